@@ -1,0 +1,47 @@
+# Every target does its own set-up: a virtual environment in .venv with the versions of constraints.txt.
+.DEFAULT_GOAL := help
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: help setup demo run test check format bench soak clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+
+setup: $(STAMP) ## create the virtual environment and install the pinned packages
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --upgrade -c constraints.txt pip
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[embedded]' --group test --group lint
+	@touch $@
+
+demo: $(STAMP) ## a voice goes in, its artifact comes out: the whole way, on this machine, then everything stops
+	@$(BIN)/python -m services.embedded demo
+
+run: $(STAMP) ## keep the embedded registry running (HOST, PORT, DATA, PROFILES, WEIGHTS)
+	@exec $(BIN)/python -m services.embedded run
+
+test: $(STAMP) ## run the whole test suite
+	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+check: $(STAMP) ## lint, types, import contracts
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+format: $(STAMP) ## let ruff rewrite what it can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(STAMP) ## run the benchmarks (results: benchmarks/README.md)
+	$(BIN)/python -m benchmarks
+
+soak: $(STAMP) ## run the fault simulation over many seeds (SEEDS=1000)
+	SIMULATION_SEEDS=$(or $(SEEDS),1000) $(BIN)/python -m pytest -q tests/integration/test_simulation.py
+
+clean: ## remove what set-up and the tools left (not your data)
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info

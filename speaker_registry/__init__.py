@@ -1,0 +1,1 @@
+"""Speaker registry: the SDK and the wire contract."""

@@ -1,0 +1,239 @@
+"""Every error of the registry, on both sides of the wire. Knows no HTTP: `services.registry_api.problems` maps these
+classes to status codes, and the SDK raises the same class again from the `code` it reads.
+
+SpeakerRegistryError
+├── InvalidRequest                 the request is malformed; the message names the value and what is accepted
+│   ├── InvalidVoiceName
+│   ├── InvalidReference           `name@ref`, a version number or an alias that cannot be one
+│   ├── InvalidAudio               the clip cannot serve as reference audio
+│   │   ├── UnsupportedAudio       not one of the containers and codecs we read
+│   │   ├── AudioTooShort
+│   │   ├── AudioTooLong
+│   │   └── AudioTruncated
+│   ├── InvalidEmbedding
+│   │   └── EmbeddingWidthMismatch
+│   ├── InvalidArtifact            a safetensors file that is not what its profile says
+│   │   └── DigestMismatch
+│   ├── PayloadTooLarge
+│   ├── CacheUnsupported           nothing can be extracted from this voice for this profile
+│   └── IdempotencyKeyReused
+├── NotFound
+│   ├── VoiceNotFound
+│   ├── VersionNotFound
+│   ├── AliasNotFound
+│   ├── ProfileUnknown
+│   ├── JobNotFound
+│   └── ArtifactNotFound
+├── Conflict
+│   ├── VoiceExists                the registration policy is `immutable`
+│   ├── VoiceDeleted               deleted while we were writing
+│   ├── ArtifactFailed
+│   ├── ArtifactNotReady
+│   ├── ArtifactStale
+│   ├── IdempotencyInProgress
+│   └── PreconditionFailed
+├── QuotaExceeded
+├── Unavailable                    passing: try again after `retry_after_seconds`
+└── WorkerError                    raised while extracting; ends up in a job's `error`
+    ├── WeightsMissing
+    ├── WeightsInvalid
+    ├── ExtractorFailed
+    ├── ExtractorOutOfMemory
+    └── LeaseExpired
+"""
+
+from collections.abc import Iterator
+
+
+class SpeakerRegistryError(Exception):
+    """Base of all our errors.
+
+    Args:
+        message: what was wrong, with the value, and what is accepted. Shown to callers: never a path, a secret or a transcript.
+        param: the request field it is about, if one.
+        retry_after_seconds: when trying again makes sense; None where it does not.
+    """
+
+    code = "internal_error"
+    """Stable on the wire. Never changes."""
+
+    retryable = False
+    """Whether the same request may succeed later without being changed."""
+
+    def __init__(
+        self, message: str = "", *, param: str | None = None, retry_after_seconds: float | None = None
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.retry_after_seconds = retry_after_seconds
+        self.request_id: str | None = None
+        """Set by the SDK from the server's answer."""
+
+
+class InvalidRequest(SpeakerRegistryError):
+    code = "invalid_request"
+
+
+class InvalidVoiceName(InvalidRequest):
+    code = "invalid_voice_name"
+
+
+class InvalidReference(InvalidRequest):
+    code = "invalid_reference"
+
+
+class InvalidAudio(InvalidRequest):
+    code = "invalid_audio"
+
+
+class UnsupportedAudio(InvalidAudio):
+    code = "unsupported_audio"
+
+
+class AudioTooShort(InvalidAudio):
+    code = "audio_too_short"
+
+
+class AudioTooLong(InvalidAudio):
+    code = "audio_too_long"
+
+
+class AudioTruncated(InvalidAudio):
+    code = "audio_truncated"
+
+
+class InvalidEmbedding(InvalidRequest):
+    code = "invalid_embedding"
+
+
+class EmbeddingWidthMismatch(InvalidEmbedding):
+    code = "embedding_dim_mismatch"
+
+
+class InvalidArtifact(InvalidRequest):
+    code = "artifact_schema"
+
+
+class DigestMismatch(InvalidArtifact):
+    code = "digest_mismatch"
+
+
+class PayloadTooLarge(InvalidRequest):
+    code = "payload_too_large"
+
+
+class CacheUnsupported(InvalidRequest):
+    code = "cache_unsupported"
+
+
+class IdempotencyKeyReused(InvalidRequest):
+    code = "idempotency_key_reused"
+
+
+class NotFound(SpeakerRegistryError):
+    code = "not_found"
+
+
+class VoiceNotFound(NotFound):
+    code = "voice_not_found"
+
+
+class VersionNotFound(NotFound):
+    code = "version_not_found"
+
+
+class AliasNotFound(NotFound):
+    code = "alias_not_found"
+
+
+class ProfileUnknown(NotFound):
+    code = "profile_unknown"
+
+
+class JobNotFound(NotFound):
+    code = "job_not_found"
+
+
+class ArtifactNotFound(NotFound):
+    code = "artifact_not_found"
+
+
+class Conflict(SpeakerRegistryError):
+    code = "conflict"
+
+
+class VoiceExists(Conflict):
+    code = "voice_exists"
+
+
+class VoiceDeleted(Conflict):
+    code = "voice_deleted"
+
+
+class ArtifactFailed(Conflict):
+    code = "artifact_failed"
+
+
+class ArtifactNotReady(Conflict):
+    code = "artifact_not_ready"
+    retryable = True
+
+
+class ArtifactStale(Conflict):
+    code = "artifact_stale"
+
+
+class IdempotencyInProgress(Conflict):
+    code = "idempotency_in_progress"
+    retryable = True
+
+
+class PreconditionFailed(Conflict):
+    code = "precondition_failed"
+
+
+class QuotaExceeded(SpeakerRegistryError):
+    code = "quota_exceeded"
+
+
+class Unavailable(SpeakerRegistryError):
+    code = "unavailable"
+    retryable = True
+
+
+class WorkerError(SpeakerRegistryError):
+    code = "worker_error"
+
+
+class WeightsMissing(WorkerError):
+    code = "weights_missing"
+
+
+class WeightsInvalid(WorkerError):
+    code = "weights_invalid"
+
+
+class ExtractorFailed(WorkerError):
+    code = "extractor_error"
+    retryable = True
+
+
+class ExtractorOutOfMemory(WorkerError):
+    code = "extractor_oom"
+    retryable = True
+
+
+class LeaseExpired(WorkerError):
+    code = "lease_expired"
+    retryable = True
+
+
+def _tree(root: type[SpeakerRegistryError]) -> Iterator[type[SpeakerRegistryError]]:
+    yield root
+    for child in root.__subclasses__():
+        yield from _tree(child)
+
+
+BY_CODE: dict[str, type[SpeakerRegistryError]] = {cls.code: cls for cls in _tree(SpeakerRegistryError)}
+"""Code on the wire -> class."""
