@@ -1,0 +1,245 @@
+"""The artifact file: named tensors and one manifest in a safetensors file whose bytes are reproducible.
+
+safetensors writes metadata in random order, so all of ours goes into *one* header key, `manifest`, as canonical JSON:
+the same tensors and manifest give the same bytes. Knows no network, no storage and no encoder.
+"""
+
+import hashlib
+import json
+import re
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+import safetensors.numpy
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from safetensors import SafetensorError
+
+from speaker_registry.errors import InvalidArtifact
+
+MAX_HEADER_BYTES = 64 * 1024
+MAX_TENSORS = 256
+_TENSOR_NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
+_DTYPES = {"F32": np.float32, "F64": np.float64, "F16": np.float16, "I64": np.int64, "I32": np.int32, "I16": np.int16}
+_CODES_BY_DTYPE = {np.dtype(dtype): code for code, dtype in _DTYPES.items()}
+
+
+class TensorSpec(BaseModel):
+    """What a profile promises about one tensor."""
+
+    model_config = ConfigDict(frozen=True)
+
+    dtype: str
+    """safetensors' code: F32, I32, …"""
+    shape: tuple[int | str, ...]
+    """A number is that size; `T` is the number of frames."""
+    minimum: float | None = None
+    maximum: float | None = None
+    """Inclusive range of the values."""
+    required: bool = True
+    """False for a tensor that only some versions have (codes: not for a given embedding)."""
+
+
+class TensorInfo(BaseModel):
+    """What one artifact really holds under a name."""
+
+    model_config = ConfigDict(frozen=True)
+
+    dtype: str
+    shape: tuple[int, ...]
+
+
+class Manifest(BaseModel):
+    """What an artifact says about itself. Unknown keys are kept: later writers may add facts."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    schema_version: int = 1
+    profile: str
+    model_type: str
+    fingerprint: str
+    """sha256 over everything that determines the artifact besides the clip."""
+    extractor: dict[str, Any] = Field(default_factory=dict)
+    """The facts behind the fingerprint: weights, revision, preprocessing, dtype, code."""
+    untrained: bool = False
+    """True: made with random weights, for trying out. The voice is useless."""
+    voice: str
+    version: int
+    version_id: str
+    created_at: int
+    source: str
+    """`audio` or `embedding`."""
+    audio_sha256: str | None = None
+    """Of the clip's bytes as uploaded."""
+    seconds: float | None = None
+    ref_text: str | None = None
+    consent: str | None = None
+    frame_rate: float | None = None
+    """Frames of codes a second, Hz."""
+
+
+@dataclass(frozen=True, slots=True)
+class Artifact:
+    """A whole, checked artifact. `tensors`: numpy arrays by name. `digest`: `sha256:…` of the file."""
+
+    tensors: Mapping[str, np.ndarray]
+    manifest: Manifest
+    digest: str
+    size: int
+
+    @classmethod
+    def parse(cls, data: bytes) -> Self:
+        """Read a file from anywhere.
+
+        Raises:
+            InvalidArtifact: not a whole safetensors file, a header over 64 KiB, duplicate or strange names, more than
+                256 tensors, no manifest, values that are not finite.
+        """
+        header = _read_header(data)
+        manifest = _read_manifest(header.pop("__metadata__", None))
+        if len(header) > MAX_TENSORS:
+            raise InvalidArtifact(f"the file has {len(header)} tensors, at most {MAX_TENSORS} are accepted")
+        for name in header:
+            if not _TENSOR_NAME.fullmatch(name):
+                raise InvalidArtifact(f"tensor name {name[:80]!a} is not accepted: [A-Za-z0-9._-], 1 to 128 characters")
+        try:
+            tensors = safetensors.numpy.load(data)
+        except (SafetensorError, KeyError, ValueError, TypeError) as error:
+            raise InvalidArtifact("the file is not a whole safetensors file") from error
+        _check_finite(tensors)
+        return cls(tensors, manifest, sha256_digest(data), len(data))
+
+    @property
+    def content_digest(self) -> str:
+        """Identity of the tensors: `sha256:…` over sorted names, dtypes, shapes and bytes."""
+        return content_digest(self.tensors)
+
+    @property
+    def info(self) -> dict[str, TensorInfo]:
+        return describe(self.tensors)
+
+
+def encode(tensors: Mapping[str, np.ndarray], manifest: Manifest) -> bytes:
+    """The artifact's file. Same tensors, same manifest: same bytes."""
+    contiguous = {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}
+    return safetensors.numpy.save(contiguous, metadata={"manifest": canonical_json(manifest.model_dump(mode="json"))})
+
+
+def describe(tensors: Mapping[str, np.ndarray]) -> dict[str, TensorInfo]:
+    """Dtype code and shape of each tensor; a dtype we do not store is an `InvalidArtifact`."""
+    return {
+        name: TensorInfo(dtype=_dtype_code(name, tensor), shape=tensor.shape)
+        for name, tensor in sorted(tensors.items())
+    }
+
+
+def check_tensors(
+    tensors: Mapping[str, np.ndarray],
+    specs: Mapping[str, TensorSpec],
+    *,
+    seconds: float | None = None,
+    frame_rate: float | None = None,
+) -> None:
+    """Hold tensors against a profile: names, dtypes, shapes, ranges, finite values, frames against the clip's length.
+
+    Args:
+        seconds: length of the clip; with `frame_rate` (Hz) the `T` of each shape must be within one frame of it.
+
+    Raises:
+        InvalidArtifact: naming the tensor, what it is and what the profile says.
+    """
+    if unknown := sorted(tensors.keys() - specs.keys()):
+        raise InvalidArtifact(f"unexpected tensors {unknown}; the profile has {sorted(specs)}")
+    if missing := sorted(name for name, spec in specs.items() if spec.required and name not in tensors):
+        raise InvalidArtifact(f"missing tensors {missing}; the file has {sorted(tensors)}")
+    frames = round(seconds * frame_rate, 6) if seconds is not None and frame_rate is not None else None
+    for name, tensor in tensors.items():
+        _check_tensor(name, tensor, specs[name], frames)
+    _check_finite(tensors)
+
+
+def _check_tensor(name: str, tensor: np.ndarray, spec: TensorSpec, frames: float | None) -> None:
+    dtype = _dtype_code(name, tensor)
+    if dtype != spec.dtype:
+        raise InvalidArtifact(f"tensor '{name}' is {dtype}, the profile says {spec.dtype}")
+    sizes = tensor.shape
+    if len(sizes) != len(spec.shape) or any(
+        wanted != size if isinstance(wanted, int) else size < 1 for size, wanted in zip(sizes, spec.shape, strict=True)
+    ):
+        raise InvalidArtifact(f"tensor '{name}' has shape {list(sizes)}, the profile says {list(spec.shape)}")
+    if frames is not None and "T" in spec.shape and abs(sizes[spec.shape.index("T")] - frames) > 1:
+        raise InvalidArtifact(f"tensor '{name}' has {sizes[spec.shape.index('T')]} frames, the clip has {frames:.1f}")
+    low, high = float(tensor.min()), float(tensor.max())
+    if (spec.minimum is not None and low < spec.minimum) or (spec.maximum is not None and high > spec.maximum):
+        raise InvalidArtifact(
+            f"tensor '{name}' has values from {low:g} to {high:g}, the profile says {spec.minimum} to {spec.maximum}"
+        )
+
+
+def _check_finite(tensors: Mapping[str, np.ndarray]) -> None:
+    for name, tensor in tensors.items():
+        if not np.isfinite(tensor).all():
+            raise InvalidArtifact(f"tensor '{name}' has values that are not finite")
+
+
+def _dtype_code(name: str, tensor: np.ndarray) -> str:
+    try:
+        return _CODES_BY_DTYPE[tensor.dtype]
+    except KeyError:
+        raise InvalidArtifact(f"tensor '{name}' is {tensor.dtype}, accepted: {sorted(_DTYPES)}") from None
+
+
+def _read_header(data: bytes) -> dict[str, Any]:
+    """The header as it stands, checked before any library allocates by it."""
+    if len(data) < 8:
+        raise InvalidArtifact(f"the file has {len(data)} bytes and is no safetensors file")
+    (length,) = struct.unpack("<Q", data[:8])
+    if length > MAX_HEADER_BYTES or length > len(data) - 8:
+        raise InvalidArtifact(
+            f"the safetensors header declares {length} bytes; the file has {len(data)}, accepted are {MAX_HEADER_BYTES}"
+        )
+    try:
+        header = json.loads(data[8 : 8 + length], object_pairs_hook=_without_duplicates)
+    except (ValueError, RecursionError) as error:
+        raise InvalidArtifact("the safetensors header is not JSON without duplicate keys") from error
+    if not isinstance(header, dict):
+        raise InvalidArtifact("the safetensors header is not a JSON object")
+    return header
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        raise ValueError("duplicate key")
+    return result
+
+
+def _read_manifest(metadata: Any) -> Manifest:
+    if not isinstance(metadata, dict) or not isinstance(metadata.get("manifest"), str):
+        raise InvalidArtifact("the file has no manifest in its safetensors header")
+    try:
+        return Manifest.model_validate_json(metadata["manifest"])
+    except ValidationError as error:
+        places = sorted({".".join(map(str, fault["loc"])) for fault in error.errors()})
+        raise InvalidArtifact(f"the manifest is not valid: {', '.join(places)}") from error
+
+
+def canonical_json(value: object) -> str:
+    """Sorted keys, no blanks, UTF-8, no NaN: one text per value."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+def sha256_digest(data: bytes) -> str:
+    """`sha256:<hex>`, the form of every digest on the wire."""
+    return "sha256:" + hashlib.sha256(data).hexdigest()
+
+
+def content_digest(tensors: Mapping[str, np.ndarray]) -> str:
+    """`sha256:…` over sorted names, dtypes, shapes and bytes."""
+    digest = hashlib.sha256()
+    for name, info in describe(tensors).items():
+        digest.update(canonical_json([name, info.dtype, list(info.shape)]).encode())
+        digest.update(np.ascontiguousarray(tensors[name]).data)
+    return "sha256:" + digest.hexdigest()

@@ -1,0 +1,83 @@
+"""Names and references as callers write them: `alice`, `alice@3`, `alice@prod`. Parsed once, at the door.
+
+A name's identity is its *key*: NFC, trimmed, lower-cased. The rules are vLLM-Omni's, less `@` (it separates name and
+version), control characters, and anything over 128 characters.
+"""
+
+import re
+import unicodedata
+from dataclasses import dataclass
+
+from speaker_registry.errors import InvalidReference, InvalidVoiceName
+
+MAX_NAME_LENGTH = 128
+DEFAULT = "default"
+"""The alias that always exists."""
+LATEST = "latest"
+"""Computed, never set: the newest version that is complete."""
+
+_ALIAS = re.compile(r"[a-z][a-z0-9._-]{0,63}")
+_MAX_NUMBER = 2**31
+
+
+@dataclass(frozen=True, slots=True)
+class SpeakerName:
+    """A valid name as the caller typed it (trimmed, NFC), and its identity within a namespace."""
+
+    name: str
+    key: str
+
+
+def parse_speaker_name(text: str) -> SpeakerName:
+    """Accept a voice name, or raise `InvalidVoiceName` saying what is wrong with it."""
+    name = unicodedata.normalize("NFC", text).strip()
+    fault = _fault_of(name)
+    if fault:
+        raise InvalidVoiceName(
+            f"Invalid voice name {_shown(name)}: must be non-empty, no path separators or NUL; {fault}. "
+            f"Accepted: 1 to {MAX_NAME_LENGTH} characters, without '/', '\\', '@' and control characters.",
+            param="name",
+        )
+    return SpeakerName(name, name.lower())
+
+
+def _fault_of(name: str) -> str | None:
+    if not name:
+        return "it is empty"
+    if len(name) > MAX_NAME_LENGTH:
+        return f"it has {len(name)} characters"
+    if name in {".", ".."}:
+        return "it is a path"
+    for character in name:
+        if character in "/\\@" or unicodedata.category(character) in {"Cc", "Cs", "Zl", "Zp"}:
+            return f"it contains {character!a}"
+    return None
+
+
+def _shown(name: str) -> str:
+    """Printable and short: names end up in logs and terminals."""
+    shown = ascii(name) if any(unicodedata.category(c).startswith("C") for c in name) else repr(name)
+    return shown if len(shown) <= 80 else shown[:80] + "…"
+
+
+def parse_reference(text: str) -> int | str:
+    """A version number, or an alias (`default`, `latest`, `prod`, …).
+
+    Raises:
+        InvalidReference: neither a number from 1 nor `[a-z][a-z0-9._-]{0,63}`.
+    """
+    if text.isascii() and text.isdigit() and not text.startswith("0") and int(text[:12]) < _MAX_NUMBER:
+        return int(text)
+    if _ALIAS.fullmatch(text):
+        return text
+    raise InvalidReference(
+        f"Invalid version or alias {_shown(text)}. Accepted: a version number from 1, 'default', 'latest', or an "
+        "alias of 1 to 64 of the characters a-z 0-9 . _ - that starts with a letter.",
+        param="ref",
+    )
+
+
+def split_reference(text: str) -> tuple[str, int | str]:
+    """`alice@3` → (`alice`, 3); `alice` → (`alice`, `default`)."""
+    name, separator, reference = text.partition("@")
+    return name, parse_reference(reference) if separator else DEFAULT

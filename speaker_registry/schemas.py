@@ -1,0 +1,238 @@
+"""What crosses the wire as JSON. Times are Unix seconds, digests `sha256:<hex>`. *Voice* here is *speaker* everywhere else."""
+
+from typing import Any, Generic, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from speaker_registry.artifact import TensorInfo, TensorSpec
+
+ArtifactState = Literal["pending", "processing", "ready", "failed"]
+JobState = Literal["queued", "processing", "succeeded", "failed", "canceled", "superseded"]
+FINISHED_STATES: frozenset[str] = frozenset({"succeeded", "failed", "canceled", "superseded"})
+Source = Literal["audio", "embedding"]
+Mode = Literal["icl", "xvec"]
+Item = TypeVar("Item")
+
+
+class Schema(BaseModel):
+    """Base of all answers: extra keys of a newer server are ignored, values are never edited."""
+
+    model_config = ConfigDict(frozen=True)
+
+
+class ErrorBody(Schema):
+    message: str
+    type: str
+    param: str | None = None
+    code: str | int
+    """String code; on `/v1/audio/*` the HTTP status as vLLM-Omni sends it, with the string in `reason`."""
+    reason: str | None = None
+    request_id: str | None = None
+
+
+class ErrorEnvelope(Schema):
+    error: ErrorBody
+
+
+class Page(Schema, Generic[Item]):
+    """One page of a list. Ask for the next with `after=last_id`."""
+
+    object: Literal["list"] = "list"
+    data: list[Item]
+    first_id: str | None = None
+    last_id: str | None = None
+    has_more: bool = False
+
+
+class ArtifactStatus(Schema):
+    """Where one version stands with one profile."""
+
+    profile: str
+    state: ArtifactState
+    stale: bool = False
+    """A ready artifact exists, made with an older fingerprint than the profile's current one."""
+    digest: str | None = None
+    job_id: str | None = None
+    """The running job, while there is one."""
+    error: str | None = None
+    """Why it failed, or why nothing can be extracted."""
+
+
+class AudioFacts(Schema):
+    """The clip as it was uploaded."""
+
+    digest: str
+    size: int
+    """Bytes."""
+    mime_type: str
+    seconds: float
+    sample_rate: int
+    """Hz."""
+    channels: int
+
+
+class VoiceVersion(Schema):
+    object: Literal["voice.version"] = "voice.version"
+    id: str
+    voice: str
+    version: int
+    created_at: int
+    source: Source
+    audio: AudioFacts | None = None
+    embedding_dim: int | None = None
+    ref_text: str | None = None
+    consent: str
+    description: str | None = None
+    artifacts: list[ArtifactStatus]
+    state: ArtifactState
+    """The worst over the required profiles: failed, processing, pending, ready."""
+
+
+class Voice(Schema):
+    """A voice and the version that its name stands for now (alias `default`)."""
+
+    object: Literal["voice"] = "voice"
+    id: str
+    name: str
+    """As typed."""
+    key: str
+    """Its identity: NFC, trimmed, lower-cased."""
+    created_at: int
+    """Of the default version."""
+    version: int
+    """Of the default version."""
+    latest: int
+    """The newest version, ready or not."""
+    versions: int
+    """How many there are."""
+    aliases: dict[str, int]
+    state: ArtifactState
+    """Of the default version."""
+    artifacts: list[ArtifactStatus]
+    """Of the default version."""
+
+
+class ArtifactDescriptor(Schema):
+    """All an engine needs to decide whether and what to fetch, in one read."""
+
+    object: Literal["voice.artifact"] = "voice.artifact"
+    voice: str
+    voice_id: str
+    version: int
+    version_id: str
+    created_at: int
+    profile: str
+    model_type: str
+    mode: Mode | None = None
+    state: ArtifactState
+    stale: bool = False
+    digest: str | None = None
+    content_digest: str | None = None
+    size: int | None = None
+    tensors: dict[str, TensorInfo] = Field(default_factory=dict)
+    ref_text: str | None = None
+    audio_digest: str | None = None
+    fingerprint: str | None = None
+    extractor: dict[str, Any] = Field(default_factory=dict)
+    untrained: bool = False
+    url: str | None = None
+    """Path of the file, relative to the registry's root."""
+    job_id: str | None = None
+    error: str | None = None
+
+
+class JobError(Schema):
+    code: str
+    message: str
+    retryable: bool
+    attempt: int
+
+
+class JobProgress(Schema):
+    stage: str
+    done: int
+    total: int
+
+
+class Job(Schema):
+    object: Literal["job"] = "job"
+    id: str
+    kind: Literal["extract"] = "extract"
+    state: JobState
+    voice: str
+    version: int
+    version_id: str
+    profile: str
+    fingerprint: str | None = None
+    attempt: int
+    max_attempts: int
+    progress: JobProgress
+    queue: str
+    created_at: float
+    started_at: float | None = None
+    finished_at: float | None = None
+    worker: str | None = None
+    error: JobError | None = None
+    retry_after: float | None = None
+    """Seconds after which asking again makes sense; None once it has finished."""
+
+
+class Profile(Schema):
+    """What one engine needs, and who can make it now."""
+
+    object: Literal["profile"] = "profile"
+    id: str
+    model_type: str
+    description: str
+    required: bool
+    """Extracted for every upload."""
+    tensors: dict[str, TensorSpec]
+    sample_rate: int
+    frame_rate: float | None = None
+    ref_text_required: bool = False
+    model: str
+    licence: str
+    fingerprint: str | None = None
+    """Of the worker that announced it last; None while none ever did."""
+    extractor: dict[str, Any] = Field(default_factory=dict)
+    untrained: bool = False
+    workers: int = 0
+    """Live workers that serve it, loaded and warm."""
+
+
+class UploadedVoice(BaseModel):
+    """One entry of vLLM-Omni's `uploaded_voices`, with ours added. `ref_text` and `speaker_description` only if set."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: str
+    consent: str
+    created_at: int
+    file_size: int | None = None
+    mime_type: str | None = None
+    embedding_source: str
+    embedding_dim: int | None = None
+    id: str
+    version: int
+    cache_status: ArtifactState
+    stale: bool
+
+
+class CacheStatus(Schema):
+    """Answer of `/v1/audio/voices/{name}/cache`."""
+
+    voice: str
+    cache_status: ArtifactState
+    message: str | None = None
+    job_id: str | None = None
+    version: int | None = None
+
+
+class Deleted(Schema):
+    """Answer of `DELETE /v1/audio/voices/{name}`."""
+
+    success: Literal[True] = True
+    message: str
+    id: str
+    object: Literal["audio.voice"] = "audio.voice"
+    deleted: Literal[True] = True
