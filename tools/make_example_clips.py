@@ -1,7 +1,7 @@
 """Makes the clips in examples/clips anew, from the transcripts beside them, with two speech synthesisers.
 
 Only needed when a text or a voice changes: the clips are in the repository, and neither tests nor demo need
-a synthesiser. On Debian: `apt-get install flite espeak-ng`. Run it with the Python of the virtual environment.
+a synthesiser. On Debian: `apt-get install flite espeak-ng`; run it with the Python of .venv.
 """
 
 import subprocess
