@@ -1,6 +1,7 @@
 """The artifact file: named tensors and one manifest in a safetensors file whose bytes are reproducible.
 
-safetensors writes metadata in random order, so all of ours goes into *one* header key, `manifest`, as canonical JSON:
+safetensors writes metadata in random order, so all of ours goes into *one* header key, `manifest`, as
+canonical JSON:
 the same tensors and manifest give the same bytes. Knows no network, no storage and no encoder.
 """
 
@@ -22,7 +23,14 @@ from speaker_registry.errors import InvalidArtifact
 MAX_HEADER_BYTES = 64 * 1024
 MAX_TENSORS = 256
 _TENSOR_NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
-_DTYPES = {"F32": np.float32, "F64": np.float64, "F16": np.float16, "I64": np.int64, "I32": np.int32, "I16": np.int16}
+_DTYPES = {
+    "F32": np.float32,
+    "F64": np.float64,
+    "F16": np.float16,
+    "I64": np.int64,
+    "I32": np.int32,
+    "I16": np.int16,
+}
 _CODES_BY_DTYPE = {np.dtype(dtype): code for code, dtype in _DTYPES.items()}
 
 
@@ -94,7 +102,8 @@ class Artifact:
         """Read a file from anywhere.
 
         Raises:
-            InvalidArtifact: not a whole safetensors file, a header over 64 KiB, duplicate or strange names, more than
+            InvalidArtifact: not a whole safetensors file, a header over 64 KiB, duplicate or strange names,
+            more than
                 256 tensors, no manifest, values that are not finite.
         """
         header = _read_header(data)
@@ -103,7 +112,9 @@ class Artifact:
             raise InvalidArtifact(f"the file has {len(header)} tensors, at most {MAX_TENSORS} are accepted")
         for name in header:
             if not _TENSOR_NAME.fullmatch(name):
-                raise InvalidArtifact(f"tensor name {name[:80]!a} is not accepted: [A-Za-z0-9._-], 1 to 128 characters")
+                raise InvalidArtifact(
+                    f"tensor name {name[:80]!a} is not accepted: [A-Za-z0-9._-], 1 to 128 characters"
+                )
         try:
             tensors = safetensors.numpy.load(data)
         except (SafetensorError, KeyError, ValueError, TypeError) as error:
@@ -124,7 +135,9 @@ class Artifact:
 def encode(tensors: Mapping[str, np.ndarray], manifest: Manifest) -> bytes:
     """The artifact's file. Same tensors, same manifest: same bytes."""
     contiguous = {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}
-    return safetensors.numpy.save(contiguous, metadata={"manifest": canonical_json(manifest.model_dump(mode="json"))})
+    return safetensors.numpy.save(
+        contiguous, metadata={"manifest": canonical_json(manifest.model_dump(mode="json"))}
+    )
 
 
 def describe(tensors: Mapping[str, np.ndarray]) -> dict[str, TensorInfo]:
@@ -142,10 +155,12 @@ def check_tensors(
     seconds: float | None = None,
     frame_rate: float | None = None,
 ) -> None:
-    """Hold tensors against a profile: names, dtypes, shapes, ranges, finite values, frames against the clip's length.
+    """Hold tensors against a profile: names, dtypes, shapes, ranges, finite values, frames against the
+    clip's length.
 
     Args:
-        seconds: length of the clip; with `frame_rate` (Hz) the `T` of each shape must be within one frame of it.
+        seconds: length of the clip; with `frame_rate` (Hz) the `T` of each shape must be within one frame of
+        it.
 
     Raises:
         InvalidArtifact: naming the tensor, what it is and what the profile says.
@@ -166,15 +181,21 @@ def _check_tensor(name: str, tensor: np.ndarray, spec: TensorSpec, frames: float
         raise InvalidArtifact(f"tensor '{name}' is {dtype}, the profile says {spec.dtype}")
     sizes = tensor.shape
     if len(sizes) != len(spec.shape) or any(
-        wanted != size if isinstance(wanted, int) else size < 1 for size, wanted in zip(sizes, spec.shape, strict=True)
+        wanted != size if isinstance(wanted, int) else size < 1
+        for size, wanted in zip(sizes, spec.shape, strict=True)
     ):
         raise InvalidArtifact(f"tensor '{name}' has shape {list(sizes)}, the profile says {list(spec.shape)}")
     if frames is not None and "T" in spec.shape and abs(sizes[spec.shape.index("T")] - frames) > 1:
-        raise InvalidArtifact(f"tensor '{name}' has {sizes[spec.shape.index('T')]} frames, the clip has {frames:.1f}")
-    low, high = float(tensor.min()), float(tensor.max())
-    if (spec.minimum is not None and low < spec.minimum) or (spec.maximum is not None and high > spec.maximum):
         raise InvalidArtifact(
-            f"tensor '{name}' has values from {low:g} to {high:g}, the profile says {spec.minimum} to {spec.maximum}"
+            f"tensor '{name}' has {sizes[spec.shape.index('T')]} frames, the clip has {frames:.1f}"
+        )
+    low, high = float(tensor.min()), float(tensor.max())
+    if (spec.minimum is not None and low < spec.minimum) or (
+        spec.maximum is not None and high > spec.maximum
+    ):
+        raise InvalidArtifact(
+            f"tensor '{name}' has values from {low:g} to {high:g}, "
+            f"the profile says {spec.minimum} to {spec.maximum}"
         )
 
 
@@ -198,7 +219,8 @@ def _read_header(data: bytes) -> dict[str, Any]:
     (length,) = struct.unpack("<Q", data[:8])
     if length > MAX_HEADER_BYTES or length > len(data) - 8:
         raise InvalidArtifact(
-            f"the safetensors header declares {length} bytes; the file has {len(data)}, accepted are {MAX_HEADER_BYTES}"
+            f"the safetensors header declares {length} bytes; "
+            f"the file has {len(data)}, accepted are {MAX_HEADER_BYTES}"
         )
     try:
         header = json.loads(data[8 : 8 + length], object_pairs_hook=_without_duplicates)

@@ -1,4 +1,5 @@
-"""Every error of the registry, on both sides of the wire. Knows no HTTP: `services.registry_api.problems` maps these
+"""Every error of the registry, on both sides of the wire. Knows no HTTP: `services.registry_api.problems`
+maps these
 classes to status codes, and the SDK raises the same class again from the `code` it reads.
 
 SpeakerRegistryError
@@ -49,7 +50,8 @@ class SpeakerRegistryError(Exception):
     """Base of all our errors.
 
     Args:
-        message: what was wrong, with the value, and what is accepted. Shown to callers: never a path, a secret or a transcript.
+        message: what was wrong, with the value, and what is accepted. Shown to callers: never a path, a
+        secret or a transcript.
         param: the request field it is about, if one.
         retry_after_seconds: when trying again makes sense; None where it does not.
     """

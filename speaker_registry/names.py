@@ -1,6 +1,7 @@
 """Names and references as callers write them: `alice`, `alice@3`, `alice@prod`. Parsed once, at the door.
 
-A name's identity is its *key*: NFC, trimmed, lower-cased. The rules are vLLM-Omni's, less `@` (it separates name and
+A name's identity is its *key*: NFC, trimmed, lower-cased. The rules are vLLM-Omni's, less `@` (it separates
+name and
 version), control characters, and anything over 128 characters.
 """
 
@@ -71,8 +72,8 @@ def parse_reference(text: str) -> int | str:
     if _ALIAS.fullmatch(text):
         return text
     raise InvalidReference(
-        f"Invalid version or alias {_shown(text)}. Accepted: a version number from 1, 'default', 'latest', or an "
-        "alias of 1 to 64 of the characters a-z 0-9 . _ - that starts with a letter.",
+        f"Invalid version or alias {_shown(text)}. Accepted: a version number from 1, 'default', 'latest' or "
+        "an alias of 1 to 64 of the characters a-z 0-9 . _ - that starts with a letter.",
         param="ref",
     )
 

@@ -1,4 +1,6 @@
-"""What crosses the wire as JSON. Times are Unix seconds, digests `sha256:<hex>`. *Voice* here is *speaker* everywhere else."""
+"""What crosses the wire as JSON. Times are Unix seconds, digests `sha256:<hex>`. *Voice* here is *speaker*
+everywhere else.
+"""
 
 from typing import Any, Generic, Literal, TypeVar
 
@@ -201,7 +203,9 @@ class Profile(Schema):
 
 
 class UploadedVoice(BaseModel):
-    """One entry of vLLM-Omni's `uploaded_voices`, with ours added. `ref_text` and `speaker_description` only if set."""
+    """One entry of vLLM-Omni's `uploaded_voices`, with ours added. `ref_text` and `speaker_description` only
+    if set.
+    """
 
     model_config = ConfigDict(extra="allow")
 

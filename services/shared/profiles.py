@@ -1,11 +1,14 @@
-"""The profiles we know: what each engine needs, as facts. Encoders live in the worker; this file knows no torch.
+"""The profiles we know: what each engine needs, as facts. Encoders live in the worker; this file knows no
+torch.
 
-A profile of your own comes through the entry point group `speaker_registry.profiles`: a `Profile` per entry point.
+A profile of your own comes through the entry point group `speaker_registry.profiles`: a `Profile` per entry
+point.
 """
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from importlib.metadata import entry_points
+from typing import Self
 
 from speaker_registry.artifact import TensorSpec
 from speaker_registry.errors import ProfileUnknown
@@ -13,7 +16,9 @@ from speaker_registry.errors import ProfileUnknown
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """Facts about one engine's artifact. The encoder that makes it is found under the same name in the worker."""
+    """Facts about one engine's artifact. The encoder that makes it is found under the same name in the
+    worker.
+    """
 
     name: str
     model_type: str
@@ -29,15 +34,14 @@ class Profile:
     """Repository of the weights."""
     licence: str
     """Of the weights."""
-    untrained_allowed: bool = True
-    """Whether artifacts made with random weights may be stored (they say so)."""
-    tags: frozenset[str] = field(default_factory=frozenset)
 
     @property
     def embedding_width(self) -> int | None:
         """Width of a given `speaker_embedding` this profile can take as it is, if any."""
         spec = self.tensors.get("speaker_embedding")
-        others = [other for name, other in self.tensors.items() if name != "speaker_embedding" and other.required]
+        others = [
+            other for name, other in self.tensors.items() if name != "speaker_embedding" and other.required
+        ]
         width = spec.shape[0] if spec is not None and len(spec.shape) == 1 and not others else None
         return width if isinstance(width, int) else None
 
@@ -46,10 +50,11 @@ def _qwen3_tts(size: str, width: int) -> Profile:
     return Profile(
         name=f"qwen3-tts-{size.lower()}",
         model_type="qwen3_tts",
-        description=f"Qwen3-TTS 12Hz {size} Base: ECAPA-TDNN speaker embedding and 12.5 Hz SpeechTokenizer codes",
+        description=f"Qwen3-TTS 12Hz {size} Base: speaker embedding (ECAPA-TDNN) and codes (SpeechTokenizer)",
         tensors={
             "speaker_embedding": TensorSpec(dtype="F32", shape=(width,)),
-            # Not required: a voice registered with a ready embedding has none, and serves x-vector cloning only.
+            # Not required: a voice registered with a ready embedding has none, and serves x-vector cloning
+            # only.
             "ref_code": TensorSpec(dtype="I32", shape=("T", 16), minimum=0, maximum=2047, required=False),
         },
         sample_rate=24_000,
@@ -74,7 +79,7 @@ class ProfileCatalogue:
             self.get(name)
 
     @classmethod
-    def load(cls, required: Iterable[str]) -> "ProfileCatalogue":
+    def load(cls, required: Iterable[str]) -> Self:
         """Built-in profiles and those that installed packages bring."""
         third_party = [entry.load() for entry in entry_points(group="speaker_registry.profiles")]
         return cls([*BUILT_IN.values(), *third_party], required)
@@ -88,10 +93,11 @@ class ProfileCatalogue:
                 f"Unknown profile {name[:80]!a}. Known: {', '.join(sorted(self._by_name))}.", param="profile"
             ) from None
 
-    def is_required(self, name: str) -> bool:
-        return name in self.required
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(self._by_name)
 
-    def __iter__(self) -> "Iterable[Profile]":
+    def __iter__(self) -> Iterator[Profile]:
         return iter(sorted(self._by_name.values(), key=lambda profile: profile.name))
 
     def taking_embeddings_of(self, width: int) -> list[Profile]:

@@ -1,0 +1,150 @@
+"""Which fingerprint each profile has now: what the workers announced, last one first.
+
+A fingerprint is a fact in the bucket like everything else. Redis holds a copy, and which workers are alive.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+from pydantic import Field
+
+from services.shared.clock import Clock
+from services.shared.domain import Record
+from services.shared.index import GateClosed, SpeakerIndex
+from services.shared.redis_access import unavailable_without_redis
+from services.shared.store import Store
+from speaker_registry.errors import Unavailable
+
+log = structlog.get_logger()
+
+_PROFILES = "sr:profiles"
+_ALIVE_SECONDS = 20
+_REMEMBERED_SECONDS = 1.0
+
+
+class Announcement(Record):
+    """What a worker said of a profile it has loaded: the JSON of the fact."""
+
+    profile: str
+    seq: int
+    uid: str
+    fingerprint: str
+    extractor: dict[str, Any] = Field(default_factory=dict)
+    untrained: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Remembered:
+    announcement: Announcement | None
+    until: float
+
+
+class Announcements:
+    """Reads and writes them. A read costs a round trip at most once a second per profile."""
+
+    def __init__(
+        self,
+        store: Store,
+        index: SpeakerIndex,
+        clock: Clock,
+        *,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._store = store
+        self._index = index
+        self._clock = clock
+        self._monotonic = monotonic
+        self._remembered: dict[str, _Remembered] = {}  # bounded: only catalogue names get here
+
+    def announce(
+        self, profile: str, fingerprint: str, extractor: Mapping[str, Any], *, untrained: bool
+    ) -> bool:
+        """Make this the profile's fingerprint. Returns whether that changed anything."""
+        current = self._newest_fact(profile)
+        changed = current is None or current.fingerprint != fingerprint
+        if changed:
+            current = Announcement(
+                profile=profile,
+                seq=current.seq + 1 if current else 1,
+                uid=self._clock.new_id(),
+                fingerprint=fingerprint,
+                extractor=dict(extractor),
+                untrained=untrained,
+            )
+            self._store.put(
+                f"{_prefix(profile)}{current.seq:012d}.{current.uid}.json", current.to_json().encode()
+            )
+        assert current is not None
+        self._publish(current)
+        return changed
+
+    def current(self, profile: str) -> Announcement | None:
+        """The profile's fingerprint; None if no worker ever announced one."""
+        remembered = self._remembered.get(profile)
+        if remembered is None or remembered.until < self._monotonic():
+            until = self._monotonic() + _REMEMBERED_SECONDS
+            remembered = self._remembered[profile] = _Remembered(self._look_up(profile), until)
+        return remembered.announcement
+
+    def forget(self) -> None:
+        """Before a rebuild: the copies may be older than the facts."""
+        with unavailable_without_redis():
+            self._index.ungated.delete(_PROFILES)
+        self._remembered.clear()
+
+    def beat(self, worker: str, profiles: Mapping[str, str]) -> None:
+        """A worker says that it is alive and serves these profiles (name -> fingerprint)."""
+        with unavailable_without_redis():
+            pipeline = self._index.ungated.pipeline(transaction=False)
+            for profile in profiles:
+                pipeline.zadd(_workers_key(profile), {worker: self._clock.now()})
+                pipeline.zremrangebyscore(_workers_key(profile), "-inf", self._clock.now() - 600)
+            pipeline.execute()
+
+    def leave(self, worker: str, profiles: Mapping[str, str]) -> None:
+        """A worker stops serving."""
+        with unavailable_without_redis():
+            for profile in profiles:
+                self._index.ungated.zrem(_workers_key(profile), worker)
+
+    def workers(self, profile: str) -> int:
+        """Live workers that serve a profile."""
+        with unavailable_without_redis():
+            return int(
+                self._index.ungated.zcount(_workers_key(profile), self._clock.now() - _ALIVE_SECONDS, "+inf")
+            )
+
+    def _look_up(self, profile: str) -> Announcement | None:
+        try:
+            with unavailable_without_redis():
+                text = self._index.redis.hget(_PROFILES, profile)
+        except (GateClosed, Unavailable):
+            return self._newest_fact(profile)
+        if text is not None:
+            return Announcement.model_validate_json(text)
+        announcement = self._newest_fact(profile)
+        if announcement is not None:
+            self._publish(announcement)
+        return announcement
+
+    def _newest_fact(self, profile: str) -> Announcement | None:
+        keys = [stored.key for stored in self._store.list(_prefix(profile)).objects]
+        if not keys:
+            return None
+        return Announcement.model_validate_json(self._store.get(max(keys)))
+
+    def _publish(self, announcement: Announcement) -> None:
+        self._remembered.pop(announcement.profile, None)
+        with unavailable_without_redis():
+            self._index.ungated.hset(_PROFILES, announcement.profile, announcement.to_json())
+
+
+def _prefix(profile: str) -> str:
+    return f"_profiles/{profile}/"
+
+
+def _workers_key(profile: str) -> str:
+    return f"sr:workers:{profile}"

@@ -1,0 +1,346 @@
+"""What a speaker is: values, and the rules that turn facts into them. Pure: no clock, no bucket, no Redis.
+
+A *fact* is an immutable object in the bucket that says something happened. `fold` reads the facts of one
+speaker in any
+order, duplicates included, and tells what is true. The Redis scripts are the second reading of the same rules
+(`speakers.lua`); a property test holds the two equal.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from speaker_registry.artifact import TensorInfo, canonical_json, sha256_digest
+from speaker_registry.errors import AliasNotFound, VersionNotFound
+from speaker_registry.names import DEFAULT, LATEST
+
+Source = Literal["audio", "embedding"]
+
+
+class Record(BaseModel):
+    """Base of what is stored as JSON. An unknown key is a newer writer's: kept out, never an error."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    def to_json(self) -> str:
+        return canonical_json(self.model_dump(mode="json"))
+
+
+class ArtifactRecord(Record):
+    """One stored artifact: the JSON of an artifact fact."""
+
+    profile: str
+    fingerprint: str
+    build: int = 1
+    """Counts forced rebuilds of the same (version, profile, fingerprint); the highest is served."""
+    attempt: str
+    """Unique per try to make it: part of the blob's key."""
+    digest: str
+    """`sha256:…` of the file."""
+    content_digest: str
+    size: int
+    tensors: dict[str, TensorInfo]
+    extractor: dict[str, Any] = Field(default_factory=dict)
+    untrained: bool = False
+    seconds_spent: float = 0.0
+
+    @property
+    def winner(self) -> str:
+        """What the index stores as the one that counts."""
+        return f"{self.attempt}.{self.digest.removeprefix('sha256:')}"
+
+
+class FailureRecord(Record):
+    """Why the extraction of (version, profile, fingerprint) was given up: the JSON of a failure fact."""
+
+    profile: str
+    fingerprint: str
+    build: int = 1
+    attempt: str
+    code: str
+    message: str
+    attempts: int
+
+
+class ClipRecord(Record):
+    """The uploaded clip."""
+
+    sha256: str
+    size: int
+    mime_type: str
+    seconds: float
+    sample_rate: int
+    channels: int
+    rendition_sha256: str
+    """Of the decoded mono rendition, which is what extractors read."""
+
+
+class VersionRecord(Record):
+    """One source of a speaker: the JSON of a version fact. Never edited."""
+
+    vuid: str
+    number: int
+    created_at: int
+    name: str
+    source: Source
+    consent: str
+    ref_text: str | None = None
+    description: str | None = None
+    clip: ClipRecord | None = None
+    embedding_width: int | None = None
+    given: tuple[ArtifactRecord, ...] = ()
+    """Artifacts that came with the registration (a ready embedding): committed by the version fact itself."""
+    idempotency: str | None = None
+    """Hash of the request's Idempotency-Key."""
+    request: str | None = None
+    """Hash of what was asked for: the same again is the same version."""
+
+
+@dataclass(frozen=True, slots=True)
+class VersionFact:
+    seq: int
+    record: VersionRecord
+
+
+@dataclass(frozen=True, slots=True)
+class TombstoneFact:
+    """Every version with a smaller or equal seq is dead. Carries the marks that must survive an erasure."""
+
+    seq: int
+    number: int
+    created_at: int
+
+
+@dataclass(frozen=True, slots=True)
+class AliasFact:
+    seq: int
+    alias: str
+    vuid: str
+    uid: str
+
+
+@dataclass(frozen=True, slots=True)
+class ArtifactFact:
+    vuid: str
+    akey: str
+    landed_at: datetime
+    """When the store says it was written."""
+    record: ArtifactRecord
+
+
+@dataclass(frozen=True, slots=True)
+class FailureFact:
+    vuid: str
+    akey: str
+    record: FailureRecord
+
+
+Fact = VersionFact | TombstoneFact | AliasFact | ArtifactFact | FailureFact
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeakerVersion:
+    """A live version and what has been made from it."""
+
+    seq: int
+    record: VersionRecord
+    artifacts: Mapping[str, ArtifactRecord] = field(default_factory=dict)
+    """akey -> the one that counts."""
+    failures: Mapping[str, FailureRecord] = field(default_factory=dict)
+    """akey -> why it was given up; without effect once there is an artifact."""
+
+    @property
+    def vuid(self) -> str:
+        return self.record.vuid
+
+    @property
+    def number(self) -> int:
+        return self.record.number
+
+    @property
+    def extractable(self) -> bool:
+        """Whether there is a clip to extract anything from."""
+        return self.record.clip is not None
+
+    def artifact(self, profile: str, fingerprint: str | None = None) -> ArtifactRecord | None:
+        """The artifact to serve: made with `fingerprint`, or any if that is None; the highest build of
+        those.
+        """
+        found = [
+            record
+            for record in (*self.record.given, *self.artifacts.values())
+            if record.profile == profile
+            and (fingerprint is None or record in self.record.given or record.fingerprint == fingerprint)
+        ]
+        return max(found, key=lambda record: (record.build, record.attempt), default=None)
+
+    def failure(self, profile: str, fingerprint: str | None) -> FailureRecord | None:
+        """Why there is no such artifact, if it was given up."""
+        found = [
+            record
+            for record in self.failures.values()
+            if record.profile == profile and fingerprint in {None, record.fingerprint}
+        ]
+        return max(found, key=lambda record: (record.build, record.attempt), default=None)
+
+    def next_build(self, profile: str, fingerprint: str) -> int:
+        """The build a forced extraction makes."""
+        artifact = self.artifact(profile, fingerprint)
+        return artifact.build + 1 if artifact else 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speaker:
+    """All that is true about one name. Without live versions it is only its high-water marks."""
+
+    versions: tuple[SpeakerVersion, ...] = ()
+    """Live ones, by (number, seq, vuid)."""
+    alias_facts: Mapping[str, AliasFact] = field(default_factory=dict)
+    """The last move of each alias, also where its target is dead by now."""
+    tombstone: int = 0
+    seq: int = 0
+    number: int = 0
+    created_at: int = 0
+    """High-water marks: neither is ever used again, also after a delete."""
+
+    @property
+    def live(self) -> bool:
+        return bool(self.versions)
+
+    @property
+    def aliases(self) -> Mapping[str, SpeakerVersion]:
+        """Those that point to a live version. `default` is in here only once it was moved."""
+        targets = {alias: self.by_vuid(fact.vuid) for alias, fact in self.alias_facts.items()}
+        return {alias: target for alias, target in targets.items() if target is not None}
+
+    @property
+    def default(self) -> SpeakerVersion:
+        """Where the alias `default` points; until it was first moved, the oldest version."""
+        return self.aliases.get(DEFAULT, self.versions[0])
+
+    @property
+    def newest(self) -> SpeakerVersion:
+        return self.versions[-1]
+
+    def by_vuid(self, vuid: str) -> SpeakerVersion | None:
+        return next((version for version in self.versions if version.vuid == vuid), None)
+
+    def resolve(self, reference: int | str, complete: frozenset[str] = frozenset()) -> SpeakerVersion:
+        """The version a reference stands for: a number, an alias, `default` or `latest`.
+
+        Args:
+            complete: vuids of the versions that count for `latest`; if there is none, the newest of all.
+
+        Raises:
+            VersionNotFound, AliasNotFound: never another version in its place.
+        """
+        if reference == DEFAULT:
+            return self.default
+        if reference == LATEST:
+            return next((v for v in reversed(self.versions) if v.vuid in complete), self.newest)
+        if isinstance(reference, int):
+            return self._numbered(reference)
+        aliases = self.aliases
+        if reference in aliases:
+            return aliases[reference]
+        known = ", ".join(sorted({DEFAULT, LATEST, *aliases}))
+        raise AliasNotFound(
+            f"Voice '{self.newest.record.name}' has no alias '{reference}'. It has: {known}.", param="ref"
+        )
+
+    def _numbered(self, number: int) -> SpeakerVersion:
+        for version in self.versions:
+            if version.number == number:
+                return version
+        known = ", ".join(str(version.number) for version in self.versions[-10:])
+        raise VersionNotFound(
+            f"Voice '{self.newest.record.name}' has no version {number}. It has: {known}.", param="ref"
+        )
+
+
+def fold(facts: Iterable[Fact]) -> Speaker:
+    """What the facts of one speaker say. Any order, duplicates harmless."""
+    facts = list(facts)
+    versions = {fact.record.vuid: fact for fact in facts if isinstance(fact, VersionFact)}
+    tombstones = [fact for fact in facts if isinstance(fact, TombstoneFact)]
+    tombstone = max((fact.seq for fact in tombstones), default=0)
+    artifacts = fold_artifacts(fact for fact in facts if isinstance(fact, ArtifactFact))
+    failures = _last_failures(fact for fact in facts if isinstance(fact, FailureFact))
+    live = [
+        SpeakerVersion(
+            seq=fact.seq,
+            record=fact.record,
+            artifacts=artifacts.get(vuid, {}),
+            failures=failures.get(vuid, {}),
+        )
+        for vuid, fact in versions.items()
+        if fact.seq > tombstone
+    ]
+    marks = [(fact.record.number, fact.record.created_at) for fact in versions.values()]
+    marks += [(fact.number, fact.created_at) for fact in tombstones]
+    return Speaker(
+        versions=in_order(live),
+        alias_facts=_newest_aliases(fact for fact in facts if isinstance(fact, AliasFact)),
+        tombstone=tombstone,
+        seq=max(_seqs(facts), default=0),
+        number=max((number for number, _ in marks), default=0),
+        created_at=max((created_at for _, created_at in marks), default=0),
+    )
+
+
+def in_order(versions: Iterable[SpeakerVersion]) -> tuple[SpeakerVersion, ...]:
+    """Oldest first. Equal numbers exist only after a loss of Redis: then the smaller (seq, vuid) keeps the
+    number.
+    """
+    return tuple(sorted(versions, key=lambda version: (version.number, version.seq, version.vuid)))
+
+
+def _seqs(facts: Iterable[Fact]) -> Iterable[int]:
+    return (fact.seq for fact in facts if isinstance(fact, VersionFact | TombstoneFact | AliasFact))
+
+
+def _newest_aliases(facts: Iterable[AliasFact]) -> dict[str, AliasFact]:
+    newest: dict[str, AliasFact] = {}
+    for fact in facts:
+        current = newest.get(fact.alias)
+        if current is None or (fact.seq, fact.uid) > (current.seq, current.uid):
+            newest[fact.alias] = fact
+    return newest
+
+
+def fold_artifacts(facts: Iterable[ArtifactFact]) -> dict[str, dict[str, ArtifactRecord]]:
+    """vuid -> akey -> the artifact that landed first; of two in the same second the newer attempt."""
+    best: dict[tuple[str, str], ArtifactFact] = {}
+    for fact in facts:
+        current = best.get((fact.vuid, fact.akey))
+        if current is None or _lands_before(fact, current):
+            best[fact.vuid, fact.akey] = fact
+    winners: dict[str, dict[str, ArtifactRecord]] = {}
+    for (vuid, akey), fact in best.items():
+        winners.setdefault(vuid, {})[akey] = fact.record
+    return winners
+
+
+def _lands_before(fact: ArtifactFact, other: ArtifactFact) -> bool:
+    if fact.landed_at != other.landed_at:
+        return fact.landed_at < other.landed_at
+    return fact.record.winner > other.record.winner
+
+
+def _last_failures(facts: Iterable[FailureFact]) -> dict[str, dict[str, FailureRecord]]:
+    last: dict[str, dict[str, FailureRecord]] = {}
+    for fact in facts:
+        of_version = last.setdefault(fact.vuid, {})
+        current = of_version.get(fact.akey)
+        if current is None or fact.record.attempt > current.attempt:
+            of_version[fact.akey] = fact.record
+    return last
+
+
+def artifact_key(profile: str, fingerprint: str, rendition_sha256: str, build: int) -> str:
+    """`{hash}-{build}`: what an artifact is stored under within its version. Letters, digits and `-`."""
+    digest = sha256_digest(canonical_json([profile, fingerprint, rendition_sha256]).encode())
+    return f"{digest.removeprefix('sha256:')[:32]}-{build}"

@@ -1,0 +1,277 @@
+"""Keeps the index what the facts say: rebuilds it, finishes what a crash left half done, sweeps what nobody
+can reach.
+
+Any number of processes may run this at once: everything is idempotent, and a lock in Redis only saves work.
+"""
+
+import threading
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+import structlog
+from redis.exceptions import LockError
+
+from services.shared.domain import Fact, FailureRecord, Speaker, VersionFact, artifact_key, fold
+from services.shared.facts import SpeakerId, read_facts, read_speaker, speaker_ids
+from services.shared.index import GateOpened
+from services.shared.index_reading import Flight, IndexedSpeaker
+from services.shared.jobs import KEPT_SECONDS, Jobs
+from services.shared.publication import Publisher
+from services.shared.redis_access import unavailable_without_redis
+from services.shared.registrar import Registrar
+from services.shared.settings import HousekeepingSettings
+from services.shared.status import unsupported_reason
+from services.shared.store import Listing
+from speaker_registry.errors import LeaseExpired, Unavailable
+
+log = structlog.get_logger()
+
+_SWEPT_AT = "sr:swept_at"
+_LOOK_AGAIN_SECONDS = 15.0
+
+
+class Housekeeper:
+    """Call `turn` every second or so, or let `run` do it in a thread of its own."""
+
+    def __init__(self, registrar: Registrar, settings: HousekeepingSettings) -> None:
+        self._registrar = registrar
+        self._store = registrar.store
+        self._index = registrar.index
+        self._clock = registrar.clock
+        self._publisher = Publisher(registrar)
+        self._settings = settings
+
+    def run(self, stop: threading.Event) -> None:
+        """Until `stop` is set. Trouble is logged and tried again: there is nobody to tell."""
+        while not stop.is_set():
+            try:
+                self.turn()
+            except Unavailable as error:
+                log.warning("housekeeping.put_off", error=str(error))
+            except Exception:
+                log.exception("housekeeping.failed")
+            stop.wait(self._settings.turn_seconds)
+
+    def turn(self) -> None:
+        """Rebuild if the gate is closed, else look after the speakers that are due, and once a day after
+        all.
+        """
+        if not self._index.gate_open():
+            with self._only_one("rebuild"):
+                self.rebuild()
+            return
+        for speaker_id, seen in self._index.due(self._settings.speakers_per_turn):
+            self._index.look_again(speaker_id, self.settle(speaker_id), seen=seen)
+        if self._sweep_is_due():
+            with self._only_one("sweep"):
+                self.sweep()
+
+    @contextmanager
+    def _only_one(self, what: str) -> Iterator[None]:
+        """Skip the work if somebody else is at it. Losing the lock half-way is harmless."""
+        lock = self._index.ungated.lock(f"sr:lock:{what}", timeout=300, blocking=False)
+        with unavailable_without_redis():
+            if not lock.acquire():
+                raise Unavailable(f"Another process is at the {what}.", retry_after_seconds=1)
+        try:
+            yield
+        finally:
+            try:
+                with unavailable_without_redis():
+                    lock.release()
+            except (LockError, Unavailable):
+                log.info("housekeeping.lock_lost", what=what)
+
+    # -- rebuild
+
+    def rebuild(self) -> int:
+        """Build the index from the bucket and open the gate. Returns the number of speakers."""
+        stamp = self._index.server_stamp()
+        if self._index.gate_open():
+            return 0
+        self._registrar.announcements.forget()
+        known = set(speaker_ids(self._store))
+        try:
+            self._index.forget_all_but(known)
+            with ThreadPoolExecutor(self._settings.rebuild_threads) as pool:
+                list(pool.map(self._rebuild_one, known))
+                # What landed since the first listing.
+                list(pool.map(self._catch_up, speaker_ids(self._store)))
+        except GateOpened:
+            return 0  # somebody else was faster
+        self._index.open_gate(stamp)
+        log.info("index.rebuilt", speakers=len(known))
+        return len(known)
+
+    def _rebuild_one(self, speaker_id: SpeakerId) -> None:
+        self._index.apply(speaker_id, read_speaker(self._store, speaker_id), rebuilding=True, reset=True)
+
+    def _catch_up(self, speaker_id: SpeakerId) -> None:
+        self._index.apply(speaker_id, read_speaker(self._store, speaker_id), rebuilding=True)
+
+    # -- one speaker
+
+    def settle(self, speaker_id: SpeakerId) -> float | None:
+        """Apply facts whose script call was lost, see to missing artifacts and lost jobs, promote.
+
+        Returns when to look again, in seconds; None: all is settled.
+        """
+        self._index.apply(speaker_id, read_speaker(self._store, speaker_id))
+        for flight in self._index.load(speaker_id).flights:
+            self._check_flight(speaker_id, self._index.load(speaker_id), flight)
+        self._extract_missing(speaker_id, self._index.load(speaker_id))
+        self._registrar.promote(speaker_id)
+        return _LOOK_AGAIN_SECONDS if self._index.load(speaker_id).flights else None
+
+    def _extract_missing(self, speaker_id: SpeakerId, indexed: IndexedSpeaker) -> None:
+        for version in indexed.speaker.versions:
+            for name in self._registrar.wanted(version):
+                standing = self._registrar.standing(indexed, version, name)
+                if standing.state == "pending" and standing.job_id is None:
+                    log.info("extraction.resumed", speaker=str(speaker_id), vuid=version.vuid, profile=name)
+                    self._registrar.claim(speaker_id, version, standing.profile)
+
+    def _check_flight(self, speaker_id: SpeakerId, indexed: IndexedSpeaker, flight: Flight) -> None:
+        """A flight must have a job behind it that somebody will run."""
+        version = indexed.speaker.by_vuid(flight.vuid)
+        if version is None:
+            self._index.set_job(speaker_id, flight.job_id, "superseded", landing=flight)
+            return
+        state = self._registrar.dispatcher.state(flight.job_id, flight.profile)
+        if state == "failed":
+            self._give_up(speaker_id, flight, indexed)
+        elif state == "gone":
+            profile = self._registrar.catalogue.get(flight.profile)
+            if unsupported_reason(version, profile) is None:
+                log.warning("job.lost", job_id=flight.job_id, speaker=str(speaker_id))
+                self._index.set_job(speaker_id, flight.job_id, "superseded")
+                self._registrar.claim(speaker_id, version, profile, steal=flight.job_id, force=True)
+
+    def _give_up(self, speaker_id: SpeakerId, flight: Flight, indexed: IndexedSpeaker) -> None:
+        """The queue has given up a job: its workers died over it."""
+        version = indexed.speaker.by_vuid(flight.vuid)
+        assert version is not None
+        assert version.record.clip is not None
+        job = Jobs(self._index).get(speaker_id.namespace, flight.job_id)
+        announced = self._registrar.announcements.current(flight.profile)
+        fingerprint = flight.fingerprint or (announced.fingerprint if announced else "")
+        error = LeaseExpired(f"The worker died or hung each of the {job.attempt} times it tried.")
+        record = FailureRecord(
+            profile=flight.profile,
+            fingerprint=fingerprint,
+            build=job.build,
+            attempt=f"{flight.job_id.removeprefix('job_')}-end",
+            code=error.code,
+            message=error.message,
+            attempts=job.attempt,
+        )
+        akey = artifact_key(flight.profile, fingerprint, version.record.clip.rendition_sha256, job.build)
+        self._publisher.give_up(speaker_id, flight, akey, record, error)
+
+    # -- all speakers
+
+    def _sweep_is_due(self) -> bool:
+        with unavailable_without_redis():
+            swept_at = self._index.redis.get(_SWEPT_AT)
+        return swept_at is None or self._clock.now() - float(swept_at) > self._settings.sweep_seconds
+
+    def sweep(self) -> None:
+        """Settle every speaker, delete what nobody can reach, forget old jobs."""
+        started = self._clock.now()
+        namespaces = set()
+        for speaker_id in speaker_ids(self._store):
+            namespaces.add(speaker_id.namespace)
+            self.settle(speaker_id)
+            self.collect_garbage(speaker_id)
+        for namespace in namespaces:
+            Jobs(self._index).forget_before(namespace, started - KEPT_SECONDS)
+        with unavailable_without_redis():
+            self._index.redis.set(_SWEPT_AT, started)
+
+    def collect_garbage(self, speaker_id: SpeakerId) -> int:
+        """Delete one speaker's unreachable objects. Returns how many."""
+        listing = self._store.list(speaker_id.prefix)
+        facts = list(read_facts(self._store, listing))
+        keys = list(
+            unreachable(
+                listing,
+                facts,
+                grace=timedelta(seconds=self._settings.grace_seconds),
+                deleted_grace=timedelta(seconds=self._settings.deleted_grace_seconds),
+            )
+        )
+        if keys:
+            self._store.delete(keys)
+            log.info("garbage.collected", speaker=str(speaker_id), objects=len(keys))
+        return len(keys)
+
+
+@dataclass(frozen=True, slots=True)
+class _Reach:
+    """What the facts say about reachability."""
+
+    truth: Speaker
+    recorded: frozenset[str]
+    """vuids that have a version fact, live or dead."""
+
+    @classmethod
+    def of(cls, facts: Iterable[Fact]) -> "_Reach":
+        facts = list(facts)
+        recorded = frozenset(fact.record.vuid for fact in facts if isinstance(fact, VersionFact))
+        return cls(fold(facts), recorded)
+
+
+def unreachable(
+    listing: Listing, facts: Iterable[Fact], *, grace: timedelta, deleted_grace: timedelta
+) -> Iterator[str]:
+    """Keys that no live version needs and no process can be about to need. Data before records. Pure.
+
+    Ages are taken at the time *of the listing*: judged later, an upload that committed in between would lose
+    its clip.
+
+    Args:
+        grace: how long data without a record may belong to an upload or a worker still on its way.
+        deleted_grace: how long a deleted voice's data stays.
+    """
+    facts = list(facts)
+    reach = _Reach.of(facts)
+    buried_at = _tombstone_landed_at(listing, reach.truth.tombstone)
+    forgiven = buried_at is not None and listing.taken_at - buried_at < deleted_grace
+    records = []
+    for stored in listing.objects:
+        _, _, _, kind, name, *rest = stored.key.split("/")
+        old = listing.taken_at - stored.last_modified > grace
+        if kind == "r":
+            if not forgiven and _is_dead_record(name, reach.truth.tombstone):
+                records.append(stored.key)
+        elif reach.truth.by_vuid(name) is not None:
+            if old and _lost_the_race(rest, reach.truth, name):
+                yield stored.key
+        elif (not forgiven) if name in reach.recorded else old:
+            yield stored.key
+    yield from records
+
+
+def _tombstone_landed_at(listing: Listing, seq: int) -> datetime | None:
+    landed = (stored.last_modified for stored in listing.objects if f"/r/{seq:012d}.del." in stored.key)
+    return max(landed, default=None)
+
+
+def _is_dead_record(name: str, tombstone: int) -> bool:
+    """A version or an alias that the tombstone covers, or an older tombstone. The last one keeps the marks
+    for ever.
+    """
+    seq, kind, *_ = name.split(".")
+    return int(seq) < tombstone or (int(seq) == tombstone and kind != "del")
+
+
+def _lost_the_race(rest: list[str], truth: Speaker, vuid: str) -> bool:
+    """An artifact's object that is not of the one in force, though there is one."""
+    if len(rest) != 3 or rest[0] != "art" or rest[2].endswith(".failed"):
+        return False
+    version = truth.by_vuid(vuid)
+    in_force = version.artifacts.get(rest[1]) if version else None
+    return in_force is not None and rest[2].rpartition(".")[0] != in_force.winner

@@ -1,0 +1,445 @@
+"""The Redis view of the facts: fast to read, puts writes in order, and may be lost at any time.
+
+Every change is one Lua script (`lua/`), idempotent and order-free, and the same scripts serve requests,
+housekeeping and
+the rebuild. The view is trusted only while the server's `run_id` is the one it was built for: it is checked
+on every new
+connection and in every script, so a restart, a fail-over, a roll-back or a flush cannot go unnoticed
+(`GateClosed`).
+Knows nothing of the bucket.
+"""
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import redis
+from redis.commands.core import Script
+
+from services.shared.domain import AliasFact, ArtifactRecord, FailureRecord, Speaker, VersionRecord
+from services.shared.facts import SpeakerId
+from services.shared.index_reading import Flight, IndexedSpeaker, read_hash
+from services.shared.redis_access import connect, unavailable_without_redis
+from speaker_registry.errors import Conflict, QuotaExceeded, Unavailable, VoiceExists, VoiceNotFound
+
+BOOT = "sr:boot"
+EVENTS = "sr:events"
+DIRTY = "sr:dirty"
+STAGES = 4
+"""Of a job's progress: preparing, encoding, publishing, done."""
+
+_LUA = Path(__file__).parent / "lua"
+
+
+class GateClosed(Unavailable):
+    """The index is not the one this server's data was built into: read the facts, or wait for the rebuild."""
+
+    def __init__(self) -> None:
+        super().__init__("The index is being rebuilt; try again shortly.", retry_after_seconds=1)
+
+
+class GateOpened(Exception):
+    """Somebody else finished the rebuild: what a rebuild may forget must not be forgotten any more."""
+
+
+class AliasMoved(Conflict):
+    """Somebody moved the alias since it was read."""
+
+    code = "alias_moved"
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """A place in one speaker's order."""
+
+    seq: int
+    number: int
+    created_at: int
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Answer to a claim. `outcome`: claimed, flying, ready, failed or dead. `job_id` of ours or the one to
+    join.
+    """
+
+    outcome: str
+    job_id: str | None = None
+    build: int = 1
+
+
+class SpeakerIndex:
+    """All that Redis knows of speakers and the jobs' records. Methods raise `GateClosed` or `Unavailable`."""
+
+    def __init__(self, url: str, bucket: str, *, clock: Callable[[], float] = time.time) -> None:
+        """`bucket`: the identity of the bucket whose facts it shows."""
+        self._clock = clock
+        self._bucket = bucket
+        self._stamp = ""
+        self.redis = connect(url, connect_hook=self._on_connect)
+        """Its connections exist only while the gate is open."""
+        self.ungated = connect(url)
+        """For what must work while the gate is closed: rebuild, locks, health."""
+        prelude = (_LUA / "_prelude.lua").read_text()
+        self._scripts: dict[str, Script] = {
+            path.stem: self.redis.register_script(prelude + path.read_text())
+            for path in _LUA.glob("[a-z]*.lua")
+        }
+
+    def close(self) -> None:
+        self.redis.close()
+        self.ungated.close()
+
+    # -- the gate
+
+    def _on_connect(self, connection: Any) -> None:
+        """Before any other command of a new connection: whose data is this?"""
+        connection.on_connect()
+        connection.send_command("INFO", "server")
+        stamp = self._stamp_of(connection.read_response())
+        connection.send_command("GET", BOOT)
+        if connection.read_response() != stamp:
+            connection.disconnect()  # or the pool would hand it out as checked
+            raise GateClosed
+        self._stamp = stamp
+
+    def _stamp_of(self, info: Any) -> str:
+        """What `BOOT` holds once this run of the server has the index of our bucket."""
+        text = f"run_id:{info['run_id']}" if isinstance(info, dict) else str(info)
+        run_id = next(line.partition(":")[2] for line in text.splitlines() if line.startswith("run_id:"))
+        return f"{run_id}/{self._bucket}"
+
+    def server_stamp(self) -> str:
+        """Of the server that answers now."""
+        with unavailable_without_redis():
+            return self._stamp_of(self.ungated.info("server"))
+
+    def gate_open(self) -> bool:
+        """Whether the index may be trusted. Raises `Unavailable` if the server cannot be reached."""
+        with unavailable_without_redis():
+            return self.ungated.get(BOOT) == self.server_stamp()
+
+    def open_gate(self, stamp: str) -> None:
+        """The rebuild for this run of the server is done."""
+        with unavailable_without_redis():
+            self.ungated.set(BOOT, stamp)
+
+    def forget_all_but(self, known: Set[SpeakerId]) -> None:
+        """Before a rebuild: speakers that the bucket does not know. Raises `GateOpened`."""
+        stamp = self.server_stamp()
+        with unavailable_without_redis():
+            found = [_id_of(key) for key in self.ungated.scan_iter("sr:*:v:*", count=1000)]
+        for speaker_id in set(found) - known:
+            self._run("reset", speaker_id, rebuilding=True, stamp=stamp, wholly=True)
+
+    def _run(self, script: str, speaker_id: SpeakerId, *, rebuilding: bool = False, **args: Any) -> Any:
+        keys = [speaker_key(speaker_id), BOOT, EVENTS, names_key(speaker_id.namespace), DIRTY]
+        parameters = self._json(speaker_id, rebuilding, args)
+        with unavailable_without_redis():
+            try:
+                return self._call(self._scripts[script], keys, parameters, rebuilding)
+            except redis.ResponseError as error:
+                raise _refusal(error, speaker_id) from error
+
+    def _call(self, script: Script, keys: list[str], parameters: str, rebuilding: bool) -> Any:
+        if rebuilding:
+            return script(keys=keys, args=["", parameters], client=self.ungated)
+        stamp = self._trusted_stamp()
+        try:
+            return script(keys=keys, args=[stamp, parameters])
+        except redis.ResponseError:
+            if stamp == self._stamp:
+                raise
+            # The server was replaced and its index rebuilt while the call was on its way: the new one is
+            # good.
+            return script(keys=keys, args=[self._stamp, parameters])
+
+    def _trusted_stamp(self) -> str:
+        if not self._stamp:
+            self.redis.ping()  # the first connection tells
+        return self._stamp
+
+    def _json(self, speaker_id: SpeakerId, quiet: bool, args: Mapping[str, Any]) -> str:
+        given = {
+            name: value for name, value in args.items() if value is not None
+        }  # Lua's null would count as true
+        return json.dumps({"speaker": str(speaker_id), "now": self._clock(), "quiet": quiet, **given})
+
+    # -- order
+
+    def reserve_version(self, speaker_id: SpeakerId, *, max_speakers: int, immutable: bool) -> Reservation:
+        """Raises `QuotaExceeded`, or `VoiceExists` where a live speaker may not be overwritten."""
+        return Reservation(
+            *self._run("reserve", speaker_id, kind="ver", max_speakers=max_speakers, immutable=immutable)
+        )
+
+    def reserve_tombstone(self, speaker_id: SpeakerId) -> Reservation:
+        """Raises `VoiceNotFound`."""
+        return Reservation(*self._run("reserve", speaker_id, kind="del"))
+
+    def reserve_alias(self, speaker_id: SpeakerId, alias: str, *, expected: int | None = None) -> int:
+        """Returns the seq. Raises `VoiceNotFound`; `AliasMoved` if its last move has another seq than
+        `expected`.
+        """
+        seq, _, _ = self._run("reserve", speaker_id, kind="als", alias=alias, expected=expected)
+        return int(seq)
+
+    # -- facts
+
+    def apply_version(
+        self, speaker_id: SpeakerId, seq: int, record: VersionRecord, *, rebuilding: bool = False
+    ) -> bool:
+        """Returns whether it is live."""
+        return bool(
+            self._run(
+                "apply_version",
+                speaker_id,
+                rebuilding=rebuilding,
+                seq=seq,
+                vuid=record.vuid,
+                number=record.number,
+                created_at=record.created_at,
+                key=record.name.lower(),
+                record=record.to_json(),
+            )
+        )
+
+    def apply_tombstone(
+        self, speaker_id: SpeakerId, seq: int, number: int, created_at: int, *, rebuilding: bool = False
+    ) -> int:
+        """Returns how many versions it killed."""
+        args = {"seq": seq, "number": number, "created_at": created_at}
+        return int(self._run("apply_tombstone", speaker_id, rebuilding=rebuilding, **args))
+
+    def apply_alias(self, speaker_id: SpeakerId, fact: AliasFact, *, rebuilding: bool = False) -> bool:
+        """Returns whether it is the last move."""
+        args = {"seq": fact.seq, "alias": fact.alias, "uid": fact.uid, "vuid": fact.vuid}
+        return bool(self._run("apply_alias", speaker_id, rebuilding=rebuilding, **args))
+
+    def apply_artifact(
+        self,
+        speaker_id: SpeakerId,
+        vuid: str,
+        akey: str,
+        record: ArtifactRecord,
+        *,
+        job_id: str | None = None,
+        claimed: str = "",
+        rebuilding: bool = False,
+    ) -> str | None:
+        """Put an artifact in force and end the job that made it. Returns the winner in force; None: dead."""
+        winner = self._run(
+            "ready",
+            speaker_id,
+            rebuilding=rebuilding,
+            vuid=vuid,
+            base=akey.rpartition("-")[0],
+            build=record.build,
+            winner=record.winner,
+            record=record.to_json(),
+            profile=record.profile,
+            fingerprint=record.fingerprint,
+            job=job_id,
+            claimed=claimed,
+            stages=STAGES,
+        )
+        return None if winner == "dead" else str(winner)
+
+    def apply_failure(
+        self,
+        speaker_id: SpeakerId,
+        vuid: str,
+        akey: str,
+        record: FailureRecord,
+        *,
+        job_id: str | None = None,
+        claimed: str = "",
+        error: str | None = None,
+        rebuilding: bool = False,
+    ) -> bool:
+        """Record that an extraction was given up, and end its job. Returns whether the version is live."""
+        return bool(
+            self._run(
+                "failed",
+                speaker_id,
+                rebuilding=rebuilding,
+                vuid=vuid,
+                akey=akey,
+                attempt=record.attempt,
+                record=record.to_json(),
+                profile=record.profile,
+                job=job_id,
+                claimed=claimed,
+                error=error,
+            )
+        )
+
+    def apply(
+        self, speaker_id: SpeakerId, truth: Speaker, *, rebuilding: bool = False, reset: bool = False
+    ) -> None:
+        """Everything the facts say. What is there already stays as it is, unless it is `reset` first
+        (`GateOpened`).
+        """
+        if reset:
+            self._run("reset", speaker_id, rebuilding=True, stamp=self.server_stamp())
+        if truth.tombstone:
+            self.apply_tombstone(
+                speaker_id, truth.tombstone, truth.number, truth.created_at, rebuilding=rebuilding
+            )
+        for version in truth.versions:
+            self.apply_version(speaker_id, version.seq, version.record, rebuilding=rebuilding)
+            for akey, artifact in version.artifacts.items():
+                self.apply_artifact(speaker_id, version.vuid, akey, artifact, rebuilding=rebuilding)
+            for akey, failure in version.failures.items():
+                self.apply_failure(speaker_id, version.vuid, akey, failure, rebuilding=rebuilding)
+        for fact in truth.alias_facts.values():
+            self.apply_alias(speaker_id, fact, rebuilding=rebuilding)
+
+    # -- computing
+
+    def claim(
+        self,
+        speaker_id: SpeakerId,
+        *,
+        vuid: str,
+        profile: str,
+        fingerprint: str,
+        base: str,
+        job: Mapping[str, Any],
+        force: bool = False,
+        steal: str | None = None,
+    ) -> Claim:
+        """Ask to be the one who computes. `job`: the record's fields, `id` and `ns` among them."""
+        outcome, *rest = self._run(
+            "claim",
+            speaker_id,
+            vuid=vuid,
+            profile=profile,
+            fingerprint=fingerprint,
+            base=base,
+            force=force,
+            steal=steal,
+            job=dict(job),
+        )
+        return Claim(outcome, *rest[:1], *(int(build) for build in rest[1:]))
+
+    def start(self, speaker_id: SpeakerId, job_id: str, flight: Flight, *, worker: str) -> int:
+        """A worker takes the job in hand. Returns the attempt, from 1; 0: nobody wants it any more."""
+        return int(
+            self._run(
+                "start",
+                speaker_id,
+                job=job_id,
+                vuid=flight.vuid,
+                profile=flight.profile,
+                fingerprint=flight.fingerprint,
+                worker=worker,
+                stages=STAGES,
+            )
+        )
+
+    def begin(self, speaker_id: SpeakerId, job_id: str, attempt: int, flight: Flight, akey: str) -> int:
+        """May this attempt publish? 1 yes, 0 another one did or will, -2 the version is dead."""
+        return int(
+            self._run(
+                "begin",
+                speaker_id,
+                job=job_id,
+                attempt=attempt,
+                vuid=flight.vuid,
+                profile=flight.profile,
+                fingerprint=flight.fingerprint,
+                akey=akey,
+            )
+        )
+
+    def set_job(
+        self,
+        speaker_id: SpeakerId,
+        job_id: str,
+        state: str,
+        fields: Mapping[str, Any] | None = None,
+        *,
+        landing: Flight | None = None,
+    ) -> bool:
+        """Change an unfinished job's record; with `landing`, end its flight. Returns False if it had
+        finished.
+        """
+        flight: dict[str, Any] = (
+            {"vuid": landing.vuid, "profile": landing.profile, "claimed": landing.fingerprint}
+            if landing
+            else {}
+        )
+        return bool(
+            self._run("job", speaker_id, job=job_id, state=state, fields=dict(fields or {}), **flight)
+        )
+
+    # -- reading
+
+    def load(self, speaker_id: SpeakerId) -> IndexedSpeaker:
+        """One consistent look at a speaker; not live if the index does not know it."""
+        return self.load_many([speaker_id])[0]
+
+    def load_many(self, speaker_ids: Sequence[SpeakerId]) -> list[IndexedSpeaker]:
+        """Several speakers in one round trip, in the given order."""
+        with unavailable_without_redis():
+            pipeline = self.redis.pipeline(transaction=True)
+            pipeline.get(BOOT)
+            for speaker_id in speaker_ids:
+                pipeline.hgetall(speaker_key(speaker_id))
+            boot, *hashes = pipeline.execute()
+        if boot != self._stamp:
+            raise GateClosed
+        return [read_hash(fields) for fields in hashes]
+
+    def names(self, namespace: str, *, after: str = "", limit: int) -> list[str]:
+        """Keys of live speakers, sorted, from the one after `after`."""
+        with unavailable_without_redis():
+            pipeline = self.redis.pipeline(transaction=True)
+            pipeline.get(BOOT)
+            pipeline.zrangebylex(names_key(namespace), f"({after}" if after else "-", "+", 0, limit)
+            boot, keys = pipeline.execute()
+        if boot != self._stamp:
+            raise GateClosed
+        return list(keys)
+
+    def due(self, limit: int) -> list[tuple[SpeakerId, float]]:
+        """Speakers that housekeeping is to look at now, with the time they were due."""
+        with unavailable_without_redis():
+            found = self.redis.zrange(
+                DIRTY, "-inf", self._clock(), byscore=True, offset=0, num=limit, withscores=True
+            )
+        return [(SpeakerId.parse(member), score) for member, score in cast(list[tuple[str, float]], found)]
+
+    def look_again(self, speaker_id: SpeakerId, seconds: float | None, *, seen: float) -> None:
+        """Put off the next look at a speaker, or end it (None), unless something happened since `seen`."""
+        self._run("look_again", speaker_id, seconds=seconds, seen=seen)
+
+
+def speaker_key(speaker_id: SpeakerId) -> str:
+    return f"sr:{speaker_id.namespace}:v:{speaker_id.slug}"
+
+
+def _id_of(key: str) -> SpeakerId:
+    _, namespace, _, slug = key.split(":", 3)
+    return SpeakerId(namespace, slug)
+
+
+def names_key(namespace: str) -> str:
+    return f"sr:{namespace}:names"
+
+
+def _refusal(error: redis.ResponseError, speaker_id: SpeakerId) -> Exception:
+    """What a script's error reply means to a caller; the error itself if it is none of ours."""
+    ours: dict[str, Exception] = {
+        "GATE": GateClosed(),
+        "OPEN": GateOpened(),
+        "QUOTA": QuotaExceeded("Uploaded voice limit reached."),
+        "EXISTS": VoiceExists(f"Voice '{speaker_id.slug}' already exists."),
+        "NOTFOUND": VoiceNotFound(f"Voice '{speaker_id.slug}' not found"),
+        "MOVED": AliasMoved("The alias was moved meanwhile."),
+    }
+    return ours.get(str(error).partition(" ")[0], error)

@@ -1,0 +1,99 @@
+"""What the index holds of one speaker, as values. The hash is described in `lua/_prelude.lua`, which writes
+it.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from services.shared.domain import (
+    AliasFact,
+    ArtifactRecord,
+    FailureRecord,
+    Speaker,
+    SpeakerVersion,
+    VersionRecord,
+    in_order,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """The one computation in flight for (vuid, profile, fingerprint)."""
+
+    vuid: str
+    profile: str
+    fingerprint: str
+    """Empty while no worker has announced the profile."""
+    job_id: str
+    processing: bool
+
+
+@dataclass(frozen=True, slots=True)
+class IndexedSpeaker:
+    """A speaker as the index tells it, with what is being computed for it."""
+
+    speaker: Speaker
+    flights: tuple[Flight, ...] = ()
+
+    def flight(self, vuid: str, profile: str, fingerprint: str | None) -> Flight | None:
+        """What is in flight for this artifact; a flight without a fingerprint yet will be of the current
+        one.
+        """
+        return next(
+            (
+                flight
+                for flight in self.flights
+                if flight.vuid == vuid
+                and flight.profile == profile
+                and (fingerprint is None or flight.fingerprint in {"", fingerprint})
+            ),
+            None,
+        )
+
+
+def read_hash(fields: Mapping[str, str]) -> IndexedSpeaker:
+    """The hash of one speaker, see `lua/_prelude.lua`, as values."""
+    by_kind: dict[str, dict[str, str]] = {kind: {} for kind in "varxf"}
+    for name, value in fields.items():
+        kind, separator, rest = name.partition(":")
+        if separator and kind in by_kind:
+            by_kind[kind][rest] = value
+    speaker = Speaker(
+        versions=in_order(_versions(by_kind)),
+        alias_facts={alias: _alias_fact(alias, value) for alias, value in by_kind["a"].items()},
+        tombstone=int(fields.get("tomb", 0)),
+        seq=int(fields.get("seq", 0)),
+        number=int(fields.get("num", 0)),
+        created_at=int(fields.get("at", 0)),
+    )
+    return IndexedSpeaker(speaker, tuple(_flight(name, value) for name, value in by_kind["f"].items()))
+
+
+def _versions(by_kind: Mapping[str, Mapping[str, str]]) -> Iterator[SpeakerVersion]:
+    artifacts: dict[str, dict[str, ArtifactRecord]] = {}
+    for name, value in by_kind["r"].items():
+        vuid, akey = name.split(":")
+        artifacts.setdefault(vuid, {})[akey] = ArtifactRecord.model_validate_json(value.partition(":")[2])
+    failures: dict[str, dict[str, FailureRecord]] = {}
+    for name, value in by_kind["x"].items():
+        vuid, akey = name.split(":")
+        failures.setdefault(vuid, {})[akey] = FailureRecord.model_validate_json(value.partition(":")[2])
+    for vuid, value in by_kind["v"].items():
+        seq, _, record = value.partition(":")
+        yield SpeakerVersion(
+            seq=int(seq),
+            record=VersionRecord.model_validate_json(record),
+            artifacts=artifacts.get(vuid, {}),
+            failures=failures.get(vuid, {}),
+        )
+
+
+def _alias_fact(alias: str, value: str) -> AliasFact:
+    seq, uid, vuid = value.split(":")
+    return AliasFact(int(seq), alias, vuid, uid)
+
+
+def _flight(name: str, value: str) -> Flight:
+    vuid, profile, fingerprint = name.split(":", 2)
+    job_id, _, state = value.partition(":")
+    return Flight(vuid, profile, fingerprint, job_id, processing=state == "processing")

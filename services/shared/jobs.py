@@ -1,0 +1,164 @@
+"""Our own record of every extraction job. RQ is only the transport: its states are never shown.
+
+The scripts in `lua/` write the records; here they are read.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+from services.shared.index import SpeakerIndex
+from services.shared.redis_access import unavailable_without_redis
+from speaker_registry.errors import JobNotFound
+from speaker_registry.schemas import FINISHED_STATES, JobState
+
+KEPT_SECONDS = 30 * 24 * 3600
+_PAGE = 200
+_SCANNED = 5_000
+"""Records one filtered listing looks at, at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobRecord:
+    """What is known of one job. Times in Unix seconds."""
+
+    id: str
+    namespace: str
+    slug: str
+    name: str
+    vuid: str
+    number: int
+    profile: str
+    fingerprint: str
+    build: int
+    state: JobState
+    attempt: int
+    max_attempts: int
+    queue: str
+    stage: str
+    done: int
+    total: int
+    created_at: float
+    started_at: float | None
+    finished_at: float | None
+    worker: str | None
+    error: Mapping[str, Any] | None
+
+    @property
+    def finished(self) -> bool:
+        return self.state in FINISHED_STATES
+
+    @classmethod
+    def read(cls, fields: Mapping[str, str]) -> "JobRecord":
+        """From the hash as the scripts wrote it."""
+        return cls(
+            id=fields["id"],
+            namespace=fields["ns"],
+            slug=fields["slug"],
+            name=fields["name"],
+            vuid=fields["vuid"],
+            number=int(fields["number"]),
+            profile=fields["profile"],
+            fingerprint=fields.get("fingerprint", ""),
+            build=int(fields.get("build", 1)),
+            state=cast(JobState, fields["state"]),
+            attempt=int(fields.get("attempt", 0)),
+            max_attempts=int(fields["max_attempts"]),
+            queue=fields["queue"],
+            stage=fields.get("stage", "queued"),
+            done=int(fields.get("done", 0)),
+            total=int(fields.get("total", 0)),
+            created_at=float(fields["created_at"]),
+            started_at=_seconds(fields.get("started_at")),
+            finished_at=_seconds(fields.get("finished_at")),
+            worker=fields.get("worker"),
+            error=json.loads(fields["error"]) if "error" in fields else None,
+        )
+
+
+def _seconds(text: str | None) -> float | None:
+    return float(text) if text else None
+
+
+class Jobs:
+    """Reads job records of a namespace, newest first."""
+
+    def __init__(self, index: SpeakerIndex) -> None:
+        self._redis = index.redis
+
+    def get(self, namespace: str, job_id: str) -> JobRecord:
+        """Raises `JobNotFound`, also for another namespace's."""
+        with unavailable_without_redis():
+            fields = cast(dict[str, str], self._redis.hgetall(f"sr:job:{job_id}"))
+        if fields.get("ns") != namespace:
+            raise JobNotFound(f"No job {job_id[:80]!a}. Jobs are kept for 30 days.", param="job_id")
+        return JobRecord.read(fields)
+
+    def page(
+        self,
+        namespace: str,
+        *,
+        state: JobState | None = None,
+        slug: str | None = None,
+        profile: str | None = None,
+        after: str | None = None,
+        limit: int,
+    ) -> tuple[list[JobRecord], bool]:
+        """Newest first, after the job `after`. Returns the page and whether there is more.
+
+        Raises:
+            JobNotFound: `after` is not a job of this namespace.
+        """
+        found = []
+        for record in self._newest_first(namespace, state, after):
+            if (slug is None or record.slug == slug) and (profile is None or record.profile == profile):
+                found.append(record)
+            if len(found) > limit:
+                return found[:limit], True
+        return found, False
+
+    def _newest_first(self, namespace: str, state: JobState | None, after: str | None) -> Iterator[JobRecord]:
+        key = f"sr:jobs:{namespace}" + (f":{state}" if state else "")
+        newest: str | float = "+inf"
+        if after is not None:
+            newest = self.get(namespace, after).created_at
+        skipping = after is not None
+        for offset in range(0, _SCANNED, _PAGE):
+            with unavailable_without_redis():
+                ids = cast(
+                    list[str],
+                    self._redis.zrange(
+                        key, newest, "-inf", byscore=True, desc=True, offset=offset, num=_PAGE
+                    ),
+                )
+                pipeline = self._redis.pipeline(transaction=False)
+                for job_id in ids:
+                    pipeline.hgetall(f"sr:job:{job_id}")
+                hashes = pipeline.execute()
+            for fields in hashes:
+                if fields and not skipping:
+                    yield JobRecord.read(fields)
+                skipping = skipping and fields.get("id") != after
+            if len(ids) < _PAGE:
+                return
+
+    def forget_before(self, namespace: str, moment: float) -> int:
+        """Drop records of finished jobs older than `moment`. Returns how many."""
+        dropped = 0
+        for state in sorted(FINISHED_STATES):
+            with unavailable_without_redis():
+                ids = cast(
+                    list[str],
+                    self._redis.zrange(
+                        f"sr:jobs:{namespace}:{state}", "-inf", moment, byscore=True, offset=0, num=_PAGE
+                    ),
+                )
+                pipeline = self._redis.pipeline(transaction=True)
+                for job_id in ids:
+                    pipeline.delete(f"sr:job:{job_id}")
+                    pipeline.zrem(f"sr:jobs:{namespace}:{state}", job_id)
+                    pipeline.zrem(f"sr:jobs:{namespace}", job_id)
+                pipeline.execute()
+            dropped += len(ids)
+        return dropped

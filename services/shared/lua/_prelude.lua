@@ -1,0 +1,52 @@
+-- Prepended to every script. One hash holds all that the index knows of a speaker:
+--   seq num at tomb live key     high-water marks, the tombstone's seq, number of live versions, the speaker's key
+--   v:{vuid}                     {seq}:{JSON of the version record}
+--   a:{alias}                    {seq}:{uid}:{vuid}, the last move      ra:{alias}  seq last reserved for a move
+--   r:{vuid}:{akey}              {winner}:{JSON of the artifact record}
+--   b:{vuid}:{base}              highest ready build of an akey without its build
+--   x:{vuid}:{akey}              {attempt}:{JSON of the failure record}
+--   f:{vuid}:{profile}:{fp}      {job id}:{queued|processing}, the one computation in flight (fp empty: not known yet)
+-- KEYS: speaker hash, boot, events, names, dirty      ARGV: what the caller trusts boot to be (empty: rebuilding), JSON
+local speaker, boot, events, names, dirty = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local a = cjson.decode(ARGV[2])
+if ARGV[1] ~= '' and redis.call('GET', boot) ~= ARGV[1] then return redis.error_reply('GATE closed') end
+
+local function mark(field) return tonumber(redis.call('HGET', speaker, field) or '0') end
+local function raise_mark(field, value)
+  if value and value > mark(field) then redis.call('HSET', speaker, field, string.format('%.0f', value)) end
+end
+local function live(vuid) return redis.call('HEXISTS', speaker, 'v:' .. vuid) == 1 end
+local function event(kind, fields)
+  if a.quiet then return end -- a rebuild tells nothing new
+  fields.type = kind; fields.speaker = a.speaker; fields.at = a.now
+  redis.call('XADD', events, 'MAXLEN', '~', '50000', '*', 'd', cjson.encode(fields))
+end
+-- Housekeeping looks at this speaker again, at the latest in so many seconds.
+local function look_again(seconds) redis.call('ZADD', dirty, 'LT', a.now + seconds, a.speaker) end
+local function job_key(id) return 'sr:job:' .. id end
+local function move_job(id, state, fields)
+  local key = job_key(id)
+  local before = redis.call('HMGET', key, 'state', 'ns', 'created_at')
+  if not before[1] then return end
+  local jobs = 'sr:jobs:' .. before[2]
+  redis.call('HSET', key, 'state', state)
+  for name, value in pairs(fields) do redis.call('HSET', key, name, tostring(value)) end
+  if before[1] ~= state then
+    redis.call('ZREM', jobs .. ':' .. before[1], id)
+    redis.call('ZADD', jobs .. ':' .. state, before[3], id)
+  end
+  event('job.updated', {job = id, state = state})
+end
+local function finish_job(id, state, fields)
+  fields.finished_at = a.now
+  move_job(id, state, fields)
+end
+local function flight_of(vuid, profile, fingerprint) return 'f:' .. vuid .. ':' .. profile .. ':' .. fingerprint end
+-- Ends the flight that belongs to this job, if it still does.
+local function land(field, id, state, fields)
+  local flight = redis.call('HGET', speaker, field)
+  if not flight or string.match(flight, '^[^:]+') ~= id then return false end
+  redis.call('HDEL', speaker, field)
+  finish_job(id, state, fields)
+  return true
+end

@@ -1,0 +1,21 @@
+-- ARGV: seq, number, created_at -> number of versions killed. Their jobs are superseded.
+raise_mark('seq', a.seq); raise_mark('num', a.number); raise_mark('at', a.created_at)
+if a.seq <= mark('tomb') then return 0 end
+redis.call('HSET', speaker, 'tomb', string.format('%.0f', a.seq))
+local all, dead, killed = redis.call('HGETALL', speaker), {}, 0
+for i = 1, #all, 2 do
+  local vuid = string.match(all[i], '^v:(.+)$')
+  if vuid and tonumber(string.match(all[i + 1], '^%d+')) <= a.seq then dead[vuid] = true; killed = killed + 1 end
+end
+for i = 1, #all, 2 do
+  local kind, vuid = string.match(all[i], '^([vrbxf]):([^:]+)')
+  if kind and dead[vuid] then
+    redis.call('HDEL', speaker, all[i])
+    if kind == 'f' then finish_job(string.match(all[i + 1], '^[^:]+'), 'superseded', {}) end
+  end
+end
+if killed > 0 and redis.call('HINCRBY', speaker, 'live', -killed) <= 0 then
+  redis.call('ZREM', names, redis.call('HGET', speaker, 'key'))
+end
+event('voice.deleted', {versions = killed})
+return killed

@@ -1,0 +1,27 @@
+-- Single flight: at most one computation per (version, profile, fingerprint). ARGV: vuid, profile, fingerprint (or ''),
+-- base (akey without build, or ''), force, steal (job id whose flight may be taken over), job {id, …}
+-- -> {'claimed', job id, build} you enqueue it | {'flying', job id} join it | {'ready'} | {'failed'} | {'dead'}
+if not live(a.vuid) then return {'dead'} end
+local build = tonumber(redis.call('HGET', speaker, 'b:' .. a.vuid .. ':' .. a.base) or '0')
+if a.base ~= '' and not a.force then
+  if build > 0 then return {'ready'} end
+  if redis.call('HEXISTS', speaker, 'x:' .. a.vuid .. ':' .. a.base .. '-1') == 1 then return {'failed'} end
+end
+for _, fingerprint in ipairs({a.fingerprint, ''}) do
+  local field = flight_of(a.vuid, a.profile, fingerprint)
+  local flight = redis.call('HGET', speaker, field)
+  if flight then
+    local id = string.match(flight, '^[^:]+')
+    if id == a.job.id then return {'claimed', id, build + 1} end -- our own call, repeated after a lost reply
+    if id ~= a.steal then return {'flying', id} end
+    redis.call('HDEL', speaker, field)
+  end
+end
+redis.call('HSET', speaker, flight_of(a.vuid, a.profile, a.fingerprint), a.job.id .. ':queued')
+a.job.state, a.job.build, a.job.created_at = 'queued', build + 1, a.now
+for name, value in pairs(a.job) do redis.call('HSET', job_key(a.job.id), name, tostring(value)) end
+redis.call('ZADD', 'sr:jobs:' .. a.job.ns, a.now, a.job.id)
+redis.call('ZADD', 'sr:jobs:' .. a.job.ns .. ':queued', a.now, a.job.id)
+event('job.updated', {job = a.job.id, state = 'queued'})
+look_again(10)
+return {'claimed', a.job.id, build + 1}

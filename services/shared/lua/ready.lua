@@ -1,0 +1,14 @@
+-- Puts an artifact in force, unless one already is. ARGV: vuid, base, build, winner, record, profile, fingerprint
+-- (of the artifact), job and claimed (fingerprint of the claim) where there is one -> the winner in force, or 'dead'
+if not live(a.vuid) then return 'dead' end
+local field = 'r:' .. a.vuid .. ':' .. a.base .. '-' .. a.build
+local current = redis.call('HGET', speaker, field)
+if not current then
+  current = a.winner .. ':' .. a.record
+  redis.call('HSET', speaker, field, current)
+  local best = 'b:' .. a.vuid .. ':' .. a.base
+  if a.build > mark(best) then redis.call('HSET', speaker, best, a.build) end
+  event('artifact.ready', {vuid = a.vuid, profile = a.profile, fingerprint = a.fingerprint})
+end
+if a.job then land(flight_of(a.vuid, a.profile, a.claimed), a.job, 'succeeded', {stage = 'done', done = a.stages}) end
+return string.match(current, '^[^:]+')

@@ -1,0 +1,13 @@
+-- Before a rebuild: forgets what facts will tell again. Keeps marks (they only rise) and flights (jobs prove them), unless
+-- wholly. ARGV: stamp, wholly. Refused once the gate is open: then there is nothing to tell it again.
+if redis.call('GET', boot) == a.stamp then return redis.error_reply('OPEN') end
+local key = redis.call('HGET', speaker, 'key')
+if key then redis.call('ZREM', names, key) end
+if a.wholly then return redis.call('DEL', speaker) end
+for _, field in ipairs(redis.call('HKEYS', speaker)) do
+  if string.match(field, '^[varbx]:') or string.match(field, '^ra:') or field == 'live' or field == 'tomb' then
+    redis.call('HDEL', speaker, field)
+  end
+end
+look_again(1)
+return 1

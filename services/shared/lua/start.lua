@@ -1,0 +1,16 @@
+-- A worker takes a job in hand. ARGV: job, vuid, profile, fingerprint (of the claim), worker
+-- -> attempt from 1; 0 nobody wants it any more (its record is closed)
+local state = redis.call('HGET', job_key(a.job), 'state')
+if not state or state == 'succeeded' or state == 'failed' or state == 'canceled' or state == 'superseded' then return 0 end
+local field = flight_of(a.vuid, a.profile, a.fingerprint)
+local flight = redis.call('HGET', speaker, field)
+if not live(a.vuid) or not flight or string.match(flight, '^[^:]+') ~= a.job then
+  finish_job(a.job, 'superseded', {})
+  return 0
+end
+redis.call('HSET', speaker, field, a.job .. ':processing')
+redis.call('HSETNX', job_key(a.job), 'started_at', tostring(a.now))
+local attempt = redis.call('HINCRBY', job_key(a.job), 'attempt', 1)
+move_job(a.job, 'processing', {worker = a.worker, stage = 'preparing', done = 0, total = a.stages})
+look_again(10)
+return attempt

@@ -1,0 +1,269 @@
+"""What a worker may do with a job: take it, read its clip, publish the artifact, or give up. Never creates
+or revives a speaker.
+
+A result is committed against the version's own id: `begin` refuses it if the version died or another attempt
+took over,
+and what lands all the same lies under a dead version and is swept. Knows no encoder and no HTTP.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import structlog
+
+from services.shared.audio import ReferenceAudio
+from services.shared.domain import (
+    ArtifactFact,
+    ArtifactRecord,
+    FailureRecord,
+    SpeakerVersion,
+    artifact_key,
+    fold_artifacts,
+)
+from services.shared.facts import SpeakerId, read_facts
+from services.shared.index_reading import Flight
+from services.shared.jobs import Jobs
+from services.shared.profiles import Profile
+from services.shared.registrar import Registrar
+from speaker_registry.artifact import (
+    Manifest,
+    canonical_json,
+    check_tensors,
+    content_digest,
+    describe,
+    encode,
+    sha256_digest,
+)
+from speaker_registry.errors import JobNotFound, SpeakerRegistryError, Unavailable
+
+log = structlog.get_logger()
+
+PUBLISH_SECONDS = 600.0
+"""From taking a job to committing its artifact, at most: after that nobody counts on this attempt any
+more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Maker:
+    """Who makes artifacts of a profile: what goes into the manifest."""
+
+    profile: Profile
+    fingerprint: str
+    extractor: Mapping[str, Any]
+    untrained: bool
+    worker: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assignment:
+    """A job taken in hand."""
+
+    job_id: str
+    attempt: int
+    max_attempts: int
+    speaker_id: SpeakerId
+    version: SpeakerVersion
+    flight: Flight
+    akey: str
+    build: int
+    maker: Maker
+    started: float
+    """Monotonic."""
+
+    @property
+    def token(self) -> str:
+        """Unique per attempt; later ones sort later."""
+        return f"{self.job_id.removeprefix('job_')}-{self.attempt:03d}"
+
+
+class Publisher:
+    """The worker's door to bucket and index."""
+
+    def __init__(self, registrar: Registrar) -> None:
+        self._registrar = registrar
+        self._index = registrar.index
+        self._store = registrar.store
+        self._clock = registrar.clock
+        self._jobs = Jobs(registrar.index)
+
+    def take(self, job_id: str, speaker_id: SpeakerId, maker: Maker) -> Assignment | None:
+        """Take a job in hand; None if nobody wants it any more."""
+        try:
+            job = self._jobs.get(speaker_id.namespace, job_id)
+        except JobNotFound:
+            return None
+        flight = Flight(job.vuid, job.profile, job.fingerprint, job_id, processing=True)
+        attempt = self._index.start(speaker_id, job_id, flight, worker=maker.worker)
+        version = self._index.load(speaker_id).speaker.by_vuid(job.vuid) if attempt else None
+        if version is None or version.record.clip is None:
+            return None
+        return Assignment(
+            job_id=job_id,
+            attempt=attempt,
+            max_attempts=job.max_attempts,
+            speaker_id=speaker_id,
+            version=version,
+            flight=flight,
+            akey=artifact_key(
+                job.profile, maker.fingerprint, version.record.clip.rendition_sha256, job.build
+            ),
+            build=job.build,
+            maker=maker,
+            started=self._clock.monotonic(),
+        )
+
+    def read_clip(self, work: Assignment) -> ReferenceAudio:
+        """The decoded clip of the version."""
+        assert work.version.record.clip is not None
+        key = work.speaker_id.blob_key(work.version.vuid, work.version.record.clip.rendition_sha256)
+        return ReferenceAudio.from_bytes(self._store.get(key))
+
+    def progress(self, work: Assignment, stage: str, done: int) -> None:
+        """For whoever watches; never worth failing for."""
+        try:
+            self._index.set_job(work.speaker_id, work.job_id, "processing", {"stage": stage, "done": done})
+        except Unavailable as error:
+            log.warning("job.progress_lost", job_id=work.job_id, error=str(error))
+
+    def publish(self, work: Assignment, tensors: Mapping[str, np.ndarray]) -> bool:
+        """Check, store and put in force. Returns False if it came too late to count.
+
+        Raises:
+            InvalidArtifact: the tensors are not what the profile says. Unavailable: try again.
+        """
+        data, record = self._package(work, tensors)
+        speaker_id, vuid = work.speaker_id, work.version.vuid
+        blob_key = speaker_id.artifact_blob_key(vuid, work.akey, record)
+        self._store.put(blob_key, data)
+        if self._index.begin(speaker_id, work.job_id, work.attempt, work.flight, work.akey) != 1:
+            self._store.delete([blob_key])
+            return self._close_late(work)
+        if self._clock.monotonic() - work.started > PUBLISH_SECONDS:
+            raise Unavailable("The attempt took too long to be committed.", retry_after_seconds=1)
+        fact_key = speaker_id.artifact_fact_key(vuid, work.akey, record)
+        self._store.put(fact_key, record.to_json().encode())
+        winner = self._winner(work) or record
+        in_force = self._index.apply_artifact(
+            speaker_id, vuid, work.akey, winner, job_id=work.job_id, claimed=work.flight.fingerprint
+        )
+        if in_force != record.winner:
+            self._store.delete([fact_key, blob_key])
+        log.info(
+            "artifact.published", job_id=work.job_id, profile=record.profile, seconds=record.seconds_spent
+        )
+        self._promote(speaker_id)
+        return in_force is not None
+
+    def _package(self, work: Assignment, tensors: Mapping[str, np.ndarray]) -> tuple[bytes, ArtifactRecord]:
+        version, maker = work.version.record, work.maker
+        assert version.clip is not None
+        check_tensors(
+            tensors, maker.profile.tensors, seconds=version.clip.seconds, frame_rate=maker.profile.frame_rate
+        )
+        manifest = Manifest(
+            profile=maker.profile.name,
+            model_type=maker.profile.model_type,
+            fingerprint=maker.fingerprint,
+            extractor=dict(maker.extractor),
+            untrained=maker.untrained,
+            voice=version.name,
+            version=version.number,
+            version_id=version.vuid,
+            created_at=version.created_at,
+            source=version.source,
+            audio_sha256=version.clip.sha256,
+            seconds=version.clip.seconds,
+            ref_text=version.ref_text,
+            consent=version.consent,
+            frame_rate=maker.profile.frame_rate,
+        )
+        data = encode(tensors, manifest)
+        record = ArtifactRecord(
+            profile=maker.profile.name,
+            fingerprint=maker.fingerprint,
+            build=work.build,
+            attempt=work.token,
+            digest=sha256_digest(data),
+            content_digest=content_digest(tensors),
+            size=len(data),
+            tensors=describe(tensors),
+            extractor=dict(maker.extractor),
+            untrained=maker.untrained,
+            seconds_spent=round(self._clock.monotonic() - work.started, 4),
+        )
+        return data, record
+
+    def _winner(self, work: Assignment) -> ArtifactRecord | None:
+        """Of all that landed for this artifact: normally just ours."""
+        listing = self._store.list(work.speaker_id.artifact_prefix(work.version.vuid, work.akey))
+        facts = [fact for fact in read_facts(self._store, listing) if isinstance(fact, ArtifactFact)]
+        return fold_artifacts(facts).get(work.version.vuid, {}).get(work.akey)
+
+    def _close_late(self, work: Assignment) -> bool:
+        """Another attempt has it, or the version is gone: end this job, unless it is the other attempt's
+        too.
+        """
+        indexed = self._index.load(work.speaker_id)
+        version = indexed.speaker.by_vuid(work.version.vuid)
+        done = version is not None and work.akey in version.artifacts
+        job = self._jobs.get(work.speaker_id.namespace, work.job_id)
+        if done or job.attempt == work.attempt:
+            state = "succeeded" if done else "superseded"
+            self._index.set_job(work.speaker_id, work.job_id, state, landing=work.flight)
+        return done
+
+    def fail(self, work: Assignment, error: SpeakerRegistryError) -> None:
+        """An attempt failed: back to the queue while it may be tried again, else the extraction is given up
+        for good.
+        """
+        if error.retryable and work.attempt < work.max_attempts:
+            fields = {"error": _error_json(error, work.attempt), "stage": "queued", "done": 0}
+            self._index.set_job(work.speaker_id, work.job_id, "queued", fields)
+            return
+        record = FailureRecord(
+            profile=work.maker.profile.name,
+            fingerprint=work.maker.fingerprint,
+            build=work.build,
+            attempt=work.token,
+            code=error.code,
+            message=error.message,
+            attempts=work.attempt,
+        )
+        self.give_up(work.speaker_id, work.flight, work.akey, record, error)
+
+    def give_up(
+        self,
+        speaker_id: SpeakerId,
+        flight: Flight,
+        akey: str,
+        record: FailureRecord,
+        error: SpeakerRegistryError,
+    ) -> None:
+        """A failure is a fact too: it survives Redis, and keeps the job from being tried for ever."""
+        self._store.put(speaker_id.failure_key(flight.vuid, akey, record), record.to_json().encode())
+        self._index.apply_failure(
+            speaker_id,
+            flight.vuid,
+            akey,
+            record,
+            job_id=flight.job_id,
+            claimed=flight.fingerprint,
+            error=_error_json(error, record.attempts),
+        )
+        log.warning("artifact.failed", job_id=flight.job_id, profile=record.profile, code=record.code)
+
+    def _promote(self, speaker_id: SpeakerId) -> None:
+        try:
+            self._registrar.promote(speaker_id)
+        except Unavailable as error:
+            log.warning(
+                "promotion.put_off", speaker=str(speaker_id), error=str(error)
+            )  # housekeeping does it
+
+
+def _error_json(error: SpeakerRegistryError, attempt: int) -> str:
+    return canonical_json(
+        {"code": error.code, "message": error.message, "retryable": error.retryable, "attempt": attempt}
+    )

@@ -1,0 +1,40 @@
+"""Reaching Redis: clients that fail fast, and what their failures mean to our callers. Knows nothing we keep
+there.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import redis
+from redis.backoff import ExponentialWithJitterBackoff
+from redis.retry import Retry
+
+from speaker_registry.errors import Unavailable
+
+
+def connect(url: str, *, connect_hook: Callable[[Any], None] | None = None) -> redis.Redis:
+    """A client that fails within about two seconds rather than hang: callers answer 503 and are asked to
+    come back.
+    """
+    return redis.Redis.from_url(
+        url,
+        socket_timeout=5,
+        socket_connect_timeout=2,
+        retry=Retry(ExponentialWithJitterBackoff(cap=0.2, base=0.02), 3),
+        redis_connect_func=connect_hook,
+        decode_responses=True,
+    )
+
+
+@contextmanager
+def unavailable_without_redis() -> Iterator[None]:
+    """Turns trouble with the server into `Unavailable`; what it answered to our own scripts passes."""
+    try:
+        yield
+    except redis.ResponseError as error:
+        if str(error).startswith(("MISCONF", "OOM", "READONLY", "LOADING", "CLUSTERDOWN")):
+            raise Unavailable("The index does not accept writes now.", retry_after_seconds=5) from error
+        raise
+    except (redis.ConnectionError, redis.TimeoutError) as error:
+        raise Unavailable("The index cannot be reached now.", retry_after_seconds=2) from error
