@@ -1,0 +1,185 @@
+"""Reaching an S3-compatible bucket: client, credentials, the server's clock, and making the bucket ready.
+
+Knows how to connect, not what a store promises: that is `services.shared.store`.
+"""
+
+import errno
+import ssl
+import threading
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from email.utils import parsedate_to_datetime
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+import boto3
+import httpx
+import obstore
+import structlog
+from botocore.config import Config
+from botocore.exceptions import ClientError
+from obstore.auth.boto3 import Boto3CredentialProvider
+from obstore.store import S3Store
+
+from services.shared.settings import StoreSettings
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
+    from obstore.store import S3Credential
+
+log = structlog.get_logger(__name__)
+
+CONNECT_SECONDS = 5.0
+CLOCK_SECONDS = 600.0
+"""How long one reading of the server's clock is carried on by ours, which runs at the same pace."""
+
+
+def connect(settings: StoreSettings, *, request_seconds: float, retry_seconds: float) -> S3Store:
+    """A client of the bucket, which it does not talk to yet. ValueError where no credentials are found."""
+    options: dict[str, Any] = {"endpoint": settings.endpoint} if settings.endpoint else {}
+    if settings.region:
+        options["region"] = settings.region
+    return S3Store(
+        settings.bucket,
+        prefix=settings.prefix or None,
+        credential_provider=_credentials(settings),
+        # One DELETE for each object: not every server knows the bulk call, and obstore 0.12 panics where the
+        # reply to it names a key that was not asked for.
+        disable_bulk_delete=True,
+        client_options={
+            "allow_http": True,  # the settings have refused http where it is not wanted
+            "connect_timeout": timedelta(seconds=min(CONNECT_SECONDS, request_seconds)),
+            "timeout": timedelta(seconds=request_seconds),
+            **({"root_certificate": settings.ca_file.read_bytes()} if settings.ca_file else {}),
+        },
+        retry_config={
+            "max_retries": 10 if retry_seconds else 0,
+            "retry_timeout": timedelta(seconds=retry_seconds),
+            "backoff": {
+                "init_backoff": timedelta(milliseconds=100),
+                "max_backoff": timedelta(seconds=5),
+                "base": 2,
+            },
+        },
+        **options,
+    )
+
+
+def _credentials(settings: StoreSettings) -> Callable[[], "S3Credential"]:
+    """Always a provider: left alone, obstore would mix keys given here with an AWS_SESSION_TOKEN."""
+    key_id, secret = settings.access_key_id, settings.secret
+    if not key_id or not secret:
+        return Boto3CredentialProvider()
+    return lambda: {
+        "access_key_id": key_id,
+        "secret_access_key": secret,
+        "token": None,
+        "expires_at": None,
+    }
+
+
+class BucketClock:
+    """What time it is at the server, from the `Date` of an answer. Never ahead, behind by about a second.
+
+    Ages of objects are computed from their server's own times, so that a wrong clock here deletes nothing.
+    """
+
+    def __init__(self, client: S3Store, settings: StoreSettings) -> None:
+        self._client = client
+        self._tls = ssl.create_default_context(cafile=settings.ca_file)
+        self._lock = threading.Lock()
+        self._date: datetime | None = None
+        self._read_at = 0.0
+
+    def __call__(self) -> datetime:
+        """Raises httpx.HTTPError where the server can't be asked, OSError where it does not say."""
+        with self._lock:
+            if self._date is None or monotonic() - self._read_at > CLOCK_SECONDS:
+                self._date, self._read_at = self._read(), monotonic()
+            return self._date + timedelta(seconds=monotonic() - self._read_at)
+
+    def _read(self) -> datetime:
+        # Unsigned: a refusal carries the date as well, and no signature ends up in a log of requests.
+        url = obstore.sign(self._client, "HEAD", ".clock", timedelta(minutes=1)).partition("?")[0]
+        with httpx.Client(transport=httpx.HTTPTransport(verify=self._tls, retries=2)) as http:
+            answer = http.head(url, timeout=CONNECT_SECONDS)
+        if "Date" not in answer.headers:
+            raise OSError(errno.EPROTO, "the server's answers carry no Date")
+        return parsedate_to_datetime(answer.headers["Date"])
+
+
+def prepare_bucket(settings: StoreSettings) -> None:
+    """Create the bucket if it is missing, and log what would keep deleted objects alive in it.
+
+    Raises botocore's errors: this runs once, at start, for whoever reads its output.
+    """
+    if settings.folder:
+        return
+    client = _boto3_client(settings)
+    _create_if_missing(client, settings)
+    versioning = _said(lambda: client.get_bucket_versioning(Bucket=settings.bucket).get("Status", "Off"))
+    object_lock = _said(
+        lambda: client.get_object_lock_configuration(Bucket=settings.bucket)["ObjectLockConfiguration"].get(
+            "ObjectLockEnabled", "Off"
+        )
+    )
+    log.info("store.bucket", bucket=settings.bucket, versioning=versioning, object_lock=object_lock)
+    if "Enabled" in (versioning, object_lock):
+        log.warning("store.bucket_keeps_deleted_objects", bucket=settings.bucket)
+
+
+def _boto3_client(settings: StoreSettings) -> "S3Client":
+    return boto3.client(
+        "s3",
+        endpoint_url=settings.endpoint,
+        region_name=settings.region,
+        aws_access_key_id=settings.access_key_id,
+        aws_secret_access_key=settings.secret,
+        verify=str(settings.ca_file) if settings.ca_file else None,
+        config=Config(
+            signature_version="s3v4",  # the default may be the older one, which few servers know
+            s3={"addressing_style": "path"},
+            connect_timeout=CONNECT_SECONDS,
+            read_timeout=settings.request_seconds,
+            retries={"mode": "standard", "total_max_attempts": 4},
+        ),
+    )
+
+
+def _create_if_missing(client: "S3Client", settings: StoreSettings) -> None:
+    try:
+        client.head_bucket(Bucket=settings.bucket)
+    except ClientError as error:
+        if _code(error) not in ("404", "NoSuchBucket"):
+            log.info(
+                "store.bucket_not_shown", reason=_code(error)
+            )  # may exist all the same: the probe will tell
+            return
+        _create(client, settings)
+        log.info("store.bucket_created", bucket=settings.bucket)
+
+
+def _create(client: "S3Client", settings: StoreSettings) -> None:
+    region = client.meta.region_name
+    try:
+        if region == "us-east-1":  # the one region that must not be named
+            client.create_bucket(Bucket=settings.bucket)
+        else:
+            client.create_bucket(
+                Bucket=settings.bucket,
+                CreateBucketConfiguration={"LocationConstraint": region},  # type: ignore[typeddict-item]  # any server's
+            )
+    except ClientError as error:
+        if _code(error) != "BucketAlreadyOwnedByYou":  # another replica was faster
+            raise
+
+
+def _said(question: Callable[[], str]) -> str:
+    try:
+        return question()
+    except ClientError as error:
+        return f"unknown ({_code(error)})"
+
+
+def _code(error: ClientError) -> str:
+    return error.response["Error"]["Code"]

@@ -1,0 +1,138 @@
+"""Writing to a local folder: what was acknowledged survives a power cut, what was deleted stays deleted.
+
+Objects appear whole or not at all, under a name whose folders are durable too. Knows no object store and no
+settings; reading and listing are somebody else's.
+"""
+
+import errno
+import fcntl
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from pathlib import Path
+from time import time
+from uuid import uuid4
+
+TEMPORARY = ".tmp"
+"""Beside the objects, so that a rename out of it stays on one file system."""
+
+
+class DurableFolder:
+    """The writing half of a store in a local folder. Files are readable by their owner only."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._temporary = root / TEMPORARY
+        _make(self._temporary)
+
+    def put(self, key: str, data: bytes) -> None:
+        temporary, target = self._temporary / uuid4().hex, self._root / key
+        try:
+            _write(temporary, data)
+            with self._locked():
+                _make(target.parent)
+                temporary.replace(target)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        with suppress(FileNotFoundError):  # deleted meanwhile, and its folder with it
+            _sync(target.parent)
+
+    def delete(self, keys: Iterable[str]) -> None:
+        """Remove objects, and the folders that this leaves empty: their names may be those of persons."""
+        parents = set()
+        for key in keys:
+            target = self._root / key
+            with suppress(FileNotFoundError, NotADirectoryError):
+                target.unlink()
+            parents.add(target.parent)
+        for parent in parents:
+            self._sync_without_empty(parent)
+
+    def sweep(self, older_than: timedelta) -> int:
+        """Remove what interrupted writes left behind, and return how many files that were.
+
+        `older_than` has to be longer than any write takes.
+        """
+        removed = 0
+        for file in self._temporary.iterdir():
+            with suppress(FileNotFoundError):  # its write ended just now
+                if time() - file.stat().st_mtime > older_than.total_seconds():
+                    file.unlink()
+                    removed += 1
+        for folder, subfolders, files in os.walk(self._root, topdown=False):
+            if not subfolders and not files and Path(folder) != self._temporary:
+                self._sync_without_empty(Path(folder))
+        return removed
+
+    def check(self) -> None:
+        """Raise OSError where nothing can be written, as when a volume went away and left its mount point."""
+        if not self.is_there():
+            raise OSError(errno.EACCES, "the folder is not there or not writable")
+
+    def is_there(self) -> bool:
+        return os.access(self._temporary, os.W_OK | os.X_OK)
+
+    def _sync_without_empty(self, folder: Path) -> None:
+        while True:
+            folder = self._without_empty(folder)
+            with suppress(FileNotFoundError):  # another delete has just removed that one too
+                _sync(folder)
+                return
+
+    def _without_empty(self, folder: Path) -> Path:
+        """Remove a folder, and those above it, while they are empty. Returns the first that stays."""
+        with self._locked():
+            while folder != self._root:
+                try:
+                    folder.rmdir()
+                except (FileNotFoundError, NotADirectoryError):
+                    pass
+                except OSError:
+                    break
+                folder = folder.parent
+        return folder
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Hold what makes folders and what removes them apart, across threads and processes.
+
+        A folder is made durable under the lock too: whoever finds one may rely on it, and need not sync every
+        folder above.
+        """
+        root = os.open(self._root, os.O_RDONLY)
+        try:
+            fcntl.flock(root, fcntl.LOCK_EX)
+            yield
+        finally:
+            fcntl.flock(root, fcntl.LOCK_UN)  # closing would not do it while a forked process holds a copy
+            os.close(root)
+
+
+def _write(file: Path, data: bytes) -> None:
+    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(descriptor, view) :]
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _make(folder: Path) -> None:
+    """Make a folder and those above it, durably."""
+    if folder.is_dir():
+        return
+    _make(folder.parent)
+    folder.mkdir(mode=0o700, exist_ok=True)
+    _sync(folder.parent)
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,191 @@
+"""Settings: small, frozen, one class per concern, read from environment variables with a prefix of their own.
+
+`__main__` builds them and hands them to whatever needs them. Knows no service; nothing connects here.
+"""
+
+import ipaddress
+import re
+from pathlib import Path
+from typing import Annotated, Literal, Self
+from urllib.parse import unquote, urlsplit
+
+from pydantic import AfterValidator, BeforeValidator, Field, FilePath, SecretStr, model_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+_BUCKET = r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]"
+_STORE_URL = re.compile(rf"file://(localhost)?/[^?#]+|s3://{_BUCKET}(/[A-Za-z0-9_-][A-Za-z0-9._-]*)*")
+
+
+def _parse_store_url(url: str) -> str:
+    url = url.rstrip("/")
+    if not _STORE_URL.fullmatch(url) or len(url) > 300:
+        raise ValueError(
+            "expected file:///folder or s3://bucket/prefix, the prefix of letters, digits, '.', '_', '-'"
+        )
+    return url
+
+
+class StoreSettings(BaseSettings):
+    """Where objects are stored. Environment: SPEAKER_STORE_*."""
+
+    model_config = SettingsConfigDict(env_prefix="SPEAKER_STORE_", env_ignore_empty=True, frozen=True)
+
+    url: Annotated[str, AfterValidator(_parse_store_url)]
+    """`file:///folder` or `s3://bucket/prefix`."""
+    endpoint: str | None = Field(default=None, pattern=r"^https?://[^/]+$")
+    """An S3-compatible server, e.g. `https://s3.example.org`. Without it: AWS."""
+    region: str | None = None
+    """Without it: AWS_REGION, else us-east-1."""
+    access_key_id: str | None = None
+    """Without keys here, boto3 looks for them: AWS_*, its files, web identity, the machine's role."""
+    secret_access_key: SecretStr | None = None
+    secret_access_key_file: FilePath | None = None
+    """A file holding the secret key, as container secrets are mounted."""
+    ca_file: FilePath | None = None
+    """Certificates (PEM) of a private authority that signed the endpoint's."""
+    allow_http: bool = False
+    """Send audio and signatures in the clear to an endpoint on another machine."""
+    request_seconds: float = Field(default=25, gt=0, le=30)
+    """For one request and its answer."""
+    retry_seconds: float = Field(default=25, ge=0, le=30)
+    """After this no request is repeated, so that a call ends within the sum of the two."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if bool(self.access_key_id) != bool(self.secret_access_key or self.secret_access_key_file):
+            raise ValueError("access_key_id and secret_access_key (or its file) go together")
+        if self.endpoint and not self.allow_http and not _private(self.endpoint):
+            raise ValueError("endpoint is plain http on another machine: use https, or set allow_http")
+        return self
+
+    @property
+    def folder(self) -> Path | None:
+        """The local folder, or None for a bucket."""
+        parts = urlsplit(self.url)
+        return Path(unquote(parts.path)) if parts.scheme == "file" else None
+
+    @property
+    def bucket(self) -> str:
+        return urlsplit(self.url).netloc
+
+    @property
+    def prefix(self) -> str:
+        """What every key in the bucket starts with; empty, or without a `/` at either end."""
+        return urlsplit(self.url).path.strip("/")
+
+    @property
+    def secret(self) -> str | None:
+        """The secret key, from wherever it was given."""
+        if self.secret_access_key_file:
+            return self.secret_access_key_file.read_text().strip()
+        return self.secret_access_key.get_secret_value() if self.secret_access_key else None
+
+
+class UploadLimits(BaseSettings):
+    """What we accept as reference audio, and what decoding it may cost. Environment: SPEAKER_UPLOAD_*."""
+
+    model_config = SettingsConfigDict(env_prefix="SPEAKER_UPLOAD_", frozen=True)
+
+    max_bytes: int = Field(10 * 1024**2, gt=0)
+    """Of the file as uploaded."""
+    min_seconds: float = Field(1.0, gt=0)
+    """A clip of exactly this length is accepted. Below, speaker encoders have little to go by."""
+    max_seconds: float = Field(30.0, gt=0)
+    """A clip of exactly this length is accepted. Bounds the memory that one clip takes everywhere after."""
+    decode_seconds: float = Field(10.0, gt=0)
+    """How long decoding one clip may take, by the clock and by the processor. Longer: it is refused."""
+    decode_memory_bytes: int = Field(256 * 1024**2, ge=64 * 1024**2)
+    """What decoding one clip may take beyond the decoding libraries' own memory."""
+    decoders: int = Field(4, gt=0)
+    """Clips decoded at the same time by one API process. Each is a process of its own."""
+    decoder_wait_seconds: float = Field(10.0, gt=0)
+    """How long an upload waits for one of them before it is told to come back later."""
+
+    @model_validator(mode="after")
+    def _some_length_is_accepted(self) -> Self:
+        if self.min_seconds > self.max_seconds:
+            raise ValueError(
+                f"min_seconds {self.min_seconds:g} is more than max_seconds {self.max_seconds:g}"
+            )
+        return self
+
+
+def _private(endpoint: str) -> bool:
+    """Whether nobody else can listen in on what is sent there."""
+    parts = urlsplit(endpoint)
+    if parts.scheme == "https" or parts.hostname == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(parts.hostname or "").is_loopback
+    except ValueError:
+        return False
+
+
+def _names(text: object) -> object:
+    return [name.strip() for name in text.split(",") if name.strip()] if isinstance(text, str) else text
+
+
+class RegistrySettings(BaseSettings):
+    """What this registry asks of its voices; the same for API and workers. Environment: the names given below."""
+
+    model_config = SettingsConfigDict(env_ignore_empty=True, frozen=True, populate_by_name=True)
+
+    profiles: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_names)] = Field(
+        ("qwen3-tts-0.6b",), validation_alias="SPEAKER_PROFILES"
+    )
+    """Extracted for every upload, comma-separated."""
+    max_uploaded: int = Field(1000, gt=0, validation_alias="SPEAKER_MAX_UPLOADED")
+    """Voices in one namespace, at most."""
+    registration_policy: Literal["overwrite", "immutable"] = Field(
+        "overwrite", validation_alias="VLLM_OMNI_SPEAKER_REGISTRATION_POLICY"
+    )
+    """`immutable`: a name must be deleted before it is registered again."""
+    max_attempts: int = Field(3, gt=0, le=4, validation_alias="SPEAKER_MAX_ATTEMPTS")
+    """Tries of one extraction that fails in a way which may pass."""
+    redis_url: str = Field("redis://127.0.0.1:6379/0", validation_alias="SPEAKER_REDIS_URL")
+    """`redis://`, `rediss://` or `unix://`; one primary."""
+    job_seconds: int = Field(120, gt=0, validation_alias="SPEAKER_JOB_SECONDS")
+    """One attempt, at most: a worker that takes longer is taken for hung."""
+
+
+class HousekeepingSettings(BaseSettings):
+    """Repairs and sweeps, which each API process does. Environment: SPEAKER_HOUSEKEEPING_*."""
+
+    model_config = SettingsConfigDict(env_prefix="SPEAKER_HOUSEKEEPING_", env_ignore_empty=True, frozen=True)
+
+    turn_seconds: float = Field(1.0, gt=0)
+    """Between two looks at what is due."""
+    speakers_per_turn: int = Field(100, gt=0)
+    sweep_seconds: float = Field(86_400, gt=0)
+    """Between two looks at everything."""
+    grace_seconds: float = Field(86_400, ge=1800)
+    """Data without a record is left alone this long: its upload may be on its way, its worker slow."""
+    deleted_grace_seconds: float = Field(86_400, ge=0)
+    """A deleted voice's data stays this long."""
+    rebuild_threads: int = Field(16, gt=0)
+
+
+class WorkerSettings(BaseSettings):
+    """How a worker takes jobs and shows that it lives. Environment: SPEAKER_WORKER_*."""
+
+    model_config = SettingsConfigDict(env_prefix="SPEAKER_WORKER_", env_ignore_empty=True, frozen=True)
+
+    lease_seconds: int = Field(30, ge=2)
+    """A job in hand goes to another worker this long after its worker's last beat."""
+    beat_seconds: float = Field(5, gt=0)
+    poll_seconds: float = Field(1, ge=0.05, le=10)
+    """An idle worker waits for news this long at a time; about as long it takes to stop."""
+    batch_size: int = Field(32, ge=1, le=1000)
+    """Jobs of one queue taken at a time, at most."""
+    stuck_seconds: float = Field(15, gt=0)
+    """A job taken from the queue and not started is handed back after this."""
+    maintenance_seconds: float = Field(5, gt=0)
+    """Between two looks for what dead workers held."""
+    job_seconds: int = Field(120, ge=1)
+    """One batch, at most, where its jobs do not say. After it the worker takes itself for hung and ends."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.beat_seconds * 3 > self.lease_seconds:
+            raise ValueError("lease_seconds must be at least three times beat_seconds: a late beat is no death")
+        return self

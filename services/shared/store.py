@@ -1,0 +1,312 @@
+"""The object store: immutable objects under keys, in an S3-compatible bucket or a local folder.
+
+Same promises on both: what `put` returned for is durable, `get` gives whole objects, `list` is complete and
+sees what was put before. Knows nothing of speakers: what keys mean is `services.shared.facts`' business.
+
+Names that start with a dot at the top belong to the store itself and are never listed.
+"""
+
+import builtins
+import errno
+import re
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import Protocol
+from uuid import uuid4
+
+import httpx
+import obstore
+import structlog
+from obstore.exceptions import BaseError
+from obstore.store import LocalStore, S3Store
+
+from services.shared.bucket import BucketClock, connect
+from services.shared.bucket import prepare_bucket as prepare_bucket  # noqa: PLC0414 - callers see one module
+from services.shared.durable_folder import DurableFolder
+from services.shared.settings import StoreSettings
+from speaker_registry.errors import Unavailable
+
+log = structlog.get_logger(__name__)
+
+_PART = r"(?!\.\.?(?:/|$))[A-Za-z0-9._-]{1,255}"
+_KEY = re.compile(rf"{_PART}(?:/{_PART})*")
+MAX_KEY_BYTES = 1000
+"""S3 allows 1024, the bucket's prefix included."""
+
+RETRY_AFTER_SECONDS = 5.0
+CHECK_SECONDS = 3.0
+"""A readiness check has to answer before whoever asks gives up."""
+
+PROBES = ".probe/"
+PROBED = 20
+OLD_PROBE = timedelta(hours=1)
+MAX_CLOCK_DIFFERENCE = timedelta(minutes=5)
+"""Between a store's `Date` and the times of its objects. What is young is told by comparing the two."""
+
+_REASONS = (
+    re.compile(r"status code: (\d{3})"),
+    re.compile(r"<Code>(\w{1,60})</Code>"),
+    re.compile(r"kind: (\w+)"),
+    re.compile(r"incorrectly configured region"),
+)
+"""What is worth logging of obstore's messages; the rest of them names keys, and so persons."""
+
+
+class StoreUnfit(Exception):
+    """The store does not do what we rely on; for whoever runs us, never for callers."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredObject:
+    key: str
+    size: int
+    last_modified: datetime
+    """As the store says it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    objects: tuple[StoredObject, ...]
+    """By key."""
+    taken_at: datetime
+    """The store's clock before the first page, never ahead: ages computed with it err on the young side."""
+
+
+class Store(Protocol):
+    """Keys are parts of `[A-Za-z0-9._-]` joined by `/`, a prefix ends with `/` or is empty; else ValueError.
+
+    Every method raises `Unavailable` when the store does not do its part in time.
+    """
+
+    def put(self, key: str, data: bytes) -> None:
+        """Store an object, durably once this returns. A key is never put again with other content."""
+
+    def get(self, key: str) -> bytes:
+        """The whole object, or FileNotFoundError."""
+        ...
+
+    async def get_async(self, key: str) -> bytes:
+        """`get`, for the event loop."""
+        ...
+
+    def list(self, prefix: str) -> Listing:
+        """Everything under a prefix, including what was put a moment ago."""
+        ...
+
+    def folders(self, prefix: str) -> builtins.list[str]:
+        """Names of the immediate folders under a prefix that hold anything."""
+        ...
+
+    def delete(self, keys: Iterable[str]) -> None:
+        """Remove objects; one that is not there is fine."""
+
+    def check(self) -> None:
+        """Return if the store answers, within seconds."""
+
+    def probe(self) -> None:
+        """Raise `StoreUnfit` unless the store is consistent: what was put, got and deleted shows at once."""
+
+
+class ObjectStore:
+    """A `Store` on obstore. Built by `open_store`."""
+
+    def __init__(
+        self,
+        client: LocalStore | S3Store,
+        *,
+        impatient: LocalStore | S3Store,
+        clock: Callable[[], datetime],
+        folder: DurableFolder | None = None,
+    ) -> None:
+        self._client = client
+        self._impatient = impatient
+        """The same, but gives up at once."""
+        self._clock = clock
+        """The store's."""
+        self._folder = folder
+        """Does all writing to a local folder: obstore never syncs."""
+
+    def put(self, key: str, data: bytes) -> None:
+        check_key(key)
+        with self._translating("put"):
+            if self._folder:
+                self._folder.put(key, data)
+            else:
+                # In one request: the parts of an interrupted multipart upload would stay, and are not listed.
+                obstore.put(self._client, key, data, use_multipart=False)
+
+    def get(self, key: str) -> bytes:
+        check_key(key)
+        with self._translating("get"):
+            result = obstore.get(self._client, key)
+            return _whole(bytes(result.bytes()), result.meta["size"])
+
+    async def get_async(self, key: str) -> bytes:
+        check_key(key)
+        with self._translating("get"):
+            result = await obstore.get_async(self._client, key)
+            return _whole(bytes(await result.bytes_async()), result.meta["size"])
+
+    def folders(self, prefix: str) -> builtins.list[str]:
+        check_prefix(prefix)
+        with self._translating("list"):
+            self._check_folder()
+            found = obstore.list_with_delimiter(self._client, prefix or None)["common_prefixes"]
+        names = sorted(path.rstrip("/").rpartition("/")[2] for path in found)
+        return names if prefix else [name for name in names if not name.startswith(".")]
+
+    def list(self, prefix: str) -> Listing:
+        check_prefix(prefix)
+        with self._translating("list"):
+            self._check_folder()
+            taken_at = self._clock()
+            found = [
+                StoredObject(meta["path"], meta["size"], meta["last_modified"])
+                for page in obstore.list(self._client, prefix or None, chunk_size=1000)
+                for meta in page
+                if prefix or not meta["path"].startswith(".")
+            ]
+        return Listing(tuple(sorted(found, key=lambda stored: stored.key)), taken_at)
+
+    def delete(self, keys: Iterable[str]) -> None:
+        keys = [check_key(key) for key in keys]
+        with self._translating("delete"):
+            if self._folder:
+                self._folder.delete(keys)
+            else:
+                obstore.delete(self._client, keys)
+
+    def check(self) -> None:
+        with self._translating("check"):
+            self._check_folder()
+            obstore.list(self._impatient, ".check/").collect()
+
+    def probe(self) -> None:
+        _probe(self)
+
+    def sweep_temporary(self, older_than: timedelta) -> int:
+        """Remove what interrupted writes left in a local folder, and say how much. A bucket keeps no such."""
+        with self._translating("sweep"):
+            return self._folder.sweep(older_than) if self._folder else 0
+
+    def _check_folder(self) -> None:
+        """An empty mount point must not pass for a store that has lost everything."""
+        if self._folder:
+            self._folder.check()
+
+    @contextmanager
+    def _translating(self, operation: str) -> Iterator[None]:
+        """Raise our errors for obstore's. Keys stay out of messages and logs: they hold names."""
+        try:
+            yield
+        except (BaseError, OSError, httpx.HTTPError) as error:
+            if operation == "get" and self._says_missing(error):
+                raise FileNotFoundError("no such object") from None
+            log.error("store.failed", operation=operation, reason=_reason(error))
+            raise Unavailable(
+                "The object store is not available.", retry_after_seconds=RETRY_AFTER_SECONDS
+            ) from None
+
+    def _says_missing(self, error: Exception) -> bool:
+        """Whether the object is missing, not bucket or folder: obstore raises the same for either."""
+        if not isinstance(error, FileNotFoundError):
+            return False
+        if self._folder:
+            return self._folder.is_there()
+        return "<Code>NoSuchKey</Code>" in str(error)
+
+
+def check_key(key: str) -> str:
+    """The key, or ValueError."""
+    if len(key) >= MAX_KEY_BYTES or not _KEY.fullmatch(key):
+        raise ValueError(f"not a key: {key[:80]!a}")
+    return key
+
+
+def check_prefix(prefix: str) -> None:
+    if prefix and not (prefix.endswith("/") and check_key(prefix[:-1])):
+        raise ValueError(f"a prefix ends with '/': {prefix[:80]!a}")
+
+
+def open_store(settings: StoreSettings) -> ObjectStore:
+    """The store that the settings name. A local folder is made; a bucket is not yet talked to."""
+    if settings.folder:
+        folder, local = DurableFolder(settings.folder), LocalStore(settings.folder)
+        return ObjectStore(local, impatient=local, clock=partial(datetime.now, UTC), folder=folder)
+    client = connect(settings, request_seconds=settings.request_seconds, retry_seconds=settings.retry_seconds)
+    impatient = connect(settings, request_seconds=CHECK_SECONDS, retry_seconds=0)
+    return ObjectStore(client, impatient=impatient, clock=BucketClock(client, settings))
+
+
+def _whole(data: bytes, size: int) -> bytes:
+    if len(data) != size:
+        raise OSError(errno.EIO, f"{len(data)} of {size} bytes came")
+    return data
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    found = [
+        match.group(match.lastindex or 0) for pattern in _REASONS if (match := pattern.search(str(error)))
+    ]
+    return " ".join(found) or type(error).__name__
+
+
+def _probe(store: Store) -> None:
+    """Use the store as we are going to, on objects of our own, and compare every answer."""
+    _delete_older_probes(store)
+    prefix = f"{PROBES}{uuid4().hex}/"
+    contents = {f"{prefix}{number:02}": f"{prefix}{number}".encode() for number in range(PROBED)}
+    try:
+        _probe_puts(store, prefix, contents)
+        _probe_deletes(store, prefix, list(contents))
+    finally:
+        with suppress(Unavailable):
+            store.delete(contents)
+
+
+def _probe_puts(store: Store, prefix: str, contents: dict[str, bytes]) -> None:
+    # Asking first: a cache in between may remember that there was nothing.
+    _expect(not _present(store, contents), "returned objects that were never put")
+    for key, data in contents.items():
+        store.put(key, data)
+    listing = store.list(prefix)
+    listed = {stored.key: stored.size for stored in listing.objects}
+    _expect(listed == {key: len(data) for key, data in contents.items()}, "did not list what was just put")
+    _expect(store.folders(PROBES).count(prefix.split("/")[1]) == 1, "did not name a folder just filled")
+    _expect(_present(store, contents) == contents, "did not return what was just put")
+    apart = max(abs(stored.last_modified - listing.taken_at) for stored in listing.objects)
+    _expect(apart < MAX_CLOCK_DIFFERENCE, f"dates its objects and its answers {apart} apart")
+
+
+def _probe_deletes(store: Store, prefix: str, keys: builtins.list[str]) -> None:
+    store.delete(keys[1:])
+    left = [stored.key for stored in store.list(prefix).objects]
+    _expect(left == keys[:1], "listed what was just deleted, or lost what was not")
+    store.delete(keys)  # all but one are missing already, which has to be fine
+    _expect(not store.list(prefix).objects, "listed what was just deleted")
+    _expect(not _present(store, keys), "returned what was just deleted")
+
+
+def _delete_older_probes(store: Store) -> None:
+    """What a killed process has left."""
+    listing = store.list(PROBES)
+    old = listing.taken_at - OLD_PROBE
+    store.delete(stored.key for stored in listing.objects if stored.last_modified < old)
+
+
+def _present(store: Store, keys: Iterable[str]) -> dict[str, bytes]:
+    found = {}
+    for key in keys:
+        with suppress(FileNotFoundError):
+            found[key] = store.get(key)
+    return found
+
+
+def _expect(condition: bool, otherwise: str) -> None:
+    if not condition:
+        raise StoreUnfit(f"the object store {otherwise}: it can't be used")
