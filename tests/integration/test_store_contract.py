@@ -1,0 +1,210 @@
+"""What every store promises, tested on each kind: a local folder, and buckets on different S3 servers."""
+
+import asyncio
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+
+import boto3
+import pytest
+from botocore.config import Config
+from structlog.testing import capture_logs
+
+from services.shared.settings import StoreSettings
+from services.shared.store import ObjectStore, open_store, prepare_bucket
+from tests import servers
+from tests.integration.conftest import bucket_settings
+from tests.servers import S3Server
+
+pytestmark = pytest.mark.timeout(60)
+
+
+@pytest.fixture(scope="module")
+def threads() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(16) as pool:
+        yield pool
+
+
+def keys(store: ObjectStore, prefix: str = "") -> list[str]:
+    return [stored.key for stored in store.list(prefix).objects]
+
+
+@pytest.mark.parametrize("size", [0, 1, 70_000, 7_000_000])
+def test_an_object_comes_back_as_it_was_put(store: ObjectStore, size: int) -> None:
+    """The largest is beyond where obstore would upload in parts, which leave garbage when interrupted."""
+    data = bytes(range(256)) * (size // 256) + b"x" * (size % 256)
+    store.put("default/v/alice/blob", data)
+    assert store.get("default/v/alice/blob") == data
+    assert asyncio.run(store.get_async("default/v/alice/blob")) == data
+
+
+def test_the_same_object_may_be_put_again(store: ObjectStore) -> None:
+    """A caller whose answer got lost repeats what it did."""
+    store.put("a/b", b"same")
+    store.put("a/b", b"same")
+    assert store.get("a/b") == b"same"
+
+
+@pytest.mark.parametrize("key", ["never/put", "a", "a/b", "a/b/c.json.x"])
+def test_getting_what_is_not_there_raises_file_not_found(store: ObjectStore, key: str) -> None:
+    """Also where other objects lie below: a folder is no object."""
+    store.put("a/b/c.json", b"{}")
+    with pytest.raises(FileNotFoundError):
+        store.get(key)
+    with pytest.raises(FileNotFoundError):
+        asyncio.run(store.get_async(key))
+
+
+def test_a_deleted_object_is_gone(store: ObjectStore) -> None:
+    """Erased means erased."""
+    store.put("a/b", b"1")
+    store.delete(["a/b"])
+    with pytest.raises(FileNotFoundError):
+        store.get("a/b")
+    assert keys(store) == []
+
+
+def test_deleting_what_is_missing_is_fine(store: ObjectStore) -> None:
+    """Two sweepers may meet, and a repeated erase finds nothing left."""
+    store.put("a/b", b"1")
+    store.delete(["a/missing", "a/b", "nowhere/at/all"])
+    store.delete([])
+    assert keys(store) == []
+
+
+def test_a_listing_has_everything_under_its_prefix_and_nothing_beside_it(store: ObjectStore) -> None:
+    """A voice is folded from its listing: a neighbour with a longer name must not show up in it."""
+    for key in ("n/v/al/r/2", "n/v/al/r/1", "n/v/al/d/x/blob/y", "n/v/alice/r/1", "n/v/al-2/r/1", "n/w"):
+        store.put(key, b"12345")
+    assert keys(store, "n/v/al/") == ["n/v/al/d/x/blob/y", "n/v/al/r/1", "n/v/al/r/2"]
+    assert keys(store, "n/v/al/r/") == ["n/v/al/r/1", "n/v/al/r/2"]
+    assert len(keys(store)) == 6
+    assert keys(store, "nothing/here/") == []
+    assert {stored.size for stored in store.list("n/").objects} == {5}
+
+
+def test_a_listing_is_dated_by_the_clock_that_dates_the_objects(store: ObjectStore) -> None:
+    """What may be collected as garbage is told by the difference of the two."""
+    store.put("a/b", b"1")
+    listing = store.list("a/")
+    age = listing.taken_at - listing.objects[0].last_modified
+    assert timedelta(seconds=-3) < age < timedelta(seconds=30)
+    assert abs(listing.taken_at - datetime.now(UTC)) < timedelta(seconds=30)
+
+
+def test_a_listing_is_complete_beyond_one_page(store: ObjectStore, threads: ThreadPoolExecutor) -> None:
+    """S3 answers in pages of 1,000. A fold that misses a fact is a wrong voice."""
+    wanted = [f"n/v/{number % 5}/r/{number:05}" for number in range(2500)]
+    list(threads.map(lambda key: store.put(key, b"1"), wanted))
+    assert keys(store, "n/") == sorted(wanted)
+    store.delete(wanted)
+    assert keys(store) == []
+
+
+def test_folders_are_the_immediate_ones_that_hold_something(store: ObjectStore) -> None:
+    """Namespaces and voices are found by them; one that was erased must not be named any longer."""
+    for key in ("n/v/alice/r/1", "n/v/alice/d/x/y", "n/v/bob/r/1", "m/v/carol/r/1", "n/file"):
+        store.put(key, b"1")
+    assert store.folders("") == ["m", "n"]
+    assert store.folders("n/") == ["v"]
+    assert store.folders("n/v/") == ["alice", "bob"]
+    assert store.folders("nothing/") == []
+    store.delete(["n/v/alice/r/1", "n/v/alice/d/x/y", "m/v/carol/r/1"])
+    assert store.folders("n/v/") == ["bob"]
+    assert store.folders("") == ["n"]
+
+
+def test_what_belongs_to_the_store_itself_is_not_listed(store: ObjectStore) -> None:
+    """Whoever walks over all namespaces must not stumble over a probe of another process."""
+    store.put(".probe/x/1", b"1")
+    assert keys(store) == []
+    assert store.folders("") == []
+
+
+@pytest.mark.parametrize("key", ["a/ü", "a b", "a/../b", "/a", "a//b", "a/", ""])
+def test_a_key_that_stores_would_treat_differently_is_refused(store: ObjectStore, key: str) -> None:
+    """Some servers normalise, encode or refuse such keys, and some walk out of their folder."""
+    with pytest.raises(ValueError, match="not a key"):
+        store.put(key, b"1")
+    assert keys(store) == []
+
+
+def test_sixteen_writers_at_once_lose_nothing(store: ObjectStore, threads: ThreadPoolExecutor) -> None:
+    """They make and empty the same folders, where a careless store would pull one away under a writer."""
+
+    def write(number: int) -> str:
+        kept, passing = f"n/v/{number % 8}/r/{number}", f"n/w/{number % 2}/{number}"
+        store.put(passing, b"passing")
+        store.put(kept, str(number).encode())
+        store.delete([passing])
+        return kept
+
+    written = list(threads.map(write, range(160)))
+    assert keys(store) == sorted(written)
+    assert [store.get(key) for key in written] == [str(number).encode() for number in range(160)]
+
+
+def test_a_listing_during_writes_and_deletes_still_has_what_stays(
+    store: ObjectStore, threads: ThreadPoolExecutor
+) -> None:
+    """Rebuilding the index lists while the service is in use."""
+    staying = [f"n/v/{number}/r/1" for number in range(20)]
+    for key in staying:
+        store.put(key, b"1")
+
+    def come_and_go(number: int) -> None:
+        store.put(f"n/v/{number % 20}/d/{number}/x", b"1")
+        store.delete([f"n/v/{number % 20}/d/{number}/x"])
+
+    passing = [threads.submit(come_and_go, number) for number in range(80)]
+    while not all(future.done() for future in passing):
+        assert set(keys(store, "n/v/")) >= set(staying)
+    for future in passing:
+        future.result()
+    assert keys(store) == sorted(staying)
+
+
+def test_the_probe_accepts_the_store_and_leaves_nothing(store: ObjectStore) -> None:
+    """It runs at every start."""
+    store.probe()
+    store.check()
+    assert keys(store, ".probe/") == []
+
+
+def test_a_missing_bucket_is_made_once_and_described(moto_server: S3Server) -> None:
+    """Two replicas that start together must not make each other fail."""
+    settings = bucket_settings(moto_server, url="s3://fresh-bucket/x", region="eu-central-1")
+    with capture_logs() as logs:
+        prepare_bucket(settings)
+        prepare_bucket(settings)
+    assert [entry["event"] for entry in logs] == ["store.bucket_created", "store.bucket", "store.bucket"]
+    assert logs[1]["versioning"] == "Off"
+    assert "ObjectLockConfigurationNotFoundError" in logs[1]["object_lock"]
+    open_store(settings).probe()
+
+
+def test_a_bucket_that_keeps_what_is_deleted_is_warned_about(moto_server: S3Server) -> None:
+    """Versioning turns every erase into a promise that is not kept."""
+    settings = bucket_settings(moto_server, url="s3://versioned-bucket")
+    prepare_bucket(settings)
+    client = boto3.client(
+        "s3",
+        endpoint_url=moto_server.endpoint,
+        region_name="us-east-1",
+        aws_access_key_id=servers.KEY_ID,
+        aws_secret_access_key=servers.SECRET,
+        config=Config(s3={"addressing_style": "path"}),
+    )
+    client.put_bucket_versioning(Bucket="versioned-bucket", VersioningConfiguration={"Status": "Enabled"})
+    with capture_logs() as logs:
+        prepare_bucket(settings)
+    assert logs[-1] == {
+        "event": "store.bucket_keeps_deleted_objects",
+        "log_level": "warning",
+        "bucket": "versioned-bucket",
+    }
+
+
+def test_preparing_a_local_folder_needs_nothing() -> None:
+    """So that start-up needs no case of its own."""
+    prepare_bucket(StoreSettings(url="file:///nowhere/at/all"))

@@ -1,0 +1,393 @@
+"""A store whose server fails, lags, lies or is away: the true answer or `Unavailable`, nothing in between."""
+
+import ipaddress
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from structlog.testing import capture_logs
+
+from services.shared.store import ObjectStore, StoreUnfit, open_store, prepare_bucket
+from speaker_registry.errors import Unavailable
+from tests.integration.conftest import bucket_settings
+from tests.servers import CutOff, Request, Response, S3Proxy, S3Server
+
+KEY = "default/v/alice/r/1"
+DATA = bytes(range(256)) * 200
+
+Fault = Callable[[S3Proxy, Request], Response]
+
+
+def status(code: int) -> Fault:
+    return lambda _proxy, _request: Response(code, body=b"<Error><Code>SlowDown</Code></Error>")
+
+
+def reset(_proxy: S3Proxy, _request: Request) -> Response:
+    raise CutOff
+
+
+def lose_the_reply(proxy: S3Proxy, request: Request) -> Response:
+    proxy.forward(request)
+    raise CutOff
+
+
+def truncate(proxy: S3Proxy, request: Request) -> Response:
+    response = proxy.forward(request)
+    response.sent = len(response.body) // 2
+    return response
+
+
+def hang(proxy: S3Proxy, _request: Request) -> Response:
+    proxy.over.wait(30)
+    raise CutOff
+
+
+PASSING: dict[str, Fault] = {
+    "500": status(500),
+    "503": status(503),
+    "429": status(429),
+    "reset": reset,
+    "lost reply": lose_the_reply,
+}
+LASTING: dict[str, Fault] = {"503": status(503), "reset": reset, "hang": hang, "truncate": truncate}
+
+OPERATIONS: dict[str, Callable[[ObjectStore], Any]] = {
+    "put": lambda store: store.put("default/v/bob/r/1", DATA),
+    "get": lambda store: store.get(KEY),
+    "list": lambda store: [stored.key for stored in store.list("default/v/alice/").objects],
+    "folders": lambda store: store.folders("default/v/"),
+    "delete": lambda store: store.delete(["default/v/carol/r/1"]),
+}
+
+
+class FaultyProxy(S3Proxy):
+    """Answers each request with the next fault, then truthfully. The question for the time is left alone."""
+
+    faults: list[Fault]
+    lasting: Fault | None = None
+
+    def answer(self, request: Request) -> Response:
+        if request.method == "HEAD":
+            return self.forward(request)
+        fault = self.faults.pop(0) if self.faults else self.lasting
+        return fault(self, request) if fault else self.forward(request)
+
+
+@pytest.fixture
+def proxy(rclone_server: S3Server) -> Iterator[FaultyProxy]:
+    with FaultyProxy(rclone_server) as proxy:
+        proxy.faults = []
+        yield proxy
+
+
+def behind(proxy: S3Proxy, **changes: Any) -> ObjectStore:
+    return open_store(bucket_settings(proxy.server, endpoint=proxy.endpoint, **changes))
+
+
+def filled(store: ObjectStore) -> ObjectStore:
+    store.put(KEY, DATA)
+    store.put("default/v/carol/r/1", DATA)
+    return store
+
+
+@pytest.mark.parametrize("fault", PASSING)
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_a_passing_fault_is_not_noticed(proxy: FaultyProxy, operation: str, fault: str) -> None:
+    """Real buckets answer 503 now and then; no user should see one."""
+    store = filled(behind(proxy))
+    expected = OPERATIONS[operation](store)
+    store = filled(behind(proxy))
+    proxy.faults = [PASSING[fault]] * (2 if fault == "503" else 1)
+    assert OPERATIONS[operation](store) == expected
+    assert proxy.faults == []
+
+
+@pytest.mark.parametrize(
+    ("operation", "fault"),
+    # The answers to a put and a delete have no body that could be cut off.
+    [
+        pair
+        for pair in product(OPERATIONS, LASTING)
+        if pair not in (("put", "truncate"), ("delete", "truncate"))
+    ],
+)
+def test_a_lasting_fault_ends_as_unavailable_and_in_time(
+    proxy: FaultyProxy, operation: str, fault: str
+) -> None:
+    """A caller gets a 503 with Retry-After, not a hanging request; afterwards all is as it should be."""
+    store = filled(behind(proxy, request_seconds=0.3, retry_seconds=0.3))
+    expected = OPERATIONS[operation](store)
+    proxy.lasting = LASTING[fault]
+    started = time.monotonic()
+    with pytest.raises(Unavailable) as caught:
+        OPERATIONS[operation](store)
+    assert time.monotonic() - started < 3
+    assert caught.value.retry_after_seconds
+    proxy.lasting = None
+    assert OPERATIONS[operation](store) == expected
+
+
+@pytest.mark.parametrize("faults", [1, 2, 3])
+def test_a_cut_off_object_is_never_returned(proxy: FaultyProxy, faults: int) -> None:
+    """Half an artifact would be half a voice."""
+    store = filled(behind(proxy))
+    proxy.faults = [truncate] * faults
+    try:
+        assert store.get(KEY) == DATA
+    except Unavailable:
+        assert store.get(KEY) == DATA
+
+
+def test_a_put_without_a_reply_was_or_was_not_done_and_can_be_repeated(proxy: FaultyProxy) -> None:
+    """The caller can't know; repeating must be safe."""
+    store = behind(proxy, retry_seconds=0)
+    proxy.faults = [lose_the_reply]
+    with pytest.raises(Unavailable):
+        store.put(KEY, DATA)
+    assert store.get(KEY) == DATA
+    store.put(KEY, DATA)
+    assert store.get(KEY) == DATA
+
+
+def test_readiness_does_not_wait_for_retries(proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever asks gives up within seconds, and would take no answer for a dead process."""
+    monkeypatch.setattr("services.shared.store.CHECK_SECONDS", 0.3)
+    store = behind(proxy, request_seconds=25, retry_seconds=25)
+    store.check()
+    proxy.lasting = hang
+    started = time.monotonic()
+    with pytest.raises(Unavailable):
+        store.check()
+    assert time.monotonic() - started < 2
+
+
+def test_a_server_that_is_not_there_is_unavailable(rclone_server: S3Server) -> None:
+    """Port 1 answers nowhere."""
+    store = open_store(bucket_settings(rclone_server, endpoint="http://127.0.0.1:1", retry_seconds=0.2))
+    for operation in OPERATIONS.values():
+        with pytest.raises(Unavailable):
+            operation(store)
+    with pytest.raises(Unavailable):
+        store.check()
+
+
+def test_a_missing_bucket_is_not_taken_for_a_missing_object(rclone_server: S3Server) -> None:
+    """Otherwise a typing error in the configuration would look like the loss of every voice."""
+    store = open_store(bucket_settings(rclone_server, url="s3://another-bucket"))
+    for operation in OPERATIONS.values():
+        with capture_logs() as logs, pytest.raises(Unavailable):
+            operation(store)
+        assert logs[0]["reason"] == "404 NoSuchBucket"
+    with pytest.raises(Unavailable):
+        store.check()
+
+
+def test_a_404_that_is_not_the_stores_is_not_taken_for_a_missing_object(proxy: FaultyProxy) -> None:
+    """A gateway whose route is gone answers 404 as well."""
+    proxy.lasting = lambda _proxy, _request: Response(404, body=b"<html>no such route</html>")
+    with pytest.raises(Unavailable):
+        behind(proxy).get(KEY)
+
+
+def test_refused_keys_are_explained_in_the_log_and_hidden_from_callers(rclone_server: S3Server) -> None:
+    """Operators need the reason; callers must learn no bucket, and the log no voice's name."""
+    store = open_store(bucket_settings(rclone_server, secret_access_key="not-the-secret"))
+    for operation in OPERATIONS.values():
+        with capture_logs() as logs, pytest.raises(Unavailable) as caught:
+            operation(store)
+        assert logs[0]["reason"] == "403 SignatureDoesNotMatch"
+        assert "alice" not in str(logs)
+        assert str(caught.value) == "The object store is not available."
+
+
+class StaleLists(S3Proxy):
+    """Some time after a put or a delete, listings are still the old ones."""
+
+    def __init__(self, server: S3Server) -> None:
+        super().__init__(server)
+        self._listed: dict[str, Response] = {}
+
+    def answer(self, request: Request) -> Response:
+        if "list-type=2" not in request.path:
+            return self.forward(request)
+        return self._listed.setdefault(request.path, self.forward(request))
+
+
+class LateWrites(S3Proxy):
+    """Acknowledges a put before it can be seen."""
+
+    def answer(self, request: Request) -> Response:
+        if request.method == "PUT" and request.path.endswith("19"):
+            return Response(200, {"ETag": '"late"'})
+        return self.forward(request)
+
+
+class RememberedMisses(S3Proxy):
+    """A cache in front of the store remembers that an object was missing."""
+
+    def __init__(self, server: S3Server) -> None:
+        super().__init__(server)
+        self._missed: dict[str, Response] = {}
+
+    def answer(self, request: Request) -> Response:
+        if request.method != "GET":
+            return self.forward(request)
+        response = self._missed.get(request.path) or self.forward(request)
+        if response.status == 404:
+            self._missed[request.path] = response
+        return response
+
+
+class KeepsDeleted(S3Proxy):
+    """Acknowledges deletes, and does nothing."""
+
+    def answer(self, request: Request) -> Response:
+        return Response(204) if request.method == "DELETE" else self.forward(request)
+
+
+class WrongClock(S3Proxy):
+    """Dates its answers two days after its objects: what was just put would seem old enough to collect."""
+
+    def answer(self, request: Request) -> Response:
+        response = self.forward(request)
+        return _dated(response, datetime.now(UTC) + timedelta(days=2))
+
+
+def _dated(response: Response, date: datetime) -> Response:
+    response.headers["Date"] = format_datetime(date, usegmt=True)
+    return response
+
+
+@pytest.mark.parametrize(
+    ("unfit", "why"),
+    [
+        (StaleLists, "listed what was just deleted"),
+        (LateWrites, "did not list what was just put"),
+        (RememberedMisses, "did not return what was just put"),
+        (KeepsDeleted, "listed what was just deleted"),
+        (WrongClock, "apart"),
+    ],
+)
+def test_the_probe_refuses_a_store_that_we_could_not_rely_on(
+    rclone_server: S3Server, unfit: type[S3Proxy], why: str
+) -> None:
+    """The whole design rests on seeing what was written. Better not to start than to lose voices quietly."""
+    with unfit(rclone_server) as proxy, pytest.raises(StoreUnfit, match=why):
+        behind(proxy).probe()
+
+
+def test_a_probe_clears_up_what_a_killed_one_left(
+    rclone_server: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that is killed at every start must not fill the bucket."""
+    store = open_store(bucket_settings(rclone_server))
+    store.put(".probe/killed/01", b"1")
+    store.probe()
+    assert [stored.key for stored in store.list(".probe/").objects] == [".probe/killed/01"]  # may be in use
+    monkeypatch.setattr("services.shared.store.OLD_PROBE", timedelta(seconds=-10))
+    store.probe()
+    assert store.list(".probe/").objects == ()
+
+
+class DatedProxy(S3Proxy):
+    date: datetime | None
+
+    def answer(self, request: Request) -> Response:
+        response = self.forward(request)
+        if self.date:
+            return _dated(response, self.date)
+        response.headers.pop("Date")
+        return response
+
+
+def test_listings_are_dated_by_the_servers_clock_asked_once_in_a_while(rclone_server: S3Server) -> None:
+    """A wrong clock of ours must not make garbage of a new upload; nor may asking double the requests."""
+    with DatedProxy(rclone_server) as proxy:
+        proxy.date = datetime(2031, 5, 4, tzinfo=UTC)
+        store = behind(proxy)
+        dates = [store.list("a/").taken_at for _ in range(3)]
+        assert proxy.date <= dates[0] < dates[1] < dates[2] < proxy.date + timedelta(seconds=20)
+        assert [request.method for request in proxy.seen].count("HEAD") == 1
+
+
+def test_a_server_that_does_not_say_its_time_is_unavailable(rclone_server: S3Server) -> None:
+    """Guessing it could delete what is needed."""
+    with DatedProxy(rclone_server) as proxy, capture_logs() as logs:
+        proxy.date = None
+        with pytest.raises(Unavailable):
+            behind(proxy).list("a/")
+    assert "Date" in logs[0]["reason"]
+
+
+def test_keys_given_to_us_are_not_mixed_with_those_of_the_environment(
+    proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A session token that belongs to other keys would make every request fail."""
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "of other keys")
+    filled(behind(proxy))
+    assert proxy.seen
+    assert not [request for request in proxy.seen if "x-amz-security-token" in request.headers]
+
+
+def test_without_keys_boto3_looks_for_them(rclone_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a cloud, keys come from the machine's role and change; nobody should have to copy them."""
+    settings = bucket_settings(rclone_server)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", settings.access_key_id or "")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", settings.secret or "")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    keyless = bucket_settings(rclone_server, access_key_id=None, secret_access_key=None, region=None)
+    prepare_bucket(keyless)
+    open_store(keyless).probe()
+
+
+def test_without_any_keys_opening_fails(rclone_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At start, where somebody looks; not at the first upload."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/dev/null")
+    monkeypatch.setenv("AWS_CONFIG_FILE", "/dev/null")
+    with pytest.raises(ValueError, match="credentials"):
+        open_store(bucket_settings(rclone_server, access_key_id=None, secret_access_key=None))
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A self-signed certificate for 127.0.0.1, and its key."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "private authority")])
+    now = datetime.now(UTC)
+    address = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
+    builder = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+    builder = builder.not_valid_before(now - timedelta(days=1)).not_valid_after(now + timedelta(days=1))
+    builder = builder.add_extension(address, critical=False)
+    signed = builder.sign(key, hashes.SHA256())
+    folder = tmp_path_factory.mktemp("certificate")
+    certificate, private = folder / "cert.pem", folder / "key.pem"
+    certificate.write_bytes(signed.public_bytes(serialization.Encoding.PEM))
+    private.write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+    )
+    return certificate, private
+
+
+def test_a_private_authority_is_trusted_when_it_is_named_and_not_before(
+    rclone_server: S3Server, certificate: tuple[Path, Path]
+) -> None:
+    """S3 servers inside a company have such certificates; the way out must not be to switch checking off."""
+    with S3Proxy(rclone_server, certificate=certificate) as proxy:
+        trusting = bucket_settings(rclone_server, endpoint=proxy.endpoint, ca_file=certificate[0])
+        prepare_bucket(trusting)
+        open_store(trusting).probe()
+        with pytest.raises(Unavailable):
+            behind(proxy, retry_seconds=0).get(KEY)

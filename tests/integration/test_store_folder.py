@@ -1,0 +1,271 @@
+"""What a store in a local folder promises beyond the others: it survives power cuts, kills and full disks."""
+
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from services.shared.durable_folder import TEMPORARY
+from services.shared.settings import StoreSettings
+from services.shared.store import ObjectStore, open_store
+from speaker_registry.errors import Unavailable
+
+ROOT = Path(__file__).parent.parent.parent
+OPEN = """
+import sys
+from services.shared.settings import StoreSettings
+from services.shared.store import open_store
+store = open_store(StoreSettings(url="file://" + sys.argv[1]))
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def store(folder: Path) -> ObjectStore:
+    return open_store(StoreSettings(url=f"file://{folder}"))
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+class Recorder:
+    """Notes what is synced and renamed, in order, and does it."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls: list[tuple[str, str]] = []
+        self._folder = folder
+        fsync, replace = os.fsync, Path.replace
+
+        def recording_fsync(descriptor: int) -> None:
+            self._note("sync", Path(f"/proc/self/fd/{descriptor}").readlink())
+            fsync(descriptor)
+
+        def recording_replace(path: Path, target: Path) -> Path:
+            self._note("rename", target)
+            return replace(path, target)
+
+        monkeypatch.setattr(os, "fsync", recording_fsync)
+        monkeypatch.setattr(Path, "replace", recording_replace)
+
+    def _note(self, call: str, path: Path) -> None:
+        name = str(path.relative_to(self._folder))
+        self.calls.append((call, "the data" if name.startswith(TEMPORARY) else name))
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc to see what a descriptor is")
+def test_a_put_syncs_data_before_its_name_and_every_new_folder_above_it(
+    store: ObjectStore, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A power cut after the answer must not take the object, nor leave its name with other content."""
+    recorder = Recorder(folder, monkeypatch)
+    store.put("n/v/x", b"1")
+    assert recorder.calls == [
+        ("sync", "the data"),
+        ("sync", "."),  # which now has n
+        ("sync", "n"),  # which now has v
+        ("rename", "n/v/x"),
+        ("sync", "n/v"),
+    ]
+    recorder.calls.clear()
+    store.put("n/v/y", b"1")
+    assert recorder.calls == [("sync", "the data"), ("rename", "n/v/y"), ("sync", "n/v")]
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc to see what a descriptor is")
+def test_a_delete_is_durable_too(store: ObjectStore, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was erased must not be back after a power cut; one sync per folder is enough."""
+    for key in ("n/v/a/1", "n/v/a/2", "n/v/b/1"):
+        store.put(key, b"1")
+    recorder = Recorder(folder, monkeypatch)
+    store.delete(["n/v/a/1", "n/v/a/2"])
+    assert recorder.calls == [("sync", "n/v")]
+
+
+def test_nothing_is_readable_by_others(store: ObjectStore, folder: Path) -> None:
+    """Voices are biometric data. Whatever umask we were started with."""
+    before = os.umask(0)
+    try:
+        store.put("n/v/x", b"1")
+    finally:
+        os.umask(before)
+    modes = {stat.S_IMODE(path.stat().st_mode) for path in folder.rglob("*")}
+    assert modes == {0o700, 0o600}
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+def test_deleting_takes_the_emptied_folders_with_it(store: ObjectStore, folder: Path) -> None:
+    """Their names may be those of persons."""
+    store.put("n/v/alice/r/1", b"1")
+    store.put("n/v/bob/r/1", b"1")
+    store.delete(["n/v/alice/r/1"])
+    assert not (folder / "n/v/alice").exists()
+    store.delete(["n/v/bob/r/1"])
+    assert list(folder.iterdir()) == [folder / TEMPORARY]
+
+
+def test_puts_and_deletes_in_one_folder_do_not_trip_over_each_other(store: ObjectStore) -> None:
+    """One empties and removes the folder that the other is about to write to."""
+
+    def work(number: int) -> None:
+        for turn in range(25):
+            store.put(f"n/v/x/{number}-{turn}", b"1")
+            store.delete([f"n/v/x/{number}-{turn}"])
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(work, range(8)))
+    assert store.list("").objects == ()
+
+
+@contextmanager
+def running(code: str, folder: Path) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-c", OPEN + code, str(folder)]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        if process.stdout:
+            process.stdout.close()
+
+
+def line_of(process: subprocess.Popen[str]) -> str:
+    assert process.stdout
+    return process.stdout.readline().strip()
+
+
+def test_a_writer_killed_in_the_middle_leaves_nothing_to_be_seen(store: ObjectStore, folder: Path) -> None:
+    """Half a file under a real name would be served; a forgotten one would keep somebody's voice."""
+    store.put("n/v/before", b"1")
+    stopping_at_sync = """
+import os, time
+def stop(descriptor):
+    print("written", flush=True)
+    time.sleep(60)
+os.fsync = stop
+store.put("n/v/x", b"2" * 100_000)
+"""
+    with running(stopping_at_sync, folder) as writer:
+        assert line_of(writer) == "written"
+        writer.kill()
+        writer.wait()
+    assert [stored.key for stored in store.list("").objects] == ["n/v/before"]
+    assert len(list((folder / TEMPORARY).iterdir())) == 1
+    assert store.sweep_temporary(timedelta(hours=1)) == 0  # it might be a write in progress
+    assert store.sweep_temporary(timedelta(0)) == 1
+    assert files(folder) == ["n/v/before"]
+
+
+def test_a_writer_killed_at_any_time_has_lost_nothing_that_it_reported(
+    store: ObjectStore, folder: Path
+) -> None:
+    """Every object is whole, and every acknowledged one is there."""
+    reporting = """
+import itertools
+for number in itertools.count():
+    store.put(f"n/v/{number % 7}/{number}", bytes([number % 256]) * 300_000)
+    print(number, flush=True)
+"""
+    acknowledged = -1
+    with running(reporting, folder) as writer:
+        for _ in range(20):
+            acknowledged = int(line_of(writer))
+        time.sleep(0.005)
+        writer.kill()
+        assert writer.stdout
+        for line in writer.stdout:
+            acknowledged = int(line) if line.endswith("\n") else acknowledged
+    found = {int(stored.key.rpartition("/")[2]): stored for stored in store.list("").objects}
+    assert found.keys() >= set(range(acknowledged + 1))
+    for number, stored in found.items():
+        assert store.get(stored.key) == bytes([number % 256]) * 300_000
+
+
+FILLING = """
+from speaker_registry.errors import Unavailable
+store.put("n/v/before", b"1")
+for number in range(5):
+    try:
+        store.put(f"n/v/{number}", b"2" * 400_000)
+    except Unavailable:
+        print("unavailable", flush=True)
+print(sorted(stored.key for stored in store.list("").objects), flush=True)
+store.put("n/v/small", b"3")
+print(store.get("n/v/before"), store.get("n/v/small"), flush=True)
+"""
+
+
+def assert_fails_cleanly(command: list[str], folder: Path, kept: list[str]) -> None:
+    result = subprocess.run(
+        [*command, str(folder)], cwd=ROOT, capture_output=True, text=True, timeout=30, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    lines = [line for line in result.stdout.splitlines() if "store.failed" not in line]
+    assert "unavailable" in lines
+    assert lines[-2] == str(kept)
+    assert lines[-1] == "b'1' b'3'"
+
+
+def test_a_write_that_fails_halfway_leaves_nothing(folder: Path) -> None:
+    """As on a full disk, but possible everywhere: the system refuses to let the file grow."""
+    limited = (
+        OPEN + "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))\n" + FILLING
+    )
+    assert_fails_cleanly([sys.executable, "-c", limited], folder, ["n/v/before"])
+    assert files(folder) == ["n/v/before", "n/v/small"]
+
+
+def test_a_full_disk_is_unavailable_and_costs_nothing_that_is_stored(tmp_path: Path) -> None:
+    """Nothing half written stays, so that small things, such as deleting a voice, still work."""
+    mounting = f'mount -t tmpfs -o size=1m none {tmp_path} && exec "$@"'
+    inside = ["unshare", "--mount", "sh", "-c", mounting, "sh"]
+    if (
+        not shutil.which("unshare")
+        or subprocess.run([*inside, "true"], capture_output=True, check=False).returncode
+    ):
+        pytest.skip("may not mount a small file system here")
+    full = [*inside, sys.executable, "-c", OPEN + FILLING]
+    assert_fails_cleanly(full, tmp_path / "store", ["n/v/0", "n/v/1", "n/v/before"])
+
+
+def test_a_volume_that_went_away_is_not_taken_for_an_empty_store(store: ObjectStore, folder: Path) -> None:
+    """An unmounted disk leaves an empty folder. Every voice would seem to be gone, for the index too."""
+    store.put("n/v/x", b"1")
+    folder.rename(folder.with_name("unmounted"))
+    folder.mkdir()
+    for operation in (
+        lambda: store.list(""),
+        lambda: store.folders(""),
+        lambda: store.get("n/v/x"),
+        lambda: store.put("n/v/y", b"1"),
+        store.check,
+    ):
+        with capture_logs(), pytest.raises(Unavailable):
+            operation()
+    assert list(folder.iterdir()) == []
+
+
+def test_sweeping_removes_folders_that_a_killed_writer_left_empty(store: ObjectStore, folder: Path) -> None:
+    """It made them, and died before the object was in."""
+    (folder / "n/v/alice/r").mkdir(parents=True)
+    store.put("n/v/bob/r/1", b"1")
+    store.sweep_temporary(timedelta(0))
+    assert store.folders("n/v/") == ["bob"]
+    store.delete(["n/v/bob/r/1"])
+    store.sweep_temporary(timedelta(0))
+    store.put("n/v/bob/r/1", b"1")
