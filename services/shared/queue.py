@@ -1,0 +1,256 @@
+"""Jobs and queues as RQ keeps them in Redis, without RQ's ways of running code out of Redis.
+
+Stock RQ imports and calls whatever name a job carries, its callbacks and webhooks too, whichever serializer
+is chosen. Here a job is a name and the ids it is about, as JSON, and nothing else of it is read: a worker
+runs it only through a handler it was given for that name. Writing to Redis can waste time, not run code.
+
+Knows neither what a job does nor our own record of it (`jobs.py`). Jobs are run by `batch_worker.py`; what a
+dead worker held is brought back by `queue_maintenance.py`.
+"""
+
+import json
+import re
+import time
+import zlib
+from collections.abc import Mapping
+from typing import Any, NoReturn, cast
+
+import structlog
+from redis import Redis
+from redis.client import Pipeline
+from rq import Queue, Retry
+from rq.exceptions import DuplicateJobError
+from rq.job import Job
+from rq.serializers import JSONSerializer
+from rq.utils import as_text
+
+log = structlog.get_logger(__name__)
+
+RETRIES = 3
+"""Four starts in all: enough for a worker that dies twice under a job that is not to blame."""
+
+RESULT_SECONDS = 300
+FAILURE_SECONDS = 24 * 3600
+"""How long a finished and a failed job can be looked at. As long is its id taken."""
+
+MAX_DATA_BYTES = 16 * 1024
+MAX_ID_LENGTH = 200
+MAX_ARGUMENTS = 16
+
+QUARANTINE_KEY = "sr:quarantine"
+QUARANTINE_LENGTH = 1000
+
+QUEUE_NAME = re.compile(r"extract\.[a-z0-9][a-z0-9._-]{0,90}")
+"""No comma (RQ joins the names of a worker's queues with it) and no colon (part of its keys)."""
+
+FUNCTION_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]{0,99}")
+
+STORED_FIELDS = frozenset(
+    b"created_at data description ended_at enqueued_at last_heartbeat origin retries_left started_at status "
+    b"timeout worker_name".split()
+)
+"""What we read of a job. Not read, so without effect: callbacks, webhooks, meta (pickled by tools that forget
+the serializer), dependencies, repeats (both can wait for ever), intervals (they need a scheduler), expiry."""
+
+HAND_BACK = """
+-- KEYS: intermediate list, queue, job.  ARGV: job id.
+-- Back to the head of the queue if it still waits to be run; forgotten if not. Only who removes it pushes it.
+if redis.call('LREM', KEYS[1], 1, ARGV[1]) == 0 then return 0 end
+if redis.pcall('HGET', KEYS[3], 'status') ~= 'queued' then return 0 end
+redis.call('LPUSH', KEYS[2], ARGV[1])
+return 1
+"""
+
+
+class JobRefusedError(ValueError):
+    """What Redis holds under a job's id is not a job of ours; the message says why."""
+
+
+def queue_name(profile: str) -> str:
+    """The queue of one profile's extractions: a worker listens to those it has loaded."""
+    name = f"extract.{profile}"
+    if not QUEUE_NAME.fullmatch(name):
+        raise ValueError(f"no queue can be named {name!r}: a-z, 0-9, '.', '_' and '-' are possible")
+    return name
+
+
+class SafeJob(Job):
+    """A job that cannot carry code, and that counts its starts."""
+
+    attempt = 0
+    """Which start this is, from 1; 0 before the first. Those that ended with their worker count, too."""
+
+    execution = ""
+    """Id of the start that holds the job. A worker whose own is another has lost it."""
+
+    def __init__(
+        self, id: str | None = None, connection: Redis | None = None, serializer: Any = None
+    ) -> None:
+        del serializer  # whatever a caller asks for
+        super().__init__(id, connection, JSONSerializer)
+
+    @property
+    def function(self) -> str:
+        """Name of the handler that runs it."""
+        return str(self.func_name)
+
+    @property
+    def last_attempt(self) -> bool:
+        """Whether a failure of this start is final."""
+        return not self.retries_left
+
+    @property
+    def func(self) -> NoReturn:
+        raise JobRefusedError(f"{self.func_name!r} is run by the handler of that name, never by import")
+
+    def restore(self, raw_data: Mapping[bytes, bytes]) -> None:
+        """Take over what we read of a job. Raises `JobRefusedError` for anything but a name and ids."""
+        fields = {name: value for name, value in raw_data.items() if name in STORED_FIELDS}
+        fields[b"data"] = _checked_call(fields.get(b"data", b""))
+        super().restore(fields)
+        self.retries_left = min(self.retries_left or 0, RETRIES)
+        self.result_ttl, self.failure_ttl = RESULT_SECONDS, FAILURE_SECONDS
+        self.attempt = int(raw_data.get(b"attempt", 0))
+        self.execution = raw_data.get(b"execution", b"").decode()
+
+
+def _checked_call(data: bytes) -> bytes:
+    """RQ's (function, instance, args, kwargs) as plain JSON."""
+    try:
+        plain = zlib.decompressobj().decompress(data, MAX_DATA_BYTES + 1)
+    except zlib.error:
+        plain = data
+    if len(plain) > MAX_DATA_BYTES:
+        raise JobRefusedError(f"more than {MAX_DATA_BYTES} bytes")
+    try:
+        call = json.loads(plain)
+    except (ValueError, RecursionError):
+        raise JobRefusedError("not JSON") from None
+    match call:
+        case [str(name), None, [], dict(kwargs)] if FUNCTION_NAME.fullmatch(name):
+            _refuse_all_but_ids(kwargs)
+            return plain
+    raise JobRefusedError("not a function's name with keyword arguments")
+
+
+def _refuse_all_but_ids(kwargs: Mapping[str, Any]) -> None:
+    if len(kwargs) > MAX_ARGUMENTS:
+        raise JobRefusedError(f"{len(kwargs)} arguments, at most {MAX_ARGUMENTS} are possible")
+    for name, value in kwargs.items():
+        short = len(value) <= MAX_ID_LENGTH if isinstance(value, str) else isinstance(value, int | None)
+        if not short:
+            raise JobRefusedError(f"argument {name[:50]!r} is no id: a number, or {MAX_ID_LENGTH} characters")
+
+
+class SafeQueue(Queue):
+    """A queue of `SafeJob`s. Needs a client that answers in bytes, as all of RQ does."""
+
+    job_class = SafeJob
+
+    def __init__(self, name: str, connection: Redis, **_rq: object) -> None:
+        if connection.get_encoder().decode_responses:
+            raise ValueError("RQ needs a client without decode_responses: its job data is not text")
+        super().__init__(name, connection=connection, job_class=SafeJob, serializer=JSONSerializer)
+
+    @property
+    def wake_key(self) -> str:
+        """A stream with one entry, newer with every enqueue. To wait for a list is to take from it."""
+        return f"{self.key}:wake"
+
+    def wake(self) -> None:
+        """Tell workers that wait on several queues at once. One that misses it looks within a second."""
+        self.connection.xadd(self.wake_key, {"woken": 1}, maxlen=1, approximate=False)
+
+    def load(self, job_id: bytes, stored: Mapping[bytes, bytes] | Exception) -> SafeJob:
+        """The job as stored. Raises `JobRefusedError`, whatever is wrong with it."""
+        if isinstance(stored, Exception):
+            raise JobRefusedError(f"its key holds something else ({stored})")
+        try:
+            job = SafeJob(job_id.decode(), connection=self.connection)
+            job.restore(stored)
+        except JobRefusedError:
+            raise
+        except Exception as error:
+            raise JobRefusedError(f"{type(error).__name__}: {error}"[:200]) from error
+        job.origin = self.name  # where it was found; RQ derives keys from it
+        return job
+
+    def hand_back(self, job_id: bytes, pipeline: Pipeline) -> None:
+        """Return a job that was taken and not started. Nothing happens if someone else was faster."""
+        keys = (self.intermediate_queue_key, self.key, job_key(job_id))
+        pipeline.eval(HAND_BACK, len(keys), *keys, job_id)
+
+    def quarantine(self, job_id: bytes, stored: object, reason: str, pipeline: Pipeline) -> None:
+        """Put away what cannot be run, where an operator finds it: nobody may stumble over it again."""
+        entry = {
+            "queue": self.name,
+            "job_id": job_id.decode(errors="replace")[:200],
+            "reason": reason,
+            "at": time.time(),
+        }
+        pipeline.lrem(
+            self.intermediate_queue_key, 1, cast(str, job_id)
+        )  # redis-py's types know no bytes here
+        pipeline.rpush(QUARANTINE_KEY, json.dumps(entry))
+        pipeline.ltrim(QUARANTINE_KEY, -QUARANTINE_LENGTH, -1)
+        if isinstance(stored, Mapping) and stored:
+            pipeline.hset(job_key(job_id), "status", "failed")
+            pipeline.expire(job_key(job_id), FAILURE_SECONDS)
+        log.error("job.quarantined", **entry)
+
+
+def job_key(job_id: bytes) -> bytes:
+    """Also for ids that RQ would not accept."""
+    return SafeJob.redis_job_namespace_prefix.encode() + job_id
+
+
+def enqueue(
+    queue: SafeQueue,
+    job_id: str,
+    func_name: str,
+    kwargs: Mapping[str, str | int | None],
+    *,
+    timeout_seconds: int = 120,
+    at_front: bool = False,
+) -> bool:
+    """Put a job into the queue if no job of that id exists. Safe to repeat.
+
+    Args:
+        queue: where to.
+        job_id: letters, digits, `_` and `-`.
+        func_name: name of the handler, as the worker was given it.
+        kwargs: ids; no content.
+        timeout_seconds: a worker that runs it longer is taken for hung.
+        at_front: before all others.
+
+    Returns:
+        False if a job of that id exists: read its state. It may be the one just asked for, put there by a
+        first try whose answer got lost.
+
+    """
+    _checked_call(json.dumps([func_name, None, [], dict(kwargs)]).encode())
+    try:
+        queue.enqueue_call(
+            func_name,
+            kwargs=dict(kwargs),
+            job_id=job_id,
+            unique=True,
+            timeout=timeout_seconds,
+            retry=Retry(max=RETRIES),
+            result_ttl=RESULT_SECONDS,
+            failure_ttl=FAILURE_SECONDS,
+            description=f"{func_name} {job_id}",
+            at_front=at_front,
+        )
+    except DuplicateJobError:
+        created = False
+    else:
+        created = True
+    queue.wake()
+    return created
+
+
+def status_of(queue: SafeQueue, job_id: str) -> str | None:
+    """RQ's word for a job's state; None when it is not known or forgotten."""
+    status = queue.connection.hget(SafeJob.key_for(job_id), "status")
+    return as_text(status) if status else None
