@@ -13,7 +13,9 @@ from redis.retry import Retry
 from speaker_registry.errors import Unavailable
 
 
-def connect(url: str, *, connect_hook: Callable[[Any], None] | None = None) -> redis.Redis:
+def connect(
+    url: str, *, connect_hook: Callable[[Any], None] | None = None, decode_responses: bool = True
+) -> redis.Redis:
     """A client that fails within about two seconds rather than hang: callers answer 503 and are asked to
     come back.
     """
@@ -23,7 +25,7 @@ def connect(url: str, *, connect_hook: Callable[[Any], None] | None = None) -> r
         socket_connect_timeout=2,
         retry=Retry(ExponentialWithJitterBackoff(cap=0.2, base=0.02), 3),
         redis_connect_func=connect_hook,
-        decode_responses=True,
+        decode_responses=decode_responses,
     )
 
 

@@ -21,6 +21,7 @@ from services.shared.domain import (
     AliasFact,
     ArtifactRecord,
     ClipRecord,
+    Speaker,
     SpeakerVersion,
     TombstoneFact,
     VersionRecord,
@@ -136,6 +137,19 @@ class Registrar:
             return self.index.load(speaker_id)
         except (GateClosed, Unavailable):
             return IndexedSpeaker(read_speaker(self.store, speaker_id))
+
+    def truth(self, speaker_id: SpeakerId) -> Speaker:
+        """What the facts say, whatever the index does."""
+        return read_speaker(self.store, speaker_id)
+
+    def artifact_file_key(
+        self, speaker_id: SpeakerId, version: SpeakerVersion, record: ArtifactRecord
+    ) -> str:
+        """Where the bytes of an artifact lie."""
+        if record in version.record.given:
+            return speaker_id.artifact_blob_key(version.vuid, given_key(record.profile), record)
+        base = self.artifact_base(version, record.profile, record.fingerprint)
+        return speaker_id.artifact_blob_key(version.vuid, f"{base}-{record.build}", record)
 
     def page(self, namespace: str, *, after: str = "", limit: int) -> tuple[list[IndexedSpeaker], bool]:
         """Live speakers by key, from the one after `after`, and whether there are more."""

@@ -189,3 +189,39 @@ class WorkerSettings(BaseSettings):
         if self.beat_seconds * 3 > self.lease_seconds:
             raise ValueError("lease_seconds must be at least three times beat_seconds: a late beat is no death")
         return self
+
+
+class ApiSettings(BaseSettings):
+    """How the API listens. Environment: SPEAKER_API_*."""
+
+    model_config = SettingsConfigDict(env_prefix="SPEAKER_API_", env_ignore_empty=True, frozen=True)
+
+    host: str = "127.0.0.1"
+    """An address beyond loopback is refused: there are no API keys yet."""
+    port: int = Field(8300, ge=0, le=65535)
+    max_connections: int = Field(2000, gt=0)
+    """Open at the same time; more are answered 503."""
+    keep_alive_seconds: int = Field(65, gt=0)
+    shutdown_seconds: int = Field(20, gt=0)
+    """What is under way may take this long to finish when the process is told to stop."""
+
+    @model_validator(mode="after")
+    def _loopback_only(self) -> Self:
+        try:
+            loopback = self.host == "localhost" or ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            loopback = False
+        if not loopback:
+            raise ValueError(
+                f"host is {self.host!r}: without API keys the registry listens on loopback only (127.0.0.1, ::1, "
+                "localhost)"
+            )
+        return self
+
+
+class LogSettings(BaseSettings):
+    """Environment: SPEAKER_LOG_*."""
+
+    model_config = SettingsConfigDict(env_prefix="SPEAKER_LOG_", env_ignore_empty=True, frozen=True)
+
+    level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"

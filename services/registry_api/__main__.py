@@ -1,0 +1,57 @@
+"""`python -m services.registry_api`: the API process. Builds what `wiring.Services` names and serves it."""
+
+import sys
+
+import uvicorn
+
+from services.registry_api.app import create_app
+from services.registry_api.changes import Changes
+from services.registry_api.wiring import Services
+from services.shared.audio import AudioDecoder
+from services.shared.housekeeping import Housekeeper
+from services.shared.jobs import Jobs
+from services.shared.logs import configure_logs
+from services.shared.opening import open_registrar
+from services.shared.settings import (
+    ApiSettings,
+    HousekeepingSettings,
+    LogSettings,
+    RegistrySettings,
+    StoreSettings,
+    UploadLimits,
+)
+
+
+def main() -> int:
+    """Serve until told to stop. Returns the exit status."""
+    configure_logs(LogSettings().level)
+    settings, registry, limits = ApiSettings(), RegistrySettings(), UploadLimits()
+    registrar = open_registrar(StoreSettings(), registry)
+    with AudioDecoder(limits) as decoder:
+        services = Services(
+            registrar=registrar,
+            jobs=Jobs(registrar.index),
+            decoder=decoder,
+            changes=Changes(registry.redis_url),
+            housekeeper=Housekeeper(registrar, HousekeepingSettings()),
+            limits=limits,
+        )
+        uvicorn.run(
+            create_app(services),
+            host=settings.host,
+            port=settings.port,
+            # h11 bounds the size of headers; the default parser takes any.
+            http="h11",
+            h11_max_incomplete_event_size=16 * 1024,
+            limit_concurrency=settings.max_connections,
+            timeout_keep_alive=settings.keep_alive_seconds,
+            timeout_graceful_shutdown=settings.shutdown_seconds,
+            server_header=False,
+            log_config=None,
+            access_log=False,
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,55 @@
+"""JSON answers with an ETag, and 304 for who has them already. The same for every GET."""
+
+import hashlib
+from typing import Any
+
+from pydantic import BaseModel
+from starlette.requests import Request
+from starlette.responses import Response
+
+from speaker_registry.artifact import canonical_json
+from speaker_registry.errors import PreconditionFailed
+
+
+def etag_of(content: bytes) -> str:
+    return f'"{hashlib.sha256(content).hexdigest()[:32]}"'
+
+
+def answer(
+    request: Request,
+    body: BaseModel | dict[str, Any],
+    *,
+    status: int = 200,
+    headers: dict[str, str] | None = None,
+) -> Response:
+    """The body as JSON; 304 without one if the caller's `If-None-Match` names it."""
+    content = json_bytes(body)
+    tag = etag_of(content)
+    headers = {"ETag": tag, "Cache-Control": "private, no-cache", **(headers or {})}
+    if status == 200 and matches(request.headers.get("if-none-match"), tag):
+        return Response(status_code=304, headers=headers)
+    return Response(content, status_code=status, headers=headers, media_type="application/json")
+
+
+def json_bytes(body: BaseModel | dict[str, Any]) -> bytes:
+    if isinstance(body, BaseModel):
+        return body.model_dump_json().encode()
+    return canonical_json(body).encode()
+
+
+def matches(header: str | None, tag: str) -> bool:
+    """Whether a list of tags (`If-None-Match`, `If-Match`) names this one."""
+    if header is None or len(header) > 8192:
+        return False
+    tags = {one.strip().removeprefix("W/") for one in header.split(",")}
+    return tag in tags or "*" in tags
+
+
+def check_if_match(request: Request, body: BaseModel) -> None:
+    """Raises `PreconditionFailed` if the caller means another state than there is."""
+    given = request.headers.get("if-match")
+    tag = etag_of(json_bytes(body))
+    if given is not None and not matches(given, tag):
+        raise PreconditionFailed(
+            f"If-Match is {ascii(given)[:100]}; the current ETag is {tag}.", param="If-Match"
+        )

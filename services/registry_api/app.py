@@ -1,0 +1,55 @@
+"""The ASGI application over services that somebody else built."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+
+from services.registry_api import artifacts, compat, health, problems, voices, work
+from services.registry_api.limits import BodyLimit, RequestIds
+from services.registry_api.wiring import Services
+from speaker_registry import __version__
+
+_FORM_BYTES = 256 * 1024
+"""What a form may hold besides the clip: names, texts, a ready embedding."""
+
+
+def create_app(services: Services) -> FastAPI:
+    """Routes, limits, error answers; while it runs it follows changes and keeps house."""
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        following = asyncio.create_task(services.changes.follow())
+        stop = threading.Event()
+        housekeeping = _start_housekeeping(services, stop)
+        yield
+        stop.set()
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+        if housekeeping is not None:
+            await asyncio.to_thread(housekeeping.join, 10)
+
+    app = FastAPI(
+        title="Speaker registry",
+        version=__version__,
+        description="Register a voice once; fetch its artifact for every TTS engine.",
+        lifespan=lifespan,
+        redoc_url=None,
+    )
+    app.state.services = services
+    problems.add_handlers(app)
+    for module in (compat, voices, artifacts, work, health):
+        app.include_router(module.router)
+    app.add_middleware(BodyLimit, max_bytes=services.limits.max_bytes + _FORM_BYTES)
+    app.add_middleware(RequestIds)
+    return app
+
+
+def _start_housekeeping(services: Services, stop: threading.Event) -> threading.Thread | None:
+    if services.housekeeper is None:
+        return None
+    thread = threading.Thread(target=services.housekeeper.run, args=(stop,), name="housekeeping", daemon=True)
+    thread.start()
+    return thread

@@ -1,0 +1,205 @@
+"""Artifacts by voice, version and profile: the descriptor, and the file that engines fetch."""
+
+import base64
+from dataclasses import dataclass
+
+import structlog
+from fastapi import APIRouter, Request
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import Response
+
+from services.registry_api import examples, rendering
+from services.registry_api.answers import answer, matches
+from services.registry_api.wiring import NamespaceDep, Services, ServicesDep, WaitSeconds
+from services.shared.domain import ArtifactRecord, SpeakerVersion
+from services.shared.facts import SpeakerId
+from services.shared.index_reading import IndexedSpeaker
+from services.shared.status import Standing
+from speaker_registry.artifact import sha256_digest
+from speaker_registry.errors import (
+    ArtifactFailed,
+    ArtifactNotFound,
+    ArtifactStale,
+    SpeakerRegistryError,
+    VoiceNotFound,
+)
+from speaker_registry.names import parse_reference, parse_speaker_name
+from speaker_registry.schemas import ArtifactDescriptor, Page
+
+log = structlog.get_logger()
+
+router = APIRouter(prefix="/v1/voices/{name}/versions/{ref}/artifacts", tags=["artifacts"])
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What a request names, parsed."""
+
+    services: Services
+    namespace: str
+    name: str
+    reference: int | str
+    profile: str
+    allow_stale: bool
+
+    @property
+    def speaker(self) -> str:
+        return str(SpeakerId.of(self.namespace, parse_speaker_name(self.name)))
+
+    def look(self) -> "_Found":
+        """Raises `VoiceNotFound`, `VersionNotFound`, `AliasNotFound`, `ProfileUnknown`."""
+        registrar = self.services.registrar
+        registrar.catalogue.get(self.profile)
+        indexed = registrar.find(self.namespace, self.name)
+        version = registrar.resolve(indexed, self.reference)
+        return _Found(indexed, version, registrar.standing(indexed, version, self.profile), self.allow_stale)
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    indexed: IndexedSpeaker
+    version: SpeakerVersion
+    standing: Standing
+    allow_stale: bool
+
+    @property
+    def record(self) -> ArtifactRecord | None:
+        """What may be served."""
+        return self.standing.artifact or (self.standing.stale if self.allow_stale else None)
+
+    @property
+    def settled(self) -> bool:
+        """Waiting would not help: it is there, or nobody is at it."""
+        return self.record is not None or self.standing.job_id is None
+
+    def descriptor(self) -> ArtifactDescriptor:
+        return rendering.descriptor(self.indexed, self.version, self.standing, allow_stale=self.allow_stale)
+
+    def raise_if_hopeless(self, *, required: bool) -> None:
+        """Nothing to serve, and none on its way."""
+        standing = self.standing
+        what = f"version {self.version.number} of voice '{self.version.record.name}'"
+        if self.record is not None or standing.state == "processing" or standing.job_id:
+            return
+        if standing.unsupported:
+            raise ArtifactNotFound(f"There is no artifact of {what}: {standing.error}.", param="profile")
+        if standing.state == "failed":
+            raise ArtifactFailed(
+                f"Extracting {what} for profile '{standing.profile.name}' failed. {standing.error}",
+                param="profile",
+            )
+        if standing.stale is not None:
+            raise ArtifactStale(
+                f"The artifact of {what} was made by an older '{standing.profile.name}'. "
+                "Accepted: allow_stale=true, or extract it again by POST /v1/audio/voices/{name}/cache.",
+                param="profile",
+            )
+        if not required:
+            raise ArtifactNotFound(
+                f"Nothing was extracted from {what} for profile '{standing.profile.name}'. Ask for it by "
+                f"POST /v1/audio/voices/{{name}}/cache?profile={standing.profile.name}.",
+                param="profile",
+            )
+
+
+@router.get("", responses=examples.DESCRIPTORS)
+def list_artifacts(
+    request: Request, services: ServicesDep, namespace: NamespaceDep, name: str, ref: str
+) -> Response:
+    """Where a version stands with each profile."""
+    registrar = services.registrar
+    indexed = registrar.find(namespace, name)
+    version = registrar.resolve(indexed, parse_reference(ref))
+    shown = [rendering.descriptor(indexed, version, one) for one in registrar.standings(indexed, version)]
+    first, last = (shown[0].profile, shown[-1].profile) if shown else (None, None)
+    return answer(request, Page[ArtifactDescriptor](data=shown, first_id=first, last_id=last))
+
+
+@router.get("/{profile}", responses=examples.DESCRIPTOR)
+async def get_artifact(
+    request: Request,
+    services: ServicesDep,
+    namespace: NamespaceDep,
+    name: str,
+    ref: str,
+    profile: str,
+    wait: WaitSeconds = 0,
+    allow_stale: bool = False,
+) -> Response:
+    """All an engine needs to know about an artifact; 202 while it is being made."""
+    wanted = _Wanted(services, namespace, name, parse_reference(ref), profile, allow_stale)
+    found = await _settled(wanted, wait)
+    if found.record is None:
+        return _not_yet(request, found)
+    return answer(request, found.descriptor())
+
+
+@router.head("/{profile}/file", include_in_schema=False)
+@router.get("/{profile}/file", responses=examples.FILE)
+async def get_artifact_file(
+    request: Request,
+    services: ServicesDep,
+    namespace: NamespaceDep,
+    name: str,
+    ref: str,
+    profile: str,
+    wait: WaitSeconds = 0,
+    allow_stale: bool = False,
+) -> Response:
+    """The safetensors file; 304 for who has it; 202 with the descriptor while it is being made."""
+    wanted = _Wanted(services, namespace, name, parse_reference(ref), profile, allow_stale)
+    found = await _settled(wanted, wait)
+    if found.record is None:
+        return _not_yet(request, found)
+    headers = _file_headers(found, found.record)
+    if matches(request.headers.get("if-none-match"), headers["ETag"]):
+        return Response(status_code=304, headers=headers)
+    data = await run_in_threadpool(_read_file, wanted, found, found.record)
+    return Response(data, headers=headers, media_type=examples.MEDIA_TYPE)
+
+
+async def _settled(wanted: _Wanted, wait: float) -> _Found:
+    found = await run_in_threadpool(wanted.look)
+    if wait and not found.settled:
+        found = await wanted.services.changes.wait_until(
+            wanted.speaker, wait, wanted.look, lambda one: one.settled
+        )
+    required = wanted.profile in wanted.services.registrar.catalogue.required
+    found.raise_if_hopeless(required=required)
+    return found
+
+
+def _not_yet(request: Request, found: _Found) -> Response:
+    return answer(request, found.descriptor(), status=202, headers={"Retry-After": "1"})
+
+
+def _file_headers(found: _Found, record: ArtifactRecord) -> dict[str, str]:
+    digest = base64.b64encode(bytes.fromhex(record.digest.removeprefix("sha256:"))).decode()
+    return {
+        "ETag": f'"{record.digest}"',
+        "Content-Digest": f"sha-256=:{digest}:",
+        "Cache-Control": "private, no-cache",
+        "X-Voice-Version": str(found.version.number),
+        "X-Voice-Created-At": str(found.version.record.created_at),
+        "X-Artifact-Fingerprint": record.fingerprint,
+    }
+
+
+def _read_file(wanted: _Wanted, found: _Found, record: ArtifactRecord) -> bytes:
+    """The bytes, verified. Missing ones of a voice that was deleted meanwhile are just that."""
+    registrar = wanted.services.registrar
+    speaker_id = SpeakerId.of(wanted.namespace, parse_speaker_name(wanted.name))
+    key = registrar.artifact_file_key(speaker_id, found.version, record)
+    try:
+        data = registrar.store.get(key)
+    except FileNotFoundError:
+        if registrar.truth(speaker_id).by_vuid(found.version.vuid) is None:
+            raise VoiceNotFound(f"Voice '{wanted.name}' not found", param="name") from None
+        log.error("integrity.missing", vuid=found.version.vuid, digest=record.digest)
+        raise SpeakerRegistryError(
+            "The artifact's bytes are missing; the request id finds it in our logs."
+        ) from None
+    if sha256_digest(data) != record.digest:
+        log.error("integrity.damaged", vuid=found.version.vuid, digest=record.digest)
+        raise SpeakerRegistryError("The artifact's bytes are damaged; the request id finds it in our logs.")
+    return data

@@ -1,0 +1,81 @@
+"""Waiting for something to change: follows the index's event stream and wakes who waits. Knows no voices.
+
+Events only wake: whoever waits looks again for itself, and looks once a second anyway, so a lost event costs
+a second.
+"""
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import redis.asyncio
+import structlog
+from starlette.concurrency import run_in_threadpool
+
+from services.shared.index import EVENTS
+
+log = structlog.get_logger()
+
+Seen = TypeVar("Seen")
+
+
+class Changes:
+    """One per process; `follow` runs as a task of its loop."""
+
+    def __init__(self, url: str) -> None:
+        self._redis = redis.asyncio.Redis.from_url(url, decode_responses=True, socket_timeout=10)
+        self._waiting: dict[str, set[asyncio.Event]] = {}
+
+    async def follow(self) -> None:
+        """Read the stream until cancelled. Redis may come and go."""
+        last = "$"
+        while True:
+            try:
+                for position, fields in await self._read_after(last):
+                    last = position
+                    self._wake(json.loads(fields["d"])["speaker"])
+            except asyncio.CancelledError:
+                await self._redis.aclose()
+                raise
+            except (redis.RedisError, OSError, ValueError, KeyError) as error:
+                log.warning("changes.interrupted", error=type(error).__name__)
+                last = "$"  # the server may be another one
+                await asyncio.sleep(0.5)
+
+    async def _read_after(self, last: str) -> list[tuple[str, dict[str, str]]]:
+        streams: Any = await self._redis.xread({EVENTS: last}, block=2000, count=500)
+        return [entry for _, entries in streams or [] for entry in entries]
+
+    def _wake(self, speaker: str) -> None:
+        for event in self._waiting.get(speaker, ()):
+            event.set()
+
+    async def wait_until(
+        self, speaker: str, seconds: float, look: Callable[[], Seen], done: Callable[[Seen], bool]
+    ) -> Seen:
+        """Look, in a thread, until `done` says so or the time is up; returns what was seen last."""
+        deadline = asyncio.get_running_loop().time() + seconds
+        with self._subscribed(speaker) as changed:
+            while True:
+                changed.clear()
+                seen = await run_in_threadpool(look)
+                left = deadline - asyncio.get_running_loop().time()
+                if done(seen) or left <= 0:
+                    return seen
+                try:
+                    await asyncio.wait_for(changed.wait(), min(left, 1.0))
+                except TimeoutError:
+                    continue
+
+    @contextmanager
+    def _subscribed(self, speaker: str) -> Iterator[asyncio.Event]:
+        event = asyncio.Event()
+        self._waiting.setdefault(speaker, set()).add(event)
+        try:
+            yield event
+        finally:
+            self._waiting[speaker].discard(event)
+            if not self._waiting[speaker]:
+                del self._waiting[speaker]

@@ -1,0 +1,51 @@
+"""Is the process alive, and can it serve? `/readyz` says which part fails."""
+
+from collections.abc import Callable
+
+import structlog
+from fastapi import APIRouter
+from starlette.responses import JSONResponse, Response
+
+from services.registry_api import examples
+from services.registry_api.wiring import Services, ServicesDep
+from speaker_registry.errors import SpeakerRegistryError, Unavailable
+
+log = structlog.get_logger()
+
+router = APIRouter(tags=["health"])
+
+
+@router.get("/healthz", responses=examples.HEALTH)
+async def healthz() -> dict[str, str]:
+    """The event loop runs. Says nothing about what it depends on: restarting us would not mend that."""
+    return {"status": "ok"}
+
+
+@router.get("/readyz", responses=examples.READY)
+def readyz(services: ServicesDep) -> Response:
+    """Store and index answer, and the index is trusted. Without the index reads go on; writes wait."""
+    faults = {name: fault for name, check in _checks(services).items() if (fault := _fault(check))}
+    parts = {name: faults.get(name, "ok") for name in _checks(services)}
+    body = {"status": "unavailable" if faults else "ok", "parts": parts}
+    headers = {"Retry-After": "1"} if faults else {}
+    return JSONResponse(body, status_code=503 if faults else 200, headers=headers)
+
+
+def _checks(services: Services) -> dict[str, Callable[[], None]]:
+    return {
+        "store": services.registrar.store.check,
+        "index": lambda: _check_gate(services),
+    }
+
+
+def _check_gate(services: Services) -> None:
+    if not services.registrar.index.gate_open():
+        raise Unavailable("being rebuilt")
+
+
+def _fault(check: Callable[[], None]) -> str | None:
+    try:
+        check()
+    except SpeakerRegistryError as error:
+        return error.message
+    return None

@@ -1,0 +1,210 @@
+"""Speakers as voices: turns what the registrar knows into the answers of `speaker_registry.schemas`. Decides
+nothing.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+from urllib.parse import quote
+
+from services.shared.announcements import Announcement
+from services.shared.domain import SpeakerVersion
+from services.shared.index_reading import IndexedSpeaker
+from services.shared.jobs import JobRecord
+from services.shared.profiles import Profile
+from services.shared.registrar import Registrar
+from services.shared.status import Standing, worst
+from speaker_registry import schemas
+from speaker_registry.names import DEFAULT
+
+
+def voice_id(indexed: IndexedSpeaker) -> str:
+    """Of this life of the name: a name that is deleted and registered again gets another."""
+    return f"voice_{indexed.speaker.versions[0].vuid}"
+
+
+def voice(registrar: Registrar, indexed: IndexedSpeaker) -> schemas.Voice:
+    speaker = indexed.speaker
+    standings = registrar.standings(indexed, speaker.default)
+    aliases = {alias: version.number for alias, version in speaker.aliases.items()}
+    return schemas.Voice(
+        id=voice_id(indexed),
+        name=speaker.default.record.name,
+        key=speaker.default.record.name.lower(),
+        created_at=speaker.default.record.created_at,
+        version=speaker.default.number,
+        latest=speaker.newest.number,
+        versions=len(speaker.versions),
+        aliases={DEFAULT: speaker.default.number, **aliases},
+        state=registrar.state(indexed, speaker.default),
+        artifacts=_statuses(standings),
+    )
+
+
+def version(registrar: Registrar, indexed: IndexedSpeaker, one: SpeakerVersion) -> schemas.VoiceVersion:
+    record = one.record
+    clip = record.clip
+    return schemas.VoiceVersion(
+        id=one.vuid,
+        voice=record.name,
+        version=one.number,
+        created_at=record.created_at,
+        source=record.source,
+        audio=schemas.AudioFacts(
+            digest=f"sha256:{clip.sha256}",
+            size=clip.size,
+            mime_type=clip.mime_type,
+            seconds=clip.seconds,
+            sample_rate=clip.sample_rate,
+            channels=clip.channels,
+        )
+        if clip
+        else None,
+        embedding_dim=record.embedding_width,
+        ref_text=record.ref_text,
+        consent=record.consent,
+        description=record.description,
+        artifacts=_statuses(registrar.standings(indexed, one)),
+        state=registrar.state(indexed, one),
+    )
+
+
+def _statuses(standings: Iterable[Standing]) -> list[schemas.ArtifactStatus]:
+    return [status(standing) for standing in standings]
+
+
+def status(standing: Standing) -> schemas.ArtifactStatus:
+    return schemas.ArtifactStatus(
+        profile=standing.profile.name,
+        state=standing.state,
+        stale=standing.artifact is None and standing.stale is not None,
+        digest=standing.artifact.digest if standing.artifact else None,
+        job_id=standing.job_id,
+        error=standing.error,
+    )
+
+
+def descriptor(
+    indexed: IndexedSpeaker, one: SpeakerVersion, standing: Standing, *, allow_stale: bool = False
+) -> schemas.ArtifactDescriptor:
+    record = standing.artifact or (standing.stale if allow_stale else None)
+    made: dict[str, Any] = {}
+    if record is not None:
+        path = f"/v1/voices/{_segment(one.record.name)}/versions/{one.number}"
+        base = f"{path}/artifacts/{standing.profile.name}/file"
+        made = {
+            "mode": ("icl" if one.record.ref_text and "ref_code" in record.tensors else "xvec")
+            if "speaker_embedding" in record.tensors
+            else None,
+            "digest": record.digest,
+            "content_digest": record.content_digest,
+            "size": record.size,
+            "tensors": record.tensors,
+            "fingerprint": record.fingerprint,
+            "extractor": record.extractor,
+            "untrained": record.untrained,
+            "url": base + ("" if standing.artifact else "?allow_stale=true"),
+        }
+    return schemas.ArtifactDescriptor(
+        voice=one.record.name,
+        voice_id=voice_id(indexed),
+        version=one.number,
+        version_id=one.vuid,
+        created_at=one.record.created_at,
+        profile=standing.profile.name,
+        model_type=standing.profile.model_type,
+        state="ready" if record is not None else standing.state,
+        stale=standing.artifact is None and standing.stale is not None,
+        ref_text=one.record.ref_text,
+        audio_digest=f"sha256:{one.record.clip.sha256}" if one.record.clip else None,
+        job_id=standing.job_id,
+        error=standing.error,
+        **made,
+    )
+
+
+def _segment(name: str) -> str:
+    return quote(name, safe="")
+
+
+def job(record: JobRecord) -> schemas.Job:
+    return schemas.Job(
+        id=record.id,
+        state=record.state,
+        voice=record.name,
+        version=record.number,
+        version_id=record.vuid,
+        profile=record.profile,
+        fingerprint=record.fingerprint or None,
+        attempt=record.attempt,
+        max_attempts=record.max_attempts,
+        progress=schemas.JobProgress(stage=record.stage, done=record.done, total=record.total),
+        queue=record.queue,
+        created_at=record.created_at,
+        started_at=record.started_at,
+        finished_at=record.finished_at,
+        worker=record.worker,
+        error=schemas.JobError(**record.error) if record.error else None,
+        retry_after=None if record.finished else 1.0,
+    )
+
+
+def profile(
+    facts: Profile, *, required: bool, announced: Announcement | None, workers: int
+) -> schemas.Profile:
+    return schemas.Profile(
+        id=facts.name,
+        model_type=facts.model_type,
+        description=facts.description,
+        required=required,
+        tensors=dict(facts.tensors),
+        sample_rate=facts.sample_rate,
+        frame_rate=facts.frame_rate,
+        ref_text_required=facts.ref_text_required,
+        model=facts.model,
+        licence=facts.licence,
+        fingerprint=announced.fingerprint if announced else None,
+        extractor=announced.extractor if announced else {},
+        untrained=announced.untrained if announced else False,
+        workers=workers,
+    )
+
+
+def uploaded_voice(registrar: Registrar, indexed: IndexedSpeaker) -> dict[str, Any]:
+    """One entry of vLLM-Omni's `uploaded_voices`: its keys as it writes them, and ours."""
+    one = indexed.speaker.default
+    record = one.record
+    standings = [registrar.standing(indexed, one, name) for name in registrar.wanted(one)]
+    entry: dict[str, Any] = {
+        "name": record.name,
+        "consent": record.consent,
+        "created_at": record.created_at,
+        "file_size": record.clip.size if record.clip else sum(given.size for given in record.given[:1]),
+        "mime_type": record.clip.mime_type if record.clip else "application/vnd.safetensors",
+        "embedding_source": "audio" if record.clip else "direct",
+        "embedding_dim": record.embedding_width,
+    }
+    entry.update(_if_set(ref_text=record.ref_text, speaker_description=record.description))
+    entry.update(
+        id=voice_id(indexed),
+        version=one.number,
+        cache_status=worst(standings),
+        stale=any(standing.artifact is None and standing.stale is not None for standing in standings),
+    )
+    return entry
+
+
+def _if_set(**values: str | None) -> dict[str, str]:
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def uploaded(registrar: Registrar, indexed: IndexedSpeaker, one: SpeakerVersion) -> dict[str, Any]:
+    """`voice` in vLLM-Omni's answer to an upload, and ours."""
+    record = one.record
+    entry: dict[str, Any] = {"name": record.name, "consent": record.consent, "created_at": record.created_at}
+    if record.clip is not None:
+        entry.update(mime_type=record.clip.mime_type, file_size=record.clip.size)
+    else:
+        entry.update(embedding_source="direct", embedding_dim=record.embedding_width)
+    entry.update(_if_set(ref_text=record.ref_text, speaker_description=record.description))
+    entry.update(id=voice_id(indexed), version=one.number, cache_status=registrar.state(indexed, one))
+    return entry

@@ -1,0 +1,125 @@
+"""The registry's own view of voices: list, look, versions, delete."""
+
+from collections.abc import Iterator
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request
+from starlette.responses import Response
+
+from services.registry_api import examples, rendering
+from services.registry_api.answers import answer, check_if_match
+from services.registry_api.wiring import After, Limit, NamespaceDep, ServicesDep
+from services.shared.index_reading import IndexedSpeaker
+from services.shared.registrar import Registrar
+from speaker_registry.names import parse_reference
+from speaker_registry.schemas import ArtifactState, Page, Voice, VoiceVersion
+
+router = APIRouter(prefix="/v1/voices", tags=["voices"])
+
+_SCANNED = 2_000
+"""Voices that one filtered page looks at, at most: `has_more` then says that there is more to look at."""
+
+
+@router.get("", responses=examples.VOICES)
+def list_voices(
+    request: Request,
+    services: ServicesDep,
+    namespace: NamespaceDep,
+    limit: Limit = 20,
+    after: After = "",
+    profile: str | None = None,
+    state: ArtifactState | None = None,
+    q: Annotated[str | None, Query(max_length=128, description="Part of the name.")] = None,
+) -> Response:
+    """Voices by name. `profile` keeps those it can serve, `state` those in that state (for the profile, if
+    given).
+    """
+    registrar = services.registrar
+    if profile is not None:
+        registrar.catalogue.get(profile)
+    found: list[Voice] = []
+    last, more = after, False
+    for indexed in _scan(registrar, namespace, after, limit):
+        if _kept(registrar, indexed, profile, state, q):
+            if len(found) == limit:
+                more = True
+                break
+            found.append(rendering.voice(registrar, indexed))
+        last = indexed.speaker.newest.record.name.lower()
+    else:
+        more = bool(registrar.page(namespace, after=last, limit=1)[0]) if last != after else False
+    first = found[0].key if found else None
+    return answer(request, Page[Voice](data=found, first_id=first, last_id=last or None, has_more=more))
+
+
+def _scan(registrar: Registrar, namespace: str, after: str, limit: int) -> Iterator[IndexedSpeaker]:
+    """Voices from the one after `after`, until the end or until enough were looked at for one request."""
+    scanned, more = 0, True
+    while more and scanned < _SCANNED:
+        page, more = registrar.page(namespace, after=after, limit=limit + 1)
+        yield from page
+        scanned += len(page)
+        after = page[-1].speaker.newest.record.name.lower() if page else after
+
+
+def _kept(
+    registrar: Registrar, indexed: IndexedSpeaker, profile: str | None, state: str | None, q: str | None
+) -> bool:
+    version = indexed.speaker.default
+    if q is not None and q.lower() not in version.record.name.lower():
+        return False
+    if profile is None:
+        return state is None or registrar.state(indexed, version) == state
+    standing = registrar.standing(indexed, version, profile)
+    return not standing.unsupported and state in {None, standing.state}
+
+
+@router.get("/{name}", responses=examples.VOICE)
+def get_voice(request: Request, services: ServicesDep, namespace: NamespaceDep, name: str) -> Response:
+    """A voice, and the version its name stands for now."""
+    indexed = services.registrar.find(namespace, name)
+    return answer(request, rendering.voice(services.registrar, indexed))
+
+
+@router.delete("/{name}", status_code=204, responses=examples.DELETE)
+def delete_voice(request: Request, services: ServicesDep, namespace: NamespaceDep, name: str) -> Response:
+    """Delete a voice with all its versions: unresolvable at once. Honours `If-Match`."""
+    if request.headers.get("if-match"):
+        indexed = services.registrar.find(namespace, name)
+        check_if_match(request, rendering.voice(services.registrar, indexed))
+    services.registrar.delete(namespace, name)
+    return Response(status_code=204)
+
+
+@router.get("/{name}/versions", responses=examples.VERSIONS)
+def list_versions(
+    request: Request,
+    services: ServicesDep,
+    namespace: NamespaceDep,
+    name: str,
+    limit: Limit = 20,
+    after: Annotated[int, Query(ge=0)] = 0,
+) -> Response:
+    """Versions, newest first; the next page is `after` the last number."""
+    indexed = services.registrar.find(namespace, name)
+    older = [one for one in reversed(indexed.speaker.versions) if not after or one.number < after]
+    shown = [rendering.version(services.registrar, indexed, one) for one in older[:limit]]
+    return answer(
+        request,
+        Page[VoiceVersion](
+            data=shown,
+            first_id=str(shown[0].version) if shown else None,
+            last_id=str(shown[-1].version) if shown else None,
+            has_more=len(older) > limit,
+        ),
+    )
+
+
+@router.get("/{name}/versions/{ref}", responses=examples.VERSION)
+def get_version(
+    request: Request, services: ServicesDep, namespace: NamespaceDep, name: str, ref: str
+) -> Response:
+    """One version, by number or alias."""
+    indexed = services.registrar.find(namespace, name)
+    version = services.registrar.resolve(indexed, parse_reference(ref))
+    return answer(request, rendering.version(services.registrar, indexed, version))

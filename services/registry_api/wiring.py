@@ -1,0 +1,44 @@
+"""What routes need, built once by `__main__` (or a test) and handed to the app; and how routes ask for it."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from fastapi import Depends, Query, Request
+
+from services.registry_api.changes import Changes
+from services.shared.audio import AudioDecoder
+from services.shared.housekeeping import Housekeeper
+from services.shared.jobs import Jobs
+from services.shared.registrar import Registrar
+from services.shared.settings import UploadLimits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Services:
+    """Everything long-lived in an API process."""
+
+    registrar: Registrar
+    jobs: Jobs
+    decoder: AudioDecoder
+    changes: Changes
+    housekeeper: Housekeeper | None
+    """None in tests that keep house themselves."""
+    limits: UploadLimits
+
+
+def _services(request: Request) -> Services:
+    services = request.app.state.services
+    assert isinstance(services, Services)
+    return services
+
+
+def _namespace() -> str:
+    """Every request belongs to one; with API keys it will be the key's."""
+    return "default"
+
+
+ServicesDep = Annotated[Services, Depends(_services)]
+NamespaceDep = Annotated[str, Depends(_namespace)]
+WaitSeconds = Annotated[float, Query(ge=0, le=60, alias="wait", description="Hold the answer back so long.")]
+Limit = Annotated[int, Query(ge=1, le=100)]
+After = Annotated[str, Query(max_length=512, description="`last_id` of the page before.")]

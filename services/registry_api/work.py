@@ -1,0 +1,77 @@
+"""Jobs and profiles: what is being made, what can be made."""
+
+from fastapi import APIRouter, Request
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import Response
+
+from services.registry_api import examples, rendering
+from services.registry_api.answers import answer
+from services.registry_api.wiring import After, Limit, NamespaceDep, ServicesDep, WaitSeconds
+from services.shared.facts import SpeakerId
+from services.shared.jobs import JobRecord
+from speaker_registry.names import parse_speaker_name
+from speaker_registry.schemas import Job, JobState, Page, Profile
+
+router = APIRouter(prefix="/v1", tags=["jobs and profiles"])
+
+
+@router.get("/jobs", responses=examples.JOBS)
+def list_jobs(
+    request: Request,
+    services: ServicesDep,
+    namespace: NamespaceDep,
+    limit: Limit = 20,
+    after: After = "",
+    state: JobState | None = None,
+    voice: str | None = None,
+    profile: str | None = None,
+) -> Response:
+    """Jobs, newest first. Kept for 30 days."""
+    slug = SpeakerId.of(namespace, parse_speaker_name(voice)).slug if voice is not None else None
+    if profile is not None:
+        services.registrar.catalogue.get(profile)
+    found, more = services.jobs.page(
+        namespace, state=state, slug=slug, profile=profile, after=after or None, limit=limit
+    )
+    shown = [rendering.job(record) for record in found]
+    first, last = (shown[0].id, shown[-1].id) if shown else (None, None)
+    return answer(request, Page[Job](data=shown, first_id=first, last_id=last, has_more=more))
+
+
+@router.get("/jobs/{job_id}", responses=examples.JOB)
+async def get_job(
+    request: Request, services: ServicesDep, namespace: NamespaceDep, job_id: str, wait: WaitSeconds = 0
+) -> Response:
+    """One job. With `wait`, answers as soon as anything about it changes, or it has finished."""
+    before = await run_in_threadpool(services.jobs.get, namespace, job_id)
+    if not wait or before.finished:
+        return answer(request, rendering.job(before))
+
+    def changed(now: JobRecord) -> bool:
+        return now.finished or (now.state, now.attempt, now.done) != (
+            before.state,
+            before.attempt,
+            before.done,
+        )
+
+    speaker = str(SpeakerId(before.namespace, before.slug))
+    seen = await services.changes.wait_until(
+        speaker, wait, lambda: services.jobs.get(namespace, job_id), changed
+    )
+    return answer(request, rendering.job(seen))
+
+
+@router.get("/profiles", responses=examples.PROFILES)
+def list_profiles(request: Request, services: ServicesDep) -> Response:
+    """What artifacts there can be, what they hold, and who can make them now."""
+    registrar = services.registrar
+    shown = [
+        rendering.profile(
+            facts,
+            required=facts.name in registrar.catalogue.required,
+            announced=registrar.announcements.current(facts.name),
+            workers=registrar.announcements.workers(facts.name),
+        )
+        for facts in registrar.catalogue
+    ]
+    return answer(request, Page[Profile](data=shown, first_id=shown[0].id, last_id=shown[-1].id))

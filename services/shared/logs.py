@@ -1,0 +1,40 @@
+"""Log lines as JSON (or coloured text on a terminal), one event each, with the request's and job's ids.
+Never audio, texts or keys.
+"""
+
+import logging
+import sys
+
+import structlog
+
+
+def configure_logs(level: str = "INFO") -> None:
+    """For a whole process, once, from its `__main__`. The libraries' own lines take the same form."""
+    shared: list[structlog.typing.Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    terminal = sys.stderr.isatty()
+    renderer: structlog.typing.Processor = (
+        structlog.dev.ConsoleRenderer() if terminal else structlog.processors.JSONRenderer()
+    )
+    structlog.configure(
+        processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=structlog.stdlib.BoundLogger,
+        cache_logger_on_first_use=True,
+    )
+    tracebacks = [] if terminal else [structlog.processors.dict_tracebacks]
+    handler = logging.StreamHandler()
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared,
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *tracebacks, renderer],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level)
+    for noisy in ("httpx", "botocore", "urllib3"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)

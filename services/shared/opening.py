@@ -1,0 +1,44 @@
+"""Opens store, index and queue as the settings say, and puts the registrar over them. Used by every
+process's `__main__`.
+"""
+
+import redis
+
+from services.shared.announcements import Announcements
+from services.shared.clock import Clock
+from services.shared.dispatch import RqDispatcher
+from services.shared.facts import bucket_identity
+from services.shared.index import SpeakerIndex
+from services.shared.profiles import ProfileCatalogue
+from services.shared.redis_access import connect
+from services.shared.registrar import Registrar
+from services.shared.settings import RegistrySettings, StoreSettings
+from services.shared.store import open_store, prepare_bucket
+
+
+def open_registrar(store_settings: StoreSettings, settings: RegistrySettings) -> Registrar:
+    """A registrar on the bucket and Redis of the settings.
+
+    Raises:
+        StoreUnfit: the bucket is not consistent enough to be the truth. ProfileUnknown: a profile nobody
+        knows.
+    """
+    clock = Clock()
+    prepare_bucket(store_settings)
+    store = open_store(store_settings)
+    store.probe()
+    index = SpeakerIndex(settings.redis_url, bucket_identity(store, clock.new_id()), clock=clock.now)
+    return Registrar(
+        store=store,
+        index=index,
+        announcements=Announcements(store, index, clock),
+        catalogue=ProfileCatalogue.load(settings.profiles),
+        dispatcher=RqDispatcher(open_queue_connection(settings), job_seconds=settings.job_seconds),
+        settings=settings,
+        clock=clock,
+    )
+
+
+def open_queue_connection(settings: RegistrySettings) -> redis.Redis:
+    """RQ reads bytes; everything else here reads text."""
+    return connect(settings.redis_url, decode_responses=False)
