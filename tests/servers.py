@@ -12,13 +12,16 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.error
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Self
+
+from redis import Redis, RedisError
 
 KEY_ID = "GK1f3a5c7e9b2d4f6a8c0e1f3b"
 """In the form that Garage insists on; the others take any."""
@@ -112,7 +115,7 @@ def garage(folder: Path) -> Iterator[S3Server]:
     )
     with container:
         endpoint = f"http://{container.get_container_host_ip()}:{container.get_exposed_port(3900)}"
-        wait_until_answering(endpoint)
+        wait_until(lambda: answers(endpoint))
         yield S3Server(endpoint, region="garage")
 
 
@@ -122,22 +125,29 @@ def redis_container(image: str) -> Iterator[str]:
     from testcontainers.core.container import DockerContainer  # noqa: PLC0415 - slow, and rarely used
 
     with DockerContainer(image).with_exposed_ports(6379) as container:
-        yield f"redis://{container.get_container_host_ip()}:{container.get_exposed_port(6379)}/0"
+        url = f"redis://{container.get_container_host_ip()}:{container.get_exposed_port(6379)}/0"
+        with Redis.from_url(url) as client:
+            wait_until(client.ping)
+        yield url
 
 
-def wait_until_answering(url: str, seconds: float = 30) -> None:
-    """Any answer will do, a refusal too."""
+def wait_until(attempt: Callable[[], object], seconds: float = 30) -> None:
+    """Return when it does not fail any more."""
     deadline = time.monotonic() + seconds
     while True:
         try:
-            urllib.request.urlopen(url, timeout=2).close()
+            attempt()
             return
-        except urllib.error.HTTPError:
-            return
-        except OSError:
+        except (OSError, RedisError):
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.1)
+
+
+def answers(url: str) -> None:
+    """Any answer will do, a refusal too."""
+    with suppress(urllib.error.HTTPError):
+        urllib.request.urlopen(url, timeout=2).close()
 
 
 @dataclass

@@ -47,7 +47,7 @@ def connect(settings: StoreSettings, *, request_seconds: float, retry_seconds: f
         # reply to it names a key that was not asked for.
         disable_bulk_delete=True,
         client_options={
-            "allow_http": True,  # the settings have refused http where it is not wanted
+            "allow_http": bool(settings.endpoint),  # the settings refused it where it is not wanted
             "connect_timeout": timedelta(seconds=min(CONNECT_SECONDS, request_seconds)),
             "timeout": timedelta(seconds=request_seconds),
             **({"root_certificate": settings.ca_file.read_bytes()} if settings.ca_file else {}),

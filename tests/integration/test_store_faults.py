@@ -157,6 +157,12 @@ def test_a_put_without_a_reply_was_or_was_not_done_and_can_be_repeated(proxy: Fa
     assert store.get(KEY) == DATA
 
 
+def test_a_large_object_goes_in_one_request(proxy: FaultyProxy) -> None:
+    """The parts of an interrupted upload would stay in the bucket unlisted, out of reach of every erase."""
+    behind(proxy).put(KEY, b"x" * 7_000_000)
+    assert [request.method for request in proxy.seen] == ["PUT"]
+
+
 def test_readiness_does_not_wait_for_retries(proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever asks gives up within seconds, and would take no answer for a dead process."""
     monkeypatch.setattr("services.shared.store.CHECK_SECONDS", 0.3)

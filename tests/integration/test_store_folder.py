@@ -131,6 +131,23 @@ def test_puts_and_deletes_in_one_folder_do_not_trip_over_each_other(store: Objec
     assert store.list("").objects == ()
 
 
+def test_a_put_ends_well_when_its_object_is_deleted_at_once(
+    store: ObjectStore, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An erase that sweeps while a late writer lands takes the folder away before it could be synced."""
+    replace = Path.replace
+
+    def replace_and_lose(path: Path, target: Path) -> Path:
+        renamed = replace(path, target)
+        target.unlink()
+        target.parent.rmdir()
+        return renamed
+
+    monkeypatch.setattr(Path, "replace", replace_and_lose)
+    store.put("n/x", b"1")
+    assert files(folder) == []
+
+
 @contextmanager
 def running(code: str, folder: Path) -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, "-c", OPEN + code, str(folder)]
