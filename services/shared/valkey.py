@@ -5,19 +5,15 @@ takes it down again. What it holds can be rebuilt from the bucket, so a log that
 Knows nothing of jobs or keys, and does not watch the server: its owner asks `running` and calls `restart`.
 """
 
-import ctypes
 import fcntl
 import importlib.util
 import os
 import re
 import shutil
-import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -28,6 +24,8 @@ import redis
 import structlog
 from redis.backoff import NoBackoff
 from redis.retry import Retry
+
+from services.shared.child import spawn
 
 log = structlog.get_logger(__name__)
 
@@ -51,8 +49,6 @@ LOCK_WAIT_SECONDS = 5
 
 SILENT_SECONDS = 30
 """How long a starting server may say nothing. While it says that it loads, it may go on loading."""
-
-PR_SET_PDEATHSIG = 1
 
 
 class ValkeyError(Exception):
@@ -288,50 +284,15 @@ def _free_port() -> int:
 
 
 def _spawn(command: list[str], log_path: Path, *, keep_open: int | None) -> subprocess.Popen[bytes]:
-    """Start the server in a session of its own, tied to this process's life where the system can (Linux).
-
-    Linux sends the parent-death signal when the *thread* that forked ends. So a thread of its own forks, and
-    waits for the child: it ends when the child does, or with the whole process.
-    """
-    started: list[subprocess.Popen[bytes] | BaseException] = []
-    ready = threading.Event()
-
-    def run() -> None:
-        try:
-            with log_path.open("wb") as output:
-                process = subprocess.Popen(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=output,
-                    start_new_session=True,
-                    pass_fds=() if keep_open is None else (keep_open,),
-                    preexec_fn=_die_with_parent(),  # noqa: PLW1509  nothing in it allocates or locks
-                )
-        except BaseException as error:  # noqa: BLE001  raised in the caller's thread
-            started.append(error)
-        else:
-            started.append(process)
-        ready.set()
-        if isinstance(started[0], subprocess.Popen):
-            started[0].wait()
-
-    threading.Thread(target=run, name="valkey", daemon=True).start()
-    ready.wait()
-    if isinstance(started[0], BaseException):
-        raise ValkeyError(f"{command[0]} cannot be run: {started[0]}") from started[0]
-    return started[0]
-
-
-def _die_with_parent() -> Callable[[], None] | None:
-    """For between fork and exec. SIGKILL loses nothing: a write is in the log before it is answered."""
-    if sys.platform != "linux":
-        return None
-    prctl, parent = ctypes.CDLL(None).prctl, os.getpid()
-
-    def tie() -> None:
-        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it died before the line above
-            os._exit(1)
-
-    return tie
+    """SIGKILL with us loses nothing: a write is in the server's log before it is answered."""
+    try:
+        with log_path.open("wb") as output:
+            return spawn(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                pass_fds=() if keep_open is None else (keep_open,),
+            )
+    except OSError as error:
+        raise ValkeyError(f"{command[0]} cannot be run: {error}") from error
