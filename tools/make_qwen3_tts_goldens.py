@@ -1,0 +1,369 @@
+"""Makes tests/data/qwen3_tts_tiny: a tiny checkpoint in Qwen3-TTS' published layout, and what it must yield.
+
+Nothing here is ours but the clips: weights are laid out, and goldens computed, by the classes of the qwen-tts
+package, and resampling goldens by torchaudio. qwen-tts does not import beside transformers 5, so it needs an
+environment of its own; torchaudio's compiled parts need CUDA, and the rest of it is plain Python:
+
+    python3.11 -m venv reference
+    reference/bin/pip install torch==2.13.0 transformers==4.57.3 numpy librosa soundfile accelerate einops
+    reference/bin/pip install onnxruntime
+    reference/bin/pip install --no-deps qwen-tts==0.1.1 torchaudio==2.11.0 sox
+    rm reference/lib/python3.11/site-packages/torchaudio/lib/*.so
+    reference/bin/python tools/make_qwen3_tts_goldens.py
+
+The versions it ran with are recorded in goldens.npz under `made_with`.
+"""
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torchaudio
+from qwen_tts.core.models.configuration_qwen3_tts import Qwen3TTSSpeakerEncoderConfig
+from qwen_tts.core.models.modeling_qwen3_tts import Qwen3TTSSpeakerEncoder, mel_spectrogram
+from qwen_tts.core.tokenizer_12hz.modeling_qwen3_tts_tokenizer_v2 import Qwen3TTSTokenizerV2Encoder
+from qwen_tts.inference.qwen3_tts_tokenizer import Qwen3TTSTokenizer
+from safetensors.torch import load_file, save_file
+from transformers import MimiConfig, logging
+from transformers.models.mimi import modeling_mimi
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+from tests.unit.extractors import signals  # noqa: E402 — a script has no package to be imported from
+
+OUT = ROOT / "tests/data/qwen3_tts_tiny"
+SEED = 18
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+CLIPS = {"1.0": 1.0, "3.0": 3.0, "7.31": 7.31, "10.0": 10.0}
+"""Name -> seconds at 24 kHz. 7.31 s is no multiple of any hop; 10 s is exactly the transformer's window."""
+LONG = {"12.4": 12.4}
+RESAMPLED = {"16000": 16_000, "44100": 44_100}
+"""Source rates for the way from another rate to codes, 3.01 s each."""
+RATE_PAIRS = (
+    (16_000, 24_000),
+    (22_050, 24_000),
+    (44_100, 24_000),
+    (48_000, 24_000),
+    (48_000, 16_000),
+    (24_000, 16_000),
+)
+MIN_MARGIN = 2e-5
+"""A code that wins by less, relative to the second nearest, would make the goldens depend on the machine."""
+
+SPEAKER_ENCODER = {
+    "enc_dim": 64,
+    "sample_rate": 24_000,
+    "enc_channels": [64, 64, 64, 64, 192],
+    "enc_attention_channels": 16,
+    "enc_se_channels": 16,
+}
+CODEC_ENCODER = {
+    "_frame_rate": 12.5,
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "audio_channels": 1,
+    "codebook_dim": 16,
+    "codebook_size": 64,
+    "compress": 2,
+    "dilation_growth_rate": 2,
+    "dtype": "float32",
+    "head_dim": 16,
+    "hidden_act": "gelu",
+    "hidden_size": 32,
+    "initializer_range": 0.02,
+    "intermediate_size": 64,
+    "kernel_size": 7,
+    "last_kernel_size": 3,
+    "layer_scale_initial_scale": 0.01,
+    "max_position_embeddings": 8000,
+    "norm_eps": 1e-05,
+    "num_attention_heads": 2,
+    "num_filters": 4,
+    "num_hidden_layers": 2,
+    "num_key_value_heads": 2,
+    "num_quantizers": 32,
+    "num_residual_layers": 1,
+    "num_semantic_quantizers": 1,
+    "pad_mode": "constant",
+    "residual_kernel_size": 3,
+    "rope_theta": 10000.0,
+    "sampling_rate": 24_000,
+    "sliding_window": 250,
+    "trim_right_ratio": 1.0,
+    "upsample_groups": 32,
+    "upsampling_ratios": [8, 6, 5, 4],
+    "use_cache": False,
+    "use_causal_conv": True,
+    "use_conv_shortcut": False,
+    "use_streaming": False,
+    "vector_quantization_hidden_dimension": 16,
+}
+CODEC_DECODER = {
+    "codebook_dim": 32,
+    "codebook_size": 64,
+    "decoder_dim": 48,
+    "head_dim": 16,
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "latent_dim": 64,
+    "num_attention_heads": 2,
+    "num_hidden_layers": 1,
+    "num_key_value_heads": 2,
+    "num_quantizers": 16,
+    "num_semantic_quantizers": 1,
+    "semantic_codebook_size": 4096,
+    "upsample_rates": [8, 5, 4, 3],
+    "upsampling_ratios": [2, 2],
+    "vector_quantization_hidden_dimension": 32,
+}
+
+
+def main() -> None:
+    torch.manual_seed(SEED)
+    torch.set_num_threads(2)
+    logging.set_verbosity_error()  # or it lists the decoder, which is not there, key by key
+    write_speaker_encoder()
+    write_codec()
+    with recorded_margins() as margins:
+        arrays = {**clip_goldens(), **resampled_goldens(), **resampler_goldens()}
+    if min(margins) < MIN_MARGIN:
+        sys.exit(f"a code won by only {min(margins):.1e}: take another SEED")
+    arrays["made_with"] = np.array(json.dumps(made_with(min(margins)), sort_keys=True))
+    np.savez_compressed(OUT / "goldens.npz", **arrays)
+    for path in OUT.rglob("*.safetensors"):
+        path.chmod(0o644)  # safetensors writes 0600
+    print(arrays["made_with"])
+    print({name: len(np.unique(codes)) for name, codes in arrays.items() if name.startswith("codes")})
+    print(sum(path.stat().st_size for path in OUT.rglob("*") if path.is_file()), "bytes")
+
+
+def made_with(margin: float) -> dict[str, Any]:
+    packages = ("qwen-tts", "transformers", "torch", "torchaudio", "numpy", "librosa", "safetensors")
+    abilities = torch.cpu.get_capabilities()  # they choose the kernels, and bfloat16 shows which were chosen
+    cpu = {key: abilities.get(key) for key in ("architecture", "avx2", "avx512_f", "avx512_bf16", "amx_tile")}
+    facts = {package: version(package).split("+")[0] for package in packages}
+    return {**facts, "seed": SEED, "smallest_margin": margin, "cpu": cpu}
+
+
+# --- the checkpoint
+
+
+def write_speaker_encoder() -> None:
+    encoder = Qwen3TTSSpeakerEncoder(Qwen3TTSSpeakerEncoderConfig(**SPEAKER_ENCODER))
+    tensors = {f"speaker_encoder.{key}": as_published(value) for key, value in encoder.state_dict().items()}
+    # The published file is mostly the talker: a loader must take its own keys and leave these.
+    tensors["talker.model.norm.weight"] = torch.ones(8, dtype=torch.bfloat16)
+    (OUT / "speech_tokenizer").mkdir(parents=True, exist_ok=True)
+    save_file(tensors, OUT / "model.safetensors", metadata={"format": "pt"})
+    write_json(
+        "config.json",
+        {
+            "architectures": ["Qwen3TTSForConditionalGeneration"],
+            "model_type": "qwen3_tts",
+            "speaker_encoder_config": SPEAKER_ENCODER,
+            "talker_config": {"hidden_size": SPEAKER_ENCODER["enc_dim"]},
+            "tokenizer_type": "qwen3_tts_tokenizer_12hz",
+            "tts_model_size": "0b6",
+            "tts_model_type": "base",
+        },
+    )
+
+
+def as_published(weight: torch.Tensor) -> torch.Tensor:
+    return weight.detach().to(torch.bfloat16).contiguous()
+
+
+def write_codec() -> None:
+    encoder = Qwen3TTSTokenizerV2Encoder._from_config(MimiConfig(**CODEC_ENCODER)).eval()
+    make_transformer_matter(encoder)
+    calibrate(encoder, signals.speechlike(8.0, 24_000, seed=9))
+    tensors = {
+        f"encoder.{key}": value.detach().float().contiguous() for key, value in encoder.state_dict().items()
+    }
+    tensors["decoder.pre_conv.conv.weight"] = torch.zeros(64, 32, 3)  # the published file has the decoder too
+    save_file(tensors, OUT / "speech_tokenizer/model.safetensors", metadata={"format": "pt"})
+    write_json(
+        "speech_tokenizer/config.json",
+        {
+            "architectures": ["Qwen3TTSTokenizerV2Model"],
+            "decode_upsample_rate": 1920,
+            "decoder_config": CODEC_DECODER,
+            "encode_downsample_rate": 1920,
+            "encoder_config": CODEC_ENCODER,
+            "encoder_valid_num_quantizers": 16,
+            "input_sample_rate": 24_000,
+            "model_type": "qwen3_tts_tokenizer_12hz",
+            "output_sample_rate": 24_000,
+        },
+    )
+    write_json(
+        "speech_tokenizer/preprocessor_config.json",
+        {
+            "chunk_length_s": None,
+            "feature_extractor_type": "EncodecFeatureExtractor",
+            "feature_size": 1,
+            "overlap": None,
+            "padding_side": "right",
+            "padding_value": 0.0,
+            "return_attention_mask": True,
+            "sampling_rate": 24_000,
+        },
+    )
+
+
+@torch.no_grad()
+def make_transformer_matter(encoder: Qwen3TTSTokenizerV2Encoder) -> None:
+    """As initialised it adds next to nothing and attends to all places alike: its window would not show."""
+    for layer in encoder.encoder_transformer.layers:
+        layer.self_attn_layer_scale.scale.fill_(0.5)
+        layer.mlp_layer_scale.scale.fill_(0.5)
+        for name, weight in layer.named_parameters():
+            if name.endswith("_proj.weight"):
+                weight.mul_(10)
+
+
+@torch.no_grad()
+def calibrate(encoder: Qwen3TTSTokenizerV2Encoder, clip: np.ndarray) -> None:
+    """Spread each codebook over the residual it will see: of plain random codes, one wins everywhere."""
+    hidden = encoder.encoder(torch.from_numpy(clip)[None, None])  # [1, D, 25 Hz]
+    hidden = encoder.encoder_transformer(hidden.transpose(1, 2))[0].transpose(1, 2)
+    latents = encoder.downsample(hidden)  # [1, D, 12.5 Hz]
+    quantizer = encoder.quantizer
+    for stage in (quantizer.semantic_residual_vector_quantizer, quantizer.acoustic_residual_vector_quantizer):
+        residual = stage.input_proj(latents)
+        for layer in stage.layers:
+            book, rows = layer.codebook, residual[0].T  # [T, C]
+            usage = torch.rand(book.cluster_usage.shape) * 5 + 0.5
+            centres = rows.mean(0) + rows.std(0) * torch.randn(book.embed_sum.shape)
+            book.cluster_usage.copy_(usage)
+            book.embed_sum.copy_(centres * usage[:, None])
+            residual = residual - layer.decode(layer.encode(residual))
+
+
+def write_json(name: str, content: object) -> None:
+    (OUT / name).write_text(json.dumps(content, indent=1) + "\n")
+
+
+# --- the goldens
+
+
+def clip_goldens() -> dict[str, np.ndarray]:
+    """Mel, embedding and codes of every clip; a sample of the mel frames, or the file would be mostly mel."""
+    arrays: dict[str, np.ndarray] = {}
+    for name, seconds in {**CLIPS, **LONG}.items():
+        clip = signals.speechlike(seconds, 24_000)
+        arrays[f"sha256_{name}"] = np.array(signals.digest(clip))
+        arrays[f"mel_{name}"] = np.concatenate([mel(clip)[:-4:16], mel(clip)[-4:]])
+        arrays |= artifact(name, clip)
+    for name, seconds in LONG.items():
+        clip = signals.speechlike(seconds, 24_000)
+        with window_applied():
+            arrays |= {f"{key}_windowed": value for key, value in codes(name, clip).items()}
+    return arrays
+
+
+def resampled_goldens() -> dict[str, np.ndarray]:
+    """From another rate through torchaudio's kernel to embedding and codes."""
+    arrays: dict[str, np.ndarray] = {}
+    for name, rate in RESAMPLED.items():
+        source = signals.speechlike(3.01, rate)
+        arrays[f"sha256_{name}"] = np.array(signals.digest(source))
+        resampler = torchaudio.transforms.Resample(rate, 24_000)
+        arrays |= artifact(name, resampler(torch.from_numpy(source)).numpy())
+    return arrays
+
+
+def resampler_goldens() -> dict[str, np.ndarray]:
+    arrays = {}
+    for source, target in RATE_PAIRS:
+        clip = torch.from_numpy(signals.speechlike(0.1337, source, seed=1))
+        arrays[f"resample_{source}_{target}"] = torchaudio.transforms.Resample(source, target)(clip).numpy()
+    return arrays
+
+
+def artifact(name: str, clip: np.ndarray) -> dict[str, np.ndarray]:
+    return {**embeddings(name, clip), **codes(name, clip)}
+
+
+def mel(clip: np.ndarray) -> np.ndarray:
+    """float32 [T, 128], with the arguments qwen-tts' `extract_speaker_embedding` uses."""
+    settings = {"n_fft": 1024, "num_mels": 128, "sampling_rate": 24_000, "hop_size": 256, "win_size": 1024}
+    return mel_spectrogram(torch.from_numpy(clip)[None], **settings, fmin=0, fmax=12_000)[0].T.numpy()
+
+
+def embeddings(name: str, clip: np.ndarray) -> dict[str, np.ndarray]:
+    prefix = "speaker_encoder."
+    published = load_file(OUT / "model.safetensors")
+    weights = {key.removeprefix(prefix): value for key, value in published.items() if key.startswith(prefix)}
+    found = {}
+    for label, dtype in DTYPES.items():
+        encoder = Qwen3TTSSpeakerEncoder(Qwen3TTSSpeakerEncoderConfig(**SPEAKER_ENCODER)).to(dtype).eval()
+        encoder.load_state_dict(weights)
+        with torch.inference_mode():
+            embedding = encoder(torch.from_numpy(mel(clip))[None].to(dtype))[0]
+        found[f"embedding_{label}_{name}"] = embedding.float().numpy()
+    return found
+
+
+def codes(name: str, clip: np.ndarray) -> dict[str, np.ndarray]:
+    """uint8 [T, 16] per dtype."""
+    found = {}
+    for label, dtype in DTYPES.items():
+        tokenizer = Qwen3TTSTokenizer.from_pretrained(str(OUT / "speech_tokenizer"), dtype=dtype)
+        encoded = tokenizer.encode(clip, sr=24_000).audio_codes[0]
+        found[f"codes_{label}_{name}"] = encoded.numpy().astype(np.uint8)
+    return found
+
+
+@contextmanager
+def window_applied() -> Iterator[None]:
+    """qwen-tts with the sliding window its codec's configuration asks for.
+
+    transformers 4.57.3 ignores the window, later ones apply it. Here it is applied by a mask written out by
+    hand, so that the check does not rest on the mask code of the transformers we run: position i sees j where
+    i - window < j <= i.
+    """
+
+    def band(*, config: Any, input_embeds: torch.Tensor, **_: Any) -> torch.Tensor:
+        place = torch.arange(input_embeds.shape[1])
+        behind = place[:, None] - place[None, :]
+        return ((behind >= 0) & (behind < config.sliding_window))[None, None]  # [1, 1, T, T]
+
+    with replaced(modeling_mimi, "create_causal_mask", band):
+        yield
+
+
+@contextmanager
+def recorded_margins() -> Iterator[list[float]]:
+    """By how much, relatively, the nearest code beat the second nearest: the least of each look-up."""
+    margins: list[float] = []
+    original = modeling_mimi.MimiEuclideanCodebook.quantize
+
+    def quantize(self: Any, hidden_states: torch.Tensor) -> torch.Tensor:
+        if hidden_states.dtype == torch.float32:
+            nearest = torch.cdist(hidden_states, self.embed).topk(2, largest=False).values  # [T, 2]
+            margins.append(float((1 - nearest[:, 0] / nearest[:, 1]).min()))
+        return original(self, hidden_states)
+
+    with replaced(modeling_mimi.MimiEuclideanCodebook, "quantize", quantize):
+        yield margins
+
+
+@contextmanager
+def replaced(owner: Any, name: str, value: Callable[..., Any]) -> Iterator[None]:
+    original = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)
+
+
+if __name__ == "__main__":
+    main()
