@@ -1,0 +1,64 @@
+"""What the worker asks of the code that makes one profile's artifact. Knows no engine, queue or storage."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, Self
+
+import numpy as np
+
+from services.shared.audio import ReferenceAudio
+from speaker_registry.artifact import canonical_json, sha256_digest
+
+Dtype = Literal["float32", "bfloat16"]
+"""What an encoder computes in."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """Everything that determines an artifact besides the clip.
+
+    facts: plain JSON values. `facts["weights"]["untrained"]` says whether the weights are random.
+    """
+
+    facts: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, **facts: Any) -> Self:
+        """Tuples become lists, as they will be after a trip through a manifest."""
+        return cls(json.loads(canonical_json(facts)))
+
+    @property
+    def digest(self) -> str:
+        """`sha256:…` over the facts as canonical JSON."""
+        return sha256_digest(canonical_json(self.facts).encode())
+
+    @property
+    def untrained(self) -> bool:
+        return bool(self.facts["weights"]["untrained"])
+
+
+class Extractor(Protocol):
+    """Facts plus three steps. Each step keeps number and order of what it is given.
+
+    `prepare` and `finish` may run on several threads at once; `encode` is called by one thread at a time.
+    """
+
+    profile_name: str
+    fingerprint: Fingerprint
+
+    def prepare(self, clip: ReferenceAudio) -> Any:
+        """On the CPU: resample, compute features. Raises InvalidAudio for a clip the encoder cannot take."""
+
+    def encode(self, prepared: Sequence[Any]) -> Sequence[Any]:
+        """On the device. Every clip comes out as if it had been alone.
+
+        Raises:
+            ExtractorOutOfMemory: the device could not hold this much at once.
+        """
+
+    def finish(self, encoded: Any) -> dict[str, np.ndarray]:
+        """On the CPU: the artifact's tensors, contiguous and in their final dtypes."""
+
+    def example(self) -> ReferenceAudio:
+        """A clip to warm up with: through all three steps, resampling included."""

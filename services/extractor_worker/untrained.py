@@ -1,0 +1,46 @@
+"""Random weights in a published architecture: real code, real shapes, useless voices. Knows names and shapes.
+
+For trying out and for tests, where nothing may be downloaded. The same seed gives the same weights on every
+machine: each tensor has a generator of its own, seeded from its name, and is drawn uniformly, because torch's
+normal distribution is computed differently on different CPUs.
+"""
+
+import hashlib
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+_RESIDUAL_SCALE = 0.3
+"""Published layer scales start at 0.01, which would leave an untrained transformer without any effect."""
+_ONES = ("norm.weight", "codebook.cluster_usage", "codebook.initialized")
+
+
+def random_tensors(layout: Mapping[str, tuple[int, ...]], seed: int) -> dict[str, Tensor]:
+    """float32 tensors of the layout's shapes, scaled so that activations neither vanish nor explode.
+
+    Codebooks come out so that nearly every frame gets codes of its own.
+    """
+    return {name: _random_tensor(name, shape, seed) for name, shape in layout.items()}
+
+
+def _random_tensor(name: str, shape: tuple[int, ...], seed: int) -> Tensor:
+    if name.endswith(_ONES):
+        return torch.ones(shape)
+    if name.endswith(".bias"):
+        return torch.zeros(shape)
+    if name.endswith(".scale"):
+        return torch.full(shape, _RESIDUAL_SCALE)
+    bound = math.sqrt(_gain(name) * 3 / math.prod(shape[1:]))  # a variance of gain / fan-in
+    generator = torch.Generator().manual_seed(_seed_of(name, seed))
+    return torch.empty(shape).uniform_(-bound, bound, generator=generator)
+
+
+def _gain(name: str) -> float:
+    """Convolutions are followed by a rectifier, which halves the variance; the other layers are not."""
+    return 2.0 if ".conv" in name else 1.0
+
+
+def _seed_of(name: str, seed: int) -> int:
+    return int.from_bytes(hashlib.sha256(f"{seed}:{name}".encode()).digest()[:7])

@@ -1,0 +1,67 @@
+"""The tiny checkpoint, its goldens, and extractors loaded from it once per process."""
+
+import functools
+import json
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from services.extractor_worker.extractor import Dtype
+from services.extractor_worker.qwen3_tts import Qwen3TTSExtractor
+from services.extractor_worker.weights import LocalWeights
+
+TINY = Path(__file__).parents[2] / "data/qwen3_tts_tiny"
+TINY_WIDTH = 64
+
+Loader = Callable[..., Qwen3TTSExtractor]
+
+
+def load_tiny(folder: Path = TINY, dtype: Dtype = "float32", width: int = TINY_WIDTH) -> Qwen3TTSExtractor:
+    return Qwen3TTSExtractor(
+        "qwen3-tts-tiny", LocalWeights(folder), "cpu", dtype, width=width, repo="example/tiny"
+    )
+
+
+@pytest.fixture(scope="session")
+def goldens() -> Mapping[str, np.ndarray]:
+    with np.load(TINY / "goldens.npz") as file:
+        return dict(file)
+
+
+@pytest.fixture(scope="session")
+def tiny() -> Callable[[Dtype], Qwen3TTSExtractor]:
+    """The extractor of the tiny checkpoint in a dtype."""
+    return functools.cache(lambda dtype: load_tiny(dtype=dtype))
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """A copy of the tiny checkpoint to spoil."""
+    return shutil.copytree(TINY, tmp_path / "checkpoint")
+
+
+@pytest.fixture(autouse=True)
+def _two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def edit_json(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+
+
+def edit_tensors(path: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    tensors = {key: tensor.clone() for key, tensor in load_file(path).items()}
+    change(tensors)
+    path.unlink()  # the copy may share the original's inode
+    save_file(tensors, path)

@@ -1,0 +1,98 @@
+"""Loading by profile name: the published architectures at full size with random weights; what is refused."""
+
+import hashlib
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from services.extractor_worker.catalogue import EXTRACTORS, load_extractor
+from services.extractor_worker.extractor import Extractor
+from services.extractor_worker.mimi import CodecConfig, codec_layout
+from services.extractor_worker.untrained import random_tensors
+from services.extractor_worker.weights import HubWeights, UntrainedWeights
+from services.shared.audio import ReferenceAudio
+from services.shared.profiles import BUILT_IN
+from speaker_registry.artifact import check_tensors
+from speaker_registry.errors import ProfileUnknown, WeightsInvalid
+from tests.unit.extractors.signals import speechlike
+
+
+@pytest.fixture(scope="module", params=sorted(EXTRACTORS))
+def untrained(request: pytest.FixtureRequest) -> Extractor:
+    return load_extractor(request.param, UntrainedWeights())
+
+
+def extract(extractor: Extractor, clip: ReferenceAudio) -> dict[str, np.ndarray]:
+    return extractor.finish(extractor.encode([extractor.prepare(clip)])[0])
+
+
+def test_an_unknown_profile_names_those_there_are() -> None:
+    """A typo in PROFILES."""
+    with pytest.raises(ProfileUnknown, match=r"'qwen-tts'; there are qwen3-tts-0\.6b, qwen3-tts-1\.7b"):
+        load_extractor("qwen-tts", UntrainedWeights())
+
+
+@pytest.mark.parametrize("profile", sorted(EXTRACTORS))
+def test_the_hub_without_a_pinned_commit_is_refused(profile: str) -> None:
+    """Until somebody writes the commit into the catalogue, or into WEIGHTS."""
+    with pytest.raises(WeightsInvalid, match=f"no commit of {BUILT_IN[profile].model} is pinned"):
+        load_extractor(profile, HubWeights(local_files_only=True))
+
+
+def test_every_profile_of_ours_has_an_extractor() -> None:
+    """Otherwise its jobs would wait for ever."""
+    assert EXTRACTORS.keys() == BUILT_IN.keys()
+
+
+@pytest.mark.slow
+def test_the_published_architecture_makes_what_the_profile_promises(untrained: Extractor) -> None:
+    """Full size, random weights: from 44.1 kHz samples to checked tensors."""
+    clip = ReferenceAudio(speechlike(3.0, 44_100), 44_100)
+    tensors = extract(untrained, clip)
+    profile = BUILT_IN[untrained.profile_name]
+    check_tensors(tensors, profile.tensors, seconds=clip.seconds, frame_rate=profile.frame_rate)
+    assert tensors["ref_code"].shape == (38, 16)
+    assert np.isfinite(tensors["speaker_embedding"]).all()
+
+
+@pytest.mark.slow
+def test_untrained_voices_differ(untrained: Extractor) -> None:
+    """A demo in which every voice is the same would show nothing."""
+    clips = [ReferenceAudio(speechlike(3.0, 24_000, seed), 24_000) for seed in (0, 4)]
+    low, high = (extract(untrained, clip) for clip in clips)
+    assert np.abs(low["speaker_embedding"] - high["speaker_embedding"]).max() > 0.01
+    assert (low["ref_code"] != high["ref_code"]).mean() > 0.5
+    assert all(len(np.unique(book)) > 10 for book in low["ref_code"].T)
+
+
+@pytest.mark.slow
+def test_the_same_clip_twice_is_the_same_artifact(untrained: Extractor) -> None:
+    """Bit by bit: a job that runs again must not look like another artifact."""
+    clip = ReferenceAudio(speechlike(2.0, 16_000), 16_000)
+    first, second = extract(untrained, clip), extract(untrained, clip)
+    assert all(np.array_equal(first[name], second[name]) for name in first)
+
+
+def test_untrained_weights_are_the_same_in_every_process() -> None:
+    """Two workers of one demo share a fingerprint, so they must share the weights."""
+    program = (
+        "import hashlib; from services.extractor_worker.untrained import random_tensors;"
+        "first, second = random_tensors({'a.conv.weight': (64, 32, 3), 'b.weight': (99, 7)}, 0).values();"
+        "print(hashlib.sha256(first.numpy().tobytes() + second.numpy().tobytes()).hexdigest())"
+    )
+    here = random_tensors({"b.weight": (99, 7), "a.conv.weight": (64, 32, 3)}, 0)
+    content = here["a.conv.weight"].numpy().tobytes() + here["b.weight"].numpy().tobytes()
+    other = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "1"}
+    run = subprocess.run([sys.executable, "-c", program], env=other, capture_output=True, check=True)
+    assert run.stdout.decode().strip() == hashlib.sha256(content).hexdigest()
+
+
+def test_the_published_codec_has_the_225_tensors_it_is_known_to_have() -> None:
+    """Counted in the published file; the shapes are checked by loading it."""
+    layout = codec_layout(CodecConfig())
+    assert len(layout) == 225
+    assert layout["downsample.conv.weight"] == (512, 512, 4)
+    assert layout["encoder.layers.14.conv.weight"] == (512, 1024, 3)

@@ -1,0 +1,159 @@
+"""Where weights may come from, and that nothing wrong is ever loaded quietly."""
+
+import errno
+import hashlib
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from services.extractor_worker import weights
+from services.extractor_worker.weights import (
+    HubWeights,
+    LocalWeights,
+    UntrainedWeights,
+    locate,
+    parse_weights,
+    sha256_of_file,
+)
+from speaker_registry.errors import WeightsInvalid, WeightsMissing
+from tests.unit.extractors.conftest import TINY
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+FILES = (
+    "config.json",
+    "model.safetensors",
+    "speech_tokenizer/config.json",
+    "speech_tokenizer/model.safetensors",
+)
+REPO = "example/voice-model"
+
+
+def find(source: LocalWeights | HubWeights, revision: str | None = None) -> weights.Checkpoint:
+    return locate(source, profile="qwen3-tts-0.6b", repo=REPO, revision=revision, files=FILES)
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    """A hub cache that holds the tiny checkpoint as REPO at COMMIT."""
+    shutil.copytree(TINY, tmp_path / f"models--{REPO.replace('/', '--')}" / "snapshots" / COMMIT)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("text", "source"),
+    [
+        ("untrained", UntrainedWeights(seed=0)),
+        ("hub", HubWeights(None)),
+        (f"hub:{COMMIT}", HubWeights(COMMIT)),
+        ("/srv/weights", LocalWeights(Path("/srv/weights"))),
+        (" ./hub ", LocalWeights(Path("hub"))),
+        ("~/weights", LocalWeights(Path.home() / "weights")),
+    ],
+)
+def test_the_setting_names_a_source(text: str, source: weights.WeightsSource) -> None:
+    """One variable, three ways to fill it."""
+    assert parse_weights(text) == source
+
+
+@pytest.mark.parametrize("revision", ["main", "v1.0", COMMIT[:12], COMMIT.upper(), COMMIT + "0"])
+def test_a_branch_a_tag_or_half_a_commit_is_refused(revision: str) -> None:
+    """They move: the same fingerprint would stand for other weights tomorrow."""
+    with pytest.raises(WeightsInvalid, match=f"'{revision}' is not a commit: 40 hex digits"):
+        parse_weights(f"hub:{revision}")
+
+
+def test_an_empty_setting_says_what_is_accepted() -> None:
+    """An unset variable in a deployment file must not come to mean the current folder."""
+    with pytest.raises(WeightsInvalid, match="WEIGHTS is empty: `untrained`, `hub`"):
+        parse_weights("  ")
+
+
+def test_the_folder_may_be_the_checkpoint_or_hold_it_under_the_profiles_name(tmp_path: Path) -> None:
+    """One model, or a shelf of them."""
+    shutil.copytree(TINY, tmp_path / "shelf/qwen3-tts-0.6b")
+    assert find(LocalWeights(TINY)).folder == TINY
+    assert find(LocalWeights(tmp_path / "shelf")).folder == tmp_path / "shelf/qwen3-tts-0.6b"
+
+
+@pytest.mark.parametrize("folder", ["nowhere", "empty"])
+def test_a_folder_without_weights_says_what_is_expected_where_and_how_to_get_it(
+    tmp_path: Path, folder: str
+) -> None:
+    """The first thing most people will run into."""
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(WeightsMissing) as caught:
+        find(LocalWeights(tmp_path / folder))
+    message = str(caught.value)
+    assert "config.json, model.safetensors, speech_tokenizer/config.json and 1 more missing" in message
+    assert "either itself or in a sub-folder qwen3-tts-0.6b/" in message
+    assert f"hf download {REPO} config.json" in message
+    assert "WEIGHTS=untrained" in message
+
+
+def test_a_missing_file_is_named_without_saying_where_the_folder_lies(copy: Path) -> None:
+    """Job errors reach callers; the path stays in the cause, for the logs."""
+    (copy / "speech_tokenizer/model.safetensors").unlink()
+    with pytest.raises(WeightsMissing, match=r"speech_tokenizer/model.safetensors missing\. ") as caught:
+        find(LocalWeights(copy))
+    assert str(copy) not in str(caught.value)
+    assert isinstance(caught.value.__cause__, FileNotFoundError)
+    assert caught.value.__cause__.errno == errno.ENOENT
+    assert str(copy) in str(caught.value.__cause__)
+
+
+def test_a_cached_snapshot_is_used_without_a_network(cache: Path) -> None:
+    """Workers restart where the hub cannot be reached."""
+    checkpoint = find(HubWeights(COMMIT, local_files_only=True, cache=cache))
+    assert (checkpoint.repo, checkpoint.revision) == (REPO, COMMIT)
+    assert checkpoint.read_json("config.json")["model_type"] == "qwen3_tts"
+
+
+def test_the_settings_commit_wins_over_the_catalogues(cache: Path) -> None:
+    """So that somebody can try a newer one without changing code."""
+    source = HubWeights(COMMIT, local_files_only=True, cache=cache)
+    assert find(source, revision="f" * 40).revision == COMMIT
+    assert find(HubWeights(local_files_only=True, cache=cache), revision=COMMIT).revision == COMMIT
+
+
+def test_the_hub_without_a_commit_is_refused(cache: Path) -> None:
+    """Nobody knows what `the newest` will be."""
+    with pytest.raises(WeightsInvalid, match=f"no commit of {REPO} is pinned: set WEIGHTS=hub:<commit>"):
+        find(HubWeights(local_files_only=True, cache=cache))
+    with pytest.raises(WeightsInvalid, match="'main' is not a commit"):
+        find(HubWeights(local_files_only=True, cache=cache), revision="main")
+
+
+def test_a_commit_that_cannot_be_had_is_missing_weights(cache: Path) -> None:
+    """Not a stack trace from a library."""
+    with pytest.raises(WeightsMissing, match=f"{REPO} at commit {'f' * 40} is neither cached nor to be had"):
+        find(HubWeights("f" * 40, local_files_only=True, cache=cache))
+
+
+def test_a_snapshot_of_another_commit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mirror that answers with what it has instead of what was asked for."""
+    monkeypatch.setattr(weights, "snapshot_download", lambda *_, **__: f"/cache/snapshots/{'f' * 40}")
+    with pytest.raises(WeightsInvalid, match=f"at commit {COMMIT}, the hub delivered {'f' * 40}"):
+        find(HubWeights(COMMIT))
+
+
+def test_a_snapshot_without_one_of_the_files_names_it(cache: Path) -> None:
+    """A repository whose layout has changed, or a download that was cut off."""
+    next(cache.rglob("snapshots/*/speech_tokenizer/config.json")).unlink()
+    with pytest.raises(WeightsMissing, match=r"speech_tokenizer/config\.json missing") as caught:
+        find(HubWeights(COMMIT, local_files_only=True, cache=cache))
+    assert REPO in str(caught.value)
+
+
+def test_the_digest_follows_the_files_content(copy: Path) -> None:
+    """Remembered while nothing changes, and never after something has."""
+    file = copy / "model.safetensors"
+    first = sha256_of_file(file)
+    assert first == hashlib.sha256(file.read_bytes()).hexdigest() == sha256_of_file(file)
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.unlink()
+    file.write_bytes(content)
+    os.utime(file, ns=(1, 1))
+    assert sha256_of_file(file) == hashlib.sha256(content).hexdigest() != first
