@@ -40,6 +40,7 @@ SpeakerRegistryError
     ├── WeightsInvalid
     ├── ExtractorFailed
     ├── ExtractorOutOfMemory
+    ├── WorkerOutdated             its fingerprint is not the profile's current one any more
     └── LeaseExpired
 """
 
@@ -224,6 +225,10 @@ class ExtractorFailed(WorkerError):
 class ExtractorOutOfMemory(WorkerError):
     code = "extractor_oom"
     retryable = True
+
+
+class WorkerOutdated(WorkerError):
+    code = "worker_outdated"
 
 
 class LeaseExpired(WorkerError):

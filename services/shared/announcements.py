@@ -16,11 +16,13 @@ from services.shared.domain import Record
 from services.shared.index import GateClosed, SpeakerIndex
 from services.shared.redis_access import unavailable_without_redis
 from services.shared.store import Store
-from speaker_registry.errors import Unavailable
+from speaker_registry.errors import Unavailable, WorkerOutdated
 
 log = structlog.get_logger()
 
 _PROFILES = "sr:profiles"
+SWEPT_AT = "sr:swept_at"
+"""When housekeeping last looked at every speaker, Unix seconds; missing: it is to do so."""
 _ALIVE_SECONDS = 20
 _REMEMBERED_SECONDS = 1.0
 
@@ -60,26 +62,44 @@ class Announcements:
         self._remembered: dict[str, _Remembered] = {}  # bounded: only catalogue names get here
 
     def announce(
-        self, profile: str, fingerprint: str, extractor: Mapping[str, Any], *, untrained: bool
+        self,
+        profile: str,
+        fingerprint: str,
+        extractor: Mapping[str, Any],
+        *,
+        untrained: bool,
+        roll_back: bool = False,
     ) -> bool:
-        """Make this the profile's fingerprint. Returns whether that changed anything."""
-        current = self._newest_fact(profile)
-        changed = current is None or current.fingerprint != fingerprint
-        if changed:
-            current = Announcement(
-                profile=profile,
-                seq=current.seq + 1 if current else 1,
-                uid=self._clock.new_id(),
-                fingerprint=fingerprint,
-                extractor=dict(extractor),
-                untrained=untrained,
+        """Make this the profile's fingerprint. Returns whether that changed anything.
+
+        Raises:
+            WorkerOutdated: the profile had this fingerprint and moved on from it, and `roll_back` does not
+            say that it
+                is to come back: a worker left over from before an upgrade must not undo it.
+        """
+        history = self._history(profile)
+        current = history[-1] if history else None
+        if current is not None and current.fingerprint == fingerprint:
+            self._publish(current)
+            return False
+        if not roll_back and any(one.fingerprint == fingerprint for one in history):
+            raise WorkerOutdated(
+                f"Profile '{profile}' moved on from {fingerprint[:23]}… to {history[-1].fingerprint[:23]}…; "
+                "to go back, start the worker with SPEAKER_EXTRACTOR_ROLL_BACK=true."
             )
-            self._store.put(
-                f"{_prefix(profile)}{current.seq:012d}.{current.uid}.json", current.to_json().encode()
-            )
-        assert current is not None
-        self._publish(current)
-        return changed
+        made = Announcement(
+            profile=profile,
+            seq=current.seq + 1 if current else 1,
+            uid=self._clock.new_id(),
+            fingerprint=fingerprint,
+            extractor=dict(extractor),
+            untrained=untrained,
+        )
+        self._store.put(f"{_prefix(profile)}{made.seq:012d}.{made.uid}.json", made.to_json().encode())
+        self._publish(made)
+        with unavailable_without_redis():
+            self._index.ungated.delete(SWEPT_AT)  # housekeeping sees to every voice's new artifact
+        return True
 
     def current(self, profile: str) -> Announcement | None:
         """The profile's fingerprint; None if no worker ever announced one."""
@@ -131,10 +151,17 @@ class Announcements:
         return announcement
 
     def _newest_fact(self, profile: str) -> Announcement | None:
-        keys = [stored.key for stored in self._store.list(_prefix(profile)).objects]
-        if not keys:
-            return None
-        return Announcement.model_validate_json(self._store.get(max(keys)))
+        return self._read(
+            max((stored.key for stored in self._store.list(_prefix(profile)).objects), default=None)
+        )
+
+    def _history(self, profile: str) -> list[Announcement]:
+        """Oldest first."""
+        keys = sorted(stored.key for stored in self._store.list(_prefix(profile)).objects)
+        return [one for key in keys if (one := self._read(key)) is not None]
+
+    def _read(self, key: str | None) -> Announcement | None:
+        return Announcement.model_validate_json(self._store.get(key)) if key else None
 
     def _publish(self, announcement: Announcement) -> None:
         self._remembered.pop(announcement.profile, None)

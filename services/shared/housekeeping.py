@@ -14,6 +14,7 @@ from datetime import datetime, timedelta
 import structlog
 from redis.exceptions import LockError
 
+from services.shared.announcements import SWEPT_AT
 from services.shared.domain import Fact, FailureRecord, Speaker, VersionFact, artifact_key, fold
 from services.shared.facts import SpeakerId, read_facts, read_speaker, speaker_ids
 from services.shared.index import GateOpened
@@ -29,7 +30,6 @@ from speaker_registry.errors import LeaseExpired, Unavailable
 
 log = structlog.get_logger()
 
-_SWEPT_AT = "sr:swept_at"
 _LOOK_AGAIN_SECONDS = 15.0
 
 
@@ -175,7 +175,7 @@ class Housekeeper:
 
     def _sweep_is_due(self) -> bool:
         with unavailable_without_redis():
-            swept_at = self._index.redis.get(_SWEPT_AT)
+            swept_at = self._index.redis.get(SWEPT_AT)
         return swept_at is None or self._clock.now() - float(swept_at) > self._settings.sweep_seconds
 
     def sweep(self) -> None:
@@ -189,7 +189,7 @@ class Housekeeper:
         for namespace in namespaces:
             Jobs(self._index).forget_before(namespace, started - KEPT_SECONDS)
         with unavailable_without_redis():
-            self._index.redis.set(_SWEPT_AT, started)
+            self._index.redis.set(SWEPT_AT, started)
 
     def collect_garbage(self, speaker_id: SpeakerId) -> int:
         """Delete one speaker's unreachable objects. Returns how many."""

@@ -28,8 +28,8 @@ from speaker_registry.errors import Conflict, QuotaExceeded, Unavailable, VoiceE
 BOOT = "sr:boot"
 EVENTS = "sr:events"
 DIRTY = "sr:dirty"
-STAGES = 4
-"""Of a job's progress: preparing, encoding, publishing, done."""
+STAGES = 3
+"""Of a job's progress: preparing, encoding, publishing."""
 
 _LUA = Path(__file__).parent / "lua"
 

@@ -15,6 +15,7 @@ import structlog
 
 from services.shared.audio import ReferenceAudio
 from services.shared.domain import (
+    AliasFact,
     ArtifactFact,
     ArtifactRecord,
     FailureRecord,
@@ -99,6 +100,10 @@ class Publisher:
         version = self._index.load(speaker_id).speaker.by_vuid(job.vuid) if attempt else None
         if version is None or version.record.clip is None:
             return None
+        akey = artifact_key(job.profile, maker.fingerprint, version.record.clip.rendition_sha256, job.build)
+        if akey in version.artifacts:
+            self._index.set_job(speaker_id, job_id, "succeeded", landing=flight)
+            return None
         return Assignment(
             job_id=job_id,
             attempt=attempt,
@@ -106,9 +111,7 @@ class Publisher:
             speaker_id=speaker_id,
             version=version,
             flight=flight,
-            akey=artifact_key(
-                job.profile, maker.fingerprint, version.record.clip.rendition_sha256, job.build
-            ),
+            akey=akey,
             build=job.build,
             maker=maker,
             started=self._clock.monotonic(),
@@ -145,9 +148,12 @@ class Publisher:
         fact_key = speaker_id.artifact_fact_key(vuid, work.akey, record)
         self._store.put(fact_key, record.to_json().encode())
         winner = self._winner(work) or record
+        promotion = self._prepare_promotion(work)
         in_force = self._index.apply_artifact(
             speaker_id, vuid, work.akey, winner, job_id=work.job_id, claimed=work.flight.fingerprint
         )
+        if promotion is not None:
+            self._index.apply_alias(speaker_id, promotion)
         if in_force != record.winner:
             self._store.delete([fact_key, blob_key])
         log.info(
@@ -254,7 +260,16 @@ class Publisher:
         )
         log.warning("artifact.failed", job_id=flight.job_id, profile=record.profile, code=record.code)
 
+    def _prepare_promotion(self, work: Assignment) -> AliasFact | None:
+        """So that whoever sees the version ready finds its name pointing to it, if it should."""
+        completing = (work.version.vuid, work.maker.profile.name)
+        try:
+            return self._registrar.prepare_promotion(work.speaker_id, completing=completing)
+        except Unavailable:
+            return None
+
     def _promote(self, speaker_id: SpeakerId) -> None:
+        """If two profiles became ready at the same time, neither saw the other."""
         try:
             self._registrar.promote(speaker_id)
         except Unavailable as error:

@@ -340,14 +340,26 @@ class Registrar:
 
     # -- promoting
 
-    def promote(self, speaker_id: SpeakerId) -> SpeakerVersion | None:
+    def promote(self, speaker_id: SpeakerId) -> None:
         """Move `default` to the newest complete version, unless somebody moved it after that one was
         registered.
+        """
+        fact = self.prepare_promotion(speaker_id)
+        if fact is not None:
+            self.index.apply_alias(speaker_id, fact)
 
-        Returns the version it was moved to.
+    def prepare_promotion(
+        self, speaker_id: SpeakerId, *, completing: tuple[str, str] | None = None
+    ) -> AliasFact | None:
+        """The first half of `promote`: the fact is put, the index not told yet. None: nothing to promote.
+
+        Args:
+            completing: (vuid, profile) of an artifact that is to be taken for ready: so its publisher can
+            have both
+                take effect at once.
         """
         indexed = self.index.load(speaker_id)
-        target = self._to_promote(indexed)
+        target = self._to_promote(indexed, completing)
         if target is None:
             return None
         current = indexed.speaker.alias_facts.get(DEFAULT)
@@ -357,11 +369,12 @@ class Registrar:
             return None
         fact = AliasFact(seq, DEFAULT, target.vuid, self.clock.new_id())
         self.store.put(speaker_id.alias_key(fact), b"{}")
-        self.index.apply_alias(speaker_id, fact)
         log.info("speaker.promoted", speaker=str(speaker_id), version=target.number)
-        return target
+        return fact
 
-    def _to_promote(self, indexed: IndexedSpeaker) -> SpeakerVersion | None:
+    def _to_promote(
+        self, indexed: IndexedSpeaker, completing: tuple[str, str] | None
+    ) -> SpeakerVersion | None:
         speaker = indexed.speaker
         if not speaker.live:
             return None
@@ -369,9 +382,17 @@ class Registrar:
         for version in reversed(speaker.versions):
             if version.number <= speaker.default.number or (moved is not None and moved.seq > version.seq):
                 return None
-            if self.state(indexed, version) == "ready":
+            if self._complete(indexed, version, completing):
                 return version
         return None
+
+    def _complete(
+        self, indexed: IndexedSpeaker, version: SpeakerVersion, completing: tuple[str, str] | None
+    ) -> bool:
+        return all(
+            (version.vuid, profile) == completing or self.standing(indexed, version, profile).state == "ready"
+            for profile in self.wanted(version)
+        )
 
 
 class _Registration:

@@ -225,3 +225,20 @@ class LogSettings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="SPEAKER_LOG_", env_ignore_empty=True, frozen=True)
 
     level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+
+
+class ExtractorSettings(BaseSettings):
+    """What a worker loads. Environment: SPEAKER_EXTRACTOR_*."""
+
+    model_config = SettingsConfigDict(env_prefix="SPEAKER_EXTRACTOR_", env_ignore_empty=True, frozen=True)
+
+    profiles: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_names)] = ()
+    """Served by this worker, comma-separated; empty: all that the registry requires."""
+    weights: str = "untrained"
+    """`untrained` (random: for trying out), the path of a folder, `hub`, or `hub:<commit>`."""
+    device: str = Field("cpu", pattern=r"cpu|cuda(:\d+)?")
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    threads: int = Field(4, gt=0)
+    """For reading, preparing and publishing clips, beside the device."""
+    roll_back: bool = False
+    """Make this worker's fingerprint current again although its profile moved on from it."""
