@@ -5,7 +5,7 @@ Any number of processes may run this at once: everything is idempotent, and a lo
 """
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -96,15 +96,18 @@ class Housekeeper:
         known = set(speaker_ids(self._store))
         try:
             self._index.forget_all_but(known)
-            with ThreadPoolExecutor(self._settings.rebuild_threads) as pool:
-                list(pool.map(self._rebuild_one, known))
-                # What landed since the first listing.
-                list(pool.map(self._catch_up, speaker_ids(self._store)))
+            self._for_each(self._rebuild_one, known)
+            self._for_each(self._catch_up, speaker_ids(self._store))  # what landed since the first listing
         except GateOpened:
             return 0  # somebody else was faster
         self._index.open_gate(stamp)
         log.info("index.rebuilt", speakers=len(known))
         return len(known)
+
+    def _for_each(self, work: Callable[[SpeakerId], None], speakers: Iterable[SpeakerId]) -> None:
+        """In any order; in parallel, because each is mostly waiting for the bucket."""
+        with ThreadPoolExecutor(self._settings.rebuild_threads) as pool:
+            list(pool.map(work, speakers))
 
     def _rebuild_one(self, speaker_id: SpeakerId) -> None:
         self._index.apply(speaker_id, read_speaker(self._store, speaker_id), rebuilding=True, reset=True)

@@ -132,7 +132,7 @@ class SpeakerIndex:
         stamp = self.server_stamp()
         with unavailable_without_redis():
             found = [_id_of(key) for key in self.ungated.scan_iter("sr:*:v:*", count=1000)]
-        for speaker_id in set(found) - known:
+        for speaker_id in (one for one in dict.fromkeys(found) if one not in known):
             self._run("reset", speaker_id, rebuilding=True, stamp=stamp, wholly=True)
 
     def _run(self, script: str, speaker_id: SpeakerId, *, rebuilding: bool = False, **args: Any) -> Any:
