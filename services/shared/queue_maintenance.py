@@ -14,14 +14,14 @@ from redis.exceptions import RedisError, ResponseError, WatchError
 from rq.job import JobStatus
 from rq.registry import FailedJobRegistry, FinishedJobRegistry
 from rq.scripts import acquire_or_refresh_lock, release_lock
-from rq.utils import as_text, current_timestamp, now
+from rq.utils import current_timestamp, now
 from rq.worker_registration import clean_worker_registry
 
 from services.shared.queue import JobRefusedError, SafeJob, SafeQueue, job_key
 
 log = structlog.get_logger(__name__)
 
-LOCK_SECONDS = 30
+LOCK_SECONDS = 3
 """A process killed while it holds the lock stops the others for so long; with RQ's lock, for 15 minutes."""
 
 BATCH = 1000
@@ -115,7 +115,7 @@ def _reap_one(queue: SafeQueue, registry: str, entry: bytes, on_abandoned: OnAba
         except WatchError:
             return False  # its worker or another process was faster
     if reason and on_abandoned:
-        _tell(on_abandoned, as_text(job_id), reason)
+        _tell(on_abandoned, job_id.decode(errors="replace"), reason)
     return True
 
 

@@ -1,0 +1,720 @@
+"""The worker: what it does with jobs, what RQ's tools see of it, and that it loses nothing however it ends.
+
+First with workers inside the test, which stop at the worst moment; then with processes, which are killed.
+rq-dashboard can't be installed beside us (it pins redis 5), so what it reads is checked instead.
+"""
+
+import inspect
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import rq
+from redis import Redis
+from redis.exceptions import ConnectionError as RedisConnectionError
+from rq import Queue, Worker
+from rq.executions import Execution
+from rq.job import Job
+from rq.serializers import JSONSerializer
+from rq.worker.base import BaseWorker
+
+from services.extractor_worker.batch_worker import BatchWorker
+from services.extractor_worker.heartbeat import EXIT_UNFINISHED
+from services.shared.queue import RETRIES, SafeJob, SafeQueue, enqueue, status_of
+from services.shared.queue_maintenance import reap
+from services.shared.settings import WorkerSettings
+from services.shared.valkey import ValkeyServer
+from speaker_registry.errors import AudioTooShort
+from tests.queue_workers import QUICK, put, runs, statuses, supervised, wait_until, worker_process
+
+NAME = "extract.test"
+OTHER = "extract.other"
+
+Act = Callable[[Sequence[SafeJob]], Sequence[object]]
+
+
+@pytest.fixture
+def queue(redis_client: Redis) -> SafeQueue:
+    return SafeQueue(NAME, redis_client)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[ValkeyServer]:
+    """A server of the test's own, to kill."""
+    with ValkeyServer(tmp_path) as server:
+        yield server
+
+
+def own_queue(server: ValkeyServer) -> SafeQueue:
+    return SafeQueue(NAME, Redis.from_url(server.url))
+
+
+def echo(jobs: Sequence[SafeJob]) -> list[object]:
+    return [{"id": job.id, "attempt": job.attempt} for job in jobs]
+
+
+def make(
+    queue: SafeQueue, act: Act = echo, kind: type[BatchWorker] = BatchWorker, **settings: Any
+) -> BatchWorker:
+    options = WorkerSettings(**settings)
+    return kind([NAME, OTHER], {"act": act}, connection=queue.connection, settings=options)
+
+
+def job_of(queue: SafeQueue, job_id: str) -> SafeJob:
+    return SafeJob.fetch(job_id, connection=queue.connection)
+
+
+def left(queue: SafeQueue) -> list[int]:
+    """Jobs queued, taken, started: all zero once everything has ended."""
+    client = queue.connection
+    keys = client.llen(queue.key), client.llen(queue.intermediate_queue_key)
+    return [*keys, client.zcard(queue.started_job_registry.key)]
+
+
+# -- batches --
+
+
+def test_jobs_are_run_together_and_end_one_by_one(queue):
+    """Why we have a worker of our own: one pass over the GPU for many clips, and one bad clip fails alone."""
+    batches = []
+
+    def act(jobs):
+        batches.append([job.id for job in jobs])
+        return [AudioTooShort("0.2 s") if job.id == "b" else job.id.upper() for job in jobs]
+
+    for job_id in "abc":
+        put(queue, job_id)
+    make(queue, act).work(burst=True)
+    assert batches == [["a", "b", "c"]]
+    assert statuses(queue, "abc") == ["finished", "failed", "finished"]
+    assert [job_of(queue, job_id).return_value() for job_id in "ac"] == ["A", "C"]
+    assert "0.2 s" in job_of(queue, "b").latest_result().exc_string
+    assert left(queue) == [0, 0, 0]
+
+
+def test_a_batch_is_of_one_queue_and_no_larger_than_allowed(queue):
+    """One queue is one profile: its jobs share a model. How many fit is the device's affair."""
+    batches = []
+
+    def act(jobs):
+        batches.append([job.id for job in jobs])
+        return echo(jobs)
+
+    other = SafeQueue(OTHER, queue.connection)
+    for job_id in ("x", "y"):
+        put(other, job_id)
+    for job_id in "abc":
+        put(queue, job_id)
+    make(queue, act, batch_size=2).work(burst=True)
+    assert batches == [["a", "b"], ["c"], ["x", "y"]]
+
+
+def test_what_may_pass_is_tried_again_alone_and_the_handler_knows_which_try_it_is(queue):
+    """The last attempt is the one that has to record the failure."""
+    tries = []
+
+    def act(jobs):
+        tries.extend((job.id, job.attempt, job.last_attempt, len(jobs)) for job in jobs if job.id == "flaky")
+        return [OSError("reset by peer") if job.id == "flaky" else None for job in jobs]
+
+    put(queue, "flaky"), put(queue, "fine")
+    make(queue, act).work(burst=True)
+    assert tries == [
+        ("flaky", 1, False, 2),
+        ("flaky", 2, False, 1),
+        ("flaky", 3, False, 1),
+        ("flaky", 4, True, 1),
+    ]
+    assert statuses(queue, ["flaky", "fine"]) == ["failed", "finished"]
+
+
+def test_a_handler_that_raises_fails_its_own_jobs_only(queue):
+    """Two functions in one queue: a mistake in one is not the other's."""
+    enqueue(queue, "other", "other", {})
+    put(queue, "a")
+    handlers = {"act": lambda jobs: 1 / 0, "other": echo}
+    BatchWorker([NAME], handlers, connection=queue.connection, settings=WorkerSettings()).work(burst=True)
+    assert statuses(queue, ["a", "other"]) == ["failed", "finished"]
+    assert "ZeroDivisionError" in job_of(queue, "a").latest_result().exc_string
+
+
+def test_a_failed_job_s_traceback_shows_no_values(queue, capsys):
+    """Local variables of a handler are transcripts and samples: neither Redis nor the log may have them."""
+
+    def act(jobs):
+        ref_text = "spoken words"
+        raise ValueError(len(ref_text))
+
+    put(queue, "a")
+    make(queue, act).work(burst=True)
+    assert "job.failed" in (logged := capsys.readouterr().out)
+    assert "ValueError: 12" in logged
+    assert "spoken words'" not in logged
+
+
+# -- one job, two workers --
+
+
+class Interrupted(BatchWorker):
+    """Lets something happen once, between looking and deciding."""
+
+    meanwhile: Callable[[], object] = staticmethod(lambda: None)
+
+    def _once(self) -> None:
+        happen, self.meanwhile = self.meanwhile, lambda: None
+        happen()
+
+    def _read(self, job_ids):
+        stored = super()._read(job_ids)
+        self._once()
+        return stored
+
+
+class InterruptedAtTheEnd(Interrupted):
+    def _read(self, job_ids):
+        return BatchWorker._read(self, job_ids)
+
+    def _still_ours(self, jobs):
+        ours = super()._still_ours(jobs)
+        self._once()
+        return ours
+
+
+def test_of_two_workers_that_took_the_same_job_one_starts_it(queue):
+    """A retried command can put an id into the list twice; computing it twice would waste a GPU, not more."""
+    put(queue, "a")
+    queue.connection.rpush(queue.key, "a")
+    first, second = make(queue, batch_size=1), make(queue, kind=Interrupted, batch_size=1)
+    second.meanwhile = lambda: [job.id for job in first._take().jobs]
+    assert second._take() is None
+    assert left(queue) == [0, 0, 1]
+    assert job_of(queue, "a").worker_name == first.name
+
+
+def test_a_job_that_was_given_to_another_is_not_finished_by_the_first(queue):
+    """Its lease had run out. Two results for one job, of different code versions perhaps, must not race."""
+
+    def act(jobs):
+        expire_leases(queue)
+        reap(queue)
+        return ["too late"] * len(jobs)
+
+    put(queue, "a")
+    first = make(queue, act)
+    first._handle(first._take())
+    assert (status_of(queue, "a"), queue.job_ids) == ("queued", ["a"])
+    make(queue).work(burst=True)
+    assert [result.return_value for result in job_of(queue, "a").results()] == [{"id": "a", "attempt": 2}]
+
+
+def test_not_even_if_that_happens_between_the_last_look_and_the_end(queue):
+    """Looking and writing are two steps; only a transaction makes them one."""
+
+    def reaped() -> None:
+        expire_leases(queue)
+        reap(queue)
+
+    put(queue, "a")
+    first = make(queue, kind=InterruptedAtTheEnd)
+    first.meanwhile = reaped
+    first._handle(first._take())
+    assert (status_of(queue, "a"), queue.job_ids) == ("queued", ["a"])
+    assert job_of(queue, "a").results() == []
+
+
+def expire_leases(queue: SafeQueue) -> None:
+    key = queue.started_job_registry.key
+    queue.connection.zadd(key, dict.fromkeys(queue.connection.zrange(key, 0, -1), 1))
+
+
+def test_a_job_canceled_while_it_runs_stays_canceled(queue):
+    """Stock RQ finishes it, and lists it as canceled as well."""
+
+    def act(jobs):
+        job_of(queue, "a").cancel()
+        return echo(jobs)
+
+    put(queue, "a")
+    make(queue, act).work(burst=True)
+    assert status_of(queue, "a") == "canceled"
+    assert queue.finished_job_registry.get_job_count(cleanup=False) == 0
+    assert left(queue) == [0, 0, 0]
+
+
+@pytest.mark.parametrize("outcome", ["fine", OSError("flaky")])
+def test_a_job_deleted_while_it_runs_is_not_created_again(queue, outcome):
+    """Its voice was erased: nothing a worker does may bring a trace of it back."""
+
+    def act(jobs):
+        job_of(queue, "a").delete()
+        return [outcome] * len(jobs)
+
+    put(queue, "a")
+    make(queue, act).work(burst=True)
+    assert not queue.connection.exists("rq:job:a")
+    assert not queue.connection.exists("rq:results:a")
+    assert left(queue) == [0, 0, 0]
+
+
+def test_a_job_deleted_and_queued_anew_while_it_runs_is_the_new_one(queue):
+    """The id is the same; the start is not."""
+
+    def act(jobs):
+        if jobs[0].attempt == 1 and not queue.connection.exists("again"):
+            queue.connection.set("again", 1)
+            job_of(queue, "a").delete()
+            put(queue, "a")
+            return ["of the deleted job"]
+        return ["of the new job"]
+
+    put(queue, "a")
+    make(queue, act).work(burst=True)
+    assert [result.return_value for result in job_of(queue, "a").results()] == ["of the new job"]
+
+
+# -- answers that get lost --
+
+
+class LosesAnswers(BatchWorker):
+    """What it records arrives, the answer doesn't: once."""
+
+    lost = 0
+
+    def _record(self, *arguments):
+        super()._record(*arguments)
+        if not self.lost:
+            self.lost += 1
+            raise RedisConnectionError("reset by peer")
+
+
+@pytest.mark.parametrize(
+    ("outcome", "results"), [("fine", 1), (AudioTooShort("0.2 s"), 1), (OSError("flaky"), 0)]
+)
+def test_an_end_whose_answer_was_lost_is_recorded_once(queue, outcome, results):
+    """A network that drops an answer must neither double a result nor use up two retries."""
+    put(queue, "a")
+    worker = make(queue, lambda jobs: [outcome], kind=LosesAnswers)
+    worker._handle(worker._take())
+    assert worker.lost == 1
+    assert len(job_of(queue, "a").results()) == results
+    assert (
+        queue.count
+        + queue.connection.zcard("rq:finished:" + NAME)
+        + queue.connection.zcard("rq:failed:" + NAME)
+        == 1
+    )
+    counts = queue.connection.hmget(worker.key, "successful_job_count", "failed_job_count")
+    assert sum(map(int, counts)) == 1
+    assert job_of(queue, "a").retries_left == RETRIES - (not results)
+
+
+def test_a_retry_is_counted_once_when_its_recording_has_to_be_repeated(queue):
+    """RQ's functions change the job as they go; the second round must start from the same job."""
+    put(queue, "a")
+    worker = make(queue, lambda jobs: [OSError("flaky")], kind=InterruptedAtTheEnd)
+    worker.meanwhile = lambda: queue.connection.hset(
+        "rq:job:a", "last_heartbeat", "2026-01-01T00:00:00.000000Z"
+    )
+    worker._handle(worker._take())
+    assert (queue.job_ids, job_of(queue, "a").retries_left) == (["a"], RETRIES - 1)
+
+
+# -- what RQ's tools see --
+
+
+def test_the_names_of_rq_that_we_lean_on_are_as_they_were():
+    """Some are private. A new RQ must fail here, with a name, and not in the middle of a transaction."""
+    assert rq.VERSION.startswith("2.")
+    start = {"worker_name", "execution_id", "execution_started_at", "execution_ended_at"}
+    expected = {
+        Job._handle_success: {"result_ttl", "pipeline"} | start,
+        Job._handle_failure: {"exc_string", "pipeline"} | start,
+        Job.retry: {"queue", "pipeline"},
+        Job.prepare_for_execution: {"worker_name", "pipeline"},
+        Job.restore: {"raw_data"},
+        Execution.create: {"job", "ttl", "pipeline", "worker_name"},
+        Execution.heartbeat: {"started_job_registry", "ttl", "pipeline"},
+        Execution.delete: {"job", "pipeline"},
+        BaseWorker.set_state: {"state", "pipeline"},
+        BaseWorker.register_death: set(),
+        BaseWorker.serialize: set(),
+    }
+    for function, names in expected.items():
+        assert set(inspect.signature(function).parameters) - {"self", "cls"} == names, function
+    assert {"_result", "retries_left", "retry_intervals", "enqueue_at_front_on_retry"} <= set(
+        vars(Job("a", connection=Redis()))
+    )
+    assert {"_state", "_stop_requested", "birth_date", "last_heartbeat"} <= set(
+        vars(Worker([], connection=Redis(), prepare_for_work=False))
+    )
+
+
+def test_what_a_job_left_behind_reads_as_any_rq_job_s_end(queue):
+    """Scripts and dashboards use RQ's own classes, with JSON."""
+    put(queue, "a")
+    make(queue).work(burst=True)
+    job = Job.fetch("a", connection=queue.connection, serializer=JSONSerializer)
+    assert job.get_status() == "finished"
+    assert job.return_value() == {"id": "a", "attempt": 1}
+    assert job.ended_at >= job.started_at >= job.enqueued_at
+    [result] = job.results()
+    assert result.worker_name == job.worker_name
+    assert 0 < queue.connection.ttl("rq:job:a") <= 300
+    assert 0 < queue.connection.ttl("rq:results:a") <= 300
+    assert not queue.connection.keys("rq:execution*")
+
+
+def test_dashboards_see_the_worker_while_it_works(queue, valkey):
+    """rq-dashboard reads workers and queues so. `current_job` stays empty: it would unpickle that one."""
+    put(queue, "a", seconds=1)
+    with worker_process(valkey.url, [NAME, OTHER]) as process:
+        wait_until(lambda: status_of(queue, "a") == "started")
+        [worker] = Worker.all(connection=queue.connection, serializer=JSONSerializer)
+        assert (worker.pid, worker.queue_names(), worker.get_state()) == (process.pid, [NAME, OTHER], "busy")
+        assert worker.get_current_job() is None
+        [shown] = Queue.all(connection=queue.connection, serializer=JSONSerializer)
+        assert (shown.name, len(shown.started_job_registry)) == (NAME, 1)
+        wait_until(lambda: status_of(queue, "a") == "finished")
+        wait_until(lambda: Worker.all(connection=queue.connection)[0].get_state() == "idle")
+        [worker] = Worker.all(connection=queue.connection)
+        assert (worker.successful_job_count, worker.failed_job_count) == (1, 0)
+        assert worker.total_working_time > 0.9
+
+
+def rq_info(url: str) -> str:
+    command = [
+        Path(sys.executable).with_name("rq"),
+        "info",
+        "--raw",
+        "-u",
+        url,
+        "-S",
+        "rq.serializers.JSONSerializer",
+    ]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout
+
+
+def test_rq_info_shows_the_worker_and_its_queue(queue, tmp_path):
+    """What an operator types first."""
+    with ValkeyServer(tmp_path, port=0) as server:  # rq's command knows no unix sockets
+        own = own_queue(server)
+        put(own, "a", seconds=20), put(own, "b")
+        with worker_process(server.url, [NAME], batch_size=1) as process:
+            wait_until(lambda: status_of(own, "a") == "started")
+            shown = rq_info(server.url)
+            name = Worker.all(connection=own.connection)[0].name
+            assert f"queue {NAME} 1, 1 executing, 0 finished, 0 failed" in " ".join(shown.split())
+            assert re.search(rf"worker {name} \(\S+ 127.0.0.1:\d+ {process.pid}\) busy {NAME}", shown)
+
+
+def test_a_worker_that_was_killed_is_not_shown_for_long(queue, valkey):
+    """A dashboard that lists the dead is no help at night."""
+    with worker_process(valkey.url, [NAME]) as process:
+        wait_until(lambda: Worker.all(connection=queue.connection))
+        process.kill()
+        wait_until(lambda: not Worker.all(connection=queue.connection), seconds=6)
+
+
+def test_a_redis_that_was_emptied_knows_the_worker_again_after_a_beat(queue, valkey):
+    """It lives and works; only its entry is gone."""
+    with worker_process(valkey.url, [NAME]):
+        wait_until(lambda: Worker.all(connection=queue.connection))
+        queue.connection.flushall()
+        wait_until(lambda: Worker.all(connection=queue.connection), seconds=3)
+        put(queue, "a")
+        wait_until(lambda: status_of(queue, "a") == "finished", seconds=3)
+        assert Worker.count(queue=queue) == 1
+
+
+def test_rq_suspend_is_honoured(queue, valkey):
+    """`rq suspend` is how an operator stops everything for a moment."""
+    with worker_process(valkey.url, [NAME]):
+        wait_until(lambda: Worker.all(connection=queue.connection))
+        rq.suspension.suspend(queue.connection)
+        wait_until(lambda: Worker.all(connection=queue.connection)[0].get_state() == "suspended")
+        put(queue, "a")
+        time.sleep(0.5)
+        assert status_of(queue, "a") == "queued"
+        rq.suspension.resume(queue.connection)
+        wait_until(lambda: status_of(queue, "a") == "finished")
+
+
+def test_every_queue_wakes_an_idle_worker_at_once(queue, valkey):
+    """Redis can wait for one list only without losing what it hands out; polling the rest takes a second."""
+    other = SafeQueue(OTHER, queue.connection)
+    with worker_process(valkey.url, [NAME, OTHER], poll_seconds=5) as process:
+        wait_until(lambda: Worker.all(connection=queue.connection))
+        time.sleep(0.5)
+        for number, each in enumerate([other, queue, other]):
+            put(each, f"job-{number}")
+            assert wait_until(lambda: status_of(queue, f"job-{number}") == "finished") < 1  # noqa: B023
+        before = cpu_seconds(process.pid)
+        time.sleep(1)
+        assert cpu_seconds(process.pid) - before < 0.4, "an idle worker is busy waiting"
+
+
+def cpu_seconds(pid: int) -> float:
+    times = psutil.Process(pid).cpu_times()
+    return times.user + times.system
+
+
+def test_each_beat_tells_its_owner_and_survives_what_that_does(queue):
+    """The registry announces what is loaded; a mistake there must not cost the leases."""
+    beats = []
+
+    def beat() -> None:
+        beats.append(Worker.count(connection=queue.connection))
+        raise KeyError("profile")
+
+    handlers = {"act": lambda jobs: time.sleep(0.7) or echo(jobs)}
+    settings = WorkerSettings(**QUICK | {"beat_seconds": 0.1})
+    worker = BatchWorker([NAME], handlers, connection=queue.connection, settings=settings, on_beat=beat)
+    put(queue, "a")
+    worker.work(burst=True)
+    assert len(beats) >= 2
+    assert set(beats) == {1}
+
+
+# -- processes that end --
+
+
+def test_sigterm_stops_an_idle_worker_at_once(queue, valkey):
+    """A deployment replaces workers all day."""
+    with worker_process(valkey.url, [NAME], poll_seconds=1) as process:
+        wait_until(lambda: Worker.all(connection=queue.connection))
+        process.terminate()
+        assert process.wait(3) == 0
+        assert Worker.all(connection=queue.connection) == []
+
+
+def test_sigterm_lets_a_batch_finish_and_takes_no_other(queue, valkey):
+    """What is in hand is nearly done; giving it up would have another worker start from nothing."""
+    for job_id in "abcd":
+        put(queue, job_id)
+    with worker_process(valkey.url, [NAME], batch_size=2, pause_seconds=1) as process:
+        wait_until(lambda: status_of(queue, "a") == "started")
+        process.terminate()
+        process.terminate()
+        assert process.wait(5) == 0
+    assert statuses(queue, "abcd") == ["finished", "finished", "queued", "queued"]
+    assert left(queue) == [2, 0, 0]
+
+
+def test_jobs_of_a_killed_worker_are_running_again_within_their_lease_and_five_seconds(queue, valkey):
+    """kill -9, the out-of-memory killer, a lost node. Stock RQ takes four to twenty minutes."""
+    put(queue, "a", seconds=1)
+    with worker_process(valkey.url, [NAME]) as first, worker_process(valkey.url, [NAME]) as second:
+        wait_until(lambda: runs(queue.connection, "a") == 1)
+        name = job_of(queue, "a").worker_name
+        next(process for process in (first, second) if str(process.pid) in name.split("-")).kill()
+        assert wait_until(lambda: runs(queue.connection, "a") == 2) < QUICK["lease_seconds"] + 5
+        wait_until(lambda: status_of(queue, "a") == "finished")
+    assert job_of(queue, "a").return_value() == {"attempt": 2}
+
+
+def test_a_job_that_takes_longer_than_its_lease_is_not_started_again(queue, valkey):
+    """The lease is short so that a death is noticed soon; a worker that lives renews it."""
+    put(queue, "a", seconds=4)
+    with worker_process(valkey.url, [NAME]), worker_process(valkey.url, [NAME]):
+        wait_until(lambda: status_of(queue, "a") == "finished")
+    assert runs(queue.connection, "a") == 1
+
+
+def test_a_job_that_kills_its_worker_costs_only_itself(queue, valkey):
+    """Some clip will crash some codec. Nine others in the same batch must not fail with it."""
+    innocent = [f"job-{number}" for number in range(9)]
+    for job_id in [*innocent[:5], "poison", *innocent[5:]]:
+        put(queue, job_id, how="segfault" if job_id == "poison" else "")
+    with supervised(valkey.url, [NAME], count=2) as fleet:
+        wait_until(lambda: fleet.tend() or status_of(queue, "poison") == "failed", seconds=40)
+        wait_until(lambda: fleet.tend() or set(statuses(queue, innocent)) == {"finished"})
+        assert fleet.ended.count(-signal.SIGSEGV) == RETRIES + 1
+    assert left(queue) == [0, 0, 0]
+    assert queue.connection.hgetall("test:abandoned") == {
+        b"poison": b"its worker died or hung in each of 4 attempts"
+    }
+
+
+def test_a_worker_that_stood_still_past_its_lease_does_not_finish_what_was_given_away(queue, valkey):
+    """A suspended virtual machine wakes up hours later, with a result in its hands."""
+    put(queue, "a", seconds=1)
+    with worker_process(valkey.url, [NAME]) as sleeper:
+        wait_until(lambda: runs(queue.connection, "a") == 1)
+        sleeper.send_signal(signal.SIGSTOP)
+        with worker_process(valkey.url, [NAME]):
+            wait_until(lambda: status_of(queue, "a") == "finished")
+        sleeper.send_signal(signal.SIGCONT)
+        put(queue, "next")
+        wait_until(lambda: status_of(queue, "next") == "finished")
+    assert [result.return_value for result in job_of(queue, "a").results()] == [{"attempt": 2}]
+    assert left(queue) == [0, 0, 0]
+
+
+def test_a_worker_that_hangs_ends_itself_and_its_job_comes_back(queue, valkey):
+    """Python cannot interrupt a call into C; without a watchdog, a driver that hangs would hold its GPU."""
+    put(queue, "a", how="hang", timeout_seconds=1)
+    with worker_process(valkey.url, [NAME]) as process:
+        assert process.wait(10) == EXIT_UNFINISHED
+    wait_until(lambda: reap(queue) == 1)
+    assert status_of(queue, "a") == "queued"
+
+
+def test_a_worker_that_hangs_holding_the_interpreter_s_lock_ends_as_well(queue, valkey):
+    """Then no thread of ours runs: the watchdog of last resort is not written in Python."""
+    put(queue, "a", how="hang holding the lock", timeout_seconds=1)
+    with worker_process(valkey.url, [NAME], last_resort_seconds=1) as process:
+        assert process.wait(10) == 1
+
+
+def test_a_handler_that_reports_progress_may_take_longer(queue):
+    """A batch of long clips is slow, not hung."""
+
+    def act(jobs):
+        for _ in range(4):
+            time.sleep(0.5)
+            worker.progress()
+        return echo(jobs)
+
+    put(queue, "a", timeout_seconds=1)
+    worker = make(queue, act)
+    worker.work(burst=True)
+    assert status_of(queue, "a") == "finished"
+
+
+# -- Redis that goes away --
+
+
+def test_an_idle_worker_outlives_redis(server):
+    """Fail-overs and upgrades happen; a fleet that has to load its models again would make them worse."""
+    queue = own_queue(server)
+    with worker_process(server.url, [NAME]) as process:
+        wait_until(lambda: Worker.all(connection=queue.connection))
+        server.kill()
+        time.sleep(1.5)
+        server.start()
+        put(queue, "a")
+        wait_until(lambda: status_of(queue, "a") == "finished", seconds=10)
+        assert process.poll() is None
+
+
+def test_a_worker_waits_for_a_redis_that_is_not_there_yet(tmp_path):
+    """Everything starts at once after a power cut."""
+    server = ValkeyServer(tmp_path)
+    with worker_process(server.url, [NAME]) as process:
+        time.sleep(1)
+        assert process.poll() is None
+        with server:
+            put(own_queue(server), "a")
+            wait_until(lambda: status_of(own_queue(server), "a") == "finished")
+
+
+def test_results_are_kept_for_a_redis_that_comes_back(server):
+    """It was gone when the batch ended: the work is done, only the record is missing."""
+    queue = own_queue(server)
+    put(queue, "a", seconds=1)
+    with worker_process(server.url, [NAME], lease_seconds=20):
+        wait_until(lambda: runs(queue.connection, "a") == 1)
+        server.kill()
+        time.sleep(2)
+        server.start()
+        wait_until(lambda: status_of(queue, "a") == "finished")
+    assert runs(queue.connection, "a") == 1
+
+
+def test_a_worker_stops_within_seconds_though_redis_is_away(server):
+    """Kubernetes kills what does not stop; `make run` would hang on Ctrl-C."""
+    with worker_process(server.url, [NAME]) as process:
+        wait_until(lambda: Worker.all(connection=own_queue(server).connection))
+        server.kill()
+        time.sleep(1)
+        process.terminate()
+        assert process.wait(5) == 0
+
+
+def test_a_worker_that_has_to_stop_with_results_it_cannot_record_says_so(server):
+    """It must not look as if all were well: its jobs are still open, and come back by their lease."""
+    queue = own_queue(server)
+    put(queue, "a", seconds=1)
+    with worker_process(server.url, [NAME]) as process:
+        wait_until(lambda: runs(queue.connection, "a") == 1)
+        server.kill()
+        time.sleep(1.5)
+        process.terminate()
+        assert process.wait(8) == EXIT_UNFINISHED
+    server.start()
+    with worker_process(server.url, [NAME]):
+        wait_until(lambda: status_of(queue, "a") == "finished")
+
+
+# -- all of it at once --
+
+
+def test_nothing_is_lost_while_everything_is_killed(server):
+    """Workers die at random, Redis dies, poison kills its worker, ids come twice: every job ends once.
+
+    QUEUE_SOAK_JOBS and QUEUE_SOAK_SECONDS make it longer, QUEUE_SOAK_SEED repeats a run.
+    """
+    count = int(os.environ.get("QUEUE_SOAK_JOBS", "400"))
+    chaos_seconds = float(os.environ.get("QUEUE_SOAK_SECONDS", "8"))
+    seed = int(os.environ.get("QUEUE_SOAK_SEED", random.randrange(10**6)))
+    print("seed", seed)
+    chance = random.Random(seed)
+    queues = [own_queue(server), SafeQueue(OTHER, Redis.from_url(server.url))]
+    poison = {f"job-{count // 2}"}
+    bad = {f"job-{number}" for number in range(5, count, 50)} - poison
+    for number in range(count):
+        job_id = f"job-{number}"
+        put(
+            queues[number % 2],
+            job_id,
+            how="segfault" if job_id in poison else "raise" if job_id in bad else "",
+        )
+        if chance.random() < 0.05:
+            queues[number % 2].connection.rpush(queues[number % 2].key, job_id)
+    with supervised(server.url, [NAME, OTHER], count=3, batch_size=8, pause_seconds=0.1) as fleet:
+        kills = torment(fleet, server, chance, seconds=chaos_seconds)
+        wait_until(lambda: fleet.tend() or all_ended(queues[0].connection, count), seconds=60 + count / 50)
+        wait_until(lambda: fleet.tend() or left(queues[0]) + left(queues[1]) == [0] * 6)
+    print("kills", kills, "workers ended", fleet.ended)
+    ended = {f"job-{number}": status_of(queues[0], f"job-{number}") for number in range(count)}
+    assert {job_id for job_id, status in ended.items() if status == "failed"} == poison | bad
+    assert {job_id for job_id, status in ended.items() if status == "finished"} == ended.keys() - poison - bad
+    assert all(len(job_of(queues[0], job_id).results()) == 1 for job_id in ended)
+    assert kills >= 4
+
+
+def all_ended(client: Redis, count: int) -> bool:
+    """By the jobs themselves: one on its way from list to list is in neither while both are counted."""
+    with client.pipeline(transaction=False) as pipeline:
+        for number in range(count):
+            pipeline.hget(f"rq:job:job-{number}", "status")
+        return set(pipeline.execute()) <= {b"finished", b"failed"}
+
+
+def torment(fleet: Any, server: ValkeyServer, chance: random.Random, *, seconds: float) -> int:
+    """Kill a worker every half second or so, and the server once every eight. Returns how many workers."""
+    kills, start = 0, time.monotonic()
+    next_kill, next_crash = start + 1, start + 4
+    while (moment := time.monotonic()) < start + seconds:
+        fleet.tend()
+        if moment > next_kill:
+            chance.choice(fleet.processes).send_signal(
+                chance.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGTERM])
+            )
+            kills, next_kill = kills + 1, moment + chance.uniform(0.5, 1.2)
+        if moment > next_crash:
+            server.kill()
+            time.sleep(chance.uniform(0.1, 1))
+            server.start()
+            next_crash = time.monotonic() + 8
+        time.sleep(0.05)
+    return kills

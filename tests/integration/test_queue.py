@@ -1,0 +1,398 @@
+"""Enqueueing, and what brings order back after a crash: the ways in which stock RQ loses or doubles jobs."""
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from redis import Redis
+from rq import Queue, Retry
+from rq.job import Job
+from rq.serializers import JSONSerializer
+
+from services.extractor_worker.batch_worker import BatchWorker
+from services.shared.queue import (
+    QUARANTINE_KEY,
+    QUARANTINE_LENGTH,
+    RETRIES,
+    SafeJob,
+    SafeQueue,
+    enqueue,
+    status_of,
+)
+from services.shared.queue_maintenance import LOCK_SECONDS, QueueMaintenance, _reap_one, reap
+from services.shared.settings import WorkerSettings
+
+NAME = "extract.test"
+
+
+@pytest.fixture
+def queue(redis_client: Redis) -> SafeQueue:
+    return SafeQueue(NAME, redis_client)
+
+
+def put(queue: SafeQueue, job_id: str = "a") -> bool:
+    return enqueue(queue, job_id, "act", {"speaker": "default/alice"})
+
+
+def worker(queue: SafeQueue, **arguments: Any) -> BatchWorker:
+    handlers = {"act": lambda jobs: [None] * len(jobs)}
+    return BatchWorker(
+        [queue.name], handlers, connection=queue.connection, settings=WorkerSettings(), **arguments
+    )
+
+
+def start_and_die(queue: SafeQueue) -> list[str]:
+    """Everything in the queue is started by a worker that is never heard of again, a lease ago."""
+    batch = worker(queue)._take()
+    expire_leases(queue)
+    return [job.id for job in batch.jobs]
+
+
+def expire_leases(queue: SafeQueue) -> None:
+    key = queue.started_job_registry.key
+    queue.connection.zadd(key, dict.fromkeys(queue.connection.zrange(key, 0, -1), 1))
+
+
+def take_and_die(queue: SafeQueue) -> None:
+    """A worker dies between taking a job from the queue and starting it."""
+    queue.connection.lmove(queue.key, queue.intermediate_queue_key)
+
+
+def places(queue: SafeQueue) -> dict[str, int]:
+    """Where jobs are, without RQ's `count`, which cleans up as it looks."""
+    return {
+        "queued": queue.count,
+        "taken": queue.connection.llen(queue.intermediate_queue_key),
+        "started": queue.started_job_registry.get_job_count(cleanup=False),
+        "finished": queue.finished_job_registry.get_job_count(cleanup=False),
+        "failed": queue.failed_job_registry.get_job_count(cleanup=False),
+    }
+
+
+def at(**some: int) -> dict[str, int]:
+    return {"queued": 0, "taken": 0, "started": 0, "finished": 0, "failed": 0} | some
+
+
+def in_threads(count: int, work: Callable[[], object]) -> None:
+    threads = [threading.Thread(target=work) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+# -- enqueueing --
+
+
+def test_a_job_is_queued_once_however_often_it_is_asked_for(queue):
+    """Two API replicas precompute the same artifact, or redis-py repeats a command whose answer was lost."""
+    assert [put(queue), put(queue), put(queue)] == [True, False, False]
+    assert places(queue) == at(queued=1)
+
+
+def test_asking_again_says_that_the_job_exists_until_it_is_forgotten(queue):
+    """The caller reads its state; it must not start the work again behind its own back."""
+    put(queue)
+    worker(queue).work(burst=True)
+    assert (put(queue), status_of(queue, "a")) == (False, "finished")
+    queue.connection.delete("rq:job:a")
+    assert status_of(queue, "a") is None
+    assert put(queue)
+
+
+def test_a_job_carries_ids_its_limits_and_nothing_else(queue):
+    """What is not written needs no erasing."""
+    put(queue)
+    stored = Job.fetch("a", connection=queue.connection, serializer=JSONSerializer)
+    assert (stored.func_name, stored.args, stored.kwargs) == ("act", [], {"speaker": "default/alice"})
+    assert (stored.retries_left, stored.result_ttl, stored.failure_ttl, stored.timeout) == (
+        3,
+        300,
+        86_400,
+        120,
+    )
+    assert (stored.description, stored.meta) == ("act a", {})
+
+
+@pytest.mark.parametrize("job_id", ["a:b", "a b", "ä", "../a"])
+def test_an_id_that_rq_cannot_hold_is_refused_by_the_caller_s_process(queue, job_id):
+    """A colon would make the start of one job look like another's."""
+    with pytest.raises(ValueError, match="Job ID"):
+        put(queue, job_id)
+    assert places(queue) == at()
+
+
+def test_an_urgent_job_goes_first(queue):
+    """A person waits for it; the others are a backfill."""
+    put(queue, "backfill")
+    enqueue(queue, "urgent", "act", {}, at_front=True)
+    assert queue.job_ids == ["urgent", "backfill"]
+
+
+# -- jobs whose worker died --
+
+
+def test_jobs_of_a_dead_worker_come_back(queue):
+    """kill -9, out of memory, a lost machine: the queue forgets nothing."""
+    put(queue, "a"), put(queue, "b")
+    start_and_die(queue)
+    assert reap(queue) == 2
+    assert places(queue) == at(queued=2)
+    assert SafeJob.fetch("a", connection=queue.connection).retries_left == RETRIES - 1
+
+
+def test_they_come_back_to_the_head_of_the_queue(queue):
+    """They have waited their turn once."""
+    put(queue, "first")
+    start_and_die(queue)
+    put(queue, "second")
+    reap(queue)
+    assert queue.job_ids == ["first", "second"]
+
+
+def test_a_job_whose_worker_still_beats_is_left_alone(queue):
+    """A second start would compute everything twice."""
+    put(queue)
+    worker(queue)._take()
+    assert reap(queue) == 0
+    assert places(queue) == at(started=1)
+
+
+def test_a_beat_between_the_look_and_the_verdict_counts(queue):
+    """The worker was only slow; its lease is good again."""
+    put(queue)
+    worker(queue)._take()
+    registry = queue.started_job_registry.key
+    [start] = queue.connection.zrange(registry, 0, -1)
+    assert not _reap_one(queue, registry, start, None)
+    assert places(queue) == at(started=1)
+
+
+def test_eight_reapers_at_once_bring_back_one_copy(queue, valkey):
+    """Stock RQ: five copies of one job, from eight threads that only asked for a count."""
+    for job_id in "abcdefgh":
+        put(queue, job_id)
+    start_and_die(queue)
+    in_threads(8, lambda: reap(SafeQueue(NAME, Redis.from_url(valkey.url))))
+    assert sorted(queue.job_ids) == list("abcdefgh")
+    assert SafeJob.fetch("a", connection=queue.connection).retries_left == RETRIES - 1
+
+
+def test_a_job_that_dies_in_every_attempt_fails_and_is_reported_once(queue):
+    """Our own record of the job has to say so; nothing else will ever touch it again."""
+    told = []
+    put(queue)
+    for _ in range(RETRIES + 1):
+        start_and_die(queue)
+        reap(queue, on_abandoned=lambda *news: told.append(news))
+    assert places(queue) == at(failed=1)
+    assert told == [("a", "its worker died or hung in each of 4 attempts")]
+    stored = SafeJob.fetch("a", connection=queue.connection)
+    assert stored.get_status() == "failed"
+    assert "died or hung" in stored.latest_result().exc_string
+
+
+def test_a_report_that_fails_does_not_keep_the_other_jobs_from_being_reaped(queue):
+    """One broken record must not stop everybody's recovery."""
+    told = []
+
+    def tell(job_id: str, reason: str) -> None:
+        told.append(job_id)
+        raise KeyError(job_id)
+
+    for job_id in "ab":
+        put(queue, job_id)
+        queue.connection.hset(f"rq:job:{job_id}", "retries_left", 0)
+    start_and_die(queue)
+    reap(queue, on_abandoned=tell)
+    assert sorted(told) == ["a", "b"]
+
+
+def test_an_old_start_does_not_end_a_new_one(queue):
+    """The first worker is late and forgotten; the second one's start is the one that counts."""
+    put(queue)
+    start_and_die(queue)
+    [old_start] = queue.connection.zrange(queue.started_job_registry.key, 0, -1)
+    reap(queue)
+    worker(queue)._take()
+    queue.connection.zadd(queue.started_job_registry.key, {old_start: 1})
+    reap(queue)
+    assert places(queue) == at(started=1)
+    assert status_of(queue, "a") == "started"
+
+
+@pytest.mark.parametrize("status", ["finished", "failed", "canceled", "queued"])
+def test_a_start_left_over_of_a_job_that_has_ended_is_only_removed(queue, status):
+    """Stock RQ turns a finished job into a failed one here."""
+    put(queue)
+    start_and_die(queue)
+    queue.connection.hset("rq:job:a", "status", status)
+    reap(queue)
+    assert places(queue) == at()
+    assert status_of(queue, "a") == status
+
+
+@pytest.mark.parametrize("entry", [b"no-colon", b"\xff\xfe:start", b"gone:start", b"a:b:c"])
+def test_odd_starts_are_removed(queue, entry):
+    """RQ's own parsing raises on some of these, at every run."""
+    queue.connection.zadd(queue.started_job_registry.key, {entry: 1})
+    reap(queue)
+    assert places(queue) == at()
+
+
+# -- jobs whose worker died before it started them --
+
+
+def test_a_job_taken_and_never_started_is_handed_back_without_losing_a_retry(queue):
+    """Stock RQ, listening to two queues, has popped it into thin air by then."""
+    put(queue)
+    take_and_die(queue)
+    QueueMaintenance([queue], owner="me", stuck_seconds=0).run()
+    assert places(queue) == at(queued=1)
+    assert SafeJob.fetch("a", connection=queue.connection).retries_left == RETRIES
+
+
+def test_it_is_not_handed_back_while_its_worker_may_be_about_to_start_it(queue):
+    """Taking and starting are two round trips."""
+    maintenance = QueueMaintenance([queue], owner="me", stuck_seconds=0.2)
+    put(queue)
+    take_and_die(queue)
+    maintenance.run()
+    assert places(queue) == at(taken=1)
+    time.sleep(0.25)
+    maintenance.run()
+    assert places(queue) == at(queued=1)
+
+
+@pytest.mark.parametrize("status", ["started", "finished", "failed", "canceled"])
+def test_a_stale_entry_of_a_job_that_went_on_is_only_dropped(queue, status):
+    """Stock RQ queues and runs a finished job again here, or fails it."""
+    put(queue)
+    take_and_die(queue)
+    queue.connection.hset("rq:job:a", "status", status)
+    QueueMaintenance([queue], owner="me", stuck_seconds=0).run()
+    assert places(queue) == at()
+    assert status_of(queue, "a") == status
+
+
+def test_handing_back_twice_puts_it_into_the_queue_once(queue, valkey):
+    """Several workers see the same stuck entry."""
+    put(queue)
+    take_and_die(queue)
+
+    def sweep() -> None:
+        own = SafeQueue(NAME, Redis.from_url(valkey.url))
+        QueueMaintenance([own], owner="me", stuck_seconds=0)._sweep(own)
+
+    in_threads(6, sweep)
+    assert places(queue) == at(queued=1)
+
+
+# -- what cannot be read --
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda client: client.hset("rq:job:bad", "data", "not JSON"),
+        lambda client: client.hset("rq:job:bad", "timeout", "soon"),
+        lambda client: client.hdel("rq:job:bad", "data"),
+        lambda client: (client.delete("rq:job:bad"), client.set("rq:job:bad", "a string")),
+        lambda client: (client.delete("rq:job:bad"), client.rpush("rq:job:bad", "a list")),
+    ],
+    ids=["data", "timeout", "no data", "a string", "a list"],
+)
+def test_an_unreadable_job_is_put_away_and_the_next_one_runs(queue, damage):
+    """Stock RQ: every worker dies on it, then at every start, and maintenance is locked for 15 minutes."""
+    told = []
+    put(queue, "bad")
+    damage(queue.connection)
+    put(queue, "good")
+    worker(queue, on_abandoned=lambda *news: told.append(news)).work(burst=True)
+    assert status_of(queue, "good") == "finished"
+    assert places(queue) == at(finished=1)
+    [entry] = map(json.loads, queue.connection.lrange(QUARANTINE_KEY, 0, -1))
+    assert (entry["queue"], entry["job_id"]) == (NAME, "bad")
+    assert told == [("bad", entry["reason"])]
+
+
+def test_a_started_job_that_became_unreadable_does_not_stop_the_reaper(queue):
+    """The one behind it must come back all the same."""
+    put(queue, "bad"), put(queue, "good")
+    start_and_die(queue)
+    queue.connection.hset("rq:job:bad", "data", "not JSON")
+    reap(queue)
+    assert places(queue) == at(queued=1)
+    assert status_of(queue, "bad") == "failed"
+
+
+def test_the_quarantine_is_bounded_and_its_jobs_expire(queue):
+    """Who can write to Redis must not be able to fill it through us."""
+    queue.connection.rpush(QUARANTINE_KEY, *range(QUARANTINE_LENGTH))
+    put(queue)
+    queue.connection.hset("rq:job:a", "data", "not JSON")
+    worker(queue).work(burst=True)
+    assert queue.connection.llen(QUARANTINE_KEY) == QUARANTINE_LENGTH
+    assert queue.connection.ttl("rq:job:a") > 0
+
+
+# -- the lock --
+
+
+def test_only_one_process_at_a_time_does_the_work(queue):
+    """Not needed for safety; a hundred workers sweeping at once would be a load of its own."""
+    queue.connection.set(f"sr:maintenance:{NAME}", "another", ex=LOCK_SECONDS)
+    put(queue)
+    start_and_die(queue)
+    QueueMaintenance([queue], owner="me").run()
+    assert places(queue) == at(started=1)
+    assert queue.connection.get(f"sr:maintenance:{NAME}") == b"another"
+
+
+def test_a_process_killed_in_the_middle_stops_the_others_for_seconds_only(queue, monkeypatch):
+    """Stock RQ's lock stays for 15 minutes, and so does everything a crash left."""
+    monkeypatch.setattr(QueueMaintenance, "_maintain", lambda *_: 1 / 0)
+    monkeypatch.setattr("services.shared.queue_maintenance.release_lock", lambda *_: None)
+    with pytest.raises(ZeroDivisionError):
+        QueueMaintenance([queue], owner="me").run()
+    assert 0 < queue.connection.ttl(f"sr:maintenance:{NAME}") <= 5
+
+
+def test_what_has_expired_leaves_the_registries(queue):
+    """Dashboards would show thousands of jobs that are gone."""
+    put(queue)
+    worker(queue).work(burst=True)
+    queue.connection.zadd("rq:finished:extract.test", {"a": 1})
+    queue.connection.zadd("rq:failed:extract.test", {"b": 1})
+    queue.connection.sadd("rq:workers:extract.test", "rq:worker:dead")
+    QueueMaintenance([queue], owner="me").run()
+    assert places(queue) == at()
+    assert queue.connection.smembers("rq:workers:extract.test") == set()
+
+
+def test_a_job_that_runs_does_not_expire(queue):
+    """Its hash would vanish while it is worked on, and with it what its end is recorded in."""
+    put(queue)
+    queue.connection.expire("rq:job:a", 100)
+    worker(queue)._take()
+    assert queue.connection.ttl("rq:job:a") == -1
+
+
+def test_a_stock_client_s_options_do_not_get_a_job_stuck(queue):
+    """Delays need a scheduler, dependents a parent that succeeds, a TTL deletes under the worker's hands."""
+    stock = Queue(NAME, connection=queue.connection, serializer=JSONSerializer)
+    stock.enqueue("act", kwargs={}, job_id="late", retry=Retry(max=1, interval=3600), ttl=2)
+    attempts = []
+
+    def fail(jobs):
+        attempts.extend(job.attempt for job in jobs)
+        return [OSError("flaky")] * len(jobs)
+
+    BatchWorker([NAME], {"act": fail}, connection=queue.connection, settings=WorkerSettings()).work(
+        burst=True
+    )
+    assert attempts == [1, 2]
+    assert places(queue) == at(failed=1)
