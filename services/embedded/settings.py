@@ -10,7 +10,9 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
 class EmbeddedSettings(BaseSettings):
-    """Environment: HOST, PORT, DATA, PROFILES, WEIGHTS, REDIS_URL."""
+    """The registry on one machine, by `make run`. Environment: HOST, PORT, DATA, PROFILES, WEIGHTS,
+    REDIS_URL.
+    """
 
     model_config = SettingsConfigDict(env_ignore_empty=True, frozen=True)
 

@@ -54,7 +54,7 @@ from speaker_registry.errors import (
     VoiceExists,
     VoiceNotFound,
 )
-from speaker_registry.names import DEFAULT, SpeakerName, parse_speaker_name
+from speaker_registry.names import DEFAULT, LATEST, SpeakerName, parse_speaker_name
 from speaker_registry.schemas import ArtifactState
 
 log = structlog.get_logger()
@@ -189,9 +189,8 @@ class Registrar:
 
     def resolve(self, indexed: IndexedSpeaker, reference: int | str) -> SpeakerVersion:
         """The version a reference stands for. Raises `VersionNotFound`, `AliasNotFound`."""
-        complete = frozenset(
-            version.vuid for version in indexed.speaker.versions if self.state(indexed, version) == "ready"
-        )
+        versions = indexed.speaker.versions if reference == LATEST else ()
+        complete = frozenset(one.vuid for one in versions if self.state(indexed, one) == "ready")
         return indexed.speaker.resolve(reference, complete)
 
     # -- registering

@@ -39,6 +39,7 @@ class StoreSettings(BaseSettings):
     access_key_id: str | None = None
     """Without keys here, boto3 looks for them: AWS_*, its files, web identity, the machine's role."""
     secret_access_key: SecretStr | None = None
+    """Goes with the key id; rather give a file."""
     secret_access_key_file: FilePath | None = None
     """A file holding the secret key, as container secrets are mounted."""
     ca_file: FilePath | None = None
@@ -126,7 +127,9 @@ def _names(text: object) -> object:
 
 
 class RegistrySettings(BaseSettings):
-    """What this registry asks of its voices; the same for API and workers. Environment: the names given below."""
+    """What this registry asks of its voices; the same for API and workers. Environment: the names given
+    below.
+    """
 
     model_config = SettingsConfigDict(env_ignore_empty=True, frozen=True, populate_by_name=True)
 
@@ -156,6 +159,7 @@ class HousekeepingSettings(BaseSettings):
     turn_seconds: float = Field(1.0, gt=0)
     """Between two looks at what is due."""
     speakers_per_turn: int = Field(100, gt=0)
+    """Voices looked after in one turn, at most."""
     sweep_seconds: float = Field(86_400, gt=0)
     """Between two looks at everything."""
     grace_seconds: float = Field(86_400, ge=1800)
@@ -163,6 +167,7 @@ class HousekeepingSettings(BaseSettings):
     deleted_grace_seconds: float = Field(86_400, ge=0)
     """A deleted voice's data stays this long."""
     rebuild_threads: int = Field(16, gt=0)
+    """Voices read at the same time while the index is rebuilt."""
 
 
 class WorkerSettings(BaseSettings):
@@ -173,6 +178,7 @@ class WorkerSettings(BaseSettings):
     lease_seconds: int = Field(30, ge=2)
     """A job in hand goes to another worker this long after its worker's last beat."""
     beat_seconds: float = Field(5, gt=0)
+    """Between two signs of life."""
     poll_seconds: float = Field(1, ge=0.05, le=10)
     """An idle worker waits for news this long at a time; about as long it takes to stop."""
     batch_size: int = Field(32, ge=1, le=1000)
@@ -187,7 +193,9 @@ class WorkerSettings(BaseSettings):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.beat_seconds * 3 > self.lease_seconds:
-            raise ValueError("lease_seconds must be at least three times beat_seconds: a late beat is no death")
+            raise ValueError(
+                "lease_seconds must be at least three times beat_seconds: a late beat is no death"
+            )
         return self
 
 
@@ -199,9 +207,11 @@ class ApiSettings(BaseSettings):
     host: str = "127.0.0.1"
     """An address beyond loopback is refused: there are no API keys yet."""
     port: int = Field(8300, ge=0, le=65535)
+    """0: any free one."""
     max_connections: int = Field(2000, gt=0)
     """Open at the same time; more are answered 503."""
     keep_alive_seconds: int = Field(65, gt=0)
+    """An idle connection is kept so long."""
     shutdown_seconds: int = Field(20, gt=0)
     """What is under way may take this long to finish when the process is told to stop."""
 
@@ -213,18 +223,19 @@ class ApiSettings(BaseSettings):
             loopback = False
         if not loopback:
             raise ValueError(
-                f"host is {self.host!r}: without API keys the registry listens on loopback only (127.0.0.1, ::1, "
-                "localhost)"
+                f"host is {self.host!r}: without API keys the registry listens on loopback only "
+                "(127.0.0.1, ::1, localhost)"
             )
         return self
 
 
 class LogSettings(BaseSettings):
-    """Environment: SPEAKER_LOG_*."""
+    """How much is logged. Environment: SPEAKER_LOG_*."""
 
     model_config = SettingsConfigDict(env_prefix="SPEAKER_LOG_", env_ignore_empty=True, frozen=True)
 
     level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    """The least important lines that are written."""
 
 
 class ExtractorSettings(BaseSettings):
@@ -237,7 +248,9 @@ class ExtractorSettings(BaseSettings):
     weights: str = "untrained"
     """`untrained` (random: for trying out), the path of a folder, `hub`, or `hub:<commit>`."""
     device: str = Field("cpu", pattern=r"cpu|cuda(:\d+)?")
+    """`cpu`, `cuda` or `cuda:N`."""
     dtype: Literal["float32", "bfloat16"] = "float32"
+    """What encoders compute in: `float32`, or `bfloat16` as vLLM-Omni does."""
     threads: int = Field(4, gt=0)
     """For reading, preparing and publishing clips, beside the device."""
     roll_back: bool = False

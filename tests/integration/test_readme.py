@@ -1,0 +1,95 @@
+"""The README is run: its curl, Python and command-line examples against a registry, its settings against the
+code."""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from services.embedded.settings import EmbeddedSettings
+from services.embedded.supervisor import EmbeddedRegistry
+from speaker_registry import RegistryClient
+from tools.settings_table import table
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+DEFAULT_URL = "http://127.0.0.1:8300"
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedRegistry]:
+    folder = tmp_path_factory.mktemp("readme")
+    settings = EmbeddedSettings(data=folder, port=0)
+    with EmbeddedRegistry(settings, log_path=folder / "log") as running:
+        yield running
+
+
+def adapted(text: str, registry: EmbeddedRegistry, folder: Path) -> str:
+    """Addresses and paths of this test in place of those a reader has."""
+    return text.replace(DEFAULT_URL, registry.url).replace("/tmp/", f"{folder}/")
+
+
+def test_the_shell_examples_work_in_their_order(registry: EmbeddedRegistry, tmp_path: Path):
+    """The first thing a newcomer does is to paste them."""
+    script = "\n".join(["set -euo pipefail", *blocks("bash")])
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    done = subprocess.run(
+        ["bash", "-c", adapted(script, registry, tmp_path)],
+        cwd=ROOT,
+        env={**os.environ, "PATH": path},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert '{"error"' not in done.stdout, done.stdout
+    assert {file.name for file in tmp_path.glob("*.safetensors")} == {"wren.safetensors", "rowan.safetensors"}
+    with RegistryClient(registry.url) as client:
+        assert list(client.list()) == [], "the examples clean up behind themselves"
+
+
+@pytest.mark.parametrize("example", blocks("python"))
+def test_the_python_examples_work(example: str, registry: EmbeddedRegistry, tmp_path: Path):
+    """Whoever embeds the SDK starts from these lines."""
+    done = subprocess.run(
+        [sys.executable, "-c", adapted(example, registry, tmp_path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_make_target_it_names_exists():
+    """A target that was renamed must not live on in the documentation."""
+    pages = "\n".join((ROOT / page).read_text() for page in ("README.md", "CONTRIBUTING.md"))
+    named = set(re.findall(r"\bmake ([a-z]+)\b", "\n".join(re.findall(r"`+[^`]*`+", pages))))
+    targets = set(re.findall(r"^([a-z]+):.*##", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert named, "the pages name targets"
+    assert named <= targets
+
+
+def test_the_settings_are_documented_as_they_are():
+    """Every variable, its default and what it does come from the code; `python -m tools.settings_table`
+    makes the table."""
+    shown = README.partition("made by tools/settings_table.py -->\n")[2].partition("\n<!--")[0]
+    assert shown == table()
+
+
+def test_every_file_the_pages_point_to_exists():
+    """A link that leads nowhere costs a newcomer's trust."""
+    for page in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md"):
+        folder = (ROOT / page).parent
+        for link in re.findall(r"\]\((?!https?:)([^)#]+)", (ROOT / page).read_text()):
+            assert (folder / link).exists(), f"{page}: {link}"

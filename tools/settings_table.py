@@ -1,0 +1,81 @@
+"""Print the README's table of environment variables, made from the settings classes and the docstrings under
+their fields.
+
+.venv/bin/python -m tools.settings_table
+"""
+
+import ast
+import inspect
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from types import ModuleType
+
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+from pydantic_settings import BaseSettings
+
+from services.embedded import settings as embedded
+from services.shared import settings as shared
+
+
+def table() -> str:
+    """Markdown, a row a variable."""
+    rows = ["| variable | default | what it does |", "|---|---|---|"]
+    for module in (embedded, shared):
+        for cls in _classes(module):
+            rows += [f"| **{cls.__name__}** | | {_first_sentence(cls)} |"]
+            rows += [f"| `{name}` | {default} | {text} |" for name, default, text in _variables(cls)]
+    return "\n".join(rows)
+
+
+def _classes(module: ModuleType) -> Iterator[type[BaseSettings]]:
+    for cls in vars(module).values():
+        if inspect.isclass(cls) and issubclass(cls, BaseSettings) and cls.__module__ == module.__name__:
+            yield cls
+
+
+def _first_sentence(cls: type[BaseSettings]) -> str:
+    return (cls.__doc__ or "").partition("Environment:")[0].strip()
+
+
+def _variables(cls: type[BaseSettings]) -> Iterator[tuple[str, str, str]]:
+    texts = _docstrings(cls)
+    for field, info in cls.model_fields.items():
+        yield _variable(cls, field, info), _default(info), texts.get(field, "")
+
+
+def _variable(cls: type[BaseSettings], field: str, info: FieldInfo) -> str:
+    if isinstance(info.validation_alias, str):
+        return info.validation_alias
+    return (cls.model_config.get("env_prefix", "") + field).upper()
+
+
+def _default(info: FieldInfo) -> str:
+    if info.default is PydanticUndefined:
+        return "must be set"
+    if info.default in (None, "", ()):
+        return "–"
+    value = ",".join(info.default) if isinstance(info.default, tuple) else info.default
+    return f"`{value}`"
+
+
+def _docstrings(cls: type[BaseSettings]) -> dict[str, str]:
+    """Field -> the string that stands under it."""
+    tree = ast.parse(Path(inspect.getsourcefile(cls) or "").read_text())
+    body = next(
+        node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == cls.__name__
+    )
+    texts = {}
+    for field, below in pairwise(body):
+        if (
+            isinstance(field, ast.AnnAssign)
+            and isinstance(field.target, ast.Name)
+            and isinstance(below, ast.Expr)
+        ):
+            texts[field.target.id] = " ".join(str(ast.literal_eval(below.value)).split())
+    return texts
+
+
+if __name__ == "__main__":
+    print(table())
