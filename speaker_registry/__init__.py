@@ -1,1 +1,107 @@
-"""Speaker registry: the SDK and the wire contract."""
+"""Speaker registry: the SDK and the wire contract.
+
+    client = RegistryClient("https://registry.example")
+    client.register("alice", "alice.wav", consent="…", ref_text="…")
+    client.wait_ready("alice")
+    artifact = client.fetch("alice", profile="ecapa-voxceleb")
+    artifact.tensors["speaker_embedding"]
+
+The names below are loaded when they are first used: a process that only needs the wire contract never loads
+the HTTP client.
+"""
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    __version__: str
+    from speaker_registry.artifact import Artifact, Manifest
+    from speaker_registry.async_client import AsyncRegistryClient
+    from speaker_registry.cache import ArtifactCache, CacheStats
+    from speaker_registry.calls import Registration
+    from speaker_registry.client import RegistryClient
+    from speaker_registry.errors import (
+        ArtifactFailed,
+        ArtifactNotReady,
+        Conflict,
+        DigestMismatch,
+        InvalidRequest,
+        NotFound,
+        SpeakerRegistryError,
+        Unavailable,
+    )
+    from speaker_registry.fetching import File
+    from speaker_registry.schemas import ArtifactDescriptor, ArtifactStatus, Job, Profile, Voice, VoiceVersion
+    from speaker_registry.waiting import Readiness
+
+__all__ = [
+    "Artifact",
+    "ArtifactCache",
+    "ArtifactDescriptor",
+    "ArtifactFailed",
+    "ArtifactNotReady",
+    "ArtifactStatus",
+    "AsyncRegistryClient",
+    "CacheStats",
+    "Conflict",
+    "DigestMismatch",
+    "File",
+    "InvalidRequest",
+    "Job",
+    "Manifest",
+    "NotFound",
+    "Profile",
+    "Readiness",
+    "Registration",
+    "RegistryClient",
+    "SpeakerRegistryError",
+    "Unavailable",
+    "Voice",
+    "VoiceVersion",
+]
+
+_HOMES = {
+    "artifact": ("Artifact", "Manifest"),
+    "cache": ("ArtifactCache", "CacheStats"),
+    "calls": ("Registration",),
+    "async_client": ("AsyncRegistryClient",),
+    "client": ("RegistryClient",),
+    "errors": (
+        "ArtifactFailed",
+        "ArtifactNotReady",
+        "Conflict",
+        "DigestMismatch",
+        "InvalidRequest",
+        "NotFound",
+        "SpeakerRegistryError",
+        "Unavailable",
+    ),
+    "fetching": ("File",),
+    "schemas": ("ArtifactDescriptor", "ArtifactStatus", "Job", "Profile", "Voice", "VoiceVersion"),
+    "waiting": ("Readiness",),
+}
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> object:
+    if name == "__version__":
+        return _version()
+    if name not in _HOME_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value: object = getattr(importlib.import_module(f"{__name__}.{_HOME_OF[name]}"), name)
+    globals()[name] = value  # the next look-up does not come here
+    return value
+
+
+def _version() -> str:
+    """`unknown` in a checkout that was never installed."""
+    from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415  takes longer than the rest
+
+    try:
+        return version("speaker-registry")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

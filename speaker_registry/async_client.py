@@ -1,0 +1,184 @@
+"""The client for asyncio: a thin shell that carries out plans.
+
+`client` has the other shell, with the same methods, and says what each does. Two files, because most programs
+want one of them, and asyncio takes its time to load.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from types import TracebackType
+from typing import Literal, Self
+
+import httpx
+from numpy.typing import ArrayLike
+
+from speaker_registry.artifact import Artifact
+from speaker_registry.cache import ArtifactCache
+from speaker_registry.calls import Item, Listing, Registration, parse_target
+from speaker_registry.errors import SpeakerRegistryError
+from speaker_registry.exchange import Body, Outcome, Pause, Plan, Policy, Reply, Result, Step
+from speaker_registry.fetching import File
+from speaker_registry.schemas import ArtifactDescriptor, Job, Profile, Voice, VoiceVersion
+from speaker_registry.session import Audio, Own, Session, read_clip
+from speaker_registry.waiting import OnProgress, Readiness, wait_ready
+
+
+class AsyncRegistryClient(Session):
+    """`RegistryClient` for asyncio: same arguments, methods and errors. Lists are read with `async for`."""
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        api_key: str | None = None,
+        timeout: float = 60.0,
+        retries: int = 3,
+        cache: ArtifactCache | Literal[Own.CACHE] | None = Own.CACHE,
+        transport: httpx.AsyncBaseTransport | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+    ) -> None:
+        super().__init__(url, api_key, Policy(timeout_seconds=timeout, retries=retries, clock=clock), cache)
+        self._sleep = sleep
+        self._http = httpx.AsyncClient(transport=transport)
+
+    async def register(
+        self,
+        name: str,
+        audio: Audio | None = None,
+        *,
+        embedding: ArrayLike | None = None,
+        consent: str,
+        ref_text: str | None = None,
+        description: str | None = None,
+    ) -> Registration:
+        return await self._run(
+            self._calls.register(
+                name,
+                clip=None if audio is None else await asyncio.to_thread(read_clip, audio),
+                embedding=embedding,
+                consent=consent,
+                ref_text=ref_text,
+                description=description,
+            )
+        )
+
+    async def wait_ready(
+        self,
+        speaker: str,
+        profile: str | None = None,
+        timeout: float = 600.0,
+        on_progress: OnProgress | None = None,
+    ) -> Readiness:
+        """`on_progress` is an ordinary function: it is called, not awaited."""
+        return await self._run(wait_ready(self._policy, parse_target(speaker), profile, timeout, on_progress))
+
+    async def fetch(
+        self,
+        speaker: str,
+        profile: str,
+        *,
+        version: int | str | None = None,
+        wait: float = 0.0,
+        max_age: float | None = None,
+        stale_if_error: float = 0.0,
+    ) -> Artifact:
+        return await self._run(
+            self._fetching.fetch(parse_target(speaker, version), profile, wait, max_age, stale_if_error)
+        )
+
+    async def download(
+        self, speaker: str, profile: str, *, version: int | str | None = None, wait: float = 0.0
+    ) -> File:
+        return await self._run(self._fetching.file(parse_target(speaker, version), profile, wait))
+
+    def list(
+        self,
+        *,
+        profile: str | None = None,
+        state: str | None = None,
+        q: str | None = None,
+        limit: int | None = None,
+    ) -> AsyncIterator[Voice]:
+        return self._pages(self._calls.voices(profile, state, q, limit))
+
+    async def get(self, name: str) -> Voice:
+        return await self._run(self._calls.voice(name))
+
+    def versions(self, name: str, *, limit: int | None = None) -> AsyncIterator[VoiceVersion]:
+        return self._pages(self._calls.versions(name, limit))
+
+    async def version(self, speaker: str, version: int | str | None = None) -> VoiceVersion:
+        return await self._run(self._calls.version(parse_target(speaker, version)))
+
+    async def descriptor(
+        self, speaker: str, profile: str, *, version: int | str | None = None, wait: float = 0.0
+    ) -> ArtifactDescriptor:
+        return await self._run(self._calls.descriptor(parse_target(speaker, version), profile, wait))
+
+    async def delete(self, name: str) -> None:
+        await self._run(self._calls.delete(name))
+
+    def jobs(
+        self,
+        *,
+        state: str | None = None,
+        voice: str | None = None,
+        profile: str | None = None,
+        limit: int | None = None,
+    ) -> AsyncIterator[Job]:
+        return self._pages(self._calls.jobs(state, voice, profile, limit))
+
+    async def job(self, job_id: str, *, wait: float = 0.0) -> Job:
+        return await self._run(self._calls.job(job_id, wait))
+
+    def profiles(self) -> AsyncIterator[Profile]:
+        return self._pages(self._calls.profiles())
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def _pages(self, listing: Listing[Item]) -> AsyncIterator[Item]:
+        following: Listing[Item] | None = listing
+        while following is not None:
+            page = await self._run(self._calls.page(following))
+            for item in page.data:
+                yield item
+            following = following.following(page)
+
+    async def _run(self, plan: Plan[Result]) -> Result:
+        outcome: Outcome = None
+        while True:
+            try:
+                step = plan.send(outcome)
+            except StopIteration as end:
+                result: Result = end.value
+                return result
+            outcome = await self._perform(step)
+
+    async def _perform(self, step: Step) -> Outcome:
+        if isinstance(step, Pause):
+            await self._sleep(step.seconds)
+            return None
+        try:
+            async with (
+                asyncio.timeout(step.deadline - self._policy.clock()),
+                self._http.stream(**self._arguments(step)) as response,
+            ):
+                body = Body(step, response.headers, self._policy.clock)
+                async for chunk in response.aiter_bytes():
+                    body.add(chunk)
+                return Reply(response.status_code, dict(response.headers), body.whole())
+        except SpeakerRegistryError as error:
+            return error
+        except (httpx.TransportError, TimeoutError) as error:
+            return self._unreachable(error)

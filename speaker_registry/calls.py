@@ -1,0 +1,269 @@
+"""The registry's routes as plans: which request a call makes, and what its answer is. No I/O.
+
+Knows paths, fields and pages. How often a request is sent is `exchange`, artifacts are `fetching`, patience
+is `waiting`, and who carries a plan out is `client`.
+"""
+
+import dataclasses
+import math
+import re
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Generic, Self, TypeVar
+from urllib.parse import quote
+
+import numpy as np
+from numpy.typing import ArrayLike
+from pydantic import BaseModel, Field, ValidationError
+
+from speaker_registry.artifact import canonical_json
+from speaker_registry.errors import InvalidEmbedding, InvalidReference, InvalidRequest, Unavailable
+from speaker_registry.exchange import Plan, Policy, Reply, Request, exchange
+from speaker_registry.names import DEFAULT, SpeakerName, parse_reference, parse_speaker_name
+from speaker_registry.schemas import ArtifactDescriptor, Job, Page, Profile, Schema, Voice, VoiceVersion
+
+MAX_WAIT_SECONDS = 60.0
+"""The longest that the registry holds an answer back."""
+_PAGE_SIZE = 100
+"""The most that one page of the registry has."""
+_SEGMENT = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
+Item = TypeVar("Item", bound=BaseModel)
+Model = TypeVar("Model", bound=BaseModel)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """`alice`, `alice@3`, `alice@prod`: parsed."""
+
+    speaker: SpeakerName
+    reference: int | str | None
+    """None: only the name was given."""
+
+    @property
+    def voice_path(self) -> str:
+        return f"/v1/voices/{quote(self.speaker.name, safe='')}"
+
+    @property
+    def version_path(self) -> str:
+        return f"{self.voice_path}/versions/{self.reference or DEFAULT}"
+
+    def artifact_path(self, profile: str) -> str:
+        return f"{self.version_path}/artifacts/{_segment(profile, 'profile')}"
+
+    def at(self, number: int) -> "Target":
+        return dataclasses.replace(self, reference=number)
+
+    def __str__(self) -> str:
+        return f"{self.speaker.name}@{self.reference or DEFAULT}"
+
+
+@lru_cache(maxsize=4096, typed=True)
+def parse_target(speaker: str, version: int | str | None = None) -> Target:
+    """A name with or without `@reference`; the reference may be given beside it instead.
+
+    Remembered, because parsing a name takes longer than finding its artifact in memory.
+
+    Raises:
+        InvalidVoiceName, InvalidReference: one of them cannot be one, or two references were given.
+    """
+    name, separator, reference = speaker.partition("@")
+    if separator and version is not None:
+        raise InvalidReference("give the version either after '@' or as version=, not both", param="version")
+    given = reference if separator else version
+    return Target(parse_speaker_name(name), None if given is None else parse_reference(str(given)))
+
+
+def _voice_path(name: str) -> str:
+    return Target(parse_speaker_name(name), None).voice_path
+
+
+def _segment(text: str, param: str) -> str:
+    """A part of a path. `..` would lead to another route, and an empty one to none."""
+    if not _SEGMENT.fullmatch(text):
+        raise InvalidRequest(f"Invalid {param} {text[:80]!a}. Accepted: A-Z a-z 0-9 . _ -", param=param)
+    return text
+
+
+class Registration(Schema):
+    """What became of an upload."""
+
+    id: str
+    name: str
+    version: int
+    created_at: int
+    created: bool
+    """False: the same clip with the same transcript and consent was there already; this is its version."""
+    jobs: dict[str, str]
+    """Profile -> id of the job that extracts it."""
+
+    @property
+    def reference(self) -> str:
+        """`alice@3`: exactly what was uploaded, whatever the name stands for later."""
+        return f"{self.name}@{self.version}"
+
+
+class _UploadedFacts(Schema):
+    id: str
+    name: str
+    version: int
+    created_at: int
+    jobs: dict[str, str] = Field(default_factory=dict)
+
+
+class _Uploaded(Schema):
+    """Answer of `POST /v1/audio/voices`, as far as we need it."""
+
+    voice: _UploadedFacts
+    created: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Listing(Generic[Item]):
+    """A list that is read page by page."""
+
+    path: str
+    page: type[Page[Item]]
+    params: Mapping[str, str]
+    limit: int | None
+    """How many more are wanted; None: all."""
+
+    @property
+    def request(self) -> Request:
+        size = _PAGE_SIZE if self.limit is None else min(_PAGE_SIZE, self.limit)
+        return Request(path=self.path, params={**self.params, "limit": str(size)})
+
+    def following(self, page: Page[Item]) -> Self | None:
+        """What is left to read after a page; None at the end."""
+        left = None if self.limit is None else self.limit - len(page.data)
+        # A page that leads to itself would be read for ever.
+        stuck = not page.data or page.last_id == self.params.get("after")
+        if not page.has_more or page.last_id is None or stuck or left == 0:
+            return None
+        return dataclasses.replace(self, params={**self.params, "after": page.last_id}, limit=left)
+
+
+class Calls:
+    """The calls of one client. Wrong arguments are refused at once, not when the plan is carried out."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+
+    def voice(self, name: str) -> Plan[Voice]:
+        return self._read(Voice, Request(path=_voice_path(name)))
+
+    def version(self, target: Target) -> Plan[VoiceVersion]:
+        return self._read(VoiceVersion, Request(path=target.version_path))
+
+    def descriptor(self, target: Target, profile: str, wait: float = 0.0) -> Plan[ArtifactDescriptor]:
+        return self._read(ArtifactDescriptor, held_back(Request(path=target.artifact_path(profile)), wait))
+
+    def job(self, job_id: str, wait: float = 0.0) -> Plan[Job]:
+        return self._read(Job, held_back(Request(path=f"/v1/jobs/{_segment(job_id, 'id')}"), wait))
+
+    def voices(
+        self, profile: str | None, state: str | None, q: str | None, limit: int | None
+    ) -> Listing[Voice]:
+        return _listing("/v1/voices", Page[Voice], limit, profile=profile, state=state, q=q)
+
+    def versions(self, name: str, limit: int | None) -> Listing[VoiceVersion]:
+        return _listing(f"{_voice_path(name)}/versions", Page[VoiceVersion], limit)
+
+    def jobs(
+        self, state: str | None, voice: str | None, profile: str | None, limit: int | None
+    ) -> Listing[Job]:
+        return _listing("/v1/jobs", Page[Job], limit, state=state, voice=voice, profile=profile)
+
+    def profiles(self) -> Listing[Profile]:
+        return _listing("/v1/profiles", Page[Profile], None)
+
+    def page(self, listing: Listing[Item]) -> Plan[Page[Item]]:
+        page = yield from self._read(listing.page, listing.request)
+        return page if listing.limit is None else page.model_copy(update={"data": page.data[: listing.limit]})
+
+    def register(
+        self,
+        name: str,
+        *,
+        clip: bytes | None,
+        embedding: ArrayLike | None,
+        consent: str,
+        ref_text: str | None,
+        description: str | None,
+    ) -> Plan[Registration]:
+        if (clip is None) == (embedding is None):
+            raise InvalidRequest("give either audio or an embedding", param="audio_sample")
+        fields = _given(
+            name=parse_speaker_name(name).name,
+            consent=consent,
+            ref_text=ref_text,
+            speaker_description=description,
+            speaker_embedding=None if embedding is None else embedding_json(embedding),
+        )
+        # Made once: an attempt whose answer was lost and its repetition are one upload, not two versions.
+        headers = {"idempotency-key": uuid.uuid4().hex}
+        return self._registered(
+            Request(method="POST", path="/v1/audio/voices", headers=headers, fields=fields, clip=clip)
+        )
+
+    def _registered(self, request: Request) -> Plan[Registration]:
+        answer = yield from self._read(_Uploaded, request)
+        return Registration(**answer.voice.model_dump(), created=answer.created)
+
+    def delete(self, name: str) -> Plan[None]:
+        return self._done(Request(method="DELETE", path=_voice_path(name)))
+
+    def _done(self, request: Request) -> Plan[None]:
+        yield from exchange(self._policy, request)
+
+    def _read(self, model: type[Model], request: Request) -> Plan[Model]:
+        reply = yield from exchange(self._policy, request)
+        return parsed(model, reply)
+
+
+def _listing(path: str, page: type[Page[Item]], limit: int | None, **filters: str | None) -> Listing[Item]:
+    if limit is not None and limit < 1:
+        raise InvalidRequest(f"limit is {limit}, accepted: from 1", param="limit")
+    return Listing(path, page, _given(**filters), limit)
+
+
+def held_back(request: Request, wait: float) -> Request:
+    """Ask the registry to answer only when there is news, at the latest after `wait` seconds."""
+    if wait <= 0:
+        return request
+    # Whole seconds: that is what the route takes.
+    seconds = math.ceil(min(wait, MAX_WAIT_SECONDS))
+    return dataclasses.replace(request, params={**request.params, "wait": str(seconds)}, wait_seconds=seconds)
+
+
+def parsed(model: type[Model], reply: Reply) -> Model:
+    """Raises `Unavailable` for an answer that is none of ours: a proxy's page, another server."""
+    try:
+        return model.model_validate_json(reply.body)
+    except ValidationError as error:
+        raise Unavailable(
+            f"the answer is not a {model.__name__.lstrip('_')}: is there a speaker registry at this address?"
+        ) from error
+
+
+def embedding_json(embedding: ArrayLike) -> str:
+    """A vector as the form field takes it.
+
+    Raises:
+        InvalidEmbedding: not one row of finite numbers.
+    """
+    try:
+        vector = np.asarray(embedding, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise InvalidEmbedding("the embedding is not a list of numbers", param="speaker_embedding") from error
+    if vector.ndim != 1 or not vector.size or not np.isfinite(vector).all():
+        raise InvalidEmbedding(
+            f"the embedding has shape {list(vector.shape)}, accepted: one row of finite numbers",
+            param="speaker_embedding",
+        )
+    return canonical_json(vector.tolist())
+
+
+def _given(**values: str | None) -> dict[str, str]:
+    return {key: value for key, value in values.items() if value is not None}

@@ -1,0 +1,227 @@
+"""The blocking client: a thin shell that carries out plans.
+
+What a call asks and what its answer means is in `calls`, `fetching`, `waiting` and `exchange`; `async_client`
+has the other shell, with the same methods.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Literal, Self
+
+import httpx
+from numpy.typing import ArrayLike
+
+from speaker_registry.artifact import Artifact
+from speaker_registry.cache import ArtifactCache
+from speaker_registry.calls import Item, Listing, Registration, parse_target
+from speaker_registry.errors import SpeakerRegistryError
+from speaker_registry.exchange import Body, Outcome, Pause, Plan, Policy, Reply, Result, Step
+from speaker_registry.fetching import File
+from speaker_registry.schemas import ArtifactDescriptor, Job, Profile, Voice, VoiceVersion
+from speaker_registry.session import Audio, Own, Session, read_clip
+from speaker_registry.waiting import OnProgress, Readiness, wait_ready
+
+
+class RegistryClient(Session):
+    """Talks to one registry. Safe to share between threads; close it, or use it as a context manager.
+
+    Args:
+        url: of the registry; without it, `SPEAKER_REGISTRY_URL`.
+        api_key: without it, `SPEAKER_REGISTRY_API_KEY`.
+        timeout: seconds for one call over all its attempts and pauses. What a call may `wait` comes on top.
+        retries: further attempts after 408, 429, 5xx and lost connections.
+        cache: where artifacts are kept; by default one of its own, None for none. Clients may share one.
+        transport: httpx's, instead of a network.
+        clock, sleep: instead of real time.
+
+    Raises:
+        ValueError: the URL or the key cannot be one.
+
+    Every call raises subclasses of `SpeakerRegistryError`; `Unavailable` when there was no answer.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        api_key: str | None = None,
+        timeout: float = 60.0,
+        retries: int = 3,
+        cache: ArtifactCache | Literal[Own.CACHE] | None = Own.CACHE,
+        transport: httpx.BaseTransport | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], object] = time.sleep,
+    ) -> None:
+        super().__init__(url, api_key, Policy(timeout_seconds=timeout, retries=retries, clock=clock), cache)
+        self._sleep = sleep
+        self._http = httpx.Client(transport=transport)
+
+    def register(
+        self,
+        name: str,
+        audio: Audio | None = None,
+        *,
+        embedding: ArrayLike | None = None,
+        consent: str,
+        ref_text: str | None = None,
+        description: str | None = None,
+    ) -> Registration:
+        """Upload a clip (or a ready speaker embedding) as a new version of a voice; extraction follows.
+
+        Args:
+            ref_text: what is said in the clip, word for word.
+        """
+        return self._run(
+            self._calls.register(
+                name,
+                clip=None if audio is None else read_clip(audio),
+                embedding=embedding,
+                consent=consent,
+                ref_text=ref_text,
+                description=description,
+            )
+        )
+
+    def wait_ready(
+        self,
+        speaker: str,
+        profile: str | None = None,
+        timeout: float = 600.0,
+        on_progress: OnProgress | None = None,
+    ) -> Readiness:
+        """Wait until a version can be fetched for a profile, or for all required ones.
+
+        Args:
+            speaker: `alice@3`, `alice@prod`, or `alice`, which means the newest version of it, ready or not.
+            on_progress: called with each `Readiness` seen, the last one too.
+
+        Raises:
+            ArtifactFailed: with the reason.
+            ArtifactNotReady: `timeout` seconds have passed.
+        """
+        return self._run(wait_ready(self._policy, parse_target(speaker), profile, timeout, on_progress))
+
+    def fetch(
+        self,
+        speaker: str,
+        profile: str,
+        *,
+        version: int | str | None = None,
+        wait: float = 0.0,
+        max_age: float | None = None,
+        stale_if_error: float = 0.0,
+    ) -> Artifact:
+        """The artifact of a version, checked. Its tensors are read-only: other callers may have the same.
+
+        Args:
+            speaker: `alice`, `alice@3` or `alice@prod`; what follows `@` may be given as `version` instead.
+            wait: seconds to wait for one that is not ready.
+            max_age: serve from memory, without asking, what the registry confirmed within so many seconds.
+            stale_if_error: the same, but only when the registry cannot be reached.
+
+        Raises:
+            NotFound: no such voice, version, alias or profile.
+            ArtifactNotReady, ArtifactFailed, ArtifactStale: there is none to be had (yet).
+            DigestMismatch, InvalidArtifact: what came is damaged, or not what was asked for.
+        """
+        return self._run(
+            self._fetching.fetch(parse_target(speaker, version), profile, wait, max_age, stale_if_error)
+        )
+
+    def download(
+        self, speaker: str, profile: str, *, version: int | str | None = None, wait: float = 0.0
+    ) -> File:
+        """As `fetch`, with the file's own bytes, never from memory."""
+        return self._run(self._fetching.file(parse_target(speaker, version), profile, wait))
+
+    def list(
+        self,
+        *,
+        profile: str | None = None,
+        state: str | None = None,
+        q: str | None = None,
+        limit: int | None = None,
+    ) -> Iterator[Voice]:
+        """All voices, read page by page as they are consumed. `limit`: stop after so many."""
+        return self._pages(self._calls.voices(profile, state, q, limit))
+
+    def get(self, name: str) -> Voice:
+        return self._run(self._calls.voice(name))
+
+    def versions(self, name: str, *, limit: int | None = None) -> Iterator[VoiceVersion]:
+        return self._pages(self._calls.versions(name, limit))
+
+    def version(self, speaker: str, version: int | str | None = None) -> VoiceVersion:
+        """One version: `alice@3`, `alice@prod`; `alice` is the one its name stands for now."""
+        return self._run(self._calls.version(parse_target(speaker, version)))
+
+    def descriptor(
+        self, speaker: str, profile: str, *, version: int | str | None = None, wait: float = 0.0
+    ) -> ArtifactDescriptor:
+        """What an artifact is and where it stands, without its bytes."""
+        return self._run(self._calls.descriptor(parse_target(speaker, version), profile, wait))
+
+    def delete(self, name: str) -> None:
+        """Delete a voice with all its versions."""
+        self._run(self._calls.delete(name))
+
+    def jobs(
+        self,
+        *,
+        state: str | None = None,
+        voice: str | None = None,
+        profile: str | None = None,
+        limit: int | None = None,
+    ) -> Iterator[Job]:
+        return self._pages(self._calls.jobs(state, voice, profile, limit))
+
+    def job(self, job_id: str, *, wait: float = 0.0) -> Job:
+        """`wait`: seconds that the registry may hold the answer back until something changes, at most 60."""
+        return self._run(self._calls.job(job_id, wait))
+
+    def profiles(self) -> Iterator[Profile]:
+        return self._pages(self._calls.profiles())
+
+    def close(self) -> None:
+        self._http.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _pages(self, listing: Listing[Item]) -> Iterator[Item]:
+        following: Listing[Item] | None = listing
+        while following is not None:
+            page = self._run(self._calls.page(following))
+            yield from page.data
+            following = following.following(page)
+
+    def _run(self, plan: Plan[Result]) -> Result:
+        outcome: Outcome = None
+        while True:
+            try:
+                step = plan.send(outcome)
+            except StopIteration as end:
+                result: Result = end.value
+                return result
+            outcome = self._perform(step)
+
+    def _perform(self, step: Step) -> Outcome:
+        if isinstance(step, Pause):
+            self._sleep(step.seconds)
+            return None
+        try:
+            with self._http.stream(**self._arguments(step)) as response:
+                body = Body(step, response.headers, self._policy.clock)
+                for chunk in response.iter_bytes():
+                    body.add(chunk)
+                return Reply(response.status_code, dict(response.headers), body.whole())
+        except SpeakerRegistryError as error:
+            return error
+        except httpx.TransportError as error:
+            return self._unreachable(error)

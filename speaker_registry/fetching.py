@@ -1,0 +1,185 @@
+"""Fetching an artifact: from memory where allowed, else from the registry, and never unchecked. No I/O.
+
+The bytes are held against the digest they came with, and the manifest against what was asked for, so that
+neither a broken disk nor a confused proxy can give an engine another voice. Knows no job and no encoder.
+"""
+
+import base64
+import binascii
+import dataclasses
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from speaker_registry.artifact import Artifact, sha256_digest
+from speaker_registry.cache import ArtifactCache, Key
+from speaker_registry.calls import MAX_WAIT_SECONDS, Target, held_back, parsed
+from speaker_registry.errors import (
+    ArtifactNotReady,
+    Conflict,
+    DigestMismatch,
+    InvalidArtifact,
+    NotFound,
+    SpeakerRegistryError,
+    Unavailable,
+    VoiceDeleted,
+    VoiceNotFound,
+)
+from speaker_registry.exchange import Pause, Plan, Policy, Reply, Request, exchange, retry_after_seconds
+from speaker_registry.names import DEFAULT
+from speaker_registry.schemas import ArtifactDescriptor
+
+MAX_ARTIFACT_BYTES = 64 * 1024**2
+_ACCEPT = {"accept": "application/vnd.safetensors, application/json"}
+_ETAG = re.compile(r'(?:W/)?"(sha256:[0-9a-f]{64})"')
+"""A proxy may weaken the tag; the bytes are counted anyway."""
+_CONTENT_DIGEST = re.compile(r"(?:^|[,\s])sha-256=:([A-Za-z0-9+/=]*):")
+"""RFC 9530, one of possibly several algorithms."""
+
+
+class File(NamedTuple):
+    """An artifact and the bytes it was read from."""
+
+    data: bytes
+    artifact: Artifact
+
+
+class Fetching:
+    """The way to artifacts for one client.
+
+    Args:
+        scope: keeps this client's entries apart from those of others in the same cache.
+    """
+
+    def __init__(self, policy: Policy, cache: ArtifactCache, scope: str) -> None:
+        self._policy, self._cache, self._scope = policy, cache, scope
+
+    def fetch(
+        self, target: Target, profile: str, wait: float, max_age: float | None, stale_if_error: float
+    ) -> Plan[Artifact]:
+        key = Key(self._scope, target.speaker.key, target.reference or DEFAULT, profile)
+        if max_age is not None and (artifact := self._cache.fresh(key, max_age)):
+            return _handed_out(artifact)
+        known = self._cache.held(key)
+        asked_at = self._cache.now()
+        try:
+            file = yield from self._transfer(target, profile, wait, known)
+        except Unavailable:
+            if stale_if_error > 0 and (artifact := self._cache.fresh(key, stale_if_error)):
+                return _handed_out(artifact)
+            raise
+        except (NotFound, Conflict) as error:
+            self._forget(key, error)
+            raise
+        if file is None:
+            assert known is not None, "304 is only an answer to a digest of ours"
+            self._cache.confirm(key, known, asked_at)
+            return _handed_out(known)
+        self._cache.add(key, file.artifact, asked_at)
+        return _handed_out(file.artifact)
+
+    def file(self, target: Target, profile: str, wait: float) -> Plan[File]:
+        """From the registry, whatever is in memory."""
+        file = yield from self._transfer(target, profile, wait, None)
+        assert file is not None, "304 is only an answer to a digest of ours"
+        return file
+
+    def _transfer(
+        self, target: Target, profile: str, wait: float, known: Artifact | None
+    ) -> Plan[File | None]:
+        """None: `known` is still right."""
+        request = Request(
+            path=f"{target.artifact_path(profile)}/file",
+            headers=_ACCEPT | ({"if-none-match": f'"{known.digest}"'} if known else {}),
+            max_bytes=MAX_ARTIFACT_BYTES,
+        )
+        deadline = self._policy.clock() + wait
+        while True:
+            left = deadline - self._policy.clock()
+            reply = yield from exchange(self._policy, held_back(request, min(left, MAX_WAIT_SECONDS)))
+            if reply.status == 304 and known:
+                return None
+            if reply.status == 200:
+                return verified(reply, target, profile)
+            not_ready = _not_ready(reply)
+            left = deadline - self._policy.clock()
+            if left <= 0:
+                raise not_ready
+            yield Pause(min(not_ready.retry_after_seconds or 1.0, left))
+
+    def _forget(self, key: Key, error: SpeakerRegistryError) -> None:
+        """Erased means erased here too. And what the registry refuses must not come from memory instead."""
+        if isinstance(error, VoiceNotFound | VoiceDeleted):
+            self._cache.forget_speaker(key.scope, key.speaker)
+        elif not error.retryable:
+            self._cache.forget(key)
+
+
+def verified(reply: Reply, target: Target, profile: str) -> File:
+    """The artifact of an answer.
+
+    Raises:
+        DigestMismatch: the bytes are not what the answer's own headers say, or these say nothing.
+        InvalidArtifact: the file is not one, or not the one that was asked for.
+    """
+    digest = sha256_digest(reply.body)
+    declared = declared_digests(reply.headers)
+    if not declared:
+        raise DigestMismatch("the registry's answer names no sha256 digest to check the artifact against")
+    if declared != {digest}:
+        raise DigestMismatch(
+            f"the artifact's bytes are {digest}, the answer says {' and '.join(sorted(declared))}"
+        )
+    artifact = Artifact.parse(reply.body)
+    check_identity(artifact, target, profile, reply.headers)
+    for tensor in artifact.tensors.values():
+        tensor.flags.writeable = False
+    return File(reply.body, artifact)
+
+
+def declared_digests(headers: Mapping[str, str]) -> set[str]:
+    """`sha256:…` as `ETag` and `Content-Digest` say it; what cannot be read matches nothing."""
+    etags = _ETAG.fullmatch(headers.get("etag", ""))
+    content = _CONTENT_DIGEST.search(headers.get("content-digest", ""))
+    digests = {etags[1]} if etags else set()
+    if content:
+        try:
+            digests.add("sha256:" + base64.b64decode(content[1], validate=True).hex())
+        except binascii.Error:
+            digests.add("an unreadable Content-Digest")
+    return digests
+
+
+def check_identity(artifact: Artifact, target: Target, profile: str, headers: Mapping[str, str]) -> None:
+    """Raise `InvalidArtifact` if a whole artifact is not the one that was asked for."""
+    manifest = artifact.manifest
+    facts = [
+        ("profile", manifest.profile, profile),
+        ("voice", manifest.voice.strip().lower(), target.speaker.key),
+    ]
+    if isinstance(target.reference, int):
+        facts.append(("version", str(manifest.version), str(target.reference)))
+    if said := headers.get("x-voice-version"):
+        facts.append(("version", str(manifest.version), said))
+    if said := headers.get("x-artifact-fingerprint"):
+        facts.append(("fingerprint", manifest.fingerprint, said))
+    for fact, found, expected in facts:
+        if found != expected:
+            raise InvalidArtifact(
+                f"asked for {target} for {profile}: the artifact's {fact} is {found!a}, not {expected!a}"
+            )
+
+
+def _not_ready(reply: Reply) -> ArtifactNotReady:
+    if reply.status != 202:
+        raise Unavailable(f"the registry answered with status {reply.status} where an artifact was asked for")
+    descriptor = parsed(ArtifactDescriptor, reply)
+    return ArtifactNotReady(
+        f"{descriptor.voice}@{descriptor.version} for {descriptor.profile} is {descriptor.state}",
+        retry_after_seconds=retry_after_seconds(reply.headers),
+    )
+
+
+def _handed_out(artifact: Artifact) -> Artifact:
+    """With a dict of its own: engines put their own tensors in its place, and the cache must not see it."""
+    return dataclasses.replace(artifact, tensors=dict(artifact.tensors))

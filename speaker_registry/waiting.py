@@ -1,0 +1,150 @@
+"""Waiting until a version is ready: where to look, when to give up, and when to look again. No I/O.
+
+A job is asked for with a long poll, so news arrives at once and nobody counts seconds; the truth is then read
+from the version or the artifact itself. Knows no retries (`exchange`) and no bytes (`fetching`).
+"""
+
+from collections.abc import Callable
+
+from speaker_registry.calls import Calls, Target
+from speaker_registry.errors import ArtifactFailed, ArtifactNotReady, JobNotFound, Unavailable
+from speaker_registry.exchange import Pause, Plan, Policy
+from speaker_registry.schemas import ArtifactDescriptor, ArtifactState, ArtifactStatus, Job, Schema
+
+_POLL_SECONDS = 10.0
+"""One long poll. With several profiles: the most by which the failure of another one may be noticed late."""
+_LULL_SECONDS = 0.25
+"""Between two looks when the first brought no news, or a job has ended and its artifact is not there yet."""
+_NO_JOB_SECONDS = 1.0
+"""Between two looks while there is no job to watch, or no registry."""
+
+
+class Readiness(Schema):
+    """Where one version stands."""
+
+    voice: str
+    version: int
+    state: ArtifactState
+    """Of the profile asked for, or the worst over the required ones."""
+    artifacts: tuple[ArtifactStatus, ...]
+    job: Job | None = None
+    """The job that was watched last, with its stage."""
+
+    @property
+    def reference(self) -> str:
+        return f"{self.voice}@{self.version}"
+
+    @property
+    def job_to_watch(self) -> str | None:
+        """One that is being worked on, rather than one that waits for a worker."""
+        open_ones = [status for status in self.artifacts if status.state != "ready" and status.job_id]
+        open_ones.sort(key=lambda status: status.state != "processing")
+        return open_ones[0].job_id if open_ones else None
+
+
+OnProgress = Callable[[Readiness], object]
+
+
+def wait_ready(
+    policy: Policy,
+    target: Target,
+    profile: str | None,
+    timeout: float,
+    on_progress: OnProgress | None,
+) -> Plan[Readiness]:
+    """Look and wait in turns.
+
+    Raises:
+        ArtifactFailed: with the reason of each profile that failed.
+        ArtifactNotReady: `timeout` seconds have passed.
+    """
+    calls = Calls(policy)
+    deadline = policy.clock() + timeout
+    target = yield from _pinned(calls, target)
+    seen = yield from _look(calls, target, profile, None)
+    while True:
+        if on_progress:
+            on_progress(seen)
+        left = deadline - policy.clock()
+        if is_ready(seen, left):
+            return seen
+        try:
+            job = yield from _news(calls, seen, left)
+            seen = yield from _look(calls, target, profile, job)
+        except Unavailable:
+            # Whoever waits for minutes outlives a restart of the registry. A wrong address has failed above.
+            if policy.clock() + _NO_JOB_SECONDS >= deadline:
+                raise
+            yield Pause(_NO_JOB_SECONDS)
+
+
+def is_ready(seen: Readiness, seconds_left: float) -> bool:
+    """False: it is worth another look. Raises as `wait_ready` does."""
+    if seen.state == "ready":
+        return True
+    if seen.state == "failed":
+        failed = [
+            f"{s.profile}: {s.error or 'no reason given'}" for s in seen.artifacts if s.state == "failed"
+        ]
+        raise ArtifactFailed(f"{seen.reference} could not be extracted: {'; '.join(failed)}")
+    if seconds_left <= 0:
+        states = ", ".join(f"{status.profile} {status.state}" for status in seen.artifacts)
+        raise ArtifactNotReady(
+            f"{seen.reference} is not ready yet: {states}", retry_after_seconds=_NO_JOB_SECONDS
+        )
+    return False
+
+
+def _pinned(calls: Calls, target: Target) -> Plan[Target]:
+    """With a number: what a name stands for may change while we wait.
+
+    A bare name means its newest version, ready or not: one waits for what one has just uploaded.
+    """
+    if target.reference is None:
+        voice = yield from calls.voice(target.speaker.name)
+        return target.at(voice.latest)
+    if isinstance(target.reference, str):
+        version = yield from calls.version(target)
+        return target.at(version.version)
+    return target
+
+
+def _look(calls: Calls, target: Target, profile: str | None, job: Job | None) -> Plan[Readiness]:
+    if profile is None:
+        version = yield from calls.version(target)
+        return Readiness(
+            voice=version.voice,
+            version=version.version,
+            state=version.state,
+            artifacts=tuple(version.artifacts),
+            job=job,
+        )
+    found = yield from calls.descriptor(target, profile)
+    status = (_status_of(found),)
+    return Readiness(voice=found.voice, version=found.version, state=found.state, artifacts=status, job=job)
+
+
+def _status_of(descriptor: ArtifactDescriptor) -> ArtifactStatus:
+    return ArtifactStatus(
+        profile=descriptor.profile,
+        state=descriptor.state,
+        stale=descriptor.stale,
+        digest=descriptor.digest,
+        job_id=descriptor.job_id,
+        error=descriptor.error,
+    )
+
+
+def _news(calls: Calls, seen: Readiness, seconds_left: float) -> Plan[Job | None]:
+    """Return when something has probably changed."""
+    if seen.job_to_watch is None:
+        yield Pause(min(_NO_JOB_SECONDS, seconds_left))
+        return None
+    try:
+        job = yield from calls.job(seen.job_to_watch, wait=min(_POLL_SECONDS, seconds_left))
+    except JobNotFound:
+        yield Pause(min(_NO_JOB_SECONDS, seconds_left))
+        return None
+    if job == seen.job:
+        yield Pause(min(_LULL_SECONDS, seconds_left))
+    return job

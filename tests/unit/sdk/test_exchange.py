@@ -1,0 +1,189 @@
+"""What is tried again, after how long, and which error an answer becomes."""
+
+import httpx
+import pytest
+
+from speaker_registry import errors
+from speaker_registry.exchange import (
+    Policy,
+    Reply,
+    Request,
+    Send,
+    error_of,
+    exchange,
+    pause_before,
+    retry_after_seconds,
+)
+from tests.unit.sdk.conftest import Connect
+from tests.unit.sdk.fake_registry import FakeRegistry, FakeTime, error_answer
+
+
+@pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 504])
+def test_passing_trouble_is_tried_again(connect: Connect, registry: FakeRegistry, status: int):
+    """A registry that restarts, or sheds load, is not a reason to fail."""
+    registry.add_version("alice")
+    registry.faults.extend([httpx.Response(status), httpx.Response(status)])
+    assert connect().get("alice").name == "alice"
+    assert len(registry.requests) == 3
+
+
+@pytest.mark.parametrize(
+    "trouble", [httpx.ConnectError("refused"), httpx.ReadTimeout("late"), httpx.ReadError("reset")]
+)
+def test_a_lost_connection_is_tried_again(connect: Connect, registry: FakeRegistry, trouble: Exception):
+    """Every request of ours can be repeated, so a dead connection is worth another one."""
+    registry.add_version("alice")
+    registry.faults.append(trouble)
+    assert connect().get("alice").name == "alice"
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 409, 413, 422])
+def test_a_refusal_is_final(connect: Connect, registry: FakeRegistry, time: FakeTime, status: int):
+    """Repeating what is wrong only makes it slow."""
+    registry.faults.append(error_answer(status, "nope"))
+    with pytest.raises(errors.SpeakerRegistryError):
+        connect().get("alice")
+    assert len(registry.requests) == 1
+    assert time.slept == []
+
+
+def test_the_registry_may_overrule_what_is_tried_again(connect: Connect, registry: FakeRegistry):
+    """Only it knows whether a conflict passes, or an overload lasts."""
+    registry.add_version("alice")
+    registry.faults.append(error_answer(409, "idempotency_in_progress", headers={"x-should-retry": "true"}))
+    assert connect().get("alice").name == "alice"
+    registry.faults.append(error_answer(503, "unavailable", headers={"x-should-retry": "false"}))
+    with pytest.raises(errors.Unavailable):
+        connect().get("alice")
+    assert len(registry.requests) == 3
+
+
+def test_after_the_last_retry_the_last_error_is_raised(connect: Connect, registry: FakeRegistry):
+    """Whoever waits must hear in the end what was wrong."""
+    registry.faults.extend(httpx.ConnectError("refused") for _ in range(9))
+    with pytest.raises(errors.Unavailable, match="refused"):
+        connect(retries=2).get("alice")
+    assert len(registry.requests) == 3
+
+
+def test_retry_after_is_kept_to(connect: Connect, registry: FakeRegistry, time: FakeTime):
+    """Coming back earlier than asked is what brings a registry down."""
+    registry.add_version("alice")
+    registry.faults.append(httpx.Response(429, headers={"retry-after": "7"}))
+    connect().get("alice")
+    assert 7 <= time.slept[0] <= 7.5
+
+
+def test_a_pause_that_reaches_past_the_deadline_is_not_begun(
+    connect: Connect, registry: FakeRegistry, time: FakeTime
+):
+    """The caller hears at once what it would hear after the pause, with the time to come back at."""
+    registry.faults.append(error_answer(503, "unavailable", headers={"retry-after": "100"}))
+    with pytest.raises(errors.Unavailable) as caught:
+        connect(timeout=30).get("alice")
+    assert caught.value.retry_after_seconds == 100
+    assert time.slept == []
+
+
+def test_the_time_out_counts_over_all_attempts(connect: Connect, registry: FakeRegistry, time: FakeTime):
+    """Ten attempts of 5 s each are 50 s: nobody who says 12 means that."""
+
+    def slow(_: httpx.Request) -> httpx.Response:
+        time.now += 5
+        return httpx.Response(503)
+
+    registry.faults.extend(slow for _ in range(10))
+    with pytest.raises(errors.Unavailable):
+        connect(timeout=12, retries=9).get("alice")
+    assert time.now - 1000 <= 17
+
+
+def test_pauses_grow_and_are_spread_over_their_whole_range():
+    """A fleet that lost its registry must not come back in step."""
+    assert [pause_before(attempt, None, 1.0) for attempt in range(6)] == [0.5, 1, 2, 4, 8, 8]
+    assert pause_before(3, None, 0.0) == 0
+    assert pause_before(3, None, 0.5) == 2
+    assert pause_before(10**6, None, 1.0) == 8
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [
+        ("3", 3.0),
+        ("0.5", 0.5),
+        ("Wed, 21 Oct 2026 07:28:30 GMT", 30.0),
+        ("Wed, 21 Oct 2026 07:27:00 GMT", 0.0),
+        ("soon", None),
+        ("nan", None),
+        ("-1", None),
+        ("", None),
+        ("٣", None),
+    ],
+)
+def test_retry_after_is_read_in_both_its_forms(value: str, seconds: float | None):
+    """A date counts from the server's own clock: ours may be an hour off."""
+    headers = {"retry-after": value, "date": "Wed, 21 Oct 2026 07:28:00 GMT"}
+    assert retry_after_seconds(headers) == seconds
+
+
+@pytest.mark.parametrize("cls", sorted(errors.BY_CODE.values(), key=lambda cls: cls.code))
+def test_an_error_comes_back_as_the_class_that_was_raised(cls: type[errors.SpeakerRegistryError]):
+    """Callers catch classes; the code on the wire is how they get here."""
+    body = (
+        b'{"error":{"message":"m","type":"t","param":"p","code":"%s","request_id":"req_1"}}'
+        % cls.code.encode()
+    )
+    error = error_of(Reply(418, {}, body))
+    assert type(error) is cls
+    assert error is not None
+    assert (error.message, error.param, error.request_id) == ("m", "p", "req_1")
+
+
+def test_under_v1_audio_the_code_is_in_reason():
+    """There `code` is the HTTP status, as TTS servers send it."""
+    body = b'{"error":{"message":"m","type":"BadRequestError","code":400,"reason":"audio_too_short"}}'
+    assert type(error_of(Reply(400, {}, body))) is errors.AudioTooShort
+
+
+@pytest.mark.parametrize(
+    ("status", "cls"),
+    [
+        (400, errors.InvalidRequest),
+        (401, errors.InvalidRequest),
+        (404, errors.NotFound),
+        (409, errors.Conflict),
+        (410, errors.NotFound),
+        (412, errors.PreconditionFailed),
+        (413, errors.PayloadTooLarge),
+        (415, errors.UnsupportedAudio),
+        (429, errors.Unavailable),
+        (500, errors.SpeakerRegistryError),
+        (502, errors.Unavailable),
+        (308, errors.Unavailable),
+    ],
+)
+@pytest.mark.parametrize(
+    "body", [b"<html>proxy</html>", b'{"error":{"message":"m","type":"t","code":"newer"}}', b""]
+)
+def test_an_unknown_error_becomes_the_nearest_class(status: int, cls: type[Exception], body: bytes):
+    """A newer registry, or a proxy, must not make the client fail by anything but our errors."""
+    error = error_of(Reply(status, {"x-request-id": "req_2"}, body))
+    assert type(error) is cls
+    assert "html" not in str(error)
+    assert error.request_id == "req_2"
+
+
+@pytest.mark.parametrize("status", [200, 202, 204, 304])
+def test_good_news_is_no_error(status: int):
+    """304 and 202 are answers to what was asked."""
+    assert error_of(Reply(status, {}, b"")) is None
+
+
+def test_a_plan_asks_for_its_exchanges_instead_of_doing_them():
+    """That is what lets one text serve the blocking and the async client."""
+    plan = exchange(Policy(timeout_seconds=5, clock=lambda: 100.0), Request(path="/v1/jobs", wait_seconds=2))
+    step = next(plan)
+    assert step == Send(Request(path="/v1/jobs", wait_seconds=2), deadline=107.0)
+    with pytest.raises(StopIteration) as end:
+        plan.send(Reply(200, {}, b"{}"))
+    assert end.value.value == Reply(200, {}, b"{}")

@@ -1,0 +1,399 @@
+"""An artifact is checked before anybody gets it, and comes from memory only while the registry says so."""
+
+import hashlib
+import json
+
+import httpx
+import numpy as np
+import pytest
+
+from speaker_registry import ArtifactCache, errors
+from tests.unit.sdk.conftest import Connect
+from tests.unit.sdk.fake_registry import (
+    ECAPA,
+    FakeRegistry,
+    FakeTime,
+    artifact_file,
+    error_answer,
+    file_answer,
+    file_headers,
+)
+
+GOOD = artifact_file()
+
+
+def test_what_is_fetched_is_what_was_made(connect: Connect, registry: FakeRegistry):
+    """Tensors as numpy arrays, with the manifest and the digest of the file."""
+    registry.add_version("alice")
+    artifact = connect().fetch("alice", ECAPA)
+    assert np.array_equal(artifact.tensors["speaker_embedding"], np.full(192, 1, np.float32))
+    assert artifact.manifest.profile == ECAPA
+    assert artifact.digest == "sha256:" + hashlib.sha256(registry.voices["alice"][0].files[ECAPA]).hexdigest()
+    assert registry.requests[0].headers["accept-encoding"] == "identity"
+
+
+def flipped(data: bytes) -> bytes:
+    """One bit of the last tensor."""
+    return data[:-1] + bytes([data[-1] ^ 1])
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        lambda: file_answer(GOOD, etag=f'"sha256:{"0" * 64}"'),
+        lambda: file_answer(GOOD, **{"content-digest": "sha-256=:AAAA:"}),
+        lambda: file_answer(GOOD, **{"content-digest": "sha-256=:A:"}),
+        lambda: httpx.Response(200, content=flipped(GOOD), headers=file_headers(GOOD)),
+        lambda: httpx.Response(200, content=GOOD[:-100], headers=file_headers(GOOD)),
+        lambda: httpx.Response(200, content=GOOD),
+        lambda: httpx.Response(200, content=GOOD, headers={"etag": '"v1"'}),
+        lambda: httpx.Response(200, content=b"", headers=file_headers(GOOD)),
+    ],
+    ids=["etag", "digest", "unreadable", "bit", "short", "none", "foreign etag", "empty"],
+)
+def test_bytes_that_are_not_what_their_digest_says_are_refused(
+    connect: Connect, registry: FakeRegistry, answer
+):
+    """One wrong bit in a speaker embedding is another voice."""
+    cache = ArtifactCache()
+    registry.faults.append(answer())
+    with pytest.raises(errors.DigestMismatch):
+        connect(cache=cache).fetch("alice", ECAPA)
+    assert cache.stats().entries == 0
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"etag": f'W/"sha256:{hashlib.sha256(GOOD).hexdigest()}"', "content-digest": ""},
+        {"etag": '"something else"'},
+        {"etag": "", "content-digest": "sha-512=:AAAA:, " + file_headers(GOOD)["content-digest"]},
+    ],
+    ids=["weakened", "replaced", "several"],
+)
+def test_one_good_digest_is_enough(connect: Connect, registry: FakeRegistry, headers: dict[str, str]):
+    """Proxies weaken or replace an ETag; the other header still says it."""
+    registry.faults.append(file_answer(GOOD, **headers))
+    assert connect().fetch("alice", ECAPA).manifest.version == 1
+
+
+@pytest.mark.parametrize(
+    ("data", "headers", "fact"),
+    [
+        (artifact_file(profile="another"), {}, "profile"),
+        (artifact_file(voice="bob"), {}, "voice"),
+        (artifact_file(version=2), {"x-voice-version": "2"}, "version"),
+        (artifact_file(), {"x-voice-version": "2"}, "version"),
+        (artifact_file(), {"x-artifact-fingerprint": "sha256:0"}, "fingerprint"),
+    ],
+)
+def test_an_artifact_of_something_else_is_refused(
+    connect: Connect, registry: FakeRegistry, data: bytes, headers: dict[str, str], fact: str
+):
+    """Whole and well signed, but another speaker: the worst that a cache in between can do."""
+    registry.faults.append(file_answer(data, **headers))
+    with pytest.raises(errors.InvalidArtifact, match=fact):
+        connect().fetch("Alice@1", ECAPA)
+
+
+def test_a_file_that_is_no_artifact_is_refused(connect: Connect, registry: FakeRegistry):
+    """Its digest only says that it arrived as it was sent."""
+    registry.faults.append(file_answer(b"hello world, this is no artifact"))
+    with pytest.raises(errors.InvalidArtifact):
+        connect().fetch("alice", ECAPA)
+
+
+def test_a_body_that_is_cut_short_is_fetched_again(connect: Connect, registry: FakeRegistry):
+    """The length was promised; less than that is a lost connection."""
+    registry.add_version("alice")
+    cut = httpx.Response(
+        200,
+        headers={**file_headers(GOOD), "content-length": str(len(GOOD))},
+        stream=httpx.ByteStream(GOOD[:50]),
+    )
+    registry.faults.append(cut)
+    assert connect().fetch("alice", ECAPA).manifest.version == 1
+    assert len(registry.requests) == 2
+
+
+class Endless(httpx.SyncByteStream, httpx.AsyncByteStream):
+    """Counts how much of it is read."""
+
+    read = 0
+
+    def __iter__(self):
+        while True:
+            Endless.read += 1
+            yield bytes(1024**2)
+
+    async def __aiter__(self):
+        for chunk in self:
+            yield chunk
+
+
+@pytest.mark.parametrize("headers", [{}, {"content-length": str(2**40)}])
+def test_a_body_larger_than_allowed_is_not_read(
+    connect: Connect, registry: FakeRegistry, headers: dict[str, str]
+):
+    """Neither when it says so nor when it does not stop."""
+    Endless.read = 0
+    registry.faults.append(httpx.Response(200, headers=headers, stream=Endless()))
+    with pytest.raises(errors.PayloadTooLarge):
+        connect().fetch("alice", ECAPA)
+    assert Endless.read == (0 if headers else 65)
+    assert len(registry.requests) == 1
+
+
+def test_a_compressed_body_is_not_unfolded(connect: Connect, registry: FakeRegistry):
+    """A few bytes can become gigabytes before anybody has counted them."""
+    registry.faults.append(
+        httpx.Response(200, headers={"content-encoding": "gzip"}, stream=httpx.ByteStream(b"\x1f\x8b"))
+    )
+    with pytest.raises(errors.Unavailable, match="compressed"):
+        connect(retries=0).fetch("alice", ECAPA)
+
+
+def test_a_body_that_trickles_is_given_up_at_the_deadline(
+    connect: Connect, registry: FakeRegistry, time: FakeTime
+):
+    """Each chunk is in time, the whole never: only the deadline ends that."""
+
+    class Trickle(httpx.SyncByteStream, httpx.AsyncByteStream):
+        def __iter__(self):
+            while True:
+                time.now += 1
+                yield b"x"
+
+        async def __aiter__(self):
+            for chunk in self:
+                yield chunk
+
+    registry.faults.append(httpx.Response(200, stream=Trickle()))
+    with pytest.raises(errors.Unavailable, match="in time"):
+        connect(timeout=5).fetch("alice", ECAPA)
+    assert time.now <= 1006
+
+
+def test_what_has_not_changed_is_not_transferred_again(connect: Connect, registry: FakeRegistry):
+    """The registry is asked, with the digest we hold, and answers without a body."""
+    registry.add_version("alice")
+    client = connect()
+    first, second = client.fetch("alice", ECAPA), client.fetch("alice", ECAPA)
+    assert first.digest == second.digest
+    assert [request.headers.get("if-none-match") for request in registry.requests] == [
+        None,
+        f'"{first.digest}"',
+    ]
+    stats = client.cache.stats()
+    assert (stats.hits, stats.misses, stats.entries) == (1, 1, 1)
+
+
+def test_a_pinned_version_is_asked_for_too(connect: Connect, registry: FakeRegistry):
+    """It may have been erased, or made again."""
+    version = registry.add_version("alice")
+    client = connect()
+    client.fetch("alice@1", ECAPA)
+    version.files[ECAPA] = artifact_file(width=64)
+    assert client.fetch("alice@1", ECAPA).tensors["speaker_embedding"].shape == (64,)
+
+
+def test_a_name_follows_its_alias(connect: Connect, registry: FakeRegistry):
+    """What was cached for the name is not what the name means now."""
+    registry.add_version("alice")
+    client = connect()
+    assert client.fetch("alice", ECAPA).manifest.version == 1
+    registry.add_version("alice")
+    assert client.fetch("alice", ECAPA).manifest.version == 2
+    assert client.fetch("alice@1", ECAPA).manifest.version == 1
+
+
+def test_within_max_age_nothing_is_asked(connect: Connect, registry: FakeRegistry, time: FakeTime):
+    """The way of an engine that must not wait: microseconds, no I/O."""
+    registry.add_version("alice")
+    cache = ArtifactCache(clock=time)
+    client = connect(cache=cache)
+    client.fetch("alice", ECAPA, max_age=10)
+    time.now += 10
+    client.fetch("ALICE ", ECAPA, max_age=10)
+    assert len(registry.requests) == 1
+    time.now += 0.1
+    client.fetch("alice", ECAPA, max_age=10)
+    assert len(registry.requests) == 2
+    assert cache.stats().hits == 2
+
+
+def test_age_counts_from_the_question(connect: Connect, registry: FakeRegistry, time: FakeTime):
+    """What changed while the answer was on its way is older than its arrival says."""
+    registry.add_version("alice")
+
+    def slow(request: httpx.Request) -> httpx.Response:
+        time.now += 8
+        return registry(request)
+
+    registry.faults.append(slow)
+    client = connect(cache=ArtifactCache(clock=time))
+    client.fetch("alice", ECAPA)
+    time.now += 3
+    client.fetch("alice", ECAPA, max_age=10)
+    assert len(registry.requests) == 3
+
+
+def test_other_clients_do_not_see_each_others_voices(connect: Connect, registry: FakeRegistry):
+    """A shared cache must not turn one tenant's key into another's."""
+    registry.add_version("alice")
+    cache = ArtifactCache()
+    connect(cache=cache, api_key="one").fetch("alice", ECAPA)
+    registry.faults.append(error_answer(404, "voice_not_found"))
+    with pytest.raises(errors.VoiceNotFound):
+        connect(cache=cache, api_key="two").fetch("alice", ECAPA, max_age=1e9)
+    connect(cache=cache, api_key="one").fetch("alice", ECAPA, max_age=1e9)
+    assert len(registry.requests) == 2
+
+
+def test_an_erased_voice_leaves_the_memory(connect: Connect, registry: FakeRegistry):
+    """With everything that was held of it, under every reference and profile."""
+    registry.add_version("alice")
+    registry.add_version("bob")
+    client = connect()
+    for speaker in ("alice", "alice@1", "bob"):
+        client.fetch(speaker, ECAPA)
+    del registry.voices["alice"]
+    with pytest.raises(errors.VoiceNotFound):
+        client.fetch("alice@1", ECAPA)
+    with pytest.raises(errors.VoiceNotFound):
+        client.fetch("alice", ECAPA, max_age=1e9)
+    assert client.cache.stats().entries == 1
+    assert client.fetch("bob", ECAPA, max_age=1e9).manifest.voice == "bob"
+
+
+@pytest.mark.parametrize(
+    "code", ["artifact_stale", "artifact_failed", "version_not_found", "alias_not_found"]
+)
+def test_what_the_registry_refuses_does_not_come_from_memory(
+    connect: Connect, registry: FakeRegistry, code: str
+):
+    """Else `max_age` would hand out what was just taken back."""
+    registry.add_version("alice")
+    client = connect()
+    client.fetch("alice", ECAPA)
+    status = 404 if code.endswith("found") else 409
+    registry.faults.extend(error_answer(status, code) for _ in range(2))
+    for max_age in (None, 1e9):
+        with pytest.raises(errors.BY_CODE[code]):
+            client.fetch("alice", ECAPA, max_age=max_age)
+
+
+def test_an_engine_goes_on_without_the_registry_if_it_says_so(
+    connect: Connect, registry: FakeRegistry, time: FakeTime
+):
+    """Synthesis must not stop because the registry does; but only for as long as the engine allows."""
+    registry.add_version("alice")
+    client = connect(cache=ArtifactCache(clock=time), retries=0)
+    client.fetch("alice", ECAPA)
+    registry.faults.extend(httpx.ConnectError("refused") for _ in range(3))
+    with pytest.raises(errors.Unavailable):
+        client.fetch("alice", ECAPA)
+    time.now += 50
+    assert client.fetch("alice", ECAPA, stale_if_error=60).manifest.version == 1
+    time.now += 50
+    with pytest.raises(errors.Unavailable):
+        client.fetch("alice", ECAPA, stale_if_error=60)
+
+
+def test_tensors_are_read_only(connect: Connect, registry: FakeRegistry):
+    """The same array is in other hands."""
+    registry.add_version("alice")
+    client = connect()
+    for _ in range(2):
+        tensor = client.fetch("alice", ECAPA).tensors["speaker_embedding"]
+        with pytest.raises(ValueError, match="read-only"):
+            tensor[0] = 7
+
+
+def test_what_a_caller_does_to_its_artifact_stays_with_it(connect: Connect, registry: FakeRegistry):
+    """Engines replace numpy arrays by their own tensors in place."""
+    registry.add_version("alice")
+    client = connect()
+    for _ in range(3):
+        tensors = client.fetch("alice", ECAPA, max_age=1e9).tensors
+        assert isinstance(tensors["speaker_embedding"], np.ndarray)
+        tensors["speaker_embedding"] = "on the GPU"
+    assert len(registry.requests) == 1
+
+
+def test_without_a_cache_every_fetch_is_a_transfer(connect: Connect, registry: FakeRegistry):
+    """None means none."""
+    registry.add_version("alice")
+    client = connect(cache=None)
+    for _ in range(2):
+        client.fetch("alice", ECAPA, max_age=1e9)
+    assert client.cache is None
+    assert [request.headers.get("if-none-match") for request in registry.requests] == [None, None]
+
+
+def test_a_download_gives_the_files_own_bytes(connect: Connect, registry: FakeRegistry):
+    """To the last one, from the registry even if the artifact is in memory."""
+    version = registry.add_version("alice")
+    client = connect()
+    client.fetch("alice", ECAPA)
+    file = client.download("alice", ECAPA)
+    assert file.data == version.files[ECAPA]
+    assert file.artifact.manifest.version == 1
+    assert "if-none-match" not in registry.requests[-1].headers
+
+
+def test_an_unasked_for_304_is_no_answer(connect: Connect, registry: FakeRegistry):
+    """There is nothing here that has not changed."""
+    registry.faults.append(httpx.Response(304))
+    with pytest.raises(errors.Unavailable, match="304"):
+        connect().fetch("alice", ECAPA)
+
+
+def test_without_wait_an_unready_artifact_is_an_error_that_says_when(
+    connect: Connect, registry: FakeRegistry
+):
+    """An engine decides itself whether it waits."""
+    registry.add_version("alice", "processing")
+    with pytest.raises(errors.ArtifactNotReady, match="processing") as caught:
+        connect().fetch("alice", ECAPA)
+    assert caught.value.retry_after_seconds == 2
+    assert "wait" not in registry.requests[0].url.params
+
+
+def test_with_wait_the_artifact_comes_as_soon_as_it_is_there(
+    connect: Connect, registry: FakeRegistry, time: FakeTime
+):
+    """Through as many long polls as it takes, each at most a minute."""
+    version = registry.add_version("alice", "processing")
+    for _ in range(2):
+        registry.news.append(lambda: time.sleep(60))
+    registry.news.append(lambda: registry.make_ready("alice", version))
+    assert connect().fetch("alice", ECAPA, wait=300).manifest.version == 1
+    assert [request.url.params["wait"] for request in registry.requests] == ["60", "60", "60"]
+
+
+def test_a_wait_ends_when_it_was_said_to(connect: Connect, registry: FakeRegistry, time: FakeTime):
+    """Also with a registry that does not hold its answers back."""
+    registry.add_version("alice", "pending")
+    with pytest.raises(errors.ArtifactNotReady):
+        connect().fetch("alice", ECAPA, wait=7)
+    assert time.now == 1007
+    assert len(registry.requests) <= 5
+
+
+def test_a_failed_artifact_says_why(connect: Connect, registry: FakeRegistry):
+    """The reason is the worker's, the class is the caller's."""
+    version = registry.add_version("alice", "failed")
+    version.errors[ECAPA] = "the clip is silent"
+    with pytest.raises(errors.ArtifactFailed, match="silent"):
+        connect().fetch("alice", ECAPA, wait=60)
+    assert len(registry.requests) == 1
+
+
+def test_a_strange_success_is_no_artifact(connect: Connect, registry: FakeRegistry):
+    """204, or a 202 whose body is not ours."""
+    registry.faults.extend([httpx.Response(204), httpx.Response(202, content=json.dumps({}))])
+    client = connect()
+    for _ in range(2):
+        with pytest.raises(errors.Unavailable):
+            client.fetch("alice", ECAPA)

@@ -1,0 +1,150 @@
+"""What only a real connection shows: dead ends, slow answers and answers that stop in the middle."""
+
+import asyncio
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from speaker_registry import AsyncRegistryClient, RegistryClient, errors
+from tests.unit.sdk.conftest import Blocking
+from tests.unit.sdk.fake_registry import ECAPA, artifact_file, file_headers
+
+Serve = Callable[[socket.socket], None]
+FILE = artifact_file()
+
+
+@pytest.fixture(params=["blocking", "async"])
+def connect(request: pytest.FixtureRequest) -> Iterator[Callable[..., Any]]:
+    with asyncio.Runner() as runner:
+        clients = []
+
+        def make(url: str, **options: Any) -> Any:
+            if request.param == "blocking":
+                clients.append(RegistryClient(url, **options))
+            else:
+                clients.append(Blocking(AsyncRegistryClient(url, **options), runner))
+            return clients[-1]
+
+        yield make
+        for client in clients:
+            client.close()
+
+
+@pytest.fixture
+def listen() -> Iterator[Callable[..., str]]:
+    """A server on this machine: one function per connection, in order."""
+    listeners, threads = [], []
+
+    def start(*serves: Serve) -> str:
+        listener = socket.create_server(("127.0.0.1", 0))
+        listener.settimeout(5)
+        listeners.append(listener)
+
+        def run() -> None:
+            for serve in serves:
+                try:
+                    connection, _ = listener.accept()
+                except OSError:
+                    return
+                with connection:
+                    connection.settimeout(5)
+                    connection.recv(65536)
+                    serve(connection)
+
+        threads.append(threading.Thread(target=run))
+        threads[-1].start()
+        return f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+    yield start
+    for listener in listeners:
+        listener.close()
+    for thread in threads:
+        thread.join(5)
+
+
+def answering(body: bytes, promised: int | None = None, status: str = "200 OK", **headers: str) -> Serve:
+    lines = [
+        f"HTTP/1.1 {status}",
+        f"content-length: {len(body) if promised is None else promised}",
+        "connection: close",
+    ]
+    lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
+    return lambda connection: connection.sendall("\r\n".join([*lines, "", ""]).encode() + body)
+
+
+def hanging_up(connection: socket.socket) -> None:
+    """Without an answer."""
+
+
+def test_a_file_travels_whole(connect, listen):
+    """The headers and bytes of a real connection."""
+    url = listen(answering(FILE, **file_headers(FILE)))
+    assert connect(url).fetch("alice", ECAPA).manifest.voice == "alice"
+
+
+def test_a_connection_that_dies_is_made_again(connect, listen):
+    """Before the answer, and in the middle of it."""
+    url = listen(
+        hanging_up,
+        answering(FILE[:99], len(FILE), **file_headers(FILE)),
+        answering(FILE, **file_headers(FILE)),
+    )
+    assert connect(url, retries=2).fetch("alice", ECAPA).manifest.voice == "alice"
+
+
+def test_nobody_there_is_unavailable(connect):
+    """With the address, so that the mistake is seen."""
+    with socket.create_server(("127.0.0.1", 0)) as unused:
+        port = unused.getsockname()[1]
+    with pytest.raises(errors.Unavailable, match=f"127.0.0.1:{port}"):
+        connect(f"http://127.0.0.1:{port}", retries=0).get("alice")
+
+
+def test_a_server_that_never_answers_is_given_up_in_time(connect, listen):
+    """At the deadline, not at httpx's own time-out."""
+
+    def silent(connection: socket.socket) -> None:
+        connection.recv(1)
+
+    url = listen(silent)
+    began = time.monotonic()
+    with pytest.raises(errors.Unavailable):
+        connect(url, timeout=0.3).get("alice")
+    assert time.monotonic() - began < 2
+
+
+def test_a_body_that_trickles_is_given_up_in_time(connect, listen):
+    """Each byte comes in time, the answer never does."""
+
+    def trickling(connection: socket.socket) -> None:
+        connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 1000\r\n\r\n")
+        try:
+            for _ in range(40):
+                connection.sendall(b" ")
+                time.sleep(0.05)
+        except OSError:
+            return
+
+    url = listen(trickling)
+    began = time.monotonic()
+    with pytest.raises(errors.Unavailable):
+        connect(url, timeout=0.3, retries=0).get("alice")
+    assert time.monotonic() - began < 1.5
+
+
+def test_what_is_not_http_is_unavailable(connect, listen):
+    """An SSH server, say."""
+    url = listen(lambda connection: connection.sendall(b"SSH-2.0-OpenSSH_9.9\r\n"))
+    with pytest.raises(errors.Unavailable):
+        connect(url, retries=0).get("alice")
+
+
+def test_a_redirect_is_not_followed(connect, listen):
+    """The API key would go wherever it points."""
+    url = listen(answering(b"", status="307 Temporary Redirect", location="http://127.0.0.1:1/"))
+    with pytest.raises(errors.Unavailable, match="redirect"):
+        connect(url, retries=0).get("alice")
