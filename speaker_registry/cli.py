@@ -1,0 +1,514 @@
+"""`speaker-registry`, the command line: arguments to calls of `RegistryClient`, answers to text or JSON.
+
+Exit codes: 0 done; 1 the registry, or a file, says no; 2 wrong usage; 3 no registry can be reached; 130
+interrupted; 141 whoever read our output has gone. Knows no HTTP. The client is loaded only when it is needed,
+so that `--help` is quick.
+"""
+
+import argparse
+import contextlib
+import datetime
+import json
+import os
+import secrets
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, NoReturn
+
+import speaker_registry
+from speaker_registry.errors import SpeakerRegistryError, Unavailable
+from speaker_registry.terminal import facts, printable, table
+
+if TYPE_CHECKING:
+    from speaker_registry import (
+        ArtifactStatus,
+        File,
+        Readiness,
+        Registration,
+        RegistryClient,
+        Voice,
+        VoiceVersion,
+    )
+
+OK, REFUSED, USAGE, UNREACHABLE, INTERRUPTED, PIPE_CLOSED = 0, 1, 2, 3, 130, 141
+
+
+class CommandError(Exception):
+    """A command cannot be carried out as it stands, whatever the registry says."""
+
+    def __init__(self, message: str, *, status: int = USAGE, usage: str = "") -> None:
+        super().__init__(message)
+        self.status = status
+        self.usage = usage
+
+
+class Output(NamedTuple):
+    """What a command has to say, once for programs and once for people."""
+
+    document: object
+    text: str
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    for stream in (sys.stdout, sys.stderr):
+        # A name that the terminal's encoding lacks must not end the command.
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        return _run(words)
+    except SystemExit:  # after --help and --version
+        return OK
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Python flushes stdout once more when it ends, and would complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return PIPE_CLOSED
+
+
+def _run(words: list[str]) -> int:
+    as_json = "--json" in words
+    try:
+        arguments = parser().parse_args(words)
+        with _client(arguments.url) as client:
+            output: Output | None = arguments.command(client, arguments)
+    except BrokenPipeError:
+        raise
+    except (CommandError, SpeakerRegistryError, OSError) as error:
+        print(_complaint(error, as_json), file=sys.stderr)
+        return _status(error)
+    if output is not None:
+        print(json.dumps(output.document, indent=2) if as_json else output.text, flush=True)
+    return OK
+
+
+def _client(url: str | None) -> "RegistryClient":
+    try:
+        return speaker_registry.RegistryClient(url)
+    except ValueError as error:
+        raise CommandError(str(error)) from None
+
+
+def _status(error: Exception) -> int:
+    if isinstance(error, CommandError):
+        return error.status
+    return UNREACHABLE if isinstance(error, Unavailable) else REFUSED
+
+
+def _complaint(error: Exception, as_json: bool) -> str:
+    message, request_id = _message(error), getattr(error, "request_id", None)
+    if as_json:
+        code = error.code if isinstance(error, SpeakerRegistryError) else _LOCAL_CODES[_status(error)]
+        param = getattr(error, "param", None)
+        body = {"code": code, "message": message, "param": param, "request_id": request_id}
+        return json.dumps({"error": body})
+    lines = [
+        f"speaker-registry: {printable(message)}" + (f" ({printable(request_id)})" if request_id else "")
+    ]
+    return "\n".join([*lines, *filter(None, [getattr(error, "usage", "")])])
+
+
+_LOCAL_CODES = {USAGE: "usage", REFUSED: "local_error"}
+
+
+def _message(error: Exception) -> str:
+    if isinstance(error, OSError) and error.filename:
+        return f"{error.filename}: {error.strerror}"
+    return str(error) or type(error).__name__
+
+
+# Commands.
+
+
+def register(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
+    if (arguments.clip is None) == (arguments.embedding is None):
+        raise CommandError("register needs either CLIP or --embedding FILE")
+    registered = client.register(
+        arguments.name,
+        _clip(arguments.clip),
+        embedding=_embedding(arguments.embedding),
+        consent=arguments.consent,
+        ref_text=_ref_text(arguments),
+        description=arguments.description,
+    )
+    document: dict[str, Any] = {**registered.model_dump(mode="json"), "reference": registered.reference}
+    text = _registered_text(registered)
+    if arguments.wait:
+        ready = _waited(client, registered.reference, None, arguments)
+        document["ready"] = ready.model_dump(mode="json")
+        text += "\n" + _readiness_text(ready)
+    return Output(document, text)
+
+
+def list_voices(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
+    voices = list(client.list(profile=arguments.profile, state=arguments.state, limit=arguments.limit))
+    head = ("NAME", "VERSION", "NEWEST", "STATE", "READY FOR", "CREATED")
+    rows = [
+        (voice.name, voice.version, voice.latest, voice.state, _ready_for(voice), _when(voice.created_at))
+        for voice in voices
+    ]
+    return Output(_list_document(voices), table(head, rows))
+
+
+def show(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
+    if "@" in arguments.speaker:
+        version = client.version(arguments.speaker)
+        return Output(version.model_dump(mode="json"), _version_text(version))
+    voice = client.get(arguments.speaker)
+    return Output(voice.model_dump(mode="json"), _voice_text(voice))
+
+
+def fetch(client: "RegistryClient", arguments: argparse.Namespace) -> Output | None:
+    to_stdout = arguments.output == "-"
+    if to_stdout and arguments.json:
+        raise CommandError("--json and -o - both want the standard output")
+    if to_stdout and sys.stdout.isatty():
+        raise CommandError("an artifact is binary: give a file with -o, or send the output elsewhere")
+    file = client.download(arguments.speaker, arguments.profile, wait=arguments.wait)
+    if file.artifact.manifest.untrained:
+        print("speaker-registry: made with untrained weights, the voice is useless", file=sys.stderr)
+    if not to_stdout:
+        write_atomically(Path(arguments.output), file.data)
+        return _fetched(arguments.output, file)
+    sys.stdout.buffer.write(file.data)
+    sys.stdout.buffer.flush()
+    return None
+
+
+def wait(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
+    ready = _waited(client, arguments.speaker, arguments.profile, arguments)
+    return Output(ready.model_dump(mode="json"), _readiness_text(ready))
+
+
+def jobs(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
+    found = list(
+        client.jobs(
+            state=arguments.state, voice=arguments.voice, profile=arguments.profile, limit=arguments.limit
+        )
+    )
+    head = ("JOB", "VOICE", "PROFILE", "STATE", "ATTEMPT", "ERROR")
+    rows = [
+        (j.id, f"{j.voice}@{j.version}", j.profile, j.state, j.attempt, j.error.code if j.error else "-")
+        for j in found
+    ]
+    return Output(_list_document(found), table(head, rows))
+
+
+def delete(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
+    if not arguments.yes:
+        _confirm(f"Delete {printable(arguments.name)} with all its versions? [y/N] ")
+    client.delete(arguments.name)
+    return Output({"name": arguments.name, "deleted": True}, f"deleted {printable(arguments.name)}")
+
+
+def profiles(client: "RegistryClient", _: argparse.Namespace) -> Output:
+    found = list(client.profiles())
+    head = ("PROFILE", "MODEL TYPE", "REQUIRED", "WORKERS", "CLIP", "WEIGHTS")
+    rows = [
+        (
+            profile.id,
+            profile.model_type,
+            "yes" if profile.required else "no",
+            profile.workers,
+            f"{profile.sample_rate} Hz",
+            "untrained" if profile.untrained else profile.model,
+        )
+        for profile in found
+    ]
+    return Output(_list_document(found), table(head, rows))
+
+
+# What commands read and do.
+
+
+def _clip(argument: str | None) -> Path | IO[bytes] | None:
+    if argument == "-":
+        return sys.stdin.buffer
+    return None if argument is None else Path(argument)
+
+
+def _embedding(argument: str | None) -> Any:
+    if argument is None:
+        return None
+    try:
+        return json.loads(Path(argument).read_bytes())
+    except ValueError:
+        raise CommandError(f"{argument} holds no JSON list of numbers") from None
+
+
+def _ref_text(arguments: argparse.Namespace) -> str | None:
+    path: str | None = arguments.ref_text_file
+    if path is None:
+        text: str | None = arguments.ref_text
+        return text
+    try:
+        return Path(path).read_text(encoding="utf-8").strip()
+    except UnicodeDecodeError:
+        raise CommandError(f"{path} is not UTF-8 text") from None
+
+
+def _waited(
+    client: "RegistryClient", speaker: str, profile: str | None, arguments: argparse.Namespace
+) -> "Readiness":
+    with _progress(speaker, quiet=arguments.json or not sys.stderr.isatty()) as on_progress:
+        return client.wait_ready(speaker, profile, arguments.timeout, on_progress)
+
+
+@contextlib.contextmanager
+def _progress(speaker: str, *, quiet: bool) -> Iterator[Callable[["Readiness"], object] | None]:
+    """A bar on stderr for somebody who watches; a log gets none."""
+    if quiet:
+        yield None
+        return
+    from tqdm import tqdm  # noqa: PLC0415  only this command needs it
+
+    with tqdm(desc=printable(speaker), unit="profile", leave=False, file=sys.stderr) as bar:
+
+        def update(seen: "Readiness") -> None:
+            bar.total, bar.n = len(seen.artifacts), sum(status.state == "ready" for status in seen.artifacts)
+            if seen.job:
+                bar.set_postfix_str(
+                    printable(f"{seen.job.profile}: {seen.job.progress.stage}"), refresh=False
+                )
+            bar.refresh()
+
+        yield update
+
+
+def _confirm(question: str) -> None:
+    if not sys.stdin.isatty():
+        raise CommandError("delete asks before it deletes; where nobody can answer, say --yes")
+    print(question, end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
+        raise CommandError("nothing was deleted", status=REFUSED)
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """The file is there whole or not at all, whatever happens meanwhile."""
+    if path.exists() and not path.is_file():
+        path.write_bytes(data)  # /dev/null, a pipe: renaming onto it would replace the device
+        return
+    temporary = path.with_name(f".{path.name[:200]}.{secrets.token_hex(4)}.part")
+    try:
+        with temporary.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+# Answers as text.
+
+
+def _voice_text(voice: "Voice") -> str:
+    aliases = ", ".join(f"{alias}={number}" for alias, number in sorted(voice.aliases.items()))
+    head = facts(
+        [
+            ("voice", voice.name),
+            ("id", voice.id),
+            ("version", f"{voice.version} (newest {voice.latest}, {voice.versions} in all)"),
+            ("aliases", aliases or None),
+            ("state", voice.state),
+            ("created", _when(voice.created_at)),
+        ]
+    )
+    return f"{head}\n\n{_artifact_table(voice.artifacts)}"
+
+
+def _version_text(version: "VoiceVersion") -> str:
+    audio = version.audio
+    head = facts(
+        [
+            ("voice", version.voice),
+            ("version", version.version),
+            ("id", version.id),
+            ("state", version.state),
+            ("created", _when(version.created_at)),
+            ("source", version.source),
+            ("clip", f"{audio.seconds:.2f} s, {audio.sample_rate} Hz, {audio.mime_type}" if audio else None),
+            ("consent", version.consent),
+            ("ref_text", version.ref_text),
+            ("description", version.description),
+        ]
+    )
+    return f"{head}\n\n{_artifact_table(version.artifacts)}"
+
+
+def _artifact_table(artifacts: Iterable["ArtifactStatus"]) -> str:
+    rows = [
+        (a.profile, f"{a.state}, stale" if a.stale else a.state, a.digest or "-", a.error or "-")
+        for a in artifacts
+    ]
+    return table(("PROFILE", "STATE", "DIGEST", "ERROR"), rows)
+
+
+def _readiness_text(ready: "Readiness") -> str:
+    return f"{printable(ready.reference)} is {ready.state}\n{_artifact_table(ready.artifacts)}"
+
+
+def _registered_text(registered: "Registration") -> str:
+    reference = printable(registered.reference)
+    if not registered.created:
+        return f"{reference} is there already, from the same clip"
+    return f"registered {reference}; to extract: {printable(', '.join(sorted(registered.jobs))) or 'nothing'}"
+
+
+def _fetched(path: str, file: "File") -> Output:
+    manifest = file.artifact.manifest
+    document = {
+        "path": path,
+        "digest": file.artifact.digest,
+        "size": len(file.data),
+        "voice": manifest.voice,
+        "version": manifest.version,
+        "profile": manifest.profile,
+        "fingerprint": manifest.fingerprint,
+        "untrained": manifest.untrained,
+    }
+    what = f"{manifest.voice}@{manifest.version} for {manifest.profile}"
+    return Output(document, printable(f"{what}: {len(file.data)} bytes in {path}"))
+
+
+def _ready_for(voice: "Voice") -> str:
+    return ", ".join(status.profile for status in voice.artifacts if status.state == "ready") or "-"
+
+
+def _when(unix_seconds: float) -> str:
+    return datetime.datetime.fromtimestamp(unix_seconds, datetime.UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+
+
+def _list_document(items: Iterable[Any]) -> dict[str, object]:
+    return {"object": "list", "data": [item.model_dump(mode="json") for item in items]}
+
+
+# Arguments.
+
+
+class _Parser(argparse.ArgumentParser):
+    """Raises instead of printing: with `--json` a wrong command line is a JSON error too."""
+
+    def __init__(self, **options: Any) -> None:
+        # Scripts that use abbreviations break with the next option, and `--js` would not be seen by `_run`.
+        super().__init__(allow_abbrev=False, **options)
+
+    def error(self, message: str) -> NoReturn:
+        raise CommandError(message, usage=self.format_usage().strip())
+
+
+class _Version(argparse.Action):
+    """Looks the version up only when somebody asks."""
+
+    def __call__(self, *_: object) -> NoReturn:
+        print(f"speaker-registry {speaker_registry.__version__}")
+        raise SystemExit
+
+
+def parser() -> argparse.ArgumentParser:
+    root = _Parser(
+        prog="speaker-registry",
+        description="Register voices and fetch their artifacts.",
+        epilog="Environment: SPEAKER_REGISTRY_URL, SPEAKER_REGISTRY_API_KEY.",
+    )
+    root.set_defaults(json=False, url=None)
+    _add_common(root)
+    root.add_argument("--version", action=_Version, nargs=0, help="show the version and end")
+    commands = root.add_subparsers(required=True, metavar="COMMAND")
+    for name, run, explanation, add_arguments in _COMMANDS:
+        command = commands.add_parser(name, help=explanation, description=explanation)
+        command.set_defaults(command=run)
+        _add_common(command)
+        add_arguments(command)
+    return root
+
+
+def _add_common(target: argparse.ArgumentParser) -> None:
+    """Accepted before and after the command. What is not said after it must not undo what was said before."""
+    target.add_argument(
+        "--json",
+        action="store_true",
+        default=argparse.SUPPRESS,
+        help="one JSON document on stdout, errors as JSON on stderr",
+    )
+    target.add_argument("--url", default=argparse.SUPPRESS, help="address of the registry")
+
+
+def _add_register(command: argparse.ArgumentParser) -> None:
+    command.add_argument("name", metavar="NAME")
+    command.add_argument("clip", metavar="CLIP", nargs="?", help="audio file, - for standard input")
+    command.add_argument(
+        "--consent", required=True, help="who agreed to what, or the id of a recorded consent"
+    )
+    spoken = command.add_mutually_exclusive_group()
+    spoken.add_argument("--ref-text", metavar="T", help="what is said in the clip, word for word")
+    spoken.add_argument("--ref-text-file", metavar="FILE", help="the same, from a UTF-8 file")
+    command.add_argument("--description", metavar="D")
+    command.add_argument("--embedding", metavar="FILE", help="a JSON list of numbers instead of a clip")
+    command.add_argument("--wait", action="store_true", help="until all required profiles are ready")
+    _add_timeout(command)
+
+
+def _add_list(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--profile", metavar="P", help="those usable with it")
+    command.add_argument("--state", choices=("pending", "processing", "ready", "failed"))
+    _add_limit(command)
+
+
+def _add_show(command: argparse.ArgumentParser) -> None:
+    command.add_argument("speaker", metavar="NAME[@REF]")
+
+
+def _add_fetch(command: argparse.ArgumentParser) -> None:
+    command.add_argument("speaker", metavar="NAME[@REF]")
+    command.add_argument("--profile", metavar="P", required=True)
+    command.add_argument("-o", "--output", metavar="FILE", required=True, help="- for standard output")
+    command.add_argument(
+        "--wait", metavar="SECONDS", type=float, default=0.0, help="for one that is not ready"
+    )
+
+
+def _add_wait(command: argparse.ArgumentParser) -> None:
+    command.add_argument("speaker", metavar="NAME[@REF]", help="without REF: the newest version")
+    command.add_argument("--profile", metavar="P", help="without it: all required ones")
+    _add_timeout(command)
+
+
+def _add_jobs(command: argparse.ArgumentParser) -> None:
+    states = ("queued", "processing", "succeeded", "failed", "canceled", "superseded")
+    command.add_argument("--state", choices=states)
+    command.add_argument("--voice", metavar="NAME")
+    command.add_argument("--profile", metavar="P")
+    _add_limit(command)
+
+
+def _add_delete(command: argparse.ArgumentParser) -> None:
+    command.add_argument("name", metavar="NAME")
+    command.add_argument("--yes", action="store_true", help="do not ask")
+
+
+def _add_nothing(command: argparse.ArgumentParser) -> None:
+    pass
+
+
+def _add_limit(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--limit", metavar="N", type=int, help="at most so many")
+
+
+def _add_timeout(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--timeout", metavar="SECONDS", type=float, default=600.0, help="of waiting (600)")
+
+
+_COMMANDS = (
+    ("register", register, "Upload a clip as a new version of a voice.", _add_register),
+    ("list", list_voices, "List the voices.", _add_list),
+    ("show", show, "Show a voice, or one version of it.", _add_show),
+    ("fetch", fetch, "Write an artifact to a file.", _add_fetch),
+    ("wait", wait, "Wait until a version is ready.", _add_wait),
+    ("jobs", jobs, "List the extraction jobs.", _add_jobs),
+    ("delete", delete, "Delete a voice with all its versions.", _add_delete),
+    ("profiles", profiles, "List the profiles and who can make them.", _add_nothing),
+)

@@ -1,0 +1,427 @@
+"""The command line: what it says, where it says it, and how it ends."""
+
+import io
+import json
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+import pytest
+
+import speaker_registry
+from speaker_registry.cli import main, write_atomically
+from tests.unit.sdk.fake_registry import ECAPA, QWEN, URL, FakeRegistry, artifact_file, error_answer, form_of
+
+
+class Outcome(NamedTuple):
+    status: int
+    out: str
+    err: str
+
+    @property
+    def document(self) -> Any:
+        return json.loads(self.out)
+
+    @property
+    def error(self) -> Any:
+        return json.loads(self.err)["error"]
+
+
+Run = Callable[..., Outcome]
+
+
+@pytest.fixture
+def run(registry: FakeRegistry, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """The command line against the fake registry."""
+
+    def connected(url: str | None) -> speaker_registry.RegistryClient:
+        return client_class(url, transport=httpx.MockTransport(registry), retries=0, sleep=lambda _: None)
+
+    client_class = speaker_registry.RegistryClient
+    monkeypatch.setattr(speaker_registry, "RegistryClient", connected)
+    monkeypatch.setenv("SPEAKER_REGISTRY_URL", URL)
+
+    def call(*words: str) -> Outcome:
+        return Outcome(main(words), *capsys.readouterr())
+
+    return call
+
+
+@pytest.fixture
+def clip(tmp_path: Path) -> str:
+    path = tmp_path / "clip.wav"
+    path.write_bytes(b"RIFF")
+    return str(path)
+
+
+def test_a_clip_is_registered(run: Run, registry: FakeRegistry, clip: str):
+    """And the answer says which version it became."""
+    outcome = run("register", "alice", clip, "--consent", "yes", "--ref-text", "hi", "--description", "warm")
+    assert (outcome.status, outcome.err) == (0, "")
+    assert "alice@1" in outcome.out
+    form = form_of(registry.requests[0])
+    assert (form["audio_sample"], form["ref_text"], form["speaker_description"]) == (b"RIFF", b"hi", b"warm")
+
+
+def test_a_transcript_may_come_from_a_file(run: Run, registry: FakeRegistry, clip: str, tmp_path: Path):
+    """Its last line break is the editor's."""
+    path = tmp_path / "clip.txt"
+    path.write_text("Grüß Gott\n", encoding="utf-8")
+    assert run("register", "alice", clip, "--consent", "yes", "--ref-text-file", str(path)).status == 0
+    assert form_of(registry.requests[0])["ref_text"] == "Grüß Gott".encode()
+    path.write_bytes(b"\xff\xfe")
+    assert run("register", "alice", clip, "--consent", "yes", "--ref-text-file", str(path)).status == 2
+
+
+def test_a_clip_may_come_from_standard_input(
+    run: Run, registry: FakeRegistry, monkeypatch: pytest.MonkeyPatch
+):
+    """`ffmpeg … - | speaker-registry register alice -`."""
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"RIFF\xff")))
+    assert run("register", "alice", "-", "--consent", "yes").status == 0
+    assert form_of(registry.requests[0])["audio_sample"] == b"RIFF\xff"
+
+
+def test_an_embedding_is_registered_from_a_file(run: Run, registry: FakeRegistry, tmp_path: Path):
+    """And anything else in that file is refused."""
+    path = tmp_path / "embedding.json"
+    path.write_text("[0.5, 1]")
+    assert run("register", "alice", "--embedding", str(path), "--consent", "yes").status == 0
+    assert form_of(registry.requests[0])["speaker_embedding"] == b"[0.5,1.0]"
+    for text, status in (("no json", 2), ('{"a": 1}', 1)):
+        path.write_text(text)
+        assert run("register", "alice", "--embedding", str(path), "--consent", "yes").status == status
+
+
+def test_registering_can_wait_until_the_voice_is_usable(run: Run, registry: FakeRegistry, clip: str):
+    """One document even so."""
+    registry.news.append(lambda: registry.make_ready("alice", registry.voices["alice"][0]))
+    outcome = run("register", "alice", clip, "--consent", "yes", "--wait", "--json")
+    assert outcome.status == 0
+    assert outcome.document["reference"] == "alice@1"
+    assert outcome.document["ready"]["state"] == "ready"
+
+
+def test_voices_are_listed(run: Run, registry: FakeRegistry):
+    """As a table for people, whole for programs."""
+    registry.add_version("alice")
+    registry.add_version("声優", "pending")
+    outcome = run("list", "--profile", ECAPA)
+    assert outcome.out.splitlines()[0].split() == [
+        "NAME",
+        "VERSION",
+        "NEWEST",
+        "STATE",
+        "READY",
+        "FOR",
+        "CREATED",
+    ]
+    assert "alice" in outcome.out
+    assert "声優" in outcome.out
+    assert registry.requests[0].url.params["profile"] == ECAPA
+    names = [voice["name"] for voice in run("list", "--json").document["data"]]
+    assert names == ["alice", "声優"]
+
+
+def test_a_name_in_a_table_cannot_drive_the_terminal(run: Run, registry: FakeRegistry):
+    """Neither in JSON nor in an error."""
+    registry.add_version("evil\x1b[2J\u202e")
+    for words in (("list",), ("list", "--json"), ("show", "evil\u202e"), ("show", "evil\x1b[2J")):
+        outcome = run(*words)
+        assert not {"\x1b", "\u202e"} & set(outcome.out + outcome.err)
+
+
+def test_a_voice_is_shown_and_so_is_a_version(run: Run, registry: FakeRegistry):
+    """`NAME` is the voice, `NAME@REF` one version of it."""
+    registry.add_version("alice", consent="signed", ref_text="hello")
+    registry.add_version("alice", "pending")
+    assert "newest 2" in run("show", "alice").out
+    shown = run("show", "alice@1").out
+    assert "signed" in shown
+    assert "hello" in shown
+    assert run("show", "alice", "--json").document["latest"] == 2
+    assert run("show", "alice@1", "--json").document["version"] == 1
+
+
+def test_an_artifact_is_written_whole(run: Run, registry: FakeRegistry, tmp_path: Path):
+    """The file's own bytes, nothing beside it, with ordinary permissions."""
+    version = registry.add_version("alice")
+    path = tmp_path / "alice.safetensors"
+    path.write_bytes(b"what was there before")
+    outcome = run("fetch", "alice@1", "--profile", ECAPA, "-o", str(path), "--json")
+    assert outcome.status == 0
+    assert path.read_bytes() == version.files[ECAPA]
+    assert list(tmp_path.iterdir()) == [path]
+    assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~current_umask()
+    assert outcome.document["digest"].startswith("sha256:")
+    assert (outcome.document["version"], outcome.document["size"]) == (1, len(version.files[ECAPA]))
+
+
+def current_umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def test_a_refused_artifact_leaves_what_was_there(run: Run, registry: FakeRegistry, tmp_path: Path):
+    """An engine may be reading it."""
+    path = tmp_path / "alice.safetensors"
+    path.write_bytes(b"before")
+    registry.faults.append(
+        httpx.Response(200, content=artifact_file(), headers={"etag": f'"sha256:{"0" * 64}"'})
+    )
+    outcome = run("fetch", "alice", "--profile", ECAPA, "-o", str(path), "--json")
+    assert (outcome.status, outcome.error["code"]) == (1, "digest_mismatch")
+    assert path.read_bytes() == b"before"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_write_that_fails_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A full disk shows in the middle."""
+    path = tmp_path / "a"
+    path.write_bytes(b"before")
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        write_atomically(path, b"after")
+    assert path.read_bytes() == b"before"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_device_is_written_to_not_replaced(tmp_path: Path):
+    """`-o /dev/null` as root, by renaming, would leave a machine without /dev/null."""
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    write_atomically(path, b"bytes")
+    assert os.read(reader, 10) == b"bytes"
+    os.close(reader)
+    assert stat.S_ISFIFO(path.stat().st_mode)
+
+
+def test_an_artifact_can_go_to_standard_output(
+    run: Run, registry: FakeRegistry, monkeypatch: pytest.MonkeyPatch
+):
+    """Nothing but its bytes."""
+    version = registry.add_version("alice")
+    piped = io.TextIOWrapper(io.BytesIO())
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", piped)
+        assert main(["fetch", "alice", "--profile", ECAPA, "-o", "-"]) == 0
+    piped.buffer.seek(0)
+    assert piped.buffer.read() == version.files[ECAPA]
+
+
+def test_standard_output_holds_either_json_or_an_artifact(run: Run, registry: FakeRegistry):
+    """Both would be neither."""
+    outcome = run("fetch", "alice", "--profile", ECAPA, "-o", "-", "--json")
+    assert (outcome.status, outcome.out, outcome.error["code"]) == (2, "", "usage")
+    assert registry.requests == []
+
+
+def test_an_artifact_is_not_thrown_at_a_terminal(
+    run: Run, registry: FakeRegistry, monkeypatch: pytest.MonkeyPatch
+):
+    """Its bytes would be obeyed."""
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert run("fetch", "alice", "--profile", ECAPA, "-o", "-").status == 2
+
+
+def test_a_useless_voice_is_called_so(run: Run, registry: FakeRegistry, tmp_path: Path):
+    """Untrained weights are for trying out; nobody must find out by listening."""
+    version = registry.add_version("alice")
+    version.files[ECAPA] = artifact_file(untrained=True)
+    assert "untrained" in run("fetch", "alice", "--profile", ECAPA, "-o", str(tmp_path / "a")).err
+
+
+def test_waiting_ends_with_where_the_version_stands(run: Run, registry: FakeRegistry):
+    """And with the reason when it failed."""
+    version = registry.add_version("alice", "pending")
+    registry.news.append(lambda: registry.make_ready("alice", version))
+    outcome = run("wait", "alice", "--profile", ECAPA)
+    assert (outcome.status, outcome.err) == (0, "")
+    assert "alice@1 is ready" in outcome.out
+    failed = registry.add_version("bob", "failed")
+    failed.errors[ECAPA] = "silent"
+    outcome = run("wait", "bob", "--json")
+    assert (outcome.status, outcome.out, outcome.error["code"]) == (1, "", "artifact_failed")
+    registry.add_version("carol", "pending")
+    assert run("wait", "carol", "--timeout", "0", "--json").error["code"] == "artifact_not_ready"
+
+
+def test_a_bar_is_drawn_only_for_somebody_who_watches(
+    run: Run, registry: FakeRegistry, monkeypatch: pytest.MonkeyPatch
+):
+    """A log full of bars helps nobody."""
+    version = registry.add_version("alice", "processing")
+    registry.news.append(lambda: registry.make_ready("alice", version))
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    watched = run("wait", "alice")
+    assert "embedding" in watched.err
+    assert "1/1" in watched.err
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert run("wait", "alice", "--json").err == ""
+
+
+def test_jobs_and_profiles_are_listed(run: Run, registry: FakeRegistry):
+    """Who works on what, and who could."""
+    registry.add_version("alice", "failed")
+    assert "extractor_error" in run("jobs", "--voice", "alice", "--state", "failed").out
+    assert dict(registry.requests[0].url.params) == {"voice": "alice", "state": "failed", "limit": "100"}
+    assert len(run("jobs", "--limit", "1", "--json").document["data"]) == 1
+    assert ECAPA in run("profiles").out
+    assert run("profiles", "--json").document["data"][0]["id"] == ECAPA
+
+
+def test_deleting_asks_first(run: Run, registry: FakeRegistry, monkeypatch: pytest.MonkeyPatch):
+    """A person; a script has to say that it means it."""
+
+    def answer(text: str) -> None:
+        monkeypatch.setattr(sys, "stdin", io.StringIO(text))
+        monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
+
+    registry.add_version("alice")
+    monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))
+    assert run("delete", "alice").status == 2
+    answer("\n")
+    assert run("delete", "alice").status == 1
+    assert "alice" in registry.voices
+    answer("y\n")
+    assert run("delete", "alice").status == 0
+    assert registry.voices == {}
+    registry.add_version("bob")
+    assert run("delete", "bob", "--yes", "--json").document == {"name": "bob", "deleted": True}
+
+
+def test_an_error_of_the_registry_is_one_line_and_no_traceback(run: Run, registry: FakeRegistry):
+    """With the request's id, which is what an operator asks for first."""
+    registry.faults.append(
+        error_answer(404, "voice_not_found", "there is no voice 'bob'", request_id="req_9")
+    )
+    outcome = run("show", "bob")
+    assert outcome == Outcome(1, "", "speaker-registry: there is no voice 'bob' (req_9)\n")
+    registry.faults.append(error_answer(404, "voice_not_found", "no", param="name", request_id="req_9"))
+    assert run("show", "bob", "--json").error == {
+        "code": "voice_not_found", "message": "no", "param": "name", "request_id": "req_9",
+    }  # fmt: skip
+
+
+def test_no_registry_is_a_status_of_its_own(run: Run, registry: FakeRegistry):
+    """Scripts wait and try again on 3, and only on 3."""
+    registry.faults.extend([httpx.ConnectError("refused"), httpx.Response(503)])
+    assert run("list").status == 3
+    assert run("list", "--json").error["code"] == "unavailable"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        (),
+        ("frobnicate",),
+        ("list", "--state", "sleepy"),
+        ("register", "alice", "--consent", "yes"),
+        ("register", "alice", "clip.wav"),
+        ("fetch", "alice", "--profile", ECAPA),
+        ("list", "--js"),
+        ("--url", "ftp://x", "list"),
+    ],
+)
+def test_wrong_usage_is_2(run: Run, registry: FakeRegistry, words: tuple[str, ...]):
+    """And with `--json` it is JSON too."""
+    outcome = run(*words)
+    assert outcome.status == 2
+    assert outcome.err.startswith("speaker-registry: ")
+    assert run("--json", *words).error["code"] == "usage"
+    assert registry.requests == []
+
+
+def test_options_for_all_commands_stand_before_or_after_the_command(run: Run, registry: FakeRegistry):
+    """Nobody remembers which."""
+    for words in (("--json", "--url", "http://a.test", "list"), ("list", "--json", "--url", "http://a.test")):
+        assert run(*words).document == {"object": "list", "data": []}
+        assert registry.requests[-1].url.host == "a.test"
+
+
+def test_a_missing_address_is_wrong_usage(run: Run, monkeypatch: pytest.MonkeyPatch):
+    """It says what to set."""
+    monkeypatch.delenv("SPEAKER_REGISTRY_URL")
+    outcome = run("list")
+    assert outcome.status == 2
+    assert "SPEAKER_REGISTRY_URL" in outcome.err
+
+
+def test_a_clip_that_cannot_be_read_is_named(run: Run, registry: FakeRegistry):
+    """With the system's own words for why."""
+    outcome = run("register", "alice", "/nowhere/clip.wav", "--consent", "yes")
+    assert (outcome.status, outcome.err) == (
+        1,
+        "speaker-registry: /nowhere/clip.wav: No such file or directory\n",
+    )
+
+
+def test_an_interrupt_is_130(run: Run, registry: FakeRegistry):
+    """As shells expect it, without a traceback."""
+
+    def interrupted(_: httpx.Request) -> httpx.Response:
+        raise KeyboardInterrupt
+
+    registry.faults.append(interrupted)
+    assert run("list") == Outcome(130, "", "")
+
+
+def test_the_version_is_told(run: Run):
+    """For bug reports."""
+    assert run("--version").out == f"speaker-registry {speaker_registry.__version__}\n"
+    assert run("--help").status == 0
+
+
+CHILD = """
+import sys, httpx, speaker_registry
+from speaker_registry.cli import main
+from tests.unit.sdk.fake_registry import FakeRegistry
+registry, client = FakeRegistry(), speaker_registry.RegistryClient
+for number in range(3000):
+    registry.add_version(f"voice{number}-声")
+speaker_registry.RegistryClient = lambda url: client("http://x", transport=httpx.MockTransport(registry))
+sys.exit(main(["list"]))
+"""
+
+
+def test_a_reader_that_has_seen_enough_is_no_error():
+    """`speaker-registry list | head -1` says nothing on stderr."""
+    child = subprocess.Popen([sys.executable, "-c", CHILD], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert child.stdout
+    assert child.stderr
+    child.stdout.read(10)
+    child.stdout.close()
+    assert child.stderr.read() == b""
+    assert child.wait() == 141
+
+
+def test_a_terminal_that_lacks_a_character_gets_an_escape():
+    """An ASCII terminal must not turn a list into a traceback."""
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run([sys.executable, "-c", CHILD], capture_output=True, env=environment, check=True)
+    assert b"voice0-\\u58f0" in done.stdout
+
+
+def test_two_profiles_are_both_waited_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """The table says where each stands."""
+    registry = FakeRegistry((ECAPA, QWEN))
+    registry.add_version("alice")
+    real = speaker_registry.RegistryClient
+    monkeypatch.setattr(
+        speaker_registry, "RegistryClient", lambda url: real(URL, transport=httpx.MockTransport(registry))
+    )
+    assert main(["wait", "alice"]) == 0
+    assert {ECAPA, QWEN} <= set(capsys.readouterr().out.split())
