@@ -53,7 +53,7 @@ def connect(settings: StoreSettings, *, request_seconds: float, retry_seconds: f
             **({"root_certificate": settings.ca_file.read_bytes()} if settings.ca_file else {}),
         },
         retry_config={
-            "max_retries": 10 if retry_seconds else 0,
+            "max_retries": 10,
             "retry_timeout": timedelta(seconds=retry_seconds),
             "backoff": {
                 "init_backoff": timedelta(milliseconds=100),

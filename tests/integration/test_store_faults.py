@@ -203,6 +203,15 @@ def test_a_404_that_is_not_the_stores_is_not_taken_for_a_missing_object(proxy: F
         behind(proxy).get(KEY)
 
 
+def test_only_a_get_can_find_an_object_missing(proxy: FaultyProxy) -> None:
+    """From anything else it is a fault of the server's, which callers must not take for an answer."""
+    store = behind(proxy)
+    proxy.lasting = lambda _proxy, _request: Response(404, body=b"<Error><Code>NoSuchKey</Code></Error>")
+    for name, operation in OPERATIONS.items():
+        with pytest.raises(FileNotFoundError if name == "get" else Unavailable):
+            operation(store)
+
+
 def test_refused_keys_are_explained_in_the_log_and_hidden_from_callers(rclone_server: S3Server) -> None:
     """Operators need the reason; callers must learn no bucket, and the log no voice's name."""
     store = open_store(bucket_settings(rclone_server, secret_access_key="not-the-secret"))
@@ -288,6 +297,14 @@ def test_the_probe_refuses_a_store_that_we_could_not_rely_on(
     """The whole design rests on seeing what was written. Better not to start than to lose voices quietly."""
     with unfit(rclone_server) as proxy, pytest.raises(StoreUnfit, match=why):
         behind(proxy).probe()
+
+
+def test_a_probe_that_failed_leaves_nothing_either(rclone_server: S3Server) -> None:
+    """It is tried again at every restart."""
+    settings = bucket_settings(rclone_server)
+    with WrongClock(rclone_server) as proxy, pytest.raises(StoreUnfit):
+        open_store(settings.model_copy(update={"endpoint": proxy.endpoint})).probe()
+    assert open_store(settings).list(".probe/").objects == ()
 
 
 def test_a_probe_clears_up_what_a_killed_one_left(

@@ -1,5 +1,7 @@
 """What a store in a local folder promises beyond the others: it survives power cuts, kills and full disks."""
 
+import asyncio
+import builtins
 import os
 import shutil
 import stat
@@ -11,7 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
 
+import obstore
 import pytest
 from structlog.testing import capture_logs
 
@@ -19,6 +23,9 @@ from services.shared.durable_folder import TEMPORARY
 from services.shared.settings import StoreSettings
 from services.shared.store import ObjectStore, open_store
 from speaker_registry.errors import Unavailable
+
+if TYPE_CHECKING:
+    from obstore import GetResult
 
 ROOT = Path(__file__).parent.parent.parent
 OPEN = """
@@ -258,6 +265,53 @@ def test_a_full_disk_is_unavailable_and_costs_nothing_that_is_stored(tmp_path: P
         pytest.skip("may not mount a small file system here")
     full = [*inside, sys.executable, "-c", OPEN + FILLING]
     assert_fails_cleanly(full, tmp_path / "store", ["n/v/0", "n/v/1", "n/v/before"])
+
+
+def test_a_file_that_shrinks_while_it_is_read_is_not_returned(
+    store: ObjectStore, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever restores a backup over a running store must not have half artifacts served."""
+    store.put("n/x", b"1" * 1000)
+    opening = obstore.get
+
+    def open_and_lose(*args: Any, **options: Any) -> "GetResult":
+        opened = opening(*args, **options)
+        os.truncate(folder / "n/x", 3)
+        return opened
+
+    monkeypatch.setattr(obstore, "get", open_and_lose)
+    with pytest.raises(Unavailable):
+        store.get("n/x")
+
+
+class ShortResult:
+    """What a read would be that ends early without an error."""
+
+    meta: ClassVar = {"size": 1000}
+
+    async def bytes_async(self) -> builtins.bytes:
+        return b"111"
+
+    def bytes(self) -> builtins.bytes:
+        return b"111"
+
+
+def test_fewer_bytes_than_promised_are_not_returned(
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None of our servers got obstore to do this; should one, it must not become somebody's voice."""
+
+    async def get_async(*_: object) -> ShortResult:
+        return ShortResult()
+
+    monkeypatch.setattr(obstore, "get", lambda *_: ShortResult())
+    monkeypatch.setattr(obstore, "get_async", get_async)
+    with capture_logs() as logs:
+        with pytest.raises(Unavailable):
+            store.get("n/x")
+        with pytest.raises(Unavailable):
+            asyncio.run(store.get_async("n/x"))
+    assert [entry["reason"] for entry in logs] == ["3 of 1000 bytes came"] * 2
 
 
 def test_a_volume_that_went_away_is_not_taken_for_an_empty_store(store: ObjectStore, folder: Path) -> None:
