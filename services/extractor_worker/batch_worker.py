@@ -147,6 +147,11 @@ class BatchWorker(BaseWorker):
         """Below our client's own: RQ would raise that to seven minutes."""
         return 0
 
+    @property
+    def stopping(self) -> bool:
+        """Told to stop: what is in hand is finished, nothing else is taken."""
+        return bool(self._stop_requested)
+
     def progress(self) -> None:
         """For handlers that work through their jobs in steps: gives the batch its full time again."""
         self._heartbeat.progress()

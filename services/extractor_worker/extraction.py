@@ -1,15 +1,16 @@
 """The handler of extraction jobs: takes each in hand, prepares clips ahead of the device, encodes, publishes.
 
-Preparing and publishing run on threads, so that the device waits for neither bucket nor resampler; the
-device sees one
-clip at a time, in order, so that an artifact is what it would be if its clip were alone. One bad clip fails
-alone.
+Preparing and publishing run on threads, so that the device waits for neither bucket nor resampler; the device
+sees one clip at a time, in order, so that an artifact is what it would be if its clip were alone. One bad
+clip fails alone. An outage of bucket or index is no clip's fault: it is waited for, and uses up no attempts.
 """
 
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, TypeVar
 
 import structlog
@@ -53,8 +54,8 @@ class Extraction:
 
     Args:
         stations: by profile.
-        threads: for reading, preparing and publishing.
-        patience_seconds: how long a step waits for a bucket or an index that is away.
+        threads: for reading, preparing and publishing; as many clips are in hand ahead of the device.
+        patience_seconds: how long a step is tried again although bucket and index answer.
     """
 
     def __init__(
@@ -67,18 +68,25 @@ class Extraction:
     ) -> None:
         self._publisher = publisher
         self._stations = stations
+        self._ahead = threads
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="clip")
         self._patience_seconds = patience_seconds
         self.on_progress: Callable[[], None] = lambda: None
-        """Called whenever a clip leaves the device, to show that the batch is alive."""
+        """Called whenever something shows that the batch is alive."""
+        self.stopping: Callable[[], bool] = lambda: False
+        """Whether the process is to end: then nothing is waited for."""
 
     def close(self) -> None:
         """After the last call."""
         self._pool.shutdown()
 
     def __call__(self, jobs: Sequence[SafeJob]) -> list[object]:
-        coming = [self._pool.submit(self._prepare, job) for job in jobs]
-        going = [self._encode(clip) for clip in coming]
+        waiting, going = iter(jobs), []
+        # Not all at once: an attempt's time runs from here, and one that was deleted meanwhile is not begun.
+        coming = deque(self._pool.submit(self._prepare, job) for job in islice(waiting, self._ahead))
+        while coming:
+            going.append(self._encode(coming.popleft()))
+            coming.extend(self._pool.submit(self._prepare, job) for job in islice(waiting, 1))
         return [_outcome(clip) for clip in going]
 
     def _prepare(self, job: SafeJob) -> _OnItsWay | None:
@@ -112,6 +120,8 @@ class Extraction:
             clip = coming.result()
         except Exception as error:  # noqa: BLE001 - the outcome of this job alone
             return _done(error)
+        finally:
+            self.on_progress()
         if clip is None:
             return _done("superseded")
         content = clip.content
@@ -143,16 +153,18 @@ class Extraction:
         return "published" if counted else "superseded"
 
     def _patiently(self, step: Callable[[], Result]) -> Result:
-        """Try again while bucket or index are away: the clip is in hand, and a rebuild takes only moments."""
-        deadline, pause = time.monotonic() + self._patience_seconds, 0.1
+        """Try again while bucket or index are away, however long; where they are not, for a while."""
+        patience, pause = self._patience_seconds, 0.1
         while True:
             try:
                 return step()
             except Unavailable as error:
-                if time.monotonic() + pause > deadline:
+                if self.stopping() or patience < pause:
                     raise
                 log.warning("extraction.waits", reason=error.message, seconds=pause)
             time.sleep(pause)
+            self.on_progress()
+            patience -= pause if self._publisher.in_service() else 0
             pause = min(2 * pause, 2.0)
 
     def _attempt(self, step: Callable[[], Any]) -> Any:

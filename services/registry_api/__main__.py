@@ -2,7 +2,9 @@
 
 import sys
 
+import structlog
 import uvicorn
+from pydantic import ValidationError
 
 from services.registry_api.app import create_app
 from services.registry_api.changes import Changes
@@ -19,12 +21,29 @@ from services.shared.settings import (
     RegistrySettings,
     StoreSettings,
     UploadLimits,
+    explain,
 )
+from services.shared.store import StoreUnfit
+from speaker_registry.errors import SpeakerRegistryError
+
+log = structlog.get_logger()
 
 
 def main() -> int:
-    """Serve until told to stop. Returns the exit status."""
+    """Serve until told to stop. Returns the exit status: 1 if settings or the bucket are wrong."""
     configure_logs(LogSettings().level)
+    try:
+        _serve()
+    except ValidationError as error:
+        log.error("api.cannot_start", reason=explain(error))
+        return 1
+    except (SpeakerRegistryError, StoreUnfit) as error:
+        log.error("api.cannot_start", reason=str(error))
+        return 1
+    return 0
+
+
+def _serve() -> None:
     settings, registry, limits = ApiSettings(), RegistrySettings(), UploadLimits()
     registrar = open_registrar(StoreSettings(), registry)
     with AudioDecoder(limits) as decoder:
@@ -50,7 +69,6 @@ def main() -> int:
             log_config=None,
             access_log=False,
         )
-    return 0
 
 
 if __name__ == "__main__":

@@ -89,6 +89,14 @@ class Publisher:
         self._clock = registrar.clock
         self._jobs = Jobs(registrar.index)
 
+    def in_service(self) -> bool:
+        """Whether bucket and index answer, and the index is trusted."""
+        try:
+            self._store.check()
+            return self._index.gate_open()
+        except Unavailable:
+            return False
+
     def take(self, job_id: str, speaker_id: SpeakerId, maker: Maker) -> Assignment | None:
         """Take a job in hand; None if nobody wants it any more."""
         try:

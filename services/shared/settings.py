@@ -9,7 +9,15 @@ from pathlib import Path
 from typing import Annotated, Literal, Self
 from urllib.parse import unquote, urlsplit
 
-from pydantic import AfterValidator, BeforeValidator, Field, FilePath, SecretStr, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    FilePath,
+    SecretStr,
+    ValidationError,
+    model_validator,
+)
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 _BUCKET = r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]"
@@ -109,6 +117,18 @@ class UploadLimits(BaseSettings):
                 f"min_seconds {self.min_seconds:g} is more than max_seconds {self.max_seconds:g}"
             )
         return self
+
+
+def explain(error: ValidationError) -> str:
+    """What is wrong with settings, for whoever set them: one line per variable, without its value."""
+    prefixes = {cls.__name__: cls.model_config.get("env_prefix") for cls in BaseSettings.__subclasses__()}
+    lines = []
+    for fault in error.errors():
+        field = str(fault["loc"][0]) if fault["loc"] else ""
+        variable = field if field.isupper() else f"{prefixes.get(error.title) or ''}{field}".upper()
+        said = fault["msg"].removeprefix("Value error, ")
+        lines.append(f"{variable}: {said}" if field else said)
+    return "\n".join(lines)
 
 
 def _private(endpoint: str) -> bool:
