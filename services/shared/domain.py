@@ -114,12 +114,21 @@ class TombstoneFact:
     created_at: int
 
 
+AUTOMATIC = "auto-"
+"""Start of the uid of an alias move that nobody asked for."""
+
+
 @dataclass(frozen=True, slots=True)
 class AliasFact:
     seq: int
     alias: str
     vuid: str
     uid: str
+
+    @property
+    def automatic(self) -> bool:
+        """A promotion. It counts only if its target was registered after the last move by hand."""
+        return self.uid.startswith(AUTOMATIC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +208,7 @@ class Speaker:
     versions: tuple[SpeakerVersion, ...] = ()
     """Live ones, by (number, seq, vuid)."""
     alias_facts: Mapping[str, AliasFact] = field(default_factory=dict)
-    """The last move of each alias, also where its target is dead by now."""
+    """The move of each alias that counts, also where its target is dead. None from before the tombstone."""
     tombstone: int = 0
     seq: int = 0
     number: int = 0
@@ -283,7 +292,9 @@ def fold(facts: Iterable[Fact]) -> Speaker:
     marks += [(fact.number, fact.created_at) for fact in tombstones]
     return Speaker(
         versions=in_order(live),
-        alias_facts=_newest_aliases(fact for fact in facts if isinstance(fact, AliasFact)),
+        alias_facts=aliases_in_force(
+            (fact for fact in facts if isinstance(fact, AliasFact) and fact.seq > tombstone), live
+        ),
         tombstone=tombstone,
         seq=max(_seqs(facts), default=0),
         number=max((number for number, _ in marks), default=0),
@@ -302,13 +313,20 @@ def _seqs(facts: Iterable[Fact]) -> Iterable[int]:
     return (fact.seq for fact in facts if isinstance(fact, VersionFact | TombstoneFact | AliasFact))
 
 
-def _newest_aliases(facts: Iterable[AliasFact]) -> dict[str, AliasFact]:
-    newest: dict[str, AliasFact] = {}
-    for fact in facts:
-        current = newest.get(fact.alias)
-        if current is None or (fact.seq, fact.uid) > (current.seq, current.uid):
-            newest[fact.alias] = fact
-    return newest
+def aliases_in_force(facts: Iterable[AliasFact], live: Iterable[SpeakerVersion]) -> dict[str, AliasFact]:
+    """Of each alias the last automatic move if it goes to a version younger than the last move by hand, else
+    the latter: a promotion on its way never undoes what somebody chose meanwhile.
+    """
+    registered = {version.vuid: version.seq for version in live}
+    in_force: dict[str, AliasFact] = {}
+    last: dict[tuple[str, bool], AliasFact] = {}
+    for fact in sorted(facts, key=lambda fact: (fact.seq, fact.uid)):
+        last[fact.alias, fact.automatic] = fact
+    for (alias, automatic), fact in sorted(last.items(), key=lambda item: item[0]):
+        by_hand = in_force[alias].seq if alias in in_force else 0
+        if not automatic or registered.get(fact.vuid, 0) > by_hand:
+            in_force[alias] = fact
+    return in_force
 
 
 def fold_artifacts(facts: Iterable[ArtifactFact]) -> dict[str, dict[str, ArtifactRecord]]:

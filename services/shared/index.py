@@ -31,6 +31,9 @@ DIRTY = "sr:dirty"
 STAGES = 3
 """Of a job's progress: preparing, encoding, publishing."""
 
+PENDING_MOVE_SECONDS = 60.0
+"""So long a reserved move of an alias counts as on its way. After that whoever reserved it must have died."""
+
 _LUA = Path(__file__).parent / "lua"
 
 
@@ -180,11 +183,26 @@ class SpeakerIndex:
         """Raises `VoiceNotFound`."""
         return Reservation(*self._run("reserve", speaker_id, kind="del"))
 
-    def reserve_alias(self, speaker_id: SpeakerId, alias: str, *, expected: int | None = None) -> int:
-        """Returns the seq. Raises `VoiceNotFound`; `AliasMoved` if its last move has another seq than
-        `expected`.
+    def reserve_alias(
+        self, speaker_id: SpeakerId, alias: str, *, expected: int | None = None, automatic: bool = False
+    ) -> int:
+        """Returns the seq. The move has to be put within `PENDING_MOVE_SECONDS`.
+
+        Args:
+            expected: seq of the move in force, 0 if there is none.
+
+        Raises:
+            VoiceNotFound; AliasMoved: another move is in force, or may be on its way.
         """
-        seq, _, _ = self._run("reserve", speaker_id, kind="als", alias=alias, expected=expected)
+        seq, _, _ = self._run(
+            "reserve",
+            speaker_id,
+            kind="als",
+            alias=alias,
+            expected=expected,
+            automatic=automatic,
+            pending=PENDING_MOVE_SECONDS,
+        )
         return int(seq)
 
     # -- facts
@@ -216,7 +234,13 @@ class SpeakerIndex:
 
     def apply_alias(self, speaker_id: SpeakerId, fact: AliasFact, *, rebuilding: bool = False) -> bool:
         """Returns whether it is the last move."""
-        args = {"seq": fact.seq, "alias": fact.alias, "uid": fact.uid, "vuid": fact.vuid}
+        args = {
+            "seq": fact.seq,
+            "alias": fact.alias,
+            "automatic": fact.automatic,
+            "uid": fact.uid,
+            "vuid": fact.vuid,
+        }
         return bool(self._run("apply_alias", speaker_id, rebuilding=rebuilding, **args))
 
     def apply_artifact(

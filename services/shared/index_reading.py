@@ -12,6 +12,7 @@ from services.shared.domain import (
     Speaker,
     SpeakerVersion,
     VersionRecord,
+    aliases_in_force,
     in_order,
 )
 
@@ -53,14 +54,16 @@ class IndexedSpeaker:
 
 def read_hash(fields: Mapping[str, str]) -> IndexedSpeaker:
     """The hash of one speaker, see `lua/_prelude.lua`, as values."""
-    by_kind: dict[str, dict[str, str]] = {kind: {} for kind in "varxf"}
+    by_kind: dict[str, dict[str, str]] = {kind: {} for kind in "vaprxf"}
     for name, value in fields.items():
         kind, separator, rest = name.partition(":")
         if separator and kind in by_kind:
             by_kind[kind][rest] = value
+    versions = in_order(_versions(by_kind))
+    moves = [_alias_fact(alias, value) for kind in "ap" for alias, value in by_kind[kind].items()]
     speaker = Speaker(
-        versions=in_order(_versions(by_kind)),
-        alias_facts={alias: _alias_fact(alias, value) for alias, value in by_kind["a"].items()},
+        versions=versions,
+        alias_facts=aliases_in_force(moves, versions),
         tombstone=int(fields.get("tomb", 0)),
         seq=int(fields.get("seq", 0)),
         number=int(fields.get("num", 0)),

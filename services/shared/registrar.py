@@ -18,6 +18,7 @@ from services.shared.announcements import Announcements
 from services.shared.audio import DecodedClip
 from services.shared.clock import Clock
 from services.shared.domain import (
+    AUTOMATIC,
     AliasFact,
     ArtifactRecord,
     ClipRecord,
@@ -28,7 +29,7 @@ from services.shared.domain import (
     artifact_key,
 )
 from services.shared.facts import SpeakerId, read_speaker, speaker_ids
-from services.shared.index import AliasMoved, Claim, GateClosed, SpeakerIndex
+from services.shared.index import Claim, GateClosed, SpeakerIndex
 from services.shared.index_reading import IndexedSpeaker
 from services.shared.profiles import Profile, ProfileCatalogue
 from services.shared.queue import queue_name
@@ -361,12 +362,11 @@ class Registrar:
         target = self._to_promote(indexed, completing)
         if target is None:
             return None
-        current = indexed.speaker.alias_facts.get(DEFAULT)
         try:
-            seq = self.index.reserve_alias(speaker_id, DEFAULT, expected=current.seq if current else 0)
-        except (AliasMoved, VoiceNotFound):
+            seq = self.index.reserve_alias(speaker_id, DEFAULT, automatic=True)
+        except VoiceNotFound:
             return None
-        fact = AliasFact(seq, DEFAULT, target.vuid, self.clock.new_id())
+        fact = AliasFact(seq, DEFAULT, target.vuid, AUTOMATIC + self.clock.new_id())
         self.store.put(speaker_id.alias_key(fact), b"{}")
         log.info("speaker.promoted", speaker=str(speaker_id), version=target.number)
         return fact
@@ -378,8 +378,9 @@ class Registrar:
         if not speaker.live:
             return None
         moved = speaker.alias_facts.get(DEFAULT)
+        chosen = moved.seq if moved is not None and not moved.automatic else 0
         for version in reversed(speaker.versions):
-            if version.number <= speaker.default.number or (moved is not None and moved.seq > version.seq):
+            if version.number <= speaker.default.number or version.seq < chosen:
                 return None
             if self._complete(indexed, version, completing):
                 return version

@@ -1,7 +1,8 @@
 -- Prepended to every script. One hash holds all that the index knows of a speaker:
 --   seq num at tomb live key     high-water marks, the tombstone's seq, number of live versions, the speaker's key
 --   v:{vuid}                     {seq}:{JSON of the version record}
---   a:{alias}                    {seq}:{uid}:{vuid}, the last move      ra:{alias}  seq last reserved for a move
+--   a:{alias}  p:{alias}         {seq}:{uid}:{vuid}, the last move by hand and the last automatic one
+--   ra:{alias}                   {seq}:{now}, the last place reserved for a move by hand
 --   r:{vuid}:{akey}              {winner}:{JSON of the artifact record}
 --   b:{vuid}:{base}              highest ready build of an akey without its build
 --   x:{vuid}:{akey}              {attempt}:{JSON of the failure record}

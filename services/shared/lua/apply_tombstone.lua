@@ -1,4 +1,4 @@
--- ARGV: seq, number, created_at -> number of versions killed. Their jobs are superseded.
+-- ARGV: seq, number, created_at -> number of versions killed. Their jobs are superseded, moves of aliases forgotten.
 raise_mark('seq', a.seq); raise_mark('num', a.number); raise_mark('at', a.created_at)
 if a.seq <= mark('tomb') then return 0 end
 redis.call('HSET', speaker, 'tomb', string.format('%.0f', a.seq))
@@ -8,6 +8,9 @@ for i = 1, #all, 2 do
   if vuid and tonumber(string.match(all[i + 1], '^%d+')) <= a.seq then dead[vuid] = true; killed = killed + 1 end
 end
 for i = 1, #all, 2 do
+  if string.match(all[i], '^r?[ap]:') and tonumber(string.match(all[i + 1], '^%d+')) <= a.seq then
+    redis.call('HDEL', speaker, all[i])
+  end
   local kind, vuid = string.match(all[i], '^([vrbxf]):([^:]+)')
   if kind and dead[vuid] then
     redis.call('HDEL', speaker, all[i])

@@ -1,5 +1,5 @@
--- Takes the next place in this speaker's order. ARGV: kind 'ver'|'als'|'del', now, max_speakers, immutable, alias, expected
--- -> {seq, number, created_at}, or an error: QUOTA, EXISTS, NOTFOUND, MOVED
+-- Takes the next place in this speaker's order. ARGV: kind 'ver'|'als'|'del', now, max_speakers, immutable, alias, automatic,
+-- expected, pending (seconds a move may be on its way) -> {seq, number, created_at}, or an error: QUOTA, EXISTS, NOTFOUND, MOVED
 local is_live = mark('live') > 0
 if a.kind == 'ver' then
   if is_live and a.immutable then return redis.error_reply('EXISTS') end
@@ -7,13 +7,19 @@ if a.kind == 'ver' then
 elseif not is_live then
   return redis.error_reply('NOTFOUND')
 end
-if a.kind == 'als' then
-  local last = redis.call('HGET', speaker, 'ra:' .. a.alias)
-  if not last then last = string.match(redis.call('HGET', speaker, 'a:' .. a.alias) or '0:', '^%d+') end
-  if a.expected and tonumber(last) ~= a.expected then return redis.error_reply('MOVED') end
+if a.expected then
+  local by_hand = tonumber(string.match(redis.call('HGET', speaker, 'a:' .. a.alias) or '0', '^%d+'))
+  local automatic, target = string.match(redis.call('HGET', speaker, 'p:' .. a.alias) or '', '^(%d+):[^:]+:(.+)$')
+  local registered = string.match(target and redis.call('HGET', speaker, 'v:' .. target) or '0', '^%d+')
+  local in_force = tonumber(registered) > by_hand and tonumber(automatic) or by_hand
+  local reserved, at = string.match(redis.call('HGET', speaker, 'ra:' .. a.alias) or '0:0', '^(%d+):(.+)$')
+  local on_its_way = tonumber(reserved) > by_hand and a.now - tonumber(at) < a.pending
+  if on_its_way or in_force ~= a.expected then return redis.error_reply('MOVED') end
 end
 local seq = redis.call('HINCRBY', speaker, 'seq', 1)
-if a.kind == 'als' then redis.call('HSET', speaker, 'ra:' .. a.alias, seq) end
+if a.kind == 'als' and not a.automatic then
+  redis.call('HSET', speaker, 'ra:' .. a.alias, string.format('%.0f:%.3f', seq, a.now))
+end
 local number, created_at = mark('num'), mark('at')
 if a.kind == 'ver' then
   number = redis.call('HINCRBY', speaker, 'num', 1)
