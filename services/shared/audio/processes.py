@@ -1,0 +1,190 @@
+"""Guarded processes from the asker's side: one for each clip, forked by a small process that has the
+libraries loaded, and killed when it has answered, died or taken too long. What it answers is checked before
+it is believed. Knows no audio format.
+"""
+
+import math
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.shared.audio.sandbox.wire import (
+    HELLO,
+    PLAUSIBLE_SECONDS,
+    READY,
+    Facts,
+    Malformed,
+    Request,
+    Status,
+    receive,
+    wait_until,
+)
+
+PROGRAM = "import sys; sys.path.insert(0, sys.argv[1]); from sandbox.zygote import main; main()"
+START_SECONDS = 30.0
+"""Importing the libraries takes half a second; a machine under load may need longer."""
+
+_FOLDER = Path(__file__).parent
+_PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL")
+"""Of our environment, which holds secrets, all that a decoding process gets to see."""
+
+
+class NoProcess(Exception):
+    """None could be had: the zygote is gone, or the system has no room for another process."""
+
+
+class Crashed(Exception):
+    """The process ended, or answered with something that is no answer."""
+
+
+class Zygote:
+    """The process that forks one guarded process per clip. Safe to use from several threads."""
+
+    def __init__(self, *, memory_bytes: int, cpu_seconds: float, program: str = PROGRAM) -> None:
+        """Start it and wait until it is ready. Raises NoProcess if it does not get there; its stderr, which
+        is ours, says why.
+
+        program: what Python runs in it. Tests replace it by one that misbehaves.
+        """
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        arguments = [str(_FOLDER), str(memory_bytes), str(math.ceil(cpu_seconds))]
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-c", program, *arguments],
+                stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL,
+                env=_environment(),
+                cwd="/",
+                start_new_session=True,  # out of reach of a Ctrl-C in our terminal
+            )
+        self._control.settimeout(START_SECONDS)
+        if not self._is_ready():
+            self.close()
+            raise NoProcess
+
+    def _is_ready(self) -> bool:
+        try:
+            return self._control.recv(1) == READY
+        except OSError:
+            return False
+
+    @property
+    def pid(self) -> int:
+        return int(self._process.pid)
+
+    def is_alive(self) -> bool:
+        """By its end of the control socket, which the kernel closes before it kills the children left."""
+        hung_up = select.poll()
+        try:
+            hung_up.register(self._control, select.POLLRDHUP)
+        except ValueError:  # closed by us
+            return False
+        return not hung_up.poll(0)
+
+    def fork(self, deadline: float) -> "Child":
+        """Raises NoProcess."""
+        connection, theirs = socket.socketpair()
+        try:
+            with theirs:
+                socket.send_fds(self._control, [b"f"], [theirs.fileno()])
+            wait_until(connection, deadline)
+            hello, descriptors, _, _ = socket.recv_fds(connection, 1, 1)
+        except OSError:
+            connection.close()
+            raise NoProcess from None
+        if hello != HELLO or not descriptors:
+            connection.close()
+            raise NoProcess
+        return Child(connection, descriptors[0])
+
+    def close(self) -> None:
+        """End it, and with it every child that it forked."""
+        with suppress(OSError):
+            self._control.shutdown(socket.SHUT_RDWR)
+        self._control.close()
+        try:
+            self._process.wait(5)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+class Child:
+    """One guarded process, for one clip. Leaving the context kills it."""
+
+    def __init__(self, connection: socket.socket, pidfd: int) -> None:
+        self._connection = connection
+        self._pidfd = pidfd
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        os.close(self._pidfd)
+        self._connection.close()
+
+    def ask(
+        self, request: Request, payload: Sequence[bytes | memoryview], deadline: float
+    ) -> tuple[Facts, NDArray[np.float32]]:
+        """Have a clip decoded.
+
+        Returns:
+            What was measured, and the mono samples: finite, no longer than `request.max_seconds`, and empty
+            unless `finished`. Nothing else that was measured is vouched for.
+
+        Raises:
+            Crashed: by what the clip did to it, or by the kernel for want of memory.
+            TimeoutError: at the deadline (on `time.monotonic`).
+        """
+        try:
+            self._send(request, payload, deadline)
+            facts = Facts.receive(self._connection, deadline)
+            _check(facts, request)
+            samples = np.frombuffer(receive(self._connection, 4 * facts.samples, deadline), np.float32)
+        except (EOFError, ConnectionError, Malformed):
+            raise Crashed from None
+        if not np.isfinite(samples).all():
+            raise Crashed
+        return facts, samples
+
+    def _send(self, request: Request, payload: Sequence[bytes | memoryview], deadline: float) -> None:
+        for piece in (request.header(sum(map(len, payload))), *payload):
+            wait_until(self._connection, deadline)
+            self._connection.sendall(piece)
+
+
+def _check(facts: Facts, request: Request) -> None:
+    """Raise Malformed if this cannot have been measured: the clip may have taken over who measured it."""
+    honest = (
+        facts.samples == (facts.frames if facts.finished else 0)
+        and ((facts.readable and facts.status is Status.DECODED) or not facts.finished)
+        and facts.samples <= request.max_seconds * facts.sample_rate
+        and 0 <= facts.clipped <= 1
+        and 0 <= facts.rms < math.inf
+        and (math.isnan(facts.declared_seconds) or 0 <= facts.declared_seconds <= PLAUSIBLE_SECONDS)
+    )
+    if not honest:
+        raise Malformed
+
+
+def _environment() -> dict[str, str]:
+    kept = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+    # OpenBLAS starts a thread per core otherwise, and a process with threads must not fork.
+    return kept | {"OPENBLAS_NUM_THREADS": "1"}
+
+
+def deadline_in(seconds: float) -> float:
+    return time.monotonic() + seconds

@@ -1,0 +1,228 @@
+"""Reading a clip with libsndfile or libav: in blocks, counting, and stopping as soon as it is too long.
+Judges nothing; runs only in a guarded process. The libraries may crash in here.
+"""
+
+import io
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import av
+import numpy as np
+import soundfile
+from numpy.typing import NDArray
+
+from .wire import PLAUSIBLE_SECONDS, Facts, Request, Status
+
+Samples = NDArray[np.float32]
+
+BLOCK_SAMPLES = 1 << 16
+"""Over all channels: bounds what 8 channels at 192 kHz take while they are mixed down."""
+FINE_BLOCK_SAMPLES = 1 << 9
+"""When a clip turns out to be damaged: to learn how far it can be read."""
+
+FULL_SCALE = 0.99
+"""8-bit samples end at 127/128. A sine that just reaches 1.0 spends 9 % of its time above this."""
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A clip whose headers have been read. blocks: float32 [n, channels] each."""
+
+    facts: Facts
+    blocks: Iterator[Samples] = field(default_factory=lambda: iter(()))
+
+
+@dataclass
+class Mix:
+    """The mono mix so far, and what the rules need to know of the channels that went into it."""
+
+    mono: list[Samples] = field(default_factory=list)
+    frames: int = 0
+    peak: float = 0.0
+    clipped: int = 0
+    total: float = 0.0
+    total_of_squares: float = 0.0
+
+    def add(self, block: Samples) -> None:
+        level = np.abs(block)
+        self.frames += len(block)
+        self.peak = max(self.peak, float(level.max(initial=0.0))) if np.isfinite(level).all() else math.nan
+        self.clipped += int(np.count_nonzero(level >= FULL_SCALE))
+        mixed = block[:, 0] if block.shape[1] == 1 else block.mean(axis=1, dtype=np.float32)
+        wide = mixed.astype(np.float64)
+        self.total += float(wide.sum())
+        self.total_of_squares += float(wide @ wide)
+        self.mono.append(mixed)
+
+    def measured(self, facts: Facts) -> Facts:
+        frames = max(1, self.frames)
+        variance = self.total_of_squares / frames - (self.total / frames) ** 2
+        return replace(
+            facts,
+            frames=self.frames,
+            peak=self.peak,
+            clipped=self.clipped / frames / max(1, facts.channels),
+            rms=math.sqrt(max(0.0, variance)),
+        )
+
+
+def warm_up() -> None:
+    """Read a clip with either library. They import modules and build tables at their first, and a guarded
+    process can open no file any more.
+    """
+    silence = np.zeros((1, 1024), np.float32)
+    wav, mp4 = io.BytesIO(), io.BytesIO()
+    soundfile.write(wav, silence[0], 8000, format="WAV")
+    with av.open(mp4, "w", format="mp4") as container:
+        stream = container.add_stream("aac", rate=8000, layout="mono")
+        frame = av.AudioFrame.from_ndarray(silence, format="fltp", layout="mono")
+        frame.sample_rate = 8000
+        container.mux([*stream.encode(frame), *stream.encode(None)])
+    for request in (
+        Request("sndfile", (), 1.0, wav.getvalue()),
+        Request("mp4", ("aac",), 1.0, mp4.getvalue()),
+    ):
+        facts, _ = read_clip(request)
+        if facts.status is not Status.DECODED:
+            raise RuntimeError(f"the {request.reader} reader does not work here")
+
+
+def read_clip(request: Request, block_samples: int = BLOCK_SAMPLES) -> tuple[Facts, list[Samples]]:
+    """Decode the clip to mono. The samples are empty unless all of it was decoded."""
+    open_clip = open_with_sndfile if request.reader == "sndfile" else open_with_libav
+    facts, mix = Facts(status=Status.FAILED), Mix()
+    try:
+        with open_clip(request, block_samples) as opened:
+            facts = opened.facts
+            if facts.status is Status.DECODED and mix_down(opened, mix, request.max_seconds):
+                return replace(mix.measured(facts), finished=True, samples=mix.frames), mix.mono
+    except (soundfile.SoundFileError, av.FFmpegError, ValueError, MemoryError):
+        if block_samples > FINE_BLOCK_SAMPLES:
+            return read_clip(request, FINE_BLOCK_SAMPLES)
+        facts = replace(facts, status=Status.FAILED)
+    return mix.measured(facts), []
+
+
+def mix_down(opened: Opened, mix: Mix, max_seconds: float) -> bool:
+    """Whether the clip came to its end. It is not followed that far where it could only be refused."""
+    if not opened.facts.readable:
+        return False
+    for block in opened.blocks:
+        mix.add(block)
+        if mix.frames > max_seconds * opened.facts.sample_rate or math.isnan(mix.peak):
+            return False
+    return True
+
+
+class ForwardOnly(soundfile.SoundFile):  # type: ignore[misc]  # it ships no types
+    """soundfile seeks to where it is after every block of a seekable file. libmpg123 loses its bit reservoir
+    by that (errors up to 0.2 of full scale), and at the end of a FLAC of unknown length it is an error.
+    """
+
+    def seekable(self) -> bool:
+        return False
+
+
+@contextmanager
+def open_with_sndfile(request: Request, block_samples: int) -> Iterator[Opened]:
+    with ForwardOnly(io.BytesIO(request.data)) as file:
+        # As soundfile.read does. Without it libmpg123 rounds differently, and our samples differ from an
+        # engine's in the last bit.
+        file.seek(0)
+        facts = Facts(
+            status=Status.DECODED,
+            channels=file.channels,
+            sample_rate=file.samplerate,
+            declared_seconds=_plausible(file.frames / max(1, file.samplerate)),
+        )
+        yield Opened(facts, _sndfile_blocks(file, max(1, block_samples // max(1, file.channels))))
+
+
+def _sndfile_blocks(file: ForwardOnly, frames: int) -> Iterator[Samples]:
+    while len(block := file.read(frames, dtype="float32", always_2d=True)):
+        yield block
+
+
+@contextmanager
+def open_with_libav(request: Request, block_samples: int) -> Iterator[Opened]:
+    # The demuxer is named and the whitelists are closed, so nothing is probed: no playlist, no URL, no other
+    # file, and not even the first packet of a codec that we do not read.
+    options = {
+        "format_whitelist": request.reader,
+        "codec_whitelist": ",".join(request.codecs),
+        "protocol_whitelist": "none",
+    }
+    with av.open(io.BytesIO(request.data), mode="r", format=request.reader, options=options) as container:
+        streams = container.streams
+        audio: Any = streams.audio[0] if streams.audio else None
+        status = _status_of(streams, audio, request.codecs)
+        facts = Facts(status=status, codec=audio.codec_context.name if audio else "")
+        if status is not Status.DECODED:
+            yield Opened(facts)
+            return
+        audio.codec_context.thread_count = 1
+        facts = replace(
+            facts,
+            channels=audio.codec_context.channels,
+            sample_rate=audio.codec_context.sample_rate,
+            declared_seconds=_declared_seconds(container, audio),
+        )
+        yield from _first_frame_decides(facts, container.decode(audio), block_samples)
+
+
+def _status_of(streams: Any, audio: Any, codecs: tuple[str, ...]) -> Status:
+    if audio is None:
+        return Status.NO_AUDIO_STREAM
+    if len(streams.audio) > 1:
+        return Status.SEVERAL_AUDIO_STREAMS
+    if any("attached_pic" not in str(video.disposition) for video in streams.video):
+        return Status.VIDEO_STREAM
+    return Status.DECODED if audio.codec_context.name in codecs else Status.WRONG_CODEC
+
+
+def _declared_seconds(container: Any, audio: Any) -> float:
+    if audio.duration:
+        return _plausible(float(audio.duration * audio.time_base))
+    return _plausible(container.duration / av.time_base) if container.duration else math.nan
+
+
+def _first_frame_decides(facts: Facts, frames: Iterator[Any], block_samples: int) -> Iterator[Opened]:
+    """Rate and channels as decoded: with AAC's extensions they differ from what the header says."""
+    first = next(frames, None)
+    if first is None:
+        yield Opened(facts)
+        return
+    facts = replace(facts, sample_rate=first.sample_rate, channels=first.layout.nb_channels)
+    yield Opened(facts, _libav_blocks(first, frames, block_samples))
+
+
+def _libav_blocks(first: Any, rest: Iterator[Any], block_samples: int) -> Iterator[Samples]:
+    """Frames hold about a thousand samples: gather them, so that the arithmetic per block does not cost more
+    than decoding.
+    """
+    gathered = [_channels_last(first)]
+    for frame in rest:
+        if (frame.sample_rate, frame.layout.nb_channels) != (first.sample_rate, first.layout.nb_channels):
+            raise ValueError("rate or channels change within the stream")
+        gathered.append(_channels_last(frame))
+        if sum(map(len, gathered)) * first.layout.nb_channels >= block_samples:
+            yield np.concatenate(gathered)
+            gathered = []
+    if gathered:
+        yield np.concatenate(gathered)
+
+
+def _channels_last(frame: Any) -> Samples:
+    """[n, channels]. The codecs we allow give float, planar or packed."""
+    if frame.format.name == "fltp":
+        return np.ascontiguousarray(frame.to_ndarray().T)
+    if frame.format.name == "flt":
+        return np.ascontiguousarray(frame.to_ndarray().reshape(-1, frame.layout.nb_channels))
+    raise ValueError("samples are not float")
+
+
+def _plausible(seconds: float) -> float:
+    return seconds if 0 <= seconds < PLAUSIBLE_SECONDS else math.nan

@@ -1,0 +1,83 @@
+"""A small process with the decoding libraries imported that forks one guarded child for each clip. It never
+reads a clip itself, has one thread, and ends when whoever started it does. Knows nothing of audio.
+"""
+
+import gc
+import os
+import resource
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import NoReturn
+
+from . import lockdown
+from .reading import Samples, read_clip, warm_up
+from .wire import HELLO, READY, Facts, Request
+
+Read = Callable[[Request], tuple[Facts, list[Samples]]]
+
+
+def main() -> None:
+    warm_up()
+    serve(read_clip, memory_bytes=int(sys.argv[2]), cpu_seconds=int(sys.argv[3]))
+
+
+def serve(read: Read, *, memory_bytes: int, cpu_seconds: int) -> None:
+    """Fork a child for every socket handed over on descriptor 0, until the other end of that is closed.
+
+    Args:
+        memory_bytes: what a child may take beyond what the libraries take.
+        cpu_seconds: of processor time for one clip.
+    """
+    control = socket.socket(fileno=0)
+    _settle()
+    memory_bytes += _address_space()
+    control.send(READY)
+    while descriptors := socket.recv_fds(control, 1, 1)[1]:
+        connection = socket.socket(fileno=descriptors[0])
+        parent = os.getpid()
+        with suppress(OSError):  # no more processes: the asker sees its socket closed
+            if os.fork() == 0:
+                _child(connection, parent, read, memory_bytes, cpu_seconds)
+        connection.close()
+
+
+def _settle() -> None:
+    # A Ctrl-C, a closing terminal or a service manager signals all of us. The API process decides when we
+    # end: by closing
+    # the control socket, which the kernel also does when it is killed.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(
+            "1000"
+        )  # when memory is short, lose a clip rather than the API
+    gc.disable()  # a child lives for milliseconds; a collection would copy every page it touches
+    gc.freeze()
+
+
+def _address_space() -> int:
+    pages = Path("/proc/self/statm").read_text().split()[0]
+    return int(pages) * resource.getpagesize()
+
+
+def _child(
+    connection: socket.socket, parent: int, read: Read, memory_bytes: int, cpu_seconds: int
+) -> NoReturn:
+    try:
+        lockdown.die_with(parent)
+        socket.send_fds(connection, [HELLO], [os.pidfd_open(os.getpid())])
+        connection = lockdown.keep_only(connection)
+        lockdown.limit_resources(memory_bytes, cpu_seconds)
+        lockdown.forbid_system_calls()
+        facts, samples = read(Request.receive(connection))
+        connection.sendall(facts.pack())
+        for block in samples:
+            connection.sendall(block.data)
+    finally:
+        os._exit(0)  # also after an exception: there is nobody to tell, a missing answer says it
