@@ -1,0 +1,66 @@
+"""WebM and Matroska: an EBML header, then one segment (RFC 8794, RFC 9559). Its demuxer reads the rest."""
+
+from services.shared.audio.sniffed import Sniffed, is_padding, refuse, refuse_cut_off, refuse_remainder
+from speaker_registry.errors import AudioTruncated
+
+_DOC_TYPE = 0x4282
+_SEGMENT = 0x18538067
+_DOC_TYPES = (b"webm", b"matroska")
+_MAX_HEADER_BYTES = 4096
+
+
+def parse(data: bytes) -> Sniffed:
+    _, start, size = _element(data, 0)
+    end = start + (size or 0)
+    if end > len(data):
+        refuse_cut_off("the WebM's header", end, len(data))
+    if end > _MAX_HEADER_BYTES or _doc_type(data, start, end) not in _DOC_TYPES:
+        refuse("an EBML document that is neither WebM nor Matroska")
+    _check_segment(data, end)
+    return Sniffed(
+        container="webm",
+        mime_type="audio/webm",
+        payload=(data,),
+        reader="matroska",
+        codecs=("opus", "vorbis"),
+    )
+
+
+def _check_segment(data: bytes, position: int) -> None:
+    """One segment up to the end of the file. A live recorder, which cannot know its size, says so."""
+    kind, start, size = _element(data, position)
+    if kind != _SEGMENT:
+        raise AudioTruncated("The WebM is cut off: nothing follows its header. Upload the whole file.")
+    if size is None:
+        return
+    if start + size > len(data):
+        refuse_cut_off("the WebM's segment", size, len(data) - start)
+    if not is_padding(data, start + size):
+        refuse_remainder("a WebM segment", start + size, len(data))
+
+
+def _doc_type(data: bytes, position: int, end: int) -> bytes:
+    while position < end:
+        kind, start, size = _element(data, position)
+        position = start + (size or 0)
+        if kind == _DOC_TYPE:
+            return data[start:position].rstrip(b"\0")
+    return b""
+
+
+def _element(data: bytes, position: int) -> tuple[int, int, int | None]:
+    """Its id, where its body starts, and how long that is: None if it says that it does not know."""
+    first = data[position] if position < len(data) else 0
+    id_bytes = _width(first)
+    kind = int.from_bytes(data[position : position + id_bytes], "big")
+    position += id_bytes
+    first = data[position] if position < len(data) else 0
+    size_bytes = _width(first)
+    mask = (1 << 7 * size_bytes) - 1
+    size = int.from_bytes(data[position : position + size_bytes], "big") & mask
+    return kind, position + size_bytes, None if size == mask else size
+
+
+def _width(first: int) -> int:
+    """Of a variable-size integer: its leading zero bits say."""
+    return 9 - first.bit_length() if first else 8

@@ -1,0 +1,175 @@
+"""Decoding an upload: sniffed here, decoded in a guarded process, judged here. Knows neither containers nor
+libraries, and this process never imports the libraries.
+"""
+
+import math
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.shared.audio.clip import DecodedClip, ReferenceAudio
+from services.shared.audio.judge import check_complete, judge
+from services.shared.audio.processes import PROGRAM, Crashed, NoProcess, Zygote, deadline_in
+from services.shared.audio.sandbox.wire import Facts, Request, Status
+from services.shared.audio.sniff import sniff
+from services.shared.audio.sniffed import Sniffed, refuse
+from services.shared.settings import UploadLimits
+from speaker_registry.errors import InvalidAudio, PayloadTooLarge, Unavailable
+
+_RETRY_AFTER_SECONDS = 1.0
+_SETTLE_SECONDS = 0.05
+"""Until a zygote that is being killed can be told from one that found no room for another process."""
+
+
+class AudioDecoder:
+    """Turns uploaded bytes into reference audio. Safe to call from many threads; close it when done.
+
+    Every clip has a process of its own, so that whatever a clip does to the library that decodes it stays
+    with that clip.
+    """
+
+    def __init__(self, limits: UploadLimits, *, program: str = PROGRAM) -> None:
+        """program: what the decoding process runs; replaced only by tests."""
+        self._limits = limits
+        self._program = program
+        self._slots = threading.BoundedSemaphore(limits.decoders)
+        self._lock = threading.Lock()
+        self._zygote: Zygote | None = None
+        self._closed = False
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def start(self) -> None:
+        """Load the libraries, so that the first decode is as fast as the tenth. Raises Unavailable if they do
+        not load.
+        """
+        self._running_zygote()
+
+    def close(self) -> None:
+        """End the processes. A decode that is under way in another thread raises Unavailable."""
+        with self._lock:
+            self._closed = True
+            zygote, self._zygote = self._zygote, None
+        if zygote:
+            zygote.close()
+
+    def decode(self, data: bytes) -> DecodedClip:
+        """Decode an uploaded file.
+
+        Raises:
+            InvalidAudio: or UnsupportedAudio, AudioTooShort, AudioTooLong, AudioTruncated, which say more.
+            PayloadTooLarge: more than `max_bytes`.
+            Unavailable: no decoding process came free in time.
+        """
+        self._check_size(data)
+        sniffed = sniff(data)
+        with self._slot():
+            facts, samples = self._read(sniffed)
+        declared = sniffed.declared_seconds
+        declared = facts.declared_seconds if math.isnan(declared) else declared
+        self._check_status(facts, sniffed, declared)
+        judge(facts, declared, self._limits)
+        if not facts.finished:  # what passed should have been read to its end
+            raise self._undecodable(sniffed)
+        return DecodedClip(
+            audio=ReferenceAudio(samples, facts.sample_rate),
+            container=sniffed.container,
+            codec=sniffed.codec or facts.codec,
+            mime_type=sniffed.mime_type,
+            channels=facts.channels,
+        )
+
+    def _check_size(self, data: bytes) -> None:
+        limit = self._limits.max_bytes
+        if len(data) > limit:
+            raise PayloadTooLarge(
+                f"File size exceeds maximum limit of {limit / 1024**2:g}MB. Got {len(data)} bytes."
+            )
+
+    @contextmanager
+    def _slot(self) -> Iterator[None]:
+        if not self._slots.acquire(timeout=self._limits.decoder_wait_seconds):
+            raise Unavailable(
+                f"All {self._limits.decoders} decoders are busy. Try again in a moment.",
+                retry_after_seconds=_RETRY_AFTER_SECONDS,
+            )
+        try:
+            yield
+        finally:
+            self._slots.release()
+
+    def _read(self, sniffed: Sniffed) -> tuple[Facts, NDArray[np.float32]]:
+        request = Request(sniffed.reader, sniffed.codecs, self._limits.max_seconds)
+        for _ in range(2):  # again if the zygote was killed: that is not the clip's fault
+            zygote = self._running_zygote()
+            try:
+                deadline = deadline_in(self._limits.decode_seconds)
+                with zygote.fork(deadline) as child:
+                    return child.ask(request, sniffed.payload, deadline)
+            except TimeoutError:
+                raise InvalidAudio(
+                    f"The {sniffed.label} could not be decoded within {self._limits.decode_seconds:g}s."
+                ) from None
+            except Crashed:
+                if zygote.is_alive():
+                    raise self._undecodable(sniffed) from None
+            except NoProcess:
+                time.sleep(_SETTLE_SECONDS)
+        raise _no_decoder()
+
+    def _running_zygote(self) -> Zygote:
+        with self._lock:
+            if self._closed:
+                raise _no_decoder()
+            if self._zygote and not self._zygote.is_alive():
+                self._zygote.close()
+                self._zygote = None
+            if not self._zygote:
+                self._zygote = self._started()
+            return self._zygote
+
+    def _started(self) -> Zygote:
+        try:
+            return Zygote(
+                memory_bytes=self._limits.decode_memory_bytes,
+                cpu_seconds=self._limits.decode_seconds,
+                program=self._program,
+            )
+        except NoProcess:
+            raise _no_decoder() from None
+
+    def _check_status(self, facts: Facts, sniffed: Sniffed, declared_seconds: float) -> None:
+        match facts.status:
+            case Status.FAILED:
+                check_complete(facts.frames / max(1, facts.sample_rate), declared_seconds)
+                raise self._undecodable(sniffed)
+            case Status.WRONG_CODEC:
+                refuse(f"{sniffed.label} with codec {facts.codec or 'unknown'}")
+            case Status.NO_AUDIO_STREAM:
+                refuse(f"{sniffed.label} without audio")
+            case Status.SEVERAL_AUDIO_STREAMS:
+                refuse(f"{sniffed.label} with several audio streams")
+            case Status.VIDEO_STREAM:
+                refuse(f"{sniffed.label} with video")
+
+    def _undecodable(self, sniffed: Sniffed) -> InvalidAudio:
+        memory = self._limits.decode_memory_bytes // 1024**2
+        return InvalidAudio(
+            f"The {sniffed.label} could not be decoded: it is damaged, or takes more than {memory} MiB."
+        )
+
+
+def _no_decoder() -> Unavailable:
+    return Unavailable(
+        "No audio decoder is available. Try again in a moment.", retry_after_seconds=_RETRY_AFTER_SECONDS
+    )
