@@ -1,0 +1,374 @@
+"""Whatever a clip does to the library that decodes it stays with that clip."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from services.shared.audio import AudioDecoder
+from services.shared.settings import UploadLimits
+from speaker_registry.errors import InvalidAudio, SpeakerRegistryError, Unavailable
+from tests.unit.audio import clips
+from tests.unit.audio.misbehaving import ATTEMPTS
+
+ROOT = Path(__file__).parents[3]
+LIMITS = UploadLimits(decode_seconds=10.0)
+WAV = clips.wav()
+
+
+def misbehaving(reader: str, limits: UploadLimits = LIMITS) -> AudioDecoder:
+    """A decoder whose guarded processes run `reader` of misbehaving.py instead of reading the clip."""
+    program = (
+        f"import sys; sys.path[:0] = [sys.argv[1], {str(Path(__file__).parent)!r}]\n"
+        "import misbehaving\n"
+        "from sandbox.zygote import serve\n"
+        f"serve(misbehaving.{reader}, memory_bytes=int(sys.argv[2]), cpu_seconds=int(sys.argv[3]))\n"
+    )
+    return AudioDecoder(limits, program=program)
+
+
+def descendants() -> list[psutil.Process]:
+    return [process for process in psutil.Process().children(recursive=True) if alive(process)]
+
+
+def alive(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def zygote() -> psutil.Process:
+    """The one that was started last."""
+    found = [
+        process
+        for process in psutil.Process().children()
+        if alive(process) and "sandbox" in str(process.cmdline())
+    ]
+    return max(found, key=lambda process: process.create_time())
+
+
+def eventually(condition: Callable[[], object], seconds: float = 5.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+@contextmanager
+def in_background(decoder: AudioDecoder) -> Iterator[list[SpeakerRegistryError | None]]:
+    """A decode under way in another thread. Afterwards the list holds how it ended."""
+    ended: list[SpeakerRegistryError | None] = []
+
+    def decode() -> None:
+        try:
+            decoder.decode(WAV)
+        except SpeakerRegistryError as error:
+            ended.append(error)
+        else:
+            ended.append(None)
+
+    thread = threading.Thread(target=decode)
+    thread.start()
+    assert eventually(lambda: zygote().children())
+    yield ended
+    thread.join(20)
+    assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("reader", ["allocate", "crash", "kill_itself", "babble", "answer_not_a_number"])
+def test_a_process_that_breaks_costs_its_clip_and_no_other(reader: str):
+    """Too much memory, a segmentation fault, the kernel's killer, an answer that is none: the clip is refused
+    at once, and the next one is decoded all the same.
+    """
+    with misbehaving(reader) as decoder:
+        for _ in range(2):
+            start = time.monotonic()
+            with pytest.raises(
+                InvalidAudio, match=r"^The WAV could not be decoded: it is damaged, or takes more"
+            ):
+                decoder.decode(WAV)
+            assert time.monotonic() - start < 5
+
+
+@pytest.mark.parametrize("reader", ["spin", "sleep", "drip"])
+def test_a_process_that_hangs_is_killed_in_time(reader: str):
+    """A clip that keeps a decoder busy for ever would take one of four from everybody."""
+    with misbehaving(reader, UploadLimits(decode_seconds=0.5, decoders=1)) as decoder:
+        start = time.monotonic()
+        with pytest.raises(InvalidAudio, match=r"^The WAV could not be decoded within 0\.5s\.$"):
+            decoder.decode(WAV)
+        assert time.monotonic() - start < 3
+        assert eventually(lambda: not zygote().children())
+
+
+def test_processor_time_is_limited_even_if_nobody_kills_the_process():
+    """The last resort, should the API be too busy to look at the clock."""
+    with misbehaving("spin", UploadLimits(decode_seconds=0.9)) as decoder, in_background(decoder):
+        limit = zygote().children()[0].rlimit(psutil.RLIMIT_CPU)
+        assert limit == (1, 1)
+
+
+def claiming(claim: str) -> bytes:
+    body = claim.encode().ljust(32, b"\0")
+    return b"RIFF" + (68).to_bytes(4, "little") + WAV[8:40] + len(body).to_bytes(4, "little") + body
+
+
+@pytest.mark.parametrize(
+    "claim",
+    [
+        "samples=4000",
+        "frames=4000",
+        "frames=240001",
+        "channels=0",
+        "channels=9",
+        "sample_rate=100",
+        "sample_rate=1000000",
+        "finished=0",
+        "rms=-1",
+        "rms=nan",
+        "clipped=2",
+        "declared_seconds=1e300",
+        "declared_seconds=-1",
+    ],
+)
+def test_an_impossible_answer_is_not_believed(claim: str):
+    """A process taken over by a clip may say anything: none of it may become a voice, or an exception in the
+    API.
+    """
+    with misbehaving("claim_the_impossible") as decoder:
+        assert decoder.decode(claiming("declared_seconds=2")).audio.seconds == 2.0
+        with pytest.raises(InvalidAudio):
+            decoder.decode(claiming(claim))
+
+
+def test_a_taken_over_process_can_do_nothing_but_answer(monkeypatch: pytest.MonkeyPatch):
+    """No file, no network, no program, no other process, no secret: this is what makes the rest bearable."""
+    monkeypatch.setenv("SECRET_OF_THE_API", "hunter2")
+    with misbehaving("try_everything") as decoder:
+        flags = decoder.decode(WAV).audio.samples
+    assert [name for name, flag in zip(ATTEMPTS, flags, strict=False) if flag] == []
+
+
+def test_each_attempt_succeeds_outside_the_sandbox(monkeypatch: pytest.MonkeyPatch):
+    """Otherwise the test above would prove nothing."""
+    monkeypatch.setenv("SECRET_OF_THE_API", "hunter2")
+    program = (
+        "from tests.unit.audio.misbehaving import *\n"
+        "print([name for name, attempt in ATTEMPTS.items() if succeeds(attempt)])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, cwd=ROOT, stdin=subprocess.DEVNULL, check=True
+    )
+    expected = set(ATTEMPTS) - {
+        "open a socket",
+        "change its priority",
+    }  # nobody listens; the user may not be root
+    assert expected <= set(eval(done.stdout))
+
+
+def test_no_system_call_is_left_where_the_kernel_can_filter_them(decoder: AudioDecoder):
+    """Without the filter a process could free a descriptor's number and open a file in its place."""
+    if sys.platform != "linux":
+        pytest.skip("seccomp is Linux's")
+    with misbehaving("sleep") as sleeping, in_background(sleeping):
+        (child,) = zygote().children()
+        assert eventually(lambda: "Seccomp:\t2" in Path(f"/proc/{child.pid}/status").read_text())
+        sleeping.close()
+
+
+def test_fifty_uploads_at_once_are_all_decoded(decoder: AudioDecoder):
+    """Uploads come in API threads; a mixed-up answer would give one person another one's voice."""
+    lengths = [1.0 + index / 100 for index in range(50)]
+    uploads = [clips.wav(seconds, 8000) for seconds in lengths]
+    with ThreadPoolExecutor(50) as threads:
+        decoded = list(threads.map(decoder.decode, uploads))
+    assert [round(clip.audio.seconds, 3) for clip in decoded] == [round(seconds, 3) for seconds in lengths]
+
+
+def test_when_all_decoders_are_busy_an_upload_is_told_to_come_back():
+    """A queue without end would hold every API thread, and with them the requests that need no decoder."""
+    limits = UploadLimits(decoders=1, decoder_wait_seconds=0.1)
+    with misbehaving("sleep", limits) as decoder, in_background(decoder) as ended:
+        with pytest.raises(Unavailable, match=r"All 1 decoders are busy") as caught:
+            decoder.decode(WAV)
+        assert caught.value.retry_after_seconds
+        decoder.close()
+    assert isinstance(ended[0], Unavailable)
+
+
+def test_two_hundred_decodes_leave_nothing_behind(decoder: AudioDecoder):
+    """A descriptor, a process or a megabyte per upload would end a server within a day."""
+    mp3, bad = clips.mp3(), WAV[:-20000]
+
+    def decode_some(count: int) -> None:
+        for index in range(count):
+            if index % 4:
+                decoder.decode((WAV, mp3)[index % 2])
+            else:
+                with pytest.raises(InvalidAudio):
+                    decoder.decode(bad)
+
+    decode_some(40)
+    this = psutil.Process()
+    descriptors, memory = this.num_fds(), this.memory_info().rss
+    decode_some(200)
+    assert this.num_fds() == descriptors
+    assert this.memory_info().rss - memory < 8 << 20
+    assert eventually(lambda: not zygote().children())
+    assert zygote().num_threads() == 1
+    assert zygote().num_fds() == 3
+
+
+def test_a_killed_zygote_is_replaced():
+    """The kernel's killer may take it. The next upload must not need an operator."""
+    with AudioDecoder(LIMITS) as decoder:
+        zygote().kill()
+        assert decoder.decode(WAV).audio.seconds == 2.0
+
+
+def test_a_clip_whose_zygote_is_killed_is_decoded_by_the_next_one():
+    """It was not the clip's fault, so the uploader must not be blamed."""
+    with misbehaving("doze") as decoder, in_background(decoder) as ended:
+        zygote().kill()
+    assert ended == [None]
+
+
+def test_closing_ends_every_process_and_what_they_were_doing():
+    """A stopping server waits for nobody's clip."""
+    with misbehaving("sleep") as decoder:
+        with in_background(decoder) as ended:
+            mine = {zygote(), *zygote().children()}
+            decoder.close()
+        assert eventually(lambda: not any(map(alive, mine)))
+        with pytest.raises(Unavailable):
+            decoder.decode(WAV)
+    assert isinstance(ended[0], Unavailable)
+
+
+def test_libraries_that_do_not_load_are_not_the_uploaders_fault():
+    """A broken installation is an outage, not a bad clip."""
+    decoder = AudioDecoder(LIMITS, program="raise SystemExit(1)")
+    with pytest.raises(Unavailable):
+        decoder.start()
+    with pytest.raises(Unavailable):
+        decoder.decode(WAV)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_signals_meant_for_the_server_do_not_disturb_a_decode(number: int):
+    """A service manager signals every process it knows of; the upload in flight is to be answered all the
+    same.
+    """
+    with misbehaving("doze") as decoder, in_background(decoder) as ended:
+        for process in (zygote(), *zygote().children()):
+            process.send_signal(number)
+    assert ended == [None]
+
+
+SERVER = """
+import sys, threading, time
+print("imported", flush=True)
+from services.shared.audio import AudioDecoder
+from tests.unit.audio.test_sandbox import WAV, descendants, misbehaving
+
+if __name__ == "__main__":
+    decoder = misbehaving(sys.argv[1])
+    decoder.start()
+    threading.Thread(target=decoder.decode, args=(WAV,), daemon=True).start()
+    while len(descendants()) < 2:
+        time.sleep(0.01)
+    try:
+        print(*[process.pid for process in descendants()], flush=True)
+        time.sleep(60)
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+        decoder.close()
+"""
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[tuple["subprocess.Popen[str]", list[psutil.Process]]]:
+    """A process with a decode under way, started as `python -m` starts a server, and its children."""
+    (tmp_path / "server_under_test.py").write_text(SERVER)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path)])}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "server_under_test", "sleep"],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        assert process.stdout
+        assert process.stdout.readline() == "imported\n"
+        yield process, [psutil.Process(int(pid)) for pid in process.stdout.readline().split()]
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_no_process_survives_a_server_that_is_killed(
+    server: tuple["subprocess.Popen[str]", list[psutil.Process]],
+):
+    """kill -9 leaves it no chance to clean up. What stays behind would hold memory until a restart."""
+    process, children = server
+    assert len(children) == 2
+    process.kill()
+    assert eventually(lambda: not any(map(alive, children)))
+
+
+def test_ctrl_c_stops_everything_without_a_word(server: tuple["subprocess.Popen[str]", list[psutil.Process]]):
+    """The terminal sends it to the whole process group. Tracebacks of processes that nobody knows of would
+    frighten people.
+    """
+    process, children = server
+    os.killpg(process.pid, signal.SIGINT)
+    output, errors = process.communicate(timeout=10)
+    assert output == "interrupted\n"  # and not imported a second time by a child
+    assert "KeyboardInterrupt" not in errors
+    assert eventually(lambda: not any(map(alive, children)))
+
+
+def test_the_asking_process_never_loads_a_decoding_library():
+    """They take 40 MiB, and a crash in one of them would end the API."""
+    program = (
+        "import sys\n"
+        "from services.shared.audio import AudioDecoder\n"
+        "from services.shared.settings import UploadLimits\n"
+        "data = sys.stdin.buffer.read()\n"
+        "with AudioDecoder(UploadLimits()) as decoder:\n"
+        "    print(decoder.decode(data).audio.seconds, {'av', 'soundfile'} & set(sys.modules))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], input=WAV, capture_output=True, cwd=ROOT, check=True
+    )
+    assert done.stdout.decode() == "2.0 set()\n"
+
+
+def test_the_decoding_process_is_small(decoder: AudioDecoder):
+    """It is forked for every clip, and a fork copies its page tables: it must not import what the API
+    imports.
+    """
+    decoder.decode(WAV)
+    assert zygote().memory_info().rss < 90 << 20
+    assert np.median([_timed(decoder) for _ in range(20)]) < 0.25
+
+
+def _timed(decoder: AudioDecoder) -> float:
+    start = time.perf_counter()
+    decoder.decode(WAV)
+    return time.perf_counter() - start
