@@ -14,9 +14,7 @@ from services.shared.settings import StoreSettings
 from services.shared.store import ObjectStore, open_store, prepare_bucket
 from tests import servers
 from tests.integration.conftest import bucket_settings
-from tests.servers import S3Server
-
-pytestmark = pytest.mark.timeout(60)
+from tests.servers import Request, Response, S3Proxy, S3Server
 
 
 @pytest.fixture(scope="module")
@@ -172,7 +170,7 @@ def test_the_probe_accepts_the_store_and_leaves_nothing(store: ObjectStore) -> N
 
 
 def test_a_missing_bucket_is_made_once_and_described(moto_server: S3Server) -> None:
-    """Two replicas that start together must not make each other fail."""
+    """Nobody should have to make it by hand, and every start comes by here."""
     settings = bucket_settings(moto_server, url="s3://fresh-bucket/x", region="eu-central-1")
     with capture_logs() as logs:
         prepare_bucket(settings)
@@ -181,6 +179,31 @@ def test_a_missing_bucket_is_made_once_and_described(moto_server: S3Server) -> N
     assert logs[1]["versioning"] == "Off"
     assert "ObjectLockConfigurationNotFoundError" in logs[1]["object_lock"]
     open_store(settings).probe()
+
+
+def test_a_bucket_is_prepared_with_the_signature_that_every_server_knows(rclone_server: S3Server) -> None:
+    """Most know no other than version 4."""
+    with S3Proxy(rclone_server) as proxy:
+        prepare_bucket(bucket_settings(rclone_server, endpoint=proxy.endpoint))
+        signed = [request.headers["Authorization"] for request in proxy.seen]
+    assert signed
+    assert all(signature.startswith("AWS4-HMAC-SHA256") for signature in signed)
+
+
+class NotYetSeen(S3Proxy):
+    """Says that the bucket is missing, as it was when another replica began to make it."""
+
+    def answer(self, request: Request) -> Response:
+        return Response(404) if request.method == "HEAD" else self.forward(request)
+
+
+def test_a_bucket_that_another_replica_made_meanwhile_is_fine(moto_server: S3Server) -> None:
+    """Two that start together both find it missing; the slower one must not end."""
+    settings = bucket_settings(moto_server, url="s3://raced-bucket", region="eu-central-1")
+    prepare_bucket(settings)
+    with NotYetSeen(moto_server) as proxy:
+        prepare_bucket(settings.model_copy(update={"endpoint": proxy.endpoint}))
+        assert "PUT" in [request.method for request in proxy.seen]
 
 
 def test_a_bucket_that_keeps_what_is_deleted_is_warned_about(moto_server: S3Server) -> None:

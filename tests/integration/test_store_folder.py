@@ -236,7 +236,7 @@ print(store.get("n/v/before"), store.get("n/v/small"), flush=True)
 
 def assert_fails_cleanly(command: list[str], folder: Path, kept: list[str]) -> None:
     result = subprocess.run(
-        [*command, str(folder)], cwd=ROOT, capture_output=True, text=True, timeout=30, check=False
+        [*command, str(folder)], cwd=ROOT, capture_output=True, text=True, timeout=100, check=False
     )
     assert result.returncode == 0, result.stderr
     lines = [line for line in result.stdout.splitlines() if "store.failed" not in line]
