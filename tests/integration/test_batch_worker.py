@@ -203,16 +203,19 @@ def test_of_two_workers_that_took_the_same_job_one_starts_it(queue):
 def test_a_job_that_was_given_to_another_is_not_finished_by_the_first(queue):
     """Its lease had run out. Two results for one job, of different code versions perhaps, must not race."""
 
+    second, taken = make(queue), []
+
     def act(jobs):
         expire_leases(queue)
         reap(queue)
+        taken.append(second._take())
         return ["too late"] * len(jobs)
 
     put(queue, "a")
     first = make(queue, act)
     first._handle(first._take())
-    assert (status_of(queue, "a"), queue.job_ids) == ("queued", ["a"])
-    make(queue).work(burst=True)
+    assert status_of(queue, "a") == "started"
+    second._handle(taken[0])
     assert [result.return_value for result in job_of(queue, "a").results()] == [{"id": "a", "attempt": 2}]
 
 
@@ -638,6 +641,16 @@ def test_a_worker_stops_within_seconds_though_redis_is_away(server):
         time.sleep(1)
         process.terminate()
         assert process.wait(5) == 0
+
+
+def test_its_client_reports_a_failure_at_once(tmp_path):
+    """redis-py repeats a command ten times by default, for a minute, deaf to the signal to stop."""
+    nowhere = Redis(unix_socket_path=str(tmp_path / "none.sock"))
+    worker = BatchWorker([NAME], {}, connection=nowhere, settings=WorkerSettings())
+    started = time.monotonic()
+    with pytest.raises(RedisConnectionError):
+        worker.connection.ping()
+    assert time.monotonic() - started < 0.5
 
 
 def test_a_worker_that_has_to_stop_with_results_it_cannot_record_says_so(server):
