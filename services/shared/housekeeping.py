@@ -7,17 +7,18 @@ Any number of processes may run this at once: everything is idempotent, and a lo
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 import structlog
 from redis.exceptions import LockError
+from redis.lock import Lock
 
 from services.shared.announcements import SWEPT_AT
 from services.shared.domain import Fact, FailureRecord, Speaker, VersionFact, artifact_key, fold
 from services.shared.facts import SpeakerId, read_facts, read_speaker, speaker_ids
-from services.shared.index import GateOpened
+from services.shared.index import RebuildLost
 from services.shared.index_reading import Flight, IndexedSpeaker
 from services.shared.jobs import KEPT_SECONDS, Jobs
 from services.shared.publication import Publisher
@@ -31,6 +32,14 @@ from speaker_registry.errors import LeaseExpired, Unavailable
 log = structlog.get_logger()
 
 _LOOK_AGAIN_SECONDS = 15.0
+_LOOK_MUCH_LATER_SECONDS = 300.0
+_LOCK_SECONDS = 20.0
+"""Without a sign of life its holder is taken for dead. Any longer, and a rebuild that was killed would keep
+the gate closed.
+"""
+
+Sign = Callable[[], None]
+"""Called now and then by long work: whoever does it is still at it."""
 
 
 class Housekeeper:
@@ -60,24 +69,26 @@ class Housekeeper:
         all.
         """
         if not self._index.gate_open():
-            with self._only_one("rebuild"):
-                self.rebuild()
+            with self._only_one("rebuild") as sign:
+                self.rebuild(sign)
             return
         for speaker_id, seen in self._index.due(self._settings.speakers_per_turn):
-            self._index.look_again(speaker_id, self.settle(speaker_id), seen=seen)
+            self._index.look_again(speaker_id, self._settle_safely(speaker_id), seen=seen)
         if self._sweep_is_due():
-            with self._only_one("sweep"):
-                self.sweep()
+            with self._only_one("sweep") as sign:
+                self.sweep(sign)
 
     @contextmanager
-    def _only_one(self, what: str) -> Iterator[None]:
+    def _only_one(self, what: str) -> Iterator[Sign]:
         """Skip the work if somebody else is at it. Losing the lock half-way is harmless."""
-        lock = self._index.ungated.lock(f"sr:lock:{what}", timeout=300, blocking=False)
+        lock = self._index.ungated.lock(
+            f"sr:lock:{what}", timeout=_LOCK_SECONDS, blocking=False, thread_local=False
+        )
         with unavailable_without_redis():
             if not lock.acquire():
                 raise Unavailable(f"Another process is at the {what}.", retry_after_seconds=1)
         try:
-            yield
+            yield self._keeping(lock)
         finally:
             try:
                 with unavailable_without_redis():
@@ -85,22 +96,38 @@ class Housekeeper:
             except (LockError, Unavailable):
                 log.info("housekeeping.lock_lost", what=what)
 
+    def _keeping(self, lock: Lock) -> Sign:
+        kept = self._clock.monotonic()
+
+        def keep() -> None:
+            nonlocal kept
+            if self._clock.monotonic() - kept > _LOCK_SECONDS / 4:
+                kept = self._clock.monotonic()
+                with suppress(LockError, Unavailable), unavailable_without_redis():
+                    lock.reacquire()
+
+        return keep
+
     # -- rebuild
 
-    def rebuild(self) -> int:
-        """Build the index from the bucket and open the gate. Returns the number of speakers."""
-        stamp = self._index.server_stamp()
-        if self._index.gate_open():
-            return 0
-        self._registrar.announcements.forget()
-        known = set(speaker_ids(self._store))
+    def rebuild(self, sign: Sign = lambda: None) -> int:
+        """Build the index from the bucket and open the gate. Returns the number of speakers.
+
+        Whoever begins last finishes: what others have begun is refused from then on, so nobody forgets a
+        speaker that another has just rebuilt.
+        """
+        token = self._clock.new_id()
         try:
-            self._index.forget_all_but(known)
-            self._for_each(self._rebuild_one, known)
-            self._for_each(self._catch_up, speaker_ids(self._store))  # what landed since the first listing
-        except GateOpened:
-            return 0  # somebody else was faster
-        self._index.open_gate(stamp)
+            stamp = self._index.begin_rebuild(token)
+            self._registrar.announcements.forget()
+            known = set(speaker_ids(self._store))
+            self._index.forget_all_but(known, token)
+            self._for_each(lambda speaker_id: self._rebuild_one(speaker_id, token, sign), known)
+            # What landed since the first listing.
+            self._for_each(lambda speaker_id: self._catch_up(speaker_id, sign), speaker_ids(self._store))
+            self._index.open_gate(stamp, token)
+        except RebuildLost:
+            return 0
         log.info("index.rebuilt", speakers=len(known))
         return len(known)
 
@@ -109,13 +136,27 @@ class Housekeeper:
         with ThreadPoolExecutor(self._settings.rebuild_threads) as pool:
             list(pool.map(work, speakers))
 
-    def _rebuild_one(self, speaker_id: SpeakerId) -> None:
-        self._index.apply(speaker_id, read_speaker(self._store, speaker_id), rebuilding=True, reset=True)
+    def _rebuild_one(self, speaker_id: SpeakerId, token: str, sign: Sign) -> None:
+        truth = read_speaker(self._store, speaker_id)
+        self._index.reset(speaker_id, token)
+        self._index.apply(speaker_id, truth, rebuilding=True)
+        sign()
 
-    def _catch_up(self, speaker_id: SpeakerId) -> None:
+    def _catch_up(self, speaker_id: SpeakerId, sign: Sign) -> None:
         self._index.apply(speaker_id, read_speaker(self._store, speaker_id), rebuilding=True)
+        sign()
 
     # -- one speaker
+
+    def _settle_safely(self, speaker_id: SpeakerId) -> float | None:
+        """One speaker that cannot be settled must not keep the others from it."""
+        try:
+            return self.settle(speaker_id)
+        except Unavailable:
+            raise
+        except Exception:
+            log.exception("speaker.not_settled", speaker=str(speaker_id))
+            return _LOOK_MUCH_LATER_SECONDS
 
     def settle(self, speaker_id: SpeakerId) -> float | None:
         """Apply facts whose script call was lost, see to missing artifacts and lost jobs, promote.
@@ -181,14 +222,15 @@ class Housekeeper:
             swept_at = self._index.redis.get(SWEPT_AT)
         return swept_at is None or self._clock.now() - float(swept_at) > self._settings.sweep_seconds
 
-    def sweep(self) -> None:
+    def sweep(self, sign: Sign = lambda: None) -> None:
         """Settle every speaker, delete what nobody can reach, forget old jobs."""
         started = self._clock.now()
         namespaces = set()
         for speaker_id in speaker_ids(self._store):
             namespaces.add(speaker_id.namespace)
-            self.settle(speaker_id)
+            self._settle_safely(speaker_id)
             self.collect_garbage(speaker_id)
+            sign()
         for namespace in namespaces:
             Jobs(self._index).forget_before(namespace, started - KEPT_SECONDS)
         with unavailable_without_redis():

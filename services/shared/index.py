@@ -11,7 +11,7 @@ Knows nothing of the bucket.
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -34,6 +34,11 @@ STAGES = 3
 PENDING_MOVE_SECONDS = 60.0
 """So long a reserved move of an alias counts as on its way. After that whoever reserved it must have died."""
 
+_LOOKING_SECONDS = 120.0
+"""Longer than the scripts ever put off a look, so that every call for one shows while somebody looks."""
+_NOBODY = SpeakerId("no", "speaker")
+"""For scripts that are about no speaker."""
+
 _LUA = Path(__file__).parent / "lua"
 
 
@@ -44,8 +49,8 @@ class GateClosed(Unavailable):
         super().__init__("The index is being rebuilt; try again shortly.", retry_after_seconds=1)
 
 
-class GateOpened(Exception):
-    """Somebody else finished the rebuild: what a rebuild may forget must not be forgotten any more."""
+class RebuildLost(Exception):
+    """Somebody else finished the rebuild or began it anew: nothing is ours to forget any more."""
 
 
 class AliasMoved(Conflict):
@@ -125,18 +130,29 @@ class SpeakerIndex:
         with unavailable_without_redis():
             return self.ungated.get(BOOT) == self.server_stamp()
 
-    def open_gate(self, stamp: str) -> None:
-        """The rebuild for this run of the server is done."""
-        with unavailable_without_redis():
-            self.ungated.set(BOOT, stamp)
+    def begin_rebuild(self, token: str) -> str:
+        """From here on only the rebuild of this `token` may forget anything and open the gate.
 
-    def forget_all_but(self, known: Set[SpeakerId]) -> None:
-        """Before a rebuild: speakers that the bucket does not know. Raises `GateOpened`."""
+        Returns what to open it with. Raises `RebuildLost` if it is open.
+        """
         stamp = self.server_stamp()
+        self._run("begin_rebuild", _NOBODY, rebuilding=True, stamp=stamp, token=token)
+        return stamp
+
+    def open_gate(self, stamp: str, token: str) -> None:
+        """The rebuild is done, if the server is still the one it began on. Raises `RebuildLost`."""
+        self._run("open_gate", _NOBODY, rebuilding=True, stamp=stamp, token=token)
+
+    def reset(self, speaker_id: SpeakerId, token: str) -> None:
+        """Forget what the facts are about to tell again. Raises `RebuildLost`."""
+        self._run("reset", speaker_id, rebuilding=True, token=token)
+
+    def forget_all_but(self, known: Set[SpeakerId], token: str) -> None:
+        """In a rebuild: speakers that the bucket does not know. Raises `RebuildLost`."""
         with unavailable_without_redis():
             found = [_id_of(key) for key in self.ungated.scan_iter("sr:*:v:*", count=1000)]
         for speaker_id in (one for one in dict.fromkeys(found) if one not in known):
-            self._run("reset", speaker_id, rebuilding=True, stamp=stamp, wholly=True)
+            self._run("reset", speaker_id, rebuilding=True, token=token, wholly=True)
 
     def _run(self, script: str, speaker_id: SpeakerId, *, rebuilding: bool = False, **args: Any) -> Any:
         keys = [speaker_key(speaker_id), BOOT, EVENTS, names_key(speaker_id.namespace), DIRTY]
@@ -301,14 +317,8 @@ class SpeakerIndex:
             )
         )
 
-    def apply(
-        self, speaker_id: SpeakerId, truth: Speaker, *, rebuilding: bool = False, reset: bool = False
-    ) -> None:
-        """Everything the facts say. What is there already stays as it is, unless it is `reset` first
-        (`GateOpened`).
-        """
-        if reset:
-            self._run("reset", speaker_id, rebuilding=True, stamp=self.server_stamp())
+    def apply(self, speaker_id: SpeakerId, truth: Speaker, *, rebuilding: bool = False) -> None:
+        """Everything the facts say. What is there already stays as it is."""
         if truth.tombstone:
             self.apply_tombstone(
                 speaker_id, truth.tombstone, truth.number, truth.created_at, rebuilding=rebuilding
@@ -430,17 +440,29 @@ class SpeakerIndex:
             raise GateClosed
         return list(keys)
 
-    def due(self, limit: int) -> list[tuple[SpeakerId, float]]:
-        """Speakers that housekeeping is to look at now, with the time they were due."""
+    def due(self, limit: int) -> Iterator[tuple[SpeakerId, float]]:
+        """Speakers that housekeeping is to look at now, each with what `look_again` wants to know as `seen`.
+
+        Each is put off for a while first: who looks may die, others need not look too, and what happens from
+        now on shows.
+        """
         with unavailable_without_redis():
             found = self.redis.zrange(
                 DIRTY, "-inf", self._clock(), byscore=True, offset=0, num=limit, withscores=True
             )
-        return [(SpeakerId.parse(member), score) for member, score in cast(list[tuple[str, float]], found)]
+        for member, score in cast(list[tuple[str, float]], found):
+            speaker_id = SpeakerId.parse(member)
+            seen = self.look_again(speaker_id, _LOOKING_SECONDS, seen=score)
+            if seen is not None:
+                yield speaker_id, seen
 
-    def look_again(self, speaker_id: SpeakerId, seconds: float | None, *, seen: float) -> None:
-        """Put off the next look at a speaker, or end it (None), unless something happened since `seen`."""
-        self._run("look_again", speaker_id, seconds=seconds, seen=seen)
+    def look_again(self, speaker_id: SpeakerId, seconds: float | None, *, seen: float) -> float | None:
+        """Put off the next look at a speaker, or end it (None), unless something happened since `seen`.
+
+        Returns the next look's `seen`; None if there is none or it is not ours to put off.
+        """
+        score = self._run("look_again", speaker_id, seconds=seconds, seen=seen)
+        return float(score) if score else None
 
 
 def speaker_key(speaker_id: SpeakerId) -> str:
@@ -460,7 +482,7 @@ def _refusal(error: redis.ResponseError, speaker_id: SpeakerId) -> Exception:
     """What a script's error reply means to a caller; the error itself if it is none of ours."""
     ours: dict[str, Exception] = {
         "GATE": GateClosed(),
-        "OPEN": GateOpened(),
+        "LOST": RebuildLost(),
         "QUOTA": QuotaExceeded("Uploaded voice limit reached."),
         "EXISTS": VoiceExists(f"Voice '{speaker_id.slug}' already exists."),
         "NOTFOUND": VoiceNotFound(f"Voice '{speaker_id.slug}' not found"),

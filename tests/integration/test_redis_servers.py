@@ -31,7 +31,7 @@ def test_the_index_counts_versions_and_notices_a_flush(redis_url: str) -> None:
     index = SpeakerIndex(redis_url, "a bucket")
     with Redis.from_url(redis_url) as client:
         client.flushall()
-        index.open_gate(index.server_stamp())
+        index.open_gate(index.begin_rebuild("token"), "token")
         numbers = [index.reserve_version(ALICE, max_speakers=10, immutable=False).number for _ in range(3)]
         assert numbers == [1, 2, 3]
         client.flushall()

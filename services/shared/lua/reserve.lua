@@ -16,6 +16,7 @@ if a.expected then
   local on_its_way = tonumber(reserved) > by_hand and a.now - tonumber(at) < a.pending
   if on_its_way or in_force ~= a.expected then return redis.error_reply('MOVED') end
 end
+raise_mark('seq', tonumber(redis.call('GET', 'sr:base') or '0'))
 local seq = redis.call('HINCRBY', speaker, 'seq', 1)
 if a.kind == 'als' and not a.automatic then
   redis.call('HSET', speaker, 'ra:' .. a.alias, string.format('%.0f:%.3f', seq, a.now))

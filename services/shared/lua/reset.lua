@@ -1,6 +1,6 @@
 -- Before a rebuild: forgets what facts will tell again. Keeps marks (they only rise) and flights (jobs prove them), unless
--- wholly. ARGV: stamp, wholly. Refused once the gate is open: then there is nothing to tell it again.
-if redis.call('GET', boot) == a.stamp then return redis.error_reply('OPEN') end
+-- wholly. ARGV: token, wholly. Refused if the rebuild is over or somebody else's: then nobody would tell it again.
+if redis.call('GET', 'sr:rebuild') ~= a.token then return redis.error_reply('LOST') end
 local key = redis.call('HGET', speaker, 'key')
 if key then redis.call('ZREM', names, key) end
 if a.wholly then return redis.call('DEL', speaker) end
