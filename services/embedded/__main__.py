@@ -1,31 +1,34 @@
 """`python -m services.embedded run|demo`: the registry on one machine. See `make run` and `make demo`."""
 
+import logging
 import signal
 import sys
+from typing import Any
 
+import structlog
 from pydantic import ValidationError
 
 from services.embedded.demo import demo
+from services.embedded.log_lines import readable
 from services.embedded.settings import EmbeddedSettings
 from services.embedded.supervisor import EmbeddedRegistry, StartFailed
-from services.shared.logs import configure_logs
-from services.shared.valkey import ValkeyError
+from services.shared.settings import explain
 
 
 def main(arguments: list[str]) -> int:
     """Returns the exit status."""
-    configure_logs("WARNING")
     commands = {"run": run, "demo": demo}
     if len(arguments) != 1 or arguments[0] not in commands:
         print("usage: python -m services.embedded run|demo", file=sys.stderr)
         return 2
+    _configure_logs()
+    _end_on_signals()
     try:
         return commands[arguments[0]](EmbeddedSettings())
     except ValidationError as error:
-        for fault in error.errors():
-            print(f"{'.'.join(map(str, fault['loc'])).upper()}: {fault['msg']}", file=sys.stderr)
+        print(explain(error), file=sys.stderr)
         return 2
-    except (StartFailed, ValkeyError, OSError) as error:
+    except StartFailed as error:
         print(error, file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -35,21 +38,20 @@ def main(arguments: list[str]) -> int:
 
 def run(settings: EmbeddedSettings) -> int:
     """Keep a registry running until Ctrl-C or SIGTERM."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     print(f"starting (profiles: {settings.profiles}; weights: {settings.weights}) …", flush=True)
-    registry = EmbeddedRegistry(settings)
-    try:
-        with registry:
-            print(_welcome(registry, settings), flush=True)
+    with EmbeddedRegistry(settings, show=logging.INFO) as registry:
+        print(_welcome(registry, settings), flush=True)
+        try:
             registry.watch()
-    except KeyboardInterrupt:
-        print("\nstopped; the data stays", flush=True)
+        except KeyboardInterrupt:
+            print("\nstopping: what is in hand is finished; Ctrl-C again ends all at once …", flush=True)
+    print("stopped; the data stays", flush=True)
     return 0
 
 
 def _welcome(registry: EmbeddedRegistry, settings: EmbeddedSettings) -> str:
     url, data = registry.url, settings.data.absolute()
-    profile = settings.profiles.partition(",")[0].strip()
+    profile = settings.profile_names[0]
     warning = (
         "\nThe weights are UNTRAINED (random): all works, the voices are useless. For real ones set WEIGHTS."
         if settings.weights == "untrained"
@@ -64,7 +66,29 @@ Try it:
   curl -X POST {url}/v1/audio/voices/alice/cache
   curl -o alice.safetensors {url}/v1/voices/alice/versions/default/artifacts/{profile}/file
 
-Ctrl-C stops it."""
+Ctrl-C stops it.
+"""
+
+
+def _configure_logs() -> None:
+    """What we log ourselves, in the form in which our children's lines are shown."""
+    colours = sys.stderr.isatty()
+
+    def render(_logger: object, _method: str, event: structlog.typing.EventDict) -> Any:
+        return readable("registry", event, colours=colours)
+
+    structlog.configure(
+        processors=[structlog.stdlib.add_log_level, render],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
+
+
+def _end_on_signals() -> None:
+    """A closed terminal and `kill` do what Ctrl-C does, unless whoever started us wants one ignored."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler)
 
 
 if __name__ == "__main__":

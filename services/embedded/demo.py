@@ -3,6 +3,7 @@ like any other.
 """
 
 import json
+import logging
 import shutil
 import tempfile
 import time
@@ -24,11 +25,11 @@ def demo(settings: EmbeddedSettings) -> int:
     """Run it and say how long each step took. Returns the exit status."""
     folder = Path(tempfile.mkdtemp(prefix="speaker-registry-demo-"))
     settings = settings.model_copy(update={"data": folder, "port": 0})
-    registry = EmbeddedRegistry(settings, log_path=folder / "demo.log")
+    registry = EmbeddedRegistry(settings, show=logging.WARNING)
     try:
         with step(f"start API, worker (weights: {settings.weights}), Valkey and bucket"):
             registry.__enter__()
-        profile = settings.profiles.partition(",")[0].strip()
+        profile = settings.profile_names[0]
         with RegistryClient(registry.url) as client:
             _tour(client, profile)
         with step("stop everything"):

@@ -1,18 +1,20 @@
 """What `make run` and `make demo` can be told. Environment: the names without a prefix, as short as they are
-typed.
+typed. What can be found wrong without loading a model is found here.
 """
 
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field, StringConstraints
+from pydantic import Field, StringConstraints, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from services.shared.profiles import ProfileCatalogue
+from services.shared.settings import ApiSettings, RegistrySettings, explain
+from speaker_registry.errors import ProfileUnknown
 
 
 class EmbeddedSettings(BaseSettings):
-    """The registry on one machine, by `make run`. Environment: HOST, PORT, DATA, PROFILES, WEIGHTS,
-    REDIS_URL.
-    """
+    """Environment: HOST, PORT, DATA, PROFILES, WEIGHTS, REDIS_URL."""
 
     model_config = SettingsConfigDict(env_ignore_empty=True, frozen=True)
 
@@ -28,3 +30,40 @@ class EmbeddedSettings(BaseSettings):
     """`untrained`, a folder, `hub`, or `hub:<commit>`."""
     redis_url: str | None = None
     """A server that runs already; else one is started."""
+
+    @property
+    def profile_names(self) -> tuple[str, ...]:
+        return RegistrySettings(profiles=self.profiles).profiles
+
+    @field_validator("host")
+    @classmethod
+    def _accepted_by_the_api(cls, host: str) -> str:
+        try:
+            return ApiSettings(host=host).host
+        except ValidationError as error:
+            raise ValueError(explain(error)) from None
+
+    @field_validator("profiles")
+    @classmethod
+    def _known(cls, profiles: str) -> str:
+        names = RegistrySettings(profiles=profiles).profiles
+        if not names:
+            raise ValueError("no profile is named")
+        try:
+            ProfileCatalogue.load(names)
+        except ProfileUnknown as error:
+            raise ValueError(error.message) from None
+        return profiles
+
+    @field_validator("weights")
+    @classmethod
+    def _a_folder_if_anything(cls, weights: str) -> str:
+        """A folder's name becomes absolute: the worker need not start where we do."""
+        if weights == "untrained" or weights.partition(":")[0] == "hub":
+            return weights
+        folder = Path(weights).expanduser().absolute()
+        if not folder.is_dir():
+            raise ValueError(
+                f"there is no folder {folder}; `untrained`, a folder, `hub` or `hub:<commit>` is expected"
+            )
+        return str(folder)

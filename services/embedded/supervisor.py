@@ -2,126 +2,75 @@
 stopped.
 
 They are the processes of production, told by environment variables where to meet. Knows what to start and
-when it is
-up; not what they do.
+when it is up; not what they do.
 """
 
+import logging
 import os
 import socket
-import subprocess
 import sys
-import threading
 import time
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Self
+from typing import Self
 
 import structlog
 
+from services.embedded.children import Child
 from services.embedded.settings import EmbeddedSettings
-from services.shared.child import spawn
-from services.shared.valkey import ValkeyServer
+from services.shared.valkey import DataDirectoryInUseError, ValkeyError, ValkeyServer
 from speaker_registry import RegistryClient, SpeakerRegistryError
 
 log = structlog.get_logger()
 
-START_SECONDS = 300.0
-"""Loading and warming models may take a while on a small machine."""
-STOP_SECONDS = 30.0
-_STEADY_SECONDS = 30.0
-"""A child that lived so long and then ends is restarted at once, not with a growing pause."""
-_LONGEST_PAUSE_SECONDS = 30.0
+START_SECONDS = 600.0
+"""Fetching, loading and warming models may take a while on a small machine."""
+STOP_SECONDS = 8.0
+"""For what is in hand. What is not finished by then comes back at the next start."""
+VALKEY_STOP_SECONDS = 5.0
+_SILENT = logging.CRITICAL + 1
+
+_FOR_ONE_PERSON = {
+    # An idle worker looks so often whether it is to stop.
+    "SPEAKER_WORKER_POLL_SECONDS": "0.2",
+    # A stop waits for the clips in hand: few of them, where there may be no GPU.
+    "SPEAKER_WORKER_BATCH_SIZE": "4",
+    # And for the answers under way, of which some wait for a job.
+    "SPEAKER_API_SHUTDOWN_SECONDS": "3",
+}
+"""Set unless the environment says otherwise."""
 
 
 class StartFailed(Exception):
-    """The registry did not come up; the message says which part and where to look."""
-
-
-class Child:
-    """One of our processes, restarted when it ends by itself."""
-
-    def __init__(
-        self, name: str, module: str, environment: Mapping[str, str], output: IO[bytes] | None
-    ) -> None:
-        self.name = name
-        self._command = [sys.executable, "-m", module]
-        self._environment = {**os.environ, **environment}
-        self._output = output
-        self._process: subprocess.Popen[bytes] | None = None
-        self._started = 0.0
-        self._pause = 0.0
-        self._due = 0.0
-
-    @property
-    def pid(self) -> int | None:
-        return self._process.pid if self._process else None
-
-    @property
-    def exit_status(self) -> int | None:
-        """None while it runs."""
-        return self._process.poll() if self._process else None
-
-    def start(self) -> None:
-        root = Path(__file__).parents[2]
-        self._process = spawn(
-            self._command,
-            env=self._environment,
-            cwd=root,
-            stdin=subprocess.DEVNULL,
-            stdout=self._output,
-            stderr=self._output,
-        )
-        self._started = time.monotonic()
-
-    def keep_alive(self) -> None:
-        """Restart it if it has ended: at once the first time, then after growing pauses."""
-        if self.exit_status is None:
-            return
-        now = time.monotonic()
-        if not self._due:
-            steady = now - self._started > _STEADY_SECONDS
-            self._pause = 0.0 if steady else min(max(1.0, 2 * self._pause), _LONGEST_PAUSE_SECONDS)
-            self._due = now + self._pause
-            log.warning("child.ended", child=self.name, status=self.exit_status, restart_in=self._pause)
-        if now >= self._due:
-            self._due = 0.0
-            self.start()
-
-    def ask_to_stop(self) -> None:
-        if self._process and self.exit_status is None:
-            self._process.terminate()
-
-    def stop(self, deadline: float) -> None:
-        """Wait until it has ended; kill it at the deadline (monotonic)."""
-        if self._process is None:
-            return
-        try:
-            self._process.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            log.warning("child.killed", child=self.name)
-            self._process.kill()
-            self._process.wait()
+    """The registry did not come up; the message says which part, and why."""
 
 
 class EmbeddedRegistry:
     """Context manager: inside it, a registry runs at `url`.
 
     Args:
-        log_path: where the children write; None: to our own output.
+        show: from which level on log lines go to standard error once it is up. Until then none does: if it
+            does not come up, the reason is in `StartFailed`.
+        log_path: where everything the API and the worker write goes as well, as it is.
+
+    Raises:
+        StartFailed: on entering.
     """
 
-    def __init__(self, settings: EmbeddedSettings, *, log_path: Path | None = None) -> None:
+    def __init__(
+        self, settings: EmbeddedSettings, *, show: int = _SILENT, log_path: Path | None = None
+    ) -> None:
         self._settings = settings
+        self._show_from = show
+        self._shown_from = _SILENT
         self._log_path = log_path
         self._stack = ExitStack()
-        self._stopping = threading.Event()
         self.children: dict[str, Child] = {}
         self.valkey: ValkeyServer | None = None
-        port = settings.port or _free_port(settings.host)
-        self.port = port
-        self.url = f"http://{_bracketed(settings.host)}:{port}"
+        self.port = settings.port
+        self.url = ""
 
     def __enter__(self) -> Self:
         try:
@@ -129,6 +78,7 @@ class EmbeddedRegistry:
         except BaseException:
             self.stop()
             raise
+        self._shown_from = self._show_from
         return self
 
     def __exit__(
@@ -137,23 +87,34 @@ class EmbeddedRegistry:
         self.stop()
 
     def _start(self) -> None:
-        data = self._settings.data.absolute()
-        (data / "bucket").mkdir(parents=True, exist_ok=True, mode=0o700)
+        host, data = self._settings.host, self._settings.data.absolute()
+        self.port = _claim_port(host, self._settings.port)
+        self.url = f"http://{_bracketed(host)}:{self.port}"
+        _make_data_folder(data)
         redis_url = self._settings.redis_url or self._start_valkey(data / "redis")
         environment = self._environment(data, redis_url)
-        output = self._stack.enter_context(self._log_path.open("ab")) if self._log_path else None
+        raw = self._stack.enter_context(self._log_path.open("ab")) if self._log_path else None
         for name, module in (("api", "services.registry_api"), ("worker", "services.extractor_worker")):
-            self.children[name] = Child(name, module, environment, output)
+            self.children[name] = Child(name, module, environment, self._show, raw)
             self.children[name].start()
         self._wait_until_up()
 
     def _start_valkey(self, folder: Path) -> str:
-        self.valkey = ValkeyServer(folder)
-        self.valkey.start()
+        try:
+            self.valkey = ValkeyServer(folder)
+            self.valkey.start()
+        except DataDirectoryInUseError:
+            raise StartFailed(
+                f"Another registry runs on {folder.parent}: stop it, or set DATA to another folder."
+            ) from None
+        except ValkeyError as error:
+            raise StartFailed(f"Valkey could not be started: {error}") from None
         return self.valkey.url
 
-    def _environment(self, data: Path, redis_url: str) -> dict[str, str]:
+    def _environment(self, data: Path, redis_url: str) -> Mapping[str, str]:
         return {
+            **_FOR_ONE_PERSON,
+            **os.environ,
             "SPEAKER_STORE_URL": f"{(data / 'bucket').as_uri()}",
             "SPEAKER_REDIS_URL": redis_url,
             "SPEAKER_PROFILES": self._settings.profiles,
@@ -164,64 +125,82 @@ class EmbeddedRegistry:
             "SPEAKER_EXTRACTOR_ROLL_BACK": "true",
         }
 
+    def _show(self, line: str, importance: int) -> None:
+        if importance >= self._shown_from:
+            with suppress(OSError, ValueError):  # the terminal is gone; we are not
+                print(line, file=sys.stderr, flush=True)
+
     def _wait_until_up(self) -> None:
         """Until the API is ready and a worker serves every profile."""
-        profiles = {name.strip() for name in self._settings.profiles.split(",")}
+        profiles = set(self._settings.profile_names)
         deadline = time.monotonic() + START_SECONDS
-        with RegistryClient(self.url, retries=0) as client:
+        with RegistryClient(self.url, retries=0, timeout=2) as client:
             while time.monotonic() < deadline:
                 self._raise_if_ended()
-                try:
-                    served = {profile.id for profile in client.profiles() if profile.workers}
-                except SpeakerRegistryError:
-                    served = set()
-                if profiles <= served:
-                    return
+                with suppress(SpeakerRegistryError):
+                    if profiles <= {profile.id for profile in client.profiles() if profile.workers}:
+                        return
                 time.sleep(0.1)
-        raise StartFailed(f"The registry was not up after {START_SECONDS:.0f} s{self._where_to_look()}")
+        raise StartFailed(f"The registry was not up after {START_SECONDS:.0f} s.")
 
     def _raise_if_ended(self) -> None:
         for child in self.children.values():
             if child.exit_status is not None:
-                raise StartFailed(
-                    f"The {child.name} process ended with status {child.exit_status}{self._where_to_look()}"
-                )
-
-    def _where_to_look(self) -> str:
-        return f"; its last words are in {self._log_path}" if self._log_path else "; its last words are above"
+                raise StartFailed(f"The {child.name} could not start: {child.last_words()}")
 
     def watch(self) -> None:
-        """Restart what ends by itself, until `request_stop`."""
-        while not self._stopping.wait(0.2):
-            if self.valkey is not None and not self.valkey.running:
-                log.warning("child.ended", child="valkey")
-                self.valkey.start()
-            for child in self.children.values():
-                child.keep_alive()
-
-    def request_stop(self) -> None:
-        """Make `watch` return. May be called from a signal handler."""
-        self._stopping.set()
+        """Start again what ends by itself. Does not return: Ctrl-C raises in it."""
+        while True:
+            time.sleep(0.2)
+            try:
+                if self.valkey is not None and not self.valkey.running:
+                    log.warning("valkey.ended")
+                    self.valkey.start()
+                for child in self.children.values():
+                    child.keep_alive()
+            except (ValkeyError, OSError) as error:
+                log.error("restart.failed", reason=str(error))
+                time.sleep(2)
 
     def stop(self) -> None:
-        """All of it: who writes first, Valkey last."""
-        self._stopping.set()
+        """All of it: who writes first, Valkey last. A second Ctrl-C, raised in it, ends the rest at once."""
         deadline = time.monotonic() + STOP_SECONDS
-        for child in self.children.values():
-            child.ask_to_stop()
-        for child in self.children.values():
-            child.stop(deadline)
-        if self.valkey is not None:
-            self.valkey.stop()
-        self._stack.close()
+        try:
+            for child in self.children.values():
+                child.ask_to_stop()
+            for child in self.children.values():
+                child.stop(deadline)
+            if self.valkey is not None:
+                self.valkey.stop(seconds=VALKEY_STOP_SECONDS)
+        finally:
+            for child in self.children.values():
+                child.kill()
+            if self.valkey is not None:
+                self.valkey.stop(seconds=0)
+            self._stack.close()
 
 
-def _free_port(host: str) -> int:
+def _claim_port(host: str, port: int) -> int:
+    """The port, or a free one for 0. Raises StartFailed if it is taken."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
-        probe.bind((host, 0))
-        port: int = probe.getsockname()[1]
-        return port
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server will
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise StartFailed(
+                f"Port {port} of {host} cannot be had ({error.strerror}): does a registry run there already? "
+                "Set PORT to another one; 0 takes any that is free."
+            ) from None
+        claimed: int = probe.getsockname()[1]
+        return claimed
+
+
+def _make_data_folder(data: Path) -> None:
+    try:
+        (data / "bucket").mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise StartFailed(f"DATA is {data}, which cannot be used: {error.strerror}.") from None
 
 
 def _bracketed(host: str) -> str:

@@ -47,7 +47,13 @@ def spawn(command: Sequence[str], **options: Any) -> "subprocess.Popen[bytes]":
             started[0].wait()
 
     threading.Thread(target=run, name="child", daemon=True).start()
-    ready.wait()
+    try:
+        ready.wait()
+    except BaseException:  # Ctrl-C, just now: our caller would never know of the child
+        ready.wait()
+        if isinstance(started[0], subprocess.Popen):
+            started[0].kill()
+        raise
     if isinstance(started[0], BaseException):
         raise started[0]
     return started[0]

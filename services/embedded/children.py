@@ -1,0 +1,150 @@
+"""One process of ours: started, listened to, started again when it ends by itself, stopped. Knows neither
+what it does nor its siblings.
+"""
+
+import logging
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import IO
+
+import structlog
+
+from services.embedded.log_lines import level, parse, readable, reason, worth_showing
+from services.shared.child import spawn
+
+log = structlog.get_logger()
+
+ROOT = Path(__file__).parents[2]
+STEADY_SECONDS = 30.0
+"""A child that lived so long and then ends is started again at once; else after growing pauses."""
+LONGEST_PAUSE_SECONDS = 30.0
+_MAX_LINE_BYTES = 64 * 1024
+_KEPT_LINES = 20
+
+
+def pause_before_restart(last_pause: float, lived: float) -> float:
+    """Seconds, given the pause before its last start and how long it lived after that."""
+    return 0.0 if lived > STEADY_SECONDS else min(max(1.0, 2 * last_pause), LONGEST_PAUSE_SECONDS)
+
+
+class Child:
+    """A Python module run as a process. Its output comes to us through a pipe.
+
+    Args:
+        show: gets what is worth showing, line by line, with its level, from a thread.
+        raw: where everything it writes goes as well.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        module: str,
+        environment: Mapping[str, str],
+        show: Callable[[str, int], object],
+        raw: IO[bytes] | None = None,
+    ) -> None:
+        self.name = name
+        self._command = [sys.executable, "-m", module]
+        self._environment = environment
+        self._show = show
+        self._raw = raw
+        self._process: subprocess.Popen[bytes] | None = None
+        self._listener: threading.Thread | None = None
+        self._complaint: str | None = None
+        self._last_lines: deque[str] = deque(maxlen=_KEPT_LINES)
+        self._started = self._pause = self._due = 0.0
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process else None
+
+    @property
+    def exit_status(self) -> int | None:
+        """None while it runs. Negative: the signal that ended it."""
+        return self._process.poll() if self._process else None
+
+    def start(self) -> None:
+        """Raises OSError if the system has no room for another process."""
+        self._started, self._complaint = time.monotonic(), None
+        self._last_lines.clear()
+        self._process = spawn(
+            self._command,
+            env=self._environment,
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        self._listener = threading.Thread(target=self._listen, args=(self._process.stdout,), daemon=True)
+        self._listener.start()
+
+    def keep_alive(self) -> None:
+        """Start it again if it has ended, when the pause after that is over."""
+        if self.exit_status is None:
+            return
+        now = time.monotonic()
+        if not self._due:
+            self._pause = pause_before_restart(self._pause, now - self._started)
+            self._due = now + self._pause
+            log.warning(f"{self.name}.ended", status=self.exit_status, starts_again_in=self._pause)
+        if now >= self._due:
+            self._due = 0.0
+            self.start()
+
+    def last_words(self) -> str:
+        """After it has ended: the reason it gave, or else what it wrote last."""
+        if self._listener:
+            self._listener.join(1)
+        return (
+            self._complaint or "\n".join(self._last_lines) or f"it said nothing (status {self.exit_status})"
+        )
+
+    def ask_to_stop(self) -> None:
+        """SIGTERM. One that is suspended would see it only when it goes on."""
+        if self._process and self.exit_status is None:
+            self._process.terminate()
+            self._process.send_signal(signal.SIGCONT)
+
+    def stop(self, deadline: float) -> None:
+        """Wait until it has ended; kill it at the deadline (monotonic)."""
+        if self._process is None:
+            return
+        try:
+            self._process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            log.warning(f"{self.name}.killed")
+        self.kill()
+
+    def kill(self) -> None:
+        """SIGKILL if it still runs. Nothing it was at is lost: a restart finds it again."""
+        if self._process:
+            self._process.kill()
+            self._process.wait()
+
+    def _listen(self, stream: IO[bytes]) -> None:
+        """Until it has closed its end: a pipe that nobody empties would stop it."""
+        while line := stream.readline(_MAX_LINE_BYTES):
+            if self._raw:
+                self._raw.write(line)
+                self._raw.flush()
+            self._hear(line.decode(errors="replace").rstrip())
+        stream.close()
+
+    def _hear(self, line: str) -> None:
+        event = parse(line)
+        if event is None:
+            self._tell(line, logging.WARNING)
+        elif worth_showing(event):
+            self._tell(readable(self.name, event), level(event))
+            if level(event) >= logging.ERROR:
+                self._complaint = reason(event)
+
+    def _tell(self, line: str, importance: int) -> None:
+        self._last_lines.append(line)
+        self._show(line, importance)
