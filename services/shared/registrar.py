@@ -155,10 +155,14 @@ class Registrar:
     def page(self, namespace: str, *, after: str = "", limit: int) -> tuple[list[IndexedSpeaker], bool]:
         """Live speakers by key, from the one after `after`, and whether there are more."""
         try:
-            keys = self.index.names(namespace, after=after, limit=limit + 1)
-            ids = [SpeakerId.of(namespace, SpeakerName(key, key)) for key in keys[:limit]]
-            found = [indexed for indexed in self.index.load_many(ids) if indexed.speaker.live]
-            return found, len(keys) > limit
+            while True:
+                keys = self.index.names(namespace, after=after, limit=limit + 1)
+                ids = [SpeakerId.of(namespace, SpeakerName(key, key)) for key in keys[:limit]]
+                found = [indexed for indexed in self.index.load_many(ids) if indexed.speaker.live]
+                if found or len(keys) <= limit:
+                    return found, len(keys) > limit
+                # All of them were deleted meanwhile: an empty page would give no cursor to go on from.
+                after = keys[limit - 1]
         except (GateClosed, Unavailable):
             return self._page_of_facts(namespace, after, limit)
 
