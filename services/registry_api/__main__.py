@@ -8,6 +8,7 @@ from pydantic import ValidationError
 
 from services.registry_api.app import create_app
 from services.registry_api.changes import Changes
+from services.registry_api.server import server_config
 from services.registry_api.wiring import Services
 from services.shared.audio import AudioDecoder
 from services.shared.housekeeping import Housekeeper
@@ -30,20 +31,19 @@ log = structlog.get_logger()
 
 
 def main() -> int:
-    """Serve until told to stop. Returns the exit status: 1 if settings or the bucket are wrong."""
+    """Serve until told to stop. Returns the exit status: 1 if it could not start."""
     configure_logs(LogSettings().level)
     try:
-        _serve()
+        return _serve()
     except ValidationError as error:
         log.error("api.cannot_start", reason=explain(error))
         return 1
     except (SpeakerRegistryError, StoreUnfit) as error:
         log.error("api.cannot_start", reason=str(error))
         return 1
-    return 0
 
 
-def _serve() -> None:
+def _serve() -> int:
     settings, registry, limits = ApiSettings(), RegistrySettings(), UploadLimits()
     registrar = open_registrar(StoreSettings(), registry)
     with AudioDecoder(limits) as decoder:
@@ -55,20 +55,9 @@ def _serve() -> None:
             housekeeper=Housekeeper(registrar, HousekeepingSettings()),
             limits=limits,
         )
-        uvicorn.run(
-            create_app(services),
-            host=settings.host,
-            port=settings.port,
-            # h11 bounds the size of headers; the default parser takes any.
-            http="h11",
-            h11_max_incomplete_event_size=16 * 1024,
-            limit_concurrency=settings.max_connections,
-            timeout_keep_alive=settings.keep_alive_seconds,
-            timeout_graceful_shutdown=settings.shutdown_seconds,
-            server_header=False,
-            log_config=None,
-            access_log=False,
-        )
+        server = uvicorn.Server(server_config(create_app(services), settings))
+        server.run()
+    return 0 if server.started else 1
 
 
 if __name__ == "__main__":

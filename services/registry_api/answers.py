@@ -1,4 +1,4 @@
-"""JSON answers with an ETag, and 304 for who has them already. The same for every GET."""
+"""JSON answers; every GET with an ETag, and 304 for who has it already."""
 
 import hashlib
 from typing import Any
@@ -22,10 +22,12 @@ def answer(
     status: int = 200,
     headers: dict[str, str] | None = None,
 ) -> Response:
-    """The body as JSON; 304 without one if the caller's `If-None-Match` names it."""
+    """The body as JSON. To a GET with an ETag, or 304 without the body if `If-None-Match` names it."""
     content = json_bytes(body)
-    tag = etag_of(content)
-    headers = {"ETag": tag, "Cache-Control": "private, no-cache", **(headers or {})}
+    headers = {"Cache-Control": "private, no-cache", **(headers or {})}
+    if request.method not in {"GET", "HEAD"}:
+        return Response(content, status_code=status, headers=headers, media_type="application/json")
+    headers["ETag"] = tag = etag_of(content)
     if status == 200 and matches(request.headers.get("if-none-match"), tag):
         return Response(status_code=304, headers=headers)
     return Response(content, status_code=status, headers=headers, media_type="application/json")

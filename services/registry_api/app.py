@@ -8,15 +8,15 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 
 from services.registry_api import artifacts, compat, health, problems, voices, work
-from services.registry_api.limits import BodyLimit, RequestIds
+from services.registry_api.forms import FORM_BYTES
+from services.registry_api.limits import Pace, RequestIds, RequestLimits
 from services.registry_api.wiring import Services
 from speaker_registry import __version__
 
-_FORM_BYTES = 256 * 1024
-"""What a form may hold besides the clip: names, texts, a ready embedding."""
+_PACE = Pace()
 
 
-def create_app(services: Services) -> FastAPI:
+def create_app(services: Services, *, pace: Pace = _PACE) -> FastAPI:
     """Routes, limits, error answers; while it runs it follows changes and keeps house."""
 
     @asynccontextmanager
@@ -37,12 +37,15 @@ def create_app(services: Services) -> FastAPI:
         description="Register a voice once; fetch its artifact for every TTS engine.",
         lifespan=lifespan,
         redoc_url=None,
+        redirect_slashes=False,  # it would redirect to whatever the Host header says
     )
     app.state.services = services
     problems.add_handlers(app)
     for module in (compat, voices, artifacts, work, health):
         app.include_router(module.router)
-    app.add_middleware(BodyLimit, max_bytes=services.limits.max_bytes + _FORM_BYTES)
+    app.add_middleware(
+        RequestLimits, max_clip_bytes=services.limits.max_bytes, form_bytes=FORM_BYTES, pace=pace
+    )
     app.add_middleware(RequestIds)
     return app
 

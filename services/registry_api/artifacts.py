@@ -2,6 +2,7 @@
 
 import base64
 from dataclasses import dataclass
+from urllib.parse import quote
 
 import structlog
 from fastapi import APIRouter, Request
@@ -43,8 +44,8 @@ class _Wanted:
     allow_stale: bool
 
     @property
-    def speaker(self) -> str:
-        return str(SpeakerId.of(self.namespace, parse_speaker_name(self.name)))
+    def speaker_id(self) -> SpeakerId:
+        return SpeakerId.of(self.namespace, parse_speaker_name(self.name))
 
     def look(self) -> "_Found":
         """Raises `VoiceNotFound`, `VersionNotFound`, `AliasNotFound`, `ProfileUnknown`."""
@@ -52,7 +53,9 @@ class _Wanted:
         registrar.catalogue.get(self.profile)
         indexed = registrar.find(self.namespace, self.name)
         version = registrar.resolve(indexed, self.reference)
-        return _Found(indexed, version, registrar.standing(indexed, version, self.profile), self.allow_stale)
+        standing = registrar.standing(indexed, version, self.profile)
+        required = self.profile in registrar.catalogue.required
+        return _Found(indexed, version, standing, self.allow_stale, required)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +64,7 @@ class _Found:
     version: SpeakerVersion
     standing: Standing
     allow_stale: bool
+    required: bool
 
     @property
     def record(self) -> ArtifactRecord | None:
@@ -69,37 +73,39 @@ class _Found:
 
     @property
     def settled(self) -> bool:
-        """Waiting would not help: it is there, or nobody is at it."""
-        return self.record is not None or self.standing.job_id is None
+        """Waiting would not help: it is there, or never will be by itself."""
+        return self.record is not None or self.fault is not None
 
     def descriptor(self) -> ArtifactDescriptor:
         return rendering.descriptor(self.indexed, self.version, self.standing, allow_stale=self.allow_stale)
 
-    def raise_if_hopeless(self, *, required: bool) -> None:
-        """Nothing to serve, and none on its way."""
-        standing = self.standing
-        what = f"version {self.version.number} of voice '{self.version.record.name}'"
-        if self.record is not None or standing.state == "processing" or standing.job_id:
-            return
+    @property
+    def fault(self) -> SpeakerRegistryError | None:
+        """Why there is nothing to serve and none on its way."""
+        standing, profile = self.standing, self.standing.profile.name
+        name = self.version.record.name
+        what = f"version {self.version.number} of voice '{name}'"
+        again = f"POST /v1/audio/voices/{quote(name, safe='')}/cache?profile={profile}"
+        if self.record is not None or standing.job_id is not None:
+            return None
         if standing.unsupported:
-            raise ArtifactNotFound(f"There is no artifact of {what}: {standing.error}.", param="profile")
+            return ArtifactNotFound(f"There is no artifact of {what}: {standing.error}.", param="profile")
         if standing.state == "failed":
-            raise ArtifactFailed(
-                f"Extracting {what} for profile '{standing.profile.name}' failed. {standing.error}",
-                param="profile",
+            return ArtifactFailed(
+                f"Extracting {what} for profile '{profile}' failed. {standing.error}", param="profile"
             )
         if standing.stale is not None:
-            raise ArtifactStale(
-                f"The artifact of {what} was made by an older '{standing.profile.name}'. "
-                "Accepted: allow_stale=true, or extract it again by POST /v1/audio/voices/{name}/cache.",
+            return ArtifactStale(
+                f"The artifact of {what} was made by an older '{profile}'. Accepted: allow_stale=true; or "
+                f"extract it again by {again}.",
                 param="profile",
             )
-        if not required:
-            raise ArtifactNotFound(
-                f"Nothing was extracted from {what} for profile '{standing.profile.name}'. Ask for it by "
-                f"POST /v1/audio/voices/{{name}}/cache?profile={standing.profile.name}.",
-                param="profile",
-            )
+        if self.required:  # housekeeping is about to start it
+            return None
+        return ArtifactNotFound(
+            f"Nothing was extracted from {what} for profile '{profile}'. Ask for it by {again}.",
+            param="profile",
+        )
 
 
 @router.get("", responses=examples.DESCRIPTORS)
@@ -128,7 +134,7 @@ async def get_artifact(
 ) -> Response:
     """All an engine needs to know about an artifact; 202 while it is being made."""
     wanted = _Wanted(services, namespace, name, parse_reference(ref), profile, allow_stale)
-    found = await _settled(wanted, wait)
+    found = await _settled(request, wanted, wait)
     if found.record is None:
         return _not_yet(request, found)
     return answer(request, found.descriptor())
@@ -148,7 +154,7 @@ async def get_artifact_file(
 ) -> Response:
     """The safetensors file; 304 for who has it; 202 with the descriptor while it is being made."""
     wanted = _Wanted(services, namespace, name, parse_reference(ref), profile, allow_stale)
-    found = await _settled(wanted, wait)
+    found = await _settled(request, wanted, wait)
     if found.record is None:
         return _not_yet(request, found)
     headers = _file_headers(found, found.record)
@@ -158,14 +164,14 @@ async def get_artifact_file(
     return Response(data, headers=headers, media_type=examples.MEDIA_TYPE)
 
 
-async def _settled(wanted: _Wanted, wait: float) -> _Found:
+async def _settled(request: Request, wanted: _Wanted, wait: float) -> _Found:
     found = await run_in_threadpool(wanted.look)
     if wait and not found.settled:
         found = await wanted.services.changes.wait_until(
-            wanted.speaker, wait, wanted.look, lambda one: one.settled
+            str(wanted.speaker_id), wait, wanted.look, lambda one: one.settled, request.is_disconnected
         )
-    required = wanted.profile in wanted.services.registrar.catalogue.required
-    found.raise_if_hopeless(required=required)
+    if found.fault is not None:
+        raise found.fault
     return found
 
 
@@ -188,12 +194,11 @@ def _file_headers(found: _Found, record: ArtifactRecord) -> dict[str, str]:
 def _read_file(wanted: _Wanted, found: _Found, record: ArtifactRecord) -> bytes:
     """The bytes, verified. Missing ones of a voice that was deleted meanwhile are just that."""
     registrar = wanted.services.registrar
-    speaker_id = SpeakerId.of(wanted.namespace, parse_speaker_name(wanted.name))
-    key = registrar.artifact_file_key(speaker_id, found.version, record)
+    key = registrar.artifact_file_key(wanted.speaker_id, found.version, record)
     try:
         data = registrar.store.get(key)
     except FileNotFoundError:
-        if registrar.truth(speaker_id).by_vuid(found.version.vuid) is None:
+        if registrar.truth(wanted.speaker_id).by_vuid(found.version.vuid) is None:
             raise VoiceNotFound(f"Voice '{wanted.name}' not found", param="name") from None
         log.error("integrity.missing", vuid=found.version.vuid, digest=record.digest)
         raise SpeakerRegistryError(

@@ -6,7 +6,7 @@ a second.
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -53,21 +53,34 @@ class Changes:
             event.set()
 
     async def wait_until(
-        self, speaker: str, seconds: float, look: Callable[[], Seen], done: Callable[[Seen], bool]
+        self,
+        speaker: str,
+        seconds: float,
+        look: Callable[[], Seen],
+        done: Callable[[Seen], bool],
+        abandoned: Callable[[], Awaitable[bool]],
     ) -> Seen:
-        """Look, in a thread, until `done` says so or the time is up; returns what was seen last."""
+        """Look, in a thread, until `done` says so, the time is up, or nobody waits for the answer any more.
+
+        Returns what was seen last.
+        """
         deadline = asyncio.get_running_loop().time() + seconds
         with self._subscribed(speaker) as changed:
             while True:
                 changed.clear()
                 seen = await run_in_threadpool(look)
                 left = deadline - asyncio.get_running_loop().time()
-                if done(seen) or left <= 0:
+                if done(seen) or left <= 0 or await abandoned():
                     return seen
                 try:
                     await asyncio.wait_for(changed.wait(), min(left, 1.0))
                 except TimeoutError:
                     continue
+
+    @property
+    def waiting(self) -> int:
+        """Who waits for anything now."""
+        return sum(len(events) for events in self._waiting.values())
 
     @contextmanager
     def _subscribed(self, speaker: str) -> Iterator[asyncio.Event]:

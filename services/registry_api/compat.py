@@ -2,7 +2,6 @@
 run unchanged.
 """
 
-from collections.abc import Iterator
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
@@ -11,21 +10,22 @@ from starlette.responses import Response
 
 from services.registry_api import examples, rendering
 from services.registry_api.answers import answer
-from services.registry_api.forms import OPENAPI, UploadForm, read_upload_form
+from services.registry_api.fields import Fields, read_fields
+from services.registry_api.forms import OPENAPI, parse_upload
+from services.registry_api.paging import VoicePage, find_voices, key_of
+from services.registry_api.precompute import Precompute
 from services.registry_api.wiring import After, NamespaceDep, Services, ServicesDep
 from services.shared.audio import DecodedClip
-from services.shared.domain import Speaker, SpeakerVersion
-from services.shared.facts import SpeakerId
+from services.shared.domain import Speaker
 from services.shared.index_reading import IndexedSpeaker
 from services.shared.registrar import Registered, Registrar
-from services.shared.status import Standing, worst
-from speaker_registry.errors import ArtifactFailed, InvalidAudio
+from services.shared.status import worst
+from speaker_registry.errors import InvalidAudio
 from speaker_registry.names import parse_speaker_name
 from speaker_registry.schemas import CacheStatus, Deleted
 
 router = APIRouter(prefix="/v1/audio/voices", tags=["vLLM-Omni compatible"])
 
-_PAGE = 500
 CacheWait = Annotated[float, Query(ge=0, le=300, alias="wait", description="Seconds until 202 instead.")]
 
 
@@ -43,22 +43,12 @@ def list_voices(
     registrar = services.registrar
     if profile is not None:
         registrar.catalogue.get(profile)
-    if limit is None:
-        found, more = _all(registrar, namespace, after), False
-    else:
-        found, more = registrar.page(namespace, after=after, limit=limit)
-    kept = [indexed for indexed in found if _usable(registrar, indexed, profile, ready=ready)]
-    return answer(request, _listing(registrar, kept, more=more))
 
+    def usable(indexed: IndexedSpeaker) -> bool:
+        return _usable(registrar, indexed, profile, ready=ready)
 
-def _all(registrar: Registrar, namespace: str, after: str) -> list[IndexedSpeaker]:
-    voices: list[IndexedSpeaker] = []
-    more = True
-    while more:
-        page, more = registrar.page(namespace, after=after, limit=_PAGE)
-        voices += page
-        after = _key(page[-1]) if page else after
-    return voices
+    page = find_voices(registrar, namespace, after=after, limit=limit, wanted=usable)
+    return answer(request, _listing(registrar, page))
 
 
 def _usable(registrar: Registrar, indexed: IndexedSpeaker, profile: str | None, *, ready: bool) -> bool:
@@ -70,25 +60,20 @@ def _usable(registrar: Registrar, indexed: IndexedSpeaker, profile: str | None, 
     return not any(standing.unsupported for standing in standings)
 
 
-def _listing(registrar: Registrar, voices: list[IndexedSpeaker], *, more: bool) -> dict[str, Any]:
-    keys = [_key(indexed) for indexed in voices]
-    uploaded = [rendering.uploaded_voice(registrar, indexed) for indexed in voices]
+def _listing(registrar: Registrar, page: VoicePage) -> dict[str, Any]:
+    uploaded = [rendering.uploaded_voice(registrar, indexed) for indexed in page.found]
     return {
-        "voices": sorted({*keys, "default"}),
+        "voices": sorted({*(key_of(indexed) for indexed in page.found), "default"}),
         "uploaded_voices": uploaded,
         "object": "list",
         "data": [
             {"object": "audio.voice", "id": one["id"], "name": one["name"], "created_at": one["created_at"]}
             for one in uploaded
         ],
-        "first_id": keys[0] if keys else None,
-        "last_id": keys[-1] if keys else None,
-        "has_more": more,
+        "first_id": page.first,
+        "last_id": page.last or None,
+        "has_more": page.more,
     }
-
-
-def _key(indexed: IndexedSpeaker) -> str:
-    return indexed.speaker.newest.record.name.lower()
 
 
 @router.post("", openapi_extra=OPENAPI, responses=examples.UPLOAD)
@@ -103,15 +88,22 @@ async def create_voice(
     """Register a voice from a clip or a ready speaker embedding; extraction starts at once.
 
     The same name again is a new version; the old one serves until the new one is ready. The same request
-    again (same
-    source, transcript, consent) is the same version, unless `dedupe=false`.
+    again (same source, transcript, consent) is the same version, unless `dedupe=false`.
     """
-    form = await read_upload_form(request, services.limits.max_bytes, dedupe=dedupe)
-    return await run_in_threadpool(_register, request, services, namespace, form)
+    async with read_fields(request) as fields:
+        return await run_in_threadpool(_register, request, services, namespace, fields, dedupe=dedupe)
 
 
-def _register(request: Request, services: Services, namespace: str, form: UploadForm) -> Response:
+def _register(
+    request: Request, services: Services, namespace: str, fields: Fields, *, dedupe: bool
+) -> Response:
     registrar = services.registrar
+    form = parse_upload(
+        fields,
+        max_clip_bytes=services.limits.max_bytes,
+        idempotency_key=request.headers.get("idempotency-key"),
+        dedupe=dedupe,
+    )
     if form.embedding is not None:
         registered = registrar.register_embedding(namespace, form.upload, form.embedding)
     else:
@@ -169,8 +161,8 @@ def cache_status(
     request: Request, services: ServicesDep, namespace: NamespaceDep, name: str, profile: str | None = None
 ) -> Response:
     """Where the precomputed artifacts of a voice stand. Starts nothing."""
-    seen = _Precompute(services.registrar, namespace, name, profile).look()
-    return answer(request, seen.body())
+    precompute = Precompute(services.registrar, services.jobs, namespace, name, profile)
+    return answer(request, _without_nulls(precompute.body(precompute.look())))
 
 
 @router.post("/{name}/cache", responses=examples.CACHE)
@@ -189,90 +181,21 @@ async def cache(
     `force` extracts again; what there is serves until the new artifact is ready. Not ready within `wait`
     seconds: 202.
     """
-    precompute = _Precompute(services.registrar, namespace, name, profile)
+    precompute = Precompute(services.registrar, services.jobs, namespace, name, profile)
     seen = await run_in_threadpool(precompute.start, force=force)
     if not seen.finished:
         speaker = str(precompute.speaker_id)
-        seen = await services.changes.wait_until(speaker, wait, precompute.look, lambda one: one.finished)
-    seen.raise_if_failed()
-    if seen.finished:
-        return answer(request, seen.body())
-    headers = {"Retry-After": "1", **({"Location": f"/v1/jobs/{seen.job_id}"} if seen.job_id else {})}
-    return answer(request, seen.body(), status=202, headers=headers)
-
-
-class _Look:
-    """What one look at a voice under precomputation showed."""
-
-    def __init__(
-        self,
-        key: str,
-        version: SpeakerVersion,
-        standings: list[Standing],
-        job_id: str | None,
-        message: str | None,
-    ) -> None:
-        self.job_id = job_id
-        self.finished = job_id is None and worst(standings) in {"ready", "failed"}
-        self._key = key
-        self._version = version
-        self._standings = standings
-        self._message = message
-
-    def body(self) -> CacheStatus:
-        state = worst(self._standings)
-        if self.job_id is not None and state == "ready":
-            state = "processing"  # by force: the old artifact serves meanwhile
-        return CacheStatus(
-            voice=self._key,
-            cache_status=state,
-            message=self._message,
-            job_id=self.job_id,
-            version=self._version.number,
+        seen = await services.changes.wait_until(
+            speaker, wait, precompute.look, lambda one: one.finished, request.is_disconnected
         )
+    precompute.raise_if_failed(seen)
+    body = precompute.body(seen)
+    if seen.finished:
+        return answer(request, _without_nulls(body))
+    headers = {"Retry-After": "1", **({"Location": f"/v1/jobs/{body.job_id}"} if body.job_id else {})}
+    return answer(request, _without_nulls(body), status=202, headers=headers)
 
-    def raise_if_failed(self) -> None:
-        failed = [standing for standing in self._standings if standing.state == "failed"]
-        if failed and self.finished:
-            reasons = "; ".join(f"{standing.profile.name}: {standing.error}" for standing in failed)
-            raise ArtifactFailed(f"Voice '{self._key}' could not be extracted. {reasons}", param="name")
 
-
-class _Precompute:
-    """One `cache` call: the version that `default` means now, and the profiles asked for."""
-
-    def __init__(self, registrar: Registrar, namespace: str, name: str, profile: str | None) -> None:
-        self._registrar = registrar
-        self._namespace = namespace
-        self._name = parse_speaker_name(name)
-        self._profile = profile
-        self._jobs: dict[str, str] = {}
-        self._message: str | None = None
-        self.speaker_id = SpeakerId.of(namespace, self._name)
-
-    def start(self, *, force: bool) -> _Look:
-        """Claim what is missing; remember the jobs to wait for."""
-        indexed = self._registrar.find(self._namespace, self._name.name)
-        version = indexed.speaker.default
-        profiles = self._profiles()
-        claims = self._registrar.ensure(self.speaker_id, version, profiles, force=force)
-        self._jobs = {name: claim.job_id for name, claim in claims.items() if claim.job_id}
-        if all(claim.outcome == "ready" for claim in claims.values()):
-            self._message = "Cache already exists and is valid"
-        return self.look()
-
-    def look(self) -> _Look:
-        """Where it stands now. The voice may be gone: then it is not found."""
-        indexed = self._registrar.find(self._namespace, self._name.name)
-        version = indexed.speaker.default
-        names = self._profiles()
-        standings = [self._registrar.standing(indexed, version, name) for name in names]
-        job_id = next((job for job in self._in_flight(indexed) if job), None)
-        return _Look(self._name.key, version, standings, job_id, self._message)
-
-    def _in_flight(self, indexed: IndexedSpeaker) -> Iterator[str]:
-        flying = {flight.job_id for flight in indexed.flights}
-        return (job for job in self._jobs.values() if job in flying)
-
-    def _profiles(self) -> list[str]:
-        return [self._profile] if self._profile else list(self._registrar.catalogue.required)
+def _without_nulls(body: CacheStatus) -> dict[str, Any]:
+    """vLLM-Omni's answer has a `message` only if there is one."""
+    return body.model_dump(exclude_none=True)

@@ -1,26 +1,28 @@
-"""The upload form of `POST /v1/audio/voices`, parsed once at the door. Knows field names, not voices'
-lives.
+"""The upload form of `POST /v1/audio/voices`: what its fields mean, parsed once at the door. Knows nothing of
+voices' lives.
 """
 
 import json
 import math
+import unicodedata
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from starlette.datastructures import FormData, UploadFile
-from starlette.exceptions import HTTPException
-from starlette.formparsers import MultiPartException
-from starlette.requests import Request
 
+from services.registry_api.fields import Fields
 from services.registry_api.limits import too_large
 from services.shared.registrar import Upload
 from speaker_registry.errors import InvalidEmbedding, InvalidRequest
 from speaker_registry.names import parse_speaker_name
 
 MAX_EMBEDDING = 4096
-MAX_TEXT = 20_000
-"""Characters of a transcript: thirty seconds of speech have a few hundred."""
+MAX_TEXT = 8_000
+"""Characters of a transcript or a description: thirty seconds of speech have a few hundred."""
+MAX_CONSENT = 2_000
+"""Characters. Transcript and consent go into the artifact's header, which may have 64 KiB, quoted twice."""
+FORM_BYTES = 256 * 1024
+"""What a form may hold besides the clip: names, texts, a ready embedding."""
 _FIELDS = ("name", "consent", "audio_sample", "speaker_embedding", "ref_text", "speaker_description")
 
 OPENAPI: dict[str, Any] = {
@@ -40,6 +42,7 @@ OPENAPI: dict[str, Any] = {
                         },
                         "consent": {
                             "type": "string",
+                            "maxLength": MAX_CONSENT,
                             "description": "Who agreed, and to what; kept as it is.",
                         },
                         "audio_sample": {
@@ -51,16 +54,20 @@ OPENAPI: dict[str, Any] = {
                             "type": "string",
                             "description": "Instead of audio: a JSON list of 1 to 4096 finite numbers.",
                         },
-                        "ref_text": {"type": "string", "description": "What is said in the clip."},
-                        "speaker_description": {"type": "string"},
+                        "ref_text": {
+                            "type": "string",
+                            "maxLength": MAX_TEXT,
+                            "description": "What is said in the clip.",
+                        },
+                        "speaker_description": {"type": "string", "maxLength": MAX_TEXT},
                     },
-                    "example": {
-                        "name": "Alice",
-                        "consent": "cons_1",
-                        "audio_sample": "@alice.flac",
-                        "ref_text": "The quick brown fox jumps over the lazy dog.",
-                    },
-                }
+                },
+                "example": {
+                    "name": "Alice",
+                    "consent": "cons_1",
+                    "audio_sample": "@alice.flac",
+                    "ref_text": "The quick brown fox jumps over the lazy dog.",
+                },
             }
         },
     }
@@ -78,24 +85,24 @@ class UploadForm:
     embedding: np.ndarray | None
 
 
-async def read_upload_form(request: Request, max_bytes: int, *, dedupe: bool) -> UploadForm:
-    """Parse a form, or say which field is wrong.
+def parse_upload(
+    fields: Fields, *, max_clip_bytes: int, idempotency_key: str | None, dedupe: bool
+) -> UploadForm:
+    """What a form says, or which field is wrong.
 
     Raises:
         InvalidRequest, InvalidVoiceName, InvalidEmbedding, PayloadTooLarge.
     """
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind not in {"multipart/form-data", "application/x-www-form-urlencoded"}:
-        raise InvalidRequest(
-            f"Content-Type is {ascii(kind)[:80]}; accepted: multipart/form-data.", param="Content-Type"
-        )
-    try:
-        async with request.form(max_files=1, max_fields=16, max_part_size=1024**2) as form:
-            clip = await _clip(form, max_bytes)
-            embedding = _embedding(_text(form, "speaker_embedding", limit=1024**2))
-            upload = _upload(request, form, dedupe=dedupe)
-    except (MultiPartException, HTTPException) as error:
-        raise InvalidRequest(f"The form cannot be read: {_detail(error)}") from None
+    upload = Upload(
+        name=parse_speaker_name(_required(fields, "name", max_length=FORM_BYTES)),
+        consent=_required(fields, "consent", max_length=MAX_CONSENT).strip(),
+        ref_text=_text(fields, "ref_text"),
+        description=_text(fields, "speaker_description"),
+        idempotency_key=_checked_key(idempotency_key),
+        dedupe=dedupe,
+    )
+    clip = _clip(fields, max_clip_bytes)
+    embedding = _embedding(fields)
     if clip is not None and embedding is not None:
         raise InvalidRequest(
             "'audio_sample' and 'speaker_embedding' are mutually exclusive", param="audio_sample"
@@ -107,80 +114,64 @@ async def read_upload_form(request: Request, max_bytes: int, *, dedupe: bool) ->
     return UploadForm(upload, clip, embedding)
 
 
-def _detail(error: MultiPartException | HTTPException) -> str:
-    text = error.message if isinstance(error, MultiPartException) else str(error.detail)
-    return ascii(text)[1:-1][:200]
-
-
-def _upload(request: Request, form: FormData, *, dedupe: bool) -> Upload:
-    key = request.headers.get("idempotency-key")
+def _checked_key(key: str | None) -> str | None:
     if key is not None and not 1 <= len(key) <= 255:
         raise InvalidRequest(
             f"Idempotency-Key has {len(key)} characters; accepted: 1 to 255.", param="Idempotency-Key"
         )
-    return Upload(
-        name=parse_speaker_name(_required(form, "name")),
-        consent=_required(form, "consent"),
-        ref_text=_text(form, "ref_text", limit=MAX_TEXT),
-        description=_text(form, "speaker_description", limit=MAX_TEXT),
-        idempotency_key=key,
-        dedupe=dedupe,
-    )
+    return key
 
 
-def _required(form: FormData, field: str) -> str:
-    text = _text(form, field, limit=MAX_TEXT)
-    if text is None:
-        sent = ", ".join(sorted({name for name in form if name in _FIELDS})) or "none of the known ones"
+def _required(fields: Fields, field: str, *, max_length: int) -> str:
+    """As it came; a name of blanks is the names' business."""
+    text = fields.text(field, max_length=max_length)
+    if not text or (field != "name" and not text.strip()):
+        sent = ", ".join(sorted(fields.names & {*_FIELDS})) or "none of the known ones"
         raise InvalidRequest(f"Field '{field}' is missing or empty; sent were: {sent}.", param=field)
+    if field != "name":
+        _check_characters(field, text)
     return text
 
 
-def _text(form: FormData, field: str, *, limit: int) -> str | None:
-    """A text field; blank counts as absent."""
-    values = form.getlist(field)
-    if len(values) > 1:
-        raise InvalidRequest(f"Field '{field}' is given {len(values)} times; accepted: once.", param=field)
-    if not values:
+def _text(fields: Fields, field: str) -> str | None:
+    """An optional text; blank counts as absent."""
+    text = fields.text(field, max_length=MAX_TEXT)
+    if text is None or not text.strip():
         return None
-    value = values[0]
-    if isinstance(value, UploadFile):
-        raise InvalidRequest(f"Field '{field}' is a file; accepted: text.", param=field)
-    if len(value) > limit:
-        raise InvalidRequest(f"Field '{field}' has {len(value)} characters; accepted: {limit}.", param=field)
-    if "\0" in value:
-        raise InvalidRequest(f"Field '{field}' contains a NUL character.", param=field)
-    return value.strip() or None
+    _check_characters(field, text)
+    return text.strip()
 
 
-async def _clip(form: FormData, max_bytes: int) -> bytes | None:
-    values = form.getlist("audio_sample")
-    if len(values) > 1:
-        raise InvalidRequest(
-            f"Field 'audio_sample' is given {len(values)} times; accepted: once.", param="audio_sample"
-        )
-    if not values or values[0] == "":
+def _check_characters(field: str, text: str) -> None:
+    for character in text:
+        if unicodedata.category(character) == "Cc" and character not in "\t\n\r":
+            raise InvalidRequest(
+                f"Field '{field}' contains the control character {character!a}; accepted: text.", param=field
+            )
+
+
+def _clip(fields: Fields, max_bytes: int) -> bytes | None:
+    file = fields.file("audio_sample")
+    if file is None:
         return None
-    value = values[0]
-    if not isinstance(value, UploadFile):
-        raise InvalidRequest("Field 'audio_sample' is text; accepted: a file.", param="audio_sample")
-    if value.size is not None and value.size > max_bytes:
-        raise too_large(max_bytes, str(value.size))
-    return await value.read()
+    if file.size is not None and file.size > max_bytes:
+        raise too_large(max_bytes, str(file.size))
+    return file.file.read()
 
 
-def _embedding(text: str | None) -> np.ndarray | None:
+def _embedding(fields: Fields) -> np.ndarray | None:
     """A JSON list of numbers as float32 [D], by vLLM-Omni's rules and in its words."""
-    if text is None:
+    text = fields.text("speaker_embedding", max_length=FORM_BYTES)
+    if text is None or not text.strip():
         return None
     try:
         values = json.loads(text)
     except (ValueError, RecursionError):
-        raise _bad_embedding("must be valid JSON") from None
+        raise _bad_embedding(f"must be valid JSON: it is {ascii(text)[:40]}") from None
     if not isinstance(values, list) or not values:
-        raise _bad_embedding("must be a non-empty list of numbers")
+        raise _bad_embedding(f"must be a non-empty list of numbers: it is {ascii(values)[:40]}")
     if len(values) > MAX_EMBEDDING:
-        raise _bad_embedding(f"exceeds maximum length ({MAX_EMBEDDING} elements): got {len(values)}")
+        raise _bad_embedding(f"exceeds maximum length ({MAX_EMBEDDING} elements): it has {len(values)}")
     for position, value in enumerate(values):
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise _bad_embedding(
@@ -190,7 +181,9 @@ def _embedding(text: str | None) -> np.ndarray | None:
         embedding = np.array([_float(value) for value in values], dtype=np.float32)
     if not np.isfinite(embedding).all():
         position = int(np.flatnonzero(~np.isfinite(embedding))[0])
-        raise _bad_embedding(f"values must be finite (no NaN or Inf): element {position} is not")
+        raise _bad_embedding(
+            f"values must be finite (no NaN or Inf): element {position} is not, as 32-bit float"
+        )
     return embedding
 
 

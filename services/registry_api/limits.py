@@ -1,10 +1,12 @@
-"""What every request must respect before any route sees it: its id, and the size and pace of its body. Pure
-ASGI.
+"""What every request must respect before any route sees it: its id, its head, the size and pace of its
+body. Pure ASGI.
 """
 
 import asyncio
 import re
 import secrets
+from dataclasses import dataclass
+from urllib.parse import unquote_to_bytes
 
 import structlog
 from starlette.requests import Request
@@ -13,7 +15,20 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from services.registry_api.problems import render
 from speaker_registry.errors import InvalidRequest, PayloadTooLarge, SpeakerRegistryError
 
+MAX_HEAD_BYTES = 16 * 1024
+"""Path, query and headers together."""
+
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """How slowly a body may arrive."""
+
+    idle_seconds: float = 30
+    """Between two pieces of it."""
+    whole_seconds: float = 600
+    """From the first to the last: 10 MiB at 140 kbit/s."""
 
 
 class RequestIds:
@@ -39,46 +54,70 @@ class RequestIds:
         return await self._app(scope, receive, send_with_id)
 
 
-class BodyLimit:
-    """Refuses a body that declares too much, counts what really arrives, and does not wait for ever.
+class RequestLimits:
+    """Refuses what a request's head alone gives away, then counts the body as it really arrives, and does not
+    wait for it for ever.
 
     Args:
-        max_bytes: of a whole body.
-        idle_seconds: between two pieces of it.
+        max_clip_bytes: what a body is for. form_bytes: what it may hold besides.
     """
 
-    def __init__(self, app: ASGIApp, *, max_bytes: int, idle_seconds: float = 30) -> None:
+    def __init__(self, app: ASGIApp, *, max_clip_bytes: int, form_bytes: int, pace: Pace) -> None:
         self._app = app
-        self._max_bytes = max_bytes
-        self._idle_seconds = idle_seconds
+        self._max_clip_bytes = max_clip_bytes
+        self._max_bytes = max_clip_bytes + form_bytes
+        self._pace = pace
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
-        if refusal := self._refusal(scope):
-            return await self._answer(scope, receive, send, refusal)
-        return await self._app(scope, _CountedBody(receive, self._max_bytes, self._idle_seconds), send)
+        if refusal := _fault_of_head(scope) or self._fault_of_length(scope):
+            return await render(Request(scope), refusal)(scope, receive, send)
+        body = _CountedBody(receive, self._max_bytes, self._max_clip_bytes, self._pace)
+        return await self._app(scope, body, send)
 
-    def _refusal(self, scope: Scope) -> SpeakerRegistryError | None:
-        """What the headers alone say."""
+    def _fault_of_length(self, scope: Scope) -> SpeakerRegistryError | None:
+        headers = [name for name, _ in scope["headers"]]
         lengths = [value for name, value in scope["headers"] if name == b"content-length"]
-        names = {name for name, _ in scope["headers"]}
-        if b"content-encoding" in names:
-            return InvalidRequest("A compressed body (Content-Encoding) is not accepted.")
-        if len(lengths) > 1 or (lengths and b"transfer-encoding" in names):
-            return InvalidRequest("More than one length of the body is given.")
-        if lengths and not lengths[0].isdigit():
+        if b"content-encoding" in headers:
             return InvalidRequest(
-                f"Content-Length {ascii(lengths[0].decode('latin-1'))[:40]} is not a number."
+                "A compressed body (Content-Encoding) is not accepted: send it as it is.",
+                param="Content-Encoding",
+            )
+        if len(lengths) > 1 or (lengths and b"transfer-encoding" in headers):
+            return InvalidRequest(
+                "The body's length is given twice; accepted: Content-Length or Transfer-Encoding: chunked.",
+                param="Content-Length",
+            )
+        if lengths and not lengths[0].isdigit():
+            shown = ascii(lengths[0].decode("latin-1"))[:40]
+            return InvalidRequest(
+                f"Content-Length is {shown}; accepted: a number of bytes.", param="Content-Length"
             )
         if lengths and int(lengths[0]) > self._max_bytes:
-            return too_large(self._max_bytes, lengths[0].decode())
+            return too_large(self._max_clip_bytes, lengths[0].decode())
         return None
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send, error: SpeakerRegistryError) -> None:
-        response = render(Request(scope), error)
-        response.headers["Connection"] = "close"  # the rest of the body is not read
-        await response(scope, receive, send)
+
+def _fault_of_head(scope: Scope) -> SpeakerRegistryError | None:
+    path: bytes = scope["raw_path"]
+    size = sum(len(name) + len(value) for name, value in scope["headers"])
+    size += len(path) + len(scope["query_string"])
+    if size > MAX_HEAD_BYTES:
+        return InvalidRequest(f"Path and headers take {size} bytes; accepted: {MAX_HEAD_BYTES}.")
+    if b"%2f" in path.lower():  # the routes would see a path of other parts than the caller wrote
+        return InvalidRequest("The path holds a '/' written as %2F. Accepted: names without path separators.")
+    if not _is_utf8(unquote_to_bytes(path)):
+        return InvalidRequest("The path is not UTF-8. Accepted: UTF-8, percent-encoded.")
+    return None
+
+
+def _is_utf8(text: bytes) -> bool:
+    try:
+        text.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 class _CountedBody:
@@ -86,10 +125,12 @@ class _CountedBody:
     it.
     """
 
-    def __init__(self, receive: Receive, max_bytes: int, idle_seconds: float) -> None:
+    def __init__(self, receive: Receive, max_bytes: int, max_clip_bytes: int, pace: Pace) -> None:
         self._receive = receive
         self._max_bytes = max_bytes
-        self._idle_seconds = idle_seconds
+        self._max_clip_bytes = max_clip_bytes
+        self._pace = pace
+        self._deadline = asyncio.get_running_loop().time() + pace.whole_seconds
         self._seen = 0
         self._done = False
 
@@ -99,20 +140,25 @@ class _CountedBody:
             self._seen += len(message.get("body", b""))
             self._done = not message.get("more_body", False)
             if self._seen > self._max_bytes:
-                raise too_large(self._max_bytes, f"more than {self._max_bytes}")
+                raise too_large(self._max_clip_bytes, f"more than {self._max_bytes}")
         return message
 
     async def _next(self) -> Message:
         if self._done:  # now it waits for the caller to hang up, however long the answer takes
             return await self._receive()
+        left = self._deadline - asyncio.get_running_loop().time()
         try:
-            return await asyncio.wait_for(self._receive(), self._idle_seconds)
+            return await asyncio.wait_for(self._receive(), min(left, self._pace.idle_seconds))
         except TimeoutError:
-            raise InvalidRequest(f"The body stopped for more than {self._idle_seconds:g} s.") from None
+            raise InvalidRequest(
+                f"The body arrives too slowly. Accepted: pauses of {self._pace.idle_seconds:g} s, and "
+                f"{self._pace.whole_seconds:g} s for all of it."
+            ) from None
 
 
-def too_large(max_bytes: int, got: str) -> PayloadTooLarge:
+def too_large(max_clip_bytes: int, got: str) -> PayloadTooLarge:
     """In vLLM-Omni's words."""
     return PayloadTooLarge(
-        f"File size exceeds maximum limit of {max_bytes // 1024**2}MB. Got {got} bytes.", param="audio_sample"
+        f"File size exceeds maximum limit of {max_clip_bytes / 1024**2:g}MB. Got {got} bytes.",
+        param="audio_sample",
     )

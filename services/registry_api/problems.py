@@ -1,8 +1,7 @@
 """How errors look on the wire: the one place that knows which error has which status, and renders it.
 
 OpenAI's envelope everywhere; on `/v1/audio/*` as vLLM-Omni writes it (integer `code`, ours in `reason`); RFC
-9457 for
-who asks for `application/problem+json`. Never exception text, paths or bucket names.
+9457 for who asks for `application/problem+json`. Never exception text, paths or bucket names.
 """
 
 import math
@@ -13,10 +12,12 @@ import structlog
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Match
 
 from speaker_registry import errors
+from speaker_registry.artifact import canonical_json
 from speaker_registry.errors import SpeakerRegistryError
 
 log = structlog.get_logger()
@@ -70,6 +71,14 @@ def render(request: Request, error: SpeakerRegistryError, status: int | None = N
             headers=headers,
             media_type="application/problem+json",
         )
+    content = envelope(error, status, compatible=compatible, request_id=request_id)
+    return Response(content, status_code=status, headers=headers, media_type="application/json")
+
+
+def envelope(
+    error: SpeakerRegistryError, status: int, *, compatible: bool = False, request_id: str | None = None
+) -> bytes:
+    """OpenAI's, as JSON."""
     body = {
         "message": error.message,
         "type": _type_of(status, compatible=compatible),
@@ -78,7 +87,7 @@ def render(request: Request, error: SpeakerRegistryError, status: int | None = N
         **({"reason": error.code} if compatible else {}),
         "request_id": request_id,
     }
-    return JSONResponse({"error": body}, status_code=status, headers=headers)
+    return canonical_json({"error": body}).encode()
 
 
 def _headers(error: SpeakerRegistryError, status: int) -> dict[str, str]:
@@ -132,12 +141,19 @@ def add_handlers(app: FastAPI) -> None:
             response.headers["Allow"] = allowed
         return response
 
+    @app.exception_handler(ClientDisconnect)
+    def _gone(_: Request, __: ClientDisconnect) -> Response:
+        return Response(status_code=HTTPStatus.BAD_REQUEST)  # nobody is there to read it
+
     @app.exception_handler(Exception)
     def _unexpected(request: Request, error: Exception) -> Response:
         log.error("request.crashed", path=request.url.path, exc_info=error)
-        return render(
+        response = render(
             request, SpeakerRegistryError("Something went wrong here; the request id finds it in our logs.")
         )
+        # `limits.RequestIds` sets it on everything else; crashes are answered above that.
+        response.headers["X-Request-Id"] = str(request.scope.get("request_id"))
+        return response
 
 
 def _from_validation(error: RequestValidationError) -> SpeakerRegistryError:

@@ -1,6 +1,6 @@
 """The registry's own view of voices: list, look, versions, delete."""
 
-from collections.abc import Iterator
+import unicodedata
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
@@ -8,6 +8,7 @@ from starlette.responses import Response
 
 from services.registry_api import examples, rendering
 from services.registry_api.answers import answer, check_if_match
+from services.registry_api.paging import find_voices, key_of
 from services.registry_api.wiring import After, Limit, NamespaceDep, ServicesDep
 from services.shared.index_reading import IndexedSpeaker
 from services.shared.registrar import Registrar
@@ -15,9 +16,6 @@ from speaker_registry.names import parse_reference
 from speaker_registry.schemas import ArtifactState, Page, Voice, VoiceVersion
 
 router = APIRouter(prefix="/v1/voices", tags=["voices"])
-
-_SCANNED = 2_000
-"""Voices that one filtered page looks at, at most: `has_more` then says that there is more to look at."""
 
 
 @router.get("", responses=examples.VOICES)
@@ -37,36 +35,26 @@ def list_voices(
     registrar = services.registrar
     if profile is not None:
         registrar.catalogue.get(profile)
-    found: list[Voice] = []
-    last, more = after, False
-    for indexed in _scan(registrar, namespace, after, limit):
-        if _kept(registrar, indexed, profile, state, q):
-            if len(found) == limit:
-                more = True
-                break
-            found.append(rendering.voice(registrar, indexed))
-        last = indexed.speaker.newest.record.name.lower()
-    else:
-        more = bool(registrar.page(namespace, after=last, limit=1)[0]) if last != after else False
-    first = found[0].key if found else None
-    return answer(request, Page[Voice](data=found, first_id=first, last_id=last or None, has_more=more))
+    part = unicodedata.normalize("NFC", q).lower() if q is not None else None
+    page = find_voices(
+        registrar,
+        namespace,
+        after=after,
+        limit=limit,
+        wanted=lambda indexed: _wanted(registrar, indexed, profile, state, part),
+    )
+    shown = [rendering.voice(registrar, indexed) for indexed in page.found]
+    return answer(
+        request,
+        Page[Voice](data=shown, first_id=page.first, last_id=page.last or None, has_more=page.more),
+    )
 
 
-def _scan(registrar: Registrar, namespace: str, after: str, limit: int) -> Iterator[IndexedSpeaker]:
-    """Voices from the one after `after`, until the end or until enough were looked at for one request."""
-    scanned, more = 0, True
-    while more and scanned < _SCANNED:
-        page, more = registrar.page(namespace, after=after, limit=limit + 1)
-        yield from page
-        scanned += len(page)
-        after = page[-1].speaker.newest.record.name.lower() if page else after
-
-
-def _kept(
-    registrar: Registrar, indexed: IndexedSpeaker, profile: str | None, state: str | None, q: str | None
+def _wanted(
+    registrar: Registrar, indexed: IndexedSpeaker, profile: str | None, state: str | None, part: str | None
 ) -> bool:
     version = indexed.speaker.default
-    if q is not None and q.lower() not in version.record.name.lower():
+    if part is not None and part not in key_of(indexed):
         return False
     if profile is None:
         return state is None or registrar.state(indexed, version) == state

@@ -56,7 +56,7 @@ async def get_job(
 
     speaker = str(SpeakerId(before.namespace, before.slug))
     seen = await services.changes.wait_until(
-        speaker, wait, lambda: services.jobs.get(namespace, job_id), changed
+        speaker, wait, lambda: services.jobs.get(namespace, job_id), changed, request.is_disconnected
     )
     return answer(request, rendering.job(seen))
 

@@ -1,0 +1,156 @@
+"""The fields of a form as they came: multipart or URL-encoded, whole, in UTF-8. Knows no field's meaning.
+
+Stricter than the parser underneath, which takes a form that is cut off for one with fewer fields, and reads
+what is not UTF-8 as Latin-1.
+"""
+
+import re
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import parse_options_header
+from starlette.datastructures import FormData, Headers, UploadFile
+from starlette.formparsers import FormParser, MultiPartException, MultiPartParser
+from starlette.requests import Request
+
+from speaker_registry.errors import InvalidRequest
+
+_BOUNDARY = re.compile(rb"[0-9A-Za-z'()+_,./:=? -]{0,69}[0-9A-Za-z'()+_,./:=?-]")  # RFC 2046, 5.1.1
+_MAX_FIELDS = 16
+_MAX_FIELD_BYTES = 256 * 1024
+
+
+class Fields:
+    """`text` and `file` say which field is wrong."""
+
+    def __init__(self, values: Mapping[str, Sequence[str | UploadFile]]) -> None:
+        self._values = values
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(self._values)
+
+    def text(self, field: str, *, max_length: int) -> str | None:
+        """A text field as it came; None if it is not there."""
+        value = self._single(field)
+        if isinstance(value, UploadFile):
+            raise InvalidRequest(f"Field '{field}' is a file; accepted: text.", param=field)
+        if value is not None and len(value) > max_length:
+            raise InvalidRequest(
+                f"Field '{field}' has {len(value)} characters; accepted: {max_length}.", param=field
+            )
+        return value
+
+    def file(self, field: str) -> UploadFile | None:
+        """A file; None if there is none, also where a browser says so by an empty one without a name."""
+        value = self._single(field)
+        if isinstance(value, str) and value:
+            raise InvalidRequest(f"Field '{field}' is text; accepted: a file.", param=field)
+        if not isinstance(value, UploadFile) or not (value.filename or value.size):
+            return None
+        return value
+
+    def _single(self, field: str) -> str | UploadFile | None:
+        values = self._values.get(field, ())
+        if len(values) > 1:
+            raise InvalidRequest(
+                f"Field '{field}' is given {len(values)} times; accepted: once.", param=field
+            )
+        return values[0] if values else None
+
+
+@asynccontextmanager
+async def read_fields(request: Request) -> AsyncIterator[Fields]:
+    """Files can be read inside the context. Raises `InvalidRequest`, and what the limits on bodies raise."""
+    content_type = request.headers.get("content-type", "")
+    kind, options = parse_options_header(content_type)
+    _check_charset(options)
+    try:
+        if kind == b"multipart/form-data":
+            form, encoding = await _read_multipart(request, options.get(b"boundary", b"")), "latin-1"
+        elif kind == b"application/x-www-form-urlencoded":
+            form, encoding = await _read_urlencoded(request), "utf-8"
+        else:
+            raise InvalidRequest(
+                f"Content-Type is {ascii(content_type)[:80]}; accepted: multipart/form-data.",
+                param="Content-Type",
+            )
+    except MultiPartException as error:
+        raise InvalidRequest(f"The form cannot be read: {error.message}") from None
+    except FormParserError:
+        raise InvalidRequest("The form cannot be read: it is damaged.") from None
+    try:
+        yield _decoded(form, encoding)
+    finally:
+        await form.close()
+
+
+def _check_charset(options: Mapping[bytes, bytes]) -> None:
+    charset = options.get(b"charset", b"utf-8").lower()
+    if charset not in {b"utf-8", b"utf8", b"us-ascii"}:
+        shown = ascii(charset.decode("latin-1"))[:40]
+        raise InvalidRequest(f"The form's charset is {shown}; accepted: utf-8.", param="Content-Type")
+
+
+async def _read_multipart(request: Request, boundary: bytes) -> FormData:
+    """Texts in it are bytes in the guise of Latin-1, so that we can tell what they were."""
+    if not _BOUNDARY.fullmatch(boundary):
+        raise InvalidRequest(
+            "Content-Type has no boundary, or one that is not allowed; accepted: 1 to 70 letters and digits.",
+            param="Content-Type",
+        )
+    as_bytes = b'multipart/form-data; charset="latin-1"; boundary="%b"' % boundary
+    parser = _WholeForm(
+        Headers(raw=[(b"content-type", as_bytes)]),
+        request.stream(),
+        max_files=_MAX_FIELDS,
+        max_fields=_MAX_FIELDS,
+        max_part_size=_MAX_FIELD_BYTES,
+    )
+    return await parser.parse()
+
+
+async def _read_urlencoded(request: Request) -> FormData:
+    parser = FormParser(
+        request.headers, request.stream(), max_fields=_MAX_FIELDS, max_part_size=_MAX_FIELD_BYTES
+    )
+    return await parser.parse()
+
+
+class _WholeForm(MultiPartParser):
+    """A form must end with its last boundary: one that was cut off lacks fields, and nobody would notice."""
+
+    _ended = False
+
+    def on_end(self) -> None:
+        self._ended = True
+
+    async def parse(self) -> FormData:
+        form = await super().parse()
+        if not self._ended:
+            await form.close()
+            raise MultiPartException("it is cut off, its last boundary is missing.")
+        return form
+
+
+def _decoded(form: FormData, encoding: str) -> Fields:
+    values: dict[str, list[str | UploadFile]] = {}
+    for name, value in form.multi_items():
+        field = _utf8(name, encoding, "A field's name")
+        text = (
+            value if isinstance(value, UploadFile) else _utf8(value, encoding, f"Field {ascii(field)[:40]}")
+        )
+        values.setdefault(field, []).append(text)
+    return Fields(values)
+
+
+def _utf8(text: str, encoding: str, what: str) -> str:
+    """The text that these bytes are."""
+    try:
+        decoded = text.encode(encoding).decode()
+    except UnicodeError:
+        raise InvalidRequest(f"{what} is not UTF-8.") from None
+    if encoding == "utf-8" and "\ufffd" in decoded:  # what the parser makes of anything else
+        raise InvalidRequest(f"{what} is not UTF-8.")
+    return decoded

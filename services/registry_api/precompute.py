@@ -1,0 +1,121 @@
+"""One `cache` call: which artifacts it is about, which jobs it waits for, how they stand. Knows no HTTP."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from services.shared.domain import SpeakerVersion
+from services.shared.facts import SpeakerId
+from services.shared.index_reading import IndexedSpeaker
+from services.shared.jobs import Jobs
+from services.shared.registrar import Registrar
+from services.shared.status import Standing, worst
+from speaker_registry.errors import ArtifactFailed, CacheUnsupported
+from speaker_registry.names import parse_speaker_name
+from speaker_registry.schemas import CacheStatus
+
+ALREADY_VALID = "Cache already exists and is valid"
+"""In vLLM-Omni's words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What one look at a voice showed. `flying`: jobs of this call that have not ended. `failed`: why some
+    did, by profile.
+    """
+
+    version: SpeakerVersion
+    standings: Sequence[Standing]
+    flying: Sequence[str]
+    failed: Sequence[str]
+
+    @property
+    def finished(self) -> bool:
+        return not self.flying and (bool(self.failed) or worst(self.standings) in {"ready", "failed"})
+
+    @property
+    def job_id(self) -> str | None:
+        """One to ask about while it is not finished."""
+        known = [*self.flying, *(standing.job_id for standing in self.standings if standing.job_id)]
+        return known[0] if known and not self.finished else None
+
+
+class Precompute:
+    """One call, about the version that the name stands for now, and the profiles asked for."""
+
+    def __init__(
+        self, registrar: Registrar, jobs: Jobs, namespace: str, name: str, profile: str | None
+    ) -> None:
+        self._registrar = registrar
+        self._job_records = jobs
+        self._namespace = namespace
+        self._name = parse_speaker_name(name)
+        self._profiles = [profile] if profile else list(registrar.catalogue.required)
+        self._jobs: list[str] = []
+        self._message: str | None = None
+        self.speaker_id = SpeakerId.of(namespace, self._name)
+
+    def start(self, *, force: bool) -> Look:
+        """Claim what is missing, or all of it by `force`; remember the jobs to wait for.
+
+        Raises:
+            VoiceNotFound, ProfileUnknown; CacheUnsupported: there is nothing to extract from.
+        """
+        version = self._find().speaker.default
+        _check_extractable(version)
+        claims = self._registrar.ensure(self.speaker_id, version, self._profiles, force=force)
+        self._jobs = [claim.job_id for claim in claims.values() if claim.job_id]
+        if all(claim.outcome == "ready" for claim in claims.values()):
+            self._message = ALREADY_VALID
+        return self.look()
+
+    def look(self) -> Look:
+        """Where it stands now. The voice may be gone: then it is not found."""
+        indexed = self._find()
+        version = indexed.speaker.default
+        _check_extractable(version)
+        standings = [self._registrar.standing(indexed, version, name) for name in self._profiles]
+        flying = [flight.job_id for flight in indexed.flights if flight.job_id in self._jobs]
+        return Look(version, standings, flying, list(self._failures(standings, flying)))
+
+    def _find(self) -> IndexedSpeaker:
+        return self._registrar.find(self._namespace, self._name.name)
+
+    def _failures(self, standings: Sequence[Standing], flying: Sequence[str]) -> list[str]:
+        """A failed profile; and a job of ours that failed although what was there before still serves."""
+        failed = [f"{one.profile.name}: {one.error}" for one in standings if one.state == "failed"]
+        if failed or flying:
+            return failed
+        records = [self._job_records.get(self._namespace, job_id) for job_id in self._jobs]
+        return [
+            f"{one.profile}: {one.error['code']}: {one.error['message']}"
+            for one in records
+            if one.state == "failed" and one.error
+        ]
+
+    def body(self, look: Look) -> CacheStatus:
+        """The answer, as long as nothing failed."""
+        state = worst(look.standings)
+        return CacheStatus(
+            voice=self._name.key,
+            # By force: what was there before serves meanwhile.
+            cache_status="processing" if look.flying and state == "ready" else state,
+            message=self._message,
+            job_id=look.job_id,
+            version=look.version.number,
+        )
+
+    def raise_if_failed(self, look: Look) -> None:
+        if look.finished and look.failed:
+            kept = worst(look.standings) == "ready"
+            reasons = "; ".join(look.failed) + (" What was there before still serves." if kept else "")
+            raise ArtifactFailed(f"Voice '{self._name.key}' could not be extracted. {reasons}", param="name")
+
+
+def _check_extractable(version: SpeakerVersion) -> None:
+    if not version.extractable:
+        raise CacheUnsupported(
+            f"Version {version.number} was registered with a ready speaker embedding of "
+            f"{version.record.embedding_width} numbers: there is nothing to extract. "
+            "Re-upload with an audio file.",
+            param="name",
+        )

@@ -1,0 +1,110 @@
+"""The HTTP server under the application: uvicorn, with an end to its patience. Knows no routes.
+
+uvicorn's own time-outs begin after a connection's first answer. Until then, and as long as the rest of a body
+that nobody reads keeps coming, a caller could hold a connection for ever.
+"""
+
+import asyncio
+from http import HTTPStatus
+
+import h11
+import uvicorn
+from fastapi import FastAPI
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from services.registry_api.limits import MAX_HEAD_BYTES
+from services.registry_api.problems import envelope
+from services.shared.settings import ApiSettings
+from speaker_registry.errors import InvalidRequest
+
+HEAD_SECONDS = 10.0
+"""For a request's head; and for what is left of its body once it has its answer."""
+
+
+def server_config(
+    app: FastAPI, settings: ApiSettings, *, head_seconds: float = HEAD_SECONDS
+) -> uvicorn.Config:
+    """How we are served, here and in tests."""
+
+    class Http(ImpatientHttp):
+        pass
+
+    Http.head_seconds = head_seconds
+    return uvicorn.Config(
+        app,
+        host=settings.host,
+        port=settings.port,
+        http=Http,
+        h11_max_incomplete_event_size=MAX_HEAD_BYTES,
+        ws="none",
+        lifespan="on",
+        limit_concurrency=settings.max_connections,
+        timeout_keep_alive=settings.keep_alive_seconds,
+        timeout_graceful_shutdown=settings.shutdown_seconds,
+        server_header=False,
+        log_config=None,
+        access_log=False,
+    )
+
+
+class ImpatientHttp(H11Protocol):
+    """One connection. uvicorn's faster parser would take headers of any size; this one bounds them."""
+
+    head_seconds = HEAD_SECONDS
+    _deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._watch()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.conn.their_state is not h11.IDLE or self.conn.trailing_data[0]:
+            self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._relax()
+        super().connection_lost(exc)
+
+    def _watch(self) -> None:
+        """A deadline while it is the caller's turn; while we are at work on an answer there is none."""
+        answered = self.cycle is None or self.cycle.response_complete
+        if not answered or self.transport.is_closing():
+            self._relax()
+        elif self._deadline is None:
+            self._deadline = self.loop.call_later(self.head_seconds, self._give_up)
+
+    def _relax(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _give_up(self) -> None:
+        if self.conn.our_state is h11.IDLE and self.conn.trailing_data[0]:
+            self._refuse(
+                HTTPStatus.REQUEST_TIMEOUT,
+                f"The request's head did not arrive within {self.head_seconds:g} s.",
+            )
+        self.transport.close()
+
+    def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - uvicorn has one sentence for everything
+        self._refuse(
+            HTTPStatus.BAD_REQUEST,
+            f"This is not HTTP/1.1 as we read it. Accepted: a head of up to {MAX_HEAD_BYTES} bytes, one "
+            "Content-Length of digits or one Transfer-Encoding: chunked, and no control characters.",
+        )
+
+    def _refuse(self, status: HTTPStatus, message: str) -> None:
+        """Answer in place of the application, which never saw the request, and hang up."""
+        if self.conn.our_state in {h11.IDLE, h11.SEND_RESPONSE}:
+            body = envelope(InvalidRequest(message), status)
+            headers = [("content-type", "application/json"), ("connection", "close")]
+            headers.append(("content-length", str(len(body))))
+            response = h11.Response(status_code=status, headers=headers, reason=status.phrase)
+            for event in (response, h11.Data(data=body), h11.EndOfMessage()):
+                self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
