@@ -1,0 +1,63 @@
+"""Registries to call over HTTP: one for all tests of a file, and any number that a test has for itself."""
+
+import itertools
+import re
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from redis import Redis
+
+from services.shared.audio import AudioDecoder
+from services.shared.settings import UploadLimits
+from services.shared.valkey import ValkeyServer
+from tests.integration.api.registry import Registry
+
+_numbers = itertools.count(1)
+
+
+@pytest.fixture(scope="session")
+def decoder() -> Iterator[AudioDecoder]:
+    with AudioDecoder(UploadLimits()) as decoder:
+        yield decoder
+
+
+@pytest.fixture(scope="module")
+def registry(
+    tmp_path_factory: pytest.TempPathFactory, valkey: ValkeyServer, decoder: AudioDecoder
+) -> Iterator[Registry]:
+    """Shared by the tests of a file: each uses names of its own."""
+    with Registry(tmp_path_factory.mktemp("bucket"), empty(valkey, 1), decoder) as running:
+        yield running
+
+
+@pytest.fixture
+def name() -> str:
+    """A voice name that no other test uses."""
+    return f"voice-{next(_numbers)}"
+
+
+Start = Callable[..., Registry]
+
+
+@pytest.fixture
+def start(tmp_path: Path, valkey: ValkeyServer, decoder: AudioDecoder) -> Iterator[Start]:
+    """Starts registries with nothing in them, for this test alone."""
+    with ExitStack() as stack:
+
+        def make(redis_url: str | None = None, **settings: Any) -> Registry:
+            number = next(_numbers)
+            url = redis_url or empty(valkey, 2 + number % 10)
+            return stack.enter_context(Registry(tmp_path / f"bucket-{number}", url, decoder, **settings))
+
+        yield make
+
+
+def empty(valkey: ValkeyServer, database: int) -> str:
+    """The URL of an empty database of its own in the shared server."""
+    url = re.sub(r"(db=|/)0$", rf"\g<1>{database}", valkey.url)
+    with Redis.from_url(url) as client:
+        client.flushdb()
+    return url

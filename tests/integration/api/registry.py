@@ -1,0 +1,165 @@
+"""A whole registry for tests: the real application on a real Valkey and a local folder, served by uvicorn on
+a free port of the loopback interface. Its worker is a stand-in that the test itself moves on.
+"""
+
+import hashlib
+import socket
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import httpx
+import redis
+import uvicorn
+
+from services.registry_api.app import create_app
+from services.registry_api.changes import Changes
+from services.registry_api.limits import Pace
+from services.registry_api.server import server_config
+from services.registry_api.wiring import Services
+from services.shared.audio import AudioDecoder
+from services.shared.housekeeping import Housekeeper
+from services.shared.jobs import Jobs
+from services.shared.opening import open_registrar
+from services.shared.settings import (
+    ApiSettings,
+    HousekeepingSettings,
+    RegistrySettings,
+    StoreSettings,
+    UploadLimits,
+)
+from tests.integration.api.contract import Contract
+from tests.integration.api.worker import StandIn
+from tests.unit.audio import clips
+
+PROFILE = "qwen3-tts-0.6b"
+WIDER = "qwen3-tts-1.7b"
+CLIP = clips.wav(1.2)
+OTHER_CLIP = clips.flac(1.6)
+EMBEDDING = "[" + ",".join(["0.25"] * 1024) + "]"
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Everything a registry keeps, to be compared."""
+
+    objects: Mapping[str, str]
+    """Key -> hash of the content."""
+    keys: Mapping[bytes, bytes | None]
+    """Redis key -> its serialised value."""
+
+
+class Registry:
+    """Context manager: inside it, the registry answers at `url`, and `client` asks it."""
+
+    def __init__(
+        self,
+        folder: Path,
+        redis_url: str,
+        decoder: AudioDecoder,
+        *,
+        limits: UploadLimits | None = None,
+        pace: Pace | None = None,
+        head_seconds: float = 10,
+        **settings: Any,
+    ) -> None:
+        self.folder = folder
+        self.redis = redis.Redis.from_url(redis_url)
+        registry = RegistrySettings(redis_url=redis_url, **settings)
+        self.registrar = open_registrar(StoreSettings(url=folder.as_uri()), registry)
+        self.jobs = Jobs(self.registrar.index)
+        self.changes = Changes(redis_url)
+        self.housekeeper = Housekeeper(self.registrar, HousekeepingSettings())
+        self.worker = StandIn(self.registrar)
+        self.app = create_app(
+            Services(
+                registrar=self.registrar,
+                jobs=self.jobs,
+                decoder=decoder,
+                changes=self.changes,
+                housekeeper=None,
+                limits=limits or UploadLimits(),
+            ),
+            pace=pace or Pace(),
+        )
+        self._config = server_config(self.app, ApiSettings(), head_seconds=head_seconds)
+        self._stack = ExitStack()
+        self.client: httpx.Client
+        self.url = ""
+        self.port = 0
+
+    def __enter__(self) -> Self:
+        self.housekeeper.rebuild()
+        self.worker.announce()
+        self.port = self._stack.enter_context(_served(self._config))
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.client = self._stack.enter_context(self.new_client())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+        self.registrar.index.close()
+        self.redis.close()
+
+    def new_client(self, **options: Any) -> httpx.Client:
+        """Holds every answer against the OpenAPI document."""
+        hooks = {"response": [Contract(self.app.openapi()).check]}
+        limits = httpx.Limits(max_connections=None)
+        return httpx.Client(base_url=self.url, event_hooks=hooks, timeout=30, limits=limits, **options)
+
+    def post_voice(
+        self,
+        name: str,
+        *,
+        clip: bytes | None = CLIP,
+        consent: str = "cons_1",
+        params: Mapping[str, str] | None = None,
+        headers: Mapping[str, str] | None = None,
+        **fields: str,
+    ) -> httpx.Response:
+        """An upload as a form, whatever becomes of it."""
+        files = {} if clip is None else {"audio_sample": ("clip.wav", clip, "audio/wav")}
+        data = {"name": name, "consent": consent, **fields}
+        return self.client.post("/v1/audio/voices", data=data, files=files, params=params, headers=headers)
+
+    def upload(self, name: str, **fields: Any) -> dict[str, Any]:
+        """One that must succeed. Returns `voice` of the answer."""
+        response = self.post_voice(name, **fields)
+        assert response.status_code == 200, response.text
+        voice: dict[str, Any] = response.json()["voice"]
+        return voice
+
+    def ready(self, name: str, **fields: Any) -> dict[str, Any]:
+        """A voice with its artifact."""
+        voice = self.upload(name, **fields)
+        self.worker.finish_all()
+        return voice
+
+    def file(self, name: str, ref: int | str = "default", profile: str = PROFILE) -> httpx.Response:
+        return self.client.get(f"/v1/voices/{name}/versions/{ref}/artifacts/{profile}/file")
+
+    def stored(self) -> Stored:
+        files = [path for path in self.folder.rglob("*") if path.is_file()]
+        objects = {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+        return Stored(objects, {key: self.redis.dump(key) for key in self.redis.scan_iter()})
+
+
+@contextmanager
+def _served(config: uvicorn.Config) -> Iterator[int]:
+    """Yields the port."""
+    server = uvicorn.Server(config)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
+        thread.start()
+        try:
+            while not server.started:
+                assert thread.is_alive(), "the server did not start"
+                threading.Event().wait(0.005)
+            yield listening.getsockname()[1]
+        finally:
+            server.should_exit = True
+            thread.join(30)
+            assert not thread.is_alive(), "the server did not stop"

@@ -1,0 +1,653 @@
+"""Whatever is wrong with a request is answered by a 4xx that names the value and what is accepted, nothing of
+it is stored, and the voices that are there go on being served.
+"""
+
+import contextlib
+import io
+import socket
+import threading
+import time
+import zipfile
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from services.registry_api.limits import Pace
+from speaker_registry.errors import InvalidAudio
+from tests.integration.api import raw
+from tests.integration.api.conftest import Start
+from tests.integration.api.raw import CONTENT_TYPE, field, file, form
+from tests.integration.api.registry import CLIP, EMBEDDING, Registry
+from tests.unit.audio import clips
+from tests.unit.audio.bad_clips import BAD, BadClip
+
+GOOD = "good"
+VOICES = "/v1/audio/voices"
+MIB = 1024**2
+
+
+@pytest.fixture(autouse=True, scope="module")
+def good(registry: Registry) -> str:
+    """A voice that must outlive all of this."""
+    registry.ready(GOOD)
+    return registry.file(GOOD).headers["ETag"]
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_stored(registry: Registry, good: str) -> Iterator[None]:
+    before = registry.stored()
+    yield
+    assert registry.stored() == before
+    served = registry.file(GOOD)
+    assert (served.status_code, served.headers["ETag"]) == (200, good)
+
+
+def check(
+    response: httpx.Response | raw.Answer,
+    says: str,
+    *,
+    status: int = 400,
+    code: str = "invalid_request",
+    param: str | None = None,
+) -> None:
+    """`says`: words of the message, `…` between them."""
+    found = response.error if isinstance(response, raw.Answer) else response.json()["error"]
+    actual = response.status if isinstance(response, raw.Answer) else response.status_code
+    assert (actual, found.get("reason", found["code"]), found["param"]) == (status, code, param), found
+    for part in says.split("…"):
+        assert part in found["message"]
+
+
+def post(registry: Registry, body: bytes, content_type: str = CONTENT_TYPE["Content-Type"]) -> httpx.Response:
+    return registry.client.post(VOICES, content=body, headers={"Content-Type": content_type})
+
+
+def whole_form(**changes: str | bytes | None) -> bytes:
+    """A good upload but for the changes; None: without that field."""
+    values: dict[str, str | bytes | None] = {
+        "name": "new",
+        "consent": "cons_1",
+        "audio_sample": CLIP,
+        **changes,
+    }
+    parts = [
+        file(name, value) if name == "audio_sample" and isinstance(value, bytes) else field(name, value)
+        for name, value in values.items()
+        if value is not None
+    ]
+    return form(*parts)
+
+
+# -- clips
+
+
+@pytest.mark.parametrize("clip", BAD, ids=str)
+def test_a_clip_that_cannot_serve_is_refused(registry: Registry, clip: BadClip):
+    """Text, archives, damaged and lying files, bombs, silence, too short and too long: all named `.wav`."""
+    response = registry.post_voice("new", clip=clip.build())
+    code = clip.error.code
+    check(response, clip.says, code=code, param="audio_sample")
+
+
+def test_a_zip_named_wav_is_called_what_it_is(registry: Registry):
+    """A real one, with a real clip inside: the sender sees at once what went wrong."""
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w") as written:
+        written.writestr("clip.wav", CLIP)
+    response = registry.post_voice("new", clip=archive.getvalue())
+    check(response, "a ZIP archive…Accepted: WAV", code="unsupported_audio", param="audio_sample")
+
+
+def test_a_bad_clip_leaves_the_good_voice_of_that_name_alone(registry: Registry):
+    """vLLM-Omni has deleted the old one by the time it refuses the new one."""
+    response = registry.post_voice(GOOD, clip=clips.wav(0.4))
+    check(response, "(0.4s)", code="audio_too_short", param="audio_sample")
+
+
+# -- fields
+
+
+@pytest.mark.parametrize(
+    ("changes", "param", "says"),
+    [
+        ({"name": None}, "name", "Field 'name' is missing or empty; sent were: audio_sample, consent."),
+        ({"name": ""}, "name", "Field 'name' is missing or empty"),
+        ({"consent": None}, "consent", "Field 'consent' is missing or empty; sent were: audio_sample, name."),
+        ({"consent": ""}, "consent", "Field 'consent' is missing or empty"),
+        ({"consent": " \t "}, "consent", "Field 'consent' is missing or empty"),
+        ({"consent": "x" * 2001}, "consent", "Field 'consent' has 2001 characters; accepted: 2000."),
+        ({"consent": "a\0b"}, "consent", r"'consent' contains the control character '\x00'; accepted: text."),
+        ({"ref_text": "a\x1bb"}, "ref_text", r"'ref_text' contains the control character '\x1b'"),
+        ({"ref_text": "x" * 8001}, "ref_text", "Field 'ref_text' has 8001 characters; accepted: 8000."),
+        ({"speaker_description": "\x08"}, "speaker_description", r"control character '\x08'"),
+        (
+            {"audio_sample": None},
+            "audio_sample",
+            "Either 'audio_sample' or 'speaker_embedding' must be provided",
+        ),
+        ({"audio_sample": None, "speaker_embedding": " "}, "audio_sample", "must be provided"),
+        ({"speaker_embedding": EMBEDDING}, "audio_sample", "are mutually exclusive"),
+        ({"audio_sample": "text"}, "audio_sample", "Field 'audio_sample' is text; accepted: a file."),
+    ],
+)
+def test_a_field_that_is_missing_empty_or_too_much_is_named(
+    registry: Registry, changes: dict[str, Any], param: str, says: str
+):
+    """Whoever fills in the form must know where to look."""
+    check(post(registry, whole_form(**changes)), says, param=param)
+
+
+def test_a_file_field_left_empty_by_a_browser_counts_as_absent(registry: Registry):
+    """It sends an empty file without a name."""
+    parts = [field("name", "new"), field("consent", "c"), file("audio_sample", b"", filename="")]
+    check(post(registry, form(*parts)), "must be provided", param="audio_sample")
+
+
+@pytest.mark.parametrize("name", ["name", "consent", "ref_text", "speaker_description", "speaker_embedding"])
+def test_a_file_where_text_belongs_is_refused(registry: Registry, name: str):
+    """Also where it is the second file of the form."""
+    body = form(file(name, b"[1]"), *_others(name), file("audio_sample", CLIP))
+    check(post(registry, body), f"Field '{name}' is a file; accepted: text.", param=name)
+
+
+@pytest.mark.parametrize("name", ["name", "consent", "ref_text", "audio_sample", "speaker_embedding"])
+def test_a_field_given_twice_is_refused(registry: Registry, name: str):
+    """The first or the last would be a guess, and a filter in front of us may guess otherwise."""
+    part = file(name, CLIP) if name == "audio_sample" else field(name, "x")
+    clip = [] if name == "audio_sample" else [file("audio_sample", CLIP)]
+    body = form(part, *_others(name), *clip, part)
+    check(post(registry, body), f"Field '{name}' is given 2 times; accepted: once.", param=name)
+
+
+def _others(name: str) -> list[raw.Part]:
+    """The required texts besides this one."""
+    return [field(other, "x") for other in ("name", "consent") if other != name]
+
+
+# -- names
+
+NAMES = {
+    "/": "it contains '/'",
+    "a/b": "it contains '/'",
+    "/etc/passwd": "it contains '/'",
+    "..": "it is a path",
+    ".": "it is a path",
+    "..\\x": r"it contains '\\'",
+    "a@b": "it contains '@'",
+    "alice@3": "it contains '@'",
+    "a\0b": r"it contains '\x00'",
+    "a\nb": r"it contains '\n'",
+    "a\r\nX-Evil: 1": r"it contains '\r'",
+    "a\tb": r"it contains '\t'",
+    "a\x1b[2Jb": r"it contains '\x1b'",
+    "a\x7fb": r"it contains '\x7f'",
+    "a\u2028b": r"it contains '\u2028'",
+    "x" * 129: "it has 129 characters",
+    "x" * 200: "it has 200 characters",
+    "\N{MUSICAL SCORE}" * 200: "it has 200 characters",
+    "   ": "it is empty",
+    "\N{NO-BREAK SPACE}\N{EM SPACE}": "it is empty",
+}
+
+
+@pytest.mark.parametrize("name", NAMES, ids=ascii)
+def test_a_name_that_cannot_be_one_is_refused(registry: Registry, name: str):
+    """Names end up in paths, headers, logs and terminals."""
+    response = post(registry, whole_form(name=name))
+    says = f"Invalid voice name…{NAMES[name]}…Accepted: 1 to 128 characters, without"
+    check(response, says, code="invalid_voice_name", param="name")
+    assert response.text.isprintable() or "\N{MUSICAL SCORE}" in response.text
+
+
+@pytest.mark.parametrize(
+    "text", [b"\xed\xa0\x80", b"\xff\xfe", b"caf\xe9", b"\xc0\xaf", b"\xf8\x88\x80\x80\x80"], ids=repr
+)
+@pytest.mark.parametrize("name", ["name", "consent", "ref_text"])
+def test_a_text_that_is_not_utf8_is_refused(registry: Registry, name: str, text: bytes):
+    """Lone surrogates, Latin-1, overlong slashes: read as something else, they would be stored as that."""
+    check(post(registry, whole_form(**{name: text})), f"Field '{name}' is not UTF-8.")
+
+
+@pytest.mark.parametrize("charset", ["utf-7", "utf-16", "latin-1", "unicode_escape", "punycode", "nonsense"])
+def test_a_form_in_another_charset_is_refused(registry: Registry, charset: str):
+    """Python would decode any of them, some into lone surrogates, one in quadratic time."""
+    content_type = f"{CONTENT_TYPE['Content-Type']}; charset={charset}"
+    response = post(registry, whole_form(name="+2AA-"), content_type)
+    check(response, f"charset is '{charset}'; accepted: utf-8.", param="Content-Type")
+
+
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [
+        ("a%2Fb", "'/' written as %2F"),
+        ("..%2f..%2fetc%2fpasswd", "'/' written as %2F"),
+        ("good%2Fversions", "'/' written as %2F"),
+        ("a%00b", r"it contains '\x00'"),
+        ("a%0D%0AX-Evil:%201", r"it contains '\r'"),
+        ("%2E%2E", "it is a path"),
+        ("a%5Cb", r"it contains '\\'"),
+        ("good@1", "it contains '@'"),
+        ("x" * 200, "it has 200 characters"),
+        ("%20", "it is empty"),
+        ("%FF", "The path is not UTF-8"),
+        ("%ED%A0%80", "The path is not UTF-8"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("method", "template"),
+    [
+        ("GET", "/v1/voices/{}"),
+        ("DELETE", "/v1/voices/{}"),
+        ("GET", "/v1/voices/{}/versions"),
+        ("GET", "/v1/voices/{}/versions/1/artifacts/qwen3-tts-0.6b/file"),
+        ("DELETE", "/v1/audio/voices/{}"),
+        ("POST", "/v1/audio/voices/{}/cache"),
+    ],
+)
+def test_a_bad_name_in_a_path_is_refused(
+    registry: Registry, method: str, template: str, path: str, says: str
+):
+    """Also one that would make it another path: deleting `a/b` must not delete anything else."""
+    answer = raw.ask(registry.port, raw.head(method, template.format(path), "Content-Length: 0"))
+    assert answer.status == 400
+    assert answer.error["code" if "audio" not in template else "reason"].startswith("invalid_")
+    assert says in answer.error["message"]
+
+
+# -- embeddings
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", None),
+        ("[]", "must be a non-empty list of numbers: it is []"),
+        ("{}", "must be a non-empty list of numbers: it is {}"),
+        ("null", "must be a non-empty list of numbers: it is None"),
+        ("0.5", "must be a non-empty list of numbers: it is 0.5"),
+        ('"0.5"', "must be a non-empty list of numbers: it is '0.5'"),
+        ("0.5, 0.5", "must be valid JSON: it is '0.5, 0.5'"),
+        ("[0.5,]", "must be valid JSON"),
+        ("[0.5] [0.5]", "must be valid JSON"),
+        ("\ufeff[0.5]", "must be valid JSON"),
+        ("[" * 100_000, "must be valid JSON"),
+        (f"[{'9' * 10_000}]", "must be valid JSON"),
+        ("[[0.5]]", "must contain only numeric values: element 0 is [0.5]"),
+        ('[0.5, "0.5"]', "must contain only numeric values: element 1 is '0.5'"),
+        ("[true, false]", "must contain only numeric values: element 0 is True"),
+        ("[0.5, null]", "must contain only numeric values: element 1 is None"),
+        ("[0.5, NaN]", "values must be finite (no NaN or Inf): element 1 is not"),
+        ("[-Infinity]", "values must be finite (no NaN or Inf): element 0 is not"),
+        ("[1e400]", "values must be finite (no NaN or Inf): element 0 is not"),
+        ("[1e39]", "values must be finite (no NaN or Inf): element 0 is not"),
+        (f"[{'9' * 400}]", "values must be finite (no NaN or Inf): element 0 is not"),
+        (str([0.5] * 4097), "exceeds maximum length (4096 elements): it has 4097"),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_an_embedding_that_is_none_is_refused(registry: Registry, text: str, says: str | None):
+    """An empty one counts as absent; the others are called by what is wrong, and where."""
+    response = post(registry, whole_form(audio_sample=None, speaker_embedding=text))
+    if says is None:
+        check(response, "must be provided", param="audio_sample")
+    else:
+        check(response, f"'speaker_embedding' {says}", code="invalid_embedding", param="speaker_embedding")
+
+
+@pytest.mark.parametrize("width", [1, 192, 1023, 4096])
+def test_an_embedding_of_the_wrong_width_is_refused(registry: Registry, width: int):
+    """Which widths there are depends on the profiles of this registry: the message says."""
+    response = post(registry, whole_form(audio_sample=None, speaker_embedding=str([0.5] * width)))
+    says = f"'speaker_embedding' has {width} elements; the profiles here take [1024, 2048]."
+    check(response, says, code="embedding_dim_mismatch", param="speaker_embedding")
+
+
+# -- forms
+
+
+def cut(count: int) -> Callable[[bytes], bytes]:
+    return lambda body: body[:-count]
+
+
+@pytest.mark.parametrize(
+    ("break_it", "says"),
+    [
+        (lambda _: b"", "cut off"),
+        (lambda _: b"no form at all", "Invalid multipart data"),
+        (cut(6), "cut off"),
+        (cut(4), "cut off"),
+        (cut(60), "cut off"),
+        (lambda body: body[: len(body) // 2], "cut off"),
+        (lambda body: body.replace(b"--3f1c", b"--3f1d"), "Invalid multipart data"),
+        (lambda body: body.replace(b'; name="consent"', b""), '"name" must be provided'),
+        (lambda body: body.replace(b"Content-Disposition", b"Content Disposition"), "Invalid multipart data"),
+        (lambda body: body.replace(b"form-data", b"form-data" + b"x" * 5000), "Invalid multipart data"),
+    ],
+)
+def test_a_broken_form_is_refused(registry: Registry, break_it: Callable[[bytes], bytes], says: str):
+    """Also one that lacks nothing but its end: the last field might have been longer, or not the last."""
+    body = break_it(form(file("audio_sample", CLIP), field("name", "new"), field("consent", "cons_1")))
+    check(post(registry, body), f"The form cannot be read: …{says}")
+
+
+@pytest.mark.parametrize(
+    "boundary", ["", "; boundary=", f"; boundary={'x' * 71}", '; boundary="a\\"b"', "; boundary=ä"]
+)
+def test_a_form_without_a_proper_boundary_is_refused(registry: Registry, boundary: str):
+    """The parser would search for whatever it is given."""
+    content_type = f"multipart/form-data{boundary}".encode("latin-1")
+    response = registry.client.post(VOICES, content=whole_form(), headers=[(b"Content-Type", content_type)])
+    check(response, "no boundary", param="Content-Type")
+
+
+@pytest.mark.parametrize("part", [field("x", "1"), file("x", b"1")], ids=["fields", "files"])
+def test_ten_thousand_parts_are_refused(registry: Registry, part: raw.Part):
+    """Each costs us more than it costs the sender."""
+    check(post(registry, form(*[part] * 10_000)), "Too many…Maximum number…is 16")
+
+
+def test_a_hundred_thousand_urlencoded_fields_are_refused(registry: Registry):
+    """The other encoding of a form has a limit too."""
+    response = post(registry, b"x=1&" * 100_000, "application/x-www-form-urlencoded")
+    check(response, "Too many fields…is 16")
+
+
+def test_a_text_field_of_megabytes_is_refused(registry: Registry):
+    """Texts are kept in memory while they arrive."""
+    check(post(registry, whole_form(ref_text="x" * MIB)), "exceeded maximum size of 256KB")
+
+
+@pytest.mark.parametrize(
+    "content_type", ["application/json", "text/plain", "audio/wav", "multipart/mixed; boundary=3f1c", ""]
+)
+def test_another_kind_of_body_is_refused(registry: Registry, content_type: str):
+    """The message says which it was and which is taken."""
+    shown = f"Content-Type is '{content_type}'; accepted: multipart/form-data."
+    check(post(registry, whole_form(), content_type), shown, param="Content-Type")
+
+
+def test_no_body_at_all_is_refused(registry: Registry):
+    """What a bare `curl -X POST` sends."""
+    answer = raw.ask(registry.port, raw.head("POST", VOICES))
+    check(answer, "Content-Type is ''; accepted: multipart/form-data.", param="Content-Type")
+
+
+# -- sizes
+
+
+def test_a_clip_of_one_byte_too_many_is_refused(registry: Registry):
+    """The boundary itself: 10 MiB are taken."""
+    response = registry.post_voice("new", clip=bytes(10 * MIB + 1))
+    says = "File size exceeds maximum limit of 10MB. Got 10485761 bytes."
+    check(response, says, status=413, code="payload_too_large", param="audio_sample")
+
+
+def test_a_clip_of_the_size_that_is_accepted_is_looked_at(registry: Registry):
+    """It is refused for what it is, not for its size."""
+    response = registry.post_voice("new", clip=bytes(10 * MIB))
+    check(response, "no audio file that we know", code="unsupported_audio", param="audio_sample")
+
+
+def test_a_body_that_declares_too_much_is_refused_before_it_is_sent(registry: Registry):
+    """`Expect: 100-continue` asks whether to send it: the answer is no."""
+    lines = [
+        f"Content-Length: {10**10}",
+        "Expect: 100-continue",
+        f"Content-Type: {CONTENT_TYPE['Content-Type']}",
+    ]
+    answer = raw.ask(registry.port, raw.head("POST", VOICES, *lines))
+    says = "File size exceeds maximum limit of 10MB. Got 10000000000 bytes."
+    check(answer, says, status=413, code="payload_too_large", param="audio_sample")
+
+
+@pytest.mark.parametrize("chunked", [True, False], ids=["chunked", "with Content-Length"])
+def test_a_caller_who_sends_far_too_much_still_gets_to_read_why(registry: Registry, chunked: bool):
+    """Hanging up while it sends would throw the answer away that is on its way to it."""
+    body = whole_form(audio_sample=bytes(40 * MIB))
+    pieces = (body[start : start + MIB] for start in range(0, len(body), MIB))
+    headers = {**CONTENT_TYPE, **({} if chunked else {"Content-Length": str(len(body))})}
+    response = registry.client.post(VOICES, content=pieces, headers=headers)
+    got = "more than 10747904" if chunked else str(len(body))
+    says = f"File size exceeds maximum limit of 10MB. Got {got} bytes."
+    check(response, says, status=413, code="payload_too_large", param="audio_sample")
+
+
+def test_a_clip_without_declared_length_is_counted_as_it_arrives(registry: Registry):
+    """Chunked, and one byte too long."""
+    body = whole_form(audio_sample=bytes(10 * MIB + 1))
+    pieces = (body[start : start + 65536] for start in range(0, len(body), 65536))
+    response = registry.client.post(VOICES, content=pieces, headers=CONTENT_TYPE)
+    says = "File size exceeds maximum limit of 10MB. Got 10485761 bytes."
+    check(response, says, status=413, code="payload_too_large", param="audio_sample")
+
+
+def test_a_declared_length_that_is_too_small_cuts_the_form(registry: Registry, start: Start):
+    """What comes after it is taken for another request, and is none."""
+    other = start(head_seconds=0.3)
+    body = whole_form()
+    lines = [f"Content-Length: {len(body) - 100}", f"Content-Type: {CONTENT_TYPE['Content-Type']}"]
+    with raw.connected(other.port) as connection:
+        connection.sendall(raw.head("POST", VOICES, *lines) + body)
+        check(raw.read_answer(connection), "cut off")
+        assert raw.read_answer(connection).status in {400, 408}
+    assert other.client.get(VOICES).json()["voices"] == ["default"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "says"),
+    [
+        (["Content-Length: 10", "Content-Length: 20"], "one Content-Length"),
+        (["Content-Length: 10, 20"], "one Content-Length"),
+        (["Content-Length: -1"], "one Content-Length of digits"),
+        (["Content-Length: 1e3"], "one Content-Length of digits"),
+        (["Content-Length: 0x10"], "one Content-Length of digits"),
+        (["Content-Length: 5", "Transfer-Encoding: chunked"], "length is given twice"),
+        (
+            ["Content-Encoding: gzip", "Content-Length: 5"],
+            "compressed body (Content-Encoding) is not accepted",
+        ),
+        (["Content-Encoding: identity", "Content-Length: 5"], "compressed body"),
+        (["X-Long: " + "x" * 20_000], "a head of up to 16384 bytes|accepted: 16384"),
+        ([f"X-{number}: 1" for number in range(20_000)], "a head of up to 16384 bytes|accepted: 16384"),
+        (["No colon"], "This is not HTTP/1.1"),
+        (["X: a\x00b"], "This is not HTTP/1.1"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_a_head_that_can_be_read_in_two_ways_or_is_too_large_is_refused(
+    registry: Registry, lines: list[str], says: str
+):
+    """A proxy in front may read it the other way, and let something through."""
+    answer = raw.ask(registry.port, raw.head("POST", VOICES, *lines) + b"12345")
+    assert answer.status == 400
+    assert any(part in answer.error["message"] for part in says.split("|"))
+
+
+def test_a_path_of_any_length_is_refused(registry: Registry):
+    """Before anybody looks at it."""
+    answer = raw.ask(registry.port, raw.head("GET", "/v1/voices/" + "x" * 15_000, "X: " + "y" * 2_000))
+    assert answer.status == 400
+
+
+def test_a_compressed_body_is_refused(registry: Registry):
+    """Nobody counts what it would become."""
+    headers = {**CONTENT_TYPE, "Content-Encoding": "gzip"}
+    response = registry.client.post(VOICES, content=whole_form(), headers=headers)
+    check(response, "(Content-Encoding) is not accepted", param="Content-Encoding")
+
+
+# -- pace
+
+
+def test_a_body_that_stops_is_given_up(registry: Registry, start: Start):
+    """Otherwise a handful of idle connections hold all there are."""
+    slow = start(pace=Pace(idle_seconds=0.2, whole_seconds=60))
+    lines = ["Content-Length: 100000", f"Content-Type: {CONTENT_TYPE['Content-Type']}"]
+    answer = raw.ask(slow.port, raw.head("POST", VOICES, *lines) + whole_form()[:1000])
+    check(answer, "The body arrives too slowly. Accepted: pauses of 0.2 s, and 60 s for all of it.")
+
+
+def test_a_body_that_trickles_is_given_up(registry: Registry, start: Start):
+    """One byte at a time never pauses for long."""
+    slow = start(pace=Pace(idle_seconds=60, whole_seconds=0.5))
+    lines = ["Content-Length: 100000", f"Content-Type: {CONTENT_TYPE['Content-Type']}"]
+    with raw.connected(slow.port) as connection:
+        connection.sendall(raw.head("POST", VOICES, *lines))
+        with trickling(connection, whole_form()):
+            check(raw.read_answer(connection), "too slowly…60 s, and 0.5 s for all of it")
+
+
+@contextlib.contextmanager
+def trickling(connection: socket.socket, data: bytes) -> Iterator[None]:
+    stop = threading.Event()
+
+    def send() -> None:
+        with contextlib.suppress(OSError):
+            for byte in data:
+                if stop.wait(0.02):
+                    return
+                connection.sendall(bytes([byte]))
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_a_head_that_trickles_is_given_up(registry: Registry, start: Start):
+    """The server underneath waits for it for ever."""
+    slow = start(head_seconds=0.3)
+    with (
+        raw.connected(slow.port) as connection,
+        trickling(connection, b"GET /v1/voices HTTP/1.1\r\nX: " + bytes(99)),
+    ):
+        answer = raw.read_answer(connection)
+    check(answer, "The request's head did not arrive within 0.3 s.", status=408)
+
+
+def test_a_connection_without_a_request_is_closed(registry: Registry, start: Start):
+    """It says nothing, so nothing is said."""
+    slow = start(head_seconds=0.3)
+    with raw.connected(slow.port) as connection:
+        assert connection.recv(100) == b""
+
+
+def test_the_rest_of_a_body_nobody_reads_is_not_waited_for_for_ever(registry: Registry, start: Start):
+    """The caller has its answer; what it still sends is thrown away, but not without end."""
+    slow = start(head_seconds=0.3)
+    with raw.connected(slow.port) as connection:
+        connection.sendall(raw.head("POST", "/v1/nowhere", "Content-Length: 1000000") + b"x")
+        assert raw.read_answer(connection).status == 404
+        with trickling(connection, bytes(1000)), contextlib.suppress(ConnectionError):
+            assert connection.recv(100) == b""
+
+
+def test_patience_with_heads_cuts_neither_answers_nor_idle_connections(registry: Registry, start: Start):
+    """A long poll takes longer than a head may, and so does a client's pause between two requests."""
+    slow = start(head_seconds=0.3)
+    uploaded = slow.upload("alice")
+    with raw.connected(slow.port) as connection:
+        for _ in range(2):
+            connection.sendall(raw.head("GET", f"/v1/jobs/{uploaded['job_id']}?wait=0.8"))
+            assert raw.read_answer(connection).status == 200
+            time.sleep(0.5)
+
+
+def test_a_caller_that_vanishes_leaves_nothing_behind(registry: Registry, capsys: pytest.CaptureFixture[str]):
+    """Neither a voice nor a crash in the logs."""
+    body = whole_form()
+    lines = [f"Content-Length: {len(body)}", f"Content-Type: {CONTENT_TYPE['Content-Type']}"]
+    with raw.connected(registry.port) as connection:
+        connection.sendall(raw.head("POST", VOICES, *lines) + body[:-10])
+    registry.client.get("/healthz")
+    time.sleep(0.2)
+    logged = capsys.readouterr()
+    assert "crashed" not in logged.out + logged.err
+    assert "Traceback" not in logged.out + logged.err
+
+
+# -- everything else that is not there
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "code", "param", "says"),
+    [
+        ("/v1/voices/nobody", 404, "voice_not_found", "name", "Voice 'nobody' not found"),
+        ("/v1/voices/nobody/versions", 404, "voice_not_found", "name", "'nobody'"),
+        ("/v1/voices/good/versions/2", 404, "version_not_found", "ref", "no version 2. It has: 1."),
+        (
+            "/v1/voices/good/versions/prod",
+            404,
+            "alias_not_found",
+            "ref",
+            "no alias 'prod'. It has: default, latest.",
+        ),
+        ("/v1/voices/good/versions/0", 400, "invalid_reference", "ref", "'0'…a version number from 1"),
+        ("/v1/voices/good/versions/-1", 400, "invalid_reference", "ref", "'-1'"),
+        ("/v1/voices/good/versions/1.0", 400, "invalid_reference", "ref", "'1.0'"),
+        ("/v1/voices/good/versions/01", 400, "invalid_reference", "ref", "'01'"),
+        ("/v1/voices/good/versions/%D9%A1", 400, "invalid_reference", "ref", "Accepted"),
+        (f"/v1/voices/good/versions/{2**63}", 400, "invalid_reference", "ref", str(2**63)),
+        (
+            "/v1/voices/good/versions/1/artifacts/nope",
+            404,
+            "profile_unknown",
+            "profile",
+            "'nope'. Known: qwen3",
+        ),
+        ("/v1/voices/good/versions/1/artifacts/nope/file", 404, "profile_unknown", "profile", "Known: qwen3"),
+        ("/v1/voices?profile=nope", 404, "profile_unknown", "profile", "'nope'"),
+        ("/v1/voices?state=done", 400, "invalid_request", "state", "'done'…'ready'"),
+        ("/v1/voices?limit=0", 400, "invalid_request", "limit", "'0'…greater than or equal to 1"),
+        ("/v1/voices?limit=101", 400, "invalid_request", "limit", "'101'…less than or equal to 100"),
+        ("/v1/voices?limit=many", 400, "invalid_request", "limit", "'many'…integer"),
+        ("/v1/jobs/job_x", 404, "job_not_found", "job_id", "'job_x'"),
+        ("/v1/jobs?after=job_x", 404, "job_not_found", "job_id", "'job_x'"),
+        ("/v1/jobs?state=done", 400, "invalid_request", "state", "'done'"),
+        ("/v1/jobs?voice=a@b", 400, "invalid_voice_name", "name", "'a@b'"),
+        ("/v1/jobs/job_x?wait=61", 400, "invalid_request", "wait", "'61'…60"),
+        ("/v1/nowhere", 404, "not_found", None, "/v1/nowhere"),
+        ("/v1/voices/", 404, "not_found", None, "/v1/voices/"),
+        ("/", 404, "not_found", None, "/"),
+    ],
+)
+def test_what_does_not_exist_is_said_to_be_missing(
+    registry: Registry, path: str, status: int, code: str, param: str | None, says: str
+):
+    """With what there is instead, where that can be said: never another voice in its place."""
+    check(registry.client.get(path), says, status=status, code=code, param=param)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("PUT", VOICES, "GET, POST"),
+        ("PATCH", f"{VOICES}/good", "DELETE"),
+        ("GET", f"{VOICES}/good", "DELETE"),
+        ("DELETE", f"{VOICES}/good/cache", "GET, POST"),
+        ("TRACE", VOICES, "GET, POST"),
+        ("BREW", "/v1/voices", "GET"),
+        ("POST", "/v1/voices/good", "DELETE, GET"),
+        ("HEAD", "/v1/voices/good", "DELETE, GET"),
+        ("DELETE", "/v1/voices/good/versions/1/artifacts/qwen3-tts-0.6b/file", "GET, HEAD"),
+        ("POST", "/healthz", "GET"),
+    ],
+)
+def test_a_method_that_a_path_does_not_have_is_refused(
+    registry: Registry, method: str, path: str, allowed: str
+):
+    """With those that it has, in `Allow` and in words; an override in a header changes nothing."""
+    response = registry.client.request(method, path, headers={"X-HTTP-Method-Override": "DELETE"})
+    assert (response.status_code, response.headers["Allow"]) == (405, allowed)
+    if method != "HEAD":
+        check(response, f"{method} is not supported here; accepted: {allowed}.", status=405)
+
+
+def test_every_clip_of_the_corpus_is_refused_for_a_fault_of_the_clip():
+    """The table above asserts on codes: they must all be of the family that callers catch."""
+    assert all(issubclass(clip.error, InvalidAudio) for clip in BAD)

@@ -1,0 +1,100 @@
+"""Plays the worker: takes queued jobs and publishes made-up tensors through the real `Publisher`, when the
+test says so. Knows no encoder and no RQ.
+"""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+
+from services.shared.facts import SpeakerId
+from services.shared.jobs import Jobs
+from services.shared.publication import Assignment, Maker, Publisher
+from services.shared.registrar import Registrar
+from speaker_registry.errors import SpeakerRegistryError
+
+FINGERPRINT = "sha256:" + "1" * 64
+
+
+class StandIn:
+    """One worker for all profiles of a registry. `taken`: the jobs it took, in order."""
+
+    def __init__(self, registrar: Registrar) -> None:
+        self._registrar = registrar
+        self._publisher = Publisher(registrar)
+        self._jobs = Jobs(registrar.index)
+        self.taken: list[str] = []
+        self.fingerprint = FINGERPRINT
+
+    def announce(self, fingerprint: str = FINGERPRINT) -> None:
+        """From now on, artifacts are made with it."""
+        self.fingerprint = fingerprint
+        for profile in self._registrar.catalogue.names:
+            self._registrar.announcements.announce(
+                profile, fingerprint, {"model": "made up"}, untrained=False
+            )
+
+    def take_all(self) -> list[Assignment]:
+        """Take what is queued, without finishing it."""
+        queued, _ = self._jobs.page("default", state="queued", limit=1000)
+        found = []
+        for job in reversed(queued):
+            work = self._publisher.take(job.id, SpeakerId("default", job.slug), self._maker(job.profile))
+            if work is not None:
+                self.taken.append(work.job_id)
+                found.append(work)
+        return found
+
+    def publish(self, work: Assignment) -> bool:
+        return self._publisher.publish(work, _tensors(work))
+
+    def fail(self, work: Assignment, error: SpeakerRegistryError) -> None:
+        self._publisher.fail(work, error)
+
+    def finish_all(self) -> None:
+        """Publish an artifact for everything that is queued."""
+        for work in self.take_all():
+            assert self.publish(work)
+
+    def fail_all(self, error: SpeakerRegistryError) -> None:
+        for work in self.take_all():
+            self.fail(work, error)
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """Meanwhile whatever is queued is finished at once."""
+        stop = threading.Event()
+        thread = threading.Thread(target=self._work_until, args=(stop,))
+        thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            thread.join()
+
+    def _work_until(self, stop: threading.Event) -> None:
+        while not stop.wait(0.01):
+            self.finish_all()
+
+    def _maker(self, profile: str) -> Maker:
+        return Maker(
+            profile=self._registrar.catalogue.get(profile),
+            fingerprint=self.fingerprint,
+            extractor={"model": "made up"},
+            untrained=False,
+            worker="stand-in",
+        )
+
+
+def _tensors(work: Assignment) -> dict[str, np.ndarray]:
+    """Of the shapes that the profile says; different for every attempt."""
+    profile = work.maker.profile
+    assert work.version.record.clip is not None
+    assert profile.frame_rate is not None
+    random = np.random.default_rng(abs(hash(work.token)))
+    frames = max(1, round(work.version.record.clip.seconds * profile.frame_rate))
+    return {
+        "speaker_embedding": random.standard_normal(profile.embedding_width or 1).astype(np.float32),
+        "ref_code": random.integers(0, 2048, (frames, 16)).astype(np.int32),
+    }
