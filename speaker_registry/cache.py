@@ -138,7 +138,7 @@ class ArtifactCache:
 
     def _store(self, key: Key, artifact: Artifact, asked_at: float) -> None:
         cost = _cost(artifact)
-        if cost > self.max_bytes or self.max_entries < 1:
+        if cost > self.max_bytes:
             return
         self._drop(artifact.digest)
         self._artifacts[artifact.digest] = artifact

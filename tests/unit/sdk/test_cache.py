@@ -84,6 +84,17 @@ def test_references_are_bounded_too():
     assert cache.held(key("alice", 999)) is ALICE
 
 
+def test_a_reference_in_use_outlives_those_that_are_not():
+    """It is the one that spares a transfer."""
+    cache = ArtifactCache(max_entries=1)
+    for number in range(1, 5):
+        cache.add(key("alice", number), ALICE, asked_at=cache.now())
+    cache.fresh(key("alice", 1), 1e9)
+    cache.add(key("alice", 5), ALICE, asked_at=cache.now())
+    assert cache.held(key("alice", 1)) is ALICE
+    assert cache.held(key("alice", 2)) is None
+
+
 def test_a_cache_without_entries_keeps_nothing():
     """That is how a client without a cache is made."""
     cache = ArtifactCache(max_entries=0)

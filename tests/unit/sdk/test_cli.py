@@ -153,7 +153,9 @@ def test_an_artifact_is_written_whole(run: Run, registry: FakeRegistry, tmp_path
     version = registry.add_version("alice")
     path = tmp_path / "alice.safetensors"
     path.write_bytes(b"what was there before")
-    outcome = run("fetch", "alice@1", "--profile", ECAPA, "-o", str(path), "--json")
+    with path.open("rb") as somebody_reads:
+        outcome = run("fetch", "alice@1", "--profile", ECAPA, "-o", str(path), "--json")
+        assert somebody_reads.read() == b"what was there before"
     assert outcome.status == 0
     assert path.read_bytes() == version.files[ECAPA]
     assert list(tmp_path.iterdir()) == [path]
@@ -222,8 +224,9 @@ def test_an_artifact_can_go_to_standard_output(
 
 def test_standard_output_holds_either_json_or_an_artifact(run: Run, registry: FakeRegistry):
     """Both would be neither."""
-    outcome = run("fetch", "alice", "--profile", ECAPA, "-o", "-", "--json")
-    assert (outcome.status, outcome.out, outcome.error["code"]) == (2, "", "usage")
+    for words in (("--json", "fetch", "alice"), ("fetch", "alice", "--json")):
+        outcome = run(*words, "--profile", ECAPA, "-o", "-")
+        assert (outcome.status, outcome.out, outcome.error["code"]) == (2, "", "usage")
     assert registry.requests == []
 
 
@@ -388,19 +391,26 @@ import sys, httpx, speaker_registry
 from speaker_registry.cli import main
 from tests.unit.sdk.fake_registry import FakeRegistry
 registry, client = FakeRegistry(), speaker_registry.RegistryClient
-for number in range(3000):
+for number in range(int(sys.argv.pop(1))):
     registry.add_version(f"voice{number}-声")
 speaker_registry.RegistryClient = lambda url: client("http://x", transport=httpx.MockTransport(registry))
-sys.exit(main(["list"]))
+sys.exit(main())
 """
 
 
-def test_a_reader_that_has_seen_enough_is_no_error():
+@pytest.mark.parametrize(
+    "words",
+    [("1000", "list"), ("1", "list"), ("1", "fetch", "voice0-声", "--profile", ECAPA, "-o", "-")],
+    ids=["more than a buffer", "less", "an artifact"],
+)
+def test_a_reader_that_has_seen_enough_is_no_error(words: tuple[str, ...]):
     """`speaker-registry list | head -1` says nothing on stderr."""
-    child = subprocess.Popen([sys.executable, "-c", CHILD], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    command = [sys.executable, "-c", CHILD, *words]
+    # Only a buffered stream has something left to complain about when Python ends.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
     assert child.stdout
     assert child.stderr
-    child.stdout.read(10)
     child.stdout.close()
     assert child.stderr.read() == b""
     assert child.wait() == 141
@@ -408,8 +418,9 @@ def test_a_reader_that_has_seen_enough_is_no_error():
 
 def test_a_terminal_that_lacks_a_character_gets_an_escape():
     """An ASCII terminal must not turn a list into a traceback."""
+    command = [sys.executable, "-c", CHILD, "1", "list"]
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
-    done = subprocess.run([sys.executable, "-c", CHILD], capture_output=True, env=environment, check=True)
+    done = subprocess.run(command, capture_output=True, env=environment, check=True)
     assert b"voice0-\\u58f0" in done.stdout
 
 

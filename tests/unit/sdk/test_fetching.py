@@ -251,19 +251,42 @@ def test_other_clients_do_not_see_each_others_voices(connect: Connect, registry:
 
 
 def test_an_erased_voice_leaves_the_memory(connect: Connect, registry: FakeRegistry):
-    """With everything that was held of it, under every reference and profile."""
-    registry.add_version("alice")
-    registry.add_version("bob")
+    """With everything that was held of it: every version, under every reference."""
+    for name in ("alice", "alice", "bob"):
+        registry.add_version(name)
     client = connect()
-    for speaker in ("alice", "alice@1", "bob"):
+    for speaker in ("alice", "alice@1", "alice@2", "bob"):
         client.fetch(speaker, ECAPA)
     del registry.voices["alice"]
     with pytest.raises(errors.VoiceNotFound):
         client.fetch("alice@1", ECAPA)
-    with pytest.raises(errors.VoiceNotFound):
-        client.fetch("alice", ECAPA, max_age=1e9)
     assert client.cache.stats().entries == 1
+    for speaker in ("alice", "alice@2"):
+        with pytest.raises(errors.VoiceNotFound):
+            client.fetch(speaker, ECAPA, max_age=1e9)
     assert client.fetch("bob", ECAPA, max_age=1e9).manifest.voice == "bob"
+
+
+def test_versions_are_told_apart_in_memory(connect: Connect, registry: FakeRegistry):
+    """One of them for the other is another clip."""
+    for _ in range(2):
+        registry.add_version("alice")
+    client = connect()
+    for _ in range(2):
+        for reference, number in (("@1", 1), ("@2", 2), ("", 2)):
+            assert client.fetch(f"alice{reference}", ECAPA, max_age=1e9).manifest.version == number
+
+
+def test_what_is_being_made_again_stays_in_memory(connect: Connect, registry: FakeRegistry):
+    """Not ready yet is no refusal: without the registry, the old one is what there is."""
+    version = registry.add_version("alice")
+    client = connect(retries=0)
+    client.fetch("alice", ECAPA)
+    version.states[ECAPA] = "processing"
+    with pytest.raises(errors.ArtifactNotReady):
+        client.fetch("alice", ECAPA)
+    registry.faults.append(httpx.ConnectError("refused"))
+    assert client.fetch("alice", ECAPA, stale_if_error=1e9).manifest.version == 1
 
 
 @pytest.mark.parametrize(

@@ -136,6 +136,28 @@ def test_a_body_that_trickles_is_given_up_in_time(connect, listen):
     assert time.monotonic() - began < 1.5
 
 
+def test_the_async_client_gives_up_headers_that_trickle(listen):
+    """httpx counts each byte anew; the blocking client can only do the same."""
+
+    def trickling(connection: socket.socket) -> None:
+        try:
+            for byte in b"HTTP/1.1 200 OK\r\n" + b"x: y\r\n" * 10:
+                connection.sendall(bytes([byte]))
+                time.sleep(0.05)
+        except OSError:
+            return
+
+    async def fetch(url: str) -> None:
+        async with AsyncRegistryClient(url, timeout=0.3, retries=0) as client:
+            await client.get("alice")
+
+    url = listen(trickling)
+    began = time.monotonic()
+    with pytest.raises(errors.Unavailable):
+        asyncio.run(fetch(url))
+    assert time.monotonic() - began < 1.5
+
+
 def test_what_is_not_http_is_unavailable(connect, listen):
     """An SSH server, say."""
     url = listen(lambda connection: connection.sendall(b"SSH-2.0-OpenSSH_9.9\r\n"))
