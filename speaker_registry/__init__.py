@@ -3,7 +3,7 @@
     client = RegistryClient("https://registry.example")
     client.register("alice", "alice.wav", consent="…", ref_text="…")
     client.wait_ready("alice")
-    artifact = client.fetch("alice", profile="ecapa-voxceleb")
+    artifact = client.fetch("alice", "qwen3-tts-0.6b")
     artifact.tensors["speaker_embedding"]
 
 The names below are loaded when they are first used: a process that only needs the wire contract never loads

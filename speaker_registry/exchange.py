@@ -101,7 +101,7 @@ def exchange(policy: Policy, request: Request) -> Plan[Reply]:
     """Send until there is an answer that says something, or patience ends.
 
     Returns:
-        An answer with a status of 2xx, or 304.
+        An answer with a status of 2xx, or 304; 404 to a DELETE that was repeated.
 
     Raises:
         SpeakerRegistryError: what the last answer says; `Unavailable` where there was none.
@@ -112,15 +112,20 @@ def exchange(policy: Policy, request: Request) -> Plan[Reply]:
         outcome = yield Send(request, deadline)
         assert outcome is not None, "a Send has an outcome"
         error = error_of(outcome)
-        if error is None:
-            assert isinstance(outcome, Reply)
+        if isinstance(outcome, Reply) and (error is None or _deleted_before(request, attempt, error)):
             return outcome
+        assert error is not None
         seconds = pause_before(attempt, error.retry_after_seconds, policy.chance())
         # Sleeping past the deadline would only delay the news.
         if not worth_retrying(outcome) or attempt >= policy.retries or policy.clock() + seconds >= deadline:
             raise error
         yield Pause(seconds)
         attempt += 1
+
+
+def _deleted_before(request: Request, attempt: int, error: SpeakerRegistryError) -> bool:
+    """What a repeated DELETE does not find, an attempt whose answer was lost has deleted."""
+    return request.method == "DELETE" and attempt > 0 and isinstance(error, NotFound)
 
 
 def worth_retrying(outcome: Reply | SpeakerRegistryError) -> bool:

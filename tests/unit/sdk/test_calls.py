@@ -184,6 +184,25 @@ def test_an_upload_whose_answer_is_lost_makes_one_version(connect: Connect, regi
     assert len(keys.pop()) >= 32
 
 
+def test_a_deletion_whose_answer_is_lost_is_a_deletion(connect: Connect, registry: FakeRegistry):
+    """The repetition finds nothing, and that is what was wanted; only the first attempt may complain."""
+
+    def answer_lost(request: httpx.Request) -> httpx.Response:
+        registry(request)
+        raise httpx.ReadError("reset")
+
+    registry.add_version("alice")
+    registry.faults.append(answer_lost)
+    client = connect()
+    client.delete("alice")
+    assert registry.voices == {}
+    with pytest.raises(errors.VoiceNotFound):
+        client.delete("alice")
+    registry.faults.append(httpx.Response(503))
+    with pytest.raises(errors.VoiceNotFound):
+        client.get("alice")
+
+
 def test_two_uploads_are_two_versions(connect: Connect, registry: FakeRegistry):
     """A key made once per process would make the second one vanish."""
     client = connect()
