@@ -16,18 +16,18 @@ from redis.exceptions import LockError
 from redis.lock import Lock
 
 from services.shared.announcements import SWEPT_AT
-from services.shared.domain import Fact, FailureRecord, Speaker, VersionFact, artifact_key, fold
+from services.shared.domain import Fact, FailureRecord, Speaker, SpeakerVersion, VersionFact, fold
 from services.shared.facts import SpeakerId, read_facts, read_speaker, speaker_ids
 from services.shared.index import RebuildLost
 from services.shared.index_reading import Flight, IndexedSpeaker
-from services.shared.jobs import KEPT_SECONDS, Jobs
+from services.shared.jobs import KEPT_SECONDS, JobRecord, Jobs
 from services.shared.publication import Publisher
 from services.shared.redis_access import unavailable_without_redis
 from services.shared.registrar import Registrar
 from services.shared.settings import HousekeepingSettings
 from services.shared.status import unsupported_reason
 from services.shared.store import Listing
-from speaker_registry.errors import LeaseExpired, Unavailable
+from speaker_registry.errors import JobNotFound, LeaseExpired, Unavailable
 
 log = structlog.get_logger()
 
@@ -181,39 +181,61 @@ class Housekeeper:
     def _check_flight(self, speaker_id: SpeakerId, indexed: IndexedSpeaker, flight: Flight) -> None:
         """A flight must have a job behind it that somebody will run."""
         version = indexed.speaker.by_vuid(flight.vuid)
-        if version is None:
-            self._index.set_job(speaker_id, flight.job_id, "superseded", landing=flight)
-            return
         state = self._registrar.dispatcher.state(flight.job_id, flight.profile)
-        if state == "failed":
-            self._give_up(speaker_id, flight, indexed)
-        elif state == "gone":
-            profile = self._registrar.catalogue.get(flight.profile)
-            if unsupported_reason(version, profile) is None:
-                log.warning("job.lost", job_id=flight.job_id, speaker=str(speaker_id))
-                self._index.set_job(speaker_id, flight.job_id, "superseded")
-                self._registrar.claim(speaker_id, version, profile, steal=flight.job_id, force=True)
+        if version is not None and state == "alive":
+            return
+        job = self._job(speaker_id, flight)
+        if version is None or job is None:
+            self._index.set_job(speaker_id, flight.job_id, "superseded", landing=flight)
+        elif self._akey(flight, version, job) in version.artifacts:
+            self._index.set_job(speaker_id, flight.job_id, "succeeded", landing=flight)
+        elif state == "failed":
+            self._give_up(speaker_id, flight, version, job)
+        else:
+            self._start_anew(speaker_id, flight, version, job)
 
-    def _give_up(self, speaker_id: SpeakerId, flight: Flight, indexed: IndexedSpeaker) -> None:
-        """The queue has given up a job: its workers died over it."""
-        version = indexed.speaker.by_vuid(flight.vuid)
-        assert version is not None
-        assert version.record.clip is not None
-        job = Jobs(self._index).get(speaker_id.namespace, flight.job_id)
+    def _job(self, speaker_id: SpeakerId, flight: Flight) -> JobRecord | None:
+        try:
+            return Jobs(self._index).get(speaker_id.namespace, flight.job_id)
+        except JobNotFound:
+            return None
+
+    def _akey(self, flight: Flight, version: SpeakerVersion, job: JobRecord) -> str:
+        """Of the artifact that a flight is to bring."""
+        base = self._registrar.artifact_base(version, flight.profile, self._fingerprint(flight))
+        return f"{base}-{job.build}"
+
+    def _fingerprint(self, flight: Flight) -> str:
         announced = self._registrar.announcements.current(flight.profile)
-        fingerprint = flight.fingerprint or (announced.fingerprint if announced else "")
+        return flight.fingerprint or (announced.fingerprint if announced else "")
+
+    def _start_anew(
+        self, speaker_id: SpeakerId, flight: Flight, version: SpeakerVersion, job: JobRecord
+    ) -> None:
+        """The queue knows nothing of a job. Its place goes to a new one, if it is still wanted."""
+        log.warning("job.lost", job_id=flight.job_id, speaker=str(speaker_id))
+        self._index.set_job(speaker_id, flight.job_id, "superseded")
+        profile = self._registrar.catalogue.get(flight.profile)
+        if unsupported_reason(version, profile) is None:
+            self._registrar.claim(speaker_id, version, profile, steal=flight.job_id, force=job.forced)
+        # Where the claim did not take it over: its artifact is there, or another fingerprint is wanted now.
+        self._index.set_job(speaker_id, flight.job_id, "superseded", landing=flight)
+
+    def _give_up(
+        self, speaker_id: SpeakerId, flight: Flight, version: SpeakerVersion, job: JobRecord
+    ) -> None:
+        """The queue has given up a job: its workers died over it."""
         error = LeaseExpired(f"The worker died or hung each of the {job.attempt} times it tried.")
         record = FailureRecord(
             profile=flight.profile,
-            fingerprint=fingerprint,
+            fingerprint=self._fingerprint(flight),
             build=job.build,
-            attempt=f"{flight.job_id.removeprefix('job_')}-end",
+            attempt=f"{flight.job_id.removeprefix('job_')}-end-{self._clock.new_id()[-12:]}",
             code=error.code,
             message=error.message,
             attempts=job.attempt,
         )
-        akey = artifact_key(flight.profile, fingerprint, version.record.clip.rendition_sha256, job.build)
-        self._publisher.give_up(speaker_id, flight, akey, record, error)
+        self._publisher.give_up(speaker_id, flight, self._akey(flight, version, job), record, error)
 
     # -- all speakers
 

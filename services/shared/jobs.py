@@ -32,6 +32,8 @@ class JobRecord:
     profile: str
     fingerprint: str
     build: int
+    forced: bool
+    """To be made although there is one, or although it was given up."""
     state: JobState
     attempt: int
     max_attempts: int
@@ -62,6 +64,7 @@ class JobRecord:
             profile=fields["profile"],
             fingerprint=fields.get("fingerprint", ""),
             build=int(fields.get("build", 1)),
+            forced=fields.get("forced") == "true",
             state=cast(JobState, fields["state"]),
             attempt=int(fields.get("attempt", 0)),
             max_attempts=int(fields["max_attempts"]),

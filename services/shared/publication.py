@@ -75,7 +75,7 @@ class Assignment:
 
     @property
     def token(self) -> str:
-        """Unique per attempt; later ones sort later."""
+        """Of this attempt; later ones sort later."""
         return f"{self.job_id.removeprefix('job_')}-{self.attempt:03d}"
 
 
@@ -198,7 +198,7 @@ class Publisher:
             profile=maker.profile.name,
             fingerprint=maker.fingerprint,
             build=work.build,
-            attempt=work.token,
+            attempt=self._unique(work),
             digest=sha256_digest(data),
             content_digest=content_digest(tensors),
             size=len(data),
@@ -208,6 +208,12 @@ class Publisher:
             seconds_spent=round(self._clock.monotonic() - work.started, 4),
         )
         return data, record
+
+    def _unique(self, work: Assignment) -> str:
+        """Also where a publish is repeated, or an attempt's number after a roll-back of Redis: what the first
+        call stored may be in force already, or land later.
+        """
+        return f"{work.token}-{self._clock.new_id()[-12:]}"
 
     def _winner(self, work: Assignment) -> ArtifactRecord | None:
         """Of all that landed for this artifact: normally just ours."""
@@ -222,16 +228,24 @@ class Publisher:
         indexed = self._index.load(work.speaker_id)
         version = indexed.speaker.by_vuid(work.version.vuid)
         done = version is not None and work.akey in version.artifacts
-        job = self._jobs.get(work.speaker_id.namespace, work.job_id)
-        if done or job.attempt == work.attempt:
+        if done or self._is_last(work):
             state = "succeeded" if done else "superseded"
             self._index.set_job(work.speaker_id, work.job_id, state, landing=work.flight)
         return done
 
+    def _is_last(self, work: Assignment) -> bool:
+        """Whether no other attempt was started since, nor the job forgotten together with all of Redis."""
+        try:
+            return self._jobs.get(work.speaker_id.namespace, work.job_id).attempt == work.attempt
+        except JobNotFound:
+            return False
+
     def fail(self, work: Assignment, error: SpeakerRegistryError) -> None:
         """An attempt failed: back to the queue while it may be tried again, else the extraction is given up
-        for good.
+        for good. Of no effect if another attempt was started since.
         """
+        if not self._is_last(work):
+            return
         if error.retryable and work.attempt < work.max_attempts:
             fields = {"error": _error_json(error, work.attempt), "stage": "queued", "done": 0}
             self._index.set_job(work.speaker_id, work.job_id, "queued", fields)
@@ -240,7 +254,7 @@ class Publisher:
             profile=work.maker.profile.name,
             fingerprint=work.maker.fingerprint,
             build=work.build,
-            attempt=work.token,
+            attempt=self._unique(work),
             code=error.code,
             message=error.message,
             attempts=work.attempt,

@@ -34,6 +34,8 @@ def unavailable_without_redis() -> Iterator[None]:
     """Turns trouble with the server into `Unavailable`; what it answered to our own scripts passes."""
     try:
         yield
+    except redis.exceptions.NoScriptError as error:  # replaced between loading a script and calling it
+        raise Unavailable("The index was just restarted.", retry_after_seconds=2) from error
     except redis.ResponseError as error:
         if str(error).startswith(("MISCONF", "OOM", "READONLY", "LOADING", "CLUSTERDOWN")):
             raise Unavailable("The index does not accept writes now.", retry_after_seconds=5) from error

@@ -328,6 +328,7 @@ class Registrar:
                 "number": version.number,
                 "profile": profile.name,
                 "fingerprint": fingerprint,
+                "forced": force,
                 "max_attempts": self.settings.max_attempts,
                 "queue": queue_name(profile.name),
                 "attempt": 0,
