@@ -36,7 +36,7 @@ def worth_showing(event: Mapping[str, Any]) -> bool:
 def readable(who: str, event: Mapping[str, Any], *, colours: bool = False) -> str:
     """`12:01:59 worker  artifact.published  job_id=job_0123… seconds=1.2`, and tracebacks under it."""
     fields = " ".join(f"{name}={_short(value)}" for name, value in event.items() if name not in _KNOWN)
-    text = f"{time.strftime('%H:%M:%S')} {who:8}{event['event']}  {fields}".rstrip()
+    text = f"{time.strftime('%H:%M:%S')} {who:8} {event['event']}  {fields}".rstrip()
     if trace := event.get("traceback") or _last_of(event.get("exception")):
         text += f"\n{trace}"
     colour = _COLOURS.get(str(event.get("level")), "") if colours else ""

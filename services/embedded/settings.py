@@ -9,7 +9,7 @@ from pydantic import Field, StringConstraints, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from services.shared.profiles import ProfileCatalogue
-from services.shared.settings import ApiSettings, RegistrySettings, explain
+from services.shared.settings import ApiSettings, explain
 from speaker_registry.errors import ProfileUnknown
 
 
@@ -33,7 +33,7 @@ class EmbeddedSettings(BaseSettings):
 
     @property
     def profile_names(self) -> tuple[str, ...]:
-        return RegistrySettings(profiles=self.profiles).profiles
+        return _names(self.profiles)
 
     @field_validator("host")
     @classmethod
@@ -46,7 +46,7 @@ class EmbeddedSettings(BaseSettings):
     @field_validator("profiles")
     @classmethod
     def _known(cls, profiles: str) -> str:
-        names = RegistrySettings(profiles=profiles).profiles
+        names = _names(profiles)
         if not names:
             raise ValueError("no profile is named")
         try:
@@ -67,3 +67,7 @@ class EmbeddedSettings(BaseSettings):
                 f"there is no folder {folder}; `untrained`, a folder, `hub` or `hub:<commit>` is expected"
             )
         return str(folder)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())

@@ -13,6 +13,7 @@ import time
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Self
 
@@ -20,7 +21,12 @@ import structlog
 
 from services.embedded.children import Child
 from services.embedded.settings import EmbeddedSettings
-from services.shared.valkey import DataDirectoryInUseError, ValkeyError, ValkeyServer
+from services.shared.valkey import (
+    MAX_SOCKET_PATH_BYTES,
+    DataDirectoryInUseError,
+    ValkeyError,
+    ValkeyServer,
+)
 from speaker_registry import RegistryClient, SpeakerRegistryError
 
 log = structlog.get_logger()
@@ -101,7 +107,7 @@ class EmbeddedRegistry:
 
     def _start_valkey(self, folder: Path) -> str:
         try:
-            self.valkey = ValkeyServer(folder)
+            self.valkey = ValkeyServer(folder, socket_path=self._short_socket_path(folder))
             self.valkey.start()
         except DataDirectoryInUseError:
             raise StartFailed(
@@ -110,6 +116,13 @@ class EmbeddedRegistry:
         except ValkeyError as error:
             raise StartFailed(f"Valkey could not be started: {error}") from None
         return self.valkey.url
+
+    def _short_socket_path(self, folder: Path) -> Path:
+        """In the folder; where that makes a path longer than the system's limit, in one of our own."""
+        path = folder / "valkey.sock"
+        if len(os.fsencode(path)) <= MAX_SOCKET_PATH_BYTES:
+            return path
+        return Path(self._stack.enter_context(TemporaryDirectory(prefix="speaker-registry-"))) / path.name
 
     def _environment(self, data: Path, redis_url: str) -> Mapping[str, str]:
         return {

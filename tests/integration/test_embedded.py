@@ -1,0 +1,334 @@
+"""`make run` and `make demo` as a user meets them: started from a shell, tried, stopped, killed, misused."""
+
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
+
+import httpx
+import numpy as np
+import psutil
+import pytest
+from safetensors.numpy import load
+
+from speaker_registry import RegistryClient
+from tests.queue_workers import wait_until
+
+ROOT = Path(__file__).parents[2]
+PROFILE = "qwen3-tts-0.6b"
+UP_SECONDS = 120.0
+"""A start takes seconds; other tests may be at work on the same two cores."""
+STOPPED_SECONDS = 15.0
+pytestmark = pytest.mark.timeout(300)
+
+
+class Run:
+    """`python -m services.embedded run` on one data folder, started whenever a test needs it."""
+
+    def __init__(self, data: Path) -> None:
+        self.data = data
+        self.process: subprocess.Popen[str] | None = None
+        self.output: list[str] = []
+
+    def start(self, **environment: str) -> None:
+        """As a shell starts a job: in a process group of its own."""
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "services.embedded", "run"],
+            cwd=ROOT,
+            env={**os.environ, "DATA": str(self.data), "PORT": "0", "WEIGHTS": "untrained"} | environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            process_group=0,
+        )
+        self.output = []
+        threading.Thread(target=self.output.extend, args=(self.process.stdout,), daemon=True).start()
+
+    def up(self) -> "Run":
+        """Running and ready; as it is, if it was."""
+        if self.process is None or self.process.poll() is not None:
+            self.start()
+        wait_until(lambda: "Ctrl-C stops it.\n" in self.output or self.process.poll() is not None, UP_SECONDS)
+        assert self.process.poll() is None, self.text
+        return self
+
+    @property
+    def text(self) -> str:
+        return "".join(self.output)
+
+    @property
+    def url(self) -> str:
+        return re.search(r"is up: (http://\S+)", self.text)[1]
+
+    def family(self) -> list[psutil.Process]:
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+    def child(self, what: str) -> psutil.Process:
+        return next(one for one in self.family() if what in " ".join(one.cmdline()))
+
+    def press_ctrl_c(self) -> None:
+        """The terminal sends it to the whole foreground group."""
+        os.killpg(self.process.pid, signal.SIGINT)
+
+    def ends_within(self, seconds: float, family: list[psutil.Process]) -> int:
+        """The exit status, once all of the family are gone too."""
+        deadline = time.monotonic() + seconds
+        status = self.process.wait(seconds)
+        left = psutil.wait_procs(family, timeout=max(0.1, deadline - time.monotonic()))[1]
+        assert not left, [one.cmdline() for one in left]
+        return status
+
+    def end(self) -> None:
+        if self.process is not None:
+            family = self.family() if self.process.poll() is None else []
+            self.process.kill()
+            self.process.wait()
+            psutil.wait_procs(family, timeout=10)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    """One for all tests: each start loads a model. A test may leave it stopped, with its data."""
+    run = Run(tmp_path_factory.mktemp("embedded"))
+    yield run
+    run.end()
+
+
+@pytest.fixture
+def fresh(tmp_path: Path) -> Iterator[Run]:
+    """One of its own, for tests that end it before a model is loaded."""
+    run = Run(tmp_path)
+    yield run
+    run.end()
+
+
+def curl(line: str, folder: Path) -> str:
+    """Run a curl line as it was printed; without curl, what it says."""
+    if shutil.which("curl"):
+        done = subprocess.run(shlex.split(line), cwd=folder, capture_output=True, text=True, check=True)
+        return done.stdout
+    words = shlex.split(line)
+    fields = [word.split("=", 1) for flag, word in pairwise(words) if flag == "-F"]
+    files = [
+        (name, (folder / value[1:]).open("rb") if value.startswith("@") else (None, value))
+        for name, value in fields
+    ]
+    method = "POST" if files or "POST" in words else "GET"
+    answer = httpx.request(method, words[-1], files=files or None, timeout=90)
+    if "-o" in words:
+        (folder / words[words.index("-o") + 1]).write_bytes(answer.content)
+        return ""
+    return answer.text
+
+
+def held(url: str) -> dict[str, list[tuple[int, str]]]:
+    """Name -> (version, digest of its artifact) of everything a registry serves."""
+    with RegistryClient(url) as client:
+        return {
+            voice.name: [
+                (
+                    version.version,
+                    client.descriptor(f"{voice.name}@{version.version}", "qwen3-tts-0.6b").digest,
+                )
+                for version in client.versions(voice.name)
+            ]
+            for voice in client.list()
+        }
+
+
+def test_what_it_prints_can_be_pasted(run: Run, tmp_path: Path):
+    """The first minute of a newcomer: the three lines have to lead to a file."""
+    run.up()
+    assert f"Data: {run.data}" in run.text
+    assert "UNTRAINED" in run.text
+    lines = [line.strip() for line in run.text.splitlines() if line.startswith("  curl ")]
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    registered, cached, _ = (curl(line, tmp_path) for line in lines)
+    assert json.loads(registered)["success"] is True
+    assert json.loads(cached)["cache_status"] == "ready"
+    tensors = load((tmp_path / "alice.safetensors").read_bytes())
+    assert set(tensors) == {"speaker_embedding", "ref_code"}
+
+
+def test_its_log_lines_are_for_people(run: Run):
+    """Whoever keeps a terminal open wants to see what happens to voices, not JSON or a server's life."""
+    url = run.up().url
+    with RegistryClient(url) as client:
+        client.register("bob", embedding=np.linspace(-1, 1, 1024), consent="cons_1")
+    wait_until(
+        lambda: re.search(r"^\d\d:\d\d:\d\d api +version\.registered  speaker=default/bob", run.text, re.M)
+    )
+    assert '{"' not in run.text
+    assert "Uvicorn" not in run.text
+
+
+def test_a_second_one_on_the_same_data_is_refused(run: Run, fresh: Run):
+    """Two servers appending to one log destroy it."""
+    run.up()
+    fresh.data = run.data
+    fresh.start()
+    assert fresh.process.wait(UP_SECONDS) == 1
+    assert f"Another registry runs on {run.data}" in fresh.text
+    assert httpx.get(f"{run.url}/readyz").status_code == 200
+
+
+def test_a_child_that_is_killed_is_started_again(run: Run):
+    """An out-of-memory kill at night must not need a person in the morning."""
+    url = run.up().url
+    for what in ("services.registry_api", "valkey-server", "services.extractor_worker"):
+        killed = run.child(what)
+        killed.kill()
+        wait_until(lambda gone=killed, what=what: _another(run, what, gone.pid), UP_SECONDS)
+    with RegistryClient(url, retries=10) as client:
+        wait_until(
+            lambda: all(profile.workers for profile in client.profiles() if profile.required), UP_SECONDS
+        )
+        assert client.register("carol", ROOT / "examples/clips/rowan.flac", consent="cons_1").version == 1
+        client.wait_ready("carol@1")
+    wait_until(lambda: re.search(r"registry +worker\.ended  status=-9", run.text))
+
+
+def _another(run: Run, what: str, pid: int) -> bool:
+    with suppress(StopIteration, psutil.Error):
+        return run.child(what).pid != pid
+    return False
+
+
+def test_a_restart_finds_every_voice_version_and_artifact_again(run: Run):
+    """The promise of the data folder."""
+    with RegistryClient(run.up().url) as client:
+        for ramp in (np.linspace(-1, 1, 1024), np.linspace(1, -1, 1024)):
+            client.register("dora", embedding=ramp, consent="cons_1")
+        client.register("erin", embedding=np.linspace(0, 1, 1024), consent="cons_1")
+        client.delete("erin")
+    before, family = held(run.url), run.family()
+    assert [number for number, _ in before["dora"]] == [2, 1]
+    run.press_ctrl_c()
+    assert run.ends_within(STOPPED_SECONDS, family) == 0
+    assert held(run.up().url) == before
+
+
+@pytest.mark.parametrize("suspended", ["services.extractor_worker", "services.registry_api"])
+def test_ctrl_c_stops_a_child_that_is_suspended(run: Run, suspended: str):
+    """A suspended process sees no signal; a user who typed Ctrl-C wants their machine back all the same."""
+    run.up()
+    family = run.family()
+    run.child(suspended).suspend()
+    run.press_ctrl_c()
+    assert run.ends_within(STOPPED_SECONDS, family) == 0
+    assert "stopped; the data stays" in run.text
+
+
+def test_a_second_ctrl_c_ends_everything_at_once(run: Run):
+    """A server that does not answer would be waited for; who types it twice is in a hurry."""
+    run.up()
+    family = run.family()
+    run.child("valkey-server").suspend()
+    run.press_ctrl_c()
+    time.sleep(0.5)
+    run.press_ctrl_c()
+    assert run.ends_within(4, family) == 130
+
+
+def test_ctrl_c_stops_it_while_it_starts(fresh: Run):
+    """Loading a model takes long enough to change one's mind."""
+    fresh.start()
+    wait_until(lambda: len(fresh.family()) >= 4, UP_SECONDS)  # Valkey, API, its decoder, worker
+    family = fresh.family()
+    fresh.press_ctrl_c()
+    assert fresh.ends_within(STOPPED_SECONDS, family) == 130
+    assert "Traceback" not in fresh.text
+
+
+def test_no_child_outlives_a_supervisor_that_is_killed(fresh: Run):
+    """Orphans would hold the port, the data folder and the memory, and nobody would look for them."""
+    fresh.start()
+    wait_until(lambda: len(fresh.family()) >= 4, UP_SECONDS)
+    family = fresh.family()
+    fresh.process.kill()
+    fresh.ends_within(STOPPED_SECONDS, family)
+
+
+@pytest.mark.parametrize(
+    ("environment", "says"),
+    [
+        (
+            {"HOST": "0.0.0.0"},
+            "HOST: host is '0.0.0.0': without API keys the registry listens on loopback",
+        ),
+        ({"PROFILES": "qwen3"}, "PROFILES: Unknown profile 'qwen3'. Known: qwen3-tts-0.6b"),
+        ({"WEIGHTS": "/no/such"}, "WEIGHTS: there is no folder /no/such"),
+        (
+            {"WEIGHTS": "examples"},
+            "The worker could not start: qwen3-tts-0.6b: config.json, model",
+        ),
+        ({"PORT": "http"}, "PORT: Input should be a valid integer"),
+        ({"DATA": "/dev/null/data"}, "DATA is /dev/null/data, which cannot be used: Not a directory."),
+        (
+            {"SPEAKER_MAX_UPLOADED": "0"},
+            "The api could not start: SPEAKER_MAX_UPLOADED: Input should be",
+        ),
+    ],
+)
+def test_a_wrong_setting_is_named_in_one_line(fresh: Run, environment: dict[str, str], says: str):
+    """Whoever mistyped it should read what and why, not a traceback of a process they do not know."""
+    fresh.start(**environment)
+    family: list[psutil.Process] = []
+    while fresh.process.poll() is None:
+        with suppress(psutil.NoSuchProcess):
+            family = fresh.family() or family
+        time.sleep(0.05)
+    assert fresh.ends_within(STOPPED_SECONDS, family) in {1, 2}
+    wait_until(lambda: says in fresh.text)
+    assert len([line for line in fresh.output if not line.startswith("starting (")]) == 1, fresh.text
+
+
+def test_a_port_in_use_is_named(fresh: Run):
+    """Usually it is a registry that runs already, in another terminal."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        fresh.start(PORT=str(taken.getsockname()[1]))
+        assert fresh.process.wait(UP_SECONDS) == 1
+    assert re.search(r"^Port \d+ of 127\.0\.0\.1 cannot be had \(Address already in use\)", fresh.text, re.M)
+
+
+def test_the_demo_runs_to_its_end(tmp_path: Path):
+    """The first of the two commands. It shows the whole way, and leaves nothing behind."""
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-m", "services.embedded", "demo"],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=2 * UP_SECONDS,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert not done.stderr.strip()
+    shown = (
+        "ref_code: int32 [75, 16]",
+        "speaker_embedding: float32 [1024]",
+        '"profile": "qwen3-tts-0.6b"',
+        '"untrained": true',
+        "wren@2: ready, 6.01 s of audio  <- what 'wren' stands for now",
+        "wren@1: ready",
+        "delete the voice",
+        "stop everything",
+    )
+    for text in shown:
+        assert text in done.stdout
+    assert len(re.findall(r"^ +\d+\.\d+ m?s  ", done.stdout, re.M)) >= 9, "every step says how long it took"
+    assert not list(tmp_path.glob("speaker-registry-*"))
