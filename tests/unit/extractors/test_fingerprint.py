@@ -36,7 +36,9 @@ def test_the_same_extractor_has_the_same_fingerprint(copy: Path) -> None:
 def test_it_survives_a_trip_through_a_manifest() -> None:
     """The facts are stored as JSON, and somebody will compute the digest again."""
     original = fingerprint()
-    assert Fingerprint(json.loads(json.dumps(original.facts))).digest == original.digest
+    stored = Fingerprint(json.loads(json.dumps(original.facts)))
+    assert stored == original
+    assert stored.digest == original.digest
 
 
 def test_the_profile_counts() -> None:
