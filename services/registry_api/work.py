@@ -30,12 +30,12 @@ def list_jobs(
     slug = SpeakerId.of(namespace, parse_speaker_name(voice)).slug if voice is not None else None
     if profile is not None:
         services.registrar.catalogue.get(profile)
-    found, more = services.jobs.page(
+    page = services.jobs.page(
         namespace, state=state, slug=slug, profile=profile, after=after or None, limit=limit
     )
-    shown = [rendering.job(record) for record in found]
-    first, last = (shown[0].id, shown[-1].id) if shown else (None, None)
-    return answer(request, Page[Job](data=shown, first_id=first, last_id=last, has_more=more))
+    shown = [rendering.job(record) for record in page.found]
+    first = shown[0].id if shown else None
+    return answer(request, Page[Job](data=shown, first_id=first, last_id=page.last, has_more=page.more))
 
 
 @router.get("/jobs/{job_id}", responses=examples.JOB)

@@ -4,7 +4,8 @@ The scripts in `lua/` write the records; here they are read.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -16,7 +17,7 @@ from speaker_registry.schemas import FINISHED_STATES, JobState
 KEPT_SECONDS = 30 * 24 * 3600
 _PAGE = 200
 _SCANNED = 5_000
-"""Records one filtered listing looks at, at most."""
+"""Records one filtered page looks at, at most: `more` then says that there is more to look at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +85,15 @@ def _seconds(text: str | None) -> float | None:
     return float(text) if text else None
 
 
+@dataclass(frozen=True, slots=True)
+class JobPage:
+    """`last`: the job after which the next page starts; it may be one that was not wanted."""
+
+    found: list[JobRecord]
+    last: str | None
+    more: bool
+
+
 class Jobs:
     """Reads job records of a namespace, newest first."""
 
@@ -107,44 +117,46 @@ class Jobs:
         profile: str | None = None,
         after: str | None = None,
         limit: int,
-    ) -> tuple[list[JobRecord], bool]:
-        """Newest first, after the job `after`. Returns the page and whether there is more.
+    ) -> JobPage:
+        """Newest first, from the one after the job `after`.
 
         Raises:
             JobNotFound: `after` is not a job of this namespace.
         """
-        found = []
-        for record in self._newest_first(namespace, state, after):
-            if (slug is None or record.slug == slug) and (profile is None or record.profile == profile):
+        found: list[JobRecord] = []
+        last = after
+        for looked_at, record in enumerate(self._newest_first(namespace, state, after)):
+            wanted = slug in {None, record.slug} and profile in {None, record.profile}
+            if looked_at == _SCANNED or (wanted and len(found) == limit):
+                return JobPage(found, last, True)
+            if wanted:
                 found.append(record)
-            if len(found) > limit:
-                return found[:limit], True
-        return found, False
+            last = record.id
+        return JobPage(found, last, False)
 
     def _newest_first(self, namespace: str, state: JobState | None, after: str | None) -> Iterator[JobRecord]:
         key = f"sr:jobs:{namespace}" + (f":{state}" if state else "")
-        newest: str | float = "+inf"
-        if after is not None:
-            newest = self.get(namespace, after).created_at
-        skipping = after is not None
-        for offset in range(0, _SCANNED, _PAGE):
+        place = (self.get(namespace, after).created_at, after) if after is not None else (math.inf, "")
+        offset = 0
+        while True:
             with unavailable_without_redis():
-                ids = cast(
-                    list[str],
-                    self._redis.zrange(
-                        key, newest, "-inf", byscore=True, desc=True, offset=offset, num=_PAGE
-                    ),
+                found = self._redis.zrange(
+                    key, place[0], "-inf", byscore=True, desc=True, offset=offset, num=_PAGE, withscores=True
                 )
-                pipeline = self._redis.pipeline(transaction=False)
-                for job_id in ids:
-                    pipeline.hgetall(f"sr:job:{job_id}")
-                hashes = pipeline.execute()
-            for fields in hashes:
-                if fields and not skipping:
-                    yield JobRecord.read(fields)
-                skipping = skipping and fields.get("id") != after
-            if len(ids) < _PAGE:
+            entries = [(score, job_id) for job_id, score in cast(list[tuple[str, float]], found)]
+            older = [entry for entry in entries if entry < place]
+            yield from self._read([job_id for _, job_id in older])
+            if len(entries) < _PAGE:
                 return
+            # By place, not by number: jobs that come meanwhile would shift that.
+            place, offset = (older[-1], 0) if older else (place, offset + _PAGE)
+
+    def _read(self, job_ids: Iterable[str]) -> list[JobRecord]:
+        with unavailable_without_redis():
+            pipeline = self._redis.pipeline(transaction=False)
+            for job_id in job_ids:
+                pipeline.hgetall(f"sr:job:{job_id}")
+            return [JobRecord.read(fields) for fields in pipeline.execute() if fields]
 
     def forget_before(self, namespace: str, moment: float) -> int:
         """Drop records of finished jobs older than `moment`. Returns how many."""
