@@ -153,6 +153,7 @@ def add_handlers(app: FastAPI) -> None:
         )
         # `limits.RequestIds` sets it on everything else; crashes are answered above that.
         response.headers["X-Request-Id"] = str(request.scope.get("request_id"))
+        response.headers["Connection"] = "close"  # as the server is about to
         return response
 
 

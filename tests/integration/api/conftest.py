@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 from redis import Redis
 
 from services.shared.audio import AudioDecoder
@@ -16,6 +17,20 @@ from services.shared.valkey import ValkeyServer
 from tests.integration.api.registry import Registry
 
 _numbers = itertools.count(1)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def plain_logs() -> Iterator[None]:
+    """Without colours, and without tracebacks that take seconds to draw."""
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.format_exc_info,
+            structlog.processors.KeyValueRenderer(key_order=["event"]),
+        ]
+    )
+    yield
+    structlog.reset_defaults()
 
 
 @pytest.fixture(scope="session")

@@ -135,7 +135,7 @@ class Registry:
     def ready(self, name: str, **fields: Any) -> dict[str, Any]:
         """A voice with its artifact."""
         voice = self.upload(name, **fields)
-        self.worker.finish_all()
+        self.worker.finish_all(name)
         return voice
 
     def file(self, name: str, ref: int | str = "default", profile: str = PROFILE) -> httpx.Response:

@@ -369,7 +369,7 @@ def test_cache_waits_for_the_extraction_and_then_has_no_message(registry: Regist
     registry.upload(name)
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(cache, registry, name)
-        registry.worker.finish_all()
+        registry.worker.finish_all(name)
         response = waiting.result()
     assert response.status_code == 200
     assert response.json() == {"voice": name, "cache_status": "ready", "version": 1}
@@ -384,14 +384,14 @@ def test_cache_that_is_not_ready_in_time_is_accepted_and_says_where_to_look(regi
     assert response.json()["cache_status"] == "pending"
     assert response.headers["Location"] == f"/v1/jobs/{uploaded['job_id']}"
     assert int(response.headers["Retry-After"]) >= 1
-    registry.worker.take_all()
+    registry.worker.take_all(name)
     assert cache(registry, name, wait=0.2).json()["cache_status"] == "processing"
 
 
 def test_cache_of_a_voice_that_failed_is_a_final_conflict(registry: Registry, name: str):
     """OpenAI's clients repeat a 409 unless told not to."""
     registry.upload(name)
-    registry.worker.fail_all(InvalidAudio("No speech was found."))
+    registry.worker.fail_all(name, InvalidAudio("No speech was found."))
     response = cache(registry, name)
     assert response.status_code == 409
     assert response.headers["x-should-retry"] == "false"
@@ -403,7 +403,7 @@ def test_cache_of_a_voice_that_failed_is_a_final_conflict(registry: Registry, na
 def test_cache_by_force_gives_a_failed_voice_another_try(registry: Registry, name: str):
     """After the cause was mended, nothing else would."""
     registry.upload(name)
-    registry.worker.fail_all(InvalidAudio("No speech was found."))
+    registry.worker.fail_all(name, InvalidAudio("No speech was found."))
     with registry.worker.working():
         response = cache(registry, name, force=True)
     assert (response.status_code, response.json()["cache_status"]) == (200, "ready")
@@ -427,9 +427,9 @@ def test_cache_by_force_that_fails_says_so_and_the_old_artifact_serves(registry:
     before = registry.file(name)
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(cache, registry, name, force=True)
-        while not registry.jobs.page("default", state="queued", limit=1)[0]:
+        while not registry.jobs.page("default", state="queued", slug=name, limit=1).found:
             time.sleep(0.01)
-        registry.worker.fail_all(InvalidAudio("No speech was found."))
+        registry.worker.fail_all(name, InvalidAudio("No speech was found."))
         response = waiting.result()
     assert (response.status_code, error_of(response)["reason"]) == (409, "artifact_failed")
     assert "still serves" in error_of(response)["message"]
@@ -439,7 +439,7 @@ def test_cache_by_force_that_fails_says_so_and_the_old_artifact_serves(registry:
 def test_cache_goes_on_waiting_while_a_failed_attempt_is_tried_again(registry: Registry, name: str):
     """A failure that may pass is not the end."""
     registry.upload(name)
-    registry.worker.fail_all(ExtractorFailed("The device was reset."))
+    registry.worker.fail_all(name, ExtractorFailed("The device was reset."))
     response = cache(registry, name, wait=0)
     assert (response.status_code, response.json()["cache_status"]) == (202, "processing")
 
@@ -493,9 +493,9 @@ def test_a_wait_out_of_bounds_is_refused(registry: Registry, name: str, wait: st
 def test_fifty_cache_calls_at_once_make_one_extraction(registry: Registry, name: str):
     """A fleet that starts asks all at once; a GPU must not do the same work fifty times."""
     registry.ready(name)
-    taken = len(registry.worker.taken)
     with registry.worker.working(), ThreadPoolExecutor(50) as pool:
         answers = list(pool.map(lambda _: cache(registry, name, profile=WIDER), range(50)))
     assert {response.status_code for response in answers} == {200}
     assert {response.json()["cache_status"] for response in answers} == {"ready"}
-    assert len(registry.worker.taken) == taken + 1
+    taken = [work for work in registry.worker.taken if work.version.record.name == name]
+    assert [work.maker.profile.name for work in taken] == [PROFILE, WIDER]

@@ -8,23 +8,24 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from services.shared.facts import SpeakerId
+from services.shared.facts import SpeakerId, slug_of
 from services.shared.jobs import Jobs
 from services.shared.publication import Assignment, Maker, Publisher
 from services.shared.registrar import Registrar
 from speaker_registry.errors import SpeakerRegistryError
+from speaker_registry.names import parse_speaker_name
 
 FINGERPRINT = "sha256:" + "1" * 64
 
 
 class StandIn:
-    """One worker for all profiles of a registry. `taken`: the jobs it took, in order."""
+    """One worker for all profiles of a registry. `taken`: what it took in hand, in order."""
 
     def __init__(self, registrar: Registrar) -> None:
         self._registrar = registrar
         self._publisher = Publisher(registrar)
         self._jobs = Jobs(registrar.index)
-        self.taken: list[str] = []
+        self.taken: list[Assignment] = []
         self.fingerprint = FINGERPRINT
 
     def announce(self, fingerprint: str = FINGERPRINT) -> None:
@@ -35,31 +36,28 @@ class StandIn:
                 profile, fingerprint, {"model": "made up"}, untrained=False
             )
 
-    def take_all(self) -> list[Assignment]:
-        """Take what is queued, without finishing it."""
-        queued, _ = self._jobs.page("default", state="queued", limit=1000)
+    def take_all(self, name: str | None = None) -> list[Assignment]:
+        """Take what is queued, of one voice or of all, without finishing it."""
+        slug = slug_of(parse_speaker_name(name).key) if name is not None else None
         found = []
-        for job in reversed(queued):
+        for job in reversed(self._jobs.page("default", state="queued", slug=slug, limit=1000).found):
             work = self._publisher.take(job.id, SpeakerId("default", job.slug), self._maker(job.profile))
             if work is not None:
-                self.taken.append(work.job_id)
+                self.taken.append(work)
                 found.append(work)
         return found
 
     def publish(self, work: Assignment) -> bool:
         return self._publisher.publish(work, _tensors(work))
 
-    def fail(self, work: Assignment, error: SpeakerRegistryError) -> None:
-        self._publisher.fail(work, error)
-
-    def finish_all(self) -> None:
+    def finish_all(self, name: str | None = None) -> None:
         """Publish an artifact for everything that is queued."""
-        for work in self.take_all():
-            assert self.publish(work)
+        for work in self.take_all(name):
+            self.publish(work)
 
-    def fail_all(self, error: SpeakerRegistryError) -> None:
-        for work in self.take_all():
-            self.fail(work, error)
+    def fail_all(self, name: str, error: SpeakerRegistryError) -> None:
+        for work in self.take_all(name):
+            self._publisher.fail(work, error)
 
     @contextmanager
     def working(self) -> Iterator[None]:

@@ -1,0 +1,775 @@
+"""The registry's own routes: voices, versions, artifacts, jobs, profiles, health; waiting and conditions."""
+
+import json
+import re
+import shutil
+import statistics
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+import pytest
+
+from services.registry_api import paging
+from services.shared.facts import SpeakerId
+from services.shared.valkey import ValkeyServer
+from speaker_registry.artifact import Artifact, sha256_digest
+from speaker_registry.errors import InvalidAudio
+from tests.integration.api import raw
+from tests.integration.api.conftest import Start
+from tests.integration.api.registry import EMBEDDING, OTHER_CLIP, PROFILE, WIDER, Registry
+from tests.integration.api.worker import FINGERPRINT
+
+NEWER = "sha256:" + "2" * 64
+
+
+def get(registry: Registry, path: str, **params: Any) -> Any:
+    response = registry.client.get(path, params=params)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def error_of(response: httpx.Response) -> tuple[int, str]:
+    return response.status_code, response.json()["error"]["code"]
+
+
+def artifact_path(name: str, ref: int | str = "default", profile: str = PROFILE) -> str:
+    return f"/v1/voices/{quote(name, safe='')}/versions/{ref}/artifacts/{profile}"
+
+
+def keys(page: dict[str, Any]) -> list[str]:
+    return [one["key"] for one in page["data"]]
+
+
+# -- lists
+
+
+def test_pages_hold_every_voice_once_also_while_voices_come_and_go(start: Start):
+    """A cursor that counts would skip one for each that was deleted before it."""
+    registry = start()
+    for name in ("B", "d", "f", "h"):
+        registry.upload(name)
+    first = get(registry, "/v1/voices", limit=2)
+    assert (keys(first), first["first_id"], first["last_id"], first["has_more"]) == (
+        ["b", "d"],
+        "b",
+        "d",
+        True,
+    )
+    registry.upload("a")
+    registry.upload("e")
+    registry.client.delete("/v1/voices/d")
+    second = get(registry, "/v1/voices", limit=2, after=first["last_id"])
+    assert (keys(second), second["has_more"]) == (["e", "f"], True)
+    last = get(registry, "/v1/voices", limit=2, after=second["last_id"])
+    assert (keys(last), last["has_more"]) == (["h"], False)
+    beyond = get(registry, "/v1/voices", after="z")
+    assert (beyond["data"], beyond["first_id"], beyond["has_more"]) == ([], None, False)
+
+
+def test_the_list_can_be_narrowed_by_profile_state_and_part_of_the_name(start: Start):
+    """Alone and together."""
+    registry = start()
+    registry.ready("Ann Marie")
+    registry.upload("Annika")
+    registry.upload("Bo", clip=None, speaker_embedding=EMBEDDING)
+    registry.worker.finish_all()
+    registry.upload("Zoë")
+    assert keys(get(registry, "/v1/voices")) == ["ann marie", "annika", "bo", "zoë"]
+    assert keys(get(registry, "/v1/voices", state="ready")) == ["ann marie", "annika", "bo"]
+    assert keys(get(registry, "/v1/voices", state="pending")) == ["zoë"]
+    assert keys(get(registry, "/v1/voices", profile=WIDER)) == ["ann marie", "annika", "zoë"]
+    assert keys(get(registry, "/v1/voices", profile=WIDER, state="ready")) == []
+    assert keys(get(registry, "/v1/voices", q="ANN")) == ["ann marie", "annika"]
+    assert keys(get(registry, "/v1/voices", q="Zoe\u0308")) == ["zoë"], "written in two characters"
+    assert keys(get(registry, "/v1/voices", q="ann", profile=PROFILE, limit=1)) == ["ann marie"]
+
+
+@pytest.mark.parametrize("path", ["/v1/voices", "/v1/audio/voices"])
+def test_a_page_that_finds_nothing_in_what_it_looked_at_still_leads_on(
+    start: Start, monkeypatch: pytest.MonkeyPatch, path: str
+):
+    """One request looks at so many voices at most; without a cursor the rest could never be reached."""
+    registry = start()
+    for name in ("a", "b", "c", "d"):
+        registry.upload(name, clip=None, speaker_embedding=EMBEDDING)
+    registry.upload("e")
+    monkeypatch.setattr(paging, "LOOKED_AT", 2)
+    page = get(registry, path, profile=WIDER, limit=1)
+    assert page["data"] == []
+    seen = []
+    while page["has_more"]:
+        page = get(registry, path, profile=WIDER, limit=1, after=page["last_id"])
+        seen += [one["name"] for one in page["data"]]
+    assert seen == ["e"]
+
+
+# -- voices and versions
+
+
+def test_a_voice_says_what_its_name_stands_for(registry: Registry, name: str):
+    """Version 2 is ready and serves, 3 is on its way."""
+    registry.ready(name.upper())
+    second = registry.ready(name.upper(), clip=OTHER_CLIP)
+    registry.upload(name.upper(), consent="cons_2")
+    voice = get(registry, f"/v1/voices/{name}")
+    assert (voice["object"], voice["name"], voice["key"]) == ("voice", name.upper(), name)
+    assert (voice["version"], voice["latest"], voice["versions"]) == (2, 3, 3)
+    assert (voice["state"], voice["aliases"]) == ("ready", {"default": 2})
+    assert voice["created_at"] == second["created_at"]
+    [artifact] = voice["artifacts"]
+    assert (artifact["profile"], artifact["state"], artifact["stale"]) == (PROFILE, "ready", False)
+    assert artifact["digest"] == sha256_digest(registry.file(name).content)
+
+
+def test_a_name_that_was_deleted_and_comes_back_is_another_voice(registry: Registry, name: str):
+    """Its number and time go on, its id does not."""
+    before = registry.upload(name)
+    assert registry.client.delete(f"/v1/voices/{name}").status_code == 204
+    assert error_of(registry.client.get(f"/v1/voices/{name}")) == (404, "voice_not_found")
+    assert error_of(registry.client.delete(f"/v1/voices/{name}")) == (404, "voice_not_found")
+    after = registry.upload(name)
+    assert after["id"] != before["id"]
+    assert (after["version"], get(registry, f"/v1/voices/{name}")["versions"]) == (2, 1)
+
+
+def test_versions_are_paged_newest_first(registry: Registry, name: str):
+    """What was uploaded last is what one looks for."""
+    for number in range(5):
+        registry.upload(name, consent=f"cons_{number}")
+    first = get(registry, f"/v1/voices/{name}/versions", limit=3)
+    assert [one["version"] for one in first["data"]] == [5, 4, 3]
+    assert (first["first_id"], first["last_id"], first["has_more"]) == ("5", "3", True)
+    registry.upload(name)
+    second = get(registry, f"/v1/voices/{name}/versions", limit=3, after=first["last_id"])
+    assert ([one["version"] for one in second["data"]], second["has_more"]) == ([2, 1], False)
+
+
+def test_a_version_is_found_by_number_alias_default_and_latest(registry: Registry, name: str):
+    """`default` serves, `latest` is the newest that is complete; a number never changes its meaning."""
+    registry.ready(name)
+    registry.ready(name, clip=OTHER_CLIP, ref_text="The words.", speaker_description="A voice.")
+    registry.upload(name, consent="cons_2")
+    path = f"/v1/voices/{name}/versions"
+    assert [get(registry, f"{path}/{ref}")["version"] for ref in (1, 2, 3, "default", "latest")] == [
+        1,
+        2,
+        3,
+        2,
+        2,
+    ]
+    version = get(registry, f"{path}/2")
+    assert (version["voice"], version["source"], version["state"]) == (name, "audio", "ready")
+    assert (version["ref_text"], version["description"]) == ("The words.", "A voice.")
+    assert version["audio"]["digest"] == sha256_digest(OTHER_CLIP)
+    assert (version["audio"]["size"], version["audio"]["mime_type"]) == (len(OTHER_CLIP), "audio/flac")
+    assert (version["audio"]["seconds"], version["audio"]["sample_rate"]) == (1.6, 16000)
+
+
+def test_a_version_of_a_given_embedding_says_so(registry: Registry, name: str):
+    """It is complete at once, and has no audio."""
+    registry.upload(name, clip=None, speaker_embedding=EMBEDDING)
+    version = get(registry, f"/v1/voices/{name}/versions/1")
+    assert (version["source"], version["state"], version["audio"]) == ("embedding", "ready", None)
+    assert version["embedding_dim"] == 1024
+    assert Artifact.parse(registry.file(name).content).tensors["speaker_embedding"].shape == (1024,)
+
+
+@pytest.mark.parametrize(
+    "name", ["李雷", "Ann Marie", "a:b;c?d#e", "100%", "%2F", "a+b", "Zoe\u0308", "🎙", "..x.."]
+)
+def test_a_name_in_any_script_is_found_on_every_route(registry: Registry, name: str):
+    """Percent-encoded UTF-8, and whatever the descriptor's `url` says works as it stands."""
+    registry.ready(name)
+    for path in ("", "/versions", "/versions/1", "/versions/1/artifacts"):
+        get(registry, f"/v1/voices/{quote(name, safe='')}{path}")
+    descriptor = get(registry, artifact_path(name))
+    assert registry.client.get(descriptor["url"]).status_code == 200
+    assert get(registry, "/v1/jobs", voice=name)["data"]
+    assert registry.client.delete(f"/v1/voices/{quote(name, safe='')}").status_code == 204
+
+
+# -- artifacts
+
+
+def test_the_descriptor_has_all_that_an_engine_needs(registry: Registry, name: str):
+    """In one read: whether, what and from where to fetch."""
+    registry.ready(name, ref_text="The words.")
+    found = get(registry, artifact_path(name, 1))
+    file = registry.client.get(found["url"])
+    artifact = Artifact.parse(file.content)
+    assert (found["object"], found["voice"], found["version"], found["profile"]) == (
+        "voice.artifact",
+        name,
+        1,
+        PROFILE,
+    )
+    assert (found["state"], found["stale"], found["mode"], found["model_type"]) == (
+        "ready",
+        False,
+        "icl",
+        "qwen3_tts",
+    )
+    assert (found["digest"], found["size"]) == (artifact.digest, len(file.content))
+    assert found["content_digest"] == artifact.content_digest
+    assert (found["fingerprint"], found["extractor"]) == (FINGERPRINT, {"model": "made up"})
+    assert found["tensors"]["speaker_embedding"] == {"dtype": "F32", "shape": [1024]}
+    assert found["tensors"]["ref_code"] == {"dtype": "I32", "shape": [15, 16]}
+    assert artifact.manifest.version_id == found["version_id"]
+    assert get(registry, f"/v1/voices/{name}/versions/1/artifacts")["data"] == [found]
+
+
+def test_without_a_transcript_only_the_embedding_is_of_use(registry: Registry, name: str):
+    """In-context cloning needs the words."""
+    registry.ready(name)
+    assert get(registry, artifact_path(name))["mode"] == "xvec"
+
+
+def test_the_file_is_whole_and_says_what_it_is(registry: Registry, name: str):
+    """An engine checks it against the digest, and keeps it by version and time."""
+    uploaded = registry.ready(name)
+    response = registry.file(name)
+    digest = sha256_digest(response.content)
+    assert response.headers["Content-Type"] == "application/vnd.safetensors"
+    assert response.headers["ETag"] == f'"{digest}"'
+    assert re.fullmatch(r"sha-256=:[A-Za-z0-9+/]{43}=:", response.headers["Content-Digest"])
+    assert response.headers["X-Voice-Version"] == "1"
+    assert response.headers["X-Voice-Created-At"] == str(uploaded["created_at"])
+    assert response.headers["X-Artifact-Fingerprint"] == FINGERPRINT
+    again = registry.client.get(f"{artifact_path(name)}/file", headers={"If-None-Match": f'"{digest}"'})
+    assert (again.status_code, again.content, again.headers["ETag"]) == (304, b"", f'"{digest}"')
+    head = registry.client.head(f"{artifact_path(name)}/file")
+    assert (head.status_code, head.content) == (200, b"")
+    assert head.headers["Content-Length"] == str(len(response.content))
+    assert head.headers["ETag"] == response.headers["ETag"]
+
+
+def test_the_old_version_serves_until_the_new_one_is_ready(registry: Registry, name: str):
+    """And not a moment longer: descriptor, file and voice move together."""
+    registry.ready(name)
+    before = registry.file(name)
+    registry.upload(name, clip=OTHER_CLIP)
+    assert registry.file(name).content == before.content
+    assert registry.file(name, 2).status_code == 202
+    registry.worker.finish_all()
+    assert registry.file(name).content == registry.file(name, 2).content != before.content
+    assert registry.file(name, 1).content == before.content
+
+
+def test_a_new_version_that_fails_changes_nothing(registry: Registry, name: str):
+    """The voice stays what it was; the version says why it is not to be had."""
+    registry.ready(name)
+    before = registry.file(name)
+    registry.upload(name, clip=OTHER_CLIP)
+    registry.worker.fail_all(name, InvalidAudio("No speech was found."))
+    assert registry.file(name).content == before.content
+    refused = registry.file(name, 2)
+    assert error_of(refused) == (409, "artifact_failed")
+    assert refused.headers["x-should-retry"] == "false"
+    assert "No speech was found." in refused.json()["error"]["message"]
+
+
+def test_what_nobody_asked_for_is_not_found_and_says_how_to_get_it(registry: Registry, name: str):
+    """The way it names works."""
+    registry.ready(name)
+    missing = registry.client.get(artifact_path(name, profile=WIDER))
+    assert error_of(missing) == (404, "artifact_not_found")
+    method, path = re.search(r"(POST) (/\S+)\.", missing.json()["error"]["message"]).groups()  # type: ignore[union-attr]
+    with registry.worker.working():
+        assert registry.client.request(method, path).status_code == 200
+    assert registry.file(name, profile=WIDER).status_code == 200
+
+
+def test_what_can_never_be_extracted_is_not_found(registry: Registry, name: str):
+    """A given embedding of another width: waiting would not help."""
+    registry.upload(name, clip=None, speaker_embedding=EMBEDDING)
+    started = time.monotonic()
+    response = registry.client.get(artifact_path(name, profile=WIDER), params={"wait": 20})
+    assert error_of(response) == (404, "artifact_not_found")
+    assert "1024" in response.json()["error"]["message"]
+    assert time.monotonic() - started < 10
+
+
+def test_an_artifact_of_an_older_encoder_is_served_only_to_who_asks_for_it(start: Start):
+    """Mixed with prompts of the newer one it would sound wrong, and nobody would know why."""
+    registry = start()
+    registry.ready("alice")
+    registry.worker.announce(NEWER)
+    registry.registrar.announcements.forget()
+    registry.registrar.announcements.current(PROFILE)
+    stale = registry.file("alice")
+    assert error_of(stale) == (409, "artifact_stale")
+    assert stale.headers["x-should-retry"] == "false"
+    path = artifact_path("alice")
+    descriptor = get(registry, path, allow_stale=True)
+    assert (descriptor["stale"], descriptor["fingerprint"]) == (True, FINGERPRINT)
+    file = registry.client.get(descriptor["url"])
+    assert file.headers["X-Artifact-Fingerprint"] == FINGERPRINT
+    registry.client.post("/v1/audio/voices/alice/cache", params={"wait": 0})
+    registry.worker.finish_all()
+    assert registry.file("alice").headers["X-Artifact-Fingerprint"] == NEWER
+
+
+# -- waiting
+
+
+def test_waiting_ends_as_soon_as_the_artifact_is_ready(registry: Registry, name: str):
+    """Not at the end of the wait."""
+    registry.upload(name)
+    started = time.monotonic()
+    with ThreadPoolExecutor() as pool:
+        file = pool.submit(registry.client.get, f"{artifact_path(name)}/file", params={"wait": 30})
+        descriptor = pool.submit(registry.client.get, artifact_path(name), params={"wait": 30})
+        time.sleep(0.2)
+        assert not file.done()
+        registry.worker.finish_all()
+        assert (file.result().status_code, descriptor.result().status_code) == (200, 200)
+    assert time.monotonic() - started < 15
+    assert descriptor.result().json()["digest"] == sha256_digest(file.result().content)
+
+
+def test_waiting_in_vain_says_where_it_stands(registry: Registry, name: str):
+    """202 with the descriptor, and when to ask again."""
+    uploaded = registry.upload(name)
+    for path in (artifact_path(name), f"{artifact_path(name)}/file"):
+        response = registry.client.get(path, params={"wait": 0.2})
+        assert response.status_code == 202
+        assert int(response.headers["Retry-After"]) >= 1
+        assert (response.json()["state"], response.json()["job_id"]) == ("pending", uploaded["job_id"])
+        assert (response.json()["digest"], response.json()["url"]) == (None, None)
+
+
+@pytest.mark.parametrize("end", ["failed", "deleted"])
+def test_waiting_ends_when_there_is_nothing_to_wait_for_any_more(registry: Registry, name: str, end: str):
+    """A failure or a delete is an answer too."""
+    registry.upload(name)
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(registry.client.get, artifact_path(name), params={"wait": 30})
+        time.sleep(0.2)
+        if end == "failed":
+            registry.worker.fail_all(name, InvalidAudio("No speech was found."))
+            assert error_of(waiting.result(15)) == (409, "artifact_failed")
+        else:
+            registry.client.delete(f"/v1/voices/{name}")
+            assert error_of(waiting.result(15)) == (404, "voice_not_found")
+
+
+def test_waiting_covers_the_moment_before_a_lost_job_is_started_again(registry: Registry, name: str):
+    """A crash between a version's record and its job: housekeeping sees to it; who waits gets it."""
+    registry.upload(name)
+    speaker = SpeakerId("default", name)
+    [flight] = registry.registrar.index.load(speaker).flights
+    registry.registrar.index.set_job(speaker, flight.job_id, "superseded", landing=flight)
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(registry.client.get, artifact_path(name), params={"wait": 30})
+        time.sleep(0.2)
+        assert not waiting.done()
+        registry.housekeeper.settle(speaker)
+        registry.worker.finish_all()
+        assert waiting.result(15).status_code == 200
+
+
+def test_a_hundred_that_wait_do_not_hold_up_the_others(registry: Registry, name: str):
+    """They wait without a thread each, and all learn of the end."""
+    registry.upload(name)
+    registry.ready(f"{name}-other")
+    with ThreadPoolExecutor(100) as pool, registry.new_client() as patient:
+        path = f"{artifact_path(name)}/file"
+        waiting = [pool.submit(patient.get, path, params={"wait": 25}) for _ in range(100)]
+        until(lambda: registry.changes.waiting == 100)
+        taken = [seconds(lambda: get(registry, f"/v1/voices/{name}-other")) for _ in range(20)]
+        assert not any(one.done() for one in waiting)
+        assert statistics.median(taken) < 1, "20 ms on an idle machine"
+        registry.worker.finish_all()
+        assert {one.result(20).status_code for one in waiting} == {200}
+
+
+def test_who_hangs_up_is_not_waited_for(registry: Registry, name: str):
+    """Else a client that asks and leaves, again and again, keeps us looking for minutes."""
+    registry.upload(name)
+    paths = [f"{artifact_path(name)}?wait=60", f"/v1/jobs/{registry.upload(name)['job_id']}?wait=60"]
+    requests = [raw.head("GET", path) for path in paths]
+    requests.append(raw.head("POST", f"/v1/audio/voices/{name}/cache?wait=300", "Content-Length: 0"))
+    for request in requests:
+        with raw.connected(registry.port) as connection:
+            connection.sendall(request)
+            until(lambda: registry.changes.waiting == 1)
+        until(lambda: registry.changes.waiting == 0)
+
+
+def seconds(call: Any) -> float:
+    started = time.monotonic()
+    call()
+    return time.monotonic() - started
+
+
+def until(true: Any) -> None:
+    deadline = time.monotonic() + 20
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+# -- jobs and profiles
+
+
+def test_jobs_are_listed_newest_first_and_can_be_narrowed(start: Start):
+    """By state, voice and profile; pages lead on."""
+    registry = start(profiles=(PROFILE, WIDER))
+    registry.ready("alice")
+    registry.upload("bob")
+    jobs = get(registry, "/v1/jobs")["data"]
+    assert {one["voice"] for one in jobs[:2]} == {"bob"}
+    assert len(jobs) == 4
+    assert [one["state"] for one in get(registry, "/v1/jobs", state="succeeded")["data"]] == ["succeeded"] * 2
+    assert {one["voice"] for one in get(registry, "/v1/jobs", voice="ALICE")["data"]} == {"alice"}
+    assert {one["profile"] for one in get(registry, "/v1/jobs", profile=WIDER)["data"]} == {WIDER}
+    first = get(registry, "/v1/jobs", limit=3)
+    second = get(registry, "/v1/jobs", limit=3, after=first["last_id"])
+    assert [one["id"] for one in first["data"] + second["data"]] == [one["id"] for one in jobs]
+    assert (first["has_more"], second["has_more"]) == (True, False)
+
+
+def test_a_job_tells_its_whole_life(registry: Registry, name: str):
+    """Queued, processing, succeeded; with times, attempt and progress."""
+    path = f"/v1/jobs/{registry.upload(name)['job_id']}"
+    queued = get(registry, path)
+    assert (queued["object"], queued["state"], queued["attempt"]) == ("job", "queued", 0)
+    assert (queued["voice"], queued["version"], queued["profile"]) == (name, 1, PROFILE)
+    assert (queued["started_at"], queued["finished_at"], queued["retry_after"]) == (None, None, 1.0)
+    [work] = registry.worker.take_all(name)
+    processing = get(registry, path)
+    assert (processing["state"], processing["attempt"], processing["worker"]) == ("processing", 1, "stand-in")
+    registry.worker.publish(work)
+    done = get(registry, path)
+    assert (done["state"], done["error"], done["retry_after"]) == ("succeeded", None, None)
+    assert done["progress"]["done"] == done["progress"]["total"]
+    assert done["created_at"] <= done["started_at"] <= done["finished_at"]
+
+
+def test_a_job_that_failed_says_why(registry: Registry, name: str):
+    """With the code that the SDK raises."""
+    path = f"/v1/jobs/{registry.upload(name)['job_id']}"
+    registry.worker.fail_all(name, InvalidAudio("No speech was found."))
+    failed = get(registry, path)
+    assert failed["state"] == "failed"
+    assert failed["error"] == {
+        "code": "invalid_audio",
+        "message": "No speech was found.",
+        "retryable": False,
+        "attempt": 1,
+    }
+
+
+def test_the_job_of_a_deleted_voice_is_superseded_and_its_late_result_dropped(registry: Registry, name: str):
+    """Nothing that a job does creates or revives a voice."""
+    path = f"/v1/jobs/{registry.upload(name)['job_id']}"
+    [work] = registry.worker.take_all(name)
+    registry.client.delete(f"/v1/voices/{name}")
+    assert registry.worker.publish(work) is False
+    assert get(registry, path)["state"] == "superseded"
+    assert registry.client.get(f"/v1/voices/{name}").status_code == 404
+    assert not list(registry.folder.rglob(f"*/{name}/**/*.safetensors"))
+
+
+def test_waiting_for_a_job_ends_with_every_change_of_it(registry: Registry, name: str):
+    """So a progress bar moves without polling; a finished job is answered at once."""
+    path = f"/v1/jobs/{registry.upload(name)['job_id']}"
+    with ThreadPoolExecutor() as pool:
+        started = pool.submit(get, registry, path, wait=30)
+        time.sleep(0.2)
+        assert not started.done()
+        [work] = registry.worker.take_all(name)
+        assert started.result(15)["state"] == "processing"
+        ended = pool.submit(get, registry, path, wait=30)
+        time.sleep(0.2)
+        registry.worker.publish(work)
+        assert ended.result(15)["state"] == "succeeded"
+    assert seconds(lambda: get(registry, path, wait=30)) < 10
+    assert get(registry, path, wait=30)["state"] == "succeeded"
+
+
+def test_waiting_for_a_job_in_vain_answers_how_it_stands(registry: Registry, name: str):
+    """200: it is a job, whatever its state."""
+    path = f"/v1/jobs/{registry.upload(name)['job_id']}"
+    assert get(registry, path, wait=0.2)["state"] == "queued"
+    registry.worker.finish_all()
+
+
+def test_profiles_say_what_they_hold_and_who_makes_them(registry: Registry):
+    """An engine chooses by it, and sees whether a worker lives."""
+    profiles = {one["id"]: one for one in get(registry, "/v1/profiles")["data"]}
+    assert {PROFILE, WIDER} <= profiles.keys()
+    assert (profiles[PROFILE]["required"], profiles[WIDER]["required"]) == (True, False)
+    assert profiles[PROFILE]["tensors"]["speaker_embedding"]["shape"] == [1024]
+    assert profiles[PROFILE]["fingerprint"] == FINGERPRINT
+    assert profiles[PROFILE]["workers"] == 0
+    registry.registrar.announcements.beat("w1", {PROFILE: FINGERPRINT})
+    assert {one["id"]: one["workers"] for one in get(registry, "/v1/profiles")["data"]}[PROFILE] == 1
+
+
+# -- conditions, ids, forms of errors
+
+
+def test_every_get_has_an_etag_that_saves_the_body(registry: Registry, name: str):
+    """A dashboard that polls, an engine that revalidates: 304 as long as nothing changed."""
+    job = registry.ready(name)["job_id"]
+    paths = ["/v1/voices", "/v1/audio/voices", "/v1/jobs", "/v1/profiles", f"/v1/jobs/{job}"]
+    paths += [
+        f"/v1/voices/{name}{tail}" for tail in ("", "/versions", "/versions/1", "/versions/1/artifacts")
+    ]
+    paths += [artifact_path(name), f"{artifact_path(name)}/file", f"/v1/audio/voices/{name}/cache"]
+    for path in paths:
+        tag = registry.client.get(path).headers["ETag"]
+        for given in (tag, f"W/{tag}", f'"other", {tag}', "*"):
+            same = registry.client.get(path, headers={"If-None-Match": given})
+            assert (same.status_code, same.content, same.headers["ETag"]) == (304, b"", tag), (path, given)
+        for other in ('"other"', tag.strip('"'), "", ", ".join(['"x"'] * 2000)):
+            assert registry.client.get(path, headers={"If-None-Match": other}).status_code == 200, (
+                path,
+                other,
+            )
+
+
+def test_an_etag_changes_with_what_it_stands_for(registry: Registry, name: str):
+    """Else a client would never see the new version."""
+    registry.ready(name)
+    tag = registry.client.get(f"/v1/voices/{name}").headers["ETag"]
+    registry.upload(name, clip=OTHER_CLIP)
+    changed = registry.client.get(f"/v1/voices/{name}", headers={"If-None-Match": tag})
+    assert (changed.status_code, changed.json()["latest"]) == (200, 2)
+
+
+@pytest.mark.parametrize("tag", ["*", '"x"'])
+def test_a_condition_for_reading_does_not_concern_a_write(registry: Registry, name: str, tag: str):
+    """304 to an upload would look as if it had not happened."""
+    headers = {"If-None-Match": tag}
+    assert registry.post_voice(name, headers=headers).status_code == 200
+    assert registry.client.delete(f"/v1/audio/voices/{name}", headers=headers).status_code == 200
+
+
+def test_a_voice_is_deleted_only_in_the_state_that_the_caller_means(registry: Registry, name: str):
+    """Somebody may have put a new version there since."""
+    registry.ready(name)
+    path = f"/v1/voices/{name}"
+    seen = registry.client.get(path).headers["ETag"]
+    registry.ready(name, clip=OTHER_CLIP)
+    refused = registry.client.delete(path, headers={"If-Match": seen})
+    assert error_of(refused) == (412, "precondition_failed")
+    assert registry.client.get(path).headers["ETag"] in refused.json()["error"]["message"]
+    assert registry.client.get(path).status_code == 200
+    now = registry.client.get(path).headers["ETag"]
+    assert registry.client.delete(path, headers={"If-Match": now}).status_code == 204
+    registry.upload(name)
+    assert registry.client.delete(path, headers={"If-Match": "*"}).status_code == 204
+    assert error_of(registry.client.delete(path, headers={"If-Match": "*"})) == (404, "voice_not_found")
+
+
+def test_a_request_id_is_taken_over_or_made(registry: Registry):
+    """It is how a caller and our logs find each other; also in what goes wrong."""
+    given = registry.client.get("/v1/voices", headers={"X-Request-Id": "req-1.a_B"})
+    assert given.headers["X-Request-Id"] == "req-1.a_B"
+    for bad in ("", "a b", "x" * 129, "é"):
+        made = registry.client.get("/v1/voices/nobody", headers=[(b"X-Request-Id", bad.encode())])
+        assert re.fullmatch(r"req_[0-9a-f]{24}", made.headers["X-Request-Id"])
+        assert made.json()["error"]["request_id"] == made.headers["X-Request-Id"]
+    too_large = raw.ask(registry.port, raw.head("POST", "/v1/audio/voices", f"Content-Length: {10**9}"))
+    assert too_large.error["request_id"] == too_large.headers["x-request-id"]
+
+
+def test_a_crash_says_nothing_but_its_request_id(registry: Registry, monkeypatch: pytest.MonkeyPatch):
+    """Exception texts hold paths, keys and transcripts."""
+
+    def crash(*_: Any) -> None:
+        raise RuntimeError("the secret is /var/secret")
+
+    monkeypatch.setattr(registry.registrar.index, "load", crash)
+    with httpx.Client(base_url=registry.url) as client:
+        for path, code in (("/v1/voices/x", "internal_error"), ("/v1/audio/voices/x/cache", 500)):
+            response = client.get(path, headers={"X-Request-Id": "req-1"})
+            assert error_of(response) == (500, code)
+            assert "secret" not in response.text
+            assert response.headers["X-Request-Id"] == response.json()["error"]["request_id"] == "req-1"
+
+
+def test_who_asks_for_problem_details_gets_them(registry: Registry):
+    """RFC 9457, on every route."""
+    headers = {"Accept": "application/problem+json", "X-Request-Id": "req-1"}
+    for path in ("/v1/voices/nobody", "/v1/audio/voices/nobody/cache", "/v1/nowhere", "/v1/voices?limit=0"):
+        response = registry.client.get(path, headers=headers)
+        problem = response.json()
+        assert response.headers["Content-Type"] == "application/problem+json"
+        assert problem["status"] == response.status_code
+        assert problem["type"] == f"urn:speaker-registry:error:{problem['code']}"
+        assert problem["instance"] == path.partition("?")[0]
+        assert {type(problem[key]) for key in ("title", "detail", "code", "request_id")} == {str}
+        assert problem["request_id"] == "req-1"
+
+
+def test_errors_on_our_own_routes_have_openais_types(registry: Registry, name: str):
+    """The string `code` is what the SDK raises from."""
+    registry.upload(name)
+    kinds = {
+        "/v1/voices/nobody": "not_found_error",
+        "/v1/voices?limit=0": "invalid_request_error",
+        "/v1/voices/a@b": "invalid_request_error",
+    }
+    for path, kind in kinds.items():
+        error = registry.client.get(path).json()["error"]
+        assert (error["type"], type(error["code"])) == (kind, str)
+    registry.worker.fail_all(name, InvalidAudio("No speech."))
+    assert registry.file(name).json()["error"]["type"] == "conflict_error"
+
+
+# -- when parts fail
+
+
+def test_health_says_only_that_the_process_lives(start: Start):
+    """Restarting it would not mend what it depends on."""
+    registry = start()
+    shutil.rmtree(registry.folder)
+    assert get(registry, "/healthz") == {"status": "ok"}
+
+
+def test_readiness_names_the_store_when_it_is_gone(start: Start):
+    """Uploads are refused, to be repeated; nothing of them is there afterwards."""
+    registry = start()
+    assert get(registry, "/readyz") == {"status": "ok", "parts": {"store": "ok", "index": "ok"}}
+    registry.ready("alice")
+    away = Path(shutil.move(registry.folder, registry.folder.with_suffix(".away")))
+    ready = registry.client.get("/readyz")
+    assert (ready.status_code, ready.json()["status"]) == (503, "unavailable")
+    assert ready.json()["parts"]["index"] == "ok"
+    assert "store" in ready.json()["parts"]["store"]
+    assert str(registry.folder) not in ready.text
+    for response in (
+        registry.post_voice("bob"),
+        registry.post_voice("bob", clip=None, speaker_embedding=EMBEDDING),
+    ):
+        assert (response.status_code, response.json()["error"]["reason"]) == (503, "unavailable")
+        assert int(response.headers["Retry-After"]) >= 1
+    assert error_of(registry.file("alice")) == (503, "unavailable")
+    assert get(registry, "/v1/voices/alice")["state"] == "ready"
+    shutil.move(away, registry.folder)
+    assert get(registry, "/readyz")["status"] == "ok"
+    assert get(registry, "/v1/audio/voices")["voices"] == ["alice", "default"]
+    registry.upload("bob")
+
+
+def test_reads_go_on_from_the_facts_without_the_index(start: Start, tmp_path: Path):
+    """Engines that start while Redis is away still get their voices; writes wait for it."""
+    with ValkeyServer(tmp_path / "redis") as server:
+        registry = start(server.url)
+        registry.ready("alice")
+        file = registry.file("alice")
+        server.stop()
+        before = {path for path in registry.folder.rglob("*") if path.is_file()}
+
+        ready = registry.client.get("/readyz")
+        assert (ready.status_code, ready.json()["parts"]["store"]) == (503, "ok")
+        assert "cannot be reached" in ready.json()["parts"]["index"]
+        assert registry.file("alice").content == file.content
+        assert get(registry, "/v1/voices/alice")["state"] == "ready"
+        assert keys(get(registry, "/v1/voices")) == ["alice"]
+        assert get(registry, "/v1/audio/voices")["voices"] == ["alice", "default"]
+        assert get(registry, "/v1/audio/voices/alice/cache")["cache_status"] == "ready"
+        writes = [
+            registry.post_voice("bob"),
+            registry.post_voice("bob", clip=None, speaker_embedding=EMBEDDING),
+            registry.client.delete("/v1/audio/voices/alice"),
+            registry.client.delete("/v1/voices/alice"),
+            registry.client.post("/v1/audio/voices/alice/cache"),
+        ]
+        for response in writes:
+            assert response.status_code == 503, response.text
+            assert int(response.headers["Retry-After"]) >= 1
+        assert {path for path in registry.folder.rglob("*") if path.is_file()} == before
+
+
+def test_an_index_that_lost_everything_is_not_believed(start: Start):
+    """An empty answer from an empty Redis would be: there are no voices."""
+    registry = start()
+    registry.ready("alice")
+    registry.redis.flushdb()
+    ready = registry.client.get("/readyz")
+    assert (ready.status_code, ready.json()["parts"]) == (503, {"store": "ok", "index": "being rebuilt"})
+    assert registry.file("alice").status_code == 200
+    assert keys(get(registry, "/v1/voices")) == ["alice"]
+    refused = registry.post_voice("bob")
+    assert (refused.status_code, refused.json()["error"]["reason"]) == (503, "unavailable")
+    registry.housekeeper.rebuild()
+    assert get(registry, "/readyz")["status"] == "ok"
+    registry.upload("bob")
+    assert keys(get(registry, "/v1/voices")) == ["alice", "bob"]
+
+
+# -- a file that is fetched while its voice goes
+
+
+def test_a_file_whose_voice_is_deleted_while_it_is_fetched_is_not_found(
+    registry: Registry, name: str, monkeypatch: pytest.MonkeyPatch
+):
+    """The bytes may be gone between the look and the read."""
+    registry.ready(name)
+    read = registry.registrar.store.get
+
+    def read_late(key: str) -> bytes:
+        if key.endswith(".safetensors"):
+            registry.registrar.delete("default", name)
+            (registry.folder / key).unlink()
+        return read(key)
+
+    monkeypatch.setattr(registry.registrar.store, "get", read_late)
+    assert error_of(registry.file(name)) == (404, "voice_not_found")
+
+
+@pytest.mark.parametrize("damage", ["missing", "changed"])
+def test_bytes_that_are_missing_or_damaged_are_never_served(registry: Registry, name: str, damage: str):
+    """An engine would find out, but it could not tell why; our logs can."""
+    registry.ready(name)
+    [file] = registry.folder.rglob(f"*/{name}/**/*.safetensors")
+    if damage == "missing":
+        file.unlink()
+    else:
+        file.write_bytes(file.read_bytes()[:-1] + b"x")
+    with httpx.Client(base_url=registry.url) as client:
+        response = client.get(f"{artifact_path(name)}/file")
+    assert error_of(response) == (500, "internal_error")
+    assert (
+        damage[:4] in response.json()["error"]["message"] or "damaged" in response.json()["error"]["message"]
+    )
+    assert name not in response.text
+
+
+def test_fetches_racing_uploads_and_deletes_see_whole_files_or_none(registry: Registry, name: str):
+    """Each answer is one version's own bytes, or says that there is none."""
+    stop = threading.Event()
+
+    def churn() -> None:
+        while not stop.is_set():
+            registry.post_voice(name)
+            registry.worker.finish_all()
+            registry.client.delete(f"/v1/voices/{name}")
+
+    def fetch() -> set[int]:
+        seen = set()
+        while not stop.is_set():
+            response = registry.client.get(f"{artifact_path(name)}/file")
+            seen.add(response.status_code)
+            if response.status_code == 200:
+                manifest = Artifact.parse(response.content).manifest
+                assert str(manifest.version) == response.headers["X-Voice-Version"]
+                assert sha256_digest(response.content) == json.loads(response.headers["ETag"])
+        return seen
+
+    with ThreadPoolExecutor(4) as pool:
+        churning = pool.submit(churn)
+        fetching = [pool.submit(fetch) for _ in range(3)]
+        time.sleep(1.5)
+        stop.set()
+        churning.result(20)
+        assert set().union(*(one.result(20) for one in fetching)) <= {200, 202, 404}
