@@ -34,9 +34,10 @@ from rq import worker_registration
 from rq.connections import get_connection_kwargs
 from rq.executions import Execution
 from rq.job import JobStatus
+from rq.results import Result
 from rq.serializers import JSONSerializer
 from rq.suspension import WORKERS_SUSPENDED
-from rq.utils import now
+from rq.utils import now, utcformat
 from rq.worker.base import BaseWorker, WorkerStatus
 
 from services.extractor_worker.heartbeat import EXIT_UNFINISHED, Heartbeat
@@ -59,6 +60,18 @@ ANSWER_SECONDS = 4.0
 
 STOP_SECONDS = 3.0
 """How long results are offered to a Redis that is away, once we are told to stop."""
+
+
+TAKE = """
+-- KEYS: queue, intermediate list.  ARGV: how many, at most.  Each job is in one of the two at any time.
+local taken = {}
+for number = 1, ARGV[1] do
+    local job_id = redis.call('LMOVE', KEYS[1], KEYS[2], 'LEFT', 'RIGHT')
+    if not job_id then break end
+    taken[number] = job_id
+end
+return taken
+"""
 
 
 class HandlerContractError(Exception):
@@ -261,10 +274,8 @@ class BatchWorker(BaseWorker):
             self.set_state(state)
 
     def _move(self, queue: SafeQueue, count: int) -> list[bytes]:
-        with self.connection.pipeline(transaction=False) as pipeline:
-            for _ in range(count):
-                pipeline.lmove(queue.key, queue.intermediate_queue_key)
-            return [job_id for job_id in pipeline.execute() if job_id is not None]
+        keys = (queue.key, queue.intermediate_queue_key)
+        return cast(list[bytes], self.connection.eval(TAKE, len(keys), *keys, count))
 
     def _wait(self) -> None:
         """For a job to be put into any of our queues, a moment at most."""
@@ -310,8 +321,8 @@ class BatchWorker(BaseWorker):
         executions = {}
         for job in jobs:
             execution = Execution.create(job, self.settings.lease_seconds, pipeline, worker_name=self.name)
-            job.attempt, job.execution = job.attempt + 1, execution.id
             job.prepare_for_execution(self.name, pipeline=pipeline)
+            job.attempt, job.execution = job.attempt + 1, execution.id
             pipeline.hset(job.key, mapping={"attempt": job.attempt, "execution": job.execution})
             pipeline.persist(job.key)
             pipeline.lrem(queue.intermediate_queue_key, 1, job.id)
@@ -404,9 +415,13 @@ class BatchWorker(BaseWorker):
             "execution_ended_at": ended,
         }
         if not isinstance(result, Exception):
-            job._result = result
-            job._handle_success(RESULT_SECONDS, pipeline, **start)
+            # What RQ's `_handle_success` writes, less the fields that stay as they are: that halves the time.
+            pipeline.hset(job.key, mapping={"status": JobStatus.FINISHED, "ended_at": utcformat(ended)})
             pipeline.expire(job.key, RESULT_SECONDS)
+            Result.create(
+                job, Result.Type.SUCCESSFUL, RESULT_SECONDS, return_value=result, pipeline=pipeline, **start
+            )
+            job.finished_job_registry.add(job, RESULT_SECONDS, pipeline)
         elif fails_for_good(job, result):
             job.set_status(JobStatus.FAILED, pipeline=pipeline)
             job._handle_failure(_traceback(result), pipeline, **start)

@@ -24,6 +24,8 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from rq import Queue, Worker
 from rq.executions import Execution
 from rq.job import Job
+from rq.registry import BaseRegistry
+from rq.results import Result
 from rq.serializers import JSONSerializer
 from rq.worker.base import BaseWorker
 
@@ -339,7 +341,8 @@ def test_the_names_of_rq_that_we_lean_on_are_as_they_were():
     assert rq.VERSION.startswith("2.")
     start = {"worker_name", "execution_id", "execution_started_at", "execution_ended_at"}
     expected = {
-        Job._handle_success: {"result_ttl", "pipeline"} | start,
+        Result.create: {"job", "type", "ttl", "return_value", "exc_string", "pipeline"} | start,
+        BaseRegistry.add: {"job", "ttl", "pipeline", "xx"},
         Job._handle_failure: {"exc_string", "pipeline"} | start,
         Job.retry: {"queue", "pipeline"},
         Job.prepare_for_execution: {"worker_name", "pipeline"},
@@ -353,7 +356,7 @@ def test_the_names_of_rq_that_we_lean_on_are_as_they_were():
     }
     for function, names in expected.items():
         assert set(inspect.signature(function).parameters) - {"self", "cls"} == names, function
-    assert {"_result", "retries_left", "retry_intervals", "enqueue_at_front_on_retry"} <= set(
+    assert {"retries_left", "retry_intervals", "enqueue_at_front_on_retry"} <= set(
         vars(Job("a", connection=Redis()))
     )
     assert {"_state", "_stop_requested", "birth_date", "last_heartbeat"} <= set(

@@ -1,9 +1,14 @@
 """Enqueueing, and what brings order back after a crash: the ways in which stock RQ loses or doubles jobs."""
 
 import json
+import pickle
 import threading
 import time
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -289,6 +294,80 @@ def test_handing_back_twice_puts_it_into_the_queue_once(queue, valkey):
 
     in_threads(6, sweep)
     assert places(queue) == at(queued=1)
+
+
+# -- what a stranger who can write to Redis may try --
+
+
+def inject(queue: SafeQueue, job_id: str, call: list[object], **fields: Any) -> None:
+    """Without any of our checks, as redis-cli would."""
+    stored = {
+        "data": json.dumps(call),
+        "origin": NAME,
+        "status": "queued",
+        "created_at": "2026-01-01T00:00:00.000000Z",
+    }
+    queue.connection.hset(f"rq:job:{job_id}", mapping=stored | fields)
+    queue.connection.rpush(queue.key, job_id)
+
+
+def test_no_name_in_redis_is_imported_or_called(queue, tmp_path):
+    """RQ's JSON serializer does not stop this: a stock worker makes the file."""
+    canary = tmp_path / "ran"
+    inject(queue, "system", ["os.system", None, [f"touch {canary}"], {}])
+    inject(queue, "keywords", ["os.system", None, [], {"command": f"touch {canary}"}])
+    inject(queue, "eval", ["builtins.eval", None, [f"open({str(canary)!r}, 'w')"], {}])
+    inject(queue, "instance", ["touch", f"pathlib.Path({str(canary)!r})", [], {}])
+    put(queue, "pickle")
+    queue.connection.hset("rq:job:pickle", "data", zlib.compress(pickle.dumps(Touch(canary))))
+    worker(queue).work(burst=True)
+    assert not canary.exists()
+    assert queue.connection.llen(QUARANTINE_KEY) == 5
+    assert places(queue) == at()
+
+
+def test_callbacks_and_webhooks_of_a_job_are_ignored(queue, tmp_path):
+    """Stock RQ calls the first with its own arguments and fetches the second from inside the network."""
+    hits: list[str] = []
+    with http_server(hits) as url:
+        hooks = json.dumps([{"url": url, "job_status": status} for status in ("finished", "failed")])
+        extras = {f"{event}_callback_name": "os.system" for event in ("success", "failure", "stopped")}
+        extras |= {"webhooks": hooks, "meta": pickle.dumps(Touch(tmp_path / "ran"))}
+        inject(queue, "fine", ["act", None, [], {}], **extras)
+        worker(queue).work(burst=True)
+        inject(queue, "died", ["act", None, [], {}], **extras)
+        start_and_die(queue)
+        in_threads(1, lambda: reap(queue))  # where the signal that limits a stock callback's time would raise
+    assert (status_of(queue, "fine"), status_of(queue, "died"), hits) == ("finished", "failed", [])
+    assert not (tmp_path / "ran").exists()
+
+
+class Touch:
+    """Makes a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Callable[[Path], None], tuple[Path]]:
+        return Path.touch, (self.path,)
+
+
+@contextmanager
+def http_server(hits: list[str]) -> Iterator[str]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            hits.append(self.path)
+
+        def do_POST(self) -> None:
+            hits.append(self.path)
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/"
+    finally:
+        server.shutdown()
+        server.server_close()
 
 
 # -- what cannot be read --
