@@ -23,7 +23,14 @@ from services.shared.domain import AliasFact, ArtifactRecord, FailureRecord, Spe
 from services.shared.facts import SpeakerId
 from services.shared.index_reading import Flight, IndexedSpeaker, read_hash
 from services.shared.redis_access import connect, unavailable_without_redis
-from speaker_registry.errors import Conflict, QuotaExceeded, Unavailable, VoiceExists, VoiceNotFound
+from speaker_registry.errors import (
+    Conflict,
+    IdempotencyKeyReused,
+    QuotaExceeded,
+    Unavailable,
+    VoiceExists,
+    VoiceNotFound,
+)
 
 BOOT = "sr:boot"
 EVENTS = "sr:events"
@@ -31,7 +38,9 @@ DIRTY = "sr:dirty"
 STAGES = 3
 """Of a job's progress: preparing, encoding, publishing."""
 
-PENDING_MOVE_SECONDS = 60.0
+COMMIT_SECONDS = 600
+"""From a version's first blob to its fact, at most: after that its blobs may be collected as garbage."""
+PENDING_MOVE_SECONDS = 60
 """So long a reserved move of an alias counts as on its way. After that whoever reserved it must have died."""
 
 _LOOKING_SECONDS = 120.0
@@ -66,6 +75,8 @@ class Reservation:
     seq: int
     number: int
     created_at: int
+    vuid: str = ""
+    """Of the version it is for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,10 +200,37 @@ class SpeakerIndex:
 
     # -- order
 
-    def reserve_version(self, speaker_id: SpeakerId, *, max_speakers: int, immutable: bool) -> Reservation:
-        """Raises `QuotaExceeded`, or `VoiceExists` where a live speaker may not be overwritten."""
+    def reserve_version(
+        self,
+        speaker_id: SpeakerId,
+        *,
+        max_speakers: int,
+        immutable: bool,
+        vuid: str = "",
+        request: str = "",
+        idempotency: str | None = None,
+    ) -> Reservation:
+        """The place of a version, to be used within `COMMIT_SECONDS`.
+
+        Args:
+            vuid: for the new version. request, idempotency: hashes; the same pair again, within that time, is
+            given the same place and vuid, so that both make the same version.
+
+        Raises:
+            QuotaExceeded; VoiceExists: a live speaker may not be overwritten; IdempotencyKeyReused.
+        """
         return Reservation(
-            *self._run("reserve", speaker_id, kind="ver", max_speakers=max_speakers, immutable=immutable)
+            *self._run(
+                "reserve",
+                speaker_id,
+                kind="ver",
+                max_speakers=max_speakers,
+                immutable=immutable,
+                vuid=vuid,
+                request=request,
+                idempotency=idempotency,
+                pending=COMMIT_SECONDS,
+            )
         )
 
     def reserve_tombstone(self, speaker_id: SpeakerId) -> Reservation:
@@ -486,6 +524,7 @@ def _refusal(error: redis.ResponseError, speaker_id: SpeakerId) -> Exception:
         "QUOTA": QuotaExceeded("Uploaded voice limit reached."),
         "EXISTS": VoiceExists(f"Voice '{speaker_id.slug}' already exists."),
         "NOTFOUND": VoiceNotFound(f"Voice '{speaker_id.slug}' not found"),
+        "REUSED": IdempotencyKeyReused("This Idempotency-Key was used for another request."),
         "MOVED": AliasMoved("The alias was moved meanwhile."),
     }
     return ours.get(str(error).partition(" ")[0], error)

@@ -35,6 +35,8 @@ class IndexedSpeaker:
 
     speaker: Speaker
     flights: tuple[Flight, ...] = ()
+    deleting: int = 0
+    """Seq of the last delete that was begun: what is not behind it may be gone any moment."""
 
     def flight(self, vuid: str, profile: str, fingerprint: str | None) -> Flight | None:
         """What is in flight for this artifact; a flight without a fingerprint yet will be of the current
@@ -69,7 +71,8 @@ def read_hash(fields: Mapping[str, str]) -> IndexedSpeaker:
         number=int(fields.get("num", 0)),
         created_at=int(fields.get("at", 0)),
     )
-    return IndexedSpeaker(speaker, tuple(_flight(name, value) for name, value in by_kind["f"].items()))
+    flights = tuple(_flight(name, value) for name, value in by_kind["f"].items())
+    return IndexedSpeaker(speaker, flights, int(fields.get("rdel", 0)))
 
 
 def _versions(by_kind: Mapping[str, Mapping[str, str]]) -> Iterator[SpeakerVersion]:

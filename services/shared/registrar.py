@@ -29,7 +29,7 @@ from services.shared.domain import (
     artifact_key,
 )
 from services.shared.facts import SpeakerId, read_speaker, speaker_ids
-from services.shared.index import Claim, GateClosed, SpeakerIndex
+from services.shared.index import COMMIT_SECONDS, Claim, GateClosed, SpeakerIndex
 from services.shared.index_reading import IndexedSpeaker
 from services.shared.profiles import Profile, ProfileCatalogue
 from services.shared.queue import queue_name
@@ -60,9 +60,6 @@ from speaker_registry.schemas import ArtifactState
 
 log = structlog.get_logger()
 
-COMMIT_SECONDS = 600.0
-"""From a version's first blob to its fact, at most: after that garbage collection may take the blob for an
-orphan."""
 GIVEN_FINGERPRINT = "given"
 """Of an artifact that came with the registration: no encoder made it, so none can make it stale."""
 
@@ -411,7 +408,7 @@ class _Registration:
         self._started = self._clock.monotonic()
         self._vuid = self._clock.new_id()
         self._request = _hash(
-            upload.name.key, source_sha256, upload.ref_text, upload.consent, upload.description
+            upload.name.name, source_sha256, upload.ref_text, upload.consent, upload.description
         )
         self._idempotency = _hash(upload.idempotency_key) if upload.idempotency_key else None
         self.served = self._repeat()
@@ -422,6 +419,8 @@ class _Registration:
         """
         indexed = self._registrar.index.load(self._id)
         for version in reversed(indexed.speaker.versions):
+            if version.seq < indexed.deleting:
+                return None  # whoever wants it now must not lose it to a delete from before
             newest = version is indexed.speaker.newest
             if self._idempotency and version.record.idempotency == self._idempotency:
                 if version.record.request != self._request:
@@ -438,6 +437,9 @@ class _Registration:
                 self._id,
                 max_speakers=settings.max_uploaded,
                 immutable=settings.registration_policy == "immutable",
+                vuid=self._vuid,
+                request=self._request,
+                idempotency=self._idempotency,
             )
         except QuotaExceeded:
             raise QuotaExceeded(
@@ -450,6 +452,7 @@ class _Registration:
                 f"Voice '{self._upload.name.name}' already exists and VLLM_OMNI_SPEAKER_REGISTRATION_POLICY "
                 f"is 'immutable'; delete it first via DELETE /v1/audio/voices/{key}."
             ) from None
+        self._vuid = self._place.vuid
 
     def put_blobs(self, blobs: Mapping[str, bytes]) -> None:
         """By sha256."""

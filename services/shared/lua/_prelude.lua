@@ -2,7 +2,7 @@
 --   seq num at tomb live key     high-water marks, the tombstone's seq, number of live versions, the speaker's key
 --   v:{vuid}                     {seq}:{JSON of the version record}
 --   a:{alias}  p:{alias}         {seq}:{uid}:{vuid}, the last move by hand and the last automatic one
---   ra:{alias}                   {seq}:{now}, the last place reserved for a move by hand
+--   ra:{alias}  rdel             {seq}:{now}, the last place reserved for a move by hand; {seq}, for a tombstone
 --   r:{vuid}:{akey}              {winner}:{JSON of the artifact record}
 --   b:{vuid}:{base}              highest ready build of an akey without its build
 --   x:{vuid}:{akey}              {attempt}:{JSON of the failure record}

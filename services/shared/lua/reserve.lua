@@ -1,5 +1,14 @@
--- Takes the next place in this speaker's order. ARGV: kind 'ver'|'als'|'del', now, max_speakers, immutable, alias, automatic,
--- expected, pending (seconds a move may be on its way) -> {seq, number, created_at}, or an error: QUOTA, EXISTS, NOTFOUND, MOVED
+-- Takes the next place in this speaker's order. ARGV: kind 'ver'|'als'|'del', now, pending (seconds it may take to be used)
+-- for ver: max_speakers, immutable, vuid, request, idempotency   for als: alias, automatic, expected
+-- -> {seq, number, created_at, vuid}, or an error: QUOTA, EXISTS, NOTFOUND, MOVED, REUSED
+local kept = a.idempotency and 'sr:place:' .. a.speaker .. ':' .. a.idempotency
+local place = cjson.decode(kept and redis.call('GET', kept) or '{"seq":0}')
+local base = tonumber(redis.call('GET', 'sr:base') or '0')
+-- The same request again makes the same version, unless a delete came between or may still land.
+if place.seq > math.max(mark('tomb'), mark('rdel'), base) and a.now - place.at < a.pending then
+  if place.request ~= a.request then return redis.error_reply('REUSED') end
+  return {place.seq, place.number, place.created_at, place.vuid}
+end
 local is_live = mark('live') > 0
 if a.kind == 'ver' then
   if is_live and a.immutable then return redis.error_reply('EXISTS') end
@@ -16,8 +25,9 @@ if a.expected then
   local on_its_way = tonumber(reserved) > by_hand and a.now - tonumber(at) < a.pending
   if on_its_way or in_force ~= a.expected then return redis.error_reply('MOVED') end
 end
-raise_mark('seq', tonumber(redis.call('GET', 'sr:base') or '0'))
+raise_mark('seq', base)
 local seq = redis.call('HINCRBY', speaker, 'seq', 1)
+if a.kind == 'del' then redis.call('HSET', speaker, 'rdel', seq) end
 if a.kind == 'als' and not a.automatic then
   redis.call('HSET', speaker, 'ra:' .. a.alias, string.format('%.0f:%.3f', seq, a.now))
 end
@@ -27,5 +37,9 @@ if a.kind == 'ver' then
   created_at = math.max(math.floor(a.now), created_at + 1)
   redis.call('HSET', speaker, 'at', string.format('%.0f', created_at))
 end
+if kept then
+  place = {seq = seq, number = number, created_at = created_at, vuid = a.vuid, request = a.request, at = a.now}
+  redis.call('SET', kept, cjson.encode(place), 'EX', a.pending)
+end
 look_again(10)
-return {seq, number, created_at}
+return {seq, number, created_at, a.vuid}
