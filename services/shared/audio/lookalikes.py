@@ -8,6 +8,8 @@ _AT_START = (
     (b"caff", "Core Audio Format (CAF)"),
     (b"#!AMR", "AMR"),
     (b"MThd", "MIDI"),
+    (b"\xff\xfd", "MPEG audio layer II"),
+    (b"\xff\xfc", "MPEG audio layer II"),
     (b"\x30\x26\xb2\x75\x8e\x66\xcf\x11", "Windows Media (ASF)"),
     (b"MAC ", "Monkey's Audio"),
     (b"wvpk", "WavPack"),

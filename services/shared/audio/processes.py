@@ -21,12 +21,10 @@ from numpy.typing import NDArray
 
 from services.shared.audio.sandbox.wire import (
     HELLO,
-    PLAUSIBLE_SECONDS,
     READY,
     Facts,
     Malformed,
     Request,
-    Status,
     receive,
     wait_until,
 )
@@ -57,17 +55,13 @@ class Zygote:
 
         program: what Python runs in it. Tests replace it by one that misbehaves.
         """
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         arguments = [str(_FOLDER), str(memory_bytes), str(math.ceil(cpu_seconds))]
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-I", "-c", program, *arguments],
-                stdin=theirs.fileno(),
-                stdout=subprocess.DEVNULL,
-                env=_environment(),
-                cwd="/",
-                start_new_session=True,  # out of reach of a Ctrl-C in our terminal
-            )
+        try:
+            self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            with theirs:
+                self._process = _python(["-c", program, *arguments], theirs)
+        except OSError:
+            raise NoProcess from None
         self._control.settimeout(START_SECONDS)
         if not self._is_ready():
             self.close()
@@ -94,15 +88,17 @@ class Zygote:
 
     def fork(self, deadline: float) -> "Child":
         """Raises NoProcess."""
-        connection, theirs = socket.socketpair()
+        try:
+            connection, theirs = socket.socketpair()
+        except OSError:
+            raise NoProcess from None
         try:
             with theirs:
                 socket.send_fds(self._control, [b"f"], [theirs.fileno()])
             wait_until(connection, deadline)
             hello, descriptors, _, _ = socket.recv_fds(connection, 1, 1)
         except OSError:
-            connection.close()
-            raise NoProcess from None
+            hello, descriptors = b"", []
         if hello != HELLO or not descriptors:
             connection.close()
             raise NoProcess
@@ -152,7 +148,8 @@ class Child:
         try:
             self._send(request, payload, deadline)
             facts = Facts.receive(self._connection, deadline)
-            _check(facts, request)
+            if not facts.credible(request.max_seconds):
+                raise Malformed
             samples = np.frombuffer(receive(self._connection, 4 * facts.samples, deadline), np.float32)
         except (EOFError, ConnectionError, Malformed):
             raise Crashed from None
@@ -166,18 +163,18 @@ class Child:
             self._connection.sendall(piece)
 
 
-def _check(facts: Facts, request: Request) -> None:
-    """Raise Malformed if this cannot have been measured: the clip may have taken over who measured it."""
-    honest = (
-        facts.samples == (facts.frames if facts.finished else 0)
-        and ((facts.readable and facts.status is Status.DECODED) or not facts.finished)
-        and facts.samples <= request.max_seconds * facts.sample_rate
-        and 0 <= facts.clipped <= 1
-        and 0 <= facts.rms < math.inf
-        and (math.isnan(facts.declared_seconds) or 0 <= facts.declared_seconds <= PLAUSIBLE_SECONDS)
+def _python(arguments: list[str], control: socket.socket) -> "subprocess.Popen[bytes]":
+    """Isolated: it sees neither our environment nor our folder, and a Ctrl-C in our terminal does not reach
+    it.
+    """
+    return subprocess.Popen(
+        [sys.executable, "-I", *arguments],
+        stdin=control.fileno(),
+        stdout=subprocess.DEVNULL,
+        env=_environment(),
+        cwd="/",
+        start_new_session=True,
     )
-    if not honest:
-        raise Malformed
 
 
 def _environment() -> dict[str, str]:

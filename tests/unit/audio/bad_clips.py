@@ -11,6 +11,7 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import av
 import numpy as np
@@ -153,6 +154,19 @@ def with_video() -> bytes:
     return file.getvalue()
 
 
+def with_cover() -> bytes:
+    file = io.BytesIO()
+    with av.open(file, "w", format="mp4") as output:
+        cover: Any = output.add_stream("mjpeg", rate=1)
+        cover.width = cover.height = 32
+        cover.pix_fmt = "yuvj420p"
+        cover.disposition = av.stream.Disposition.attached_pic
+        audio: Any = output.add_stream("aac", rate=24000, layout="mono")
+        output.mux([*audio.encode(sound(24000)), *audio.encode(None)])
+        output.mux([*cover.encode(av.VideoFrame(32, 32, "yuvj420p")), *cover.encode(None)])
+    return file.getvalue()
+
+
 def two_streams() -> bytes:
     file = io.BytesIO()
     with av.open(file, "w", format="mp4") as output:
@@ -165,7 +179,7 @@ def two_streams() -> bytes:
 def sound(rate: int) -> av.AudioFrame:
     samples = np.ascontiguousarray(clips.tone(2.0, rate).T)
     frame = av.AudioFrame.from_ndarray(samples, format="fltp", layout="mono")
-    frame.sample_rate = rate
+    frame.sample_rate, frame.pts = rate, 0
     return frame
 
 
@@ -174,14 +188,21 @@ def ogg_with(packet: bytes) -> bytes:
     return struct.pack("<4sBBqIIIBB", b"OggS", 0, 2, 0, 1, 0, 0, 1, len(packet)) + packet
 
 
+def mp3_without_contents() -> bytes:
+    """From an encoder that writes to a pipe. The bit rate varies, so that nothing can be concluded from a
+    frame's.
+    """
+    return clips.mp3()[192:]
+
+
 def endless_mp3() -> bytes:
     """27 minutes in 1.5 MiB: silent frames of 8 kbit/s."""
     return (b"\xff\xf3\x14\xc4" + bytes(20)) * 70_000
 
 
 def mpeg_layer_2() -> bytes:
-    frame = b"\xff\xfd\x84\xc4" + bytes(380)  # 128 kbit/s, 48 kHz, no padding: 384 bytes
-    return frame * 20
+    """At 32 kbit/s and 48 kHz, where a frame is as long as one of layer III."""
+    return (b"\xff\xfd\x14\xc4" + bytes(92)) * 100
 
 
 def adpcm_overflow() -> bytes:
@@ -222,6 +243,7 @@ BAD = (
     BadClip("data a tenth too long", lambda: lying(2.11), AudioTruncated, "67520 bytes, 64000"),
     BadClip("riff of 0 bytes", lambda: riff(fmt(), data(pcm()), size=0), AudioTruncated, "declares 0 bytes, 64036"),
     BadClip("riff of 4 GiB", lambda: riff(fmt(), data(pcm()), size=0xFFFFFFFF), AudioTruncated, "4294967295 bytes, 64036"),
+    BadClip("riff of 1 MB", lambda: riff(fmt(), data(pcm()), size=1_000_000), AudioTruncated, "1000000 bytes, 64036"),
     BadClip("no channels", with_format(channels=0), InvalidAudio, "declares 0 channels; 1 to 8"),
     BadClip("9 channels", with_format(channels=9), InvalidAudio, "9 channels"),
     BadClip("65535 channels", with_format(channels=65535), InvalidAudio, "65535 channels"),
@@ -296,6 +318,8 @@ BAD = (
     BadClip("two Vorbis files", twice(_OGG), InvalidAudio, "several Ogg streams"),
     BadClip("two Opus files", twice(_OPUS), InvalidAudio, "several Ogg streams"),
     BadClip("two MP3s", twice(_MP3), InvalidAudio, "declares 86 frames and holds 173"),
+    BadClip("MP3s of two rates", lambda: mp3_without_contents() + clips.mp3(2.0, 44100), InvalidAudio, "not an MP3 stream"),
+    BadClip("AACs of two rates", lambda: clips.adts() + clips.adts(2.0, 44100), InvalidAudio, "not an AAC stream"),
     BadClip("two M4As", twice(clips.m4a), InvalidAudio, "several MP4s"),
     BadClip("two WebMs", twice(clips.webm), InvalidAudio, "this is not a WebM segment"),
     BadClip("two WAVs", twice(_WAV), InvalidAudio, "several WAVs"),
@@ -347,21 +371,25 @@ BAD = (
         "0xfffe",
     ),
     BadClip("384 kHz", with_format(rate=384000, bits=24), InvalidAudio, "384000 Hz"),
+    BadClip("FLAC at 0 Hz", lambda: _FLAC()[:18] + bytes(3) + _FLAC()[21:], InvalidAudio, "0 Hz"),
+    BadClip("Vorbis at 4 kHz in WebM", lambda: clips.rewrapped(clips.ogg(2.0, 4000), "ogg", "webm"), InvalidAudio, "4000 Hz"),
     BadClip("FLAC at 384 kHz", lambda: clips.flac(2.0, 384000), InvalidAudio, "384000 Hz"),
     BadClip("Ogg FLAC", lambda: ogg_with(b"\x7fFLAC\x01\x00"), UnsupportedAudio, "Ogg with FLAC"),
     BadClip("Speex", lambda: ogg_with(b"Speex   1.2"), UnsupportedAudio, "Ogg with Speex"),
     BadClip("Opus header of one byte", lambda: ogg_with(b"OpusHead"), InvalidAudio, "0 channels"),
     BadClip("Theora", lambda: ogg_with(b"\x80theora"), UnsupportedAudio, "Theora video"),
-    BadClip("MPEG layer 2", mpeg_layer_2, UnsupportedAudio, "no audio file that we know"),
+    BadClip("MPEG layer 2", mpeg_layer_2, UnsupportedAudio, "MPEG audio layer II"),
     BadClip("ALAC", lambda: clips.by_libav(clips.tone(2.0, 24000), 24000, "mp4", "alac"), UnsupportedAudio, "MP4 with codec alac"),
     BadClip("MP3 in MP4", lambda: clips.by_libav(clips.tone(2.0, 24000), 24000, "mp4", "libmp3lame"), UnsupportedAudio, "MP4 with codec mp3"),
     BadClip("FLAC in Matroska", lambda: clips.rewrapped(_FLAC(), "flac", "matroska"), UnsupportedAudio, "WebM with codec flac"),
+    BadClip("codec that nobody knows", lambda: clips.webm().replace(b"A_OPUS", b"A_OPUX"), UnsupportedAudio, "WebM with codec unknown"),
     BadClip("video", with_video, UnsupportedAudio, "MP4 with video"),
     BadClip("two audio streams", two_streams, UnsupportedAudio, "several audio streams"),
     BadClip("QuickTime", lambda: clips.by_libav(clips.tone(2.0, 24000), 24000, "mov", "aac"), UnsupportedAudio, "a QuickTime movie"),
     BadClip("AVIF", lambda: b"\0\0\0\x1cftypavif" + bytes(500), UnsupportedAudio, "an image"),
     BadClip("MP4 without boxes", lambda: b"\0\0\0\x10ftypisom\0\0\0\0", AudioTruncated, "moov"),
     BadClip("EBML that is not WebM", lambda: b"\x1aE\xdf\xa3\x84\x42\x82\x81x", UnsupportedAudio, "neither WebM nor Matroska"),
+    BadClip("WebM header alone", lambda: b"\x1aE\xdf\xa3\x87\x42\x82\x84webm", AudioTruncated, "nothing follows"),
     BadClip("too short", lambda: clips.wav(0.45), AudioTooShort, "Reference audio too short (0.4s). At least 1s of clear speech is required."),
     BadClip("too long", lambda: clips.wav(31.2), AudioTooLong, "Reference audio too long (31.2s). Maximum 30s supported — use a shorter clip."),
     BadClip("too long without saying so", lambda: clips.by_libav(clips.tone(31.0, 48000), 48000, "webm", "libopus", live="1"), AudioTooLong, "too long (more than 30s)"),
@@ -380,21 +408,16 @@ class OddClip:
         return self.name
 
 
-def mp3_without_contents() -> bytes:
-    """From an encoder that writes to a pipe. The bit rate varies, so that nothing can be concluded from a
-    frame's.
-    """
-    return clips.mp3()[192:]
-
-
 ODD = (
     OddClip("9 MiB of metadata", lambda: riff(fmt(), (b"LIST", b"INFO" + b"x" * (9 << 20), None), data(pcm()))),
+    OddClip("a cover picture", with_cover, 2.0 + 128 / 24000),
     OddClip("a huge cue list", lambda: riff(fmt(), (b"cue ", b"\xff\xff\xff\xff" + b"x" * 240, None), data(pcm()))),
     OddClip("a chunk after the audio", lambda: riff(fmt(), data(pcm()), (b"LIST", b"INFO" * 8, None))),
     OddClip("an odd number of bytes", lambda: riff(fmt(), data(pcm()[:-1])), 2.0 - 1 / RATE),
     OddClip("the last pad byte left out", lambda: riff(fmt(), data(pcm()[:-1]))[:-1], 2.0 - 1 / RATE),
     OddClip("data a little too long", lambda: lying(2.09)),
     OddClip("zeros at the end", lambda: riff(fmt(), data(pcm())) + bytes(1000)),
+    OddClip("FLAC that declares less", lambda: flac_declaring(20_000)),
     OddClip("FLAC of unknown length", lambda: flac_declaring(0)),
     OddClip("FLAC between tags", lambda: b"ID3\x04\0\0\0\0\0\x0a" + bytes(10) + _FLAC() + b"TAG" + bytes(125)),
     OddClip("MP3 between tags", lambda: b"ID3\x04\0\0\0\0\0\x0a" + bytes(60) + _MP3() + b"TAG" + bytes(125)),

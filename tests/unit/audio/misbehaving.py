@@ -68,10 +68,12 @@ def babble(request: Any) -> Answer:
 
 
 def claim_the_impossible(request: Any) -> Answer:
-    """The clip says which lie: a fact and its value."""
-    name, _, value = request.data[44:].rstrip(b"\0").decode().partition("=")
+    """The clip says which lies: facts and their values."""
     facts, samples = answer([])
-    changed = {field: getattr(facts, field) for field in facts.__slots__} | {name: float(value)}
+    changed = {field: getattr(facts, field) for field in facts.__slots__}
+    for claim in request.data[44:].rstrip(b"\0").decode().split(","):
+        name, _, value = claim.partition("=")
+        changed[name] = float(value)
     changed |= {
         key: int(changed[key]) for key in ("channels", "sample_rate", "frames", "samples", "finished")
     }

@@ -18,6 +18,12 @@ def stored(tensors: dict[str, np.ndarray], **metadata: object) -> bytes:
     return bytes(safetensors.numpy.save(tensors, metadata=texts or None))
 
 
+def padded(data: bytes, spaces: int) -> bytes:
+    """safetensors itself allows it."""
+    size = int.from_bytes(data[:8], "little")
+    return (size + spaces).to_bytes(8, "little") + data[8 : 8 + size] + b" " * spaces + data[8 + size :]
+
+
 MANIFEST = {"sample_rate": 8000, "schema": 1}
 AUDIO = {"audio": CLIP.samples}
 
@@ -52,6 +58,7 @@ def test_the_bytes_are_a_safetensors_file_that_anyone_can_read():
         "a header of 2**63 bytes": (2**63).to_bytes(8, "little") + CLIP.to_bytes()[8:],
         "a header that is deep": (500).to_bytes(8, "little") + b"[" * 500,
         "a header that is a list": (2).to_bytes(8, "little") + b"[]",
+        "a long header": padded(CLIP.to_bytes(), 1000),
         "no manifest": stored(AUDIO),
         "a manifest that is no JSON": stored(AUDIO, manifest="{"),
         "a manifest that is a list": stored(AUDIO, manifest=[8000, 1]),

@@ -102,6 +102,50 @@ def test_the_sentences_name_the_limits_that_are_set():
         judge(seconds(12.6), math.nan, limits)
 
 
+ANSWER = replace(FINE, samples=FINE.frames)
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        ANSWER,
+        replace(ANSWER, declared_seconds=2.0),
+        replace(ANSWER, finished=False, samples=0),
+        Facts(status=Status.FAILED),
+        Facts(status=Status.WRONG_CODEC, codec="alac"),
+    ],
+)
+def test_what_a_decoding_process_can_have_measured_is_believed(facts: Facts):
+    """All its honest answers."""
+    assert facts.credible(30.0)
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        replace(ANSWER, samples=47999),
+        replace(ANSWER, finished=False),
+        replace(ANSWER, status=Status.FAILED),
+        replace(ANSWER, channels=0),
+        replace(ANSWER, channels=9),
+        replace(ANSWER, sample_rate=7999),
+        replace(ANSWER, sample_rate=1_000_000),
+        replace(ANSWER, frames=720_001, samples=720_001),
+        replace(ANSWER, clipped=-0.1),
+        replace(ANSWER, clipped=1.1),
+        replace(ANSWER, clipped=math.nan),
+        replace(ANSWER, rms=-0.1),
+        replace(ANSWER, rms=math.inf),
+        replace(ANSWER, rms=math.nan),
+        replace(ANSWER, declared_seconds=-1.0),
+        replace(ANSWER, declared_seconds=1e300),
+    ],
+)
+def test_what_it_cannot_have_measured_is_not(facts: Facts):
+    """A clip may have taken it over. What it says decides how much memory is reserved, and what is stored."""
+    assert not facts.credible(30.0)
+
+
 def test_limits_are_read_from_the_environment(monkeypatch: pytest.MonkeyPatch):
     """Containers are configured by nothing else."""
     monkeypatch.setenv("SPEAKER_UPLOAD_MAX_SECONDS", "12.5")

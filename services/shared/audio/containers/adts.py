@@ -40,5 +40,4 @@ def _frame_bytes(data: bytes, position: int, like: int | None = None) -> int:
         return 0
     if like is not None and (header ^ like) & _SAME_STREAM:
         return 0
-    size = int.from_bytes(data[position + 3 : position + 6], "big") >> 5 & 0x1FFF
-    return size if size >= 7 else 0
+    return int.from_bytes(data[position + 3 : position + 6], "big") >> 5 & 0x1FFF

@@ -8,7 +8,7 @@ from services.shared.audio.containers import frames
 from services.shared.audio.sniffed import Sniffed
 from speaker_registry.errors import AudioTruncated, InvalidAudio
 
-# ISO 11172-3 2.4.2.3 and ISO 13818-3 2.4.2.3; kbit/s by index, 0 (free format) and 15 are not accepted.
+# ISO 11172-3 2.4.2.3 and ISO 13818-3 2.4.2.3. kbit/s by index; free format (0) is not accepted.
 _KBITS_1 = (0, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 0)
 _KBITS_2 = (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160, 0)
 _RATES = (44100, 48000, 32000)
@@ -63,10 +63,10 @@ class Header:
 
     @property
     def contents_offset(self) -> int:
-        """Where a table of contents stands within its frame: after the header and the (empty) side
-        information.
-        """
-        return 4 + (17 if self.mono else 32) if self.mpeg1 else 4 + (9 if self.mono else 17)
+        """Where a table of contents stands in its frame: after the header and the empty side information."""
+        if self.mpeg1:
+            return 4 + (17 if self.mono else 32)
+        return 4 + (9 if self.mono else 17)
 
 
 def starts_at(data: bytes, start: int) -> bool:

@@ -78,12 +78,11 @@ def parse(data: bytes) -> Sniffed:
     wave, audio = _format(data, chunks[b"fmt "]), chunks[b"data"]
     _check_declared_sizes(data, audio, wave)
     found = min(audio.declared, len(data) - audio.start)
-    whole = found - found % wave.frame_bytes
     return Sniffed(
         container="wav",
         mime_type="audio/wav",
         codec=_CODECS[wave.tag, wave.bits],
-        payload=(_header(wave, whole), memoryview(data)[audio.start : audio.start + whole]),
+        payload=(_header(wave, found), memoryview(data)[audio.start : audio.start + found]),
         declared_seconds=audio.declared / wave.bytes_per_second,
     )
 

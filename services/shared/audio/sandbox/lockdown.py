@@ -11,7 +11,6 @@ import resource
 import signal
 import socket
 import struct
-import sys
 
 CONNECTION = 3
 """The only descriptor a child keeps, besides 0–2 on /dev/null."""
@@ -103,8 +102,6 @@ def _filter(architecture: int, calls: tuple[int, ...]) -> bytes:
 
 
 def _prctl(option: int, *arguments: int | bytes) -> bool:
-    if sys.platform != "linux":
-        return False
     padded = [*arguments, *[0] * (4 - len(arguments))]
     words = [ctypes.c_ulong(word) if isinstance(word, int) else ctypes.c_char_p(word) for word in padded]
     return bool(_libc.prctl(option, *words) == 0)

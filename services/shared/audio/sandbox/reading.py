@@ -12,6 +12,7 @@ from typing import Any
 import av
 import numpy as np
 import soundfile
+from av.stream import Disposition
 from numpy.typing import NDArray
 
 from .wire import PLAUSIBLE_SECONDS, Facts, Request, Status
@@ -150,16 +151,13 @@ def _sndfile_blocks(file: ForwardOnly, frames: int) -> Iterator[Samples]:
 def open_with_libav(request: Request, block_samples: int) -> Iterator[Opened]:
     # The demuxer is named and the whitelists are closed, so nothing is probed: no playlist, no URL, no other
     # file, and not even the first packet of a codec that we do not read.
-    options = {
-        "format_whitelist": request.reader,
-        "codec_whitelist": ",".join(request.codecs),
-        "protocol_whitelist": "none",
-    }
+    options = {"codec_whitelist": ",".join(request.codecs), "protocol_whitelist": "none"}
     with av.open(io.BytesIO(request.data), mode="r", format=request.reader, options=options) as container:
         streams = container.streams
         audio: Any = streams.audio[0] if streams.audio else None
-        status = _status_of(streams, audio, request.codecs)
-        facts = Facts(status=status, codec=audio.codec_context.name if audio else "")
+        codec = getattr(getattr(audio, "codec_context", None), "name", "")  # libav may have no decoder for it
+        status = _status_of(streams, codec, request.codecs)
+        facts = Facts(status=status, codec=codec)
         if status is not Status.DECODED:
             yield Opened(facts)
             return
@@ -173,14 +171,14 @@ def open_with_libav(request: Request, block_samples: int) -> Iterator[Opened]:
         yield from _first_frame_decides(facts, container.decode(audio), block_samples)
 
 
-def _status_of(streams: Any, audio: Any, codecs: tuple[str, ...]) -> Status:
-    if audio is None:
+def _status_of(streams: Any, codec: str, codecs: tuple[str, ...]) -> Status:
+    if not streams.audio:
         return Status.NO_AUDIO_STREAM
     if len(streams.audio) > 1:
         return Status.SEVERAL_AUDIO_STREAMS
-    if any("attached_pic" not in str(video.disposition) for video in streams.video):
+    if not all(video.disposition & Disposition.attached_pic for video in streams.video):
         return Status.VIDEO_STREAM
-    return Status.DECODED if audio.codec_context.name in codecs else Status.WRONG_CODEC
+    return Status.DECODED if codec in codecs else Status.WRONG_CODEC
 
 
 def _declared_seconds(container: Any, audio: Any) -> float:

@@ -96,6 +96,17 @@ class Facts:
         """Whether we mix such a clip down."""
         return 1 <= self.channels <= MAX_CHANNELS and MIN_SAMPLE_RATE <= self.sample_rate <= MAX_SAMPLE_RATE
 
+    def credible(self, max_seconds: float) -> bool:
+        """Whether this can have been measured. The clip may have taken over the process that says so."""
+        return (
+            self.samples == (self.frames if self.finished else 0)
+            and ((self.readable and self.status is Status.DECODED) or not self.finished)
+            and self.samples <= max_seconds * self.sample_rate
+            and 0 <= self.clipped <= 1
+            and 0 <= self.rms < math.inf
+            and (math.isnan(self.declared_seconds) or 0 <= self.declared_seconds <= PLAUSIBLE_SECONDS)
+        )
+
     def pack(self) -> bytes:
         return _ANSWER.pack(
             _MAGIC,

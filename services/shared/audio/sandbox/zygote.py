@@ -47,16 +47,12 @@ def serve(read: Read, *, memory_bytes: int, cpu_seconds: int) -> None:
 
 def _settle() -> None:
     # A Ctrl-C, a closing terminal or a service manager signals all of us. The API process decides when we
-    # end: by closing
-    # the control socket, which the kernel also does when it is killed.
+    # end: by closing the control socket, which the kernel also does when it is killed.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    with suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text(
-            "1000"
-        )  # when memory is short, lose a clip rather than the API
+    with suppress(OSError):  # when memory is short, lose a clip rather than the API
+        Path("/proc/self/oom_score_adj").write_text("1000")
     gc.disable()  # a child lives for milliseconds; a collection would copy every page it touches
     gc.freeze()
 
