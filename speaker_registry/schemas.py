@@ -222,6 +222,50 @@ class UploadedVoice(BaseModel):
     stale: bool
 
 
+class OpenAIVoice(Schema):
+    """A voice as OpenAI lists it."""
+
+    object: Literal["audio.voice"] = "audio.voice"
+    id: str
+    name: str
+    created_at: int
+
+
+class VoiceList(Page[OpenAIVoice]):
+    """Answer of `GET /v1/audio/voices`: vLLM-Omni's list, and OpenAI's."""
+
+    voices: list[str]
+    """Keys, sorted, and `default`."""
+    uploaded_voices: list[UploadedVoice]
+
+
+class NewVoice(BaseModel):
+    """`voice` in the answer to an upload: `mime_type` and `file_size` of a clip, or `embedding_source` and
+    `embedding_dim`; `ref_text` and `speaker_description` only if set.
+    """
+
+    model_config = ConfigDict(extra="allow")
+
+    name: str
+    consent: str
+    created_at: int
+    id: str
+    version: int
+    cache_status: ArtifactState
+    job_id: str | None
+    jobs: dict[str, str]
+    """Profile -> the job that extracts it."""
+
+
+class Uploaded(OpenAIVoice):
+    """Answer of `POST /v1/audio/voices`."""
+
+    success: Literal[True]
+    voice: NewVoice
+    created: bool
+    """False: this very request was served before, and this is what came of it."""
+
+
 class CacheStatus(Schema):
     """Answer of `/v1/audio/voices/{name}/cache`."""
 

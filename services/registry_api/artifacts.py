@@ -11,7 +11,16 @@ from starlette.responses import Response
 
 from services.registry_api import examples, rendering
 from services.registry_api.answers import answer, matches
-from services.registry_api.wiring import NamespaceDep, Services, ServicesDep, WaitSeconds
+from services.registry_api.wiring import (
+    AllowStale,
+    NamespaceDep,
+    ProfileName,
+    Reference,
+    Services,
+    ServicesDep,
+    VoiceName,
+    WaitSeconds,
+)
 from services.shared.domain import ArtifactRecord, SpeakerVersion
 from services.shared.facts import SpeakerId
 from services.shared.index_reading import IndexedSpeaker
@@ -110,7 +119,7 @@ class _Found:
 
 @router.get("", responses=examples.DESCRIPTORS)
 def list_artifacts(
-    request: Request, services: ServicesDep, namespace: NamespaceDep, name: str, ref: str
+    request: Request, services: ServicesDep, namespace: NamespaceDep, name: VoiceName, ref: Reference
 ) -> Response:
     """Where a version stands with each profile."""
     registrar = services.registrar
@@ -126,11 +135,11 @@ async def get_artifact(
     request: Request,
     services: ServicesDep,
     namespace: NamespaceDep,
-    name: str,
-    ref: str,
-    profile: str,
+    name: VoiceName,
+    ref: Reference,
+    profile: ProfileName,
     wait: WaitSeconds = 0,
-    allow_stale: bool = False,
+    allow_stale: AllowStale = False,
 ) -> Response:
     """All an engine needs to know about an artifact; 202 while it is being made."""
     wanted = _Wanted(services, namespace, name, parse_reference(ref), profile, allow_stale)
@@ -141,16 +150,16 @@ async def get_artifact(
 
 
 @router.head("/{profile}/file", include_in_schema=False)
-@router.get("/{profile}/file", responses=examples.FILE)
+@router.get("/{profile}/file", responses=examples.FILE, response_class=Response)
 async def get_artifact_file(
     request: Request,
     services: ServicesDep,
     namespace: NamespaceDep,
-    name: str,
-    ref: str,
-    profile: str,
+    name: VoiceName,
+    ref: Reference,
+    profile: ProfileName,
     wait: WaitSeconds = 0,
-    allow_stale: bool = False,
+    allow_stale: AllowStale = False,
 ) -> Response:
     """The safetensors file; 304 for who has it; 202 with the descriptor while it is being made."""
     wanted = _Wanted(services, namespace, name, parse_reference(ref), profile, allow_stale)

@@ -14,7 +14,7 @@ from services.registry_api.fields import Fields, read_fields
 from services.registry_api.forms import OPENAPI, parse_upload
 from services.registry_api.paging import VoicePage, find_voices, key_of
 from services.registry_api.precompute import Precompute
-from services.registry_api.wiring import After, NamespaceDep, Services, ServicesDep
+from services.registry_api.wiring import After, NamespaceDep, Services, ServicesDep, Usable, VoiceName
 from services.shared.audio import DecodedClip
 from services.shared.domain import Speaker
 from services.shared.index_reading import IndexedSpeaker
@@ -26,6 +26,7 @@ from speaker_registry.schemas import CacheStatus, Deleted
 
 router = APIRouter(prefix="/v1/audio/voices", tags=["vLLM-Omni compatible"])
 
+CacheProfile = Annotated[str | None, Query(description="This profile; all required ones without it.")]
 CacheWait = Annotated[float, Query(ge=0, le=300, alias="wait", description="Seconds until 202 instead.")]
 
 
@@ -34,10 +35,10 @@ def list_voices(
     request: Request,
     services: ServicesDep,
     namespace: NamespaceDep,
-    limit: Annotated[int | None, Query(ge=1, le=100)] = None,
+    limit: Annotated[int | None, Query(ge=1, le=100, description="At most so many; all without it.")] = None,
     after: After = "",
-    profile: str | None = None,
-    ready: bool = False,
+    profile: Usable = None,
+    ready: Annotated[bool, Query(description="Only voices whose artifacts are ready.")] = False,
 ) -> Response:
     """All voices, or a page of them with `limit`; `profile` and `ready` keep those usable for it."""
     registrar = services.registrar
@@ -148,7 +149,9 @@ def _with_version(registered: Registered) -> IndexedSpeaker:
 
 
 @router.delete("/{name}", responses=examples.DELETE_COMPATIBLE)
-def delete_voice(services: ServicesDep, namespace: NamespaceDep, name: str, request: Request) -> Response:
+def delete_voice(
+    request: Request, services: ServicesDep, namespace: NamespaceDep, name: VoiceName
+) -> Response:
     """Delete a voice with all its versions: unresolvable at once."""
     before = services.registrar.delete(namespace, name)
     key = parse_speaker_name(name).key
@@ -156,9 +159,13 @@ def delete_voice(services: ServicesDep, namespace: NamespaceDep, name: str, requ
     return answer(request, body)
 
 
-@router.get("/{name}/cache", responses=examples.CACHE)
+@router.get("/{name}/cache", responses=examples.CACHE_STATUS)
 def cache_status(
-    request: Request, services: ServicesDep, namespace: NamespaceDep, name: str, profile: str | None = None
+    request: Request,
+    services: ServicesDep,
+    namespace: NamespaceDep,
+    name: VoiceName,
+    profile: CacheProfile = None,
 ) -> Response:
     """Where the precomputed artifacts of a voice stand. Starts nothing."""
     precompute = Precompute(services.registrar, services.jobs, namespace, name, profile)
@@ -170,9 +177,9 @@ async def cache(
     request: Request,
     services: ServicesDep,
     namespace: NamespaceDep,
-    name: str,
-    profile: str | None = None,
-    force: bool = False,
+    name: VoiceName,
+    profile: CacheProfile = None,
+    force: Annotated[bool, Query(description="Extract again even what is there or failed.")] = False,
     wait: CacheWait = 60,
 ) -> Response:
     """See to it that a voice's artifacts are there, and wait for them. Calls at the same time join one

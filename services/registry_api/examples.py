@@ -1,5 +1,6 @@
-"""What the OpenAPI document says of each route's answers, with examples. No route's behaviour depends on
-it.
+"""What the OpenAPI document says of each route's answers, with examples. No route's behaviour depends on it.
+
+Tests hold every example, and every answer that they see, against the schemas named here.
 """
 
 from typing import Any
@@ -70,6 +71,11 @@ _DESCRIPTOR = {
     "fingerprint": _DIGEST,
     "url": "/v1/voices/Alice/versions/2/artifacts/qwen3-tts-0.6b/file",
 }
+_DESCRIPTOR_PENDING = {
+    key: value
+    for key, value in _DESCRIPTOR.items()
+    if key not in {"digest", "size", "tensors", "url", "mode"}
+} | {"state": "processing", "job_id": _JOB_ID}
 _JOB = {
     "object": "job",
     "id": _JOB_ID,
@@ -115,87 +121,232 @@ _UPLOADED = {
     "stale": False,
 }
 _OPENAI = {"object": "audio.voice", "id": f"voice_{_VUID}", "name": "Alice", "created_at": 1775133885}
+_LIST = {"object": "list", "has_more": False}
 
 
 def _page(example: dict[str, Any], item_id: str) -> dict[str, Any]:
-    return {"object": "list", "data": [example], "first_id": item_id, "last_id": item_id, "has_more": False}
+    return {**_LIST, "data": [example], "first_id": item_id, "last_id": item_id}
 
 
-def _json(description: str, example: dict[str, Any], model: Any = None) -> dict[str, Any]:
-    content = {"description": description, "content": {"application/json": {"example": example}}}
-    return {**content, "model": model} if model is not None else content
+def _json(description: str, example: dict[str, Any], model: type[BaseModel]) -> dict[str, Any]:
+    return {
+        "description": description,
+        "content": {"application/json": {"example": example}},
+        "model": model,
+    }
 
 
-def _error(message: str, code: str, kind: str) -> dict[str, Any]:
+def _error(description: str, message: str, code: str, kind: str = "invalid_request_error") -> dict[str, Any]:
     body = {"message": message, "type": kind, "param": None, "code": code, "request_id": "req_5f1e"}
-    return _json(message, {"error": body}, schemas.ErrorEnvelope)
+    return _json(description, {"error": body}, schemas.ErrorEnvelope)
 
 
-def _compatible(status: int, message: str, kind: str, reason: str) -> dict[str, Any]:
+def _compatible(description: str, status: int, message: str, kind: str, reason: str) -> dict[str, Any]:
     body = {"message": message, "type": kind, "param": None, "code": status, "reason": reason}
-    return _json(message, {"error": body}, schemas.ErrorEnvelope)
+    return _json(description, {"error": {**body, "request_id": "req_5f1e"}}, schemas.ErrorEnvelope)
 
 
 _INVALID = _error(
-    "'limit' is '0': input should be greater than or equal to 1.", "invalid_request", "invalid_request_error"
+    "A parameter is not what is accepted; the message names it.",
+    "'limit' is '0': input should be greater than or equal to 1.",
+    "invalid_request",
 )
-_NO_VOICE = _error("Voice 'bob' not found", "voice_not_found", "not_found_error")
-_CONFLICT = _error('If-Match is \'"x"\'; the current ETag is "y".', "precondition_failed", "conflict_error")
-_FAILED = _error("Extracting version 2 of voice 'Alice' failed.", "artifact_failed", "conflict_error")
-_AWAY = _error("The index cannot be reached now.", "unavailable", "server_error")
-_UNCHANGED = {"description": "Not changed since the ETag in If-None-Match."}
-_COMMON: Responses = {400: _INVALID, 422: _INVALID, 503: _AWAY}
-_READ: Responses = {**_COMMON, 304: _UNCHANGED}
+_BAD_NAME = _error(
+    "The name cannot be one, or a parameter is not what is accepted.",
+    "Invalid voice name 'a@b': must be non-empty, no path separators or NUL; it contains '@'. "
+    "Accepted: 1 to 128 characters, without '/', '\\\\', '@' and control characters.",
+    "invalid_voice_name",
+)
+_NO_VOICE = _error(
+    "No such voice, version or alias.", "Voice 'bob' not found", "voice_not_found", "not_found_error"
+)
+_NO_ARTIFACT = _error(
+    "No such voice, version, alias or profile; or nothing was extracted for it.",
+    "Nothing was extracted from version 2 of voice 'Alice' for profile 'qwen3-tts-1.7b'. Ask for it by "
+    "POST /v1/audio/voices/Alice/cache?profile=qwen3-tts-1.7b.",
+    "artifact_not_found",
+    "not_found_error",
+)
+_NO_PROFILE = _error(
+    "No such profile.",
+    "Unknown profile 'x'. Known: qwen3-tts-0.6b, qwen3-tts-1.7b.",
+    "profile_unknown",
+    "not_found_error",
+)
+_NO_JOB = _error(
+    "No such job, or it is long ago.",
+    "No job 'job_x'. Jobs are kept for 30 days.",
+    "job_not_found",
+    "not_found_error",
+)
+_CHANGED = _error(
+    "The voice is not in the state that `If-Match` names.",
+    'If-Match is \'"x"\'; the current ETag is "y".',
+    "precondition_failed",
+    "conflict_error",
+)
+_FAILED = _error(
+    "It failed for good, or was made by an older encoder. `x-should-retry: false`.",
+    "Extracting version 2 of voice 'Alice' for profile 'qwen3-tts-0.6b' failed. "
+    "extractor_error: The codes are out of range.",
+    "artifact_failed",
+    "conflict_error",
+)
+_AWAY = _error(
+    "Redis or the object store is away. Ask again after `Retry-After`.",
+    "The index cannot be reached now.",
+    "unavailable",
+    "server_error",
+)
+_ANYTHING = _error(
+    "Anything else, in the same form.",
+    "Something went wrong here; the request id finds it in our logs.",
+    "internal_error",
+    "server_error",
+)
+_COMMON: Responses = {503: _AWAY, "default": _ANYTHING}
+_READ: Responses = {**_COMMON, 304: {"description": "Not changed since the ETag in `If-None-Match`."}}
+
 _BAD_UPLOAD = _compatible(
+    "Something about the form, the name, the clip or the embedding; the message names it.",
     400,
     "Reference audio too short (0.4s). At least 1s of clear speech is required.",
     "BadRequestError",
     "audio_too_short",
 )
 _TOO_LARGE = _compatible(
+    "The clip is too large, or the form.",
     413,
     "File size exceeds maximum limit of 10MB. Got 10485761 bytes.",
     "BadRequestError",
     "payload_too_large",
 )
-_MISSING = _compatible(404, "Voice 'x' not found", "NotFoundError", "voice_not_found")
-_NOT_MADE = _compatible(409, "Voice 'x' could not be extracted.", "ConflictError", "artifact_failed")
-
-
-def _of(
-    description: str, example: dict[str, Any], model: type[BaseModel], *, voice: bool = True
-) -> Responses:
-    missing: Responses = {404: _NO_VOICE} if voice else {}
-    return {200: _json(description, example, model), **_READ, **missing}
-
-
-VOICES = _of("A page of voices.", _page(_VOICE, "alice"), schemas.Page[schemas.Voice])
-VOICE = _of("The voice.", _VOICE, schemas.Voice)
-DELETE: Responses = {**_COMMON, 204: {"description": "Gone."}, 404: _NO_VOICE, 409: _CONFLICT, 412: _CONFLICT}
-VERSIONS = _of("A page of versions.", _page(_VERSION, "2"), schemas.Page[schemas.VoiceVersion])
-VERSION = _of("The version.", _VERSION, schemas.VoiceVersion)
-_WAITING: Responses = {
-    202: _json("Being made; ask again.", {**_DESCRIPTOR, "state": "processing"}, schemas.ArtifactDescriptor),
-    409: _FAILED,
-}
-DESCRIPTORS = _of(
-    "One per profile.", _page(_DESCRIPTOR, "qwen3-tts-0.6b"), schemas.Page[schemas.ArtifactDescriptor]
+_DELETED_MEANWHILE = _compatible(
+    "Somebody deleted the voice in the meantime.",
+    409,
+    "Voice 'Alice' was deleted while this version was being registered.",
+    "ConflictError",
+    "voice_deleted",
 )
-DESCRIPTOR = {**_of("The artifact.", _DESCRIPTOR, schemas.ArtifactDescriptor), **_WAITING}
-FILE: Responses = {
+_MISSING = _compatible("No such voice.", 404, "Voice 'x' not found", "NotFoundError", "voice_not_found")
+_UNKNOWN_PROFILE = _compatible(
+    "No such profile.",
+    404,
+    "Unknown profile 'x'. Known: qwen3-tts-0.6b, qwen3-tts-1.7b.",
+    "NotFoundError",
+    "profile_unknown",
+)
+_UNSUPPORTED = _compatible(
+    "There is nothing to extract from, or a parameter is not what is accepted.",
+    400,
+    "Version 1 was registered with a ready speaker embedding of 1024 numbers: there is nothing to extract. "
+    "Re-upload with an audio file.",
+    "BadRequestError",
+    "cache_unsupported",
+)
+_BAD_COMPATIBLE_NAME = _compatible(
+    "The name cannot be one.",
+    400,
+    "Invalid voice name '..': must be non-empty, no path separators or NUL; it is a path. "
+    "Accepted: 1 to 128 characters, without '/', '\\\\', '@' and control characters.",
+    "BadRequestError",
+    "invalid_voice_name",
+)
+_BAD_PARAMETER = _compatible(
+    "A parameter is not what is accepted; the message names it.",
+    400,
+    "'limit' is '0': input should be greater than or equal to 1.",
+    "BadRequestError",
+    "invalid_request",
+)
+_NOT_MADE = _compatible(
+    "It could not be extracted. `x-should-retry: false`.",
+    409,
+    "Voice 'x' could not be extracted. qwen3-tts-0.6b: extractor_error: The codes are out of range.",
+    "ConflictError",
+    "artifact_failed",
+)
+_COMPATIBLE_AWAY = _compatible(
+    "Redis or the object store is away. Ask again after `Retry-After`.",
+    503,
+    "The index cannot be reached now.",
+    "InternalServerError",
+    "unavailable",
+)
+_COMPATIBLE: Responses = {503: _COMPATIBLE_AWAY, "default": _ANYTHING}
+_COMPATIBLE_READ: Responses = {**_COMPATIBLE, 304: _READ[304]}
+
+VOICES: Responses = {
+    200: _json("A page of voices.", _page(_VOICE, "alice"), schemas.Page[schemas.Voice]),
     **_READ,
-    **_WAITING,
-    200: {
-        "description": "The file.",
-        "content": {MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}}},
-    },
+    400: _INVALID,
+    404: _NO_PROFILE,
+}
+VOICE: Responses = {200: _json("The voice.", _VOICE, schemas.Voice), **_READ, 400: _BAD_NAME, 404: _NO_VOICE}
+DELETE: Responses = {
+    204: {"description": "Gone."},
+    **_COMMON,
+    400: _BAD_NAME,
+    404: _NO_VOICE,
+    412: _CHANGED,
+}
+VERSIONS: Responses = {
+    200: _json("A page of versions.", _page(_VERSION, "2"), schemas.Page[schemas.VoiceVersion]),
+    **_READ,
+    400: _BAD_NAME,
     404: _NO_VOICE,
 }
-JOBS = _of("A page of jobs.", _page(_JOB, _JOB_ID), schemas.Page[schemas.Job])
-JOB = _of("The job.", _JOB, schemas.Job)
-PROFILES = _of("All profiles.", _page(_PROFILE, "qwen3-tts-0.6b"), schemas.Page[schemas.Profile], voice=False)
-LIST_COMPATIBLE: Responses = {
+VERSION: Responses = {
+    200: _json("The version.", _VERSION, schemas.VoiceVersion),
     **_READ,
+    400: _BAD_NAME,
+    404: _NO_VOICE,
+}
+DESCRIPTORS: Responses = {
+    200: _json(
+        "One per profile.", _page(_DESCRIPTOR, "qwen3-tts-0.6b"), schemas.Page[schemas.ArtifactDescriptor]
+    ),
+    **_READ,
+    400: _BAD_NAME,
+    404: _NO_VOICE,
+}
+_NOT_YET: Responses = {
+    **_READ,
+    202: _json("Being made; ask again.", _DESCRIPTOR_PENDING, schemas.ArtifactDescriptor),
+    400: _BAD_NAME,
+    404: _NO_ARTIFACT,
+    409: _FAILED,
+}
+DESCRIPTOR: Responses = {200: _json("The artifact.", _DESCRIPTOR, schemas.ArtifactDescriptor), **_NOT_YET}
+FILE: Responses = {
+    200: {
+        "description": "The file: tensors and a manifest.",
+        "content": {MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}}},
+        "headers": {
+            name: {"description": description, "schema": {"type": "string"}}
+            for name, description in (
+                ("ETag", "The file's digest, in quotes."),
+                ("Content-Digest", "The same, as RFC 9530 writes it."),
+                ("X-Voice-Version", "Number of the version."),
+                ("X-Voice-Created-At", "Of the version; rises with every upload of the name."),
+                ("X-Artifact-Fingerprint", "Of everything that made it, besides the clip."),
+            )
+        },
+    },
+    **_NOT_YET,
+}
+JOBS: Responses = {
+    200: _json("A page of jobs.", _page(_JOB, _JOB_ID), schemas.Page[schemas.Job]),
+    **_READ,
+    400: _INVALID,
+    404: _NO_JOB,
+}
+JOB: Responses = {200: _json("The job.", _JOB, schemas.Job), **_READ, 400: _INVALID, 404: _NO_JOB}
+PROFILES: Responses = {
+    200: _json("All profiles.", _page(_PROFILE, "qwen3-tts-0.6b"), schemas.Page[schemas.Profile]),
+    **_READ,
+}
+LIST_COMPATIBLE: Responses = {
     200: _json(
         "vLLM-Omni's list, and OpenAI's.",
         {
@@ -203,11 +354,13 @@ LIST_COMPATIBLE: Responses = {
             "uploaded_voices": [_UPLOADED],
             **_page(_OPENAI, "alice"),
         },
+        schemas.VoiceList,
     ),
-    404: _error("Unknown profile 'x'.", "profile_unknown", "not_found_error"),
+    **_COMPATIBLE_READ,
+    400: _BAD_PARAMETER,
+    404: _UNKNOWN_PROFILE,
 }
 UPLOAD: Responses = {
-    **_COMMON,
     200: _json(
         "Registered; extraction runs.",
         {
@@ -226,16 +379,16 @@ UPLOAD: Responses = {
                 "jobs": {"qwen3-tts-0.6b": _JOB_ID},
             },
             **_OPENAI,
-            "object": "audio.voice",
             "created": True,
         },
+        schemas.Uploaded,
     ),
+    **_COMPATIBLE,
     400: _BAD_UPLOAD,
-    409: _NOT_MADE,
+    409: _DELETED_MEANWHILE,
     413: _TOO_LARGE,
 }
 DELETE_COMPATIBLE: Responses = {
-    **_COMMON,
     200: _json(
         "Gone.",
         {
@@ -247,22 +400,44 @@ DELETE_COMPATIBLE: Responses = {
         },
         schemas.Deleted,
     ),
+    **_COMPATIBLE,
+    400: _BAD_COMPATIBLE_NAME,
     404: _MISSING,
-    409: _NOT_MADE,
+}
+CACHE_STATUS: Responses = {
+    200: _json("Where it stands.", {"voice": "alice", "cache_status": "ready"}, schemas.CacheStatus),
+    **_COMPATIBLE_READ,
+    400: _UNSUPPORTED,
+    404: _MISSING,
 }
 CACHE: Responses = {
-    **_READ,
     200: _json("Ready.", {"voice": "alice", "cache_status": "ready"}, schemas.CacheStatus),
+    **_COMPATIBLE,
     202: _json(
-        "Not ready yet.",
+        "Not ready yet; `Location` is the job.",
         {"voice": "alice", "cache_status": "processing", "job_id": _JOB_ID},
         schemas.CacheStatus,
     ),
+    400: _UNSUPPORTED,
     404: _MISSING,
     409: _NOT_MADE,
 }
-HEALTH: Responses = {200: _json("Alive.", {"status": "ok"})}
+
+
+class Health(BaseModel):
+    status: str
+
+
+class Readiness(BaseModel):
+    status: str
+    parts: dict[str, str]
+    """`ok`, or what is wrong with it."""
+
+
+HEALTH: Responses = {200: _json("Alive.", {"status": "ok"}, Health)}
 READY: Responses = {
-    200: _json("Can serve.", {"status": "ok", "parts": {"store": "ok", "index": "ok"}}),
-    503: _json("Cannot.", {"status": "unavailable", "parts": {"store": "ok", "index": "being rebuilt"}}),
+    200: _json("Can serve.", {"status": "ok", "parts": {"store": "ok", "index": "ok"}}, Readiness),
+    503: _json(
+        "Cannot.", {"status": "unavailable", "parts": {"store": "ok", "index": "being rebuilt"}}, Readiness
+    ),
 }

@@ -9,7 +9,7 @@ from starlette.responses import Response
 from services.registry_api import examples, rendering
 from services.registry_api.answers import answer, check_if_match
 from services.registry_api.paging import find_voices, key_of
-from services.registry_api.wiring import After, Limit, NamespaceDep, ServicesDep
+from services.registry_api.wiring import After, Limit, NamespaceDep, Reference, ServicesDep, Usable, VoiceName
 from services.shared.index_reading import IndexedSpeaker
 from services.shared.registrar import Registrar
 from speaker_registry.names import parse_reference
@@ -25,8 +25,8 @@ def list_voices(
     namespace: NamespaceDep,
     limit: Limit = 20,
     after: After = "",
-    profile: str | None = None,
-    state: ArtifactState | None = None,
+    profile: Usable = None,
+    state: Annotated[ArtifactState | None, Query(description="Only voices in this state.")] = None,
     q: Annotated[str | None, Query(max_length=128, description="Part of the name.")] = None,
 ) -> Response:
     """Voices by name. `profile` keeps those it can serve, `state` those in that state (for the profile, if
@@ -63,14 +63,16 @@ def _wanted(
 
 
 @router.get("/{name}", responses=examples.VOICE)
-def get_voice(request: Request, services: ServicesDep, namespace: NamespaceDep, name: str) -> Response:
+def get_voice(request: Request, services: ServicesDep, namespace: NamespaceDep, name: VoiceName) -> Response:
     """A voice, and the version its name stands for now."""
     indexed = services.registrar.find(namespace, name)
     return answer(request, rendering.voice(services.registrar, indexed))
 
 
 @router.delete("/{name}", status_code=204, responses=examples.DELETE)
-def delete_voice(request: Request, services: ServicesDep, namespace: NamespaceDep, name: str) -> Response:
+def delete_voice(
+    request: Request, services: ServicesDep, namespace: NamespaceDep, name: VoiceName
+) -> Response:
     """Delete a voice with all its versions: unresolvable at once. Honours `If-Match`."""
     if request.headers.get("if-match"):
         indexed = services.registrar.find(namespace, name)
@@ -84,9 +86,9 @@ def list_versions(
     request: Request,
     services: ServicesDep,
     namespace: NamespaceDep,
-    name: str,
+    name: VoiceName,
     limit: Limit = 20,
-    after: Annotated[int, Query(ge=0)] = 0,
+    after: Annotated[int, Query(ge=0, description="`last_id` of the page before.")] = 0,
 ) -> Response:
     """Versions, newest first; the next page is `after` the last number."""
     indexed = services.registrar.find(namespace, name)
@@ -105,7 +107,7 @@ def list_versions(
 
 @router.get("/{name}/versions/{ref}", responses=examples.VERSION)
 def get_version(
-    request: Request, services: ServicesDep, namespace: NamespaceDep, name: str, ref: str
+    request: Request, services: ServicesDep, namespace: NamespaceDep, name: VoiceName, ref: Reference
 ) -> Response:
     """One version, by number or alias."""
     indexed = services.registrar.find(namespace, name)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from fastapi import Depends, Query, Request
+from fastapi import Depends, Path, Query, Request
 
 from services.registry_api.changes import Changes
 from services.shared.audio import AudioDecoder
@@ -40,5 +40,14 @@ def _namespace() -> str:
 ServicesDep = Annotated[Services, Depends(_services)]
 NamespaceDep = Annotated[str, Depends(_namespace)]
 WaitSeconds = Annotated[float, Query(ge=0, le=60, alias="wait", description="Hold the answer back so long.")]
-Limit = Annotated[int, Query(ge=1, le=100)]
+VoiceName = Annotated[
+    str, Path(description="In any case; percent-encoded UTF-8, without '/' and '@'.", examples=["Alice"])
+]
+Reference = Annotated[
+    str, Path(description="A version's number, `default`, `latest` or another alias.", examples=["default"])
+]
+ProfileName = Annotated[str, Path(description="What it is for.", examples=["qwen3-tts-0.6b"])]
+Usable = Annotated[str | None, Query(alias="profile", description="Only voices that this profile can use.")]
+AllowStale = Annotated[bool, Query(description="Also one that an older encoder made.")]
+Limit = Annotated[int, Query(ge=1, le=100, description="At most so many.")]
 After = Annotated[str, Query(max_length=512, description="`last_id` of the page before.")]

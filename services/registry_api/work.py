@@ -1,6 +1,8 @@
 """Jobs and profiles: what is being made, what can be made."""
 
-from fastapi import APIRouter, Request
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Query, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
@@ -22,9 +24,9 @@ def list_jobs(
     namespace: NamespaceDep,
     limit: Limit = 20,
     after: After = "",
-    state: JobState | None = None,
-    voice: str | None = None,
-    profile: str | None = None,
+    state: Annotated[JobState | None, Query(description="Only jobs in this state.")] = None,
+    voice: Annotated[str | None, Query(description="Only jobs of this voice.")] = None,
+    profile: Annotated[str | None, Query(description="Only jobs for this profile.")] = None,
 ) -> Response:
     """Jobs, newest first. Kept for 30 days."""
     slug = SpeakerId.of(namespace, parse_speaker_name(voice)).slug if voice is not None else None
@@ -40,7 +42,11 @@ def list_jobs(
 
 @router.get("/jobs/{job_id}", responses=examples.JOB)
 async def get_job(
-    request: Request, services: ServicesDep, namespace: NamespaceDep, job_id: str, wait: WaitSeconds = 0
+    request: Request,
+    services: ServicesDep,
+    namespace: NamespaceDep,
+    job_id: Annotated[str, Path(description="From an upload, a list or a descriptor.")],
+    wait: WaitSeconds = 0,
 ) -> Response:
     """One job. With `wait`, answers as soon as anything about it changes, or it has finished."""
     before = await run_in_threadpool(services.jobs.get, namespace, job_id)

@@ -1,0 +1,139 @@
+"""The OpenAPI document: valid, complete, and with examples that are what it says. That real answers are
+so, too, is checked wherever one is seen: see `contract`.
+"""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from openapi_spec_validator import validate
+
+from tests.integration.api.contract import Contract
+from tests.integration.api.registry import Registry
+
+Operation = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def document(registry: Registry) -> dict[str, Any]:
+    """As a client gets it."""
+    response = registry.client.get("/openapi.json")
+    assert response.headers["Content-Type"] == "application/json"
+    found: dict[str, Any] = response.json()
+    return found
+
+
+def operations(document: dict[str, Any]) -> Iterator[tuple[str, Operation]]:
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            yield f"{method.upper()} {path}", operation
+
+
+def contents(operation: Operation) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Status, media type, what is said of it."""
+    for status, answer in operation["responses"].items():
+        for media_type, content in answer.get("content", {}).items():
+            yield status, media_type, content
+
+
+def test_the_document_is_valid(document: dict[str, Any]):
+    """Generators of clients refuse it otherwise."""
+    validate(document)
+
+
+def test_every_route_is_in_it(document: dict[str, Any]):
+    """A route that nobody finds is not there."""
+    assert {what for what, _ in operations(document)} == {
+        "GET /v1/audio/voices",
+        "POST /v1/audio/voices",
+        "DELETE /v1/audio/voices/{name}",
+        "GET /v1/audio/voices/{name}/cache",
+        "POST /v1/audio/voices/{name}/cache",
+        "GET /v1/voices",
+        "GET /v1/voices/{name}",
+        "DELETE /v1/voices/{name}",
+        "GET /v1/voices/{name}/versions",
+        "GET /v1/voices/{name}/versions/{ref}",
+        "GET /v1/voices/{name}/versions/{ref}/artifacts",
+        "GET /v1/voices/{name}/versions/{ref}/artifacts/{profile}",
+        "GET /v1/voices/{name}/versions/{ref}/artifacts/{profile}/file",
+        "GET /v1/jobs",
+        "GET /v1/jobs/{job_id}",
+        "GET /v1/profiles",
+        "GET /healthz",
+        "GET /readyz",
+    }
+
+
+def test_every_operation_and_parameter_is_described(document: dict[str, Any]):
+    """In a sentence, by its own name."""
+    names = [operation["operationId"] for _, operation in operations(document)]
+    assert len(names) == len(set(names))
+    for what, operation in operations(document):
+        assert operation["description"], what
+        for parameter in operation.get("parameters", []):
+            assert parameter.get("description"), (what, parameter["name"])
+
+
+def test_every_success_has_an_example_or_is_binary(document: dict[str, Any]):
+    """An example says more than a schema."""
+    for what, operation in operations(document):
+        good = {status for status in operation["responses"] if status.startswith("2")}
+        assert good, what
+        for status, media_type, content in contents(operation):
+            if status in good and media_type == "application/json":
+                assert content["example"], what
+                assert content["schema"], what
+            elif status in good:
+                assert content["schema"] == {"type": "string", "format": "binary"}, what
+
+
+def test_every_refusal_is_the_envelope_with_an_example(document: dict[str, Any]):
+    """One form of error for all of them; what the framework would have answered is not among them."""
+    for what, operation in operations(document):
+        bad = {status for status in operation["responses"] if status[0] in "45d"}
+        if "/v1/" in what:
+            assert {"503", "default"} <= bad, what
+            assert "{" not in what or {"400", "404"} <= bad, what
+        for status, _, content in contents(operation):
+            if status in bad and what != "GET /readyz":
+                assert content["schema"] == {"$ref": "#/components/schemas/ErrorEnvelope"}, (what, status)
+                assert content["example"]["error"]["message"], (what, status)
+                integer = isinstance(content["example"]["error"]["code"], int)
+                assert integer == ("/v1/audio/" in what and status != "default"), (what, status)
+    assert "HTTPValidationError" not in document["components"]["schemas"]
+
+
+def test_every_example_is_what_its_schema_says(document: dict[str, Any]):
+    """Examples are copied: a wrong one is copied, too."""
+    contract = Contract(document)
+    checked = 0
+    for what, operation in operations(document):
+        for _, media_type, content in contents(operation):
+            if "example" in content and media_type == "application/json":
+                contract.validate(content["example"], content["schema"])
+                checked += 1
+        for content in operation.get("requestBody", {}).get("content", {}).values():
+            contract.validate(content["example"], content["schema"])
+            assert what == "POST /v1/audio/voices"
+    assert checked > 80
+
+
+def test_a_wrong_answer_would_be_noticed(document: dict[str, Any]):
+    """The checks above and in every other test hang on it."""
+    contract = Contract(document)
+    voice = document["paths"]["/v1/voices/{name}"]["get"]["responses"]["200"]["content"]["application/json"]
+    with pytest.raises(Exception, match="'version' is a required property"):
+        contract.validate(
+            {key: voice["example"][key] for key in voice["example"] if key != "version"}, voice["schema"]
+        )
+    with pytest.raises(Exception, match="is not of type 'integer'"):
+        contract.validate({**voice["example"], "version": "2"}, voice["schema"])
+
+
+def test_the_document_names_no_machine(document: dict[str, Any], registry: Registry):
+    """It is published."""
+    text = json.dumps(document)
+    assert str(registry.folder) not in text
+    assert "127.0.0.1" not in text
