@@ -1,0 +1,17 @@
+"""What an API process loads, and what it leaves to others."""
+
+import subprocess
+import sys
+
+import pytest
+
+ELSEWHERE = ("torch", "transformers", "torchaudio", "av", "soundfile", "scipy", "librosa")
+"""Models are the worker's; clips are decoded in processes of their own, which share nothing with this one."""
+
+
+@pytest.mark.parametrize("module", ["services.registry_api.app", "services.registry_api.__main__"])
+def test_the_api_loads_neither_models_nor_decoders(module: str):
+    """Torch takes a gigabyte and ten seconds; a decoder's fault must not be in the process that serves."""
+    program = f"import sys, {module}; print([name for name in {ELSEWHERE} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
