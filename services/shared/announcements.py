@@ -21,8 +21,16 @@ from speaker_registry.errors import Unavailable, WorkerOutdated
 log = structlog.get_logger()
 
 _PROFILES = "sr:profiles"
-SWEPT_AT = "sr:swept_at"
-"""When housekeeping last looked at every speaker, Unix seconds; missing: it is to do so."""
+SWEEPS_ASKED = "sr:sweeps_asked"
+"""Counts how often housekeeping was asked to look at every speaker."""
+_TELL = """
+-- Redis's copy never gets older. KEYS: copies. ARGV: profile, seq, uid, JSON -> 1 if it told another before
+local told = redis.call('HGET', KEYS[1], ARGV[1])
+local before, seq, uid = told and cjson.decode(told), tonumber(ARGV[2]), ARGV[3]
+if before and (before.seq > seq or (before.seq == seq and before.uid >= uid)) then return 0 end
+redis.call('HSET', KEYS[1], ARGV[1], ARGV[4])
+return before and 1 or 0
+"""
 _ALIVE_SECONDS = 20
 _REMEMBERED_SECONDS = 1.0
 
@@ -60,6 +68,7 @@ class Announcements:
         self._clock = clock
         self._monotonic = monotonic
         self._remembered: dict[str, _Remembered] = {}  # bounded: only catalogue names get here
+        self._tell = index.ungated.register_script(_TELL)
 
     def announce(
         self,
@@ -80,7 +89,8 @@ class Announcements:
         history = self._history(profile)
         current = history[-1] if history else None
         if current is not None and current.fingerprint == fingerprint:
-            self._publish(current)
+            if self._publish(current):  # it had died half-way
+                self._ask_for_sweep()
             return False
         if not roll_back and any(one.fingerprint == fingerprint for one in history):
             raise WorkerOutdated(
@@ -97,9 +107,13 @@ class Announcements:
         )
         self._store.put(f"{_prefix(profile)}{made.seq:012d}.{made.uid}.json", made.to_json().encode())
         self._publish(made)
-        with unavailable_without_redis():
-            self._index.ungated.delete(SWEPT_AT)  # housekeeping sees to every voice's new artifact
+        self._ask_for_sweep()
         return True
+
+    def _ask_for_sweep(self) -> None:
+        """Housekeeping sees to every voice's new artifact."""
+        with unavailable_without_redis():
+            self._index.ungated.incr(SWEEPS_ASKED)
 
     def current(self, profile: str) -> Announcement | None:
         """The profile's fingerprint; None if no worker ever announced one."""
@@ -113,6 +127,10 @@ class Announcements:
         """Before a rebuild: the copies may be older than the facts."""
         with unavailable_without_redis():
             self._index.ungated.delete(_PROFILES)
+        self.look_anew()
+
+    def look_anew(self) -> None:
+        """What is remembered from here on was looked up after this."""
         self._remembered.clear()
 
     def beat(self, worker: str, profiles: Mapping[str, str]) -> None:
@@ -163,10 +181,12 @@ class Announcements:
     def _read(self, key: str | None) -> Announcement | None:
         return Announcement.model_validate_json(self._store.get(key)) if key else None
 
-    def _publish(self, announcement: Announcement) -> None:
+    def _publish(self, announcement: Announcement) -> bool:
+        """Returns whether Redis said something older before."""
         self._remembered.pop(announcement.profile, None)
+        told = announcement
         with unavailable_without_redis():
-            self._index.ungated.hset(_PROFILES, announcement.profile, announcement.to_json())
+            return bool(self._tell(keys=[_PROFILES], args=[told.profile, told.seq, told.uid, told.to_json()]))
 
 
 def _prefix(profile: str) -> str:

@@ -10,12 +10,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import cast
 
 import structlog
 from redis.exceptions import LockError
 from redis.lock import Lock
 
-from services.shared.announcements import SWEPT_AT
+from services.shared.announcements import SWEEPS_ASKED
 from services.shared.domain import Fact, FailureRecord, Speaker, SpeakerVersion, VersionFact, fold
 from services.shared.facts import SpeakerId, read_facts, read_speaker, speaker_ids
 from services.shared.index import RebuildLost
@@ -37,6 +38,9 @@ _LOCK_SECONDS = 20.0
 """Without a sign of life its holder is taken for dead. Any longer, and a rebuild that was killed would keep
 the gate closed.
 """
+
+_SWEPT = "sr:swept"
+"""When the last sweep began, and how many had been asked for by then."""
 
 Sign = Callable[[], None]
 """Called now and then by long work: whoever does it is still at it."""
@@ -241,12 +245,16 @@ class Housekeeper:
 
     def _sweep_is_due(self) -> bool:
         with unavailable_without_redis():
-            swept_at = self._index.redis.get(SWEPT_AT)
-        return swept_at is None or self._clock.now() - float(swept_at) > self._settings.sweep_seconds
+            swept, asked = cast(list[str | None], self._index.redis.mget(_SWEPT, SWEEPS_ASKED))
+        at, _, answered = (swept or "0:").partition(":")
+        return answered != (asked or "0") or self._clock.now() - float(at) > self._settings.sweep_seconds
 
     def sweep(self, sign: Sign = lambda: None) -> None:
         """Settle every speaker, delete what nobody can reach, forget old jobs."""
         started = self._clock.now()
+        with unavailable_without_redis():
+            asked = cast(str | None, self._index.redis.get(SWEEPS_ASKED)) or "0"
+        self._registrar.announcements.look_anew()
         namespaces = set()
         for speaker_id in speaker_ids(self._store):
             namespaces.add(speaker_id.namespace)
@@ -256,7 +264,7 @@ class Housekeeper:
         for namespace in namespaces:
             Jobs(self._index).forget_before(namespace, started - KEPT_SECONDS)
         with unavailable_without_redis():
-            self._index.redis.set(SWEPT_AT, started)
+            self._index.redis.set(_SWEPT, f"{started}:{asked}")
 
     def collect_garbage(self, speaker_id: SpeakerId) -> int:
         """Delete one speaker's unreachable objects. Returns how many."""
