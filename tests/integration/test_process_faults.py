@@ -1,0 +1,325 @@
+"""Real processes that are killed, suspended and stopped while they are at work: nothing acknowledged is lost,
+nothing is served that should not be, and what was under way is finished by others.
+
+`FAULT_SECONDS` makes the test under load longer; `FAULT_SEED` gives it another course.
+"""
+
+import os
+import random
+import signal
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from datetime import timedelta
+
+import httpx
+import pytest
+
+from services.shared.facts import SpeakerId, read_facts, read_speaker, speaker_ids
+from services.shared.housekeeping import unreachable
+from services.shared.queue import SafeQueue, queue_name
+from speaker_registry import RegistryClient
+from speaker_registry.errors import NotFound
+from speaker_registry.schemas import Job
+from tests.process_load import Load, noise_clip
+from tests.processes import LEASE_SECONDS, OPTIONAL_PROFILE, PROFILE, RegistryProcesses
+from tests.queue_workers import wait_until
+
+SECONDS = float(os.environ.get("FAULT_SECONDS", "20"))
+SEED = int(os.environ.get("FAULT_SEED", "1"))
+REST_SECONDS = 90
+"""Until nothing is left to do. Housekeeping looks at what may have gone wrong after 10 s, then each 15 s."""
+pytestmark = pytest.mark.timeout(300 + 3 * SECONDS)
+
+
+@pytest.fixture(scope="module")
+def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RegistryProcesses]:
+    """Two APIs and two workers on one Valkey and one bucket."""
+    with RegistryProcesses(tmp_path_factory.mktemp("processes"), apis=2, workers=2) as running:
+        yield running
+
+
+@pytest.fixture
+def registry(processes: RegistryProcesses) -> RegistryProcesses:
+    """All of them alive and ready, whatever the test before did."""
+    processes.make_whole()
+    return processes
+
+
+@pytest.fixture
+def clients(registry: RegistryProcesses) -> Iterator[list[RegistryClient]]:
+    """One for each API. What gets no answer is not repeated."""
+    with ExitStack() as stack:
+        yield [stack.enter_context(RegistryClient(url, retries=0, cache=None)) for url in registry.urls]
+
+
+def upload(client: RegistryClient, name: str, seed: int = 0) -> str:
+    """Returns the id of its job."""
+    return client.register(name, noise_clip(seed)[0], consent="cons_1").jobs[PROFILE]
+
+
+def in_hand(client: RegistryClient, job_id: str, attempt: int = 1) -> Job:
+    """The job, once a worker has it on its device."""
+    wait_until(lambda: (job := client.job(job_id)).attempt == attempt and job.progress.stage == "encoding")
+    return client.job(job_id)
+
+
+def holder(registry: RegistryProcesses, job: Job) -> int:
+    """Which of the workers that is."""
+    pids = [worker.pid for worker in registry.workers]
+    return next(number for number, pid in enumerate(pids) if f"-{pid}-" in (job.worker or ""))
+
+
+def files_of(registry: RegistryProcesses, name: str, ending: str) -> list[str]:
+    return [path.name for path in (registry.bucket / "default/v" / name).rglob(f"*{ending}")]
+
+
+# -- everything at once
+
+
+def test_nothing_acknowledged_is_lost_when_processes_are_killed_under_load(registry: RegistryProcesses):
+    """The main promise, with all of it going on: uploads, deletes, precomputing, reading, and kill -9."""
+    registry.pace(0.2)  # so that workers are killed with jobs in hand
+    load = Load(registry.urls, writers=5, readers=2, seed=SEED)
+    with load.running():
+        kills = kill_at_random(registry, random.Random(SEED), SECONDS)
+    print(kills, dict(load.counts))
+    assert load.counts["_register"] > SECONDS, "this was no load"
+    registry.make_whole()
+    with RegistryClient(registry.urls[0], cache=None) as client:
+        wait_until(lambda: at_rest(registry, client), REST_SECONDS)
+        load.counts.clear()
+        for ledger in load.ledgers:
+            for version in [*ledger.there, *ledger.gone]:
+                load.look(ledger, version, client)
+    assert load.violations == []
+    assert load.counts["read"] == sum(len(ledger.there) for ledger in load.ledgers) > 0
+    assert load.counts["read of what is gone"] == sum(len(ledger.gone) for ledger in load.ledgers)
+    assert_index_shows_the_facts(registry)
+
+
+def kill_at_random(registry: RegistryProcesses, chance: random.Random, seconds: float) -> dict[str, int]:
+    """One after the other, each back after a moment. Returns how often each was killed."""
+    kills = {"worker": 0, "api": 0, "valkey": 0}
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        time.sleep(chance.uniform(0.2, 1.5))
+        what = chance.choices(list(kills), (4, 3, 2))[0]
+        kills[what] += 1
+        if what == "valkey":
+            registry.valkey.kill()
+            time.sleep(chance.uniform(0, 1))
+            registry.valkey.start()
+        else:
+            child = chance.choice(registry.workers if what == "worker" else registry.apis)
+            child.kill()
+            time.sleep(chance.uniform(0, 1))
+            child.start()
+    return kills
+
+
+def at_rest(registry: RegistryProcesses, client: RegistryClient) -> bool:
+    """Every live version has its artifact, and nobody is at work."""
+    states = {version.state for voice in client.list() for version in client.versions(voice.name)}
+    unfinished = [job for state in ("queued", "processing") for job in client.jobs(state=state, limit=1)]
+    return states <= {"ready"} and not unfinished and queue_is_empty(registry)
+
+
+def queue_is_empty(registry: RegistryProcesses) -> bool:
+    with registry.redis() as redis:
+        queue = SafeQueue(queue_name(PROFILE), redis)
+        waiting = redis.llen(queue.key) + redis.llen(queue.intermediate_queue_key)
+        return waiting + redis.zcard(queue.started_job_registry.key) == 0
+
+
+def assert_index_shows_the_facts(registry: RegistryProcesses) -> None:
+    """At rest the index is the fold of the bucket, voice by voice."""
+    with registry.registrar() as registrar:
+        known = list(speaker_ids(registrar.store))
+        assert known
+        for speaker_id in known:
+            shown, truth = registrar.index.load(speaker_id).speaker, read_speaker(registrar.store, speaker_id)
+            assert shown.versions == truth.versions
+            assert shown.aliases == truth.aliases
+            assert shown.tombstone == truth.tombstone
+            assert shown.seq >= truth.seq  # one may have been reserved by somebody who died
+
+
+# -- one thing at a time
+
+
+def test_jobs_of_a_killed_worker_are_resumed_within_its_lease_and_five_seconds(
+    registry: RegistryProcesses, clients: list[RegistryClient]
+):
+    """The figure that an operator is given: so long, and no longer, a clip waits for a dead machine."""
+    registry.pace(4)
+    job = in_hand(clients[0], upload(clients[0], "resumed"))
+    registry.workers[holder(registry, job)].kill()
+    registry.pace(0)
+    waited = wait_until(lambda: clients[0].job(job.id).attempt == 2)
+    print(f"resumed after {waited:.1f} s, with a lease of {LEASE_SECONDS} s")
+    assert waited <= LEASE_SECONDS + 5
+    assert clients[0].wait_ready("resumed@1", timeout=20).state == "ready"
+    assert clients[0].job(job.id).state == "succeeded"
+
+
+def test_a_worker_suspended_past_its_lease_publishes_nothing(
+    registry: RegistryProcesses, clients: list[RegistryClient]
+):
+    """Its result is as good as the other's, but what engines have cached must never change."""
+    registry.pace(1)
+    job = in_hand(clients[0], upload(clients[0], "slept"))
+    sleeper = registry.workers[holder(registry, job)]
+    os.kill(sleeper.pid, signal.SIGSTOP)
+    try:
+        registry.pace(0)
+        clients[0].wait_ready("slept@1", timeout=30)
+        before = clients[0].download("slept@1", PROFILE)
+    finally:
+        os.kill(sleeper.pid, signal.SIGCONT)
+    wait_until(lambda: f'"job_id": "{job.id}", "attempt": 1, "event": "job.lost"' in registry.log())
+    assert len(files_of(registry, "slept", ".json")) == 1
+    assert len(files_of(registry, "slept", ".safetensors")) == 1
+    assert clients[1].download("slept@1", PROFILE).data == before.data
+    assert clients[0].job(job.id).attempt == 2
+    assert sleeper.exit_status is None, "it goes on with other jobs"
+
+
+def test_a_stopped_worker_finishes_what_it_has_in_hand(
+    registry: RegistryProcesses, clients: list[RegistryClient]
+):
+    """A rolling update must not cost a second attempt of anything."""
+    stopped, other = registry.workers
+    other.ask_to_stop()
+    wait_until(lambda: other.exit_status is not None)
+    registry.pace(0.3)
+    jobs = [upload(clients[0], f"finished-{number}", number) for number in range(4)]
+    in_hand(clients[0], jobs[0])
+    stopped.ask_to_stop()
+    wait_until(lambda: stopped.exit_status is not None)
+    assert stopped.exit_status == 0
+    states = [(job.state, job.attempt) for job in (clients[0].job(job_id) for job_id in jobs)]
+    assert ("succeeded", 1) in states
+    assert set(states) <= {("succeeded", 1), ("queued", 0)}, "finished, or never begun"
+    other.start()
+    wait_until(lambda: {clients[0].job(job_id).state for job_id in jobs} == {"succeeded"})
+    assert {clients[0].job(job_id).attempt for job_id in jobs} == {1}
+
+
+def test_a_delete_that_races_an_extraction_leaves_nothing(
+    registry: RegistryProcesses, clients: list[RegistryClient]
+):
+    """Whenever it comes: no voice, no job, no artifact, and in the bucket only that it was deleted."""
+    chance = random.Random(SEED)
+    registry.pace(0.02)
+    jobs = {}
+    for number in range(25):
+        name = f"raced-{number}"
+        jobs[name] = upload(clients[0], name, number)
+        time.sleep(chance.uniform(0, 0.12))
+        clients[number % 2].delete(name)
+    wait_until(
+        lambda: {clients[0].job(job_id).state for job_id in jobs.values()} <= {"succeeded", "superseded"}
+    )
+    wait_until(lambda: queue_is_empty(registry))
+    for name in jobs:
+        with pytest.raises(NotFound):
+            clients[0].get(name)
+    assert left_after_sweeping(registry, jobs) == {name: ["del"] for name in jobs}
+
+
+def left_after_sweeping(registry: RegistryProcesses, names: dict[str, str]) -> dict[str, list[str]]:
+    """Kinds of the objects that no grace protects any more and housekeeping would still keep."""
+    kept = {}
+    with registry.registrar() as registrar:
+        for name in names:
+            listing = registrar.store.list(SpeakerId("default", name).prefix)
+            facts = list(read_facts(registrar.store, listing))
+            swept = set(unreachable(listing, facts, grace=timedelta(0), deleted_grace=timedelta(0)))
+            keys = [stored.key for stored in listing.objects if stored.key not in swept]
+            kept[name] = [key.rpartition("/")[2].split(".")[1] for key in keys]
+    return kept
+
+
+def test_while_the_index_is_away_reads_go_on_and_writes_are_told_to_come_back(
+    registry: RegistryProcesses, clients: list[RegistryClient]
+):
+    """Engines must not fall silent because a cache restarts, and no write may seem to succeed meanwhile."""
+    upload(clients[0], "kept")
+    clients[0].wait_ready("kept@1")
+    before = clients[0].download("kept@1", PROFILE).data
+    registry.valkey.kill()
+    try:
+        for client in clients:
+            assert client.download("kept@1", PROFILE).data == before
+            assert client.get("kept").version == 1
+            assert "kept" in {voice.name for voice in client.list()}
+            for response in refused_writes(client.url):
+                assert response.status_code == 503, response.text
+                assert int(response.headers["retry-after"]) >= 1
+    finally:
+        registry.valkey.start()
+    wait_until(lambda: writes_go_on(clients[1]), 10)
+    wait_until(lambda: at_rest(registry, clients[0]), REST_SECONDS)
+    assert_index_shows_the_facts(registry)
+
+
+def refused_writes(url: str) -> Iterator[httpx.Response]:
+    form = {"data": {"name": "new", "consent": "cons_1"}, "files": {"audio_sample": noise_clip(1)[0]}}
+    yield httpx.post(f"{url}/v1/audio/voices", timeout=30, **form)
+    yield httpx.delete(f"{url}/v1/audio/voices/kept", timeout=30)
+    yield httpx.post(f"{url}/v1/audio/voices/kept/cache", params={"force": "true"}, timeout=30)
+
+
+def writes_go_on(client: RegistryClient) -> bool:
+    with suppress(Exception):
+        return bool(upload(client, "after", 2))
+    return False
+
+
+# -- several processes, one registry
+
+
+def test_fifty_calls_through_two_apis_share_one_extraction(
+    registry: RegistryProcesses, clients: list[RegistryClient]
+):
+    """When an engine fleet starts, all of them ask for the same voice at the same time."""
+    upload(clients[0], "shared")
+    clients[0].wait_ready("shared@1", PROFILE)
+    registry.pace(0.3)
+    with ThreadPoolExecutor(50) as pool:
+        answers = list(pool.map(lambda number: precompute(registry.urls[number % 2], "shared"), range(50)))
+    assert {answer.json()["cache_status"] for answer in answers} == {"ready"}
+    jobs = list(clients[1].jobs(voice="shared", profile=OPTIONAL_PROFILE))
+    assert [(job.state, job.attempt) for job in jobs] == [("succeeded", 1)]
+
+
+def precompute(url: str, name: str) -> httpx.Response:
+    return httpx.post(f"{url}/v1/audio/voices/{name}/cache", params={"profile": OPTIONAL_PROFILE}, timeout=60)
+
+
+def test_sixteen_writers_on_one_voice_lose_no_version(
+    registry: RegistryProcesses, clients: list[RegistryClient]
+):
+    """Two APIs may not hand out one number twice, nor overwrite each other's version."""
+
+    def write(number: int) -> int:
+        return clients[number % 2].register("crowded", noise_clip(number)[0], consent="cons_1").version
+
+    with ThreadPoolExecutor(16) as pool:
+        numbers = list(pool.map(write, range(16)))
+    assert sorted(numbers) == list(range(1, 17))
+    assert {one.version for one in clients[0].versions("crowded")} == set(numbers)
+
+
+def test_what_one_api_acknowledges_the_other_shows(
+    registry: RegistryProcesses, clients: list[RegistryClient]
+):
+    """A load balancer sends the next request somewhere else."""
+    for number in range(10):
+        upload(clients[number % 2], "handed-on", number)
+        assert clients[1 - number % 2].version(f"handed-on@{number + 1}").version == number + 1
+    clients[0].delete("handed-on")
+    with pytest.raises(NotFound):
+        clients[1].get("handed-on")

@@ -1,0 +1,157 @@
+"""A registry of real processes for tests and measurements: Valkey, any number of APIs and of light workers on
+one bucket, each of which can be killed, suspended and started again. Knows no expectations.
+"""
+
+import os
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import httpx
+import redis
+
+from services.embedded.children import Child
+from services.shared.opening import open_registrar
+from services.shared.registrar import Registrar
+from services.shared.settings import RegistrySettings, StoreSettings
+from services.shared.valkey import ValkeyServer
+from tests.queue_workers import wait_until
+
+PROFILE = "qwen3-tts-0.6b"
+OPTIONAL_PROFILE = "qwen3-tts-1.7b"
+"""Served as well, but not required of a version."""
+LEASE_SECONDS = 3
+QUICK = {
+    "SPEAKER_WORKER_LEASE_SECONDS": str(LEASE_SECONDS),
+    "SPEAKER_WORKER_BEAT_SECONDS": "0.9",
+    "SPEAKER_WORKER_MAINTENANCE_SECONDS": "0.5",
+    "SPEAKER_WORKER_STUCK_SECONDS": "2",
+    "SPEAKER_WORKER_POLL_SECONDS": "0.2",
+    "SPEAKER_HOUSEKEEPING_TURN_SECONDS": "0.2",
+    "SPEAKER_MAX_ATTEMPTS": "4",
+}
+"""Seconds instead of half minutes."""
+
+
+class RegistryProcesses:
+    """Context manager: inside it all of them run, and `clients` may ask any API.
+
+    Args:
+        folder: for bucket, Valkey, pace and log.
+        environment: what differs from the defaults of production.
+    """
+
+    def __init__(
+        self, folder: Path, *, apis: int = 1, workers: int = 1, environment: Mapping[str, str] = QUICK
+    ) -> None:
+        self.folder = folder
+        self.bucket = folder / "bucket"
+        self.valkey = ValkeyServer(folder / "redis", port=0)
+        self._stack = ExitStack()
+        self.pace_file = folder / "pace"
+        self.pace(0)
+        common = {
+            **os.environ,
+            **environment,
+            "SPEAKER_STORE_URL": self.bucket.as_uri(),
+            "SPEAKER_REDIS_URL": self.valkey.url,
+            "SPEAKER_PROFILES": PROFILE,
+            "SPEAKER_EXTRACTOR_PROFILES": f"{PROFILE},{OPTIONAL_PROFILE}",
+            "LIGHT_WORKER_PACE": str(self.pace_file),
+        }
+        self._raw = self._stack.enter_context((folder / "log").open("ab"))
+        ports = [_free_port() for _ in range(apis)]
+        self.urls = [f"http://127.0.0.1:{port}" for port in ports]
+        self.apis = [
+            self._child(f"api{number}", "services.registry_api", {**common, "SPEAKER_API_PORT": str(port)})
+            for number, port in enumerate(ports)
+        ]
+        self.workers = [
+            self._child(f"worker{number}", "tests.light_worker", common) for number in range(workers)
+        ]
+
+    def _child(self, name: str, module: str, environment: Mapping[str, str]) -> Child:
+        return Child(name, module, environment, show=lambda line, importance: None, raw=self._raw)
+
+    def __enter__(self) -> Self:
+        self.bucket.mkdir(exist_ok=True)
+        try:
+            self.make_whole()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def children(self) -> list[Child]:
+        return [*self.apis, *self.workers]
+
+    def pace(self, seconds: float) -> None:
+        """From now on a clip takes a worker so long."""
+        written = self.pace_file.with_suffix(".new")
+        written.write_text(str(seconds))
+        written.replace(self.pace_file)  # a worker may be reading it
+
+    def make_whole(self) -> None:
+        """Start whatever does not run, and wait until all of it is ready and the index trusted."""
+        self.pace(0)
+        self.valkey.start()
+        for child in self.children:
+            if child.pid is None or child.exit_status is not None:
+                child.start()
+        for url in self.urls:
+            wait_until(lambda url=url: self._ready(url), 60)
+
+    def _ready(self, url: str) -> bool:
+        for child in self.children:
+            assert child.exit_status is None, f"{child.name} ended: {child.last_words()}"
+        return _serves(url, len(self.workers))
+
+    @contextmanager
+    def registrar(self) -> Iterator[Registrar]:
+        """The services' own door to bucket and index, in this process."""
+        settings = RegistrySettings(redis_url=self.valkey.url)
+        registrar = open_registrar(StoreSettings(url=self.bucket.as_uri()), settings)
+        try:
+            yield registrar
+        finally:
+            registrar.index.close()
+
+    def redis(self) -> redis.Redis:
+        return redis.Redis.from_url(self.valkey.url)
+
+    def log(self) -> str:
+        return (self.folder / "log").read_text(errors="replace")
+
+    def close(self) -> None:
+        deadline = time.monotonic() + 5
+        for child in self.children:
+            child.ask_to_stop()
+        for child in self.children:
+            child.stop(deadline)
+        self.valkey.stop(seconds=5)
+        self._stack.close()
+
+
+def _serves(url: str, workers: int) -> bool:
+    with suppress(httpx.TransportError):
+        if httpx.get(f"{url}/readyz").status_code == 200:
+            served = httpx.get(f"{url}/v1/profiles").json()["data"]
+            return all(one["workers"] >= workers for one in served if one["id"] == PROFILE)
+    return False
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
