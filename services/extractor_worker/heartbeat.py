@@ -10,6 +10,7 @@ import os
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterable
 
 import structlog
@@ -110,9 +111,9 @@ class Heartbeat:
                 pipeline.execute()
             if self._on_beat:
                 self._on_beat()
-        except Exception as error:
-            # Whatever it is, the next beat may work. A thread that ended would let every lease run out.
-            log.warning("heartbeat.failed", error=str(error), exc_info=not isinstance(error, RedisError))
+        except Exception as error:  # noqa: BLE001  a thread that ended would let every lease run out
+            where = None if isinstance(error, RedisError) else traceback.format_exc()
+            log.warning("heartbeat.failed", error=str(error), traceback=where)
 
     def _leave(self) -> None:
         log.critical("worker.hung", jobs=[job.id for job, _ in self._held], seconds=self._seconds)
