@@ -26,11 +26,11 @@ LIMITS = UploadLimits(decode_seconds=10.0)
 WAV = clips.wav()
 
 
-def misbehaving(reader: str, limits: UploadLimits = LIMITS) -> AudioDecoder:
+def misbehaving(reader: str, limits: UploadLimits = LIMITS, before: str = "") -> AudioDecoder:
     """A decoder whose guarded processes run `reader` of misbehaving.py instead of reading the clip."""
     program = (
-        f"import sys; sys.path[:0] = [sys.argv[1], {str(Path(__file__).parent)!r}]\n"
-        "import misbehaving\n"
+        f"import os, sys; sys.path[:0] = [sys.argv[1], {str(Path(__file__).parent)!r}]\n"
+        f"import misbehaving\n{before}\n"
         "from sandbox.zygote import serve\n"
         f"serve(misbehaving.{reader}, memory_bytes=int(sys.argv[2]), cpu_seconds=int(sys.argv[3]))\n"
     )
@@ -123,6 +123,9 @@ def test_the_kernel_limits_a_process_even_if_nobody_looks_after_it():
         assert eventually(lambda: child.rlimit(psutil.RLIMIT_CORE) == (0, 0))
         assert child.rlimit(psutil.RLIMIT_FSIZE) == (0, 0)
         assert child.rlimit(psutil.RLIMIT_NOFILE) == (4, 4)
+        opened = {number: str(Path(f"/proc/{child.pid}/fd/{number}").readlink()) for number in range(4)}
+        assert [opened.pop(number) for number in range(3)] == ["/dev/null"] * 3
+        assert opened[3].startswith("socket:")
         assert child.num_fds() == 4
         assert Path(f"/proc/{child.pid}/oom_score_adj").read_text() == "1000\n"
         assert child.rlimit(psutil.RLIMIT_AS)[1] < child.memory_info().vms + (110 << 20)
@@ -242,8 +245,9 @@ def test_two_hundred_decodes_leave_nothing_behind(decoder: AudioDecoder):
 def test_a_killed_zygote_is_replaced():
     """The kernel's killer may take it. The next upload must not need an operator."""
     with AudioDecoder(LIMITS) as decoder:
-        zygote().kill()
-        assert decoder.decode(WAV).audio.seconds == 2.0
+        for _ in range(3):
+            zygote().kill()
+            assert decoder.decode(WAV).audio.seconds == 2.0
 
 
 def test_a_clip_whose_zygote_is_killed_is_decoded_by_the_next_one():
@@ -263,6 +267,16 @@ def test_closing_ends_every_process_and_what_they_were_doing():
         with pytest.raises(Unavailable):
             decoder.decode(WAV)
     assert isinstance(ended[0], Unavailable)
+
+
+def test_a_system_without_room_for_a_process_is_not_the_uploaders_fault_either():
+    """And it must not cost the one process that could fork again a moment later."""
+    before = "def fork(): raise BlockingIOError\nos.fork = fork"
+    with misbehaving("doze", before=before) as decoder:
+        first = zygote()
+        with pytest.raises(Unavailable):
+            decoder.decode(WAV)
+        assert zygote() == first
 
 
 def test_libraries_that_do_not_load_are_not_the_uploaders_fault():

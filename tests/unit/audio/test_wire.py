@@ -1,0 +1,104 @@
+"""What two processes say to each other arrives as it was sent, or not at all."""
+
+import math
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from services.shared.audio.sandbox.wire import Facts, Malformed, Request, Status, receive
+
+FACTS = Facts(
+    status=Status.DECODED,
+    finished=True,
+    channels=2,
+    sample_rate=48000,
+    frames=96000,
+    samples=96000,
+    peak=0.5,
+    clipped=0.25,
+    rms=0.125,
+    declared_seconds=2.0,
+    codec="pcm_s16le",
+)
+SOON = 5.0
+
+
+@pytest.fixture
+def line() -> Iterator[tuple[socket.socket, socket.socket]]:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        yield ours, theirs
+
+
+def test_an_answer_arrives_as_it_was_sent(line: tuple[socket.socket, socket.socket]):
+    """Fields that change places would be lengths and levels of another clip."""
+    line[1].sendall(FACTS.pack())
+    assert Facts.receive(line[0], time.monotonic() + SOON) == FACTS
+
+
+def test_a_request_arrives_as_it_was_sent(line: tuple[socket.socket, socket.socket]):
+    """The codecs are what keeps a decoder that nobody asked for closed."""
+    request = Request("matroska", ("opus", "vorbis"), 30.0, b"data")
+    line[1].sendall(request.header(4) + b"data")
+    assert Request.receive(line[0]) == request
+
+
+@pytest.mark.parametrize(
+    ("position", "value"),
+    [(0, b"\x80"), (4, b"\0"), (4, b"\x63"), (5, b"\x02"), (60, b"<"), (60, b"\xe9"), (64, b"\0")],
+    ids=[
+        "no magic",
+        "status 0",
+        "status 99",
+        "neither finished nor not",
+        "a name <",
+        "a name \xe9",
+        "a hole",
+    ],
+)
+def test_what_is_no_answer_is_malformed(
+    line: tuple[socket.socket, socket.socket], position: int, value: bytes
+):
+    """The codec's name ends up in a message: it must not carry anything else there."""
+    answer = bytearray(FACTS.pack())
+    assert answer[60:64] == b"pcm_"
+    answer[position : position + 1] = value
+    line[1].sendall(answer)
+    with pytest.raises(Malformed):
+        Facts.receive(line[0], time.monotonic() + SOON)
+
+
+def test_half_an_answer_is_the_end(line: tuple[socket.socket, socket.socket]):
+    """A process that dies while it answers has not answered."""
+    line[1].sendall(FACTS.pack()[:50])
+    line[1].close()
+    with pytest.raises(EOFError):
+        Facts.receive(line[0], math.inf)
+
+
+def test_bytes_that_drip_in_do_not_extend_the_deadline(line: tuple[socket.socket, socket.socket]):
+    """A limit per byte would be none."""
+    stop = threading.Event()
+
+    def drip() -> None:
+        while not stop.wait(0.02):
+            line[1].sendall(b"x")
+
+    thread = threading.Thread(target=drip)
+    thread.start()
+    start = time.monotonic()
+    with pytest.raises(TimeoutError):
+        receive(line[0], 10_000, start + 0.3)
+    stop.set()
+    thread.join()
+    assert time.monotonic() - start < 2
+
+
+def test_what_is_there_after_the_deadline_is_too_late(line: tuple[socket.socket, socket.socket]):
+    """A process that always has one more byte ready would never be timed out."""
+    line[1].sendall(b"x")
+    with pytest.raises(TimeoutError):
+        receive(line[0], 1, time.monotonic() - 0.001)
