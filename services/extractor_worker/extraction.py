@@ -159,12 +159,13 @@ class Extraction:
             try:
                 return step()
             except Unavailable as error:
-                if self.stopping() or patience < pause:
+                if self.stopping() or patience <= 0:
                     raise
                 log.warning("extraction.waits", reason=error.message, seconds=pause)
             time.sleep(pause)
             self.on_progress()
-            patience -= pause if self._publisher.in_service() else 0
+            if self._publisher.in_service():
+                patience -= pause
             pause = min(2 * pause, 2.0)
 
     def _attempt(self, step: Callable[[], Any]) -> Any:
