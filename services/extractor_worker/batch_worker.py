@@ -1,15 +1,14 @@
 """An RQ worker that takes several jobs at once, keeps what it has loaded, and loses none of them.
 
-To RQ's tools it is a worker like any other. What differs: a job is moved, never popped, so that it always is
-in some structure; it is claimed in one transaction, under a lease; its end is recorded in one transaction, if
-we hold it still; and one that was started before runs alone, so that a clip which kills the process costs
-only itself. Knows nothing of audio or models: what jobs do is in the handlers.
+To RQ's tools it is a worker like any other. What differs: no step of a job can be cut in half (`claims.py`),
+a worker that dies or hangs is noticed within its lease (`heartbeat.py`), and a job that was started before
+runs alone, so that a clip which kills the process costs only itself. Knows nothing of audio or models: what
+jobs do is in the handlers.
 
 How the process ends: 0 after SIGTERM, with all it had in hand finished. `EXIT_UNFINISHED` (75) if a batch
 hung, or if it had to stop while Redis was away and could not record results: those jobs come back.
 """
 
-import copy
 import json
 import os
 import secrets
@@ -17,12 +16,11 @@ import signal
 import socket
 import threading
 import time
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, cast
+from functools import partial
+from typing import Any
 
 import structlog
 from redis import ConnectionPool, Redis
@@ -32,16 +30,14 @@ from redis.exceptions import RedisError, ResponseError, WatchError
 from redis.retry import Retry
 from rq import worker_registration
 from rq.connections import get_connection_kwargs
-from rq.executions import Execution
-from rq.job import JobStatus
-from rq.results import Result
 from rq.serializers import JSONSerializer
 from rq.suspension import WORKERS_SUSPENDED
-from rq.utils import now, utcformat
+from rq.utils import now
 from rq.worker.base import BaseWorker, WorkerStatus
 
+from services.extractor_worker.claims import Batch, Claims, Recorded
 from services.extractor_worker.heartbeat import EXIT_UNFINISHED, Heartbeat
-from services.shared.queue import RESULT_SECONDS, JobRefusedError, SafeJob, SafeQueue, job_key
+from services.shared.queue import SafeJob, SafeQueue
 from services.shared.queue_maintenance import OnAbandoned, QueueMaintenance
 from services.shared.settings import WorkerSettings
 
@@ -53,7 +49,6 @@ that ended the job. One with `retryable = False` fails its job at once, any othe
 What a handler raises counts for all of its jobs."""
 
 MAX_RESULT_BYTES = 16 * 1024
-MAX_TRACEBACK = 4000
 LONGEST_PAUSE_SECONDS = 5.0
 ANSWER_SECONDS = 4.0
 """What a command may take besides the waiting it asks for. So long, a stop may wait for a dead network."""
@@ -62,39 +57,8 @@ STOP_SECONDS = 3.0
 """How long results are offered to a Redis that is away, once we are told to stop."""
 
 
-TAKE = """
--- KEYS: queue, intermediate list.  ARGV: how many, at most.  Each job is in one of the two at any time.
-local taken = {}
-for number = 1, ARGV[1] do
-    local job_id = redis.call('LMOVE', KEYS[1], KEYS[2], 'LEFT', 'RIGHT')
-    if not job_id then break end
-    taken[number] = job_id
-end
-return taken
-"""
-
-
 class HandlerContractError(Exception):
     """A handler returned something else than one JSON result or exception per job."""
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What becomes of jobs taken from the queue."""
-
-    start: list[SafeJob] = field(default_factory=list)
-    hand_back: list[bytes] = field(default_factory=list)
-    drop: list[bytes] = field(default_factory=list)
-    refuse: dict[bytes, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Jobs in hand, all of one queue, and the start of each by job id."""
-
-    queue: SafeQueue
-    jobs: Sequence[SafeJob]
-    executions: Mapping[str, Execution]
 
 
 class BatchWorker(BaseWorker):
@@ -143,6 +107,9 @@ class BatchWorker(BaseWorker):
             lease_seconds=settings.lease_seconds,
             beat_seconds=settings.beat_seconds,
             on_beat=on_beat,
+        )
+        self._claims = Claims(
+            redis, worker=self.name, lease_seconds=settings.lease_seconds, functions=self._handlers
         )
         self._maintenance = QueueMaintenance(
             self._safe_queues,
@@ -264,18 +231,20 @@ class BatchWorker(BaseWorker):
         if suspended:
             return None
         for queue, length in zip(self._safe_queues, lengths, strict=True):
-            while length and (taken := self._move(queue, min(length, self.settings.batch_size))):
-                if batch := self._claim(queue, taken):
+            while length and (taken := self._claims.take(queue, min(length, self.settings.batch_size))):
+                batch, refused = self._claims.claim(queue, taken, self._show_busy)
+                for job_id, reason in refused.items():
+                    self._tell_abandoned(job_id, reason)
+                if batch:
                     return batch
         return None
+
+    def _show_busy(self, pipeline: Pipeline) -> None:
+        self.set_state(WorkerStatus.BUSY, pipeline=pipeline)
 
     def _show(self, state: WorkerStatus) -> None:
         if state != self.get_state():
             self.set_state(state)
-
-    def _move(self, queue: SafeQueue, count: int) -> list[bytes]:
-        keys = (queue.key, queue.intermediate_queue_key)
-        return cast(list[bytes], self.connection.eval(TAKE, len(keys), *keys, count))
 
     def _wait(self) -> None:
         """For a job to be put into any of our queues, a moment at most."""
@@ -286,50 +255,6 @@ class BatchWorker(BaseWorker):
         for key, entries in news or []:
             self._woken[key.decode()] = entries[-1][0]
         return None
-
-    def _claim(self, queue: SafeQueue, taken: Sequence[bytes]) -> Batch | None:
-        """Start those that still wait for it. Under WATCH: of two workers that hold a job, one starts it."""
-        with self.connection.pipeline() as pipeline:
-            while True:
-                pipeline.watch(*map(job_key, taken))  # type: ignore[no-untyped-call]
-                stored = self._read(taken)
-                plan = sort_out(queue, taken, stored, self._handlers)
-                pipeline.multi()
-                for job_id in plan.drop:
-                    pipeline.lrem(queue.intermediate_queue_key, 1, cast(str, job_id))
-                for job_id in reversed(plan.hand_back):  # each goes to the head: the first must come last
-                    queue.hand_back(job_id, pipeline)
-                for job_id, reason in plan.refuse.items():
-                    queue.quarantine(job_id, stored[job_id], reason, pipeline)
-                batch = self._start(queue, plan.start, pipeline)
-                try:
-                    pipeline.execute()
-                except WatchError:
-                    continue
-                break
-        for job_id, reason in plan.refuse.items():
-            self._tell_abandoned(job_id.decode(errors="replace"), reason)
-        return batch
-
-    def _read(self, job_ids: Sequence[bytes]) -> dict[bytes, Any]:
-        with self.connection.pipeline(transaction=False) as pipeline:
-            for job_id in job_ids:
-                pipeline.hgetall(job_key(job_id))
-            return dict(zip(job_ids, pipeline.execute(raise_on_error=False), strict=True))
-
-    def _start(self, queue: SafeQueue, jobs: Sequence[SafeJob], pipeline: Pipeline) -> Batch | None:
-        executions = {}
-        for job in jobs:
-            execution = Execution.create(job, self.settings.lease_seconds, pipeline, worker_name=self.name)
-            job.prepare_for_execution(self.name, pipeline=pipeline)
-            job.attempt, job.execution = job.attempt + 1, execution.id
-            pipeline.hset(job.key, mapping={"attempt": job.attempt, "execution": job.execution})
-            pipeline.persist(job.key)
-            pipeline.lrem(queue.intermediate_queue_key, 1, job.id)
-            executions[job.id] = execution
-        if jobs:
-            self.set_state(WorkerStatus.BUSY, pipeline=pipeline)
-        return Batch(queue, jobs, executions) if jobs else None
 
     def _tell_abandoned(self, job_id: str, reason: str) -> None:
         try:
@@ -367,7 +292,8 @@ class BatchWorker(BaseWorker):
         deadline = time.monotonic() + self.settings.lease_seconds
         while True:
             try:
-                return self._record(batch, results, ended)
+                self._claims.record(batch, results, ended, partial(self._count, batch, ended))
+                return None
             except WatchError:
                 continue
             except RedisError as error:
@@ -384,63 +310,11 @@ class BatchWorker(BaseWorker):
         if self._stop_requested:
             raise SystemExit(EXIT_UNFINISHED)
 
-    def _record(self, batch: Batch, results: Mapping[str, object], ended: datetime) -> None:
-        with self.connection.pipeline() as pipeline:
-            pipeline.watch(*(job.key for job in batch.jobs))  # type: ignore[no-untyped-call]
-            ours = self._still_ours(batch.jobs)
-            pipeline.multi()
-            for job in batch.jobs:
-                batch.executions[job.id].delete(job=job, pipeline=pipeline)
-                if job.id in ours:
-                    # A copy: RQ's functions change the job, and all of this may have to be done again.
-                    self._end(batch, copy.copy(job), results[job.id], ended, pipeline)
-            self._count(batch, ours, results, ended, pipeline)
-            pipeline.execute()
-        _report(batch.jobs, ours, results)
-
-    def _still_ours(self, jobs: Sequence[SafeJob]) -> set[str]:
-        """Not those that were canceled, deleted, or given to another worker when our lease had run out."""
-        with self.connection.pipeline(transaction=False) as pipeline:
-            for job in jobs:
-                pipeline.hmget(job.key, "status", "execution")
-            held = zip(jobs, pipeline.execute(), strict=True)
-            return {job.id for job, by in held if by == [b"started", job.execution.encode()]}
-
-    def _end(self, batch: Batch, job: SafeJob, result: object, ended: datetime, pipeline: Pipeline) -> None:
-        job.ended_at, execution = ended, batch.executions[job.id]
-        start: dict[str, Any] = {
-            "worker_name": self.name,
-            "execution_id": execution.id,
-            "execution_started_at": execution.created_at,
-            "execution_ended_at": ended,
-        }
-        if not isinstance(result, Exception):
-            # What RQ's `_handle_success` writes, less the fields that stay as they are: that halves the time.
-            pipeline.hset(job.key, mapping={"status": JobStatus.FINISHED, "ended_at": utcformat(ended)})
-            pipeline.expire(job.key, RESULT_SECONDS)
-            Result.create(
-                job, Result.Type.SUCCESSFUL, RESULT_SECONDS, return_value=result, pipeline=pipeline, **start
-            )
-            job.finished_job_registry.add(job, RESULT_SECONDS, pipeline)
-        elif fails_for_good(job, result):
-            job.set_status(JobStatus.FAILED, pipeline=pipeline)
-            job._handle_failure(_traceback(result), pipeline, **start)
-        else:
-            job.retry(batch.queue, pipeline)
-
-    def _count(
-        self,
-        batch: Batch,
-        ours: set[str],
-        results: Mapping[str, object],
-        ended: datetime,
-        pipeline: Pipeline,
-    ) -> None:
+    def _count(self, batch: Batch, ended: datetime, pipeline: Pipeline, recorded: Recorded) -> None:
         """What dashboards show of a worker."""
-        failed = sum(isinstance(results[job_id], Exception) for job_id in ours)
         started = min(execution.created_at for execution in batch.executions.values())
-        pipeline.hincrby(self.key, "successful_job_count", len(ours) - failed)
-        pipeline.hincrby(self.key, "failed_job_count", failed)
+        pipeline.hincrby(self.key, "successful_job_count", len(recorded.finished))
+        pipeline.hincrby(self.key, "failed_job_count", len(recorded.failed))
         pipeline.hincrbyfloat(self.key, "total_working_time", (ended - started).total_seconds())
         self.set_state(WorkerStatus.IDLE, pipeline=pipeline)
 
@@ -457,41 +331,6 @@ def _impatient(connection: Redis, poll_seconds: float) -> Redis:
         "socket_connect_timeout": ANSWER_SECONDS,
     }
     return Redis(connection_pool=ConnectionPool(connection_class=pool.connection_class, **options))
-
-
-def sort_out(
-    queue: SafeQueue,
-    taken: Sequence[bytes],
-    stored: Mapping[bytes, Mapping[bytes, bytes] | Exception],
-    functions: Mapping[str, object],
-) -> Plan:
-    """Decide about jobs taken from the queue, in its order. One that was started before is started alone."""
-    plan = Plan()
-    for job_id in dict.fromkeys(taken):
-        plan.drop.extend([job_id] * (taken.count(job_id) - 1))
-        if not stored[job_id]:
-            plan.drop.append(job_id)
-            continue
-        try:
-            job = queue.load(job_id, stored[job_id])
-            if job.function not in functions:
-                raise JobRefusedError(f"this worker has no handler {job.function!r}")
-        except JobRefusedError as error:
-            plan.refuse[job_id] = str(error)
-            continue
-        if job.get_status(refresh=False) != JobStatus.QUEUED:
-            plan.drop.append(job_id)
-        else:
-            plan.start.append(job)
-    return _isolated(plan)
-
-
-def _isolated(plan: Plan) -> Plan:
-    """If the first was started before, it alone; else all that were not. The rest goes back."""
-    jobs = plan.start
-    start = jobs[:1] if jobs and jobs[0].attempt else [job for job in jobs if not job.attempt]
-    back = [job.id.encode() for job in jobs if job not in start]
-    return Plan(start=start, hand_back=back, drop=plan.drop, refuse=plan.refuse)
 
 
 def call(handler: Handler, jobs: Sequence[SafeJob]) -> list[object]:
@@ -516,25 +355,5 @@ def _checked(result: object) -> object:
     return result
 
 
-def fails_for_good(job: SafeJob, error: Exception) -> bool:
-    """Whether trying again is pointless, or was done often enough."""
-    return job.last_attempt or not getattr(error, "retryable", True)
-
-
 def _seconds(job: SafeJob, otherwise: float) -> float:
     return job.timeout if job.timeout and job.timeout > 0 else otherwise
-
-
-def _traceback(error: Exception) -> str:
-    return "".join(traceback.format_exception(error))[-MAX_TRACEBACK:]
-
-
-def _report(jobs: Sequence[SafeJob], ours: set[str], results: Mapping[str, object]) -> None:
-    for job in jobs:
-        result = results[job.id]
-        if job.id not in ours:
-            log.warning("job.lost", job_id=job.id, attempt=job.attempt)
-        elif isinstance(result, Exception):
-            event = "job.failed" if fails_for_good(job, result) else "job.retried"
-            # As text: a renderer that prints local variables would print transcripts.
-            log.warning(event, job_id=job.id, attempt=job.attempt, traceback=_traceback(result))

@@ -64,11 +64,9 @@ def echo(jobs: Sequence[SafeJob]) -> list[object]:
     return [{"id": job.id, "attempt": job.attempt} for job in jobs]
 
 
-def make(
-    queue: SafeQueue, act: Act = echo, kind: type[BatchWorker] = BatchWorker, **settings: Any
-) -> BatchWorker:
+def make(queue: SafeQueue, act: Act = echo, **settings: Any) -> BatchWorker:
     options = WorkerSettings(**settings)
-    return kind([NAME, OTHER], {"act": act}, connection=queue.connection, settings=options)
+    return BatchWorker([NAME, OTHER], {"act": act}, connection=queue.connection, settings=options)
 
 
 def job_of(queue: SafeQueue, job_id: str) -> SafeJob:
@@ -166,37 +164,26 @@ def test_a_failed_job_s_traceback_shows_no_values(queue, capsys):
 # -- one job, two workers --
 
 
-class Interrupted(BatchWorker):
-    """Lets something happen once, between looking and deciding."""
+def interrupt(worker: BatchWorker, look: str, meanwhile: Callable[[], object]) -> None:
+    """Lets something happen once, between this look at the jobs and what is then decided."""
+    claims, todo = worker._claims, [meanwhile]
+    original = getattr(claims, look)
 
-    meanwhile: Callable[[], object] = staticmethod(lambda: None)
+    def looking(*arguments):
+        seen = original(*arguments)
+        if todo:
+            todo.pop()()
+        return seen
 
-    def _once(self) -> None:
-        happen, self.meanwhile = self.meanwhile, lambda: None
-        happen()
-
-    def _read(self, job_ids):
-        stored = super()._read(job_ids)
-        self._once()
-        return stored
-
-
-class InterruptedAtTheEnd(Interrupted):
-    def _read(self, job_ids):
-        return BatchWorker._read(self, job_ids)
-
-    def _still_ours(self, jobs):
-        ours = super()._still_ours(jobs)
-        self._once()
-        return ours
+    setattr(claims, look, looking)
 
 
 def test_of_two_workers_that_took_the_same_job_one_starts_it(queue):
     """A retried command can put an id into the list twice; computing it twice would waste a GPU, not more."""
     put(queue, "a")
     queue.connection.rpush(queue.key, "a")
-    first, second = make(queue, batch_size=1), make(queue, kind=Interrupted, batch_size=1)
-    second.meanwhile = lambda: [job.id for job in first._take().jobs]
+    first, second = make(queue, batch_size=1), make(queue, batch_size=1)
+    interrupt(second, "_read", first._take)
     assert second._take() is None
     assert left(queue) == [0, 0, 1]
     assert job_of(queue, "a").worker_name == first.name
@@ -229,8 +216,8 @@ def test_not_even_if_that_happens_between_the_last_look_and_the_end(queue):
         reap(queue)
 
     put(queue, "a")
-    first = make(queue, kind=InterruptedAtTheEnd)
-    first.meanwhile = reaped
+    first = make(queue)
+    interrupt(first, "_still_ours", reaped)
     first._handle(first._take())
     assert (status_of(queue, "a"), queue.job_ids) == ("queued", ["a"])
     assert job_of(queue, "a").results() == []
@@ -289,16 +276,8 @@ def test_a_job_deleted_and_queued_anew_while_it_runs_is_the_new_one(queue):
 # -- answers that get lost --
 
 
-class LosesAnswers(BatchWorker):
-    """What it records arrives, the answer doesn't: once."""
-
-    lost = 0
-
-    def _record(self, *arguments):
-        super()._record(*arguments)
-        if not self.lost:
-            self.lost += 1
-            raise RedisConnectionError("reset by peer")
+def lose_an_answer() -> None:
+    raise RedisConnectionError("reset by peer")
 
 
 @pytest.mark.parametrize(
@@ -307,9 +286,9 @@ class LosesAnswers(BatchWorker):
 def test_an_end_whose_answer_was_lost_is_recorded_once(queue, outcome, results):
     """A network that drops an answer must neither double a result nor use up two retries."""
     put(queue, "a")
-    worker = make(queue, lambda jobs: [outcome], kind=LosesAnswers)
+    worker = make(queue, lambda jobs: [outcome])
+    interrupt(worker, "record", lose_an_answer)
     worker._handle(worker._take())
-    assert worker.lost == 1
     assert len(job_of(queue, "a").results()) == results
     assert (
         queue.count
@@ -325,9 +304,9 @@ def test_an_end_whose_answer_was_lost_is_recorded_once(queue, outcome, results):
 def test_a_retry_is_counted_once_when_its_recording_has_to_be_repeated(queue):
     """RQ's functions change the job as they go; the second round must start from the same job."""
     put(queue, "a")
-    worker = make(queue, lambda jobs: [OSError("flaky")], kind=InterruptedAtTheEnd)
-    worker.meanwhile = lambda: queue.connection.hset(
-        "rq:job:a", "last_heartbeat", "2026-01-01T00:00:00.000000Z"
+    worker = make(queue, lambda jobs: [OSError("flaky")])
+    interrupt(
+        worker, "_still_ours", lambda: queue.connection.hset("rq:job:a", "worker_name", worker.name + "!")
     )
     worker._handle(worker._take())
     assert (queue.job_ids, job_of(queue, "a").retries_left) == (["a"], RETRIES - 1)

@@ -12,7 +12,8 @@ from collections.abc import Mapping
 import pytest
 from redis import Redis
 
-from services.extractor_worker.batch_worker import HandlerContractError, call, fails_for_good, sort_out
+from services.extractor_worker.batch_worker import HandlerContractError, call
+from services.extractor_worker.claims import fails_for_good, sort_out
 from services.shared.queue import (
     FAILURE_SECONDS,
     MAX_DATA_BYTES,
