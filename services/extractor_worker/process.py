@@ -79,6 +79,7 @@ class WorkerProcess:
         """Load a profile's encoders and run them once: the first real clip is to be as fast as the tenth."""
         profile = self._registrar.catalogue.get(name)
         started = time.monotonic()
+        log.info("worker.loads", profile=name)
         extractor = self._load_extractor(name, self._settings)
         _warm_up(extractor)
         fingerprint = extractor.fingerprint
