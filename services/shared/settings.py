@@ -107,6 +107,8 @@ class UploadLimits(BaseSettings):
     """What decoding one clip may take beyond the decoding libraries' own memory."""
     decoders: int = Field(4, gt=0)
     """Clips decoded at the same time by one API process. Each is a process of its own."""
+    spare_decoders: int = Field(1, ge=0)
+    """Such processes kept ready: a clip that finds one is decoded in half the time. 3 MiB each."""
     decoder_wait_seconds: float = Field(10.0, gt=0)
     """How long an upload waits for one of them before it is told to come back later."""
 

@@ -115,7 +115,9 @@ class AudioDecoder:
             try:
                 deadline = deadline_in(self._limits.decode_seconds)
                 with zygote.fork(deadline) as child:
-                    return child.ask(request, sniffed.payload, deadline)
+                    answer = child.ask(request, sniffed.payload, deadline)
+                zygote.prepare(self._limits.spare_decoders)
+                return answer
             except TimeoutError:
                 raise InvalidAudio(
                     f"The {sniffed.label} could not be decoded within {self._limits.decode_seconds:g}s."
@@ -140,13 +142,15 @@ class AudioDecoder:
 
     def _started(self) -> Zygote:
         try:
-            return Zygote(
+            zygote = Zygote(
                 memory_bytes=self._limits.decode_memory_bytes,
                 cpu_seconds=self._limits.decode_seconds,
                 program=self._program,
             )
         except NoProcess:
             raise _no_decoder() from None
+        zygote.prepare(self._limits.spare_decoders)
+        return zygote
 
     def _check_status(self, facts: Facts, sniffed: Sniffed, declared_seconds: float) -> None:
         match facts.status:

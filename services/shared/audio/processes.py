@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -55,6 +56,7 @@ class Zygote:
 
         program: what Python runs in it. Tests replace it by one that misbehaves.
         """
+        self._spares: deque[socket.socket] = deque()
         arguments = [str(_FOLDER), str(memory_bytes), str(math.ceil(cpu_seconds))]
         try:
             self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -86,29 +88,38 @@ class Zygote:
             return False
         return not hung_up.poll(0)
 
+    def prepare(self, count: int) -> None:
+        """Have `count` processes forked ahead of their clips. A clip then does not wait for its own."""
+        with suppress(NoProcess):
+            while len(self._spares) < count:
+                self._spares.append(self._order())
+
     def fork(self, deadline: float) -> "Child":
-        """Raises NoProcess."""
+        """A process for one clip. Raises NoProcess."""
+        with suppress(IndexError, NoProcess):
+            child = _introduced(self._spares.popleft(), deadline)
+            if child.is_alive():
+                return child
+            child.close()  # killed while it waited
+        return _introduced(self._order(), deadline)
+
+    def _order(self) -> socket.socket:
+        """Have a process forked, and return our end of its socket. Raises NoProcess."""
         try:
             connection, theirs = socket.socketpair()
-        except OSError:
-            raise NoProcess from None
-        try:
             with theirs:
                 socket.send_fds(self._control, [b"f"], [theirs.fileno()])
-            wait_until(connection, deadline)
-            hello, descriptors, _, _ = socket.recv_fds(connection, 1, 1)
         except OSError:
-            hello, descriptors = b"", []
-        if hello != HELLO or not descriptors:
-            connection.close()
-            raise NoProcess
-        return Child(connection, descriptors[0])
+            raise NoProcess from None
+        return connection
 
     def close(self) -> None:
         """End it, and with it every child that it forked."""
         with suppress(OSError):
             self._control.shutdown(socket.SHUT_RDWR)
         self._control.close()
+        while self._spares:
+            self._spares.pop().close()
         try:
             self._process.wait(5)
         except subprocess.TimeoutExpired:
@@ -127,6 +138,15 @@ class Child:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def is_alive(self) -> bool:
+        ended = select.poll()
+        ended.register(self._pidfd, select.POLLIN)
+        return not ended.poll(0)
+
+    def close(self) -> None:
+        """Kill it."""
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
         os.close(self._pidfd)
@@ -161,6 +181,19 @@ class Child:
         for piece in (request.header(sum(map(len, payload))), *payload):
             wait_until(self._connection, deadline)
             self._connection.sendall(piece)
+
+
+def _introduced(connection: socket.socket, deadline: float) -> Child:
+    """The process at the other end, once it has said hello. Raises NoProcess if it does not."""
+    try:
+        wait_until(connection, deadline)
+        hello, descriptors, _, _ = socket.recv_fds(connection, 1, 1)
+    except OSError:
+        hello, descriptors = b"", []
+    if hello != HELLO or not descriptors:
+        connection.close()
+        raise NoProcess
+    return Child(connection, descriptors[0])
 
 
 def _python(arguments: list[str], control: socket.socket) -> "subprocess.Popen[bytes]":

@@ -70,9 +70,12 @@ class Mix:
         )
 
 
-def warm_up() -> None:
+def warm_up() -> Request:
     """Read a clip with either library. They import modules and build tables at their first, and a guarded
     process can open no file any more.
+
+    Returns:
+        A small clip to read again.
     """
     silence = np.zeros((1, 1024), np.float32)
     wav, mp4 = io.BytesIO(), io.BytesIO()
@@ -82,13 +85,12 @@ def warm_up() -> None:
         frame = av.AudioFrame.from_ndarray(silence, format="fltp", layout="mono")
         frame.sample_rate = 8000
         container.mux([*stream.encode(frame), *stream.encode(None)])
-    for request in (
-        Request("sndfile", (), 1.0, wav.getvalue()),
-        Request("mp4", ("aac",), 1.0, mp4.getvalue()),
-    ):
+    small = Request("sndfile", (), 1.0, wav.getvalue())
+    for request in (small, Request("mp4", ("aac",), 1.0, mp4.getvalue())):
         facts, _ = read_clip(request)
         if facts.status is not Status.DECODED:
             raise RuntimeError(f"the {request.reader} reader does not work here")
+    return small
 
 
 def read_clip(request: Request, block_samples: int = BLOCK_SAMPLES) -> tuple[Facts, list[Samples]]:

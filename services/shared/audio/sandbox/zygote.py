@@ -21,27 +21,29 @@ Read = Callable[[Request], tuple[Facts, list[Samples]]]
 
 
 def main() -> None:
-    warm_up()
-    serve(read_clip, memory_bytes=int(sys.argv[2]), cpu_seconds=int(sys.argv[3]))
+    rehearsal = warm_up()
+    serve(read_clip, memory_bytes=int(sys.argv[2]), cpu_seconds=int(sys.argv[3]), rehearsal=rehearsal)
 
 
-def serve(read: Read, *, memory_bytes: int, cpu_seconds: int) -> None:
+def serve(read: Read, *, memory_bytes: int, cpu_seconds: int, rehearsal: Request | None = None) -> None:
     """Fork a child for every socket handed over on descriptor 0, until the other end of that is closed.
 
     Args:
         memory_bytes: what a child may take beyond what the libraries take.
         cpu_seconds: of processor time for one clip.
+        rehearsal: a clip that a child reads while it waits for its own. A fork shares its pages, and each is
+            copied when it is first written to: that takes longer than decoding.
     """
     control = socket.socket(fileno=0)
     _settle()
-    memory_bytes += _address_space()
+    limits = memory_bytes + _address_space(), cpu_seconds
     control.send(READY)
     while descriptors := socket.recv_fds(control, 1, 1)[1]:
         connection = socket.socket(fileno=descriptors[0])
         parent = os.getpid()
         with suppress(OSError):  # no more processes: the asker sees its socket closed
             if os.fork() == 0:
-                _child(connection, parent, read, memory_bytes, cpu_seconds)
+                _child(connection, parent, limits, read, rehearsal)
         connection.close()
 
 
@@ -63,14 +65,16 @@ def _address_space() -> int:
 
 
 def _child(
-    connection: socket.socket, parent: int, read: Read, memory_bytes: int, cpu_seconds: int
+    connection: socket.socket, parent: int, limits: tuple[int, int], read: Read, rehearsal: Request | None
 ) -> NoReturn:
     try:
         lockdown.die_with(parent)
         socket.send_fds(connection, [HELLO], [os.pidfd_open(os.getpid())])
         connection = lockdown.keep_only(connection)
-        lockdown.limit_resources(memory_bytes, cpu_seconds)
+        lockdown.limit_resources(*limits)
         lockdown.forbid_system_calls()
+        if rehearsal:
+            read(rehearsal)
         facts, samples = read(Request.receive(connection))
         connection.sendall(facts.pack())
         for block in samples:
