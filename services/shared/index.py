@@ -288,13 +288,7 @@ class SpeakerIndex:
 
     def apply_alias(self, speaker_id: SpeakerId, fact: AliasFact, *, rebuilding: bool = False) -> bool:
         """Returns whether it is the last move."""
-        args = {
-            "seq": fact.seq,
-            "alias": fact.alias,
-            "automatic": fact.automatic,
-            "uid": fact.uid,
-            "vuid": fact.vuid,
-        }
+        args = _move(fact)
         return bool(self._run("apply_alias", speaker_id, rebuilding=rebuilding, **args))
 
     def apply_artifact(
@@ -306,9 +300,14 @@ class SpeakerIndex:
         *,
         job_id: str | None = None,
         claimed: str = "",
+        promotion: AliasFact | None = None,
         rebuilding: bool = False,
     ) -> str | None:
-        """Put an artifact in force and end the job that made it. Returns the winner in force; None: dead."""
+        """Put an artifact in force, end the job that made it, and move the alias that waited for it, all at
+        once.
+
+        Returns the winner in force; None: dead.
+        """
         winner = self._run(
             "ready",
             speaker_id,
@@ -322,6 +321,7 @@ class SpeakerIndex:
             fingerprint=record.fingerprint,
             job=job_id,
             claimed=claimed,
+            promotion=_move(promotion) if promotion else None,
             stages=STAGES,
         )
         return None if winner == "dead" else str(winner)
@@ -501,6 +501,16 @@ class SpeakerIndex:
         """
         score = self._run("look_again", speaker_id, seconds=seconds, seen=seen)
         return float(score) if score else None
+
+
+def _move(fact: AliasFact) -> dict[str, Any]:
+    return {
+        "seq": fact.seq,
+        "alias": fact.alias,
+        "automatic": fact.automatic,
+        "uid": fact.uid,
+        "vuid": fact.vuid,
+    }
 
 
 def speaker_key(speaker_id: SpeakerId) -> str:

@@ -156,12 +156,15 @@ class Publisher:
         fact_key = speaker_id.artifact_fact_key(vuid, work.akey, record)
         self._store.put(fact_key, record.to_json().encode())
         winner = self._winner(work) or record
-        promotion = self._prepare_promotion(work)
         in_force = self._index.apply_artifact(
-            speaker_id, vuid, work.akey, winner, job_id=work.job_id, claimed=work.flight.fingerprint
+            speaker_id,
+            vuid,
+            work.akey,
+            winner,
+            job_id=work.job_id,
+            claimed=work.flight.fingerprint,
+            promotion=self._prepare_promotion(work),
         )
-        if promotion is not None:
-            self._index.apply_alias(speaker_id, promotion)
         if in_force != record.winner:
             self._store.delete([fact_key, blob_key])
         log.info(

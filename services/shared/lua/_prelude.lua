@@ -51,3 +51,16 @@ local function land(field, id, state, fields)
   finish_job(id, state, fields)
   return true
 end
+local function move_alias(move)
+  raise_mark('seq', move.seq)
+  if move.seq <= mark('tomb') then return 0 end
+  local field = (move.automatic and 'p:' or 'a:') .. move.alias
+  local current = redis.call('HGET', speaker, field)
+  if current then
+    local seq, uid = string.match(current, '^(%d+):([^:]+):')
+    if tonumber(seq) > move.seq or (tonumber(seq) == move.seq and uid >= move.uid) then return 0 end
+  end
+  redis.call('HSET', speaker, field, string.format('%.0f', move.seq) .. ':' .. move.uid .. ':' .. move.vuid)
+  event('alias.updated', {alias = move.alias, vuid = move.vuid})
+  return 1
+end

@@ -1,5 +1,6 @@
 -- Puts an artifact in force, unless one already is. ARGV: vuid, base, build, winner, record, profile, fingerprint
--- (of the artifact), job and claimed (fingerprint of the claim) where there is one -> the winner in force, or 'dead'
+-- (of the artifact), job and claimed (fingerprint of the claim) where there is one, promotion (an alias move, as in
+-- apply_alias) that takes effect in the same moment -> the winner in force, or 'dead'
 if not live(a.vuid) then return 'dead' end
 local field = 'r:' .. a.vuid .. ':' .. a.base .. '-' .. a.build
 local current = redis.call('HGET', speaker, field)
@@ -10,5 +11,6 @@ if not current then
   if a.build > mark(best) then redis.call('HSET', speaker, best, a.build) end
   event('artifact.ready', {vuid = a.vuid, profile = a.profile, fingerprint = a.fingerprint})
 end
+if a.promotion then move_alias(a.promotion) end
 if a.job then land(flight_of(a.vuid, a.profile, a.claimed), a.job, 'succeeded', {stage = 'done', done = a.stages}) end
 return string.match(current, '^[^:]+')
