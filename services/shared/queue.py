@@ -13,6 +13,7 @@ import re
 import time
 import zlib
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any, NoReturn, cast
 
 import structlog
@@ -21,6 +22,7 @@ from redis.client import Pipeline
 from rq import Queue, Retry
 from rq.exceptions import DuplicateJobError
 from rq.job import Job
+from rq.registry import FinishedJobRegistry, StartedJobRegistry
 from rq.serializers import JSONSerializer
 from rq.utils import as_text
 
@@ -89,6 +91,15 @@ class SafeJob(Job):
         del serializer  # whatever a caller asks for
         super().__init__(id, connection, JSONSerializer)
 
+    @cached_property
+    def started_job_registry(self) -> StartedJobRegistry:
+        """RQ makes a new one at each use, at the price of several commands. A queue's jobs share theirs."""
+        return StartedJobRegistry(self.origin, connection=self.connection, serializer=JSONSerializer)
+
+    @cached_property
+    def finished_job_registry(self) -> FinishedJobRegistry:
+        return FinishedJobRegistry(self.origin, connection=self.connection, serializer=JSONSerializer)
+
     @property
     def function(self) -> str:
         """Name of the handler that runs it."""
@@ -151,6 +162,7 @@ class SafeQueue(Queue):
         if connection.get_encoder().decode_responses:
             raise ValueError("RQ needs a client without decode_responses: its job data is not text")
         super().__init__(name, connection=connection, job_class=SafeJob, serializer=JSONSerializer)
+        self._started, self._finished = self.started_job_registry, self.finished_job_registry
 
     @property
     def wake_key(self) -> str:
@@ -173,6 +185,7 @@ class SafeQueue(Queue):
         except Exception as error:
             raise JobRefusedError(f"{type(error).__name__}: {error}"[:200]) from error
         job.origin = self.name  # where it was found; RQ derives keys from it
+        job.started_job_registry, job.finished_job_registry = self._started, self._finished
         return job
 
     def hand_back(self, job_id: bytes, pipeline: Pipeline) -> None:
