@@ -30,14 +30,26 @@ class DurableFolder:
         temporary, target = self._temporary / uuid4().hex, self._root / key
         try:
             _write(temporary, data)
-            with self._locked():
-                _make(target.parent)
-                temporary.replace(target)
+            self._move(temporary, target)
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
         with suppress(FileNotFoundError):  # deleted meanwhile, and its folder with it
             _sync(target.parent)
+
+    def _move(self, temporary: Path, target: Path) -> None:
+        """Into its folder, which is made first if it is missing, durably with all above it."""
+        with self._locked():
+            missing = _missing(target.parent)
+            try:
+                for folder in missing:
+                    folder.mkdir(mode=0o700)
+                temporary.replace(target)
+            finally:
+                # All at the end: the file system then writes its journal once, not once for each.
+                for folder in missing:
+                    if folder.parent.is_dir():
+                        _sync(folder.parent)
 
     def delete(self, keys: Iterable[str]) -> None:
         """Remove objects, and the folders that this leaves empty: their names may be those of persons."""
@@ -123,11 +135,14 @@ def _write(file: Path, data: bytes) -> None:
 
 def _make(folder: Path) -> None:
     """Make a folder and those above it, durably."""
-    if folder.is_dir():
-        return
-    _make(folder.parent)
-    folder.mkdir(mode=0o700, exist_ok=True)
-    _sync(folder.parent)
+    for missing in _missing(folder):
+        missing.mkdir(mode=0o700, exist_ok=True)
+        _sync(missing.parent)
+
+
+def _missing(folder: Path) -> list[Path]:
+    """Of a folder and those above it, those that are not there, outermost first."""
+    return [] if folder.is_dir() else [*_missing(folder.parent), folder]
 
 
 def _sync(folder: Path) -> None:

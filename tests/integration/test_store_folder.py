@@ -1,5 +1,6 @@
 """What a store in a local folder promises beyond the others: it survives power cuts, kills and full disks."""
 
+import errno
 import asyncio
 import builtins
 import os
@@ -83,14 +84,32 @@ def test_a_put_syncs_data_before_its_name_and_every_new_folder_above_it(
     store.put("n/v/x", b"1")
     assert recorder.calls == [
         ("sync", "the data"),
+        ("rename", "n/v/x"),
         ("sync", "."),  # which now has n
         ("sync", "n"),  # which now has v
-        ("rename", "n/v/x"),
         ("sync", "n/v"),
     ]
     recorder.calls.clear()
     store.put("n/v/y", b"1")
     assert recorder.calls == [("sync", "the data"), ("rename", "n/v/y"), ("sync", "n/v")]
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc to see what a descriptor is")
+def test_a_put_that_fails_leaves_no_folder_that_a_power_cut_would_take(
+    store: ObjectStore, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next put finds the folders there, and relies on them."""
+
+    def failing_replace(path: Path, target: Path) -> Path:
+        raise OSError(errno.ENOSPC, "disk full")
+
+    monkeypatch.setattr(Path, "replace", failing_replace)
+    recorder = Recorder(folder, monkeypatch)
+    with pytest.raises(Unavailable):
+        store.put("n/v/x", b"1")
+    assert ("sync", ".") in recorder.calls
+    assert ("sync", "n") in recorder.calls
+    assert files(folder) == []
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc to see what a descriptor is")
