@@ -67,6 +67,7 @@ def ogg(seconds: float = 2.0, sample_rate: int = 16000, subtype: str = "VORBIS")
     return by_sndfile(tone(seconds, sample_rate), sample_rate, "OGG", subtype)
 
 
+@cache
 def mp3(seconds: float = 2.0, sample_rate: int = 24000) -> bytes:
     return by_sndfile(tone(seconds, sample_rate), sample_rate, "MP3", "MPEG_LAYER_III")
 

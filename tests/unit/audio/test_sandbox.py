@@ -138,33 +138,39 @@ def claiming(claim: str) -> bytes:
     return b"RIFF" + (68).to_bytes(4, "little") + WAV[8:40] + len(body).to_bytes(4, "little") + body
 
 
-@pytest.mark.parametrize(
-    "claim",
-    [
-        "samples=4000",
-        "frames=4000",
-        "frames=240001",
-        "channels=0",
-        "channels=9",
-        "sample_rate=100",
-        "sample_rate=1000000",
-        "finished=0",
-        "finished=0,samples=0",
-        "rms=-1",
-        "rms=nan",
-        "clipped=2",
-        "declared_seconds=1e300",
-        "declared_seconds=-1",
-    ],
-)
-def test_an_impossible_answer_is_not_believed(claim: str):
+CLAIMS = [
+    "samples=4000",
+    "frames=4000",
+    "frames=240001",
+    "channels=0",
+    "channels=9",
+    "sample_rate=100",
+    "sample_rate=1000000",
+    "finished=0",
+    "finished=0,samples=0",
+    "rms=-1",
+    "rms=nan",
+    "clipped=2",
+    "declared_seconds=1e300",
+    "declared_seconds=-1",
+]
+
+
+def refuses(decoder: AudioDecoder, claim: str) -> bool:
+    try:
+        decoder.decode(claiming(claim))
+    except InvalidAudio:
+        return True
+    return False
+
+
+def test_an_impossible_answer_is_not_believed():
     """A process taken over by a clip may say anything: none of it may become a voice, or an exception in the
     API.
     """
     with misbehaving("claim_the_impossible") as decoder:
-        assert decoder.decode(claiming("declared_seconds=2")).audio.seconds == 2.0
-        with pytest.raises(InvalidAudio):
-            decoder.decode(claiming(claim))
+        assert not refuses(decoder, "declared_seconds=2")
+        assert [claim for claim in CLAIMS if refuses(decoder, claim)] == CLAIMS
 
 
 def test_a_taken_over_process_can_do_nothing_but_answer(monkeypatch: pytest.MonkeyPatch):
@@ -311,15 +317,15 @@ def test_libraries_that_do_not_load_are_not_the_uploaders_fault():
         decoder.decode(WAV)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_signals_meant_for_the_server_do_not_disturb_a_decode(number: int):
+def test_signals_meant_for_the_server_do_not_disturb_a_decode():
     """A service manager signals every process it knows of; the upload in flight is to be answered all the
     same.
     """
     with misbehaving("doze") as decoder, in_background(decoder) as ended:
         signalled = zygote()
         for process in (signalled, *signalled.children()):
-            process.send_signal(number)
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+                process.send_signal(number)
         assert not eventually(lambda: ended or not alive(signalled), 0.3)
     assert ended == [None]
 
