@@ -1,8 +1,8 @@
 """What a store in a local folder promises beyond the others: it survives power cuts, kills and full disks."""
 
-import errno
 import asyncio
 import builtins
+import errno
 import os
 import shutil
 import stat
