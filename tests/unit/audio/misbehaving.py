@@ -105,11 +105,19 @@ def reopen_own_input() -> None:
     Path("/etc/passwd").read_text()
 
 
+def write_a_file() -> None:
+    file = Path(f"/tmp/written-by-a-clip-{os.getpid()}")
+    try:
+        file.write_text("x")
+    finally:
+        file.unlink()
+
+
 ATTEMPTS: dict[str, Callable[[], object]] = {
     "read a file": Path("/etc/passwd").read_text,
     "read a file in place of a descriptor": reopen_own_input,
     "read the environment of whoever started it": Path(f"/proc/{os.getppid()}/environ").read_bytes,
-    "write a file": lambda: Path("/tmp/written-by-a-clip").write_text("x"),
+    "write a file": write_a_file,
     "open a socket": lambda: socket.create_connection(("127.0.0.1", 9), timeout=1),
     "talk to a local socket": socket.socketpair,
     "start a program": lambda: subprocess.run(["/bin/true"], check=True),
