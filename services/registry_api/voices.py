@@ -74,10 +74,13 @@ def delete_voice(
     request: Request, services: ServicesDep, namespace: NamespaceDep, name: VoiceName
 ) -> Response:
     """Delete a voice with all its versions: unresolvable at once. Honours `If-Match`."""
-    if request.headers.get("if-match"):
-        indexed = services.registrar.find(namespace, name)
-        check_if_match(request, rendering.voice(services.registrar, indexed))
-    services.registrar.delete(namespace, name)
+    registrar = services.registrar
+
+    def check(indexed: IndexedSpeaker) -> None:
+        check_if_match(request, rendering.voice(registrar, indexed))
+
+    conditional = "if-match" in request.headers
+    registrar.delete(namespace, name, check=check if conditional else None)
     return Response(status_code=204)
 
 

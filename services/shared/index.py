@@ -233,9 +233,9 @@ class SpeakerIndex:
             )
         )
 
-    def reserve_tombstone(self, speaker_id: SpeakerId) -> Reservation:
-        """Raises `VoiceNotFound`."""
-        return Reservation(*self._run("reserve", speaker_id, kind="del"))
+    def reserve_tombstone(self, speaker_id: SpeakerId, *, unchanged: int | None = None) -> Reservation:
+        """Raises `VoiceNotFound`; `AliasMoved` if `unchanged` is not its last seq any more."""
+        return Reservation(*self._run("reserve", speaker_id, kind="del", unchanged=unchanged))
 
     def reserve_alias(
         self, speaker_id: SpeakerId, alias: str, *, expected: int | None = None, automatic: bool = False

@@ -7,7 +7,7 @@ served before; housekeeping finishes what was committed. Knows no HTTP and no en
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -29,7 +29,7 @@ from services.shared.domain import (
     artifact_key,
 )
 from services.shared.facts import SpeakerId, read_speaker, speaker_ids
-from services.shared.index import COMMIT_SECONDS, Claim, GateClosed, SpeakerIndex
+from services.shared.index import COMMIT_SECONDS, AliasMoved, Claim, GateClosed, SpeakerIndex
 from services.shared.index_reading import IndexedSpeaker
 from services.shared.profiles import Profile, ProfileCatalogue
 from services.shared.queue import queue_name
@@ -49,6 +49,7 @@ from speaker_registry.errors import (
     CacheUnsupported,
     EmbeddingWidthMismatch,
     IdempotencyKeyReused,
+    PreconditionFailed,
     QuotaExceeded,
     Unavailable,
     VoiceDeleted,
@@ -253,16 +254,28 @@ class Registrar:
 
     # -- deleting
 
-    def delete(self, namespace: str, name: str) -> IndexedSpeaker:
-        """Unresolvable at once, with all its versions and jobs. Returns what was there. Raises
-        `VoiceNotFound`.
+    def delete(
+        self, namespace: str, name: str, *, check: Callable[[IndexedSpeaker], None] | None = None
+    ) -> IndexedSpeaker:
+        """Unresolvable at once, with all its versions and jobs. Returns what was there.
+
+        Args:
+            check: raises if this is not what is to be deleted.
+
+        Raises:
+            VoiceNotFound; PreconditionFailed: it changed after it was checked.
         """
         speaker_id = SpeakerId.of(namespace, parse_speaker_name(name))
         before = self.index.load(speaker_id)
+        if check is not None and before.speaker.live:
+            check(before)
         try:
-            place = self.index.reserve_tombstone(speaker_id)
+            unchanged = before.speaker.seq if check is not None else None
+            place = self.index.reserve_tombstone(speaker_id, unchanged=unchanged)
         except VoiceNotFound:
             raise VoiceNotFound(f"Voice '{name}' not found", param="name") from None
+        except AliasMoved:
+            raise PreconditionFailed(f"Voice '{name}' has just changed.", param="If-Match") from None
         fact = TombstoneFact(place.seq, place.number, place.created_at)
         self.store.put(speaker_id.tombstone_key(fact, self.clock.new_id()), b"{}")
         killed = self.index.apply_tombstone(speaker_id, place.seq, place.number, place.created_at)

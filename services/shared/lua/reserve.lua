@@ -1,5 +1,6 @@
 -- Takes the next place in this speaker's order. ARGV: kind 'ver'|'als'|'del', now, pending (seconds it may take to be used)
 -- for ver: max_speakers, immutable, vuid, request, idempotency   for als: alias, automatic, expected
+-- for del: unchanged (the last seq that the caller has seen)
 -- -> {seq, number, created_at, vuid}, or an error: QUOTA, EXISTS, NOTFOUND, MOVED, REUSED
 local kept = a.idempotency and 'sr:place:' .. a.speaker .. ':' .. a.idempotency
 local place = cjson.decode(kept and redis.call('GET', kept) or '{"seq":0}')
@@ -16,6 +17,7 @@ if a.kind == 'ver' then
 elseif not is_live then
   return redis.error_reply('NOTFOUND')
 end
+if a.unchanged and mark('seq') ~= a.unchanged then return redis.error_reply('MOVED') end
 if a.expected then
   local by_hand = tonumber(string.match(redis.call('HGET', speaker, 'a:' .. a.alias) or '0', '^%d+'))
   local automatic, target = string.match(redis.call('HGET', speaker, 'p:' .. a.alias) or '', '^(%d+):[^:]+:(.+)$')
