@@ -41,7 +41,7 @@ def json_bytes(body: BaseModel | dict[str, Any]) -> bytes:
 
 def matches(header: str | None, tag: str) -> bool:
     """Whether a list of tags (`If-None-Match`, `If-Match`) names this one."""
-    if header is None or len(header) > 8192:
+    if header is None:
         return False
     tags = {one.strip().removeprefix("W/") for one in header.split(",")}
     return tag in tags or "*" in tags

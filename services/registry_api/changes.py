@@ -18,6 +18,9 @@ from services.shared.index import EVENTS
 
 log = structlog.get_logger()
 
+LOOK_AGAIN_SECONDS = 1.0
+"""Without any event."""
+
 Seen = TypeVar("Seen")
 
 
@@ -73,7 +76,7 @@ class Changes:
                 if done(seen) or left <= 0 or await abandoned():
                     return seen
                 try:
-                    await asyncio.wait_for(changed.wait(), min(left, 1.0))
+                    await asyncio.wait_for(changed.wait(), min(left, LOOK_AGAIN_SECONDS))
                 except TimeoutError:
                     continue
 

@@ -60,8 +60,7 @@ class Precompute:
         Raises:
             VoiceNotFound, ProfileUnknown; CacheUnsupported: there is nothing to extract from.
         """
-        version = self._find().speaker.default
-        _check_extractable(version)
+        _, version = self._find()
         claims = self._registrar.ensure(self.speaker_id, version, self._profiles, force=force)
         self._jobs = [claim.job_id for claim in claims.values() if claim.job_id]
         if all(claim.outcome == "ready" for claim in claims.values()):
@@ -70,15 +69,22 @@ class Precompute:
 
     def look(self) -> Look:
         """Where it stands now. The voice may be gone: then it is not found."""
-        indexed = self._find()
-        version = indexed.speaker.default
-        _check_extractable(version)
+        indexed, version = self._find()
         standings = [self._registrar.standing(indexed, version, name) for name in self._profiles]
         flying = [flight.job_id for flight in indexed.flights if flight.job_id in self._jobs]
         return Look(version, standings, flying, list(self._failures(standings, flying)))
 
-    def _find(self) -> IndexedSpeaker:
-        return self._registrar.find(self._namespace, self._name.name)
+    def _find(self) -> tuple[IndexedSpeaker, SpeakerVersion]:
+        indexed = self._registrar.find(self._namespace, self._name.name)
+        version = indexed.speaker.default
+        if not version.extractable:
+            raise CacheUnsupported(
+                f"Version {version.number} was registered with a ready speaker embedding of "
+                f"{version.record.embedding_width} numbers: there is nothing to extract. "
+                "Re-upload with an audio file.",
+                param="name",
+            )
+        return indexed, version
 
     def _failures(self, standings: Sequence[Standing], flying: Sequence[str]) -> list[str]:
         """A failed profile; and a job of ours that failed although what was there before still serves."""
@@ -109,13 +115,3 @@ class Precompute:
             kept = worst(look.standings) == "ready"
             reasons = "; ".join(look.failed) + (" What was there before still serves." if kept else "")
             raise ArtifactFailed(f"Voice '{self._name.key}' could not be extracted. {reasons}", param="name")
-
-
-def _check_extractable(version: SpeakerVersion) -> None:
-    if not version.extractable:
-        raise CacheUnsupported(
-            f"Version {version.number} was registered with a ready speaker embedding of "
-            f"{version.record.embedding_width} numbers: there is nothing to extract. "
-            "Re-upload with an audio file.",
-            param="name",
-        )

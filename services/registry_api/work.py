@@ -54,11 +54,7 @@ async def get_job(
         return answer(request, rendering.job(before))
 
     def changed(now: JobRecord) -> bool:
-        return now.finished or (now.state, now.attempt, now.done) != (
-            before.state,
-            before.attempt,
-            before.done,
-        )
+        return (now.state, now.attempt, now.done) != (before.state, before.attempt, before.done)
 
     speaker = str(SpeakerId(before.namespace, before.slug))
     seen = await services.changes.wait_until(

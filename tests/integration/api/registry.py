@@ -5,7 +5,8 @@ a free port of the loopback interface. Its worker is a stand-in that the test it
 import hashlib
 import socket
 import threading
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -163,3 +164,11 @@ def _served(config: uvicorn.Config) -> Iterator[int]:
             server.should_exit = True
             thread.join(30)
             assert not thread.is_alive(), "the server did not stop"
+
+
+def until(true: Callable[[], bool]) -> None:
+    """Return when it is; an AssertionError if that takes too long."""
+    deadline = time.monotonic() + 20
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)

@@ -465,6 +465,14 @@ def test_a_head_that_can_be_read_in_two_ways_or_is_too_large_is_refused(
     assert any(part in answer.error["message"] for part in says.split("|"))
 
 
+def test_a_head_without_end_is_refused_while_it_comes(registry: Registry):
+    """Not after the time a head may take: by then it would be large."""
+    started = time.monotonic()
+    answer = raw.ask(registry.port, b"GET /v1/voices HTTP/1.1\r\nX: " + b"x" * MIB)
+    assert (answer.status, "a head of up to 16384 bytes" in answer.error["message"]) == (400, True)
+    assert time.monotonic() - started < 8
+
+
 def test_a_path_of_any_length_is_refused(registry: Registry):
     """Before anybody looks at it."""
     answer = raw.ask(registry.port, raw.head("GET", "/v1/voices/" + "x" * 15_000, "X: " + "y" * 2_000))

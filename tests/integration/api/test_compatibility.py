@@ -12,7 +12,7 @@ from services.registry_api.forms import MAX_CONSENT, MAX_TEXT
 from speaker_registry.artifact import Artifact
 from speaker_registry.errors import ExtractorFailed, InvalidAudio
 from tests.integration.api.conftest import Start
-from tests.integration.api.registry import CLIP, EMBEDDING, OTHER_CLIP, PROFILE, WIDER, Registry
+from tests.integration.api.registry import CLIP, EMBEDDING, OTHER_CLIP, PROFILE, WIDER, Registry, until
 from tests.unit.audio import clips
 
 NONE = type(None)
@@ -427,8 +427,7 @@ def test_cache_by_force_that_fails_says_so_and_the_old_artifact_serves(registry:
     before = registry.file(name)
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(cache, registry, name, force=True)
-        while not registry.jobs.page("default", state="queued", slug=name, limit=1).found:
-            time.sleep(0.01)
+        until(lambda: bool(registry.jobs.page("default", state="queued", slug=name, limit=1).found))
         registry.worker.fail_all(name, InvalidAudio("No speech was found."))
         response = waiting.result()
     assert (response.status_code, error_of(response)["reason"]) == (409, "artifact_failed")
@@ -493,8 +492,13 @@ def test_a_wait_out_of_bounds_is_refused(registry: Registry, name: str, wait: st
 def test_fifty_cache_calls_at_once_make_one_extraction(registry: Registry, name: str):
     """A fleet that starts asks all at once; a GPU must not do the same work fifty times."""
     registry.ready(name)
-    with registry.worker.working(), ThreadPoolExecutor(50) as pool:
-        answers = list(pool.map(lambda _: cache(registry, name, profile=WIDER), range(50)))
+    with ThreadPoolExecutor(50) as pool:
+        calls = [pool.submit(cache, registry, name, profile=WIDER) for _ in range(50)]
+        until(lambda: registry.changes.waiting == 50)
+        registry.worker.finish_all(name)
+        answers = [call.result() for call in calls]
+    jobs = registry.client.get("/v1/jobs", params={"voice": name, "profile": WIDER}).json()["data"]
+    assert [job["state"] for job in jobs] == ["succeeded"]
     assert {response.status_code for response in answers} == {200}
     assert {response.json()["cache_status"] for response in answers} == {"ready"}
     taken = [work for work in registry.worker.taken if work.version.record.name == name]

@@ -14,14 +14,14 @@ from urllib.parse import quote
 import httpx
 import pytest
 
-from services.registry_api import paging
+from services.registry_api import changes, paging, voices
 from services.shared.facts import SpeakerId
 from services.shared.valkey import ValkeyServer
 from speaker_registry.artifact import Artifact, sha256_digest
 from speaker_registry.errors import InvalidAudio
 from tests.integration.api import raw
 from tests.integration.api.conftest import Start
-from tests.integration.api.registry import EMBEDDING, OTHER_CLIP, PROFILE, WIDER, Registry
+from tests.integration.api.registry import EMBEDDING, OTHER_CLIP, PROFILE, WIDER, Registry, until
 from tests.integration.api.worker import FINGERPRINT
 
 NEWER = "sha256:" + "2" * 64
@@ -317,8 +317,15 @@ def test_an_artifact_of_an_older_encoder_is_served_only_to_who_asks_for_it(start
 # -- waiting
 
 
-def test_waiting_ends_as_soon_as_the_artifact_is_ready(registry: Registry, name: str):
-    """Not at the end of the wait."""
+@pytest.mark.parametrize("lost", [False, True], ids=["by the event", "though the event is lost"])
+def test_waiting_ends_as_soon_as_the_artifact_is_ready(
+    registry: Registry, name: str, monkeypatch: pytest.MonkeyPatch, lost: bool
+):
+    """Not at the end of the wait. An event ends it; without one, the next look does."""
+    if lost:
+        monkeypatch.setattr(registry.changes, "_wake", lambda _: None)
+    else:
+        monkeypatch.setattr(changes, "LOOK_AGAIN_SECONDS", 60)
     registry.upload(name)
     started = time.monotonic()
     with ThreadPoolExecutor() as pool:
@@ -407,13 +414,6 @@ def seconds(call: Any) -> float:
     return time.monotonic() - started
 
 
-def until(true: Any) -> None:
-    deadline = time.monotonic() + 20
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 # -- jobs and profiles
 
 
@@ -421,17 +421,20 @@ def test_jobs_are_listed_newest_first_and_can_be_narrowed(start: Start):
     """By state, voice and profile; pages lead on."""
     registry = start(profiles=(PROFILE, WIDER))
     registry.ready("alice")
-    registry.upload("bob")
+    for consent in ("cons_1", "cons_2", "cons_3"):
+        registry.upload("bob", consent=consent)
     jobs = get(registry, "/v1/jobs")["data"]
-    assert {one["voice"] for one in jobs[:2]} == {"bob"}
-    assert len(jobs) == 4
+    assert [one["voice"] for one in jobs] == ["bob"] * 6 + ["alice"] * 2
     assert [one["state"] for one in get(registry, "/v1/jobs", state="succeeded")["data"]] == ["succeeded"] * 2
     assert {one["voice"] for one in get(registry, "/v1/jobs", voice="ALICE")["data"]} == {"alice"}
     assert {one["profile"] for one in get(registry, "/v1/jobs", profile=WIDER)["data"]} == {WIDER}
-    first = get(registry, "/v1/jobs", limit=3)
-    second = get(registry, "/v1/jobs", limit=3, after=first["last_id"])
-    assert [one["id"] for one in first["data"] + second["data"]] == [one["id"] for one in jobs]
-    assert (first["has_more"], second["has_more"]) == (True, False)
+    for size in (1, 3):
+        page = get(registry, "/v1/jobs", limit=size)
+        seen = page["data"]
+        while page["has_more"] and len(seen) < 20:
+            page = get(registry, "/v1/jobs", limit=size, after=page["last_id"])
+            seen += page["data"]
+        assert [one["id"] for one in seen] == [one["id"] for one in jobs]
 
 
 def test_a_job_tells_its_whole_life(registry: Registry, name: str):
@@ -567,6 +570,24 @@ def test_a_voice_is_deleted_only_in_the_state_that_the_caller_means(registry: Re
     registry.upload(name)
     assert registry.client.delete(path, headers={"If-Match": "*"}).status_code == 204
     assert error_of(registry.client.delete(path, headers={"If-Match": "*"})) == (404, "voice_not_found")
+
+
+def test_a_version_that_comes_between_look_and_delete_is_not_deleted(
+    registry: Registry, name: str, monkeypatch: pytest.MonkeyPatch
+):
+    """It was acknowledged, and whoever deletes has not seen it."""
+    registry.ready(name)
+    path = f"/v1/voices/{name}"
+    check = voices.check_if_match
+
+    def check_and_upload(*arguments: Any) -> None:
+        check(*arguments)
+        registry.upload(name, clip=OTHER_CLIP)
+
+    monkeypatch.setattr(voices, "check_if_match", check_and_upload)
+    tag = registry.client.get(path).headers["ETag"]
+    assert error_of(registry.client.delete(path, headers={"If-Match": tag})) == (412, "precondition_failed")
+    assert get(registry, path)["versions"] == 2
 
 
 def test_a_request_id_is_taken_over_or_made(registry: Registry):

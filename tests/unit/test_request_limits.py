@@ -1,0 +1,28 @@
+"""The parts of the limits that no request over a socket reaches."""
+
+import asyncio
+from typing import Any
+
+from services.registry_api.limits import Pace, RequestLimits
+
+
+def test_once_the_body_is_there_nobody_has_to_send_anything_in_time():
+    """An answer that streams for hours listens for the caller to hang up: that is no slow body."""
+    messages: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+    seen: list[str] = []
+
+    async def app(_: Any, receive: Any, __: Any) -> None:
+        seen.extend([(await receive())["type"], (await receive())["type"]])
+
+    async def run() -> None:
+        pace = Pace(idle_seconds=0.05, whole_seconds=0.05)
+        limited = RequestLimits(app, max_clip_bytes=10, form_bytes=0, pace=pace)
+        scope = {"type": "http", "path": "/", "raw_path": b"/", "query_string": b"", "headers": []}
+        request = asyncio.create_task(limited(scope, messages.get, messages.put))
+        await messages.put({"type": "http.request", "body": b"12345", "more_body": False})
+        await asyncio.sleep(0.2)
+        await messages.put({"type": "http.disconnect"})
+        await request
+
+    asyncio.run(run())
+    assert seen == ["http.request", "http.disconnect"]
