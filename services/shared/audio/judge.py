@@ -4,7 +4,7 @@ and no library. The sentences about length are vLLM-Omni's, word for word.
 
 import math
 
-from services.shared.audio.sandbox.wire import MAX_CHANNELS, MAX_SAMPLE_RATE, MIN_SAMPLE_RATE, Facts
+from services.shared.audio.sandbox.wire import MAX_CHANNELS, Facts
 from services.shared.settings import UploadLimits
 from speaker_registry.errors import AudioTooLong, AudioTooShort, AudioTruncated, InvalidAudio
 
@@ -12,6 +12,11 @@ MAX_PEAK = 8.0
 """Of full scale 1.0. Lossy codecs overshoot a little; beyond this the file is damaged or not audio."""
 MIN_RMS_DBFS = -60.0
 MAX_CLIPPED = 0.2
+SAMPLE_RATES = (
+    *(8_000, 11_025, 12_000, 16_000, 22_050, 24_000, 32_000),
+    *(44_100, 48_000, 64_000, 88_200, 96_000, 176_400, 192_000),
+)
+"""Hz. A list, not a range: two rates with no common factor need a resampling kernel of gigabytes."""
 TOLERANCE_SECONDS = 0.1
 """Encoders pad and round; what is missing beyond this was cut off."""
 SANE_SECONDS = 24 * 3600.0
@@ -37,10 +42,10 @@ def check_channels(channels: int) -> None:
 
 
 def check_sample_rate(sample_rate: int) -> None:
-    if not MIN_SAMPLE_RATE <= sample_rate <= MAX_SAMPLE_RATE:
+    if sample_rate not in SAMPLE_RATES:
+        accepted = ", ".join(map(str, SAMPLE_RATES))
         raise InvalidAudio(
-            f"The audio declares a sample rate of {sample_rate} Hz; "
-            f"{MIN_SAMPLE_RATE} to {MAX_SAMPLE_RATE} Hz are accepted."
+            f"The audio declares a sample rate of {sample_rate} Hz; accepted are {accepted} Hz."
         )
 
 

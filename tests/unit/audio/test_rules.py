@@ -47,6 +47,7 @@ def test_a_clip_at_the_edge_of_a_rule_passes(facts: Facts):
         (replace(FINE, channels=9), InvalidAudio, "9 channels"),
         (replace(FINE, sample_rate=7999), InvalidAudio, "7999 Hz"),
         (replace(FINE, sample_rate=192001), InvalidAudio, "192001 Hz"),
+        (replace(FINE, sample_rate=23999), InvalidAudio, "23999 Hz"),
         (replace(FINE, peak=8.01), InvalidAudio, "peaks at 8.01"),
         (replace(FINE, peak=math.nan), InvalidAudio, "not finite"),
         (replace(FINE, peak=math.inf), InvalidAudio, "not finite"),
