@@ -1,0 +1,24 @@
+"""Runs every benchmark, one after the other. `python -m benchmarks [name …]` runs some of them.
+
+Each is a module with `main() -> bool`: it prints its table, and returns whether its goals were reached. A
+missed goal is a result, not an error: the exit status tells of it only with `--strict`.
+"""
+
+import importlib
+import sys
+
+NAMES = ("queue_throughput",)
+
+
+def main(arguments: list[str]) -> int:
+    wanted = [name for name in arguments if not name.startswith("-")] or NAMES
+    missed = []
+    for name in wanted:
+        print(f"\n## {name}\n", flush=True)
+        if not importlib.import_module(f"benchmarks.{name}").main():
+            missed.append(name)
+    return int(bool(missed) and "--strict" in arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
