@@ -106,11 +106,7 @@ class Fleet:
             context.__exit__(None, None, None)
 
 
-def act(jobs: Sequence[SafeJob], client: Redis) -> list[object]:
-    return [_act(job, client) for job in jobs]
-
-
-def _act(job: SafeJob, client: Redis) -> object:
+def act(job: SafeJob, client: Redis, progress: Callable[[], None]) -> object:
     client.hincrby("test:runs", job.id, 1)
     match job.kwargs["how"]:
         case "segfault":
@@ -119,6 +115,10 @@ def _act(job: SafeJob, client: Redis) -> object:
             ctypes.CDLL(None).sleep(60)
         case "hang holding the lock":
             ctypes.PyDLL(None).sleep(60)
+        case "work in steps":
+            for _ in range(job.kwargs["seconds"] * 2):
+                time.sleep(0.5)
+                progress()
         case "raise":
             return OSError("as a flaky store would")
         case _:
@@ -134,7 +134,7 @@ def main(url: str, queues: str, settings: str) -> None:
 
     def handler(jobs: Sequence[SafeJob]) -> list[object]:
         time.sleep(pause)
-        return act(jobs, client)
+        return [act(job, client, worker.progress) for job in jobs]
 
     worker = BatchWorker(
         queues.split(","),

@@ -25,6 +25,9 @@ log = structlog.get_logger(__name__)
 EXIT_UNFINISHED = 75
 """EX_TEMPFAIL: the process left jobs unfinished. They come back after their lease; start a new process."""
 
+LOOK_SECONDS = 1.0
+"""Between two looks at the watchdog's deadline, which the thread is not woken for."""
+
 JOIN_SECONDS = 5
 """A last beat into a network that swallows packets may take longer; it dies with the process."""
 
@@ -95,7 +98,7 @@ class Heartbeat:
 
     def _run(self) -> None:
         next_beat = time.monotonic()
-        while not self._stopped.wait(max(0.0, min(next_beat, self._deadline) - time.monotonic())):
+        while not self._stopped.wait(min(LOOK_SECONDS, max(0.0, next_beat - time.monotonic()))):
             if time.monotonic() >= self._deadline:
                 self._leave()
             if time.monotonic() >= next_beat:

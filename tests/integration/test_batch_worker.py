@@ -548,9 +548,11 @@ def test_a_worker_that_stood_still_past_its_lease_does_not_finish_what_was_given
 def test_a_worker_that_hangs_ends_itself_and_its_job_comes_back(queue, valkey):
     """Python cannot interrupt a call into C; without a watchdog, a driver that hangs would hold its GPU."""
     put(queue, "a", how="hang", timeout_seconds=1)
-    with worker_process(valkey.url, [NAME]) as process:
-        assert process.wait(10) == EXIT_UNFINISHED
-    wait_until(lambda: reap(queue) == 1)
+    with worker_process(valkey.url, [NAME], lease_seconds=30, beat_seconds=8) as process:
+        wait_until(lambda: runs(queue.connection, "a") == 1)
+        assert process.wait(5) == EXIT_UNFINISHED
+    expire_leases(queue)
+    assert reap(queue) == 1
     assert status_of(queue, "a") == "queued"
 
 
@@ -561,19 +563,12 @@ def test_a_worker_that_hangs_holding_the_interpreter_s_lock_ends_as_well(queue, 
         assert process.wait(10) == 1
 
 
-def test_a_handler_that_reports_progress_may_take_longer(queue):
+def test_a_handler_that_reports_progress_may_take_longer(queue, valkey):
     """A batch of long clips is slow, not hung."""
-
-    def act(jobs):
-        for _ in range(4):
-            time.sleep(0.5)
-            worker.progress()
-        return echo(jobs)
-
-    put(queue, "a", timeout_seconds=1)
-    worker = make(queue, act)
-    worker.work(burst=True)
-    assert status_of(queue, "a") == "finished"
+    put(queue, "a", how="work in steps", seconds=4, timeout_seconds=1)
+    with worker_process(valkey.url, [NAME]):
+        wait_until(lambda: status_of(queue, "a") == "finished", seconds=8)
+    assert runs(queue.connection, "a") == 1
 
 
 # -- Redis that goes away --
