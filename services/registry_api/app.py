@@ -9,7 +9,7 @@ from fastapi import FastAPI
 
 from services.registry_api import artifacts, compat, health, problems, voices, work
 from services.registry_api.forms import FORM_BYTES
-from services.registry_api.limits import Pace, RequestIds, RequestLimits
+from services.registry_api.limits import Pace, RequestIds, RequestLimits, UploadSlots
 from services.registry_api.wiring import Services
 from speaker_registry import __version__
 
@@ -40,6 +40,7 @@ def create_app(services: Services, *, pace: Pace = _PACE) -> FastAPI:
         redirect_slashes=False,  # it would redirect to whatever the Host header says
     )
     app.state.services = services
+    app.state.upload_slots = UploadSlots(services.limits)
     problems.add_handlers(app)
     for module in (compat, voices, artifacts, work, health):
         app.include_router(module.router)

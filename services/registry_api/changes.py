@@ -33,9 +33,10 @@ class Changes:
 
     async def follow(self) -> None:
         """Read the stream until cancelled. Redis may come and go."""
-        last = "$"
+        last: str | None = None
         while True:
             try:
+                last = last or await self._newest()
                 for position, fields in await self._read_after(last):
                     last = position
                     self._wake(json.loads(fields["d"])["speaker"])
@@ -44,8 +45,13 @@ class Changes:
                 raise
             except (redis.RedisError, OSError, ValueError, KeyError) as error:
                 log.warning("changes.interrupted", error=type(error).__name__)
-                last = "$"  # the server may be another one
+                last = None  # the server may be another one
                 await asyncio.sleep(0.5)
+
+    async def _newest(self) -> str:
+        """A place to go on from. Redis's own `$` means another one each time, and what came between is lost."""
+        entries: Any = await self._redis.xrevrange(EVENTS, count=1)
+        return str(entries[0][0]) if entries else "0-0"
 
     async def _read_after(self, last: str) -> list[tuple[str, dict[str, str]]]:
         streams: Any = await self._redis.xread({EVENTS: last}, block=2000, count=500)

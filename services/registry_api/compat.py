@@ -14,7 +14,15 @@ from services.registry_api.fields import Fields, read_fields
 from services.registry_api.forms import OPENAPI, parse_upload
 from services.registry_api.paging import VoicePage, find_voices, key_of
 from services.registry_api.precompute import Precompute
-from services.registry_api.wiring import After, NamespaceDep, Services, ServicesDep, Usable, VoiceName
+from services.registry_api.wiring import (
+    After,
+    NamespaceDep,
+    Services,
+    ServicesDep,
+    UploadSlotsDep,
+    Usable,
+    VoiceName,
+)
 from services.shared.audio import DecodedClip
 from services.shared.domain import Speaker
 from services.shared.index_reading import IndexedSpeaker
@@ -82,6 +90,7 @@ async def create_voice(
     request: Request,
     services: ServicesDep,
     namespace: NamespaceDep,
+    slots: UploadSlotsDep,
     dedupe: Annotated[
         bool, Query(description="False: a new version even of the same clip and words.")
     ] = True,
@@ -91,7 +100,7 @@ async def create_voice(
     The same name again is a new version; the old one serves until the new one is ready. The same request
     again (same source, transcript, consent) is the same version, unless `dedupe=false`.
     """
-    async with read_fields(request) as fields:
+    async with read_fields(request) as fields, slots.one():
         return await run_in_threadpool(_register, request, services, namespace, fields, dedupe=dedupe)
 
 

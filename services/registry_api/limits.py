@@ -5,6 +5,8 @@ body. Pure ASGI.
 import asyncio
 import re
 import secrets
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from urllib.parse import unquote_to_bytes
 
@@ -13,7 +15,8 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.registry_api.problems import render
-from speaker_registry.errors import InvalidRequest, PayloadTooLarge, SpeakerRegistryError
+from services.shared.settings import UploadLimits
+from speaker_registry.errors import InvalidRequest, PayloadTooLarge, SpeakerRegistryError, Unavailable
 
 MAX_HEAD_BYTES = 16 * 1024
 """Path, query and headers together."""
@@ -100,7 +103,7 @@ class RequestLimits:
 
 
 def _fault_of_head(scope: Scope) -> SpeakerRegistryError | None:
-    path: bytes = scope["raw_path"]
+    path: bytes = scope.get("raw_path") or scope["path"].encode()
     size = sum(len(name) + len(value) for name, value in scope["headers"])
     size += len(path) + len(scope["query_string"])
     if size > MAX_HEAD_BYTES:
@@ -154,6 +157,30 @@ class _CountedBody:
                 f"The body arrives too slowly. Accepted: pauses of {self._pace.idle_seconds:g} s, and "
                 f"{self._pace.whole_seconds:g} s for all of it."
             ) from None
+
+
+class UploadSlots:
+    """As many uploads at work as keep the decoders busy. The others wait here, without a thread each: threads
+    are few, and all other requests need them too.
+    """
+
+    def __init__(self, limits: UploadLimits) -> None:
+        self._slots = asyncio.Semaphore(2 * limits.decoders)
+        self._wait_seconds = limits.decoder_wait_seconds
+
+    @asynccontextmanager
+    async def one(self) -> AsyncIterator[None]:
+        """Raises `Unavailable` if none came free in time."""
+        try:
+            await asyncio.wait_for(self._slots.acquire(), self._wait_seconds)
+        except TimeoutError:
+            raise Unavailable(
+                "Too many uploads at the same time. Send it again in a moment.", retry_after_seconds=1
+            ) from None
+        try:
+            yield
+        finally:
+            self._slots.release()
 
 
 def too_large(max_clip_bytes: int, got: str) -> PayloadTooLarge:

@@ -6,6 +6,7 @@ from typing import Annotated
 from fastapi import Depends, Path, Query, Request
 
 from services.registry_api.changes import Changes
+from services.registry_api.limits import UploadSlots
 from services.shared.audio import AudioDecoder
 from services.shared.housekeeping import Housekeeper
 from services.shared.jobs import Jobs
@@ -32,12 +33,19 @@ def _services(request: Request) -> Services:
     return services
 
 
+def _upload_slots(request: Request) -> UploadSlots:
+    slots = request.app.state.upload_slots
+    assert isinstance(slots, UploadSlots)
+    return slots
+
+
 def _namespace() -> str:
     """Every request belongs to one; with API keys it will be the key's."""
     return "default"
 
 
 ServicesDep = Annotated[Services, Depends(_services)]
+UploadSlotsDep = Annotated[UploadSlots, Depends(_upload_slots)]
 NamespaceDep = Annotated[str, Depends(_namespace)]
 WaitSeconds = Annotated[float, Query(ge=0, le=60, alias="wait", description="Hold the answer back so long.")]
 VoiceName = Annotated[

@@ -557,13 +557,14 @@ def test_the_rest_of_a_body_nobody_reads_is_not_waited_for_for_ever(registry: Re
 
 def test_patience_with_heads_cuts_neither_answers_nor_idle_connections(registry: Registry, start: Start):
     """A long poll takes longer than a head may, and so does a client's pause between two requests."""
-    slow = start(head_seconds=0.3)
+    slow = start(head_seconds=1)
     uploaded = slow.upload("alice")
     with raw.connected(slow.port) as connection:
-        for _ in range(2):
-            connection.sendall(raw.head("GET", f"/v1/jobs/{uploaded['job_id']}?wait=0.8"))
-            assert raw.read_answer(connection).status == 200
-            time.sleep(0.5)
+        connection.sendall(raw.head("GET", f"/v1/jobs/{uploaded['job_id']}?wait=1.5"))
+        assert raw.read_answer(connection).status == 200
+        time.sleep(1.2)
+        connection.sendall(raw.head("GET", "/healthz"))
+        assert raw.read_answer(connection).status == 200
 
 
 def test_a_caller_that_vanishes_leaves_nothing_behind(registry: Registry, capsys: pytest.CaptureFixture[str]):

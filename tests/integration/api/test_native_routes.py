@@ -15,7 +15,9 @@ import httpx
 import pytest
 
 from services.registry_api import changes, paging, voices
+from services.shared.audio import AudioDecoder, DecodedClip
 from services.shared.facts import SpeakerId
+from services.shared.settings import UploadLimits
 from services.shared.valkey import ValkeyServer
 from speaker_registry.artifact import Artifact, sha256_digest
 from speaker_registry.errors import InvalidAudio
@@ -393,6 +395,29 @@ def test_a_hundred_that_wait_do_not_hold_up_the_others(registry: Registry, name:
         assert statistics.median(taken) < 1, "20 ms on an idle machine"
         registry.worker.finish_all()
         assert {one.result(20).status_code for one in waiting} == {200}
+
+
+def test_uploads_that_wait_for_a_decoder_do_not_hold_up_the_others(
+    start: Start, decoder: AudioDecoder, monkeypatch: pytest.MonkeyPatch
+):
+    """Sixty clips at once must not take every thread there is. Who waits too long is told to come back."""
+    registry = start(limits=UploadLimits(decoder_wait_seconds=1))
+    go_on = threading.Event()
+    decode = decoder.decode
+
+    def slowly(data: bytes) -> DecodedClip:
+        go_on.wait(20)
+        return decode(data)
+
+    monkeypatch.setattr(decoder, "decode", slowly)
+    with ThreadPoolExecutor(60) as pool:
+        uploads = [pool.submit(registry.post_voice, f"voice-{number}") for number in range(60)]
+        until(lambda: any(one.done() for one in uploads))
+        assert seconds(lambda: get(registry, "/v1/voices")) < 5
+        refused = next(one.result() for one in uploads if one.done())
+        assert (refused.status_code, refused.headers["Retry-After"]) == (503, "1")
+        go_on.set()
+        assert {one.result(20).status_code for one in uploads} == {200, 503}
 
 
 def test_who_hangs_up_is_not_waited_for(registry: Registry, name: str):
