@@ -49,7 +49,7 @@ class Changes:
                 await asyncio.sleep(0.5)
 
     async def _newest(self) -> str:
-        """A place to go on from. Redis's own `$` means another one each time, and what came between is lost."""
+        """Where to go on from. Redis's own `$` is another place each time: what came between is lost."""
         entries: Any = await self._redis.xrevrange(EVENTS, count=1)
         return str(entries[0][0]) if entries else "0-0"
 
