@@ -56,6 +56,7 @@ def _serve() -> int:
             limits=limits,
         )
         server = uvicorn.Server(server_config(create_app(services), settings))
+        services.changes.closing = lambda: server.should_exit
         server.run()
     return 0 if server.started else 1
 

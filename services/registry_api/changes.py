@@ -30,6 +30,8 @@ class Changes:
     def __init__(self, url: str) -> None:
         self._redis = redis.asyncio.Redis.from_url(url, decode_responses=True, socket_timeout=10)
         self._waiting: dict[str, set[asyncio.Event]] = {}
+        self.closing: Callable[[], bool] = lambda: False
+        """Whether the process is to end: then nobody is kept waiting."""
 
     async def follow(self) -> None:
         """Read the stream until cancelled. Redis may come and go."""
@@ -69,7 +71,7 @@ class Changes:
         done: Callable[[Seen], bool],
         abandoned: Callable[[], Awaitable[bool]],
     ) -> Seen:
-        """Look, in a thread, until `done` says so, the time is up, or nobody waits for the answer any more.
+        """Look, in a thread, until `done` says so, the time is up, nobody waits any more, or we are to end.
 
         Returns what was seen last.
         """
@@ -79,7 +81,7 @@ class Changes:
                 changed.clear()
                 seen = await run_in_threadpool(look)
                 left = deadline - asyncio.get_running_loop().time()
-                if done(seen) or left <= 0 or await abandoned():
+                if done(seen) or left <= 0 or self.closing() or await abandoned():
                     return seen
                 try:
                     await asyncio.wait_for(changed.wait(), min(left, LOOK_AGAIN_SECONDS))
