@@ -14,7 +14,10 @@ from speaker_registry.errors import ProfileUnknown
 
 
 class EmbeddedSettings(BaseSettings):
-    """The registry on one machine, by `make run`. Environment: HOST, PORT, DATA, PROFILES, WEIGHTS, REDIS_URL."""
+    """The registry on one machine, by `make run`.
+
+    Environment: HOST, PORT, DATA, PROFILES, WEIGHTS, REDIS_URL.
+    """
 
     model_config = SettingsConfigDict(env_ignore_empty=True, frozen=True)
 
