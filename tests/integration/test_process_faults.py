@@ -283,17 +283,16 @@ def test_an_api_that_is_stopped_answers_those_who_wait(
 ):
     """A rolling update must not look like a broken connection to an engine that waits for its voice."""
     stopped = registry.apis[0]
-    registry.pace(3)
+    registry.pace(8)
     in_hand(clients[1], upload(clients[1], "awaited"))
     path = f"/v1/voices/awaited/versions/1/artifacts/{PROFILE}"
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(httpx.get, f"{registry.urls[0]}{path}", params={"wait": 30}, timeout=40)
         time.sleep(0.5)
         stopped.ask_to_stop()
-        assert wait_until(lambda: stopped.exit_status is not None) < 2.5
+        assert wait_until(lambda: stopped.exit_status is not None) < 5
     assert waiting.result().status_code == 202
     assert waiting.result().headers["retry-after"] == "1"
-    clients[1].wait_ready("awaited@1")
 
 
 # -- several processes, one registry
