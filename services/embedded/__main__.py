@@ -9,7 +9,7 @@ import structlog
 from pydantic import ValidationError
 
 from services.embedded.demo import demo
-from services.embedded.log_lines import readable
+from services.embedded.log_lines import coloured, level, readable
 from services.embedded.settings import EmbeddedSettings
 from services.embedded.supervisor import EmbeddedRegistry, StartFailed
 from services.shared.settings import explain
@@ -72,10 +72,11 @@ Ctrl-C stops it.
 
 def _configure_logs() -> None:
     """What we log ourselves, in the form in which our children's lines are shown."""
-    colours = sys.stderr.isatty()
+    terminal = sys.stderr.isatty()
 
     def render(_logger: object, _method: str, event: structlog.typing.EventDict) -> Any:
-        return readable("registry", event, colours=colours)
+        line = readable("registry", event)
+        return coloured(line, level(event)) if terminal else line
 
     structlog.configure(
         processors=[structlog.stdlib.add_log_level, render],

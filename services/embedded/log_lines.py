@@ -13,7 +13,6 @@ _OUR_EVENT = re.compile(r"[a-z_]+(\.[a-z_]+)+")
 """Libraries log sentences. Below a warning they tell about themselves."""
 _DIGEST = re.compile(r"\b(sha256:)?([0-9a-f]{8})[0-9a-f]{24,}\b")
 _KNOWN = {"event", "level", "timestamp", "exception", "traceback", "stack"}
-_COLOURS = {"warning": "\033[33m", "error": "\033[31m", "critical": "\033[31m"}
 
 
 def parse(line: str) -> Mapping[str, Any] | None:
@@ -33,14 +32,20 @@ def worth_showing(event: Mapping[str, Any]) -> bool:
     return level(event) >= logging.WARNING or bool(_OUR_EVENT.fullmatch(str(event["event"])))
 
 
-def readable(who: str, event: Mapping[str, Any], *, colours: bool = False) -> str:
+def readable(who: str, event: Mapping[str, Any]) -> str:
     """`12:01:59 worker  artifact.published  job_id=job_0123… seconds=1.2`, and tracebacks under it."""
     fields = " ".join(f"{name}={_short(value)}" for name, value in event.items() if name not in _KNOWN)
     text = f"{time.strftime('%H:%M:%S')} {who:8} {event['event']}  {fields}".rstrip()
     if trace := event.get("traceback") or _last_of(event.get("exception")):
         text += f"\n{trace}"
-    colour = _COLOURS.get(str(event.get("level")), "") if colours else ""
-    return f"{colour}{text}\033[0m" if colour else text
+    return text
+
+
+def coloured(text: str, importance: int) -> str:
+    """For a terminal: yellow is a warning, red an error."""
+    if importance < logging.WARNING:
+        return text
+    return f"\033[{31 if importance >= logging.ERROR else 33}m{text}\033[0m"
 
 
 def reason(event: Mapping[str, Any]) -> str:

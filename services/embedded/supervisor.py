@@ -20,6 +20,7 @@ from typing import Self
 import structlog
 
 from services.embedded.children import Child
+from services.embedded.log_lines import coloured
 from services.embedded.settings import EmbeddedSettings
 from services.shared.valkey import (
     MAX_SOCKET_PATH_BYTES,
@@ -141,7 +142,8 @@ class EmbeddedRegistry:
     def _show(self, line: str, importance: int) -> None:
         if importance >= self._shown_from:
             with suppress(OSError, ValueError):  # the terminal is gone; we are not
-                print(line, file=sys.stderr, flush=True)
+                text = coloured(line, importance) if sys.stderr.isatty() else line
+                print(text, file=sys.stderr, flush=True)
 
     def _wait_until_up(self) -> None:
         """Until the API is ready and a worker serves every profile."""

@@ -3,7 +3,7 @@
 import json
 import logging
 
-from services.embedded.log_lines import level, parse, readable, reason, worth_showing
+from services.embedded.log_lines import coloured, level, parse, readable, reason, worth_showing
 
 PUBLISHED = {
     "event": "artifact.published",
@@ -58,3 +58,10 @@ def test_what_is_no_event_is_not_taken_for_one():
 def test_an_unknown_level_counts_as_information():
     """A made-up word must not make a line disappear or raise."""
     assert level({"event": "x", "level": "loud"}) == logging.INFO
+
+
+def test_only_trouble_is_coloured():
+    """A colour that is always there says nothing."""
+    assert coloured("fine", logging.INFO) == "fine"
+    assert coloured("odd", logging.WARNING) == "\033[33modd\033[0m"
+    assert coloured("bad", logging.ERROR) == "\033[31mbad\033[0m"
