@@ -40,10 +40,11 @@ format: $(STAMP) ## let ruff rewrite what it can
 bench: $(STAMP) ## run the benchmarks (results: benchmarks/README.md)
 	$(BIN)/python -m benchmarks
 
-soak: $(STAMP) ## fault simulation over many seeds, queue under long fire (SEEDS=1000)
+soak: $(STAMP) ## fault simulation over many seeds, queue and whole registry under long fire (SEEDS=1000)
 	SIMULATION_SEEDS=$(or $(SEEDS),1000) $(BIN)/python -m pytest -q tests/integration/test_simulation.py
 	QUEUE_SOAK_JOBS=3000 QUEUE_SOAK_SECONDS=120 $(BIN)/python -m pytest -q --timeout 600 \
 		tests/integration/test_batch_worker.py -k nothing_is_lost
+	FAULT_SECONDS=$(or $(FAULT_SECONDS),300) $(BIN)/python -m pytest -q tests/integration/test_process_faults.py
 
 clean: ## remove what set-up and the tools left (not your data)
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
