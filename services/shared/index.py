@@ -357,6 +357,7 @@ class SpeakerIndex:
 
     def apply(self, speaker_id: SpeakerId, truth: Speaker, *, rebuilding: bool = False) -> None:
         """Everything the facts say. What is there already stays as it is."""
+        self._run("raise_seq", speaker_id, rebuilding=rebuilding, seq=truth.seq)
         if truth.tombstone:
             self.apply_tombstone(
                 speaker_id, truth.tombstone, truth.number, truth.created_at, rebuilding=rebuilding
