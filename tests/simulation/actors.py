@@ -1,0 +1,177 @@
+"""What clients, workers and operators do. Ordinary code against the registry's own classes; it does not know
+that it is simulated."""
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+
+from services.shared.audio import DecodedClip, ReferenceAudio
+from services.shared.domain import AliasFact
+from services.shared.facts import SpeakerId
+from services.shared.index_reading import IndexedSpeaker
+from services.shared.publication import Assignment
+from services.shared.registrar import Registered, Upload
+from speaker_registry.errors import (
+    ExtractorFailed,
+    InvalidArtifact,
+    LeaseExpired,
+    SpeakerRegistryError,
+    Unavailable,
+)
+from speaker_registry.names import DEFAULT, parse_speaker_name
+from tests.simulation.process import Process
+from tests.simulation.queue import QueuedJob
+from tests.simulation.world import World
+
+NAMESPACE = "default"
+NAMES = ("alice", "Bob", "Ünal Ö")
+PATIENCE_SECONDS = 60.0
+
+Result = TypeVar("Result")
+
+
+def speaker_of(name: str) -> SpeakerId:
+    return SpeakerId.of(NAMESPACE, parse_speaker_name(name))
+
+
+@dataclass(frozen=True)
+class Request:
+    """An upload as its client has it in hand: the same again when it is repeated."""
+
+    name: str
+    content: int
+    """Stands for the clip."""
+    key: str | None
+    spoken: bool
+    """With a transcript."""
+    given: bool = False
+    """A ready embedding instead of a clip."""
+
+
+def upload(process: Process, request: Request) -> Registered:
+    described = Upload(
+        name=parse_speaker_name(request.name),
+        consent="yes",
+        ref_text="words" if request.spoken else None,
+        idempotency_key=request.key,
+    )
+    if request.given:
+        return process.registrar.register_embedding(NAMESPACE, described, embedding_of(request.content))
+    clip, data = clip_of(request.content)
+    return process.registrar.register_clip(NAMESPACE, described, data, clip)
+
+
+def embedding_of(content: int) -> np.ndarray:
+    return np.array([content, 0, 0, 0], np.float32)
+
+
+def clip_of(content: int) -> tuple[DecodedClip, bytes]:
+    samples = np.full(16, content, np.float32)
+    clip = DecodedClip(ReferenceAudio(samples, 16), "wav", "pcm_s16le", "audio/wav", 1)
+    return clip, b"clip %d" % content
+
+
+def sha256_of_clip(content: int) -> str:
+    return hashlib.sha256(b"clip %d" % content).hexdigest()
+
+
+def delete(process: Process, name: str) -> IndexedSpeaker:
+    return process.registrar.delete(NAMESPACE, name)
+
+
+def move_by_hand(world: World, process: Process, name: str, alias: str) -> None:
+    """What a call to move an alias does."""
+    speaker_id = speaker_of(name)
+    speaker = process.registrar.find(NAMESPACE, name).speaker
+    vuid = world.random.choice(speaker.versions).vuid
+    if alias == DEFAULT:
+        world.ledger.moved_by_hand.add(vuid)
+    seq = process.index.reserve_alias(speaker_id, alias)
+    fact = AliasFact(seq, alias, vuid, process.registrar.clock.new_id())
+    process.registrar.store.put(speaker_id.alias_key(fact), b"{}")
+    process.index.apply_alias(speaker_id, fact)
+
+
+def precompute(world: World, process: Process, name: str) -> None:
+    registrar = process.registrar
+    indexed = registrar.find(NAMESPACE, name)
+    version = world.random.choice(indexed.speaker.versions)
+    profile = world.random.choice(sorted(registrar.catalogue.names))
+    registrar.ensure(speaker_of(name), version, [profile], force=world.random.random() < 0.3)
+
+
+def announce(world: World, process: Process) -> None:
+    """What a worker does first."""
+    for profile, fingerprint in process.fingerprints.items():
+        patiently(
+            world,
+            lambda profile=profile, fingerprint=fingerprint: process.registrar.announcements.announce(
+                profile, fingerprint, {}, untrained=False
+            ),
+        )
+    process.in_service = True
+
+
+def collect_garbage(process: Process, name: str) -> None:
+    process.housekeeper.collect_garbage(speaker_of(name))
+
+
+# -- workers
+
+
+def work_on(world: World, process: Process, job: QueuedJob, holder: Callable[[], object]) -> None:
+    """Take a job from the queue to its end. The queue hears of it unless the worker died."""
+    try:
+        again = extract(world, process, job)
+    except SpeakerRegistryError:
+        again = True
+    process.finish(job, holder(), again=again)
+
+
+def extract(world: World, process: Process, job: QueuedJob) -> bool:
+    """Returns whether the job is to be tried again."""
+    speaker_id = SpeakerId.parse(job.arguments["speaker"])
+    maker = process.maker(job.profile)
+    work = patiently(world, lambda: process.publisher.take(job.id, speaker_id, maker))
+    if work is None:
+        return False
+    try:
+        tensors = encode(world, process, work)
+        patiently(world, lambda: process.publisher.publish(work, tensors))
+    except (SpeakerRegistryError, FileNotFoundError) as error:
+        failure = error if isinstance(error, SpeakerRegistryError) else ExtractorFailed("No clip.")
+        patiently(world, lambda: process.publisher.fail(work, failure))
+        return failure.retryable and work.attempt < work.max_attempts
+    return False
+
+
+def encode(world: World, process: Process, work: Assignment) -> dict[str, np.ndarray]:
+    """Slow at times, never twice the same, and sometimes impossible."""
+    if work.attempt > work.max_attempts:
+        raise LeaseExpired("Too often.")
+    clip = patiently(world, lambda: process.publisher.read_clip(work))
+    world.sleep(world.random.choice([0.0, 1.0, 20.0]))
+    process.publisher.progress(work, "encoding", 1)
+    if world.happens("extraction_is_hopeless"):
+        raise InvalidArtifact(f"Hopeless for the {world.random_bits(16)}th time.")
+    if world.happens("extraction_fails"):
+        raise ExtractorFailed(f"Failed for the {world.random_bits(16)}th time.")
+    width = work.maker.profile.embedding_width
+    assert width
+    noise = [world.random.random() for _ in range(width - 1)]
+    return {"speaker_embedding": np.array([clip.samples[0], *noise], np.float32)}
+
+
+def patiently(world: World, step: Callable[[], Result]) -> Result:
+    """As a worker does: again while bucket or index are away."""
+    deadline = world.time + PATIENCE_SECONDS
+    while True:
+        try:
+            return step()
+        except Unavailable:
+            if world.time > deadline:
+                raise
+            world.sleep(2.0)

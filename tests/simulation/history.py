@@ -1,0 +1,335 @@
+"""One history, told by its seed: a while of everything at once, under faults; then rest; then the
+reckoning."""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from services.shared.facts import SpeakerId, read_speaker
+from speaker_registry.errors import SpeakerRegistryError, Unavailable
+from tests.simulation import actors, reading, rest
+from tests.simulation.actors import Request
+from tests.simulation.ledger import Violation
+from tests.simulation.process import PROFILES, Parts, Process
+from tests.simulation.queue import LEASE_SECONDS, QueuedJob
+from tests.simulation.reading import Memory
+from tests.simulation.scheduler import Actor
+from tests.simulation.server import Server
+from tests.simulation.weather import CALM, Weather
+from tests.simulation.world import World
+
+STEPS = 900
+CROWD = 10
+"""Actors on their way at the same time, at most."""
+APIS, WORKERS = ("api-1", "api-2"), ("worker-1", "worker-2")
+
+
+class Broken(AssertionError):
+    """A violation, with the seed that replays it and what led to it."""
+
+    def __init__(self, seed: int, violation: BaseException, world: World, shown: int = 40) -> None:
+        last = "\n".join(
+            f"{time - 1.8e9:10.2f}  {who:22}  {what}" for time, who, what in world.events[-shown:]
+        )
+        super().__init__(f"seed {seed}: {violation}\nthe last of {len(world.events)} events:\n{last}")
+        self.violation = violation
+
+
+@dataclass
+class History:
+    """What goes on in a world."""
+
+    world: World
+    memory: Memory = field(default_factory=Memory)
+    contents: int = 0
+    encoder: int = 0
+    """Which one workers start with."""
+    requests: list[Request] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        world, random = self.world, self.world.random
+        world.store.on_delete = self._saw_delete
+        self.names = actors.NAMES[: random.randint(1, 3)]
+        self.errands = self._draw_errands()
+        for name in (*APIS, *WORKERS):
+            world.start_process(name)
+        self._run_alone("api-1", world.processes["api-1"].housekeeper.rebuild)
+        self._renew_workers()
+        world.weather = Weather.draw(random)
+
+    def _draw_errands(self) -> list[tuple[Callable[[], None], float]]:
+        """What may begin at each step, and how likely."""
+        likely = self.world.random.uniform
+        return [
+            (self._upload, likely(0.02, 0.08)),
+            (self._upload_embedding, likely(0, 0.01)),
+            (self._delete, likely(0, 0.03)),
+            (self._move_alias, likely(0, 0.02)),
+            (self._precompute, likely(0, 0.03)),
+            (self._read, 0.08),
+            (self._work, 0.15),
+            (self._keep_house, 0.06),
+            (self._collect_garbage, likely(0, 0.02)),
+            (self._announce, likely(0, 0.002)),
+            (self._reap, 0.05),
+            (self.world.keep_copy, 0.01),
+        ]
+
+    # -- the course of things
+
+    def live(self, steps: int) -> None:
+        for _ in range(steps):
+            self._advance()
+            self._strike()
+            for errand, odds in self.errands:
+                if self.world.random.random() < odds and len(self.world.actors) < CROWD:
+                    errand()
+            self._step_one()
+
+    def _advance(self) -> None:
+        random = self.world.random
+        low, high = random.choices([(0, 0.2), (0.3, 3), (5, 30), (100, 700)], [80, 15, 4.5, 0.5])[0]
+        self.world.advance(random.uniform(low, high))
+
+    def _strike(self) -> None:
+        """Faults that are nobody's call."""
+        world = self.world
+        if world.happens("redis_is_replaced"):
+            world.replace_server(roll_back=world.random.random() < 0.5)
+        if world.happens("process_dies"):
+            self._restart(world.random.choice([*APIS, *WORKERS]))
+        if world.actors and world.happens("actor_hangs"):
+            seconds = world.random.choice([40, 400, 2500]) * world.random.random()
+            world.random.choice(world.actors).asleep_until = world.time + seconds
+
+    def _step_one(self) -> None:
+        awake = [actor for actor in self.world.actors if actor.asleep_until <= self.world.time]
+        if self.world.random.random() < 0.3:  # else a rebuild would take most of the history
+            awake = [actor for actor in awake if actor.name.startswith("house")] or awake
+        if awake:
+            self.world.step(self.world.random.choice(awake))
+            self._bury()
+
+    def _bury(self) -> None:
+        """See to those that came to their end."""
+        ended = [actor for actor in self.world.actors if actor.done]
+        self.world.actors = [actor for actor in self.world.actors if not actor.done]
+        for actor in ended:
+            self._close(actor)
+
+    def _close(self, actor: Actor) -> None:
+        world, error = self.world, actor.error
+        if error is not None and not isinstance(error, SpeakerRegistryError):
+            raise (
+                error if isinstance(error, Violation) else Violation(f"{actor.name} raised {error!r}")
+            ) from error
+        outcome = "killed" if actor.killed else "done" if error is None else "failed"
+        if error is not None and not isinstance(error, Unavailable):
+            outcome = "refused"
+        world.note(f"{actor.name}: {outcome} {type(error).__name__ if error else ''}")
+        world.counts[f"{actor.name.split()[0]} {outcome}"] += 1
+        if actor.attempt is not None:
+            actor.attempt.ended, actor.attempt.outcome = world.moment, outcome
+        actor.then(outcome)
+
+    # -- errands of clients
+
+    def _start(self, kind: str, owner: str, work: Callable[[Process], Any], what: str = "") -> Actor:
+        process = self.world.processes[owner]
+        return self.world.spawn(f"{kind} {what} @{owner}", process, lambda: work(process))
+
+    def _ask(self, kind: str, name: str, work: Callable[[Process], Any], content: int = 0) -> Actor:
+        """A client's request to either API process."""
+        actor = self._start(kind, self.world.random.choice(APIS), work, name)
+        actor.attempt = self.world.ledger.begin(kind, actors.speaker_of(name), self.world.moment, content)
+        return actor
+
+    def _name(self) -> str:
+        return self.world.random.choice(self.names)
+
+    def _upload(self) -> None:
+        random = self.world.random
+        if self.requests and random.random() < 0.1:
+            self._send(random.choice(self.requests), tries=1)
+            return
+        self.contents += 1
+        key = f"key-{self.contents}" if random.random() < 0.7 else None
+        self._send(Request(self._name(), self.contents, key, spoken=random.random() < 0.7), tries=3)
+
+    def _upload_embedding(self) -> None:
+        self.contents += 1
+        self._send(Request(self._name(), self.contents, None, spoken=False, given=True), tries=1)
+
+    def _send(self, request: Request, tries: int) -> None:
+        self.requests.append(request)
+        actor = self._ask(
+            "upload", request.name, lambda process: actors.upload(process, request), request.content
+        )
+
+        def then(outcome: str) -> None:
+            if outcome == "done":
+                self.world.ledger.acknowledge(
+                    request.key, actor.result.version, actor.attempt, self.world.moment
+                )
+            elif outcome in {"failed", "killed"} and tries > 1:
+                self.world.later(
+                    self.world.within(1, 40), f"repeated: {request}", lambda: self._send(request, tries - 1)
+                )
+
+        actor.then = then
+
+    def _delete(self) -> None:
+        name = self._name()
+        self._ask("delete", name, lambda process: actors.delete(process, name))
+
+    def _move_alias(self) -> None:
+        name, alias = self._name(), self.world.random.choice(["default", "prod"])
+        self._ask("alias", name, lambda process: actors.move_by_hand(self.world, process, name, alias))
+
+    def _precompute(self) -> None:
+        name = self._name()
+        self._ask("precompute", name, lambda process: actors.precompute(self.world, process, name))
+
+    def _read(self) -> None:
+        name = self._name()
+        speaker_id = actors.speaker_of(name)
+        self._ask("read", name, lambda process: reading.read(self.world, self.memory, process, speaker_id))
+
+    # -- errands of ours
+
+    def _keep_house(self) -> None:
+        owner = self.world.random.choice(APIS)
+        if not any(actor.name == f"house  @{owner}" for actor in self.world.actors):
+            self._start("house", owner, lambda process: process.housekeeper.turn())
+
+    def _collect_garbage(self) -> None:
+        name = self._name()
+        self._start(
+            "gc", self.world.random.choice(APIS), lambda process: actors.collect_garbage(process, name), name
+        )
+
+    def _announce(self) -> None:
+        """A worker is replaced by one with a newer encoder."""
+        self.encoder += 1
+        self._restart(self.world.random.choice(WORKERS))
+
+    def _restart(self, name: str) -> None:
+        """A process is killed, and another takes its place; a worker's with the newest encoder."""
+        self.world.kill_process(name)
+        self._bury()
+        fingerprint = f"sha256:{self.encoder}"
+        self.world.start_process(name, {profile.name: fingerprint for profile in PROFILES})
+        if name in WORKERS:
+            self._start("announce", name, lambda process: actors.announce(self.world, process))
+
+    def _renew_workers(self) -> None:
+        """So that there is one for what was announced last."""
+        self.encoder += 1
+        for name in WORKERS:
+            self._restart(name)
+            self._let_all_finish()
+
+    def _work(self) -> None:
+        world = self.world
+        workers = [name for name in WORKERS if world.processes[name].in_service]
+        if workers and (waiting := world.queue.waiting()):
+            job = world.random.choice(waiting)
+            if world.happens("job_vanishes"):
+                del world.queue.jobs[job.id]
+                world.note(f"vanished: {job.id}")
+                return
+            self._take(job, world.random.choice(workers))
+            if world.happens("job_doubles"):
+                self._take(job, world.random.choice(workers), own=False)
+
+    def _take(self, job: QueuedJob, owner: str, *, own: bool = True) -> None:
+        me: list[Actor] = []
+        actor = self._start(
+            "work",
+            owner,
+            lambda process: actors.work_on(self.world, process, job, lambda: me[0]),
+            job.id[-6:],
+        )
+        me.append(actor)
+        if own:
+            self.world.queue.start(job, actor, self.world.time)
+
+    def _reap(self) -> None:
+        """The queue takes jobs back whose holder is dead, or was silent for too long."""
+        now = self.world.time
+        for job in self.world.queue.jobs.values():
+            holder = job.holder
+            if (
+                job.state != "started"
+                or not isinstance(holder, Actor)
+                or now - job.held_since <= LEASE_SECONDS
+            ):
+                continue
+            if holder.done or holder.asleep_until > now:
+                self.world.note(f"reaped: {job.id}")
+                self.world.queue.reap(job, now)
+
+    def _saw_delete(self, key: str) -> None:
+        """Nothing that a live version names may ever be deleted."""
+        if not key.startswith("default/v/"):
+            return
+        speaker_id = SpeakerId("default", key.split("/")[2])
+        for version in read_speaker(self.world.truth, speaker_id).versions:
+            if key in rest.needed(speaker_id, version):
+                raise Violation(f"deleted, though {version.vuid} lives: {key}")
+
+    # -- rest
+
+    def come_to_rest(self) -> None:
+        world = self.world
+        world.weather = CALM
+        self._let_all_finish()
+        self._renew_workers()
+        self._let_housekeeping_run(turns=14)
+        rest.check_promises_kept(world, world.processes["api-1"])
+        for _ in range(3):
+            world.advance(50_000)
+            self._let_housekeeping_run(turns=6)
+        rest.check_everything(world, world.processes["api-1"])
+
+    def _let_all_finish(self) -> None:
+        while self.world.actors or self.world.expects:
+            self.world.advance(5)
+            self._reap()
+            self._step_one()
+
+    def _let_housekeeping_run(self, turns: int) -> None:
+        """For about as many times 15 seconds, with workers at work."""
+        for turn in range(turns):
+            self.world.advance(16)
+            self._start("house", APIS[turn % 2], lambda process: process.housekeeper.turn())
+            while self.world.actors or self.world.queue.waiting():
+                self.world.advance(0.1)
+                self._reap()
+                self._work()
+                self._step_one()
+
+    def _run_alone(self, owner: str, work: Callable[[], Any]) -> None:
+        self._start("start", owner, lambda _: work())
+        while self.world.actors:
+            self.world.advance(0.1)
+            self._step_one()
+
+
+def run(seed: int, server: Server, parts: Parts | None = None, steps: int = STEPS) -> Counter[str]:
+    """Raises `Broken` if a promise was; else tells how often what happened."""
+    world = World(seed, server, parts or Parts())
+    try:
+        history = History(world)
+        history.live(steps)
+        history.come_to_rest()
+    except Violation as violation:
+        raise Broken(seed, violation, world) from violation
+    finally:
+        for actor in world.actors:
+            actor.kill()
+        for process in world.processes.values():
+            process.index.close()
+    world.counts["events"] = len(world.events)
+    return world.counts

@@ -1,0 +1,122 @@
+"""What clients asked for, what they were told, and what that allows them to see. Knows no index and no fold.
+
+Moments are numbers of events: what has the smaller one was over before the other began.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from services.shared.domain import SpeakerVersion
+from services.shared.facts import SpeakerId
+
+
+class Violation(BaseException):
+    """A promise was broken."""
+
+
+@dataclass(eq=False)
+class Attempt:
+    """One request, on its way or over. `outcome`: running, done, refused, failed (may still take effect),
+    killed (likewise)."""
+
+    kind: str
+    speaker_id: SpeakerId
+    began: int
+    ended: int | None = None
+    outcome: str = "running"
+    content: int = 0
+    """Of an upload: what stands for its clip."""
+
+    def over_by(self, moment: int) -> bool:
+        return self.ended is not None and self.ended < moment
+
+
+@dataclass(frozen=True)
+class Acknowledged:
+    """A registration was answered `at` this moment with this version, made up for `author` and promised to
+    `asker`."""
+
+    version: SpeakerVersion
+    at: int
+    author: Attempt
+    asker: Attempt
+
+
+@dataclass
+class Ledger:
+    attempts: list[Attempt] = field(default_factory=list)
+    authors: dict[str, Attempt] = field(default_factory=dict)
+    """vuid -> the upload that it was made up for; a repeat of that may be given it as well."""
+    acknowledged: dict[str, list[Acknowledged]] = field(default_factory=dict)
+    """By vuid, in the order of the answers."""
+    answers: dict[str, Acknowledged] = field(default_factory=dict)
+    """Idempotency key -> its last answer."""
+    moved_by_hand: set[str] = field(default_factory=set)
+    """vuids that somebody tried to make the default."""
+
+    def begin(self, kind: str, speaker_id: SpeakerId, moment: int, content: int = 0) -> Attempt:
+        attempt = Attempt(kind, speaker_id, moment, content=content)
+        self.attempts.append(attempt)
+        return attempt
+
+    def deletes(self, speaker_id: SpeakerId) -> Iterator[Attempt]:
+        return (one for one in self.attempts if one.kind == "delete" and one.speaker_id == speaker_id)
+
+    def settled_at(self, vuid: str) -> int | None:
+        """From when on the place of a version in its speaker's order was certainly taken."""
+        author = self.authors[vuid]
+        moments = [moment for moment in (author.ended, self._acknowledged_at(vuid)) if moment is not None]
+        return min(moments, default=None)
+
+    def _acknowledged_at(self, vuid: str) -> int | None:
+        return self.acknowledged[vuid][0].at if vuid in self.acknowledged else None
+
+    def may_be_gone(self, answer: Acknowledged, moment: int) -> bool:
+        """Whether a delete that was not over when the answered upload began may have taken effect by now."""
+        return any(
+            one.began < moment and not one.over_by(answer.asker.began)
+            for one in self.deletes(answer.author.speaker_id)
+        )
+
+    def must_be_gone(self, vuid: str, moment: int) -> bool:
+        """Whether a delete that began after the version had its place was acknowledged by now."""
+        settled = self.settled_at(vuid)
+        return settled is not None and any(
+            one.outcome == "done" and one.over_by(moment) and one.began > settled
+            for one in self.deletes(self.authors[vuid].speaker_id)
+        )
+
+    def acknowledge(self, key: str | None, version: SpeakerVersion, asker: Attempt, moment: int) -> None:
+        """A registration was answered with this version."""
+        if version.vuid not in self.authors:
+            raise Violation(f"{version.vuid} was acknowledged and never asked for")
+        answer = Acknowledged(version, moment, self.authors[version.vuid], asker)
+        if key is not None:
+            self._check_repeat(key, answer)
+            self.answers[key] = answer
+        if version.vuid not in self.acknowledged:
+            for old, *_ in self.acknowledged.values():
+                if old.author.speaker_id == answer.author.speaker_id:
+                    _check_order(old, answer)
+        self.acknowledged.setdefault(version.vuid, []).append(answer)
+
+    def _check_repeat(self, key: str, answer: Acknowledged) -> None:
+        before = self.answers.get(key)
+        if before and before.version.vuid != answer.version.vuid and not self.may_be_gone(before, answer.at):
+            raise Violation(
+                f"key {key} was answered with {before.version.vuid} and now with {answer.version.vuid}"
+            )
+
+
+def _check_order(old: Acknowledged, new: Acknowledged) -> None:
+    """Numbers and times of creation rise together, and with the order of what was acknowledged."""
+    one, other = old.version.record, new.version.record
+    apart = [other.number - one.number, other.created_at - one.created_at, new.version.seq - old.version.seq]
+    same_way = all(step > 0 for step in apart) or all(step < 0 for step in apart)
+    if not same_way or (old.at < new.author.began and apart[0] < 0):
+        raise Violation(
+            f"acknowledged versions of {old.author.speaker_id} are out of order: "
+            f"{one.vuid} seq {old.version.seq} number {one.number} created {one.created_at}, "
+            f"{other.vuid} seq {new.version.seq} number {other.number} "
+            f"created {other.created_at}"
+        )

@@ -1,0 +1,256 @@
+"""One process of the registry in the simulation: the real classes, put together as `__main__` does, on
+simulated surroundings.
+
+What leaves the process pauses first, and may fail there. Knows how the real objects are built, nothing of
+what is done with them.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import redis
+
+from services.shared.announcements import Announcements
+from services.shared.clock import Clock
+from services.shared.facts import SpeakerId
+from services.shared.housekeeping import Housekeeper
+from services.shared.index import SpeakerIndex
+from services.shared.profiles import Profile, ProfileCatalogue
+from services.shared.publication import Maker, Publisher
+from services.shared.redis_access import unavailable_without_redis
+from services.shared.registrar import Registrar
+from services.shared.settings import HousekeepingSettings, RegistrySettings
+from speaker_registry.artifact import TensorSpec
+from tests.simulation.queue import ModelledQueue, QueuedJob
+from tests.simulation.scheduler import current, pause
+from tests.simulation.server import Server
+from tests.simulation.store import ModelledStore, Nature
+
+BUCKET = "bucket"
+
+
+def _profile(name: str, width: int, *, ref_text_required: bool = False) -> Profile:
+    return Profile(
+        name=name,
+        model_type=name,
+        description=name,
+        tensors={"speaker_embedding": TensorSpec(dtype="F32", shape=(width,))},
+        sample_rate=16_000,
+        ref_text_required=ref_text_required,
+        model=name,
+        licence="none",
+    )
+
+
+PROFILES = (_profile("ecapa", 4), _profile("codec", 6, ref_text_required=True))
+
+
+class Surroundings(Nature, Protocol):
+    """What a process needs of the world."""
+
+    store: ModelledStore
+    queue: ModelledQueue
+    server: Server
+
+    def random_bits(self, count: int) -> int: ...
+    def hold_lock(self, key: str, seconds: float) -> None: ...
+    def saw_place_asked_for(self, vuid: str) -> None: ...
+    def saw_claim(self, speaker_id: SpeakerId, claimed: Mapping[str, Any]) -> None: ...
+
+
+class SimulatedClock(Clock):
+    """The world's time, `skew` seconds wrong."""
+
+    def __init__(self, world: Surroundings, skew: float) -> None:
+        self._world = world
+        self._skew = skew
+
+    def now(self) -> float:
+        return self._world.time + self._skew
+
+    def monotonic(self) -> float:
+        return self._world.time
+
+    def new_id(self) -> str:
+        milliseconds, noise = int(self.now() * 1000), self._world.random_bits(74)
+        value = milliseconds << 80 | 0x7 << 76 | (noise >> 62) << 64 | 0b10 << 62 | noise & (2**62 - 1)
+        return f"{value:032x}"
+
+
+class SimulatedIndex(SpeakerIndex):
+    """The real index on the real server, whose identity and whose answers the world decides."""
+
+    world: Surroundings
+
+    def _stamp_of(self, info: Any) -> str:
+        return self.world.server.identity(super()._stamp_of(info))
+
+    def reserve_version(self, speaker_id: SpeakerId, **asked: Any) -> Any:
+        self.world.saw_place_asked_for(asked["vuid"])
+        return super().reserve_version(speaker_id, **asked)
+
+    def claim(self, speaker_id: SpeakerId, **asked: Any) -> Any:
+        claim = super().claim(speaker_id, **asked)
+        if claim.outcome == "claimed":
+            self.world.saw_claim(speaker_id, asked)
+        return claim
+
+
+class SimulatedHousekeeper(Housekeeper):
+    """In one thread: the world decides what happens at the same time."""
+
+    def _for_each(self, work: Callable[[SpeakerId], None], speaker_ids: Any) -> None:
+        for speaker_id in sorted(speaker_ids, key=str):
+            work(speaker_id)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """What processes are built of. Seeded mistakes replace some of it."""
+
+    index: type[SimulatedIndex] = SimulatedIndex
+    registrar: type[Registrar] = Registrar
+    publisher: type[Publisher] = Publisher
+    housekeeper: type[SimulatedHousekeeper] = SimulatedHousekeeper
+    housekeeping: Mapping[str, Any] = field(default_factory=dict)
+    """Settings, unchecked."""
+    trusted_for_ever: bool = False
+    """Whatever server answers, it passes for the one that the index was built for."""
+
+
+class Process:
+    """`fingerprints`: of the profiles it extracts, if it is a worker."""
+
+    def __init__(
+        self,
+        world: Surroundings,
+        name: str,
+        parts: Parts,
+        settings: RegistrySettings,
+        housekeeping: HousekeepingSettings,
+        *,
+        skew: float,
+        fingerprints: Mapping[str, str],
+    ) -> None:
+        self.world = world
+        self.name = name
+        self.fingerprints = fingerprints
+        self.in_service = False
+        """A worker takes jobs once it has announced what it makes."""
+        clock = SimulatedClock(world, skew)
+        self.index = parts.index(world.server.url, BUCKET, clock=clock.now)
+        self.index.world = world
+        self._script_names = {script.sha: name for name, script in self.index._scripts.items()}
+        for client in (self.index.redis, self.index.ungated):
+            self._put_under_control(client)
+        announcements = Announcements(world.store, self.index, clock, monotonic=clock.monotonic)
+        self.registrar = parts.registrar(
+            store=world.store,
+            index=self.index,
+            announcements=announcements,
+            catalogue=ProfileCatalogue(PROFILES, settings.profiles),
+            dispatcher=self,
+            settings=settings,
+            clock=clock,
+        )
+        self.publisher = parts.publisher(self.registrar)
+        self.housekeeper = parts.housekeeper(self.registrar, housekeeping)
+
+    def maker(self, profile: str) -> Maker:
+        return Maker(
+            profile=self.registrar.catalogue.get(profile),
+            fingerprint=self.fingerprints[profile],
+            extractor={},
+            untrained=False,
+            worker=self.name,
+        )
+
+    # -- the Dispatcher that its registrar hands jobs to; RQ's connection has no gate
+
+    def enqueue(self, job_id: str, profile: str, arguments: Mapping[str, Any]) -> None:
+        self._call_queue(f"enqueue {job_id}", lambda: self.world.queue.enqueue(job_id, profile, arguments))
+
+    def state(self, job_id: str, profile: str) -> str:
+        return str(
+            self._call_queue(
+                f"state of {job_id}", lambda: self.world.queue.state(job_id, self.world.time), repeatable=True
+            )
+        )
+
+    def finish(self, job: QueuedJob, holder: object, *, again: bool) -> None:
+        """The worker is through with a job it took."""
+        self._call_queue(
+            f"finish {job.id}", lambda: self.world.queue.finish(job.id, holder, self.world.time, again=again)
+        )
+
+    def _call_queue(self, what: str, do: Callable[[], Any], *, repeatable: bool = False) -> Any:
+        with unavailable_without_redis():
+            return self._call(what, do, repeatable=repeatable)
+
+    # -- what leaves the process towards Redis
+
+    def _put_under_control(self, client: redis.Redis) -> None:
+        execute, pipeline = client.execute_command, client.pipeline
+
+        def execute_command(*arguments: Any, **options: Any) -> Any:
+            def do() -> Any:
+                answer = execute(*arguments, **options)
+                if answer and (held := _lock_of(arguments)):
+                    self.world.hold_lock(*held)
+                return answer
+
+            return self._call(self._describe(arguments), do, repeatable=True)
+
+        def make_pipeline(*arguments: Any, **options: Any) -> Any:
+            made = pipeline(*arguments, **options)
+            run = made.execute
+            made.execute = lambda: self._call(
+                " ".join(str(command[0][0]) for command in made.command_stack), run, repeatable=False
+            )
+            return made
+
+        client.execute_command = execute_command  # type: ignore[method-assign]
+        client.pipeline = make_pipeline  # type: ignore[method-assign]
+
+    def _call(self, what: str, do: Callable[[], Any], *, repeatable: bool) -> Any:
+        pause(what)
+        if current() is None:
+            return do()
+        if self.world.happens("redis_refuses"):
+            self.world.note("   redis fails: not done")
+            raise redis.ConnectionError
+        if repeatable and self.world.happens("redis_repeats"):
+            self.world.note("   redis: done twice")
+            do()
+        answer = do()
+        if self.world.happens("redis_forgets_to_answer"):
+            self.world.note("   redis fails: done, but not answered")
+            raise redis.ConnectionError
+        return _in_order(answer)
+
+    def _describe(self, arguments: tuple[Any, ...]) -> str:
+        if arguments[0] == "EVALSHA":
+            return f"{self._script_names.get(arguments[1], 'script')} {arguments[3]}"
+        return " ".join(str(argument)[:60] for argument in arguments[:2])
+
+
+def _lock_of(arguments: tuple[Any, ...]) -> tuple[str, float] | None:
+    """Name and seconds of the lock that a command takes or keeps, if it does."""
+    match arguments:
+        case ("SET", str(key), _, "PX", milliseconds, "NX") | ("SET", str(key), _, "NX", "PX", milliseconds):
+            return key, milliseconds / 1000
+        case ("EVALSHA", _, 1, str(key), _, milliseconds) if key.startswith("sr:lock:"):
+            return key, int(milliseconds) / 1000
+    return None
+
+
+def _in_order(answer: Any) -> Any:
+    """Redis tells the fields of a hash, and keys of a scan, in an order that differs from run to run."""
+    if isinstance(answer, dict):
+        return dict(sorted(answer.items()))
+    if isinstance(answer, list):
+        return [_in_order(part) if isinstance(part, dict) else part for part in answer]
+    if isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[1], list):
+        return (answer[0], sorted(answer[1]))
+    return answer

@@ -1,0 +1,110 @@
+"""What a client sees when it reads, held against the ledger. Every check here holds at every moment of every
+history."""
+
+from dataclasses import dataclass, field
+
+from services.shared.domain import ArtifactRecord, Speaker, SpeakerVersion
+from services.shared.facts import SpeakerId, read_speaker
+from services.shared.registrar import given_key
+from speaker_registry.artifact import Artifact, sha256_digest
+from speaker_registry.names import DEFAULT
+from tests.simulation.ledger import Ledger, Violation
+from tests.simulation.process import Process
+from tests.simulation.world import World
+
+
+@dataclass
+class Memory:
+    """What was seen before."""
+
+    served: dict[tuple[str, str], str] = field(default_factory=dict)
+    """(vuid, akey) -> the winner."""
+    defaults: dict[SpeakerId, str] = field(default_factory=dict)
+    """vuid of the last default that was complete."""
+
+
+def read(world: World, memory: Memory, process: Process, speaker_id: SpeakerId) -> None:
+    """Look a speaker up as a GET does, fetch every artifact, and check all of it."""
+    began = world.moment
+    speaker = process.registrar.look_up(speaker_id).speaker
+    check_versions(world.ledger, speaker_id, speaker, began, world.moment)
+    _check_default(world, memory, process, speaker_id, speaker)
+    for version in speaker.versions:
+        for akey, record in artifacts_of(version):
+            _check_artifact(world, memory, process, speaker_id, version, akey, record)
+
+
+def artifacts_of(version: SpeakerVersion) -> list[tuple[str, ArtifactRecord]]:
+    given = [(given_key(record.profile), record) for record in version.record.given]
+    return given + sorted(version.artifacts.items())
+
+
+def check_versions(ledger: Ledger, speaker_id: SpeakerId, speaker: Speaker, began: int, ended: int) -> None:
+    """Nothing acknowledged is missing, nothing deleted is back, nothing is there that nobody uploaded."""
+    visible = {version.vuid for version in speaker.versions}
+    for vuid, answers in ledger.acknowledged.items():
+        if vuid in visible or answers[0].author.speaker_id != speaker_id:
+            continue
+        for answer in answers:
+            if answer.at < began and not ledger.may_be_gone(answer, ended):
+                raise Violation(f"version {vuid} of {speaker_id}, acknowledged at {answer.at}, is not there")
+    for vuid in visible:
+        if vuid not in ledger.authors:
+            raise Violation(f"version {vuid} of {speaker_id} was made by nobody")
+        if ledger.must_be_gone(vuid, began):
+            raise Violation(f"version {vuid} of {speaker_id} is there after its delete was acknowledged")
+
+
+def _check_default(
+    world: World, memory: Memory, process: Process, speaker_id: SpeakerId, speaker: Speaker
+) -> None:
+    """An incomplete version does not take over from a complete one, unless somebody says so."""
+    if not speaker.live:
+        return
+    default, before = speaker.default, memory.defaults.get(speaker_id)
+    if complete(process, default):
+        memory.defaults[speaker_id] = default.vuid
+    elif before is not None and default.vuid not in world.ledger.moved_by_hand:
+        was = speaker.by_vuid(before)
+        moved = speaker.alias_facts.get(DEFAULT)
+        if was is not None and moved is not None and moved.vuid == default.vuid:
+            raise Violation(
+                f"default of {speaker_id} went from {before} to {default.vuid}, which is incomplete"
+            )
+
+
+def complete(process: Process, version: SpeakerVersion) -> bool:
+    """With any fingerprint: a new one makes artifacts stale, not useless."""
+    return all(version.artifact(profile) is not None for profile in process.registrar.wanted(version))
+
+
+def _check_artifact(
+    world: World,
+    memory: Memory,
+    process: Process,
+    speaker_id: SpeakerId,
+    version: SpeakerVersion,
+    akey: str,
+    record: ArtifactRecord,
+) -> None:
+    """Its bytes are there, are what the record says, come from this version's clip, and never change."""
+    try:
+        data = process.registrar.store.get(speaker_id.artifact_blob_key(version.vuid, akey, record))
+    except FileNotFoundError:
+        _check_it_may_be_missing(world, speaker_id, version, akey)
+        return
+    if sha256_digest(data) != record.digest:
+        raise Violation(f"artifact {version.vuid} {akey} is not what its record says")
+    made_from = Artifact.parse(data).tensors["speaker_embedding"][0]
+    if made_from != world.ledger.authors[version.vuid].content:
+        raise Violation(f"artifact {version.vuid} {akey} was made from clip {made_from}")
+    before = memory.served.setdefault((version.vuid, akey), record.winner)
+    if before != record.winner:
+        raise Violation(f"artifact {version.vuid} {akey} was {before} and is {record.winner}")
+
+
+def _check_it_may_be_missing(world: World, speaker_id: SpeakerId, version: SpeakerVersion, akey: str) -> None:
+    """Deleted between two looks: then the facts say so as well."""
+    truth = read_speaker(world.truth, speaker_id).by_vuid(version.vuid)
+    if truth is not None and akey in dict(artifacts_of(truth)):
+        raise Violation(f"artifact {version.vuid} {akey} has no bytes")

@@ -1,0 +1,142 @@
+"""What must be true once nothing more happens: no faults, nobody on the way, and housekeeping has had its
+turns."""
+
+import json
+from typing import Any
+
+from services.shared.domain import Speaker, SpeakerVersion
+from services.shared.facts import SpeakerId, read_speaker, speaker_ids
+from services.shared.index_reading import IndexedSpeaker
+from speaker_registry.names import DEFAULT
+from speaker_registry.schemas import FINISHED_STATES
+from tests.simulation.ledger import Violation
+from tests.simulation.process import Process
+from tests.simulation.reading import artifacts_of, check_versions, complete
+from tests.simulation.world import World
+
+
+def check_promises_kept(world: World, process: Process) -> None:
+    """Without waiting for the daily sweep: what was acknowledged is there, and ready or said to have
+    failed."""
+    for speaker_id in speaker_ids(world.truth):
+        indexed = process.registrar.look_up(speaker_id)
+        check_versions(world.ledger, speaker_id, indexed.speaker, world.moment, world.moment)
+        if indexed.flights:
+            raise Violation(f"{speaker_id} still waits for {indexed.flights}")
+        for version in indexed.speaker.versions:
+            if version.vuid in world.ledger.acknowledged:
+                _check_made(process, indexed, version)
+    _check_jobs(world)
+
+
+def check_everything(world: World, process: Process) -> None:
+    """After the daily sweep, with every grace over."""
+    for speaker_id in speaker_ids(world.truth):
+        truth = read_speaker(world.truth, speaker_id)
+        indexed = process.registrar.look_up(speaker_id)
+        _check_same(speaker_id, indexed.speaker, truth)
+        check_versions(world.ledger, speaker_id, truth, world.moment, world.moment)
+        for version in truth.versions:
+            _check_made(process, indexed, version)
+        _check_default(process, truth)
+        _check_objects(world, speaker_id, truth)
+    _check_names(world, process)
+    _check_jobs(world)
+
+
+def _check_same(speaker_id: SpeakerId, indexed: Speaker, truth: Speaker) -> None:
+    """The index tells what the facts tell. Its high-water marks may be higher: places were reserved and not
+    taken."""
+    marks = [(indexed.seq, truth.seq), (indexed.number, truth.number), (indexed.created_at, truth.created_at)]
+    if any(mine < theirs for mine, theirs in marks):
+        raise Violation(f"index of {speaker_id} has marks {marks}")
+    mine, theirs = _told(indexed), _told(truth)
+    for what in sorted(mine.keys() | theirs.keys()):
+        if mine.get(what) != theirs.get(what):
+            raise Violation(
+                f"{what} of {speaker_id}: the index says {mine.get(what)}, the facts say {theirs.get(what)}"
+            )
+
+
+def _told(speaker: Speaker) -> dict[str, Any]:
+    """All that is said of a speaker but its marks, in pieces that can be compared one by one."""
+    told: dict[str, Any] = {"tombstone": speaker.tombstone}
+    told |= {f"alias {alias}": fact for alias, fact in speaker.alias_facts.items()}
+    for place, version in enumerate(speaker.versions):
+        told[f"version {version.vuid}"] = (place, version.seq, version.record)
+        told |= {f"artifact {version.vuid} {akey}": one for akey, one in version.artifacts.items()}
+        told |= {f"failure {version.vuid} {akey}": one for akey, one in version.failures.items()}
+    return told
+
+
+def _check_made(process: Process, indexed: IndexedSpeaker, version: SpeakerVersion) -> None:
+    for profile in process.registrar.wanted(version):
+        standing = process.registrar.standing(indexed, version, profile)
+        if standing.state not in {"ready", "failed"} or standing.job_id:
+            raise Violation(f"{version.vuid} is {standing.state} for {profile}, job {standing.job_id}")
+
+
+def _check_default(process: Process, speaker: Speaker) -> None:
+    """The newest complete version, unless somebody chose another after that one was registered."""
+    if not speaker.live:
+        return
+    moved = speaker.alias_facts.get(DEFAULT)
+    newest = next((one for one in reversed(speaker.versions) if complete(process, one)), None)
+    if newest is None or speaker.default.vuid == newest.vuid:
+        return
+    by_hand = moved is not None and not moved.automatic
+    if not by_hand or moved is None or moved.seq < newest.seq:
+        raise Violation(f"default is {speaker.default.vuid}, and {newest.vuid} is complete")
+
+
+def _check_objects(world: World, speaker_id: SpeakerId, truth: Speaker) -> None:
+    """Nothing is left of what is dead, and nothing is missing of what lives."""
+    keys = {stored.key for stored in world.truth.list(speaker_id.prefix).objects}
+    for key in sorted(keys):
+        _, _, _, kind, name, *_ = key.split("/")
+        if kind == "d" and truth.by_vuid(name) is None:
+            raise Violation(f"left of a dead version: {key}")
+        seq = int(name.partition(".")[0]) if kind == "r" else truth.tombstone + 1
+        if seq < truth.tombstone or (seq == truth.tombstone and ".del." not in name):
+            raise Violation(f"left of what a tombstone covers: {key}")
+    if missing := [
+        key for version in truth.versions for key in needed(speaker_id, version) if key not in keys
+    ]:
+        raise Violation(f"missing: {missing}")
+
+
+def needed(speaker_id: SpeakerId, version: SpeakerVersion) -> list[str]:
+    """Every object that a live version names."""
+    keys = [speaker_id.version_key(version.seq, version.record)]
+    if clip := version.record.clip:
+        keys += [speaker_id.blob_key(version.vuid, sha256) for sha256 in (clip.sha256, clip.rendition_sha256)]
+    for akey, record in artifacts_of(version):
+        keys.append(speaker_id.artifact_blob_key(version.vuid, akey, record))
+        if akey in version.artifacts:
+            keys.append(speaker_id.artifact_fact_key(version.vuid, akey, record))
+    return keys
+
+
+def _check_names(world: World, process: Process) -> None:
+    """Paging finds every live speaker, and only those."""
+    page, more = process.registrar.page("default", limit=1000)
+    told = [indexed.speaker.newest.record.name.lower() for indexed in page]
+    live = [read_speaker(world.truth, speaker_id) for speaker_id in speaker_ids(world.truth)]
+    if more or told != sorted(speaker.newest.record.name.lower() for speaker in live if speaker.live):
+        raise Violation(f"paging tells {told}")
+
+
+def _check_jobs(world: World) -> None:
+    """Every job has ended, and is listed under the state it ended in."""
+    raw: Any = world.server.raw
+    for key in raw.keys("sr:job:*"):
+        job = {name.decode(): value.decode() for name, value in raw.hgetall(key).items()}
+        if job["state"] not in FINISHED_STATES:
+            raise Violation(f"job has not ended: {json.dumps(job)}")
+        listed = [
+            state
+            for state in sorted(FINISHED_STATES | {"queued", "processing"})
+            if raw.zscore(f"sr:jobs:{job['ns']}:{state}", job["id"]) is not None
+        ]
+        if listed != [job["state"]]:
+            raise Violation(f"job {job['id']} is {job['state']} and listed under {listed}")

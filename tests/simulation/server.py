@@ -1,0 +1,98 @@
+"""The Redis server that may be replaced at any moment by one that knows nothing, or only what was true a
+while ago.
+
+`ModelledServer` is one running Valkey that plays all of them, each with an identity of its own;
+`RestartedServer` is a Valkey
+that is really killed and started again.
+"""
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import redis
+
+from services.shared.index import SpeakerIndex
+from services.shared.valkey import ValkeyServer
+
+
+class Server(Protocol):
+    url: str
+    raw: redis.Redis
+    """For looking without being noticed."""
+
+    def identity(self, told: str) -> str:
+        """What the server calls its run, given what it really said."""
+        ...
+
+    def remember(self) -> None:
+        """Take the snapshot that a later roll-back goes to."""
+
+    def replace(self, *, roll_back: bool) -> None:
+        """Another server from here on."""
+
+
+class ModelledServer:
+    """Emptied when it is made: one at a time."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.raw = redis.Redis.from_url(url)
+        self.raw.flushall()
+        self.raw.script_flush("SYNC")
+        self._run = 1
+        self._snapshot: Mapping[bytes, bytes] = {}
+
+    def identity(self, told: str) -> str:
+        return f"run {self._run}"
+
+    def remember(self) -> None:
+        # Locks would come back without their time to live.
+        keys: list[Any] = sorted(key for key in self.raw.scan_iter() if not key.startswith(b"sr:lock:"))
+        pipeline = self.raw.pipeline(transaction=False)
+        for key in keys:
+            pipeline.dump(key)
+        self._snapshot = dict(zip(keys, pipeline.execute(), strict=True))
+
+    def replace(self, *, roll_back: bool) -> None:
+        self._run += 1
+        pipeline = self.raw.pipeline(transaction=False)
+        pipeline.flushall()
+        pipeline.script_flush("SYNC")
+        for key, value in self._snapshot.items() if roll_back else ():
+            pipeline.restore(key, 0, value)
+        pipeline.execute()
+
+
+class RestartedServer:
+    """Killed with SIGKILL and started on its log, on an earlier copy of it, or on nothing."""
+
+    def __init__(self, valkey: ValkeyServer) -> None:
+        self._valkey = valkey
+        self._log: Path = valkey.data_dir / "appendonlydir"
+        self._copy: Path = valkey.data_dir / "copy"
+        self.url = valkey.url
+        self.raw = redis.Redis.from_url(valkey.url)
+        self._remembers = False
+
+    def identity(self, told: str) -> str:
+        return told
+
+    def remember(self) -> None:
+        shutil.rmtree(self._copy, ignore_errors=True)
+        shutil.copytree(self._log, self._copy)
+        self._remembers = True
+
+    def replace(self, *, roll_back: bool) -> None:
+        self._valkey.kill()
+        shutil.rmtree(self._log)
+        if roll_back and self._remembers:
+            shutil.copytree(self._copy, self._log)
+        self._valkey.start()
+
+
+def disconnect(index: SpeakerIndex) -> None:
+    """What every client of a replaced server finds: its connections are gone."""
+    for client in (index.redis, index.ungated):
+        client.connection_pool.disconnect()

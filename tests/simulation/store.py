@@ -1,0 +1,151 @@
+"""A bucket as bad as S3 may be: strongly consistent, but a put may fail, succeed unanswered, or land late.
+
+Times are whole seconds, as S3 gives them. A request is void 15 minutes after it was signed, also S3's rule:
+it bounds how late
+anything can land. Knows keys as text only.
+"""
+
+import builtins
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
+from typing import Protocol
+
+from services.shared.store import Listing, StoredObject, check_key, check_prefix
+from speaker_registry.errors import Unavailable
+from tests.simulation.scheduler import Killed, pause
+
+SIGNED_SECONDS = 900.0
+
+
+class Nature(Protocol):
+    """What the store asks of the world around it."""
+
+    @property
+    def time(self) -> float: ...
+    def happens(self, fault: str) -> bool: ...
+    def within(self, low: float, high: float) -> float: ...
+    def later(self, seconds: float, what: str, do: Callable[[], None]) -> None: ...
+    def note(self, text: str) -> None: ...
+
+
+class PerfectStore:
+    """Implements `services.shared.store.Store` without a fault. `clock`: the store's, in Unix seconds."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._objects: dict[str, tuple[bytes, datetime]] = {}
+
+    def put(self, key: str, data: bytes) -> None:
+        self._objects[check_key(key)] = (data, self._now())
+
+    def get(self, key: str) -> bytes:
+        try:
+            return self._objects[check_key(key)][0]
+        except KeyError:
+            raise FileNotFoundError("no such object") from None
+
+    async def get_async(self, key: str) -> bytes:
+        return self.get(key)
+
+    def list(self, prefix: str) -> Listing:
+        check_prefix(prefix)
+        found = sorted(key for key in self._objects if key.startswith(prefix))
+        objects = tuple(StoredObject(key, len(self._objects[key][0]), self._objects[key][1]) for key in found)
+        return Listing(objects, self._now())
+
+    def folders(self, prefix: str) -> builtins.list[str]:
+        check_prefix(prefix)
+        inside = (key[len(prefix) :] for key in self._objects if key.startswith(prefix))
+        return sorted({rest.partition("/")[0] for rest in inside if "/" in rest})
+
+    def delete(self, keys: Iterable[str]) -> None:
+        for key in keys:
+            self._objects.pop(check_key(key), None)
+
+    def check(self) -> None:
+        pass
+
+    def probe(self) -> None:
+        pass
+
+    def _now(self) -> datetime:
+        return datetime.fromtimestamp(int(self._clock()), UTC)
+
+
+class ModelledStore:
+    """Implements `services.shared.store.Store`, for actors."""
+
+    def __init__(self, nature: Nature, truth: PerfectStore) -> None:
+        self._nature = nature
+        self._truth = truth
+        self.on_put: Callable[[str], None] = lambda key: None
+        """Called when a put is asked for, whatever comes of it."""
+        self.on_delete: Callable[[str], None] = lambda key: None
+        """Called just before an object goes."""
+
+    def put(self, key: str, data: bytes) -> None:
+        self.on_put(key)
+        signed_at = self._nature.time
+        try:
+            pause(f"put {key}")
+        except Killed:
+            if self._nature.happens("store_lands_late"):
+                self._land_late(key, data, signed_at)
+            raise
+        if self._nature.time - signed_at > SIGNED_SECONDS:
+            raise self._failure("its signature is void")
+        if self._nature.happens("store_refuses"):
+            raise self._failure("not done")
+        if self._nature.happens("store_lands_late"):
+            self._land_late(key, data, signed_at)
+            raise self._failure("it lands later")
+        self._truth.put(key, data)
+        self._may_lose_the_reply()
+
+    def get(self, key: str) -> bytes:
+        self._call(f"get {key}")
+        return self._truth.get(key)
+
+    async def get_async(self, key: str) -> bytes:
+        return self.get(key)
+
+    def list(self, prefix: str) -> Listing:
+        self._call(f"list {prefix}")
+        return self._truth.list(prefix)
+
+    def folders(self, prefix: str) -> builtins.list[str]:
+        self._call(f"folders {prefix}")
+        return self._truth.folders(prefix)
+
+    def delete(self, keys: Iterable[str]) -> None:
+        """One after the other: a crash in between leaves the rest."""
+        for key in keys:
+            self._call(f"delete {key}")
+            self.on_delete(key)
+            self._truth.delete([key])
+            self._may_lose_the_reply()
+
+    def check(self) -> None:
+        self._call("check")
+
+    def probe(self) -> None:
+        self._call("probe")
+
+    def _call(self, what: str) -> None:
+        pause(what)
+        if self._nature.happens("store_refuses"):
+            raise self._failure("not done")
+
+    def _may_lose_the_reply(self) -> None:
+        if self._nature.happens("store_forgets_to_answer"):
+            raise self._failure("done, but not answered")
+
+    def _land_late(self, key: str, data: bytes, signed_at: float) -> None:
+        left = max(0.0, signed_at + SIGNED_SECONDS - self._nature.time)
+        self._nature.later(
+            self._nature.within(0, left), f"landed late: {key}", lambda: self._truth.put(key, data)
+        )
+
+    def _failure(self, how: str) -> Unavailable:
+        self._nature.note(f"   store fails: {how}")
+        return Unavailable("The object store is not available.", retry_after_seconds=5)

@@ -1,0 +1,42 @@
+"""How bad things are in one history: the odds of every fault. Drawn per seed, so that faults also come alone
+and in pairs."""
+
+from dataclasses import dataclass, fields, replace
+from random import Random
+
+
+@dataclass(frozen=True, kw_only=True)
+class Weather:
+    """Probabilities: per call to store or Redis, per job handed out, or per step of the history."""
+
+    # Per call to the store.
+    store_refuses: float = 0.02
+    store_forgets_to_answer: float = 0.02
+    """It did what was asked, and its reply was lost."""
+    store_lands_late: float = 0.02
+    """The caller was told that it failed; it happens up to 15 minutes later."""
+    # Per call to Redis.
+    redis_refuses: float = 0.01
+    redis_forgets_to_answer: float = 0.01
+    redis_repeats: float = 0.01
+    """The client's own retry after a lost reply: the command runs twice."""
+    # Per job handed out.
+    job_vanishes: float = 0.02
+    job_doubles: float = 0.05
+    extraction_fails: float = 0.1
+    extraction_is_hopeless: float = 0.05
+    # Per step of the history.
+    process_dies: float = 0.01
+    redis_is_replaced: float = 0.003
+    actor_hangs: float = 0.01
+
+    @classmethod
+    def draw(cls, random: Random) -> "Weather":
+        """Each fault is absent in a third of all histories, and twice as likely as usual in another third."""
+        usual = cls()
+        return replace(
+            usual, **{field.name: getattr(usual, field.name) * random.randrange(3) for field in fields(cls)}
+        )
+
+
+CALM = Weather(**{field.name: 0.0 for field in fields(Weather)})

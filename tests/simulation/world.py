@@ -1,0 +1,195 @@
+"""One simulated world: time, chance, bucket, Redis, queue, and the processes that live in it.
+
+Everything that happens is decided by the seed. Knows what can go wrong, not what is supposed to come of it.
+"""
+
+import heapq
+from collections import Counter
+from collections.abc import Callable, Mapping
+from random import Random
+from typing import Any
+
+from services.shared.facts import SpeakerId
+from services.shared.settings import HousekeepingSettings, RegistrySettings
+from tests.simulation import scheduler
+from tests.simulation.ledger import Ledger, Violation
+from tests.simulation.process import PROFILES, Parts, Process
+from tests.simulation.queue import ModelledQueue, QueuedJob
+from tests.simulation.scheduler import Actor
+from tests.simulation.server import Server, disconnect
+from tests.simulation.store import ModelledStore, PerfectStore
+from tests.simulation.weather import CALM
+
+FINISHED = {b"succeeded", b"failed", b"canceled", b"superseded"}
+
+
+class World:
+    """`weather`: how bad it is now. `events`: all that happened, as (time, who, what)."""
+
+    def __init__(self, seed: int, server: Server, parts: Parts) -> None:
+        self.random = Random(seed)
+        self.parts = parts
+        self.time = 1_800_000_000.0
+        self.weather = CALM
+        self.events: list[tuple[float, str, str]] = []
+        self.counts: Counter[str] = Counter()
+        self.ledger = Ledger()
+        self.server = server
+        self.truth = PerfectStore(lambda: self.time)
+        self.store = ModelledStore(self, self.truth)
+        self.store.on_put = self._saw_put
+        self.queue = ModelledQueue()
+        self.actors: list[Actor] = []
+        self.processes: dict[str, Process] = {}
+        self._coming: list[tuple[float, int, str, Callable[[], None]]] = []
+        self._kept_queue: dict[str, QueuedJob] = {}
+        self._claims: dict[tuple[str, str, str], tuple[int, str]] = {}
+        self._run = 0
+        self._locks: dict[str, float] = {}
+        profiles = [profile.name for profile in PROFILES]
+        self.settings = RegistrySettings(
+            profiles=tuple(profiles[: self.random.randint(1, 2)]),
+            registration_policy=self.random.choice(["overwrite"] * 5 + ["immutable"]),
+        )
+        given: dict[str, Any] = {
+            "sweep_seconds": 40_000,
+            "grace_seconds": 1800,
+            "deleted_grace_seconds": self.random.choice([0, 0, 600]),
+        }
+        self.housekeeping = HousekeepingSettings.model_construct(
+            **HousekeepingSettings(**given).model_dump() | parts.housekeeping
+        )
+
+    # -- time and chance
+
+    def happens(self, fault: str) -> bool:
+        odds = getattr(self.weather, fault)
+        if not odds or self.random.random() >= odds:
+            return False
+        self.counts[fault] += 1
+        return True
+
+    def within(self, low: float, high: float) -> float:
+        return self.random.uniform(low, high)
+
+    def random_bits(self, count: int) -> int:
+        return self.random.getrandbits(count)
+
+    def later(self, seconds: float, what: str, do: Callable[[], None]) -> None:
+        heapq.heappush(self._coming, (self.time + seconds, len(self.events), what, do))
+        self.note(f"   in {seconds:.1f} s: {what}")
+
+    def advance(self, seconds: float) -> None:
+        until = self.time + seconds
+        while self._coming and self._coming[0][0] <= until:
+            self.time, _, what, do = heapq.heappop(self._coming)
+            self.note(what)
+            do()
+        self.time = until
+
+    @property
+    def expects(self) -> bool:
+        """Something is still going to happen by itself."""
+        return bool(self._coming)
+
+    def note(self, text: str) -> None:
+        actor = scheduler.current()
+        self.events.append((self.time, actor.name if actor else "", text))
+
+    @property
+    def moment(self) -> int:
+        return len(self.events)
+
+    # -- processes and what they do
+
+    def start_process(self, kind: str, fingerprints: Mapping[str, str] | None = None) -> Process:
+        """In the place of an earlier one of that name, if there is one."""
+        process = Process(
+            self,
+            kind,
+            self.parts,
+            self.settings,
+            self.housekeeping,
+            skew=self.random.choice([0.0, 0.0, -2.0, 2.0]),
+            fingerprints=fingerprints or {},
+        )
+        self.processes[kind] = process
+        return process
+
+    def kill_process(self, name: str) -> None:
+        """kill -9."""
+        old = self.processes[name]
+        self.note(f"killed: {name}")
+        for actor in self.actors:
+            if actor.owner is old:
+                actor.kill()
+        old.index.close()
+
+    def spawn(self, name: str, process: Process, work: Callable[[], Any]) -> Actor:
+        actor = Actor(name, work, process)
+        self.actors.append(actor)
+        return actor
+
+    def step(self, actor: Actor) -> None:
+        """Let an actor make its next call. What it was about to do is in the events."""
+        if actor.calling:
+            self.events.append((self.time, actor.name, actor.calling))
+        actor.step()
+
+    def sleep(self, seconds: float) -> None:
+        """For actors."""
+        actor = scheduler.current()
+        assert actor
+        actor.asleep_until = self.time + seconds
+        scheduler.pause(f"slept {seconds:.1f} s")
+
+    # -- Redis
+
+    def keep_copy(self) -> None:
+        self.note("snapshot of redis")
+        self.server.remember()
+        self._kept_queue = self.queue.snapshot()
+
+    def replace_server(self, *, roll_back: bool) -> None:
+        self._run += 1
+        self.note("redis rolled back" if roll_back else "redis emptied")
+        self.server.replace(roll_back=roll_back)
+        self.queue.jobs = ModelledQueue(self._kept_queue).snapshot() if roll_back else {}
+        for process in self.processes.values():
+            disconnect(process.index)
+
+    def hold_lock(self, key: str, seconds: float) -> None:
+        """A lock's time to live is in the world's time."""
+        until = self._locks[key] = self.time + seconds
+
+        def expire() -> None:
+            if self._locks[key] == until:
+                self.server.raw.delete(key)
+
+        self.later(seconds, f"expires unless kept: {key}", expire)
+
+    # -- what may never happen, noticed while it happens
+
+    def _saw_put(self, key: str) -> None:
+        if "/r/" not in key or ".ver." not in key:
+            return
+        actor = scheduler.current()
+        if actor is None or actor.attempt is None or actor.attempt.kind != "upload":
+            raise Violation(f"{actor and actor.name} created a version: {key}")
+
+    def saw_place_asked_for(self, vuid: str) -> None:
+        """A repeated upload may be given the vuid that an earlier attempt asked for."""
+        actor = scheduler.current()
+        assert actor
+        self.ledger.authors[vuid] = actor.attempt
+
+    def saw_claim(self, speaker_id: SpeakerId, claimed: Mapping[str, Any]) -> None:
+        """One computation at a time: an earlier claim of the same must have ended."""
+        what = (claimed["vuid"], claimed["profile"], claimed["fingerprint"])
+        run, job_id = self._claims.get(what, (self._run, ""))
+        self._claims[what] = (self._run, claimed["job"]["id"])
+        if run != self._run or job_id in {"", claimed["job"]["id"]}:
+            return
+        state = self.server.raw.hget(f"sr:job:{job_id}", "state")
+        if state is not None and state not in FINISHED:
+            raise Violation(f"{what} was claimed again while {job_id} is {state!r}")
