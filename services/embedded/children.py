@@ -97,6 +97,11 @@ class Child:
             self._due = 0.0
             self.start()
 
+    @property
+    def last_line(self) -> str:
+        """What it said last, so far."""
+        return self._last_lines[-1] if self._last_lines else "nothing yet"
+
     def last_words(self) -> str:
         """After it has ended: the reason it gave, or else what it wrote last."""
         if self._listener:
@@ -123,14 +128,15 @@ class Child:
 
     def kill(self) -> None:
         """SIGKILL if it still runs. Nothing it was at is lost: a restart finds it again."""
-        if self._process:
+        if self._process and self._listener:
             self._process.kill()
             self._process.wait()
+            self._listener.join(1)
 
     def _listen(self, stream: IO[bytes]) -> None:
         """Until it has closed its end: a pipe that nobody empties would stop it."""
         while line := stream.readline(_MAX_LINE_BYTES):
-            if self._raw:
+            if self._raw and not self._raw.closed:
                 self._raw.write(line)
                 self._raw.flush()
             self._hear(line.decode(errors="replace").rstrip())

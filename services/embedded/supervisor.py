@@ -37,6 +37,8 @@ START_SECONDS = 600.0
 STOP_SECONDS = 8.0
 """For what is in hand. What is not finished by then comes back at the next start."""
 VALKEY_STOP_SECONDS = 5.0
+_PATIENCE_SECONDS = 30.0
+"""After these, whoever waits for a start is told what it is at, and again after as many."""
 _SILENT = logging.CRITICAL + 1
 
 _FOR_ONE_PERSON = {
@@ -148,13 +150,16 @@ class EmbeddedRegistry:
     def _wait_until_up(self) -> None:
         """Until the API is ready and a worker serves every profile."""
         profiles = set(self._settings.profile_names)
-        deadline = time.monotonic() + START_SECONDS
+        told = started = time.monotonic()
         with RegistryClient(self.url, retries=0, timeout=2) as client:
-            while time.monotonic() < deadline:
+            while (now := time.monotonic()) < started + START_SECONDS:
                 self._raise_if_ended()
                 with suppress(SpeakerRegistryError):
                     if profiles <= {profile.id for profile in client.profiles() if profile.workers}:
                         return
+                if now - told > _PATIENCE_SECONDS:
+                    log.warning("start.takes_long", worker=self.children["worker"].last_line)
+                    told = now
                 time.sleep(0.1)
         raise StartFailed(f"The registry was not up after {START_SECONDS:.0f} s.")
 
