@@ -35,7 +35,7 @@ def _live_through(seeds: range, server: ValkeyServer, parts: Parts) -> None:
 
 @pytest.mark.skipif(
     "SIMULATION_SEEDS" not in os.environ,
-    reason="known fault: two publishes of one artifact that overtake each other (seed 34); `make soak` runs it",
+    reason="known fault: publishes of one artifact that overtake each other (seed 34); `make soak` runs it",
 )
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("share", range(SHARES))
