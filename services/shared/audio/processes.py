@@ -178,7 +178,8 @@ class Child:
         return facts, samples
 
     def _send(self, request: Request, payload: Sequence[bytes | memoryview], deadline: float) -> None:
-        for piece in (request.header(sum(map(len, payload))), *payload):
+        # No empty piece: who has all the bytes may have answered and ended, and sending to it would fail.
+        for piece in (request.header(sum(map(len, payload))), *filter(len, payload)):
             wait_until(self._connection, deadline)
             self._connection.sendall(piece)
 

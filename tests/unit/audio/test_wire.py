@@ -1,6 +1,7 @@
 """What two processes say to each other arrives as it was sent, or not at all."""
 
 import math
+import os
 import socket
 import threading
 import time
@@ -8,6 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from services.shared.audio import processes
+from services.shared.audio.processes import Child
 from services.shared.audio.sandbox.wire import Facts, Malformed, Request, Status, receive
 
 FACTS = Facts(
@@ -102,3 +105,27 @@ def test_what_is_there_after_the_deadline_is_too_late(line: tuple[socket.socket,
     line[1].sendall(b"x")
     with pytest.raises(TimeoutError):
         receive(line[0], 1, time.monotonic() - 0.001)
+
+
+def test_a_clip_that_ends_with_nothing_is_answered_as_any_other(monkeypatch: pytest.MonkeyPatch):
+    """A WAV without samples: its reader may have answered and ended before the last, empty piece was sent."""
+    ours, theirs = socket.socketpair()
+    child = Child(ours, os.open(os.devnull, os.O_RDONLY))
+    facts = Facts(status=Status.DECODED, finished=True, channels=1, sample_rate=16000, declared_seconds=0.0)
+    sent = iter(["header", "head"])
+
+    def answer_and_end() -> None:
+        Request.receive(theirs)
+        theirs.sendall(facts.pack())
+        theirs.close()
+
+    def slowly(*_: object) -> None:
+        if next(sent, None) is None:
+            reader.join(SOON)
+
+    reader = threading.Thread(target=answer_and_end)
+    reader.start()
+    monkeypatch.setattr(processes, "wait_until", slowly)
+    with ours:
+        request = Request("sndfile", (), 30.0)
+        assert child.ask(request, (b"head", b""), time.monotonic() + SOON)[0] == facts
