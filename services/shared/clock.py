@@ -17,6 +17,9 @@ class Clock:
         """Seconds for deadlines within this process."""
         return time.monotonic()
 
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
     def new_id(self) -> str:
         """32 hex digits in the layout of a UUIDv7 (RFC 9562): later ones sort later, to the millisecond."""
         milliseconds = int(self.now() * 1000) & (2**48 - 1)

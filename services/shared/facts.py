@@ -112,6 +112,18 @@ def read_speaker(store: Store, speaker_id: SpeakerId) -> Speaker:
     return fold(read_facts(store, store.list(speaker_id.prefix)))
 
 
+def read_certain(store: Store, speaker_id: SpeakerId) -> Speaker:
+    """The truth about one speaker as far as it cannot change by what lands from now on.
+
+    Buckets date objects to the second, and of two artifacts of one second the younger attempt counts. So one
+    from the second in which the listing was taken is left out: another may still join it.
+    """
+    listing = store.list(speaker_id.prefix)
+    this_second = listing.taken_at.replace(microsecond=0)
+    facts = read_facts(store, listing)
+    return fold(one for one in facts if not (isinstance(one, ArtifactFact) and one.landed_at == this_second))
+
+
 def read_facts(store: Store, listing: Listing) -> Iterator[Fact]:
     """The facts among the objects of one speaker. One that vanished since the listing was swept: it is no
     fact.

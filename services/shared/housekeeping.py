@@ -18,7 +18,7 @@ from redis.lock import Lock
 
 from services.shared.announcements import SWEEPS_ASKED
 from services.shared.domain import Fact, FailureRecord, Speaker, SpeakerVersion, VersionFact, fold
-from services.shared.facts import SpeakerId, read_facts, read_speaker, speaker_ids
+from services.shared.facts import SpeakerId, read_certain, read_facts, speaker_ids
 from services.shared.index import RebuildLost
 from services.shared.index_reading import Flight, IndexedSpeaker
 from services.shared.jobs import KEPT_SECONDS, JobRecord, Jobs
@@ -141,13 +141,13 @@ class Housekeeper:
             list(pool.map(work, speakers))
 
     def _rebuild_one(self, speaker_id: SpeakerId, token: str, sign: Sign) -> None:
-        truth = read_speaker(self._store, speaker_id)
+        truth = read_certain(self._store, speaker_id)
         self._index.reset(speaker_id, token)
         self._index.apply(speaker_id, truth, rebuilding=True)
         sign()
 
     def _catch_up(self, speaker_id: SpeakerId, sign: Sign) -> None:
-        self._index.apply(speaker_id, read_speaker(self._store, speaker_id), rebuilding=True)
+        self._index.apply(speaker_id, read_certain(self._store, speaker_id), rebuilding=True)
         sign()
 
     # -- one speaker
@@ -167,7 +167,7 @@ class Housekeeper:
 
         Returns when to look again, in seconds; None: all is settled.
         """
-        self._index.apply(speaker_id, read_speaker(self._store, speaker_id))
+        self._index.apply(speaker_id, read_certain(self._store, speaker_id))
         for flight in self._index.load(speaker_id).flights:
             self._check_flight(speaker_id, self._index.load(speaker_id), flight)
         self._extract_missing(speaker_id, self._index.load(speaker_id))
@@ -234,7 +234,7 @@ class Housekeeper:
             profile=flight.profile,
             fingerprint=self._fingerprint(flight),
             build=job.build,
-            attempt=f"{flight.job_id.removeprefix('job_')}-end-{self._clock.new_id()[-12:]}",
+            attempt=f"{self._clock.new_id()}-{flight.job_id.removeprefix('job_')}-end",
             code=error.code,
             message=error.message,
             attempts=job.attempt,

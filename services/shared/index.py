@@ -40,6 +40,8 @@ STAGES = 3
 
 COMMIT_SECONDS = 600
 """From a version's first blob to its fact, at most: after that its blobs may be collected as garbage."""
+REPEAT_SECONDS = 1800
+"""So long a request's earlier attempt may still be stored: `COMMIT_SECONDS`, and how late a put may land."""
 PENDING_MOVE_SECONDS = 60
 """So long a reserved move of an alias counts as on its way. After that whoever reserved it must have died."""
 
@@ -60,6 +62,10 @@ class GateClosed(Unavailable):
 
 class RebuildLost(Exception):
     """Somebody else finished the rebuild or began it anew: nothing is ours to forget any more."""
+
+
+class Rivals(Exception):
+    """Another publish of the same artifact was let through: wait until what it stores cannot come first."""
 
 
 class AliasMoved(Conflict):
@@ -213,8 +219,8 @@ class SpeakerIndex:
         """The place of a version, to be used within `COMMIT_SECONDS`.
 
         Args:
-            vuid: for the new version. request, idempotency: hashes; the same pair again, within that time, is
-            given the same place and vuid, so that both make the same version.
+            vuid: for the new version. request, idempotency: hashes; the same pair again, within
+            `REPEAT_SECONDS`, is given the same place and vuid, so that both make the same version.
 
         Raises:
             QuotaExceeded; VoiceExists: a live speaker may not be overwritten; IdempotencyKeyReused.
@@ -229,7 +235,7 @@ class SpeakerIndex:
                 vuid=vuid,
                 request=request,
                 idempotency=idempotency,
-                pending=COMMIT_SECONDS,
+                pending=REPEAT_SECONDS,
             )
         )
 
@@ -301,12 +307,14 @@ class SpeakerIndex:
         job_id: str | None = None,
         claimed: str = "",
         promotion: AliasFact | None = None,
+        alone: str | None = None,
         rebuilding: bool = False,
     ) -> str | None:
         """Put an artifact in force, end the job that made it, and move the alias that waited for it, all at
         once.
 
-        Returns the winner in force; None: dead.
+        Returns the winner in force; None: dead. Raises `Rivals` if `begin` let through others than the token
+        `alone`.
         """
         winner = self._run(
             "ready",
@@ -322,6 +330,7 @@ class SpeakerIndex:
             job=job_id,
             claimed=claimed,
             promotion=_move(promotion) if promotion else None,
+            alone=alone,
             stages=STAGES,
         )
         return None if winner == "dead" else str(winner)
@@ -414,8 +423,14 @@ class SpeakerIndex:
             )
         )
 
-    def begin(self, speaker_id: SpeakerId, job_id: str, attempt: int, flight: Flight, akey: str) -> int:
-        """May this attempt publish? 1 yes, 0 another one did or will, -2 the version is dead."""
+    def begin(
+        self, speaker_id: SpeakerId, job_id: str, attempt: int, flight: Flight, akey: str, *, token: str
+    ) -> int:
+        """May this attempt publish? 1 yes, 0 another one did or will, -2 the version is dead.
+
+        Args:
+            token: unique to this call, for `apply_artifact`.
+        """
         return int(
             self._run(
                 "begin",
@@ -426,6 +441,7 @@ class SpeakerIndex:
                 profile=flight.profile,
                 fingerprint=flight.fingerprint,
                 akey=akey,
+                token=token,
             )
         )
 
@@ -532,6 +548,7 @@ def _refusal(error: redis.ResponseError, speaker_id: SpeakerId) -> Exception:
     ours: dict[str, Exception] = {
         "GATE": GateClosed(),
         "LOST": RebuildLost(),
+        "RIVALS": Rivals(),
         "QUOTA": QuotaExceeded("Uploaded voice limit reached."),
         "EXISTS": VoiceExists(f"Voice '{speaker_id.slug}' already exists."),
         "NOTFOUND": VoiceNotFound(f"Voice '{speaker_id.slug}' not found"),

@@ -24,6 +24,7 @@ from services.shared.domain import (
     fold_artifacts,
 )
 from services.shared.facts import SpeakerId, read_facts
+from services.shared.index import Rivals
 from services.shared.index_reading import Flight
 from services.shared.jobs import Jobs
 from services.shared.profiles import Profile
@@ -41,6 +42,8 @@ from speaker_registry.errors import JobNotFound, SpeakerRegistryError, Unavailab
 
 log = structlog.get_logger()
 
+_A_SECOND = 1.1
+"""And a bit: after it the store's clock shows another second than before."""
 PUBLISH_SECONDS = 600.0
 """From taking a job to committing its artifact, at most: after that nobody counts on this attempt any
 more."""
@@ -75,7 +78,7 @@ class Assignment:
 
     @property
     def token(self) -> str:
-        """Of this attempt; later ones sort later."""
+        """Of this attempt."""
         return f"{self.job_id.removeprefix('job_')}-{self.attempt:03d}"
 
 
@@ -148,23 +151,14 @@ class Publisher:
         speaker_id, vuid = work.speaker_id, work.version.vuid
         blob_key = speaker_id.artifact_blob_key(vuid, work.akey, record)
         self._store.put(blob_key, data)
-        if self._index.begin(speaker_id, work.job_id, work.attempt, work.flight, work.akey) != 1:
+        if not self._may_publish(work, record):
             self._store.delete([blob_key])
             return self._close_late(work)
         if self._clock.monotonic() - work.started > PUBLISH_SECONDS:
             raise Unavailable("The attempt took too long to be committed.", retry_after_seconds=1)
         fact_key = speaker_id.artifact_fact_key(vuid, work.akey, record)
         self._store.put(fact_key, record.to_json().encode())
-        winner = self._winner(work) or record
-        in_force = self._index.apply_artifact(
-            speaker_id,
-            vuid,
-            work.akey,
-            winner,
-            job_id=work.job_id,
-            claimed=work.flight.fingerprint,
-            promotion=self._prepare_promotion(work),
-        )
+        in_force = self._put_in_force(work, record)
         if in_force != record.winner:
             self._store.delete([fact_key, blob_key])
         log.info(
@@ -172,6 +166,39 @@ class Publisher:
         )
         self._promote(speaker_id)
         return in_force is not None
+
+    def _may_publish(self, work: Assignment, record: ArtifactRecord) -> bool:
+        answer = self._index.begin(
+            work.speaker_id, work.job_id, work.attempt, work.flight, work.akey, token=record.attempt
+        )
+        return answer == 1
+
+    def _put_in_force(self, work: Assignment, record: ArtifactRecord) -> str | None:
+        """What landed first. Returns its winner; None if the version is dead.
+
+        Where another call for the same artifact was let through, what it stores may land in the very second
+        that ours did, and which of them counts can be told only after that.
+        """
+        promotion = self._prepare_promotion(work)
+        try:
+            return self._apply(work, self._winner(work) or record, promotion, alone=record.attempt)
+        except Rivals:
+            self._clock.sleep(_A_SECOND)
+            return self._apply(work, self._winner(work) or record, promotion, alone=None)
+
+    def _apply(
+        self, work: Assignment, winner: ArtifactRecord, promotion: AliasFact | None, *, alone: str | None
+    ) -> str | None:
+        return self._index.apply_artifact(
+            work.speaker_id,
+            work.version.vuid,
+            work.akey,
+            winner,
+            job_id=work.job_id,
+            claimed=work.flight.fingerprint,
+            promotion=promotion,
+            alone=alone,
+        )
 
     def _package(self, work: Assignment, tensors: Mapping[str, np.ndarray]) -> tuple[bytes, ArtifactRecord]:
         version, maker = work.version.record, work.maker
@@ -213,10 +240,10 @@ class Publisher:
         return data, record
 
     def _unique(self, work: Assignment) -> str:
-        """Also where a publish is repeated, or an attempt's number after a roll-back of Redis: what the first
-        call stored may be in force already, or land later.
+        """Later ones sort later. Also where a publish is repeated, or an attempt's number after a roll-back:
+        what the first call stored may be in force already, or land later.
         """
-        return f"{work.token}-{self._clock.new_id()[-12:]}"
+        return f"{self._clock.new_id()}-{work.token}"
 
     def _winner(self, work: Assignment) -> ArtifactRecord | None:
         """Of all that landed for this artifact: normally just ours."""

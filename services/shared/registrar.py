@@ -7,8 +7,9 @@ served before; housekeeping finishes what was committed. Knows no HTTP and no en
 """
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -28,7 +29,7 @@ from services.shared.domain import (
     VersionRecord,
     artifact_key,
 )
-from services.shared.facts import SpeakerId, read_speaker, speaker_ids
+from services.shared.facts import SpeakerId, read_certain, read_speaker, speaker_ids
 from services.shared.index import COMMIT_SECONDS, AliasMoved, Claim, GateClosed, SpeakerIndex
 from services.shared.index_reading import IndexedSpeaker
 from services.shared.profiles import Profile, ProfileCatalogue
@@ -75,6 +76,12 @@ class Dispatcher(Protocol):
         """`alive` (queued or running), `failed` (given up), or `gone`."""
 
 
+def one_by_one(steps: Iterable[Callable[[], object]]) -> None:
+    """Run steps that do not depend on each other. Processes do it at once (`opening.AtOnce`)."""
+    for step in steps:
+        step()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Upload:
     """What a caller says about a voice besides its source."""
@@ -112,6 +119,7 @@ class Registrar:
         dispatcher: Dispatcher,
         settings: RegistrySettings,
         clock: Clock,
+        run_all: Callable[[Iterable[Callable[[], object]]], None] = one_by_one,
     ) -> None:
         self.store = store
         self.index = index
@@ -120,6 +128,7 @@ class Registrar:
         self.dispatcher = dispatcher
         self.settings = settings
         self.clock = clock
+        self.run_all = run_all
 
     # -- reading
 
@@ -135,7 +144,7 @@ class Registrar:
         try:
             return self.index.load(speaker_id)
         except (GateClosed, Unavailable):
-            return IndexedSpeaker(read_speaker(self.store, speaker_id))
+            return IndexedSpeaker(read_certain(self.store, speaker_id))
 
     def truth(self, speaker_id: SpeakerId) -> Speaker:
         """What the facts say, whatever the index does."""
@@ -166,7 +175,7 @@ class Registrar:
 
     def _page_of_facts(self, namespace: str, after: str, limit: int) -> tuple[list[IndexedSpeaker], bool]:
         ids = [speaker_id for speaker_id in speaker_ids(self.store) if speaker_id.namespace == namespace]
-        speakers = [speaker for speaker in (read_speaker(self.store, one) for one in ids) if speaker.live]
+        speakers = [speaker for speaker in (read_certain(self.store, one) for one in ids) if speaker.live]
         by_key = {speaker.newest.record.name.lower(): speaker for speaker in speakers}
         keys = sorted(key for key in by_key if key > after)
         return [IndexedSpeaker(by_key[key]) for key in keys[:limit]], len(keys) > limit
@@ -469,8 +478,10 @@ class _Registration:
 
     def put_blobs(self, blobs: Mapping[str, bytes]) -> None:
         """By sha256."""
-        for sha256, data in blobs.items():
-            self._registrar.store.put(self._id.blob_key(self._vuid, sha256), data)
+        store, keys = self._registrar.store, self._id
+        self._registrar.run_all(
+            partial(store.put, keys.blob_key(self._vuid, sha256), data) for sha256, data in blobs.items()
+        )
 
     def put_given(self, profile: Profile, embedding: np.ndarray) -> ArtifactRecord:
         """Store a ready embedding as the artifact it is."""

@@ -5,6 +5,7 @@
 --   ra:{alias}  rdel             {seq}:{now}, the last place reserved for a move by hand; {seq}, for a tombstone
 --   r:{vuid}:{akey}              {winner}:{JSON of the artifact record}
 --   b:{vuid}:{base}              highest ready build of an akey without its build
+--   g:{vuid}:{akey}              token of the one call that began to publish it, '*': several did
 --   x:{vuid}:{akey}              {attempt}:{JSON of the failure record}
 --   f:{vuid}:{profile}:{fp}      {job id}:{queued|processing}, the one computation in flight (fp empty: not known yet)
 -- KEYS: speaker hash, boot, events, names, dirty      ARGV: what the caller trusts boot to be (empty: rebuilding), JSON

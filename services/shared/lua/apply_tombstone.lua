@@ -11,7 +11,7 @@ for i = 1, #all, 2 do
   if string.match(all[i], '^r?[ap]:') and tonumber(string.match(all[i + 1], '^%d+')) <= a.seq then
     redis.call('HDEL', speaker, all[i])
   end
-  local kind, vuid = string.match(all[i], '^([vrbxf]):([^:]+)')
+  local kind, vuid = string.match(all[i], '^([vrbgxf]):([^:]+)')
   if kind and dead[vuid] then
     redis.call('HDEL', speaker, all[i])
     if kind == 'f' then finish_job(string.match(all[i + 1], '^[^:]+'), 'superseded', {}) end

@@ -1,10 +1,14 @@
 -- Puts an artifact in force, unless one already is. ARGV: vuid, base, build, winner, record, profile, fingerprint
 -- (of the artifact), job and claimed (fingerprint of the claim) where there is one, promotion (an alias move, as in
--- apply_alias) that takes effect in the same moment -> the winner in force, or 'dead'
+-- apply_alias) that takes effect in the same moment, alone (token of the only call that may have begun to publish)
+-- -> the winner in force, or 'dead'; error RIVALS
 if not live(a.vuid) then return 'dead' end
 local field = 'r:' .. a.vuid .. ':' .. a.base .. '-' .. a.build
 local current = redis.call('HGET', speaker, field)
 if not current then
+  local begun = 'g:' .. a.vuid .. ':' .. a.base .. '-' .. a.build
+  if a.alone and redis.call('HGET', speaker, begun) ~= a.alone then return redis.error_reply('RIVALS') end
+  redis.call('HDEL', speaker, begun)
   current = a.winner .. ':' .. a.record
   redis.call('HSET', speaker, field, current)
   local best = 'b:' .. a.vuid .. ':' .. a.base
