@@ -54,6 +54,7 @@ class Surroundings(Nature, Protocol):
     server: Server
 
     def random_bits(self, count: int) -> int: ...
+    def sleep(self, seconds: float) -> None: ...
     def hold_lock(self, key: str, seconds: float) -> None: ...
     def saw_place_asked_for(self, vuid: str) -> None: ...
     def saw_claim(self, speaker_id: SpeakerId, claimed: Mapping[str, Any]) -> None: ...
@@ -71,6 +72,9 @@ class SimulatedClock(Clock):
 
     def monotonic(self) -> float:
         return self._world.time
+
+    def sleep(self, seconds: float) -> None:
+        self._world.sleep(seconds)
 
     def new_id(self) -> str:
         milliseconds, noise = int(self.now() * 1000), self._world.random_bits(74)
