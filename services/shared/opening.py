@@ -2,6 +2,10 @@
 process's `__main__`.
 """
 
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextvars import copy_context
+
 import redis
 
 from services.shared.announcements import Announcements
@@ -36,7 +40,23 @@ def open_registrar(store_settings: StoreSettings, settings: RegistrySettings) ->
         dispatcher=RqDispatcher(open_queue_connection(settings), job_seconds=settings.job_seconds),
         settings=settings,
         clock=clock,
+        run_all=AtOnce(),
     )
+
+
+class AtOnce:
+    """Runs steps on threads: what each waits for is mostly the disk or the network."""
+
+    def __init__(self, threads: int = 8) -> None:
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="at-once")
+
+    def __call__(self, steps: Iterable[Callable[[], object]]) -> None:
+        """Returns when all have ended. Raises the first one's error."""
+        # In our context: their log lines carry the request's id.
+        futures = [self._pool.submit(copy_context().run, step) for step in steps]
+        wait(futures)
+        for future in futures:
+            future.result()
 
 
 def open_queue_connection(settings: RegistrySettings) -> redis.Redis:
