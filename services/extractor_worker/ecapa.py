@@ -1,9 +1,9 @@
 """The ECAPA-TDNN speaker encoder of Qwen3-TTS: mel frames in, one embedding out. Knows no audio and no files.
 
-Desplanques et al., arXiv 2005.07143, without batch norm and with reflect padding. Attribute names are the
-key names of the published weights: `load_state_dict` takes them as they are. Clips of one length only: zero
-padding leaks through reflection, squeeze and pooling (cosine 0.65 for 3 s beside 10 s), so a mixed
-batch would need lengths in `_conv`, `SqueezeExcitation` and `AttentivePooling`, and nowhere else.
+Desplanques et al., arXiv 2005.07143, without batch norm and with reflect padding. Attribute names are the key
+names of the published weights: `load_state_dict` takes them as they are. Clips of one length only: zero
+padding leaks through reflection, squeeze and pooling (cosine 0.65 for 3 s beside 10 s), so a mixed batch
+would need lengths in `_conv`, `SqueezeExcitation` and `AttentivePooling`, and nowhere else.
 """
 
 from dataclasses import dataclass

@@ -26,7 +26,8 @@ from services.registry_api.wiring import (
 from services.shared.audio import DecodedClip
 from services.shared.domain import Speaker
 from services.shared.index_reading import IndexedSpeaker
-from services.shared.registrar import Registered, Registrar
+from services.shared.registrar import Registrar
+from services.shared.registration import Registered, register_clip, register_embedding
 from services.shared.status import worst
 from speaker_registry.errors import InvalidAudio
 from speaker_registry.names import parse_speaker_name
@@ -115,10 +116,10 @@ def _register(
         dedupe=dedupe,
     )
     if form.embedding is not None:
-        registered = registrar.register_embedding(namespace, form.upload, form.embedding)
+        registered = register_embedding(registrar, namespace, form.upload, form.embedding)
     else:
         assert form.clip is not None
-        registered = registrar.register_clip(namespace, form.upload, form.clip, _decode(services, form.clip))
+        registered = register_clip(registrar, namespace, form.upload, form.clip, _decode(services, form.clip))
     headers = {} if registered.created else {"Idempotent-Replayed": "true"}
     return answer(request, _registered(registrar, registered), headers=headers)
 

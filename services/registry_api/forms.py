@@ -12,7 +12,7 @@ import numpy as np
 
 from services.registry_api.fields import Fields
 from services.registry_api.limits import too_large
-from services.shared.registrar import Upload
+from services.shared.registration import Upload
 from speaker_registry.errors import InvalidEmbedding, InvalidRequest
 from speaker_registry.names import parse_speaker_name
 

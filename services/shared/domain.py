@@ -1,9 +1,8 @@
 """What a speaker is: values, and the rules that turn facts into them. Pure: no clock, no bucket, no Redis.
 
 A *fact* is an immutable object in the bucket that says something happened. `fold` reads the facts of one
-speaker in any
-order, duplicates included, and tells what is true. The Redis scripts are the second reading of the same rules
-(`speakers.lua`); a property test holds the two equal.
+speaker in any order, duplicates included, and tells what is true. The Redis scripts are the second reading of
+the same rules (`lua/`); a property test holds the two equal.
 """
 
 from collections.abc import Iterable, Mapping
@@ -18,6 +17,9 @@ from speaker_registry.errors import AliasNotFound, VersionNotFound
 from speaker_registry.names import DEFAULT, LATEST
 
 Source = Literal["audio", "embedding"]
+
+GIVEN_FINGERPRINT = "given"
+"""Of an artifact that came with the registration: no encoder made it, so none can make it stale."""
 
 
 class Record(BaseModel):
@@ -362,3 +364,8 @@ def artifact_key(profile: str, fingerprint: str, rendition_sha256: str, build: i
     """`{hash}-{build}`: what an artifact is stored under within its version. Letters, digits and `-`."""
     digest = sha256_digest(canonical_json([profile, fingerprint, rendition_sha256]).encode())
     return f"{digest.removeprefix('sha256:')[:32]}-{build}"
+
+
+def given_key(profile: str) -> str:
+    """The same of an artifact that came with the registration."""
+    return f"given-{profile}-1"

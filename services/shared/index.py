@@ -1,12 +1,9 @@
 """The Redis view of the facts: fast to read, puts writes in order, and may be lost at any time.
 
 Every change is one Lua script (`lua/`), idempotent and order-free, and the same scripts serve requests,
-housekeeping and
-the rebuild. The view is trusted only while the server's `run_id` is the one it was built for: it is checked
-on every new
-connection and in every script, so a restart, a fail-over, a roll-back or a flush cannot go unnoticed
-(`GateClosed`).
-Knows nothing of the bucket.
+housekeeping and the rebuild. The view is trusted only while the server's `run_id` is the one it was built
+for: it is checked on every new connection and in every script, so a restart, a fail-over, a roll-back or a
+flush cannot go unnoticed (`GateClosed`). Knows nothing of the bucket.
 """
 
 import json

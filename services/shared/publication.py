@@ -2,8 +2,7 @@
 or revives a speaker.
 
 A result is committed against the version's own id: `begin` refuses it if the version died or another attempt
-took over,
-and what lands all the same lies under a dead version and is swept. Knows no encoder and no HTTP.
+took over, and what lands all the same lies under a dead version and is swept. Knows no encoder and no HTTP.
 """
 
 from collections.abc import Mapping

@@ -285,8 +285,7 @@ def _free_port() -> int:
 
 def _spawn(command: list[str], log_path: Path, *, keep_open: int | None) -> subprocess.Popen[bytes]:
     """SIGKILL with us may lose a moment's writes, where a busy disk made the server put its log off: the
-    bucket tells
-    them again.
+    bucket tells them again.
     """
     try:
         with log_path.open("wb") as output:

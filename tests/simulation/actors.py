@@ -13,7 +13,7 @@ from services.shared.domain import AliasFact
 from services.shared.facts import SpeakerId
 from services.shared.index_reading import IndexedSpeaker
 from services.shared.publication import Assignment
-from services.shared.registrar import Registered, Upload
+from services.shared.registration import Registered, Upload, register_clip, register_embedding
 from speaker_registry.errors import (
     ExtractorFailed,
     InvalidArtifact,
@@ -59,9 +59,9 @@ def upload(process: Process, request: Request) -> Registered:
         idempotency_key=request.key,
     )
     if request.given:
-        return process.registrar.register_embedding(NAMESPACE, described, embedding_of(request.content))
+        return register_embedding(process.registrar, NAMESPACE, described, embedding_of(request.content))
     clip, data = clip_of(request.content)
-    return process.registrar.register_clip(NAMESPACE, described, data, clip)
+    return register_clip(process.registrar, NAMESPACE, described, data, clip)
 
 
 def embedding_of(content: int) -> np.ndarray:

@@ -3,9 +3,8 @@ history."""
 
 from dataclasses import dataclass, field
 
-from services.shared.domain import ArtifactRecord, Speaker, SpeakerVersion
+from services.shared.domain import ArtifactRecord, Speaker, SpeakerVersion, given_key
 from services.shared.facts import SpeakerId, read_speaker
-from services.shared.registrar import given_key
 from speaker_registry.artifact import Artifact, sha256_digest
 from speaker_registry.names import DEFAULT
 from tests.simulation.ledger import Ledger, Violation

@@ -1,10 +1,8 @@
 """Runs ordinary synchronous code as actors, one step at a time, in an order that only the caller decides.
 
 An actor pauses before every call that leaves its process. There it can be left for as long as the caller
-likes,
-or killed as `kill -9` would: nothing it does afterwards, in `finally` or `except`, leaves the process any
-more.
-Knows no store, no Redis and no speakers.
+likes, or killed as `kill -9` would: nothing it does afterwards, in `finally` or `except`, leaves the process
+any more. Knows no store, no Redis and no speakers.
 """
 
 from collections.abc import Callable

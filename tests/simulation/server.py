@@ -2,8 +2,7 @@
 while ago.
 
 `ModelledServer` is one running Valkey that plays all of them, each with an identity of its own;
-`RestartedServer` is a Valkey
-that is really killed and started again.
+`RestartedServer` is a Valkey that is really killed and started again.
 """
 
 import shutil

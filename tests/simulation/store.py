@@ -1,8 +1,7 @@
 """A bucket as bad as S3 may be: strongly consistent, but a put may fail, succeed unanswered, or land late.
 
 Times are whole seconds, as S3 gives them. A request is void 15 minutes after it was signed, also S3's rule:
-it bounds how late
-anything can land. Knows keys as text only.
+it bounds how late anything can land. Knows keys as text only.
 """
 
 import builtins

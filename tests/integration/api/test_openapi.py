@@ -1,5 +1,5 @@
-"""The OpenAPI document: valid, complete, and with examples that are what it says. That real answers are
-so, too, is checked wherever one is seen: see `contract`.
+"""The OpenAPI document: valid, complete, and with examples that are what it says. That real answers are so,
+too, is checked wherever one is seen: see `contract`.
 """
 
 import json

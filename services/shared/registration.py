@@ -1,0 +1,280 @@
+"""Registering a speaker's next version: recognised as a repeat, or its place reserved, its blobs stored, its
+fact committed.
+
+All of it or nothing: until the fact is put, what was served before is what is served. Knows no HTTP and no
+encoder.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import structlog
+
+from services.shared.audio import DecodedClip
+from services.shared.domain import (
+    GIVEN_FINGERPRINT,
+    ArtifactRecord,
+    ClipRecord,
+    SpeakerVersion,
+    VersionRecord,
+    given_key,
+)
+from services.shared.facts import SpeakerId
+from services.shared.index import COMMIT_SECONDS
+from services.shared.index_reading import IndexedSpeaker
+from services.shared.profiles import Profile, ProfileCatalogue
+from services.shared.registrar import Registrar
+from services.shared.status import unsupported_reason
+from speaker_registry.artifact import (
+    Manifest,
+    canonical_json,
+    check_tensors,
+    content_digest,
+    describe,
+    encode,
+    sha256_digest,
+)
+from speaker_registry.errors import (
+    EmbeddingWidthMismatch,
+    IdempotencyKeyReused,
+    QuotaExceeded,
+    Unavailable,
+    VoiceDeleted,
+    VoiceExists,
+)
+from speaker_registry.names import SpeakerName
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Upload:
+    """What a caller says about a voice besides its source."""
+
+    name: SpeakerName
+    consent: str
+    ref_text: str | None = None
+    description: str | None = None
+    idempotency_key: str | None = None
+    dedupe: bool = True
+    """The same clip with the same words as the newest version is that version, not a new one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """Outcome of a registration. `created` is False where the same request had been served before."""
+
+    indexed: IndexedSpeaker
+    version: SpeakerVersion
+    created: bool
+    jobs: Mapping[str, str]
+    """Profile -> job that extracts it."""
+
+
+def register_clip(
+    registrar: Registrar, namespace: str, upload: Upload, data: bytes, clip: DecodedClip
+) -> Registered:
+    """Store a checked clip as a new version and start extracting it.
+
+    Args:
+        data: the clip's bytes as uploaded. clip: the same, decoded and found good.
+
+    Raises:
+        QuotaExceeded, VoiceExists, VoiceDeleted, IdempotencyKeyReused, Unavailable: nothing is served that
+        was not.
+    """
+    rendition = clip.audio.to_bytes()
+    facts = ClipRecord(
+        sha256=hashlib.sha256(data).hexdigest(),
+        size=len(data),
+        mime_type=clip.mime_type,
+        seconds=round(clip.audio.seconds, 6),
+        sample_rate=clip.audio.sample_rate,
+        channels=clip.channels,
+        rendition_sha256=hashlib.sha256(rendition).hexdigest(),
+    )
+    registration = _Registration(registrar, namespace, upload, facts.sha256)
+    if registration.served is not None:
+        return registration.served
+    registration.reserve()
+    registration.put_blobs({facts.sha256: data, facts.rendition_sha256: rendition})
+    return registration.commit(source="audio", clip=facts)
+
+
+def register_embedding(
+    registrar: Registrar, namespace: str, upload: Upload, embedding: np.ndarray
+) -> Registered:
+    """Store a ready speaker embedding (float32 [D], finite) as a new version; it is an artifact at once.
+
+    Raises:
+        EmbeddingWidthMismatch: no profile here takes that width. Else as `register_clip`.
+    """
+    profiles = _profiles_taking(registrar.catalogue, embedding)
+    source = hashlib.sha256(embedding.tobytes()).hexdigest()
+    registration = _Registration(registrar, namespace, upload, source)
+    if registration.served is not None:
+        return registration.served
+    registration.reserve()
+    given = tuple(registration.put_given(profile, embedding) for profile in profiles)
+    return registration.commit(source="embedding", embedding_width=len(embedding), given=given)
+
+
+def _profiles_taking(catalogue: ProfileCatalogue, embedding: np.ndarray) -> list[Profile]:
+    profiles = catalogue.taking_embeddings_of(len(embedding))
+    if not profiles:
+        widths = sorted({profile.embedding_width for profile in catalogue if profile.embedding_width})
+        raise EmbeddingWidthMismatch(
+            f"'speaker_embedding' has {len(embedding)} elements; the profiles here take {widths}.",
+            param="speaker_embedding",
+        )
+    return profiles
+
+
+class _Registration:
+    """One registration on its way: recognised as a repeat, or reserved, stored, committed."""
+
+    def __init__(self, registrar: Registrar, namespace: str, upload: Upload, source_sha256: str) -> None:
+        self._registrar = registrar
+        self._clock = registrar.clock
+        self._upload = upload
+        self._id = SpeakerId.of(namespace, upload.name)
+        self._started = self._clock.monotonic()
+        self._vuid = self._clock.new_id()
+        self._request = _hash(
+            upload.name.name, source_sha256, upload.ref_text, upload.consent, upload.description
+        )
+        self._idempotency = _hash(upload.idempotency_key) if upload.idempotency_key else None
+        self.served = self._repeat()
+
+    def _repeat(self) -> Registered | None:
+        """The version this request made before: by its Idempotency-Key, or because the newest one is just
+        this.
+        """
+        indexed = self._registrar.index.load(self._id)
+        for version in reversed(indexed.speaker.versions):
+            if version.seq < indexed.deleting:
+                return None  # whoever wants it now must not lose it to a delete from before
+            newest = version is indexed.speaker.newest
+            if self._idempotency and version.record.idempotency == self._idempotency:
+                if version.record.request != self._request:
+                    raise IdempotencyKeyReused("This Idempotency-Key was used for another request.")
+            elif not (newest and self._upload.dedupe and version.record.request == self._request):
+                continue
+            return Registered(indexed, version, False, _jobs_of(indexed, version))
+        return None
+
+    def reserve(self) -> None:
+        settings = self._registrar.settings
+        try:
+            self._place = self._registrar.index.reserve_version(
+                self._id,
+                max_speakers=settings.max_uploaded,
+                immutable=settings.registration_policy == "immutable",
+                vuid=self._vuid,
+                request=self._request,
+                idempotency=self._idempotency,
+            )
+        except QuotaExceeded:
+            raise QuotaExceeded(
+                f"Uploaded voice limit reached ({settings.max_uploaded}). Delete an existing voice before "
+                "registering a new one, or raise the cap via SPEAKER_MAX_UPLOADED."
+            ) from None
+        except VoiceExists:
+            key = self._upload.name.key
+            raise VoiceExists(
+                f"Voice '{self._upload.name.name}' already exists and VLLM_OMNI_SPEAKER_REGISTRATION_POLICY "
+                f"is 'immutable'; delete it first via DELETE /v1/audio/voices/{key}."
+            ) from None
+        self._vuid = self._place.vuid
+
+    def put_blobs(self, blobs: Mapping[str, bytes]) -> None:
+        """By sha256."""
+        store, keys = self._registrar.store, self._id
+        self._registrar.run_all(
+            partial(store.put, keys.blob_key(self._vuid, sha256), data) for sha256, data in blobs.items()
+        )
+
+    def put_given(self, profile: Profile, embedding: np.ndarray) -> ArtifactRecord:
+        """Store a ready embedding as the artifact it is."""
+        tensors = {"speaker_embedding": embedding}
+        check_tensors(tensors, profile.tensors)
+        manifest = Manifest(
+            profile=profile.name,
+            model_type=profile.model_type,
+            fingerprint=GIVEN_FINGERPRINT,
+            voice=self._upload.name.name,
+            version=self._place.number,
+            version_id=self._vuid,
+            created_at=self._place.created_at,
+            source="embedding",
+            ref_text=self._upload.ref_text,
+            consent=self._upload.consent,
+        )
+        data = encode(tensors, manifest)
+        record = ArtifactRecord(
+            profile=profile.name,
+            fingerprint=GIVEN_FINGERPRINT,
+            attempt=self._vuid,
+            digest=sha256_digest(data),
+            content_digest=content_digest(tensors),
+            size=len(data),
+            tensors=describe(tensors),
+        )
+        self._registrar.store.put(
+            self._id.artifact_blob_key(self._vuid, given_key(profile.name), record), data
+        )
+        return record
+
+    def commit(self, **source: Any) -> Registered:
+        """The version fact, then the index, then the jobs."""
+        registrar = self._registrar
+        record = VersionRecord(
+            vuid=self._vuid,
+            number=self._place.number,
+            created_at=self._place.created_at,
+            name=self._upload.name.name,
+            consent=self._upload.consent,
+            ref_text=self._upload.ref_text,
+            description=self._upload.description,
+            idempotency=self._idempotency,
+            request=self._request,
+            **source,
+        )
+        if self._clock.monotonic() - self._started > COMMIT_SECONDS:
+            raise Unavailable("Storing the clip took too long; send it again.", retry_after_seconds=1)
+        registrar.store.put(self._id.version_key(self._place.seq, record), record.to_json().encode())
+        if not registrar.index.apply_version(self._id, self._place.seq, record):
+            raise VoiceDeleted(f"Voice '{record.name}' was deleted while this version was being registered.")
+        version = SpeakerVersion(seq=self._place.seq, record=record)
+        jobs = self._extract(version)
+        log.info("version.registered", speaker=str(self._id), vuid=self._vuid, number=record.number)
+        return Registered(registrar.index.load(self._id), version, True, jobs)
+
+    def _extract(self, version: SpeakerVersion) -> dict[str, str]:
+        """The version is committed: what goes wrong from here on is housekeeping's to repair, not the
+        caller's.
+        """
+        registrar = self._registrar
+        jobs = {}
+        try:
+            for name in registrar.wanted(version):
+                profile = registrar.catalogue.get(name)
+                if version.extractable and unsupported_reason(version, profile) is None:
+                    claim = registrar.claim(self._id, version, profile)
+                    if claim.job_id:
+                        jobs[name] = claim.job_id
+        except Unavailable as error:
+            log.warning("extraction.not_started", speaker=str(self._id), vuid=version.vuid, error=str(error))
+        return jobs
+
+
+def _hash(*parts: str | None) -> str:
+    return hashlib.sha256(canonical_json(parts).encode()).hexdigest()
+
+
+def _jobs_of(indexed: IndexedSpeaker, version: SpeakerVersion) -> dict[str, str]:
+    return {flight.profile: flight.job_id for flight in indexed.flights if flight.vuid == version.vuid}
