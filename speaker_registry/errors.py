@@ -1,6 +1,5 @@
 """Every error of the registry, on both sides of the wire. Knows no HTTP: `services.registry_api.problems`
-maps these
-classes to status codes, and the SDK raises the same class again from the `code` it reads.
+maps these classes to status codes, and the SDK raises the same class again from the `code` it reads.
 
 SpeakerRegistryError
 ├── InvalidRequest                 the request is malformed; the message names the value and what is accepted

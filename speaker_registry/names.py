@@ -1,8 +1,7 @@
 """Names and references as callers write them: `alice`, `alice@3`, `alice@prod`. Parsed once, at the door.
 
 A name's identity is its *key*: NFC, trimmed, lower-cased. The rules are vLLM-Omni's, less `@` (it separates
-name and
-version), control characters, and anything over 128 characters.
+name and version), control characters, and anything over 128 characters.
 """
 
 import re
