@@ -1,0 +1,499 @@
+"""What facts mean, in whatever order they are read: the fold, the keys they lie under, and what of a bucket
+nobody can reach any more.
+"""
+
+import json
+from collections.abc import Iterable, Iterator
+from datetime import datetime, timedelta
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from services.shared.announcements import Announcement
+from services.shared.domain import (
+    AliasFact,
+    ArtifactFact,
+    Fact,
+    FailureFact,
+    TombstoneFact,
+    VersionFact,
+    VersionRecord,
+    fold,
+    given_key,
+)
+from services.shared.facts import SpeakerId, read_facts, slug_of
+from services.shared.housekeeping import unreachable
+from services.shared.index_reading import IndexedSpeaker
+from services.shared.profiles import Profile
+from services.shared.status import standing
+from services.shared.store import Listing, StoredObject, check_prefix
+from speaker_registry.errors import AliasNotFound, InvalidVoiceName, VersionNotFound
+from speaker_registry.names import parse_speaker_name
+from tests import speaker_facts
+from tests.speaker_facts import (
+    ECAPA,
+    NEW,
+    NOON,
+    OLD,
+    deleted,
+    gave_up,
+    histories,
+    made,
+    moved,
+    version,
+    vuid,
+)
+
+ALICE = SpeakerId("default", "alice")
+
+
+def seqs(versions: Iterable[object]) -> list[int]:
+    return [one.seq for one in versions]
+
+
+# -- versions and tombstones
+
+
+@given(st.data())
+def test_any_order_and_any_repetition_of_facts_tell_the_same(data: st.DataObject):
+    """A listing has its own order, and lost replies are answered by saying it again."""
+    facts = data.draw(histories())
+    again = data.draw(st.lists(st.sampled_from(facts))) if facts else []
+    assert fold(data.draw(st.permutations([*facts, *again]))) == fold(facts)
+
+
+@given(histories(), st.integers(0, 10))
+def test_a_tombstone_covers_exactly_what_has_its_seq_or_less(facts: list[Fact], seq: int):
+    """What came after is somebody's new voice."""
+    alive = [fact for fact in facts if not isinstance(fact, TombstoneFact)]
+    later = [fact for fact in alive if getattr(fact, "seq", 99) > seq]
+    speaker = fold([*alive, deleted(seq)])
+    assert speaker.versions == fold(later).versions
+    assert speaker.alias_facts == fold(later).alias_facts
+    assert all(one.seq > seq for one in (*speaker.versions, *speaker.alias_facts.values()))
+
+
+def test_a_version_with_the_seq_of_a_tombstone_is_dead():
+    """A place given out twice after a loss of Redis: in doubt, what was deleted stays deleted."""
+    assert not fold([version(3), deleted(3)]).live
+
+
+def test_a_late_tombstone_kills_only_what_it_covers():
+    """The voice was registered again before the delete landed."""
+    assert seqs(fold([version(1), version(3), deleted(2)]).versions) == [3]
+
+
+def test_a_late_version_behind_a_tombstone_is_dead_on_arrival():
+    """A delete that was acknowledged stays."""
+    assert not fold([deleted(2), version(1)]).live
+
+
+def test_marks_survive_the_deletion_and_the_sweep_after_it():
+    """A number is never used again, and `created_at` tells two voices of one name apart."""
+    speaker = fold([deleted(7, number=4, created_at=1_700_000_009)])
+    assert (speaker.seq, speaker.number, speaker.created_at) == (7, 4, 1_700_000_009)
+    assert not speaker.live
+
+
+def test_marks_are_the_highest_of_all_facts_dead_ones_too():
+    """Each of the three by itself: after a loss of Redis they need not agree."""
+    facts = [version(5, number=2, created_at=30), version(1, number=8, created_at=20), deleted(1, 3, 40)]
+    speaker = fold(facts)
+    assert (speaker.seq, speaker.number, speaker.created_at) == (5, 8, 40)
+    assert fold([*facts, moved(6, 5)]).seq == 6
+
+
+def test_of_two_versions_with_one_number_the_earlier_place_keeps_it():
+    """Possible only after a loss of Redis. The other stays reachable by its alias and as `latest`."""
+    speaker = fold([version(3, 2, number=1), version(2, 3, number=1), version(3, 1, number=1)])
+    assert [one.vuid for one in speaker.versions] == [vuid(3), vuid(1), vuid(2)]
+    assert speaker.resolve(1).vuid == vuid(3)
+
+
+# -- aliases
+
+
+def test_default_is_the_oldest_version_until_it_is_moved():
+    """A first upload is served as soon as it is ready, a second one never before."""
+    assert fold([version(2), version(1)]).default.seq == 1
+
+
+def test_default_follows_promotions_and_moves_by_hand():
+    assert fold([version(1), version(2), moved(3, 2, automatic=True)]).default.seq == 2
+    assert (
+        fold([version(1), version(2), version(4), moved(3, 2, automatic=True), moved(5, 4)]).default.seq == 4
+    )
+
+
+def test_a_promotion_does_not_undo_a_move_by_hand():
+    """Somebody went back to version 1 while version 2 was being extracted: there they stay."""
+    facts = [version(1), version(2), moved(3, 1)]
+    assert fold([*facts, moved(4, 2, automatic=True)]).default.seq == 1
+
+
+def test_a_promotion_to_a_version_registered_after_the_move_by_hand_counts():
+    """They chose among what there was."""
+    facts = [version(1), version(2), moved(3, 1), version(4)]
+    assert fold([*facts, moved(5, 4, automatic=True)]).default.seq == 4
+
+
+def test_the_last_move_counts_and_of_two_at_one_place_the_larger_id():
+    """Two at one place exist only after a loss of Redis."""
+    facts = [version(1), version(2), version(3)]
+    assert fold([*facts, moved(5, 2, "prod"), moved(4, 1, "prod")]).aliases["prod"].seq == 2
+    tied = [moved(5, 2, "prod", uid="b"), moved(5, 3, "prod", uid="a")]
+    assert fold([*facts, *tied]).aliases["prod"].seq == 2
+
+
+def test_an_alias_of_a_dead_version_is_none():
+    """Better no answer than another voice than was asked for."""
+    speaker = fold([version(1), deleted(1), version(2), moved(3, 1, "prod"), moved(4, 1)])
+    assert speaker.aliases == {}
+    assert speaker.default.seq == 2
+    with pytest.raises(AliasNotFound, match=r"no alias 'prod'\. It has: default, latest\."):
+        speaker.resolve("prod")
+
+
+def test_latest_is_the_newest_complete_version_else_the_newest():
+    """Who asks for `latest` is not sent away while its extraction runs, if there is anything to serve."""
+    speaker = fold([version(1), version(2), version(3)])
+    assert speaker.resolve("latest", frozenset({vuid(1), vuid(2)})).seq == 2
+    assert speaker.resolve("latest").seq == 3
+
+
+def test_no_other_version_stands_in_for_a_number():
+    with pytest.raises(VersionNotFound, match=r"no version 2\. It has: 1, 3\."):
+        fold([version(1), version(3)]).resolve(2)
+
+
+# -- artifacts and failures
+
+
+def first(speaker: object) -> object:
+    return speaker.versions[0]
+
+
+@pytest.mark.parametrize("turn", [1, -1])
+def test_the_artifact_that_landed_first_counts(turn: int):
+    """Its bytes may have been served already."""
+    facts = [version(1), made(1, "a", second=1), made(1, "b", second=0)]
+    assert first(fold(facts[::turn])).artifact(ECAPA, NEW).attempt == "b"
+
+
+@pytest.mark.parametrize("turn", [1, -1])
+def test_of_two_that_landed_in_one_second_the_newer_attempt_counts(turn: int):
+    """Buckets date objects to the second; publishers wait until it is over, and must then agree."""
+    facts = [version(1), made(1, "a"), made(1, "b")]
+    assert first(fold(facts[::turn])).artifact(ECAPA, NEW).attempt == "b"
+
+
+def test_the_highest_build_is_served():
+    """A forced rebuild replaces what was there; landing first decides only among equals."""
+    facts = [version(1), made(1, "a", build=1), made(1, "b", build=2, second=5)]
+    assert first(fold(facts)).artifact(ECAPA, NEW).build == 2
+    assert first(fold(facts)).next_build(ECAPA, NEW) == 3
+    assert first(fold(facts)).next_build(ECAPA, OLD) == 1
+
+
+def test_an_artifact_of_another_fingerprint_is_served_only_to_who_takes_any():
+    speaker = fold([version(1), made(1, "a", fingerprint=OLD)])
+    assert first(speaker).artifact(ECAPA, NEW) is None
+    assert first(speaker).artifact(ECAPA).fingerprint == OLD
+    assert first(speaker).artifact("another profile") is None
+
+
+def test_a_given_artifact_is_never_stale():
+    """No encoder made it."""
+    assert first(fold([version(1, given=True)])).artifact(ECAPA, NEW).fingerprint == "given"
+
+
+def test_an_artifact_of_no_live_version_belongs_to_nobody():
+    """A worker can only complete what exists."""
+    speaker = fold([version(1), made(1, "a"), deleted(1), version(2), made(3, "b")])
+    assert [dict(one.artifacts) for one in speaker.versions] == [{}]
+
+
+PROFILE = Profile(
+    name=ECAPA,
+    model_type=ECAPA,
+    description=ECAPA,
+    tensors={},
+    sample_rate=16_000,
+    model=ECAPA,
+    licence="none",
+)
+
+
+def state_of(facts: list[Fact], fingerprint: str = NEW) -> str:
+    announced = Announcement(profile=ECAPA, seq=1, uid="u", fingerprint=fingerprint)
+    speaker = fold(facts)
+    return standing(IndexedSpeaker(speaker), first(speaker), PROFILE, announced).state
+
+
+def test_a_failure_means_nothing_once_there_is_an_artifact():
+    """An attempt that was given up may have been another worker's success: what is there is served."""
+    facts = [version(1), gave_up(1, "b")]
+    assert state_of(facts) == "failed"
+    assert state_of([*facts, made(1, "a")]) == "ready"
+
+
+def test_a_failure_of_an_older_fingerprint_is_forgotten():
+    """A better encoder may take what the last one refused."""
+    assert state_of([version(1), gave_up(1, "a", fingerprint=OLD)]) == "pending"
+
+
+def test_the_last_attempt_says_why_it_was_given_up():
+    facts = [version(1), gave_up(1, "b"), gave_up(1, "a")]
+    assert first(fold(facts)).failure(ECAPA, NEW).attempt == "b"
+    assert first(fold(facts[::-1])).failure(ECAPA, NEW).attempt == "b"
+
+
+# -- in the bucket
+
+
+def key_of(fact: Fact, uid: str = "u" * 32) -> str:
+    match fact:
+        case VersionFact(seq, record):
+            return ALICE.version_key(seq, record)
+        case AliasFact():
+            return ALICE.alias_key(fact)
+        case TombstoneFact():
+            return ALICE.tombstone_key(fact, uid)
+        case ArtifactFact(of, akey, _, record):
+            return ALICE.artifact_fact_key(of, akey, record)
+        case FailureFact(of, akey, record):
+            return ALICE.failure_key(of, akey, record)
+
+
+def body_of(fact: Fact) -> bytes:
+    return fact.record.to_json().encode() if hasattr(fact, "record") else b"{}"
+
+
+def read(bodies: dict[str, bytes], landed: dict[str, datetime] | None = None) -> list[Fact]:
+    """The facts in a bucket that holds these objects; None: it vanished after the listing."""
+
+    def get(key: str) -> bytes:
+        if bodies[key] is None:
+            raise FileNotFoundError
+        return bodies[key]
+
+    objects = (StoredObject(key, 1, (landed or {}).get(key, NOON)) for key in bodies)
+    return list(read_facts(SimpleNamespace(get=get), Listing(tuple(objects), NOON)))
+
+
+@given(histories())
+def test_what_is_written_of_a_fact_is_what_is_read(facts: list[Fact]):
+    """Keys hold part of it, the body the rest, the store's clock when it landed."""
+    landed = {key_of(fact): getattr(fact, "landed_at", NOON) for fact in facts}
+    found = read({key_of(fact): body_of(fact) for fact in facts}, landed)
+    assert {key_of(fact): fact for fact in found} == {key_of(fact): fact for fact in facts}
+
+
+def test_blobs_are_no_facts():
+    keys = [
+        ALICE.blob_key(vuid(1), "a" * 64),
+        ALICE.artifact_blob_key(vuid(1), "b-1", speaker_facts.artifact("a")),
+    ]
+    assert read(dict.fromkeys(keys, b"")) == []
+
+
+def test_a_key_that_a_newer_writer_added_is_ignored():
+    """Workers and API are updated one after the other."""
+    fact = version(1)
+    body = json.dumps({**json.loads(body_of(fact)), "added_in": "a later release"}).encode()
+    assert read({key_of(fact): body}) == [fact]
+
+
+def test_a_kind_of_fact_that_a_newer_writer_added_is_ignored():
+    assert read({f"{ALICE.prefix}r/000000000002.new.x.y": b"?"}) == []
+
+
+def test_a_fact_that_vanished_after_the_listing_was_swept():
+    """Somebody else's garbage collection runs at the same time."""
+    assert read({key_of(version(1)): None, key_of(version(2)): body_of(version(2))}) == [version(2)]
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"{}", b"\xff"])
+@pytest.mark.parametrize(
+    "fact", [version(1), made(1, "a"), gave_up(1, "a")], ids=lambda fact: type(fact).__name__
+)
+def test_an_unreadable_fact_is_not_passed_over(fact: Fact, body: bytes):
+    """Taken for nothing, a damaged version would have its clip collected as garbage."""
+    with pytest.raises(ValidationError):
+        read({key_of(fact): body})
+
+
+def test_records_ignore_what_they_do_not_know_and_insist_on_what_they_need():
+    record = version(1).record
+    assert VersionRecord.model_validate_json(record.to_json()) == record
+    with pytest.raises(ValidationError, match="vuid"):
+        VersionRecord.model_validate_json('{"number": 1}')
+
+
+@given(st.text(min_size=1, max_size=140))
+def test_every_name_has_a_slug_that_any_store_takes(text: str):
+    """Names are typed by people, keys go to file systems and S3 servers."""
+    try:
+        name = parse_speaker_name(text)
+    except InvalidVoiceName:
+        assume(False)
+    speaker_id = SpeakerId.of("default", name)
+    check_prefix(speaker_id.prefix)
+    assert ":" not in speaker_id.slug
+    assert SpeakerId.parse(str(speaker_id)) == speaker_id
+
+
+@given(st.lists(st.text("aAx-.0_ é", min_size=1, max_size=6), min_size=2, max_size=2, unique=True))
+def test_two_names_never_share_a_slug(keys: list[str]):
+    """Else one voice would be another's version."""
+    assert slug_of(keys[0]) != slug_of(keys[1])
+
+
+def test_nobody_can_choose_a_name_that_is_the_slug_of_another():
+    hashed = slug_of("ä")
+    assert hashed.startswith("x-")
+    assert slug_of(hashed) != hashed
+
+
+@pytest.mark.parametrize("namespace", ["", "A", "a/b", "-a", "a" * 33, "_registry"])
+def test_a_namespace_cannot_leave_its_place(namespace: str):
+    with pytest.raises(ValueError, match="namespace"):
+        SpeakerId(namespace, "alice")
+
+
+# -- garbage
+
+GRACE = timedelta(hours=24)
+DELETED_GRACE = timedelta(hours=2)
+
+
+def garbage(
+    facts: list[Fact],
+    landed: dict[str, datetime],
+    taken_at: datetime,
+    *,
+    deleted_grace: timedelta = DELETED_GRACE,
+) -> list[str]:
+    listing = Listing(tuple(StoredObject(key, 1, landed[key]) for key in sorted(landed)), taken_at)
+    return list(unreachable(listing, facts, grace=GRACE, deleted_grace=deleted_grace))
+
+
+def blobs(facts: Iterable[Fact]) -> Iterator[tuple[str, Fact]]:
+    """Where the bytes lie that facts speak of."""
+    for fact in facts:
+        if isinstance(fact, ArtifactFact):
+            yield ALICE.artifact_blob_key(fact.vuid, fact.akey, fact.record), fact
+        if isinstance(fact, VersionFact):
+            of = fact.record
+            for given_one in of.given:
+                yield ALICE.artifact_blob_key(of.vuid, given_key(ECAPA), given_one), fact
+            if of.clip:
+                yield ALICE.blob_key(of.vuid, of.clip.sha256), fact
+                yield ALICE.blob_key(of.vuid, of.clip.rendition_sha256), fact
+
+
+def needed(facts: list[Fact]) -> set[str]:
+    """Without which a live version could not be served, or something deleted would come back."""
+    speaker = fold(facts)
+    alive = {one.vuid: one for one in speaker.versions}
+    keys = {key_of(fact) for fact in facts if isinstance(fact, VersionFact) and fact.record.vuid in alive}
+    keys |= {key_of(fact) for fact in speaker.alias_facts.values()}
+    keys |= {
+        key_of(fact) for fact in facts if isinstance(fact, TombstoneFact) and fact.seq == speaker.tombstone
+    }
+    for one in alive.values():
+        counting = [ArtifactFact(one.vuid, akey, NOON, record) for akey, record in one.artifacts.items()]
+        keys |= {key for key, _ in blobs([VersionFact(one.seq, one.record), *counting])}
+        keys |= {key_of(fact) for fact in counting}
+    return keys
+
+
+@st.composite
+def buckets(draw: st.DrawFn) -> tuple[list[Fact], dict[str, datetime], datetime]:
+    """Facts, what lies in the bucket and since when, and when it was listed."""
+    facts, ages = draw(histories()), st.sampled_from([timedelta(hours=hours) for hours in (0, 1, 3, 30)])
+    orphans = [version(1, draw(st.integers(5, 6))), made(draw(st.integers(1, 6)), "f" * 32)]
+    landed = {key: NOON - draw(ages) for key, _ in blobs([*facts, *orphans])}
+    landed |= {key_of(fact): NOON - draw(ages) for fact in facts}
+    landed |= {key_of(fact): fact.landed_at for fact in facts if isinstance(fact, ArtifactFact)}
+    return facts, landed, NOON + draw(ages)
+
+
+@given(buckets())
+def test_what_a_live_version_needs_is_never_garbage(bucket: tuple[list[Fact], dict[str, datetime], datetime]):
+    """Whatever its age, and whatever else lies around."""
+    assert not needed(bucket[0]) & set(garbage(*bucket))
+
+
+@given(buckets(), st.data())
+def test_a_collection_that_dies_half_way_changes_nothing(
+    bucket: tuple[list[Fact], dict[str, datetime], datetime], data: st.DataObject
+):
+    """The speaker stays what it was, and the next collection finds the rest, without a new grace."""
+    facts, landed, taken_at = bucket
+    keys = garbage(facts, landed, taken_at)
+    gone = set(keys[: data.draw(st.integers(0, len(keys)))])
+    left = [fact for fact in facts if key_of(fact) not in gone]
+    assert fold(left) == fold(facts)
+    rest = {key: at for key, at in landed.items() if key not in gone}
+    assert set(garbage(left, rest, taken_at)) == set(keys) - gone
+
+
+@given(buckets())
+def test_data_goes_before_the_records_that_name_it(bucket: tuple[list[Fact], dict[str, datetime], datetime]):
+    """The other way round, a crash would leave a deleted voice's data for another day: nobody recorded it."""
+    kinds = [key.split("/")[3] for key in garbage(*bucket)]
+    assert kinds == sorted(kinds)
+
+
+def all_landed(facts: list[Fact], at: datetime = NOON) -> dict[str, datetime]:
+    return {key_of(fact): at for fact in facts} | {key: at for key, _ in blobs(facts)}
+
+
+def test_of_a_deleted_voice_only_the_tombstone_stays():
+    """For ever: it carries the marks."""
+    facts = [version(1), made(1, "a"), gave_up(1, "b"), moved(2, 1), deleted(3), version(4), deleted(5, 2)]
+    landed = all_landed(facts)
+    last = key_of(deleted(5, 2))
+    assert set(garbage(facts, landed, NOON + DELETED_GRACE)) == set(landed) - {last}
+    assert garbage([deleted(5, 2)], {last: NOON}, NOON + timedelta(days=9999)) == []
+
+
+def test_a_deleted_voice_stays_whole_for_its_grace():
+    """So long an operator may bring it back; and engines may still be reading."""
+    facts = [version(1), made(1, "a"), deleted(2)]
+    landed = all_landed(facts, NOON - timedelta(days=30)) | {key_of(deleted(2)): NOON}
+    assert garbage(facts, landed, NOON + DELETED_GRACE - timedelta(seconds=1)) == []
+    assert len(garbage(facts, landed, NOON + DELETED_GRACE)) == len(landed) - 1
+
+
+def test_data_without_a_record_is_left_alone_for_its_grace():
+    """An upload is on its way: its clip is stored before its record."""
+    landed = {key: NOON for key, _ in blobs([version(1)])}
+    assert garbage([], landed, NOON + GRACE) == []
+    assert set(garbage([], landed, NOON + GRACE + timedelta(seconds=1))) == set(landed)
+
+
+def test_a_delete_takes_nothing_of_an_upload_on_its_way():
+    """A version whose record has not landed is not covered before it has."""
+    facts = [version(1), deleted(2)]
+    coming = {key: NOON for key, _ in blobs([version(3)])}
+    assert not set(coming) & set(garbage(facts, all_landed(facts) | coming, NOON + DELETED_GRACE))
+
+
+def test_what_lost_a_race_is_left_alone_for_its_grace():
+    """Its publisher may be just about to look which one landed first."""
+    winner, loser = made(1, "a"), made(1, "b", second=1)
+    facts = [version(1), winner, loser]
+    lost = {key_of(loser), ALICE.artifact_blob_key(loser.vuid, loser.akey, loser.record)}
+    assert garbage(facts, all_landed(facts), NOON + GRACE) == []
+    assert set(garbage(facts, all_landed(facts), NOON + GRACE + timedelta(seconds=1))) == lost
+
+
+def test_failures_of_a_live_version_are_kept():
+    """They keep the extraction from being tried for ever."""
+    facts = [version(1), gave_up(1, "a"), made(1, "b")]
+    assert garbage(facts, all_landed(facts), NOON + timedelta(days=9999)) == []
