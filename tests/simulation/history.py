@@ -101,7 +101,10 @@ class History:
             self._restart(world.random.choice([*APIS, *WORKERS]))
         if world.actors and world.happens("actor_hangs"):
             seconds = world.random.choice([40, 400, 2500]) * world.random.random()
-            world.random.choice(world.actors).asleep_until = world.time + seconds
+            # Half the time one of housekeeping's: what these do after a long silence hurts most.
+            ours = [actor for actor in world.actors if actor.name.startswith(("house", "gc"))]
+            among = ours if ours and world.random.random() < 0.5 else world.actors
+            world.random.choice(among).asleep_until = world.time + seconds
 
     def _step_one(self) -> None:
         awake = [actor for actor in self.world.actors if actor.asleep_until <= self.world.time]

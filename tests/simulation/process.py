@@ -119,8 +119,6 @@ class Parts:
     housekeeper: type[SimulatedHousekeeper] = SimulatedHousekeeper
     housekeeping: Mapping[str, Any] = field(default_factory=dict)
     """Settings, unchecked."""
-    trusted_for_ever: bool = False
-    """Whatever server answers, it passes for the one that the index was built for."""
 
 
 class Process:

@@ -6,6 +6,7 @@ from typing import Any
 
 from services.shared.domain import Speaker, SpeakerVersion
 from services.shared.facts import SpeakerId, read_speaker, speaker_ids
+from services.shared.index import speaker_key
 from services.shared.index_reading import IndexedSpeaker
 from speaker_registry.names import DEFAULT
 from speaker_registry.schemas import FINISHED_STATES
@@ -40,6 +41,7 @@ def check_everything(world: World, process: Process) -> None:
             _check_made(process, indexed, version)
         _check_default(process, truth)
         _check_objects(world, speaker_id, truth)
+        _check_forgotten(world, speaker_id, truth)
     _check_names(world, process)
     _check_jobs(world)
 
@@ -103,6 +105,15 @@ def _check_objects(world: World, speaker_id: SpeakerId, truth: Speaker) -> None:
         key for version in truth.versions for key in needed(speaker_id, version) if key not in keys
     ]:
         raise Violation(f"missing: {missing}")
+
+
+def _check_forgotten(world: World, speaker_id: SpeakerId, truth: Speaker) -> None:
+    """Redis holds nothing of a dead version either."""
+    raw: Any = world.server.raw
+    for field in sorted(name.decode() for name in raw.hkeys(speaker_key(speaker_id))):
+        kind, _, rest = field.partition(":")
+        if kind in {"v", "r", "b", "g", "x", "f"} and truth.by_vuid(rest.partition(":")[0]) is None:
+            raise Violation(f"left of a dead version in the index of {speaker_id}: {field}")
 
 
 def needed(speaker_id: SpeakerId, version: SpeakerVersion) -> list[str]:

@@ -89,6 +89,8 @@ class RestartedServer:
         if roll_back and self._remembers:
             shutil.copytree(self._copy, self._log)
         self._valkey.start()
+        for key in self.raw.scan_iter("sr:lock:*"):  # their time to live is the world's, not this server's
+            self.raw.delete(key)
 
 
 def disconnect(index: SpeakerIndex) -> None:

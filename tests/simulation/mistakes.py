@@ -1,0 +1,139 @@
+"""What the simulation must notice: processes with one thing wrong. A simulation that finds nothing proves
+nothing.
+
+Each is a mistake that somebody could make in good faith, and what each breaks differs.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+
+from services.shared.domain import ArtifactRecord
+from services.shared.facts import SpeakerId, read_facts
+from services.shared.housekeeping import unreachable
+from services.shared.index_reading import IndexedSpeaker
+from services.shared.publication import Assignment, Publisher
+from services.shared.registrar import Registrar
+from speaker_registry.names import parse_speaker_name
+from tests.simulation.process import Parts, SimulatedHousekeeper, SimulatedIndex
+
+
+@dataclass(frozen=True)
+class Mistake:
+    parts: Parts
+    within: int = 200
+    """Histories until it is found, at most."""
+
+
+class Trusting(SimulatedIndex):
+    """Takes whatever server answers for the one that the index was built on."""
+
+    def _stamp_of(self, info: Any) -> str:
+        return "some server"
+
+
+def rewritten(script: str, right: str, wrong: str) -> type[SimulatedIndex]:
+    """An index with a mistake in one of its scripts."""
+
+    class Rewritten(SimulatedIndex):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            text = self._scripts[script].script
+            assert isinstance(text, str)
+            assert right in text, script
+            self._scripts[script] = self.redis.register_script(text.replace(right, wrong))
+
+    return Rewritten
+
+
+class JudgesLate(SimulatedHousekeeper):
+    """Takes the age of what it collects from a clock, not from the listing."""
+
+    def collect_garbage(self, speaker_id: SpeakerId) -> int:
+        listing = self._store.list(speaker_id.prefix)
+        facts = list(read_facts(self._store, listing))
+        later = self._store.list(speaker_id.prefix).taken_at
+        keys = list(
+            unreachable(
+                replace(listing, taken_at=later),
+                facts,
+                grace=timedelta(seconds=self._settings.grace_seconds),
+                deleted_grace=timedelta(seconds=self._settings.deleted_grace_seconds),
+            )
+        )
+        self._store.delete(keys)
+        return len(keys)
+
+
+class NeverReadsFactsAgain(SimulatedHousekeeper):
+    """Trusts that whoever put a fact has told the index as well."""
+
+    def settle(self, speaker_id: SpeakerId) -> float | None:
+        for flight in self._index.load(speaker_id).flights:
+            self._check_flight(speaker_id, self._index.load(speaker_id), flight)
+        self._extract_missing(speaker_id, self._index.load(speaker_id))
+        self._registrar.promote(speaker_id)
+        return None
+
+
+class WritesTheVersionAgain(Publisher):
+    """As a worker that keeps its state in the voice's own record does."""
+
+    def publish(self, work: Assignment, tensors: Mapping[str, np.ndarray]) -> bool:
+        key = work.speaker_id.version_key(work.version.seq, work.version.record)
+        self._store.put(key, work.version.record.to_json().encode())
+        return super().publish(work, tensors)
+
+
+class LooksAtNobody(Publisher):
+    """Publishes although another attempt has taken over, and whatever else has landed."""
+
+    def _may_publish(self, work: Assignment, record: ArtifactRecord) -> bool:
+        super()._may_publish(work, record)
+        return True
+
+    def _winner(self, work: Assignment) -> ArtifactRecord | None:
+        return None
+
+
+class DeletesInTheIndexOnly(Registrar):
+    """Redis knows, the bucket does not."""
+
+    def delete(self, namespace: str, name: str, **options: Any) -> IndexedSpeaker:
+        speaker_id = SpeakerId.of(namespace, parse_speaker_name(name))
+        before = self.index.load(speaker_id)
+        place = self.index.reserve_tombstone(speaker_id)
+        self.index.apply_tombstone(speaker_id, place.seq, place.number, place.created_at)
+        return before
+
+
+MISTAKES = {
+    "any server is trusted": Mistake(Parts(index=Trusting)),
+    "garbage collection without grace": Mistake(Parts(housekeeping={"grace_seconds": 0.0})),
+    "age is judged later than the listing": Mistake(Parts(housekeeper=JudgesLate), within=600),
+    "facts are never read again": Mistake(Parts(housekeeper=NeverReadsFactsAgain)),
+    "a worker writes the version": Mistake(Parts(publisher=WritesTheVersionAgain)),
+    "a delete leaves no fact": Mistake(Parts(registrar=DeletesInTheIndexOnly)),
+    "a late version comes back from the dead": Mistake(
+        Parts(index=rewritten("apply_version", "if a.seq <= mark('tomb') then return 0 end", ""))
+    ),
+    "the last artifact wins": Mistake(
+        Parts(
+            publisher=LooksAtNobody,
+            index=rewritten("ready", "if not current then", "if true then a.alone = nil"),
+        )
+    ),
+    "two may extract the same": Mistake(
+        Parts(index=rewritten("claim", "  if flight then", "  if false then"))
+    ),
+    "an artifact is put in force after the delete": Mistake(
+        Parts(index=rewritten("ready", "if not live(a.vuid) then return 'dead' end", "")),
+    ),
+    "times of creation follow the clock": Mistake(
+        Parts(index=rewritten("reserve", "math.max(math.floor(a.now), created_at + 1)", "math.floor(a.now)"))
+    ),
+}
+"""What is wrong -> processes that are."""
