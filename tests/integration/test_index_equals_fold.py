@@ -1,0 +1,164 @@
+"""The two readings of the rules are one: what the scripts make of facts on a real Valkey is what `fold` makes
+of them.
+"""
+
+import itertools
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.shared.domain import (
+    AliasFact,
+    ArtifactFact,
+    Fact,
+    FailureFact,
+    TombstoneFact,
+    VersionFact,
+    fold,
+)
+from services.shared.facts import SpeakerId
+from services.shared.index import BOOT, SpeakerIndex
+from services.shared.valkey import ValkeyServer
+from tests.speaker_facts import histories, without_losers
+
+EXAMPLES = settings(derandomize=True, deadline=None, max_examples=150)
+_numbers = itertools.count(1)
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SpeakerIndex]:
+    """On a server of its own: its gate is opened and closed all the time."""
+    with ValkeyServer(tmp_path_factory.mktemp("valkey")) as server:
+        index = SpeakerIndex(server.url, "a bucket")
+        index.open_gate(index.begin_rebuild("first"), "first")
+        yield index
+        index.close()
+
+
+@dataclass
+class Told:
+    """A speaker of its own in a namespace of its own, and what the index was told of it."""
+
+    index: SpeakerIndex
+    speaker_id: SpeakerId
+    facts: list[Fact]
+
+    @classmethod
+    def nothing(cls, index: SpeakerIndex) -> "Told":
+        return cls(index, SpeakerId(f"n{next(_numbers)}", "alice"), [])
+
+    def tell(self, fact: Fact) -> None:
+        """One fact, as whoever wrote it does."""
+        self.facts.append(fact)
+        index, speaker_id = self.index, self.speaker_id
+        match fact:
+            case VersionFact(seq, record):
+                index.apply_version(speaker_id, seq, record)
+            case TombstoneFact(seq, number, created_at):
+                index.apply_tombstone(speaker_id, seq, number, created_at)
+            case AliasFact():
+                index.apply_alias(speaker_id, fact)
+            case ArtifactFact(vuid, akey, _, record):
+                index.apply_artifact(speaker_id, vuid, akey, record)
+            case FailureFact(vuid, akey, record):
+                index.apply_failure(speaker_id, vuid, akey, record)
+
+    def tell_all(self, facts: Iterable[Fact]) -> None:
+        """Many at once, as housekeeping does."""
+        facts = list(facts)
+        self.facts += facts
+        self.index.apply(self.speaker_id, fold(facts))
+
+    def rebuild(self, landed: Iterable[Fact]) -> None:
+        """From a listing, as after a restart of the server, which may know more than was told."""
+        self.facts = list(landed)
+        index, token = self.index, f"rebuild {next(_numbers)}"
+        index.ungated.delete(BOOT)
+        stamp = index.begin_rebuild(token)
+        index.reset(self.speaker_id, token)
+        index.apply(self.speaker_id, fold(self.facts), rebuilding=True)
+        index.open_gate(stamp, token)
+
+    def check(self) -> None:
+        told = fold(self.facts)
+        assert self.index.load(self.speaker_id).speaker == told
+        assert self.index.names(self.speaker_id.namespace, limit=9) == ["alice"] * told.live
+
+
+def possible(order: list[Fact]) -> Iterator[Fact]:
+    """The same, but what is made of a version comes after it: there is nothing to make it of before."""
+    coming = {fact.record.vuid for fact in order if isinstance(fact, VersionFact)}
+    waiting: list[ArtifactFact | FailureFact] = []
+    for fact in order:
+        if isinstance(fact, ArtifactFact | FailureFact) and fact.vuid in coming:
+            waiting.append(fact)
+            continue
+        yield fact
+        if isinstance(fact, VersionFact):
+            coming.discard(fact.record.vuid)
+            yield from (one for one in waiting if one.vuid == fact.record.vuid)
+
+
+@EXAMPLES
+@given(history=histories(), data=st.data())
+def test_each_fact_that_is_told_says_what_the_fold_says(
+    index: SpeakerIndex, history: list[Fact], data: st.DataObject
+):
+    """At every moment, in whatever order the calls arrive and however often: it is what requests are told."""
+    order = list(possible(data.draw(st.permutations(without_losers(history)))))
+    told = Told.nothing(index)
+    for fact in order:
+        told.tell(fact)
+        told.check()
+    for fact in data.draw(st.lists(st.sampled_from(order), max_size=4)) if order else []:
+        told.tell(fact)
+        told.check()
+
+
+@EXAMPLES
+@given(history=histories(), data=st.data())
+def test_parts_in_any_order_end_in_what_all_of_them_say(
+    index: SpeakerIndex, history: list[Fact], data: st.DataObject
+):
+    """Requests, workers and several housekeepers tell what each has seen; the last look has seen all."""
+    told, parts = Told.nothing(index), without_losers(history)
+    some = st.lists(st.sampled_from(parts), max_size=5) if parts else st.just([])
+    for part in data.draw(st.lists(some, max_size=4)):
+        if data.draw(st.booleans()):
+            told.tell_all(part)
+        else:
+            for fact in part:
+                told.tell(fact)
+    told.tell_all(history)
+    told.check()
+
+
+@EXAMPLES
+@given(history=histories(), data=st.data())
+def test_a_rebuild_at_any_moment_changes_nothing(
+    index: SpeakerIndex, history: list[Fact], data: st.DataObject
+):
+    """Its listing may know more than was told, and what was on its way is told again after it."""
+    order = list(possible(data.draw(st.permutations(without_losers(history)))))
+    told = Told.nothing(index)
+    now, listed = sorted(data.draw(st.tuples(*[st.integers(0, len(order))] * 2)))
+    for fact in order[:now]:
+        told.tell(fact)
+    told.rebuild(order[:listed])
+    told.check()
+    for fact in order[now:]:
+        told.tell(fact)
+    told.tell_all(history)
+    told.check()
+
+
+@EXAMPLES
+@given(history=histories())
+def test_an_emptied_server_is_told_everything_by_one_rebuild(index: SpeakerIndex, history: list[Fact]):
+    """The index holds nothing that the facts do not."""
+    told = Told.nothing(index)
+    told.rebuild(history)
+    told.check()
