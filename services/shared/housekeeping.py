@@ -252,6 +252,7 @@ class Housekeeper:
     def sweep(self, sign: Sign = lambda: None) -> None:
         """Settle every speaker, delete what nobody can reach, forget old jobs."""
         started = self._clock.now()
+        self._store.sweep_temporary(timedelta(seconds=self._settings.grace_seconds))
         with unavailable_without_redis():
             asked = cast(str | None, self._index.redis.get(SWEEPS_ASKED)) or "0"
         self._registrar.announcements.look_anew()

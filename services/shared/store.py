@@ -109,6 +109,10 @@ class Store(Protocol):
     def probe(self) -> None:
         """Raise `StoreUnfit` unless the store is consistent: what was put, got and deleted shows at once."""
 
+    def sweep_temporary(self, older_than: timedelta) -> int:
+        """Remove what interrupted writes left, and say how much. A bucket keeps no such."""
+        ...
+
 
 class ObjectStore:
     """A `Store` on obstore. Built by `open_store`."""
@@ -188,7 +192,6 @@ class ObjectStore:
         _probe(self)
 
     def sweep_temporary(self, older_than: timedelta) -> int:
-        """Remove what interrupted writes left in a local folder, and say how much. A bucket keeps no such."""
         with self._translating("sweep"):
             return self._folder.sweep(older_than) if self._folder else 0
 

@@ -6,7 +6,7 @@ it bounds how late anything can land. Knows keys as text only.
 
 import builtins
 from collections.abc import Callable, Iterable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Protocol
 
 from services.shared.store import Listing, StoredObject, check_key, check_prefix
@@ -66,6 +66,9 @@ class PerfectStore:
 
     def probe(self) -> None:
         pass
+
+    def sweep_temporary(self, older_than: timedelta) -> int:
+        return 0
 
     def _now(self) -> datetime:
         return datetime.fromtimestamp(int(self._clock()), UTC)
@@ -129,6 +132,10 @@ class ModelledStore:
 
     def probe(self) -> None:
         self._call("probe")
+
+    def sweep_temporary(self, older_than: timedelta) -> int:
+        self._call("sweep")
+        return self._truth.sweep_temporary(older_than)
 
     def _call(self, what: str) -> None:
         pause(what)

@@ -1,0 +1,180 @@
+"""What housekeeping does beside its repairs, which the fault simulation sees to: when it runs, what it
+sweeps, and that trouble with one speaker stays with that one.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import numpy as np
+import pytest
+from redis import Redis
+
+from services.shared.audio import DecodedClip, ReferenceAudio
+from services.shared.durable_folder import TEMPORARY
+from services.shared.facts import SpeakerId
+from services.shared.housekeeping import Housekeeper
+from services.shared.jobs import KEPT_SECONDS, Jobs
+from services.shared.opening import open_registrar
+from services.shared.registrar import Registrar
+from services.shared.registration import Upload, register_clip
+from services.shared.settings import HousekeepingSettings, RegistrySettings, StoreSettings
+from services.shared.valkey import ValkeyServer
+from speaker_registry.errors import Unavailable
+from speaker_registry.names import parse_speaker_name
+from tests.integration.api.worker import StandIn
+
+ALICE = SpeakerId("default", "alice")
+DAY = 86_400
+CLIP = DecodedClip(
+    ReferenceAudio(np.full(24_000, 0.5, np.float32), 24_000), "wav", "pcm_s16le", "audio/wav", 1
+)
+
+
+@pytest.fixture
+def registrar(tmp_path: Path, valkey: ValkeyServer, redis_client: Redis) -> Iterator[Registrar]:
+    registrar = open_registrar(
+        StoreSettings(url=(tmp_path / "bucket").as_uri()), RegistrySettings(redis_url=valkey.url)
+    )
+    yield registrar
+    registrar.index.close()
+
+
+@pytest.fixture
+def housekeeper(registrar: Registrar) -> Housekeeper:
+    """Its first turn rebuilt the index."""
+    housekeeper = Housekeeper(registrar, HousekeepingSettings())
+    housekeeper.turn()
+    return housekeeper
+
+
+def register(registrar: Registrar, name: str) -> None:
+    upload = Upload(name=parse_speaker_name(name), consent="yes", ref_text="words")
+    register_clip(registrar, "default", upload, name.encode(), CLIP)
+
+
+def age(bucket: Path, seconds: float) -> None:
+    """As if everything had been written so long ago."""
+    then = time.time() - seconds
+    for path in bucket.rglob("*"):
+        os.utime(path, (then, then))
+
+
+def files(bucket: Path) -> set[str]:
+    return {str(path.relative_to(bucket)) for path in bucket.rglob("*") if path.is_file()}
+
+
+def test_the_first_turn_opens_the_gate(registrar: Registrar):
+    Housekeeper(registrar, HousekeepingSettings()).turn()
+    assert registrar.index.gate_open()
+
+
+def test_a_sweep_takes_what_crashed_writers_left_and_nothing_else(
+    registrar: Registrar, housekeeper: Housekeeper, tmp_path: Path
+):
+    """An upload that died before its record, and a write that died before its name."""
+    bucket = tmp_path / "bucket"
+    register(registrar, "Alice")
+    worker = StandIn(registrar)
+    worker.announce()
+    worker.finish_all("Alice")
+    live = files(bucket)
+    registrar.store.put(ALICE.blob_key(uuid4().hex, "0" * 64), b"clip")
+    (bucket / TEMPORARY / "half").write_bytes(b"cl")
+    young = files(bucket)
+
+    housekeeper.sweep()
+    assert files(bucket) == young  # they might be on their way
+    age(bucket, 2 * DAY)
+    housekeeper.sweep()
+    assert files(bucket) == live
+
+
+def test_a_deleted_voice_leaves_only_the_mark_that_keeps_it_deleted(
+    registrar: Registrar, housekeeper: Housekeeper, tmp_path: Path
+):
+    register(registrar, "Alice")
+    registrar.delete("default", "Alice")
+    age(tmp_path / "bucket", 2 * DAY)
+    housekeeper.sweep()
+    (left,) = (stored.key for stored in registrar.store.list(ALICE.prefix).objects)
+    assert ".del." in left
+
+
+def test_a_sweep_is_made_once_a_day_and_when_there_is_a_new_encoder(
+    registrar: Registrar, housekeeper: Housekeeper, monkeypatch: pytest.MonkeyPatch
+):
+    made: list[float] = []
+    sweep = housekeeper.sweep
+    monkeypatch.setattr(housekeeper, "sweep", lambda sign: (made.append(registrar.clock.now()), sweep(sign)))
+    housekeeper.turn()
+    housekeeper.turn()
+    assert len(made) == 1
+    StandIn(registrar).announce()
+    housekeeper.turn()
+    housekeeper.turn()
+    assert len(made) == 2
+    now = registrar.clock.now()
+    monkeypatch.setattr(registrar.clock, "now", lambda: now + DAY + 1)
+    housekeeper.turn()
+    assert len(made) == 3
+
+
+def test_a_sweep_forgets_jobs_of_last_month(
+    registrar: Registrar, housekeeper: Housekeeper, monkeypatch: pytest.MonkeyPatch
+):
+    register(registrar, "Alice")
+    jobs = Jobs(registrar.index)
+    StandIn(registrar).finish_all()
+    now = registrar.clock.now()
+    register(registrar, "Bob")
+    housekeeper.sweep()
+    assert len(jobs.page("default", limit=10).found) == 2
+    monkeypatch.setattr(registrar.clock, "now", lambda: now + KEPT_SECONDS + DAY)
+    housekeeper.sweep()
+    assert [job.name for job in jobs.page("default", limit=10).found] == ["Bob"]
+
+
+def test_one_speaker_that_cannot_be_settled_does_not_keep_the_others_from_it(
+    registrar: Registrar, housekeeper: Housekeeper, monkeypatch: pytest.MonkeyPatch
+):
+    """As after a bug in a release that wrote something we cannot read."""
+    settled: list[str] = []
+
+    def promote(speaker_id: SpeakerId) -> None:
+        if speaker_id == ALICE:
+            raise ValueError("unexpected")
+        settled.append(speaker_id.slug)
+
+    register(registrar, "Alice")
+    register(registrar, "Bob")
+    monkeypatch.setattr(registrar, "promote", promote)
+    housekeeper.sweep()
+    assert settled == ["bob"]
+
+
+def test_two_processes_do_not_rebuild_at_the_same_time(registrar: Registrar, redis_client: Redis):
+    """It would do no harm, but twice the work, and on a big bucket that is minutes."""
+    redis_client.set("sr:lock:rebuild", "another process", px=20_000)
+    with pytest.raises(Unavailable):
+        Housekeeper(registrar, HousekeepingSettings()).turn()
+    assert not registrar.index.gate_open()
+
+
+def test_trouble_ends_no_housekeeper(registrar: Registrar, monkeypatch: pytest.MonkeyPatch):
+    stop, turns = threading.Event(), 0
+
+    def turn() -> None:
+        nonlocal turns
+        turns += 1
+        if turns == 3:
+            stop.set()
+        raise Unavailable("no bucket", retry_after_seconds=1) if turns == 1 else ValueError("a bug")
+
+    housekeeper = Housekeeper(registrar, HousekeepingSettings(turn_seconds=0.001))
+    monkeypatch.setattr(housekeeper, "turn", turn)
+    housekeeper.run(stop)
+    assert turns == 3
