@@ -2,10 +2,11 @@
 
 import base64
 from dataclasses import dataclass
+from typing import Annotated
 from urllib.parse import quote
 
 import structlog
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Depends, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
@@ -117,6 +118,20 @@ class _Found:
         )
 
 
+async def _wanted(
+    services: ServicesDep,
+    namespace: NamespaceDep,
+    name: VoiceName,
+    ref: Reference,
+    profile: ProfileName,
+    allow_stale: AllowStale = False,
+) -> _Wanted:
+    return _Wanted(services, namespace, name, parse_reference(ref), profile, allow_stale)
+
+
+WantedDep = Annotated[_Wanted, Depends(_wanted)]
+
+
 @router.get("", responses=examples.DESCRIPTORS)
 def list_artifacts(
     request: Request, services: ServicesDep, namespace: NamespaceDep, name: VoiceName, ref: Reference
@@ -133,16 +148,10 @@ def list_artifacts(
 @router.get("/{profile}", responses=examples.DESCRIPTOR)
 async def get_artifact(
     request: Request,
-    services: ServicesDep,
-    namespace: NamespaceDep,
-    name: VoiceName,
-    ref: Reference,
-    profile: ProfileName,
+    wanted: WantedDep,
     wait: WaitSeconds = 0,
-    allow_stale: AllowStale = False,
 ) -> Response:
     """All an engine needs to know about an artifact; 202 while it is being made."""
-    wanted = _Wanted(services, namespace, name, parse_reference(ref), profile, allow_stale)
     found = await _settled(request, wanted, wait)
     if found.record is None:
         return _not_yet(request, found)
@@ -153,16 +162,10 @@ async def get_artifact(
 @router.get("/{profile}/file", responses=examples.FILE, response_class=Response)
 async def get_artifact_file(
     request: Request,
-    services: ServicesDep,
-    namespace: NamespaceDep,
-    name: VoiceName,
-    ref: Reference,
-    profile: ProfileName,
+    wanted: WantedDep,
     wait: WaitSeconds = 0,
-    allow_stale: AllowStale = False,
 ) -> Response:
     """The safetensors file; 304 for who has it; 202 with the descriptor while it is being made."""
-    wanted = _Wanted(services, namespace, name, parse_reference(ref), profile, allow_stale)
     found = await _settled(request, wanted, wait)
     if found.record is None:
         return _not_yet(request, found)

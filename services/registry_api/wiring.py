@@ -27,19 +27,20 @@ class Services:
     limits: UploadLimits
 
 
-def _services(request: Request) -> Services:
+# Dependencies are coroutines: FastAPI hands plain functions to a thread, one after the other.
+async def _services(request: Request) -> Services:
     services = request.app.state.services
     assert isinstance(services, Services)
     return services
 
 
-def _upload_slots(request: Request) -> UploadSlots:
+async def _upload_slots(request: Request) -> UploadSlots:
     slots = request.app.state.upload_slots
     assert isinstance(slots, UploadSlots)
     return slots
 
 
-def _namespace() -> str:
+async def _namespace() -> str:
     """Every request belongs to one; with API keys it will be the key's."""
     return "default"
 
