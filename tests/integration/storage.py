@@ -1,0 +1,297 @@
+"""The storage without HTTP: the real registrar, publisher and housekeeper on a real Valkey and a real local
+folder. Time is moved on by the test; any call that leaves the process can be made to fail.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import redis
+from obstore.store import LocalStore
+
+from services.shared.announcements import Announcements
+from services.shared.audio import DecodedClip, ReferenceAudio
+from services.shared.clock import Clock
+from services.shared.dispatch import RqDispatcher
+from services.shared.domain import ArtifactRecord, SpeakerVersion
+from services.shared.durable_folder import DurableFolder
+from services.shared.facts import SpeakerId, bucket_identity
+from services.shared.housekeeping import Housekeeper
+from services.shared.index import SpeakerIndex
+from services.shared.jobs import JobRecord, Jobs
+from services.shared.opening import open_queue_connection
+from services.shared.profiles import ProfileCatalogue
+from services.shared.publication import Assignment, Maker, Publisher
+from services.shared.registrar import Registrar
+from services.shared.registration import Registered, Upload, register_clip, register_embedding
+from services.shared.settings import HousekeepingSettings, RegistrySettings
+from services.shared.store import ObjectStore
+from speaker_registry.errors import Unavailable
+from speaker_registry.names import parse_speaker_name
+
+PROFILE = "qwen3-tts-0.6b"
+WIDER = "qwen3-tts-1.7b"
+NAMESPACE = "default"
+FINGERPRINT, NEXT_FINGERPRINT = "sha256:" + "1" * 64, "sha256:" + "2" * 64
+
+
+class OwnTime(Clock):
+    """As the real one, but sleeping takes no time. The store's clock goes with it."""
+
+    def __init__(self) -> None:
+        self.ahead = 0.0
+
+    def now(self) -> float:
+        return super().now() + self.ahead
+
+    def monotonic(self) -> float:
+        return super().monotonic() + self.ahead
+
+    def sleep(self, seconds: float) -> None:
+        self.ahead += seconds
+
+    def of_store(self) -> datetime:
+        return datetime.now(UTC) + timedelta(seconds=self.ahead)
+
+
+class Border:
+    """All calls that leave the process, counted. The one to fail does so before or after it took effect."""
+
+    def __init__(self) -> None:
+        self._left = 0
+        self._after = False
+
+    @contextmanager
+    def failing(self, call: int, *, after: bool) -> Iterator[Callable[[], bool]]:
+        """The so-manieth call from now on. Yields a question: was there such a call?"""
+        self._left, self._after = call, after
+        try:
+            yield lambda: self._left <= 0
+        finally:
+            self._left = 0
+
+    def cross(self, do: Callable[[], Any], error: Exception) -> Any:
+        self._left -= 1
+        if self._left != 0:
+            return do()
+        if self._after:
+            do()
+        raise error
+
+
+class BorderedStore(ObjectStore):
+    """Each object that is deleted is a call of its own, as on S3."""
+
+    border: Border
+
+    def put(self, key: str, data: bytes) -> None:
+        self._cross(lambda: super(BorderedStore, self).put(key, data))
+
+    def get(self, key: str) -> bytes:
+        return self._cross(lambda: super(BorderedStore, self).get(key))
+
+    def list(self, prefix: str) -> Any:
+        return self._cross(lambda: super(BorderedStore, self).list(prefix))
+
+    def folders(self, prefix: str) -> Any:
+        return self._cross(lambda: super(BorderedStore, self).folders(prefix))
+
+    def delete(self, keys: Any) -> None:
+        for key in keys:
+            self._cross(lambda key=key: super(BorderedStore, self).delete([key]))
+
+    def _cross(self, do: Callable[[], Any]) -> Any:
+        return self.border.cross(do, Unavailable("The object store is not available."))
+
+
+class BorderedDispatcher(RqDispatcher):
+    border: Border
+
+    def enqueue(self, *arguments: Any) -> None:
+        self._cross(lambda: super(BorderedDispatcher, self).enqueue(*arguments))
+
+    def state(self, *arguments: Any) -> str:
+        return self._cross(lambda: super(BorderedDispatcher, self).state(*arguments))
+
+    def _cross(self, do: Callable[[], Any]) -> Any:
+        return self.border.cross(do, Unavailable("The queue is not available."))
+
+
+def put_at_border(client: redis.Redis, border: Border) -> None:
+    """Whatever the index asks of Redis, in commands or pipelines."""
+    execute, pipeline = client.execute_command, client.pipeline
+
+    def make_pipeline(*arguments: Any, **options: Any) -> Any:
+        made = pipeline(*arguments, **options)
+        run = made.execute
+        made.execute = lambda: border.cross(run, redis.ConnectionError("cut"))
+        return made
+
+    client.execute_command = lambda *arguments, **options: border.cross(
+        lambda: execute(*arguments, **options), redis.ConnectionError("cut")
+    )
+    client.pipeline = make_pipeline
+
+
+class Storage:
+    """Everything of one registry but its API and its encoders. A context manager."""
+
+    def __init__(self, folder: Path, redis_url: str, **settings: Any) -> None:
+        self.clock = OwnTime()
+        self.border = Border()
+        self.raw = redis.Redis.from_url(redis_url, decode_responses=True)
+        """Redis, past the gate and every fault."""
+        given = RegistrySettings(redis_url=redis_url, **settings)
+        local = LocalStore(folder, mkdir=True)
+        self.store = BorderedStore(
+            local, impatient=local, clock=self.clock.of_store, folder=DurableFolder(folder)
+        )
+        self.store.border = self.border
+        identity = bucket_identity(self.store, self.clock.new_id())
+        self.index = SpeakerIndex(redis_url, identity, clock=self.clock.now)
+        put_at_border(self.index.redis, self.border)
+        put_at_border(self.index.ungated, self.border)
+        dispatcher = BorderedDispatcher(open_queue_connection(given), job_seconds=60)
+        dispatcher.border = self.border
+        self.registrar = Registrar(
+            store=self.store,
+            index=self.index,
+            announcements=Announcements(self.store, self.index, self.clock, monotonic=self.clock.monotonic),
+            catalogue=ProfileCatalogue.load(given.profiles),
+            dispatcher=dispatcher,
+            settings=given,
+            clock=self.clock,
+        )
+        self.housekeeper = Housekeeper(self.registrar, HousekeepingSettings(deleted_grace_seconds=0))
+        self.publisher = Publisher(self.registrar)
+        self.fingerprint = FINGERPRINT
+
+    def __enter__(self) -> Self:
+        self.housekeeper.rebuild()
+        self.announce(FINGERPRINT)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.index.close()
+        self.raw.close()
+
+    # -- what people do
+
+    def register(self, name: str, *, number: int = 1, **said: Any) -> Registered:
+        """A clip of its own for every number."""
+        upload = Upload(name=parse_speaker_name(name), consent="cons_1", **said)
+        return register_clip(self.registrar, NAMESPACE, upload, *clip(number))
+
+    def register_embedding(self, name: str, *, width: int = 1024, **said: Any) -> Registered:
+        upload = Upload(name=parse_speaker_name(name), consent="cons_1", **said)
+        return register_embedding(self.registrar, NAMESPACE, upload, np.full(width, 0.25, np.float32))
+
+    def ready(self, name: str, **said: Any) -> Registered:
+        """Registered and extracted."""
+        registered = self.register(name, **said)
+        self.finish_all(name)
+        return registered
+
+    def served(self, name: str, profile: str = PROFILE) -> tuple[int, str] | None:
+        """Number and digest of what engines are given for the bare name, its bytes checked; or nothing."""
+        speaker = self.registrar.look_up(speaker_id(name)).speaker
+        record = speaker.default.artifact(profile, self.fingerprint) if speaker.live else None
+        if record is None:
+            return None
+        assert digest(self.bytes_of(name, speaker.default, record)) == record.digest
+        return speaker.default.number, record.digest
+
+    def bytes_of(self, name: str, version: SpeakerVersion, record: ArtifactRecord) -> bytes:
+        return self.store.get(self.registrar.artifact_file_key(speaker_id(name), version, record))
+
+    # -- what workers do
+
+    def announce(self, fingerprint: str) -> None:
+        """From now on, artifacts are made with it."""
+        self.fingerprint = fingerprint
+        for profile in self.registrar.catalogue.names:
+            self.registrar.announcements.announce(profile, fingerprint, {}, untrained=False)
+
+    def take(self, name: str | None = None) -> list[Assignment]:
+        """Every open job, oldest first: a queue delivers again what a worker took and did not finish."""
+        jobs = reversed(self.jobs(name, open_only=True))
+        found = (self.publisher.take(job.id, self._id_of(job), self._maker(job.profile)) for job in jobs)
+        return [work for work in found if work is not None]
+
+    def publish(self, work: Assignment) -> bool:
+        return self.publisher.publish(work, tensors(work))
+
+    def finish_all(self, name: str | None = None) -> None:
+        for work in self.take(name):
+            self.publish(work)
+
+    def _id_of(self, job: JobRecord) -> SpeakerId:
+        return SpeakerId(job.namespace, job.slug)
+
+    def _maker(self, profile: str) -> Maker:
+        return Maker(
+            profile=self.registrar.catalogue.get(profile),
+            fingerprint=self.fingerprint,
+            extractor={},
+            untrained=False,
+            worker="worker",
+        )
+
+    # -- what there is
+
+    def jobs(self, name: str | None = None, *, open_only: bool = False) -> list[JobRecord]:
+        """Newest first, of one voice or of all."""
+        slug = speaker_id(name).slug if name is not None else None
+        found = Jobs(self.index).page(NAMESPACE, slug=slug, limit=1000).found
+        return [job for job in found if not (open_only and job.finished)]
+
+    def objects(self, name: str) -> list[str]:
+        return [stored.key for stored in self.store.list(speaker_id(name).prefix).objects]
+
+    # -- rest
+
+    def settle(self) -> None:
+        """Housekeeping looks after everything that is due, until nothing is."""
+        for _ in range(10):
+            self.clock.sleep(20)
+            self.housekeeper.turn()
+            self.finish_all()
+
+    def check_settled(self, name: str) -> None:
+        """Nothing is open, the index says what the facts say, and everything wanted is there."""
+        indexed, truth = self.index.load(speaker_id(name)), self.registrar.truth(speaker_id(name))
+        assert indexed.flights == ()
+        assert self.jobs(name, open_only=True) == []
+        assert indexed.speaker.versions == truth.versions
+        assert indexed.speaker.aliases == truth.aliases
+        assert all(self.registrar.state(indexed, version) == "ready" for version in truth.versions)
+
+
+def speaker_id(name: str) -> SpeakerId:
+    return SpeakerId.of(NAMESPACE, parse_speaker_name(name))
+
+
+def digest(data: bytes) -> str:
+    return "sha256:" + hashlib.sha256(data).hexdigest()
+
+
+def clip(number: int) -> tuple[bytes, DecodedClip]:
+    """The bytes as uploaded, and what they decode to."""
+    samples = np.full(19_200, number / 1000, np.float32)
+    audio = ReferenceAudio(samples, 16_000)
+    return f"clip {number}".encode(), DecodedClip(audio, "wav", "pcm_s16le", "audio/wav", 1)
+
+
+def tensors(work: Assignment) -> dict[str, np.ndarray]:
+    """Of the shapes that the profile says; different for every attempt."""
+    random = np.random.default_rng(int(digest(work.token.encode())[-8:], 16))
+    return {
+        "speaker_embedding": random.standard_normal(work.maker.profile.embedding_width or 1).astype(
+            np.float32
+        ),
+        "ref_code": random.integers(0, 2048, (15, 16)).astype(np.int32),
+    }

@@ -1,0 +1,367 @@
+"""Registering, extracting, promoting and deleting on a real Valkey and a real local folder, without HTTP."""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.shared.domain import AliasFact
+from services.shared.facts import bucket_identity
+from services.shared.index import GateClosed, SpeakerIndex
+from services.shared.valkey import ValkeyServer
+from speaker_registry.errors import (
+    CacheUnsupported,
+    EmbeddingWidthMismatch,
+    IdempotencyKeyReused,
+    PreconditionFailed,
+    QuotaExceeded,
+    VoiceExists,
+    VoiceNotFound,
+)
+from tests.integration.storage import (
+    NAMESPACE,
+    NEXT_FINGERPRINT,
+    PROFILE,
+    WIDER,
+    Storage,
+    speaker_id,
+)
+
+Open = Callable[..., Storage]
+
+
+@pytest.fixture
+def opened(tmp_path: Path, valkey: ValkeyServer) -> Iterator[Open]:
+    """Opens storages, each with a folder of its own, on one Redis that is empty at first."""
+    with ExitStack() as stack:
+
+        def make(folder: str = "bucket", **settings: Any) -> Storage:
+            return stack.enter_context(Storage(tmp_path / folder, valkey.url, **settings))
+
+        yield make
+
+
+@pytest.fixture
+def storage(redis_client: object, opened: Open) -> Storage:
+    return opened()
+
+
+def at_once(count: int, do: Callable[[int], Any]) -> list[Any]:
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(do, range(count)))
+
+
+# -- registering
+
+
+def test_uploads_of_one_voice_at_the_same_time_lose_none(storage: Storage):
+    """Each gets a version of its own, in one order, with its own clip."""
+    made = at_once(16, lambda one: storage.register("alice", number=one))
+    versions = storage.registrar.find(NAMESPACE, "alice").speaker.versions
+    assert [version.number for version in versions] == list(range(1, 17))
+    times = [version.record.created_at for version in versions]
+    assert all(before < after for before, after in pairwise(times))
+    assert {one.version.vuid for one in made} == {version.vuid for version in versions}
+    for one, registered in enumerate(made):
+        clip = registered.version.record.clip
+        key = speaker_id("alice").blob_key(registered.version.vuid, clip.sha256)
+        assert storage.store.get(key) == f"clip {one}".encode()
+    storage.finish_all()
+    storage.check_settled("alice")
+
+
+def test_a_repeated_request_is_given_the_version_it_made(storage: Storage):
+    """Its answer was lost; to send it again must be safe, whatever came between."""
+    first = storage.register("alice", idempotency_key="k")
+    storage.register("alice", number=2)
+    again = storage.register("alice", idempotency_key="k")
+    assert (again.version.vuid, again.created) == (first.version.vuid, False)
+    assert again.jobs == first.jobs
+    assert len(storage.registrar.truth(speaker_id("alice")).versions) == 2
+
+
+def test_one_request_sent_many_times_at_once_makes_one_version(storage: Storage):
+    """Before the first has been stored, there is nothing to recognise it by but its key."""
+    made = at_once(8, lambda _: storage.register("alice", idempotency_key="k"))
+    assert len({one.version.vuid for one in made}) == 1
+    assert len(storage.registrar.truth(speaker_id("alice")).versions) == 1
+    assert len(storage.jobs("alice")) == 1
+
+
+@pytest.mark.parametrize("changed", [{"number": 2}, {"ref_text": "hello"}, {"description": "d"}])
+def test_an_idempotency_key_is_good_for_one_request(storage: Storage, changed: dict[str, Any]):
+    storage.register("alice", idempotency_key="k")
+    before = storage.objects("alice")
+    with pytest.raises(IdempotencyKeyReused):
+        storage.register("alice", idempotency_key="k", **changed)
+    assert storage.objects("alice") == before
+
+
+def test_the_same_clip_with_the_same_words_again_is_no_new_version(storage: Storage):
+    """Scripts upload the same folder every night."""
+    first = storage.register("alice")
+    assert storage.register("alice").version.vuid == first.version.vuid
+    assert storage.register("alice", ref_text="hello").version.number == 2
+    assert storage.register("alice", ref_text="hello", dedupe=False).version.number == 3
+    assert storage.register("alice").version.number == 4, "only the newest version counts"
+
+
+def test_an_immutable_voice_is_not_overwritten(redis_client: object, opened: Open):
+    """And nothing is stored of the attempt."""
+    storage = opened(registration_policy="immutable")
+    storage.register("alice")
+    before = storage.objects("alice")
+    with pytest.raises(VoiceExists, match="delete it first"):
+        storage.register("alice", number=2)
+    assert storage.objects("alice") == before
+    storage.registrar.delete(NAMESPACE, "alice")
+    assert storage.register("alice", number=2).version.number == 2
+
+
+def test_no_more_voices_than_allowed_but_any_number_of_versions(redis_client: object, opened: Open):
+    storage = opened(max_uploaded=2)
+    storage.register("alice")
+    storage.register("bob")
+    with pytest.raises(QuotaExceeded, match=r"limit reached \(2\)"):
+        storage.register("carol")
+    assert storage.objects("carol") == []
+    assert storage.register("bob", number=2).version.number == 2
+    storage.registrar.delete(NAMESPACE, "alice")
+    assert storage.register("carol").created
+
+
+def test_a_ready_embedding_is_served_at_once_and_never_made_anew(storage: Storage):
+    registered = storage.register_embedding("alice")
+    assert registered.jobs == {}
+    number, _ = storage.served("alice")
+    assert number == 1
+    claims = storage.registrar.ensure(speaker_id("alice"), registered.version, [PROFILE])
+    assert claims[PROFILE].outcome == "ready"
+    with pytest.raises(CacheUnsupported, match="needs reference audio"):
+        storage.registrar.ensure(speaker_id("alice"), registered.version, [WIDER])
+
+
+def test_an_embedding_that_fits_no_profile_is_refused(storage: Storage):
+    with pytest.raises(EmbeddingWidthMismatch, match="has 7 elements"):
+        storage.register_embedding("alice", width=7)
+    assert storage.objects("alice") == []
+
+
+# -- extracting
+
+
+def test_many_who_ask_for_one_artifact_share_one_job(storage: Storage):
+    """An engine's replicas all start at the same time."""
+    registered = storage.register("alice")
+    asked = lambda _: storage.registrar.ensure(speaker_id("alice"), registered.version, [WIDER])[WIDER]  # noqa: E731
+    claims = at_once(50, asked)
+    assert sorted(claim.outcome for claim in claims) == ["claimed"] + ["flying"] * 49
+    assert len({claim.job_id for claim in claims}) == 1
+    assert [job.profile for job in storage.jobs("alice")].count(WIDER) == 1
+    assert storage.raw.llen(f"rq:queue:extract.{WIDER}") == 1
+
+
+def test_a_forced_rebuild_is_a_new_build_and_the_old_one_serves_until_it_is_ready(storage: Storage):
+    version = storage.ready("alice").version
+    before = storage.served("alice")
+    claim = storage.registrar.ensure(speaker_id("alice"), version, [PROFILE], force=True)[PROFILE]
+    assert (claim.outcome, claim.build) == ("claimed", 2)
+    assert storage.registrar.ensure(speaker_id("alice"), version, [PROFILE])[PROFILE].outcome == "ready"
+    work = storage.take("alice")
+    assert storage.served("alice") == before
+    storage.publish(work[0])
+    assert storage.served("alice") not in (before, None)
+    storage.check_settled("alice")
+
+
+def test_a_failure_is_final_until_somebody_insists(storage: Storage):
+    """A clip that no encoder takes must not keep workers busy for ever."""
+    version = storage.register("alice").version
+    storage.publisher.fail(storage.take("alice")[0], CacheUnsupported("cannot"))
+    assert storage.registrar.ensure(speaker_id("alice"), version, [PROFILE])[PROFILE].outcome == "failed"
+    claim = storage.registrar.ensure(speaker_id("alice"), version, [PROFILE], force=True)[PROFILE]
+    assert claim.outcome == "claimed"
+    storage.finish_all()
+    storage.check_settled("alice")
+
+
+def test_a_new_fingerprint_makes_every_voice_anew(storage: Storage):
+    """Without anybody asking; meanwhile what was made with the old one is not served as if it were new."""
+    storage.ready("alice")
+    storage.announce(NEXT_FINGERPRINT)
+    assert storage.served("alice") is None
+    storage.settle()
+    assert storage.served("alice")
+    storage.check_settled("alice")
+
+
+def test_two_attempts_of_one_job_leave_one_artifact(storage: Storage):
+    """A worker that was taken for dead comes back: what is served stays, and nothing is left over."""
+    storage.register("alice")
+    slow = storage.take("alice")[0]
+    quick = storage.take("alice")[0]
+    assert (slow.attempt, quick.attempt) == (1, 2)
+    assert storage.publish(quick)
+    before = storage.served("alice")
+    assert storage.publish(slow), "it is there, whoever made it"
+    assert storage.served("alice") == before
+    assert len([key for key in storage.objects("alice") if "/art/" in key]) == 2, "bytes and fact"
+    storage.check_settled("alice")
+
+
+# -- promoting
+
+
+def test_default_moves_when_the_last_wanted_profile_is_ready(redis_client: object, opened: Open):
+    """Before that, an engine that needs the other profile would find nothing."""
+    storage = opened(profiles=(PROFILE, WIDER))
+    storage.ready("alice")
+    storage.register("alice", number=2)
+    one, other = storage.take("alice")
+    storage.publish(one)
+    assert storage.served("alice")[0] == 1
+    storage.publish(other)
+    assert storage.served("alice")[0] == 2
+
+
+def test_the_newest_complete_version_is_promoted_in_whatever_order_they_end(storage: Storage):
+    """A slow extraction of an older version must not turn the voice back."""
+    storage.ready("alice")
+    storage.register("alice", number=2)
+    storage.register("alice", number=3)
+    second, third = storage.take("alice")
+    storage.publish(third)
+    storage.publish(second)
+    assert storage.served("alice")[0] == 3
+
+
+def test_a_move_by_hand_is_not_undone_by_a_promotion(storage: Storage):
+    """Version 2 sounded wrong while it was still being extracted for the next profile."""
+    first = storage.ready("alice").version
+    storage.register("alice", number=2)
+    seq = storage.index.reserve_alias(speaker_id("alice"), "default", expected=0)
+    fact = AliasFact(seq, "default", first.vuid, storage.clock.new_id())
+    storage.store.put(speaker_id("alice").alias_key(fact), b"{}")
+    storage.index.apply_alias(speaker_id("alice"), fact)
+    storage.finish_all()
+    storage.settle()
+    assert storage.served("alice")[0] == 1
+    storage.ready("alice", number=3)
+    assert storage.served("alice")[0] == 3, "registered after they chose"
+
+
+# -- deleting
+
+
+def test_a_deleted_voice_is_gone_at_once_and_comes_back_only_as_a_new_one(storage: Storage):
+    storage.ready("alice")
+    storage.registrar.delete(NAMESPACE, "alice")
+    for attempt in (storage.registrar.find, storage.registrar.delete):
+        with pytest.raises(VoiceNotFound):
+            attempt(NAMESPACE, "alice")
+    assert storage.served("alice") is None
+    assert storage.ready("alice").version.number == 2
+    storage.settle()
+    storage.check_settled("alice")
+    versions = {key.split("/d/")[1].split("/")[0] for key in storage.objects("alice") if "/d/" in key}
+    assert len(versions) == 1, "nothing is left of the first"
+
+
+def test_a_delete_of_a_voice_that_changed_meanwhile_is_refused(storage: Storage):
+    """Who says which one is to go must not take another with it."""
+    storage.register("alice")
+    with pytest.raises(PreconditionFailed):
+        storage.registrar.delete(NAMESPACE, "alice", check=lambda _: storage.register("alice", number=2))
+    assert len(storage.registrar.find(NAMESPACE, "alice").speaker.versions) == 2
+
+
+def test_an_extraction_that_a_delete_overtakes_comes_too_late(storage: Storage):
+    """A worker cannot bring a deleted voice back."""
+    storage.register("alice")
+    work = storage.take("alice")[0]
+    storage.registrar.delete(NAMESPACE, "alice")
+    assert not storage.publish(work)
+    assert storage.jobs("alice", open_only=True) == []
+    assert [job.state for job in storage.jobs("alice")] == ["superseded"]
+    storage.settle()
+    assert [key.split("/")[3] for key in storage.objects("alice")] == ["r"], "only the tombstone"
+    assert not storage.registrar.look_up(speaker_id("alice")).speaker.live
+
+
+def test_an_extraction_of_a_deleted_voice_does_nothing_for_its_successor(storage: Storage):
+    """Same name, another person."""
+    storage.register("alice")
+    work = storage.take("alice")[0]
+    storage.registrar.delete(NAMESPACE, "alice")
+    storage.register("alice", number=2)
+    assert not storage.publish(work)
+    assert storage.served("alice") is None
+    storage.finish_all()
+    storage.check_settled("alice")
+
+
+# -- while the index cannot be trusted
+
+
+def close_gate(storage: Storage) -> None:
+    """As if the server had been replaced by an empty one: new connections find out."""
+    storage.raw.flushall()
+    storage.index.redis.connection_pool.disconnect()
+
+
+def test_a_closed_gate_lets_reads_through_to_the_facts_and_stops_writes(storage: Storage):
+    """A restart of Redis is no outage for engines, and nothing is promised that an old index may break."""
+    version = storage.ready("alice").version
+    before = storage.served("alice")
+    storage.clock.sleep(2)
+    close_gate(storage)
+    assert storage.served("alice") == before
+    found, more = storage.registrar.page(NAMESPACE, limit=10)
+    assert ([one.speaker.newest.vuid for one in found], more) == ([version.vuid], False)
+    for write in (
+        lambda: storage.register("alice", number=2),
+        lambda: storage.registrar.delete(NAMESPACE, "alice"),
+        lambda: storage.registrar.ensure(speaker_id("alice"), version, [WIDER]),
+    ):
+        with pytest.raises(GateClosed):
+            write()
+    assert not storage.index.gate_open()
+
+
+def test_a_rebuild_brings_everything_back_after_a_loss_of_redis(storage: Storage):
+    storage.ready("alice")
+    storage.register("alice", number=2)
+    storage.ready("bob")
+    storage.ready("carol")
+    storage.registrar.delete(NAMESPACE, "carol")
+    before = storage.served("alice")
+    storage.clock.sleep(2)
+    close_gate(storage)
+    assert storage.housekeeper.rebuild() == 3
+    assert storage.index.names(NAMESPACE, limit=9) == ["alice", "bob"]
+    assert storage.served("alice") == before
+    storage.settle()
+    assert storage.served("alice")[0] == 2, "its lost job was started anew"
+    for name in ("alice", "bob", "carol"):
+        storage.check_settled(name)
+    assert storage.register("carol").version.number == 2, "marks survive, too"
+
+
+def test_the_index_of_another_bucket_is_not_trusted(storage: Storage, opened: Open):
+    """Somebody changes the bucket and keeps Redis: voices of the old one must not appear in the new one."""
+    storage.ready("alice")
+    other = SpeakerIndex(storage.registrar.settings.redis_url, bucket_identity(storage.store, "unused") + "x")
+    assert not other.gate_open()
+    with pytest.raises(GateClosed):
+        other.load(speaker_id("alice"))
+    other.close()
+    second = opened("another-bucket")
+    assert not second.registrar.look_up(speaker_id("alice")).speaker.live
+    assert second.index.names(NAMESPACE, limit=9) == []
+    with pytest.raises(GateClosed):
+        storage.index.load(speaker_id("alice"))
+    assert storage.registrar.look_up(speaker_id("alice")).speaker.live, "from the facts"
