@@ -12,18 +12,25 @@ from redis.retry import Retry
 
 from speaker_registry.errors import Unavailable
 
+ANSWER_SECONDS = 5.0
+"""A server that syncs its log to a busy disk may be silent for two."""
+
 
 def connect(
     url: str, *, connect_hook: Callable[[Any], None] | None = None, decode_responses: bool = True
 ) -> redis.Redis:
-    """A client that fails within about two seconds rather than hang: callers answer 503 and are asked to
-    come back.
+    """A client that fails rather than hang: callers answer 503 and are asked to come back.
+
+    At once where nobody listens, after `ANSWER_SECONDS` where somebody does and says nothing.
     """
     return redis.Redis.from_url(
         url,
-        socket_timeout=5,
+        socket_timeout=ANSWER_SECONDS,
         socket_connect_timeout=2,
-        retry=Retry(ExponentialWithJitterBackoff(cap=0.2, base=0.02), 3),
+        # Lost connections only. Who is silent is not asked again: that would take as long once more.
+        retry=Retry(
+            ExponentialWithJitterBackoff(cap=0.2, base=0.02), 3, supported_errors=(redis.ConnectionError,)
+        ),
         redis_connect_func=connect_hook,
         decode_responses=decode_responses,
     )

@@ -1,0 +1,41 @@
+"""What callers see of a Redis that is not well."""
+
+import socket
+import threading
+from contextlib import suppress
+
+import pytest
+
+from services.shared import redis_access
+from services.shared.redis_access import connect, unavailable_without_redis
+from speaker_registry.errors import Unavailable
+
+
+def test_a_server_that_says_nothing_is_asked_once(monkeypatch: pytest.MonkeyPatch):
+    """Every request in hand waits so long while it hangs: four times that would be a pile-up."""
+    monkeypatch.setattr(redis_access, "ANSWER_SECONDS", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        silent.settimeout(0)
+        client = connect(f"redis://127.0.0.1:{silent.getsockname()[1]}/0")
+        with pytest.raises(Unavailable), unavailable_without_redis():
+            client.ping()
+        silent.accept()
+        with pytest.raises(BlockingIOError):
+            silent.accept()
+
+
+def test_a_lost_connection_is_made_again_before_giving_up():
+    """A server that restarts closes them all."""
+    made: list[socket.socket] = []
+
+    def close_all(hasty: socket.socket) -> None:
+        with suppress(OSError):  # closed: the test is over
+            while True:
+                made.append(hasty.accept()[0])
+                made[-1].close()
+
+    with socket.create_server(("127.0.0.1", 0)) as hasty:
+        threading.Thread(target=close_all, args=(hasty,), daemon=True).start()
+        with pytest.raises(Unavailable), unavailable_without_redis():
+            connect(f"redis://127.0.0.1:{hasty.getsockname()[1]}/0").ping()
+    assert len(made) == 4
