@@ -10,12 +10,14 @@ from http import HTTPStatus
 import h11
 import uvicorn
 from fastapi import FastAPI
+from starlette.requests import Request
+from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from services.registry_api.limits import MAX_HEAD_BYTES
-from services.registry_api.problems import envelope
+from services.registry_api.limits import MAX_HEAD_BYTES, RequestIds
+from services.registry_api.problems import envelope, render
 from services.shared.settings import ApiSettings
-from speaker_registry.errors import InvalidRequest
+from speaker_registry.errors import InvalidRequest, Unavailable
 
 HEAD_SECONDS = 10.0
 """For a request's head; and for what is left of its body once it has its answer."""
@@ -30,6 +32,7 @@ def server_config(
         pass
 
     Http.head_seconds = head_seconds
+    Http.max_connections = settings.max_connections
     return uvicorn.Config(
         app,
         host=settings.host,
@@ -38,7 +41,6 @@ def server_config(
         h11_max_incomplete_event_size=MAX_HEAD_BYTES,
         ws="none",
         lifespan="on",
-        limit_concurrency=settings.max_connections,
         timeout_keep_alive=settings.keep_alive_seconds,
         timeout_graceful_shutdown=settings.shutdown_seconds,
         server_header=False,
@@ -51,10 +53,13 @@ class ImpatientHttp(H11Protocol):
     """One connection. uvicorn's faster parser would take headers of any size; this one bounds them."""
 
     head_seconds = HEAD_SECONDS
+    max_connections = 1000
     _deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        if len(self.connections) > self.max_connections:
+            self.app = RequestIds(self._refuse_politely)
         self._watch()
 
     def data_received(self, data: bytes) -> None:
@@ -69,6 +74,14 @@ class ImpatientHttp(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._relax()
         super().connection_lost(exc)
+
+    async def _refuse_politely(self, scope: Scope, receive: Receive, send: Send) -> None:
+        error = Unavailable(
+            f"{self.max_connections} connections are open, and no more are served.", retry_after_seconds=1
+        )
+        response = render(Request(scope), error)
+        response.headers["Connection"] = "close"
+        await response(scope, receive, send)
 
     def _watch(self) -> None:
         """A deadline while it is the caller's turn; while we are at work on an answer there is none."""

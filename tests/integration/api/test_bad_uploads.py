@@ -19,7 +19,7 @@ from speaker_registry.errors import InvalidAudio
 from tests.integration.api import raw
 from tests.integration.api.conftest import Start
 from tests.integration.api.raw import CONTENT_TYPE, field, file, form
-from tests.integration.api.registry import CLIP, EMBEDDING, Registry
+from tests.integration.api.registry import CLIP, EMBEDDING, Registry, until
 from tests.unit.audio import clips
 from tests.unit.audio.bad_clips import BAD, BadClip
 
@@ -543,6 +543,24 @@ def test_a_connection_without_a_request_is_closed(registry: Registry, start: Sta
     slow = start(head_seconds=0.3)
     with raw.connected(slow.port) as connection:
         assert connection.recv(100) == b""
+
+
+def test_one_connection_too_many_is_told_so(
+    registry: Registry, start: Start, monkeypatch: pytest.MonkeyPatch
+):
+    """Those that are open go on; when one is closed there is room again."""
+    monkeypatch.setenv("SPEAKER_API_MAX_CONNECTIONS", "2")
+    small = start()
+    request = raw.head("GET", "/healthz")
+    with raw.connected(small.port) as one, raw.connected(small.port) as other:
+        for connection in (one, other, one):
+            connection.sendall(request)
+            assert raw.read_answer(connection).status == 200
+        refused = raw.ask(small.port, request)
+        check(refused, "2 connections are open", status=503, code="unavailable")
+        assert refused.headers["retry-after"] == "1"
+        assert refused.headers["connection"] == "close"
+    until(lambda: raw.ask(small.port, request).status == 200)
 
 
 def test_the_rest_of_a_body_nobody_reads_is_not_waited_for_for_ever(registry: Registry, start: Start):
