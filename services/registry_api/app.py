@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
+from fastapi_offline import FastAPIOffline
 
 from services.registry_api import artifacts, compat, health, problems, voices, work
 from services.registry_api.forms import FORM_BYTES
@@ -31,7 +32,7 @@ def create_app(services: Services, *, pace: Pace = _PACE) -> FastAPI:
         if housekeeping is not None:
             await asyncio.to_thread(housekeeping.join, 10)
 
-    app = FastAPI(
+    app = FastAPIOffline(  # its page of documentation loads nothing from other servers
         title="Speaker registry",
         version=__version__,
         description="Register a voice once; fetch its artifact for every TTS engine.",

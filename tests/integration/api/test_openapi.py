@@ -3,9 +3,11 @@ too, is checked wherever one is seen: see `contract`.
 """
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import pytest
 from openapi_spec_validator import validate
 
@@ -137,3 +139,14 @@ def test_the_document_names_no_machine(document: dict[str, Any], registry: Regis
     text = json.dumps(document)
     assert str(registry.folder) not in text
     assert "127.0.0.1" not in text
+
+
+def test_its_page_loads_nothing_from_other_servers(registry: Registry):
+    """Most registries have no way out, and none should tell others who reads its documentation."""
+    with httpx.Client(base_url=registry.url) as browser:
+        page = browser.get("/docs").text
+        assets = re.findall(r'(?:src|href)="([^"]+)"', page)
+        assert len(assets) >= 3
+        for asset in assets:
+            assert browser.get(asset).status_code == 200, asset
+    assert "//" not in "".join(assets)
