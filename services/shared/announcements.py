@@ -13,7 +13,8 @@ from pydantic import Field
 
 from services.shared.clock import Clock
 from services.shared.domain import Record
-from services.shared.index import GateClosed, SpeakerIndex
+from services.shared.gate import GateClosed
+from services.shared.index import SpeakerIndex
 from services.shared.redis_access import unavailable_without_redis
 from services.shared.store import Store
 from speaker_registry.errors import Unavailable, WorkerOutdated

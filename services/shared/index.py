@@ -1,35 +1,31 @@
 """The Redis view of the facts: fast to read, puts writes in order, and may be lost at any time.
 
 Every change is one Lua script (`lua/`), idempotent and order-free, and the same scripts serve requests,
-housekeeping and the rebuild. The view is trusted only while the server's `run_id` is the one it was built
-for: it is checked on every new connection and in every script, so a restart, a fail-over, a roll-back or a
-flush cannot go unnoticed (`GateClosed`). Knows nothing of the bucket.
+housekeeping and the rebuild. It is trusted only while the gate is open (`gate`). Knows nothing of the bucket.
 """
 
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, cast
 
 import redis
-from redis.commands.core import Script
+from redis.client import Pipeline
 
 from services.shared.domain import AliasFact, ArtifactRecord, FailureRecord, Speaker, VersionRecord
 from services.shared.facts import SpeakerId
+from services.shared.gate import BOOT, Gate, GateClosed
 from services.shared.index_reading import Flight, IndexedSpeaker, read_hash
-from services.shared.redis_access import connect, unavailable_without_redis
+from services.shared.redis_access import unavailable_without_redis
 from speaker_registry.errors import (
     Conflict,
     IdempotencyKeyReused,
     QuotaExceeded,
-    Unavailable,
     VoiceExists,
     VoiceNotFound,
 )
 
-BOOT = "sr:boot"
 EVENTS = "sr:events"
 DIRTY = "sr:dirty"
 STAGES = 3
@@ -46,15 +42,6 @@ _LOOKING_SECONDS = 120.0
 """Longer than the scripts ever put off a look, so that every call for one shows while somebody looks."""
 _NOBODY = SpeakerId("no", "speaker")
 """For scripts that are about no speaker."""
-
-_LUA = Path(__file__).parent / "lua"
-
-
-class GateClosed(Unavailable):
-    """The index is not the one this server's data was built into: read the facts, or wait for the rebuild."""
-
-    def __init__(self) -> None:
-        super().__init__("The index is being rebuilt; try again shortly.", retry_after_seconds=1)
 
 
 class RebuildLost(Exception):
@@ -93,56 +80,15 @@ class Claim:
     build: int = 1
 
 
-class SpeakerIndex:
+class SpeakerIndex(Gate):
     """All that Redis knows of speakers and the jobs' records. Methods raise `GateClosed` or `Unavailable`."""
 
     def __init__(self, url: str, bucket: str, *, clock: Callable[[], float] = time.time) -> None:
         """`bucket`: the identity of the bucket whose facts it shows."""
+        super().__init__(url, bucket)
         self._clock = clock
-        self._bucket = bucket
-        self._stamp = ""
-        self.redis = connect(url, connect_hook=self._on_connect)
-        """Its connections exist only while the gate is open."""
-        self.ungated = connect(url)
-        """For what must work while the gate is closed: rebuild, locks, health."""
-        prelude = (_LUA / "_prelude.lua").read_text()
-        self._scripts: dict[str, Script] = {
-            path.stem: self.redis.register_script(prelude + path.read_text())
-            for path in _LUA.glob("[a-z]*.lua")
-        }
 
-    def close(self) -> None:
-        self.redis.close()
-        self.ungated.close()
-
-    # -- the gate
-
-    def _on_connect(self, connection: Any) -> None:
-        """Before any other command of a new connection: whose data is this?"""
-        connection.on_connect()
-        connection.send_command("INFO", "server")
-        stamp = self._stamp_of(connection.read_response())
-        connection.send_command("GET", BOOT)
-        if connection.read_response() != stamp:
-            connection.disconnect()  # or the pool would hand it out as checked
-            raise GateClosed
-        self._stamp = stamp
-
-    def _stamp_of(self, info: Any) -> str:
-        """What `BOOT` holds once this run of the server has the index of our bucket."""
-        text = f"run_id:{info['run_id']}" if isinstance(info, dict) else str(info)
-        run_id = next(line.partition(":")[2] for line in text.splitlines() if line.startswith("run_id:"))
-        return f"{run_id}/{self._bucket}"
-
-    def server_stamp(self) -> str:
-        """Of the server that answers now."""
-        with unavailable_without_redis():
-            return self._stamp_of(self.ungated.info("server"))
-
-    def gate_open(self) -> bool:
-        """Whether the index may be trusted. Raises `Unavailable` if the server cannot be reached."""
-        with unavailable_without_redis():
-            return self.ungated.get(BOOT) == self.server_stamp()
+    # -- the rebuild
 
     def begin_rebuild(self, token: str) -> str:
         """From here on only the rebuild of this `token` may forget anything and open the gate.
@@ -173,27 +119,9 @@ class SpeakerIndex:
         parameters = self._json(speaker_id, rebuilding, args)
         with unavailable_without_redis():
             try:
-                return self._call(self._scripts[script], keys, parameters, rebuilding)
+                return self.call(script, keys, parameters, rebuilding=rebuilding)
             except redis.ResponseError as error:
                 raise _refusal(error, speaker_id) from error
-
-    def _call(self, script: Script, keys: list[str], parameters: str, rebuilding: bool) -> Any:
-        if rebuilding:
-            return script(keys=keys, args=["", parameters], client=self.ungated)
-        stamp = self._trusted_stamp()
-        try:
-            return script(keys=keys, args=[stamp, parameters])
-        except redis.ResponseError:
-            if stamp == self._stamp:
-                raise
-            # The server was replaced and its index rebuilt while the call was on its way: the new one is
-            # good.
-            return script(keys=keys, args=[self._stamp, parameters])
-
-    def _trusted_stamp(self) -> str:
-        if not self._stamp:
-            self.redis.ping()  # the first connection tells
-        return self._stamp
 
     def _json(self, speaker_id: SpeakerId, quiet: bool, args: Mapping[str, Any]) -> str:
         given = {
@@ -471,25 +399,17 @@ class SpeakerIndex:
 
     def load_many(self, speaker_ids: Sequence[SpeakerId]) -> list[IndexedSpeaker]:
         """Several speakers in one round trip, in the given order."""
-        with unavailable_without_redis():
-            pipeline = self.redis.pipeline(transaction=True)
-            pipeline.get(BOOT)
+
+        def ask(pipeline: Pipeline) -> None:
             for speaker_id in speaker_ids:
                 pipeline.hgetall(speaker_key(speaker_id))
-            boot, *hashes = pipeline.execute()
-        if boot != self._stamp:
-            raise GateClosed
-        return [read_hash(fields) for fields in hashes]
+
+        return [read_hash(fields) for fields in self.read(ask)]
 
     def names(self, namespace: str, *, after: str = "", limit: int) -> list[str]:
         """Keys of live speakers, sorted, from the one after `after`."""
-        with unavailable_without_redis():
-            pipeline = self.redis.pipeline(transaction=True)
-            pipeline.get(BOOT)
-            pipeline.zrangebylex(names_key(namespace), f"({after}" if after else "-", "+", 0, limit)
-            boot, keys = pipeline.execute()
-        if boot != self._stamp:
-            raise GateClosed
+        start = f"({after}" if after else "-"
+        (keys,) = self.read(lambda pipeline: pipeline.zrangebylex(names_key(namespace), start, "+", 0, limit))
         return list(keys)
 
     def due(self, limit: int) -> Iterator[tuple[SpeakerId, float]]:

@@ -23,7 +23,8 @@ from services.shared.domain import (
     given_key,
 )
 from services.shared.facts import SpeakerId, read_certain, read_speaker, speaker_ids
-from services.shared.index import AliasMoved, Claim, GateClosed, SpeakerIndex
+from services.shared.gate import GateClosed
+from services.shared.index import AliasMoved, Claim, SpeakerIndex
 from services.shared.index_reading import IndexedSpeaker
 from services.shared.profiles import Profile, ProfileCatalogue
 from services.shared.queue import queue_name

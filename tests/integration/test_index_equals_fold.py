@@ -20,7 +20,8 @@ from services.shared.domain import (
     fold,
 )
 from services.shared.facts import SpeakerId
-from services.shared.index import BOOT, SpeakerIndex, speaker_key
+from services.shared.gate import BOOT
+from services.shared.index import SpeakerIndex, speaker_key
 from services.shared.valkey import ValkeyServer
 from tests.speaker_facts import histories, without_losers
 

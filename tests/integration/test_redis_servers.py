@@ -6,7 +6,8 @@ import pytest
 from redis import Redis
 
 from services.shared.facts import SpeakerId
-from services.shared.index import GateClosed, SpeakerIndex
+from services.shared.gate import GateClosed
+from services.shared.index import SpeakerIndex
 from services.shared.valkey import ValkeyServer
 from tests import servers
 

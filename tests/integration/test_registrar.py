@@ -11,7 +11,8 @@ import pytest
 
 from services.shared.domain import AliasFact
 from services.shared.facts import bucket_identity
-from services.shared.index import GateClosed, SpeakerIndex
+from services.shared.gate import GateClosed
+from services.shared.index import SpeakerIndex
 from services.shared.valkey import ValkeyServer
 from speaker_registry.errors import (
     CacheUnsupported,
