@@ -21,7 +21,7 @@ from services.shared.domain import ArtifactRecord, SpeakerVersion
 from services.shared.durable_folder import DurableFolder
 from services.shared.facts import SpeakerId, bucket_identity
 from services.shared.housekeeping import Housekeeper
-from services.shared.index import SpeakerIndex
+from services.shared.index import DIRTY, SpeakerIndex
 from services.shared.jobs import JobRecord, Jobs
 from services.shared.opening import open_queue_connection
 from services.shared.profiles import ProfileCatalogue
@@ -255,11 +255,19 @@ class Storage:
     # -- rest
 
     def settle(self) -> None:
-        """Housekeeping looks after everything that is due, until nothing is."""
-        for _ in range(10):
+        """Housekeeping looks after what is due, workers after what is queued, until nothing is."""
+        for _ in range(20):
             self.clock.sleep(20)
             self.housekeeper.turn()
             self.finish_all()
+            if not self.raw.exists(DIRTY):
+                return
+        raise AssertionError(f"never settled: {self.raw.zrange(DIRTY, 0, -1)}")
+
+    def sweep(self) -> None:
+        """What is garbage goes, with every grace over."""
+        self.clock.sleep(2 * 86_400)
+        self.housekeeper.turn()
 
     def check_settled(self, name: str) -> None:
         """Nothing is open, the index says what the facts say, and everything wanted is there."""

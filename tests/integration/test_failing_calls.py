@@ -1,0 +1,286 @@
+"""Any call to bucket, Redis or queue may fail, before or after it took effect: the first, the second, … until
+an operation makes no more. What was served stays, trying again works, housekeeping finishes the rest.
+"""
+
+from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from services.shared.valkey import ValkeyServer
+from speaker_registry.errors import Unavailable, VoiceNotFound
+from tests.integration.storage import FINGERPRINT, NAMESPACE, NEXT_FINGERPRINT, PROFILE, Storage, speaker_id
+
+pytestmark = pytest.mark.parametrize("after", [False, True], ids=["not-done", "done-unanswered"])
+retried = pytest.mark.parametrize("retry", [True, False], ids=["retried", "given-up"])
+
+
+@pytest.fixture
+def storage(tmp_path: Path, valkey: ValkeyServer, redis_client: object) -> Iterator[Storage]:
+    with Storage(tmp_path / "bucket", valkey.url) as storage:
+        yield storage
+
+
+class Trials:
+    """The same operation on one voice after another, with another call failing each time."""
+
+    def __init__(self, storage: Storage, *, after: bool) -> None:
+        self._storage = storage
+        self._after = after
+        self.names: list[str] = []
+
+    def __iter__(self) -> Iterator[str]:
+        """Names of voices; ends when an operation made fewer calls."""
+        self._over = False
+        for number in count(1):
+            if self._over:
+                assert number > 3, "the operation makes no calls"
+                return
+            assert number < 100, "each trial makes more calls than the one before"
+            self.names.append(f"voice-{number}")
+            yield self.names[-1]
+
+    def failed(self, operation: Callable[[], object]) -> bool:
+        """Whether the caller got to know of it."""
+        with self._storage.border.failing(len(self.names), after=self._after) as reached:
+            try:
+                operation()
+            except Unavailable:
+                return True
+            self._over = not reached()
+            return False
+
+
+@retried
+@pytest.mark.parametrize("kind", ["clip", "embedding"])
+def test_the_first_upload_of_a_voice(storage: Storage, kind: str, retry: bool, after: bool):
+    """All of it or nothing."""
+    upload = storage.register if kind == "clip" else storage.register_embedding
+    trials = Trials(storage, after=after)
+    for name in trials:
+        if trials.failed(lambda name=name: upload(name, idempotency_key="k")) and retry:
+            assert upload(name, idempotency_key="k").version.number == 1
+    storage.settle()
+    storage.sweep()
+    for name in trials.names:
+        storage.check_settled(name)
+        assert storage.served(name) or not (retry or storage.objects(name)), name
+
+
+@retried
+def test_another_upload_of_a_voice_that_is_served(storage: Storage, retry: bool, after: bool):
+    """Who is served version 1 is served that, until version 2 is whole."""
+    trials = Trials(storage, after=after)
+    for name in trials:
+        storage.ready(name)
+        before = storage.served(name)
+        upload = lambda name=name: storage.register(name, number=2, idempotency_key="k")  # noqa: E731
+        failed = trials.failed(upload)
+        assert storage.served(name) == before
+        if failed and retry:
+            assert upload().version.number == 2
+    storage.settle()
+    storage.sweep()
+    for name in trials.names:
+        storage.check_settled(name)
+        versions = storage.registrar.truth(speaker_id(name)).versions
+        assert [version.number for version in versions] == ([1, 2] if retry else [1, 2][: len(versions)])
+        assert storage.served(name)[0] == len(versions)
+        assert data_of(storage, name) == 4 * len(versions), "two blobs, an artifact's bytes and its fact"
+
+
+def data_of(storage: Storage, name: str) -> int:
+    """Objects that are no records."""
+    return len([key for key in storage.objects(name) if "/d/" in key])
+
+
+@retried
+def test_a_delete_while_an_extraction_is_in_hand(storage: Storage, retry: bool, after: bool):
+    """Until it is acknowledged the voice is there as it was, or gone; after that it is gone."""
+    trials = Trials(storage, after=after)
+    works = []
+    for name in trials:
+        storage.ready(name)
+        before = storage.served(name)
+        storage.register(name, number=2)
+        works += storage.take(name)
+        failed = trials.failed(lambda name=name: storage.registrar.delete(NAMESPACE, name))
+        assert storage.served(name) in ({before, None} if failed else {None})
+        if failed and retry:
+            delete_or_be_told_that_it_is_gone(storage, name)
+    for work in works:
+        storage.publish(work)
+    storage.settle()
+    storage.sweep()
+    for name in trials.names:
+        storage.check_settled(name)
+        if retry:
+            assert storage.served(name) is None
+        if storage.served(name) is None:
+            assert data_of(storage, name) == 0
+
+
+def delete_or_be_told_that_it_is_gone(storage: Storage, name: str) -> None:
+    try:
+        storage.registrar.delete(NAMESPACE, name)
+    except VoiceNotFound:
+        assert storage.served(name) is None
+
+
+@retried
+def test_an_artifact_is_published(storage: Storage, retry: bool, after: bool):
+    """Once served it never changes, though its worker heard nothing and made another."""
+    trials = Trials(storage, after=after)
+    seen = {}
+    for name in trials:
+        storage.ready(name)
+        before = storage.served(name)
+        storage.register(name, number=2)
+        (work,) = storage.take(name)
+        failed = trials.failed(lambda work=work: storage.publish(work))
+        seen[name] = storage.served(name)
+        assert seen[name] == before or seen[name][0] == 2
+        if failed and retry:
+            storage.finish_all(name)
+            assert storage.served(name)[0] == 2
+    storage.settle()
+    storage.sweep()
+    for name in trials.names:
+        storage.check_settled(name)
+        number, digest = storage.served(name)
+        assert number == 2
+        assert seen[name] == (number, digest) or seen[name][0] == 1
+        assert data_of(storage, name) == 8, "nothing is left of attempts that lost"
+
+
+def test_a_job_is_taken_in_hand(storage: Storage, after: bool):
+    """The queue delivers it again."""
+    trials = Trials(storage, after=after)
+    for name in trials:
+        storage.register(name)
+        trials.failed(lambda name=name: storage.take(name))
+    storage.settle()
+    for name in trials.names:
+        storage.check_settled(name)
+        assert storage.served(name)
+
+
+@retried
+def test_an_extraction_is_given_up(storage: Storage, retry: bool, after: bool):
+    """The clip will never do: said once, or found out again."""
+    trials = Trials(storage, after=after)
+    for name in trials:
+        storage.register(name)
+        (work,) = storage.take(name)
+        give_up = lambda work=work: storage.publisher.fail(work, VoiceNotFound("broken"))  # noqa: E731
+        if trials.failed(give_up) and retry:
+            give_up()
+    storage.settle()
+    for name in trials.names:
+        indexed = storage.registrar.find(NAMESPACE, name)
+        assert indexed.flights == ()
+        assert storage.jobs(name, open_only=True) == []
+        assert indexed.speaker == storage.registrar.truth(speaker_id(name))
+        state = storage.registrar.state(indexed, indexed.speaker.newest)
+        assert state == "failed" or (state == "ready" and not retry)
+
+
+@retried
+def test_a_forced_extraction(storage: Storage, retry: bool, after: bool):
+    """What there is serves until the new build is ready."""
+    trials = Trials(storage, after=after)
+    for name in trials:
+        version = storage.ready(name).version
+        before = storage.served(name)
+        force = lambda name=name, version=version: storage.registrar.ensure(  # noqa: E731
+            speaker_id(name), version, [PROFILE], force=True
+        )
+        failed = trials.failed(force)
+        assert storage.served(name) == before
+        if failed and retry:
+            force()
+            storage.finish_all(name)
+            assert storage.served(name) not in (before, None)
+    storage.settle()
+    for name in trials.names:
+        storage.check_settled(name)
+        assert storage.served(name)
+
+
+def test_housekeeping_itself(storage: Storage, after: bool):
+    """It is what repairs everything else: the next turn has to do what this one did not."""
+    trials = Trials(storage, after=after)
+    for name in trials:
+        storage.ready(name)
+        before = storage.served(name)
+        storage.register(name, number=2)
+        lose_jobs(storage)
+        trials.failed(lambda name=name: storage.housekeeper.settle(speaker_id(name)))
+        assert storage.served(name) == before
+    storage.settle()
+    for name in trials.names:
+        storage.check_settled(name)
+        assert storage.served(name)[0] == 2
+
+
+def lose_jobs(storage: Storage) -> None:
+    """RQ's, not our record of them."""
+    for key in storage.raw.scan_iter("rq:*"):
+        storage.raw.delete(key)
+
+
+def test_a_sweep(storage: Storage, after: bool):
+    """What it did not get to is garbage for the next one."""
+    trials = Trials(storage, after=after)
+    for name in trials:
+        storage.ready(name)
+        storage.registrar.delete(NAMESPACE, name)
+        trials.failed(lambda name=name: storage.housekeeper.collect_garbage(speaker_id(name)))
+        assert storage.served(name) is None
+    storage.sweep()
+    for name in trials.names:
+        storage.check_settled(name)
+        assert len(storage.objects(name)) == 1, "the tombstone"
+
+
+def test_a_rebuild_after_a_loss_of_redis(storage: Storage, after: bool):
+    """Reads are answered from the facts until one gets through."""
+    storage.ready("alice")
+    storage.ready("bob")
+    storage.registrar.delete(NAMESPACE, "bob")
+    before = storage.served("alice")
+    trials = Trials(storage, after=after)
+    for _ in trials:
+        storage.clock.sleep(2)
+        storage.raw.flushall()
+        storage.index.redis.connection_pool.disconnect()
+        trials.failed(storage.housekeeper.rebuild)
+        assert storage.served("alice") == before
+        assert storage.served("bob") is None
+        storage.settle()
+        assert storage.index.gate_open()
+        storage.check_settled("alice")
+        storage.check_settled("bob")
+        assert storage.index.names(NAMESPACE, limit=9) == ["alice"]
+    assert storage.served("alice") == before
+
+
+def test_a_worker_announces_a_new_fingerprint(storage: Storage, after: bool):
+    """It says so again when it is started again; then every voice is made anew."""
+    storage.ready("alice")
+    trials = Trials(storage, after=after)
+    for _ in trials:
+        forget_announcements(storage)
+        storage.announce(FINGERPRINT)
+        if trials.failed(lambda: storage.announce(NEXT_FINGERPRINT)):
+            storage.announce(NEXT_FINGERPRINT)
+        storage.settle()
+        storage.check_settled("alice")
+        assert storage.served("alice")
+
+
+def forget_announcements(storage: Storage) -> None:
+    """Each trial makes as many calls as the one before only if the history is as long."""
+    storage.store.delete([stored.key for stored in storage.store.list("_profiles/").objects])
+    storage.registrar.announcements.forget()
