@@ -143,9 +143,10 @@ def histories(draw: st.DrawFn) -> list[Fact]:
     for _ in range(draw(st.integers(0, 4))):
         alias, automatic = draw(st.sampled_from(("default", "prod.v1"))), draw(st.booleans())
         facts.append(moved(draw(seqs), draw(which), alias, automatic=automatic, uid=next(ids)))
-    for _ in range(draw(st.integers(0, 5))):
-        kind = {"fingerprint": draw(fingerprints), "build": draw(builds)}
-        facts.append(made(draw(which), next(ids), second=draw(st.integers(0, 1)), **kind))
+    for _ in range(draw(st.integers(0, 3))):
+        one, kind = draw(which), {"fingerprint": draw(fingerprints), "build": draw(builds)}
+        for _ in range(draw(st.integers(1, 2))):  # rivals
+            facts.append(made(one, next(ids), second=draw(st.integers(0, 1)), **kind))
     for _ in range(draw(st.integers(0, 2))):
         facts.append(gave_up(draw(which), next(ids), fingerprint=draw(fingerprints), build=draw(builds)))
     return facts

@@ -1,5 +1,6 @@
 """Registering, extracting, promoting and deleting on a real Valkey and a real local folder, without HTTP."""
 
+import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -11,7 +12,7 @@ import pytest
 
 from services.shared.domain import AliasFact
 from services.shared.facts import bucket_identity
-from services.shared.gate import GateClosed
+from services.shared.gate import BOOT, GateClosed
 from services.shared.index import SpeakerIndex
 from services.shared.valkey import ValkeyServer
 from speaker_registry.errors import (
@@ -20,6 +21,7 @@ from speaker_registry.errors import (
     IdempotencyKeyReused,
     PreconditionFailed,
     QuotaExceeded,
+    Unavailable,
     VoiceExists,
     VoiceNotFound,
 )
@@ -91,6 +93,20 @@ def test_one_request_sent_many_times_at_once_makes_one_version(storage: Storage)
     assert len({one.version.vuid for one in made}) == 1
     assert len(storage.registrar.truth(speaker_id("alice")).versions) == 1
     assert len(storage.jobs("alice")) == 1
+
+
+def test_one_key_for_different_requests_at_once_is_good_for_one_of_them(storage: Storage):
+    """The others must not be given its place: two clips would share one version."""
+
+    def upload(number: int) -> bool:
+        try:
+            return storage.register("alice", number=number, idempotency_key="k").created
+        except IdempotencyKeyReused:
+            return False
+
+    assert at_once(8, upload).count(True) == 1
+    assert len(storage.registrar.truth(speaker_id("alice")).versions) == 1
+    assert len(storage.objects("alice")) == 3, "its record, its clip, its rendition"
 
 
 @pytest.mark.parametrize("changed", [{"number": 2}, {"ref_text": "hello"}, {"description": "d"}])
@@ -214,6 +230,21 @@ def test_two_attempts_of_one_job_leave_one_artifact(storage: Storage):
     storage.check_settled("alice")
 
 
+def test_of_two_attempts_that_both_landed_the_first_one_counts(storage: Storage, tmp_path: Path):
+    """The first worker died just before it told the index. The second one's copy goes."""
+    storage.register("alice")
+    (work,) = storage.take("alice")
+    with storage.border.failing(3, after=True), pytest.raises(Unavailable):  # put bytes, begin, put fact
+        storage.publish(work)
+    (landed,) = (key for key in storage.objects("alice") if key.endswith(".json"))
+    os.utime(tmp_path / "bucket" / landed, (1_700_000_000, 1_700_000_000))
+    assert storage.served("alice") is None
+    storage.finish_all("alice")
+    assert storage.served("alice")[1].removeprefix("sha256:") in landed
+    assert len([key for key in storage.objects("alice") if "/art/" in key]) == 2, "bytes and fact"
+    storage.check_settled("alice")
+
+
 # -- promoting
 
 
@@ -240,6 +271,19 @@ def test_the_newest_complete_version_is_promoted_in_whatever_order_they_end(stor
     assert storage.served("alice")[0] == 3
 
 
+def test_default_moves_in_the_moment_that_the_artifact_is_there(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+):
+    """Who has waited until version 2 is ready finds it under the bare name."""
+    storage.ready("alice")
+    storage.register("alice", number=2)
+    promoted_later = []
+    monkeypatch.setattr(storage.registrar, "promote", promoted_later.append)
+    storage.finish_all("alice")
+    assert storage.served("alice")[0] == 2
+    assert promoted_later == [speaker_id("alice")]
+
+
 def test_a_move_by_hand_is_not_undone_by_a_promotion(storage: Storage):
     """Version 2 sounded wrong while it was still being extracted for the next profile."""
     first = storage.ready("alice").version
@@ -251,6 +295,7 @@ def test_a_move_by_hand_is_not_undone_by_a_promotion(storage: Storage):
     storage.finish_all()
     storage.settle()
     assert storage.served("alice")[0] == 1
+    assert len([key for key in storage.objects("alice") if ".als." in key]) == 1, "nobody even tried"
     storage.ready("alice", number=3)
     assert storage.served("alice")[0] == 3, "registered after they chose"
 
@@ -285,8 +330,8 @@ def test_an_extraction_that_a_delete_overtakes_comes_too_late(storage: Storage):
     storage.register("alice")
     work = storage.take("alice")[0]
     storage.registrar.delete(NAMESPACE, "alice")
+    assert [job.state for job in storage.jobs("alice")] == ["superseded"]
     assert not storage.publish(work)
-    assert storage.jobs("alice", open_only=True) == []
     assert [job.state for job in storage.jobs("alice")] == ["superseded"]
     storage.settle()
     assert [key.split("/")[3] for key in storage.objects("alice")] == ["r"], "only the tombstone"
@@ -308,18 +353,20 @@ def test_an_extraction_of_a_deleted_voice_does_nothing_for_its_successor(storage
 # -- while the index cannot be trusted
 
 
-def close_gate(storage: Storage) -> None:
-    """As if the server had been replaced by an empty one: new connections find out."""
+def lose_redis(storage: Storage, *, reconnect: bool = True) -> None:
+    """Emptied, or replaced by an empty server: then connections have to be made anew."""
     storage.raw.flushall()
-    storage.index.redis.connection_pool.disconnect()
+    if reconnect:
+        storage.index.redis.connection_pool.disconnect()
 
 
-def test_a_closed_gate_lets_reads_through_to_the_facts_and_stops_writes(storage: Storage):
+@pytest.mark.parametrize("reconnect", [True, False], ids=["replaced", "emptied"])
+def test_a_closed_gate_lets_reads_through_to_the_facts_and_stops_writes(storage: Storage, reconnect: bool):
     """A restart of Redis is no outage for engines, and nothing is promised that an old index may break."""
     version = storage.ready("alice").version
     before = storage.served("alice")
     storage.clock.sleep(2)
-    close_gate(storage)
+    lose_redis(storage, reconnect=reconnect)
     assert storage.served("alice") == before
     found, more = storage.registrar.page(NAMESPACE, limit=10)
     assert ([one.speaker.newest.vuid for one in found], more) == ([version.vuid], False)
@@ -341,7 +388,7 @@ def test_a_rebuild_brings_everything_back_after_a_loss_of_redis(storage: Storage
     storage.registrar.delete(NAMESPACE, "carol")
     before = storage.served("alice")
     storage.clock.sleep(2)
-    close_gate(storage)
+    lose_redis(storage)
     assert storage.housekeeper.rebuild() == 3
     assert storage.index.names(NAMESPACE, limit=9) == ["alice", "bob"]
     assert storage.served("alice") == before
@@ -350,6 +397,16 @@ def test_a_rebuild_brings_everything_back_after_a_loss_of_redis(storage: Storage
     for name in ("alice", "bob", "carol"):
         storage.check_settled(name)
     assert storage.register("carol").version.number == 2, "marks survive, too"
+
+
+def test_a_fingerprint_that_redis_forgot_in_a_roll_back_is_read_from_the_facts(storage: Storage):
+    """Its copy is older than what the worker announced: artifacts made before would pass for new."""
+    old = storage.raw.hgetall("sr:profiles")
+    storage.announce(NEXT_FINGERPRINT)
+    storage.raw.hset("sr:profiles", mapping=old)
+    storage.raw.delete(BOOT)
+    storage.housekeeper.rebuild()
+    assert storage.registrar.announcements.current(PROFILE).fingerprint == NEXT_FINGERPRINT
 
 
 def test_the_index_of_another_bucket_is_not_trusted(storage: Storage, opened: Open):
