@@ -59,16 +59,19 @@ class OwnTime(Clock):
 
 
 class Border:
-    """All calls that leave the process, counted. The one to fail does so before or after it took effect."""
+    """All calls that leave the process, counted. One of them can be made to go wrong."""
+
+    WAYS = ("not-done", "done-unanswered", "done-twice")
+    """The last one is no failure: clients repeat a call whose answer was lost."""
 
     def __init__(self) -> None:
         self._left = 0
-        self._after = False
+        self._way = ""
 
     @contextmanager
-    def failing(self, call: int, *, after: bool) -> Iterator[Callable[[], bool]]:
+    def failing(self, call: int, way: str) -> Iterator[Callable[[], bool]]:
         """The so-manieth call from now on. Yields a question: was there such a call?"""
-        self._left, self._after = call, after
+        self._left, self._way = call, way
         try:
             yield lambda: self._left <= 0
         finally:
@@ -78,8 +81,10 @@ class Border:
         self._left -= 1
         if self._left != 0:
             return do()
-        if self._after:
+        if self._way != "not-done":
             do()
+        if self._way == "done-twice":
+            return do()
         raise error
 
 
@@ -128,7 +133,17 @@ def put_at_border(client: redis.Redis, border: Border) -> None:
     def make_pipeline(*arguments: Any, **options: Any) -> Any:
         made = pipeline(*arguments, **options)
         run = made.execute
-        made.execute = lambda: border.cross(run, redis.ConnectionError("cut"))
+
+        def execute_pipeline() -> Any:
+            commands = list(made.command_stack)  # gone once it has run
+
+            def do() -> Any:
+                made.command_stack = list(commands)
+                return run()
+
+            return border.cross(do, redis.ConnectionError("cut"))
+
+        made.execute = execute_pipeline
         return made
 
     client.execute_command = lambda *arguments, **options: border.cross(
@@ -173,6 +188,7 @@ class Storage:
     def __enter__(self) -> Self:
         self.housekeeper.rebuild()
         self.announce(FINGERPRINT)
+        self.housekeeper.turn()  # the sweep that this asks for: it would settle whatever tests leave open
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -217,9 +233,10 @@ class Storage:
             self.registrar.announcements.announce(profile, fingerprint, {}, untrained=False)
 
     def take(self, name: str | None = None) -> list[Assignment]:
-        """Every open job, oldest first: a queue delivers again what a worker took and did not finish."""
-        jobs = reversed(self.jobs(name, open_only=True))
-        found = (self.publisher.take(job.id, self._id_of(job), self._maker(job.profile)) for job in jobs)
+        """Every open job in the queue, oldest first; also those that a worker took and did not finish."""
+        queue, jobs = self.registrar.dispatcher, reversed(self.jobs(name, open_only=True))
+        alive = [job for job in jobs if queue.state(job.id, job.profile) == "alive"]
+        found = [self.publisher.take(job.id, self._id_of(job), self._maker(job.profile)) for job in alive]
         return [work for work in found if work is not None]
 
     def publish(self, work: Assignment) -> bool:

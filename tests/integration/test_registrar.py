@@ -234,7 +234,10 @@ def test_of_two_attempts_that_both_landed_the_first_one_counts(storage: Storage,
     """The first worker died just before it told the index. The second one's copy goes."""
     storage.register("alice")
     (work,) = storage.take("alice")
-    with storage.border.failing(3, after=True), pytest.raises(Unavailable):  # put bytes, begin, put fact
+    with (
+        storage.border.failing(3, "done-unanswered"),
+        pytest.raises(Unavailable),
+    ):  # put bytes, begin, put fact
         storage.publish(work)
     (landed,) = (key for key in storage.objects("alice") if key.endswith(".json"))
     os.utime(tmp_path / "bucket" / landed, (1_700_000_000, 1_700_000_000))
@@ -311,7 +314,7 @@ def test_a_deleted_voice_is_gone_at_once_and_comes_back_only_as_a_new_one(storag
             attempt(NAMESPACE, "alice")
     assert storage.served("alice") is None
     assert storage.ready("alice").version.number == 2
-    storage.settle()
+    storage.sweep()
     storage.check_settled("alice")
     versions = {key.split("/d/")[1].split("/")[0] for key in storage.objects("alice") if "/d/" in key}
     assert len(versions) == 1, "nothing is left of the first"
@@ -333,7 +336,7 @@ def test_an_extraction_that_a_delete_overtakes_comes_too_late(storage: Storage):
     assert [job.state for job in storage.jobs("alice")] == ["superseded"]
     assert not storage.publish(work)
     assert [job.state for job in storage.jobs("alice")] == ["superseded"]
-    storage.settle()
+    storage.sweep()
     assert [key.split("/")[3] for key in storage.objects("alice")] == ["r"], "only the tombstone"
     assert not storage.registrar.look_up(speaker_id("alice")).speaker.live
 
