@@ -3,6 +3,7 @@ second, … until an operation makes no more. What was served stays, and houseke
 """
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import count
 from pathlib import Path
 
@@ -62,12 +63,12 @@ class Trials:
 
 @retried
 @pytest.mark.parametrize("kind", ["clip", "embedding"])
-def test_the_first_upload_of_a_voice(storage: Storage, kind: str, retry: bool, way: str):
+def test_a_first_upload_is_stored_whole_or_not_at_all(storage: Storage, kind: str, retry: bool, way: str):
     """All of it or nothing."""
     upload = storage.register if kind == "clip" else storage.register_embedding
     trials = Trials(storage, way)
     for name in trials:
-        if trials.failed(lambda name=name: upload(name, idempotency_key="k")) and retry:
+        if trials.failed(partial(upload, name, idempotency_key="k")) and retry:
             assert upload(name, idempotency_key="k").version.number == 1
     storage.settle()
     storage.sweep()
@@ -77,13 +78,13 @@ def test_the_first_upload_of_a_voice(storage: Storage, kind: str, retry: bool, w
 
 
 @retried
-def test_another_upload_of_a_voice_that_is_served(storage: Storage, retry: bool, way: str):
+def test_another_upload_changes_nothing_until_it_is_whole(storage: Storage, retry: bool, way: str):
     """Who is served version 1 is served that, until version 2 is whole."""
     trials = Trials(storage, way)
     for name in trials:
         storage.ready(name)
         before = storage.served(name)
-        upload = lambda name=name: storage.register(name, number=2, idempotency_key="k")  # noqa: E731
+        upload = partial(storage.register, name, number=2, idempotency_key="k")
         failed = trials.failed(upload)
         assert storage.served(name) == before
         if failed and retry:
@@ -104,7 +105,7 @@ def data_of(storage: Storage, name: str) -> int:
 
 
 @retried
-def test_a_delete_while_an_extraction_is_in_hand(storage: Storage, retry: bool, way: str):
+def test_a_delete_leaves_a_voice_as_it_was_or_gone(storage: Storage, retry: bool, way: str):
     """Until it is acknowledged the voice is there as it was, or gone; after that it is gone."""
     trials = Trials(storage, way)
     works = []
@@ -113,7 +114,7 @@ def test_a_delete_while_an_extraction_is_in_hand(storage: Storage, retry: bool, 
         before = storage.served(name)
         storage.register(name, number=2)
         works += storage.take(name)
-        failed = trials.failed(lambda name=name: storage.registrar.delete(NAMESPACE, name))
+        failed = trials.failed(partial(storage.registrar.delete, NAMESPACE, name))
         assert storage.served(name) in ({before, None} if failed else {None})
         if failed and retry:
             delete_or_be_told_that_it_is_gone(storage, name)
@@ -137,7 +138,7 @@ def delete_or_be_told_that_it_is_gone(storage: Storage, name: str) -> None:
 
 
 @retried
-def test_an_artifact_is_published(storage: Storage, retry: bool, way: str):
+def test_an_artifact_that_was_served_never_changes(storage: Storage, retry: bool, way: str):
     """Once served it never changes, though its worker heard nothing and made another."""
     trials = Trials(storage, way)
     seen = {}
@@ -146,7 +147,7 @@ def test_an_artifact_is_published(storage: Storage, retry: bool, way: str):
         before = storage.served(name)
         storage.register(name, number=2)
         (work,) = storage.take(name)
-        failed = trials.failed(lambda work=work: storage.publish(work))
+        failed = trials.failed(partial(storage.publish, work))
         seen[name] = storage.served(name)
         assert seen[name] == before or seen[name][0] == 2
         if failed and retry:
@@ -162,12 +163,12 @@ def test_an_artifact_is_published(storage: Storage, retry: bool, way: str):
         assert data_of(storage, name) == 8, "nothing is left of attempts that lost"
 
 
-def test_a_job_is_taken_in_hand(storage: Storage, way: str):
+def test_a_job_whose_taking_failed_is_taken_again(storage: Storage, way: str):
     """The queue delivers it again."""
     trials = Trials(storage, way)
     for name in trials:
         storage.register(name)
-        trials.failed(lambda name=name: storage.take(name))
+        trials.failed(partial(storage.take, name))
     storage.settle()
     for name in trials.names:
         storage.check_settled(name)
@@ -175,13 +176,13 @@ def test_a_job_is_taken_in_hand(storage: Storage, way: str):
 
 
 @retried
-def test_an_extraction_is_given_up(storage: Storage, retry: bool, way: str):
+def test_an_extraction_that_is_given_up_ends(storage: Storage, retry: bool, way: str):
     """The clip will never do: said once, or found out again."""
     trials = Trials(storage, way)
     for name in trials:
         storage.register(name)
         (work,) = storage.take(name)
-        give_up = lambda work=work: storage.publisher.fail(work, VoiceNotFound("broken"))  # noqa: E731
+        give_up = partial(storage.publisher.fail, work, VoiceNotFound("broken"))
         if trials.failed(give_up) and retry:
             give_up()
     storage.settle()
@@ -195,20 +196,22 @@ def test_an_extraction_is_given_up(storage: Storage, retry: bool, way: str):
 
 
 @retried
-def test_a_forced_extraction(storage: Storage, retry: bool, way: str):
+def test_a_forced_extraction_leaves_what_is_served(storage: Storage, retry: bool, way: str):
     """What there is serves until the new build is ready."""
     trials = Trials(storage, way)
     before = {}
     for name in trials:
         version = storage.ready(name).version
+        storage.settle()  # else housekeeping would look after this voice anyway
         before[name] = storage.served(name)
-        force = lambda name=name, version=version: storage.registrar.ensure(  # noqa: E731
-            speaker_id(name), version, [PROFILE], force=True
-        )
+        force = partial(storage.registrar.ensure, speaker_id(name), version, [PROFILE], force=True)
         failed = trials.failed(force)
         assert storage.served(name) == before[name]
         if failed and retry:
             force()
+        if not failed:
+            storage.finish_all(name)
+            assert storage.served(name) != before[name], "without any housekeeping"
     storage.settle()
     for name in trials.names:
         storage.check_settled(name)
@@ -216,7 +219,7 @@ def test_a_forced_extraction(storage: Storage, retry: bool, way: str):
             assert storage.served(name) not in (before[name], None)
 
 
-def test_housekeeping_itself(storage: Storage, way: str):
+def test_housekeeping_finishes_what_it_left_half_done(storage: Storage, way: str):
     """It is what repairs everything else: the next turn has to do what this one did not."""
     trials = Trials(storage, way)
     for name in trials:
@@ -224,7 +227,7 @@ def test_housekeeping_itself(storage: Storage, way: str):
         before = storage.served(name)
         storage.register(name, number=2)
         lose_jobs(storage)
-        trials.failed(lambda name=name: storage.housekeeper.settle(speaker_id(name)))
+        trials.failed(partial(storage.housekeeper.settle, speaker_id(name)))
         assert storage.served(name) == before
     storage.settle()
     for name in trials.names:
@@ -238,13 +241,13 @@ def lose_jobs(storage: Storage) -> None:
         storage.raw.delete(key)
 
 
-def test_a_sweep(storage: Storage, way: str):
+def test_a_sweep_takes_what_the_last_one_left(storage: Storage, way: str):
     """What it did not get to is garbage for the next one."""
     trials = Trials(storage, way)
     for name in trials:
         storage.ready(name)
         storage.registrar.delete(NAMESPACE, name)
-        trials.failed(lambda name=name: storage.housekeeper.collect_garbage(speaker_id(name)))
+        trials.failed(partial(storage.housekeeper.collect_garbage, speaker_id(name)))
         assert storage.served(name) is None
     storage.sweep()
     for name in trials.names:
@@ -252,7 +255,7 @@ def test_a_sweep(storage: Storage, way: str):
         assert len(storage.objects(name)) == 1, "the tombstone"
 
 
-def test_a_rebuild_after_a_loss_of_redis(storage: Storage, way: str):
+def test_a_rebuild_that_failed_is_begun_again(storage: Storage, way: str):
     """Reads are answered from the facts until one gets through."""
     storage.ready("alice")
     storage.ready("bob")
@@ -274,18 +277,19 @@ def test_a_rebuild_after_a_loss_of_redis(storage: Storage, way: str):
     assert storage.served("alice") == before
 
 
-def test_a_worker_announces_a_new_fingerprint(storage: Storage, way: str):
-    """It says so again when it is started again; then every voice is made anew."""
-    storage.ready("alice")
+def test_a_new_fingerprint_reaches_every_voice(storage: Storage, way: str):
+    """A worker that failed to announce it says so again when it is started again."""
     trials = Trials(storage, way)
-    for _ in trials:
+    for name in trials:
         forget_announcements(storage)
         storage.announce(FINGERPRINT)
-        if trials.failed(lambda: storage.announce(NEXT_FINGERPRINT)):
+        storage.ready(name)
+        storage.settle()
+        if trials.failed(partial(storage.announce, NEXT_FINGERPRINT)):
             storage.announce(NEXT_FINGERPRINT)
         storage.settle()
-        storage.check_settled("alice")
-        assert storage.served("alice")
+        storage.check_settled(name)
+        assert storage.served(name)
 
 
 def forget_announcements(storage: Storage) -> None:

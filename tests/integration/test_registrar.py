@@ -13,7 +13,7 @@ import pytest
 from services.shared.domain import AliasFact
 from services.shared.facts import bucket_identity
 from services.shared.gate import BOOT, GateClosed
-from services.shared.index import SpeakerIndex
+from services.shared.index import DIRTY, SpeakerIndex
 from services.shared.valkey import ValkeyServer
 from speaker_registry.errors import (
     CacheUnsupported,
@@ -174,8 +174,8 @@ def test_an_embedding_that_fits_no_profile_is_refused(storage: Storage):
 def test_many_who_ask_for_one_artifact_share_one_job(storage: Storage):
     """An engine's replicas all start at the same time."""
     registered = storage.register("alice")
-    asked = lambda _: storage.registrar.ensure(speaker_id("alice"), registered.version, [WIDER])[WIDER]  # noqa: E731
-    claims = at_once(50, asked)
+    ask = storage.registrar.ensure
+    claims = at_once(50, lambda _: ask(speaker_id("alice"), registered.version, [WIDER])[WIDER])
     assert sorted(claim.outcome for claim in claims) == ["claimed"] + ["flying"] * 49
     assert len({claim.job_id for claim in claims}) == 1
     assert [job.profile for job in storage.jobs("alice")].count(WIDER) == 1
@@ -400,6 +400,17 @@ def test_a_rebuild_brings_everything_back_after_a_loss_of_redis(storage: Storage
     for name in ("alice", "bob", "carol"):
         storage.check_settled(name)
     assert storage.register("carol").version.number == 2, "marks survive, too"
+
+
+def test_a_rebuild_has_every_voice_looked_after(storage: Storage):
+    """What Redis was told last is gone with a roll-back: the job, and that somebody was to look."""
+    storage.settle()
+    storage.register("alice")
+    storage.raw.delete(BOOT, DIRTY, *storage.raw.scan_iter("rq:*"))
+    storage.housekeeper.rebuild()
+    storage.settle()
+    storage.check_settled("alice")
+    assert storage.served("alice")
 
 
 def test_a_fingerprint_that_redis_forgot_in_a_roll_back_is_read_from_the_facts(storage: Storage):
