@@ -168,6 +168,22 @@ def test_an_embedding_that_fits_no_profile_is_refused(storage: Storage):
     assert storage.objects("alice") == []
 
 
+def test_a_committed_version_is_acknowledged_though_its_job_cannot_be_queued(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+):
+    """The caller would send the clip again; housekeeping will queue the job."""
+
+    def refuse(*_: object) -> None:
+        raise Unavailable("The queue is not available.")
+
+    with monkeypatch.context() as without_queue:
+        without_queue.setattr(storage.registrar.dispatcher, "enqueue", refuse)
+        assert storage.register("alice").created
+    storage.settle()
+    storage.check_settled("alice")
+    assert storage.served("alice")
+
+
 # -- extracting
 
 
