@@ -186,6 +186,8 @@ class Storage:
         self.fingerprint = FINGERPRINT
 
     def __enter__(self) -> Self:
+        for script in self.index._scripts.values():  # else the first use of each makes calls of its own
+            self.raw.script_load(script.script)
         self.housekeeper.rebuild()
         self.announce(FINGERPRINT)
         self.housekeeper.turn()  # the sweep that this asks for: it would settle whatever tests leave open

@@ -58,6 +58,10 @@ def at_once(count: int, do: Callable[[int], Any]) -> list[Any]:
         return list(pool.map(do, range(count)))
 
 
+def refuse(*_: object, **__: object) -> None:
+    raise Unavailable("not now")
+
+
 # -- registering
 
 
@@ -173,9 +177,6 @@ def test_a_committed_version_is_acknowledged_though_its_job_cannot_be_queued(
 ):
     """The caller would send the clip again; housekeeping will queue the job."""
 
-    def refuse(*_: object) -> None:
-        raise Unavailable("The queue is not available.")
-
     with monkeypatch.context() as without_queue:
         without_queue.setattr(storage.registrar.dispatcher, "enqueue", refuse)
         assert storage.register("alice").created
@@ -246,15 +247,16 @@ def test_two_attempts_of_one_job_leave_one_artifact(storage: Storage):
     storage.check_settled("alice")
 
 
-def test_of_two_attempts_that_both_landed_the_first_one_counts(storage: Storage, tmp_path: Path):
+def test_of_two_attempts_that_both_landed_the_first_one_counts(
+    storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     """The first worker died just before it told the index. The second one's copy goes."""
     storage.register("alice")
     (work,) = storage.take("alice")
-    with (
-        storage.border.failing(3, "done-unanswered"),
-        pytest.raises(Unavailable),
-    ):  # put bytes, begin, put fact
-        storage.publish(work)
+    with monkeypatch.context() as dying:
+        dying.setattr(storage.index, "apply_artifact", refuse)
+        with pytest.raises(Unavailable):
+            storage.publish(work)
     (landed,) = (key for key in storage.objects("alice") if key.endswith(".json"))
     os.utime(tmp_path / "bucket" / landed, (1_700_000_000, 1_700_000_000))
     assert storage.served("alice") is None
