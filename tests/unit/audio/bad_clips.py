@@ -204,6 +204,22 @@ def mp3_without_contents() -> bytes:
     return clips.mp3()[192:]
 
 
+def ape_tag(size: int) -> bytes:
+    """`size` bytes with its footer, as taggers put it after the audio."""
+    footer = b"APETAGEX" + struct.pack("<IIII", 2000, size, 0, 0) + bytes(8)
+    return bytes(size - len(footer)) + footer
+
+
+def mp3_by_libav(**options: str) -> bytes:
+    return clips.by_libav(clips.tone(2.0, 24000), 24000, "mp3", "libmp3lame", **options)
+
+
+def aac_cut_within_a_header() -> bytes:
+    """Five bytes into the frame after the first."""
+    stream = clips.adts()
+    return stream[: (int.from_bytes(stream[3:6], "big") >> 5 & 0x1FFF) + 5]
+
+
 def endless_mp3() -> bytes:
     """27 minutes in 1.5 MiB: silent frames of 8 kbit/s."""
     return (b"\xff\xf3\x14\xc4" + bytes(20)) * 70_000
@@ -309,6 +325,12 @@ BAD = (
     BadClip("cut Vorbis", half(_OGG), AudioTruncated, "an Ogg page declares"),
     BadClip("cut Opus", half(_OPUS), AudioTruncated, "an Ogg page declares"),
     BadClip("cut MP3", half(_MP3), AudioTruncated, "declares 86 frames (2.1s)"),
+    BadClip("cut MP3 of varying bit rate without contents", half(mp3_without_contents), AudioTruncated, "the last frame of an MP3 stream declares 24 bytes, 12 are there"),
+    BadClip("cut MP3 of one bit rate without contents", half(partial(mp3_by_libav, write_xing="0")), AudioTruncated, "declares 96 bytes, 73 are there"),
+    BadClip("cut AAC", half(clips.adts), AudioTruncated, "the last frame of an AAC stream declares 334 bytes, 83 are there"),
+    BadClip("AAC that lacks a byte", lambda: clips.adts()[:-1], AudioTruncated, "declares 398 bytes, 397 are there"),
+    BadClip("AAC cut within a header", aac_cut_within_a_header, AudioTruncated, "declares 7 bytes, 5 are there"),
+    BadClip("cut AAC before a tag", lambda: clips.adts()[:-10] + b"TAG" + bytes(125), AudioTruncated, "declares 398 bytes, 388 are there"),
     BadClip("cut M4A", half(clips.m4a), AudioTruncated, "an MP4 box declares"),
     BadClip("cut WebM", half(clips.webm), AudioTruncated, "segment declares"),
     BadClip("64 bytes of WAV", head(_WAV), AudioTruncated, "64000 bytes, 20 are there"),
@@ -417,6 +439,11 @@ class OddClip:
         return self.name
 
 
+_WITHOUT_CONTENTS = (86 * 576 - 529) / 24000
+"""Nothing says then how much silence the encoder put around the sound."""
+_AAC = 48 * 1024 / 24000
+"""Whole frames, as in all of ADTS."""
+
 ODD = (
     OddClip("9 MiB of metadata", lambda: riff(fmt(), (b"LIST", b"INFO" + b"x" * (9 << 20), None), data(pcm()))),
     OddClip("a cover picture", with_cover, 2.0 + 128 / 24000),
@@ -430,6 +457,15 @@ ODD = (
     OddClip("FLAC of unknown length", lambda: flac_declaring(0)),
     OddClip("FLAC between tags", lambda: b"ID3\x04\0\0\0\0\0\x0a" + bytes(10) + _FLAC() + b"TAG" + bytes(125)),
     OddClip("MP3 between tags", lambda: b"ID3\x04\0\0\0\0\0\x0a" + bytes(60) + _MP3() + b"TAG" + bytes(125)),
-    OddClip("MP3 without contents", mp3_without_contents, 86 * 576 / 24000 - 529 / 24000),
-    OddClip("AAC whose last frame is cut", lambda: clips.adts()[:-10], 47 * 1024 / 24000),
+    OddClip("MP3 without contents", mp3_without_contents, _WITHOUT_CONTENTS),
+    OddClip("MP3 of one bit rate without contents", partial(mp3_by_libav, write_xing="0"), _WITHOUT_CONTENTS),
+    OddClip("MP3 of one bit rate without contents before a tag", partial(mp3_by_libav, write_xing="0", write_id3v1="1"), _WITHOUT_CONTENTS),
+    OddClip("MP3 with contents before a tag", partial(mp3_by_libav, write_id3v1="1")),
+    OddClip("MP3 with contents whose last frame is cut", lambda: _MP3()[:-10], 47855 / 24000),
+    OddClip("MP3 without contents before two tags", lambda: mp3_without_contents() + ape_tag(100) + b"TAG" + bytes(125), _WITHOUT_CONTENTS),
+    OddClip("MP3 without contents and padding", lambda: mp3_without_contents() + bytes(417), _WITHOUT_CONTENTS),
+    OddClip("AAC before two tags", lambda: clips.adts() + ape_tag(100) + b"TAG" + bytes(125), _AAC),
+    OddClip("AAC between tags by libav", lambda: clips.by_libav(clips.tone(2.0, 24000), 24000, "adts", "aac", write_id3v2="1", write_apetag="1"), _AAC),
+    OddClip("AAC and padding", lambda: clips.adts() + bytes(1000), _AAC),
+    OddClip("AAC and three bytes", lambda: clips.adts() + b"\r\n\x1a", _AAC),
 )  # fmt: skip

@@ -11,6 +11,7 @@ channels.
 """
 _RATES = (96000, 88200, 64000, 48000, 44100, 32000, 24000, 22050, 16000, 12000, 11025, 8000, 7350)
 _FRAME_SAMPLES = 1024
+_HEADER_BYTES = 7
 
 
 def starts_at(data: bytes, start: int) -> bool:
@@ -40,4 +41,7 @@ def _frame_bytes(data: bytes, position: int, like: int | None = None) -> int:
         return 0
     if like is not None and (header ^ like) & _SAME_STREAM:
         return 0
-    return int.from_bytes(data[position + 3 : position + 6], "big") >> 5 & 0x1FFF
+    length = data[position + 3 : position + 6]
+    if len(length) < 3:  # the file ends here, and a header alone would be longer
+        return _HEADER_BYTES
+    return int.from_bytes(length, "big") >> 5 & 0x1FFF

@@ -4,39 +4,44 @@ end. Knows no frame format.
 
 from collections.abc import Callable
 
-from services.shared.audio.sniffed import is_padding, refuse_remainder
+from services.shared.audio.sniffed import is_padding, refuse_cut_off, refuse_remainder
 from speaker_registry.errors import AudioTooLong, AudioTruncated
 
 MAX_FRAMES = 1 << 16
 """26 minutes of MP3. Walking them takes about 50 ms."""
-_MIN_BYTES = 7
-"""No frame is shorter."""
+_FEW_BYTES = 7
+"""Fewer than these at the end may be anything: they are no frame."""
 
 FrameBytes = Callable[[bytes, int], int]
 """How long the frame is whose header starts at a position; 0 where none does."""
 
 
-def walk(data: bytes, start: int, end: int, frame_bytes: FrameBytes, name: str) -> list[int]:
-    """Where each whole frame starts, and where the last one ends. A last frame that is cut off is left out:
-    what it held is shorter than anyone notices.
+def walk(
+    data: bytes, start: int, end: int, frame_bytes: FrameBytes, name: str, *, says_length: bool = False
+) -> list[int]:
+    """Where each whole frame starts, and where the last one ends.
+
+    Args:
+        says_length: the stream tells how many frames it has, and the caller compares: a last one that is cut
+        off is just left out. Without that number it is the only sign that the rest of a file is missing.
 
     Raises:
         InvalidAudio: something else follows the frames.
-        AudioTruncated: not even one frame is whole.
+        AudioTruncated: the last frame is cut off, or not even one is whole.
         AudioTooLong: there are more than MAX_FRAMES.
     """
     positions = [start]
-    while end - positions[-1] >= _MIN_BYTES and (size := frame_bytes(data, positions[-1])):
-        if positions[-1] + size > end:
-            break
+    while 0 < (size := frame_bytes(data, positions[-1])) <= end - positions[-1]:
         if len(positions) > MAX_FRAMES:
             raise AudioTooLong(f"Reference audio too long: {name} of more than {MAX_FRAMES} frames.")
         positions.append(positions[-1] + size)
-    else:
-        if end - positions[-1] >= _MIN_BYTES and not is_padding(data, positions[-1], end):
-            refuse_remainder(name, positions[-1], len(data))
     if len(positions) == 1:
         raise AudioTruncated(f"The file is cut off: {name} that ends within its first frame.")
+    last, left = positions[-1], end - positions[-1]
+    if size and not says_length:
+        refuse_cut_off(f"the last frame of {name}", size, left)
+    if not size and left >= _FEW_BYTES and not is_padding(data, last, end):
+        refuse_remainder(name, last, len(data))
     return positions
 
 

@@ -75,11 +75,13 @@ def starts_at(data: bytes, start: int) -> bool:
 
 def parse(data: bytes, start: int, end: int) -> Sniffed:
     first = _header(data, start)
-    positions = frames.walk(data, start, end, partial(_frame_bytes, like=first), "an MP3 stream")
     contents = start + first.contents_offset
     has_contents = data[contents : contents + 4] in (b"Xing", b"Info")
-    count = len(positions) - 1 - has_contents
     declared = _declared_frames(data, contents) if has_contents else 0
+    positions = frames.walk(
+        data, start, end, partial(_frame_bytes, like=first), "an MP3 stream", says_length=declared > 0
+    )
+    count = len(positions) - 1 - has_contents
     if declared:
         _check_count(declared, count, first)
         header = data[start : positions[1]]
