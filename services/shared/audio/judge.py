@@ -31,7 +31,7 @@ def judge(facts: Facts, declared_seconds: float, limits: UploadLimits) -> None:
     """
     check_channels(facts.channels)
     check_sample_rate(facts.sample_rate)
-    _check_peak(facts.peak)
+    _check_peak(facts)
     _check_length(facts.frames, facts.sample_rate, declared_seconds, limits)
     _check_level(facts.rms, facts.clipped)
 
@@ -57,11 +57,17 @@ def check_complete(found_seconds: float, declared_seconds: float) -> None:
         )
 
 
-def _check_peak(peak: float) -> None:
-    if not math.isfinite(peak):
-        raise InvalidAudio("The audio holds samples that are not finite numbers (NaN or infinity).")
-    if peak > MAX_PEAK:
-        raise InvalidAudio(f"The audio peaks at {peak:.3g} × full scale; up to {MAX_PEAK:g} × is accepted.")
+def _check_peak(facts: Facts) -> None:
+    if not math.isfinite(facts.peak):
+        at = facts.not_finite_at
+        raise InvalidAudio(
+            f"The audio is not finite: sample {at} (at {at / facts.sample_rate:.3f}s) is {facts.peak:g}; "
+            "finite samples are accepted."
+        )
+    if facts.peak > MAX_PEAK:
+        raise InvalidAudio(
+            f"The audio peaks at {facts.peak:.3g} × full scale; up to {MAX_PEAK:g} × is accepted."
+        )
 
 
 def _check_length(frames: int, sample_rate: int, declared_seconds: float, limits: UploadLimits) -> None:

@@ -4,7 +4,7 @@ container's own file checks the rest. No library has seen a byte until this has 
 
 from services.shared.audio.containers import adts, flac, id3, mp3, mp4, ogg, wav, webm
 from services.shared.audio.lookalikes import name_of
-from services.shared.audio.sniffed import Sniffed, refuse
+from services.shared.audio.sniffed import ACCEPTED, Sniffed, refuse
 from speaker_registry.errors import InvalidAudio
 
 
@@ -17,7 +17,7 @@ def sniff(data: bytes) -> Sniffed:
         InvalidAudio: it contradicts itself, or something else is attached to it.
     """
     if not data:
-        raise InvalidAudio("The audio file is empty (0 bytes).")
+        raise InvalidAudio(f"The audio file is empty (0 bytes). Accepted: {ACCEPTED}.")
     if data[:4] == b"RIFF" and data[8:12] == b"WAVE":
         return wav.parse(data)
     if data[:4] == b"OggS":

@@ -104,6 +104,12 @@ def with_sample(value: float) -> Callable[[], bytes]:
     return build
 
 
+def infinite_on_the_right() -> bytes:
+    samples = np.stack([wave(), wave()], 1)
+    samples[24001, 1] = -np.inf
+    return riff(fmt(tag=3, channels=2, bits=32), data(samples.astype("<f4").tobytes()))
+
+
 def half(build: Callable[[], bytes]) -> Callable[[], bytes]:
     return lambda: build()[: len(build()) // 2]
 
@@ -257,7 +263,7 @@ _OPUS = partial(clips.ogg, subtype="OPUS")
 _ALAW = other_container("WAV", "ALAW")
 
 BAD = (
-    BadClip("empty", lambda: b"", InvalidAudio, "0 bytes"),
+    BadClip("empty", lambda: b"", InvalidAudio, "empty (0 bytes). Accepted: WAV (PCM"),
     BadClip("one byte", lambda: b"R", UnsupportedAudio, "text"),
     BadClip("header only", lambda: riff(fmt(), data(b"")), AudioTooShort, "too short (0.0s)"),
     BadClip("riff and nothing more", lambda: b"RIFF\x24\0\0\0WAVE", AudioTruncated, "`fmt `"),
@@ -279,14 +285,15 @@ BAD = (
     BadClip("0 bits", with_format(bits=0, align=2), UnsupportedAudio, "PCM) of 0 bits"),
     BadClip("7 bits", with_format(bits=7, align=1), UnsupportedAudio, "PCM) of 7 bits"),
     BadClip("wrong block align", with_format(align=3), InvalidAudio, "3 bytes per frame; 1 channels of 16 bits take 2"),
-    BadClip("a NaN", with_sample(np.nan), InvalidAudio, "not finite"),
-    BadClip("an infinity", with_sample(np.inf), InvalidAudio, "not finite"),
-    BadClip("all NaN", lambda: floats(np.full(2 * RATE, np.nan)), InvalidAudio, "not finite"),
+    BadClip("a NaN", with_sample(np.nan), InvalidAudio, "not finite: sample 100 (at 0.006s) is nan; finite samples are accepted"),
+    BadClip("an infinity", with_sample(np.inf), InvalidAudio, "sample 100 (at 0.006s) is inf"),
+    BadClip("a late infinity of one channel", infinite_on_the_right, InvalidAudio, "sample 24001 (at 1.500s) is -inf"),
+    BadClip("all NaN", lambda: floats(np.full(2 * RATE, np.nan)), InvalidAudio, "sample 0 (at 0.000s) is nan"),
     BadClip(
         "all NaN, 64 bits",
         lambda: riff(fmt(tag=3, bits=64), data(np.full(2 * RATE, np.nan).astype("<f8").tobytes())),
         InvalidAudio,
-        "not finite",
+        "sample 0 (at 0.000s) is nan",
     ),
     BadClip("1e38", lambda: floats(wave() * 1e38), InvalidAudio, "peaks at 5e+37"),
     BadClip("9 times full scale", with_sample(-9.0), InvalidAudio, "peaks at 9 × full scale; up to 8"),

@@ -21,6 +21,7 @@ FACTS = Facts(
     frames=96000,
     samples=96000,
     peak=0.5,
+    not_finite_at=7,
     clipped=0.25,
     rms=0.125,
     declared_seconds=2.0,
@@ -51,7 +52,7 @@ def test_a_request_arrives_as_it_was_sent(line: tuple[socket.socket, socket.sock
 
 @pytest.mark.parametrize(
     ("position", "value"),
-    [(0, b"\x80"), (4, b"\0"), (4, b"\x63"), (5, b"\x02"), (60, b"<"), (60, b"\xe9"), (64, b"\0")],
+    [(0, b"\x80"), (4, b"\0"), (4, b"\x63"), (5, b"\x02"), (68, b"<"), (68, b"\xe9"), (72, b"\0")],
     ids=[
         "no magic",
         "status 0",
@@ -67,7 +68,7 @@ def test_what_is_no_answer_is_malformed(
 ):
     """The codec's name ends up in a message: it must not carry anything else there."""
     answer = bytearray(FACTS.pack())
-    assert answer[60:64] == b"pcm_"
+    assert answer[68:72] == b"pcm_"
     answer[position : position + 1] = value
     line[1].sendall(answer)
     with pytest.raises(Malformed):

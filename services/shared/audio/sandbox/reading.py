@@ -43,14 +43,21 @@ class Mix:
     mono: list[Samples] = field(default_factory=list)
     frames: int = 0
     peak: float = 0.0
+    not_finite_at: int = 0
     clipped: int = 0
     total: float = 0.0
     total_of_squares: float = 0.0
 
     def add(self, block: Samples) -> None:
         level = np.abs(block)
+        finite = np.isfinite(block)
+        if finite.all():
+            self.peak = max(self.peak, float(level.max(initial=0.0)))
+        else:
+            first = int(finite.argmin())
+            self.peak = float(block.flat[first])
+            self.not_finite_at = self.frames + first // block.shape[1]
         self.frames += len(block)
-        self.peak = max(self.peak, float(level.max(initial=0.0))) if np.isfinite(level).all() else math.nan
         self.clipped += int(np.count_nonzero(level >= FULL_SCALE))
         mixed = block[:, 0] if block.shape[1] == 1 else block.mean(axis=1, dtype=np.float32)
         wide = mixed.astype(np.float64)
@@ -65,6 +72,7 @@ class Mix:
             facts,
             frames=self.frames,
             peak=self.peak,
+            not_finite_at=self.not_finite_at,
             clipped=self.clipped / frames / max(1, facts.channels),
             rms=math.sqrt(max(0.0, variance)),
         )
@@ -115,7 +123,7 @@ def mix_down(opened: Opened, mix: Mix, max_seconds: float) -> bool:
         return False
     for block in opened.blocks:
         mix.add(block)
-        if mix.frames > max_seconds * opened.facts.sample_rate or math.isnan(mix.peak):
+        if mix.frames > max_seconds * opened.facts.sample_rate or not math.isfinite(mix.peak):
             return False
     return True
 

@@ -26,7 +26,7 @@ PLAUSIBLE_SECONDS = 1e9
 """libsndfile says 2**63 − 1 frames where a header does not tell."""
 
 _REQUEST = struct.Struct("<16s32sdQ")
-_ANSWER = struct.Struct("<4sBBHIQQdddd32s")
+_ANSWER = struct.Struct("<4sBBHIQQdQddd32s")
 _MAGIC = b"pcm1"
 
 
@@ -81,7 +81,9 @@ class Facts:
     samples: int = 0
     """How many float32 of the mono mix follow: `frames` when finished, else none."""
     peak: float = 0.0
-    """Over all channels; not a number if any sample is not finite."""
+    """Over all channels; the first sample that is not finite, if there is one."""
+    not_finite_at: int = 0
+    """Where that one is: frames before it."""
     clipped: float = 0.0
     """The share of samples, over all channels, that are at full scale."""
     rms: float = 0.0
@@ -117,6 +119,7 @@ class Facts:
             self.frames,
             self.samples,
             self.peak,
+            self.not_finite_at,
             self.clipped,
             self.rms,
             self.declared_seconds,
@@ -138,7 +141,10 @@ class Facts:
 
 
 _STATUSES = frozenset(int(status) for status in Status)
-_NUMBERS = ("channels", "sample_rate", "frames", "samples", "peak", "clipped", "rms", "declared_seconds")
+_NUMBERS = (
+    *("channels", "sample_rate", "frames", "samples", "peak", "not_finite_at"),
+    *("clipped", "rms", "declared_seconds"),
+)
 
 
 def receive(connection: socket.socket, size: int, deadline: float = math.inf) -> bytearray:
