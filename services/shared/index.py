@@ -460,6 +460,13 @@ def names_key(namespace: str) -> str:
     return f"sr:{namespace}:names"
 
 
+def key_reused() -> IdempotencyKeyReused:
+    """Does not show the key, which may be a secret."""
+    return IdempotencyKeyReused(
+        "This Idempotency-Key was used for another request. Accepted: that same request again, or a new key."
+    )
+
+
 def _refusal(error: redis.ResponseError, speaker_id: SpeakerId) -> Exception:
     """What a script's error reply means to a caller; the error itself if it is none of ours."""
     ours: dict[str, Exception] = {
@@ -469,7 +476,7 @@ def _refusal(error: redis.ResponseError, speaker_id: SpeakerId) -> Exception:
         "QUOTA": QuotaExceeded("Uploaded voice limit reached."),
         "EXISTS": VoiceExists(f"Voice '{speaker_id.slug}' already exists."),
         "NOTFOUND": VoiceNotFound(f"Voice '{speaker_id.slug}' not found"),
-        "REUSED": IdempotencyKeyReused("This Idempotency-Key was used for another request."),
+        "REUSED": key_reused(),
         "MOVED": AliasMoved("The alias was moved meanwhile."),
     }
     return ours.get(str(error).partition(" ")[0], error)

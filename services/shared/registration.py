@@ -24,7 +24,7 @@ from services.shared.domain import (
     given_key,
 )
 from services.shared.facts import SpeakerId
-from services.shared.index import COMMIT_SECONDS
+from services.shared.index import COMMIT_SECONDS, key_reused
 from services.shared.index_reading import IndexedSpeaker
 from services.shared.profiles import Profile, ProfileCatalogue
 from services.shared.registrar import Registrar
@@ -40,7 +40,6 @@ from speaker_registry.artifact import (
 )
 from speaker_registry.errors import (
     EmbeddingWidthMismatch,
-    IdempotencyKeyReused,
     QuotaExceeded,
     Unavailable,
     VoiceDeleted,
@@ -161,7 +160,7 @@ class _Registration:
             newest = version is indexed.speaker.newest
             if self._idempotency and version.record.idempotency == self._idempotency:
                 if version.record.request != self._request:
-                    raise IdempotencyKeyReused("This Idempotency-Key was used for another request.")
+                    raise key_reused()
             elif not (newest and self._upload.dedupe and version.record.request == self._request):
                 continue
             return Registered(indexed, version, False, _jobs_of(indexed, version))

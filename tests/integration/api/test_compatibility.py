@@ -239,12 +239,14 @@ def test_the_same_upload_again_is_the_same_generation(registry: Registry, name: 
 
 def test_an_idempotency_key_says_which_request_is_meant(registry: Registry, name: str):
     """Reused for another request it would hide a mistake."""
-    headers = {"Idempotency-Key": name}
+    headers = {"Idempotency-Key": f"secret-{name}"}
     first = registry.upload(name, headers=headers)
     registry.upload(name, clip=OTHER_CLIP)
     assert registry.upload(name, headers=headers)["version"] == first["version"]
     reused = registry.post_voice(name, consent="cons_2", headers=headers)
     assert (reused.status_code, error_of(reused)["reason"]) == (400, "idempotency_key_reused")
+    assert "Accepted: that same request again, or a new key." in error_of(reused)["message"]
+    assert "secret" not in reused.text
 
 
 # -- sentences
