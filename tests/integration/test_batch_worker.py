@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import psutil
@@ -512,6 +513,17 @@ def test_a_job_that_takes_longer_than_its_lease_is_not_started_again(queue, valk
     with worker_process(valkey.url, [NAME]), worker_process(valkey.url, [NAME]):
         wait_until(lambda: status_of(queue, "a") == "finished")
     assert runs(queue.connection, "a") == 1
+
+
+def test_leases_are_renewed_where_the_path_of_the_socket_has_a_blank():
+    """redis-py cannot read what such a server says of our connection, and that is only for show."""
+    with TemporaryDirectory(prefix="my data ") as folder, ValkeyServer(Path(folder)) as server:
+        own = own_queue(server)
+        put(own, "a", seconds=4)
+        with worker_process(server.url, [NAME]), worker_process(server.url, [NAME]):
+            wait_until(lambda: len(Worker.all(connection=own.connection)) == 2)
+            wait_until(lambda: status_of(own, "a") == "finished")
+        assert runs(own.connection, "a") == 1
 
 
 def test_a_job_that_kills_its_worker_costs_only_itself(queue, valkey):

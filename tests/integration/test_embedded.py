@@ -37,8 +37,8 @@ pytestmark = pytest.mark.timeout(300)
 class Run:
     """`python -m services.embedded run` on one data folder, started whenever a test needs it."""
 
-    def __init__(self, data: Path) -> None:
-        self.data = data
+    def __init__(self, data: Path, clone: Path = ROOT) -> None:
+        self.data, self.clone = data, clone
         self.process: subprocess.Popen[str] | None = None
         self.output: list[str] = []
 
@@ -46,7 +46,7 @@ class Run:
         """As a shell starts a job: in a process group of its own."""
         self.process = subprocess.Popen(
             [sys.executable, "-m", "services.embedded", "run"],
-            cwd=ROOT,
+            cwd=self.clone,
             env={**os.environ, "DATA": str(self.data), "PORT": "0", "WEIGHTS": "untrained"} | environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -294,6 +294,26 @@ def test_a_wrong_setting_is_named_in_one_line(fresh: Run, environment: dict[str,
     wait_until(lambda: says in fresh.text)
     said = [line for line in fresh.output if not line.startswith("starting (") and "takes_long" not in line]
     assert len(said) == 1, fresh.text
+
+
+def test_it_runs_in_a_folder_whose_name_has_blanks(short_folder: Path):
+    """Some people's clones lie in "My Documents"."""
+    clone = short_folder / "a clone"
+    clone.mkdir()
+    for name in ("services", "speaker_registry"):
+        (clone / name).symlink_to(ROOT / name)
+    run = Run(Path("my data"), clone)
+    try:
+        with RegistryClient(run.up().url) as client:
+            client.register("gina", ROOT / "examples/clips/robin.flac", consent="cons_1")
+            client.wait_ready("gina@1")
+            assert client.fetch("gina@1", PROFILE).tensors
+        assert (clone / "my data" / "redis" / "valkey.sock").is_socket()
+        family = run.family()
+        run.press_ctrl_c()
+        assert run.ends_within(STOPPED_SECONDS, family) == 0
+    finally:
+        run.end()
 
 
 def test_a_port_in_use_is_named(fresh: Run):
