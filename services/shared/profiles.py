@@ -100,6 +100,10 @@ class ProfileCatalogue:
     def __iter__(self) -> Iterator[Profile]:
         return iter(sorted(self._by_name.values(), key=lambda profile: profile.name))
 
+    @property
+    def required_profiles(self) -> list[Profile]:
+        return [self.get(name) for name in self.required]
+
     def taking_embeddings_of(self, width: int) -> list[Profile]:
-        """Profiles that can use a ready speaker embedding of this width."""
-        return [profile for profile in self if profile.embedding_width == width]
+        """Required profiles that can use a ready speaker embedding of this width."""
+        return [profile for profile in self.required_profiles if profile.embedding_width == width]

@@ -29,7 +29,7 @@ from services.shared.index_reading import IndexedSpeaker
 from services.shared.profiles import Profile, ProfileCatalogue
 from services.shared.queue import queue_name
 from services.shared.settings import RegistrySettings
-from services.shared.status import Standing, standing, unsupported_reason, wanted_profiles, worst
+from services.shared.status import Standing, servable, standing, unsupported_reason, wanted_profiles, worst
 from services.shared.store import Store
 from speaker_registry.errors import (
     CacheUnsupported,
@@ -262,8 +262,8 @@ class Registrar:
     # -- promoting
 
     def promote(self, speaker_id: SpeakerId) -> None:
-        """Move `default` to the newest complete version, unless somebody moved it after that one was
-        registered.
+        """Move `default` to the newest version whose artifacts are ready, if that serves every required
+        profile that is served now, and unless somebody moved it after that one was registered.
         """
         fact = self.prepare_promotion(speaker_id)
         if fact is not None:
@@ -299,17 +299,25 @@ class Registrar:
             return None
         moved = speaker.alias_facts.get(DEFAULT)
         chosen = moved.seq if moved is not None and not moved.automatic else 0
+        # Its own place is written down too: else a slow upload that was given an earlier one would take it.
+        # None can be earlier than 1, which is what nearly all are.
+        least = speaker.default.number + (moved is not None or speaker.default.number == 1)
         for version in reversed(speaker.versions):
-            if version.number <= speaker.default.number or version.seq < chosen:
+            if version.number < least or version.seq < chosen:
                 return None
-            if self._complete(indexed, version, completing):
+            if self._may_take_over(indexed, version, completing):
                 return version
         return None
 
-    def _complete(
+    def _may_take_over(
         self, indexed: IndexedSpeaker, version: SpeakerVersion, completing: tuple[str, str] | None
     ) -> bool:
+        """All that it can serve is ready, and no engine that has the voice now would lose it."""
+        required = self.catalogue.required_profiles
+        able = servable(version, required)
+        if not able or not able >= servable(indexed.speaker.default, required):
+            return False
         return all(
             (version.vuid, profile) == completing or self.standing(indexed, version, profile).state == "ready"
-            for profile in self.wanted(version)
+            for profile in able
         )

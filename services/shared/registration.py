@@ -110,7 +110,7 @@ def register_embedding(
     """Store a ready speaker embedding (float32 [D], finite) as a new version; it is an artifact at once.
 
     Raises:
-        EmbeddingWidthMismatch: no profile here takes that width. Else as `register_clip`.
+        EmbeddingWidthMismatch: no required profile takes that width. Else as `register_clip`.
     """
     profiles = _profiles_taking(registrar.catalogue, embedding)
     source = hashlib.sha256(embedding.tobytes()).hexdigest()
@@ -125,9 +125,9 @@ def register_embedding(
 def _profiles_taking(catalogue: ProfileCatalogue, embedding: np.ndarray) -> list[Profile]:
     profiles = catalogue.taking_embeddings_of(len(embedding))
     if not profiles:
-        widths = sorted({profile.embedding_width for profile in catalogue if profile.embedding_width})
+        widths = sorted({one.embedding_width for one in catalogue.required_profiles if one.embedding_width})
         raise EmbeddingWidthMismatch(
-            f"'speaker_embedding' has {len(embedding)} elements; the profiles here take {widths}.",
+            f"'speaker_embedding' has {len(embedding)} elements; the required profiles take {widths}.",
             param="speaker_embedding",
         )
     return profiles
@@ -249,26 +249,31 @@ class _Registration:
         if not registrar.index.apply_version(self._id, self._place.seq, record):
             raise VoiceDeleted(f"Voice '{record.name}' was deleted while this version was being registered.")
         version = SpeakerVersion(seq=self._place.seq, record=record)
-        jobs = self._extract(version)
+        jobs = self._set_going(version)
         log.info("version.registered", speaker=str(self._id), vuid=self._vuid, number=record.number)
         return Registered(registrar.index.load(self._id), version, True, jobs)
 
-    def _extract(self, version: SpeakerVersion) -> dict[str, str]:
+    def _set_going(self, version: SpeakerVersion) -> dict[str, str]:
         """The version is committed: what goes wrong from here on is housekeeping's to repair, not the
         caller's.
         """
-        registrar = self._registrar
-        jobs = {}
+        jobs: dict[str, str] = {}
         try:
-            for name in registrar.wanted(version):
-                profile = registrar.catalogue.get(name)
-                if version.extractable and unsupported_reason(version, profile) is None:
-                    claim = registrar.claim(self._id, version, profile)
-                    if claim.job_id:
-                        jobs[name] = claim.job_id
+            if version.extractable:
+                self._extract(version, jobs)
+            else:
+                self._registrar.promote(self._id)
         except Unavailable as error:
-            log.warning("extraction.not_started", speaker=str(self._id), vuid=version.vuid, error=str(error))
+            log.warning("version.not_set_going", speaker=str(self._id), vuid=version.vuid, error=str(error))
         return jobs
+
+    def _extract(self, version: SpeakerVersion, jobs: dict[str, str]) -> None:
+        registrar = self._registrar
+        for profile in registrar.catalogue.required_profiles:
+            if unsupported_reason(version, profile) is None:
+                claim = registrar.claim(self._id, version, profile)
+                if claim.job_id:
+                    jobs[profile.name] = claim.job_id
 
 
 def _hash(*parts: str | None) -> str:

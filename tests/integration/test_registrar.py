@@ -166,9 +166,18 @@ def test_a_ready_embedding_is_served_at_once_and_never_made_anew(storage: Storag
         storage.registrar.ensure(speaker_id("alice"), registered.version, [WIDER])
 
 
-def test_an_embedding_that_fits_no_profile_is_refused(storage: Storage):
-    with pytest.raises(EmbeddingWidthMismatch, match="has 7 elements"):
-        storage.register_embedding("alice", width=7)
+def test_an_embedding_takes_the_place_of_a_clip_at_once(storage: Storage):
+    """There is nothing to wait for."""
+    storage.ready("alice")
+    storage.register_embedding("alice")
+    assert storage.served("alice")[0] == 2
+
+
+@pytest.mark.parametrize("width", [7, 2048])
+def test_an_embedding_that_fits_no_required_profile_is_refused(storage: Storage, width: int):
+    """Who uploads 2048 numbers to a fleet of models that take 1024 would find out at the first request."""
+    with pytest.raises(EmbeddingWidthMismatch, match=rf"has {width} elements; .* take \[1024\]"):
+        storage.register_embedding("alice", width=width)
     assert storage.objects("alice") == []
 
 
@@ -319,6 +328,28 @@ def test_a_move_by_hand_is_not_undone_by_a_promotion(storage: Storage):
     assert len([key for key in storage.objects("alice") if ".als." in key]) == 1, "nobody even tried"
     storage.ready("alice", number=3)
     assert storage.served("alice")[0] == 3, "registered after they chose"
+
+
+def test_no_engine_loses_a_voice_to_a_version_that_serves_fewer(redis_client: object, opened: Open):
+    """An embedding fits one of two models. Those that run the other one keep the clip's."""
+    storage = opened(profiles=(PROFILE, WIDER))
+    storage.ready("alice")
+    storage.register_embedding("alice")
+    storage.settle()
+    assert storage.served("alice")[0] == storage.served("alice", WIDER)[0] == 1
+    storage.register_embedding("bob")
+    storage.register_embedding("bob", description="better")
+    assert storage.served("bob")[0] == 2, "nobody has less than before"
+
+
+def test_a_slow_upload_does_not_push_aside_what_is_served_already(storage: Storage):
+    """It asked for its place first, and until something is promoted the oldest version is the default."""
+    place = storage.index.reserve_version(speaker_id("alice"), max_speakers=10, immutable=False)
+    second = storage.ready("alice", number=2).version.record
+    late = second.model_copy(update={"number": place.number, "vuid": storage.clock.new_id()})
+    storage.store.put(speaker_id("alice").version_key(place.seq, late), late.to_json().encode())
+    storage.index.apply_version(speaker_id("alice"), place.seq, late)
+    assert storage.served("alice")[0] == 2
 
 
 # -- deleting

@@ -18,8 +18,8 @@ class Memory:
 
     served: dict[tuple[str, str], str] = field(default_factory=dict)
     """(vuid, akey) -> the winner."""
-    defaults: dict[SpeakerId, str] = field(default_factory=dict)
-    """vuid of the last default that was complete."""
+    defaults: dict[SpeakerId, tuple[int, str, set[str]]] = field(default_factory=dict)
+    """When a default was seen, its vuid, and the profiles it had to keep."""
 
 
 def read(world: World, memory: Memory, process: Process, speaker_id: SpeakerId) -> None:
@@ -27,7 +27,7 @@ def read(world: World, memory: Memory, process: Process, speaker_id: SpeakerId) 
     began = world.moment
     speaker = process.registrar.look_up(speaker_id).speaker
     check_versions(world.ledger, speaker_id, speaker, began, world.moment)
-    _check_default(world, memory, process, speaker_id, speaker)
+    _check_default(world, memory, process, speaker_id, speaker, began)
     for version in speaker.versions:
         for akey, record in artifacts_of(version):
             _check_artifact(world, memory, process, speaker_id, version, akey, record)
@@ -55,26 +55,27 @@ def check_versions(ledger: Ledger, speaker_id: SpeakerId, speaker: Speaker, bega
 
 
 def _check_default(
-    world: World, memory: Memory, process: Process, speaker_id: SpeakerId, speaker: Speaker
+    world: World, memory: Memory, process: Process, speaker_id: SpeakerId, speaker: Speaker, began: int
 ) -> None:
-    """An incomplete version does not take over from a complete one, unless somebody says so."""
+    """No engine that has the voice loses it to a newer version, unless somebody says so."""
     if not speaker.live:
         return
-    default, before = speaker.default, memory.defaults.get(speaker_id)
-    if complete(process, default):
-        memory.defaults[speaker_id] = default.vuid
-    elif before is not None and default.vuid not in world.ledger.moved_by_hand:
-        was = speaker.by_vuid(before)
-        moved = speaker.alias_facts.get(DEFAULT)
-        if was is not None and moved is not None and moved.vuid == default.vuid:
-            raise Violation(
-                f"default of {speaker_id} went from {before} to {default.vuid}, which is incomplete"
-            )
+    default, (seen, before, kept) = speaker.default, memory.defaults.get(speaker_id, (0, "", set()))
+    if seen >= began:
+        return  # somebody looked meanwhile: who has seen the older one?
+    # Until a later version than the first is promoted, a slow upload may still come before it.
+    certain = default.number == 1 or DEFAULT in speaker.alias_facts
+    memory.defaults[speaker_id] = (world.moment, default.vuid, serves(process, default) if certain else set())
+    lost = kept - serves(process, default)
+    moved = speaker.by_vuid(before) is not None and before != default.vuid
+    if lost and moved and not {before, default.vuid} & world.ledger.moved_by_hand:
+        raise Violation(f"default of {speaker_id} went from {before} to {default.vuid}, without {lost}")
 
 
-def complete(process: Process, version: SpeakerVersion) -> bool:
+def serves(process: Process, version: SpeakerVersion) -> set[str]:
     """With any fingerprint: a new one makes artifacts stale, not useless."""
-    return all(version.artifact(profile) is not None for profile in process.registrar.wanted(version))
+    required = process.registrar.catalogue.required
+    return {profile for profile in required if version.artifact(profile) is not None}
 
 
 def _check_artifact(

@@ -8,11 +8,12 @@ from services.shared.domain import Speaker, SpeakerVersion
 from services.shared.facts import SpeakerId, read_speaker, speaker_ids
 from services.shared.index import speaker_key
 from services.shared.index_reading import IndexedSpeaker
+from services.shared.status import servable
 from speaker_registry.names import DEFAULT
 from speaker_registry.schemas import FINISHED_STATES
 from tests.simulation.ledger import Violation
 from tests.simulation.process import Process
-from tests.simulation.reading import artifacts_of, check_versions, complete
+from tests.simulation.reading import artifacts_of, check_versions
 from tests.simulation.world import World
 
 
@@ -39,7 +40,7 @@ def check_everything(world: World, process: Process) -> None:
         check_versions(world.ledger, speaker_id, truth, world.moment, world.moment)
         for version in truth.versions:
             _check_made(process, indexed, version)
-        _check_default(process, truth)
+        _check_default(process, indexed, truth)
         _check_objects(world, speaker_id, truth)
         _check_forgotten(world, speaker_id, truth)
     _check_names(world, process)
@@ -78,17 +79,20 @@ def _check_made(process: Process, indexed: IndexedSpeaker, version: SpeakerVersi
             raise Violation(f"{version.vuid} is {standing.state} for {profile}, job {standing.job_id}")
 
 
-def _check_default(process: Process, speaker: Speaker) -> None:
-    """The newest complete version, unless somebody chose another after that one was registered."""
+def _check_default(process: Process, indexed: IndexedSpeaker, speaker: Speaker) -> None:
+    """No newer version could take its place."""
     if not speaker.live:
         return
     moved = speaker.alias_facts.get(DEFAULT)
-    newest = next((one for one in reversed(speaker.versions) if complete(process, one)), None)
-    if newest is None or speaker.default.vuid == newest.vuid:
-        return
-    by_hand = moved is not None and not moved.automatic
-    if not by_hand or moved is None or moved.seq < newest.seq:
-        raise Violation(f"default is {speaker.default.vuid}, and {newest.vuid} is complete")
+    chosen = moved.seq if moved is not None and not moved.automatic else 0
+    required = process.registrar.catalogue.required_profiles
+    default = servable(speaker.default, required)
+    for version in speaker.versions:
+        able = servable(version, required)
+        newer = version.number > speaker.default.number and version.seq >= chosen
+        ready = all(process.registrar.standing(indexed, version, one).state == "ready" for one in able)
+        if newer and able and able >= default and ready:
+            raise Violation(f"default is {speaker.default.vuid}, and {version.vuid} serves all that it does")
 
 
 def _check_objects(world: World, speaker_id: SpeakerId, truth: Speaker) -> None:
