@@ -85,9 +85,9 @@ class Housekeeper:
     @contextmanager
     def _only_one(self, what: str) -> Iterator[Sign]:
         """Skip the work if somebody else is at it. Losing the lock half-way is harmless."""
-        lock = self._index.ungated.lock(
-            f"sr:lock:{what}", timeout=_LOCK_SECONDS, blocking=False, thread_local=False
-        )
+        # Killed with its clients, a server brings their locks back from its log. Another run, other locks.
+        name = f"sr:lock:{what}:{self._index.server_stamp()}"
+        lock = self._index.ungated.lock(name, timeout=_LOCK_SECONDS, blocking=False, thread_local=False)
         with unavailable_without_redis():
             if not lock.acquire():
                 raise Unavailable(f"Another process is at the {what}.", retry_after_seconds=1)

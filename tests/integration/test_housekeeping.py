@@ -16,7 +16,7 @@ from redis import Redis
 from services.shared.audio import DecodedClip, ReferenceAudio
 from services.shared.durable_folder import TEMPORARY
 from services.shared.facts import SpeakerId
-from services.shared.housekeeping import Housekeeper
+from services.shared.housekeeping import Housekeeper, Sign
 from services.shared.jobs import KEPT_SECONDS, Jobs
 from services.shared.opening import open_registrar
 from services.shared.registrar import Registrar
@@ -158,10 +158,36 @@ def test_one_speaker_that_cannot_be_settled_does_not_keep_the_others_from_it(
 
 def test_two_processes_do_not_rebuild_at_the_same_time(registrar: Registrar, redis_client: Redis):
     """It would do no harm, but twice the work, and on a big bucket that is minutes."""
-    redis_client.set("sr:lock:rebuild", "another process", px=20_000)
+    redis_client.set(f"sr:lock:rebuild:{registrar.index.server_stamp()}", "another process", px=20_000)
     with pytest.raises(Unavailable):
         Housekeeper(registrar, HousekeepingSettings()).turn()
     assert not registrar.index.gate_open()
+
+
+def test_the_lock_of_a_dead_process_does_not_outlive_its_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Killed together and started again together, as on one machine: nobody is at the rebuild any more."""
+    with ValkeyServer(tmp_path / "redis", port=0) as server:
+        registrar = open_registrar(
+            StoreSettings(url=(tmp_path / "bucket").as_uri()), RegistrySettings(redis_url=server.url)
+        )
+        housekeeper = Housekeeper(registrar, HousekeepingSettings())
+
+        def die(sign: Sign) -> None:
+            registrar.index.ungated.waitaof(1, 0, 10_000)
+            server.kill()
+            raise InterruptedError
+
+        with monkeypatch.context() as patch:
+            patch.setattr(housekeeper, "rebuild", die)
+            with pytest.raises(InterruptedError):
+                housekeeper.turn()
+        server.start()
+        assert list(registrar.index.ungated.scan_iter("sr:lock:*")), "the lock came back with the log"
+        housekeeper.turn()
+        assert registrar.index.gate_open()
+        registrar.index.close()
 
 
 def test_trouble_ends_no_housekeeper(registrar: Registrar, monkeypatch: pytest.MonkeyPatch):
