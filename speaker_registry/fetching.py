@@ -26,7 +26,7 @@ from speaker_registry.errors import (
     VoiceNotFound,
 )
 from speaker_registry.exchange import Pause, Plan, Policy, Reply, Request, exchange, retry_after_seconds
-from speaker_registry.names import DEFAULT
+from speaker_registry.names import DEFAULT, key_of_name
 from speaker_registry.schemas import ArtifactDescriptor
 
 MAX_ARTIFACT_BYTES = 64 * 1024**2
@@ -152,7 +152,7 @@ def check_identity(artifact: Artifact, target: Target, profile: str, headers: Ma
     manifest = artifact.manifest
     facts = [
         ("profile", manifest.profile, profile),
-        ("voice", manifest.voice.strip().lower(), target.speaker.key),
+        ("voice", key_of_name(manifest.voice.strip()), target.speaker.key),
     ]
     if isinstance(target.reference, int):
         facts.append(("version", str(manifest.version), str(target.reference)))

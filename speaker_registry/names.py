@@ -1,6 +1,6 @@
 """Names and references as callers write them: `alice`, `alice@3`, `alice@prod`. Parsed once, at the door.
 
-A name's identity is its *key*: NFC, trimmed, lower-cased. The rules are vLLM-Omni's, less `@` (it separates
+A name's identity is its *key*: trimmed, lower-cased, NFC. The rules are vLLM-Omni's, less `@` (it separates
 name and version), control characters, and anything over 128 characters.
 """
 
@@ -38,7 +38,13 @@ def parse_speaker_name(text: str) -> SpeakerName:
             f"Accepted: 1 to {MAX_NAME_LENGTH} characters, without '/', '\\', '@' and control characters.",
             param="name",
         )
-    return SpeakerName(name, name.lower())
+    return SpeakerName(name, key_of_name(name))
+
+
+def key_of_name(name: str) -> str:
+    """What a trimmed name, or a part of one, is known by in whatever way it is typed."""
+    # NFC again: `T` and U+0308 have no form in one character, but what `lower` makes of them has.
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).lower())
 
 
 def _fault_of(name: str) -> str | None:

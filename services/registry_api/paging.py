@@ -50,4 +50,4 @@ def find_voices(
 
 
 def key_of(indexed: IndexedSpeaker) -> str:
-    return indexed.speaker.newest.record.name.lower()
+    return indexed.speaker.newest.record.key

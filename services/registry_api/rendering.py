@@ -29,7 +29,7 @@ def voice(registrar: Registrar, indexed: IndexedSpeaker) -> schemas.Voice:
     return schemas.Voice(
         id=voice_id(indexed),
         name=speaker.default.record.name,
-        key=speaker.default.record.name.lower(),
+        key=speaker.default.record.key,
         created_at=speaker.default.record.created_at,
         version=speaker.default.number,
         latest=speaker.newest.number,

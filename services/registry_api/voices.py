@@ -1,6 +1,5 @@
 """The registry's own view of voices: list, look, versions, delete."""
 
-import unicodedata
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
@@ -12,7 +11,7 @@ from services.registry_api.paging import find_voices, key_of
 from services.registry_api.wiring import After, Limit, NamespaceDep, Reference, ServicesDep, Usable, VoiceName
 from services.shared.index_reading import IndexedSpeaker
 from services.shared.registrar import Registrar
-from speaker_registry.names import parse_reference
+from speaker_registry.names import key_of_name, parse_reference
 from speaker_registry.schemas import ArtifactState, Page, Voice, VoiceVersion
 
 router = APIRouter(prefix="/v1/voices", tags=["voices"])
@@ -35,7 +34,7 @@ def list_voices(
     registrar = services.registrar
     if profile is not None:
         registrar.catalogue.get(profile)
-    part = unicodedata.normalize("NFC", q).lower() if q is not None else None
+    part = key_of_name(q) if q is not None else None
     page = find_voices(
         registrar,
         namespace,

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from speaker_registry.artifact import TensorInfo, canonical_json, sha256_digest
 from speaker_registry.errors import AliasNotFound, VersionNotFound
-from speaker_registry.names import DEFAULT, LATEST
+from speaker_registry.names import DEFAULT, LATEST, key_of_name
 
 Source = Literal["audio", "embedding"]
 
@@ -99,6 +99,11 @@ class VersionRecord(Record):
     """Hash of the request's Idempotency-Key."""
     request: str | None = None
     """Hash of what was asked for: the same again is the same version."""
+
+    @property
+    def key(self) -> str:
+        """Of its speaker."""
+        return key_of_name(self.name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -205,7 +205,7 @@ class SpeakerIndex(Gate):
                 vuid=record.vuid,
                 number=record.number,
                 created_at=record.created_at,
-                key=record.name.lower(),
+                key=record.key,
                 record=record.to_json(),
             )
         )

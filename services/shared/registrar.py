@@ -129,7 +129,7 @@ class Registrar:
     def _page_of_facts(self, namespace: str, after: str, limit: int) -> tuple[list[IndexedSpeaker], bool]:
         ids = [speaker_id for speaker_id in speaker_ids(self.store) if speaker_id.namespace == namespace]
         speakers = [speaker for speaker in (read_certain(self.store, one) for one in ids) if speaker.live]
-        by_key = {speaker.newest.record.name.lower(): speaker for speaker in speakers}
+        by_key = {speaker.newest.record.key: speaker for speaker in speakers}
         keys = sorted(key for key in by_key if key > after)
         return [IndexedSpeaker(by_key[key]) for key in keys[:limit]], len(keys) > limit
 

@@ -182,7 +182,7 @@ def test_a_version_of_a_given_embedding_says_so(registry: Registry, name: str):
 
 
 @pytest.mark.parametrize(
-    "name", ["李雷", "Ann Marie", "a:b;c?d#e", "100%", "%2F", "a+b", "Zoe\u0308", "🎙", "..x.."]
+    "name", ["李雷", "Ann Marie", "a:b;c?d#e", "100%", "%2F", "a+b", "Zoe\u0308", "T\u0308oby", "🎙", "..x.."]
 )
 def test_a_name_in_any_script_is_found_on_every_route(registry: Registry, name: str):
     """Percent-encoded UTF-8, and whatever the descriptor's `url` says works as it stands."""
@@ -192,6 +192,8 @@ def test_a_name_in_any_script_is_found_on_every_route(registry: Registry, name: 
     descriptor = get(registry, artifact_path(name))
     assert registry.client.get(descriptor["url"]).status_code == 200
     assert get(registry, "/v1/jobs", voice=name)["data"]
+    (listed,) = get(registry, "/v1/voices", q=name)["data"]
+    assert get(registry, f"/v1/voices/{quote(listed['key'], safe='')}") == listed
     assert registry.client.delete(f"/v1/voices/{quote(name, safe='')}").status_code == 204
 
 

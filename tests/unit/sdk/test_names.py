@@ -1,0 +1,49 @@
+"""Names and references, parsed: what is one voice, and what cannot be a name."""
+
+import sys
+import unicodedata
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from speaker_registry.errors import InvalidVoiceName
+from speaker_registry.names import key_of_name, parse_speaker_name
+
+ALL = [chr(number) for number in range(sys.maxunicode + 1) if not 0xD800 <= number < 0xE000]
+COMPOSING = sorted(
+    {decomposed[-1] for character in ALL if len(decomposed := unicodedata.normalize("NFD", character)) > 1}
+)
+"""What becomes one character with the one before it."""
+NAMES = st.text(st.one_of(st.characters(exclude_categories=["Cs"]), st.sampled_from(COMPOSING)), max_size=8)
+
+
+def test_the_key_of_every_character_is_its_own_key():
+    """Lists show keys: one that is copied from there must lead to the voice."""
+    assert [ascii(one) for one in ALL if key_of_name(key_of_name(one)) != key_of_name(one)] == []
+
+
+def test_the_key_of_every_capital_with_a_mark_is_its_own_key():
+    """There are forms that only small letters have in one character."""
+    capitals = [one for one in ALL if one.lower() != one]
+    pairs = [capital + mark for capital in capitals for mark in COMPOSING]
+    assert [ascii(one) for one in pairs if key_of_name(key_of_name(one)) != key_of_name(one)] == []
+
+
+@given(NAMES)
+def test_the_key_of_a_name_is_a_name_with_that_key(text: str):
+    """Whatever is typed."""
+    try:
+        key = parse_speaker_name(text).key
+    except InvalidVoiceName:
+        return
+    assert unicodedata.is_normalized("NFC", key)
+    assert parse_speaker_name(key).key == key
+
+
+@pytest.mark.parametrize(
+    "name", ["alice", "Alice", "STRASSE", "Zoë", "Ἀθηνᾶ", "ΟΔΟΣ", "李雷", "İstanbul", "Ångström", "a b"]
+)
+def test_the_keys_of_names_stay_what_they_were(name: str):
+    """Voices are stored under them."""
+    assert parse_speaker_name(name).key == unicodedata.normalize("NFC", name).lower()
