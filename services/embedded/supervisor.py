@@ -17,6 +17,7 @@ from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Self
 
+import httpx
 import structlog
 
 from services.embedded.children import Child
@@ -148,20 +149,26 @@ class EmbeddedRegistry:
                 print(text, file=sys.stderr, flush=True)
 
     def _wait_until_up(self) -> None:
-        """Until the API is ready and a worker serves every profile."""
-        profiles = set(self._settings.profile_names)
         told = started = time.monotonic()
         with RegistryClient(self.url, retries=0, timeout=2) as client:
             while (now := time.monotonic()) < started + START_SECONDS:
                 self._raise_if_ended()
-                with suppress(SpeakerRegistryError):
-                    if profiles <= {profile.id for profile in client.profiles() if profile.workers}:
-                        return
+                if self._is_up(client):
+                    return
                 if now - told > _PATIENCE_SECONDS:
-                    log.warning("start.takes_long", worker=self.children["worker"].last_line)
+                    last_lines = {name: child.last_line for name, child in self.children.items()}
+                    log.warning("start.takes_long", **last_lines)
                     told = now
                 time.sleep(0.1)
         raise StartFailed(f"The registry was not up after {START_SECONDS:.0f} s.")
+
+    def _is_up(self, client: RegistryClient) -> bool:
+        """A worker serves every profile, and the API is ready: before that it takes no voice."""
+        with suppress(SpeakerRegistryError, httpx.HTTPError):
+            served = {profile.id for profile in client.profiles() if profile.workers}
+            if served >= set(self._settings.profile_names):
+                return httpx.get(f"{self.url}/readyz", timeout=2).is_success
+        return False
 
     def _raise_if_ended(self) -> None:
         for child in self.children.values():
