@@ -1,7 +1,7 @@
 """Names and references as callers write them: `alice`, `alice@3`, `alice@prod`. Parsed once, at the door.
 
 A name's identity is its *key*: trimmed, lower-cased, NFC. The rules are vLLM-Omni's, less `@` (it separates
-name and version), control characters, and anything over 128 characters.
+name and version), control characters, anything over 128 characters, and names that nobody can see.
 """
 
 import re
@@ -16,6 +16,12 @@ DEFAULT = "default"
 LATEST = "latest"
 """Computed, never set: the newest version that is complete."""
 
+_BLANK = re.compile(
+    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
+)
+"""Letters, marks and symbols that are drawn as nothing."""
+_DRAWN = re.compile("[\u0600-\u0605\u06dd\u070f\u0890\u0891\u08e2\U000110bd\U000110cd]")
+"""The format characters that are drawn: signs that enclose numbers."""
 _ALIAS = re.compile(r"[a-z][a-z0-9._-]{0,63}")
 _MAX_NUMBER = 2**31
 
@@ -57,12 +63,21 @@ def _fault_of(name: str) -> str | None:
     for character in name:
         if character in "/\\@" or unicodedata.category(character) in {"Cc", "Cs", "Zl", "Zp"}:
             return f"it contains {character!a}"
+    if not any(map(_is_visible, name)):
+        return "it has no visible character"
     return None
+
+
+def _is_visible(character: str) -> bool:
+    if unicodedata.category(character) == "Cf":
+        return _DRAWN.fullmatch(character) is not None
+    return not character.isspace() and _BLANK.fullmatch(character) is None
 
 
 def _shown(name: str) -> str:
     """Printable and short: names end up in logs and terminals."""
-    shown = ascii(name) if any(unicodedata.category(c).startswith("C") for c in name) else repr(name)
+    hidden = _BLANK.search(name) or any(unicodedata.category(c).startswith("C") for c in name)
+    shown = ascii(name) if hidden else repr(name)
     return shown if len(shown) <= 80 else shown[:80] + "…"
 
 

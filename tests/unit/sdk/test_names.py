@@ -47,3 +47,38 @@ def test_the_key_of_a_name_is_a_name_with_that_key(text: str):
 def test_the_keys_of_names_stay_what_they_were(name: str):
     """Voices are stored under them."""
     assert parse_speaker_name(name).key == unicodedata.normalize("NFC", name).lower()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "\ufeff",
+        "\u200b\u200d",
+        "\u2060 \u2060",
+        "\u202e",
+        "\u00ad",
+        "\U000e0041",
+        "\ufe0f",
+        "\u034f",
+        "\u2800",
+        "\u3164",
+        "\U000e0100",
+    ],
+    ids=ascii,
+)
+def test_a_name_that_nobody_can_see_is_refused(name: str):
+    """Two of them look like one, and neither can be typed again."""
+    with pytest.raises(InvalidVoiceName) as caught:
+        parse_speaker_name(name)
+    assert f"Invalid voice name {name!a}: must be" in caught.value.message
+    assert "; it has no visible character. Accepted: 1 to 128 characters, without" in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["a\u200b", "\ufeffa", "نام\u200cها", "👩\u200d🚀", "❤\ufe0f", "\u06dd", "\u0301", "\ue000", "\u3164가"],
+    ids=ascii,
+)
+def test_a_name_of_which_something_can_be_seen_is_taken_as_it_is(name: str):
+    """Some scripts and symbols need invisible characters."""
+    assert parse_speaker_name(name).key == name
