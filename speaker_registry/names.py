@@ -23,7 +23,7 @@ _BLANK = re.compile(
 _DRAWN = re.compile("[\u0600-\u0605\u06dd\u070f\u0890\u0891\u08e2\U000110bd\U000110cd]")
 """The format characters that are drawn: signs that enclose numbers."""
 _ALIAS = re.compile(r"[a-z][a-z0-9._-]{0,63}")
-_MAX_NUMBER = 2**31
+MAX_VERSION = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,15 +85,15 @@ def parse_reference(text: str) -> int | str:
     """A version number, or an alias (`default`, `latest`, `prod`, …).
 
     Raises:
-        InvalidReference: neither a number from 1 nor `[a-z][a-z0-9._-]{0,63}`.
+        InvalidReference: neither a number from 1 to `MAX_VERSION` nor `[a-z][a-z0-9._-]{0,63}`.
     """
-    if text.isascii() and text.isdigit() and not text.startswith("0") and int(text[:12]) < _MAX_NUMBER:
+    if text.isascii() and text.isdigit() and not text.startswith("0") and int(text[:12]) <= MAX_VERSION:
         return int(text)
     if _ALIAS.fullmatch(text):
         return text
     raise InvalidReference(
-        f"Invalid version or alias {_shown(text)}. Accepted: a version number from 1, 'default', 'latest' or "
-        "an alias of 1 to 64 of the characters a-z 0-9 . _ - that starts with a letter.",
+        f"Invalid version or alias {_shown(text)}. Accepted: a version number from 1 to {MAX_VERSION}, "
+        "'default', 'latest' or an alias of 1 to 64 of the characters a-z 0-9 . _ - that starts with a letter.",
         param="ref",
     )
 

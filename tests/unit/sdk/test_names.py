@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from speaker_registry.errors import InvalidVoiceName
-from speaker_registry.names import key_of_name, parse_speaker_name
+from speaker_registry.errors import InvalidReference, InvalidVoiceName
+from speaker_registry.names import key_of_name, parse_reference, parse_speaker_name
 
 ALL = [chr(number) for number in range(sys.maxunicode + 1) if not 0xD800 <= number < 0xE000]
 COMPOSING = sorted(
@@ -82,3 +82,16 @@ def test_a_name_that_nobody_can_see_is_refused(name: str):
 def test_a_name_of_which_something_can_be_seen_is_taken_as_it_is(name: str):
     """Some scripts and symbols need invisible characters."""
     assert parse_speaker_name(name).key == name
+
+
+@pytest.mark.parametrize("text", ["1", "2147483647"])
+def test_a_version_number_is_a_reference(text: str):
+    """From the first to the last there can be."""
+    assert parse_reference(text) == int(text)
+
+
+@pytest.mark.parametrize("text", ["0", "01", "-1", "2147483648", "9999999999999999999999", "9" * 5000])
+def test_a_number_that_no_version_has_is_refused_with_those_that_one_can_have(text: str):
+    """Told only "from 1", whoever sent one above the last would not know what was wrong."""
+    with pytest.raises(InvalidReference, match="Accepted: a version number from 1 to 2147483647, 'default'"):
+        parse_reference(text)
