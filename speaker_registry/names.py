@@ -93,12 +93,7 @@ def parse_reference(text: str) -> int | str:
         return text
     raise InvalidReference(
         f"Invalid version or alias {_shown(text)}. Accepted: a version number from 1 to {MAX_VERSION}, "
-        "'default', 'latest' or an alias of 1 to 64 of the characters a-z 0-9 . _ - that starts with a letter.",
+        "'default', 'latest' or an alias of 1 to 64 of the characters a-z 0-9 . _ - that starts with a "
+        "letter.",
         param="ref",
     )
-
-
-def split_reference(text: str) -> tuple[str, int | str]:
-    """`alice@3` → (`alice`, 3); `alice` → (`alice`, `default`)."""
-    name, separator, reference = text.partition("@")
-    return name, parse_reference(reference) if separator else DEFAULT

@@ -202,11 +202,6 @@ class SpeakerVersion:
         ]
         return max(found, key=lambda record: (record.build, record.attempt), default=None)
 
-    def next_build(self, profile: str, fingerprint: str) -> int:
-        """The build a forced extraction makes."""
-        artifact = self.artifact(profile, fingerprint)
-        return artifact.build + 1 if artifact else 1
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speaker:

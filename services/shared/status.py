@@ -1,6 +1,6 @@
 """Where a version stands with a profile: derived from facts, flights and the profile's fingerprint. Pure."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from services.shared.announcements import Announcement
@@ -86,6 +86,3 @@ def worst(standings: Iterable[Standing]) -> ArtifactState:
     """The state of a version as a whole; `ready` if nothing is wanted."""
     states = {one.state for one in standings}
     return next((state for state in _WORST_FIRST if state in states), "ready")
-
-
-StandingOf = Callable[[IndexedSpeaker, SpeakerVersion, str], Standing]
