@@ -88,10 +88,6 @@ class Store(Protocol):
         """The whole object, or FileNotFoundError."""
         ...
 
-    async def get_async(self, key: str) -> bytes:
-        """`get`, for the event loop."""
-        ...
-
     def list(self, prefix: str) -> Listing:
         """Everything under a prefix, including what was put a moment ago."""
         ...
@@ -147,12 +143,6 @@ class ObjectStore:
         with self._translating("get"):
             result = obstore.get(self._client, key)
             return _whole(bytes(result.bytes()), result.meta["size"])
-
-    async def get_async(self, key: str) -> bytes:
-        check_key(key)
-        with self._translating("get"):
-            result = await obstore.get_async(self._client, key)
-            return _whole(bytes(await result.bytes_async()), result.meta["size"])
 
     def folders(self, prefix: str) -> builtins.list[str]:
         check_prefix(prefix)

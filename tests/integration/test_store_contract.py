@@ -1,6 +1,5 @@
 """What every store promises, tested on each kind: a local folder, and buckets on different S3 servers."""
 
-import asyncio
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
@@ -33,7 +32,6 @@ def test_an_object_comes_back_as_it_was_put(store: ObjectStore, size: int) -> No
     data = bytes(range(256)) * (size // 256) + b"x" * (size % 256)
     store.put("default/v/alice/blob", data)
     assert store.get("default/v/alice/blob") == data
-    assert asyncio.run(store.get_async("default/v/alice/blob")) == data
 
 
 def test_the_same_object_may_be_put_again(store: ObjectStore) -> None:
@@ -49,8 +47,6 @@ def test_getting_what_is_not_there_raises_file_not_found(store: ObjectStore, key
     store.put("a/b/c.json", b"{}")
     with pytest.raises(FileNotFoundError):
         store.get(key)
-    with pytest.raises(FileNotFoundError):
-        asyncio.run(store.get_async(key))
 
 
 def test_a_deleted_object_is_gone(store: ObjectStore) -> None:

@@ -1,6 +1,5 @@
 """What a store in a local folder promises beyond the others: it survives power cuts, kills and full disks."""
 
-import asyncio
 import builtins
 import errno
 import os
@@ -308,9 +307,6 @@ class ShortResult:
 
     meta: ClassVar = {"size": 1000}
 
-    async def bytes_async(self) -> builtins.bytes:
-        return b"111"
-
     def bytes(self) -> builtins.bytes:
         return b"111"
 
@@ -319,18 +315,10 @@ def test_fewer_bytes_than_promised_are_not_returned(
     store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """None of our servers got obstore to do this; should one, it must not become somebody's voice."""
-
-    async def get_async(*_: object) -> ShortResult:
-        return ShortResult()
-
     monkeypatch.setattr(obstore, "get", lambda *_: ShortResult())
-    monkeypatch.setattr(obstore, "get_async", get_async)
-    with capture_logs() as logs:
-        with pytest.raises(Unavailable):
-            store.get("n/x")
-        with pytest.raises(Unavailable):
-            asyncio.run(store.get_async("n/x"))
-    assert [entry["reason"] for entry in logs] == ["3 of 1000 bytes came"] * 2
+    with capture_logs() as logs, pytest.raises(Unavailable):
+        store.get("n/x")
+    assert [entry["reason"] for entry in logs] == ["3 of 1000 bytes came"]
 
 
 def test_a_volume_that_went_away_is_not_taken_for_an_empty_store(store: ObjectStore, folder: Path) -> None:

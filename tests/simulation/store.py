@@ -43,9 +43,6 @@ class PerfectStore:
         except KeyError:
             raise FileNotFoundError("no such object") from None
 
-    async def get_async(self, key: str) -> bytes:
-        return self.get(key)
-
     def list(self, prefix: str) -> Listing:
         check_prefix(prefix)
         found = sorted(key for key in self._objects if key.startswith(prefix))
@@ -107,9 +104,6 @@ class ModelledStore:
     def get(self, key: str) -> bytes:
         self._call(f"get {key}")
         return self._truth.get(key)
-
-    async def get_async(self, key: str) -> bytes:
-        return self.get(key)
 
     def list(self, prefix: str) -> Listing:
         self._call(f"list {prefix}")
