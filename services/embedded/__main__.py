@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from services.embedded.demo import demo
 from services.embedded.log_lines import coloured, level, readable
 from services.embedded.settings import EmbeddedSettings
-from services.embedded.supervisor import EmbeddedRegistry, StartFailed
+from services.embedded.supervisor import STOP_SECONDS, EmbeddedRegistry, StartFailed
 from services.shared.settings import explain
 
 
@@ -44,7 +44,7 @@ def run(settings: EmbeddedSettings) -> int:
         try:
             registry.watch()
         except KeyboardInterrupt:
-            print("\nstopping: what is in hand is finished; Ctrl-C again ends all at once …", flush=True)
+            print(_farewell(), flush=True)
     print("stopped; the data stays", flush=True)
     return 0
 
@@ -68,6 +68,13 @@ Try it:
 
 Ctrl-C stops it.
 """
+
+
+def _farewell() -> str:
+    return (
+        f"\nstopping: jobs in hand have {STOP_SECONDS:g} s to finish, "
+        "the others come back at the next start; Ctrl-C again ends all at once …"
+    )
 
 
 def _configure_logs() -> None:

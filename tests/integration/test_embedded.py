@@ -23,6 +23,7 @@ import psutil
 import pytest
 from safetensors.numpy import load
 
+from services.embedded.supervisor import STOP_SECONDS
 from speaker_registry import RegistryClient
 from tests.queue_workers import wait_until
 
@@ -217,6 +218,7 @@ def test_a_restart_finds_every_voice_version_and_artifact_again(run: Run):
     assert [number for number, _ in before["dora"]] == [2, 1]
     run.press_ctrl_c()
     assert run.ends_within(STOPPED_SECONDS, family) == 0
+    assert f"jobs in hand have {STOP_SECONDS:g} s to finish, the others come back" in run.text
     assert held(run.up().url) == before
 
 
