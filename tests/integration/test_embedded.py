@@ -254,6 +254,18 @@ def test_ctrl_c_stops_it_while_it_starts(fresh: Run):
     assert "Traceback" not in fresh.text
 
 
+def test_ctrl_c_in_the_first_moment_is_no_traceback(fresh: Run, tmp_path: Path):
+    """Importing its libraries takes long enough to notice a mistyped line."""
+    slow = tmp_path / "slow"
+    slow.mkdir()
+    (slow / "pydantic.py").write_text("print('importing', flush=True); import time; time.sleep(60)")
+    fresh.start(PYTHONPATH=str(slow))
+    wait_until(lambda: fresh.text == "importing\n")
+    fresh.press_ctrl_c()
+    assert fresh.process.wait(STOPPED_SECONDS) == 130
+    wait_until(lambda: fresh.text == "importing\n\nstopped\n")
+
+
 def test_no_child_outlives_a_supervisor_that_is_killed(fresh: Run):
     """Orphans would hold the port, the data folder and the memory, and nobody would look for them."""
     fresh.start()

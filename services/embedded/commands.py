@@ -1,0 +1,99 @@
+"""What `make run` and `make demo` do and print, and what ends them. Knows of their parts how to call them."""
+
+import logging
+import signal
+import sys
+from typing import Any
+
+import structlog
+from pydantic import ValidationError
+
+from services.embedded.demo import demo
+from services.embedded.log_lines import coloured, level, readable
+from services.embedded.settings import EmbeddedSettings
+from services.embedded.supervisor import STOP_SECONDS, EmbeddedRegistry, StartFailed
+from services.shared.settings import explain
+
+
+def main(arguments: list[str]) -> int:
+    """Returns the exit status."""
+    commands = {"run": run, "demo": demo}
+    if len(arguments) != 1 or arguments[0] not in commands:
+        print("usage: python -m services.embedded run|demo", file=sys.stderr)
+        return 2
+    _configure_logs()
+    try:
+        _end_on_signals()
+        return commands[arguments[0]](EmbeddedSettings())
+    except ValidationError as error:
+        print(explain(error), file=sys.stderr)
+        return 2
+    except StartFailed as error:
+        print(error, file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\nstopped", file=sys.stderr)
+        return 130
+
+
+def run(settings: EmbeddedSettings) -> int:
+    """Keep a registry running until Ctrl-C or SIGTERM."""
+    print(f"starting (profiles: {settings.profiles}; weights: {settings.weights}) …", flush=True)
+    with EmbeddedRegistry(settings, show=logging.INFO) as registry:
+        print(_welcome(registry, settings), flush=True)
+        try:
+            registry.watch()
+        except KeyboardInterrupt:
+            print(_farewell(), flush=True)
+    print("stopped; the data stays", flush=True)
+    return 0
+
+
+def _welcome(registry: EmbeddedRegistry, settings: EmbeddedSettings) -> str:
+    url, data = registry.url, settings.data.absolute()
+    profile = settings.profile_names[0]
+    warning = (
+        "\nThe weights are UNTRAINED (random): all works, the voices are useless. For real ones set WEIGHTS."
+        if settings.weights == "untrained"
+        else ""
+    )
+    return f"""
+The speaker registry is up: {url}     (API documentation: {url}/docs)
+Data: {data}  (bucket/ is the truth, redis/ can be rebuilt from it){warning}
+
+Try it:
+  curl -F name=alice -F consent=cons_1 -F audio_sample=@examples/clips/wren.flac {url}/v1/audio/voices
+  curl -X POST {url}/v1/audio/voices/alice/cache
+  curl -o alice.safetensors {url}/v1/voices/alice/versions/default/artifacts/{profile}/file
+
+Ctrl-C stops it.
+"""
+
+
+def _farewell() -> str:
+    return (
+        f"\nstopping: jobs in hand have {STOP_SECONDS:g} s to finish, "
+        "the others come back at the next start; Ctrl-C again ends all at once …"
+    )
+
+
+def _configure_logs() -> None:
+    """What we log ourselves, in the form in which our children's lines are shown."""
+    terminal = sys.stderr.isatty()
+
+    def render(_logger: object, _method: str, event: structlog.typing.EventDict) -> Any:
+        line = readable("registry", event)
+        return coloured(line, level(event)) if terminal else line
+
+    structlog.configure(
+        processors=[structlog.stdlib.add_log_level, render],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
+
+
+def _end_on_signals() -> None:
+    """A closed terminal and `kill` do what Ctrl-C does, unless whoever started us wants one ignored."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler)
