@@ -168,14 +168,14 @@ def fetch(client: "RegistryClient", arguments: argparse.Namespace) -> Output | N
     if to_stdout and sys.stdout.isatty():
         raise CommandError("an artifact is binary: give a file with -o, or send the output elsewhere")
     file = client.download(arguments.speaker, arguments.profile, wait=arguments.wait)
+    if to_stdout:
+        sys.stdout.buffer.write(file.data)
+        sys.stdout.buffer.flush()
+    else:
+        write_atomically(Path(arguments.output), file.data)
     if file.artifact.manifest.untrained:
         print("speaker-registry: made with untrained weights, the voice is useless", file=sys.stderr)
-    if not to_stdout:
-        write_atomically(Path(arguments.output), file.data)
-        return _fetched(arguments.output, file)
-    sys.stdout.buffer.write(file.data)
-    sys.stdout.buffer.flush()
-    return None
+    return None if to_stdout else _fetched(arguments.output, file)
 
 
 def wait(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
@@ -287,7 +287,14 @@ def _confirm(question: str) -> None:
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """The file is there whole or not at all, whatever happens meanwhile."""
+    """The file is there whole or not at all, whatever happens meanwhile. An OSError names `path`."""
+    try:
+        _write(path, data)
+    except OSError as error:  # it may be about the file beside it, of which nobody knows
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def _write(path: Path, data: bytes) -> None:
     if path.exists() and not path.is_file():
         path.write_bytes(data)  # /dev/null, a pipe: renaming onto it would replace the device
         return
@@ -298,8 +305,10 @@ def write_atomically(path: Path, data: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
 
 
 # Answers as text.
@@ -467,7 +476,7 @@ def _add_fetch(command: argparse.ArgumentParser) -> None:
     command.add_argument("--profile", metavar="P", required=True)
     command.add_argument("-o", "--output", metavar="FILE", required=True, help="- for standard output")
     command.add_argument(
-        "--wait", metavar="SECONDS", type=float, default=0.0, help="for one that is not ready"
+        "--wait", metavar="SECONDS", type=_seconds, default=0.0, help="for one that is not ready"
     )
 
 
@@ -495,11 +504,27 @@ def _add_nothing(command: argparse.ArgumentParser) -> None:
 
 
 def _add_limit(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--limit", metavar="N", type=int, help="at most so many")
+    command.add_argument("--limit", metavar="N", type=_count, help="at most so many")
 
 
 def _add_timeout(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--timeout", metavar="SECONDS", type=float, default=600.0, help="of waiting (600)")
+    command.add_argument(
+        "--timeout", metavar="SECONDS", type=_seconds, default=600.0, help="of waiting (600)"
+    )
+
+
+def _count(text: str) -> int:
+    with contextlib.suppress(ValueError):
+        if (number := int(text)) >= 1:
+            return number
+    raise argparse.ArgumentTypeError(f"{text[:80]!a}; accepted: whole numbers from 1")
+
+
+def _seconds(text: str) -> float:
+    with contextlib.suppress(ValueError):
+        if (seconds := float(text)) >= 0:  # what is not a number is not
+            return seconds
+    raise argparse.ArgumentTypeError(f"{text[:80]!a}; accepted: seconds from 0")
 
 
 _COMMANDS = (

@@ -192,10 +192,25 @@ def test_a_write_that_fails_leaves_nothing_behind(tmp_path: Path, monkeypatch: p
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(OSError, match="No space") as caught:
         write_atomically(path, b"after")
+    assert caught.value.filename == str(path)
     assert path.read_bytes() == b"before"
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    ("output", "reason"), [("nowhere/a", "No such file or directory"), ("taken/a", "Not a directory")]
+)
+def test_a_write_that_fails_is_about_the_file_that_was_given(
+    run: Run, registry: FakeRegistry, tmp_path: Path, output: str, reason: str
+):
+    """Not about one of ours beside it; and there is nothing yet to be warned of."""
+    registry.add_version("alice").files[ECAPA] = artifact_file(untrained=True)
+    (tmp_path / "taken").write_bytes(b"before")
+    path = tmp_path / output
+    outcome = run("fetch", "alice", "--profile", ECAPA, "-o", str(path))
+    assert outcome == Outcome(1, "", f"speaker-registry: {path}: {reason}\n")
 
 
 def test_a_device_is_written_to_not_replaced(tmp_path: Path):
@@ -343,6 +358,38 @@ def test_wrong_usage_is_2(run: Run, registry: FakeRegistry, words: tuple[str, ..
     assert outcome.status == 2
     assert outcome.err.startswith("speaker-registry: ")
     assert run("--json", *words).error["code"] == "usage"
+    assert registry.requests == []
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("list", "--limit", "0"), "--limit: '0'; accepted: whole numbers from 1"),
+        (("jobs", "--limit", "-3"), "--limit: '-3'; accepted: whole numbers from 1"),
+        (("jobs", "--limit", "two"), "--limit: 'two'; accepted: whole numbers from 1"),
+        (
+            ("fetch", "alice", "--profile", ECAPA, "-o", "a", "--wait", "-5"),
+            "--wait: '-5'; accepted: seconds from 0",
+        ),
+        (
+            ("fetch", "alice", "--profile", ECAPA, "-o", "a", "--wait", "nan"),
+            "--wait: 'nan'; accepted: seconds",
+        ),
+        (("wait", "alice", "--timeout", "-1"), "--timeout: '-1'; accepted: seconds from 0"),
+        (("wait", "alice", "--timeout", "soon"), "--timeout: 'soon'; accepted: seconds from 0"),
+        (
+            ("register", "a", "a.wav", "--consent", "y", "--timeout", "nan"),
+            "--timeout: 'nan'; accepted: seconds",
+        ),
+    ],
+)
+def test_a_number_that_makes_no_sense_is_wrong_usage(
+    run: Run, registry: FakeRegistry, words: tuple[str, ...], says: str
+):
+    """Taken silently, it would be a wait that does not wait."""
+    outcome = run(*words)
+    assert outcome.status == 2
+    assert says in outcome.err
     assert registry.requests == []
 
 
