@@ -232,7 +232,7 @@ def held_back(request: Request, wait: float) -> Request:
     """Ask the registry to answer only when there is news, at the latest after `wait` seconds."""
     if wait <= 0:
         return request
-    # Whole seconds: that is what the route takes.
+    # Rounded up: an answer that came a moment before the end of the wait would cost another request.
     seconds = math.ceil(min(wait, MAX_WAIT_SECONDS))
     return dataclasses.replace(request, params={**request.params, "wait": str(seconds)}, wait_seconds=seconds)
 
