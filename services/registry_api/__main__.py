@@ -1,5 +1,6 @@
 """`python -m services.registry_api`: the API process. Builds what `wiring.Services` names and serves it."""
 
+import signal
 import sys
 
 import structlog
@@ -31,7 +32,7 @@ log = structlog.get_logger()
 
 
 def main() -> int:
-    """Serve until told to stop. Returns the exit status: 1 if it could not start."""
+    """Serve until SIGTERM or SIGINT. Returns the exit status: 0 then, 1 if it could not start."""
     configure_logs(LogSettings().level)
     try:
         return _serve()
@@ -57,6 +58,9 @@ def _serve() -> int:
         )
         server = uvicorn.Server(server_config(create_app(services), settings))
         services.changes.closing = lambda: server.should_exit
+        for number in (signal.SIGTERM, signal.SIGINT):
+            # uvicorn raises a signal again when it has served it; the system's handler would then kill us.
+            signal.signal(number, server.handle_exit)
         server.run()
     return 0 if server.started else 1
 
