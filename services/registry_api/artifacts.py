@@ -6,12 +6,13 @@ from typing import Annotated
 from urllib.parse import quote
 
 import structlog
-from fastapi import APIRouter, Depends, Request
+from fastapi import Depends, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from services.registry_api import examples, rendering
 from services.registry_api.answers import answer, matches
+from services.registry_api.routing import Router
 from services.registry_api.wiring import (
     AllowStale,
     NamespaceDep,
@@ -39,7 +40,7 @@ from speaker_registry.schemas import ArtifactDescriptor, Page
 
 log = structlog.get_logger()
 
-router = APIRouter(prefix="/v1/voices/{name}/versions/{ref}/artifacts", tags=["artifacts"])
+router = Router(prefix="/v1/voices/{name}/versions/{ref}/artifacts", tags=["artifacts"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +159,6 @@ async def get_artifact(
     return answer(request, found.descriptor())
 
 
-@router.head("/{profile}/file", include_in_schema=False)
 @router.get("/{profile}/file", responses=examples.FILE, response_class=Response)
 async def get_artifact_file(
     request: Request,
@@ -172,6 +172,9 @@ async def get_artifact_file(
     headers = _file_headers(found, found.record)
     if matches(request.headers.get("if-none-match"), headers["ETag"]):
         return Response(status_code=304, headers=headers)
+    if request.method == "HEAD":  # all there is to say is known without reading the file
+        headers["Content-Length"] = str(found.record.size)
+        return Response(headers=headers, media_type=examples.MEDIA_TYPE)
     data = await run_in_threadpool(_read_file, wanted, found, found.record)
     return Response(data, headers=headers, media_type=examples.MEDIA_TYPE)
 

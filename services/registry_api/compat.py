@@ -4,7 +4,7 @@ run unchanged.
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Request
+from fastapi import Query, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
@@ -14,6 +14,7 @@ from services.registry_api.fields import Fields, read_fields
 from services.registry_api.forms import OPENAPI, parse_upload
 from services.registry_api.paging import VoicePage, find_voices, key_of
 from services.registry_api.precompute import Precompute
+from services.registry_api.routing import Router
 from services.registry_api.wiring import (
     After,
     NamespaceDep,
@@ -33,7 +34,7 @@ from speaker_registry.errors import InvalidAudio
 from speaker_registry.names import parse_speaker_name
 from speaker_registry.schemas import CacheStatus, Deleted
 
-router = APIRouter(prefix="/v1/audio/voices", tags=["vLLM-Omni compatible"])
+router = Router(prefix="/v1/audio/voices", tags=["vLLM-Omni compatible"])
 
 CacheProfile = Annotated[str | None, Query(description="This profile; all required ones without it.")]
 CacheWait = Annotated[float, Query(ge=0, le=300, alias="wait", description="Seconds until 202 instead.")]

@@ -3,16 +3,16 @@
 from collections.abc import Callable
 
 import structlog
-from fastapi import APIRouter
 from starlette.responses import JSONResponse, Response
 
 from services.registry_api import examples
+from services.registry_api.routing import Router
 from services.registry_api.wiring import Services, ServicesDep
 from speaker_registry.errors import SpeakerRegistryError, Unavailable
 
 log = structlog.get_logger()
 
-router = APIRouter(tags=["health"])
+router = Router(tags=["health"])
 
 
 @router.get("/healthz", responses=examples.HEALTH)

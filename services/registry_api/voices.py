@@ -2,19 +2,20 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Request
+from fastapi import Query, Request
 from starlette.responses import Response
 
 from services.registry_api import examples, rendering
 from services.registry_api.answers import answer, check_if_match
 from services.registry_api.paging import find_voices, key_of
+from services.registry_api.routing import Router
 from services.registry_api.wiring import After, Limit, NamespaceDep, Reference, ServicesDep, Usable, VoiceName
 from services.shared.index_reading import IndexedSpeaker
 from services.shared.registrar import Registrar
 from speaker_registry.names import key_of_name, parse_reference
 from speaker_registry.schemas import ArtifactState, Page, Voice, VoiceVersion
 
-router = APIRouter(prefix="/v1/voices", tags=["voices"])
+router = Router(prefix="/v1/voices", tags=["voices"])
 
 
 @router.get("", responses=examples.VOICES)

@@ -2,19 +2,20 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Query, Request
+from fastapi import Path, Query, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from services.registry_api import examples, rendering
 from services.registry_api.answers import answer
+from services.registry_api.routing import Router
 from services.registry_api.wiring import After, Limit, NamespaceDep, ServicesDep, WaitSeconds
 from services.shared.facts import SpeakerId
 from services.shared.jobs import JobRecord
 from speaker_registry.names import parse_speaker_name
 from speaker_registry.schemas import Job, JobState, Page, Profile
 
-router = APIRouter(prefix="/v1", tags=["jobs and profiles"])
+router = Router(prefix="/v1", tags=["jobs and profiles"])
 
 
 @router.get("/jobs", responses=examples.JOBS)

@@ -653,16 +653,16 @@ def test_what_does_not_exist_is_said_to_be_missing(
 @pytest.mark.parametrize(
     ("method", "path", "allowed"),
     [
-        ("PUT", VOICES, "GET, POST"),
+        ("PUT", VOICES, "GET, HEAD, POST"),
         ("PATCH", f"{VOICES}/good", "DELETE"),
         ("GET", f"{VOICES}/good", "DELETE"),
-        ("DELETE", f"{VOICES}/good/cache", "GET, POST"),
-        ("TRACE", VOICES, "GET, POST"),
-        ("BREW", "/v1/voices", "GET"),
-        ("POST", "/v1/voices/good", "DELETE, GET"),
-        ("HEAD", "/v1/voices/good", "DELETE, GET"),
+        ("DELETE", f"{VOICES}/good/cache", "GET, HEAD, POST"),
+        ("TRACE", VOICES, "GET, HEAD, POST"),
+        ("BREW", "/v1/voices", "GET, HEAD"),
+        ("POST", "/v1/voices/good", "DELETE, GET, HEAD"),
+        ("HEAD", f"{VOICES}/good", "DELETE"),
         ("DELETE", "/v1/voices/good/versions/1/artifacts/qwen3-tts-0.6b/file", "GET, HEAD"),
-        ("POST", "/healthz", "GET"),
+        ("POST", "/healthz", "GET, HEAD"),
     ],
 )
 def test_a_method_that_a_path_does_not_have_is_refused(

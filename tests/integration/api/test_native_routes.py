@@ -565,6 +565,44 @@ def test_every_get_has_an_etag_that_saves_the_body(registry: Registry, name: str
             )
 
 
+def test_every_get_has_a_head_that_says_the_same_without_the_body(registry: Registry, name: str):
+    """RFC 9110 asks for it, and monitors and caches use it."""
+    job_id = registry.ready(name)["job_id"]
+    registry.upload(name, clip=OTHER_CLIP)  # on its way
+    templates = [path for path, methods in registry.app.openapi()["paths"].items() if "get" in methods]
+    assert len(templates) == 14
+    paths = [one.format(name=name, ref=1, profile=PROFILE, job_id=job_id) for one in templates]
+    paths += [one.format(name=name, ref=2, profile=PROFILE, job_id="no-job") for one in templates]
+    for path in paths:
+        got, head = (
+            registry.client.request(method, path, headers={"X-Request-Id": "req_1"})
+            for method in ("GET", "HEAD")
+        )
+        assert (head.status_code, head.content) == (got.status_code, b""), path
+        assert {**head.headers, "date": ""} == {**got.headers, "date": ""}, path
+        assert int(head.headers["Content-Length"]) == len(got.content) > 0, path
+
+
+def test_head_asks_whether_somebody_has_a_file_and_reads_none(
+    registry: Registry, name: str, monkeypatch: pytest.MonkeyPatch
+):
+    """They are large, and nothing of it would be sent."""
+    registry.ready(name)
+    path = f"{artifact_path(name)}/file"
+    tag = registry.client.get(path).headers["ETag"]
+    monkeypatch.setattr(registry.registrar.store, "get", None)
+    assert registry.client.head(path).headers["ETag"] == tag
+    assert registry.client.head(path, headers={"If-None-Match": tag}).status_code == 304
+
+
+def test_head_waits_as_get_does(registry: Registry, name: str):
+    """Whoever asks for it must not get another answer."""
+    registry.upload(name)
+    start = time.monotonic()
+    assert registry.client.head(artifact_path(name), params={"wait": "0.5"}).status_code == 202
+    assert time.monotonic() - start >= 0.5
+
+
 def test_an_etag_changes_with_what_it_stands_for(registry: Registry, name: str):
     """Else a client would never see the new version."""
     registry.ready(name)
