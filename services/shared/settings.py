@@ -18,10 +18,16 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
+from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 _BUCKET = r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]"
 _STORE_URL = re.compile(rf"file://(localhost)?/[^?#]+|s3://{_BUCKET}(/[A-Za-z0-9_-][A-Za-z0-9._-]*)*")
+
+_SECRET = re.compile("secret|password|token|key", re.IGNORECASE)
+"""In the name of what is not shown."""
+_CREDENTIALS = re.compile("//.*@")
+"""In a URL."""
 
 
 def _parse_store_url(url: str) -> str:
@@ -93,7 +99,7 @@ class StoreSettings(BaseSettings):
 class UploadLimits(BaseSettings):
     """What we accept as reference audio, and what decoding it may cost. Environment: SPEAKER_UPLOAD_*."""
 
-    model_config = SettingsConfigDict(env_prefix="SPEAKER_UPLOAD_", frozen=True)
+    model_config = SettingsConfigDict(env_prefix="SPEAKER_UPLOAD_", env_ignore_empty=True, frozen=True)
 
     max_bytes: int = Field(10 * 1024**2, gt=0)
     """Of the file as uploaded."""
@@ -122,15 +128,30 @@ class UploadLimits(BaseSettings):
 
 
 def explain(error: ValidationError) -> str:
-    """What is wrong with settings, for whoever set them: one line per variable, without its value."""
-    prefixes = {cls.__name__: cls.model_config.get("env_prefix") for cls in BaseSettings.__subclasses__()}
-    lines = []
-    for fault in error.errors():
-        field = str(fault["loc"][0]) if fault["loc"] else ""
-        variable = field if field.isupper() else f"{prefixes.get(error.title) or ''}{field}".upper()
-        said = fault["msg"].removeprefix("Value error, ")
-        lines.append(f"{variable}: {said}" if field else said)
-    return "\n".join(lines)
+    """What is wrong with settings, for whoever set them: one line per variable, with the value unless it may
+    be a secret.
+    """
+    classes = {cls.__name__: cls for cls in BaseSettings.__subclasses__()}
+    return "\n".join(_explained(fault, classes.get(error.title)) for fault in error.errors())
+
+
+def _explained(fault: ErrorDetails, settings: type[BaseSettings] | None) -> str:
+    said = fault["msg"].removeprefix("Value error, ")
+    if not fault["loc"]:
+        return said  # of several fields together: their values are all that were given, secrets too
+    field = str(fault["loc"][0])
+    prefix = settings.model_config.get("env_prefix") if settings else None
+    variable = field if field.isupper() else f"{prefix or ''}{field}".upper()
+    value = repr(_CREDENTIALS.sub("//…@", str(fault["input"])))
+    if fault["type"] == "missing" or value in said or _secret(field, settings):
+        return f"{variable}: {said}"
+    return f"{variable}: {said}; it is {value:.200}"
+
+
+def _secret(field: str, settings: type[BaseSettings] | None) -> bool:
+    """By its name, or by its type."""
+    known = settings.model_fields.get(field) if settings else None
+    return bool(_SECRET.search(field)) or (known is not None and "SecretStr" in str(known.annotation))
 
 
 def _private(endpoint: str) -> bool:

@@ -288,7 +288,10 @@ def test_no_child_outlives_a_supervisor_that_is_killed(fresh: Run):
             {"WEIGHTS": "examples"},
             "The worker could not start: qwen3-tts-0.6b: config.json, model",
         ),
-        ({"PORT": "http"}, "PORT: Input should be a valid integer"),
+        (
+            {"PORT": "http"},
+            "PORT: Input should be a valid integer, unable to parse string as an integer; it is 'http'",
+        ),
         ({"DATA": "/dev/null/data"}, "DATA is /dev/null/data, which cannot be used: Not a directory."),
         (
             {"SPEAKER_MAX_UPLOADED": "0"},
