@@ -16,6 +16,7 @@ from services.shared.domain import (
     Fact,
     FailureFact,
     FailureRecord,
+    SpeakerVersion,
     TombstoneFact,
     VersionFact,
     VersionRecord,
@@ -78,9 +79,9 @@ def deleted(seq: int, number: int = 0, created_at: int = 0) -> TombstoneFact:
 def moved(
     seq: int, which: int, alias: str = "default", *, automatic: bool = False, uid: str = ""
 ) -> AliasFact:
-    """To the version of `vuid(which)`."""
+    """To the version of `vuid(which)`; by a promotion, to that of the same seq."""
     uid = uid or f"{seq:032x}"
-    return AliasFact(seq, alias, vuid(which), AUTOMATIC + uid if automatic else uid)
+    return AliasFact(seq, alias, vuid(which), f"{AUTOMATIC}{which:012d}-{uid}" if automatic else uid)
 
 
 def artifact(attempt: str, *, fingerprint: str = NEW, build: int = 1) -> ArtifactRecord:
@@ -140,9 +141,14 @@ def histories(draw: st.DrawFn) -> list[Fact]:
     facts: list[Fact] = [*versions]
     for seq in sorted(draw(st.lists(seqs, max_size=2))):
         facts.append(_tombstone(seq, facts, draw(st.integers(0, 1))))
-    for _ in range(draw(st.integers(0, 4))):
-        alias, automatic = draw(st.sampled_from(("default", "prod.v1"))), draw(st.booleans())
-        facts.append(moved(draw(seqs), draw(which), alias, automatic=automatic, uid=next(ids)))
+    for _ in range(draw(st.integers(0, 2))):
+        alias = draw(st.sampled_from(("default", "prod.v1")))
+        facts.append(moved(draw(seqs), draw(which), alias, uid=next(ids)))
+    for target in draw(st.lists(st.sampled_from(versions), max_size=3)) if versions else ():
+        later = draw(st.integers(target.seq + 1, 10))
+        facts.append(
+            AliasFact.promotion(later, SpeakerVersion(seq=target.seq, record=target.record), next(ids))
+        )
     for _ in range(draw(st.integers(0, 3))):
         one, kind = draw(which), {"fingerprint": draw(fingerprints), "build": draw(builds)}
         for _ in range(draw(st.integers(1, 2))):  # rivals

@@ -8,7 +8,7 @@ the same rules (`lua/`); a property test holds the two equal.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -132,10 +132,22 @@ class AliasFact:
     vuid: str
     uid: str
 
+    @classmethod
+    def promotion(cls, seq: int, target: "SpeakerVersion", uid: str) -> Self:
+        """An automatic move of `default`."""
+        return cls(seq, DEFAULT, target.vuid, f"{AUTOMATIC}{target.seq:012d}-{uid}")
+
     @property
     def automatic(self) -> bool:
         """A promotion. It counts only if its target was registered after the last move by hand."""
         return self.uid.startswith(AUTOMATIC)
+
+    @property
+    def rank(self) -> tuple[int, str]:
+        """Of moves of one kind the highest counts: by hand the last one, else the one to the youngest
+        version. Somebody who was slow to promote an older one must not turn the voice back.
+        """
+        return 0 if self.automatic else self.seq, self.uid
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,13 +328,13 @@ def _seqs(facts: Iterable[Fact]) -> Iterable[int]:
 
 
 def aliases_in_force(facts: Iterable[AliasFact], live: Iterable[SpeakerVersion]) -> dict[str, AliasFact]:
-    """Of each alias the last automatic move if it goes to a version younger than the last move by hand, else
-    the latter: a promotion on its way never undoes what somebody chose meanwhile.
+    """Of each alias the highest automatic move if it goes to a version younger than the last move by hand,
+    else the latter: a promotion on its way never undoes what somebody chose meanwhile.
     """
     registered = {version.vuid: version.seq for version in live}
     in_force: dict[str, AliasFact] = {}
     last: dict[tuple[str, bool], AliasFact] = {}
-    for fact in sorted(facts, key=lambda fact: (fact.seq, fact.uid)):
+    for fact in sorted(facts, key=lambda fact: fact.rank):
         last[fact.alias, fact.automatic] = fact
     for (alias, automatic), fact in sorted(last.items(), key=lambda item: item[0]):
         by_hand = in_force[alias].seq if alias in in_force else 0

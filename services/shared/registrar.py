@@ -13,7 +13,6 @@ import structlog
 from services.shared.announcements import Announcements
 from services.shared.clock import Clock
 from services.shared.domain import (
-    AUTOMATIC,
     AliasFact,
     ArtifactRecord,
     Speaker,
@@ -286,7 +285,7 @@ class Registrar:
             seq = self.index.reserve_alias(speaker_id, DEFAULT, automatic=True)
         except VoiceNotFound:
             return None
-        fact = AliasFact(seq, DEFAULT, target.vuid, AUTOMATIC + self.clock.new_id())
+        fact = AliasFact.promotion(seq, target, self.clock.new_id())
         self.store.put(speaker_id.alias_key(fact), b"{}")
         log.info("speaker.promoted", speaker=str(speaker_id), version=target.number)
         return fact
@@ -301,7 +300,7 @@ class Registrar:
         chosen = moved.seq if moved is not None and not moved.automatic else 0
         # Its own place is written down too: else a slow upload that was given an earlier one would take it.
         # None can be earlier than 1, which is what nearly all are.
-        least = speaker.default.number + (moved is not None or speaker.default.number == 1)
+        least = speaker.default.number + (DEFAULT in speaker.aliases or speaker.default.number == 1)
         for version in reversed(speaker.versions):
             if version.number < least or version.seq < chosen:
                 return None

@@ -64,11 +64,16 @@ def _check_default(
     if seen >= began:
         return  # somebody looked meanwhile: who has seen the older one?
     # Until a later version than the first is promoted, a slow upload may still come before it.
-    certain = default.number == 1 or DEFAULT in speaker.alias_facts
-    memory.defaults[speaker_id] = (world.moment, default.vuid, serves(process, default) if certain else set())
-    lost = kept - serves(process, default)
-    moved = speaker.by_vuid(before) is not None and before != default.vuid
-    if lost and moved and not {before, default.vuid} & world.ledger.moved_by_hand:
+    certain = default.number == 1 or DEFAULT in speaker.aliases
+    memory.defaults[speaker_id] = (
+        (world.moment, default.vuid, serves(process, default)) if certain else (world.moment, "", set())
+    )
+    was = speaker.by_vuid(before)
+    if was is None or was is default or {before, default.vuid} & world.ledger.moved_by_hand:
+        return
+    if default.seq < was.seq:
+        raise Violation(f"default of {speaker_id} went back from {before} to {default.vuid}")
+    if lost := kept - serves(process, default):
         raise Violation(f"default of {speaker_id} went from {before} to {default.vuid}, without {lost}")
 
 

@@ -133,6 +133,12 @@ def test_default_follows_promotions_and_moves_by_hand():
     )
 
 
+def test_of_promotions_the_one_to_the_youngest_version_counts():
+    """Somebody found version 2 to be the newest complete one, and was slow to say so."""
+    facts = [version(1), version(2), version(3), moved(4, 3, automatic=True)]
+    assert fold([*facts, moved(5, 2, automatic=True)]).default.seq == 3
+
+
 def test_a_promotion_does_not_undo_a_move_by_hand():
     """Somebody went back to version 1 while version 2 was being extracted: there they stay."""
     facts = [version(1), version(2), moved(3, 1)]

@@ -1,7 +1,7 @@
 -- Prepended to every script. One hash holds all that the index knows of a speaker:
 --   seq num at tomb live key     high-water marks, the tombstone's seq, number of live versions, the speaker's key
 --   v:{vuid}                     {seq}:{JSON of the version record}
---   a:{alias}  p:{alias}         {seq}:{uid}:{vuid}, the last move by hand and the last automatic one
+--   a:{alias}  p:{alias}         {seq}:{uid}:{vuid}, the last move by hand and the highest automatic one
 --   ra:{alias}  rdel             {seq}:{now}, the last place reserved for a move by hand; {seq}, for a tombstone
 --   r:{vuid}:{akey}              {winner}:{JSON of the artifact record}
 --   b:{vuid}:{base}              highest ready build of an akey without its build
@@ -59,7 +59,8 @@ local function move_alias(move)
   local current = redis.call('HGET', speaker, field)
   if current then
     local seq, uid = string.match(current, '^(%d+):([^:]+):')
-    if tonumber(seq) > move.seq or (tonumber(seq) == move.seq and uid >= move.uid) then return 0 end
+    seq = move.automatic and move.seq or tonumber(seq) -- promotions are ordered by their targets: `AliasFact.rank`
+    if seq > move.seq or (seq == move.seq and uid >= move.uid) then return 0 end
   end
   redis.call('HSET', speaker, field, string.format('%.0f', move.seq) .. ':' .. move.uid .. ':' .. move.vuid)
   event('alias.updated', {alias = move.alias, vuid = move.vuid})
