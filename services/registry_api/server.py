@@ -2,10 +2,14 @@
 
 uvicorn's own time-outs begin after a connection's first answer. Until then, and as long as the rest of a body
 that nobody reads keeps coming, a caller could hold a connection for ever.
+
+And with one that does not hang up on who is still sending: the reset that follows can overtake the answer.
 """
 
 import asyncio
+from collections.abc import Callable
 from http import HTTPStatus
+from typing import Any, cast
 
 import h11
 import uvicorn
@@ -20,7 +24,9 @@ from services.shared.settings import ApiSettings
 from speaker_registry.errors import InvalidRequest, Unavailable
 
 HEAD_SECONDS = 10.0
-"""For a request's head; and for what is left of its body once it has its answer."""
+"""For a request's head; for what is left of its body once it has its answer; and for whatever else is sent
+when nothing is read any more.
+"""
 
 
 def server_config(
@@ -49,6 +55,46 @@ def server_config(
     )
 
 
+class LingeringTransport:
+    """A transport whose `close` leaves a caller who is still sending the time to read our last words first:
+    RFC 9112, 9.6. What comes meanwhile must be dropped.
+    """
+
+    def __init__(
+        self, transport: asyncio.Transport, still_sending: Callable[[], bool], max_seconds: float
+    ) -> None:
+        self._transport = transport
+        self._still_sending = still_sending
+        self._max_seconds = max_seconds
+        self._end: asyncio.TimerHandle | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    @property
+    def lingers(self) -> bool:
+        return self._end is not None
+
+    def is_closing(self) -> bool:
+        return self.lingers or self._transport.is_closing()
+
+    def close(self) -> None:
+        """When the caller hangs up, at the latest after `max_seconds`; at once if nothing is on its way."""
+        if self.is_closing():
+            return
+        if not self._still_sending():
+            self._transport.close()
+            return
+        self._transport.write_eof()
+        self._transport.resume_reading()
+        self._end = asyncio.get_running_loop().call_later(self._max_seconds, self._transport.close)
+
+    def close_at_once(self) -> None:
+        if self._end is not None:
+            self._end.cancel()
+        self._transport.close()
+
+
 class ImpatientHttp(H11Protocol):
     """One connection. uvicorn's faster parser would take headers of any size; this one bounds them."""
 
@@ -57,12 +103,15 @@ class ImpatientHttp(H11Protocol):
     _deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
+        self._line = LingeringTransport(transport, self._still_sending, self.head_seconds)
+        super().connection_made(cast(asyncio.Transport, self._line))
         if len(self.connections) > self.max_connections:
             self.app = RequestIds(self._refuse_politely)
         self._watch()
 
     def data_received(self, data: bytes) -> None:
+        if self._line.lingers:
+            return
         super().data_received(data)
         self._watch()
 
@@ -73,7 +122,17 @@ class ImpatientHttp(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._relax()
+        self._line.close_at_once()
         super().connection_lost(exc)
+
+    def shutdown(self) -> None:
+        super().shutdown()
+        if self._line.lingers:
+            self._line.close_at_once()
+
+    def _still_sending(self) -> bool:
+        """Whether there is, or may be, something that we have not read to its end."""
+        return self.conn.their_state in {h11.SEND_BODY, h11.ERROR} or bool(self.conn.trailing_data[0])
 
     async def _refuse_politely(self, scope: Scope, receive: Receive, send: Send) -> None:
         error = Unavailable(
@@ -102,7 +161,8 @@ class ImpatientHttp(H11Protocol):
                 HTTPStatus.REQUEST_TIMEOUT,
                 f"The request's head did not arrive within {self.head_seconds:g} s.",
             )
-        self.transport.close()
+        else:
+            self._line.close_at_once()
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - uvicorn has one sentence for everything
         self._refuse(
@@ -120,4 +180,7 @@ class ImpatientHttp(H11Protocol):
             response = h11.Response(status_code=status, headers=headers, reason=status.phrase)
             for event in (response, h11.Data(data=body), h11.EndOfMessage()):
                 self.transport.write(self.conn.send(event) or b"")
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True  # nobody hears the application any more
+            self.cycle.message_event.set()
         self.transport.close()

@@ -436,6 +436,40 @@ def test_a_declared_length_that_is_too_small_cuts_the_form(registry: Registry, s
 
 
 @pytest.mark.parametrize(
+    ("line", "says"), [("X: y", "cut off"), ("Connection: close", "cut off|This is not HTTP/1.1")]
+)
+def test_who_sends_more_than_was_declared_still_gets_to_read_the_answer(
+    registry: Registry, line: str, says: str, caplog: pytest.LogCaptureFixture
+):
+    """Hung up on while it sends, a caller sees a reset, and nobody tells it why."""
+    lines = [line, "Content-Length: 1000", f"Content-Type: {CONTENT_TYPE['Content-Type']}"]
+    for _ in range(20):
+        with raw.connected(registry.port) as connection:
+            connection.sendall(raw.head("POST", VOICES, *lines) + whole_form() + bytes(4 * MIB))
+            answer = raw.read_answer(connection)
+        assert answer.status == 400
+        assert any(part in answer.error["message"] for part in says.split("|"))
+    assert [one for one in caplog.records if one.levelname == "ERROR"] == []
+
+
+def send_for(seconds: float, connection: socket.socket) -> None:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        connection.sendall(b"more")
+        time.sleep(0.01)
+
+
+def test_who_sends_without_end_is_hung_up_on_after_the_answer(registry: Registry, start: Start):
+    """Its answer waits for it, but not for ever."""
+    slow = start(head_seconds=0.3)
+    with raw.connected(slow.port) as connection:
+        connection.sendall(b"nonsense\r\n\r\n")
+        check(raw.read_answer(connection), "This is not HTTP/1.1")
+        with pytest.raises(ConnectionError):
+            send_for(10, connection)
+
+
+@pytest.mark.parametrize(
     ("lines", "says"),
     [
         (["Content-Length: 10", "Content-Length: 20"], "one Content-Length"),
