@@ -1,5 +1,6 @@
 """Whatever a clip does to the library that decodes it stays with that clip."""
 
+import json
 import os
 import signal
 import subprocess
@@ -306,6 +307,35 @@ def test_a_system_without_room_for_a_process_is_not_the_uploaders_fault_either()
         with pytest.raises(Unavailable):
             decoder.decode(WAV)
         assert zygote() == first
+
+
+def test_a_kernel_without_the_filter_is_told_to_the_operator_once(capfd: pytest.CaptureFixture[str]):
+    """Clips are decoded with one guard less. Nobody would notice."""
+    before = "import platform; platform.machine = lambda: 'riscv64'"
+    with misbehaving("doze", before=before) as decoder:
+        for _ in range(2):
+            decoder.decode(WAV)
+    [line] = capfd.readouterr().err.splitlines()
+    assert json.loads(line)["event"] == "decoder.unfiltered"
+    assert json.loads(line)["level"] == "warning"
+
+
+def test_a_kernel_with_the_filter_says_nothing(capfd: pytest.CaptureFixture[str]):
+    with misbehaving("doze") as decoder:
+        decoder.decode(WAV)
+    assert capfd.readouterr().err == ""
+
+
+def test_a_container_that_refuses_the_filter_is_noticed():
+    """By the answer to the very call that installs it: here an earlier filter forbids that, as there."""
+    program = (
+        "from services.shared.audio.sandbox.lockdown import *\n"
+        "print(can_forbid_system_calls(), forbid_system_calls(), can_forbid_system_calls(), flush=True)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "True True False\n"
 
 
 def test_libraries_that_do_not_load_are_not_the_uploaders_fault():

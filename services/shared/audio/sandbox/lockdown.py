@@ -92,6 +92,14 @@ def forbid_system_calls() -> bool:
     return _prctl(_PR_SET_NO_NEW_PRIVS, 1) and _prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, header)
 
 
+def can_forbid_system_calls() -> bool:
+    """Whether `forbid_system_calls` can succeed here. Changes nothing."""
+    if platform.machine() not in _SYSTEM_CALLS:
+        return False
+    _prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, 0)  # a filter at address 0, once filters are allowed at all
+    return ctypes.get_errno() == errno.EFAULT
+
+
 def _filter(architecture: int, calls: tuple[int, ...]) -> bytes:
     """A BPF program over `struct seccomp_data`: call number at 0, architecture at 4."""
     load, jump_if_equal, answer = 0x20, 0x15, 0x06
@@ -107,4 +115,4 @@ def _prctl(option: int, *arguments: int | bytes) -> bool:
     return bool(_libc.prctl(option, *words) == 0)
 
 
-_libc = ctypes.CDLL(None)
+_libc = ctypes.CDLL(None, use_errno=True)
