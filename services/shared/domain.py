@@ -25,7 +25,11 @@ GIVEN_FINGERPRINT = "given"
 class Record(BaseModel):
     """Base of what is stored as JSON. An unknown key is a newer writer's: kept out, never an error."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(
+        frozen=True,
+        extra="ignore",
+        hide_input_in_errors=True,  # errors are logged, transcripts never
+    )
 
     def to_json(self) -> str:
         return canonical_json(self.model_dump(mode="json"))

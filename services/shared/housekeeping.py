@@ -10,7 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import cast
+from functools import partial
+from typing import TypeVar, cast
 
 import structlog
 from redis.exceptions import LockError
@@ -42,6 +43,8 @@ the gate closed.
 _SWEPT = "sr:swept"
 """When the last sweep began, and how many had been asked for by then."""
 
+Result = TypeVar("Result")
+Otherwise = TypeVar("Otherwise")
 Sign = Callable[[], None]
 """Called now and then by long work: whoever does it is still at it."""
 
@@ -77,7 +80,8 @@ class Housekeeper:
                 self.rebuild(sign)
             return
         for speaker_id, seen in self._index.due(self._settings.speakers_per_turn):
-            self._index.look_again(speaker_id, self._settle_safely(speaker_id), seen=seen)
+            seconds = self._safely(self.settle, speaker_id, otherwise=_LOOK_MUCH_LATER_SECONDS)
+            self._index.look_again(speaker_id, seconds, seen=seen)
         if self._sweep_is_due():
             with self._only_one("sweep") as sign:
                 self.sweep(sign)
@@ -138,13 +142,11 @@ class Housekeeper:
     def _for_each(self, work: Callable[[SpeakerId], None], speakers: Iterable[SpeakerId]) -> None:
         """In any order; in parallel, because each is mostly waiting for the bucket."""
         with ThreadPoolExecutor(self._settings.rebuild_threads) as pool:
-            list(pool.map(work, speakers))
+            list(pool.map(partial(self._safely, work, otherwise=None), speakers))
 
     def _rebuild_one(self, speaker_id: SpeakerId, token: str, sign: Sign) -> None:
-        truth = read_certain(self._store, speaker_id)
         self._index.reset(speaker_id, token)
-        self._index.apply(speaker_id, truth, rebuilding=True)
-        sign()
+        self._catch_up(speaker_id, sign)
 
     def _catch_up(self, speaker_id: SpeakerId, sign: Sign) -> None:
         self._index.apply(speaker_id, read_certain(self._store, speaker_id), rebuilding=True)
@@ -152,15 +154,19 @@ class Housekeeper:
 
     # -- one speaker
 
-    def _settle_safely(self, speaker_id: SpeakerId) -> float | None:
-        """One speaker that cannot be settled must not keep the others from it."""
+    def _safely(
+        self, work: Callable[[SpeakerId], Result], speaker_id: SpeakerId, *, otherwise: Otherwise
+    ) -> Result | Otherwise:
+        """One speaker that cannot be read must not keep the others from being looked after, nor the gate
+        closed.
+        """
         try:
-            return self.settle(speaker_id)
-        except Unavailable:
+            return work(speaker_id)
+        except (Unavailable, RebuildLost):
             raise
         except Exception:
-            log.exception("speaker.not_settled", speaker=str(speaker_id))
-            return _LOOK_MUCH_LATER_SECONDS
+            log.exception("speaker.unreadable", speaker=str(speaker_id))
+            return otherwise
 
     def settle(self, speaker_id: SpeakerId) -> float | None:
         """Apply facts whose script call was lost, see to missing artifacts and lost jobs, promote.
@@ -259,8 +265,8 @@ class Housekeeper:
         namespaces = set()
         for speaker_id in speaker_ids(self._store):
             namespaces.add(speaker_id.namespace)
-            self._settle_safely(speaker_id)
-            self.collect_garbage(speaker_id)
+            self._safely(self.settle, speaker_id, otherwise=None)
+            self._safely(self.collect_garbage, speaker_id, otherwise=0)
             sign()
         for namespace in namespaces:
             Jobs(self._index).forget_before(namespace, started - KEPT_SECONDS)

@@ -127,10 +127,18 @@ class Registrar:
 
     def _page_of_facts(self, namespace: str, after: str, limit: int) -> tuple[list[IndexedSpeaker], bool]:
         ids = [speaker_id for speaker_id in speaker_ids(self.store) if speaker_id.namespace == namespace]
-        speakers = [speaker for speaker in (read_certain(self.store, one) for one in ids) if speaker.live]
+        speakers = [speaker for speaker in map(self._read_safely, ids) if speaker.live]
         by_key = {speaker.newest.record.key: speaker for speaker in speakers}
         keys = sorted(key for key in by_key if key > after)
         return [IndexedSpeaker(by_key[key]) for key in keys[:limit]], len(keys) > limit
+
+    def _read_safely(self, speaker_id: SpeakerId) -> Speaker:
+        """Of many: one that cannot be read does not hide the others."""
+        try:
+            return read_certain(self.store, speaker_id)
+        except ValueError:
+            log.exception("speaker.unreadable", speaker=str(speaker_id))
+            return Speaker()
 
     def standing(self, indexed: IndexedSpeaker, version: SpeakerVersion, profile: str) -> Standing:
         """Where a version is with one profile. Raises `ProfileUnknown`."""

@@ -156,6 +156,27 @@ def test_one_speaker_that_cannot_be_settled_does_not_keep_the_others_from_it(
     assert settled == ["bob"]
 
 
+def test_a_voice_that_cannot_be_read_costs_nobody_else_theirs(
+    registrar: Registrar, housekeeper: Housekeeper, redis_client: Redis, tmp_path: Path
+):
+    """A damaged record. Its clip stays where it is: somebody may mend it."""
+    register(registrar, "Alice")
+    register(registrar, "Bob")
+    (record,) = (tmp_path / "bucket" / ALICE.prefix / "r").iterdir()
+    record.write_bytes(b"")
+    damaged = files(tmp_path / "bucket")
+    registrar.store.put(SpeakerId("default", "bob").blob_key(uuid4().hex, "0" * 64), b"clip")
+    age(tmp_path / "bucket", 2 * DAY)
+
+    housekeeper.sweep()
+    assert files(tmp_path / "bucket") == damaged
+    redis_client.flushall()
+    assert [one.speaker.newest.record.name for one in registrar.page("default", limit=10)[0]] == ["Bob"]
+    housekeeper.turn()
+    assert registrar.index.gate_open()
+    assert registrar.find("default", "Bob").speaker.live
+
+
 def test_two_processes_do_not_rebuild_at_the_same_time(registrar: Registrar, redis_client: Redis):
     """It would do no harm, but twice the work, and on a big bucket that is minutes."""
     redis_client.set(f"sr:lock:rebuild:{registrar.index.server_stamp()}", "another process", px=20_000)

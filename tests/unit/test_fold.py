@@ -537,3 +537,19 @@ def test_failures_of_a_live_version_are_kept():
     """They keep the extraction from being tried for ever."""
     facts = [version(1), gave_up(1, "a"), made(1, "b")]
     assert garbage(facts, all_landed(facts), NOON + timedelta(days=9999)) == []
+
+
+def test_what_is_wrong_with_a_record_is_said_without_its_words():
+    """It ends up in logs."""
+    damaged = (
+        version(1)
+        .record.model_copy(update={"ref_text": "my secret"})
+        .to_json()
+        .replace('"number":1', '"number":"x"')
+    )
+    with pytest.raises(ValueError, match="number") as caught:
+        VersionRecord.model_validate_json(damaged)
+    assert "secret" not in str(caught.value)
+    with pytest.raises(ValueError, match="JSON") as caught:
+        VersionRecord.model_validate_json(damaged[:-5])
+    assert "secret" not in str(caught.value)
