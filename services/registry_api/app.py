@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
+from fastapi.routing import APIRoute
 from fastapi_offline import FastAPIOffline
 
 from services.registry_api import artifacts, compat, health, problems, voices, work
@@ -40,6 +41,9 @@ def create_app(services: Services, *, pace: Pace = _PACE) -> FastAPI:
         redoc_url=None,
         redirect_slashes=False,  # it would redirect to whatever the Host header says
     )
+    for route in app.routes:
+        if isinstance(route, APIRoute):  # that page; our own routers see to it themselves
+            route.methods = {"GET", "HEAD"}
     app.state.services = services
     app.state.upload_slots = UploadSlots(services.limits)
     problems.add_handlers(app)
