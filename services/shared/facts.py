@@ -3,27 +3,25 @@
     {namespace}/v/{slug}/r/{seq:012d}.ver.{vuid}.{number}.{created_at}.{sha256 of its JSON}   a version
                            {seq:012d}.als.{alias}.{vuid}.{uid}          an alias was moved
                            {seq:012d}.del.{number}.{created_at}.{uid}   every version up to seq is dead
-                         d/{vuid}/blob/{sha256}                         bytes as uploaded; their decoded
-                         rendition
+                         d/{vuid}/blob/{sha256}                         bytes as uploaded, and decoded
                                   art/{akey}/{attempt}.{sha256}.safetensors   artifact bytes
                                              {attempt}.{sha256}.json    the artifact is published
                                              {attempt}.failed           its extraction was given up
     _profiles/{profile}/{seq:012d}.{uid}.json                           a worker announced a fingerprint
-    _registry/{uid}                                                     the smallest one is the bucket's
-    identity
+    _registry/{uid}                                                     the smallest one names the bucket
 
 Everything of one speaker lies under one prefix, so erasing it needs no reference counts. All objects are
-immutable and
-uniquely named: a lost reply, a late write or a repeated one does no harm.
+immutable and uniquely named: a lost reply, a late write or a repeated one does no harm.
 """
 
 import hashlib
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 from services.shared.domain import (
+    AUTOMATIC,
     AliasFact,
     ArtifactFact,
     ArtifactRecord,
@@ -116,12 +114,22 @@ def read_certain(store: Store, speaker_id: SpeakerId) -> Speaker:
     """The truth about one speaker as far as it cannot change by what lands from now on.
 
     Buckets date objects to the second, and of two artifacts of one second the younger attempt counts. So one
-    from the second in which the listing was taken is left out: another may still join it.
+    from the second in which the listing was taken is left out: another may still join it. So are promotions
+    to what may only just have become ready.
     """
     listing = store.list(speaker_id.prefix)
     this_second = listing.taken_at.replace(microsecond=0)
-    facts = read_facts(store, listing)
-    return fold(one for one in facts if not (isinstance(one, ArtifactFact) and one.landed_at == this_second))
+    certain = [
+        stored
+        for stored in listing.objects
+        if stored.last_modified != this_second or not _depends_on_the_second(stored.key)
+    ]
+    return fold(read_facts(store, replace(listing, objects=tuple(certain))))
+
+
+def _depends_on_the_second(key: str) -> bool:
+    """An artifact is published, or a promotion says that one is."""
+    return ("/art/" in key and key.endswith(".json")) or f".{AUTOMATIC}" in key
 
 
 def read_facts(store: Store, listing: Listing) -> Iterator[Fact]:

@@ -18,8 +18,17 @@ class Memory:
 
     served: dict[tuple[str, str], str] = field(default_factory=dict)
     """(vuid, akey) -> the winner."""
-    defaults: dict[SpeakerId, tuple[int, str, set[str]]] = field(default_factory=dict)
-    """When a default was seen, its vuid, and the profiles it had to keep."""
+    defaults: dict[SpeakerId, "SeenDefault | None"] = field(default_factory=dict)
+    """The last one that nothing may come before any more."""
+
+
+@dataclass(frozen=True)
+class SeenDefault:
+    moment: int
+    vuid: str
+    serves: frozenset[str]
+    moved: int
+    """seq of the move that made it the default; 0: none did."""
 
 
 def read(world: World, memory: Memory, process: Process, speaker_id: SpeakerId) -> None:
@@ -60,27 +69,38 @@ def _check_default(
     """No engine that has the voice loses it to a newer version, unless somebody says so."""
     if not speaker.live:
         return
-    default, (seen, before, kept) = speaker.default, memory.defaults.get(speaker_id, (0, "", set()))
-    if seen >= began:
+    default, before = speaker.default, memory.defaults.get(speaker_id)
+    if before is not None and before.moment >= began:
         return  # somebody looked meanwhile: who has seen the older one?
     # Until a later version than the first is promoted, a slow upload may still come before it.
-    certain = default.number == 1 or DEFAULT in speaker.aliases
-    memory.defaults[speaker_id] = (
-        (world.moment, default.vuid, serves(process, default)) if certain else (world.moment, "", set())
-    )
-    was = speaker.by_vuid(before)
-    if was is None or was is default or {before, default.vuid} & world.ledger.moved_by_hand:
+    moved = speaker.alias_facts[DEFAULT].seq if DEFAULT in speaker.aliases else 0
+    certain = default.number == 1 or moved
+    now = SeenDefault(world.moment, default.vuid, serves(process, default), moved)
+    memory.defaults[speaker_id] = now if certain else None
+    was = speaker.by_vuid(before.vuid) if before is not None else None
+    if before is None or was is None or was is default:
         return
+    if not {was.vuid, default.vuid} & world.ledger.moved_by_hand:
+        _check_succession(speaker_id, was, default, before, now)
+
+
+def _check_succession(
+    speaker_id: SpeakerId, was: SpeakerVersion, default: SpeakerVersion, before: SeenDefault, now: SeenDefault
+) -> None:
     if default.seq < was.seq:
-        raise Violation(f"default of {speaker_id} went back from {before} to {default.vuid}")
-    if lost := kept - serves(process, default):
-        raise Violation(f"default of {speaker_id} went from {before} to {default.vuid}, without {lost}")
+        raise Violation(f"default of {speaker_id} went back from {was.vuid} to {default.vuid}")
+    # One that was decided on before the other, and landed after it, could not know.
+    if before.serves - now.serves and now.moved > before.moved:
+        raise Violation(
+            f"default of {speaker_id} went from {was.vuid} to {default.vuid}, "
+            f"without {before.serves - now.serves}"
+        )
 
 
-def serves(process: Process, version: SpeakerVersion) -> set[str]:
+def serves(process: Process, version: SpeakerVersion) -> frozenset[str]:
     """With any fingerprint: a new one makes artifacts stale, not useless."""
     required = process.registrar.catalogue.required
-    return {profile for profile in required if version.artifact(profile) is not None}
+    return frozenset(profile for profile in required if version.artifact(profile) is not None)
 
 
 def _check_artifact(
