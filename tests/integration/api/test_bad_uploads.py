@@ -300,7 +300,7 @@ def test_an_embedding_that_is_none_is_refused(registry: Registry, text: str, say
 def test_an_embedding_of_the_wrong_width_is_refused(registry: Registry, width: int):
     """Which widths there are depends on the profiles of this registry: the message says."""
     response = post(registry, whole_form(audio_sample=None, speaker_embedding=str([0.5] * width)))
-    says = f"'speaker_embedding' has {width} elements; the profiles here take [1024, 2048]."
+    says = f"'speaker_embedding' has {width} elements; the required profiles take [1024]."
     check(response, says, code="embedding_dim_mismatch", param="speaker_embedding")
 
 
