@@ -120,8 +120,10 @@ class Announcements:
         """The profile's fingerprint; None if no worker ever announced one."""
         remembered = self._remembered.get(profile)
         if remembered is None or remembered.until < self._monotonic():
+            found = self._look_up(profile)
+            # From now on, not from before: a look-up may take longer than it is remembered.
             until = self._monotonic() + _REMEMBERED_SECONDS
-            remembered = self._remembered[profile] = _Remembered(self._look_up(profile), until)
+            remembered = self._remembered[profile] = _Remembered(found, until)
         return remembered.announcement
 
     def forget(self) -> None:

@@ -13,7 +13,7 @@ import redis
 from redis.client import Pipeline
 from redis.commands.core import Script
 
-from services.shared.redis_access import connect, unavailable_without_redis
+from services.shared.redis_access import Silence, connect, unavailable_without_redis
 from speaker_registry.errors import Unavailable
 
 BOOT = "sr:boot"
@@ -34,9 +34,10 @@ class Gate:
         """`bucket`: the identity of the bucket whose facts the index shows."""
         self._bucket = bucket
         self._stamp = ""
-        self.redis = connect(url, connect_hook=self._on_connect)
+        silence = Silence()
+        self.redis = connect(url, connect_hook=self._on_connect, silence=silence)
         """Its connections exist only while the gate is open."""
-        self.ungated = connect(url)
+        self.ungated = connect(url, silence=silence)
         """For what must work while the gate is closed: rebuild, locks, health."""
         prelude = (_LUA / "_prelude.lua").read_text()
         self._scripts: dict[str, Script] = {

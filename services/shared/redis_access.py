@@ -2,6 +2,8 @@
 there.
 """
 
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,16 +16,24 @@ from speaker_registry.errors import Unavailable
 
 ANSWER_SECONDS = 5.0
 """A server that syncs its log to a busy disk may be silent for two."""
+SILENT_SECONDS = 1.0
+"""After that long it is asked again."""
 
 
 def connect(
-    url: str, *, connect_hook: Callable[[Any], None] | None = None, decode_responses: bool = True
+    url: str,
+    *,
+    connect_hook: Callable[[Any], None] | None = None,
+    decode_responses: bool = True,
+    silence: "Silence | None" = None,
 ) -> redis.Redis:
     """A client that fails rather than hang: callers answer 503 and are asked to come back.
 
-    At once where nobody listens, after `ANSWER_SECONDS` where somebody does and says nothing.
+    At once where nobody listens, after `ANSWER_SECONDS` where somebody does and says nothing; from then on at
+    once as well, but for one call now and then that finds out whether it speaks again. Clients that share a
+    `silence` find out together.
     """
-    return redis.Redis.from_url(
+    client = redis.Redis.from_url(
         url,
         socket_timeout=ANSWER_SECONDS,
         socket_connect_timeout=2,
@@ -34,6 +44,64 @@ def connect(
         redis_connect_func=connect_hook,
         decode_responses=decode_responses,
     )
+    pool = client.connection_pool
+    pool.connection_class = _listening(pool.connection_class, silence or Silence())
+    return client
+
+
+class Silence:
+    """Whether a server was silent just now; for all threads."""
+
+    def __init__(self) -> None:
+        self._until: float | None = None
+        """Nobody but the prober asks before; None: the server speaks."""
+        self._prober: int | None = None
+
+    def check(self) -> None:
+        """Before a call. Raises redis's TimeoutError where it would only wait."""
+        until, me = self._until, threading.get_ident()
+        if until is None or self._prober == me:
+            return
+        if time.monotonic() < until:
+            raise redis.TimeoutError("the server was silent just now")
+        self._until, self._prober = time.monotonic() + ANSWER_SECONDS, me
+
+    def begin(self) -> None:
+        self._until, self._prober = time.monotonic() + SILENT_SECONDS, None
+
+    def end(self) -> None:
+        self._until = self._prober = None
+
+
+def _listening(kind: type[Any], silence: Silence) -> type[Any]:
+    """Connections that notice when the server falls silent."""
+
+    class Listening(kind):  # type: ignore[misc]
+        def _connect(self) -> Any:
+            silence.check()
+            try:
+                return super()._connect()
+            except redis.TimeoutError:
+                silence.begin()
+                raise
+
+        def send_packed_command(self, *arguments: Any, **options: Any) -> None:
+            silence.check()
+            super().send_packed_command(*arguments, **options)
+
+        def read_response(self, *arguments: Any, **options: Any) -> Any:
+            try:
+                response = super().read_response(*arguments, **options)
+            except redis.TimeoutError:
+                silence.begin()
+                raise
+            except redis.ResponseError:  # also an answer
+                silence.end()
+                raise
+            silence.end()
+            return response
+
+    return Listening
 
 
 @contextmanager

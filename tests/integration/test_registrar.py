@@ -1,6 +1,8 @@
 """Registering, extracting, promoting and deleting on a real Valkey and a real local folder, without HTTP."""
 
 import os
+import signal
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -10,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from services.shared import redis_access
 from services.shared.domain import AliasFact
 from services.shared.facts import bucket_identity
 from services.shared.gate import BOOT, GateClosed
@@ -25,6 +28,7 @@ from speaker_registry.errors import (
     VoiceExists,
     VoiceNotFound,
 )
+from tests.integration.api.registry import until
 from tests.integration.storage import (
     NAMESPACE,
     NEXT_FINGERPRINT,
@@ -42,8 +46,8 @@ def opened(tmp_path: Path, valkey: ValkeyServer) -> Iterator[Open]:
     """Opens storages, each with a folder of its own, on one Redis that is empty at first."""
     with ExitStack() as stack:
 
-        def make(folder: str = "bucket", **settings: Any) -> Storage:
-            return stack.enter_context(Storage(tmp_path / folder, valkey.url, **settings))
+        def make(folder: str = "bucket", server: ValkeyServer = valkey, **settings: Any) -> Storage:
+            return stack.enter_context(Storage(tmp_path / folder, server.url, **settings))
 
         yield make
 
@@ -430,6 +434,36 @@ def test_a_closed_gate_lets_reads_through_to_the_facts_and_stops_writes(storage:
         with pytest.raises(GateClosed):
             write()
     assert not storage.index.gate_open()
+
+
+def test_a_silent_server_keeps_nobody_waiting_for_long(
+    tmp_path: Path, opened: Open, monkeypatch: pytest.MonkeyPatch
+):
+    """Suspended, or behind a network that swallows everything. Reads go on, and notice when it is back."""
+    monkeypatch.setattr(redis_access, "ANSWER_SECONDS", 0.5)
+    monkeypatch.setattr(redis_access, "SILENT_SECONDS", 0.1)
+    with ValkeyServer(tmp_path / "own") as server:
+        storage = opened(server=server)
+        storage.ready("alice")
+        os.kill(server._process.pid, signal.SIGSTOP)
+        try:
+            began = time.monotonic()
+            for _ in range(20):
+                assert storage.served("alice")[0] == 1
+                assert len(storage.registrar.page(NAMESPACE, limit=10)[0]) == 1
+            assert time.monotonic() - began < 3, "one call and its probes wait, 40 would take 20 s"
+            with pytest.raises(Unavailable):
+                storage.register("bob")
+        finally:
+            os.kill(server._process.pid, signal.SIGCONT)
+        until(lambda: _accepts(storage, "bob"))
+
+
+def _accepts(storage: Storage, name: str) -> bool:
+    try:
+        return storage.register(name).created
+    except Unavailable:
+        return False
 
 
 def test_a_rebuild_brings_everything_back_after_a_loss_of_redis(storage: Storage):

@@ -2,12 +2,13 @@
 
 import socket
 import threading
+import time
 from contextlib import suppress
 
 import pytest
 
 from services.shared import redis_access
-from services.shared.redis_access import connect, unavailable_without_redis
+from services.shared.redis_access import Silence, connect, unavailable_without_redis
 from speaker_registry.errors import Unavailable
 
 
@@ -22,6 +23,20 @@ def test_a_server_that_says_nothing_is_asked_once(monkeypatch: pytest.MonkeyPatc
         silent.accept()
         with pytest.raises(BlockingIOError):
             silent.accept()
+
+
+def test_a_silent_server_costs_one_caller_its_time_and_no_other(monkeypatch: pytest.MonkeyPatch):
+    """With a wait for each, every thread would soon hang on it, also those that could do without."""
+    monkeypatch.setattr(redis_access, "ANSWER_SECONDS", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url, silence = f"redis://127.0.0.1:{silent.getsockname()[1]}/0", Silence()
+        clients = [connect(url, silence=silence), connect(url, silence=silence)]
+        began = time.monotonic()
+        for _ in range(20):
+            for client in clients:
+                with pytest.raises(Unavailable), unavailable_without_redis():
+                    client.ping()
+        assert time.monotonic() - began < 1
 
 
 def test_a_lost_connection_is_made_again_before_giving_up():
