@@ -87,14 +87,14 @@ def _check_default(
 def _check_succession(
     speaker_id: SpeakerId, was: SpeakerVersion, default: SpeakerVersion, before: SeenDefault, now: SeenDefault
 ) -> None:
+    # A move that the facts told already may not be in the index yet. And one that was decided on before the
+    # other, and landed after it, could not know.
+    if now.moved < before.moved:
+        return
     if default.seq < was.seq:
         raise Violation(f"default of {speaker_id} went back from {was.vuid} to {default.vuid}")
-    # One that was decided on before the other, and landed after it, could not know.
-    if before.serves - now.serves and now.moved > before.moved:
-        raise Violation(
-            f"default of {speaker_id} went from {was.vuid} to {default.vuid}, "
-            f"without {before.serves - now.serves}"
-        )
+    if lost := before.serves - now.serves:
+        raise Violation(f"default of {speaker_id} went from {was.vuid} to {default.vuid}, without {lost}")
 
 
 def serves(process: Process, version: SpeakerVersion) -> frozenset[str]:
