@@ -11,13 +11,19 @@ from services.extractor_worker.qwen3_tts import Qwen3TTSExtractor
 from services.extractor_worker.weights import WeightsSource
 from speaker_registry.errors import ProfileUnknown
 
-# `revision`: the commit on the hub. None: not pinned here, so WEIGHTS=hub is refused, hub:<commit> is not.
+# `revision`: the commit on the hub that WEIGHTS=hub takes.
 EXTRACTORS: Mapping[str, Callable[..., Extractor]] = {
     "qwen3-tts-0.6b": partial(
-        Qwen3TTSExtractor, width=1024, repo="Qwen/Qwen3-TTS-12Hz-0.6B-Base", revision=None
+        Qwen3TTSExtractor,
+        width=1024,
+        repo="Qwen/Qwen3-TTS-12Hz-0.6B-Base",
+        revision="5d83992436eae1d760afd27aff78a71d676296fc",
     ),
     "qwen3-tts-1.7b": partial(
-        Qwen3TTSExtractor, width=2048, repo="Qwen/Qwen3-TTS-12Hz-1.7B-Base", revision=None
+        Qwen3TTSExtractor,
+        width=2048,
+        repo="Qwen/Qwen3-TTS-12Hz-1.7B-Base",
+        revision="fd4b254389122332181a7c3db7f27e918eec64e3",
     ),
 }
 """Profile name -> what loads its extractor, called as (profile_name, source, device, dtype)."""

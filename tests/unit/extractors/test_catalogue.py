@@ -4,6 +4,7 @@ import hashlib
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from services.extractor_worker.weights import HubWeights, UntrainedWeights
 from services.shared.audio import ReferenceAudio
 from services.shared.profiles import BUILT_IN
 from speaker_registry.artifact import check_tensors
-from speaker_registry.errors import ProfileUnknown, WeightsInvalid
+from speaker_registry.errors import ProfileUnknown, WeightsMissing
 from tests.unit.extractors.signals import speechlike
 
 
@@ -36,10 +37,12 @@ def test_an_unknown_profile_names_those_there_are() -> None:
 
 
 @pytest.mark.parametrize("profile", sorted(EXTRACTORS))
-def test_the_hub_without_a_pinned_commit_is_refused(profile: str) -> None:
-    """Until somebody writes the commit into the catalogue, or into WEIGHTS."""
-    with pytest.raises(WeightsInvalid, match=f"no commit of {BUILT_IN[profile].model} is pinned"):
-        load_extractor(profile, HubWeights(local_files_only=True))
+def test_the_hub_is_asked_for_one_commit(profile: str, tmp_path: Path) -> None:
+    """`WEIGHTS=hub` is the same weights for everybody, whatever is published next."""
+    with pytest.raises(
+        WeightsMissing, match=rf"{BUILT_IN[profile].model} at commit [0-9a-f]{{40}} is neither"
+    ):
+        load_extractor(profile, HubWeights(local_files_only=True, cache=tmp_path))
 
 
 def test_every_profile_of_ours_has_an_extractor() -> None:
