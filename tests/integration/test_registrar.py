@@ -16,7 +16,7 @@ from services.shared import redis_access
 from services.shared.domain import AliasFact
 from services.shared.facts import bucket_identity
 from services.shared.gate import BOOT, GateClosed
-from services.shared.index import DIRTY, SpeakerIndex
+from services.shared.index import DIRTY, REPEAT_SECONDS, SpeakerIndex
 from services.shared.valkey import ValkeyServer
 from speaker_registry.errors import (
     CacheUnsupported,
@@ -93,6 +93,21 @@ def test_a_repeated_request_is_given_the_version_it_made(storage: Storage):
     assert (again.version.vuid, again.created) == (first.version.vuid, False)
     assert again.jobs == first.jobs
     assert len(storage.registrar.truth(speaker_id("alice")).versions) == 2
+
+
+def test_a_request_keeps_its_place_as_long_as_it_is_repeated(storage: Storage):
+    """What its last attempt stores may land late; with another place given meanwhile it would be there twice."""
+
+    def attempt() -> str:
+        asked = {"vuid": storage.clock.new_id(), "request": "r", "idempotency": "k"}
+        place = storage.index.reserve_version(speaker_id("alice"), max_speakers=9, immutable=False, **asked)
+        storage.clock.sleep(REPEAT_SECONDS * 0.6)
+        return place.vuid
+
+    first = attempt()
+    assert [attempt(), attempt()] == [first, first]
+    storage.clock.sleep(REPEAT_SECONDS)
+    assert attempt() != first
 
 
 def test_one_request_sent_many_times_at_once_makes_one_version(storage: Storage):

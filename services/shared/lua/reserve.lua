@@ -3,11 +3,17 @@
 -- for del: unchanged (the last seq that the caller has seen)
 -- -> {seq, number, created_at, vuid}, or an error: QUOTA, EXISTS, NOTFOUND, MOVED, REUSED
 local kept = a.idempotency and 'sr:place:' .. a.speaker .. ':' .. a.idempotency
+-- From each attempt anew: its version may land as late after it as the first one's after the first.
+local function keep(place)
+  place.at = a.now
+  redis.call('SET', kept, cjson.encode(place), 'EX', a.pending)
+end
 local place = cjson.decode(kept and redis.call('GET', kept) or '{"seq":0}')
 local base = tonumber(redis.call('GET', 'sr:base') or '0')
 -- The same request again makes the same version, unless a delete came between or may still land.
 if place.seq > math.max(mark('tomb'), mark('rdel'), base) and a.now - place.at < a.pending then
   if place.request ~= a.request then return redis.error_reply('REUSED') end
+  keep(place)
   return {place.seq, place.number, place.created_at, place.vuid}
 end
 local is_live = mark('live') > 0
@@ -40,8 +46,7 @@ if a.kind == 'ver' then
   redis.call('HSET', speaker, 'at', string.format('%.0f', created_at))
 end
 if kept then
-  place = {seq = seq, number = number, created_at = created_at, vuid = a.vuid, request = a.request, at = a.now}
-  redis.call('SET', kept, cjson.encode(place), 'EX', a.pending)
+  keep({seq = seq, number = number, created_at = created_at, vuid = a.vuid, request = a.request})
 end
 look_again(10)
 return {seq, number, created_at, a.vuid}
