@@ -96,7 +96,7 @@ def test_a_repeated_request_is_given_the_version_it_made(storage: Storage):
 
 
 def test_a_request_keeps_its_place_as_long_as_it_is_repeated(storage: Storage):
-    """What its last attempt stores may land late; with another place given meanwhile it would be there twice."""
+    """What its last attempt stores may land late; given another place by then, it would be there twice."""
 
     def attempt() -> str:
         asked = {"vuid": storage.clock.new_id(), "request": "r", "idempotency": "k"}
