@@ -22,6 +22,7 @@ from speaker_registry.errors import (
     Conflict,
     IdempotencyKeyReused,
     QuotaExceeded,
+    Unavailable,
     VoiceExists,
     VoiceNotFound,
 )
@@ -33,8 +34,12 @@ STAGES = 3
 
 COMMIT_SECONDS = 600
 """From a version's first blob to its fact, at most: after that its blobs may be collected as garbage."""
+LANDING_SECONDS = COMMIT_SECONDS + 900
+"""So long what one attempt stores may still land. S3 takes no request that was signed over 15 minutes ago."""
 REPEAT_SECONDS = 1800
-"""So long a request's earlier attempt may still be stored: `COMMIT_SECONDS`, and how late a put may land."""
+"""So long the same request is given the same place again."""
+ORPHANED_SECONDS = REPEAT_SECONDS + LANDING_SECONDS
+"""A blob without a record is nobody's after this."""
 PENDING_MOVE_SECONDS = 60
 """So long a reserved move of an alias counts as on its way. After that whoever reserved it must have died."""
 
@@ -148,7 +153,8 @@ class SpeakerIndex(Gate):
             `REPEAT_SECONDS`, is given the same place and vuid, so that both make the same version.
 
         Raises:
-            QuotaExceeded; VoiceExists: a live speaker may not be overwritten; IdempotencyKeyReused.
+            QuotaExceeded; VoiceExists: a live speaker may not be overwritten; IdempotencyKeyReused;
+            Unavailable: after that, as long as the last attempt may still land.
         """
         return Reservation(
             *self._run(
@@ -160,7 +166,8 @@ class SpeakerIndex(Gate):
                 vuid=vuid,
                 request=request,
                 idempotency=idempotency,
-                pending=REPEAT_SECONDS,
+                landing=LANDING_SECONDS,
+                repeats=REPEAT_SECONDS,
             )
         )
 
@@ -477,6 +484,9 @@ def _refusal(error: redis.ResponseError, speaker_id: SpeakerId) -> Exception:
         "EXISTS": VoiceExists(f"Voice '{speaker_id.slug}' already exists."),
         "NOTFOUND": VoiceNotFound(f"Voice '{speaker_id.slug}' not found"),
         "REUSED": key_reused(),
+        "LANDING": Unavailable(
+            "An earlier attempt of this request may still be stored: try again later.", retry_after_seconds=60
+        ),
         "MOVED": AliasMoved("The alias was moved meanwhile."),
     }
     return ours.get(str(error).partition(" ")[0], error)

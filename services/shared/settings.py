@@ -205,7 +205,7 @@ class HousekeepingSettings(BaseSettings):
     """Voices looked after in one turn, at most."""
     sweep_seconds: float = Field(86_400, gt=0)
     """Between two looks at everything."""
-    grace_seconds: float = Field(86_400, ge=1800)
+    grace_seconds: float = Field(86_400, ge=3600)
     """Data without a record is left alone this long: its upload may be on its way, its worker slow."""
     deleted_grace_seconds: float = Field(86_400, ge=0)
     """A deleted voice's data stays this long."""

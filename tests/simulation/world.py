@@ -53,7 +53,7 @@ class World:
         )
         given: dict[str, Any] = {
             "sweep_seconds": 40_000,
-            "grace_seconds": 1800,
+            "grace_seconds": 3600,
             "deleted_grace_seconds": self.random.choice([0, 0, 600]),
         }
         self.housekeeping = HousekeepingSettings.model_construct(

@@ -1,20 +1,25 @@
--- Takes the next place in this speaker's order. ARGV: kind 'ver'|'als'|'del', now, pending (seconds it may take to be used)
--- for ver: max_speakers, immutable, vuid, request, idempotency   for als: alias, automatic, expected
+-- Takes the next place in this speaker's order. ARGV: kind 'ver'|'als'|'del', now
+-- for ver: max_speakers, immutable, vuid, request, idempotency, repeats and landing (seconds: a place may be given to the
+-- same request again; what an attempt stores may land)   for als: alias, automatic, expected, pending (seconds it may take)
 -- for del: unchanged (the last seq that the caller has seen)
--- -> {seq, number, created_at, vuid}, or an error: QUOTA, EXISTS, NOTFOUND, MOVED, REUSED
+-- -> {seq, number, created_at, vuid}, or an error: QUOTA, EXISTS, NOTFOUND, MOVED, REUSED, LANDING
 local kept = a.idempotency and 'sr:place:' .. a.speaker .. ':' .. a.idempotency
--- From each attempt anew: its version may land as late after it as the first one's after the first.
 local function keep(place)
   place.at = a.now
-  redis.call('SET', kept, cjson.encode(place), 'EX', a.pending)
+  redis.call('SET', kept, cjson.encode(place), 'EX', a.repeats + a.landing)
 end
 local place = cjson.decode(kept and redis.call('GET', kept) or '{"seq":0}')
 local base = tonumber(redis.call('GET', 'sr:base') or '0')
--- The same request again makes the same version, unless a delete came between or may still land.
-if place.seq > math.max(mark('tomb'), mark('rdel'), base) and a.now - place.at < a.pending then
-  if place.request ~= a.request then return redis.error_reply('REUSED') end
-  keep(place)
-  return {place.seq, place.number, place.created_at, place.vuid}
+-- The same request again makes the same version, unless a delete came between or may still land. Not for ever: a first
+-- attempt's blobs become garbage. And no other place while its last attempt may still land: it would be there twice.
+if place.seq > math.max(mark('tomb'), mark('rdel'), base) then
+  local repeatable, landing = a.now - place.first < a.repeats, a.now - place.at < a.landing
+  if (repeatable or landing) and place.request ~= a.request then return redis.error_reply('REUSED') end
+  if repeatable then
+    keep(place)
+    return {place.seq, place.number, place.created_at, place.vuid}
+  end
+  if landing then return redis.error_reply('LANDING') end
 end
 local is_live = mark('live') > 0
 if a.kind == 'ver' then
@@ -46,7 +51,7 @@ if a.kind == 'ver' then
   redis.call('HSET', speaker, 'at', string.format('%.0f', created_at))
 end
 if kept then
-  keep({seq = seq, number = number, created_at = created_at, vuid = a.vuid, request = a.request})
+  keep({seq = seq, number = number, created_at = created_at, vuid = a.vuid, request = a.request, first = a.now})
 end
 look_again(10)
 return {seq, number, created_at, a.vuid}
