@@ -129,7 +129,12 @@ def read_certain(store: Store, speaker_id: SpeakerId) -> Speaker:
 
 def _depends_on_the_second(key: str) -> bool:
     """An artifact is published, or a promotion says that one is."""
-    return ("/art/" in key and key.endswith(".json")) or f".{AUTOMATIC}" in key
+    match key.split("/")[3:]:
+        case ["r", name]:
+            return name.rpartition(".")[2].startswith(AUTOMATIC)
+        case ["d", _, "art", _, name]:
+            return name.endswith(".json")
+    return False
 
 
 def read_facts(store: Store, listing: Listing) -> Iterator[Fact]:

@@ -24,7 +24,7 @@ from services.shared.domain import (
     fold,
     given_key,
 )
-from services.shared.facts import SpeakerId, read_facts, slug_of
+from services.shared.facts import SpeakerId, read_certain, read_facts, read_speaker, slug_of
 from services.shared.housekeeping import unreachable
 from services.shared.index_reading import Flight, IndexedSpeaker
 from services.shared.profiles import Profile
@@ -33,6 +33,7 @@ from services.shared.store import Listing, StoredObject, check_prefix
 from speaker_registry.errors import AliasNotFound, InvalidVoiceName, VersionNotFound
 from speaker_registry.names import parse_speaker_name
 from tests import speaker_facts
+from tests.simulation.store import PerfectStore
 from tests.speaker_facts import (
     ECAPA,
     NEW,
@@ -553,3 +554,23 @@ def test_what_is_wrong_with_a_record_is_said_without_its_words():
     with pytest.raises(ValueError, match="JSON") as caught:
         VersionRecord.model_validate_json(damaged[:-5])
     assert "secret" not in str(caught.value)
+
+
+def test_only_what_depends_on_the_second_waits_for_it():
+    """Of a bucket that dates to the second. A name may look like anything."""
+    store, speaker_id = PerfectStore(lambda: 0.0), SpeakerId("default", "my.auto-tune")
+    first, second = version(1), version(2)
+    promoted = moved(3, 2, automatic=True)
+    made_now = made(1, "1" * 32).record
+    for fact in (first, second):
+        store.put(speaker_id.version_key(fact.seq, fact.record), fact.record.to_json().encode())
+    store.put(speaker_id.alias_key(promoted), b"{}")
+    fact_key = speaker_id.artifact_fact_key(vuid(1), speaker_facts.akey(1), made_now)
+    store.put(fact_key, made_now.to_json().encode())
+    certain = read_certain(store, speaker_id)
+    assert [one.seq for one in certain.versions] == [1, 2]
+    assert certain.alias_facts == {}
+    assert certain.versions[0].artifacts == {}
+    truth = read_speaker(store, speaker_id)
+    assert truth.default.seq == 2
+    assert truth.versions[0].artifacts
