@@ -16,6 +16,7 @@ from speaker_registry.errors import Unavailable
 
 ANSWER_SECONDS = 5.0
 """A server that syncs its log to a busy disk may be silent for two."""
+CONNECT_SECONDS = 2.0
 SILENT_SECONDS = 1.0
 """After that long it is asked again."""
 
@@ -36,7 +37,7 @@ def connect(
     client = redis.Redis.from_url(
         url,
         socket_timeout=ANSWER_SECONDS,
-        socket_connect_timeout=2,
+        socket_connect_timeout=CONNECT_SECONDS,
         # Lost connections only. Who is silent is not asked again: that would take as long once more.
         retry=Retry(
             ExponentialWithJitterBackoff(cap=0.2, base=0.02), 3, supported_errors=(redis.ConnectionError,)
@@ -81,8 +82,11 @@ def _listening(kind: type[Any], silence: Silence) -> type[Any]:
             silence.check()
             try:
                 return super()._connect()
-            except redis.TimeoutError:
+            except (redis.TimeoutError, TimeoutError):  # redis-py's own only further up
                 silence.begin()
+                raise
+            except OSError:  # who refuses is not silent
+                silence.end()
                 raise
 
         def send_packed_command(self, *arguments: Any, **options: Any) -> None:
@@ -95,7 +99,7 @@ def _listening(kind: type[Any], silence: Silence) -> type[Any]:
             except redis.TimeoutError:
                 silence.begin()
                 raise
-            except redis.ResponseError:  # also an answer
+            except (redis.ResponseError, redis.ConnectionError):  # an answer, or an end
                 silence.end()
                 raise
             silence.end()

@@ -3,9 +3,11 @@
 import socket
 import threading
 import time
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 
 import pytest
+import redis
 
 from services.shared import redis_access
 from services.shared.redis_access import Silence, connect, unavailable_without_redis
@@ -37,6 +39,37 @@ def test_a_silent_server_costs_one_caller_its_time_and_no_other(monkeypatch: pyt
                 with pytest.raises(Unavailable), unavailable_without_redis():
                     client.ping()
         assert time.monotonic() - began < 1
+
+
+def test_a_server_that_lets_nobody_connect_is_silent_too(monkeypatch: pytest.MonkeyPatch):
+    """A full queue of connections, or a network that drops everything."""
+    monkeypatch.setattr(redis_access, "CONNECT_SECONDS", 0.2)
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as full, ExitStack() as waiting:
+        address = full.getsockname()
+        for _ in range(3):
+            caller = waiting.enter_context(socket.socket())
+            caller.setblocking(False)
+            with suppress(BlockingIOError):
+                caller.connect(address)
+        client = connect(f"redis://127.0.0.1:{address[1]}/0")
+        began = time.monotonic()
+        for _ in range(20):
+            with pytest.raises(Unavailable), unavailable_without_redis():
+                client.ping()
+        assert time.monotonic() - began < 1
+
+
+def test_who_refuses_a_connection_is_not_silent():
+    """A server that was killed is soon there again, and must not be kept waiting."""
+    silence = Silence()
+    silence.begin()
+    silence._until = 0  # the next one asks
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    with pytest.raises(redis.ConnectionError):
+        connect(f"redis://127.0.0.1:{port}/0", silence=silence).ping()
+    with ThreadPoolExecutor() as others:
+        others.submit(silence.check).result()
 
 
 def test_a_lost_connection_is_made_again_before_giving_up():
