@@ -315,6 +315,9 @@ class Publisher:
         """So that whoever sees the version ready finds its name pointing to it, if it should."""
         completing = (work.version.vuid, work.maker.profile.name)
         try:
+            announced = self._registrar.announcements.current(work.maker.profile.name)
+            if announced is None or announced.fingerprint != work.maker.fingerprint:
+                return None  # an upgrade overtook us: what we made is stale
             return self._registrar.prepare_promotion(work.speaker_id, completing=completing)
         except Unavailable:
             return None

@@ -28,7 +28,7 @@ from services.shared.index_reading import IndexedSpeaker
 from services.shared.profiles import Profile, ProfileCatalogue
 from services.shared.queue import queue_name
 from services.shared.settings import RegistrySettings
-from services.shared.status import Standing, servable, standing, unsupported_reason, wanted_profiles, worst
+from services.shared.status import Standing, standing, unsupported_reason, wanted_profiles, worst
 from services.shared.store import Store
 from speaker_registry.errors import (
     CacheUnsupported,
@@ -269,8 +269,8 @@ class Registrar:
     # -- promoting
 
     def promote(self, speaker_id: SpeakerId) -> None:
-        """Move `default` to the newest version whose artifacts are ready, if that serves every required
-        profile that is served now, and unless somebody moved it after that one was registered.
+        """Move `default` to the newest version that is done, if it has an artifact for every required profile
+        that is served now, or about to be, and unless somebody moved `default` after it was registered.
         """
         fact = self.prepare_promotion(speaker_id)
         if fact is not None:
@@ -319,12 +319,16 @@ class Registrar:
     def _may_take_over(
         self, indexed: IndexedSpeaker, version: SpeakerVersion, completing: tuple[str, str] | None
     ) -> bool:
-        """All that it can serve is ready, and no engine that has the voice now would lose it."""
-        required = self.catalogue.required_profiles
-        able = servable(version, required)
-        if not able or not able >= servable(indexed.speaker.default, required):
-            return False
-        return all(
-            (version.vuid, profile) == completing or self.standing(indexed, version, profile).state == "ready"
-            for profile in able
-        )
+        """All that will ever be made of it is, and nobody would lose what is served now, or about to be."""
+        ready = set()
+        for name in self.catalogue.required:
+            state = self.standing(indexed, version, name).state
+            if (version.vuid, name) == completing or state == "ready":
+                ready.add(name)
+            elif state != "failed":
+                return False
+        return bool(ready) and ready >= self._served_or_coming(indexed, indexed.speaker.default)
+
+    def _served_or_coming(self, indexed: IndexedSpeaker, version: SpeakerVersion) -> set[str]:
+        standings = [self.standing(indexed, version, name) for name in self.catalogue.required]
+        return {one.profile.name for one in standings if one.artifact or one.stale or one.state != "failed"}

@@ -73,15 +73,6 @@ def wanted_profiles(version: SpeakerVersion, required: Iterable[str]) -> tuple[s
     return tuple(sorted({record.profile for record in version.record.given}))
 
 
-def servable(version: SpeakerVersion, profiles: Iterable[Profile]) -> frozenset[str]:
-    """Names of the profiles that a version has an artifact of, or can get one of."""
-    return frozenset(
-        profile.name
-        for profile in profiles
-        if version.artifact(profile.name) is not None or unsupported_reason(version, profile) is None
-    )
-
-
 def worst(standings: Iterable[Standing]) -> ArtifactState:
     """The state of a version as a whole; `ready` if nothing is wanted."""
     states = {one.state for one in standings}

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from speaker_registry.errors import (
     CacheUnsupported,
     EmbeddingWidthMismatch,
     IdempotencyKeyReused,
+    InvalidArtifact,
     PreconditionFailed,
     QuotaExceeded,
     Unavailable,
@@ -369,6 +371,34 @@ def test_no_engine_loses_a_voice_to_a_version_that_serves_fewer(redis_client: ob
     storage.register_embedding("bob")
     storage.register_embedding("bob", description="better")
     assert storage.served("bob")[0] == 2, "nobody has less than before"
+
+
+def test_a_version_that_serves_nothing_is_left_for_one_that_serves_something(
+    redis_client: object, opened: Open
+):
+    """Extraction of the clip failed for good in both profiles; then somebody brings a ready embedding."""
+    storage = opened(profiles=(PROFILE, WIDER))
+    storage.register("alice")
+    for work in storage.take("alice"):
+        storage.publisher.fail(work, InvalidArtifact("hopeless"))
+    storage.register_embedding("alice")
+    assert storage.served("alice")[0] == 2
+
+
+def test_a_worker_with_an_outdated_encoder_promotes_nothing(storage: Storage):
+    """Its artifact is stale as it lands: engines would lose the version that was made anew already."""
+    first = storage.ready("alice")
+    storage.register("alice", number=2)
+    (outdated,) = storage.take("alice")
+    storage.announce(NEXT_FINGERPRINT)
+    anew = storage.registrar.claim(speaker_id("alice"), first.version, outdated.maker.profile)
+    maker = replace(outdated.maker, fingerprint=NEXT_FINGERPRINT)
+    storage.publish(storage.publisher.take(anew.job_id, speaker_id("alice"), maker))
+    assert storage.served("alice")[0] == 1
+    storage.publish(outdated)
+    assert storage.served("alice")[0] == 1
+    storage.settle()
+    assert storage.served("alice")[0] == 2
 
 
 def test_a_slow_upload_does_not_push_aside_what_is_served_already(storage: Storage):

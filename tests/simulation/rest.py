@@ -8,7 +8,6 @@ from services.shared.domain import Speaker, SpeakerVersion
 from services.shared.facts import SpeakerId, read_speaker, speaker_ids
 from services.shared.index import speaker_key
 from services.shared.index_reading import IndexedSpeaker
-from services.shared.status import servable
 from speaker_registry.names import DEFAULT
 from speaker_registry.schemas import FINISHED_STATES
 from tests.simulation.ledger import Violation
@@ -85,14 +84,17 @@ def _check_default(process: Process, indexed: IndexedSpeaker, speaker: Speaker) 
         return
     moved = speaker.alias_facts.get(DEFAULT)
     chosen = moved.seq if moved is not None and not moved.automatic else 0
-    required = process.registrar.catalogue.required_profiles
-    default = servable(speaker.default, required)
+    kept = {one for one in _required(process) if speaker.default.artifact(one) is not None}
     for version in speaker.versions:
-        able = servable(version, required)
+        standings = [process.registrar.standing(indexed, version, one) for one in _required(process)]
+        ready = {one.profile.name for one in standings if one.state == "ready"}
         newer = version.number > speaker.default.number and version.seq >= chosen
-        ready = all(process.registrar.standing(indexed, version, one).state == "ready" for one in able)
-        if newer and able and able >= default and ready:
+        if newer and ready and ready >= kept:
             raise Violation(f"default is {speaker.default.vuid}, and {version.vuid} serves all that it does")
+
+
+def _required(process: Process) -> tuple[str, ...]:
+    return process.registrar.catalogue.required
 
 
 def _check_objects(world: World, speaker_id: SpeakerId, truth: Speaker) -> None:
