@@ -57,6 +57,7 @@ class Silence:
         self._until: float | None = None
         """Nobody but the prober asks before; None: the server speaks."""
         self._prober: int | None = None
+        self._heard_at = 0.0
 
     def check(self) -> None:
         """Before a call. Raises redis's TimeoutError where it would only wait."""
@@ -67,23 +68,29 @@ class Silence:
             raise redis.TimeoutError("the server was silent just now")
         self._until, self._prober = time.monotonic() + ANSWER_SECONDS, me
 
-    def begin(self) -> None:
-        self._until, self._prober = time.monotonic() + SILENT_SECONDS, None
+    def begin(self, asked_at: float) -> None:
+        """Who asked then has had no answer. If another has, one command is slow or one connection dead."""
+        if self._heard_at < asked_at:
+            self._until, self._prober = time.monotonic() + SILENT_SECONDS, None
 
     def end(self) -> None:
         self._until = self._prober = None
+        self._heard_at = time.monotonic()
 
 
 def _listening(kind: type[Any], silence: Silence) -> type[Any]:
     """Connections that notice when the server falls silent."""
 
     class Listening(kind):  # type: ignore[misc]
+        asked_at = 0.0
+
         def _connect(self) -> Any:
             silence.check()
+            self.asked_at = time.monotonic()
             try:
                 return super()._connect()
             except (redis.TimeoutError, TimeoutError):  # redis-py's own only further up
-                silence.begin()
+                silence.begin(self.asked_at)
                 raise
             except OSError:  # who refuses is not silent
                 silence.end()
@@ -91,13 +98,14 @@ def _listening(kind: type[Any], silence: Silence) -> type[Any]:
 
         def send_packed_command(self, *arguments: Any, **options: Any) -> None:
             silence.check()
+            self.asked_at = time.monotonic()
             super().send_packed_command(*arguments, **options)
 
         def read_response(self, *arguments: Any, **options: Any) -> Any:
             try:
                 response = super().read_response(*arguments, **options)
             except redis.TimeoutError:
-                silence.begin()
+                silence.begin(self.asked_at)
                 raise
             except (redis.ResponseError, redis.ConnectionError):  # an answer, or an end
                 silence.end()

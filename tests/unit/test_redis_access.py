@@ -62,7 +62,7 @@ def test_a_server_that_lets_nobody_connect_is_silent_too(monkeypatch: pytest.Mon
 def test_who_refuses_a_connection_is_not_silent():
     """A server that was killed is soon there again, and must not be kept waiting."""
     silence = Silence()
-    silence.begin()
+    silence.begin(time.monotonic())
     silence._until = 0  # the next one asks
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
@@ -70,6 +70,15 @@ def test_who_refuses_a_connection_is_not_silent():
         connect(f"redis://127.0.0.1:{port}/0", silence=silence).ping()
     with ThreadPoolExecutor() as others:
         others.submit(silence.check).result()
+
+
+def test_a_slow_command_beside_others_that_are_answered_is_no_silence():
+    """A client that blocks, or one connection that a proxy forgot."""
+    silence = Silence()
+    asked_at = time.monotonic()
+    silence.end()  # somebody else's answer
+    silence.begin(asked_at)
+    silence.check()
 
 
 def test_a_lost_connection_is_made_again_before_giving_up():
