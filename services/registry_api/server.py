@@ -87,7 +87,7 @@ class LingeringTransport:
             return
         self._transport.write_eof()
         self._transport.resume_reading()
-        self._end = asyncio.get_running_loop().call_later(self._max_seconds, self._transport.close)
+        self._end = asyncio.get_running_loop().call_later(self._max_seconds, self._transport.abort)
 
     def close_at_once(self) -> None:
         if self._end is not None:
