@@ -5,15 +5,13 @@ Each is a mistake that somebody could make in good faith, and what each breaks d
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from datetime import timedelta
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from services.shared.domain import ArtifactRecord
-from services.shared.facts import SpeakerId, read_facts
-from services.shared.housekeeping import unreachable
+from services.shared.facts import SpeakerId
 from services.shared.index_reading import IndexedSpeaker
 from services.shared.publication import Assignment, Publisher
 from services.shared.registrar import Registrar
@@ -47,25 +45,6 @@ def rewritten(script: str, right: str, wrong: str) -> type[SimulatedIndex]:
             self._scripts[script] = self.redis.register_script(text.replace(right, wrong))
 
     return Rewritten
-
-
-class JudgesLate(SimulatedHousekeeper):
-    """Takes the age of what it collects from a clock, not from the listing."""
-
-    def collect_garbage(self, speaker_id: SpeakerId) -> int:
-        listing = self._store.list(speaker_id.prefix)
-        facts = list(read_facts(self._store, listing))
-        later = self._store.list(speaker_id.prefix).taken_at
-        keys = list(
-            unreachable(
-                replace(listing, taken_at=later),
-                facts,
-                grace=timedelta(seconds=self._settings.grace_seconds),
-                deleted_grace=timedelta(seconds=self._settings.deleted_grace_seconds),
-            )
-        )
-        self._store.delete(keys)
-        return len(keys)
 
 
 class NeverReadsFactsAgain(SimulatedHousekeeper):
@@ -113,7 +92,6 @@ class DeletesInTheIndexOnly(Registrar):
 MISTAKES = {
     "any server is trusted": Mistake(Parts(index=Trusting)),
     "garbage collection without grace": Mistake(Parts(housekeeping={"grace_seconds": 0.0})),
-    "age is judged later than the listing": Mistake(Parts(housekeeper=JudgesLate), within=600),
     "facts are never read again": Mistake(Parts(housekeeper=NeverReadsFactsAgain)),
     "a worker writes the version": Mistake(Parts(publisher=WritesTheVersionAgain)),
     "a delete leaves no fact": Mistake(Parts(registrar=DeletesInTheIndexOnly)),
