@@ -306,9 +306,10 @@ class Registrar:
             return None
         moved = speaker.alias_facts.get(DEFAULT)
         chosen = moved.seq if moved is not None and not moved.automatic else 0
-        # Its own place is written down too: else a slow upload that was given an earlier one would take it.
-        # None can be earlier than 1, which is what nearly all are.
-        least = speaker.default.number + (DEFAULT in speaker.aliases or speaker.default.number == 1)
+        # Where no move says so, the oldest version is the default, and a slow upload may yet come before it:
+        # then it is promoted to its own place. Nothing comes before number 1, which nearly all are.
+        certain = DEFAULT in speaker.aliases or speaker.default.number == 1
+        least = speaker.default.number + 1 if certain else speaker.default.number
         for version in reversed(speaker.versions):
             if version.number < least or version.seq < chosen:
                 return None

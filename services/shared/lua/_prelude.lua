@@ -59,8 +59,9 @@ local function move_alias(move)
   local current = redis.call('HGET', speaker, field)
   if current then
     local seq, uid = string.match(current, '^(%d+):([^:]+):')
-    seq = move.automatic and move.seq or tonumber(seq) -- promotions are ordered by their targets: `AliasFact.rank`
-    if seq > move.seq or (seq == move.seq and uid >= move.uid) then return 0 end
+    local order = tonumber(seq) - move.seq
+    if move.automatic then order = 0 end -- promotions are ordered by their targets, which uid begins with: `AliasFact.rank`
+    if order > 0 or (order == 0 and uid >= move.uid) then return 0 end
   end
   redis.call('HSET', speaker, field, string.format('%.0f', move.seq) .. ':' .. move.uid .. ':' .. move.vuid)
   event('alias.updated', {alias = move.alias, vuid = move.vuid})
