@@ -34,6 +34,7 @@ SpeakerRegistryError
 │   └── PreconditionFailed
 ├── QuotaExceeded
 ├── Unavailable                    passing: try again after `retry_after_seconds`
+│   └── VoiceDamaged               not passing: somebody must restore a record, or delete the voice
 └── WorkerError                    raised while extracting; ends up in a job's `error`
     ├── WeightsMissing
     ├── WeightsInvalid
@@ -202,6 +203,11 @@ class QuotaExceeded(SpeakerRegistryError):
 class Unavailable(SpeakerRegistryError):
     code = "unavailable"
     retryable = True
+
+
+class VoiceDamaged(Unavailable):
+    code = "voice_damaged"
+    retryable = False
 
 
 class WorkerError(SpeakerRegistryError):

@@ -281,6 +281,7 @@ class Deleted(Schema):
 
     success: Literal[True] = True
     message: str
-    id: str
+    id: str | None
+    """None of a voice whose records could not be read."""
     object: Literal["audio.voice"] = "audio.voice"
     deleted: Literal[True] = True

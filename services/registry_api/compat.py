@@ -166,7 +166,8 @@ def delete_voice(
     """Delete a voice with all its versions: unresolvable at once."""
     before = services.registrar.delete(namespace, name)
     key = parse_speaker_name(name).key
-    body = Deleted(message=f"Voice '{key}' deleted successfully", id=rendering.voice_id(before))
+    voice_id = rendering.voice_id(before) if before.speaker.versions else None
+    body = Deleted(message=f"Voice '{key}' deleted successfully", id=voice_id)
     return answer(request, body)
 
 

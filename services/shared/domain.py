@@ -117,6 +117,16 @@ class VersionFact:
 
 
 @dataclass(frozen=True, slots=True)
+class DamagedFact:
+    """There is a version, and its record cannot be read. Its key still tells its place."""
+
+    seq: int
+    vuid: str
+    number: int
+    created_at: int
+
+
+@dataclass(frozen=True, slots=True)
 class TombstoneFact:
     """Every version with a smaller or equal seq is dead. Carries the marks that must survive an erasure."""
 
@@ -170,7 +180,7 @@ class FailureFact:
     record: FailureRecord
 
 
-Fact = VersionFact | TombstoneFact | AliasFact | ArtifactFact | FailureFact
+Fact = VersionFact | DamagedFact | TombstoneFact | AliasFact | ArtifactFact | FailureFact
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,6 +238,8 @@ class Speaker:
     alias_facts: Mapping[str, AliasFact] = field(default_factory=dict)
     """The move of each alias that counts, also where its target is dead. None from before the tombstone."""
     tombstone: int = 0
+    damaged: int = 0
+    """Seq of the last version that was not deleted and whose record cannot be read; 0: there is none."""
     seq: int = 0
     number: int = 0
     created_at: int = 0
@@ -235,7 +247,8 @@ class Speaker:
 
     @property
     def live(self) -> bool:
-        return bool(self.versions)
+        """With a damaged record nobody can tell what its names stand for, and nothing is guessed."""
+        return bool(self.versions) and not self.damaged
 
     @property
     def aliases(self) -> Mapping[str, SpeakerVersion]:
@@ -292,6 +305,7 @@ def fold(facts: Iterable[Fact]) -> Speaker:
     """What the facts of one speaker say. Any order, duplicates harmless."""
     facts = list(facts)
     versions = {fact.record.vuid: fact for fact in facts if isinstance(fact, VersionFact)}
+    damaged = [fact for fact in facts if isinstance(fact, DamagedFact)]
     tombstones = [fact for fact in facts if isinstance(fact, TombstoneFact)]
     tombstone = max((fact.seq for fact in tombstones), default=0)
     artifacts = fold_artifacts(fact for fact in facts if isinstance(fact, ArtifactFact))
@@ -307,6 +321,7 @@ def fold(facts: Iterable[Fact]) -> Speaker:
         if fact.seq > tombstone
     ]
     marks = [(fact.record.number, fact.record.created_at) for fact in versions.values()]
+    marks += [(fact.number, fact.created_at) for fact in damaged]
     marks += [(fact.number, fact.created_at) for fact in tombstones]
     return Speaker(
         versions=in_order(live),
@@ -314,6 +329,7 @@ def fold(facts: Iterable[Fact]) -> Speaker:
             (fact for fact in facts if isinstance(fact, AliasFact) and fact.seq > tombstone), live
         ),
         tombstone=tombstone,
+        damaged=max((fact.seq for fact in damaged if fact.seq > tombstone), default=0),
         seq=max(_seqs(facts), default=0),
         number=max((number for number, _ in marks), default=0),
         created_at=max((created_at for _, created_at in marks), default=0),
@@ -328,7 +344,8 @@ def in_order(versions: Iterable[SpeakerVersion]) -> tuple[SpeakerVersion, ...]:
 
 
 def _seqs(facts: Iterable[Fact]) -> Iterable[int]:
-    return (fact.seq for fact in facts if isinstance(fact, VersionFact | TombstoneFact | AliasFact))
+    placed = VersionFact | DamagedFact | TombstoneFact | AliasFact
+    return (fact.seq for fact in facts if isinstance(fact, placed))
 
 
 def aliases_in_force(facts: Iterable[AliasFact], live: Iterable[SpeakerVersion]) -> dict[str, AliasFact]:

@@ -20,11 +20,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Self
 
+import structlog
+
 from services.shared.domain import (
     AUTOMATIC,
     AliasFact,
     ArtifactFact,
     ArtifactRecord,
+    DamagedFact,
     Fact,
     FailureFact,
     FailureRecord,
@@ -36,6 +39,8 @@ from services.shared.domain import (
 )
 from services.shared.store import Listing, Store, StoredObject
 from speaker_registry.names import SpeakerName
+
+log = structlog.get_logger()
 
 _SLUG = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _NAMESPACE = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
@@ -139,12 +144,16 @@ def _depends_on_the_second(key: str) -> bool:
 
 def read_facts(store: Store, listing: Listing) -> Iterator[Fact]:
     """The facts among the objects of one speaker. One that vanished since the listing was swept: it is no
-    fact.
+    fact. Of one that cannot be read the key is logged: an artifact is made anew, and who put an object here
+    that is none of ours may take it away again.
     """
     for stored in listing.objects:
         try:
             fact = _read_fact(store, stored)
         except FileNotFoundError:
+            continue
+        except ValueError as error:
+            log.error("fact.damaged", key=stored.key, error=str(error))
             continue
         if fact is not None:
             yield fact
@@ -167,7 +176,13 @@ def _read_record(store: Store, key: str, name: str) -> Fact | None:
     seq_text, kind, *rest = name.split(".")
     seq = int(seq_text)
     if kind == "ver":
-        return VersionFact(seq, VersionRecord.model_validate_json(store.get(key)))
+        vuid, number, created_at, sha256 = rest
+        body = store.get(key)
+        try:
+            return VersionFact(seq, _read_version(body, sha256))
+        except ValueError as error:
+            log.error("version.damaged", key=key, error=str(error))
+            return DamagedFact(seq, vuid, int(number), int(created_at))
     if kind == "als":
         *alias, vuid, uid = rest
         return AliasFact(seq, ".".join(alias), vuid, uid)
@@ -175,6 +190,12 @@ def _read_record(store: Store, key: str, name: str) -> Fact | None:
         number, created_at, _ = rest
         return TombstoneFact(seq, int(number), int(created_at))
     return None  # a newer writer's kind
+
+
+def _read_version(body: bytes, sha256: str) -> VersionRecord:
+    if hashlib.sha256(body).hexdigest() != sha256:
+        raise ValueError("the record is not what was written")
+    return VersionRecord.model_validate_json(body)
 
 
 def speaker_ids(store: Store) -> Iterator[SpeakerId]:

@@ -157,15 +157,13 @@ class Housekeeper:
     def _safely(
         self, work: Callable[[SpeakerId], Result], speaker_id: SpeakerId, *, otherwise: Otherwise
     ) -> Result | Otherwise:
-        """One speaker that cannot be read must not keep the others from being looked after, nor the gate
-        closed.
-        """
+        """Trouble with one speaker must not keep the others from being looked after, nor the gate closed."""
         try:
             return work(speaker_id)
         except (Unavailable, RebuildLost):
             raise
         except Exception:
-            log.exception("speaker.unreadable", speaker=str(speaker_id))
+            log.exception("speaker.skipped", speaker=str(speaker_id))
             return otherwise
 
     def settle(self, speaker_id: SpeakerId) -> float | None:
@@ -277,6 +275,8 @@ class Housekeeper:
         """Delete one speaker's unreachable objects. Returns how many."""
         listing = self._store.list(speaker_id.prefix)
         facts = list(read_facts(self._store, listing))
+        if fold(facts).damaged:
+            return 0  # a backup of the record may yet bring it back
         keys = list(
             unreachable(
                 listing,

@@ -23,6 +23,7 @@ from speaker_registry.errors import (
     IdempotencyKeyReused,
     QuotaExceeded,
     Unavailable,
+    VoiceDamaged,
     VoiceExists,
     VoiceNotFound,
 )
@@ -154,7 +155,7 @@ class SpeakerIndex(Gate):
 
         Raises:
             QuotaExceeded; VoiceExists: a live speaker may not be overwritten; IdempotencyKeyReused;
-            Unavailable: after that, as long as the last attempt may still land.
+            VoiceDamaged; Unavailable: after that, as long as the last attempt may still land.
         """
         return Reservation(
             *self._run(
@@ -298,7 +299,15 @@ class SpeakerIndex(Gate):
 
     def apply(self, speaker_id: SpeakerId, truth: Speaker, *, rebuilding: bool = False) -> None:
         """Everything the facts say. What is there already stays as it is."""
-        self._run("raise_seq", speaker_id, rebuilding=rebuilding, seq=truth.seq)
+        self._run(
+            "apply_marks",
+            speaker_id,
+            rebuilding=rebuilding,
+            seq=truth.seq,
+            number=truth.number,
+            created_at=truth.created_at,
+            damaged=truth.damaged,
+        )
         if truth.tombstone:
             self.apply_tombstone(
                 speaker_id, truth.tombstone, truth.number, truth.created_at, rebuilding=rebuilding
@@ -474,6 +483,14 @@ def key_reused() -> IdempotencyKeyReused:
     )
 
 
+def voice_damaged(name: str) -> VoiceDamaged:
+    """The log names the object."""
+    return VoiceDamaged(
+        f"A record of voice '{name}' is damaged in the bucket, so nobody can tell what the name stands for. "
+        "Restore the object that the log names from a backup, or delete the voice."
+    )
+
+
 def _refusal(error: redis.ResponseError, speaker_id: SpeakerId) -> Exception:
     """What a script's error reply means to a caller; the error itself if it is none of ours."""
     ours: dict[str, Exception] = {
@@ -484,6 +501,7 @@ def _refusal(error: redis.ResponseError, speaker_id: SpeakerId) -> Exception:
         "EXISTS": VoiceExists(f"Voice '{speaker_id.slug}' already exists."),
         "NOTFOUND": VoiceNotFound(f"Voice '{speaker_id.slug}' not found"),
         "REUSED": key_reused(),
+        "DAMAGED": voice_damaged(speaker_id.slug),
         "LANDING": Unavailable(
             "An earlier attempt of this request may still be stored: try again later.", retry_after_seconds=60
         ),

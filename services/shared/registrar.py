@@ -23,7 +23,7 @@ from services.shared.domain import (
 )
 from services.shared.facts import SpeakerId, read_certain, read_speaker, speaker_ids
 from services.shared.gate import GateClosed
-from services.shared.index import AliasMoved, Claim, SpeakerIndex
+from services.shared.index import AliasMoved, Claim, SpeakerIndex, voice_damaged
 from services.shared.index_reading import IndexedSpeaker
 from services.shared.profiles import Profile, ProfileCatalogue
 from services.shared.queue import queue_name
@@ -85,8 +85,10 @@ class Registrar:
     # -- reading
 
     def find(self, namespace: str, name: str) -> IndexedSpeaker:
-        """A live speaker by its name. Raises `InvalidVoiceName`, `VoiceNotFound`."""
+        """A live speaker by its name. Raises `InvalidVoiceName`, `VoiceNotFound`, `VoiceDamaged`."""
         indexed = self.look_up(SpeakerId.of(namespace, parse_speaker_name(name)))
+        if indexed.speaker.damaged:
+            raise voice_damaged(name)
         if not indexed.speaker.live:
             raise VoiceNotFound(f"Voice '{name}' not found", param="name")
         return indexed
@@ -127,18 +129,10 @@ class Registrar:
 
     def _page_of_facts(self, namespace: str, after: str, limit: int) -> tuple[list[IndexedSpeaker], bool]:
         ids = [speaker_id for speaker_id in speaker_ids(self.store) if speaker_id.namespace == namespace]
-        speakers = [speaker for speaker in map(self._read_safely, ids) if speaker.live]
+        speakers = [speaker for one in ids if (speaker := read_certain(self.store, one)).live]
         by_key = {speaker.newest.record.key: speaker for speaker in speakers}
         keys = sorted(key for key in by_key if key > after)
         return [IndexedSpeaker(by_key[key]) for key in keys[:limit]], len(keys) > limit
-
-    def _read_safely(self, speaker_id: SpeakerId) -> Speaker:
-        """Of many: one that cannot be read does not hide the others."""
-        try:
-            return read_certain(self.store, speaker_id)
-        except ValueError:
-            log.exception("speaker.unreadable", speaker=str(speaker_id))
-            return Speaker()
 
     def standing(self, indexed: IndexedSpeaker, version: SpeakerVersion, profile: str) -> Standing:
         """Where a version is with one profile. Raises `ProfileUnknown`."""

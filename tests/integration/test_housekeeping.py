@@ -23,7 +23,7 @@ from services.shared.registrar import Registrar
 from services.shared.registration import Upload, register_clip
 from services.shared.settings import HousekeepingSettings, RegistrySettings, StoreSettings
 from services.shared.valkey import ValkeyServer
-from speaker_registry.errors import Unavailable
+from speaker_registry.errors import Unavailable, VoiceDamaged, VoiceNotFound
 from speaker_registry.names import parse_speaker_name
 from tests.integration.api.worker import StandIn
 
@@ -51,8 +51,8 @@ def housekeeper(registrar: Registrar) -> Housekeeper:
     return housekeeper
 
 
-def register(registrar: Registrar, name: str) -> None:
-    upload = Upload(name=parse_speaker_name(name), consent="yes", ref_text="words")
+def register(registrar: Registrar, name: str, *, words: str = "words") -> None:
+    upload = Upload(name=parse_speaker_name(name), consent="yes", ref_text=words)
     register_clip(registrar, "default", upload, name.encode(), CLIP)
 
 
@@ -174,7 +174,62 @@ def test_a_voice_that_cannot_be_read_costs_nobody_else_theirs(
     assert [one.speaker.newest.record.name for one in registrar.page("default", limit=10)[0]] == ["Bob"]
     housekeeper.turn()
     assert registrar.index.gate_open()
+    assert [one.speaker.newest.record.name for one in registrar.page("default", limit=10)[0]] == ["Bob"]
     assert registrar.find("default", "Bob").speaker.live
+
+
+@pytest.mark.parametrize("rebuilt", [True, False])
+def test_a_damaged_voice_says_so_and_takes_nothing_new(
+    registrar: Registrar, housekeeper: Housekeeper, redis_client: Redis, tmp_path: Path, *, rebuilt: bool
+):
+    register(registrar, "Alice")
+    register(registrar, "Alice", words="other words")
+    *_, record = sorted((tmp_path / "bucket" / ALICE.prefix / "r").iterdir())
+    written = record.read_bytes()
+    record.write_bytes(b"")
+    redis_client.flushall()
+    if rebuilt:
+        housekeeper.turn()
+    with pytest.raises(VoiceDamaged, match="'alice' is damaged"):
+        registrar.find("default", "alice")
+    assert registrar.page("default", limit=10) == ([], False)
+    if rebuilt:
+        with pytest.raises(VoiceDamaged):
+            register(registrar, "Alice", words="once more")
+
+    record.write_bytes(written)
+    redis_client.flushall()
+    housekeeper.turn()
+    assert [one.number for one in registrar.find("default", "alice").speaker.versions] == [1, 2]
+
+
+def test_a_damaged_voice_can_be_deleted_and_its_numbers_are_not_used_again(
+    registrar: Registrar, housekeeper: Housekeeper, redis_client: Redis, tmp_path: Path
+):
+    register(registrar, "Alice")
+    (record,) = (tmp_path / "bucket" / ALICE.prefix / "r").iterdir()
+    record.write_bytes(b"")
+    redis_client.flushall()
+    housekeeper.turn()
+    registrar.delete("default", "Alice")
+    with pytest.raises(VoiceNotFound):
+        registrar.find("default", "alice")
+    register(registrar, "Alice")
+    assert registrar.find("default", "alice").speaker.default.number == 2
+
+
+def test_a_restored_record_is_found_by_the_next_sweep(
+    registrar: Registrar, housekeeper: Housekeeper, redis_client: Redis, tmp_path: Path
+):
+    register(registrar, "Alice")
+    (record,) = (tmp_path / "bucket" / ALICE.prefix / "r").iterdir()
+    written = record.read_bytes()
+    record.write_bytes(b"")
+    redis_client.flushall()
+    housekeeper.turn()
+    record.write_bytes(written)
+    housekeeper.sweep()
+    assert registrar.find("default", "alice").speaker.default.number == 1
 
 
 def test_two_processes_do_not_rebuild_at_the_same_time(registrar: Registrar, redis_client: Redis):

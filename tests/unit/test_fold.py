@@ -2,6 +2,7 @@
 nobody can reach any more.
 """
 
+import hashlib
 import json
 from collections.abc import Iterable, Iterator
 from datetime import datetime, timedelta
@@ -16,6 +17,7 @@ from services.shared.announcements import Announcement
 from services.shared.domain import (
     AliasFact,
     ArtifactFact,
+    DamagedFact,
     Fact,
     FailureFact,
     TombstoneFact,
@@ -327,7 +329,8 @@ def test_a_key_that_a_newer_writer_added_is_ignored():
     """Workers and API are updated one after the other."""
     fact = version(1)
     body = json.dumps({**json.loads(body_of(fact)), "added_in": "a later release"}).encode()
-    assert read({key_of(fact): body}) == [fact]
+    key = key_of(fact).rpartition(".")[0] + "." + hashlib.sha256(body).hexdigest()
+    assert read({key: body}) == [fact]
 
 
 def test_a_kind_of_fact_that_a_newer_writer_added_is_ignored():
@@ -339,14 +342,41 @@ def test_a_fact_that_vanished_after_the_listing_was_swept():
     assert read({key_of(version(1)): None, key_of(version(2)): body_of(version(2))}) == [version(2)]
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b"{}", b"\xff"])
+DAMAGE = [b"", b"{", b"{}", b"\xff"]
+
+
+@pytest.mark.parametrize("body", [*DAMAGE, body_of(version(1)).replace(b"Alice", b"Malice")])
+def test_a_damaged_version_keeps_its_place(body: bytes):
+    """Taken for nothing, its number would be given out again, and its clip collected as garbage."""
+    fact = version(1, number=7, created_at=1_800_000_000)
+    assert read({key_of(fact): body}) == [DamagedFact(1, vuid(1), 7, 1_800_000_000)]
+
+
+@pytest.mark.parametrize("body", DAMAGE)
+@pytest.mark.parametrize("fact", [made(1, "a"), gave_up(1, "a")], ids=lambda fact: type(fact).__name__)
+def test_a_damaged_artifact_or_failure_is_none(fact: Fact, body: bytes):
+    """So it is made anew."""
+    assert read({key_of(version(1)): body_of(version(1)), key_of(fact): body}) == [version(1)]
+
+
 @pytest.mark.parametrize(
-    "fact", [version(1), made(1, "a"), gave_up(1, "a")], ids=lambda fact: type(fact).__name__
+    "name", ["notes.txt", "x.ver.y", "000000000002.ver.few.parts", "000000000002.del.x.y.z", ".DS_Store"]
 )
-def test_an_unreadable_fact_is_not_passed_over(fact: Fact, body: bytes):
-    """Taken for nothing, a damaged version would have its clip collected as garbage."""
-    with pytest.raises(ValidationError):
-        read({key_of(fact): body})
+def test_what_is_none_of_ours_is_no_fact(name: str):
+    assert read({f"{ALICE.prefix}r/{name}": b"{}", key_of(version(1)): body_of(version(1))}) == [version(1)]
+
+
+def test_a_damaged_version_leaves_nothing_to_guess():
+    """Which of the others would its name stand for?"""
+    damaged = DamagedFact(3, vuid(3), 9, 1_800_000_000)
+    speaker = fold([version(1), version(2), damaged])
+    assert (speaker.damaged, speaker.live, speaker.number) == (3, False, 9)
+    assert (speaker.seq, speaker.created_at) == (3, 1_800_000_000)
+
+
+def test_a_damaged_version_can_be_deleted():
+    speaker = fold([version(1), DamagedFact(3, vuid(3), 9, 1_800_000_000), deleted(4), version(5, number=10)])
+    assert (speaker.damaged, speaker.live, speaker.default.number) == (0, True, 10)
 
 
 def test_records_ignore_what_they_do_not_know_and_insist_on_what_they_need():

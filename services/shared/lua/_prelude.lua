@@ -1,5 +1,6 @@
 -- Prepended to every script. One hash holds all that the index knows of a speaker:
 --   seq num at tomb live key     high-water marks, the tombstone's seq, number of live versions, the speaker's key
+--   damaged                      seq of a version that was not deleted and whose record cannot be read
 --   v:{vuid}                     {seq}:{JSON of the version record}
 --   a:{alias}  p:{alias}         {seq}:{uid}:{vuid}, the last move by hand and the highest automatic one
 --   ra:{alias}  rdel             {seq}:{now}, the last place reserved for a move by hand; {seq}, for a tombstone

@@ -2,7 +2,7 @@
 -- for ver: max_speakers, immutable, vuid, request, idempotency, repeats and landing (seconds: a place may be given to the
 -- same request again; what an attempt stores may land)   for als: alias, automatic, expected, pending (seconds it may take)
 -- for del: unchanged (the last seq that the caller has seen)
--- -> {seq, number, created_at, vuid}, or an error: QUOTA, EXISTS, NOTFOUND, MOVED, REUSED, LANDING
+-- -> {seq, number, created_at, vuid}, or an error: DAMAGED, QUOTA, EXISTS, NOTFOUND, MOVED, REUSED, LANDING
 local kept = a.idempotency and 'sr:place:' .. a.speaker .. ':' .. a.idempotency
 local function keep(place)
   place.at = a.now
@@ -21,7 +21,8 @@ if place.seq > math.max(mark('tomb'), mark('rdel'), base) then
   end
   if landing then return redis.error_reply('LANDING') end
 end
-local is_live = mark('live') > 0
+local damaged, is_live = mark('damaged') > 0, mark('live') > 0
+if a.kind == 'del' then is_live = is_live or damaged elseif damaged then return redis.error_reply('DAMAGED') end
 if a.kind == 'ver' then
   if is_live and a.immutable then return redis.error_reply('EXISTS') end
   if not is_live and redis.call('ZCARD', names) >= a.max_speakers then return redis.error_reply('QUOTA') end
