@@ -4,6 +4,7 @@ uvicorn's own time-outs begin after a connection's first answer. Until then, and
 that nobody reads keeps coming, a caller could hold a connection for ever.
 
 And with one that does not hang up on who is still sending: the reset that follows can overtake the answer.
+Nor waits for ever for who does not read.
 """
 
 import asyncio
@@ -67,6 +68,8 @@ class LingeringTransport:
         self._still_sending = still_sending
         self._max_seconds = max_seconds
         self._end: asyncio.TimerHandle | None = None
+        self._look: asyncio.TimerHandle | None = None
+        self._written = 0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
@@ -82,12 +85,33 @@ class LingeringTransport:
         """When the caller hangs up, at the latest after `max_seconds`; at once if nothing is on its way."""
         if self.is_closing():
             return
+        self.expect_reading()
         if not self._still_sending():
             self._transport.close()
             return
         self._transport.write_eof()
         self._transport.resume_reading()
         self._end = asyncio.get_running_loop().call_later(self._max_seconds, self._transport.abort)
+
+    def write(self, data: bytes) -> None:
+        self._written += len(data)
+        self._transport.write(data)
+
+    def expect_reading(self) -> None:
+        """Until everything is read: a caller who reads nothing for `max_seconds` is cut off."""
+        if self._look is None:
+            self._look_later()
+
+    def _look_later(self) -> None:
+        left = self._transport.get_write_buffer_size()
+        loop, sent = asyncio.get_running_loop(), self._written - left
+        self._look = loop.call_later(self._max_seconds, self._look_at, sent) if left else None
+
+    def _look_at(self, sent: int) -> None:
+        if self._written - self._transport.get_write_buffer_size() > sent:
+            self._look_later()
+        else:
+            self._transport.abort()
 
     def close_at_once(self) -> None:
         if self._end is not None:
@@ -119,6 +143,10 @@ class ImpatientHttp(H11Protocol):
         super().on_response_complete()
         if self.conn.their_state is not h11.IDLE or self.conn.trailing_data[0]:
             self._watch()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._line.expect_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._relax()

@@ -607,6 +607,36 @@ def test_the_rest_of_a_body_nobody_reads_is_not_waited_for_for_ever(registry: Re
             assert connection.recv(100) == b""
 
 
+def read_to_the_end(connection: socket.socket, seconds_between: float) -> int:
+    """How many bytes came until the server hung up."""
+    read = 0
+    with contextlib.suppress(ConnectionError):
+        while piece := connection.recv(4 * MIB):
+            read += len(piece)
+            time.sleep(seconds_between)
+    return read
+
+
+MANY = 400
+"""Answers that no buffer of the system holds."""
+
+
+@pytest.mark.parametrize("last", ["", "Connection: close"])
+def test_who_asks_for_much_and_reads_nothing_is_hung_up_on(registry: Registry, start: Start, last: str):
+    """Else it would hold its connection, and what was written for it, for as long as it likes."""
+    slow = start(head_seconds=0.3)
+    expected = len(slow.client.get("/openapi.json").content) * MANY
+    assert expected > 20 * MIB
+    with raw.connected(slow.port) as connection:
+        requests = raw.head("GET", "/openapi.json") * (MANY - 1)
+        connection.sendall(requests + raw.head("GET", "/openapi.json", *filter(None, [last])))
+        time.sleep(1.5)
+        assert read_to_the_end(connection, 0) < expected
+    with raw.connected(slow.port) as connection:
+        connection.sendall(requests + raw.head("GET", "/openapi.json", "Connection: close"))
+        assert read_to_the_end(connection, 0.1) > expected, "slow is not idle"
+
+
 def test_patience_with_heads_cuts_neither_answers_nor_idle_connections(registry: Registry, start: Start):
     """A long poll takes longer than a head may, and so does a client's pause between two requests."""
     slow = start(head_seconds=1)
