@@ -4,7 +4,7 @@ A fingerprint is a fact in the bucket like everything else. Redis holds a copy, 
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,8 @@ from speaker_registry.errors import Unavailable, WorkerOutdated
 log = structlog.get_logger()
 
 _PROFILES = "sr:profiles"
+_REQUIRED = "sr:required"
+"""What the process that started last requires of every voice."""
 SWEEPS_ASKED = "sr:sweeps_asked"
 """Counts how often housekeeping was asked to look at every speaker."""
 _TELL = """
@@ -110,6 +112,16 @@ class Announcements:
         self._publish(made)
         self._ask_for_sweep()
         return True
+
+    def require(self, profiles: Iterable[str]) -> None:
+        """Says what this process was told to require of every voice: if that is something new, every voice
+        is looked at.
+        """
+        required = ",".join(sorted(profiles))
+        with unavailable_without_redis():
+            known = self._index.ungated.set(_REQUIRED, required, get=True)
+        if known is not None and known != required:
+            self._ask_for_sweep()
 
     def _ask_for_sweep(self) -> None:
         """Housekeeping sees to every voice's new artifact."""

@@ -59,6 +59,7 @@ class Housekeeper:
         self._clock = registrar.clock
         self._publisher = Publisher(registrar)
         self._settings = settings
+        self._requirements_told = False
 
     def run(self, stop: threading.Event) -> None:
         """Until `stop` is set. Trouble is logged and tried again: there is nobody to tell."""
@@ -79,6 +80,9 @@ class Housekeeper:
             with self._only_one("rebuild") as sign:
                 self.rebuild(sign)
             return
+        if not self._requirements_told:
+            self._registrar.announcements.require(self._registrar.catalogue.required)
+            self._requirements_told = True
         for speaker_id, seen in self._index.due(self._settings.speakers_per_turn):
             seconds = self._safely(self.settle, speaker_id, otherwise=_LOOK_MUCH_LATER_SECONDS)
             self._index.look_again(speaker_id, seconds, seen=seen)

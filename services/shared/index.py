@@ -6,7 +6,7 @@ housekeeping and the rebuild. It is trusted only while the gate is open (`gate`)
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -43,6 +43,9 @@ ORPHANED_SECONDS = REPEAT_SECONDS + LANDING_SECONDS
 """A blob without a record is nobody's after this."""
 PENDING_MOVE_SECONDS = 60
 """So long a reserved move of an alias counts as on its way. After that whoever reserved it must have died."""
+PENDING_PROMOTION_SECONDS = PENDING_MOVE_SECONDS + 900
+"""The same of an automatic one, for which others wait only where the two could do harm: here also what the
+store may still be busy with counts."""
 
 _LOOKING_SECONDS = 120.0
 """Longer than the scripts ever put off a look, so that every call for one shows while somebody looks."""
@@ -176,25 +179,43 @@ class SpeakerIndex(Gate):
         """Raises `VoiceNotFound`; `AliasMoved` if `unchanged` is not its last seq any more."""
         return Reservation(*self._run("reserve", speaker_id, kind="del", unchanged=unchanged))
 
-    def reserve_alias(
-        self, speaker_id: SpeakerId, alias: str, *, expected: int | None = None, automatic: bool = False
-    ) -> int:
-        """Returns the seq. The move has to be put within `PENDING_MOVE_SECONDS`.
+    def reserve_alias(self, speaker_id: SpeakerId, alias: str, *, expected: int | None = None) -> int:
+        """For a move by hand. Returns the seq. The move has to be put within `PENDING_MOVE_SECONDS`.
 
         Args:
             expected: seq of the move in force, 0 if there is none.
 
         Raises:
-            VoiceNotFound; AliasMoved: another move is in force, or may be on its way.
+            VoiceNotFound; VoiceDamaged; AliasMoved: another move is in force, or may be on its way.
         """
-        seq, _, _ = self._run(
+        seq, *_ = self._run(
+            "reserve", speaker_id, kind="als", alias=alias, expected=expected, pending=PENDING_MOVE_SECONDS
+        )
+        return int(seq)
+
+    def reserve_promotion(
+        self, speaker_id: SpeakerId, alias: str, *, expected: int, vuid: str, serves: Iterable[str]
+    ) -> int:
+        """For an automatic move. Returns the seq. The move has to be put within `PENDING_MOVE_SECONDS`.
+
+        Args:
+            expected: seq of the move in force, 0 if there is none. vuid, serves: the version it goes to, and
+            the profiles whose artifacts are ready of that.
+
+        Raises:
+            VoiceNotFound; VoiceDamaged; AliasMoved: another move is in force, or on its way to a version
+            that serves other profiles.
+        """
+        seq, *_ = self._run(
             "reserve",
             speaker_id,
             kind="als",
             alias=alias,
             expected=expected,
-            automatic=automatic,
-            pending=PENDING_MOVE_SECONDS,
+            automatic=True,
+            vuid=vuid,
+            serves=",".join(sorted(serves)),
+            pending=PENDING_PROMOTION_SECONDS,
         )
         return int(seq)
 

@@ -6,6 +6,7 @@ leaves what was served before; housekeeping finishes what was committed. Knows n
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import structlog
@@ -23,7 +24,7 @@ from services.shared.domain import (
 )
 from services.shared.facts import SpeakerId, read_certain, read_speaker, speaker_ids
 from services.shared.gate import GateClosed
-from services.shared.index import AliasMoved, Claim, SpeakerIndex, voice_damaged
+from services.shared.index import PENDING_MOVE_SECONDS, AliasMoved, Claim, SpeakerIndex, voice_damaged
 from services.shared.index_reading import IndexedSpeaker
 from services.shared.profiles import Profile, ProfileCatalogue
 from services.shared.queue import queue_name
@@ -40,6 +41,17 @@ from speaker_registry.names import DEFAULT, LATEST, SpeakerName, parse_speaker_n
 from speaker_registry.schemas import ArtifactState
 
 log = structlog.get_logger()
+
+_TRIES = 3
+"""To promote, each time on what is true by then."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Heir:
+    """A version that `default` is to be moved to, and the required profiles that are ready of it."""
+
+    version: SpeakerVersion
+    serves: frozenset[str]
 
 
 class Dispatcher(Protocol):
@@ -273,56 +285,78 @@ class Registrar:
     def prepare_promotion(
         self, speaker_id: SpeakerId, *, completing: tuple[str, str] | None = None
     ) -> AliasFact | None:
-        """The first half of `promote`: the fact is put, the index not told yet. None: nothing to promote.
+        """The first half of `promote`: the fact is put, the index not told yet. None: nothing to promote, or
+        not yet, and then housekeeping looks again.
 
         Args:
             completing: (vuid, profile) of an artifact that is to be taken for ready: so its publisher can
                 have both take effect at once.
         """
-        indexed = self.index.load(speaker_id)
-        target = self._to_promote(indexed, completing)
-        if target is None:
-            return None
-        try:
-            seq = self.index.reserve_alias(speaker_id, DEFAULT, automatic=True)
-        except VoiceNotFound:
-            return None
-        fact = AliasFact.promotion(seq, target, self.clock.new_id())
-        self.store.put(speaker_id.alias_key(fact), b"{}")
-        log.info("speaker.promoted", speaker=str(speaker_id), version=target.number)
-        return fact
+        for _ in range(_TRIES):
+            indexed = self.index.load(speaker_id)
+            heir = self._heir(indexed, completing)
+            if heir is None:
+                return None
+            moved = indexed.speaker.alias_facts.get(DEFAULT)
+            began = self.clock.monotonic()
+            try:
+                seq = self.index.reserve_promotion(
+                    speaker_id,
+                    DEFAULT,
+                    expected=moved.seq if moved is not None else 0,
+                    vuid=heir.version.vuid,
+                    serves=heir.serves,
+                )
+            except AliasMoved:
+                continue
+            except VoiceNotFound:
+                return None
+            if self.clock.monotonic() - began > PENDING_MOVE_SECONDS:
+                return None  # nobody waits for it any more
+            fact = AliasFact.promotion(seq, heir.version, self.clock.new_id())
+            self.store.put(speaker_id.alias_key(fact), b"{}")
+            log.info("speaker.promoted", speaker=str(speaker_id), version=heir.version.number)
+            return fact
+        log.info("promotion.put_off", speaker=str(speaker_id))
+        return None
 
-    def _to_promote(
-        self, indexed: IndexedSpeaker, completing: tuple[str, str] | None
-    ) -> SpeakerVersion | None:
+    def _heir(self, indexed: IndexedSpeaker, completing: tuple[str, str] | None) -> "_Heir | None":
+        """The version that `default` should be moved to."""
         speaker = indexed.speaker
         if not speaker.live:
             return None
         moved = speaker.alias_facts.get(DEFAULT)
         chosen = moved.seq if moved is not None and not moved.automatic else 0
-        # Where no move says so, the oldest version is the default, and a slow upload may yet come before it:
-        # then it is promoted to its own place. Nothing comes before number 1, which nearly all are.
-        certain = DEFAULT in speaker.aliases or speaker.default.number == 1
-        least = speaker.default.number + 1 if certain else speaker.default.number
+        served = self._served_or_coming(indexed, speaker.default)
         for version in reversed(speaker.versions):
-            if version.number < least or version.seq < chosen:
-                return None
-            if self._may_take_over(indexed, version, completing):
-                return version
-        return None
+            if version is speaker.default or version.seq < chosen:
+                break
+            ready, done = self._progress(indexed, version, completing)
+            if done and ready and ready >= served:
+                return _Heir(version, ready)
+        return None if self._is_certain(speaker) else self._incumbent(indexed, completing)
 
-    def _may_take_over(
+    def _is_certain(self, speaker: Speaker) -> bool:
+        """Where no move says so, the oldest version is the default, and a slow upload may yet come before
+        it. Nothing comes before number 1, which nearly all are.
+        """
+        return DEFAULT in speaker.aliases or speaker.default.number == 1
+
+    def _incumbent(self, indexed: IndexedSpeaker, completing: tuple[str, str] | None) -> "_Heir | None":
+        """The default itself: once it serves anything, its place is written down."""
+        version = indexed.speaker.default
+        ready, _ = self._progress(indexed, version, completing)
+        return _Heir(version, ready) if ready else None
+
+    def _progress(
         self, indexed: IndexedSpeaker, version: SpeakerVersion, completing: tuple[str, str] | None
-    ) -> bool:
-        """All that will ever be made of it is, and nobody would lose what is served now, or about to be."""
-        ready = set()
-        for name in self.catalogue.required:
-            state = self.standing(indexed, version, name).state
-            if (version.vuid, name) == completing or state == "ready":
-                ready.add(name)
-            elif state != "failed":
-                return False
-        return bool(ready) and ready >= self._served_or_coming(indexed, indexed.speaker.default)
+    ) -> tuple[frozenset[str], bool]:
+        """The required profiles that are ready of it, and whether that is all it will ever have."""
+        states = {name: self.standing(indexed, version, name).state for name in self.catalogue.required}
+        if completing is not None and completing[0] == version.vuid and completing[1] in states:
+            states[completing[1]] = "ready"
+        ready = frozenset(name for name, state in states.items() if state == "ready")
+        return ready, all(state in {"ready", "failed"} for state in states.values())
 
     def _served_or_coming(self, indexed: IndexedSpeaker, version: SpeakerVersion) -> set[str]:
         standings = [self.standing(indexed, version, name) for name in self.catalogue.required]

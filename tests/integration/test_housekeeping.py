@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from uuid import uuid4
 
@@ -121,6 +122,24 @@ def test_a_sweep_is_made_once_a_day_and_when_there_is_a_new_encoder(
     monkeypatch.setattr(registrar.clock, "now", lambda: now + DAY + 1)
     housekeeper.turn()
     assert len(made) == 3
+
+
+def test_a_start_with_other_profiles_looks_at_every_voice(
+    registrar: Registrar, housekeeper: Housekeeper, tmp_path: Path, valkey: ValkeyServer
+):
+    """With fewer, a version that waited for the others may be done; with more, there is work."""
+    housekeeper.turn()
+    register(registrar, "Alice")
+
+    def jobs_after_start(*profiles: str) -> list[str]:
+        settings = RegistrySettings(redis_url=valkey.url, profiles=profiles)
+        other = open_registrar(StoreSettings(url=(tmp_path / "bucket").as_uri()), settings)
+        with closing(other.index):
+            Housekeeper(other, HousekeepingSettings()).turn()
+        return sorted(job.profile for job in Jobs(registrar.index).page("default", limit=10).found)
+
+    assert jobs_after_start(*registrar.catalogue.required) == ["qwen3-tts-0.6b"]
+    assert jobs_after_start("qwen3-tts-0.6b", "qwen3-tts-1.7b") == ["qwen3-tts-0.6b", "qwen3-tts-1.7b"]
 
 
 def test_a_sweep_forgets_jobs_of_last_month(

@@ -401,14 +401,81 @@ def test_a_worker_with_an_outdated_encoder_promotes_nothing(storage: Storage):
     assert storage.served("alice")[0] == 2
 
 
-def test_a_slow_upload_does_not_push_aside_what_is_served_already(storage: Storage):
-    """It asked for its place first, and until something is promoted the oldest version is the default."""
+@pytest.mark.parametrize("profiles", [(PROFILE,), (PROFILE, WIDER)])
+def test_a_slow_upload_does_not_push_aside_what_is_served_already(
+    redis_client: object, opened: Open, profiles: tuple[str, ...]
+):
+    """It asked for its place first, and until something is promoted the oldest version is the default. Of
+    several profiles one is enough to be served.
+    """
+    storage = opened(profiles=profiles)
     place = storage.index.reserve_version(speaker_id("alice"), max_speakers=10, immutable=False)
-    second = storage.ready("alice", number=2).version.record
+    second = storage.register("alice", number=2).version.record
+    storage.publish(next(work for work in storage.take("alice") if work.maker.profile.name == PROFILE))
     late = second.model_copy(update={"number": place.number, "vuid": storage.clock.new_id()})
     storage.store.put(speaker_id("alice").version_key(place.seq, late), late.to_json().encode())
     storage.index.apply_version(speaker_id("alice"), place.seq, late)
     assert storage.served("alice")[0] == 2
+
+
+def test_of_two_promotions_the_later_takes_nothing_that_the_earlier_gave(
+    redis_client: object, opened: Open, monkeypatch: pytest.MonkeyPatch
+):
+    """Versions 1 and 3 serve only one model. Version 3 is about to take over when version 2 is ready for
+    both.
+    """
+    storage = opened(profiles=(PROFILE, WIDER))
+    storage.register("alice")
+    storage.register("alice", number=2)
+    storage.register("alice", number=3)
+    works = {(work.version.number, work.maker.profile.name): work for work in storage.take("alice")}
+    for number in (1, 3):
+        storage.publisher.fail(works[number, WIDER], InvalidArtifact("hopeless"))
+    storage.publish(works[1, PROFILE])
+    put = storage.store.put
+    seen: list[Any] = []
+
+    def put_slowly(key: str, data: bytes) -> None:
+        if ".als.default." in key and not seen:
+            seen.append("version 3 is on its way")
+            storage.publish(works[2, PROFILE])
+            storage.publish(works[2, WIDER])
+            seen.append(storage.served("alice", WIDER))
+        put(key, data)
+
+    monkeypatch.setattr(storage.store, "put", put_slowly)
+    storage.publish(works[3, PROFILE])
+    storage.settle()
+    assert seen == ["version 3 is on its way", None]
+    assert storage.served("alice")[0] == 3
+
+
+def test_a_promotion_that_died_on_its_way_holds_up_only_what_it_could_harm(
+    redis_client: object, opened: Open, monkeypatch: pytest.MonkeyPatch
+):
+    """The store was away when version 2 was promoted."""
+    storage = opened(profiles=(PROFILE, WIDER))
+    storage.ready("alice")
+    storage.register("alice", number=2)
+    put = storage.store.put
+    with monkeypatch.context() as patched:
+        patched.setattr(
+            storage.store, "put", lambda key, data: refuse() if ".als." in key else put(key, data)
+        )
+        storage.finish_all("alice")
+    assert storage.served("alice")[0] == 1
+    storage.ready("alice", number=3)
+    assert storage.served("alice")[0] == 3, "it serves the same"
+
+
+def test_of_versions_with_the_same_number_the_younger_is_promoted(storage: Storage):
+    """As after a loss of Redis, when two uploads were given the same place in turn."""
+    first = storage.ready("alice").version
+    twin = first.record.model_copy(update={"vuid": storage.clock.new_id()})
+    storage.store.put(speaker_id("alice").version_key(first.seq + 1, twin), twin.to_json().encode())
+    storage.settle()
+    storage.finish_all("alice")
+    assert storage.registrar.find(NAMESPACE, "alice").speaker.default.vuid == twin.vuid
 
 
 # -- deleting

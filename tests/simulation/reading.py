@@ -72,10 +72,10 @@ def _check_default(
     default, before = speaker.default, memory.defaults.get(speaker_id)
     if before is not None and before.moment >= began:
         return  # somebody looked meanwhile: who has seen the older one?
-    # Until a later version than the first is promoted, a slow upload may still come before it.
+    # Until the place of a later version than the first is written down, a slow upload may come before it.
     moved = speaker.alias_facts[DEFAULT].seq if DEFAULT in speaker.aliases else 0
-    certain = default.number == 1 or moved
     now = SeenDefault(world.moment, default.vuid, serves(process, default), moved)
+    certain = default.number == 1 or moved
     memory.defaults[speaker_id] = now if certain else None
     was = speaker.by_vuid(before.vuid) if before is not None else None
     if before is None or was is None or was is default:
@@ -87,13 +87,11 @@ def _check_default(
 def _check_succession(
     speaker_id: SpeakerId, was: SpeakerVersion, default: SpeakerVersion, before: SeenDefault, now: SeenDefault
 ) -> None:
-    # A move that the facts told already may not be in the index yet. And one that was decided on before the
-    # other, and landed after it, could not know.
-    if now.moved < before.moved:
-        return
     if default.seq < was.seq:
-        raise Violation(f"default of {speaker_id} went back from {was.vuid} to {default.vuid}")
-    if lost := before.serves - now.serves:
+        # A move that the facts told already may not be in the index yet.
+        if now.moved >= before.moved:
+            raise Violation(f"default of {speaker_id} went back from {was.vuid} to {default.vuid}")
+    elif lost := before.serves - now.serves:
         raise Violation(f"default of {speaker_id} went from {was.vuid} to {default.vuid}, without {lost}")
 
 

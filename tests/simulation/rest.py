@@ -85,11 +85,11 @@ def _check_default(process: Process, indexed: IndexedSpeaker, speaker: Speaker) 
     moved = speaker.alias_facts.get(DEFAULT)
     chosen = moved.seq if moved is not None and not moved.automatic else 0
     kept = {one for one in _required(process) if speaker.default.artifact(one) is not None}
-    for version in speaker.versions:
+    newer = speaker.versions[speaker.versions.index(speaker.default) + 1 :]
+    for version in (one for one in newer if one.seq >= chosen):
         standings = [process.registrar.standing(indexed, version, one) for one in _required(process)]
         ready = {one.profile.name for one in standings if one.state == "ready"}
-        newer = version.number > speaker.default.number and version.seq >= chosen
-        if newer and ready and ready >= kept:
+        if ready and ready >= kept:
             raise Violation(f"default is {speaker.default.vuid}, and {version.vuid} serves all that it does")
 
 

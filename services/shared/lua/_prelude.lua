@@ -4,6 +4,7 @@
 --   v:{vuid}                     {seq}:{JSON of the version record}
 --   a:{alias}  p:{alias}         {seq}:{uid}:{vuid}, the last move by hand and the highest automatic one
 --   ra:{alias}  rdel             {seq}:{now}, the last place reserved for a move by hand; {seq}, for a tombstone
+--   rp:{alias}                   {last seq}:{JSON}, automatic moves on their way: seq -> at, vuid, serves
 --   r:{vuid}:{akey}              {winner}:{JSON of the artifact record}
 --   b:{vuid}:{base}              highest ready build of an akey without its build
 --   g:{vuid}:{akey}              token of the one call that began to publish it, '*': several did
@@ -53,8 +54,25 @@ local function land(field, id, state, fields)
   finish_job(id, state, fields)
   return true
 end
+local function promotions_of(alias)
+  return cjson.decode(string.match(redis.call('HGET', speaker, 'rp:' .. alias) or '', '^%d+:(.+)$') or '{}')
+end
+local function keep_promotions(alias, last, promotions)
+  if next(promotions) == nil then
+    redis.call('HDEL', speaker, 'rp:' .. alias)
+  else
+    redis.call('HSET', speaker, 'rp:' .. alias, string.format('%.0f:', last) .. cjson.encode(promotions))
+  end
+end
+local function has_arrived(move)
+  local promotions, last = promotions_of(move.alias), 0
+  promotions[string.format('%.0f', move.seq)] = nil
+  for seq in pairs(promotions) do last = math.max(last, tonumber(seq)) end
+  keep_promotions(move.alias, last, promotions)
+end
 local function move_alias(move)
   raise_mark('seq', move.seq)
+  if move.automatic then has_arrived(move) end
   if move.seq <= mark('tomb') then return 0 end
   local field = (move.automatic and 'p:' or 'a:') .. move.alias
   local current = redis.call('HGET', speaker, field)

@@ -1,6 +1,7 @@
 -- Takes the next place in this speaker's order. ARGV: kind 'ver'|'als'|'del', now
 -- for ver: max_speakers, immutable, vuid, request, idempotency, repeats and landing (seconds: a place may be given to the
--- same request again; what an attempt stores may land)   for als: alias, automatic, expected, pending (seconds it may take)
+-- same request again; what an attempt stores may land)   for als: alias, expected, pending (seconds it may take), and of a
+-- promotion automatic, vuid (its target), serves (the profiles that are ready of it)
 -- for del: unchanged (the last seq that the caller has seen)
 -- -> {seq, number, created_at, vuid}, or an error: DAMAGED, QUOTA, EXISTS, NOTFOUND, MOVED, REUSED, LANDING
 local kept = a.idempotency and 'sr:place:' .. a.speaker .. ':' .. a.idempotency
@@ -36,13 +37,27 @@ if a.expected then
   local registered = string.match(target and redis.call('HGET', speaker, 'v:' .. target) or '0', '^%d+')
   local in_force = tonumber(registered) > by_hand and tonumber(automatic) or by_hand
   local reserved, at = string.match(redis.call('HGET', speaker, 'ra:' .. a.alias) or '0:0', '^(%d+):(.+)$')
-  local on_its_way = tonumber(reserved) > by_hand and a.now - tonumber(at) < a.pending
+  local on_its_way = not a.automatic and tonumber(reserved) > by_hand and a.now - tonumber(at) < a.pending
   if on_its_way or in_force ~= a.expected then return redis.error_reply('MOVED') end
+end
+-- Of two promotions on their way any may come into force, and the other after it. Where they go to versions that do not serve
+-- the same, that would take from somebody what the first has just given: the second has to wait.
+local promotions = a.automatic and promotions_of(a.alias) or {}
+for seq, other in pairs(promotions) do
+  if a.now - other.at >= a.pending then
+    promotions[seq] = nil
+  elseif other.vuid ~= a.vuid and other.serves ~= a.serves then
+    look_again(10)
+    return redis.error_reply('MOVED')
+  end
 end
 raise_mark('seq', base)
 local seq = redis.call('HINCRBY', speaker, 'seq', 1)
 if a.kind == 'del' then redis.call('HSET', speaker, 'rdel', seq) end
-if a.kind == 'als' and not a.automatic then
+if a.automatic then
+  promotions[string.format('%.0f', seq)] = {at = a.now, vuid = a.vuid, serves = a.serves}
+  keep_promotions(a.alias, seq, promotions)
+elseif a.kind == 'als' then
   redis.call('HSET', speaker, 'ra:' .. a.alias, string.format('%.0f:%.3f', seq, a.now))
 end
 local number, created_at = mark('num'), mark('at')

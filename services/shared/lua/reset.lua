@@ -5,7 +5,7 @@ local key = redis.call('HGET', speaker, 'key')
 if key then redis.call('ZREM', names, key) end
 if a.wholly then return redis.call('DEL', speaker) end
 for _, field in ipairs(redis.call('HKEYS', speaker)) do
-  if string.match(field, '^[vaprbgx]:') or string.match(field, '^ra:') or field == 'live' or field == 'tomb' or field == 'damaged' then
+  if string.match(field, '^[vaprbgx]:') or string.match(field, '^r[ap]:') or field == 'live' or field == 'tomb' or field == 'damaged' then
     redis.call('HDEL', speaker, field)
   end
 end
