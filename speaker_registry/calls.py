@@ -97,6 +97,8 @@ class Registration(Schema):
     """False: the same clip with the same transcript and consent was there already; this is its version."""
     jobs: dict[str, str]
     """Profile -> id of the job that extracts it."""
+    held_back: str | None = None
+    """Why the name will not stand for this version, although it is the newest."""
 
     @property
     def reference(self) -> str:
@@ -110,6 +112,7 @@ class _UploadedFacts(Schema):
     version: int
     created_at: int
     jobs: dict[str, str] = Field(default_factory=dict)
+    held_back: str | None = None
 
 
 class _Uploaded(Schema):

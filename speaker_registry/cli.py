@@ -324,6 +324,7 @@ def _voice_text(voice: "Voice") -> str:
             ("aliases", aliases or None),
             ("state", voice.state),
             ("created", _when(voice.created_at)),
+            ("held back", voice.held_back),
         ]
     )
     return f"{head}\n\n{_artifact_table(voice.artifacts)}"
@@ -343,6 +344,7 @@ def _version_text(version: "VoiceVersion") -> str:
             ("consent", version.consent),
             ("ref_text", version.ref_text),
             ("description", version.description),
+            ("held back", version.held_back),
         ]
     )
     return f"{head}\n\n{_artifact_table(version.artifacts)}"
@@ -364,7 +366,9 @@ def _registered_text(registered: "Registration") -> str:
     reference = printable(registered.reference)
     if not registered.created:
         return f"{reference} is there already, from the same clip"
-    return f"registered {reference}; to extract: {printable(', '.join(sorted(registered.jobs))) or 'nothing'}"
+    jobs = printable(", ".join(sorted(registered.jobs))) or "nothing"
+    held_back = f"\n{printable(registered.held_back)}" if registered.held_back else ""
+    return f"registered {reference}; to extract: {jobs}{held_back}"
 
 
 def _fetched(path: str, file: "File") -> Output:

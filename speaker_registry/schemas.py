@@ -88,6 +88,8 @@ class VoiceVersion(Schema):
     artifacts: list[ArtifactStatus]
     state: ArtifactState
     """The worst over the required profiles: failed, processing, pending, ready."""
+    held_back: str | None = None
+    """Why `default` will not move to this version although it is newer."""
 
 
 class Voice(Schema):
@@ -112,6 +114,8 @@ class Voice(Schema):
     """Of the default version."""
     artifacts: list[ArtifactStatus]
     """Of the default version."""
+    held_back: str | None = None
+    """Why `default` will not move to the newest version."""
 
 
 class ArtifactDescriptor(Schema):

@@ -37,6 +37,7 @@ def voice(registrar: Registrar, indexed: IndexedSpeaker) -> schemas.Voice:
         aliases={DEFAULT: speaker.default.number, **aliases},
         state=registrar.state(indexed, speaker.default),
         artifacts=_statuses(standings),
+        held_back=registrar.held_back(indexed, speaker.newest),
     )
 
 
@@ -65,6 +66,7 @@ def version(registrar: Registrar, indexed: IndexedSpeaker, one: SpeakerVersion) 
         description=record.description,
         artifacts=_statuses(registrar.standings(indexed, one)),
         state=registrar.state(indexed, one),
+        held_back=registrar.held_back(indexed, one),
     )
 
 
@@ -207,4 +209,5 @@ def uploaded(registrar: Registrar, indexed: IndexedSpeaker, one: SpeakerVersion)
         entry.update(embedding_source="direct", embedding_dim=record.embedding_width)
     entry.update(_if_set(ref_text=record.ref_text, speaker_description=record.description))
     entry.update(id=voice_id(indexed), version=one.number, cache_status=registrar.state(indexed, one))
+    entry.update(_if_set(held_back=registrar.held_back(indexed, one)))
     return entry

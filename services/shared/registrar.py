@@ -358,6 +358,21 @@ class Registrar:
         ready = frozenset(name for name, state in states.items() if state == "ready")
         return ready, all(state in {"ready", "failed"} for state in states.values())
 
+    def held_back(self, indexed: IndexedSpeaker, version: SpeakerVersion) -> str | None:
+        """Why `default` will not move to this version, though it is newer and what it can have will be
+        there; None if it will, or has moved on.
+        """
+        default, versions = indexed.speaker.default, indexed.speaker.versions
+        if versions.index(version) <= versions.index(default):
+            return None
+        missing = self._served_or_coming(indexed, default) - self._served_or_coming(indexed, version)
+        if not missing:
+            return None
+        return (
+            f"`default` stays at version {default.number}: version {version.number} will have no artifact "
+            f"for {', '.join(sorted(missing))}, and engines that use that would lose the voice"
+        )
+
     def _served_or_coming(self, indexed: IndexedSpeaker, version: SpeakerVersion) -> set[str]:
         standings = [self.standing(indexed, version, name) for name in self.catalogue.required]
         return {one.profile.name for one in standings if one.artifact or one.stale or one.state != "failed"}

@@ -19,6 +19,7 @@ from services.shared.audio import AudioDecoder, DecodedClip
 from services.shared.facts import SpeakerId
 from services.shared.settings import UploadLimits
 from services.shared.valkey import ValkeyServer
+from speaker_registry import cli
 from speaker_registry.artifact import Artifact, sha256_digest
 from speaker_registry.errors import InvalidAudio
 from tests.integration.api import raw
@@ -439,6 +440,35 @@ def seconds(call: Any) -> float:
     started = time.monotonic()
     call()
     return time.monotonic() - started
+
+
+def test_who_uploads_is_told_why_the_name_will_not_stand_for_it(
+    start: Start, capsys: pytest.CaptureFixture[str]
+):
+    """An embedding fits one of two models. The other one's engines keep the clip's voice, and that must not
+    look like a mistake: by HTTP and on the command line.
+    """
+    registry = start(profiles=(PROFILE, WIDER))
+    assert "held_back" not in registry.ready("alice")
+    uploaded = registry.upload("alice", clip=None, speaker_embedding=EMBEDDING)
+    says = f"`default` stays at version 1: version 2 will have no artifact for {WIDER}"
+    assert says in uploaded["held_back"]
+    assert says in get(registry, "/v1/voices/alice")["held_back"]
+    assert says in get(registry, "/v1/voices/alice/versions/2")["held_back"]
+    assert get(registry, "/v1/voices/alice/versions/1")["held_back"] is None
+    embedding = registry.folder / "embedding.json"
+    embedding.write_text(EMBEDDING)
+    register = ["register", "alice", "--embedding", str(embedding), "--consent", "another"]
+    for words in (register, ["show", "alice"], ["show", "alice@3"]):
+        assert cli.main(["--url", registry.url, *words]) == 0
+        assert "`default` stays at version 1" in capsys.readouterr().out
+
+    assert "held_back" not in registry.upload("alice", clip=OTHER_CLIP)
+    registry.worker.finish_all("alice")
+    assert (get(registry, "/v1/voices/alice")["version"], get(registry, "/v1/voices/alice")["held_back"]) == (
+        4,
+        None,
+    )
 
 
 # -- jobs and profiles
