@@ -9,7 +9,7 @@ import hashlib
 import json
 import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -31,6 +31,7 @@ _DTYPES = {
     "I32": np.int32,
     "I16": np.int16,
 }
+_PER_FRAME: Mapping[int | str, int] = {"T": 1, "2T": 2}
 _CODES_BY_DTYPE = {np.dtype(dtype): code for code, dtype in _DTYPES.items()}
 
 
@@ -42,10 +43,12 @@ class TensorSpec(BaseModel):
     dtype: str
     """safetensors' code: F32, I32, …"""
     shape: tuple[int | str, ...]
-    """A number is that size; `T` is the number of frames."""
+    """A number is that size; `T` is the number of frames, `2T` twice that; any other word any size."""
     minimum: float | None = None
     maximum: float | None = None
     """Inclusive range of the values."""
+    codebook_sizes: tuple[int, ...] | None = None
+    """Where the books, along the last axis, differ in size: values of book k are below its k-th number."""
     required: bool = True
     """False for a tensor that only some versions have (codes: not for a given embedding)."""
 
@@ -185,10 +188,8 @@ def _check_tensor(name: str, tensor: np.ndarray, spec: TensorSpec, frames: float
         for size, wanted in zip(sizes, spec.shape, strict=True)
     ):
         raise InvalidArtifact(f"tensor '{name}' has shape {list(sizes)}, the profile says {list(spec.shape)}")
-    if frames is not None and "T" in spec.shape and abs(sizes[spec.shape.index("T")] - frames) > 1:
-        raise InvalidArtifact(
-            f"tensor '{name}' has {sizes[spec.shape.index('T')]} frames, the clip has {frames:.1f}"
-        )
+    if frames is not None:
+        _check_frames(name, sizes, spec, frames)
     low, high = float(tensor.min()), float(tensor.max())
     if (spec.minimum is not None and low < spec.minimum) or (
         spec.maximum is not None and high > spec.maximum
@@ -197,6 +198,23 @@ def _check_tensor(name: str, tensor: np.ndarray, spec: TensorSpec, frames: float
             f"tensor '{name}' has values from {low:g} to {high:g}, "
             f"the profile says {spec.minimum} to {spec.maximum}"
         )
+    if spec.codebook_sizes is not None:
+        _check_books(name, tensor, spec.codebook_sizes)
+
+
+def _check_frames(name: str, sizes: Sequence[int], spec: TensorSpec, frames: float) -> None:
+    """Within one frame of the clip's length."""
+    for size, symbol in zip(sizes, spec.shape, strict=True):
+        each = _PER_FRAME.get(symbol)
+        if each is not None and abs(size / each - frames) > 1:
+            raise InvalidArtifact(f"tensor '{name}' has {size / each:g} frames, the clip has {frames:.1f}")
+
+
+def _check_books(name: str, tensor: np.ndarray, sizes: Sequence[int]) -> None:
+    highest = tensor.reshape(-1, tensor.shape[-1]).max(axis=0)
+    for book, (value, size) in enumerate(zip(highest, sizes, strict=True)):
+        if value >= size:
+            raise InvalidArtifact(f"tensor '{name}' has a code {value} in book {book}, which has {size}")
 
 
 def _check_finite(tensors: Mapping[str, np.ndarray]) -> None:

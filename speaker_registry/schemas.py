@@ -197,7 +197,12 @@ class Profile(Schema):
     frame_rate: float | None = None
     ref_text_required: bool = False
     model: str
+    """Repository of the weights."""
     licence: str
+    """Of the weights, as SPDX identifier where there is one."""
+    licence_notes: str | None = None
+    not_extractable: str | None = None
+    """Why no worker can make this artifact; None where one can."""
     fingerprint: str | None = None
     """Of the worker that announced it last; None while none ever did."""
     extractor: dict[str, Any] = Field(default_factory=dict)

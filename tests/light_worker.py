@@ -19,7 +19,7 @@ from services.extractor_worker.extractor import Fingerprint
 from services.extractor_worker.process import WorkerProcess
 from services.shared.audio import ReferenceAudio
 from services.shared.logs import configure_logs
-from services.shared.profiles import BUILT_IN
+from services.shared.profiles import Profile
 from services.shared.settings import ExtractorSettings, LogSettings
 
 MARK = 1000
@@ -35,10 +35,10 @@ class Prepared:
 class LightExtractor:
     """Tensors of the profile's shapes, told from the clip: whoever knows the clip can check them."""
 
-    def __init__(self, profile_name: str, _settings: ExtractorSettings) -> None:
-        self.profile_name = profile_name
-        self.fingerprint = Fingerprint.of(profile=profile_name, light=1, weights={"untrained": True})
-        self._profile = BUILT_IN[profile_name]
+    def __init__(self, profile: Profile, _settings: ExtractorSettings) -> None:
+        self.profile_name = profile.name
+        self.fingerprint = Fingerprint.of(profile=profile.name, light=1, weights={"untrained": True})
+        self._profile = profile
         self._pace = os.environ.get("LIGHT_WORKER_PACE")
 
     def prepare(self, clip: ReferenceAudio) -> Prepared:

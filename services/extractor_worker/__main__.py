@@ -3,6 +3,7 @@
 import logging
 import os
 import sys
+from functools import partial
 
 import structlog
 from pydantic import ValidationError
@@ -10,8 +11,10 @@ from pydantic import ValidationError
 from services.extractor_worker.catalogue import load_extractor
 from services.extractor_worker.extractor import Extractor
 from services.extractor_worker.process import WorkerProcess
+from services.extractor_worker.torch_extractor import Loading, Shelf
 from services.extractor_worker.weights import parse_weights
 from services.shared.logs import configure_logs
+from services.shared.profiles import Profile
 from services.shared.settings import ExtractorSettings, LogSettings, explain
 from services.shared.store import StoreUnfit
 from speaker_registry.errors import SpeakerRegistryError
@@ -25,7 +28,7 @@ def main() -> int:
     """
     configure_logs(LogSettings().level)
     try:
-        return WorkerProcess(_load).run()
+        return WorkerProcess(partial(_load, Shelf())).run()
     except ValidationError as error:
         log.error("worker.cannot_start", reason=explain(error))
     except (SpeakerRegistryError, StoreUnfit) as error:
@@ -33,8 +36,16 @@ def main() -> int:
     return 1
 
 
-def _load(profile: str, settings: ExtractorSettings) -> Extractor:
-    return load_extractor(profile, parse_weights(settings.weights), settings.device, settings.dtype)
+def _load(shelf: Shelf, profile: Profile, settings: ExtractorSettings) -> Extractor:
+    return load_extractor(
+        Loading(
+            profile=profile,
+            source=parse_weights(settings.weights),
+            device=settings.device,
+            dtype=settings.dtype,
+            shelf=shelf,
+        )
+    )
 
 
 def leave(status: int) -> None:

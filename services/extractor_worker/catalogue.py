@@ -1,47 +1,45 @@
-"""Which extractor makes which profile's artifact, and the commit of the weights it is pinned to.
+"""Which extractor makes which profile's artifact. What profiles are is in `services.shared.profiles`.
 
-Facts about profiles that do not need torch are in `services.shared.profiles`.
+An extractor of your own comes through the entry point group `speaker_registry.extractors`, under the name of
+its profile: something that is called with a `Loading` and gives an `Extractor`.
 """
 
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
+from importlib.metadata import EntryPoint, entry_points
 
-from services.extractor_worker.extractor import Dtype, Extractor
-from services.extractor_worker.qwen3_tts import Qwen3TTSExtractor
-from services.extractor_worker.weights import WeightsSource
-from speaker_registry.errors import ProfileUnknown
+from services.extractor_worker.extractor import Extractor
+from services.extractor_worker.torch_extractor import Loading
+from speaker_registry.errors import CacheUnsupported, ProfileUnknown
 
-# `revision`: the commit on the hub that WEIGHTS=hub takes.
-EXTRACTORS: Mapping[str, Callable[..., Extractor]] = {
-    "qwen3-tts-0.6b": partial(
-        Qwen3TTSExtractor,
-        width=1024,
-        repo="Qwen/Qwen3-TTS-12Hz-0.6B-Base",
-        revision="5d83992436eae1d760afd27aff78a71d676296fc",
-    ),
-    "qwen3-tts-1.7b": partial(
-        Qwen3TTSExtractor,
-        width=2048,
-        repo="Qwen/Qwen3-TTS-12Hz-1.7B-Base",
-        revision="fd4b254389122332181a7c3db7f27e918eec64e3",
-    ),
+GROUP = "speaker_registry.extractors"
+_OURS = "services.extractor_worker"
+BUILT_IN: Mapping[str, str] = {
+    "qwen3-tts-0.6b": f"{_OURS}.qwen3_tts:Qwen3TTSExtractor",
+    "qwen3-tts-1.7b": f"{_OURS}.qwen3_tts:Qwen3TTSExtractor",
 }
-"""Profile name -> what loads its extractor, called as (profile_name, source, device, dtype)."""
+"""Profile name -> what loads its extractor. Imported when it is needed: the others' libraries are not."""
 
 
-def load_extractor(
-    profile_name: str, source: WeightsSource, device: str = "cpu", dtype: Dtype = "float32"
-) -> Extractor:
+def load_extractor(loading: Loading) -> Extractor:
     """Load a profile's encoders onto a device.
 
     Raises:
-        ProfileUnknown: naming the profiles there are.
+        ProfileUnknown: naming the profiles there are. CacheUnsupported: there is no encoder for it.
         WeightsMissing: naming the file and how to get it.
         WeightsInvalid: naming what is wrong with which file.
     """
-    try:
-        load = EXTRACTORS[profile_name]
-    except KeyError:
-        known = ", ".join(EXTRACTORS)
-        raise ProfileUnknown(f"no extractor for profile {profile_name[:80]!a}; there are {known}") from None
-    return load(profile_name, source, device, dtype)
+    profile = loading.profile
+    if profile.not_extractable:
+        raise CacheUnsupported(f"no worker can serve profile '{profile.name}': {profile.not_extractable}")
+    extractor: Extractor = _entry_point(profile.name).load()(loading)
+    return extractor
+
+
+def _entry_point(profile_name: str) -> EntryPoint:
+    if profile_name in BUILT_IN:
+        return EntryPoint(profile_name, BUILT_IN[profile_name], GROUP)
+    third_party = {entry.name: entry for entry in entry_points(group=GROUP)}
+    if profile_name in third_party:
+        return third_party[profile_name]
+    known = ", ".join(sorted({*BUILT_IN, *third_party}))
+    raise ProfileUnknown(f"no extractor for profile {profile_name[:80]!a}; there are {known}")

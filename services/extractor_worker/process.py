@@ -16,6 +16,7 @@ from services.extractor_worker.extraction import Extraction, Station
 from services.extractor_worker.extractor import Extractor
 from services.shared.dispatch import EXTRACT
 from services.shared.opening import open_queue_connection, open_registrar
+from services.shared.profiles import Profile
 from services.shared.publication import Maker, Publisher
 from services.shared.queue import queue_name
 from services.shared.settings import (
@@ -38,13 +39,13 @@ class WorkerProcess:
     """Reads the settings of the environment at once; `run` does the rest.
 
     Args:
-        load: what gives a profile's extractor by the profile's name.
+        load: what gives a profile's extractor.
 
     Raises:
         ValidationError: of the settings. ProfileUnknown, StoreUnfit, Unavailable: of profiles and bucket.
     """
 
-    def __init__(self, load: Callable[[str, ExtractorSettings], Extractor]) -> None:
+    def __init__(self, load: Callable[[Profile, ExtractorSettings], Extractor]) -> None:
         self._load_extractor = load
         self._settings = ExtractorSettings()
         self._worker_settings = WorkerSettings()
@@ -80,7 +81,7 @@ class WorkerProcess:
         profile = self._registrar.catalogue.get(name)
         started = time.monotonic()
         log.info("worker.loads", profile=name)
-        extractor = self._load_extractor(name, self._settings)
+        extractor = self._load_extractor(profile, self._settings)
         _warm_up(extractor)
         fingerprint = extractor.fingerprint
         log.info(

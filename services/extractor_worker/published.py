@@ -45,3 +45,9 @@ def _checked(value: Any, example: Any, where: str) -> Any:
     if type(value) is not wanted:
         raise WeightsInvalid(f"{where} is {value!r:.80}, {wanted.__name__} is expected")
     return value
+
+
+def expect(where: str, published: Mapping[str, Any], key: str, value: object, why: str = "") -> None:
+    """Raises WeightsInvalid, with `why`, if `key` is anything else."""
+    if published.get(key) != value:
+        raise WeightsInvalid(f"{where}: {key} is {published.get(key)!r:.80}, {value!r} is expected{why}")

@@ -1,7 +1,8 @@
 """Where a model's weights come from, and reading them so strictly that a wrong file is refused by name.
 
-Sources: a folder in the published layout, the Hugging Face hub pinned by commit, or `untrained`. Only
-safetensors is read, never pickle. Knows no architecture: callers say which tensors they expect.
+Sources: a folder in the published layout, the Hugging Face hub pinned by commit, or `untrained`. What is
+published as a pickle is read once, by torch's reader that runs no code, and kept as safetensors. Knows no
+architecture: callers say which tensors they expect.
 
 Messages name files within the checkpoint and never where it lies; the exception they come from does.
 """
@@ -12,19 +13,26 @@ import hashlib
 import json
 import os
 import re
+import tempfile
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
+from services.shared.published_weights import PublishedWeights
 from speaker_registry.errors import WeightsInvalid, WeightsMissing
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
+PICKLES = frozenset({".pth", ".pt", ".ckpt"})
+_WRAPPERS = ("state_dict", "generator", "model")
+"""Names under which training code puts the tensors it saves."""
 _NAMED = 3
 """Keys an error lists before it only counts."""
 
@@ -98,7 +106,7 @@ class Checkpoint:
         """Read the tensors under `prefix`, which must be exactly those of `layout`; others are left alone.
 
         Args:
-            name: of the file.
+            name: of the file: safetensors, or a pickle (`.pth`, `.pt`, `.ckpt`) of tensors by name.
             prefix: of the keys in the file; `layout` and the result go without.
             layout: key -> shape.
             if_none: what the file is when no key has the prefix.
@@ -107,7 +115,7 @@ class Checkpoint:
             WeightsInvalid: the file is damaged, or keys are missing, unexpected or of another shape.
         """
         try:
-            with safe_open(self.folder / name, framework="pt") as file:
+            with safe_open(self._safetensors(name), framework="pt") as file:
                 keys = [key for key in file.keys() if key.startswith(prefix)]  # noqa: SIM118 — not a dict
                 if not keys:
                     raise WeightsInvalid(f"{name} has no {prefix}* tensors: it is {if_none}")
@@ -117,31 +125,32 @@ class Checkpoint:
         except (SafetensorError, OSError) as error:
             raise WeightsInvalid(f"{name} is damaged, cut short or not a safetensors file") from error
 
+    def _safetensors(self, name: str) -> Path:
+        path = self.folder / name
+        return converted(path, name) if path.suffix in PICKLES else path
+
     def facts(self, names: Iterable[str]) -> dict[str, Any]:
         """What a fingerprint says of weights: source and sha256 of each file."""
         files = {name: sha256_of_file(self.folder / name) for name in names}
         return {"untrained": False, "repo": self.repo, "revision": self.revision, "files": files}
 
 
-def locate(
-    source: LocalWeights | HubWeights, *, profile: str, repo: str, revision: str | None, files: Sequence[str]
-) -> Checkpoint:
+def locate(source: LocalWeights | HubWeights, *, profile: str, weights: PublishedWeights) -> Checkpoint:
     """Find the checkpoint of a profile, from the hub if need be, and see that all its files are there.
 
     Args:
         source: where to look.
         profile: name of the sub-folder, where the folder holds several checkpoints.
-        repo: the model's repository on the hub.
-        revision: the commit the catalogue names, if it does.
-        files: what is needed, relative to the checkpoint.
+        weights: which files of which repository.
 
     Raises:
         WeightsMissing: naming the first missing file, what is expected where, and how to get it.
-        WeightsInvalid: no commit is known, or the hub delivered another one.
+        WeightsInvalid: no commit is known, the hub delivered another one, or a file is not the published one.
     """
+    repo, files = weights.repo, list(weights.files)
     if isinstance(source, HubWeights):
         checkpoint, advice = (
-            _from_hub(source, repo, revision, files),
+            _from_hub(source, repo, weights.commit, files),
             f"{repo} does not have it at that commit",
         )
     else:
@@ -158,7 +167,52 @@ def locate(
             errno.ENOENT, os.strerror(errno.ENOENT), str(checkpoint.folder / missing[0])
         )
         raise WeightsMissing(f"{profile}: {_few(missing)} missing. {advice}") from cause
+    for name, sha256 in weights.files.items():
+        if sha256 is not None and sha256_of_file(checkpoint.folder / name) != sha256:
+            raise WeightsInvalid(
+                f"{profile}: {name} is not the file that {repo} published: its sha256 is "
+                f"{sha256_of_file(checkpoint.folder / name)}, {sha256} is expected"
+            )
     return checkpoint
+
+
+def converted(path: Path, name: str) -> Path:
+    """The tensors of a pickle as a safetensors file, made the first time it is asked for.
+
+    Only torch's own types are unpickled (`weights_only`), so a hostile file can be no more than wrong.
+
+    Args:
+        name: of the file, for messages.
+
+    Raises:
+        WeightsInvalid: it is no pickle of tensors by name.
+    """
+    cache = Path(os.environ.get("SPEAKER_EXTRACTOR_CACHE", "~/.cache/speaker-registry")).expanduser()
+    target = cache / f"{sha256_of_file(path)}.safetensors"
+    if not target.is_file():
+        tensors = _unpickle(path, name)
+        cache.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=cache) as folder:
+            part = Path(folder) / target.name
+            # Cloned: safetensors refuses tensors that share memory.
+            save_file({key: tensor.clone().contiguous() for key, tensor in tensors.items()}, part)
+            part.replace(target)
+    return target
+
+
+def _unpickle(path: Path, name: str) -> dict[str, Tensor]:
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # a damaged pickle can raise anything
+        raise WeightsInvalid(f"{name} is damaged, cut short or holds more than tensors") from error
+    for wrapper in _WRAPPERS:
+        if isinstance(content, Mapping) and isinstance(content.get(wrapper), Mapping):
+            content = content[wrapper]
+    found = content if isinstance(content, Mapping) else {}
+    tensors = {str(key): value for key, value in found.items() if isinstance(value, Tensor)}
+    if not tensors:
+        raise WeightsInvalid(f"{name} holds no tensors by name")
+    return tensors
 
 
 def sha256_of_file(path: Path) -> str:

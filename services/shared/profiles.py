@@ -8,8 +8,9 @@ point.
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import entry_points
-from typing import Self
+from typing import Any, Self
 
+from services.shared.published_weights import PublishedWeights, published_weights
 from speaker_registry.artifact import TensorSpec
 from speaker_registry.errors import ProfileUnknown
 
@@ -30,10 +31,9 @@ class Profile:
     frame_rate: float | None = None
     """Frames of codes a second, Hz: the `T` of the tensors' shapes."""
     ref_text_required: bool = False
-    model: str
-    """Repository of the weights."""
-    licence: str
-    """Of the weights."""
+    weights: PublishedWeights
+    not_extractable: str | None = None
+    """Why nobody can make this artifact from a clip; None if the worker can."""
 
     @property
     def embedding_width(self) -> int | None:
@@ -46,26 +46,134 @@ class Profile:
         return width if isinstance(width, int) else None
 
 
+def _built_in(name: str, model_type: str, description: str, **facts: Any) -> Profile:
+    weights = published_weights()[name]
+    return Profile(name=name, model_type=model_type, description=description, weights=weights, **facts)
+
+
 def _qwen3_tts(size: str, width: int) -> Profile:
-    return Profile(
-        name=f"qwen3-tts-{size.lower()}",
-        model_type="qwen3_tts",
-        description=f"Qwen3-TTS 12Hz {size} Base: speaker embedding (ECAPA-TDNN) and codes (SpeechTokenizer)",
+    return _built_in(
+        f"qwen3-tts-{size.lower()}",
+        "qwen3_tts",
+        f"Qwen3-TTS 12Hz {size} Base: speaker embedding (ECAPA-TDNN) and codes (SpeechTokenizer)",
         tensors={
-            "speaker_embedding": TensorSpec(dtype="F32", shape=(width,)),
+            "speaker_embedding": _embedding(width),
             # Not required: a voice registered with a ready embedding has none, and serves x-vector cloning
             # only.
             "ref_code": TensorSpec(dtype="I32", shape=("T", 16), minimum=0, maximum=2047, required=False),
         },
         sample_rate=24_000,
         frame_rate=12.5,
-        model=f"Qwen/Qwen3-TTS-12Hz-{size}-Base",
-        licence="Apache-2.0",
     )
 
 
+def _fish_speech(name: str, model_type: str, engine: str) -> Profile:
+    return _built_in(
+        name,
+        model_type,
+        f"{engine}: codes of its DAC, a semantic book and nine residual ones",
+        tensors={"ref_codes_fq": _codes(("T", 10), 4096, *9 * [1024])},
+        sample_rate=44_100,
+        frame_rate=44_100 / 2048,
+        ref_text_required=True,
+    )
+
+
+def _dac(kilohertz: int, sample_rate: int, hop: int, books: int) -> Profile:
+    return _built_in(
+        f"dac-{kilohertz}khz",
+        "dac",
+        f"Descript Audio Codec at {sample_rate / 1000:g} kHz: codes",
+        tensors={"codes": TensorSpec(dtype="I64", shape=(books, "T"), minimum=0, maximum=1023)},
+        sample_rate=sample_rate,
+        frame_rate=sample_rate / hop,
+    )
+
+
+def _higgs(name: str, model_type: str, engine: str, *, ref_text_required: bool) -> Profile:
+    return _built_in(
+        name,
+        model_type,
+        f"{engine}: codes of the Higgs Audio v2 tokenizer, books first",
+        tensors={"ref_audio_tokens": TensorSpec(dtype="I64", shape=(8, "T"), minimum=0, maximum=1023)},
+        sample_rate=24_000,
+        frame_rate=25.0,
+        ref_text_required=ref_text_required,
+    )
+
+
+def _embedding(width: int) -> TensorSpec:
+    return TensorSpec(dtype="F32", shape=(width,))
+
+
+def _codes(shape: tuple[int | str, ...], *sizes: int) -> TensorSpec:
+    """Frames first, each book with a size of its own."""
+    return TensorSpec(dtype="I64", shape=shape, minimum=0, maximum=max(sizes) - 1, codebook_sizes=sizes)
+
+
+_COSYVOICE3 = _built_in(
+    "cosyvoice3-0.5b",
+    "cosyvoice3",
+    "CosyVoice3 0.5B: speech tokens (S3 v3), their mel spectrogram, speaker embedding (CAM++)",
+    tensors={
+        "speech_token": TensorSpec(dtype="I32", shape=(1, "T"), minimum=0, maximum=6560),
+        "speech_token_len": TensorSpec(dtype="I32", shape=(1,), minimum=1),
+        "speech_feat": TensorSpec(dtype="F32", shape=(1, "2T", 80)),
+        "embedding": TensorSpec(dtype="F32", shape=(1, 192)),
+    },
+    sample_rate=24_000,
+    frame_rate=25.0,
+    ref_text_required=True,
+)
+_VOXCPM2 = _built_in(
+    "voxcpm2",
+    "voxcpm2",
+    "VoxCPM2: latents of its audio VAE in patches of four, for reference and continuation",
+    tensors={
+        "ref_audio_feat": TensorSpec(dtype="F32", shape=("T", 4, 64)),
+        # Of no use without a transcript, and not made then.
+        "audio_feat": TensorSpec(dtype="F32", shape=("T", 4, 64), required=False),
+    },
+    sample_rate=16_000,
+    frame_rate=6.25,
+)
+_MING_TTS = _built_in(
+    "ming-tts",
+    "ming_tts",
+    "Ming-TTS: speaker embedding (CAM++)",
+    tensors={"speaker_embedding": _embedding(192)},
+    sample_rate=16_000,
+)
+_VOXTRAL = _built_in(
+    "voxtral",
+    "voxtral_tts",
+    "Voxtral TTS: a voice in the language model's own embedding space, to be uploaded ready-made",
+    tensors={"voice_embedding": TensorSpec(dtype="F32", shape=("L", "D"))},
+    sample_rate=24_000,
+    not_extractable="Mistral has not published Voxtral's encoder; upload a ready voice embedding",
+)
+_ECAPA = _built_in(
+    "ecapa-voxceleb",
+    "ecapa",
+    "ECAPA-TDNN trained on VoxCeleb (SpeechBrain): speaker embedding, not normalised",
+    tensors={"speaker_embedding": _embedding(192)},
+    sample_rate=16_000,
+)
+_SPEECHTOKENIZER = _built_in(
+    "speechtokenizer",
+    "speechtokenizer",
+    "SpeechTokenizer (hubert_avg): codes, the first book semantic",
+    tensors={"codes": TensorSpec(dtype="I64", shape=(8, "T"), minimum=0, maximum=1023)},
+    sample_rate=16_000,
+    frame_rate=50.0,
+)
 BUILT_IN: Mapping[str, Profile] = {
-    profile.name: profile for profile in (_qwen3_tts("0.6B", 1024), _qwen3_tts("1.7B", 2048))
+    profile.name: profile
+    for profile in (
+        _qwen3_tts("0.6B", 1024),
+        _qwen3_tts("1.7B", 2048),
+        _VOXTRAL,
+    )
 }
 
 

@@ -54,6 +54,8 @@ def standing(
 
 def unsupported_reason(version: SpeakerVersion, profile: Profile) -> str | None:
     """Why nothing can be extracted for this profile; None if it can."""
+    if profile.not_extractable:
+        return profile.not_extractable
     if not version.extractable:
         return (
             f"version {version.number} was registered with a ready speaker embedding of "

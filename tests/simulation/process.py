@@ -18,6 +18,7 @@ from services.shared.housekeeping import Housekeeper
 from services.shared.index import SpeakerIndex
 from services.shared.profiles import Profile, ProfileCatalogue
 from services.shared.publication import Maker, Publisher
+from services.shared.published_weights import PublishedWeights
 from services.shared.redis_access import unavailable_without_redis
 from services.shared.registrar import Registrar
 from services.shared.settings import HousekeepingSettings, RegistrySettings
@@ -38,8 +39,7 @@ def _profile(name: str, width: int, *, ref_text_required: bool = False) -> Profi
         tensors={"speaker_embedding": TensorSpec(dtype="F32", shape=(width,))},
         sample_rate=16_000,
         ref_text_required=ref_text_required,
-        model=name,
-        licence="none",
+        weights=PublishedWeights(repo=name, licence="none", files={}),
     )
 
 

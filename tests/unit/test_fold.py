@@ -30,6 +30,7 @@ from services.shared.facts import SpeakerId, read_certain, read_facts, read_spea
 from services.shared.housekeeping import unreachable
 from services.shared.index_reading import Flight, IndexedSpeaker
 from services.shared.profiles import Profile
+from services.shared.published_weights import PublishedWeights
 from services.shared.status import standing
 from services.shared.store import Listing, StoredObject, check_prefix
 from speaker_registry.errors import AliasNotFound, InvalidVoiceName, VersionNotFound
@@ -240,8 +241,7 @@ PROFILE = Profile(
     description=ECAPA,
     tensors={},
     sample_rate=16_000,
-    model=ECAPA,
-    licence="none",
+    weights=PublishedWeights(repo=ECAPA, licence="none", files={}),
 )
 
 

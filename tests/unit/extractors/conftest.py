@@ -4,6 +4,7 @@ import functools
 import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,10 @@ from safetensors.torch import load_file, save_file
 
 from services.extractor_worker.extractor import Dtype
 from services.extractor_worker.qwen3_tts import Qwen3TTSExtractor
+from services.extractor_worker.torch_extractor import Loading
 from services.extractor_worker.weights import LocalWeights
+from services.shared.profiles import BUILT_IN, Profile
+from services.shared.published_weights import PublishedWeights
 
 TINY = Path(__file__).parents[2] / "data/qwen3_tts_tiny"
 TINY_WIDTH = 64
@@ -22,10 +26,28 @@ TINY_WIDTH = 64
 Loader = Callable[..., Qwen3TTSExtractor]
 
 
-def load_tiny(folder: Path = TINY, dtype: Dtype = "float32", width: int = TINY_WIDTH) -> Qwen3TTSExtractor:
-    return Qwen3TTSExtractor(
-        "qwen3-tts-tiny", LocalWeights(folder), "cpu", dtype, width=width, repo="example/tiny"
+def tiny_profile(like: str, name: str = "tiny", repo: str = "example/tiny", **facts: Any) -> Profile:
+    """A built-in profile for a tiny checkpoint: no commit, and files of any content.
+
+    Args:
+        facts: what differs, e.g. `tensors`.
+    """
+    profile = BUILT_IN[like]
+    published = profile.weights
+    weights = PublishedWeights(
+        repo=repo, licence=published.licence, files=dict.fromkeys(published.files), notes=published.notes
     )
+    return replace(profile, name=name, weights=weights, **facts)
+
+
+def load_tiny(
+    folder: Path = TINY, dtype: Dtype = "float32", width: int = TINY_WIDTH, **loading: Any
+) -> Qwen3TTSExtractor:
+    tensors = BUILT_IN["qwen3-tts-0.6b"].tensors
+    narrow = {"speaker_embedding": tensors["speaker_embedding"].model_copy(update={"shape": (width,)})}
+    profile = tiny_profile("qwen3-tts-0.6b", "qwen3-tts-tiny", tensors={**tensors, **narrow})
+    loading = {"profile": profile, "source": LocalWeights(folder), "dtype": dtype, **loading}
+    return Qwen3TTSExtractor(Loading(**loading))
 
 
 @pytest.fixture(scope="session")

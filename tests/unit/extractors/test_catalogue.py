@@ -4,14 +4,17 @@ import hashlib
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from services.extractor_worker.catalogue import EXTRACTORS, load_extractor
+from services.extractor_worker.catalogue import BUILT_IN as EXTRACTORS
+from services.extractor_worker.catalogue import load_extractor
 from services.extractor_worker.extractor import Extractor
 from services.extractor_worker.mimi import CodecConfig, codec_layout
+from services.extractor_worker.torch_extractor import Loading
 from services.extractor_worker.untrained import random_tensors
 from services.extractor_worker.weights import HubWeights, UntrainedWeights
 from services.shared.audio import ReferenceAudio
@@ -23,7 +26,7 @@ from tests.unit.extractors.signals import speechlike
 
 @pytest.fixture(scope="module", params=sorted(EXTRACTORS))
 def untrained(request: pytest.FixtureRequest) -> Extractor:
-    return load_extractor(request.param, UntrainedWeights())
+    return load_extractor(Loading(profile=BUILT_IN[request.param], source=UntrainedWeights()))
 
 
 def extract(extractor: Extractor, clip: ReferenceAudio) -> dict[str, np.ndarray]:
@@ -33,21 +36,25 @@ def extract(extractor: Extractor, clip: ReferenceAudio) -> dict[str, np.ndarray]
 def test_an_unknown_profile_names_those_there_are() -> None:
     """A typo in PROFILES."""
     with pytest.raises(ProfileUnknown, match=r"'qwen-tts'; there are qwen3-tts-0\.6b, qwen3-tts-1\.7b"):
-        load_extractor("qwen-tts", UntrainedWeights())
+        load_extractor(
+            Loading(profile=replace(BUILT_IN["qwen3-tts-0.6b"], name="qwen-tts"), source=UntrainedWeights())
+        )
 
 
-@pytest.mark.parametrize("profile", sorted(EXTRACTORS))
+@pytest.mark.parametrize("profile", [one for one in sorted(EXTRACTORS) if BUILT_IN[one].weights.commit])
 def test_the_hub_is_asked_for_one_commit(profile: str, tmp_path: Path) -> None:
     """`WEIGHTS=hub` is the same weights for everybody, whatever is published next."""
+    source = HubWeights(local_files_only=True, cache=tmp_path)
+    loading = Loading(profile=BUILT_IN[profile], source=source)
     with pytest.raises(
-        WeightsMissing, match=rf"{BUILT_IN[profile].model} at commit [0-9a-f]{{40}} is neither"
+        WeightsMissing, match=rf"{loading.profile.weights.repo} at commit [0-9a-f]{{40}} is neither"
     ):
-        load_extractor(profile, HubWeights(local_files_only=True, cache=tmp_path))
+        load_extractor(loading)
 
 
 def test_every_profile_of_ours_has_an_extractor() -> None:
-    """Otherwise its jobs would wait for ever."""
-    assert EXTRACTORS.keys() == BUILT_IN.keys()
+    """Otherwise its jobs would wait for ever. Or it says why nothing can be extracted for it."""
+    assert EXTRACTORS.keys() == {one.name for one in BUILT_IN.values() if not one.not_extractable}
 
 
 @pytest.mark.slow

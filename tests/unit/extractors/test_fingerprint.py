@@ -9,21 +9,26 @@ from typing import Any
 import pytest
 import torch
 
-from services.extractor_worker import qwen3_tts
+from services.extractor_worker import qwen3_tts, torch_extractor
 from services.extractor_worker.extractor import Fingerprint
 from services.extractor_worker.mel import MelSettings
 from services.extractor_worker.qwen3_tts import Qwen3TTSExtractor
+from services.extractor_worker.torch_extractor import Loading
 from services.extractor_worker.weights import HubWeights, LocalWeights, UntrainedWeights
-from tests.unit.extractors.conftest import TINY, TINY_WIDTH, edit_json, edit_tensors
+from speaker_registry.artifact import TensorSpec
+from tests.unit.extractors.conftest import TINY, TINY_WIDTH, edit_json, edit_tensors, tiny_profile
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 CODEC_CONFIG = "speech_tokenizer/config.json"
 
 
-def fingerprint(folder: Path = TINY, profile: str = "tiny", **options: Any) -> Fingerprint:
-    source = options.pop("source", LocalWeights(folder))
-    options = {"width": TINY_WIDTH, "repo": "example/tiny", **options}
-    return Qwen3TTSExtractor(profile, source, **options).fingerprint
+def fingerprint(
+    folder: Path = TINY, name: str = "tiny", repo: str = "example/tiny", **loading: Any
+) -> Fingerprint:
+    embedding = TensorSpec(dtype="F32", shape=(TINY_WIDTH,))
+    profile = tiny_profile("qwen3-tts-0.6b", name, repo, tensors={"speaker_embedding": embedding})
+    loading = {"source": LocalWeights(folder), **loading}
+    return Qwen3TTSExtractor(Loading(profile=profile, **loading)).fingerprint
 
 
 def test_the_same_extractor_has_the_same_fingerprint(copy: Path) -> None:
@@ -43,7 +48,7 @@ def test_it_survives_a_trip_through_a_manifest() -> None:
 
 def test_the_profile_counts() -> None:
     """Equal files may be served under two names."""
-    assert fingerprint(profile="another").digest != fingerprint().digest
+    assert fingerprint(name="another").digest != fingerprint().digest
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "speech_tokenizer/model.safetensors"])
@@ -107,11 +112,20 @@ def test_the_dtype_counts() -> None:
     assert fingerprint(dtype="bfloat16").digest != fingerprint().digest
 
 
-@pytest.mark.parametrize(("constant", "value"), [("CODE_VERSION", 99), ("KERNEL", "soxr-hq"), ("_BOOKS", 15)])
-def test_what_the_code_decides_counts(monkeypatch: pytest.MonkeyPatch, constant: str, value: object) -> None:
+@pytest.mark.parametrize(
+    ("where", "constant", "value"),
+    [
+        (Qwen3TTSExtractor, "code_version", 99),
+        (torch_extractor, "KERNEL", "soxr-hq"),
+        (qwen3_tts, "_BOOKS", 15),
+    ],
+)
+def test_what_the_code_decides_counts(
+    monkeypatch: pytest.MonkeyPatch, where: object, constant: str, value: object
+) -> None:
     """Our own version, the resampler, how many books."""
     before = fingerprint(source=UntrainedWeights()).digest
-    monkeypatch.setattr(qwen3_tts, constant, value)
+    monkeypatch.setattr(where, constant, value)
     assert fingerprint(source=UntrainedWeights()).digest != before
 
 

@@ -17,6 +17,7 @@ from services.extractor_worker.weights import (
     parse_weights,
     sha256_of_file,
 )
+from services.shared.published_weights import PublishedWeights
 from speaker_registry.errors import WeightsInvalid, WeightsMissing
 from tests.unit.extractors.conftest import TINY
 
@@ -31,7 +32,10 @@ REPO = "example/voice-model"
 
 
 def find(source: LocalWeights | HubWeights, revision: str | None = None) -> weights.Checkpoint:
-    return locate(source, profile="qwen3-tts-0.6b", repo=REPO, revision=revision, files=FILES)
+    published = PublishedWeights.model_construct(
+        repo=REPO, commit=revision, licence="none", files=dict.fromkeys(FILES)
+    )
+    return locate(source, profile="qwen3-tts-0.6b", weights=published)
 
 
 @pytest.fixture

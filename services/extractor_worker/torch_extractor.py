@@ -1,0 +1,151 @@
+"""What all extractors that run in torch have in common, once: how clips come in, what happens on the device,
+what every fingerprint says. Knows no model.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Generic, TypeVar, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from services.extractor_worker.extractor import Dtype, Fingerprint
+from services.extractor_worker.precision import exact_float32
+from services.extractor_worker.resample import KERNEL, resample
+from services.extractor_worker.weights import Checkpoint, UntrainedWeights, WeightsSource, locate
+from services.shared.audio import ReferenceAudio
+from services.shared.profiles import Profile
+from speaker_registry.errors import AudioTooShort, ExtractorOutOfMemory
+
+Prepared = TypeVar("Prepared")
+Encoded = TypeVar("Encoded")
+Model = TypeVar("Model")
+
+_DTYPES: Mapping[Dtype, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+class Shelf:
+    """Models that several extractors of one process use: loaded once. As many as the process serves."""
+
+    def __init__(self) -> None:
+        self._models: dict[Hashable, Any] = {}
+
+    def get(self, key: Hashable, load: Callable[[], Model]) -> Model:
+        """`key`: all that determines the model, its place included."""
+        if key not in self._models:
+            self._models[key] = load()
+        return cast(Model, self._models[key])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loading:
+    """What an extractor is to be loaded for, from and onto."""
+
+    profile: Profile
+    source: WeightsSource
+    device: str = "cpu"
+    """As torch names it."""
+    dtype: Dtype = "float32"
+    """Of what may be computed in less than float32. An encoder that is only exact in float32 ignores it, and
+    says so in its fingerprint."""
+    shelf: Shelf = field(default_factory=Shelf)
+
+    @property
+    def seed(self) -> int | None:
+        """Of random weights; None where there are real ones."""
+        return self.source.seed if isinstance(self.source, UntrainedWeights) else None
+
+    def checkpoint(self) -> Checkpoint:
+        """The published files. Not for untrained weights. Raises `WeightsMissing`, `WeightsInvalid`."""
+        assert not isinstance(self.source, UntrainedWeights)
+        return locate(self.source, profile=self.profile.name, weights=self.profile.weights)
+
+
+class TorchExtractor(ABC, Generic[Prepared, Encoded]):
+    """An `Extractor` whose device is torch's. Subclasses say what the three steps do with one clip.
+
+    Args:
+        facts: what the fingerprint says besides profile, code version, dtype and resampler: `weights`
+            (`Checkpoint.facts`, or `untrained_facts`), the configuration, and every number of the
+            preprocessing.
+    """
+
+    code_version: ClassVar[int]
+    """Part of the fingerprint. Raise it with every change, here or in what is imported, that changes a
+    result."""
+    always_float32: ClassVar[bool] = False
+    """For encoders that engines run in float32 whatever the rest runs in."""
+
+    def __init__(self, loading: Loading, **facts: Any) -> None:
+        dtype: Dtype = "float32" if self.always_float32 else loading.dtype
+        self.profile_name = loading.profile.name
+        self.device, self.dtype = torch.device(loading.device), _DTYPES[dtype]
+        self.fingerprint = Fingerprint.of(
+            profile=loading.profile.name, code=self.code_version, dtype=dtype, resampler=KERNEL, **facts
+        )
+
+    @torch.inference_mode()
+    def prepare(self, clip: ReferenceAudio) -> Prepared:
+        """On the CPU. Raises `AudioTooShort`, `UnsupportedAudio`."""
+        return self._prepare(clip)
+
+    @torch.inference_mode()
+    def encode(self, prepared: Sequence[Prepared]) -> list[Encoded]:
+        """On the device. Every clip comes out as if it had been alone. Raises `ExtractorOutOfMemory`."""
+        try:
+            with exact_float32(self.device):
+                return self._encode_all(prepared)
+        except torch.OutOfMemoryError as error:
+            raise ExtractorOutOfMemory(
+                f"the device has too little memory for {len(prepared)} clips"
+            ) from error
+
+    @torch.inference_mode()
+    def finish(self, encoded: Encoded) -> dict[str, np.ndarray]:
+        """On the CPU: the artifact's tensors."""
+        return {
+            name: np.ascontiguousarray(tensor.cpu().numpy()) for name, tensor in self._finish(encoded).items()
+        }
+
+    def example(self) -> ReferenceAudio:
+        """Three seconds of quiet noise, at a rate that no encoder takes as it is."""
+        noise = np.random.default_rng(0).uniform(-0.1, 0.1, 3 * 22_050)
+        return ReferenceAudio(noise.astype(np.float32), 22_050)
+
+    @abstractmethod
+    def _prepare(self, clip: ReferenceAudio) -> Prepared: ...
+
+    @abstractmethod
+    def _encode(self, prepared: Prepared) -> Encoded: ...
+
+    @abstractmethod
+    def _finish(self, encoded: Encoded) -> Mapping[str, Tensor]: ...
+
+    def _encode_all(self, prepared: Sequence[Prepared]) -> list[Encoded]:
+        """One by one. To be overridden only where a batch changes no result."""
+        return [self._encode(clip) for clip in prepared]
+
+    def resampled(self, clip: ReferenceAudio, sample_rate: int, *, least: int = 1) -> Tensor:
+        """float32 [N] at `sample_rate` (Hz). Raises `AudioTooShort` below `least` samples."""
+        samples = resample(torch.tensor(clip.samples), clip.sample_rate, sample_rate)
+        if len(samples) < least:
+            needed = least / sample_rate
+            raise AudioTooShort(
+                f"the clip is {clip.seconds:.3f} s, the encoder needs at least {needed:.3f} s"
+            )
+        return samples
+
+    def pinned(self, tensor: Tensor) -> Tensor:
+        """Page-locked where a GPU will fetch it, so that the copy does not wait for the work before it."""
+        return tensor.pin_memory() if self.device.type == "cuda" else tensor
+
+    def on_device(self, tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        """In `dtype`, else the extractor's own."""
+        return tensor.to(self.device, dtype or self.dtype, non_blocking=True)
+
+
+def untrained_facts(seed: int) -> dict[str, Any]:
+    """What a fingerprint says of random weights."""
+    return {"untrained": True, "seed": seed}
