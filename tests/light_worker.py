@@ -35,6 +35,8 @@ class Prepared:
 class LightExtractor:
     """Tensors of the profile's shapes, told from the clip: whoever knows the clip can check them."""
 
+    batch_seconds = 0.0
+
     def __init__(self, profile: Profile, _settings: ExtractorSettings) -> None:
         self.profile_name = profile.name
         self.fingerprint = Fingerprint.of(profile=profile.name, light=1, weights={"untrained": True})

@@ -1,13 +1,14 @@
 """The handler of extraction jobs: takes each in hand, prepares clips ahead of the device, encodes, publishes.
 
 Preparing and publishing run on threads, so that the device waits for neither bucket nor resampler; the device
-sees one clip at a time, in order, so that an artifact is what it would be if its clip were alone. One bad
-clip fails alone. An outage of bucket or index is no clip's fault: it is waited for, and uses up no attempts.
+sees as many clips at once as the extractor's `batch_seconds` allows, so that an artifact is what it would be
+if its clip were alone. One bad clip fails alone. Where a batch is too much for the device, half of it is
+tried. An outage of bucket or index is no clip's fault: it is waited for, and uses up no attempts.
 """
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
@@ -21,6 +22,7 @@ from services.shared.publication import Assignment, Maker, Publisher
 from services.shared.queue import SafeJob
 from speaker_registry.errors import (
     ExtractorFailed,
+    ExtractorOutOfMemory,
     LeaseExpired,
     ProfileUnknown,
     SpeakerRegistryError,
@@ -47,6 +49,25 @@ class _OnItsWay:
     work: Assignment
     station: Station
     content: Any
+
+    @property
+    def seconds(self) -> float:
+        """Of audio."""
+        clip = self.work.version.record.clip
+        assert clip is not None
+        return clip.seconds
+
+    @property
+    def failed(self) -> bool:
+        return isinstance(self.content, Exception)
+
+    def now(self, content: Any) -> "_OnItsWay":
+        """After a step."""
+        return _OnItsWay(self.work, self.station, content)
+
+
+_Ended = Future[object]
+"""The outcome of a job that needs no further step."""
 
 
 class Extraction:
@@ -81,12 +102,13 @@ class Extraction:
         self._pool.shutdown()
 
     def __call__(self, jobs: Sequence[SafeJob]) -> list[object]:
-        waiting, going = iter(jobs), []
+        waiting, going = iter(jobs), list[_Ended]()
         # Not all at once: an attempt's time runs from here, and one that was deleted meanwhile is not begun.
         coming = deque(self._pool.submit(self._prepare, job) for job in islice(waiting, self._ahead))
         while coming:
-            going.append(self._encode(coming.popleft()))
-            coming.extend(self._pool.submit(self._prepare, job) for job in islice(waiting, 1))
+            group = self._next_group(coming)
+            coming.extend(self._pool.submit(self._prepare, job) for job in islice(waiting, len(group)))
+            going.extend(self._encode(group))
         return [_outcome(clip) for clip in going]
 
     def _prepare(self, job: SafeJob) -> _OnItsWay | None:
@@ -114,26 +136,55 @@ class Extraction:
         clip = self._patiently(lambda: self._publisher.read_clip(work))
         return station.extractor.prepare(clip)
 
-    def _encode(self, coming: "Future[_OnItsWay | None]") -> "Future[object]":
-        """On the device. What follows goes back to the threads."""
+    def _next_group(self, coming: "deque[Future[_OnItsWay | None]]") -> "list[_OnItsWay | _Ended]":
+        """The next clip, and those behind it that are prepared already and may be encoded with it."""
+        group = [self._arrived(coming.popleft())]
+        while coming and coming[0].done() and _fits(group, following := self._arrived(coming[0])):
+            coming.popleft()
+            group.append(following)
+        return group
+
+    def _arrived(self, coming: "Future[_OnItsWay | None]") -> "_OnItsWay | _Ended":
         try:
             clip = coming.result()
         except Exception as error:  # noqa: BLE001 - the outcome of this job alone
             return _done(error)
         finally:
             self.on_progress()
-        if clip is None:
-            return _done("superseded")
-        content = clip.content
-        if not isinstance(content, Exception):
-            self._publisher.progress(clip.work, "encoding", 1)
-            content = self._attempt(lambda: self._on_device(clip))
-        self.on_progress()
-        return self._pool.submit(self._finish, _OnItsWay(clip.work, clip.station, content))
+        return _done("superseded") if clip is None else clip
 
-    def _on_device(self, clip: _OnItsWay) -> Any:
-        (encoded,) = clip.station.extractor.encode([clip.content])
-        return encoded
+    def _encode(self, group: "Sequence[_OnItsWay | _Ended]") -> Iterator[_Ended]:
+        """On the device. What follows goes back to the threads."""
+        good = [clip for clip in group if isinstance(clip, _OnItsWay) and not clip.failed]
+        for clip in good:
+            self._publisher.progress(clip.work, "encoding", 1)
+        encoded = iter(self._on_device(good))
+        self.on_progress()
+        for one in group:
+            if isinstance(one, _OnItsWay):
+                yield self._pool.submit(self._finish, one if one.failed else next(encoded))
+            else:
+                yield one
+
+    def _on_device(self, clips: Sequence[_OnItsWay]) -> list[_OnItsWay]:
+        """Each with what became of it, a result or an error of ours."""
+        if not clips:
+            return []
+        if len(clips) == 1:
+            return [clips[0].now(self._attempt(lambda: self._encoded(clips)[0]))]
+        try:
+            return [clip.now(one) for clip, one in zip(clips, self._encoded(clips), strict=True)]
+        except ExtractorOutOfMemory:
+            log.warning("extraction.halved", clips=len(clips), seconds=sum(clip.seconds for clip in clips))
+        except Exception:
+            log.exception("extraction.batch_failed", clips=len(clips))
+        # Too much at once, or one of them cannot be encoded: which one, the halves will tell.
+        self.on_progress()
+        half = len(clips) // 2
+        return self._on_device(clips[:half]) + self._on_device(clips[half:])
+
+    def _encoded(self, clips: Sequence[_OnItsWay]) -> Sequence[Any]:
+        return clips[0].station.extractor.encode([clip.content for clip in clips])
 
     def _finish(self, clip: _OnItsWay) -> object:
         """On a thread: to tensors, into the bucket, into force; or record why not."""
@@ -180,13 +231,22 @@ class Extraction:
             return ExtractorFailed(f"The extractor failed with {type(error).__name__}.")
 
 
-def _done(value: object) -> "Future[object]":
-    future: Future[object] = Future()
+def _fits(group: "Sequence[_OnItsWay | _Ended]", following: "_OnItsWay | _Ended") -> bool:
+    """Whether it may be encoded with the others: padded to the longest, they last no longer than allowed."""
+    clips = [clip for clip in (*group, following) if isinstance(clip, _OnItsWay) and not clip.failed]
+    if not clips:
+        return True
+    padded = len(clips) * max(clip.seconds for clip in clips)
+    return len(clips) == 1 or padded <= clips[0].station.extractor.batch_seconds
+
+
+def _done(value: object) -> _Ended:
+    future: _Ended = Future()
     future.set_result(value)
     return future
 
 
-def _outcome(going: "Future[object]") -> object:
+def _outcome(going: _Ended) -> object:
     try:
         return going.result()
     except Exception as error:  # noqa: BLE001 - the outcome of this job alone

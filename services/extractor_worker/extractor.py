@@ -46,6 +46,8 @@ class Extractor(Protocol):
 
     profile_name: str
     fingerprint: Fingerprint
+    batch_seconds: float
+    """So many seconds of audio, padded to the longest clip, may be encoded at once; 0: one clip at a time."""
 
     def prepare(self, clip: ReferenceAudio) -> Any:
         """On the CPU: resample, compute features. Raises InvalidAudio for a clip the encoder cannot take."""

@@ -75,6 +75,8 @@ class TorchExtractor(ABC, Generic[Prepared, Encoded]):
     code_version: ClassVar[int]
     """Part of the fingerprint. Raise it with every change, here or in what is imported, that changes a
     result."""
+    batch_seconds: float = 0.0
+    """Of padded audio that may be encoded at once. More than 0 only where a batch changes no result."""
     always_float32: ClassVar[bool] = False
     """For encoders that engines run in float32 whatever the rest runs in."""
 
@@ -98,6 +100,7 @@ class TorchExtractor(ABC, Generic[Prepared, Encoded]):
             with exact_float32(self.device):
                 return self._encode_all(prepared)
         except torch.OutOfMemoryError as error:
+            torch.cuda.empty_cache()  # what is tried next gets it all
             raise ExtractorOutOfMemory(
                 f"the device has too little memory for {len(prepared)} clips"
             ) from error
@@ -124,7 +127,7 @@ class TorchExtractor(ABC, Generic[Prepared, Encoded]):
     def _finish(self, encoded: Encoded) -> Mapping[str, Tensor]: ...
 
     def _encode_all(self, prepared: Sequence[Prepared]) -> list[Encoded]:
-        """One by one. To be overridden only where a batch changes no result."""
+        """One by one. To be overridden, with `batch_seconds`, only where a batch changes no result."""
         return [self._encode(clip) for clip in prepared]
 
     def resampled(self, clip: ReferenceAudio, sample_rate: int, *, least: int = 1) -> Tensor:

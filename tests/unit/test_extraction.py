@@ -4,6 +4,7 @@ object here, which counts.
 
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import wait
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ from services.extractor_worker.extraction import Extraction, Station
 from speaker_registry.errors import (
     AudioTooShort,
     ExtractorFailed,
+    ExtractorOutOfMemory,
     LeaseExpired,
     ProfileUnknown,
     SpeakerRegistryError,
@@ -29,12 +31,20 @@ class Work:
     attempt: int = 1
     max_attempts: int = 3
 
+    @property
+    def version(self) -> Any:
+        """Of a clip that lasts ten seconds."""
+        return SimpleNamespace(record=SimpleNamespace(clip=SimpleNamespace(seconds=10.0)))
+
 
 class Extractor:
-    """A clip is its job's id. `on_device`: what encoding does besides."""
+    """A clip is its job's id. `on_device`: what encoding does besides. `batches`: what came at once."""
 
     def __init__(self) -> None:
         self.on_device: Callable[[str], None] = lambda clip: None
+        self.batch_seconds = 0.0
+        self.most = 100
+        self.batches: list[list[str]] = []
 
     def prepare(self, clip: str) -> str:
         if clip == "short":
@@ -42,8 +52,11 @@ class Extractor:
         return clip
 
     def encode(self, prepared: list[str]) -> list[str]:
-        assert len(prepared) == 1, "one clip at a time keeps it exact"
-        self.on_device(prepared[0])
+        self.batches.append(list(prepared))
+        if len(prepared) > self.most:
+            raise ExtractorOutOfMemory(f"{len(prepared)} clips")
+        for clip in prepared:
+            self.on_device(clip)
         return prepared
 
     def finish(self, encoded: str) -> str:
@@ -130,6 +143,79 @@ def test_one_bad_clip_fails_alone(extraction: Extraction, publisher: Publisher):
     assert (first, last) == ("published", "published")
     assert isinstance(short, AudioTooShort)
     assert publisher.failed == {"short": short}
+
+
+def test_clips_are_encoded_one_at_a_time_unless_the_extractor_says_otherwise(
+    extraction: Extraction, extractor: Extractor
+):
+    """A padded batch would change what most encoders give."""
+    extraction(jobs(*"abcdef"))
+    assert extractor.batches == [[clip] for clip in "abcdef"]
+
+
+@pytest.fixture
+def batching(
+    publisher: Publisher, extractor: Extractor, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Extraction]:
+    """Eight clips are prepared before the first is encoded; four of ten seconds may be encoded at once."""
+    extractor.batch_seconds = 40.0
+    extraction = Extraction(publisher, {PROFILE: Station(SimpleNamespace(), extractor)}, threads=8)
+    next_group = extraction._next_group
+
+    def when_all_are_there(coming: Any) -> Any:
+        wait(coming)
+        return next_group(coming)
+
+    monkeypatch.setattr(extraction, "_next_group", when_all_are_there)
+    yield extraction
+    extraction.close()
+
+
+def test_a_batch_holds_no_more_padded_seconds_than_the_extractor_allows(
+    batching: Extraction, extractor: Extractor, publisher: Publisher
+):
+    assert batching(jobs(*"abcdefg")) == ["published"] * 7
+    assert [len(batch) for batch in extractor.batches] == [4, 3]
+    assert [clip for batch in extractor.batches for clip in batch] == list("abcdefg")
+    assert sorted(publisher.published) == list("abcdefg")
+
+
+def test_a_batch_that_is_too_much_for_the_device_is_halved_and_nobody_notices(
+    batching: Extraction, extractor: Extractor, publisher: Publisher
+):
+    """Somebody else took the memory meanwhile."""
+    extractor.most = 1
+    assert batching(jobs(*"abcd")) == ["published"] * 4
+    assert [len(batch) for batch in extractor.batches] == [4, 2, 1, 1, 2, 1, 1]
+    assert publisher.failed == {}
+
+
+def test_one_clip_that_is_too_much_for_the_device_may_be_tried_again_later(
+    batching: Extraction, extractor: Extractor, publisher: Publisher
+):
+    extractor.most = 0
+    (outcome,) = batching(jobs("a"))
+    assert isinstance(outcome, ExtractorOutOfMemory)
+    assert outcome.retryable
+
+
+def test_a_clip_that_cannot_be_encoded_fails_alone_also_in_a_batch(
+    batching: Extraction, extractor: Extractor, publisher: Publisher
+):
+    """And one that could not even be prepared, and one that nobody wants any more."""
+
+    def fail_on_c(clip: str) -> None:
+        if clip == "c":
+            raise RuntimeError("no")
+
+    extractor.on_device = fail_on_c
+    publisher.unwanted = {"e"}
+    outcomes = batching(jobs("a", "short", "b", "c", "d", "e"))
+    assert [type(one).__name__ for one in outcomes] == [
+        "str", "AudioTooShort", "str", "ExtractorFailed", "str", "str",
+    ]  # fmt: skip
+    assert outcomes[5] == "superseded"
+    assert sorted(publisher.published) == ["a", "b", "d"]
 
 
 def test_few_clips_are_in_hand_ahead_of_the_device(
