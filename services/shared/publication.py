@@ -26,17 +26,10 @@ from services.shared.facts import SpeakerId, read_facts
 from services.shared.index import Rivals
 from services.shared.index_reading import Flight
 from services.shared.jobs import Jobs
+from services.shared.packaging import package
 from services.shared.profiles import Profile
 from services.shared.registrar import Registrar
-from speaker_registry.artifact import (
-    Manifest,
-    canonical_json,
-    check_tensors,
-    content_digest,
-    describe,
-    encode,
-    sha256_digest,
-)
+from speaker_registry.artifact import canonical_json
 from speaker_registry.errors import JobNotFound, SpeakerRegistryError, Unavailable
 
 log = structlog.get_logger()
@@ -200,43 +193,18 @@ class Publisher:
         )
 
     def _package(self, work: Assignment, tensors: Mapping[str, np.ndarray]) -> tuple[bytes, ArtifactRecord]:
-        version, maker = work.version.record, work.maker
-        assert version.clip is not None
-        check_tensors(
-            tensors, maker.profile.tensors, seconds=version.clip.seconds, frame_rate=maker.profile.frame_rate
-        )
-        manifest = Manifest(
-            profile=maker.profile.name,
-            model_type=maker.profile.model_type,
+        maker = work.maker
+        return package(
+            work.version.record,
+            maker.profile,
+            tensors,
             fingerprint=maker.fingerprint,
-            extractor=dict(maker.extractor),
-            untrained=maker.untrained,
-            voice=version.name,
-            version=version.number,
-            version_id=version.vuid,
-            created_at=version.created_at,
-            source=version.source,
-            audio_sha256=version.clip.sha256,
-            seconds=version.clip.seconds,
-            ref_text=version.ref_text,
-            consent=version.consent,
-            frame_rate=maker.profile.frame_rate,
-        )
-        data = encode(tensors, manifest)
-        record = ArtifactRecord(
-            profile=maker.profile.name,
-            fingerprint=maker.fingerprint,
-            build=work.build,
             attempt=self._unique(work),
-            digest=sha256_digest(data),
-            content_digest=content_digest(tensors),
-            size=len(data),
-            tensors=describe(tensors),
-            extractor=dict(maker.extractor),
+            build=work.build,
+            extractor=maker.extractor,
             untrained=maker.untrained,
             seconds_spent=round(self._clock.monotonic() - work.started, 4),
         )
-        return data, record
 
     def _unique(self, work: Assignment) -> str:
         """Later ones sort later. Also where a publish is repeated, or an attempt's number after a roll-back:

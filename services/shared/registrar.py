@@ -269,8 +269,9 @@ class Registrar:
 
     def artifact_base(self, version: SpeakerVersion, profile: str, fingerprint: str) -> str:
         """The artifact key without its build."""
-        assert version.record.clip is not None
-        return artifact_key(profile, fingerprint, version.record.clip.rendition_sha256, 0).rpartition("-")[0]
+        clip = version.record.clip
+        source = clip.rendition_sha256 if clip else ""
+        return artifact_key(profile, fingerprint, source, 0).rpartition("-")[0]
 
     # -- promoting
 

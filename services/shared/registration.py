@@ -26,18 +26,11 @@ from services.shared.domain import (
 from services.shared.facts import SpeakerId
 from services.shared.index import COMMIT_SECONDS, key_reused
 from services.shared.index_reading import IndexedSpeaker
+from services.shared.packaging import package
 from services.shared.profiles import Profile, ProfileCatalogue
 from services.shared.registrar import Registrar
 from services.shared.status import unsupported_reason
-from speaker_registry.artifact import (
-    Manifest,
-    canonical_json,
-    check_tensors,
-    content_digest,
-    describe,
-    encode,
-    sha256_digest,
-)
+from speaker_registry.artifact import canonical_json
 from speaker_registry.errors import (
     EmbeddingWidthMismatch,
     QuotaExceeded,
@@ -199,39 +192,19 @@ class _Registration:
 
     def put_given(self, profile: Profile, embedding: np.ndarray) -> ArtifactRecord:
         """Store a ready embedding as the artifact it is."""
-        tensors = {"speaker_embedding": embedding}
-        check_tensors(tensors, profile.tensors)
-        manifest = Manifest(
-            profile=profile.name,
-            model_type=profile.model_type,
-            fingerprint=GIVEN_FINGERPRINT,
-            voice=self._upload.name.name,
-            version=self._place.number,
-            version_id=self._vuid,
-            created_at=self._place.created_at,
-            source="embedding",
-            ref_text=self._upload.ref_text,
-            consent=self._upload.consent,
-        )
-        data = encode(tensors, manifest)
-        record = ArtifactRecord(
-            profile=profile.name,
+        data, record = package(
+            self._record(source="embedding", embedding_width=len(embedding)),
+            profile,
+            {"speaker_embedding": embedding},
             fingerprint=GIVEN_FINGERPRINT,
             attempt=self._vuid,
-            digest=sha256_digest(data),
-            content_digest=content_digest(tensors),
-            size=len(data),
-            tensors=describe(tensors),
         )
-        self._registrar.store.put(
-            self._id.artifact_blob_key(self._vuid, given_key(profile.name), record), data
-        )
+        key = self._id.artifact_blob_key(self._vuid, given_key(profile.name), record)
+        self._registrar.store.put(key, data)
         return record
 
-    def commit(self, **source: Any) -> Registered:
-        """The version fact, then the index, then the jobs."""
-        registrar = self._registrar
-        record = VersionRecord(
+    def _record(self, **source: Any) -> VersionRecord:
+        return VersionRecord(
             vuid=self._vuid,
             number=self._place.number,
             created_at=self._place.created_at,
@@ -243,6 +216,10 @@ class _Registration:
             request=self._request,
             **source,
         )
+
+    def commit(self, **source: Any) -> Registered:
+        """The version fact, then the index, then the jobs."""
+        registrar, record = self._registrar, self._record(**source)
         if self._clock.monotonic() - self._started > COMMIT_SECONDS:
             raise Unavailable("Storing the clip took too long; send it again.", retry_after_seconds=1)
         registrar.store.put(self._id.version_key(self._place.seq, record), record.to_json().encode())

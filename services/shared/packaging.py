@@ -1,0 +1,75 @@
+"""Tensors become an artifact: checked against the profile, with a manifest, as a file and its record. Pure."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from services.shared.domain import ArtifactRecord, VersionRecord
+from services.shared.profiles import Profile
+from speaker_registry.artifact import (
+    Manifest,
+    check_tensors,
+    content_digest,
+    describe,
+    encode,
+    sha256_digest,
+)
+
+
+def package(
+    version: VersionRecord,
+    profile: Profile,
+    tensors: Mapping[str, np.ndarray],
+    *,
+    fingerprint: str,
+    attempt: str,
+    build: int = 1,
+    extractor: Mapping[str, Any] | None = None,
+    untrained: bool = False,
+    seconds_spent: float = 0.0,
+) -> tuple[bytes, ArtifactRecord]:
+    """The artifact's file, and what is recorded of it.
+
+    Args:
+        attempt, build: see `ArtifactRecord`.
+        extractor: the facts behind the fingerprint.
+
+    Raises:
+        InvalidArtifact: the tensors are not what the profile says, or not as long as the version's clip.
+    """
+    clip = version.clip
+    seconds = clip.seconds if clip else None
+    check_tensors(tensors, profile.tensors, seconds=seconds, frame_rate=profile.frame_rate)
+    manifest = Manifest(
+        profile=profile.name,
+        model_type=profile.model_type,
+        fingerprint=fingerprint,
+        extractor=dict(extractor or {}),
+        untrained=untrained,
+        voice=version.name,
+        version=version.number,
+        version_id=version.vuid,
+        created_at=version.created_at,
+        source=version.source,
+        audio_sha256=clip.sha256 if clip else None,
+        seconds=seconds,
+        ref_text=version.ref_text,
+        consent=version.consent,
+        frame_rate=profile.frame_rate if clip else None,
+    )
+    data = encode(tensors, manifest)
+    record = ArtifactRecord(
+        profile=profile.name,
+        fingerprint=fingerprint,
+        build=build,
+        attempt=attempt,
+        digest=sha256_digest(data),
+        content_digest=content_digest(tensors),
+        size=len(data),
+        tensors=describe(tensors),
+        extractor=dict(extractor or {}),
+        untrained=untrained,
+        seconds_spent=seconds_spent,
+    )
+    return data, record
