@@ -7,17 +7,15 @@ no files.
 """
 
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import MimiConfig, MimiModel
-from transformers.utils import logging as transformers_logging
 
-from speaker_registry.errors import WeightsInvalid
+from services.extractor_worker.pretrained import pretrained
 
 Layout = Mapping[str, tuple[int, ...]]
 """Key name -> shape."""
@@ -158,7 +156,7 @@ class CodecEncoder:
         dtype: torch.dtype,
     ) -> None:
         self.books = books
-        self.model = _load(config, tensors, dtype).to(device).eval()
+        self.model = _load(config, tensors, dtype).to(device)
 
     def encode(self, samples: Tensor) -> Tensor:
         """Encode clips of equal length.
@@ -174,31 +172,6 @@ class CodecEncoder:
 
 
 def _load(config: CodecConfig, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Any:
-    from_pretrained: Any = MimiModel.from_pretrained
-    with _no_progress_bar():
-        model, report = from_pretrained(
-            None,
-            config=config.for_transformers(),
-            state_dict=dict(tensors),
-            dtype=dtype,
-            attn_implementation="sdpa",  # by name: flash attention, where installed, rounds differently
-            output_loading_info=True,
-        )
-    problems = {kind: sorted(map(str, names))[:3] for kind, names in report.items() if names}
-    if problems:
-        # The layout was checked before, so this is a transformers that reads the published one differently.
-        raise WeightsInvalid(f"transformers does not take the codec's weights as published: {problems}")
-    return model
-
-
-@contextmanager
-def _no_progress_bar() -> Iterator[None]:
-    """Loading takes a tenth of a second, and a worker's standard error is for logs."""
-    logging: Any = transformers_logging
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()
+    # Attention by name: flash attention, where installed, rounds differently.
+    options = {"dtype": dtype, "attn_implementation": "sdpa"}
+    return pretrained(MimiModel, config.for_transformers(), tensors, **options)

@@ -1,0 +1,49 @@
+"""transformers models filled with tensors we have read ourselves. Knows no model and no files.
+
+Sub-modules are never addressed: their paths change between versions, the published key names do not.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor
+from transformers.utils import logging as transformers_logging
+
+from speaker_registry.errors import WeightsInvalid
+
+
+def pretrained(kind: type, config: Any, tensors: Mapping[str, Tensor], **options: Any) -> Any:
+    """A `kind` on the CPU, for inference.
+
+    Args:
+        kind: a model class of transformers.
+        config: its configuration.
+        tensors: all of its tensors, under their published names, in the layout that was checked.
+        options: of `from_pretrained`, e.g. `dtype`.
+
+    Raises:
+        WeightsInvalid: this transformers reads the published layout differently.
+    """
+    from_pretrained: Any = kind.from_pretrained  # type: ignore[attr-defined]  # transformers has no types
+    with _no_progress_bar():
+        model, report = from_pretrained(
+            None, config=config, state_dict=dict(tensors), output_loading_info=True, **options
+        )
+    problems = {what: sorted(map(str, names))[:3] for what, names in report.items() if names}
+    if problems:
+        raise WeightsInvalid(f"transformers does not take the weights as published: {problems}")
+    return model.eval().requires_grad_(False)
+
+
+@contextmanager
+def _no_progress_bar() -> Iterator[None]:
+    """Loading takes a tenth of a second, and a worker's standard error is for logs."""
+    logging: Any = transformers_logging
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
