@@ -105,24 +105,11 @@ class Artifact:
         """Read a file from anywhere.
 
         Raises:
-            InvalidArtifact: not a whole safetensors file, a header over 64 KiB, duplicate or strange names,
-            more than
-                256 tensors, no manifest, values that are not finite.
+            InvalidArtifact: as `read_tensors`, and where there is no manifest.
         """
-        header = _read_header(data)
-        manifest = _read_manifest(header.pop("__metadata__", None))
-        if len(header) > MAX_TENSORS:
-            raise InvalidArtifact(f"the file has {len(header)} tensors, at most {MAX_TENSORS} are accepted")
-        for name in header:
-            if not _TENSOR_NAME.fullmatch(name):
-                raise InvalidArtifact(
-                    f"tensor name {name[:80]!a} is not accepted: [A-Za-z0-9._-], 1 to 128 characters"
-                )
-        try:
-            tensors = safetensors.numpy.load(data)
-        except (SafetensorError, KeyError, ValueError, TypeError) as error:
-            raise InvalidArtifact("the file is not a whole safetensors file") from error
-        _check_finite(tensors)
+        tensors, manifest = read_tensors(data)
+        if manifest is None:
+            raise InvalidArtifact("the file has no manifest in its safetensors header")
         return cls(tensors, manifest, sha256_digest(data), len(data))
 
     @property
@@ -133,6 +120,30 @@ class Artifact:
     @property
     def info(self) -> dict[str, TensorInfo]:
         return describe(self.tensors)
+
+
+def read_tensors(data: bytes) -> tuple[dict[str, np.ndarray], Manifest | None]:
+    """The tensors of a safetensors file from anywhere, and its manifest if it has one.
+
+    Raises:
+        InvalidArtifact: not a whole safetensors file, a header over 64 KiB, duplicate or strange names, more
+        than 256 tensors, a manifest that is none, values that are not finite.
+    """
+    header = _read_header(data)
+    manifest = _read_manifest(header.pop("__metadata__", None))
+    if len(header) > MAX_TENSORS:
+        raise InvalidArtifact(f"the file has {len(header)} tensors, at most {MAX_TENSORS} are accepted")
+    for name in header:
+        if not _TENSOR_NAME.fullmatch(name):
+            raise InvalidArtifact(
+                f"tensor name {name[:80]!a} is not accepted: [A-Za-z0-9._-], 1 to 128 characters"
+            )
+    try:
+        tensors = safetensors.numpy.load(data)
+    except (SafetensorError, KeyError, ValueError, TypeError) as error:
+        raise InvalidArtifact("the file is not a whole safetensors file") from error
+    _check_finite(tensors)
+    return tensors, manifest
 
 
 def encode(tensors: Mapping[str, np.ndarray], manifest: Manifest) -> bytes:
@@ -256,9 +267,9 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return result
 
 
-def _read_manifest(metadata: Any) -> Manifest:
+def _read_manifest(metadata: Any) -> Manifest | None:
     if not isinstance(metadata, dict) or not isinstance(metadata.get("manifest"), str):
-        raise InvalidArtifact("the file has no manifest in its safetensors header")
+        return None
     try:
         return Manifest.model_validate_json(metadata["manifest"])
     except ValidationError as error:

@@ -30,6 +30,7 @@ SpeakerRegistryError
 │   ├── ArtifactFailed
 │   ├── ArtifactNotReady
 │   ├── ArtifactStale
+│   ├── FingerprintMismatch        an artifact from outside was made with another one than ours are
 │   ├── IdempotencyInProgress
 │   └── PreconditionFailed
 ├── QuotaExceeded
@@ -185,6 +186,10 @@ class ArtifactNotReady(Conflict):
 
 class ArtifactStale(Conflict):
     code = "artifact_stale"
+
+
+class FingerprintMismatch(Conflict):
+    code = "fingerprint_mismatch"
 
 
 class IdempotencyInProgress(Conflict):

@@ -6,7 +6,7 @@ from typing import Annotated
 from urllib.parse import quote
 
 import structlog
-from fastapi import Depends, Request
+from fastapi import Depends, Header, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
@@ -20,18 +20,21 @@ from services.registry_api.wiring import (
     Reference,
     Services,
     ServicesDep,
+    UploadSlotsDep,
     VoiceName,
     WaitSeconds,
 )
+from services.shared.artifact_upload import ReadyArtifact, give_artifact
 from services.shared.domain import ArtifactRecord, SpeakerVersion
 from services.shared.facts import SpeakerId
 from services.shared.index_reading import IndexedSpeaker
 from services.shared.status import Standing
-from speaker_registry.artifact import sha256_digest
+from speaker_registry.artifact import read_tensors, sha256_digest
 from speaker_registry.errors import (
     ArtifactFailed,
     ArtifactNotFound,
     ArtifactStale,
+    InvalidArtifact,
     SpeakerRegistryError,
     VoiceNotFound,
 )
@@ -131,6 +134,14 @@ async def _wanted(
 
 
 WantedDep = Annotated[_Wanted, Depends(_wanted)]
+GivenFingerprint = Annotated[
+    str | None,
+    Header(
+        alias="X-Artifact-Fingerprint",
+        pattern="^sha256:[0-9a-f]{64}$",
+        description="What made the artifact, where the file has no manifest that says so.",
+    ),
+]
 
 
 @router.get("", responses=examples.DESCRIPTORS)
@@ -177,6 +188,40 @@ async def get_artifact_file(
         return Response(headers=headers, media_type=examples.MEDIA_TYPE)
     data = await run_in_threadpool(_read_file, wanted, found, found.record)
     return Response(data, headers=headers, media_type=examples.MEDIA_TYPE)
+
+
+@router.put("/{profile}", status_code=201, responses=examples.PUT_ARTIFACT, openapi_extra=examples.FILE_BODY)
+async def put_artifact(
+    request: Request, wanted: WantedDep, slots: UploadSlotsDep, fingerprint: GivenFingerprint = None
+) -> Response:
+    """Bring an artifact that was made elsewhere: a safetensors file with the profile's tensors.
+
+    It is checked like our own, and gets a manifest of this version. What it was made with must be what the
+    profile's artifacts are made with now; profiles that nothing can be extracted for take any.
+    """
+    async with slots.one():
+        body = await request.body()
+        created = await run_in_threadpool(_give, wanted, body, fingerprint)
+    found = await run_in_threadpool(wanted.look)
+    return answer(request, found.descriptor(), status=201 if created else 200)
+
+
+def _give(wanted: _Wanted, body: bytes, fingerprint: str | None) -> bool:
+    registrar = wanted.services.registrar
+    found = wanted.look()
+    tensors, manifest = read_tensors(body)
+    if manifest is not None and manifest.profile != wanted.profile:
+        raise InvalidArtifact(
+            f"The artifact is for profile '{manifest.profile[:80]}', not for '{wanted.profile}'.",
+            param="profile",
+        )
+    given = ReadyArtifact(
+        tensors=tensors,
+        fingerprint=manifest.fingerprint if manifest else fingerprint,
+        extractor=manifest.extractor if manifest else {},
+        untrained=manifest.untrained if manifest else False,
+    )
+    return give_artifact(registrar, wanted.speaker_id, found.version, wanted.profile, given)
 
 
 async def _settled(request: Request, wanted: _Wanted, wait: float) -> _Found:

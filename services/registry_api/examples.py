@@ -335,6 +335,33 @@ FILE: Responses = {
     },
     **_NOT_YET,
 }
+FILE_BODY = {
+    "requestBody": {
+        "required": True,
+        "content": {MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}}},
+    }
+}
+PUT_ARTIFACT: Responses = {
+    201: _json("Stored, and in force.", _DESCRIPTOR, schemas.ArtifactDescriptor),
+    200: _json("The same is in force already.", _DESCRIPTOR, schemas.ArtifactDescriptor),
+    **_COMMON,
+    400: _BAD_NAME,
+    404: _NO_VOICE,
+    409: _error(
+        "It was made with something else than the profile's artifacts are now; or the voice was deleted, or "
+        "another artifact stored, at the same moment.",
+        f"The artifact was made with sha256:{'0' * 64}; artifacts for profile 'qwen3-tts-0.6b' are made with "
+        f"sha256:{'1' * 64} now.",
+        "fingerprint_mismatch",
+        "conflict_error",
+    ),
+    413: _error("The file is too large.", "…", "payload_too_large"),
+    422: _error(
+        "The file is not what the profile says; the message names the tensor.",
+        "tensor 'speaker_embedding' has shape [512], the profile says [1024]",
+        "artifact_schema",
+    ),
+}
 JOBS: Responses = {
     200: _json("A page of jobs.", _page(_JOB, _JOB_ID), schemas.Page[schemas.Job]),
     **_READ,

@@ -19,7 +19,7 @@ from speaker_registry.names import DEFAULT, LATEST, key_of_name
 Source = Literal["audio", "embedding"]
 
 GIVEN_FINGERPRINT = "given"
-"""Of an artifact that came with the registration: no encoder made it, so none can make it stale."""
+"""Of an artifact that somebody brought: no encoder made it, so none can make it stale."""
 
 
 class Record(BaseModel):
@@ -215,7 +215,7 @@ class SpeakerVersion:
             record
             for record in (*self.record.given, *self.artifacts.values())
             if record.profile == profile
-            and (fingerprint is None or record in self.record.given or record.fingerprint == fingerprint)
+            and (fingerprint is None or record.fingerprint in {fingerprint, GIVEN_FINGERPRINT})
         ]
         return max(found, key=lambda record: (record.build, record.attempt), default=None)
 

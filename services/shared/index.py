@@ -407,6 +407,10 @@ class SpeakerIndex(Gate):
             )
         )
 
+    def begin_upload(self, speaker_id: SpeakerId, vuid: str, akey: str, *, token: str) -> int:
+        """The same where no job made the artifact: 1 yes, 0 there is one already, -2 the version is dead."""
+        return int(self._run("begin", speaker_id, vuid=vuid, akey=akey, token=token))
+
     def set_job(
         self,
         speaker_id: SpeakerId,

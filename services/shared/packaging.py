@@ -1,4 +1,4 @@
-"""Tensors become an artifact: checked against the profile, with a manifest, as a file and its record. Pure."""
+"""Tensors become an artifact: checked against the profile, a file with its manifest, a record. Pure."""
 
 from collections.abc import Mapping
 from typing import Any

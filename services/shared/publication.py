@@ -5,14 +5,16 @@ A result is committed against the version's own id: `begin` refuses it if the ve
 took over, and what lands all the same lies under a dead version and is swept. Knows no encoder and no HTTP.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import structlog
 
 from services.shared.audio import ReferenceAudio
+from services.shared.clock import Clock
 from services.shared.domain import (
     AliasFact,
     ArtifactFact,
@@ -29,6 +31,7 @@ from services.shared.jobs import Jobs
 from services.shared.packaging import package
 from services.shared.profiles import Profile
 from services.shared.registrar import Registrar
+from services.shared.store import Store
 from speaker_registry.artifact import canonical_json
 from speaker_registry.errors import JobNotFound, SpeakerRegistryError, Unavailable
 
@@ -166,31 +169,17 @@ class Publisher:
         return answer == 1
 
     def _put_in_force(self, work: Assignment, record: ArtifactRecord) -> str | None:
-        """What landed first. Returns its winner; None if the version is dead.
-
-        Where another call for the same artifact was let through, what it stores may land in the very second
-        that ours did, and which of them counts can be told only after that.
-        """
-        promotion = self._prepare_promotion(work)
-        try:
-            return self._apply(work, self._winner(work) or record, promotion, alone=record.attempt)
-        except Rivals:
-            self._clock.sleep(_A_SECOND)
-            return self._apply(work, self._winner(work) or record, promotion, alone=None)
-
-    def _apply(
-        self, work: Assignment, winner: ArtifactRecord, promotion: AliasFact | None, *, alone: str | None
-    ) -> str | None:
-        return self._index.apply_artifact(
+        """What landed first. Returns its winner; None if the version is dead."""
+        apply = partial(
+            self._index.apply_artifact,
             work.speaker_id,
             work.version.vuid,
             work.akey,
-            winner,
             job_id=work.job_id,
             claimed=work.flight.fingerprint,
-            promotion=promotion,
-            alone=alone,
+            promotion=self._prepare_promotion(work),
         )
+        return put_in_force(apply, record, lambda: self._winner(work), self._clock)
 
     def _package(self, work: Assignment, tensors: Mapping[str, np.ndarray]) -> tuple[bytes, ArtifactRecord]:
         maker = work.maker
@@ -213,10 +202,7 @@ class Publisher:
         return f"{self._clock.new_id()}-{work.token}"
 
     def _winner(self, work: Assignment) -> ArtifactRecord | None:
-        """Of all that landed for this artifact: normally just ours."""
-        listing = self._store.list(work.speaker_id.artifact_prefix(work.version.vuid, work.akey))
-        facts = [fact for fact in read_facts(self._store, listing) if isinstance(fact, ArtifactFact)]
-        return fold_artifacts(facts).get(work.version.vuid, {}).get(work.akey)
+        return landed_first(self._store, work.speaker_id, work.version.vuid, work.akey)
 
     def _close_late(self, work: Assignment) -> bool:
         """Another attempt has it, or the version is gone: end this job, unless it is the other attempt's
@@ -304,3 +290,31 @@ def _error_json(error: SpeakerRegistryError, attempt: int) -> str:
     return canonical_json(
         {"code": error.code, "message": error.message, "retryable": error.retryable, "attempt": attempt}
     )
+
+
+def landed_first(store: Store, speaker_id: SpeakerId, vuid: str, akey: str) -> ArtifactRecord | None:
+    """Of all that landed for one artifact: normally there is just one."""
+    listing = store.list(speaker_id.artifact_prefix(vuid, akey))
+    facts = [fact for fact in read_facts(store, listing) if isinstance(fact, ArtifactFact)]
+    return fold_artifacts(facts).get(vuid, {}).get(akey)
+
+
+def put_in_force(
+    apply: Callable[..., str | None],
+    record: ArtifactRecord,
+    winner: Callable[[], ArtifactRecord | None],
+    clock: Clock,
+) -> str | None:
+    """Tell the index what landed first. Returns its winner; None if the version is dead.
+
+    Where another call for the same artifact was let through, what it stores may land in the very second that
+    ours did, and which of them counts can be told only after that.
+
+    Args:
+        apply: `SpeakerIndex.apply_artifact`, but for `record` and `alone`. record: ours, just stored.
+    """
+    try:
+        return apply(record=winner() or record, alone=record.attempt)
+    except Rivals:
+        clock.sleep(_A_SECOND)
+        return apply(record=winner() or record, alone=None)

@@ -3,14 +3,17 @@ second, … until an operation makes no more. What was served stays, and houseke
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from itertools import count
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from services.shared.artifact_upload import ReadyArtifact, give_artifact
 from services.shared.valkey import ValkeyServer
-from speaker_registry.errors import Unavailable, VoiceNotFound
+from speaker_registry.errors import Conflict, Unavailable, VoiceNotFound
 from tests.integration.storage import (
     FINGERPRINT,
     NAMESPACE,
@@ -161,6 +164,42 @@ def test_an_artifact_that_was_served_never_changes(storage: Storage, retry: bool
         assert number == 2
         assert seen[name] == (number, digest) or seen[name][0] == 1
         assert data_of(storage, name) == 8, "nothing is left of attempts that lost"
+
+
+@retried
+def test_an_artifact_that_is_brought_takes_the_others_place_or_does_not(
+    storage: Storage, retry: bool, way: str
+):
+    """What was served is served until then, and never changes by halves."""
+    trials = Trials(storage, way)
+    seen = {}
+    for name in trials:
+        storage.ready(name)
+        storage.settle()
+        before = storage.served(name)
+        version = storage.registrar.find(NAMESPACE, name).speaker.newest
+        (given,) = [one for one in version.artifacts.values() if one.profile == PROFILE]
+        bring = partial(
+            give_artifact, storage.registrar, speaker_id(name), version, PROFILE, brought(given.fingerprint)
+        )
+        failed = trials.failed(bring)
+        seen[name] = storage.served(name)
+        assert seen[name] == before if failed and way == "not-done" else True
+        assert failed or seen[name] != before
+        if failed and retry:
+            with suppress(Conflict):  # the first try got through after all
+                bring()
+            assert storage.served(name) != before
+    storage.settle()
+    storage.sweep()
+    for name in trials.names:
+        storage.check_settled(name)
+        assert storage.served(name) is not None
+
+
+def brought(fingerprint: str) -> ReadyArtifact:
+    tensors = {"speaker_embedding": np.full(1024, 0.75, np.float32), "ref_code": np.ones((15, 16), np.int32)}
+    return ReadyArtifact(tensors=tensors, fingerprint=fingerprint)
 
 
 def test_a_job_whose_taking_failed_is_taken_again(storage: Storage, way: str):

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from services.shared.artifact_upload import ReadyArtifact, give_artifact
 from services.shared.audio import DecodedClip, ReferenceAudio
 from services.shared.domain import AliasFact
 from services.shared.facts import SpeakerId
@@ -101,6 +102,22 @@ def precompute(world: World, process: Process, name: str) -> None:
     version = world.random.choice(indexed.speaker.versions)
     profile = world.random.choice(sorted(registrar.catalogue.names))
     registrar.ensure(speaker_of(name), version, [profile], force=world.random.random() < 0.3)
+
+
+def bring_artifact(world: World, process: Process, name: str) -> None:
+    """What an upload of a ready artifact does."""
+    registrar = process.registrar
+    indexed = registrar.find(NAMESPACE, name)
+    version = world.random.choice(indexed.speaker.versions)
+    profile = world.random.choice(sorted(registrar.catalogue.names))
+    announced = registrar.announcements.current(profile)
+    if version.record.clip is None or announced is None:
+        return
+    content = world.ledger.authors[version.vuid].content
+    width = registrar.catalogue.get(profile).embedding_width or 0
+    embedding = np.array([content, *(world.random.random() for _ in range(width - 1))], np.float32)
+    given = ReadyArtifact(tensors={"speaker_embedding": embedding}, fingerprint=announced.fingerprint)
+    give_artifact(registrar, speaker_of(name), version, profile, given)
 
 
 def announce(world: World, process: Process) -> None:

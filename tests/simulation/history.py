@@ -67,6 +67,7 @@ class History:
             (self._delete, likely(0, 0.03)),
             (self._move_alias, likely(0, 0.02)),
             (self._precompute, likely(0, 0.03)),
+            (self._bring_artifact, likely(0, 0.02)),
             (self._read, 0.08),
             (self._work, 0.15),
             (self._keep_house, 0.06),
@@ -193,6 +194,10 @@ class History:
     def _precompute(self) -> None:
         name = self._name()
         self._ask("precompute", name, lambda process: actors.precompute(self.world, process, name))
+
+    def _bring_artifact(self) -> None:
+        name = self._name()
+        self._ask("bring", name, lambda process: actors.bring_artifact(self.world, process, name))
 
     def _read(self) -> None:
         name = self._name()

@@ -1,10 +1,13 @@
--- May this attempt publish? ARGV: job, attempt, vuid, profile, fingerprint (of the claim), akey, token
+-- May this attempt publish? ARGV: vuid, akey, token, and of a job's attempt: job, attempt, profile, fingerprint (of the claim)
 -- -> 1 go, 0 another attempt took over or its artifact is there already, -2 the version is dead
 if not live(a.vuid) then return -2 end
 if redis.call('HEXISTS', speaker, 'r:' .. a.vuid .. ':' .. a.akey) == 1 then return 0 end
-local flight = redis.call('HGET', speaker, flight_of(a.vuid, a.profile, a.fingerprint))
-if not flight or string.match(flight, '^[^:]+') ~= a.job then return 0 end
-if tonumber(redis.call('HGET', job_key(a.job), 'attempt') or '0') ~= a.attempt then return 0 end
+if a.job then
+  local flight = redis.call('HGET', speaker, flight_of(a.vuid, a.profile, a.fingerprint))
+  if not flight or string.match(flight, '^[^:]+') ~= a.job then return 0 end
+  if tonumber(redis.call('HGET', job_key(a.job), 'attempt') or '0') ~= a.attempt then return 0 end
+end
+look_again(10)
 local begun = 'g:' .. a.vuid .. ':' .. a.akey
 if redis.call('HSETNX', speaker, begun, a.token) == 0 and redis.call('HGET', speaker, begun) ~= a.token then
   redis.call('HSET', speaker, begun, '*')

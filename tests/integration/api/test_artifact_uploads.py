@@ -1,0 +1,218 @@
+"""Bringing artifacts that were made elsewhere: what is taken, what is refused, and what engines get then."""
+
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from speaker_registry.artifact import Artifact, Manifest, encode
+from tests.integration.api.conftest import Start
+from tests.integration.api.registry import EMBEDDING, OTHER_CLIP, PROFILE, WIDER, Registry
+from tests.integration.api.worker import FINGERPRINT
+
+VOXTRAL = "voxtral"
+OTHER = "sha256:" + "9" * 64
+
+
+def tensors(seconds: float = 2.0, width: int = 1024, fill: float = 0.5) -> dict[str, np.ndarray]:
+    codes = np.full((round(seconds * 12.5), 16), 7, np.int32)
+    return {"speaker_embedding": np.full(width, fill, np.float32), "ref_code": codes}
+
+
+def file(content: dict[str, np.ndarray] | None = None, **facts: Any) -> bytes:
+    """As another registry would give it out."""
+    manifest = Manifest(
+        **{
+            "profile": PROFILE,
+            "model_type": "qwen3_tts",
+            "fingerprint": FINGERPRINT,
+            "voice": "somebody",
+            "version": 7,
+            "version_id": "elsewhere",
+            "created_at": 1,
+            "source": "audio",
+            "extractor": {"made": "elsewhere"},
+            **facts,
+        }
+    )
+    return encode(tensors() if content is None else content, manifest)
+
+
+def put(
+    registry: Registry, name: str, data: bytes, ref: int | str = 1, profile: str = PROFILE, **headers: str
+) -> httpx.Response:
+    path = f"/v1/voices/{quote(name, safe='')}/versions/{ref}/artifacts/{profile}"
+    return registry.client.put(path, content=data, headers=headers)
+
+
+def refused(response: httpx.Response, status: int, code: str, says: str) -> None:
+    error = response.json()["error"]
+    assert (response.status_code, error["code"]) == (status, code), error
+    assert says in error["message"]
+
+
+def seconds_of(registry: Registry, name: str) -> float:
+    return float(registry.client.get(f"/v1/voices/{name}/versions/1").json()["audio"]["seconds"])
+
+
+@pytest.fixture
+def brought(registry: Registry, name: str) -> bytes:
+    """An artifact for the voice `name`, which has a clip and nothing else yet."""
+    registry.upload(name)
+    return file(tensors(seconds_of(registry, name)))
+
+
+def test_a_ready_artifact_is_served_as_this_versions(registry: Registry, name: str, brought: bytes):
+    """With its tensors bit by bit, and a manifest that says whose it is here."""
+    response = put(registry, name, brought)
+    assert response.status_code == 201, response.text
+    assert response.json()["state"] == "ready"
+    served = Artifact.parse(registry.file(name).content)
+    assert (
+        served.content_digest == Artifact.parse(brought).content_digest == response.json()["content_digest"]
+    )
+    assert (served.manifest.voice, served.manifest.version) == (name, 1)
+    assert served.manifest.extractor == {"made": "elsewhere"}
+    assert served.digest == response.json()["digest"]
+
+
+def test_the_same_again_changes_nothing(registry: Registry, name: str, brought: bytes):
+    first, again = put(registry, name, brought), put(registry, name, brought)
+    assert (first.status_code, again.status_code) == (201, 200)
+    assert first.json()["digest"] == again.json()["digest"]
+
+
+def test_it_takes_the_place_of_what_a_worker_made(registry: Registry, name: str, brought: bytes):
+    """And a job that was on its way ends well without undoing it."""
+    registry.worker.finish_all(name)
+    made = registry.file(name).headers["etag"]
+    assert put(registry, name, brought).status_code == 201
+    assert registry.file(name).headers["etag"] != made
+    another = file(tensors(seconds_of(registry, name), fill=0.25))
+    assert put(registry, name, another).status_code == 201
+    assert Artifact.parse(registry.file(name).content).tensors["speaker_embedding"][0] == 0.25
+
+
+def test_a_job_on_its_way_ends_without_undoing_it(registry: Registry, name: str, brought: bytes):
+    put(registry, name, brought)
+    registry.worker.finish_all(name)
+    assert Artifact.parse(registry.file(name).content).tensors["speaker_embedding"][0] == 0.5
+    (job,) = registry.client.get("/v1/jobs", params={"voice": name}).json()["data"]
+    assert job["state"] == "succeeded"
+
+
+def test_default_moves_to_a_version_that_is_ready_by_it(registry: Registry, name: str):
+    registry.ready(name)
+    registry.upload(name, clip=OTHER_CLIP)
+    seconds = registry.client.get(f"/v1/voices/{name}/versions/2").json()["audio"]["seconds"]
+    put(registry, name, file(tensors(seconds)), ref=2)
+    assert registry.client.get(f"/v1/voices/{name}").json()["version"] == 2
+
+
+def test_it_survives_the_loss_of_redis(start: Start):
+    registry = start()
+    registry.upload("alice")
+    put(registry, "alice", file(tensors(seconds_of(registry, "alice"))))
+    before = registry.file("alice").content
+    registry.redis.flushdb()
+    registry.housekeeper.turn()
+    assert registry.file("alice").content == before
+
+
+def test_an_artifact_that_something_else_made_is_refused(registry: Registry, name: str, brought: bytes):
+    """It would be served beside those of the current encoder, and nobody would hear the difference."""
+    data = file(tensors(seconds_of(registry, name)), fingerprint=OTHER)
+    refused(put(registry, name, data), 409, "fingerprint_mismatch", f"made with {FINGERPRINT} now")
+    assert registry.file(name).status_code == 202
+
+
+def test_a_file_without_a_manifest_needs_a_fingerprint_beside_it(
+    registry: Registry, name: str, brought: bytes
+):
+    """As an engine's own script writes it."""
+    plain = safetensors.numpy.save(dict(Artifact.parse(brought).tensors))
+    refused(put(registry, name, plain), 422, "artifact_schema", "does not say what made it")
+    header = {"X-Artifact-Fingerprint": FINGERPRINT}
+    assert put(registry, name, plain, **header).status_code == 201
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"speaker_embedding": np.zeros(512, np.float32)}, "has shape [512], the profile says [1024]"),
+        ({"speaker_embedding": np.zeros(1024, np.float64)}, "is F64, the profile says F32"),
+        ({"speaker_embedding": np.full(1024, np.nan, np.float32)}, "values that are not finite"),
+        ({"ref_code": lambda codes: np.full_like(codes, 2048)}, "values from 2048 to 2048"),
+        ({"ref_code": lambda codes: codes.T}, "has shape [16, "),
+        ({"ref_code": np.zeros((999, 16), np.int32)}, "has 999 frames"),
+        ({"extra": np.zeros(1, np.float32)}, "unexpected tensors ['extra']"),
+    ],
+)
+def test_what_is_not_as_the_profile_says_is_refused(
+    registry: Registry, name: str, brought: bytes, change: dict[str, Any], says: str
+):
+    """And nothing is stored."""
+    before = registry.stored()
+    content = dict(Artifact.parse(brought).tensors)
+    for tensor, wrong in change.items():
+        content[tensor] = wrong(content[tensor]) if callable(wrong) else wrong
+    refused(put(registry, name, file(content)), 422, "artifact_schema", says)
+    assert registry.stored() == before
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (b"", "is no safetensors file"),
+        (b"x" * 100, "header declares"),
+        (b"PK\x03\x04" + bytes(200), "header declares"),
+    ],
+)
+def test_what_is_no_safetensors_file_is_refused(
+    registry: Registry, name: str, brought: bytes, data: bytes, says: str
+):
+    refused(put(registry, name, data), 422, "artifact_schema", says)
+
+
+def test_an_artifact_for_another_profile_is_refused(registry: Registry, name: str, brought: bytes):
+    data = file(tensors(width=2048), profile=WIDER)
+    refused(put(registry, name, data), 422, "artifact_schema", f"is for profile '{WIDER}'")
+
+
+def test_unknown_voices_versions_and_profiles_are_not_found(registry: Registry, name: str, brought: bytes):
+    refused(put(registry, "nobody", brought), 404, "voice_not_found", "nobody")
+    refused(put(registry, name, brought, ref=9), 404, "version_not_found", "has no version 9")
+    refused(put(registry, name, brought, profile="what"), 404, "profile_unknown", "'what'")
+
+
+def test_a_file_that_is_too_large_is_refused(registry: Registry, name: str, brought: bytes):
+    response = put(registry, name, bytes(11 * 1024**2))
+    refused(response, 413, "payload_too_large", "10MB")
+
+
+def test_a_voice_whose_encoder_is_not_published_is_brought_ready_made(registry: Registry, name: str):
+    """Voxtral: extraction says why it cannot, and takes what its owners made; also beside an embedding."""
+    registry.upload(name, clip=None, speaker_embedding=EMBEDDING)
+    response = registry.client.post(f"/v1/audio/voices/{name}/cache", params={"profile": VOXTRAL})
+    assert response.status_code == 400
+    other = f"{name}-clip"
+    registry.upload(other)
+    response = registry.client.post(f"/v1/audio/voices/{other}/cache", params={"profile": VOXTRAL})
+    assert response.json()["error"]["reason"] == "cache_unsupported"
+    assert "not published Voxtral's encoder" in response.json()["error"]["message"]
+    voice = {"voice_embedding": np.ones((147, 3072), np.float32)}
+    for one in (name, other):
+        response = put(registry, one, safetensors.numpy.save(voice), profile=VOXTRAL)
+        assert response.status_code == 201, response.text
+        served = Artifact.parse(registry.file(one, profile=VOXTRAL).content)
+        assert served.tensors["voice_embedding"].shape == (147, 3072)
+    infinite = {"voice_embedding": np.full((2, 2), np.inf, np.float32)}
+    refused(
+        put(registry, name, safetensors.numpy.save(infinite), profile=VOXTRAL),
+        422,
+        "artifact_schema",
+        "finite",
+    )
