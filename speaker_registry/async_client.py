@@ -117,6 +117,18 @@ class AsyncRegistryClient(Session):
     ) -> ArtifactDescriptor:
         return await self._run(self._calls.descriptor(parse_target(speaker, version), profile, wait))
 
+    async def put(
+        self,
+        speaker: str,
+        profile: str,
+        artifact: Audio,
+        *,
+        version: int | str | None = None,
+        fingerprint: str | None = None,
+    ) -> ArtifactDescriptor:
+        content = await asyncio.to_thread(read_clip, artifact, "artifact")
+        return await self._run(self._calls.put(parse_target(speaker, version), profile, content, fingerprint))
+
     async def delete(self, name: str) -> None:
         await self._run(self._calls.delete(name))
 

@@ -162,6 +162,16 @@ class Calls:
     def descriptor(self, target: Target, profile: str, wait: float = 0.0) -> Plan[ArtifactDescriptor]:
         return self._read(ArtifactDescriptor, held_back(Request(path=target.artifact_path(profile)), wait))
 
+    def put(
+        self, target: Target, profile: str, content: bytes, fingerprint: str | None
+    ) -> Plan[ArtifactDescriptor]:
+        headers = {"content-type": "application/vnd.safetensors"}
+        if fingerprint is not None:
+            headers["x-artifact-fingerprint"] = fingerprint
+        path = target.artifact_path(profile)
+        request = Request(method="PUT", path=path, headers=headers, content=content)
+        return self._read(ArtifactDescriptor, request)
+
     def job(self, job_id: str, wait: float = 0.0) -> Plan[Job]:
         return self._read(Job, held_back(Request(path=f"/v1/jobs/{_segment(job_id, 'id')}"), wait))
 

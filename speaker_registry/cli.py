@@ -178,6 +178,15 @@ def fetch(client: "RegistryClient", arguments: argparse.Namespace) -> Output | N
     return None if to_stdout else _fetched(arguments.output, file)
 
 
+def put(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
+    source = sys.stdin.buffer if arguments.file == "-" else Path(arguments.file)
+    made = client.put(arguments.speaker, arguments.profile, source, fingerprint=arguments.fingerprint)
+    text = (
+        f"{printable(made.voice)}@{made.version} is {made.state} for {printable(made.profile)}: {made.digest}"
+    )
+    return Output(made.model_dump(mode="json"), text)
+
+
 def wait(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
     ready = _waited(client, arguments.speaker, arguments.profile, arguments)
     return Output(ready.model_dump(mode="json"), _readiness_text(ready))
@@ -484,6 +493,15 @@ def _add_fetch(command: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_put(command: argparse.ArgumentParser) -> None:
+    command.add_argument("speaker", metavar="NAME[@REF]")
+    command.add_argument("file", metavar="FILE", help="a safetensors file, - for standard input")
+    command.add_argument("--profile", metavar="P", required=True)
+    command.add_argument(
+        "--fingerprint", metavar="SHA256", help="what made it, where the file has no manifest that says so"
+    )
+
+
 def _add_wait(command: argparse.ArgumentParser) -> None:
     command.add_argument("speaker", metavar="NAME[@REF]", help="without REF: the newest version")
     command.add_argument("--profile", metavar="P", help="without it: all required ones")
@@ -536,6 +554,7 @@ _COMMANDS = (
     ("list", list_voices, "List the voices.", _add_list),
     ("show", show, "Show a voice, or one version of it.", _add_show),
     ("fetch", fetch, "Write an artifact to a file.", _add_fetch),
+    ("put", put, "Bring a ready artifact that was made elsewhere.", _add_put),
     ("wait", wait, "Wait until a version is ready.", _add_wait),
     ("jobs", jobs, "List the extraction jobs.", _add_jobs),
     ("delete", delete, "Delete a voice with all its versions.", _add_delete),

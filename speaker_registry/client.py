@@ -162,6 +162,27 @@ class RegistryClient(Session):
         """What an artifact is and where it stands, without its bytes."""
         return self._run(self._calls.descriptor(parse_target(speaker, version), profile, wait))
 
+    def put(
+        self,
+        speaker: str,
+        profile: str,
+        artifact: Audio,
+        *,
+        version: int | str | None = None,
+        fingerprint: str | None = None,
+    ) -> ArtifactDescriptor:
+        """Bring a ready artifact: a safetensors file's path, its bytes, or the open file.
+
+        Args:
+            fingerprint: what made it (`sha256:…`), where the file has no manifest that says so.
+
+        Raises:
+            InvalidArtifact: it is not what the profile says. FingerprintMismatch: the profile's artifacts are
+            made with something else now.
+        """
+        content = read_clip(artifact, "artifact")
+        return self._run(self._calls.put(parse_target(speaker, version), profile, content, fingerprint))
+
     def delete(self, name: str) -> None:
         """Delete a voice with all its versions."""
         self._run(self._calls.delete(name))

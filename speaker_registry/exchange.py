@@ -49,6 +49,8 @@ class Request:
     """Of a multipart form."""
     clip: bytes | None = field(default=None, repr=False)
     """The form's `audio_sample`."""
+    content: bytes | None = field(default=None, repr=False)
+    """A body that is no form."""
     max_bytes: int = MAX_JSON_BYTES
     """An answer that is longer is refused before it is read."""
     wait_seconds: float = 0.0

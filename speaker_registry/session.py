@@ -73,6 +73,7 @@ class Session:
             "params": request.params or None,
             "headers": {**self._headers, **request.headers},
             "files": parts or None,
+            "content": request.content,
             "timeout": httpx.Timeout(**attempt_timeouts(send, self._policy.clock())),
         }
 
@@ -111,8 +112,8 @@ def parse_api_key(text: str) -> str:
     return key
 
 
-def read_clip(audio: Audio) -> bytes:
-    """The bytes of a clip. Read once, so that an upload can be repeated.
+def read_clip(audio: Audio, what: str = "clip") -> bytes:
+    """The bytes of a clip, or of something else that is sent. Read once, so that it can be sent again.
 
     Raises:
         PayloadTooLarge: over 64 MiB.
@@ -126,9 +127,9 @@ def read_clip(audio: Audio) -> bytes:
     else:
         clip = audio.read(MAX_CLIP_BYTES + 1)
     if not isinstance(clip, bytes):
-        raise InvalidRequest("the clip must be a file opened in binary mode", param="audio_sample")
+        raise InvalidRequest(f"the {what} must be a file opened in binary mode", param="audio_sample")
     if len(clip) > MAX_CLIP_BYTES:
-        raise PayloadTooLarge(f"the clip has over {MAX_CLIP_BYTES} bytes", param="audio_sample")
+        raise PayloadTooLarge(f"the {what} has over {MAX_CLIP_BYTES} bytes", param="audio_sample")
     return clip
 
 

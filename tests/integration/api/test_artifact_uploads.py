@@ -1,5 +1,6 @@
 """Bringing artifacts that were made elsewhere: what is taken, what is refused, and what engines get then."""
 
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
+from speaker_registry import cli
 from speaker_registry.artifact import Artifact, Manifest, encode
 from tests.integration.api.conftest import Start
 from tests.integration.api.registry import EMBEDDING, OTHER_CLIP, PROFILE, WIDER, Registry
@@ -216,3 +218,28 @@ def test_a_voice_whose_encoder_is_not_published_is_brought_ready_made(registry: 
         "artifact_schema",
         "finite",
     )
+
+
+def test_an_artifact_goes_from_one_registry_to_another_on_the_command_line(
+    registry: Registry, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """From where it was tried out to where it is used: nothing is computed again."""
+    registry.ready(name)
+    other = f"{name}-there"
+    registry.upload(other)
+    path = tmp_path / "artifact.safetensors"
+
+    def run(*words: str) -> str:
+        assert cli.main(["--url", registry.url, *words]) == 0, capsys.readouterr().err
+        return capsys.readouterr().out
+
+    run("fetch", name, "--profile", PROFILE, "-o", str(path))
+    assert f"{other}@1 is ready for {PROFILE}: sha256:" in run(
+        "put", f"{other}@1", str(path), "--profile", PROFILE
+    )
+    assert (
+        Artifact.parse(registry.file(other).content).content_digest
+        == Artifact.parse(path.read_bytes()).content_digest
+    )
+    assert cli.main(["--url", registry.url, "put", other, str(path), "--profile", WIDER]) == 1
+    assert "is for profile" in capsys.readouterr().err
