@@ -1,11 +1,12 @@
-"""The ECAPA-TDNN speaker encoder of Qwen3-TTS: mel frames in, one embedding out. Knows no audio and no files.
+"""The ECAPA-TDNN speaker encoder: mel frames in, one embedding out. Knows no audio and no files.
 
-Desplanques et al., arXiv 2005.07143, without batch norm and with reflect padding. Attribute names are the key
-names of the published weights: `load_state_dict` takes them as they are. Clips of one length only: zero
+Desplanques et al., arXiv 2005.07143, with reflect padding, and without batch norm unless asked for: Qwen3-TTS
+has none. Attribute names are the key names of Qwen3-TTS' weights. Clips of one length only: zero
 padding leaks through reflection, squeeze and pooling (cosine 0.65 for 3 s beside 10 s), so a mixed batch
 would need lengths in `_conv`, `SqueezeExcitation` and `AttentivePooling`, and nowhere else.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -13,10 +14,13 @@ from torch import Tensor, nn
 
 _VARIANCE_FLOOR = 1e-12
 
+Norm = Callable[[int], nn.Module]
+"""Width -> what follows a rectifier: `nn.Identity` or `nn.BatchNorm1d`."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeakerEncoderConfig:
-    """`speaker_encoder_config` of a published config.json, which has only what differs from the defaults."""
+    """`speaker_encoder_config` of Qwen3-TTS' config.json, which has only what differs from the defaults."""
 
     enc_dim: int
     """Width of the embedding."""
@@ -44,16 +48,17 @@ class SpeakerEncoderConfig:
 
 
 class SpeakerEncoder(nn.Module):
-    def __init__(self, config: SpeakerEncoderConfig) -> None:
+    def __init__(self, config: SpeakerEncoderConfig, norm: Norm = nn.Identity) -> None:
         super().__init__()
         channels, kernels, dilations = config.enc_channels, config.enc_kernel_sizes, config.enc_dilations
-        blocks: list[nn.Module] = [TimeDelay(config.mel_dim, channels[0], kernels[0], dilations[0])]
+        blocks: list[nn.Module] = [TimeDelay(config.mel_dim, channels[0], norm, kernels[0], dilations[0])]
         for index in range(1, len(channels) - 1):
             width_in, width = channels[index - 1], channels[index]
-            blocks.append(SERes2Net(width_in, width, kernels[index], dilations[index], config))
+            blocks.append(SERes2Net(width_in, width, norm, kernels[index], dilations[index], config=config))
         self.blocks = nn.ModuleList(blocks)
-        self.mfa = TimeDelay(channels[-1], channels[-1], kernels[-1], dilations[-1])
-        self.asp = AttentivePooling(channels[-1], config.enc_attention_channels)
+        self.mfa = TimeDelay(channels[-1], channels[-1], norm, kernels[-1], dilations[-1])
+        self.asp = AttentivePooling(channels[-1], config.enc_attention_channels, norm)
+        self.asp_bn = norm(2 * channels[-1])
         self.fc = _conv(2 * channels[-1], config.enc_dim)
 
     def forward(self, mel: Tensor) -> Tensor:
@@ -71,7 +76,8 @@ class SpeakerEncoder(nn.Module):
             hidden = block(hidden)
             outputs.append(hidden)
         aggregated = self.mfa(torch.cat(outputs[1:], dim=1))  # [B, C, T]; the first layer is not part of it
-        return self.fc(self.asp(aggregated)).squeeze(-1)  # type: ignore[no-any-return] # [B, enc_dim]
+        pooled = self.asp_bn(self.asp(aggregated))  # [B, 2 * C, 1]
+        return self.fc(pooled).squeeze(-1)  # type: ignore[no-any-return] # [B, enc_dim]
 
 
 def _conv(width_in: int, width_out: int, kernel: int = 1, dilation: int = 1) -> nn.Conv1d:
@@ -80,22 +86,23 @@ def _conv(width_in: int, width_out: int, kernel: int = 1, dilation: int = 1) -> 
 
 
 class TimeDelay(nn.Module):
-    def __init__(self, width_in: int, width_out: int, kernel: int = 1, dilation: int = 1) -> None:
+    def __init__(self, width_in: int, width_out: int, norm: Norm, kernel: int = 1, dilation: int = 1) -> None:
         super().__init__()
         self.conv = _conv(width_in, width_out, kernel, dilation)
+        self.norm = norm(width_out)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return torch.relu(self.conv(hidden))
+        return self.norm(torch.relu(self.conv(hidden)))  # type: ignore[no-any-return]
 
 
 class Res2Net(nn.Module):
     """Splits the channels into `scale` groups; each group also hears what the one before it became."""
 
-    def __init__(self, width: int, scale: int, kernel: int, dilation: int) -> None:
+    def __init__(self, width: int, scale: int, norm: Norm, kernel: int, dilation: int) -> None:
         super().__init__()
         self.scale = scale
         group = width // scale
-        self.blocks = nn.ModuleList(TimeDelay(group, group, kernel, dilation) for _ in range(scale - 1))
+        self.blocks = nn.ModuleList(TimeDelay(group, group, norm, kernel, dilation) for _ in range(scale - 1))
 
     def forward(self, hidden: Tensor) -> Tensor:
         first, second, *others = hidden.chunk(self.scale, dim=1)
@@ -120,12 +127,19 @@ class SqueezeExcitation(nn.Module):
 
 class SERes2Net(nn.Module):
     def __init__(
-        self, width_in: int, width: int, kernel: int, dilation: int, config: SpeakerEncoderConfig
+        self,
+        width_in: int,
+        width: int,
+        norm: Norm,
+        kernel: int,
+        dilation: int,
+        *,
+        config: SpeakerEncoderConfig,
     ) -> None:
         super().__init__()
-        self.tdnn1 = TimeDelay(width_in, width)
-        self.res2net_block = Res2Net(width, config.enc_res2net_scale, kernel, dilation)
-        self.tdnn2 = TimeDelay(width, width)
+        self.tdnn1 = TimeDelay(width_in, width, norm)
+        self.res2net_block = Res2Net(width, config.enc_res2net_scale, norm, kernel, dilation)
+        self.tdnn2 = TimeDelay(width, width, norm)
         self.se_block = SqueezeExcitation(width, config.enc_se_channels)
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -135,9 +149,9 @@ class SERes2Net(nn.Module):
 class AttentivePooling(nn.Module):
     """Mean and deviation over time, weighted by attention that also sees the plain mean and deviation."""
 
-    def __init__(self, width: int, attention: int) -> None:
+    def __init__(self, width: int, attention: int, norm: Norm) -> None:
         super().__init__()
-        self.tdnn = TimeDelay(3 * width, attention)
+        self.tdnn = TimeDelay(3 * width, attention, norm)
         self.conv = _conv(attention, width)
 
     def forward(self, hidden: Tensor) -> Tensor:

@@ -14,7 +14,8 @@ from torch import Tensor
 
 _RESIDUAL_SCALE = 0.3
 """Published layer scales start at 0.01, which would leave an untrained transformer without any effect."""
-_ONES = ("norm.weight", "codebook.cluster_usage", "codebook.initialized")
+_ONES = ("norm.weight", "bn.weight", ".running_var", "codebook.cluster_usage", "codebook.initialized")
+_ZEROS = (".bias", ".running_mean", ".num_batches_tracked")
 
 
 def random_tensors(layout: Mapping[str, tuple[int, ...]], seed: int) -> dict[str, Tensor]:
@@ -28,7 +29,7 @@ def random_tensors(layout: Mapping[str, tuple[int, ...]], seed: int) -> dict[str
 def _random_tensor(name: str, shape: tuple[int, ...], seed: int) -> Tensor:
     if name.endswith(_ONES):
         return torch.ones(shape)
-    if name.endswith(".bias"):
+    if name.endswith(_ZEROS):
         return torch.zeros(shape)
     if name.endswith(".scale"):
         return torch.full(shape, _RESIDUAL_SCALE)

@@ -173,6 +173,7 @@ BUILT_IN: Mapping[str, Profile] = {
         _qwen3_tts("0.6B", 1024),
         _qwen3_tts("1.7B", 2048),
         _VOXTRAL,
+        _ECAPA,
     )
 }
 

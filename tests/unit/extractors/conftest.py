@@ -76,6 +76,14 @@ def _two_threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Converted pickles of tests are no business of whoever runs them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SPEAKER_EXTRACTOR_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 def edit_json(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
     content = json.loads(path.read_text())
     change(content)

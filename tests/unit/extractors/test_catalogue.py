@@ -35,7 +35,7 @@ def extract(extractor: Extractor, clip: ReferenceAudio) -> dict[str, np.ndarray]
 
 def test_an_unknown_profile_names_those_there_are() -> None:
     """A typo in PROFILES."""
-    with pytest.raises(ProfileUnknown, match=r"'qwen-tts'; there are qwen3-tts-0\.6b, qwen3-tts-1\.7b"):
+    with pytest.raises(ProfileUnknown, match=r"'qwen-tts'; there are .*qwen3-tts-0\.6b, qwen3-tts-1\.7b"):
         load_extractor(
             Loading(profile=replace(BUILT_IN["qwen3-tts-0.6b"], name="qwen-tts"), source=UntrainedWeights())
         )
@@ -64,8 +64,6 @@ def test_the_published_architecture_makes_what_the_profile_promises(untrained: E
     tensors = extract(untrained, clip)
     profile = BUILT_IN[untrained.profile_name]
     check_tensors(tensors, profile.tensors, seconds=clip.seconds, frame_rate=profile.frame_rate)
-    assert tensors["ref_code"].shape == (38, 16)
-    assert np.isfinite(tensors["speaker_embedding"]).all()
 
 
 @pytest.mark.slow
@@ -73,9 +71,13 @@ def test_untrained_voices_differ(untrained: Extractor) -> None:
     """A demo in which every voice is the same would show nothing."""
     clips = [ReferenceAudio(speechlike(3.0, 24_000, seed), 24_000) for seed in (0, 4)]
     low, high = (extract(untrained, clip) for clip in clips)
-    assert np.abs(low["speaker_embedding"] - high["speaker_embedding"]).max() > 0.01
-    assert (low["ref_code"] != high["ref_code"]).mean() > 0.5
-    assert all(len(np.unique(book)) > 10 for book in low["ref_code"].T)
+    for name, spec in BUILT_IN[untrained.profile_name].tensors.items():
+        if spec.dtype.startswith("F"):
+            assert np.abs(low[name] - high[name]).max() > 0.01
+        elif "T" in spec.shape:
+            assert (low[name] != high[name]).mean() > 0.5
+            books = np.moveaxis(low[name], spec.shape.index("T"), -1)  # [..., T]
+            assert all(len(np.unique(book)) > 10 for book in books.reshape(-1, books.shape[-1]))
 
 
 @pytest.mark.slow

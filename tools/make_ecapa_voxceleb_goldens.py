@@ -1,0 +1,143 @@
+"""Makes tests/data/ecapa_voxceleb_tiny: a tiny checkpoint as SpeechBrain lays it out, and what it yields.
+
+Nothing here is ours but the clips: weights are laid out, and goldens computed, by the classes of SpeechBrain,
+and another rate is resampled by torchaudio. SpeechBrain requires torchaudio, whose compiled parts need CUDA;
+the rest of it is plain Python:
+
+    python3.11 -m venv reference
+    reference/bin/pip install torch==2.13.0 numpy huggingface-hub hyperpyyaml sentencepiece soundfile
+    reference/bin/pip install tqdm scipy "ruamel.yaml<0.19"
+    reference/bin/pip install --no-deps speechbrain==1.1.2 torchaudio==2.11.0
+    rm reference/lib/python3.11/site-packages/torchaudio/lib/*.so
+    reference/bin/python tools/make_ecapa_voxceleb_goldens.py
+
+With `--published-size <folder>` it makes the same at the published size, there. The versions it ran with are
+recorded in goldens.npz under `made_with`.
+"""
+
+import argparse
+import json
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torchaudio
+from speechbrain.inference.classifiers import EncoderClassifier
+from speechbrain.lobes.features import Fbank
+from speechbrain.lobes.models.ECAPA_TDNN import ECAPA_TDNN
+from speechbrain.processing.features import InputNormalization
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+from tests.unit.extractors import signals  # noqa: E402 — a script has no package to be imported from
+
+OUT = ROOT / "tests/data/ecapa_voxceleb_tiny"
+SEED = 20
+SAMPLE_RATE = 16_000
+CLIPS = {"0.04": 0.04, "1.0": 1.0, "3.0": 3.0, "7.313": 7.313, "12.4": 12.4}
+"""Name -> seconds. 0.04 s is the shortest that can be reflected; 7.313 s is no multiple of the hop."""
+RESAMPLED = {"24000": 24_000, "44100": 44_100}
+"""Source rates for the way from another rate, 3.01 s each."""
+
+PUBLISHED = {
+    "channels": [1024, 1024, 1024, 1024, 3072],
+    "kernel_sizes": [5, 3, 3, 3, 1],
+    "dilations": [1, 2, 3, 4, 1],
+    "attention_channels": 128,
+    "lin_neurons": 192,
+}
+TINY = PUBLISHED | {
+    "channels": [32, 32, 32, 32, 96],
+    "attention_channels": 16,
+    "se_channels": 16,
+    "lin_neurons": 24,
+}
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser()
+    arguments.add_argument("--published-size", type=Path)
+    folder = arguments.parse_args().published_size
+    out, architecture = (folder, PUBLISHED) if folder else (OUT, TINY)
+    out.mkdir(parents=True, exist_ok=True)
+    torch.manual_seed(SEED)
+    torch.set_num_threads(2)
+    reference = classifier(architecture)
+    torch.save(reference.mods.embedding_model.state_dict(), out / "embedding_model.ckpt")
+    arrays = {**clip_goldens(reference), **resampled_goldens(reference)}
+    arrays["made_with"] = np.array(json.dumps(made_with(), sort_keys=True))
+    np.savez_compressed(out / "goldens.npz", **arrays)
+    print(arrays["made_with"])
+    print(sum(path.stat().st_size for path in out.iterdir()), "bytes")
+
+
+def made_with() -> dict[str, Any]:
+    facts = {name: version(name).split("+")[0] for name in ("speechbrain", "torch", "torchaudio", "numpy")}
+    return {**facts, "seed": SEED}
+
+
+def classifier(architecture: dict[str, Any]) -> EncoderClassifier:
+    """What hyperparams.yaml would build. Without `normalize`, mean_var_norm_emb is not asked for."""
+    model = ECAPA_TDNN(80, **architecture).eval()
+    make_norms_matter(model)
+    modules = {
+        "compute_features": Fbank(n_mels=80),
+        "mean_var_norm": InputNormalization(norm_type="sentence", std_norm=False),
+        "embedding_model": model,
+        "classifier": torch.nn.Identity(),
+    }
+    return EncoderClassifier(modules, hparams={"device": "cpu"})
+
+
+@torch.no_grad()
+def make_norms_matter(model: ECAPA_TDNN) -> None:
+    """As initialised a batch norm in evaluation does nothing."""
+    for module in model.modules():
+        if isinstance(module, torch.nn.BatchNorm1d):
+            module.weight.uniform_(0.5, 1.5)
+            module.bias.normal_(0, 0.2)
+            module.running_mean.normal_(0, 0.3)
+            module.running_var.uniform_(0.2, 1.5)
+            module.num_batches_tracked.fill_(1000)
+
+
+def clip_goldens(reference: EncoderClassifier) -> dict[str, np.ndarray]:
+    """Embedding and bands of every clip; a sample of the frames, or the file would be mostly bands."""
+    arrays: dict[str, np.ndarray] = {}
+    for name, seconds in CLIPS.items():
+        clip = signals.speechlike(seconds, SAMPLE_RATE)
+        bands = normalised_bands(reference, clip)
+        arrays[f"sha256_{name}"] = np.array(signals.digest(clip))
+        arrays[f"bands_{name}"] = np.concatenate([bands[:-4:16], bands[-4:]])
+        arrays[f"embedding_{name}"] = embedding(reference, clip)
+    return arrays
+
+
+def resampled_goldens(reference: EncoderClassifier) -> dict[str, np.ndarray]:
+    """From another rate through torchaudio's kernel to the embedding."""
+    arrays: dict[str, np.ndarray] = {}
+    for name, rate in RESAMPLED.items():
+        source = signals.speechlike(3.01, rate)
+        resampled = torchaudio.transforms.Resample(rate, SAMPLE_RATE)(torch.from_numpy(source)).numpy()
+        arrays[f"sha256_{name}"] = np.array(signals.digest(source))
+        arrays[f"embedding_{name}"] = embedding(reference, resampled)
+    return arrays
+
+
+@torch.inference_mode()
+def normalised_bands(reference: EncoderClassifier, clip: np.ndarray) -> np.ndarray:
+    """float32 [T, 80], as the embedding model sees them."""
+    bands = reference.mods.compute_features(torch.from_numpy(clip)[None])
+    return reference.mods.mean_var_norm(bands, torch.ones(1))[0].numpy()
+
+
+@torch.inference_mode()
+def embedding(reference: EncoderClassifier, clip: np.ndarray) -> np.ndarray:
+    return reference.encode_batch(torch.from_numpy(clip)[None])[0, 0].numpy()
+
+
+if __name__ == "__main__":
+    main()
