@@ -2,6 +2,7 @@
 measured: settings, bucket, queue, leases, announcements and publishing are real. Never imports torch.
 
 `LIGHT_WORKER_PACE` names a file that says how many seconds a clip takes; without it, none.
+`LIGHT_WORKER_FAILS` names a profile whose clips all take longer than the others', and fail.
 """
 
 import hashlib
@@ -21,6 +22,8 @@ from services.shared.audio import ReferenceAudio
 from services.shared.logs import configure_logs
 from services.shared.profiles import Profile
 from services.shared.settings import ExtractorSettings, LogSettings
+from speaker_registry.artifact import TensorSpec
+from speaker_registry.errors import InvalidAudio
 
 MARK = 1000
 """The embedding's numbers after these are drawn anew for every attempt, as no GPU computes twice the same."""
@@ -42,19 +45,35 @@ class LightExtractor:
         self.fingerprint = Fingerprint.of(profile=profile.name, light=1, weights={"untrained": True})
         self._profile = profile
         self._pace = os.environ.get("LIGHT_WORKER_PACE")
+        self._warm = False
+        self._fails = os.environ.get("LIGHT_WORKER_FAILS") == profile.name
 
     def prepare(self, clip: ReferenceAudio) -> Prepared:
         return Prepared(marks_of(clip.samples), math.ceil(clip.seconds * (self._profile.frame_rate or 1)))
 
     def encode(self, prepared: Sequence[Prepared]) -> list[Prepared]:
         time.sleep(float(Path(self._pace).read_text()) * len(prepared) if self._pace else 0)
+        if self._fails and not self._warming_up():
+            time.sleep(0.5)
+            raise InvalidAudio("this clip is not for me")
         return list(prepared)
 
+    def _warming_up(self) -> bool:
+        first, self._warm = not self._warm, True
+        return first
+
     def finish(self, encoded: Prepared) -> dict[str, np.ndarray]:
-        embedding = np.random.default_rng().standard_normal(self._profile.embedding_width or 0)
-        embedding[:MARK] = encoded.marks
-        codes = np.zeros((encoded.frames, 16), np.int32)
-        return {"speaker_embedding": embedding.astype(np.float32), "ref_code": codes}
+        return {name: self._tensor(spec, encoded) for name, spec in self._profile.tensors.items()}
+
+    def _tensor(self, spec: TensorSpec, encoded: Prepared) -> np.ndarray:
+        """Codes are the lowest there are; numbers begin with the clip's marks."""
+        sizes = {"T": encoded.frames, "2T": 2 * encoded.frames}
+        shape = [size if isinstance(size, int) else sizes.get(size, 3) for size in spec.shape]
+        if spec.dtype.startswith("I"):
+            return np.full(shape, spec.minimum or 0, {"I32": np.int32, "I64": np.int64}[spec.dtype])
+        numbers = np.random.default_rng().standard_normal(math.prod(shape)).astype(np.float32)
+        numbers[:MARK] = encoded.marks[: numbers.size]
+        return numbers.reshape(shape)
 
     def example(self) -> ReferenceAudio:
         return ReferenceAudio(np.full(16_000, 0.1, np.float32), 16_000)

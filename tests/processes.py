@@ -24,6 +24,7 @@ from tests.queue_workers import wait_until
 PROFILE = "qwen3-tts-0.6b"
 OPTIONAL_PROFILE = "qwen3-tts-1.7b"
 """Served as well, but not required of a version."""
+PROFILES = {"SPEAKER_PROFILES": PROFILE, "SPEAKER_EXTRACTOR_PROFILES": f"{PROFILE},{OPTIONAL_PROFILE}"}
 LEASE_SECONDS = 3
 QUICK = {
     "SPEAKER_WORKER_LEASE_SECONDS": str(LEASE_SECONDS),
@@ -42,11 +43,17 @@ class RegistryProcesses:
 
     Args:
         folder: for bucket, Valkey, pace and log.
-        environment: what differs from the defaults of production.
+        environment: what differs from the defaults of production. profiles: required and served ones.
     """
 
     def __init__(
-        self, folder: Path, *, apis: int = 1, workers: int = 1, environment: Mapping[str, str] = QUICK
+        self,
+        folder: Path,
+        *,
+        apis: int = 1,
+        workers: int = 1,
+        environment: Mapping[str, str] = QUICK,
+        profiles: Mapping[str, str] = PROFILES,
     ) -> None:
         self.folder = folder
         self.bucket = folder / "bucket"
@@ -59,8 +66,7 @@ class RegistryProcesses:
             **environment,
             "SPEAKER_STORE_URL": self.bucket.as_uri(),
             "SPEAKER_REDIS_URL": self.valkey.url,
-            "SPEAKER_PROFILES": PROFILE,
-            "SPEAKER_EXTRACTOR_PROFILES": f"{PROFILE},{OPTIONAL_PROFILE}",
+            **profiles,
             "LIGHT_WORKER_PACE": str(self.pace_file),
         }
         self._raw = self._stack.enter_context((folder / "log").open("ab"))
