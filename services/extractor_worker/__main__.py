@@ -43,6 +43,7 @@ def _load(shelf: Shelf, profile: Profile, settings: ExtractorSettings) -> Extrac
             source=parse_weights(settings.weights),
             device=settings.device,
             dtype=settings.dtype,
+            cache=settings.cache,
             shelf=shelf,
         )
     )

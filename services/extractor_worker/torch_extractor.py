@@ -5,6 +5,7 @@ what every fingerprint says. Knows no model.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar, cast
 
 import numpy as np
@@ -17,6 +18,7 @@ from services.extractor_worker.resample import KERNEL, resample
 from services.extractor_worker.weights import Checkpoint, UntrainedWeights, WeightsSource, locate
 from services.shared.audio import ReferenceAudio
 from services.shared.profiles import Profile
+from services.shared.settings import EXTRACTOR_CACHE
 from speaker_registry.errors import AudioTooShort, ExtractorOutOfMemory
 
 Prepared = TypeVar("Prepared")
@@ -51,6 +53,8 @@ class Loading:
     """Of what may be computed in less than float32. An encoder that is only exact in float32 ignores it, and
     says so in its fingerprint."""
     shelf: Shelf = field(default_factory=Shelf)
+    cache: Path = EXTRACTOR_CACHE
+    """Where weights that have to be converted are kept."""
 
     @property
     def seed(self) -> int | None:
@@ -60,7 +64,9 @@ class Loading:
     def checkpoint(self) -> Checkpoint:
         """The published files. Not for untrained weights. Raises `WeightsMissing`, `WeightsInvalid`."""
         assert not isinstance(self.source, UntrainedWeights)
-        return locate(self.source, profile=self.profile.name, weights=self.profile.weights)
+        return locate(
+            self.source, profile=self.profile.name, weights=self.profile.weights, cache=self.cache
+        )
 
 
 class TorchExtractor(ABC, Generic[Prepared, Encoded]):

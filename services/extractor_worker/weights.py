@@ -1,8 +1,8 @@
 """Where a model's weights come from, and reading them so strictly that a wrong file is refused by name.
 
 Sources: a folder in the published layout, the Hugging Face hub pinned by commit, or `untrained`. What is
-published as a pickle is read once, by torch's reader that runs no code, and kept as safetensors. Knows no
-architecture: callers say which tensors they expect.
+published as a pickle or an ONNX graph is converted to safetensors first. Knows no architecture: callers say
+which tensors they expect. Imports no torch until tensors are read.
 
 Messages name files within the checkpoint and never where it lies; the exception they come from does.
 """
@@ -13,28 +13,29 @@ import hashlib
 import json
 import os
 import re
-import tempfile
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HfHubHTTPError
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
-from torch import Tensor
 
+from services.extractor_worker.hub import HubFile
 from services.shared.published_weights import PublishedWeights
+from services.shared.settings import EXTRACTOR_CACHE
 from speaker_registry.errors import WeightsInvalid, WeightsMissing
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-PICKLES = frozenset({".pth", ".pt", ".ckpt"})
-_WRAPPERS = ("state_dict", "generator", "model")
-"""Names under which training code puts the tensors it saves."""
+_CONVERTED = frozenset({".pth", ".pt", ".ckpt", ".onnx"})
+"""Pickles and ONNX graphs."""
 _NAMED = 3
 """Keys an error lists before it only counts."""
+_MAX_JSON_BYTES = 64 * 1024**2
+"""Of a configuration: a thousand times what is usual."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +90,13 @@ class Checkpoint:
     repo: str | None
     """Where on the hub they are from; None for a folder, which could be from anywhere."""
     revision: str | None
+    cache: Path = EXTRACTOR_CACHE
+    """Where what is converted is kept."""
 
     def read_json(self, name: str) -> dict[str, Any]:
         """Raises WeightsInvalid for a file that is not a JSON object."""
+        if (self.folder / name).stat().st_size > _MAX_JSON_BYTES:
+            raise WeightsInvalid(f"{name} is larger than any configuration")
         try:
             content = json.loads((self.folder / name).read_text(encoding="utf-8"))
         except ValueError as error:
@@ -101,33 +106,51 @@ class Checkpoint:
         return content
 
     def read_tensors(
-        self, name: str, prefix: str, layout: Mapping[str, tuple[int, ...]], if_none: str = "of another model"
-    ) -> dict[str, Tensor]:
+        self,
+        name: str,
+        prefix: str,
+        layout: Mapping[str, tuple[int, ...]],
+        if_none: str = "of another model",
+        renamed: Callable[[str], str] = str,
+        *,
+        ignored: re.Pattern[str] | None = None,
+    ) -> "dict[str, Tensor]":
         """Read the tensors under `prefix`, which must be exactly those of `layout`; others are left alone.
 
         Args:
-            name: of the file: safetensors, or a pickle (`.pth`, `.pt`, `.ckpt`) of tensors by name.
+            name: of the file: safetensors, a pickle (`.pth`, `.pt`, `.ckpt`) of tensors by name, or an ONNX
+                graph (`.onnx`), whose keys are `<node>:<place among its inputs>:<initialiser>`.
             prefix: of the keys in the file; `layout` and the result go without.
             layout: key -> shape.
             if_none: what the file is when no key has the prefix.
+            renamed: from a key in the file to one of `layout` with the prefix; others stay as they are.
+            ignored: found in keys, under the prefix, of tensors that are left alone as well.
 
         Raises:
             WeightsInvalid: the file is damaged, or keys are missing, unexpected or of another shape.
         """
+        path = self._safetensors(name)
         try:
-            with safe_open(self._safetensors(name), framework="pt") as file:
+            with safe_open(path, framework="pt") as file:
                 keys = [key for key in file.keys() if key.startswith(prefix)]  # noqa: SIM118 — not a dict
+                keys = [key for key in keys if not (ignored and ignored.search(key))]
                 if not keys:
                     raise WeightsInvalid(f"{name} has no {prefix}* tensors: it is {if_none}")
-                found = {key: tuple(file.get_slice(key).get_shape()) for key in keys}
+                found = {renamed(key): tuple(file.get_slice(key).get_shape()) for key in keys}
+                if len(found) < len(keys):
+                    raise WeightsInvalid(f"{name} has two tensors where this architecture has one")
                 _check_layout(name, found, {prefix + key: shape for key, shape in layout.items()})
-                return {key.removeprefix(prefix): file.get_tensor(key) for key in keys}
+                return {renamed(key).removeprefix(prefix): file.get_tensor(key) for key in keys}
         except (SafetensorError, OSError) as error:
             raise WeightsInvalid(f"{name} is damaged, cut short or not a safetensors file") from error
 
     def _safetensors(self, name: str) -> Path:
         path = self.folder / name
-        return converted(path, name) if path.suffix in PICKLES else path
+        if path.suffix not in _CONVERTED:
+            return path
+        from services.extractor_worker.conversion import converted  # noqa: PLC0415 — it brings torch
+
+        return converted(path, name, sha256_of_file(path), self.cache.expanduser())
 
     def facts(self, names: Iterable[str]) -> dict[str, Any]:
         """What a fingerprint says of weights: source and sha256 of each file."""
@@ -135,84 +158,101 @@ class Checkpoint:
         return {"untrained": False, "repo": self.repo, "revision": self.revision, "files": files}
 
 
-def locate(source: LocalWeights | HubWeights, *, profile: str, weights: PublishedWeights) -> Checkpoint:
+def locate(
+    source: LocalWeights | HubWeights,
+    *,
+    profile: str,
+    weights: PublishedWeights,
+    cache: Path = EXTRACTOR_CACHE,
+) -> Checkpoint:
     """Find the checkpoint of a profile, from the hub if need be, and see that all its files are there.
 
     Args:
         source: where to look.
         profile: name of the sub-folder, where the folder holds several checkpoints.
         weights: which files of which repository.
+        cache: where what has to be converted is kept.
 
     Raises:
         WeightsMissing: naming the first missing file, what is expected where, and how to get it.
         WeightsInvalid: no commit is known, the hub delivered another one, or a file is not the published one.
     """
-    repo, files = weights.repo, list(weights.files)
     if isinstance(source, HubWeights):
-        checkpoint, advice = (
-            _from_hub(source, repo, weights.commit, files),
-            f"{repo} does not have it at that commit",
-        )
+        checkpoint = _from_hub(source, profile, weights, cache)
     else:
-        own = source.folder / profile
-        checkpoint = Checkpoint(own if own.is_dir() else source.folder, None, None)
-        advice = (
-            f"The folder that WEIGHTS names must hold {', '.join(files)}, either itself or in a sub-folder "
-            f"{profile}/. Get them with `hf download {repo} {' '.join(files)} --local-dir <folder>`, or set "
-            f"WEIGHTS=untrained to try things out"
-        )
-    missing = [name for name in files if not (checkpoint.folder / name).is_file()]
-    if missing:
-        cause = FileNotFoundError(
-            errno.ENOENT, os.strerror(errno.ENOENT), str(checkpoint.folder / missing[0])
-        )
-        raise WeightsMissing(f"{profile}: {_few(missing)} missing. {advice}") from cause
-    for name, sha256 in weights.files.items():
-        if sha256 is not None and sha256_of_file(checkpoint.folder / name) != sha256:
-            raise WeightsInvalid(
-                f"{profile}: {name} is not the file that {repo} published: its sha256 is "
-                f"{sha256_of_file(checkpoint.folder / name)}, {sha256} is expected"
-            )
+        checkpoint = _from_folder(source.folder, profile, weights, cache)
+    for name, sha256 in known_sums(source, weights).items():
+        refuse_another(checkpoint.folder / name, name, sha256, profile=profile, repo=weights.repo)
     return checkpoint
 
 
-def converted(path: Path, name: str) -> Path:
-    """The tensors of a pickle as a safetensors file, made the first time it is asked for.
-
-    Only torch's own types are unpickled (`weights_only`), so a hostile file can be no more than wrong.
-
-    Args:
-        name: of the file, for messages.
-
-    Raises:
-        WeightsInvalid: it is no pickle of tensors by name.
-    """
-    cache = Path(os.environ.get("SPEAKER_EXTRACTOR_CACHE", "~/.cache/speaker-registry")).expanduser()
-    target = cache / f"{sha256_of_file(path)}.safetensors"
-    if not target.is_file():
-        tensors = _unpickle(path, name)
-        cache.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=cache) as folder:
-            part = Path(folder) / target.name
-            # Cloned: safetensors refuses tensors that share memory.
-            save_file({key: tensor.clone().contiguous() for key, tensor in tensors.items()}, part)
-            part.replace(target)
-    return target
+def known_sums(source: LocalWeights | HubWeights, weights: PublishedWeights) -> dict[str, str]:
+    """Name -> sha256, as far as known. Those of one commit say nothing of another's files."""
+    if isinstance(source, HubWeights) and source.revision not in {None, weights.commit}:
+        return {}
+    return {name: sha256 for name, sha256 in weights.files.items() if sha256 is not None}
 
 
-def _unpickle(path: Path, name: str) -> dict[str, Tensor]:
-    try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # a damaged pickle can raise anything
-        raise WeightsInvalid(f"{name} is damaged, cut short or holds more than tensors") from error
-    for wrapper in _WRAPPERS:
-        if isinstance(content, Mapping) and isinstance(content.get(wrapper), Mapping):
-            content = content[wrapper]
-    found = content if isinstance(content, Mapping) else {}
-    tensors = {str(key): value for key, value in found.items() if isinstance(value, Tensor)}
-    if not tensors:
-        raise WeightsInvalid(f"{name} holds no tensors by name")
-    return tensors
+def refuse_another(path: Path, name: str, sha256: str, *, profile: str, repo: str) -> None:
+    """Raises WeightsInvalid if the file's content is not the one that is known."""
+    if (found := sha256_of_file(path)) != sha256:
+        raise WeightsInvalid(
+            f"{profile}: {name} is not the file that {repo} published: its sha256 is {found}, "
+            f"{sha256} is expected"
+        )
+
+
+def download_command(profile: str, *, to: str | None = None, commit: str | None = None) -> str:
+    """What fetches a profile's files, typed in our working directory."""
+    python, here = Path(sys.executable), Path.cwd()
+    words = [str(python.relative_to(here)) if python.is_relative_to(here) else "python"]
+    words += ["-m services.extractor_worker download --profiles", profile]
+    words += ["--to", to] if to else []
+    words += ["--commit", commit] if commit else []
+    return " ".join(words)
+
+
+def commit_of(source: HubWeights, weights: PublishedWeights) -> str:
+    """The one to take. Raises WeightsInvalid if none is known, or if it is none."""
+    wanted = source.revision or weights.commit
+    if wanted is None:
+        raise WeightsInvalid(
+            f"no commit of {weights.repo} is pinned: set WEIGHTS=hub:<commit>, the 40 hex digits the hub "
+            f"shows for it"
+        )
+    return _commit(wanted)
+
+
+def _from_hub(source: HubWeights, profile: str, weights: PublishedWeights, cache: Path) -> Checkpoint:
+    commit, folder = commit_of(source, weights), Path()
+    advice = download_command(profile, commit=source.revision)
+    for name in weights.files:
+        file = HubFile(repo=weights.repo, commit=commit, name=name, cache=source.cache)
+        try:
+            path = file.fetched(local_files_only=source.local_files_only)
+        except WeightsMissing as error:
+            raise type(error)(
+                f"{profile}: {error.message}. Where the hub can be reached, `{advice}` gets it"
+            ) from error
+        except OSError as error:
+            raise WeightsMissing(
+                f"{profile}: {name} cannot be stored in the hub's cache ({error.strerror or error})"
+            ) from error
+        folder = path.parents[len(Path(name).parts) - 1]
+    return Checkpoint(folder, weights.repo, commit, cache)
+
+
+def _from_folder(folder: Path, profile: str, weights: PublishedWeights, cache: Path) -> Checkpoint:
+    own = folder / profile if (folder / profile).is_dir() else folder
+    missing = [name for name in weights.files if not (own / name).is_file()]
+    if missing:
+        cause = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(own / missing[0]))
+        raise WeightsMissing(
+            f"{profile}: {_few(missing)} missing. The folder that WEIGHTS names must hold "
+            f"{', '.join(weights.files)}, either itself or in a sub-folder {profile}/. Get them with "
+            f"`{download_command(profile, to='<folder>')}`, or set WEIGHTS=untrained to try things out"
+        ) from cause
+    return Checkpoint(own, None, None, cache)
 
 
 def sha256_of_file(path: Path) -> str:
@@ -225,32 +265,6 @@ def sha256_of_file(path: Path) -> str:
 def _sha256(path: Path, _size: int, _mtime_ns: int) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _from_hub(source: HubWeights, repo: str, revision: str | None, files: Sequence[str]) -> Checkpoint:
-    wanted = source.revision or revision
-    if wanted is None:
-        raise WeightsInvalid(
-            f"no commit of {repo} is pinned: set WEIGHTS=hub:<commit>, the 40 hex digits the hub shows for it"
-        )
-    commit = _commit(wanted)
-    try:
-        folder = snapshot_download(
-            repo,
-            revision=commit,
-            allow_patterns=list(files),
-            cache_dir=source.cache,
-            local_files_only=source.local_files_only,
-        )
-    except (HfHubHTTPError, OSError) as error:  # LocalEntryNotFoundError is an OSError
-        raise WeightsMissing(
-            f"{repo} at commit {commit} is neither cached nor to be had from the hub ({type(error).__name__})"
-        ) from error
-    if Path(folder).name != commit:
-        raise WeightsInvalid(
-            f"asked for {repo} at commit {commit}, the hub delivered {Path(folder).name:.40}"
-        )
-    return Checkpoint(Path(folder), repo, commit)
 
 
 def _commit(text: str) -> str:

@@ -24,6 +24,8 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 _BUCKET = r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]"
 _STORE_URL = re.compile(rf"file://(localhost)?/[^?#]+|s3://{_BUCKET}(/[A-Za-z0-9_-][A-Za-z0-9._-]*)*")
 
+EXTRACTOR_CACHE = Path("~/.cache/speaker-registry")
+
 _SECRET = re.compile("secret|password|token|key", re.IGNORECASE)
 """In the name of what is not shown."""
 _CREDENTIALS = re.compile("//.*@")
@@ -296,5 +298,7 @@ class ExtractorSettings(BaseSettings):
     """What encoders compute in: `float32`, or `bfloat16` as vLLM-Omni does."""
     threads: int = Field(4, gt=0)
     """For reading, preparing and publishing clips, beside the device."""
+    cache: Path = EXTRACTOR_CACHE
+    """Folder where weights that are published as pickles or ONNX graphs are kept as safetensors."""
     roll_back: bool = False
     """Make this worker's fingerprint current again although its profile moved on from it."""

@@ -5,10 +5,11 @@ import hashlib
 import os
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from services.extractor_worker import weights
+from services.extractor_worker import hub, weights
 from services.extractor_worker.weights import (
     HubWeights,
     LocalWeights,
@@ -92,7 +93,7 @@ def test_a_folder_without_weights_says_what_is_expected_where_and_how_to_get_it(
     message = str(caught.value)
     assert "config.json, model.safetensors, speech_tokenizer/config.json and 1 more missing" in message
     assert "either itself or in a sub-folder qwen3-tts-0.6b/" in message
-    assert f"hf download {REPO} config.json" in message
+    assert "python -m services.extractor_worker download --profiles qwen3-tts-0.6b --to <folder>`" in message
     assert "WEIGHTS=untrained" in message
 
 
@@ -137,7 +138,8 @@ def test_a_commit_that_cannot_be_had_is_missing_weights(cache: Path) -> None:
 
 def test_a_snapshot_of_another_commit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """A mirror that answers with what it has instead of what was asked for."""
-    monkeypatch.setattr(weights, "snapshot_download", lambda *_, **__: f"/cache/snapshots/{'f' * 40}")
+    answer = SimpleNamespace(commit_hash="f" * 40, file_size=1, will_download=True)
+    monkeypatch.setattr(hub, "hf_hub_download", lambda *_, **__: answer)
     with pytest.raises(WeightsInvalid, match=f"at commit {COMMIT}, the hub delivered {'f' * 40}"):
         find(HubWeights(COMMIT))
 
