@@ -16,6 +16,7 @@ _OURS = "services.extractor_worker"
 BUILT_IN: Mapping[str, str] = {
     "qwen3-tts-0.6b": f"{_OURS}.qwen3_tts:Qwen3TTSExtractor",
     "qwen3-tts-1.7b": f"{_OURS}.qwen3_tts:Qwen3TTSExtractor",
+    "voxcpm2": f"{_OURS}.voxcpm2:VoxCPM2Extractor",
     "ecapa-voxceleb": f"{_OURS}.ecapa_voxceleb:EcapaVoxCelebExtractor",
 }
 """Profile name -> what loads its extractor. Imported when it is needed: the others' libraries are not."""

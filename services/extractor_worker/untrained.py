@@ -14,7 +14,14 @@ from torch import Tensor
 
 _RESIDUAL_SCALE = 0.3
 """Published layer scales start at 0.01, which would leave an untrained transformer without any effect."""
-_ONES = ("norm.weight", "bn.weight", ".running_var", "codebook.cluster_usage", "codebook.initialized")
+_ONES = (
+    "norm.weight",
+    "bn.weight",
+    ".running_var",
+    "codebook.cluster_usage",
+    "codebook.initialized",
+    ".alpha",
+)
 _ZEROS = (".bias", ".running_mean", ".num_batches_tracked")
 
 

@@ -131,7 +131,7 @@ _VOXCPM2 = _built_in(
     "VoxCPM2: latents of its audio VAE in patches of four, for reference and continuation",
     tensors={
         "ref_audio_feat": TensorSpec(dtype="F32", shape=("T", 4, 64)),
-        # Of no use without a transcript, and not made then.
+        # For continuation, which needs a transcript too; made for every clip.
         "audio_feat": TensorSpec(dtype="F32", shape=("T", 4, 64), required=False),
     },
     sample_rate=16_000,
@@ -172,6 +172,7 @@ BUILT_IN: Mapping[str, Profile] = {
     for profile in (
         _qwen3_tts("0.6B", 1024),
         _qwen3_tts("1.7B", 2048),
+        _VOXCPM2,
         _VOXTRAL,
         _ECAPA,
     )

@@ -1,0 +1,143 @@
+"""The encoder of VoxCPM2's audio VAE: 16 kHz samples in, means of 64 latents at 25 Hz out. Knows no files.
+
+Causal throughout, so zeros to the right of a clip change nothing within it, and clips of several lengths can
+share a batch. Attribute names are the key names of the published weights, whose weight norm is folded once at
+loading (`folded`) instead of at every step.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+Layout = Mapping[str, tuple[int, ...]]
+"""Key name -> shape."""
+
+_DILATIONS = (1, 3, 9)
+_KERNEL = 7
+_POLE = 1e-9
+"""Keeps 1 / alpha finite."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AudioVaeConfig:
+    """`audio_vae_config` of a published config.json, under the names used there; only the encoder's part."""
+
+    encoder_dim: int = 128
+    """Channels at 16 kHz; each stage doubles them."""
+    encoder_rates: tuple[int, ...] = (2, 5, 8, 8)
+    latent_dim: int = 64
+    depthwise: bool = True
+    sample_rate: int = 16_000
+
+    @property
+    def samples_per_frame(self) -> int:
+        """640: a frame of latents is 40 ms."""
+        return math.prod(self.encoder_rates)
+
+
+class AudioVaeEncoder(nn.Module):
+    def __init__(self, config: AudioVaeConfig) -> None:
+        super().__init__()
+        width = config.encoder_dim
+        stages: list[nn.Module] = [CausalConv(1, width, _KERNEL)]
+        for rate in config.encoder_rates:
+            stages.append(Stage(width, rate, groups=width if config.depthwise else 1))
+            width *= 2
+        self.block = nn.Sequential(*stages)
+        self.fc_mu = CausalConv(width, config.latent_dim, 3)
+
+    def forward(self, samples: Tensor) -> Tensor:
+        """Encode clips.
+
+        Args:
+            samples: float32 [B, 1, N] at `sample_rate`; N a multiple of `samples_per_frame`.
+
+        Returns:
+            float32 [B, latent_dim, N / samples_per_frame].
+        """
+        return self.fc_mu(self.block(samples))  # type: ignore[no-any-return]
+
+
+class CausalConv(nn.Conv1d):
+    """A convolution that sees nothing of what comes after each place."""
+
+    def __init__(self, width_in: int, width_out: int, kernel: int, **options: int) -> None:
+        """`options`: stride, dilation, groups."""
+        super().__init__(width_in, width_out, kernel, **options)  # type: ignore[arg-type]  # they are integers
+        window = (kernel - 1) * self.dilation[0] + 1
+        self.left = window - self.stride[0]
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return super().forward(functional.pad(hidden, (self.left, 0)))
+
+
+class Snake(nn.Module):
+    """x + sin²(alpha x) / alpha, with an alpha for each channel (Ziyin et al., arXiv 2006.08195)."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.alpha = nn.Parameter(torch.ones(1, width, 1))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        # In place where nobody else looks: at 16 kHz these are the largest tensors there are.
+        wave = (self.alpha * hidden).sin_().square_()
+        return wave.mul_((self.alpha + _POLE).reciprocal()).add_(hidden)
+
+
+class ResidualUnit(nn.Module):
+    def __init__(self, width: int, dilation: int, groups: int) -> None:
+        super().__init__()
+        self.block = nn.Sequential(
+            Snake(width),
+            CausalConv(width, width, _KERNEL, dilation=dilation, groups=groups),
+            Snake(width),
+            CausalConv(width, width, 1),
+        )
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return hidden + self.block(hidden)  # type: ignore[no-any-return]
+
+
+class Stage(nn.Module):
+    """Three residual units, then `rate` times fewer places with twice the channels."""
+
+    def __init__(self, width: int, rate: int, groups: int) -> None:
+        super().__init__()
+        self.block = nn.Sequential(
+            *(ResidualUnit(width, dilation, groups) for dilation in _DILATIONS),
+            Snake(width),
+            CausalConv(width, 2 * width, 2 * rate, stride=rate),
+        )
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return self.block(hidden)  # type: ignore[no-any-return]
+
+
+def published_layout(encoder: Layout) -> Layout:
+    """Published keys for a layout of `AudioVaeEncoder`: weights in two parts, and a head for the variance.
+
+    Of `x.weight`, old-style weight norm has the length per output channel, `weight_g`, and the direction,
+    `weight_v`.
+    """
+    layout: dict[str, tuple[int, ...]] = {}
+    for key, shape in encoder.items():
+        is_weight = key.endswith(".weight")
+        layout |= {f"{key}_g": (shape[0], 1, 1), f"{key}_v": shape} if is_weight else {key: shape}
+    return layout | {key.replace("fc_mu.", "fc_logvar."): shape for key, shape in layout.items()}
+
+
+def folded(published: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors of `published_layout` as those of `AudioVaeEncoder`: each weight is one tensor, float32.
+
+    The variance goes: what engines take is the mean.
+    """
+    tensors = {key: tensor.float() for key, tensor in published.items() if not key.startswith("fc_logvar.")}
+    for key in [key for key in tensors if key.endswith(".weight_v")]:
+        weight = key.removesuffix("_v")
+        # The function behind torch's own weight norm: the quotient written out rounds differently.
+        tensors[weight] = torch._weight_norm(tensors.pop(key), tensors.pop(f"{weight}_g"), 0)
+    return tensors

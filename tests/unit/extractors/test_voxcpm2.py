@@ -1,0 +1,205 @@
+"""The artifact is the one VoxCPM2 computes from the same weights.
+
+The weights are a random tiny audio VAE in the published layout; tools/make_voxcpm2_goldens.py made it and the
+goldens with the voxcpm package. Values are compared relative to their spread, for sums have an order.
+"""
+
+import functools
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from services.extractor_worker import torch_extractor
+from services.extractor_worker.audio_vae import AudioVaeConfig
+from services.extractor_worker.torch_extractor import Loading
+from services.extractor_worker.voxcpm2 import VoxCPM2Extractor
+from services.extractor_worker.weights import LocalWeights, UntrainedWeights
+from services.shared.audio import ReferenceAudio
+from services.shared.profiles import BUILT_IN
+from speaker_registry.artifact import check_tensors
+from speaker_registry.errors import AudioTooShort
+from tests.unit.extractors import signals
+from tests.unit.extractors.conftest import edit_json, tiny_profile
+
+TINY = Path(__file__).parents[2] / "data/voxcpm2_tiny"
+CLIPS = ["0.16", "1.0", "7.31", "10.4"]
+RATES = ["24000", "44100"]
+TENSORS = ["ref_audio_feat", "audio_feat"]
+PATCH = 2560
+TOLERANCE = 2e-5
+"""Of a tensor's standard deviation."""
+
+Goldens = Mapping[str, np.ndarray]
+Tensors = dict[str, np.ndarray]
+
+
+def load(folder: Path = TINY, **loading: Any) -> VoxCPM2Extractor:
+    loading = {"profile": tiny_profile("voxcpm2"), "source": LocalWeights(folder), **loading}
+    return VoxCPM2Extractor(Loading(**loading))
+
+
+@functools.cache
+def tiny() -> VoxCPM2Extractor:
+    return load()
+
+
+@pytest.fixture(scope="module")
+def goldens() -> Goldens:
+    with np.load(TINY / "goldens.npz") as file:
+        return dict(file)
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """A copy of the tiny checkpoint to spoil."""
+    return shutil.copytree(TINY, tmp_path / "checkpoint")
+
+
+def golden_clip(goldens: Goldens, name: str) -> ReferenceAudio:
+    rate = int(name) if name in RATES else 16_000
+    samples = signals.speechlike(1.01 if name in RATES else float(name), rate)
+    assert signals.digest(samples) == str(goldens[f"sha256_{name}"]), "this machine makes another clip"
+    return ReferenceAudio(samples, rate)
+
+
+def clip_of(samples: int) -> ReferenceAudio:
+    return ReferenceAudio(signals.speechlike(3.0, 16_000)[:samples], 16_000)
+
+
+def extract(extractor: VoxCPM2Extractor, *clips: ReferenceAudio) -> list[Tensors]:
+    prepared = [extractor.prepare(clip) for clip in clips]
+    return [extractor.finish(encoded) for encoded in extractor.encode(prepared)]
+
+
+def assert_alike(ours: np.ndarray, golden: np.ndarray) -> None:
+    assert ours.shape == golden.shape
+    assert np.abs(ours - golden).max() <= TOLERANCE * golden.std()
+
+
+@pytest.mark.parametrize("tensor", TENSORS)
+@pytest.mark.parametrize("name", [*CLIPS, *RATES])
+def test_the_latents_are_voxcpm2s(goldens: Goldens, name: str, tensor: str) -> None:
+    """A voice registered here must sound as if the engine had cloned it itself."""
+    ours = extract(tiny(), golden_clip(goldens, name))[0]
+    assert_alike(ours[tensor], goldens[f"{tensor}_{name}"])
+
+
+def test_a_clip_among_others_is_the_clip_alone(goldens: Goldens) -> None:
+    """Shorter clips share a batch with longer ones, padded after both sides' own zeros."""
+    clips = [golden_clip(goldens, name) for name in ["1.0", "10.4", "0.16", "7.31"]]
+    together = extract(tiny(), *clips)
+    assert [len(ours["audio_feat"]) for ours in together] == [7, 65, 1, 46]
+    for clip, ours in zip(clips, together, strict=True):
+        alone = extract(tiny(), clip)[0]
+        for tensor in TENSORS:
+            assert_alike(ours[tensor], alone[tensor])
+
+
+def test_a_cpu_encodes_clips_one_by_one() -> None:
+    """There the same clip twice is the same to the last bit, whoever else uploads."""
+    assert tiny().batch_seconds == 0
+
+
+def test_where_zeros_are_makes_the_two_tensors(goldens: Goldens) -> None:
+    """A clip of whole patches needs none, and both are the same; otherwise no patch is."""
+    whole, broken = extract(tiny(), golden_clip(goldens, "10.4"), golden_clip(goldens, "7.31"))
+    assert np.array_equal(whole["ref_audio_feat"], whole["audio_feat"])
+    apart = np.abs(broken["ref_audio_feat"] - broken["audio_feat"]).max(axis=(1, 2))
+    assert apart.min() > 0.1
+
+
+@pytest.mark.parametrize("samples", [1, PATCH - 1, PATCH, PATCH + 1, 10 * PATCH, 10 * PATCH + 1])
+def test_a_patch_for_every_160_ms_begun(samples: int) -> None:
+    """ceil(N / 2560): the engine counts the prompt's length this way. One sample is enough for one."""
+    clip = clip_of(samples)
+    tensors = extract(tiny(), clip)[0]
+    profile = BUILT_IN["voxcpm2"]
+    check_tensors(tensors, profile.tensors, seconds=clip.seconds, frame_rate=profile.frame_rate)
+    assert len(tensors["ref_audio_feat"]) == len(tensors["audio_feat"]) == -(-samples // PATCH)
+
+
+def test_nothing_is_too_short(goldens: Goldens) -> None:
+    """Of an empty clip there is no patch."""
+    with pytest.raises(AudioTooShort, match=r"the clip is 0\.000 s"):
+        tiny().prepare(clip_of(0))
+
+
+def test_shapes_and_dtypes_are_the_profiles() -> None:
+    """Patches first, float32 whatever else runs in bfloat16, contiguous."""
+    tensors = extract(load(dtype="bfloat16"), clip_of(40_000))[0]
+    assert list(tensors) == TENSORS
+    for tensor in tensors.values():
+        assert (tensor.shape, tensor.dtype) == ((16, 4, 64), np.float32)
+        assert tensor.flags.c_contiguous
+
+
+def test_the_number_of_threads_hardly_matters(goldens: Goldens) -> None:
+    """Workers have different numbers of cores, and one fingerprint."""
+    clip = golden_clip(goldens, "1.0")
+    torch.set_num_threads(1)
+    one = extract(tiny(), clip)[0]
+    torch.set_num_threads(2)
+    for tensor, value in extract(tiny(), clip)[0].items():
+        assert_alike(value, one[tensor])
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("encoder_rates", (5, 2, 8, 8)), ("encoder_dim", 16), ("depthwise", False), ("latent_dim", 32)],
+)
+def test_the_vaes_configuration_counts(monkeypatch: pytest.MonkeyPatch, field: str, value: object) -> None:
+    """The order of rates is no part of any weight's size."""
+    small = AudioVaeConfig(encoder_dim=4)
+    monkeypatch.setattr("services.extractor_worker.voxcpm2.AudioVaeConfig", lambda: small)
+    before = load(source=UntrainedWeights()).fingerprint
+    changed = AudioVaeConfig(**asdict(small) | {field: value})
+    monkeypatch.setattr("services.extractor_worker.voxcpm2.AudioVaeConfig", lambda: changed)
+    assert load(source=UntrainedWeights()).fingerprint.digest != before.digest
+
+
+@pytest.mark.parametrize(
+    ("where", "constant", "value"),
+    [(VoxCPM2Extractor, "code_version", 99), (torch_extractor, "KERNEL", "soxr-hq")],
+)
+def test_what_the_code_decides_counts(
+    monkeypatch: pytest.MonkeyPatch, where: object, constant: str, value: object
+) -> None:
+    """Our own version, the resampler."""
+    before = tiny().fingerprint.digest
+    monkeypatch.setattr(where, constant, value)
+    assert load().fingerprint.digest != before
+
+
+def test_profile_patches_and_padding_count() -> None:
+    """Whoever compares two artifacts must see what made them differ."""
+    facts = tiny().fingerprint.facts
+    assert facts["patch_frames"] == 4
+    assert facts["zeros"] == {"ref_audio_feat": "after", "audio_feat": "before"}
+    assert load(profile=tiny_profile("voxcpm2", "another")).fingerprint.digest != tiny().fingerprint.digest
+
+
+def test_the_dtype_does_not_count() -> None:
+    """It is not used: the engine keeps its VAE in float32, too."""
+    assert load(dtype="bfloat16").fingerprint.digest == tiny().fingerprint.digest
+    assert tiny().fingerprint.facts["dtype"] == "float32"
+
+
+def test_configuration_that_does_not_matter_does_not_count(copy: Path) -> None:
+    """The decoder's part, and the language model's."""
+    edit_json(copy / "config.json", lambda config: config["audio_vae_config"].update(decoder_dim=99))
+    edit_json(copy / "config.json", lambda config: config.update(lm_config={}))
+    assert load(copy).fingerprint.digest == tiny().fingerprint.digest
+
+
+def test_untrained_weights_say_so() -> None:
+    """No surface may take such a voice for a real one."""
+    first, second = (load(source=UntrainedWeights(seed)).fingerprint for seed in (0, 1))
+    assert first.untrained
+    assert not tiny().fingerprint.untrained
+    assert first.digest != second.digest
