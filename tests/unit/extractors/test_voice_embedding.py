@@ -1,0 +1,120 @@
+"""Voice embeddings as Mistral publishes them: read safely, or refused."""
+
+import io
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.numpy
+import torch
+
+from services.extractor_worker import voice_embedding
+from services.extractor_worker.voice_embedding import read_voice_embedding
+from speaker_registry.errors import InvalidArtifact
+
+
+def saved(content: object) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
+    return buffer.getvalue()
+
+
+class Hostile:
+    """Unpickled, it leaves a mark."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.system, (f"touch {self.mark}",)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_published_voice_becomes_float32(dtype: torch.dtype) -> None:
+    """Voices are published in bfloat16; every value of it is one of float32."""
+    voice = torch.randn(147, 3072, generator=torch.Generator().manual_seed(0)).to(dtype)
+    assert np.array_equal(read_voice_embedding(saved(voice)), voice.float().numpy())
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"voice_embedding": torch.zeros(2, 2)},
+        [torch.zeros(2, 2)],
+        torch.zeros(4),
+        torch.zeros(2, 2, 2),
+        torch.zeros(2, 2, dtype=torch.int64),
+        "text",
+    ],
+    ids=str,
+)
+def test_anything_but_one_tensor_of_two_dimensions_is_refused(content: object) -> None:
+    with pytest.raises(InvalidArtifact, match=r"no torch-saved tensor \[L, hidden\]"):
+        read_voice_embedding(saved(content))
+
+
+@pytest.mark.parametrize("data", [b"", b"PK\x03\x04", b"\x80\x04", saved(torch.ones(9, 9))[:-200]])
+def test_a_damaged_file_is_refused(data: bytes) -> None:
+    with pytest.raises(InvalidArtifact, match="damaged, cut short"):
+        read_voice_embedding(data)
+
+
+@pytest.mark.parametrize("protocol", ["torch", "pickle"])
+def test_a_hostile_file_does_nothing(tmp_path: Path, protocol: str) -> None:
+    """Neither by torch's format nor by a bare pickle."""
+    hostile = Hostile(tmp_path / "mark")
+    data = saved(hostile) if protocol == "torch" else pickle.dumps(hostile)
+    with pytest.raises(InvalidArtifact):
+        read_voice_embedding(data)
+    assert not hostile.mark.exists()
+
+
+def test_the_process_that_reads_can_open_nothing() -> None:
+    """Should the reader have a hole: no files, no network, no other processes."""
+    program = (
+        "import services.extractor_worker.voice_embedding as guarded\n"
+        "def attack(data):\n"
+        "    if attack.armed:\n"
+        "        for path in ('/etc/passwd', '/proc/self/environ'):\n"
+        "            try: open(path); print('opened', path)\n"
+        "            except OSError: pass\n"
+        "        import os\n"
+        "        try: os.fork(); print('forked')\n"
+        "        except OSError: pass\n"
+        "    attack.armed = True\n"
+        "    return b'done'\n"
+        "attack.armed = False\n"
+        "guarded._to_npy = attack\n"
+        "guarded._read_guarded()\n"
+    )
+    answer = subprocess.run([sys.executable, "-c", program], input=b"x", capture_output=True, check=False)
+    assert answer.stdout == b"done", answer.stderr
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_numbers_that_are_not_finite_are_refused(value: float) -> None:
+    """They would silence every sentence."""
+    with pytest.raises(InvalidArtifact, match="not finite"):
+        read_voice_embedding(saved(torch.full((2, 2), value)))
+
+
+def test_a_file_that_is_too_large_is_refused_unread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(voice_embedding, "MAX_FILE_BYTES", 10)
+    with pytest.raises(InvalidArtifact, match="the file has 11 bytes; accepted are 10"):
+        read_voice_embedding(bytes(11))
+
+
+def test_the_command_writes_what_the_registry_takes(tmp_path: Path) -> None:
+    source, target = tmp_path / "voice.pt", tmp_path / "voice.safetensors"
+    source.write_bytes(saved(torch.ones(3, 5, dtype=torch.bfloat16)))
+    command = [sys.executable, "-m", "services.extractor_worker.voice_embedding", source, target]
+    assert subprocess.run(command, check=True, capture_output=True).stdout.endswith(b"float32 [3, 5]\n")
+    assert np.array_equal(safetensors.numpy.load_file(target)["voice_embedding"], np.ones((3, 5), np.float32))
+    source.write_bytes(b"")
+    failed = subprocess.run(command, check=False, capture_output=True)
+    assert failed.returncode == 1
+    assert b"voice.pt: the file is no torch-saved tensor" in failed.stderr
