@@ -77,10 +77,10 @@ def _two_threads() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Converted pickles of tests are no business of whoever runs them."""
+def _own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Where converted pickles are kept: those of tests are no business of whoever runs them."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SPEAKER_EXTRACTOR_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
         yield
 
 
