@@ -54,12 +54,16 @@ def cache(tmp_path: Path) -> Path:
         (f"hub:{COMMIT}", HubWeights(COMMIT)),
         ("/srv/weights", LocalWeights(Path("/srv/weights"))),
         (" ./hub ", LocalWeights(Path("hub"))),
-        ("~/weights", LocalWeights(Path.home() / "weights")),
     ],
 )
 def test_the_setting_names_a_source(text: str, source: weights.WeightsSource) -> None:
     """One variable, three ways to fill it."""
     assert parse_weights(text) == source
+
+
+def test_a_tilde_is_home() -> None:
+    """In an environment file no shell expands it."""
+    assert parse_weights("~/weights") == LocalWeights(Path.home() / "weights")
 
 
 @pytest.mark.parametrize("revision", ["main", "v1.0", COMMIT[:12], COMMIT.upper(), COMMIT + "0"])
