@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup demo run test check format bench soak clean
+.PHONY: help setup demo run test test-full check format bench soak clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -26,6 +26,9 @@ run: $(STAMP) ## keep the embedded registry running (HOST, PORT, DATA, PROFILES,
 
 test: $(STAMP) ## run the whole test suite
 	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+test-full: $(STAMP) ## the same, and all encoders at their full size (minutes of arithmetic, 10 GiB of memory)
+	$(BIN)/python -m pytest -m "" -n 2 --dist loadfile
 
 check: $(STAMP) ## lint, types, import contracts
 	$(BIN)/ruff check .

@@ -44,6 +44,7 @@ class RegistryProcesses:
     Args:
         folder: for bucket, Valkey, pace and log.
         environment: what differs from the defaults of production. profiles: required and served ones.
+        worker: its module.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class RegistryProcesses:
         workers: int = 1,
         environment: Mapping[str, str] = QUICK,
         profiles: Mapping[str, str] = PROFILES,
+        worker: str = "tests.light_worker",
     ) -> None:
         self.folder = folder
         self.bucket = folder / "bucket"
@@ -61,6 +63,7 @@ class RegistryProcesses:
         self._stack = ExitStack()
         self.pace_file = folder / "pace"
         self.pace(0)
+        self._start_seconds = 60 if worker == "tests.light_worker" else 600
         common = {
             **os.environ,
             **environment,
@@ -76,9 +79,7 @@ class RegistryProcesses:
             self._child(f"api{number}", "services.registry_api", {**common, "SPEAKER_API_PORT": str(port)})
             for number, port in enumerate(ports)
         ]
-        self.workers = [
-            self._child(f"worker{number}", "tests.light_worker", common) for number in range(workers)
-        ]
+        self.workers = [self._child(f"worker{number}", worker, common) for number in range(workers)]
 
     def _child(self, name: str, module: str, environment: Mapping[str, str]) -> Child:
         return Child(name, module, environment, show=lambda line, importance: None, raw=self._raw)
@@ -115,7 +116,7 @@ class RegistryProcesses:
             if child.pid is None or child.exit_status is not None:
                 child.start()
         for url in self.urls:
-            wait_until(lambda url=url: self._ready(url), 60)
+            wait_until(lambda url=url: self._ready(url), self._start_seconds)
 
     def _ready(self, url: str) -> bool:
         for child in self.children:
