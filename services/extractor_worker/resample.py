@@ -1,8 +1,12 @@
 """Resampling by windowed sinc, as torchaudio does it. Knows sample rates, nothing of clips, files or models.
 
 Which kernel resamples a clip changes the artifact (from 16 kHz, 93 % of the codes agree between this one and
-soxr's), so there is one kernel for every extractor, and the fingerprint names it. It does not name who
-computes it: torchaudio where it imports (its wheel needs CUDA libraries), otherwise the same arithmetic here.
+soxr's), so every extractor takes torchaudio's, as TTS servers do, and the fingerprint names it. It does not
+name who computes it: torchaudio where it imports (its wheel needs CUDA libraries), otherwise the same
+arithmetic here.
+
+There are two of it, which differ in the seventh digit: `torchaudio.transforms.Resample` builds the kernel in
+float64, `torchaudio.functional.resample` in the dtype of what it resamples.
 """
 
 import functools
@@ -22,6 +26,8 @@ except (ImportError, OSError):  # absent, or its compiled part does not load bes
 
 KERNEL = "sinc-hann-w6-r0.99-f64"
 """Names the result: sinc under a Hann window, 6 zero crossings, roll-off 0.99, kernel built in float64."""
+KERNEL_FLOAT32 = "sinc-hann-w6-r0.99-f32"
+"""The same kernel built in float32, for engines that resample with `torchaudio.functional`."""
 
 _ZERO_CROSSINGS = 6
 _ROLLOFF = 0.99
@@ -32,13 +38,14 @@ _MAX_KERNEL_VALUES = 1_000_000
 Resampler = Callable[[Tensor], Tensor]
 
 
-def resample(samples: Tensor, from_rate: int, to_rate: int) -> Tensor:
+def resample(samples: Tensor, from_rate: int, to_rate: int, kernel: str = KERNEL) -> Tensor:
     """Change the sample rate of one mono clip.
 
     Args:
         samples: float32 [N], on the CPU.
         from_rate: Hz, of `samples`.
         to_rate: Hz, of the result. The same as `from_rate` gives `samples` itself.
+        kernel: `KERNEL` or `KERNEL_FLOAT32`.
 
     Returns:
         float32 [ceil(N * to_rate / from_rate)].
@@ -48,13 +55,15 @@ def resample(samples: Tensor, from_rate: int, to_rate: int) -> Tensor:
     """
     if from_rate == to_rate:
         return samples
-    return _resampler(from_rate, to_rate)(samples)
+    return _resampler(from_rate, to_rate, kernel)(samples)
 
 
 @functools.lru_cache(maxsize=_MAX_KERNELS)
-def _resampler(from_rate: int, to_rate: int) -> Resampler:
+def _resampler(from_rate: int, to_rate: int, kernel: str = KERNEL) -> Resampler:
     if _kernel_values(from_rate, to_rate) > _MAX_KERNEL_VALUES:
         raise UnsupportedAudio(f"a sample rate of {from_rate} Hz cannot be converted to {to_rate} Hz")
+    if kernel == KERNEL_FLOAT32:
+        return SincHann(from_rate, to_rate, torch.float32)  # torchaudio would build it for every clip
     if Resample is None:
         return SincHann(from_rate, to_rate)
     return Resample(from_rate, to_rate)  # type: ignore[no-any-return]
@@ -72,28 +81,42 @@ def _reach(source: int, target: int) -> int:
 
 
 class SincHann:
-    """The kernel for one pair of rates: a filter per output phase, applied as one strided convolution."""
+    """The kernel for one pair of rates: a filter per output phase, applied as one strided convolution.
 
-    def __init__(self, from_rate: int, to_rate: int) -> None:
+    Args:
+        dtype: what the kernel is built in.
+        device: where it is built and used. A sine's last bit differs between devices.
+    """
+
+    def __init__(
+        self,
+        from_rate: int,
+        to_rate: int,
+        dtype: torch.dtype = torch.float64,
+        device: torch.device | None = None,
+    ) -> None:
         common = math.gcd(from_rate, to_rate)
         self.source, self.target = from_rate // common, to_rate // common
-        cutoff = min(self.source, self.target) * _ROLLOFF
         self.reach = _reach(self.source, self.target)
-        self.filters = _filters(self.source, self.target, cutoff, self.reach)
+        self.filters = _filters(self.source, self.target, dtype, device)
 
     def __call__(self, samples: Tensor) -> Tensor:
-        """float32 [N] -> float32 [ceil(N * target / source)]."""
-        padded = functional.pad(samples[None, None], (self.reach, self.reach + self.source))  # [1, 1, N + …]
-        phases = functional.conv1d(padded, self.filters, stride=self.source)  # [1, target, steps]
-        interleaved = phases[0].T.reshape(-1)  # [steps * target]
-        return interleaved[: math.ceil(self.target * samples.shape[0] / self.source)]
+        """float32 [..., N] -> float32 [..., ceil(N * target / source)]."""
+        rows = samples.reshape(-1, 1, samples.shape[-1])  # [R, 1, N]
+        padded = functional.pad(rows, (self.reach, self.reach + self.source))  # [R, 1, N + …]
+        phases = functional.conv1d(padded, self.filters, stride=self.source)  # [R, target, steps]
+        interleaved = phases.transpose(1, 2).reshape(len(rows), -1)  # [R, steps * target]
+        count = math.ceil(self.target * samples.shape[-1] / self.source)
+        return interleaved[:, :count].reshape(*samples.shape[:-1], count)
 
 
-def _filters(source: int, target: int, cutoff: float, reach: int) -> Tensor:
-    """float32 [target, 1, 2 * reach + source], built in float64."""
-    taps = torch.arange(-reach, reach + source, dtype=torch.float64) / source  # [W]
+def _filters(source: int, target: int, dtype: torch.dtype, device: torch.device | None) -> Tensor:
+    """float32 [target, 1, 2 * reach + source], built in `dtype`."""
+    cutoff, reach = min(source, target) * _ROLLOFF, _reach(source, target)
+    taps = torch.arange(-reach, reach + source, dtype=dtype, device=device) / source  # [W]
     # torchaudio's output phases are float32 even in its float64 kernel; it shows in the seventh digit.
-    phases = torch.arange(0, -target, -1, dtype=torch.float32)[:, None] / target  # [target, 1]
+    steps = torch.arange(0, -target, -1, dtype=torch.float32, device=device)
+    phases = steps[:, None] / target  # [target, 1]
     crossings = ((phases + taps) * cutoff).clamp(-_ZERO_CROSSINGS, _ZERO_CROSSINGS)  # [target, W]
     window = torch.cos(crossings * math.pi / _ZERO_CROSSINGS / 2) ** 2
     angle = crossings * math.pi

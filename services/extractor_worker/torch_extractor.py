@@ -64,9 +64,7 @@ class Loading:
     def checkpoint(self) -> Checkpoint:
         """The published files. Not for untrained weights. Raises `WeightsMissing`, `WeightsInvalid`."""
         assert not isinstance(self.source, UntrainedWeights)
-        return locate(
-            self.source, profile=self.profile.name, weights=self.profile.weights, cache=self.cache
-        )
+        return locate(self.source, profile=self.profile.name, weights=self.profile.weights, cache=self.cache)
 
 
 class TorchExtractor(ABC, Generic[Prepared, Encoded]):
@@ -85,13 +83,19 @@ class TorchExtractor(ABC, Generic[Prepared, Encoded]):
     """Of padded audio that may be encoded at once. More than 0 only where a batch changes no result."""
     always_float32: ClassVar[bool] = False
     """For encoders that engines run in float32 whatever the rest runs in."""
+    resampler: ClassVar[str | None] = None
+    """The kernel's name, where the engine does not use the usual one."""
 
     def __init__(self, loading: Loading, **facts: Any) -> None:
         dtype: Dtype = "float32" if self.always_float32 else loading.dtype
         self.profile_name = loading.profile.name
         self.device, self.dtype = torch.device(loading.device), _DTYPES[dtype]
         self.fingerprint = Fingerprint.of(
-            profile=loading.profile.name, code=self.code_version, dtype=dtype, resampler=KERNEL, **facts
+            profile=loading.profile.name,
+            code=self.code_version,
+            dtype=dtype,
+            resampler=self.resampler or KERNEL,
+            **facts,
         )
 
     @torch.inference_mode()
@@ -138,7 +142,8 @@ class TorchExtractor(ABC, Generic[Prepared, Encoded]):
 
     def resampled(self, clip: ReferenceAudio, sample_rate: int, *, least: int = 1) -> Tensor:
         """float32 [N] at `sample_rate` (Hz). Raises `AudioTooShort` below `least` samples."""
-        samples = resample(torch.tensor(clip.samples), clip.sample_rate, sample_rate)
+        kernel = self.resampler or KERNEL
+        samples = resample(torch.tensor(clip.samples), clip.sample_rate, sample_rate, kernel)
         if len(samples) < least:
             needed = least / sample_rate
             raise AudioTooShort(

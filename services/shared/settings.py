@@ -302,3 +302,18 @@ class ExtractorSettings(BaseSettings):
     """Folder where weights that are published as pickles or ONNX graphs are kept as safetensors."""
     roll_back: bool = False
     """Make this worker's fingerprint current again although its profile moved on from it."""
+
+
+class OmniVoiceSettings(BaseSettings):
+    """What OmniVoice's own package does to a clip and vLLM-Omni does not. Environment:
+    SPEAKER_OMNIVOICE_*.
+    """
+
+    model_config = SettingsConfigDict(env_prefix="SPEAKER_OMNIVOICE_", env_ignore_empty=True, frozen=True)
+
+    loudness: bool = False
+    """Make a quiet clip louder."""
+    trim: bool = False
+    """Shorten long pauses, and silence at both ends."""
+    whole_frames: bool = False
+    """Leave out what does not fill a frame of 40 ms at the end."""

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from services.extractor_worker import resample as module
-from services.extractor_worker.resample import SincHann, resample
+from services.extractor_worker.resample import KERNEL, KERNEL_FLOAT32, SincHann, resample
 from speaker_registry.errors import UnsupportedAudio
 from tests.unit.extractors.signals import speechlike
 
@@ -43,6 +43,22 @@ def test_torchaudio_here_gives_what_our_kernel_gives(source: int, target: int) -
     clip = torch.from_numpy(speechlike(0.5, source, seed=2))
     difference = resample(clip, source, target) - SincHann(source, target)(clip)
     assert difference.abs().max() <= 1e-6
+
+
+def test_the_kernel_built_in_float32_is_another_one() -> None:
+    """Engines that resample with `torchaudio.functional` get its seventh digit. Goldens are theirs."""
+    clip = torch.from_numpy(speechlike(0.5, 44_100))
+    usual, other = (resample(clip, 44_100, 24_000, kernel) for kernel in (KERNEL, KERNEL_FLOAT32))
+    assert torch.equal(usual, resample(clip, 44_100, 24_000))
+    assert 0 < (usual - other).abs().max() < 1e-4
+
+
+def test_several_clips_are_resampled_as_each_alone() -> None:
+    """A model that resamples its own input hands over what it has: [B, 1, N]."""
+    clips = torch.from_numpy(speechlike(0.3, 24_000)).reshape(3, 1, -1)
+    resampler = SincHann(24_000, 16_000, torch.float32)
+    alone = torch.stack([resampler(clip[0])[None] for clip in clips])
+    assert (resampler(clips) - alone).abs().max() <= 1e-6
 
 
 @pytest.mark.parametrize(("source", "target"), RATE_PAIRS)

@@ -1,0 +1,244 @@
+"""Makes tests/data/higgs_audio_tiny: a tiny checkpoint in the published layout of Higgs Audio's tokenizer,
+and what it must yield for OmniVoice and Higgs-Audio v2.
+
+Nothing here is ours but the clips: weights are laid out, and codes computed, by transformers' class the way
+vLLM-Omni 0.30 uses it (torchaudio's functional resampling, then `encode`, nothing else), and by the omnivoice
+package, which prepares clips first. torchaudio's compiled parts need CUDA; the rest of it is plain Python:
+
+    python3.11 -m venv reference
+    reference/bin/pip install torch==2.13.0 transformers==5.14.1 numpy soundfile librosa pydub
+    reference/bin/pip install --no-deps omnivoice==0.2.1 torchaudio==2.11.0
+    rm reference/lib/python3.11/site-packages/torchaudio/lib/*.so
+    reference/bin/python tools/make_higgs_audio_goldens.py
+
+The versions it ran with are recorded in goldens.npz under `made_with`.
+"""
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+import torchaudio
+from omnivoice.models.omnivoice import OmniVoice
+from omnivoice.utils.audio import remove_silence
+from safetensors.torch import load_file, save_file
+from transformers import HiggsAudioV2TokenizerConfig, HiggsAudioV2TokenizerModel, logging
+from transformers.models.higgs_audio_v2_tokenizer import modeling_higgs_audio_v2_tokenizer as modeling
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+from tests.unit.extractors import pauses, signals  # noqa: E402 — a script has no package to be imported from
+
+OUT = ROOT / "tests/data/higgs_audio_tiny"
+TOKENIZER = OUT / "audio_tokenizer"
+SEED = 12
+CLIPS = {"1.0": 1.0, "3.0": 3.0, "7.31": 7.31, "12.4": 12.4}
+"""Name -> seconds at 24 kHz. 7.31 s is no multiple of a frame."""
+RESAMPLED = {"16000": 16_000, "44100": 44_100}
+"""Source rates for the way from another rate to codes, 3.01 s each."""
+RATE_PAIRS = ((16_000, 24_000), (22_050, 24_000), (44_100, 24_000), (48_000, 24_000), (24_000, 16_000))
+AS_THE_PACKAGE = {"quiet": ("pauses", 0.2), "loud": ("quiet ends", 1.0), "even": ("no pause", 1.0)}
+"""Name -> plan and gain of a clip that goes through the omnivoice package's own preparation."""
+MIN_MARGIN = 2e-5
+"""A code that wins by less, relative to the second nearest, would make the goldens depend on the machine."""
+DECODER = ("acoustic_decoder.", "decoder_semantic.", "fc1.")
+"""Left out of the file to keep it small. Of the decoder only fc2 stays, for a loader to leave alone."""
+
+CONFIG: dict[str, Any] = {
+    "acoustic_model_config": {
+        "model_type": "dac",
+        "encoder_hidden_size": 2,
+        "decoder_hidden_size": 32,
+        "hidden_size": 16,
+        "downsampling_ratios": [8, 5, 4, 2, 3],
+        "upsampling_ratios": [8, 5, 4, 2, 3],
+    },
+    "semantic_model_config": {
+        "model_type": "hubert",
+        "mask_time_prob": 0.0,
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 32,
+        "conv_dim": [8] * 7,
+        "num_conv_pos_embeddings": 16,
+        "num_conv_pos_embedding_groups": 2,
+    },
+    "target_bandwidths": [0.15, 1.2],
+    "sample_rate": 24_000,
+    "codebook_size": 64,
+    "codebook_dim": 8,
+}
+
+
+def main() -> None:
+    torch.manual_seed(SEED)
+    torch.set_num_threads(2)
+    logging.set_verbosity_error()  # or it lists the decoder, which is not there, key by key
+    write_checkpoint()
+    tokenizer = HiggsAudioV2TokenizerModel.from_pretrained(TOKENIZER).eval()
+    with recorded_margins() as margins:
+        arrays = {**clip_goldens(tokenizer), **resampled_goldens(tokenizer), **package_goldens(tokenizer)}
+    if min(margins) < MIN_MARGIN:
+        sys.exit(f"a code won by only {min(margins):.1e}: take another SEED")
+    arrays |= {**resampler_goldens(), **silence_goldens()}
+    arrays["made_with"] = np.array(json.dumps(made_with(min(margins)), sort_keys=True))
+    np.savez_compressed(OUT / "goldens.npz", **arrays)
+    for path in OUT.rglob("*.safetensors"):
+        path.chmod(0o644)  # safetensors writes 0600
+    print(arrays["made_with"])
+    codes = {name: array for name, array in arrays.items() if name.startswith(("codes", "package"))}
+    print({name: (array.shape, [len(np.unique(book)) for book in array]) for name, array in codes.items()})
+    print(sum(path.stat().st_size for path in OUT.rglob("*") if path.is_file()), "bytes")
+
+
+def made_with(margin: float) -> dict[str, Any]:
+    packages = ("omnivoice", "pydub", "transformers", "torch", "torchaudio", "numpy", "safetensors")
+    facts = {package: version(package).split("+")[0] for package in packages}
+    return {**facts, "seed": SEED, "smallest_margin": margin}
+
+
+# --- the checkpoint
+
+
+def write_checkpoint() -> None:
+    model = HiggsAudioV2TokenizerModel(HiggsAudioV2TokenizerConfig(**CONFIG)).eval()
+    make_everything_matter(model)
+    calibrate(model, signals.speechlike(8.0, 24_000, seed=9))
+    TOKENIZER.mkdir(parents=True, exist_ok=True)
+    model.save_pretrained(TOKENIZER)
+    whole = load_file(TOKENIZER / "model.safetensors")
+    tensors = {key: value for key, value in whole.items() if not key.startswith(DECODER)}
+    save_file(tensors, TOKENIZER / "model.safetensors", metadata={"format": "pt"})
+
+
+@torch.no_grad()
+def make_everything_matter(model: Any) -> None:
+    """As initialised the acoustic encoder is all but silent, and HuBERT's layers add next to nothing."""
+    for name, weight in model.acoustic_encoder.named_parameters():
+        if name.endswith("alpha"):
+            weight.uniform_(0.5, 2.0)
+        elif name.endswith("weight"):
+            weight.mul_(0.9 / weight.norm(dim=(1, 2), keepdim=True).mean())
+        else:
+            weight.uniform_(-0.1, 0.1)
+    for name, weight in model.semantic_model.encoder.layers.named_parameters():
+        if name.endswith("weight") and "norm" not in name:
+            weight.normal_(std=1.5 / weight.shape[1] ** 0.5)
+
+
+@torch.no_grad()
+def calibrate(model: Any, clip: np.ndarray) -> None:
+    """Spread each codebook over the residual it will see: of plain random codes, one wins everywhere."""
+    samples = torch.from_numpy(clip)[None, None]
+    semantic = model.encoder_semantic(model._extract_semantic_features(samples).transpose(1, 2))
+    acoustic = model.acoustic_encoder(torch.nn.functional.pad(samples, (model.pad, model.pad)))
+    acoustic = acoustic[..., : semantic.shape[-1]]
+    last = model.acoustic_encoder.conv2
+    last.weight.mul_(semantic.std() / acoustic.std())
+    acoustic = model.acoustic_encoder(torch.nn.functional.pad(samples, (model.pad, model.pad)))
+    both = torch.cat([acoustic[..., : semantic.shape[-1]], semantic], dim=1).transpose(1, 2)
+    model.fc.weight.normal_(std=model.fc.in_features**-0.5)
+    residual = model.fc(both).transpose(1, 2)  # [1, D, T]
+    for quantizer in model.quantizer.quantizers:
+        for projection in (quantizer.project_in, quantizer.project_out):
+            projection.weight.normal_(std=projection.in_features**-0.5)
+        rows = quantizer.project_in(residual.transpose(1, 2))[0]  # [T, C]
+        book = quantizer.codebook
+        book.embed.copy_(rows.mean(0) + rows.std(0) * torch.randn_like(book.embed))
+        book.embed_avg.copy_(book.embed)
+        book.cluster_size.fill_(1.0)
+        residual = residual - quantizer.decode(quantizer.encode(residual))
+
+
+# --- the goldens
+
+
+def clip_goldens(tokenizer: Any) -> dict[str, np.ndarray]:
+    arrays: dict[str, np.ndarray] = {}
+    for name, seconds in CLIPS.items():
+        clip = signals.speechlike(seconds, 24_000)
+        arrays[f"sha256_{name}"] = np.array(signals.digest(clip))
+        arrays[f"codes_{name}"] = as_the_server(tokenizer, clip, 24_000)
+    return arrays
+
+
+def resampled_goldens(tokenizer: Any) -> dict[str, np.ndarray]:
+    arrays: dict[str, np.ndarray] = {}
+    for name, rate in RESAMPLED.items():
+        source = signals.speechlike(3.01, rate)
+        arrays[f"sha256_{name}"] = np.array(signals.digest(source))
+        arrays[f"codes_{name}"] = as_the_server(tokenizer, source, rate)
+    return arrays
+
+
+def as_the_server(tokenizer: Any, clip: np.ndarray, rate: int) -> np.ndarray:
+    """uint8 [8, T]: what vLLM-Omni's two pipelines do with a clip."""
+    samples = torch.from_numpy(clip)[None]
+    if rate != 24_000:
+        samples = torchaudio.functional.resample(samples, rate, 24_000)
+    with torch.inference_mode():
+        return tokenizer.encode(samples[None], return_dict=False)[0].numpy().astype(np.uint8)
+
+
+def package_goldens(tokenizer: Any) -> dict[str, np.ndarray]:
+    """uint8 [8, T]: what the omnivoice package makes of a clip, with silence removed and without."""
+    arrays: dict[str, np.ndarray] = {}
+    holder = SimpleNamespace(audio_tokenizer=tokenizer, sampling_rate=24_000)
+    for name, (plan, gain) in AS_THE_PACKAGE.items():
+        clip = pauses.paused(plan, gain)
+        arrays[f"sha256_{name}"] = np.array(signals.digest(clip))
+        for label, trimmed in (("trimmed", True), ("untrimmed", False)):
+            with torch.inference_mode():
+                prompt = OmniVoice.create_voice_clone_prompt(
+                    holder, (torch.from_numpy(clip), 24_000), "A transcript.", preprocess_prompt=trimmed
+                )
+            arrays[f"package_{label}_{name}"] = prompt.ref_audio_tokens.numpy().astype(np.uint8)
+    return arrays
+
+
+def silence_goldens() -> dict[str, np.ndarray]:
+    """What pydub leaves of a clip: how many samples, and the sha256 of them."""
+    arrays: dict[str, np.ndarray] = {}
+    for plan in pauses.PLANS:
+        left = remove_silence(pauses.paused(plan)[None], 24_000, mid_sil=200, lead_sil=100, trail_sil=200)[0]
+        arrays[f"silence_{plan}"] = np.array([str(len(left)), signals.digest(left)])
+    return arrays
+
+
+def resampler_goldens() -> dict[str, np.ndarray]:
+    arrays = {}
+    for source, target in RATE_PAIRS:
+        clip = torch.from_numpy(signals.speechlike(0.1337, source, seed=1))
+        arrays[f"resample_{source}_{target}"] = torchaudio.functional.resample(clip, source, target).numpy()
+    return arrays
+
+
+@contextmanager
+def recorded_margins() -> Iterator[list[float]]:
+    """By how much, relatively, the nearest code beat the second nearest: the least of each look-up."""
+    margins: list[float] = []
+    book = modeling.HiggsAudioV2TokenizerEuclideanCodebook
+    original = book.quantize
+
+    def quantize(self: Any, hidden_states: torch.Tensor) -> torch.Tensor:
+        nearest = torch.cdist(hidden_states, self.embed).topk(2, largest=False).values  # [T, 2]
+        margins.append(float((1 - nearest[:, 0] / nearest[:, 1]).min()))
+        return original(self, hidden_states)
+
+    book.quantize = quantize
+    try:
+        yield margins
+    finally:
+        book.quantize = original
+
+
+if __name__ == "__main__":
+    main()
