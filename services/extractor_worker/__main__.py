@@ -1,52 +1,31 @@
-"""`python -m services.extractor_worker`: a worker process with the extractors of the catalogue."""
+"""`python -m services.extractor_worker`: a worker process; with `download …`, the weights for one."""
 
 import logging
 import os
 import sys
-from functools import partial
+from pathlib import Path
 
-import structlog
-from pydantic import ValidationError
+from services.extractor_worker import download
 
-from services.extractor_worker.catalogue import load_extractor
-from services.extractor_worker.extractor import Extractor
-from services.extractor_worker.process import WorkerProcess
-from services.extractor_worker.torch_extractor import Loading, Shelf
-from services.extractor_worker.weights import parse_weights
-from services.shared.logs import configure_logs
-from services.shared.profiles import Profile
-from services.shared.settings import ExtractorSettings, LogSettings, explain
-from services.shared.store import StoreUnfit
-from speaker_registry.errors import SpeakerRegistryError
-
-log = structlog.get_logger()
+USAGE = 2
 
 
-def main() -> int:
-    """Work until told to stop. Returns the exit status: 1 if models or settings are wrong, else the
-    worker's.
-    """
-    configure_logs(LogSettings().level)
-    try:
-        return WorkerProcess(partial(_load, Shelf())).run()
-    except ValidationError as error:
-        log.error("worker.cannot_start", reason=explain(error))
-    except (SpeakerRegistryError, StoreUnfit) as error:
-        log.error("worker.cannot_start", reason=str(error))
-    return 1
+def main(words: list[str]) -> int:
+    """Returns the exit status."""
+    if words[:1] == ["download"]:
+        return download.main(words[1:], f"{_program()} download")
+    if words:
+        print(f"usage: {_program()} [download --help]", file=sys.stderr)
+        return USAGE
+    # It brings torch, which takes seconds and is not needed for the above.
+    from services.extractor_worker.worker import work  # noqa: PLC0415
+
+    return work()
 
 
-def _load(shelf: Shelf, profile: Profile, settings: ExtractorSettings) -> Extractor:
-    return load_extractor(
-        Loading(
-            profile=profile,
-            source=parse_weights(settings.weights),
-            device=settings.device,
-            dtype=settings.dtype,
-            cache=settings.cache,
-            shelf=shelf,
-        )
-    )
+def _program() -> str:
+    called = Path(sys.argv[0]).name
+    return "python -m services.extractor_worker" if called == "__main__.py" else called
 
 
 def leave(status: int) -> None:
@@ -60,7 +39,7 @@ def leave(status: int) -> None:
 
 if __name__ == "__main__":
     try:
-        status = main()
-    except SystemExit as ending:  # of the worker, when it had to leave jobs unfinished
+        status = main(sys.argv[1:])
+    except SystemExit as ending:  # of the worker, when it had to leave jobs unfinished; or of a usage message
         status = int(ending.code or 0)
     leave(status)

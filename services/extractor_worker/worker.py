@@ -1,0 +1,46 @@
+"""A worker process with the extractors of the catalogue, put together from the environment's settings."""
+
+from functools import partial
+
+import structlog
+from pydantic import ValidationError
+
+from services.extractor_worker.catalogue import load_extractor
+from services.extractor_worker.extractor import Extractor
+from services.extractor_worker.process import WorkerProcess
+from services.extractor_worker.torch_extractor import Loading, Shelf
+from services.extractor_worker.weights import parse_weights
+from services.shared.logs import configure_logs
+from services.shared.profiles import Profile
+from services.shared.settings import ExtractorSettings, LogSettings, explain
+from services.shared.store import StoreUnfit
+from speaker_registry.errors import SpeakerRegistryError
+
+log = structlog.get_logger()
+
+
+def work() -> int:
+    """Work until told to stop. Returns the exit status: 1 if models or settings are wrong, else the
+    worker's.
+    """
+    configure_logs(LogSettings().level)
+    try:
+        return WorkerProcess(partial(_load, Shelf())).run()
+    except ValidationError as error:
+        log.error("worker.cannot_start", reason=explain(error))
+    except (SpeakerRegistryError, StoreUnfit) as error:
+        log.error("worker.cannot_start", reason=str(error))
+    return 1
+
+
+def _load(shelf: Shelf, profile: Profile, settings: ExtractorSettings) -> Extractor:
+    return load_extractor(
+        Loading(
+            profile=profile,
+            source=parse_weights(settings.weights),
+            device=settings.device,
+            dtype=settings.dtype,
+            cache=settings.cache,
+            shelf=shelf,
+        )
+    )

@@ -1,0 +1,328 @@
+"""Weights fetched beforehand: from a hub on loopback, by the command as it is typed."""
+
+import hashlib
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from services.extractor_worker.weights import HubWeights, LocalWeights, download_command, locate
+from services.shared.profiles import BUILT_IN
+from services.shared.published_weights import PublishedWeights
+from tests.unit.extractors.fake_hub import COMMIT, REPO, FakeHub, running
+
+ROOT = Path(__file__).parents[3]
+FILES = {"config.json": b'{"a": 1}', "codec/model.safetensors": bytes(range(256)) * 2000}
+SUMS = {name: hashlib.sha256(content).hexdigest() for name, content in FILES.items()}
+PROFILES = f"""
+from dataclasses import replace
+from services.shared.profiles import BUILT_IN
+from services.shared.published_weights import PublishedWeights
+
+def made(name, **weights):
+    facts = {{"repo": {REPO!r}, "commit": {COMMIT!r}, "licence": "CC-BY-NC-4.0", "files": {SUMS!r}}}
+    facts.update(weights)
+    return replace(BUILT_IN["qwen3-tts-0.6b"], name=name, weights=PublishedWeights(**facts))
+
+pinned = made("pinned", notes="Ask first.")
+unpinned = made("unpinned", commit=None)
+elsewhere = made("elsewhere", commit="{"e" * 40}")
+unsummed = made("unsummed", files=dict.fromkeys({SUMS!r}))
+larger = made("larger", files={{**{SUMS!r}, "more.bin": None}})
+bare = made("bare", files={{}})
+"""
+NAMES = ("pinned", "unpinned", "elsewhere", "unsummed", "larger", "bare")
+Download = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def hub() -> Iterator[FakeHub]:
+    with running(FakeHub(FILES)) as one:
+        yield one
+
+
+@pytest.fixture
+def download(hub: FakeHub, tmp_path: Path) -> Download:
+    """The command, where a package has brought the profiles above."""
+    package = tmp_path / "package"
+    (package / "brought-1.dist-info").mkdir(parents=True)
+    (package / "brought.py").write_text(PROFILES)
+    (package / "brought-1.dist-info/METADATA").write_text(
+        "Metadata-Version: 2.1\nName: brought\nVersion: 1\n"
+    )
+    entries = "\n".join(f"{name} = brought:{name}" for name in NAMES)
+    (package / "brought-1.dist-info/entry_points.txt").write_text(f"[speaker_registry.profiles]\n{entries}\n")
+
+    def run(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        kept = {name: os.environ[name] for name in ("PATH", "LANG") if name in os.environ}
+        own = {
+            "PYTHONPATH": str(package),
+            "HF_ENDPOINT": hub.url,
+            "HF_HUB_CACHE": str(tmp_path / "cache"),
+            "HOME": str(tmp_path),
+        }
+        return subprocess.run(
+            [sys.executable, "-m", "services.extractor_worker", "download", *words],
+            cwd=ROOT,
+            env={**kept, **own, **environment},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+
+    return run
+
+
+def weights(**facts: object) -> PublishedWeights:
+    return PublishedWeights.model_validate(
+        {"repo": REPO, "commit": COMMIT, "licence": "none", "files": SUMS, **facts}
+    )
+
+
+def test_into_the_hubs_cache_where_weights_hub_finds_them(download: Download, hub: FakeHub, tmp_path: Path):
+    """The terms are said before anything is fetched; afterwards no network is needed."""
+    done = download("--profiles", "pinned")
+    assert (done.returncode, done.stderr) == (0, "")
+    said = done.stdout
+    assert all(text in said for text in (REPO, COMMIT, "CC-BY-NC-4.0", "Ask first.", "2 of 2 files to fetch"))
+    assert said.index("Ask first.") < said.index("to fetch") < said.index("codec/model.safetensors")
+    assert "0.5 MB" in said
+    assert said.count("as published") == 2
+    assert said.endswith("Use with WEIGHTS=hub\n")
+    source = HubWeights(local_files_only=True, cache=tmp_path / "cache")
+    checkpoint = locate(source, profile="pinned", weights=weights())
+    assert (checkpoint.folder / "codec/model.safetensors").read_bytes() == FILES["codec/model.safetensors"]
+    assert (checkpoint.repo, checkpoint.revision) == (REPO, COMMIT)
+    assert {name for _, name, _ in hub.asked} == set(FILES), "nothing else was asked for"
+
+
+def test_into_a_folder_as_weights_takes_it(download: Download, hub: FakeHub, tmp_path: Path):
+    """One sub-folder a profile; a second run fetches nothing."""
+    shelf = tmp_path / "shelf"
+    done = download("--profiles", "pinned, unsummed,pinned", "--to", str(shelf))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith(f"Use with WEIGHTS={shelf}\n")
+    for profile, said in (("pinned", "as published"), ("unsummed", "not known here")):
+        folder = locate(LocalWeights(shelf), profile=profile, weights=weights()).folder
+        assert folder == shelf / profile
+        assert {name: (folder / name).read_bytes() for name in FILES} == FILES
+        assert said in done.stdout
+    hub.asked.clear()
+    assert "0 of 2 files to fetch" in download("--profiles", "pinned", "--to", str(shelf)).stdout
+    assert hub.fetched == []
+
+
+def test_a_cut_connection_is_taken_up_where_it_broke(download: Download, hub: FakeHub, tmp_path: Path):
+    """Gigabytes are not fetched twice. The library does so in steps of ten megabytes."""
+    name = "codec/model.safetensors"
+    hub.files[name], hub.cut = bytes(range(250)) * 100_000, {name}
+    done = download("--profiles", "unsummed", "--to", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert ("GET", name, f"bytes={10 * 1024**2}-") in hub.asked
+    assert (tmp_path / "unsummed" / name).read_bytes() == hub.files[name]
+
+
+def test_after_a_failure_whole_files_are_not_fetched_again(download: Download, hub: FakeHub, tmp_path: Path):
+    """The next run goes on with what is missing."""
+    hub.files["more.bin"] = b"more"
+    shelf = tmp_path / "shelf"
+    assert download("--profiles", "larger", "--to", str(shelf)).returncode == 0
+    (shelf / "larger/config.json").unlink()
+    hub.asked.clear()
+    assert "1 of 3 files to fetch" in download("--profiles", "larger", "--to", str(shelf)).stdout
+    assert hub.fetched == ["config.json"]
+
+
+@pytest.mark.parametrize("to", [True, False])
+def test_a_file_with_another_content_is_refused_and_does_not_stay(
+    download: Download, hub: FakeHub, tmp_path: Path, to: bool
+):
+    """Otherwise the next run would find it there."""
+    words = ["--profiles", "pinned", *(["--to", str(tmp_path / "shelf")] if to else [])]
+    hub.files["config.json"] = b'{"a": 2}'
+    done = download(*words)
+    assert done.returncode == 1
+    assert f"pinned: config.json is not the file that {REPO} published" in done.stderr
+    assert f"{SUMS['config.json']} is expected. It was removed again" in done.stderr
+    assert not list(tmp_path.rglob("config.json"))
+    hub.files["config.json"] = FILES["config.json"]
+    assert download(*words).returncode == 0
+
+
+def test_a_file_of_somebodys_own_is_not_removed(download: Download, hub: FakeHub, tmp_path: Path):
+    """It was not us who put it there."""
+    assert download("--profiles", "unsummed", "--to", str(tmp_path)).returncode == 0
+    (tmp_path / "unsummed").rename(tmp_path / "pinned")
+    own = tmp_path / "pinned/config.json"
+    stamp = own.stat().st_mtime_ns
+    own.write_bytes(b'{"a": 3}')
+    os.utime(own, ns=(stamp, stamp))
+    done = download("--profiles", "pinned", "--to", str(tmp_path))
+    assert (done.returncode, own.read_bytes()) == (1, b'{"a": 3}')
+    assert "config.json is not the file" in done.stderr
+
+
+def test_a_hub_that_delivers_another_commit_is_refused(download: Download, hub: FakeHub, tmp_path: Path):
+    """A mirror that answers with the newest it has."""
+    hub.commit = "f" * 40
+    done = download("--profiles", "unsummed", "--to", str(tmp_path / "shelf"))
+    assert done.returncode == 1
+    assert f"asked for {REPO} at commit {COMMIT}, the hub delivered {'f' * 40}" in done.stderr
+    assert hub.fetched == []
+
+
+def test_another_commit_may_be_named(download: Download, tmp_path: Path):
+    """For one that nobody pinned. The sums of the pinned one say nothing of it."""
+    done = download("--profiles", "elsewhere", "--commit", COMMIT)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("not known here") == 2
+    assert done.stdout.endswith(f"Use with WEIGHTS=hub:{COMMIT}\n")
+    assert download("--profiles", "unpinned", "--commit", COMMIT).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ((), "required: --profiles"),
+        (("--profiles", " ,"), "--profiles names none"),
+        (("--profiles", "pinned,nobodys"), "Unknown profile 'nobodys'. Known: "),
+        (("--profiles", "voxtral"), "voxtral has nothing to fetch: Mistral has not published"),
+        (("--profiles", "unpinned"), f"no commit of {REPO} is pinned: name one with --commit"),
+        (("--profiles", "pinned", "--commit", "main"), "'main' is not a commit: 40 hex digits"),
+        (("--profiles", "pinned,bare", "--commit", COMMIT), "--commit is of one repository"),
+        (("--profile", "pinned"), "required: --profiles"),
+    ],
+)
+def test_what_cannot_be_fetched_is_wrong_usage(
+    download: Download, hub: FakeHub, words: tuple[str, ...], says: str
+):
+    """And nothing of what could be is fetched."""
+    done = download(*words)
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert hub.asked == []
+
+
+def test_a_profile_without_files_needs_none(download: Download, hub: FakeHub):
+    """One that computes without a model."""
+    done = download("--profiles", "bare")
+    assert (done.returncode, hub.asked) == (0, [])
+    assert "bare needs no files" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("refusal", "status", "says"),
+    [
+        ((404, "RepoNotFound"), 1, f"the hub has no {REPO}, or none that HF_TOKEN may see"),
+        ((403, "GatedRepo"), 1, f"{REPO} is gated: accept its terms there, and set HF_TOKEN"),
+        ((404, "RevisionNotFound"), 1, f"{REPO} has no commit {COMMIT}"),
+        ((404, "EntryNotFound"), 1, f"{REPO} at commit {COMMIT} has no config.json"),
+    ],
+)
+def test_what_the_hub_refuses_is_told_in_a_line(
+    download: Download, hub: FakeHub, refusal: tuple[int, str], status: int, says: str
+):
+    """Not by the library's traceback."""
+    hub.refusal = refusal
+    done = download("--profiles", "pinned")
+    assert (done.returncode, done.stderr.count("\n")) == (status, 1), done.stderr
+    assert says in done.stderr
+
+
+def test_offline_is_told_apart(download: Download, hub: FakeHub):
+    """Whoever has set it once has forgotten it."""
+    done = download("--profiles", "pinned", HF_HUB_OFFLINE="1")
+    assert (done.returncode, hub.asked) == (3, [])
+    assert f"{REPO} at commit {COMMIT} is neither cached nor to be had from the hub" in done.stderr
+    assert "(HF_HUB_OFFLINE is set)" in done.stderr
+    assert download("--profiles", "pinned").returncode == 0
+    assert download("--profiles", "pinned", HF_HUB_OFFLINE="1").returncode == 0, "all is there"
+
+
+@pytest.mark.slow
+def test_a_hub_that_nobody_answers_for_is_unreachable(download: Download):
+    """After the library has tried for a while."""
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    done = download("--profiles", "pinned", HF_ENDPOINT=f"http://127.0.0.1:{port}")
+    assert done.returncode == 3
+    assert "is neither cached nor to be had from the hub (ConnectError): config.json missing" in done.stderr
+
+
+def test_a_folder_that_cannot_be_written_is_named(download: Download, tmp_path: Path):
+    """With the reason."""
+    (tmp_path / "file").write_text("")
+    done = download("--profiles", "pinned", "--to", str(tmp_path / "file"))
+    assert done.returncode == 1
+    assert str(tmp_path / "file") in done.stderr
+    assert "Not a directory" in done.stderr
+
+
+def test_help_names_what_can_be_fetched(download: Download):
+    """Voxtral cannot."""
+    done = download("--help")
+    assert done.returncode == 0
+    assert "qwen3-tts-0.6b" in done.stdout
+    assert "voxtral" not in done.stdout
+
+
+def test_it_imports_no_torch():
+    """A machine that only fetches needs none, and nobody waits for it."""
+    program = "import sys, services.extractor_worker.download as _; print({'torch'} & sys.modules.keys())"
+    words = [sys.executable, "-c", program]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
+
+
+def test_the_command_that_messages_name_is_one(monkeypatch: pytest.MonkeyPatch):
+    """From the working directory of the worker, with its interpreter."""
+    monkeypatch.chdir(ROOT)
+    words = download_command("qwen3-tts-0.6b", to="shelf", commit=COMMIT).split()
+    assert words[1:4] == ["-m", "services.extractor_worker", "download"]
+    done = subprocess.run([*words, "--help"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_profile_of_ours_that_is_pinned_can_be_named():
+    """What `download` and WEIGHTS=hub take without a question."""
+    pinned = {name for name, profile in BUILT_IN.items() if profile.weights.commit}
+    assert {"qwen3-tts-0.6b", "qwen3-tts-1.7b"} <= pinned
+
+
+def script(folder: Path, *, forget: str = "") -> subprocess.CompletedProcess[str]:
+    """`speaker-registry-worker download --help` from a folder of somebody's."""
+    program = (
+        "import sys; from speaker_registry.worker_script import main;"
+        "sys.argv = ['/usr/bin/speaker-registry-worker', 'download', '--help'];"
+        f"sys.path[:] = [one for one in sys.path if one not in ('', {forget!r})]; sys.exit(main())"
+    )
+    words = [sys.executable, "-c", program]
+    return subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False)
+
+
+def test_the_script_is_the_module_from_anywhere(tmp_path: Path):
+    """And calls itself by its own name."""
+    done = script(tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("usage: speaker-registry-worker download")
+
+
+def test_where_only_the_sdk_is_installed_the_script_says_so(tmp_path: Path):
+    """The wheel has no services in it."""
+    done = script(tmp_path, forget=str(ROOT))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("speaker-registry-worker: the worker is no part of the installed package;")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_worker_takes_no_other_words():
+    """It is told by its environment; a typo must not start one."""
+    words = [sys.executable, "-m", "services.extractor_worker", "downlaod"]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr == "usage: python -m services.extractor_worker [download --help]\n"
