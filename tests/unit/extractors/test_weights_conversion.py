@@ -1,0 +1,240 @@
+"""What is published as a pickle is read as if it came from an enemy, and only once."""
+
+import multiprocessing
+import os
+import pickle
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from services.extractor_worker import conversion
+from services.extractor_worker.weights import Checkpoint, LocalWeights, locate, sha256_of_file
+from services.shared.published_weights import PublishedWeights
+from speaker_registry.errors import WeightsInvalid
+
+TENSORS = {"a.weight": torch.arange(6.0).reshape(2, 3), "b": torch.tensor([1, 2, 3])}
+LAYOUT = {"a.weight": (2, 3), "b": (3,)}
+NAME = "codec.pth"
+Tensors = dict[str, torch.Tensor]
+
+
+class Hostile:
+    """Unpickled by a careless reader, it leaves a file."""
+
+    def __init__(self, trace: Path) -> None:
+        self._trace = trace
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, (f"touch {self._trace}",)
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Checkpoint:
+    (tmp_path / "checkpoint").mkdir()
+    return Checkpoint(tmp_path / "checkpoint", None, None, cache=tmp_path / "cache")
+
+
+def published(checkpoint: Checkpoint, content: object, **options: Any) -> Path:
+    path = checkpoint.folder / NAME
+    torch.save(content, path, **options)
+    return path
+
+
+def read(checkpoint: Checkpoint, layout: dict[str, tuple[int, ...]] = LAYOUT) -> Tensors:
+    return checkpoint.read_tensors(NAME, "", layout)
+
+
+def refused(checkpoint: Checkpoint, message: str) -> None:
+    with pytest.raises(WeightsInvalid, match=message):
+        read(checkpoint)
+    assert not list(checkpoint.cache.glob("*")), "nothing is kept of it"
+
+
+def same(found: Tensors, expected: Tensors = TENSORS) -> bool:
+    return found.keys() == expected.keys() and all(
+        torch.equal(found[key], expected[key]) and found[key].dtype == expected[key].dtype for key in found
+    )
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda tensors: tensors,
+        lambda tensors: {"state_dict": tensors, "epoch": 7, "optimizer": {"lr": 0.1}},
+        lambda tensors: {"generator": tensors, "discriminator": {"c": torch.zeros(1)}},
+        lambda tensors: {"model": tensors},
+        lambda tensors: {"state_dict": {"generator": tensors}},
+        lambda tensors: {**tensors, "version": "1.0", 3: torch.zeros(1)},
+        lambda tensors: {f"generator.{key}": tensor for key, tensor in tensors.items()},
+        lambda tensors: {key: torch.nn.Parameter(tensor, False) for key, tensor in tensors.items()},
+    ],
+)
+def test_tensors_come_out_as_they_were_published(
+    checkpoint: Checkpoint, wrap: Callable[[Tensors], object], zipped: bool
+):
+    """In torch's newer and older format, with whatever training code puts around them."""
+    published(checkpoint, wrap(TENSORS), _use_new_zipfile_serialization=zipped)
+    assert same(read(checkpoint))
+
+
+def test_tensors_that_share_memory_come_out_separately(checkpoint: Checkpoint):
+    """Tied weights, and views of one buffer; safetensors would refuse them."""
+    whole = torch.arange(12.0).reshape(3, 4)
+    tensors = {"whole": whole, "again": whole, "row": whole[1], "turned": whole.T}
+    published(checkpoint, tensors)
+    found = read(checkpoint, {key: tuple(one.shape) for key, one in tensors.items()})
+    assert same(found, tensors)
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_a_hostile_pickle_is_refused_and_runs_nothing(checkpoint: Checkpoint, tmp_path: Path, zipped: bool):
+    """The reader is torch's for files of strangers."""
+    trace = tmp_path / "trace"
+    published(checkpoint, {**TENSORS, "c": Hostile(trace)}, _use_new_zipfile_serialization=zipped)
+    refused(checkpoint, f"{NAME} is damaged, cut short or holds more than tensors")
+    assert not trace.exists()
+    careless = pickle.dumps(Hostile(trace))
+    (checkpoint.folder / NAME).write_bytes(careless)
+    refused(checkpoint, "holds more than tensors")
+    assert not trace.exists()
+    pickle.loads(careless)
+    assert trace.exists(), "it would have run"
+
+
+@pytest.mark.parametrize("cut", [0, 1, 100, 0.5, 0.99])
+@pytest.mark.parametrize("zipped", [True, False])
+def test_a_file_that_is_cut_short_is_refused(checkpoint: Checkpoint, cut: float, zipped: bool):
+    """A download that broke off."""
+    path = published(checkpoint, {"a": torch.rand(1000)}, _use_new_zipfile_serialization=zipped)
+    data = path.read_bytes()
+    path.write_bytes(data[: int(cut * len(data)) if 0 < cut < 1 else int(cut)])
+    refused(checkpoint, f"{NAME} is damaged, cut short or holds more than tensors")
+
+
+@pytest.mark.parametrize(
+    "content", [[1, 2], {"a": 1}, {"state_dict": {}}, torch.zeros(3), {1: torch.zeros(1)}]
+)
+def test_a_pickle_without_tensors_by_name_is_refused(checkpoint: Checkpoint, content: object):
+    """A list, a configuration, a single tensor."""
+    published(checkpoint, content)
+    refused(checkpoint, f"{NAME} holds no tensors by name")
+
+
+def test_a_few_numbers_described_as_many_are_refused(checkpoint: Checkpoint):
+    """A hundred bytes could ask for a terabyte."""
+    published(checkpoint, {"a": torch.zeros(1).expand(10**12)})
+    refused(checkpoint, f"{NAME} describes 4000000000000 bytes of tensors, far more than it holds")
+
+
+def test_a_compressed_file_is_refused(checkpoint: Checkpoint):
+    """torch never writes one; zeros unpack to a thousand times their size."""
+    path = published(checkpoint, TENSORS)
+    with zipfile.ZipFile(path) as file:
+        entries = {one: file.read(one) for one in file.namelist()}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
+        for name, data in entries.items():
+            file.writestr(name, data)
+    refused(checkpoint, f"{NAME} is compressed")
+
+
+def test_a_file_changed_after_it_was_pinned_is_refused_before_it_is_read(
+    checkpoint: Checkpoint, tmp_path: Path
+):
+    """By its sha256."""
+    path = published(checkpoint, TENSORS)
+    facts = {"repo": "example/codec", "licence": "none", "files": {NAME: sha256_of_file(path)}}
+    weights = PublishedWeights.model_validate(facts)
+    source = LocalWeights(checkpoint.folder)
+    found = locate(source, profile="x", weights=weights, cache=tmp_path / "cache")
+    assert same(found.read_tensors(NAME, "", LAYOUT))
+    published(checkpoint, {**TENSORS, "b": torch.tensor([1, 2, 4])})
+    with pytest.raises(WeightsInvalid, match=f"{NAME} is not the file that example/codec published"):
+        locate(source, profile="x", weights=weights, cache=tmp_path / "cache")
+
+
+def test_it_is_unpickled_once(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch):
+    """Again only when its content is another."""
+    published(checkpoint, TENSORS)
+    read(checkpoint)
+    (kept,) = checkpoint.cache.iterdir()
+    assert kept.name == f"{sha256_of_file(checkpoint.folder / NAME)}.safetensors"
+    assert same(load_file(kept))
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "load", lambda *_, **__: pytest.fail("read again"))
+        assert same(read(checkpoint))
+    other = {**TENSORS, "b": torch.tensor([7, 8, 9])}
+    published(checkpoint, other)
+    assert same(read(checkpoint), other)
+
+
+def test_a_kept_copy_that_is_damaged_is_made_again(checkpoint: Checkpoint):
+    """By a crash, or a full disk."""
+    published(checkpoint, TENSORS)
+    read(checkpoint)
+    (kept,) = checkpoint.cache.iterdir()
+    for damaged in (b"", kept.read_bytes()[:-1]):
+        kept.write_bytes(damaged)
+        assert same(read(checkpoint))
+
+
+@pytest.mark.parametrize(
+    "spoil", [lambda cache: cache.write_text(""), lambda cache: cache.symlink_to("/proc")]
+)
+def test_a_cache_that_cannot_be_written_is_named_by_its_setting(
+    checkpoint: Checkpoint, spoil: Callable[[Path], object]
+):
+    """Not taken for a damaged file of weights."""
+    published(checkpoint, TENSORS)
+    spoil(checkpoint.cache)
+    with pytest.raises(
+        WeightsInvalid, match="the folder that SPEAKER_EXTRACTOR_CACHE names cannot be written"
+    ):
+        read(checkpoint)
+
+
+def test_a_conversion_that_fails_leaves_nothing(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch):
+    """A half copy under the final name would be taken for a whole one."""
+    published(checkpoint, TENSORS)
+
+    def full(_: object, path: Path) -> None:
+        path.write_bytes(b"half")
+        raise OSError(28, os.strerror(28))
+
+    monkeypatch.setattr(conversion, "save_file", full)
+    refused(checkpoint, "No space left on device")
+
+
+def convert_at_once(path: Path, cache: Path, start: Any) -> None:
+    start.wait()
+    conversion.converted(path, NAME, sha256_of_file(path), cache)
+
+
+def test_two_processes_may_convert_at_once(checkpoint: Checkpoint):
+    """Two workers that start on one machine."""
+    path = published(checkpoint, TENSORS)
+    context = multiprocessing.get_context("spawn")
+    start = context.Barrier(2)
+    workers = [
+        context.Process(target=convert_at_once, args=(path, checkpoint.cache, start)) for _ in range(2)
+    ]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(60)
+    assert [worker.exitcode for worker in workers] == [0, 0]
+    (kept,) = checkpoint.cache.iterdir()
+    assert same(load_file(kept))
+
+
+def test_a_configuration_as_large_as_weights_is_not_read(checkpoint: Checkpoint):
+    """It would be held in memory several times over."""
+    with (checkpoint.folder / "config.json").open("wb") as file:
+        file.truncate(2**30)  # takes no room on the disk
+    with pytest.raises(WeightsInvalid, match=r"config\.json is larger than any configuration"):
+        checkpoint.read_json("config.json")
