@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from speaker_registry import (
         ArtifactStatus,
         File,
+        Profile,
         Readiness,
         Registration,
         RegistryClient,
@@ -215,7 +216,7 @@ def delete(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
 
 def profiles(client: "RegistryClient", _: argparse.Namespace) -> Output:
     found = list(client.profiles())
-    head = ("PROFILE", "MODEL TYPE", "REQUIRED", "WORKERS", "CLIP", "WEIGHTS")
+    head = ("PROFILE", "MODEL TYPE", "REQUIRED", "WORKERS", "CLIP", "WEIGHTS", "LICENCE")
     rows = [
         (
             profile.id,
@@ -224,10 +225,11 @@ def profiles(client: "RegistryClient", _: argparse.Namespace) -> Output:
             profile.workers,
             f"{profile.sample_rate} Hz",
             "untrained" if profile.untrained else profile.model,
+            profile.licence,
         )
         for profile in found
     ]
-    return Output(_list_document(found), table(head, rows))
+    return Output(_list_document(found), "\n".join([table(head, rows), *_remarks(found)]))
 
 
 # What commands read and do.
@@ -369,6 +371,13 @@ def _artifact_table(artifacts: Iterable["ArtifactStatus"]) -> str:
 
 def _readiness_text(ready: "Readiness") -> str:
     return f"{printable(ready.reference)} is {ready.state}\n{_artifact_table(ready.artifacts)}"
+
+
+def _remarks(found: Iterable["Profile"]) -> Iterator[str]:
+    """What must be known of a profile and fits into no column."""
+    for profile in found:
+        for remark in filter(None, (profile.licence_notes, profile.not_extractable)):
+            yield printable(f"{profile.id}: {remark}")
 
 
 def _registered_text(registered: "Registration") -> str:

@@ -299,6 +299,21 @@ def test_jobs_and_profiles_are_listed(run: Run, registry: FakeRegistry):
     assert run("profiles", "--json").document["data"][0]["id"] == ECAPA
 
 
+def test_profiles_are_listed_with_the_terms_of_their_weights(run: Run, monkeypatch: pytest.MonkeyPatch):
+    """Whoever chooses one for a product sees that it may not be used in one."""
+    plain = FakeRegistry._profile
+
+    def restricted(registry: FakeRegistry, profile: str) -> dict[str, Any]:
+        terms = {"licence": "CC-BY-NC-4.0", "licence_notes": "Ask\nfirst.", "not_extractable": "No encoder."}
+        return plain(registry, profile) | (terms if profile == ECAPA else {})
+
+    monkeypatch.setattr(FakeRegistry, "_profile", restricted)
+    lines = run("profiles").out.splitlines()
+    assert lines[0].endswith("LICENCE")
+    assert any(line.startswith(ECAPA) and line.endswith("CC-BY-NC-4.0") for line in lines)
+    assert lines[-2:] == [f"{ECAPA}: Ask\\nfirst.", f"{ECAPA}: No encoder."]
+
+
 def test_deleting_asks_first(run: Run, registry: FakeRegistry, monkeypatch: pytest.MonkeyPatch):
     """A person; a script has to say that it means it."""
 
