@@ -3,9 +3,14 @@
 from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files as resources
+from typing import Annotated
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, TypeAdapter
+
+_Repo = Annotated[str, StringConstraints(pattern=r"^[\w.-]+(/[\w.-]+)?$")]
+_File = Annotated[str, StringConstraints(pattern=r"^\w[\w.-]*(/\w[\w.-]*)*$")]
+_Sha256 = Annotated[str, StringConstraints(pattern="^[0-9a-f]{64}$")]
 
 
 class PublishedWeights(BaseModel):
@@ -13,7 +18,7 @@ class PublishedWeights(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    repo: str
+    repo: _Repo
     """On the Hugging Face hub."""
     commit: str | None = Field(None, pattern="^[0-9a-f]{40}$")
     """The one that is taken unless somebody names another; None: somebody must."""
@@ -21,7 +26,7 @@ class PublishedWeights(BaseModel):
     """SPDX identifier where there is one."""
     notes: str | None = None
     """What a user must know before they use the weights commercially, or where they come from."""
-    files: Mapping[str, str | None]
+    files: Mapping[_File, _Sha256 | None]
     """Name in the repository -> sha256 (hex), or None where it is not known."""
 
 
