@@ -1,9 +1,9 @@
 """The ECAPA-TDNN speaker encoder: mel frames in, one embedding out. Knows no audio and no files.
 
 Desplanques et al., arXiv 2005.07143, with reflect padding, and without batch norm unless asked for: Qwen3-TTS
-has none. Attribute names are the key names of Qwen3-TTS' weights. Clips of one length only: zero
-padding leaks through reflection, squeeze and pooling (cosine 0.65 for 3 s beside 10 s), so a mixed batch
-would need lengths in `_conv`, `SqueezeExcitation` and `AttentivePooling`, and nowhere else.
+has none. Attribute names are the key names of Qwen3-TTS' weights. Zero padding would leak through
+reflection, squeeze and pooling (cosine 0.65 for 3 s beside 10 s), so clips of several lengths come with their
+lengths: each is reflected at its own end, and what is behind that counts nowhere.
 """
 
 from collections.abc import Callable
@@ -11,11 +11,32 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 _VARIANCE_FLOOR = 1e-12
 
 Norm = Callable[[int], nn.Module]
 """Width -> what follows a rectifier: `nn.Identity` or `nn.BatchNorm1d`."""
+
+
+class Lengths:
+    """How long each clip of a zero-padded batch is.
+
+    Args:
+        frames: int64 [B], on the device. longest: the batch's T.
+    """
+
+    def __init__(self, frames: Tensor, longest: int, dtype: torch.dtype) -> None:
+        self._last = frames[:, None] - 1  # [B, 1]
+        self.mask = (torch.arange(longest, device=frames.device) <= self._last)[:, None].to(
+            dtype
+        )  # [B, 1, T]
+
+    def reflected(self, hidden: Tensor, before: int, after: int) -> Tensor:
+        """[B, C, T] -> [B, C, before + T + after], each clip continued by itself backwards at both ends."""
+        place = torch.arange(-before, hidden.shape[2] + after, device=hidden.device).abs()  # [W]
+        place = torch.where(place <= self._last, place, 2 * self._last - place).clamp(min=0)  # [B, W]
+        return hidden.gather(2, place[:, None].expand(-1, hidden.shape[1], -1))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,40 +80,54 @@ class SpeakerEncoder(nn.Module):
         self.mfa = TimeDelay(channels[-1], channels[-1], norm, kernels[-1], dilations[-1])
         self.asp = AttentivePooling(channels[-1], config.enc_attention_channels, norm)
         self.asp_bn = norm(2 * channels[-1])
-        self.fc = _conv(2 * channels[-1], config.enc_dim)
+        self.fc = SameConv(2 * channels[-1], config.enc_dim)
 
-    def forward(self, mel: Tensor) -> Tensor:
-        """Embed clips of equal length.
+    def forward(self, mel: Tensor, frames: Tensor | None = None) -> Tensor:
+        """Embed clips.
 
         Args:
             mel: [B, T, mel_dim] in the dtype of the weights; T >= `config.min_frames`.
+            frames: int64 [B], of each clip, where they differ; each >= `config.min_frames`. The embeddings
+                are then those of the clips alone up to rounding (float32: 3e-6; bfloat16: 8e-3).
 
         Returns:
             [B, enc_dim], not normalised.
         """
+        lengths = None if frames is None else Lengths(frames, mel.shape[1], mel.dtype)
         hidden = mel.transpose(1, 2)  # [B, mel_dim, T]
         outputs = []
         for block in self.blocks:
-            hidden = block(hidden)
+            hidden = block(hidden, lengths)
             outputs.append(hidden)
-        aggregated = self.mfa(torch.cat(outputs[1:], dim=1))  # [B, C, T]; the first layer is not part of it
-        pooled = self.asp_bn(self.asp(aggregated))  # [B, 2 * C, 1]
+        aggregated = self.mfa(torch.cat(outputs[1:], dim=1), lengths)  # [B, C, T]; without the first layer
+        pooled = self.asp_bn(self.asp(aggregated, lengths))  # [B, 2 * C, 1]
         return self.fc(pooled).squeeze(-1)  # type: ignore[no-any-return] # [B, enc_dim]
 
 
-def _conv(width_in: int, width_out: int, kernel: int = 1, dilation: int = 1) -> nn.Conv1d:
+class SameConv(nn.Conv1d):
     """[B, C, T] -> [B, C', T]."""
-    return nn.Conv1d(width_in, width_out, kernel, dilation=dilation, padding="same", padding_mode="reflect")
+
+    def __init__(self, width_in: int, width_out: int, kernel: int = 1, dilation: int = 1) -> None:
+        super().__init__(
+            width_in, width_out, kernel, dilation=dilation, padding="same", padding_mode="reflect"
+        )
+
+    def forward(self, hidden: Tensor, lengths: Lengths | None = None) -> Tensor:
+        reach = self.dilation[0] * (self.kernel_size[0] - 1)
+        if lengths is None or reach == 0:
+            return super().forward(hidden)
+        padded = lengths.reflected(hidden, reach // 2, reach - reach // 2)
+        return functional.conv1d(padded, self.weight, self.bias, dilation=self.dilation)
 
 
 class TimeDelay(nn.Module):
     def __init__(self, width_in: int, width_out: int, norm: Norm, kernel: int = 1, dilation: int = 1) -> None:
         super().__init__()
-        self.conv = _conv(width_in, width_out, kernel, dilation)
+        self.conv = SameConv(width_in, width_out, kernel, dilation)
         self.norm = norm(width_out)
 
-    def forward(self, hidden: Tensor) -> Tensor:
-        return self.norm(torch.relu(self.conv(hidden)))  # type: ignore[no-any-return]
+    def forward(self, hidden: Tensor, lengths: Lengths | None = None) -> Tensor:
+        return self.norm(torch.relu(self.conv(hidden, lengths)))  # type: ignore[no-any-return]
 
 
 class Res2Net(nn.Module):
@@ -104,11 +139,11 @@ class Res2Net(nn.Module):
         group = width // scale
         self.blocks = nn.ModuleList(TimeDelay(group, group, norm, kernel, dilation) for _ in range(scale - 1))
 
-    def forward(self, hidden: Tensor) -> Tensor:
+    def forward(self, hidden: Tensor, lengths: Lengths | None = None) -> Tensor:
         first, second, *others = hidden.chunk(self.scale, dim=1)
-        outputs = [first, self.blocks[0](second)]  # the first group passes through as it is
+        outputs = [first, self.blocks[0](second, lengths)]  # the first group passes through as it is
         for block, group in zip(self.blocks[1:], others, strict=True):
-            outputs.append(block(group + outputs[-1]))
+            outputs.append(block(group + outputs[-1], lengths))
         return torch.cat(outputs, dim=1)
 
 
@@ -117,11 +152,14 @@ class SqueezeExcitation(nn.Module):
 
     def __init__(self, width: int, squeezed: int) -> None:
         super().__init__()
-        self.conv1 = _conv(width, squeezed)
-        self.conv2 = _conv(squeezed, width)
+        self.conv1 = SameConv(width, squeezed)
+        self.conv2 = SameConv(squeezed, width)
 
-    def forward(self, hidden: Tensor) -> Tensor:
-        mean = hidden.mean(dim=2, keepdim=True)  # [B, C, 1]
+    def forward(self, hidden: Tensor, lengths: Lengths | None = None) -> Tensor:
+        if lengths is None:
+            mean = hidden.mean(dim=2, keepdim=True)  # [B, C, 1]
+        else:
+            mean = (hidden * lengths.mask).sum(dim=2, keepdim=True) / lengths.mask.sum(dim=2, keepdim=True)
         return hidden * torch.sigmoid(self.conv2(torch.relu(self.conv1(mean))))
 
 
@@ -142,8 +180,9 @@ class SERes2Net(nn.Module):
         self.tdnn2 = TimeDelay(width, width, norm)
         self.se_block = SqueezeExcitation(width, config.enc_se_channels)
 
-    def forward(self, hidden: Tensor) -> Tensor:
-        return hidden + self.se_block(self.tdnn2(self.res2net_block(self.tdnn1(hidden))))  # type: ignore[no-any-return]
+    def forward(self, hidden: Tensor, lengths: Lengths | None = None) -> Tensor:
+        inner = self.res2net_block(self.tdnn1(hidden, lengths), lengths)
+        return hidden + self.se_block(self.tdnn2(inner, lengths), lengths)  # type: ignore[no-any-return]
 
 
 class AttentivePooling(nn.Module):
@@ -152,17 +191,20 @@ class AttentivePooling(nn.Module):
     def __init__(self, width: int, attention: int, norm: Norm) -> None:
         super().__init__()
         self.tdnn = TimeDelay(3 * width, attention, norm)
-        self.conv = _conv(attention, width)
+        self.conv = SameConv(attention, width)
 
-    def forward(self, hidden: Tensor) -> Tensor:
+    def forward(self, hidden: Tensor, lengths: Lengths | None = None) -> Tensor:
         """[B, C, T] -> [B, 2 * C, 1]."""
-        ones = hidden.new_ones(hidden.shape[0], 1, hidden.shape[2])
+        ones = lengths.mask if lengths else hidden.new_ones(hidden.shape[0], 1, hidden.shape[2])
         # Summed in the dtype of the weights: in bfloat16 281 ones make 280, and the trained model saw it so.
         mean, deviation = _statistics(hidden, ones / ones.sum(dim=2, keepdim=True))  # [B, C, 1] each
         context = torch.cat(
             [hidden, mean.expand_as(hidden), deviation.expand_as(hidden)], dim=1
         )  # [B, 3 * C, T]
-        attention = torch.softmax(self.conv(torch.tanh(self.tdnn(context))), dim=2)  # [B, C, T]
+        scores = self.conv(torch.tanh(self.tdnn(context)))  # [B, C, T]
+        if lengths is not None:
+            scores = scores.masked_fill(lengths.mask == 0, -torch.inf)
+        attention = torch.softmax(scores, dim=2)
         return torch.cat(_statistics(hidden, attention), dim=1)  # [B, 2 * C, 1]
 
 

@@ -1,16 +1,17 @@
 """What Qwen3-TTS needs of a voice: a speaker embedding and codes. Knows both encoders and their files.
 
-Exact per clip: it gives the same artifact alone and among others, and, up to the order of float32 sums, what
-the qwen-tts package computes from the same weights and 24 kHz samples (over 10 s: with the codec's window).
+Alone and among others a clip gets the same codes and, up to rounding, the same embedding. They are what the
+qwen-tts package computes from the same weights and 24 kHz samples (over 10 s: with the codec's window).
 """
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from services.extractor_worker.ecapa import SpeakerEncoder, SpeakerEncoderConfig
 from services.extractor_worker.mel import MelSettings, log_mel
@@ -28,6 +29,7 @@ _CODEC_CONFIG, _CODEC_TENSORS = f"speech_tokenizer/{_CONFIG}", f"speech_tokenize
 
 _ONLY_BASE = "a CustomVoice or VoiceDesign model, which has no speaker encoder; only Base models clone voices"
 _SAMPLE_RATE = 24_000
+_BATCH_SECONDS = 120.0
 _BOOKS = 16
 """Of the 32 books the published codec has."""
 
@@ -85,6 +87,8 @@ class Qwen3TTSExtractor(TorchExtractor[PreparedClip, EncodedClip]):
             speaker_encoder=asdict(weights.speaker),
             codec=asdict(weights.codec) | {"books": _BOOKS, "sliding_window_applied": True},
         )
+        if self.device.type == "cuda":  # a CPU only computes the padding
+            self.batch_seconds = _BATCH_SECONDS
         self._min_samples = weights.speaker.min_frames * self._mel.hop
         encoder = filled(partial(SpeakerEncoder, weights.speaker), weights.speaker_tensors)
         self._speaker_encoder = encoder.to(self.device, self.dtype)
@@ -100,9 +104,25 @@ class Qwen3TTSExtractor(TorchExtractor[PreparedClip, EncodedClip]):
         return PreparedClip(self.pinned(log_mel(samples[None], self._mel)), self.pinned(samples[None, None]))
 
     def _encode(self, prepared: PreparedClip) -> EncodedClip:
-        """One clip at a time: a padded batch would change both results."""
-        mel, samples = self.on_device(prepared.mel), self.on_device(prepared.samples)
-        return EncodedClip(self._speaker_encoder(mel), self._codec.encode(samples))
+        embedding = self._speaker_encoder(self.on_device(prepared.mel))
+        return EncodedClip(embedding, self._codes(prepared))
+
+    def _encode_all(self, prepared: Sequence[PreparedClip]) -> list[EncodedClip]:
+        """Embeddings at once, which changes no more than rounding does; codes one clip at a time, because
+        the last frame hears what follows it.
+        """
+        if len(prepared) == 1:
+            return [self._encode(prepared[0])]
+        frames = torch.tensor([clip.mel.shape[1] for clip in prepared])
+        mel = pad_sequence([clip.mel[0] for clip in prepared], batch_first=True)  # [B, M, 128]
+        embeddings = self._speaker_encoder(self.on_device(mel), self.on_device(frames, frames.dtype))
+        return [
+            EncodedClip(embedding[None], self._codes(clip))
+            for embedding, clip in zip(embeddings, prepared, strict=True)
+        ]
+
+    def _codes(self, prepared: PreparedClip) -> Tensor:
+        return self._codec.encode(self.on_device(prepared.samples))
 
     def _finish(self, encoded: EncodedClip) -> dict[str, Tensor]:
         """`speaker_embedding`: float32 [width]. `ref_code`: int32 [T, 16], T = ceil(N / 1920), 0 … 2047."""

@@ -132,13 +132,17 @@ def test_a_frame_of_codes_for_every_80_ms_begun(tiny: Tiny, samples: int) -> Non
     assert len(extract(tiny("float32"), clip)[0]["ref_code"]) == -(-samples // 1920)
 
 
-def test_a_clip_among_others_is_the_clip_alone(goldens: Goldens, tiny: Tiny) -> None:
-    """Whoever uploads at the same moment must not change my voice."""
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 3e-6), ("bfloat16", 1.6e-2)])
+def test_a_clip_among_others_is_the_clip_alone(
+    goldens: Goldens, tiny: Tiny, dtype: Dtype, tolerance: float
+) -> None:
+    """Whoever uploads at the same moment must not change my voice: the shortest clip beside the longest."""
     clips = [golden_clip(goldens, name) for name in CLIPS]
-    together = extract(tiny("float32"), *clips)
+    clips.append(ReferenceAudio(signals.speechlike(0.054, 24_000), 24_000))
+    together = extract(tiny(dtype), *clips)
     for clip, ours in zip(clips, together, strict=True):
-        alone = extract(tiny("float32"), clip)[0]
-        assert np.array_equal(ours["speaker_embedding"], alone["speaker_embedding"])
+        alone = extract(tiny(dtype), clip)[0]
+        assert np.abs(ours["speaker_embedding"] - alone["speaker_embedding"]).max() <= tolerance
         assert np.array_equal(ours["ref_code"], alone["ref_code"])
 
 
