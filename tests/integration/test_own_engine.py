@@ -1,0 +1,100 @@
+"""The example of a profile of one's own is installed as a stranger would, and works."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from services.shared.profiles import ProfileCatalogue
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "examples/own_engine"
+
+
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder into which pip has installed it, without a network."""
+    source, target = tmp_path_factory.mktemp("source") / "own_engine", tmp_path_factory.mktemp("packages")
+    shutil.copytree(EXAMPLE, source)  # a build leaves things behind
+    options = ["--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check", "--quiet"]
+    words = [sys.executable, "-m", "pip", "install", *options, "--target", str(target), str(source)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return target
+
+
+def run(packages: Path, program: str) -> str:
+    """What a program prints where the package is installed."""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(packages)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_its_profile_is_in_the_catalogue(packages: Path):
+    """It may be required of every upload. An API that reads it loads no torch."""
+    program = (
+        "import sys; from services.shared.profiles import ProfileCatalogue;"
+        "profile = ProfileCatalogue.load(['loudness']).required_profiles[0];"
+        "print(profile.name, profile.frame_rate, 'torch' in sys.modules)"
+    )
+    assert run(packages, program).split() == ["loudness", "50", "False"]
+    assert "loudness" not in ProfileCatalogue.load([]).names, "it comes from the package alone"
+
+
+MAKING = """
+import json, math
+import numpy as np
+from services.extractor_worker.catalogue import load_extractor
+from services.extractor_worker.torch_extractor import Loading
+from services.extractor_worker.weights import UntrainedWeights
+from services.shared.audio import ReferenceAudio
+from services.shared.profiles import ProfileCatalogue
+from speaker_registry.artifact import check_tensors
+
+profile = ProfileCatalogue.load([]).get("loudness")
+extractor = load_extractor(Loading(profile=profile, source=UntrainedWeights()))
+time = np.arange(44_100) / 44_100
+clips = [
+    ReferenceAudio((level * np.sin(2 * math.pi * 440 * time)).astype(np.float32), 44_100)
+    for level in (1.0, 0.1, 0.0)
+]
+encoded = extractor.encode([extractor.prepare(clip) for clip in [*clips, extractor.example()]])
+made = [extractor.finish(one) for one in encoded]
+for clip, tensors in zip(clips, made):
+    check_tensors(tensors, profile.tensors, seconds=clip.seconds, frame_rate=profile.frame_rate)
+levels = [float(np.median(tensors["level"])) for tensors in made[:3]]
+frames = made[0]["level"].shape
+print(json.dumps([extractor.profile_name, extractor.fingerprint.untrained, frames, levels]))
+"""
+
+
+def test_its_extractor_makes_checked_artifacts(packages: Path):
+    """Through the same door as the built-in ones: from a clip to tensors that the profile accepts."""
+    name, untrained, frames, levels = json.loads(run(packages, MAKING))
+    assert (name, untrained, frames) == ("loudness", False, [50])
+    assert levels == pytest.approx([-3.01, -23.01, -100], abs=0.05), "of sines at full scale and a tenth"
+
+
+def test_it_has_nothing_to_download(packages: Path):
+    """The command knows it like any other profile."""
+    done = subprocess.run(
+        [sys.executable, "-m", "services.extractor_worker", "download", "--profiles", "loudness"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(packages)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "loudness needs no files" in done.stdout
