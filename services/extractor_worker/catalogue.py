@@ -18,6 +18,9 @@ BUILT_IN: Mapping[str, str] = {
     "qwen3-tts-1.7b": f"{_OURS}.qwen3_tts:Qwen3TTSExtractor",
     "voxcpm2": f"{_OURS}.voxcpm2:VoxCPM2Extractor",
     "ecapa-voxceleb": f"{_OURS}.ecapa_voxceleb:EcapaVoxCelebExtractor",
+    "dac-16khz": f"{_OURS}.dac:DacExtractor",
+    "dac-24khz": f"{_OURS}.dac:DacExtractor",
+    "dac-44khz": f"{_OURS}.dac:DacExtractor",
 }
 """Profile name -> what loads its extractor. Imported when it is needed: the others' libraries are not."""
 

@@ -175,6 +175,9 @@ BUILT_IN: Mapping[str, Profile] = {
         _VOXCPM2,
         _VOXTRAL,
         _ECAPA,
+        _dac(16, 16_000, hop=320, books=12),
+        _dac(24, 24_000, hop=320, books=32),
+        _dac(44, 44_100, hop=512, books=9),
     )
 }
 

@@ -1,0 +1,228 @@
+"""Makes tests/data/dac_tiny: a tiny Descript Audio Codec for each rate, and the codes it must yield.
+
+Goldens are computed by the descript-audio-codec package, on weights that it has laid out; they are converted
+to the published layout, with weight norm folded, for transformers, which writes the checkpoints. Of what the
+package depends on, nothing is needed to encode, so stand-ins take its place; other rates go through
+torchaudio's resampler, of which the compiled parts need CUDA, and the rest is plain Python:
+
+    python3.11 -m venv reference
+    reference/bin/pip install torch==2.13.0 transformers==5.14.1 numpy einops tqdm
+    reference/bin/pip install --no-deps descript-audio-codec==1.0.0 torchaudio==2.11.0
+    rm reference/lib/python3.11/site-packages/torchaudio/lib/*.so
+    reference/bin/python tools/make_dac_goldens.py
+
+The versions it ran with are recorded in goldens.npz under `made_with`.
+"""
+
+import json
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+import torchaudio
+from torch.nn import functional
+from transformers import DacConfig, DacModel, logging
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+from tests.unit.extractors import signals  # noqa: E402 — a script has no package to be imported from
+
+OUT = ROOT / "tests/data/dac_tiny"
+SEED = 7
+MODELS = {
+    "dac-16khz": (16_000, [2, 4, 5, 8], 12),
+    "dac-24khz": (24_000, [2, 4, 5, 8], 32),
+    "dac-44khz": (44_100, [2, 4, 8, 8], 9),
+}
+"""Profile -> Hz, ratios, books: as conf/final of the codec's repository has them."""
+WIDTH, BOOK_SIZE, BOOK_WIDTH = 2, 64, 4
+CLIPS = {"0.64": 0.64, "1.0": 1.0, "2.37": 2.37}
+"""Name -> seconds. 0.64 s is whole frames at 16 and 24 kHz."""
+RESAMPLED = {"22050": 22_050}
+"""Source rate for the way from another rate to codes, 0.51 s."""
+MIN_MARGIN = 1e-5
+"""A code that wins by less, in squared distance on the unit sphere, would make the goldens depend on the
+machine. transformers, which gets the last digit of that distance differently, differs by a hundredth of it.
+"""
+
+
+def main() -> None:
+    torch.manual_seed(SEED)
+    torch.set_num_threads(2)
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    codec = codec_class()
+    arrays: dict[str, np.ndarray] = {}
+    smallest = {}
+    for profile, (rate, ratios, books) in MODELS.items():
+        model = random_codec(codec, rate, ratios, books)
+        published = publish(model, OUT / profile)
+        with recorded_margins(model) as margins:
+            for name, clip in clips_at(rate).items():
+                arrays[f"{profile}_{name}"] = golden(model, published, clip)
+        smallest[profile] = min(margins)
+    if min(smallest.values()) < MIN_MARGIN:
+        sys.exit(f"a code won by only {smallest}: take another SEED")
+    arrays["made_with"] = np.array(json.dumps(made_with(smallest), sort_keys=True))
+    np.savez_compressed(OUT / "goldens.npz", **arrays)
+    for path in OUT.rglob("*.safetensors"):
+        path.chmod(0o644)  # safetensors writes 0600
+    print(arrays["made_with"])
+    different = {
+        name: [len(np.unique(book)) for book in codes] for name, codes in arrays.items() if codes.ndim
+    }
+    print({name: (min(counts), max(counts)) for name, counts in different.items()})
+    print(sum(path.stat().st_size for path in OUT.rglob("*") if path.is_file()), "bytes")
+
+
+def made_with(margins: dict[str, float]) -> dict[str, Any]:
+    packages = ("descript-audio-codec", "transformers", "torch", "torchaudio", "numpy")
+    facts = {package: version(package).split("+")[0] for package in packages}
+    return {**facts, "seed": SEED, "smallest_margins": margins}
+
+
+def clips_at(rate: int) -> dict[str, np.ndarray]:
+    clips = {name: signals.speechlike(seconds, rate) for name, seconds in CLIPS.items()}
+    for name, source in RESAMPLED.items():
+        clip = torch.from_numpy(signals.speechlike(0.51, source))
+        clips[name] = torchaudio.transforms.Resample(source, rate)(clip).numpy()
+    return clips
+
+
+def codec_class() -> Any:
+    """`dac.model.dac.DAC`, without what `dac/__init__.py` imports."""
+    tools, ml = ModuleType("audiotools"), ModuleType("audiotools.ml")
+    tools.AudioSignal = tools.STFTParams = object
+    tools.ml, ml.BaseModel = ml, torch.nn.Module
+    sys.modules |= {"audiotools": tools, "audiotools.ml": ml}
+    folder = Path(find_spec("dac").origin).parent
+    for name, place in {"dac": folder, "dac.model": folder / "model"}.items():
+        sys.modules[name] = ModuleType(name)
+        sys.modules[name].__path__ = [str(place)]
+    from dac.model.dac import DAC  # noqa: PLC0415 — not before the packages are in place
+
+    return DAC
+
+
+@torch.no_grad()
+def random_codec(codec: Any, rate: int, ratios: list[int], books: int) -> Any:
+    model = codec(
+        encoder_dim=WIDTH,
+        encoder_rates=ratios,
+        decoder_dim=2 ** len(ratios),
+        decoder_rates=ratios[::-1],
+        n_codebooks=books,
+        codebook_size=BOOK_SIZE,
+        codebook_dim=BOOK_WIDTH,
+        sample_rate=rate,
+    ).eval()
+    for name, weight in model.encoder.named_parameters():
+        if name.endswith(("alpha", "weight_g")):  # as initialised, alphas are all 1 and signals fade away
+            weight.mul_(torch.rand(weight.shape) * 1.5 + 0.75)
+        elif name.endswith("bias"):
+            weight.uniform_(-0.1, 0.1)
+    calibrate(model, signals.speechlike(4.0, rate, seed=9))
+    return model
+
+
+def calibrate(model: Any, clip: np.ndarray) -> None:
+    """Spread each book over the residual it will see: of plain random codes, one wins everywhere."""
+    residual = model.encoder(padded(model, clip))  # [1, D, T]
+    for book in model.quantizer.quantizers:
+        latents = book.in_proj(residual)  # [1, C, T]
+        rows = latents[0].T
+        spread = rows.mean(0) + 1.5 * rows.std(0) * torch.randn(BOOK_SIZE, BOOK_WIDTH)
+        book.codebook.weight.copy_(spread)
+        book.out_proj.weight_g.mul_(residual.std() / book(residual)[0].std())
+        residual = residual - book(residual)[0]
+
+
+def padded(model: Any, clip: np.ndarray) -> torch.Tensor:
+    return model.preprocess(torch.from_numpy(clip)[None, None], model.sample_rate)
+
+
+def golden(model: Any, published: DacModel, clip: np.ndarray) -> np.ndarray:
+    """uint8 [K, T], on which the codec itself and transformers agree."""
+    with torch.inference_mode():
+        samples = padded(model, clip)
+        codes, theirs = model.encode(samples)[1], published.encode(samples).audio_codes
+    if not torch.equal(codes, theirs):
+        sys.exit(f"transformers finds other codes: {(codes == theirs).float().mean():.5f} are the same")
+    return codes[0].numpy().astype(np.uint8)
+
+
+@contextmanager
+def recorded_margins(model: Any) -> Iterator[list[float]]:
+    """By how much the nearest code beat the second nearest: the least of each look-up."""
+    margins: list[float] = []
+
+    def record(book: Any, inputs: tuple[torch.Tensor]) -> None:
+        rows = functional.normalize(book.in_proj(inputs[0])[0].T)  # [T, C]
+        likeness = (2 * rows @ functional.normalize(book.codebook.weight).T).topk(2).values  # [T, 2]
+        margins.append(float((likeness[:, 0] - likeness[:, 1]).min()))
+
+    hooks = [book.register_forward_pre_hook(record) for book in model.quantizer.quantizers]
+    yield margins
+    for hook in hooks:
+        hook.remove()
+
+
+# --- the published layout
+
+
+@torch.no_grad()
+def publish(model: Any, folder: Path) -> DacModel:
+    config = DacConfig(
+        encoder_hidden_size=WIDTH,
+        downsampling_ratios=model.encoder_rates,
+        decoder_hidden_size=2 ** len(model.encoder_rates),
+        n_codebooks=model.n_codebooks,
+        codebook_size=BOOK_SIZE,
+        codebook_dim=BOOK_WIDTH,
+        sampling_rate=model.sample_rate,
+    )
+    published = DacModel(config).eval()
+    report = published.load_state_dict(converted(model), strict=False)
+    assert not report.unexpected_keys
+    assert all(key.startswith("decoder.") for key in report.missing_keys)  # stays as it was drawn
+    published.save_pretrained(folder)
+    return published
+
+
+def converted(model: Any) -> dict[str, torch.Tensor]:
+    tensors = {}
+    for key, tensor in model.state_dict().items():
+        if key.startswith("decoder.") or key.endswith("weight_v"):
+            continue
+        name, value = key, tensor
+        if key.endswith("weight_g"):
+            name = key.removesuffix("_g")
+            value = torch._weight_norm(model.state_dict()[f"{name}_v"], tensor, 0)
+        tensors[renamed(name, len(model.encoder_rates))] = value
+    return tensors
+
+
+def renamed(key: str, stages: int) -> str:
+    parts = ("snake1", "conv1", "snake2", "conv2")
+    if unit := re.fullmatch(r"encoder\.block\.(\d+)\.block\.(\d)\.block\.(\d)\.(\w+)", key):
+        stage, place, part, tensor = unit.groups()
+        return f"encoder.block.{int(stage) - 1}.res_unit{int(place) + 1}.{parts[int(part)]}.{tensor}"
+    if end := re.fullmatch(r"encoder\.block\.(\d+)\.block\.(\d)\.(\w+)", key):
+        stage, part, tensor = end.groups()
+        return f"encoder.block.{int(stage) - 1}.{parts[int(part) - 3]}.{tensor}"
+    if outer := re.fullmatch(r"encoder\.block\.(\d+)\.(\w+)", key):
+        names = {0: "conv1", stages + 1: "snake1", stages + 2: "conv2"}
+        return f"encoder.{names[int(outer[1])]}.{outer[2]}"
+    return key
+
+
+if __name__ == "__main__":
+    main()
