@@ -16,7 +16,9 @@ _OURS = "services.extractor_worker"
 BUILT_IN: Mapping[str, str] = {
     "qwen3-tts-0.6b": f"{_OURS}.qwen3_tts:Qwen3TTSExtractor",
     "qwen3-tts-1.7b": f"{_OURS}.qwen3_tts:Qwen3TTSExtractor",
+    "cosyvoice3-0.5b": f"{_OURS}.cosyvoice3:CosyVoice3Extractor",
     "voxcpm2": f"{_OURS}.voxcpm2:VoxCPM2Extractor",
+    "ming-tts": f"{_OURS}.ming_tts:MingTTSExtractor",
     "ecapa-voxceleb": f"{_OURS}.ecapa_voxceleb:EcapaVoxCelebExtractor",
     "dac-16khz": f"{_OURS}.dac:DacExtractor",
     "dac-24khz": f"{_OURS}.dac:DacExtractor",

@@ -128,8 +128,10 @@ def _initialisers(path: Path, name: str) -> dict[str, Tensor]:
 
     try:
         graph = onnx.load(path, load_external_data=False).graph
+        if any(onnx.external_data_helper.uses_external_data(one) for one in graph.initializer):
+            raise ValueError("it names other files, which would be looked for where the process runs")
         arrays = {one.name: onnx.numpy_helper.to_array(one) for one in graph.initializer}
-    except Exception as error:  # a damaged file can raise anything; tensors in other files are refused here
+    except Exception as error:  # a damaged file can raise anything
         raise WeightsInvalid(f"{name} is damaged, cut short or not an ONNX graph with its tensors") from error
     uses = [(node.name, place, used) for node in graph.node for place, used in enumerate(node.input)]
     if unused := arrays.keys() - {used for _, _, used in uses}:

@@ -1,4 +1,4 @@
-"""Log-mel spectrograms as Qwen3-TTS' speaker encoder wants them. Knows samples and bands, no model, no files.
+"""Log-mel spectrograms as TTS models and Whisper's descendants want them. Knows samples and bands, no model.
 
 Always float32, whatever the encoder runs in: the logarithm of quiet bands does not survive bfloat16.
 """
@@ -44,6 +44,25 @@ class MelSettings:
         return (self.window - self.hop) // 2
 
 
+@dataclass(frozen=True, slots=True)
+class WhisperMelSettings:
+    """The same for Whisper's kind of spectrogram. The defaults are those of the S3 tokenizer v3."""
+
+    sample_rate: int = 16_000
+    window: int = 400
+    """Samples of the Hann window and of the FFT."""
+    hop: int = 160
+    bands: int = 128
+    lowest_hertz: float = 0.0
+    highest_hertz: float = 8_000.0
+    power_floor: float = 1e-10
+    """Smallest band power the logarithm sees."""
+    range_bels: float = 8.0
+    """How far below the clip's loudest band anything may be; 8 are 80 dB."""
+    shift: float = 4.0
+    """Added to the logarithm, which is then divided by it."""
+
+
 def log_mel(samples: Tensor, settings: MelSettings) -> Tensor:
     """Natural logarithm of mel band magnitudes.
 
@@ -65,7 +84,26 @@ def log_mel(samples: Tensor, settings: MelSettings) -> Tensor:
     return bands.clamp(min=settings.band_floor).log().transpose(1, 2)  # [B, T, bands]
 
 
-def slaney_bank(settings: MelSettings) -> NDArray[np.float32]:
+def whisper_log_mel(samples: Tensor, settings: WhisperMelSettings) -> Tensor:
+    """Decimal logarithm of mel band powers, floored relative to the loudest of this clip.
+
+    Args:
+        samples: float32 [N] at `settings.sample_rate`, one clip without padding, which would not change its
+            loudest band but its last frames; N > `settings.window` / 2.
+        settings: every number involved.
+
+    Returns:
+        float32 [bands, floor(N / hop)].
+    """
+    window = _hann(settings.window, samples.device)
+    spectrum = torch.stft(samples, settings.window, settings.hop, window=window, return_complex=True)
+    power = spectrum[:, :-1].abs() ** 2  # [window // 2 + 1, T]; the last frame is mostly padding
+    bands = (_bank(settings, samples.device) @ power).clamp(min=settings.power_floor).log10()  # [bands, T]
+    floored = torch.maximum(bands, bands.max() - settings.range_bels)
+    return (floored + settings.shift) / settings.shift
+
+
+def slaney_bank(settings: MelSettings | WhisperMelSettings) -> NDArray[np.float32]:
     """Triangles on the Slaney scale, each of unit area in hertz. float32 [bands, window // 2 + 1]."""
     bins = np.fft.rfftfreq(settings.window, 1 / settings.sample_rate)  # [F]
     ends = _mel(np.array([settings.lowest_hertz, settings.highest_hertz]))
@@ -88,7 +126,7 @@ def _hertz(mel: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 @functools.lru_cache(maxsize=_MAX_BANKS)
-def _bank(settings: MelSettings, device: torch.device) -> Tensor:
+def _bank(settings: MelSettings | WhisperMelSettings, device: torch.device) -> Tensor:
     return torch.from_numpy(slaney_bank(settings)).to(device)
 
 

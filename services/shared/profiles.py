@@ -172,7 +172,9 @@ BUILT_IN: Mapping[str, Profile] = {
     for profile in (
         _qwen3_tts("0.6B", 1024),
         _qwen3_tts("1.7B", 2048),
+        _COSYVOICE3,
         _VOXCPM2,
+        _MING_TTS,
         _VOXTRAL,
         _ECAPA,
         _dac(16, 16_000, hop=320, books=12),

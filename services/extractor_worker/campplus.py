@@ -1,0 +1,146 @@
+"""The speaker encoder CAM++ (arXiv 2303.00332) as TTS models publish it: an ONNX graph, run by onnxruntime.
+
+Features in, embedding out. Several engines publish it, often as the very same file, so it is loaded once per
+file.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from services.extractor_worker.campplus_untrained import untrained_campplus
+from services.extractor_worker.kaldi_fbank import FbankSettings, fbank
+from services.extractor_worker.torch_extractor import Loading
+from services.extractor_worker.weights import Checkpoint, sha256_of_file
+from speaker_registry.errors import WeightsInvalid
+
+CAMPPLUS_FILE = "campplus.onnx"
+WIDTH = 192
+FBANK = FbankSettings()
+MIN_FRAMES = 4
+"""55 ms. The deviation over time, of half as many frames, needs two; TTS servers on a GPU begin at four."""
+MIN_SAMPLES = FBANK.samples_for(MIN_FRAMES)
+_THREADS = 1
+"""As TTS servers run it. Several clips are embedded at once, each on a thread of its own."""
+
+Features = NDArray[np.float32]
+Embedding = NDArray[np.float32]
+LateEmbedding = Callable[[], Embedding]
+
+
+class CamPlusPlus:
+    """A loaded encoder. `embed` may be called by several threads at once.
+
+    Args:
+        model: path of the graph, or its bytes.
+        device: as torch names it. A GPU is used where onnxruntime can; otherwise the CPU.
+
+    Raises:
+        WeightsInvalid: it is no ONNX graph, or of another shape.
+    """
+
+    def __init__(self, model: Path | bytes, device: str) -> None:
+        try:
+            self._session = onnxruntime.InferenceSession(
+                str(model) if isinstance(model, Path) else model, _options(), providers=_providers(device)
+            )
+            self._input = self._session.get_inputs()[0].name
+        except Exception as error:  # onnxruntime's exceptions have no class of their own in common
+            raise WeightsInvalid(f"{CAMPPLUS_FILE} is damaged, cut short or not an ONNX graph") from error
+        self.on_cpu = self._session.get_providers()[0] == "CPUExecutionProvider"
+        self._check()
+
+    def begin(self, samples: Tensor) -> LateEmbedding:
+        """Features at once, the embedding when it is called for: on the thread that has the device to itself.
+
+        Where the encoder runs on the CPU the embedding is made at once as well, beside what the device does.
+
+        Args:
+            samples: float32 [N] at `FBANK.sample_rate`, N >= `MIN_SAMPLES`.
+        """
+        features = fbank(samples, FBANK).numpy()
+        if not self.on_cpu:
+            return partial(self.embed, features)
+        embedding = self.embed(features)
+        return lambda: embedding
+
+    def embed(self, features: Features) -> Embedding:
+        """float32 [T, 80], T >= `MIN_FRAMES` -> float32 [192], not normalised."""
+        outputs = self._session.run(None, {self._input: features[None]})
+        return np.asarray(outputs[0], dtype=np.float32).reshape(-1)
+
+    def _check(self) -> None:
+        """Shapes that a graph declares may be symbols, so it is tried."""
+        inputs, outputs = self._session.get_inputs(), self._session.get_outputs()
+        if len(inputs) != 1 or len(outputs) != 1:
+            raise WeightsInvalid(
+                f"{CAMPPLUS_FILE} has {len(inputs)} inputs and {len(outputs)} outputs, one each is expected"
+            )
+        kind, shape = inputs[0].type, inputs[0].shape
+        if (
+            kind != "tensor(float)"
+            or len(shape) != 3
+            or (isinstance(shape[2], int) and shape[2] != FBANK.bands)
+        ):
+            raise WeightsInvalid(
+                f"{CAMPPLUS_FILE} takes {kind} {shape}, tensor(float) [B, T, {FBANK.bands}] is expected"
+            )
+        for frames in (MIN_FRAMES, 3 * MIN_FRAMES):  # of any length, not only of the one it was traced with
+            self._try(np.linspace(-1, 1, frames * FBANK.bands, dtype=np.float32).reshape(frames, -1))
+
+    def _try(self, features: Features) -> None:
+        try:
+            embedding = self.embed(features)
+        except Exception as error:
+            raise WeightsInvalid(
+                f"{CAMPPLUS_FILE} does not take features of shape [1, {len(features)}, {FBANK.bands}]"
+            ) from error
+        if embedding.shape != (WIDTH,):
+            raise WeightsInvalid(f"{CAMPPLUS_FILE} gives {embedding.size} values, {WIDTH} are expected")
+        if not np.isfinite(embedding).all():
+            raise WeightsInvalid(f"{CAMPPLUS_FILE} gives values that are not finite")
+
+
+def load_campplus(loading: Loading, checkpoint: Checkpoint | None) -> CamPlusPlus:
+    """From the checkpoint, or with random weights where there is none; one per file and device."""
+    if checkpoint is None:
+        seed = loading.seed or 0
+        return loading.shelf.get(
+            ("campplus", "untrained", seed, loading.device),
+            lambda: CamPlusPlus(untrained_campplus(seed), loading.device),
+        )
+    path = checkpoint.folder / CAMPPLUS_FILE
+    return loading.shelf.get(
+        ("campplus", sha256_of_file(path), loading.device), lambda: CamPlusPlus(path, loading.device)
+    )
+
+
+def campplus_facts() -> Mapping[str, Any]:
+    """What a fingerprint says of it besides its weights."""
+    return {"fbank": asdict(FBANK), "width": WIDTH, "normalised": False}
+
+
+def _options() -> onnxruntime.SessionOptions:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.inter_op_num_threads = _THREADS, 1
+    options.enable_mem_pattern = False  # would keep a plan for every length of clip it ever saw
+    options.log_severity_level = 3  # errors only: standard error is for logs
+    return options
+
+
+def _providers(device: str) -> list[Any]:
+    place = torch.device(device)
+    cuda = "CUDAExecutionProvider"
+    if place.type != "cuda" or cuda not in onnxruntime.get_available_providers():
+        return ["CPUExecutionProvider"]
+    # float32 that is float32, and no kernels picked by trial: see `services.extractor_worker.precision`.
+    options = {"device_id": place.index or 0, "use_tf32": 0, "cudnn_conv_algo_search": "DEFAULT"}
+    return [(cuda, options), "CPUExecutionProvider"]

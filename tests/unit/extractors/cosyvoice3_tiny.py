@@ -1,0 +1,70 @@
+"""The tiny checkpoint of CosyVoice3, half of it Ming-TTS' too, and its goldens; extractors loaded from it."""
+
+import functools
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from services.extractor_worker.cosyvoice3 import CosyVoice3Extractor
+from services.extractor_worker.ming_tts import MingTTSExtractor
+from services.extractor_worker.s3_tokenizer import S3Config
+from services.extractor_worker.torch_extractor import Loading
+from services.extractor_worker.weights import LocalWeights
+from services.shared.audio import ReferenceAudio
+from tests.unit.extractors import signals
+from tests.unit.extractors.conftest import tiny_profile
+
+TINY = Path(__file__).parents[2] / "data/cosyvoice3_tiny"
+TOKENIZER = S3Config(width=64, layers=2)
+TOKENIZER_FILE, CAMPPLUS_FILE = "speech_tokenizer_v3.onnx", "campplus.onnx"
+CLIPS = ["1.0", "3.0", "7.31", "12.4"]
+RATES = ["16000", "44100"]
+
+Goldens = Mapping[str, np.ndarray]
+Tensors = dict[str, np.ndarray]
+
+
+def load_cosyvoice(
+    folder: Path = TINY, tokenizer: S3Config = TOKENIZER, **loading: Any
+) -> CosyVoice3Extractor:
+    loading = {"profile": tiny_profile("cosyvoice3-0.5b"), "source": LocalWeights(folder), **loading}
+    return CosyVoice3Extractor(Loading(**loading), tokenizer)
+
+
+def load_ming(folder: Path = TINY, **loading: Any) -> MingTTSExtractor:
+    loading = {"profile": tiny_profile("ming-tts"), "source": LocalWeights(folder), **loading}
+    return MingTTSExtractor(Loading(**loading))
+
+
+@functools.cache
+def cosyvoice() -> CosyVoice3Extractor:
+    return load_cosyvoice()
+
+
+@functools.cache
+def ming() -> MingTTSExtractor:
+    return load_ming()
+
+
+@functools.cache
+def read_goldens() -> Goldens:
+    with np.load(TINY / "goldens.npz") as file:
+        return dict(file)
+
+
+def golden_clip(name: str) -> ReferenceAudio:
+    rate = int(name) if name in RATES else 24_000
+    samples = signals.speechlike(3.01 if name in RATES else float(name), rate)
+    assert signals.digest(samples) == str(read_goldens()[f"sha256_{name}"]), "this machine makes another clip"
+    return ReferenceAudio(samples, rate)
+
+
+def clip_of(samples: int, rate: int = 24_000) -> ReferenceAudio:
+    return ReferenceAudio(signals.speechlike(3.0, rate)[:samples], rate)
+
+
+def extract(extractor: Any, *clips: ReferenceAudio) -> list[Tensors]:
+    prepared = [extractor.prepare(clip) for clip in clips]
+    return [extractor.finish(encoded) for encoded in extractor.encode(prepared)]

@@ -1,0 +1,238 @@
+"""The artifact is the one vLLM-Omni computes for CosyVoice3 from the same weights.
+
+The weights are a random tiny checkpoint in the published layout; tools/make_cosyvoice3_goldens.py made it and
+the goldens with s3tokenizer and vLLM-Omni's own functions. Tokens are compared exactly, because the generator
+saw to it that no digit came out narrowly.
+"""
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from services.extractor_worker import cosyvoice3, torch_extractor
+from services.extractor_worker.cosyvoice3 import CosyVoice3Extractor
+from services.extractor_worker.extractor import Fingerprint
+from services.extractor_worker.kaldi_fbank import FbankSettings
+from services.extractor_worker.mel import MelSettings, WhisperMelSettings
+from services.extractor_worker.s3_tokenizer import S3Config, codes_of, s3_layout
+from services.extractor_worker.torch_extractor import Shelf
+from services.extractor_worker.weights import UntrainedWeights
+from services.shared.audio import ReferenceAudio
+from services.shared.profiles import BUILT_IN
+from speaker_registry.artifact import check_tensors
+from speaker_registry.errors import AudioTooLong, AudioTooShort
+from tests.unit.extractors import signals
+from tests.unit.extractors.cosyvoice3_tiny import (
+    CLIPS,
+    RATES,
+    TINY,
+    clip_of,
+    cosyvoice,
+    extract,
+    golden_clip,
+    load_cosyvoice,
+    load_ming,
+    read_goldens,
+)
+
+
+def sampled(feat: np.ndarray) -> np.ndarray:
+    """The frames that the goldens have."""
+    return np.concatenate([feat[:-4:16], feat[-4:]])
+
+
+@pytest.mark.parametrize("name", [*CLIPS, *RATES])
+def test_the_tokens_are_s3tokenizers(name: str) -> None:
+    """Every one of them: they are what the language model continues."""
+    tokens = extract(cosyvoice(), golden_clip(name))[0]["speech_token"]
+    assert np.array_equal(tokens[0], read_goldens()[f"tokens_{name}"])
+
+
+@pytest.mark.parametrize("name", [*CLIPS, *RATES])
+def test_the_mel_is_vllm_omnis(name: str) -> None:
+    """Natural logarithms. The engine builds its triangles in float32, which makes most of the difference."""
+    feat = extract(cosyvoice(), golden_clip(name))[0]["speech_feat"]
+    assert np.abs(sampled(feat[0]) - read_goldens()[f"feat_{name}"]).max() <= 5e-5
+
+
+@pytest.mark.parametrize("name", [*CLIPS, *RATES])
+def test_the_embedding_is_vllm_omnis(name: str) -> None:
+    """By way of 24 kHz, whatever the clip's own rate."""
+    embedding = extract(cosyvoice(), golden_clip(name))[0]["embedding"]
+    assert np.abs(embedding[0] - read_goldens()[f"embedding_{name}"]).max() <= 2e-6
+
+
+def test_the_goldens_can_tell() -> None:
+    """A generator whose tokens or embeddings hardly vary would let anything pass."""
+    goldens = read_goldens()
+    assert len(np.unique(goldens["tokens_12.4"])) > 100
+    assert np.abs(goldens["embedding_3.0"] - goldens["embedding_12.4"]).max() > 1e-2
+    assert np.abs(goldens["embedding_44100"] - goldens["ming_44100"]).max() > 5e-5  # 24 kHz on the way shows
+    assert json.loads(str(goldens["made_with"]))["smallest_margin"] > 2e-5
+
+
+@pytest.mark.parametrize("samples", [1320, 1439, 1440, 1920, 24_000, 24_480, 47_999, 48_001])
+def test_tokens_and_mel_are_cut_to_what_both_have(samples: int) -> None:
+    """The flow decoder wants two mel frames for every token, and neither more nor fewer."""
+    tensors = extract(cosyvoice(), clip_of(samples))[0]
+    tokens = int(tensors["speech_token_len"][0])
+    assert tokens == min(samples // 960, codes_of(-(-samples * 2 // 3) // 160))
+    assert tensors["speech_token"].shape == (1, tokens)
+    assert tensors["speech_feat"].shape == (1, 2 * tokens, 80)
+
+
+def test_seven_seconds_and_a_third_are_182_tokens() -> None:
+    """183 codes come out of the tokenizer, 365 mel frames beside them: one code has no second frame."""
+    assert codes_of(731) == 183
+    assert extract(cosyvoice(), golden_clip("7.31"))[0]["speech_token_len"].tolist() == [182]
+
+
+def test_what_comes_out_is_what_the_profile_promises() -> None:
+    """Dtypes, shapes, ranges, and frames for the clip's length."""
+    clip, profile = golden_clip("44100"), BUILT_IN["cosyvoice3-0.5b"]
+    tensors = extract(cosyvoice(), clip)[0]
+    check_tensors(tensors, profile.tensors, seconds=clip.seconds, frame_rate=profile.frame_rate)
+    assert all(tensor.flags.c_contiguous for tensor in tensors.values())
+
+
+def test_a_clip_among_others_is_the_clip_alone() -> None:
+    """Whoever uploads at the same moment must not change my voice."""
+    clips = [golden_clip(name) for name in CLIPS]
+    for clip, ours in zip(clips, extract(cosyvoice(), *clips), strict=True):
+        alone = extract(cosyvoice(), clip)[0]
+        assert all(np.array_equal(ours[name], alone[name]) for name in alone)
+
+
+def test_the_number_of_threads_hardly_matters() -> None:
+    """Workers have different numbers of cores, and one fingerprint."""
+    clip = golden_clip("7.31")
+    torch.set_num_threads(1)
+    one = extract(cosyvoice(), clip)[0]
+    torch.set_num_threads(2)
+    two = extract(cosyvoice(), clip)[0]
+    assert np.array_equal(one["speech_token"], two["speech_token"])
+    assert np.abs(one["speech_feat"] - two["speech_feat"]).max() <= 1e-6
+    assert np.array_equal(one["embedding"], two["embedding"])  # it is on one thread in any case
+
+
+@pytest.mark.parametrize("samples", [0, 1, 720, 1319])
+def test_a_clip_too_short_for_the_speaker_encoder_is_refused(samples: int) -> None:
+    """Four frames of features, 1320 samples: fewer, and a deviation over time may have no denominator."""
+    with pytest.raises(AudioTooShort, match=r"the encoder needs at least 0\.055 s"):
+        cosyvoice().prepare(clip_of(samples))
+
+
+def test_the_shortest_clip_goes_through() -> None:
+    """The limit is where the encoder's is."""
+    tensors = extract(cosyvoice(), clip_of(1320))[0]
+    assert tensors["speech_token"].shape == (1, 1)
+    assert all(np.isfinite(tensor).all() for tensor in tensors.values())
+
+
+def test_longer_than_one_window_is_refused() -> None:
+    """s3tokenizer would cut it into windows that overlap, as nobody here does."""
+    with pytest.raises(AudioTooLong, match="at most 30 s"):
+        cosyvoice().prepare(ReferenceAudio(np.zeros(720_001, np.float32), 24_000))
+
+
+def test_thirty_seconds_are_one_window() -> None:
+    """What the registry accepts by default."""
+    samples = np.tile(signals.speechlike(1.0, 24_000), 30)
+    assert extract(cosyvoice(), ReferenceAudio(samples, 24_000))[0]["speech_token"].shape == (1, 750)
+
+
+def test_the_published_tokenizer_has_the_tensors_it_is_known_to_have() -> None:
+    """198 of them with 242 million values: counted in the published graph."""
+    layout = s3_layout(S3Config())
+    assert len(layout) == 198
+    assert sum(int(np.prod(shape)) for shape in layout.values()) == 242_009_608
+
+
+# --- what the fingerprint says
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """A copy of the tiny checkpoint to spoil."""
+    return shutil.copytree(TINY, tmp_path / "checkpoint")
+
+
+def digest(**loading: object) -> str:
+    return load_cosyvoice(**loading).fingerprint.digest
+
+
+def test_the_same_files_elsewhere_are_the_same_extractor(copy: Path) -> None:
+    """Two workers, one fingerprint; and it survives a manifest."""
+    fingerprint = load_cosyvoice(copy).fingerprint
+    assert fingerprint.digest == cosyvoice().fingerprint.digest
+    assert Fingerprint(json.loads(json.dumps(fingerprint.facts))).digest == fingerprint.digest
+
+
+@pytest.mark.parametrize(
+    ("where", "settings"),
+    [("_MEL", cosyvoice3._MEL), ("_TOKEN_MEL", WhisperMelSettings())],
+    ids=["mel", "token_mel"],
+)
+def test_every_number_of_the_front_ends_counts(
+    monkeypatch: pytest.MonkeyPatch, where: str, settings: MelSettings | WhisperMelSettings
+) -> None:
+    """Another hop, floor or band is another artifact."""
+    digests = {digest()}
+    for field in dataclasses.fields(settings):
+        changed = dataclasses.replace(settings, **{field.name: getattr(settings, field.name) * 2 + 1})
+        monkeypatch.setattr(cosyvoice3, where, changed)
+        digests.add(digest())
+    assert len(digests) == 1 + len(dataclasses.fields(settings))
+
+
+@pytest.mark.parametrize(
+    ("where", "constant", "value"),
+    [
+        (CosyVoice3Extractor, "code_version", 99),
+        (torch_extractor, "KERNEL", "soxr-hq"),
+        (cosyvoice3, "_UP", 1),
+        (cosyvoice3, "_MEL_FRAMES_PER_TOKEN", 3),
+    ],
+)
+def test_what_the_code_decides_counts(
+    monkeypatch: pytest.MonkeyPatch, where: object, constant: str, value: object
+) -> None:
+    """Our version, both resamplers, the trim."""
+    before = digest(source=UntrainedWeights())
+    monkeypatch.setattr(where, constant, value)
+    assert digest(source=UntrainedWeights()) != before
+
+
+def test_the_speaker_encoders_features_count() -> None:
+    """All that Kaldi leaves to choose."""
+    features = cosyvoice().fingerprint.facts["speaker_encoder"]["fbank"]
+    assert features.keys() == {field.name for field in dataclasses.fields(FbankSettings)}
+
+
+def test_files_tokenizer_and_seed_count() -> None:
+    """Random weights say so; bfloat16 is not applied and changes nothing."""
+    facts = cosyvoice().fingerprint.facts
+    assert facts["weights"]["files"].keys() == {"speech_tokenizer_v3.onnx", "campplus.onnx"}
+    assert facts["tokenizer"]["layers"] == 2
+    assert load_cosyvoice(source=UntrainedWeights()).fingerprint.untrained
+    digests = {digest(), digest(source=UntrainedWeights()), digest(source=UntrainedWeights(seed=1))}
+    assert len(digests) == 3
+    assert digest(dtype="bfloat16") == digest()
+
+
+def test_profiles_with_the_same_file_share_the_speaker_encoder(tmp_path: Path) -> None:
+    """CosyVoice3 and Ming-TTS publish the same CAM++, and a process may serve both."""
+    shelf = Shelf()
+    first, second = (
+        load_cosyvoice(shelf=shelf),
+        load_ming(shutil.copytree(TINY, tmp_path / "ming"), shelf=shelf),
+    )
+    assert first._speaker_encoder is second._speaker_encoder
+    assert load_ming()._speaker_encoder is not first._speaker_encoder
+    assert load_cosyvoice(shelf=shelf)._tokenizer is first._tokenizer
+    assert load_cosyvoice(shelf=shelf, source=UntrainedWeights())._tokenizer is not first._tokenizer

@@ -1,0 +1,180 @@
+"""Wrong graphs are refused before a single voice is made with them, and by name.
+
+s3tokenizer, for one, loads what it recognises of a graph and leaves the rest random.
+"""
+
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+
+from services.extractor_worker.s3_tokenizer import S3Config
+from speaker_registry.errors import WeightsInvalid, WeightsMissing
+from tests.unit.extractors.cosyvoice3_tiny import (
+    CAMPPLUS_FILE,
+    TINY,
+    TOKENIZER_FILE,
+    cosyvoice,
+    load_cosyvoice,
+    load_ming,
+)
+
+Change = Callable[[onnx.GraphProto], object]
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    return shutil.copytree(TINY, tmp_path / "checkpoint")
+
+
+def edit(path: Path, change: Change) -> None:
+    model = onnx.load(path)
+    change(model.graph)
+    onnx.save(model, path)
+
+
+def node(graph: onnx.GraphProto, name: str) -> onnx.NodeProto:
+    return next(one for one in graph.node if one.name == name)
+
+
+def without(name: str) -> Change:
+    """The node, and what only it used."""
+
+    def change(graph: onnx.GraphProto) -> None:
+        gone = node(graph, name)
+        for one in [one for one in graph.initializer if one.name in gone.input]:
+            graph.initializer.remove(one)
+        graph.node.remove(gone)
+
+    return change
+
+
+def with_extra(name: str) -> Change:
+    def change(graph: onnx.GraphProto) -> None:
+        graph.initializer.append(numpy_helper.from_array(np.zeros(2, np.float32), f"{name}.values"))
+        graph.node.append(helper.make_node("Add", ["x", f"{name}.values"], [f"{name}.out"], name=name))
+
+    return change
+
+
+def refused(folder: Path, message: str, load: Callable[[Path], object] = load_cosyvoice) -> None:
+    with pytest.raises(WeightsInvalid, match=re.escape(message)):
+        load(folder)
+
+
+@pytest.mark.parametrize(
+    ("gone", "key"),
+    [
+        ("/conv2/Conv", "conv2.bias, conv2.weight"),
+        ("/blocks.1/attn/key/MatMul", "blocks.1.attn.key.weight"),
+        ("/blocks.0/attn/fsmn_block/Conv", "blocks.0.attn.memory.weight"),
+        ("/blocks.1/mlp_ln/Add_1", "blocks.1.mlp_norm.bias"),
+        ("/quantizer/project_in/Add", "project_in.bias"),
+    ],
+)
+def test_a_missing_tensor_is_named(copy: Path, gone: str, key: str) -> None:
+    """It would otherwise stay random."""
+    edit(copy / TOKENIZER_FILE, without(gone))
+    refused(copy, f"{TOKENIZER_FILE} lacks {key}")
+
+
+@pytest.mark.parametrize("name", ["/blocks.2/attn/query/Add", "/blocks.0/attn/key/Add", "/something/Mul"])
+def test_an_unexpected_tensor_is_named(copy: Path, name: str) -> None:
+    """A larger tokenizer, or another version of it."""
+    edit(copy / TOKENIZER_FILE, with_extra(name))
+    with pytest.raises(WeightsInvalid, match=rf"{TOKENIZER_FILE} has .*, which this architecture does not"):
+        load_cosyvoice(copy)
+
+
+def test_two_tensors_in_one_place_are_refused(copy: Path) -> None:
+    """Which of them it is cannot be known."""
+    edit(copy / TOKENIZER_FILE, with_extra("/blocks.0/attn_ln/Add"))
+    refused(copy, f"{TOKENIZER_FILE} has two tensors where this architecture has one")
+
+
+def test_a_wrong_shape_is_named(copy: Path) -> None:
+    def cut(graph: onnx.GraphProto) -> None:
+        name = node(graph, "/blocks.0/attn/query/MatMul").input[1]
+        old = next(one for one in graph.initializer if one.name == name)
+        old.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(old)[:, :63].copy(), name))
+
+    edit(copy / TOKENIZER_FILE, cut)
+    refused(copy, "has wrong shapes (expected in brackets): blocks.0.attn.query.weight [64, 63] ([64, 64])")
+
+
+def test_a_tensor_that_nothing_uses_is_named(copy: Path) -> None:
+    edit(copy / TOKENIZER_FILE, lambda graph: graph.node.remove(node(graph, "/conv1/Conv")))
+    with pytest.raises(WeightsInvalid, match=r"has conv1\.bias.* which none of its nodes uses"):
+        load_cosyvoice(copy)
+
+
+def test_the_architecture_is_the_profiles_not_the_files() -> None:
+    """A tokenizer of another size makes codes that no CosyVoice3 was trained with."""
+    with pytest.raises(WeightsInvalid, match=f"{TOKENIZER_FILE} lacks blocks"):
+        load_cosyvoice(TINY, S3Config())
+
+
+def test_a_tensor_in_another_file_is_refused(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph may name any file as the place of its tensors, this very folder's among them."""
+    monkeypatch.chdir(copy)
+
+    def outside(graph: onnx.GraphProto) -> None:
+        tensor = graph.initializer[0]
+        (copy / "outside.bin").write_bytes(tensor.raw_data)
+        onnx.external_data_helper.set_external_data(tensor, "outside.bin")
+        tensor.ClearField("raw_data")
+
+    edit_raw(copy / TOKENIZER_FILE, outside)
+    refused(copy, f"{TOKENIZER_FILE} is damaged, cut short or not an ONNX graph with its tensors")
+
+
+def edit_raw(path: Path, change: Change) -> None:
+    model = onnx.load(path)
+    change(model.graph)
+    path.write_bytes(model.SerializeToString())
+
+
+@pytest.mark.parametrize("file", [TOKENIZER_FILE, CAMPPLUS_FILE])
+@pytest.mark.parametrize("cut", [lambda data: data[: len(data) // 2], lambda _: b"PK\x03\x04" * 99])
+def test_a_file_that_is_no_whole_graph_is_named(copy: Path, file: str, cut: Callable[[bytes], bytes]) -> None:
+    """A download cut short, something else under this name."""
+    (copy / file).write_bytes(cut((copy / file).read_bytes()))
+    refused(copy, f"{file} is damaged, cut short or not an ONNX graph")
+
+
+@pytest.mark.parametrize("file", [TOKENIZER_FILE, CAMPPLUS_FILE])
+def test_an_empty_file_is_named(copy: Path, file: str) -> None:
+    (copy / file).write_bytes(b"")
+    refused(copy, file)
+
+
+@pytest.mark.parametrize("file", [TOKENIZER_FILE, CAMPPLUS_FILE])
+def test_a_missing_file_is_missing_weights(copy: Path, file: str) -> None:
+    (copy / file).unlink()
+    with pytest.raises(WeightsMissing, match=re.escape(f"{file} missing")):
+        load_cosyvoice(copy)
+
+
+@pytest.mark.parametrize("file", [TOKENIZER_FILE, CAMPPLUS_FILE])
+def test_a_changed_value_is_another_fingerprint(copy: Path, file: str) -> None:
+    """One value of one tensor. (A published sum, where it is known, refuses the file outright.)"""
+
+    def nudge(graph: onnx.GraphProto) -> None:
+        tensor = next(one for one in graph.initializer if one.data_type == onnx.TensorProto.FLOAT)
+        tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor) + 1, tensor.name))
+
+    edit(copy / file, nudge)
+    assert load_cosyvoice(copy).fingerprint.digest != cosyvoice().fingerprint.digest
+
+
+def test_ming_asks_for_the_speaker_encoder_only(copy: Path) -> None:
+    (copy / TOKENIZER_FILE).unlink()
+    load_ming(copy)
+    (copy / CAMPPLUS_FILE).unlink()
+    with pytest.raises(WeightsMissing, match=rf"{CAMPPLUS_FILE} missing"):
+        load_ming(copy)

@@ -1,0 +1,269 @@
+"""Makes tests/data/cosyvoice3_tiny: a tiny checkpoint in CosyVoice3's layout, and what it must yield.
+
+Half of it is Ming-TTS' as well. Tokens are computed by s3tokenizer, which reads the tiny graph with its own
+reader; features, mel and embeddings by vLLM-Omni's functions for the two models, taken from their files (the
+package itself needs vLLM); resampling is torchaudio's and scipy's. torchaudio's compiled parts need CUDA, and
+the rest of it is plain Python:
+
+    python3.11 -m venv reference
+    reference/bin/pip install torch==2.13.0 numpy scipy onnx onnxruntime einops tqdm
+    reference/bin/pip install pydantic-settings pyyaml huggingface-hub safetensors
+    reference/bin/pip install --no-deps s3tokenizer==0.3.0 torchaudio==2.11.0 vllm-omni==0.30.0
+    rm reference/lib/python3.11/site-packages/torchaudio/lib/*.so
+    reference/bin/python tools/make_cosyvoice3_goldens.py
+
+The versions it ran with are recorded in goldens.npz under `made_with`.
+"""
+
+import importlib.util
+import json
+import sys
+from importlib.metadata import distribution, version
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import s3tokenizer
+import torch
+import torchaudio
+from onnx import helper, numpy_helper
+from s3tokenizer.model_v3 import ModelConfigV3, S3TokenizerV3
+from scipy.signal import resample_poly
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+from services.extractor_worker.campplus_untrained import CamPlusPlusConfig, untrained_campplus  # noqa: E402
+from tests.unit.extractors import signals  # noqa: E402 — a script has no package to be imported from
+
+OUT = ROOT / "tests/data/cosyvoice3_tiny"
+TOKENIZER, CAMPPLUS = OUT / "speech_tokenizer_v3.onnx", OUT / "campplus.onnx"
+SEED = 7
+CLIPS = {"1.0": 1.0, "3.0": 3.0, "7.31": 7.31, "12.4": 12.4}
+"""Name -> seconds at 24 kHz. 7.31 s is no multiple of any hop."""
+RESAMPLED = {"16000": 16_000, "44100": 44_100}
+"""Source rates for the way from another rate, 3.01 s each."""
+MIN_MARGIN = 2e-5
+"""A digit that is nearer to the next level would make the goldens depend on the machine."""
+TOKENIZER_CONFIG = ModelConfigV3(n_audio_state=64, n_audio_head=1, n_audio_layer=2)
+CAMPPLUS_CONFIG = CamPlusPlusConfig(
+    head_channels=8, first_channels=16, growth=8, bottleneck=16, squeezed=8, layers=(2, 3, 2)
+)
+MEL = {"n_fft": 1920, "num_mels": 80, "sampling_rate": 24_000, "hop_size": 480, "win_size": 1920}
+MEL |= {"fmin": 0, "fmax": None}
+"""vLLM-Omni's configuration of CosyVoice3."""
+
+
+def main() -> None:
+    torch.manual_seed(SEED)
+    torch.set_num_threads(2)
+    OUT.mkdir(parents=True, exist_ok=True)
+    write_tokenizer()
+    CAMPPLUS.write_bytes(untrained_campplus(SEED, CAMPPLUS_CONFIG))
+    arrays, margins = goldens()
+    if min(margins) < MIN_MARGIN:
+        sys.exit(f"a digit was only {min(margins):.1e} from the next level: take another SEED")
+    arrays["made_with"] = np.array(json.dumps(made_with(min(margins)), sort_keys=True))
+    np.savez_compressed(OUT / "goldens.npz", **arrays)
+    print(arrays["made_with"])
+    print({name: len(np.unique(codes)) for name, codes in arrays.items() if name.startswith("tokens")})
+    print(sum(path.stat().st_size for path in OUT.iterdir()), "bytes")
+
+
+def made_with(margin: float) -> dict[str, Any]:
+    packages = ("s3tokenizer", "vllm-omni", "torch", "torchaudio", "scipy", "numpy", "onnx", "onnxruntime")
+    facts = {package: version(package).split("+")[0] for package in packages}
+    return {**facts, "seed": SEED, "smallest_margin": margin}
+
+
+# --- the tokenizer's checkpoint
+
+
+def write_tokenizer() -> None:
+    model = S3TokenizerV3("speech_tokenizer_v3", TOKENIZER_CONFIG).eval()
+    randomize(model)
+    calibrate(model, signals.speechlike(8.0, 16_000, seed=9))
+    onnx.save(as_published(model), TOKENIZER)
+
+
+@torch.no_grad()
+def randomize(model: S3TokenizerV3) -> None:
+    """As initialised, biases are small and norms do nothing: whether they are read would hardly show."""
+    for name, weight in model.named_parameters():
+        if weight.ndim == 1:
+            weight.normal_(1.0 if name.endswith("ln.weight") else 0.0, 0.2)
+        elif ".query" in name or ".key" in name:
+            weight.mul_(3)  # or all places are attended to alike
+
+
+@torch.no_grad()
+def calibrate(model: S3TokenizerV3, clip: np.ndarray) -> None:
+    """Spread each digit over its three levels."""
+    hidden, _ = model.encoder(*s3tokenizer.padding([s3tokenizer.log_mel_spectrogram(torch.from_numpy(clip))]))
+    last = model.quantizer._codebook.project_down
+    projected = last(hidden)[0]  # [T, 8]
+    scale = 0.8 / projected.std(dim=0)
+    last.bias.copy_((last.bias - projected.mean(dim=0)) * scale)
+    last.weight.mul_(scale[:, None])
+
+
+def as_published(model: S3TokenizerV3) -> onnx.ModelProto:
+    """The graph's nodes that hold weights, named and fed as torch's exporter did it; others do not matter."""
+    graph = Graph()
+    state = {key: value.numpy() for key, value in model.state_dict().items()}
+    for name in ("conv1", "conv2"):
+        weight, bias = (state[f"encoder.{name}.{kind}"] for kind in ("weight", "bias"))
+        graph.node(
+            "Conv",
+            f"/{name}/Conv",
+            ["x", graph.kept(f"onnx::Conv_{name}", weight), graph.kept(f"{name}.bias", bias)],
+        )
+    for block in range(TOKENIZER_CONFIG.n_audio_layer):
+        graph.block(
+            f"blocks.{block}", {key: value for key, value in state.items() if f".blocks.{block}." in key}
+        )
+    last = {kind: state[f"quantizer._codebook.project_down.{kind}"] for kind in ("weight", "bias")}
+    graph.linear(
+        "quantizer/project_in", last["weight"], graph.kept("quantizer.project_in.bias", last["bias"])
+    )
+    return graph.model()
+
+
+class Graph:
+    def __init__(self) -> None:
+        self.nodes: list[onnx.NodeProto] = []
+        self.tensors: list[onnx.TensorProto] = []
+
+    def kept(self, name: str, array: np.ndarray) -> str:
+        self.tensors.append(numpy_helper.from_array(np.ascontiguousarray(array), name))
+        return name
+
+    def invented(self, operation: str, array: np.ndarray) -> str:
+        """As exporters call what they changed."""
+        return self.kept(f"onnx::{operation}_{1000 + len(self.tensors)}", array)
+
+    def node(self, operation: str, name: str, inputs: list[str]) -> None:
+        self.nodes.append(helper.make_node(operation, inputs, [f"{name}_output_0"], name=name))
+
+    def linear(self, name: str, weight: np.ndarray, bias: str | None) -> None:
+        self.node("MatMul", f"/{name}/MatMul", ["x", self.invented("MatMul", weight.T)])
+        if bias is not None:
+            self.node("Add", f"/{name}/Add", [bias, f"/{name}/MatMul_output_0"])
+
+    def block(self, name: str, state: dict[str, np.ndarray]) -> None:
+        state = {key.split(f"{name}.")[1]: value for key, value in state.items()}
+        for norm in ("attn_ln", "mlp_ln"):
+            place = f"/{name}/{norm}"
+            epsilon = numpy_helper.from_array(np.array(1e-5, np.float32))
+            self.nodes.append(
+                helper.make_node(
+                    "Constant", [], [f"{place}/epsilon"], name=f"{place}/Constant", value=epsilon
+                )
+            )
+            self.node("Add", f"{place}/Add", ["x", f"{place}/epsilon"])
+            self.node(
+                "Mul", f"{place}/Mul", ["x", self.kept(f"{name}.{norm}.weight", state[f"{norm}.weight"])]
+            )
+            self.node(
+                "Add",
+                f"{place}/Add_1",
+                [f"{place}/Mul_output_0", self.kept(f"{name}.{norm}.bias", state[f"{norm}.bias"])],
+            )
+        for part in ("attn.query", "attn.key", "attn.value", "attn.out", "mlp.0", "mlp.2"):
+            inner = part.replace("attn.", "attn/").replace("mlp.", "mlp/mlp.")
+            bias = state.get(f"{part}.bias")
+            self.linear(
+                f"{name}/{inner}",
+                state[f"{part}.weight"],
+                None if bias is None else self.invented("Add", bias),
+            )
+        memory = self.kept(f"{name}.attn.fsmn_block.weight", state["attn.fsmn_block.weight"])
+        self.node("Conv", f"/{name}/attn/fsmn_block/Conv", ["x", memory])
+
+    def model(self) -> onnx.ModelProto:
+        kind = onnx.TensorProto.FLOAT
+        inputs = [helper.make_tensor_value_info("x", kind, None)]
+        outputs = [helper.make_tensor_value_info(self.nodes[-1].output[0], kind, None)]
+        graph = helper.make_graph(self.nodes, "speech_tokenizer", inputs, outputs, self.tensors)
+        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 16)], ir_version=8)
+
+
+# --- the goldens
+
+
+def goldens() -> tuple[dict[str, np.ndarray], list[float]]:
+    cosyvoice, ming = reference_modules()
+    model = S3TokenizerV3("speech_tokenizer_v3", TOKENIZER_CONFIG).eval()
+    model.init_from_onnx(str(TOKENIZER))
+    session = onnxruntime.InferenceSession(str(CAMPPLUS), providers=["CPUExecutionProvider"])
+    speaker = ming.SpkembExtractor(str(CAMPPLUS))
+    arrays: dict[str, np.ndarray] = {}
+    margins: list[float] = []
+    for name, clip, rate in clips():
+        samples = resampled(clip, rate, 24_000)
+        arrays[f"sha256_{name}"] = np.array(signals.digest(clip))
+        tokens, margin = tokenized(model, samples)
+        margins.append(margin)
+        mel = cosyvoice.mel_spectrogram(torch.from_numpy(samples)[None], **MEL)[0].T.numpy()
+        count = min(len(mel) // 2, len(tokens))
+        mel = mel[: 2 * count]
+        arrays[f"tokens_{name}"] = tokens[:count].astype(np.uint16)
+        arrays[f"feat_{name}"] = np.concatenate([mel[:-4:16], mel[-4:]])  # or the file would be mostly mel
+        embedding = cosyvoice.extract_spk_embedding((samples, 24_000), session, "cpu")
+        arrays[f"embedding_{name}"] = embedding[0].numpy()
+        direct = torch.from_numpy(resampled(clip, rate, 16_000))[None]
+        arrays[f"ming_{name}"] = speaker(direct)[0].numpy()
+    return arrays, margins
+
+
+def clips() -> list[tuple[str, np.ndarray, int]]:
+    at_24 = [(name, signals.speechlike(seconds, 24_000), 24_000) for name, seconds in CLIPS.items()]
+    return at_24 + [(name, signals.speechlike(3.01, rate), rate) for name, rate in RESAMPLED.items()]
+
+
+def resampled(clip: np.ndarray, rate: int, wanted: int) -> np.ndarray:
+    return torchaudio.transforms.Resample(rate, wanted)(torch.from_numpy(clip)).numpy()
+
+
+@torch.inference_mode()
+def tokenized(model: S3TokenizerV3, samples: np.ndarray) -> tuple[np.ndarray, float]:
+    """Codes, and how near a digit came to the border between two levels."""
+    at_16 = resample_poly(samples, 2, 3).astype(np.float32)
+    mel, lengths = s3tokenizer.padding([s3tokenizer.log_mel_spectrogram(torch.from_numpy(at_16))])
+    codes, count = model.quantize(mel, lengths)
+    book = model.quantizer._codebook
+    levels = book.project_down(model.encoder(mel, lengths)[0]).tanh() * 0.999
+    return codes[0, : int(count[0])].numpy(), float((levels.abs() - 0.5).abs().min())
+
+
+def reference_modules() -> tuple[ModuleType, ModuleType]:
+    """vLLM-Omni's functions for CosyVoice3 and Ming; of what their files import, one function matters."""
+    audio = ModuleType("vllm_omni.utils.audio")
+
+    def mel_filter_bank(*, sr: int, n_fft: int, n_mels: int, fmin: float, fmax: float | None) -> torch.Tensor:
+        bands = torchaudio.functional.melscale_fbanks(
+            n_fft // 2 + 1, fmin, fmax or sr / 2, n_mels, sr, norm="slaney", mel_scale="slaney"
+        )
+        return bands.T
+
+    audio.mel_filter_bank = mel_filter_bank  # type: ignore[attr-defined]
+    for name in ("vllm_omni", "vllm_omni.utils"):
+        sys.modules[name] = ModuleType(name)
+    sys.modules["vllm_omni.utils.audio"] = audio
+    models = Path(str(distribution("vllm-omni").locate_file("vllm_omni/model_executor/models")))
+    return loaded(models / "cosyvoice3/utils.py"), loaded(models / "common/ming/spk_embedding.py")
+
+
+def loaded(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+if __name__ == "__main__":
+    main()
