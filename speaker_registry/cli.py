@@ -229,7 +229,8 @@ def profiles(client: "RegistryClient", _: argparse.Namespace) -> Output:
         )
         for profile in found
     ]
-    return Output(_list_document(found), "\n".join([table(head, rows), *_remarks(found)]))
+    remarks = "\n".join(_remarks(found))
+    return Output(_list_document(found), table(head, rows) + (f"\n\n{remarks}" if remarks else ""))
 
 
 # What commands read and do.

@@ -9,7 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from services.embedded.settings import EmbeddedSettings
+from services.embedded.supervisor import EmbeddedRegistry
 from services.shared.profiles import ProfileCatalogue
+from speaker_registry import RegistryClient
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples/own_engine"
@@ -98,3 +101,19 @@ def test_it_has_nothing_to_download(packages: Path):
     )
     assert done.returncode == 0, done.stderr
     assert "loudness needs no files" in done.stdout
+
+
+def test_a_registry_serves_it(packages: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """From an upload to the fetched artifact, in the processes of production."""
+    monkeypatch.setenv("PYTHONPATH", str(packages))
+    monkeypatch.syspath_prepend(str(packages))  # what is asked for is looked up here as well
+    settings = EmbeddedSettings(data=tmp_path / "data", port=0, profiles="loudness")
+    with (
+        EmbeddedRegistry(settings, log_path=tmp_path / "log") as registry,
+        RegistryClient(registry.url) as client,
+    ):
+        registered = client.register("Robin", ROOT / "examples/clips/robin.flac", consent="cons_1")
+        client.wait_ready(registered.reference)
+        artifact = client.fetch(registered.reference, profile="loudness")
+    assert artifact.tensors["level"].shape == (314,)
+    assert not artifact.manifest.untrained

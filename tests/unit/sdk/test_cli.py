@@ -311,7 +311,7 @@ def test_profiles_are_listed_with_the_terms_of_their_weights(run: Run, monkeypat
     lines = run("profiles").out.splitlines()
     assert lines[0].endswith("LICENCE")
     assert any(line.startswith(ECAPA) and line.endswith("CC-BY-NC-4.0") for line in lines)
-    assert lines[-2:] == [f"{ECAPA}: Ask\\nfirst.", f"{ECAPA}: No encoder."]
+    assert lines[-3:] == ["", f"{ECAPA}: Ask\\nfirst.", f"{ECAPA}: No encoder."]
 
 
 def test_deleting_asks_first(run: Run, registry: FakeRegistry, monkeypatch: pytest.MonkeyPatch):
