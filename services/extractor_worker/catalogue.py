@@ -20,6 +20,7 @@ BUILT_IN: Mapping[str, str] = {
     "voxcpm2": f"{_OURS}.voxcpm2:VoxCPM2Extractor",
     "ming-tts": f"{_OURS}.ming_tts:MingTTSExtractor",
     "ecapa-voxceleb": f"{_OURS}.ecapa_voxceleb:EcapaVoxCelebExtractor",
+    "speechtokenizer": f"{_OURS}.speech_tokenizer:SpeechTokenizerExtractor",
     "dac-16khz": f"{_OURS}.dac:DacExtractor",
     "dac-24khz": f"{_OURS}.dac:DacExtractor",
     "dac-44khz": f"{_OURS}.dac:DacExtractor",

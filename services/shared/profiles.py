@@ -177,6 +177,7 @@ BUILT_IN: Mapping[str, Profile] = {
         _MING_TTS,
         _VOXTRAL,
         _ECAPA,
+        _SPEECHTOKENIZER,
         _dac(16, 16_000, hop=320, books=12),
         _dac(24, 24_000, hop=320, books=32),
         _dac(44, 44_100, hop=512, books=9),

@@ -1,0 +1,320 @@
+"""The codes are those speechtokenizer 1.0.1 computes from the same weights.
+
+The weights are a random tiny checkpoint in the published layout; tools/make_speech_tokenizer_goldens.py made
+it and the goldens, and saw to it that no code won narrowly: so they are compared exactly.
+"""
+
+import dataclasses
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from services.extractor_worker.modules import layout_of
+from services.extractor_worker.seanet import SeanetConfig, SeanetEncoder, folded, published_layout
+from services.extractor_worker.speech_tokenizer import SpeechTokenizerExtractor
+from services.extractor_worker.torch_extractor import Loading
+from services.extractor_worker.weights import LocalWeights, UntrainedWeights
+from services.shared.audio import ReferenceAudio
+from services.shared.profiles import BUILT_IN, Profile
+from speaker_registry.artifact import check_tensors
+from speaker_registry.errors import AudioTooShort, WeightsInvalid, WeightsMissing
+from tests.unit.extractors import signals
+from tests.unit.extractors.conftest import edit_json, tiny_profile
+
+Goldens = Mapping[str, np.ndarray]
+Tensors = dict[str, torch.Tensor]
+
+TINY = Path(__file__).parents[2] / "data/speech_tokenizer_tiny"
+CONFIG, FILE = (f"speechtokenizer_hubert_avg/{name}" for name in ("config.json", "SpeechTokenizer.pt"))
+BOOK = "quantizer.vq.layers.7._codebook"
+ENTRIES = 64
+CLIPS = ["0.0600625", "1.003", "3.0", "7.313", "12.413"]
+RATES = [24_000, 44_100]
+
+
+def profile(entries: int = ENTRIES) -> Profile:
+    codes = BUILT_IN["speechtokenizer"].tensors["codes"]
+    return tiny_profile(
+        "speechtokenizer", tensors={"codes": codes.model_copy(update={"maximum": entries - 1})}
+    )
+
+
+def load(folder: Path = TINY, entries: int = ENTRIES, **changes: Any) -> SpeechTokenizerExtractor:
+    loading = {"profile": profile(entries), "source": LocalWeights(folder), **changes}
+    return SpeechTokenizerExtractor(Loading(**loading))
+
+
+@pytest.fixture(scope="module")
+def goldens() -> Goldens:
+    with np.load(TINY / "goldens.npz") as file:
+        return dict(file)
+
+
+@pytest.fixture(scope="module")
+def extractor() -> SpeechTokenizerExtractor:
+    return load()
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """A copy of the tiny checkpoint to spoil."""
+    return shutil.copytree(TINY, tmp_path / "checkpoint")
+
+
+def golden_clip(goldens: Goldens, name: str, rate: int = 16_000) -> ReferenceAudio:
+    samples = signals.speechlike(3.01 if rate != 16_000 else float(name), rate)
+    assert signals.digest(samples) == str(goldens[f"sha256_{name}"]), "this machine makes another clip"
+    return ReferenceAudio(samples, rate)
+
+
+def codes(extractor: SpeechTokenizerExtractor, *clips: ReferenceAudio) -> list[np.ndarray]:
+    encoded = extractor.encode([extractor.prepare(clip) for clip in clips])
+    return [extractor.finish(one)["codes"] for one in encoded]
+
+
+def edit(folder: Path, change: Callable[[Tensors], object]) -> None:
+    tensors = torch.load(folder / FILE, weights_only=True)
+    change(tensors)
+    torch.save(tensors, folder / FILE)
+
+
+def refused(folder: Path, message: str, **options: Any) -> None:
+    with pytest.raises(WeightsInvalid, match=re.escape(message)):
+        load(folder, **options)
+
+
+@pytest.mark.parametrize("name", CLIPS)
+def test_the_codes_are_speech_tokenizers(
+    goldens: Goldens, extractor: SpeechTokenizerExtractor, name: str
+) -> None:
+    """To the last one, whatever the clip's length leaves over."""
+    assert np.array_equal(codes(extractor, golden_clip(goldens, name))[0], goldens[f"codes_{name}"])
+
+
+@pytest.mark.parametrize("rate", RATES)
+def test_another_rate_goes_through_torchaudios_kernel(
+    goldens: Goldens, extractor: SpeechTokenizerExtractor, rate: int
+) -> None:
+    """Most clips are not 16 kHz."""
+    ours = codes(extractor, golden_clip(goldens, str(rate), rate))[0]
+    assert np.array_equal(ours, goldens[f"codes_{rate}"])
+
+
+def test_the_goldens_use_the_books(goldens: Goldens) -> None:
+    """Goldens with few codes would show little."""
+    assert all(len(np.unique(book)) > ENTRIES * 3 / 4 for book in goldens["codes_12.413"])
+
+
+def test_it_is_what_the_profile_promises(goldens: Goldens, extractor: SpeechTokenizerExtractor) -> None:
+    """Books first, int64, contiguous."""
+    clip = golden_clip(goldens, "7.313")
+    tensors = extractor.finish(extractor.encode([extractor.prepare(clip)])[0])
+    check_tensors(tensors, profile().tensors, seconds=clip.seconds, frame_rate=50.0)
+    assert tensors["codes"].shape == (8, 366)
+    assert tensors["codes"].flags.c_contiguous
+
+
+@pytest.mark.parametrize("samples", [15_999, 16_000, 16_001, 16_319, 16_320, 16_321])
+def test_a_frame_of_codes_for_every_20_ms_begun(extractor: SpeechTokenizerExtractor, samples: int) -> None:
+    """ceil(N / 320), through four layers that each round up."""
+    clip = ReferenceAudio(signals.speechlike(1.1, 16_000)[:samples], 16_000)
+    assert codes(extractor, clip)[0].shape == (8, -(-samples // 320))
+
+
+def test_a_clip_among_others_is_the_clip_alone(goldens: Goldens, extractor: SpeechTokenizerExtractor) -> None:
+    """Whoever uploads at the same moment must not change my voice."""
+    clips = [golden_clip(goldens, name) for name in CLIPS[:4]]
+    for clip, ours in zip(clips, codes(extractor, *clips), strict=True):
+        assert np.array_equal(ours, codes(extractor, clip)[0])
+
+
+def test_the_number_of_threads_does_not_matter(goldens: Goldens, extractor: SpeechTokenizerExtractor) -> None:
+    """Workers have different numbers of cores, and one fingerprint."""
+    torch.set_num_threads(1)
+    assert np.array_equal(codes(extractor, golden_clip(goldens, "3.0"))[0], goldens["codes_3.0"])
+
+
+@pytest.mark.parametrize("samples", [1, 320, 960])
+def test_a_clip_too_short_to_reflect_is_refused(extractor: SpeechTokenizerExtractor, samples: int) -> None:
+    """961 samples (a golden is that long): fewer, and the last layer would reflect more than there is."""
+    with pytest.raises(AudioTooShort, match=r"at least 0\.060 s"):
+        extractor.prepare(ReferenceAudio(signals.speechlike(1.0, 16_000)[:samples], 16_000))
+
+
+# --- the weights
+
+
+def test_the_published_layout_is_the_packages() -> None:
+    """At full size; that the names are right, the tiny checkpoint shows, which the package's class wrote."""
+    layout = published_layout(layout_of(partial(SeanetEncoder, SeanetConfig())))
+    assert len(layout) == 70
+    assert layout["model.0.conv.conv.weight_v"] == (64, 1, 7)
+    assert layout["model.1.block.1.conv.conv.weight_g"] == (32, 1, 1)
+    assert layout["model.4.shortcut.conv.conv.bias"] == (128,)
+    assert layout["model.12.conv.conv.weight_v"] == (1024, 512, 16)
+    assert layout["model.13.lstm.weight_ih_l1_reverse"] == (4096, 2048)
+    assert layout["model.15.conv.conv.weight_v"] == (1024, 2048, 7)
+
+
+def test_a_folded_weight_has_the_published_length_and_direction() -> None:
+    """Per output channel."""
+    size, direction = torch.tensor([10.0, 1.0])[:, None, None], torch.tensor([[[3.0, 4.0]], [[0.0, -2.0]]])
+    published = {"model.0.conv.conv.weight_g": size, "model.0.conv.conv.weight_v": direction}
+    tensors = folded(published, {"model.0.conv.weight": (2, 1, 2)})
+    assert tensors["model.0.conv.weight"].tolist() == [[[6.0, 8.0]], [[0.0, -1.0]]]
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "encoder.model.0.conv.conv.weight_g",
+        "encoder.model.13.lstm.bias_hh_l1_reverse",
+        "encoder.model.15.conv.conv.bias",
+        f"{BOOK}.embed",
+        f"{BOOK}.embed_avg",
+    ],
+)
+def test_a_missing_key_is_named(copy: Path, key: str) -> None:
+    """What only training needs is not used, and still a sign of another file."""
+    edit(copy, lambda tensors: tensors.pop(key))
+    refused(copy, f"{FILE} lacks {key}")
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "encoder.model.13.lstm.weight_ih_l2",
+        "encoder.model.1.block.0.alpha",  # of the Snake activation
+        "quantizer.vq.layers.8._codebook.embed",
+        "quantizer.vq.layers.0.project_in.weight",
+    ],
+)
+def test_an_unexpected_key_is_named(copy: Path, key: str) -> None:
+    """A larger model would otherwise lose a layer unnoticed."""
+    edit(copy, lambda tensors: tensors.update({key: torch.zeros(2)}))
+    refused(copy, f"{FILE} has {key}, which this architecture does not")
+
+
+@pytest.mark.parametrize(
+    ("key", "shapes"),
+    [("encoder.model.15.conv.conv.bias", "[15] ([16])"), (f"{BOOK}.embed", "[15, 16] ([64, 16])")],
+)
+def test_a_wrong_shape_is_named_with_the_right_one(copy: Path, key: str, shapes: str) -> None:
+    """The usual sign of a configuration from one model beside the weights of another."""
+    edit(copy, lambda tensors: tensors.update({key: tensors[key][:15].clone()}))
+    refused(copy, f"{FILE} has wrong shapes (expected in brackets): {key} {shapes}")
+
+
+def test_nothing_is_asked_of_the_decoder(copy: Path, extractor: SpeechTokenizerExtractor) -> None:
+    """A file without it makes the same codes."""
+
+    def strip(tensors: Tensors) -> None:
+        for key in [key for key in tensors if key.startswith(("decoder.", "transform."))]:
+            del tensors[key]
+
+    edit(copy, strip)
+    clip = ReferenceAudio(signals.speechlike(1.0, 16_000), 16_000)
+    assert np.array_equal(codes(load(copy), clip)[0], codes(extractor, clip)[0])
+
+
+def test_a_file_of_another_model_is_called_that(copy: Path) -> None:
+    """Nothing under the prefix at all."""
+    torch.save({"blocks.0.weight": torch.zeros(2)}, copy / FILE)
+    refused(copy, f"{FILE} has no encoder.* tensors: it is of another model")
+
+
+@pytest.mark.parametrize(
+    "spoil", [lambda data: data[: len(data) // 2], lambda _: b"", lambda _: b"\x80\x02."]
+)
+def test_a_file_that_is_not_whole_is_named(copy: Path, spoil: Callable[[bytes], bytes]) -> None:
+    """A download cut short, an empty file, a pickle of nothing."""
+    (copy / FILE).write_bytes(spoil((copy / FILE).read_bytes()))
+    refused(copy, f"{FILE} is damaged, cut short or holds more than tensors")
+
+
+@pytest.mark.parametrize("name", [CONFIG, FILE])
+def test_a_missing_file_is_missing_weights(copy: Path, name: str) -> None:
+    """Both are asked for before either is read."""
+    (copy / name).unlink()
+    with pytest.raises(WeightsMissing, match=rf"{re.escape(name)} missing"):
+        load(copy)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"activation": "Snake"}, "activation is 'Snake', 'ELU' is expected"),
+        ({"lstm_layers": 0}, "lstm_layers is less than 1"),
+        ({"n_q": 4}, "n_q is 4, 8 is expected"),
+        ({"codebook_size": 1024}, "codebook_size is 1024, 64 is expected"),
+        ({"sample_rate": 24_000}, "sample_rate is 24000, 16000 is expected"),
+        ({"strides": [8, 5, 4, 4]}, "strides make 25 frames a second, 50 are expected"),
+        ({"n_filters": "2"}, "n_filters is '2', int is expected"),
+        ({"bidirectional": 1}, "bidirectional is 1, bool is expected"),
+    ],
+)
+def test_the_configuration_of_another_model_is_refused(
+    copy: Path, change: dict[str, Any], message: str
+) -> None:
+    """Named by field."""
+    edit_json(copy / CONFIG, lambda config: config.update(change))
+    refused(copy, f"{CONFIG}: {message}")
+
+
+def test_a_unidirectional_model_is_not_taken_for_a_bidirectional_one(copy: Path) -> None:
+    """Its decoder's LSTM runs forward only, so one is easily taken for the other."""
+    edit_json(copy / CONFIG, lambda config: config.update(bidirectional=False))
+    refused(copy, f"{FILE} has encoder.model.13.lstm.bias_hh_l0_reverse")
+
+
+# --- the fingerprint
+
+
+def test_the_weights_count(copy: Path, extractor: SpeechTokenizerExtractor) -> None:
+    """One value of one tensor; not where the file lies."""
+    assert load(copy).fingerprint == extractor.fingerprint
+    edit(copy, lambda tensors: tensors[f"{BOOK}.embed"].add_(1))
+    assert load(copy).fingerprint.digest != extractor.fingerprint.digest
+
+
+def test_configuration_that_shapes_do_not_show_counts(
+    copy: Path, extractor: SpeechTokenizerExtractor
+) -> None:
+    """Dilations; and the order of strides, of which two could be swapped with their kernels."""
+    edit_json(copy / CONFIG, lambda config: config.update(dilation_base=3))
+    assert load(copy).fingerprint.digest != extractor.fingerprint.digest
+
+
+def test_how_it_was_trained_does_not_count(copy: Path, extractor: SpeechTokenizerExtractor) -> None:
+    """An edited comment must not throw away every artifact."""
+    edit_json(copy / CONFIG, lambda config: config.update(batch_size=7, semantic_dimension=99))
+    assert load(copy).fingerprint == extractor.fingerprint
+
+
+def test_it_computes_in_float32_whatever_is_asked_for(
+    goldens: Goldens, extractor: SpeechTokenizerExtractor
+) -> None:
+    """The package does, and the same artifact must have the same fingerprint."""
+    asked = load(dtype="bfloat16")
+    assert asked.fingerprint == extractor.fingerprint
+    assert np.array_equal(codes(asked, golden_clip(goldens, "1.003"))[0], goldens["codes_1.003"])
+
+
+@pytest.mark.slow
+def test_untrained_weights_say_so_and_name_their_seed(extractor: SpeechTokenizerExtractor) -> None:
+    """No surface may take such a voice for a real one."""
+    untrained = load(entries=1024, source=UntrainedWeights(seed=7)).fingerprint
+    assert untrained.untrained
+    assert untrained.facts["weights"] == {"untrained": True, "seed": 7}
+    assert untrained.facts["encoder"] == {
+        **dataclasses.asdict(SeanetConfig()),
+        "strides": [8, 5, 4, 2],
+    }
+    assert not extractor.fingerprint.untrained

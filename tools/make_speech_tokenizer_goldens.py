@@ -1,0 +1,192 @@
+"""Makes tests/data/speech_tokenizer_tiny: a tiny checkpoint as SpeechTokenizer's is laid out, and its codes.
+
+Nothing here is ours but the clips: weights are laid out, and goldens computed, by the classes of the
+speechtokenizer package, and another rate is resampled by torchaudio, as the package's README does. The
+package requires torchaudio, whose compiled parts need CUDA (the rest of it is plain Python), and imports its
+trainer, which is kept out:
+
+    python3.11 -m venv reference
+    reference/bin/pip install torch==2.13.0 numpy einops
+    reference/bin/pip install --no-deps speechtokenizer==1.0.1 torchaudio==2.11.0
+    rm reference/lib/python3.11/site-packages/torchaudio/lib/*.so
+    reference/bin/python tools/make_speech_tokenizer_goldens.py
+
+With `--published-size <folder>` it makes the same at the published size, there. The versions it ran with are
+recorded in goldens.npz under `made_with`.
+"""
+
+import argparse
+import importlib.util
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+import torchaudio
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+from tests.unit.extractors import signals  # noqa: E402 — a script has no package to be imported from
+
+OUT = ROOT / "tests/data/speech_tokenizer_tiny"
+FOLDER = "speechtokenizer_hubert_avg"
+SEED = 5
+SAMPLE_RATE = 16_000
+CLIPS = {"0.0600625": 0.060_062_5, "1.003": 1.003, "3.0": 3.0, "7.313": 7.313, "12.413": 12.413}
+"""Name -> seconds. The first is the shortest that can be reflected; only 3 s is a multiple of the hop."""
+RESAMPLED = {"24000": 24_000, "44100": 44_100}
+"""Source rates for the way from another rate, 3.01 s each."""
+MIN_MARGIN = 1e-5
+"""A code that wins by less, relative to the second nearest, would make the goldens depend on the machine."""
+
+PUBLISHED = {
+    "activation": "ELU",
+    "bidirectional": True,
+    "codebook_size": 1024,
+    "dilation_base": 2,
+    "dimension": 1024,
+    "lstm_layers": 2,
+    "n_filters": 64,
+    "n_q": 8,
+    "n_residual_layers": 1,
+    "residual_kernel_size": 3,
+    "sample_rate": SAMPLE_RATE,
+    "semantic_dimension": 768,
+    "strides": [8, 5, 4, 2],
+}
+TINY = PUBLISHED | {"codebook_size": 64, "dimension": 16, "n_filters": 2, "semantic_dimension": 12}
+TRAINING = {"batch_size": 6, "learning_rate": 1e-4, "segment_size": 48_000}
+"""Published configurations carry how they were trained."""
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser()
+    arguments.add_argument("--published-size", type=Path)
+    folder = arguments.parse_args().published_size
+    out, config = (folder, PUBLISHED) if folder else (OUT, TINY)
+    torch.manual_seed(SEED)
+    torch.set_num_threads(2)
+    write_checkpoint(out / FOLDER, config | TRAINING)
+    model = package().model.SpeechTokenizer.load_from_checkpoint(
+        str(out / FOLDER / "config.json"), str(out / FOLDER / "SpeechTokenizer.pt")
+    )
+    with recorded_margins() as margins:
+        arrays = {**clip_goldens(model.eval()), **resampled_goldens(model)}
+    if min(margins) < MIN_MARGIN and not folder:
+        sys.exit(f"a code won by only {min(margins):.1e}: take another SEED")
+    arrays["made_with"] = np.array(json.dumps(made_with(min(margins)), sort_keys=True))
+    np.savez_compressed(out / "goldens.npz", **arrays)
+    print(arrays["made_with"])
+    print({name: [len(set(book)) for book in codes.tolist()] for name, codes in arrays.items() if codes.ndim})
+    print(sum(path.stat().st_size for path in out.rglob("*") if path.is_file()), "bytes")
+
+
+def package() -> ModuleType:
+    """speechtokenizer without what it imports at once: its trainer, and half of what that needs."""
+    if "speechtokenizer" not in sys.modules:
+        spec = importlib.util.find_spec("speechtokenizer")
+        sys.modules["speechtokenizer"] = importlib.util.module_from_spec(spec)  # its __init__ does not run
+        importlib.import_module("speechtokenizer.model")
+    return sys.modules["speechtokenizer"]
+
+
+def made_with(margin: float) -> dict[str, Any]:
+    facts = {
+        name: version(name).split("+")[0] for name in ("speechtokenizer", "torch", "torchaudio", "numpy")
+    }
+    return {**facts, "seed": SEED, "smallest_margin": margin}
+
+
+# --- the checkpoint
+
+
+def write_checkpoint(folder: Path, config: dict[str, Any]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
+    model = package().model.SpeechTokenizer(config).eval()
+    make_all_of_it_matter(model)
+    calibrate(model, signals.speechlike(8.0, SAMPLE_RATE, seed=9))
+    torch.save(model.state_dict(), folder / "SpeechTokenizer.pt")
+
+
+@torch.no_grad()
+def make_all_of_it_matter(model: torch.nn.Module) -> None:
+    """As initialised, biases drown the clip, the LSTM hardly remembers, and weight norm changes nothing."""
+    for name, parameter in model.encoder.named_parameters():
+        if name.endswith("weight_g"):
+            parameter.uniform_(1.0, 2.0)
+        elif name.endswith(".bias"):
+            parameter.mul_(0.1)
+        elif ".lstm.weight" in name:
+            parameter.mul_(2.5)
+
+
+@torch.no_grad()
+def calibrate(model: torch.nn.Module, clip: np.ndarray) -> None:
+    """Spread each codebook over the residual it will see: of plain random codes, one wins everywhere."""
+    residual = model.encoder(torch.from_numpy(clip)[None, None])  # [1, D, T]
+    for layer in model.quantizer.vq.layers:
+        book, rows = layer._codebook, residual[0].T  # [T, D]
+        book.embed.copy_(rows.mean(0) + rows.std(0) * torch.randn(book.embed.shape))
+        book.cluster_size.uniform_(1.0, 9.0)
+        book.embed_avg.copy_(book.embed * book.cluster_size[:, None])
+        book.inited.fill_(1.0)
+        residual = residual - layer.decode(layer.encode(residual))
+
+
+# --- the goldens
+
+
+def clip_goldens(model: torch.nn.Module) -> dict[str, np.ndarray]:
+    arrays: dict[str, np.ndarray] = {}
+    for name, seconds in CLIPS.items():
+        clip = signals.speechlike(seconds, SAMPLE_RATE)
+        arrays[f"sha256_{name}"] = np.array(signals.digest(clip))
+        arrays[f"codes_{name}"] = codes(model, torch.from_numpy(clip))
+    return arrays
+
+
+def resampled_goldens(model: torch.nn.Module) -> dict[str, np.ndarray]:
+    """From another rate through torchaudio's kernel to codes."""
+    arrays: dict[str, np.ndarray] = {}
+    for name, rate in RESAMPLED.items():
+        source = signals.speechlike(3.01, rate)
+        arrays[f"sha256_{name}"] = np.array(signals.digest(source))
+        resampled = torchaudio.functional.resample(torch.from_numpy(source), rate, SAMPLE_RATE)
+        arrays[f"codes_{name}"] = codes(model, resampled)
+    return arrays
+
+
+@torch.inference_mode()
+def codes(model: torch.nn.Module, samples: torch.Tensor) -> np.ndarray:
+    """uint16 [8, T]."""
+    return model.encode(samples[None, None])[:, 0].numpy().astype(np.uint16)
+
+
+@contextmanager
+def recorded_margins() -> Iterator[list[float]]:
+    """By how much, relatively, the nearest code beat the second nearest: the least of each look-up."""
+    margins: list[float] = []
+    codebook = package().quantization.core_vq.EuclideanCodebook
+    original = codebook.quantize
+
+    def quantize(self: Any, latents: torch.Tensor) -> torch.Tensor:
+        nearest = torch.cdist(latents, self.embed).topk(2, largest=False).values  # [T, 2]
+        margins.append(float((1 - nearest[:, 0] / nearest[:, 1]).min()))
+        return original(self, latents)
+
+    codebook.quantize = quantize
+    try:
+        yield margins
+    finally:
+        codebook.quantize = original
+
+
+if __name__ == "__main__":
+    main()
