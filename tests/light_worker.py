@@ -65,6 +65,9 @@ class LightExtractor:
     def finish(self, encoded: Prepared) -> dict[str, np.ndarray]:
         return {name: self._tensor(spec, encoded) for name, spec in self._profile.tensors.items()}
 
+    def used_seconds(self, _encoded: Prepared) -> float | None:
+        return None
+
     def _tensor(self, spec: TensorSpec, encoded: Prepared) -> np.ndarray:
         """Codes are the lowest there are; numbers begin with the clip's marks."""
         sizes = {"T": encoded.frames, "2T": 2 * encoded.frames}

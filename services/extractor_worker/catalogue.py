@@ -19,6 +19,8 @@ BUILT_IN: Mapping[str, str] = {
     "cosyvoice3-0.5b": f"{_OURS}.cosyvoice3:CosyVoice3Extractor",
     "voxcpm2": f"{_OURS}.voxcpm2:VoxCPM2Extractor",
     "ming-tts": f"{_OURS}.ming_tts:MingTTSExtractor",
+    "omnivoice": f"{_OURS}.higgs_audio:OmniVoiceExtractor",
+    "higgs-audio-v2": f"{_OURS}.higgs_audio:HiggsAudioExtractor",
     "ecapa-voxceleb": f"{_OURS}.ecapa_voxceleb:EcapaVoxCelebExtractor",
     "speechtokenizer": f"{_OURS}.speech_tokenizer:SpeechTokenizerExtractor",
     "dac-16khz": f"{_OURS}.dac:DacExtractor",

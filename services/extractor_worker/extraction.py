@@ -199,8 +199,9 @@ class Extraction:
         return outcome
 
     def _publish(self, clip: _OnItsWay) -> str:
-        tensors = clip.station.extractor.finish(clip.content)
-        counted = self._patiently(lambda: self._publisher.publish(clip.work, tensors))
+        extractor = clip.station.extractor
+        tensors, seconds = extractor.finish(clip.content), extractor.used_seconds(clip.content)
+        counted = self._patiently(lambda: self._publisher.publish(clip.work, tensors, seconds))
         return "published" if counted else "superseded"
 
     def _patiently(self, step: Callable[[], Result]) -> Result:

@@ -62,5 +62,8 @@ class Extractor(Protocol):
     def finish(self, encoded: Any) -> dict[str, np.ndarray]:
         """On the CPU: the artifact's tensors, contiguous and in their final dtypes."""
 
+    def used_seconds(self, encoded: Any) -> float | None:
+        """Of audio that it holds, where something was cut out of the clip; None: the whole clip."""
+
     def example(self) -> ReferenceAudio:
         """A clip to warm up with: through all three steps, resampling included."""

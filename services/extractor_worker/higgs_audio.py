@@ -42,6 +42,15 @@ _ANOTHER = (
 _SAMPLE_RATE = 24_000
 _SAMPLES_PER_FRAME = 960
 _BOOKS = 8
+_EXPECTED = {
+    "sample_rate": _SAMPLE_RATE,
+    "semantic_sample_rate": 16_000,
+    "samples_per_frame": _SAMPLES_PER_FRAME,
+    "downsample_factor": 320,
+    "semantic_samples_per_frame": 320,
+    "books": _BOOKS,
+}
+"""Of a configuration. Most say how one branch's frames meet the other's."""
 _LOUDNESS = 0.1
 """Root mean square that quieter clips are raised to."""
 
@@ -196,8 +205,7 @@ def _read_config(checkpoint: Checkpoint) -> CodecConfig:
         acoustic=read_config(AcousticConfig, parts["acoustic"], f"{_CONFIG}: acoustic_model_config"),
         semantic=read_config(SemanticConfig, parts["semantic"], f"{_CONFIG}: semantic_model_config"),
     )
-    expected = {"sample_rate": _SAMPLE_RATE, "samples_per_frame": _SAMPLES_PER_FRAME, "books": _BOOKS}
-    for name, value in expected.items():
+    for name, value in _EXPECTED.items():
         if getattr(config, name) != value:
             raise WeightsInvalid(f"{_CONFIG}: {name} is {getattr(config, name)}, {value} is expected")
     return config

@@ -7,7 +7,7 @@ that a wrong file is refused by name, and leave the decoder out. Knows no files.
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any
 
@@ -105,8 +105,8 @@ class CodecConfig:
     codebook_dim: int = 64
     kilobits: float = 2.0
     """A second: the last of `target_bandwidths`. It decides the number of books."""
-    acoustic: AcousticConfig = field(default_factory=AcousticConfig)
-    semantic: SemanticConfig = field(default_factory=SemanticConfig)
+    acoustic: AcousticConfig = AcousticConfig()
+    semantic: SemanticConfig = SemanticConfig()
 
     def __post_init__(self) -> None:
         if len(self.channel_ratios) != len(self.strides):
@@ -118,6 +118,11 @@ class CodecConfig:
     def samples_per_frame(self) -> int:
         """960: a frame of codes is 40 ms."""
         return math.prod(self.acoustic.downsampling_ratios)
+
+    @property
+    def semantic_samples_per_frame(self) -> int:
+        """320: HuBERT makes a frame every 20 ms, of which every second one is used."""
+        return math.prod(self.semantic.conv_stride)
 
     @property
     def books(self) -> int:

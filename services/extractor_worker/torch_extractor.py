@@ -122,6 +122,10 @@ class TorchExtractor(ABC, Generic[Prepared, Encoded]):
             name: np.ascontiguousarray(tensor.cpu().numpy()) for name, tensor in self._finish(encoded).items()
         }
 
+    def used_seconds(self, encoded: Encoded) -> float | None:  # noqa: ARG002 — for those who cut clips
+        """The whole clip."""
+        return None
+
     def example(self) -> ReferenceAudio:
         """Three seconds of quiet noise, at a rate that no encoder takes as it is."""
         noise = np.random.default_rng(0).uniform(-0.1, 0.1, 3 * 22_050)

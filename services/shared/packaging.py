@@ -27,6 +27,7 @@ def package(
     build: int = 1,
     extractor: Mapping[str, Any] | None = None,
     untrained: bool = False,
+    used_seconds: float | None = None,
     seconds_spent: float = 0.0,
 ) -> tuple[bytes, ArtifactRecord]:
     """The artifact's file, and what is recorded of it.
@@ -34,13 +35,16 @@ def package(
     Args:
         attempt, build: see `ArtifactRecord`.
         extractor: the facts behind the fingerprint.
+        used_seconds: how much audio is in the tensors, where the extractor cut something out of the clip.
 
     Raises:
-        InvalidArtifact: the tensors are not what the profile says, or not as long as the version's clip.
+        InvalidArtifact: the tensors are not what the profile says, or not as long as what was used of the
+            version's clip.
     """
     clip = version.clip
     seconds = clip.seconds if clip else None
-    check_tensors(tensors, profile.tensors, seconds=seconds, frame_rate=profile.frame_rate)
+    used = seconds if used_seconds is None else used_seconds
+    check_tensors(tensors, profile.tensors, seconds=used, frame_rate=profile.frame_rate)
     manifest = Manifest(
         profile=profile.name,
         model_type=profile.model_type,

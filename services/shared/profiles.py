@@ -175,6 +175,8 @@ BUILT_IN: Mapping[str, Profile] = {
         _COSYVOICE3,
         _VOXCPM2,
         _MING_TTS,
+        _higgs("omnivoice", "omnivoice", "OmniVoice", ref_text_required=False),
+        _higgs("higgs-audio-v2", "higgs_audio_v2", "Higgs-Audio v2", ref_text_required=True),
         _VOXTRAL,
         _ECAPA,
         _SPEECHTOKENIZER,

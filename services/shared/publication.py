@@ -136,13 +136,18 @@ class Publisher:
         except Unavailable as error:
             log.warning("job.progress_lost", job_id=work.job_id, error=str(error))
 
-    def publish(self, work: Assignment, tensors: Mapping[str, np.ndarray]) -> bool:
+    def publish(
+        self, work: Assignment, tensors: Mapping[str, np.ndarray], used_seconds: float | None = None
+    ) -> bool:
         """Check, store and put in force. Returns False if it came too late to count.
+
+        Args:
+            used_seconds: how much audio is in the tensors, where that is not the whole clip.
 
         Raises:
             InvalidArtifact: the tensors are not what the profile says. Unavailable: try again.
         """
-        data, record = self._package(work, tensors)
+        data, record = self._package(work, tensors, used_seconds)
         speaker_id, vuid = work.speaker_id, work.version.vuid
         blob_key = speaker_id.artifact_blob_key(vuid, work.akey, record)
         self._store.put(blob_key, data)
@@ -181,7 +186,9 @@ class Publisher:
         )
         return put_in_force(apply, record, lambda: self._winner(work), self._clock)
 
-    def _package(self, work: Assignment, tensors: Mapping[str, np.ndarray]) -> tuple[bytes, ArtifactRecord]:
+    def _package(
+        self, work: Assignment, tensors: Mapping[str, np.ndarray], used_seconds: float | None
+    ) -> tuple[bytes, ArtifactRecord]:
         maker = work.maker
         return package(
             work.version.record,
@@ -192,6 +199,7 @@ class Publisher:
             build=work.build,
             extractor=maker.extractor,
             untrained=maker.untrained,
+            used_seconds=used_seconds,
             seconds_spent=round(self._clock.monotonic() - work.started, 4),
         )
 

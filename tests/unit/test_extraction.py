@@ -62,6 +62,9 @@ class Extractor:
     def finish(self, encoded: str) -> str:
         return encoded
 
+    def used_seconds(self, encoded: str) -> float | None:
+        return 0.5 if encoded == "trimmed" else None
+
 
 @dataclass
 class Publisher:
@@ -96,9 +99,10 @@ class Publisher:
     def progress(self, *_: Any) -> None:
         pass
 
-    def publish(self, work: Work, tensors: str) -> bool:
+    def publish(self, work: Work, tensors: str, used_seconds: float | None) -> bool:
         self._step("publish")
         assert tensors == work.job_id
+        assert used_seconds == (0.5 if tensors == "trimmed" else None)
         self.published.append(work.job_id)
         return True
 
@@ -128,6 +132,11 @@ def jobs(*ids: str, profile: str = PROFILE) -> list[Any]:
     return [
         SimpleNamespace(id=one, kwargs={"speaker": "default/a"}, origin=f"extract.{profile}") for one in ids
     ]
+
+
+def test_an_artifact_of_less_than_the_clip_is_published_as_such(extraction: Extraction, publisher: Publisher):
+    """Or its frames would be held against the length of the whole clip."""
+    assert extraction(jobs("trimmed", "a")) == ["published", "published"]
 
 
 def test_results_come_in_the_order_of_the_jobs(extraction: Extraction, publisher: Publisher):
