@@ -134,7 +134,7 @@ def _checked(delivery: Delivery, file: HubFile, path: Path, *, fetched: bool) ->
         refuse_another(path, file.name, sha256, profile=delivery.profile.name, repo=file.repo)
     except WeightsInvalid as error:
         if not fetched:
-            raise
+            raise WeightsInvalid(f"{error.message}. Remove {path}, and it is fetched again") from error
         path.resolve().unlink()
         path.unlink(missing_ok=True)  # a link, in the hub's cache
         raise WeightsInvalid(f"{error.message}. It was removed again") from error

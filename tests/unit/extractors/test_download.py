@@ -165,6 +165,7 @@ def test_a_file_of_somebodys_own_is_not_removed(download: Download, hub: FakeHub
     done = download("--profiles", "pinned", "--to", str(tmp_path))
     assert (done.returncode, own.read_bytes()) == (1, b'{"a": 3}')
     assert "config.json is not the file" in done.stderr
+    assert f"Remove {own}, and it is fetched again" in done.stderr
 
 
 def test_a_hub_that_delivers_another_commit_is_refused(download: Download, hub: FakeHub, tmp_path: Path):
