@@ -1,0 +1,199 @@
+"""The speaker encoder as a graph: what is refused, what threads may change, what a random one is."""
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import helper, numpy_helper
+from torch import Tensor
+from torch.nn import functional
+
+from services.extractor_worker import campplus
+from services.extractor_worker.campplus import MIN_SAMPLES, CamPlusPlus
+from services.extractor_worker.campplus_untrained import CamPlusPlusConfig, untrained_campplus
+from services.extractor_worker.kaldi_fbank import FbankSettings, fbank
+from speaker_registry.errors import WeightsInvalid
+from tests.unit.extractors.cosyvoice3_tiny import TINY
+from tests.unit.extractors.signals import speechlike
+
+SMALL = CamPlusPlusConfig(
+    head_channels=4, first_channels=8, growth=4, bottleneck=8, squeezed=4, layers=(2, 1, 1), segment=10
+)
+
+
+def voice(seconds: float, seed: int = 0) -> Tensor:
+    return torch.from_numpy(speechlike(seconds, 16_000, seed))
+
+
+def graph(
+    shape: tuple[int | str, ...] = ("B", "T", 80), width: int = 192, value: float = 1.0, kind: int = 1
+) -> bytes:
+    """The mean over time, times a matrix."""
+    weight = numpy_helper.from_array(np.full((shape[-1], width), value, np.float32), "weight")
+    nodes = [
+        helper.make_node("Cast", ["input"], ["float"], to=onnx.TensorProto.FLOAT),
+        helper.make_node("ReduceMean", ["float"], ["mean"], axes=[1], keepdims=0),
+        helper.make_node("MatMul", ["mean", "weight"], ["output"]),
+    ]
+    inputs = [helper.make_tensor_value_info("input", kind, shape)]
+    outputs = [helper.make_tensor_value_info("output", onnx.TensorProto.FLOAT, ["B", "width"])]
+    model = helper.make_model(
+        helper.make_graph(nodes, "small", inputs, outputs, [weight]),
+        opset_imports=[helper.make_opsetid("", 17)],
+        ir_version=8,
+    )
+    return model.SerializeToString()
+
+
+def test_a_graph_of_the_right_shape_is_taken() -> None:
+    """The next test's graphs differ from it in one thing each."""
+    assert CamPlusPlus(graph(), "cpu").embed(np.ones((5, 80), np.float32)).shape == (192,)
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (graph(width=512), "gives 512 values, 192 are expected"),
+        (graph(shape=("B", "T", 40)), r"takes tensor\(float\) \['B', 'T', 40\]"),
+        (graph(shape=("B", 80)), r"tensor\(float\) \[B, T, 80\] is expected"),
+        (graph(kind=onnx.TensorProto.DOUBLE), r"takes tensor\(double\)"),
+        (graph(shape=(1, 200, 80)), r"does not take features of shape \[1, 4, 80\]"),
+        (graph(value=float("nan")), "gives values that are not finite"),
+        (b"no graph", "damaged, cut short or not an ONNX graph"),
+    ],
+)
+def test_a_graph_of_another_shape_is_refused(model: bytes, message: str) -> None:
+    """A speaker encoder of another engine, often under the same name."""
+    with pytest.raises(WeightsInvalid, match=rf"campplus\.onnx .*{message}"):
+        CamPlusPlus(model, "cpu")
+
+
+def test_two_outputs_are_refused() -> None:
+    """Which of them is the embedding cannot be known."""
+    model = onnx.load_model_from_string(graph())
+    model.graph.output.append(helper.make_tensor_value_info("mean", onnx.TensorProto.FLOAT, ["B", 80]))
+    with pytest.raises(WeightsInvalid, match="has 1 inputs and 2 outputs, one each is expected"):
+        CamPlusPlus(model.SerializeToString(), "cpu")
+
+
+def test_what_is_begun_is_the_embedding_on_either_path() -> None:
+    """On a GPU it is made when called for, on the CPU at once."""
+    encoder = CamPlusPlus(TINY / "campplus.onnx", "cpu")
+    assert encoder.on_cpu
+    at_once = encoder.begin(voice(2.0))()
+    encoder.on_cpu = False
+    assert np.array_equal(encoder.begin(voice(2.0))(), at_once)
+
+
+def test_without_a_provider_for_the_gpu_the_cpu_does_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """onnxruntime's usual package has none."""
+    monkeypatch.setattr(campplus.onnxruntime, "get_available_providers", lambda: ["CPUExecutionProvider"])
+    assert CamPlusPlus(TINY / "campplus.onnx", "cuda:1").on_cpu
+    monkeypatch.setattr(campplus.onnxruntime, "get_available_providers", lambda: ["CUDAExecutionProvider"])
+    (name, options), spare = campplus._providers("cuda:1")
+    assert (name, options["device_id"], options["use_tf32"]) == ("CUDAExecutionProvider", 1, 0)
+    assert spare == "CPUExecutionProvider"
+    assert campplus._providers("cpu") == ["CPUExecutionProvider"]
+
+
+def test_threads_do_not_disturb_each_other() -> None:
+    """Clips are prepared several at a time."""
+    encoder = CamPlusPlus(TINY / "campplus.onnx", "cpu")
+    clips = [voice(1.0 + seed / 7, seed) for seed in range(8)]
+    alone = [encoder.begin(clip)() for clip in clips]
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(lambda clip: encoder.begin(clip)(), clips * 3))
+    assert all(np.array_equal(one, alone[index % 8]) for index, one in enumerate(together))
+
+
+def test_the_shortest_clip_has_four_frames() -> None:
+    settings = FbankSettings()
+    assert MIN_SAMPLES == 880
+    assert fbank(voice(1.0)[:880], settings).shape == (4, 80)
+    assert fbank(voice(1.0)[:879], settings).shape == (3, 80)
+
+
+def test_silence_is_the_floor_in_every_band() -> None:
+    """An infinity here would make the whole embedding NaN."""
+    features = fbank(torch.zeros(1600), FbankSettings(mean_subtracted=False))
+    assert torch.allclose(features, torch.tensor(np.log(2.0**-23), dtype=torch.float32))
+
+
+def test_the_random_one_has_the_published_size() -> None:
+    """6.85 million weights, and much the same file."""
+    model = onnx.load_model_from_string(untrained_campplus(0))
+    onnx.checker.check_model(model)
+    learnt = [one for one in model.graph.initializer if one.name.endswith((".weight", ".bias"))]
+    assert sum(int(np.prod(one.dims)) for one in learnt) == 6_848_544
+    assert 27e6 < model.ByteSize() < 29e6
+
+
+@pytest.mark.parametrize("frames", [4, 40, 57, 200])
+def test_the_random_one_computes_what_cam_plus_plus_does(frames: int) -> None:
+    """Written down a second time, in torch; lengths on both sides of whole segments."""
+    model = untrained_campplus(3, SMALL)
+    features = torch.from_numpy(np.random.default_rng(0).normal(size=(frames, 80)).astype(np.float32))
+    weights = {
+        one.name: torch.tensor(numpy_helper.to_array(one))
+        for one in onnx.load_model_from_string(model).graph.initializer
+    }
+    expected = Oracle(weights, SMALL)(features)
+    assert np.allclose(CamPlusPlus(model, "cpu").embed(features.numpy()), expected.numpy(), atol=2e-5)
+
+
+def test_another_seed_is_another_encoder() -> None:
+    assert untrained_campplus(1, SMALL) != untrained_campplus(0, SMALL) == untrained_campplus(0, SMALL)
+
+
+class Oracle:
+    """CAM++ with batch norms that have seen nothing, and so do next to nothing."""
+
+    def __init__(self, weights: Mapping[str, Tensor], config: CamPlusPlusConfig) -> None:
+        self.weights, self.config = weights, config
+
+    def __call__(self, features: Tensor) -> Tensor:
+        """[T, 80] -> [192]."""
+        hidden = relu(self.flat(features.T[None, None], "head.first"))  # [1, C, 80, T]
+        for index, stride in enumerate((2, 1, 2, 1)):
+            short = self.flat(hidden, f"head.{index}.short", stride) if stride > 1 else hidden
+            inner = relu(self.flat(hidden, f"head.{index}.a", stride))
+            hidden = relu(self.flat(inner, f"head.{index}.b") + short)
+        hidden = relu(self.flat(hidden, "head.last", 2)).flatten(1, 2)  # [1, C', T]
+        hidden = relu(self.over_time(hidden, "tdnn", stride=2))
+        for block, (layers, dilation) in enumerate(
+            zip(self.config.layers, self.config.dilations, strict=True)
+        ):
+            for layer in range(layers):
+                added = self.layer(hidden, f"block{block}.{layer}", dilation)
+                hidden = torch.cat([hidden, added], dim=1)
+            hidden = self.over_time(relu(norm(hidden)), f"transit{block}")
+        hidden = relu(norm(hidden))
+        statistics = torch.cat([hidden.mean(2), hidden.std(2, unbiased=True)], dim=1)
+        return self.over_time(statistics[..., None], "dense")[0, :, 0]
+
+    def layer(self, hidden: Tensor, name: str, dilation: int) -> Tensor:
+        hidden = relu(norm(self.over_time(relu(norm(hidden)), f"{name}.in")))
+        segments = hidden.split(self.config.segment, dim=2)
+        means = [part.mean(2, keepdim=True).expand_as(part) for part in segments]
+        context = hidden.mean(2, keepdim=True) + torch.cat(means, dim=2)
+        gate = self.over_time(relu(self.over_time(context, f"{name}.squeeze")), f"{name}.gate")
+        return self.over_time(hidden, f"{name}.local", dilation=dilation) * gate.sigmoid()
+
+    def flat(self, hidden: Tensor, name: str, stride: int = 1) -> Tensor:
+        weight = self.weights[f"{name}.conv.weight"]
+        return norm(functional.conv2d(hidden, weight, stride=(stride, 1), padding=weight.shape[2] // 2))
+
+    def over_time(self, hidden: Tensor, name: str, stride: int = 1, dilation: int = 1) -> Tensor:
+        weight, bias = self.weights[f"{name}.conv.weight"], self.weights.get(f"{name}.conv.bias")
+        padding = dilation * (weight.shape[2] // 2)
+        return functional.conv1d(hidden, weight, bias, stride, padding, dilation)
+
+
+relu: Callable[[Tensor], Tensor] = torch.relu
+
+
+def norm(hidden: Tensor) -> Tensor:
+    return hidden / (1 + 1e-5) ** 0.5
