@@ -20,6 +20,8 @@ from speaker_registry.errors import WeightsInvalid
 
 PICKLES = frozenset({".pth", ".pt", ".ckpt"})
 ONNX = ".onnx"
+_RULES = 1
+"""Raise it with every change of what is kept of a file: what older rules kept is not used then."""
 _WRAPPERS = ("state_dict", "generator", "model")
 """Names under which training code puts the tensors it saves."""
 _WRAPPING = "generator."
@@ -44,9 +46,11 @@ def converted(path: Path, name: str, sha256: str, cache: Path) -> Path:
         WeightsInvalid: it is no pickle of tensors by name, or no ONNX graph that has its tensors in it; or
             the cache cannot be written.
     """
-    target = cache / f"{sha256}.safetensors"
+    target = cache / f"{sha256}{path.suffix}.{_RULES}.safetensors"
     if not _whole(target):
         tensors = _initialisers(path, name) if path.suffix == ONNX else _unpickle(path, name)
+        if not tensors:
+            raise WeightsInvalid(f"{name} holds no tensors by name")
         try:
             _keep(tensors, target)
         except (OSError, SafetensorError) as error:
@@ -85,8 +89,6 @@ def _unpickle(path: Path, name: str) -> dict[str, Tensor]:
     except Exception as error:  # a damaged pickle can raise anything
         raise WeightsInvalid(f"{name} is damaged, cut short or holds more than tensors") from error
     tensors = _tensors_by_name(content)
-    if not tensors:
-        raise WeightsInvalid(f"{name} holds no tensors by name")
     size, allowed = sum(map(_size, tensors.values())), _SHARED * path.stat().st_size + 2**20
     if size > allowed:
         raise WeightsInvalid(f"{name} describes {size} bytes of tensors, far more than it holds")

@@ -129,9 +129,8 @@ class Checkpoint:
         Raises:
             WeightsInvalid: the file is damaged, or keys are missing, unexpected or of another shape.
         """
-        path = self._safetensors(name)
         try:
-            with safe_open(path, framework="pt") as file:
+            with safe_open(self._safetensors(name), framework="pt") as file:
                 keys = [key for key in file.keys() if key.startswith(prefix)]  # noqa: SIM118 — not a dict
                 keys = [key for key in keys if not (ignored and ignored.search(key))]
                 if not keys:

@@ -163,7 +163,7 @@ def test_it_is_unpickled_once(checkpoint: Checkpoint, monkeypatch: pytest.Monkey
     published(checkpoint, TENSORS)
     read(checkpoint)
     (kept,) = checkpoint.cache.iterdir()
-    assert kept.name == f"{sha256_of_file(checkpoint.folder / NAME)}.safetensors"
+    assert kept.name == f"{sha256_of_file(checkpoint.folder / NAME)}.pth.1.safetensors"
     assert same(load_file(kept))
     with monkeypatch.context() as patch:
         patch.setattr(torch, "load", lambda *_, **__: pytest.fail("read again"))
@@ -195,6 +195,19 @@ def test_a_cache_that_cannot_be_written_is_named_by_its_setting(
     with pytest.raises(
         WeightsInvalid, match="the folder that SPEAKER_EXTRACTOR_CACHE names cannot be written"
     ):
+        read(checkpoint)
+
+
+def test_an_empty_graph_is_refused(checkpoint: Checkpoint):
+    """As a format of messages an empty file is a whole one."""
+    (checkpoint.folder / "codec.onnx").write_bytes(b"")
+    with pytest.raises(WeightsInvalid, match=r"codec\.onnx holds no tensors by name"):
+        checkpoint.read_tensors("codec.onnx", "", LAYOUT)
+
+
+def test_a_file_that_cannot_be_read_is_named(checkpoint: Checkpoint):
+    """It went between being found and being read."""
+    with pytest.raises(WeightsInvalid, match=f"{NAME} is damaged, cut short or not"):
         read(checkpoint)
 
 
