@@ -39,8 +39,7 @@ _RATIOS = {320: (2, 4, 5, 8), 512: (2, 4, 8, 8)}
 class CodecConfig:
     """A published config.json, under the names used there: what the codes depend on. transformers' defaults.
 
-    Its `hop_length` is not read: the published files were converted by a script that leaves it as it is for
-    other ratios.
+    Its `hop_length` is not read: transformers' conversion script does not adapt it to the ratios.
     """
 
     encoder_hidden_size: int = 64

@@ -144,7 +144,7 @@ def test_the_number_of_threads_does_not_matter() -> None:
 
 
 def test_the_decoder_is_not_loaded() -> None:
-    """Three quarters of the published file. What stands in its place is nothing."""
+    """It is most of the published file. What stands in its place is nothing."""
     tensors = tiny()._model.state_dict()
     assert not any(tensor.any() for key, tensor in tensors.items() if key.startswith("decoder."))
 
@@ -192,7 +192,7 @@ def test_profile_weights_and_the_order_of_ratios_count(copy: Path) -> None:
 
 
 def test_configuration_that_does_not_matter_does_not_count(copy: Path) -> None:
-    """The decoder's part, training's, and the hop that the published files have wrong."""
+    """The decoder's part, training's, and a hop that is not the ratios'."""
     changes = {
         "decoder_hidden_size": 32,
         "quantizer_dropout": 0.5,
