@@ -44,7 +44,12 @@ CLIPS = {"1.0": 1.0, "3.0": 3.0, "7.31": 7.31, "12.4": 12.4}
 RESAMPLED = {"16000": 16_000, "44100": 44_100}
 """Source rates for the way from another rate to codes, 3.01 s each."""
 RATE_PAIRS = ((16_000, 24_000), (22_050, 24_000), (44_100, 24_000), (48_000, 24_000), (24_000, 16_000))
-AS_THE_PACKAGE = {"quiet": ("pauses", 0.2), "loud": ("quiet ends", 1.0), "even": ("no pause", 1.0)}
+AS_THE_PACKAGE = {
+    "quiet": ("pauses", 0.2),
+    "loud": ("quiet ends", 1.0),
+    "even": ("no pause", 1.0),
+    "loudest": ("pauses", 4.0),
+}
 """Name -> plan and gain of a clip that goes through the omnivoice package's own preparation."""
 MIN_MARGIN = 2e-5
 """A code that wins by less, relative to the second nearest, would make the goldens depend on the machine."""

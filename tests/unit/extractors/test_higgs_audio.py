@@ -40,7 +40,12 @@ from tests.unit.extractors.pauses import paused
 Goldens = Mapping[str, np.ndarray]
 
 CLIPS = ["1.0", "3.0", "7.31", "12.4"]
-PACKAGE = {"quiet": ("pauses", 0.2), "loud": ("quiet ends", 1.0), "even": ("no pause", 1.0)}
+PACKAGE = {
+    "quiet": ("pauses", 0.2),
+    "loud": ("quiet ends", 1.0),
+    "even": ("no pause", 1.0),
+    "loudest": ("pauses", 4.0),
+}
 EVERYTHING = {"loudness": True, "trim": True, "whole_frames": True}
 
 
