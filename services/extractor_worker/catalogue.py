@@ -16,16 +16,18 @@ _OURS = "services.extractor_worker"
 BUILT_IN: Mapping[str, str] = {
     "qwen3-tts-0.6b": f"{_OURS}.qwen3_tts:Qwen3TTSExtractor",
     "qwen3-tts-1.7b": f"{_OURS}.qwen3_tts:Qwen3TTSExtractor",
+    "fish-speech-s2-pro": f"{_OURS}.fish_speech:FishSpeechExtractor",
+    "audio8": f"{_OURS}.fish_speech:Audio8Extractor",
     "cosyvoice3-0.5b": f"{_OURS}.cosyvoice3:CosyVoice3Extractor",
     "voxcpm2": f"{_OURS}.voxcpm2:VoxCPM2Extractor",
     "ming-tts": f"{_OURS}.ming_tts:MingTTSExtractor",
     "omnivoice": f"{_OURS}.higgs_audio:OmniVoiceExtractor",
     "higgs-audio-v2": f"{_OURS}.higgs_audio:HiggsAudioExtractor",
     "ecapa-voxceleb": f"{_OURS}.ecapa_voxceleb:EcapaVoxCelebExtractor",
-    "speechtokenizer": f"{_OURS}.speech_tokenizer:SpeechTokenizerExtractor",
     "dac-16khz": f"{_OURS}.dac:DacExtractor",
     "dac-24khz": f"{_OURS}.dac:DacExtractor",
     "dac-44khz": f"{_OURS}.dac:DacExtractor",
+    "speechtokenizer": f"{_OURS}.speech_tokenizer:SpeechTokenizerExtractor",
 }
 """Profile name -> what loads its extractor. Imported when it is needed: the others' libraries are not."""
 

@@ -38,7 +38,7 @@ def _random_tensor(name: str, shape: tuple[int, ...], seed: int) -> Tensor:
         return torch.ones(shape)
     if name.endswith(_ZEROS):
         return torch.zeros(shape)
-    if name.endswith(".scale"):
+    if name.endswith((".scale", ".gamma")):
         return torch.full(shape, _RESIDUAL_SCALE)
     bound = math.sqrt(_gain(name) * 3 / math.prod(shape[1:]))  # a variance of gain / fan-in
     generator = torch.Generator().manual_seed(_seed_of(name, seed))

@@ -172,6 +172,8 @@ BUILT_IN: Mapping[str, Profile] = {
     for profile in (
         _qwen3_tts("0.6B", 1024),
         _qwen3_tts("1.7B", 2048),
+        _fish_speech("fish-speech-s2-pro", "fish_speech", "Fish Speech S2 Pro"),
+        _fish_speech("audio8", "audio8_tts", "Audio8"),
         _COSYVOICE3,
         _VOXCPM2,
         _MING_TTS,
@@ -179,10 +181,10 @@ BUILT_IN: Mapping[str, Profile] = {
         _higgs("higgs-audio-v2", "higgs_audio_v2", "Higgs-Audio v2", ref_text_required=True),
         _VOXTRAL,
         _ECAPA,
-        _SPEECHTOKENIZER,
         _dac(16, 16_000, hop=320, books=12),
         _dac(24, 24_000, hop=320, books=32),
         _dac(44, 44_100, hop=512, books=9),
+        _SPEECHTOKENIZER,
     )
 }
 

@@ -1,0 +1,80 @@
+"""The tiny Fish Speech checkpoint: its architecture, its goldens, and extractors loaded from it."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from services.extractor_worker.fish_dac import CodecConfig
+from services.extractor_worker.fish_speech import Audio8Extractor, FishSpeechExtractor
+from services.extractor_worker.torch_extractor import Loading
+from services.extractor_worker.weights import LocalWeights
+from services.shared.audio import ReferenceAudio
+from services.shared.profiles import BUILT_IN, Profile
+from tests.unit.extractors import signals
+from tests.unit.extractors.conftest import tiny_profile
+
+TINY = Path(__file__).parents[2] / "data/fish_speech_tiny"
+FILE = "codec.pth"
+BOOK_SIZES = (64, *9 * [32])
+ARCHITECTURE: dict[str, Any] = {
+    "encoder_dim": 4,
+    "encoder_transformer_layers": (0, 0, 0, 1),
+    "pre_layers": 2,
+    "pre_heads": 2,
+    "pre_head_dim": 32,
+    "pre_inner": 96,
+    "semantic_codebook_size": 64,
+    "codebook_size": 32,
+}
+
+Goldens = Mapping[str, np.ndarray]
+Tensors = dict[str, torch.Tensor]
+
+
+class TinyFishSpeech(FishSpeechExtractor):
+    codec = CodecConfig(**ARCHITECTURE)
+
+
+class TinyAudio8(Audio8Extractor):
+    codec = CodecConfig(**ARCHITECTURE, straight_through=False)
+
+
+def profile(name: str = "tiny", repo: str = "example/tiny") -> Profile:
+    spec = BUILT_IN["fish-speech-s2-pro"].tensors["ref_codes_fq"]
+    small = spec.model_copy(update={"codebook_sizes": BOOK_SIZES, "maximum": 63})
+    return tiny_profile("fish-speech-s2-pro", name, repo, tensors={"ref_codes_fq": small})
+
+
+def load(
+    folder: Path = TINY, kind: type[FishSpeechExtractor] = TinyFishSpeech, **changes: Any
+) -> FishSpeechExtractor:
+    return kind(Loading(**{"profile": profile(), "source": LocalWeights(folder), **changes}))
+
+
+def with_codec(**changes: Any) -> type[FishSpeechExtractor]:
+    """The tiny extractor of another architecture."""
+    return type("Changed", (FishSpeechExtractor,), {"codec": CodecConfig(**{**ARCHITECTURE, **changes})})
+
+
+def codes(extractor: FishSpeechExtractor, *clips: ReferenceAudio) -> list[np.ndarray]:
+    encoded = extractor.encode([extractor.prepare(clip) for clip in clips])
+    return [extractor.finish(one)["ref_codes_fq"] for one in encoded]
+
+
+def golden_clip(goldens: Goldens, name: str, rate: int = 44_100) -> ReferenceAudio:
+    samples = signals.speechlike(3.01 if rate != 44_100 else float(name), rate)
+    assert signals.digest(samples) == str(goldens[f"sha256_{name}"]), "this machine makes another clip"
+    return ReferenceAudio(samples, rate)
+
+
+def clip_of(samples: int, seed: int = 0) -> ReferenceAudio:
+    return ReferenceAudio(signals.speechlike(3.0, 44_100, seed)[:samples], 44_100)
+
+
+def edit_pickle(path: Path, change: Callable[[Tensors], object]) -> None:
+    """Save what `change` makes of the tensors; if it returns nothing, the tensors it changed in place."""
+    tensors = torch.load(path, weights_only=True)
+    torch.save(change(tensors) or tensors, path)

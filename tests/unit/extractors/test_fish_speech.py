@@ -1,0 +1,333 @@
+"""The codes are those that fish-speech 0.1.0, and for Audio8 vLLM-Omni, compute from the same weights.
+
+The weights are a random tiny checkpoint in the published layout; tools/make_fish_speech_goldens.py made it
+and the goldens, and saw to it that no code won narrowly: so codes are compared exactly.
+"""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from services.extractor_worker import torch_extractor
+from services.extractor_worker.extractor import Fingerprint
+from services.extractor_worker.fish_dac import CodecConfig, published_layout
+from services.extractor_worker.fish_speech import Audio8Extractor, FishSpeechExtractor, _groups
+from services.extractor_worker.weights import UntrainedWeights
+from services.shared.audio import ReferenceAudio
+from services.shared.profiles import BUILT_IN
+from speaker_registry.artifact import check_tensors
+from speaker_registry.errors import AudioTooLong, AudioTooShort
+from tests.unit.extractors.fish_speech_tiny import (
+    ARCHITECTURE,
+    TINY,
+    Goldens,
+    TinyAudio8,
+    TinyFishSpeech,
+    clip_of,
+    codes,
+    golden_clip,
+    load,
+    profile,
+    with_codec,
+)
+from tests.unit.extractors.signals import speechlike
+
+CLIPS = ["1.0", "3.0", "7.31", "12.4"]
+RATES = [16_000, 24_000, 48_000]
+WINDOW_FRAMES = 128
+"""Frames of codes that either window is long."""
+LATENT_STRIDE = 8
+TOLERANCE = 1e-5
+
+
+@pytest.fixture(scope="module")
+def goldens() -> Goldens:
+    with np.load(TINY / "goldens.npz") as file:
+        return dict(file)
+
+
+@pytest.fixture(scope="module")
+def extractor() -> FishSpeechExtractor:
+    return load()
+
+
+@torch.inference_mode()
+def latents(extractor: FishSpeechExtractor, clip: ReferenceAudio) -> np.ndarray:
+    """What is quantized: [T, 64]."""
+    encoder = extractor._encoder
+    hidden = encoder.encoder(extractor.prepare(clip).samples[None, None])
+    return encoder.quantizer.pre_module(encoder.quantizer.downsample(hidden))[0].T.numpy()
+
+
+# --- parity
+
+
+@pytest.mark.parametrize("name", CLIPS)
+def test_the_codes_are_fish_speechs(goldens: Goldens, extractor: FishSpeechExtractor, name: str) -> None:
+    """A voice registered here must sound as if the engine had cloned it itself."""
+    assert np.array_equal(codes(extractor, golden_clip(goldens, name))[0], goldens[f"codes_{name}"])
+
+
+@pytest.mark.parametrize("name", CLIPS)
+def test_what_is_quantized_is_fish_speechs(
+    goldens: Goldens, extractor: FishSpeechExtractor, name: str
+) -> None:
+    """Codes forgive what a real codebook, larger by far, would not."""
+    ours = latents(extractor, golden_clip(goldens, name))[::LATENT_STRIDE]
+    assert np.abs(ours - goldens[f"latents_{name}"]).max() <= TOLERANCE
+
+
+@pytest.mark.parametrize("name", CLIPS)
+def test_audio8s_codes_are_audio8s(goldens: Goldens, name: str) -> None:
+    """The same encoder but for the last bit of an entry."""
+    ours = codes(load(kind=TinyAudio8), golden_clip(goldens, name))[0]
+    assert np.array_equal(ours, goldens[f"audio8_codes_{name}"])
+
+
+@pytest.mark.parametrize("rate", RATES)
+def test_another_rate_goes_through_torchaudios_kernel(
+    goldens: Goldens, extractor: FishSpeechExtractor, rate: int
+) -> None:
+    """Most clips are not 44.1 kHz."""
+    ours = codes(extractor, golden_clip(goldens, str(rate), rate))[0]
+    assert np.array_equal(ours, goldens[f"codes_{rate}"])
+
+
+def test_the_goldens_have_many_codes_and_no_close_calls(goldens: Goldens) -> None:
+    """Of one code everywhere, or of codes that a rounding would change, equality would mean nothing."""
+    assert all(len(np.unique(book)) > 20 for book in goldens["codes_12.4"].T)
+    assert json.loads(str(goldens["made_with"]))["smallest_margin"] > 2e-5
+
+
+@pytest.mark.parametrize("window", [{"encoder_window": 4096}, {"pre_window": 1024}])
+def test_the_windows_are_where_the_goldens_have_them(goldens: Goldens, window: dict[str, int]) -> None:
+    """A wider one changes the codes after it, and none before: both windows show in the goldens."""
+    ours = codes(load(kind=with_codec(**window)), golden_clip(goldens, "12.4"))[0]
+    changed = (ours != goldens["codes_12.4"]).any(axis=1)
+    assert not changed[:WINDOW_FRAMES].any()
+    assert changed[WINDOW_FRAMES:].any()
+
+
+def test_positions_are_rounded_to_bfloat16(
+    goldens: Goldens, extractor: FishSpeechExtractor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the model was trained; exact ones would show."""
+
+    def exact(positions: int, head_dim: int, base: float) -> torch.Tensor:
+        angles = torch.arange(positions)[:, None] / base ** (torch.arange(0, head_dim, 2) / head_dim)
+        return torch.stack([angles.cos(), angles.sin()], dim=-1)
+
+    transformer = extractor._encoder.quantizer.pre_module
+    table = exact(4096, 32, 10_000.0)
+    assert (transformer._rope_table(torch.device("cpu")) - table).abs().max() < 4e-3
+    monkeypatch.setattr(transformer, "_rope_table", lambda _: table)
+    ours = latents(extractor, golden_clip(goldens, "3.0"))[::LATENT_STRIDE]
+    assert np.abs(ours - goldens["latents_3.0"]).max() > 10 * TOLERANCE
+
+
+@pytest.mark.parametrize("kind", [TinyFishSpeech, TinyAudio8])
+def test_fish_speech_rounds_an_entry_as_training_does(
+    goldens: Goldens, kind: type[FishSpeechExtractor]
+) -> None:
+    """It subtracts the latent and adds it again, which in float32 is not quite the entry; Audio8 does not."""
+    book = load(kind=kind)._encoder.quantizer.quantizer.quantizers[0]
+    hidden = torch.from_numpy(goldens["latents_3.0"]).T[None]
+    indices, entries = book.nearest(hidden)
+    exact = book.codebook.weight[indices].transpose(1, 2)
+    assert torch.allclose(entries, exact, atol=1e-6)
+    assert torch.equal(entries, exact) == (kind is TinyAudio8)
+
+
+def test_the_number_of_threads_hardly_matters(goldens: Goldens, extractor: FishSpeechExtractor) -> None:
+    """Workers have different numbers of cores, and one fingerprint."""
+    torch.set_num_threads(1)
+    assert np.array_equal(codes(extractor, golden_clip(goldens, "7.31"))[0], goldens["codes_7.31"])
+
+
+# --- shapes
+
+
+def test_shapes_and_dtypes_are_the_profiles(goldens: Goldens, extractor: FishSpeechExtractor) -> None:
+    """Frames first, int64, contiguous, each book with a size of its own."""
+    clip = golden_clip(goldens, "7.31")
+    tensors = extractor.finish(extractor.encode([extractor.prepare(clip)])[0])
+    facts = profile()
+    check_tensors(tensors, facts.tensors, seconds=clip.seconds, frame_rate=facts.frame_rate)
+    assert tensors["ref_codes_fq"].shape == (158, 10)
+    assert tensors["ref_codes_fq"].flags.c_contiguous
+
+
+@pytest.mark.parametrize("samples", [1, 2047, 2048, 2049, 44_100])
+def test_a_frame_for_every_2048_samples_begun(extractor: FishSpeechExtractor, samples: int) -> None:
+    """ceil(N / 2048): the engine counts the prompt's length this way. One sample is enough."""
+    assert len(codes(extractor, clip_of(samples))[0]) == -(-samples // 2048)
+
+
+def test_an_empty_clip_is_too_short(extractor: FishSpeechExtractor) -> None:
+    """Not a crash of a convolution."""
+    with pytest.raises(AudioTooShort):
+        extractor.prepare(clip_of(0))
+
+
+def test_a_clip_longer_than_the_engines_positions_is_refused() -> None:
+    """There the engine itself would fail. The last one that fits goes through."""
+    extractor = load(kind=with_codec(max_frames=10))
+    assert len(codes(extractor, clip_of(20_480))[0]) == 10
+    with pytest.raises(AudioTooLong, match=r"the clip is 0\.5 s, the encoder takes at most 0\.5 s"):
+        extractor.prepare(clip_of(20_481))
+
+
+def test_the_example_goes_through_all_three_steps(extractor: FishSpeechExtractor) -> None:
+    """The warm-up must touch the resampler and the encoder."""
+    example = extractor.example()
+    assert example.sample_rate != 44_100
+    assert codes(extractor, example)[0].shape == (65, 10)
+
+
+# --- batches
+
+
+def test_a_clip_among_others_is_the_clip_alone(goldens: Goldens, extractor: FishSpeechExtractor) -> None:
+    """Whoever uploads at the same moment must not change my voice, nor get it."""
+    clips = [golden_clip(goldens, name) for name in ("7.31", "1.0", "3.0")]
+    clips += [clip_of(1), clip_of(2048, seed=2), clip_of(50_000, seed=3)]
+    together = codes(extractor, *clips)
+    for clip, ours in zip(clips, together, strict=True):
+        assert np.array_equal(ours, codes(extractor, clip)[0])
+
+
+def test_zeros_behind_a_clip_change_none_of_its_frames(extractor: FishSpeechExtractor) -> None:
+    """What batches rest on: nothing in the encoder looks ahead. Loud noise would not change them either."""
+    samples = extractor.prepare(clip_of(44_100)).samples[None, None]
+    frames = samples.shape[-1] // 2048
+    with torch.inference_mode():
+        alone = extractor._encoder(samples)
+        for tail in (torch.zeros(1, 1, 40 * 2048), torch.rand(1, 1, 40 * 2048) - 0.5):
+            assert torch.equal(extractor._encoder(torch.cat([samples, tail], dim=-1))[..., :frames], alone)
+
+
+def test_a_batch_is_bounded_by_its_padded_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory grows with it: 70 MB for each second, at full size."""
+    extractor = load()
+    monkeypatch.setattr(extractor, "batch_seconds", 3.1)
+    batches: list[tuple[int, ...]] = []
+    extractor._encoder.register_forward_pre_hook(lambda _, inputs: batches.append(tuple(inputs[0].shape)))
+    clips = [clip_of(samples) for samples in (132_300, 30_000, 60_000, 20_000, 44_100)]
+    together = codes(extractor, *clips)
+    assert batches == [(3, 1, 22 * 2048), (1, 1, 30 * 2048), (1, 1, 65 * 2048)]
+    assert [len(one) for one in together] == [65, 15, 30, 10, 22]
+
+
+@pytest.mark.parametrize(
+    ("frames", "groups"),
+    [
+        ([], []),
+        ([99], [[0]]),
+        ([5, 5], [[0, 1]]),
+        ([5, 6], [[0], [1]]),
+        ([9, 1, 2, 1], [[1, 3, 2], [0]]),
+        ([2, 2, 2, 2, 2, 2], [[0, 1, 2, 3, 4], [5]]),
+    ],
+)
+def test_clips_of_similar_lengths_go_together(frames: list[int], groups: list[list[int]]) -> None:
+    """Ten padded frames at most, or one clip."""
+    assert list(_groups(frames, 10)) == groups
+
+
+# --- what the fingerprint says
+
+
+def test_engines_run_this_codec_in_float32(goldens: Goldens) -> None:
+    """Whatever the language model runs in; so here, and the fingerprint says so."""
+    extractor = load(dtype="bfloat16")
+    assert extractor.fingerprint.facts["dtype"] == "float32"
+    assert extractor.fingerprint == load().fingerprint
+    assert np.array_equal(codes(extractor, golden_clip(goldens, "1.0"))[0], goldens["codes_1.0"])
+
+
+def test_profile_and_weights_count() -> None:
+    """Equal files under two names, random weights of two seeds. What of the file counts is tested with it."""
+    found = [
+        load().fingerprint,
+        load(profile=profile("another")).fingerprint,
+        load(source=UntrainedWeights()).fingerprint,
+        load(source=UntrainedWeights(seed=1)).fingerprint,
+    ]
+    assert [one.untrained for one in found] == [False, False, True, True]
+    assert len({one.digest for one in found}) == 4
+
+
+@pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(CodecConfig)])
+def test_every_number_of_the_architecture_counts(field: str) -> None:
+    """Most change the codes without changing a weight's shape."""
+    architecture = CodecConfig(**ARCHITECTURE)
+    assert load().fingerprint.facts["codec"][field] == pytest.approx(
+        json.loads(json.dumps(getattr(architecture, field)))
+    )
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("rope_base", 20_000.0), ("norm_eps", 1e-6), ("pre_window", 64), ("straight_through", False)],
+)
+def test_another_number_is_another_fingerprint(field: str, value: object) -> None:
+    assert load(kind=with_codec(**{field: value})).fingerprint.digest != load().fingerprint.digest
+
+
+@pytest.mark.parametrize(
+    ("where", "constant", "value"),
+    [(FishSpeechExtractor, "code_version", 99), (torch_extractor, "KERNEL", "soxr-hq")],
+)
+def test_what_the_code_decides_counts(
+    monkeypatch: pytest.MonkeyPatch, where: object, constant: str, value: object
+) -> None:
+    """Our own version, the resampler."""
+    before = load(source=UntrainedWeights()).fingerprint.digest
+    monkeypatch.setattr(where, constant, value)
+    assert load(source=UntrainedWeights()).fingerprint.digest != before
+
+
+def test_the_fingerprint_survives_a_trip_through_a_manifest() -> None:
+    original = load().fingerprint
+    assert Fingerprint(json.loads(json.dumps(original.facts))).digest == original.digest
+    assert original.facts["padded_to_samples"] == 2048
+
+
+# --- the published architecture
+
+
+def test_the_published_codec_has_the_shapes_it_is_known_to_have() -> None:
+    """Counted with the engines' own classes at full size."""
+    layout = published_layout(CodecConfig())
+    sizes = dict.fromkeys(("encoder", "quantizer"), 0)
+    for key, shape in layout.items():
+        sizes[key.partition(".")[0]] += int(np.prod(shape))
+    assert sizes == {"encoder": 76_851_328, "quantizer": 130_383_008}
+    assert len(layout) == 321
+    assert layout["encoder.block.4.block.5.layers.3.attention.wqkv.weight"] == (3072, 1024)
+    assert layout["encoder.block.1.block.4.conv.parametrizations.weight.original0"] == (128, 1, 1)
+    assert layout["quantizer.semantic_quantizer.quantizers.0.codebook.weight"] == (4096, 8)
+    assert layout["quantizer.quantizer.quantizers.8.out_proj.weight_v"] == (1024, 8, 1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [(FishSpeechExtractor, "fish-speech-s2-pro"), (Audio8Extractor, "audio8")]
+)
+def test_the_profiles_books_are_the_codecs(kind: type[FishSpeechExtractor], name: str) -> None:
+    """Facts about one thing in two places."""
+    codec, facts = kind.codec, BUILT_IN[name]
+    sizes = (codec.semantic_codebook_size, *codec.n_codebooks * [codec.codebook_size])
+    assert facts.tensors["ref_codes_fq"].codebook_sizes == sizes
+    assert facts.tensors["ref_codes_fq"].shape == ("T", codec.books)
+    assert facts.frame_rate == codec.sample_rate / codec.samples_per_frame
+    assert facts.sample_rate == codec.sample_rate
+
+
+def test_untrained_voices_differ() -> None:
+    """Of the tiny architecture too."""
+    extractor = load(source=UntrainedWeights())
+    low, high = codes(extractor, *[ReferenceAudio(speechlike(3.0, 44_100, seed), 44_100) for seed in (0, 4)])
+    assert (low != high).mean() > 0.5

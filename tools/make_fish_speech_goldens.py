@@ -1,0 +1,340 @@
+"""Makes tests/data/fish_speech_tiny: a tiny codec in Fish Speech's published layout, and what it must yield.
+
+Nothing here is ours but the clips: the codec is laid out, and goldens computed, by the fish-speech package,
+Audio8's by the copy of its codec in vLLM-Omni, and resampling is torchaudio's. All in an environment of its
+own; what the packages import without needing it for a codec is replaced by stand-ins:
+
+    python3.11 -m venv reference
+    reference/bin/pip install torch==2.13.0 numpy librosa soundfile einops tqdm
+    reference/bin/pip install --no-deps fish-speech==0.1.0 descript-audio-codec==1.0.0 vllm-omni==0.30.0
+    reference/bin/pip install --no-deps torchaudio==2.11.0
+    rm reference/lib/python3.11/site-packages/torchaudio/lib/*.so
+    reference/bin/python tools/make_fish_speech_goldens.py
+
+The versions it ran with are recorded in goldens.npz under `made_with`.
+"""
+
+import importlib.util
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from importlib import import_module
+from importlib.metadata import version
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+import torchaudio
+from torch import nn
+from torch.nn.functional import normalize
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+from tests.unit.extractors import signals  # noqa: E402 — a script has no package to be imported from
+
+OUT = ROOT / "tests/data/fish_speech_tiny"
+SEED = 6
+CLIPS = {"1.0": 1.0, "3.0": 3.0, "7.31": 7.31, "12.4": 12.4}
+"""Name -> seconds at 44.1 kHz. Both windows are 5.9 s long; 7.31 s is no multiple of any hop."""
+RESAMPLED = {"16000": 16_000, "24000": 24_000, "48000": 48_000}
+"""Source rates for the way from another rate to codes, 3.01 s each."""
+MIN_MARGIN = 2e-5
+"""A code that wins by less, of a distance between 0 and 4, would make the goldens depend on the machine."""
+LATENT_STRIDE = 8
+"""Frames of which one is kept, of what is quantized."""
+
+WIDTH, CODEBOOK_DIM, SEMANTIC, RESIDUAL, BOOKS = 64, 8, 64, 32, 9
+POSITIONS, PUBLISHED_POSITIONS = (4096, 1024), (80, 48)
+"""Sizes of the encoder's and the quantizer's tables: as computed with here, and as they come in the file."""
+LARGEST_DECODER_TENSOR = 64
+"""Values. Of what is not needed to encode, the tiny file has the small tensors, to be left alone."""
+
+
+def main() -> None:
+    torch.set_num_threads(2)
+    stand_in_for_what_is_not_needed()
+    torch.manual_seed(SEED)
+    codec = fish_speech(PUBLISHED_POSITIONS)
+    randomise(codec)
+    published = codec.state_dict()
+    codec = loaded(fish_speech(POSITIONS), published)
+    calibrate(codec, signals.speechlike(8.0, 44_100, seed=9))
+    # In bfloat16 the file is half as large; what is computed from it is computed in float32 all the same.
+    calibrated = {key: value.bfloat16() for key, value in codec.state_dict().items() if not is_table(key)}
+    published |= calibrated
+    codec = loaded(fish_speech(POSITIONS), published)
+    OUT.mkdir(parents=True, exist_ok=True)
+    torch.save({key: value for key, value in published.items() if is_wanted(key, value)}, OUT / "codec.pth")
+    with recorded_margins() as margins:
+        arrays = {**clip_goldens(codec), **resampled_goldens(codec)}
+    if min(margins) < MIN_MARGIN:
+        sys.exit(f"a code won by only {min(margins):.1e}: take another SEED")
+    arrays |= audio8_goldens(published)
+    compare(loaded(vllm_omni_fish_speech(), published), arrays)
+    arrays["made_with"] = np.array(json.dumps(made_with(min(margins)), sort_keys=True))
+    np.savez_compressed(OUT / "goldens.npz", **arrays)
+    report(arrays)
+
+
+def made_with(margin: float) -> dict[str, Any]:
+    packages = ("fish-speech", "descript-audio-codec", "torch", "torchaudio", "numpy")
+    facts = {package: version(package).split("+")[0] for package in packages}
+    return {**facts, "vllm-omni": "0.30.0", "seed": SEED, "smallest_margin": margin}
+
+
+def report(arrays: dict[str, np.ndarray]) -> None:
+    print(arrays["made_with"])
+    for name, codes in arrays.items():
+        if name.startswith("codes"):
+            print(name, codes.shape, "different codes per book:", [len(np.unique(book)) for book in codes.T])
+    print(sum(path.stat().st_size for path in OUT.iterdir()), "bytes")
+
+
+# --- the references
+
+
+def stand_in_for_what_is_not_needed() -> None:
+    """Packages of fish-speech's and descript's for training and for the command line."""
+    audiotools = module("audiotools", AudioSignal=object, STFTParams=object)
+    audiotools.ml = module("audiotools.ml", BaseModel=nn.Module, Accelerator=object)
+    module("hydra")
+    module("omegaconf", OmegaConf=object)
+    for name in ("dac", "dac.model"):
+        package(name)
+    module("dac.model.base", CodecMixin=type("CodecMixin", (), {"get_delay": lambda _: 0}))
+    for name in ("vllm_omni", "vllm_omni.model_executor", "vllm_omni.model_executor.models"):
+        package(name)
+    for name in ("fish_speech", "audio8_tts"):
+        package(f"vllm_omni.model_executor.models.{name}")
+
+
+def module(name: str, **contents: Any) -> ModuleType:
+    sys.modules[name] = ModuleType(name)
+    vars(sys.modules[name]).update(contents)
+    return sys.modules[name]
+
+
+def package(name: str) -> None:
+    """Makes sub-modules importable without running the package's `__init__`, which would import it all."""
+    spec = importlib.util.find_spec(name)
+    assert spec is not None
+    module(name, __path__=list(spec.submodule_search_locations or []))
+
+
+def fish_speech(positions: tuple[int, int]) -> nn.Module:
+    library = import_module("fish_speech.models.dac.modded_dac")
+    rvq = import_module("fish_speech.models.dac.rvq")
+    return codec_of(library, rvq.DownsampleResidualVectorQuantize, library.DAC, positions)
+
+
+def vllm_omni_fish_speech() -> nn.Module:
+    library = import_module("vllm_omni.model_executor.models.fish_speech.dac_modules")
+    return codec_of(library, library.DownsampleResidualVectorQuantize, library.DAC, POSITIONS)
+
+
+def codec_of(library: Any, quantizer: Any, codec: Any, positions: tuple[int, int]) -> nn.Module:
+    """As the packages' own configuration builds it, but tiny."""
+    shared = {"n_local_heads": -1, "rope_base": 10_000, "norm_eps": 1e-5, "channels_first": True}
+    encoder = partial(library.ModelArgs, block_size=positions[0], head_dim=64, **shared)
+    attention = {"n_layer": 2, "n_head": 2, "dim": WIDTH, "intermediate_size": 96, "head_dim": 32}
+    around = library.ModelArgs(block_size=positions[1], **attention, **shared)
+    transformer = partial(
+        library.WindowLimitedTransformer, causal=True, window_size=128, input_dim=WIDTH, config=around
+    )
+    quantized = quantizer(
+        input_dim=WIDTH,
+        n_codebooks=BOOKS,
+        codebook_size=RESIDUAL,
+        codebook_dim=CODEBOOK_DIM,
+        downsample_factor=[2, 2],
+        post_module=transformer(),
+        pre_module=transformer(),
+        semantic_codebook_size=SEMANTIC,
+    )
+    return codec(
+        encoder_dim=4,
+        encoder_rates=[2, 4, 8, 8],
+        decoder_dim=16,
+        decoder_rates=[8, 8, 4, 2],
+        quantizer=quantized,
+        sample_rate=44_100,
+        causal=True,
+        encoder_transformer_layers=[0, 0, 0, 1],
+        decoder_transformer_layers=[0, 0, 0, 0],
+        transformer_general_config=encoder,
+    ).eval()
+
+
+def audio8(published: dict[str, torch.Tensor]) -> nn.Module:
+    """The parts of Audio8's codec that encode, put together as there but tiny."""
+    parts = import_module("vllm_omni.model_executor.models.audio8_tts.codec")
+    widths = (8, 16, 32, 64)
+    stages = [
+        parts.ArkttsEncoderBlock(*each) for each in zip(widths, (2, 4, 8, 8), (0, 0, 0, 1), strict=True)
+    ]
+    first, last = (
+        parts._causal_wn_conv(1, 4, kernel_size=7),
+        parts._causal_wn_conv(WIDTH, WIDTH, kernel_size=3),
+    )
+    encoder = nn.Module()
+    encoder.block = nn.Sequential(first, *stages, parts.ArkttsSnake1d(WIDTH), last)
+    shape = {"n_layer": 2, "n_head": 2, "dim": WIDTH, "intermediate_size": 96, "head_dim": 32}
+    transformer = parts.ArkttsCodecTransformerConfig(**shape)
+    quantizer = nn.Module()
+    quantizer.downsample = nn.Sequential(*[downsample(parts) for _ in range(2)])
+    quantizer.pre_module = parts.ArkttsCodecWindowTransformer(transformer, WIDTH, window_size=128)
+    quantizer.semantic_quantizer = parts.ArkttsResidualQuantizer(WIDTH, 1, SEMANTIC, CODEBOOK_DIM)
+    quantizer.quantizer = parts.ArkttsResidualQuantizer(WIDTH, BOOKS, RESIDUAL, CODEBOOK_DIM)
+    codec = nn.Module()
+    codec.encoder, codec.quantizer = encoder, quantizer
+    kept = {key: value for key, value in published.items() if key in codec.state_dict()}
+    codec.load_state_dict(kept, strict=True)
+    return codec.eval()
+
+
+def downsample(parts: Any) -> nn.Module:
+    strided = parts.ArkttsCausalConv1d(WIDTH, WIDTH, kernel_size=2, stride=2)
+    return nn.Sequential(strided, parts.ArkttsConvNeXtBlock(WIDTH))
+
+
+# --- the checkpoint
+
+
+def is_table(key: str) -> bool:
+    return key.endswith(("freqs_cis", "causal_mask"))
+
+
+def is_wanted(key: str, value: torch.Tensor) -> bool:
+    needless = key.startswith(("decoder.", "quantizer.post_module.", "quantizer.upsample."))
+    return is_table(key) or not needless or value.numel() <= LARGEST_DECODER_TENSOR
+
+
+def loaded(codec: nn.Module, published: dict[str, torch.Tensor]) -> nn.Module:
+    """With tables of the codec's own size."""
+    own = {key: value for key, value in codec.state_dict().items() if is_table(key)}
+    codec.load_state_dict(published | own, strict=True)
+    return codec.eval()
+
+
+@torch.no_grad()
+def randomise(codec: nn.Module) -> None:
+    """As initialised, layer scales are next to nothing, all lengths that of their direction, and biases 0."""
+    for name, weight in codec.named_parameters():
+        if name.endswith("gamma"):
+            weight.uniform_(0.3, 0.7)
+        elif name.endswith(("alpha", "norm.weight", "original0", "weight_g")):
+            weight.mul_(torch.empty_like(weight).uniform_(0.6, 1.4))
+        elif name.endswith("bias"):
+            weight.uniform_(-0.1, 0.1)
+        elif name.endswith(("wqkv.weight", "pwconv1.weight", "downsample.0.0.conv.weight")):
+            weight.mul_(3)  # or attention would be even, and its window and positions would not show
+        if name.startswith("encoder") and name.endswith("original0"):
+            weight.mul_(1.6)  # or a stage would hardly hear the one before
+
+
+@torch.no_grad()
+def calibrate(codec: nn.Module, clip: np.ndarray) -> None:
+    """Spread each codebook over the residual it will see: of plain random codes, one wins everywhere."""
+    residual = latents(codec, clip)
+    quantizer = codec.quantizer
+    for book in [*quantizer.semantic_quantizer.quantizers, *quantizer.quantizer.quantizers]:
+        projected = book.in_proj(residual)  # [1, D, T]
+        book.in_proj.bias.sub_(projected.mean(dim=(0, 2)))
+        centred = book.in_proj(residual)
+        size = centred.std(dim=(0, 2))
+        book.codebook.weight.copy_(torch.randn(book.codebook.weight.shape) * size)
+        book.out_proj.weight_g.mul_(0.3)
+        residual = residual - book(residual)[0]
+
+
+# --- the goldens
+
+
+def clip_goldens(codec: nn.Module) -> dict[str, np.ndarray]:
+    arrays: dict[str, np.ndarray] = {}
+    for name, seconds in CLIPS.items():
+        clip = signals.speechlike(seconds, 44_100)
+        arrays[f"sha256_{name}"] = np.array(signals.digest(clip))
+        arrays[f"latents_{name}"] = latents(codec, clip)[0, :, ::LATENT_STRIDE].T.numpy()
+        arrays[f"codes_{name}"] = codes(codec, clip)
+    return arrays
+
+
+def resampled_goldens(codec: nn.Module) -> dict[str, np.ndarray]:
+    arrays: dict[str, np.ndarray] = {}
+    for name, rate in RESAMPLED.items():
+        source = signals.speechlike(3.01, rate)
+        arrays[f"sha256_{name}"] = np.array(signals.digest(source))
+        resampler = torchaudio.transforms.Resample(rate, 44_100)
+        arrays[f"codes_{name}"] = codes(codec, resampler(torch.from_numpy(source)[None])[0].numpy())
+    return arrays
+
+
+@torch.inference_mode()
+def audio8_goldens(published: dict[str, torch.Tensor]) -> dict[str, np.ndarray]:
+    """With Audio8's code and the same weights; padded to whole frames by us, because its parts do not."""
+    codec, arrays = audio8(published), {}
+    for name, seconds in CLIPS.items():
+        residual = codec.quantizer.downsample(
+            codec.encoder.block(whole_frames(signals.speechlike(seconds, 44_100)))
+        )
+        residual = codec.quantizer.pre_module(residual)
+        semantic, first = codec.quantizer.semantic_quantizer(residual)
+        _, others = codec.quantizer.quantizer(residual - semantic)
+        arrays[f"audio8_codes_{name}"] = torch.cat([first, others], dim=1)[0].T.numpy().astype(np.uint8)
+    return arrays
+
+
+def compare(codec: nn.Module, arrays: dict[str, np.ndarray]) -> None:
+    """The engine's own copy must agree with the package it is a copy of."""
+    for name, seconds in CLIPS.items():
+        if not np.array_equal(codes(codec, signals.speechlike(seconds, 44_100)), arrays[f"codes_{name}"]):
+            sys.exit(f"vllm-omni has other codes for {name}")
+
+
+@torch.inference_mode()
+def codes(codec: nn.Module, clip: np.ndarray) -> np.ndarray:
+    """uint8 [T, 10]: tiny books have no more than 64 entries."""
+    samples = torch.from_numpy(clip)[None, None]
+    found, lengths = codec.encode(samples, torch.tensor([len(clip)]))
+    assert lengths.tolist() == [found.shape[-1]]
+    return found[0].T.numpy().astype(np.uint8)
+
+
+@torch.no_grad()
+def latents(codec: nn.Module, clip: np.ndarray) -> torch.Tensor:
+    """What is quantized: [1, 64, T]."""
+    hidden = codec.encoder(whole_frames(clip))
+    return codec.quantizer.pre_module(codec.quantizer.downsample(hidden))
+
+
+def whole_frames(clip: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(np.pad(clip, (0, -len(clip) % 2048)))[None, None]
+
+
+@contextmanager
+def recorded_margins() -> Iterator[list[float]]:
+    """By how much, in squared distance, the nearest code beat the second nearest: each look-up's least."""
+    quantizer = import_module("dac.nn.quantize").VectorQuantize
+    margins: list[float] = []
+    original = quantizer.decode_latents
+
+    def decode_latents(self: Any, found: torch.Tensor) -> Any:
+        likeness = normalize(found, dim=1)[0].T @ normalize(self.codebook.weight).T  # [T, size]
+        nearest = likeness.topk(2).values
+        margins.append(float((2 * (nearest[:, 0] - nearest[:, 1])).min()))
+        return original(self, found)
+
+    quantizer.decode_latents = decode_latents
+    try:
+        yield margins
+    finally:
+        quantizer.decode_latents = original
+
+
+if __name__ == "__main__":
+    main()
