@@ -125,6 +125,8 @@ class HiggsAudioExtractor(TorchExtractor[PreparedClip, EncodedClip]):
 class OmniVoiceExtractor(HiggsAudioExtractor):
     """The same for OmniVoice, whose own package does more to a clip before it encodes it.
 
+    One thing it does is not to be had: clips over 20 s that have no transcript it cuts to 15 s.
+
     Args:
         settings: which of that to do; without, what the environment says.
     """
