@@ -79,7 +79,7 @@ def made_with() -> dict[str, Any]:
     return {**facts, "seed": SEED}
 
 
-def classifier(architecture: dict[str, Any]) -> EncoderClassifier:
+def classifier(architecture: dict[str, Any], device: str = "cpu") -> EncoderClassifier:
     """What hyperparams.yaml would build. Without `normalize`, mean_var_norm_emb is not asked for."""
     model = ECAPA_TDNN(80, **architecture).eval()
     make_norms_matter(model)
@@ -89,7 +89,7 @@ def classifier(architecture: dict[str, Any]) -> EncoderClassifier:
         "embedding_model": model,
         "classifier": torch.nn.Identity(),
     }
-    return EncoderClassifier(modules, hparams={"device": "cpu"})
+    return EncoderClassifier(modules, hparams={"device": device}, run_opts={"device": device})
 
 
 @torch.no_grad()

@@ -1,0 +1,210 @@
+"""Our extractors against the code that engines themselves encode a voice with: time, memory, and how far from
+what the machine could do. By name only (`python -m benchmarks extraction`): on a CPU it takes hours.
+
+Environment:
+    REFERENCE_PYTHON: an interpreter with the reference packages, as the docstrings of tools/make_*_goldens.py
+        say; without it only we are measured.
+    REFERENCE_PYTHON_QWEN: one for qwen-tts, which does not import beside the others' transformers.
+    EXTRACTION_*: `Settings`.
+"""
+
+import json
+import random
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from benchmarks.encoder_timing import MARK, Load
+from services.extractor_worker.catalogue import BUILT_IN as EXTRACTORS
+from services.shared.profiles import BUILT_IN
+
+ROOT = Path(__file__).parents[1]
+SEED = 1
+ONE_SECONDS = 10.0
+SHORTEST_SECONDS = 1.0
+GOALS_ONE = {"cpu": 1.15, "cuda": 2.0}
+"""Of one clip, for those profiles that have such a goal."""
+GOALS_MIXED = {"cpu": 1.1, "cuda": 4.0}
+WITH_GOAL_FOR_ONE = ("qwen3-tts-0.6b", "qwen3-tts-1.7b")
+NOT_MEASURED = "not measured"
+
+
+class Settings(BaseSettings):
+    """What is measured. Environment: EXTRACTION_*."""
+
+    model_config = SettingsConfigDict(env_prefix="EXTRACTION_", env_ignore_empty=True, frozen=True)
+
+    profiles: str = ""
+    """Comma-separated; empty: all that have an extractor."""
+    device: str = Field("cpu", pattern="cpu|cuda")
+    clips: int = Field(64, gt=0)
+    """Of mixed length."""
+    seconds: float = Field(30.0, ge=SHORTEST_SECONDS)
+    """The longest clip."""
+    limit_seconds: float = Field(3600.0, gt=0)
+    """For one side of one profile. What was measured by then counts."""
+    reference_python: Path | None = Field(None, validation_alias="REFERENCE_PYTHON")
+    reference_python_qwen: Path | None = Field(None, validation_alias="REFERENCE_PYTHON_QWEN")
+
+    @property
+    def names(self) -> list[str]:
+        return self.profiles.split(",") if self.profiles else list(EXTRACTORS)
+
+    def load(self, profile: str) -> Load:
+        """The same clips for every profile, but for their rate."""
+        lengths = random.Random(SEED)
+        return Load(
+            sample_rate=BUILT_IN[profile].sample_rate,
+            one_seconds=min(ONE_SECONDS, self.seconds),
+            mixed_seconds=tuple(lengths.uniform(SHORTEST_SECONDS, self.seconds) for _ in range(self.clips)),
+            device=self.device,
+        )
+
+    def reference_for(self, profile: str) -> Path | None:
+        return self.reference_python_qwen if profile.startswith("qwen3-tts") else self.reference_python
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Of one encoder. None is what was not measured; then `problem` may say why."""
+
+    one_seconds: float | None = None
+    mixed_seconds: float | None = None
+    peak_mib: float | None = None
+    gflop: float | None = None
+    """Of the one clip."""
+    problem: str = ""
+
+
+def child(
+    python: Path | str, limit_seconds: float, module: str, *arguments: str
+) -> tuple[dict[str, Any], str]:
+    """What a process of its own measured, and what went wrong with it, if anything."""
+    command = [str(python), "-m", f"benchmarks.{module}", *arguments]
+    try:
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=limit_seconds, check=False)
+    except subprocess.TimeoutExpired as error:
+        return results_in(error.stdout or b""), f"took longer than {limit_seconds:.0f} s"
+    except OSError as error:
+        return {}, f"{python} does not start: {error.strerror}"
+    lines = done.stderr.decode(errors="replace").strip().splitlines()
+    problem = (lines[-1:] or [f"exit status {done.returncode}"])[0] if done.returncode else ""
+    return results_in(done.stdout), problem
+
+
+def results_in(output: bytes) -> dict[str, Any]:
+    """Of all whole lines that are results."""
+    results: dict[str, Any] = {}
+    for line in output.decode(errors="replace").splitlines(keepends=True):
+        if line.startswith(MARK) and line.endswith("\n"):
+            results |= json.loads(line.removeprefix(MARK))
+    return results
+
+
+def ours(profile: str, settings: Settings) -> Measured:
+    load = settings.load(profile).to_json()
+    results, problem = child(sys.executable, settings.limit_seconds, "own_encoders", profile, load)
+    return Measured(**results, problem=problem)
+
+
+def reference(profile: str, settings: Settings) -> Measured:
+    python, load = settings.reference_for(profile), settings.load(profile).to_json()
+    if python is None:
+        return Measured()
+    results, problem = child(python, settings.limit_seconds, "reference_encoders", profile, load)
+    return Measured(**results, problem=problem)
+
+
+# --- the table
+
+
+HEAD = """\
+| profile | one clip, ms: ours | reference | ratio | mixed, clips/s: ours | reference | ratio \
+| MiB: ours | reference | of the machine's rate | goal |
+|---|---|---|---|---|---|---|---|---|---|---|"""
+
+
+def ratio(own: float | None, theirs: float | None) -> float | None:
+    """How many times as fast as the reference."""
+    return theirs / own if own and theirs else None
+
+
+def verdict(profile: str, device: str, own: Measured, theirs: Measured) -> str:
+    """`reached` or `missed`, if all that has a goal was measured."""
+    held = [(ratio(own.mixed_seconds, theirs.mixed_seconds), GOALS_MIXED[device])]
+    if profile in WITH_GOAL_FOR_ONE:
+        held.append((ratio(own.one_seconds, theirs.one_seconds), GOALS_ONE[device]))
+    if any(found is not None and found < goal for found, goal in held):
+        return "missed"
+    return NOT_MEASURED if any(found is None for found, _ in held) else "reached"
+
+
+def share_of_floor(own: Measured, gflops: float | None) -> float | None:
+    """The time that the encoder's arithmetic needs at the machine's rate, by the time that it took."""
+    return own.gflop / gflops / own.one_seconds if own.gflop and gflops and own.one_seconds else None
+
+
+def row(profile: str, settings: Settings, own: Measured, theirs: Measured, gflops: float | None) -> str:
+    def rate(measured: Measured) -> float | None:
+        return settings.clips / measured.mixed_seconds if measured.mixed_seconds else None
+
+    share = share_of_floor(own, gflops)
+    cells = [
+        profile,
+        shown(own.one_seconds, scale=1e3),
+        shown(theirs.one_seconds, scale=1e3),
+        shown(ratio(own.one_seconds, theirs.one_seconds), digits=2, absent="–"),
+        shown(rate(own), digits=2),
+        shown(rate(theirs), digits=2),
+        shown(ratio(own.mixed_seconds, theirs.mixed_seconds), digits=2, absent="–"),
+        shown(own.peak_mib),
+        shown(theirs.peak_mib),
+        "–" if share is None else f"{share:.0%}",
+        verdict(profile, settings.device, own, theirs),
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def shown(value: float | None, *, scale: float = 1.0, digits: int = 0, absent: str = NOT_MEASURED) -> str:
+    return absent if value is None else f"{value * scale:,.{digits}f}"
+
+
+def heading(settings: Settings, machine: Mapping[str, Any]) -> str:
+    load = settings.load(settings.names[0])
+    return (
+        f"One clip of {load.one_seconds:g} s; {settings.clips} clips of {SHORTEST_SECONDS:g} to "
+        f"{settings.seconds:g} s, {sum(load.mixed_seconds):.0f} s in all. Random weights, float32, "
+        f"{settings.device}, torch {machine.get('torch')}, {machine.get('threads')} threads; the machine "
+        f"attains {machine.get('gflops', 0):,.0f} GFLOP/s.\n"
+    )
+
+
+def main() -> bool:
+    """Print the table. Returns whether no goal was missed; one whose reference is not there is not."""
+    settings = Settings()
+    machine, problem = child(sys.executable, settings.limit_seconds, "encoder_timing", settings.device)
+    problems = [f"the machine's rate: {problem}"] if problem else []
+    good = not problem
+    print(f"{heading(settings, machine)}\n{HEAD}", flush=True)
+    for profile in settings.names:
+        own, theirs = ours(profile, settings), reference(profile, settings)
+        print(row(profile, settings, own, theirs, machine.get("gflops")), flush=True)
+        good &= not own.problem and verdict(profile, settings.device, own, theirs) != "missed"
+        problems += problems_of(profile, own, theirs)
+    print("".join(f"\n{problem}" for problem in problems))
+    return good
+
+
+def problems_of(profile: str, own: Measured, theirs: Measured) -> Sequence[str]:
+    sides = {"ours": own, "reference": theirs}
+    return [f"{profile}, {side}: {one.problem}" for side, one in sides.items() if one.problem]
+
+
+if __name__ == "__main__":
+    sys.exit(not main())

@@ -1,0 +1,122 @@
+"""Our extractors as `benchmarks.extraction` measures them: random weights, through the worker's own handler
+of jobs, with bucket and index taken out.
+
+    python -m benchmarks.own_encoders <profile> <load>
+"""
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from benchmarks.encoder_timing import Load, Samples, measure, report
+from services.extractor_worker.catalogue import load_extractor
+from services.extractor_worker.extraction import Extraction, Station
+from services.extractor_worker.extractor import Extractor
+from services.extractor_worker.torch_extractor import Loading
+from services.extractor_worker.weights import UntrainedWeights
+from services.shared.audio import ReferenceAudio
+from services.shared.profiles import BUILT_IN
+from services.shared.settings import ExtractorSettings, WorkerSettings
+
+
+@dataclass(frozen=True)
+class Work:
+    """Of an `Assignment`, what the handler looks at."""
+
+    clip: ReferenceAudio
+    attempt: int = 1
+    max_attempts: int = 1
+
+    @property
+    def version(self) -> Any:
+        return SimpleNamespace(record=SimpleNamespace(clip=self.clip))
+
+
+class Publisher:
+    """Gives out clips and drops what is made of them. A job's id is its clip's place."""
+
+    def __init__(self, clips: Sequence[ReferenceAudio]) -> None:
+        self._clips = clips
+
+    def in_service(self) -> bool:
+        return True
+
+    def take(self, job_id: str, *_: object) -> Work:
+        return Work(self._clips[int(job_id)])
+
+    def read_clip(self, work: Work) -> ReferenceAudio:
+        return work.clip
+
+    def progress(self, *_: object) -> None:
+        pass
+
+    def publish(self, *_: object) -> bool:
+        return True
+
+    def fail(self, _: Work, error: Exception) -> None:
+        raise error
+
+
+def extract_all(extractor: Extractor, clips: Sequence[ReferenceAudio]) -> None:
+    """In batches as large as a worker takes them."""
+    name = extractor.profile_name
+    stations = {name: Station(None, extractor)}
+    extraction = Extraction(Publisher(clips), stations, threads=ExtractorSettings().threads)
+    try:
+        for batch in batches(jobs_of(name, len(clips)), WorkerSettings().batch_size):
+            outcomes = extraction(batch)
+            assert set(outcomes) == {"published"}, outcomes
+    finally:
+        extraction.close()
+
+
+def jobs_of(profile: str, count: int) -> Iterator[Any]:
+    for place in range(count):
+        yield SimpleNamespace(
+            id=str(place), origin=f"extract.{profile}", kwargs={"speaker": f"benchmark/{place}"}
+        )
+
+
+def batches(jobs: Iterator[Any], size: int) -> Iterator[list[Any]]:
+    while batch := list(islice(jobs, size)):
+        yield batch
+
+
+def extract(extractor: Extractor, clip: ReferenceAudio) -> None:
+    encoded = extractor.encode([extractor.prepare(clip)])
+    extractor.finish(encoded[0])
+
+
+def gflop(extractor: Extractor, clip: ReferenceAudio) -> float:
+    """Of torch's matrix products and convolutions in the encoder; other libraries' are not seen."""
+    prepared = [extractor.prepare(clip)]
+    with FlopCounterMode(display=False) as counter:
+        extractor.encode(prepared)
+    return counter.get_total_flops() / 1e9
+
+
+def main(profile: str, load: Load) -> None:
+    torch.manual_seed(0)
+    extractor = load_extractor(
+        Loading(profile=BUILT_IN[profile], source=UntrainedWeights(), device=load.device)
+    )
+
+    def clip_of(samples: Samples) -> ReferenceAudio:
+        return ReferenceAudio(samples, load.sample_rate)
+
+    measure(
+        load,
+        lambda samples: extract(extractor, clip_of(samples)),
+        lambda mixed: extract_all(extractor, [clip_of(samples) for samples in mixed]),
+    )
+    report(gflop=gflop(extractor, clip_of(load.clips()[0])))  # last: counting takes memory and time
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Load.parse(sys.argv[2]))
