@@ -13,6 +13,7 @@ import pytest
 from services.embedded.settings import EmbeddedSettings
 from services.embedded.supervisor import EmbeddedRegistry
 from speaker_registry import RegistryClient
+from tools import profiles_table
 from tools.settings_table import table
 
 ROOT = Path(__file__).parents[2]
@@ -93,3 +94,9 @@ def test_every_file_the_pages_point_to_exists():
         folder = (ROOT / page).parent
         for link in re.findall(r"\]\((?!https?:)([^)#]+)", (ROOT / page).read_text()):
             assert (folder / link).exists(), f"{page}: {link}"
+
+
+def test_every_profile_is_in_the_readme():
+    """`python -m tools.profiles_table` makes the table."""
+    shown = README.partition("made by tools/profiles_table.py -->\n")[2].partition("\n<!--")[0]
+    assert shown == profiles_table.table()
