@@ -11,6 +11,7 @@ import httpx
 import pytest
 from openapi_spec_validator import validate
 
+from services.registry_api.examples import MEDIA_TYPE
 from tests.integration.api.contract import Contract
 from tests.integration.api.registry import Registry
 
@@ -63,6 +64,7 @@ def test_every_route_is_in_it(document: dict[str, Any]):
         "GET /v1/jobs",
         "GET /v1/jobs/{job_id}",
         "GET /v1/profiles",
+        "PUT /v1/voices/{name}/versions/{ref}/artifacts/{profile}",
         "GET /healthz",
         "GET /readyz",
     }
@@ -116,9 +118,10 @@ def test_every_example_is_what_its_schema_says(document: dict[str, Any]):
             if "example" in content and media_type == "application/json":
                 contract.validate(content["example"], content["schema"])
                 checked += 1
-        for content in operation.get("requestBody", {}).get("content", {}).values():
-            contract.validate(content["example"], content["schema"])
-            assert what == "POST /v1/audio/voices"
+        for media_type, content in operation.get("requestBody", {}).get("content", {}).items():
+            if media_type != MEDIA_TYPE:  # a file, which no example shows
+                contract.validate(content["example"], content["schema"])
+                assert what == "POST /v1/audio/voices"
     assert checked > 80
 
 
