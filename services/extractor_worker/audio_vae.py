@@ -13,13 +13,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from services.extractor_worker.snake import Snake
+
 Layout = Mapping[str, tuple[int, ...]]
 """Key name -> shape."""
 
 _DILATIONS = (1, 3, 9)
 _KERNEL = 7
-_POLE = 1e-9
-"""Keeps 1 / alpha finite."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,19 +73,6 @@ class CausalConv(nn.Conv1d):
 
     def forward(self, hidden: Tensor) -> Tensor:
         return super().forward(functional.pad(hidden, (self.left, 0)))
-
-
-class Snake(nn.Module):
-    """x + sin²(alpha x) / alpha, with an alpha for each channel (Ziyin et al., arXiv 2006.08195)."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.alpha = nn.Parameter(torch.ones(1, width, 1))
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        # In place where nobody else looks: at 16 kHz these are the largest tensors there are.
-        wave = (self.alpha * hidden).sin_().square_()
-        return wave.mul_((self.alpha + _POLE).reciprocal()).add_(hidden)
 
 
 class ResidualUnit(nn.Module):

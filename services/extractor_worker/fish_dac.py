@@ -18,11 +18,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from services.extractor_worker.modules import layout_of
+from services.extractor_worker.snake import Snake
 
 _DILATIONS = (1, 3, 9)
 _KERNEL = 7
-_POLE = 1e-9
-"""Keeps 1 / alpha finite."""
 _WIDENING = 4
 """Of a ConvNeXt block's inner layer."""
 _CONVNEXT_NORM_EPS = 1e-6
@@ -139,19 +138,6 @@ class ResidualUnit(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         return hidden + self.block(hidden)  # type: ignore[no-any-return]
-
-
-class Snake(nn.Module):
-    """x + sin²(alpha · x) / alpha, each channel with an alpha of its own (arXiv 2006.08195)."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.alpha = nn.Parameter(torch.ones(1, width, 1))
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        # In place: at 44.1 kHz every intermediate weighs 11 MB for a second of audio.
-        wave = (self.alpha * hidden).sin_().square_()
-        return wave.mul_((self.alpha + _POLE).reciprocal()).add_(hidden)
 
 
 class CausalConv(nn.Module):
