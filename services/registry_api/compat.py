@@ -25,7 +25,6 @@ from services.registry_api.wiring import (
     VoiceName,
 )
 from services.shared.audio import DecodedClip
-from services.shared.domain import Speaker
 from services.shared.index_reading import IndexedSpeaker
 from services.shared.registrar import Registrar
 from services.shared.registration import Registered, register_clip, register_embedding
@@ -134,9 +133,7 @@ def _decode(services: Services, clip: bytes) -> DecodedClip:
 
 
 def _registered(registrar: Registrar, registered: Registered) -> dict[str, Any]:
-    version = registered.version
-    indexed = _with_version(registered)
-    entry = rendering.uploaded(registrar, indexed, version)
+    entry = rendering.uploaded(registrar, registered.indexed, registered.version)
     entry["job_id"] = next(iter(registered.jobs.values()), None)
     entry["jobs"] = dict(registered.jobs)
     return {
@@ -148,15 +145,6 @@ def _registered(registrar: Registrar, registered: Registered) -> dict[str, Any]:
         "created_at": entry["created_at"],
         "created": registered.created,
     }
-
-
-def _with_version(registered: Registered) -> IndexedSpeaker:
-    """A delete may have overtaken the look that followed the registration: the answer is still about what
-    was made.
-    """
-    if registered.indexed.speaker.live:
-        return registered.indexed
-    return IndexedSpeaker(Speaker(versions=(registered.version,)))
 
 
 @router.delete("/{name}", responses=examples.DELETE_COMPATIBLE)

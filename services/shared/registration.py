@@ -19,6 +19,7 @@ from services.shared.domain import (
     GIVEN_FINGERPRINT,
     ArtifactRecord,
     ClipRecord,
+    Speaker,
     SpeakerVersion,
     VersionRecord,
     given_key,
@@ -62,6 +63,7 @@ class Registered:
 
     indexed: IndexedSpeaker
     version: SpeakerVersion
+    """One of `indexed`'s."""
     created: bool
     jobs: Mapping[str, str]
     """Profile -> job that extracts it."""
@@ -228,7 +230,7 @@ class _Registration:
         version = SpeakerVersion(seq=self._place.seq, record=record)
         jobs = self._set_going(version)
         log.info("version.registered", speaker=str(self._id), vuid=self._vuid, number=record.number)
-        return Registered(registrar.index.load(self._id), version, True, jobs)
+        return Registered(*_as_it_is_now(registrar.index.load(self._id), version), True, jobs)
 
     def _set_going(self, version: SpeakerVersion) -> dict[str, str]:
         """The version is committed: what goes wrong from here on is housekeeping's to repair, not the
@@ -251,6 +253,16 @@ class _Registration:
                 claim = registrar.claim(self._id, version, profile)
                 if claim.job_id:
                     jobs[profile.name] = claim.job_id
+
+
+def _as_it_is_now(indexed: IndexedSpeaker, made: SpeakerVersion) -> tuple[IndexedSpeaker, SpeakerVersion]:
+    """A worker may have made its artifacts meanwhile. Or a delete has overtaken it: the answer is still about
+    what was made.
+    """
+    found = indexed.speaker.by_vuid(made.vuid) if indexed.speaker.live else None
+    if found is not None:
+        return indexed, found
+    return IndexedSpeaker(Speaker(versions=(made,))), made
 
 
 def _hash(*parts: str | None) -> str:

@@ -19,6 +19,7 @@ from services.shared.domain import AliasFact
 from services.shared.facts import bucket_identity
 from services.shared.gate import BOOT, GateClosed
 from services.shared.index import DIRTY, LANDING_SECONDS, ORPHANED_SECONDS, REPEAT_SECONDS, SpeakerIndex
+from services.shared.registration import Registered
 from services.shared.settings import HousekeepingSettings
 from services.shared.valkey import ValkeyServer
 from speaker_registry.errors import (
@@ -223,6 +224,45 @@ def test_a_committed_version_is_acknowledged_though_its_job_cannot_be_queued(
     storage.settle()
     storage.check_settled("alice")
     assert storage.served("alice")
+
+
+def while_it_is_answered(
+    storage: Storage, do: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+) -> Registered:
+    """Register alice, whose version is committed and whose job is queued, and then comes `do`."""
+    enqueue = storage.registrar.dispatcher.enqueue
+
+    def overtaken(*arguments: Any) -> None:
+        enqueue(*arguments)
+        monkeypatch.undo()
+        do()
+
+    monkeypatch.setattr(storage.registrar.dispatcher, "enqueue", overtaken)
+    return storage.register("alice")
+
+
+def test_a_worker_may_be_quicker_than_the_answer(storage: Storage, monkeypatch: pytest.MonkeyPatch):
+    registered = while_it_is_answered(storage, storage.finish_all, monkeypatch)
+    assert registered.created
+    assert registered.jobs.keys() == {PROFILE}
+    assert registered.version in registered.indexed.speaker.versions
+    assert storage.registrar.state(registered.indexed, registered.version) == "ready"
+    assert storage.registrar.held_back(registered.indexed, registered.version) is None
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_delete_may_overtake_the_answer(storage: Storage, monkeypatch: pytest.MonkeyPatch, again: bool):
+    """The answer is about what was made, though it is gone; also where the name is somebody else's now."""
+
+    def replace() -> None:
+        storage.registrar.delete("default", "alice")
+        if again:
+            storage.register("alice", number=2)
+
+    registered = while_it_is_answered(storage, replace, monkeypatch)
+    assert registered.created
+    assert registered.indexed.speaker.versions == (registered.version,)
+    assert registered.version.number == 1
 
 
 # -- extracting
