@@ -18,6 +18,7 @@ from benchmarks.encoder_timing import Load, Samples, measure, report
 from services.extractor_worker.catalogue import load_extractor
 from services.extractor_worker.extraction import Extraction, Station
 from services.extractor_worker.extractor import Extractor
+from services.extractor_worker.host_memory import keep_freed_memory
 from services.extractor_worker.torch_extractor import Loading
 from services.extractor_worker.weights import UntrainedWeights
 from services.shared.audio import ReferenceAudio
@@ -103,6 +104,8 @@ def gflop(extractor: Extractor, clip: ReferenceAudio) -> float:
 
 def main(profile: str, load: Load) -> None:
     torch.manual_seed(0)
+    if load.device == "cpu":
+        keep_freed_memory()  # as a worker does
     extractor = load_extractor(
         Loading(profile=BUILT_IN[profile], source=UntrainedWeights(), device=load.device)
     )

@@ -7,6 +7,7 @@ from pydantic import ValidationError
 
 from services.extractor_worker.catalogue import load_extractor
 from services.extractor_worker.extractor import Extractor
+from services.extractor_worker.host_memory import keep_freed_memory
 from services.extractor_worker.process import WorkerProcess
 from services.extractor_worker.torch_extractor import Loading, Shelf
 from services.extractor_worker.weights import parse_weights
@@ -25,6 +26,8 @@ def work() -> int:
     """
     configure_logs(LogSettings().level)
     try:
+        if ExtractorSettings().device == "cpu":
+            keep_freed_memory()
         return WorkerProcess(partial(_load, Shelf())).run()
     except ValidationError as error:
         log.error("worker.cannot_start", reason=explain(error))
