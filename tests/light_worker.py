@@ -16,9 +16,9 @@ from pathlib import Path
 
 import numpy as np
 
-from services.extractor_worker.extractor import Fingerprint
 from services.extractor_worker.process import WorkerProcess
 from services.shared.audio import ReferenceAudio
+from services.shared.fingerprint import Fingerprint
 from services.shared.logs import configure_logs
 from services.shared.profiles import Profile
 from services.shared.settings import ExtractorSettings, LogSettings

@@ -1,41 +1,15 @@
 """What the worker asks of the code that makes one profile's artifact. Knows no engine, queue or storage."""
 
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, Protocol, Self
+from collections.abc import Sequence
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
 from services.shared.audio import ReferenceAudio
-from speaker_registry.artifact import canonical_json, sha256_digest
+from services.shared.fingerprint import Fingerprint
 
 Dtype = Literal["float32", "bfloat16"]
 """What an encoder computes in."""
-
-
-@dataclass(frozen=True, slots=True)
-class Fingerprint:
-    """Everything that determines an artifact besides the clip.
-
-    facts: plain JSON values. `facts["weights"]["untrained"]` says whether the weights are random.
-    """
-
-    facts: Mapping[str, Any]
-
-    @classmethod
-    def of(cls, **facts: Any) -> Self:
-        """Tuples become lists, as they will be after a trip through a manifest."""
-        return cls(json.loads(canonical_json(facts)))
-
-    @property
-    def digest(self) -> str:
-        """`sha256:…` over the facts as canonical JSON."""
-        return sha256_digest(canonical_json(self.facts).encode())
-
-    @property
-    def untrained(self) -> bool:
-        return bool(self.facts["weights"]["untrained"])
 
 
 class Extractor(Protocol):

@@ -12,11 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from services.extractor_worker.extractor import Dtype, Fingerprint
+from services.extractor_worker.extractor import Dtype
 from services.extractor_worker.precision import exact_float32
 from services.extractor_worker.resample import KERNEL, resample
 from services.extractor_worker.weights import Checkpoint, UntrainedWeights, WeightsSource, locate
 from services.shared.audio import ReferenceAudio
+from services.shared.fingerprint import Fingerprint
 from services.shared.profiles import Profile
 from services.shared.settings import EXTRACTOR_CACHE
 from speaker_registry.errors import AudioTooShort, ExtractorOutOfMemory

@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from services.extractor_worker import torch_extractor
-from services.extractor_worker.extractor import Fingerprint
 from services.extractor_worker.fish_dac import CodecConfig, published_layout
 from services.extractor_worker.fish_speech import Audio8Extractor, FishSpeechExtractor, _groups
 from services.extractor_worker.weights import UntrainedWeights
 from services.shared.audio import ReferenceAudio
+from services.shared.fingerprint import Fingerprint
 from services.shared.profiles import BUILT_IN
 from speaker_registry.artifact import check_tensors
 from speaker_registry.errors import AudioTooLong, AudioTooShort
