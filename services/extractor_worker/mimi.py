@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import MimiConfig, MimiModel
+from transformers import DynamicCache, MimiConfig, MimiModel
 
 from services.extractor_worker.pretrained import pretrained
 
@@ -156,7 +156,7 @@ class CodecEncoder:
         dtype: torch.dtype,
     ) -> None:
         self.books = books
-        self.model = _load(config, tensors, dtype).to(device)
+        self.model = _on(device, _load(config, tensors, dtype))
 
     def encode(self, samples: Tensor) -> Tensor:
         """Encode clips of equal length.
@@ -168,7 +168,28 @@ class CodecEncoder:
             int64 [B, books, ceil(N / samples_per_frame)].
         """
         # Books beyond the ones wanted are not computed; each book only depends on those before it.
-        return self.model.encode(samples, num_quantizers=self.books).audio_codes  # type: ignore[no-any-return]
+        # With a cache, though an empty one: without, transformers looks whether positions are of several packed
+        # sequences, and a GPU is waited for.
+        encoded = self.model.encode(
+            samples, num_quantizers=self.books, encoder_past_key_values=DynamicCache()
+        )
+        return encoded.audio_codes  # type: ignore[no-any-return]
+
+
+def _on(device: str, model: Any) -> Any:
+    """The model on its device, and on the host the sizes that it computes padding from: read from a GPU,
+    each convolution would wait for all the work before it.
+    """
+    sizes = [
+        (module, name, buffer)
+        for module in model.modules()
+        for name, buffer in module.named_buffers(recurse=False)
+        if buffer.dim() == 0 and not buffer.is_floating_point()
+    ]
+    model.to(device)
+    for module, name, buffer in sizes:
+        setattr(module, name, buffer)
+    return model
 
 
 def _load(config: CodecConfig, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Any:

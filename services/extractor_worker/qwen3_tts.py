@@ -115,7 +115,9 @@ class Qwen3TTSExtractor(TorchExtractor[PreparedClip, EncodedClip]):
             return [self._encode(prepared[0])]
         frames = torch.tensor([clip.mel.shape[1] for clip in prepared])
         mel = pad_sequence([clip.mel[0] for clip in prepared], batch_first=True)  # [B, M, 128]
-        embeddings = self._speaker_encoder(self.on_device(mel), self.on_device(frames, frames.dtype))
+        embeddings = self._speaker_encoder(
+            self.on_device(self.pinned(mel)), self.on_device(self.pinned(frames), frames.dtype)
+        )
         return [
             EncodedClip(embedding[None], self._codes(clip))
             for embedding, clip in zip(embeddings, prepared, strict=True)

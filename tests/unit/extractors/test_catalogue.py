@@ -88,6 +88,18 @@ def test_the_same_clip_twice_is_the_same_artifact(untrained: Extractor) -> None:
     assert all(np.array_equal(first[name], second[name]) for name in first)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("profile", sorted(EXTRACTORS))
+def test_encoding_never_waits_for_the_device(profile: str) -> None:
+    """On a device that knows shapes and no values: whoever asks for one, which on a GPU is to wait until all
+    work before it is done, fails.
+    """
+    extractor = load_extractor(Loading(profile=BUILT_IN[profile], source=UntrainedWeights(), device="meta"))
+    rates = (24_000, 16_000)
+    prepared = [extractor.prepare(ReferenceAudio(speechlike(2.0, rate), rate)) for rate in rates]
+    assert len(extractor.encode(prepared)) == len(prepared)
+
+
 def test_untrained_weights_are_the_same_in_every_process() -> None:
     """Two workers of one demo share a fingerprint, so they must share the weights."""
     program = (
