@@ -1,23 +1,22 @@
 """The speaker encoder CAM++ (arXiv 2303.00332) as TTS models publish it: an ONNX graph, run by onnxruntime.
 
-Features in, embedding out. Several engines publish it, often as the very same file, so it is loaded once per
-file.
+Samples in, embedding out. Several engines publish it, often as the very same file, so it is loaded once per
+file. It runs on the CPU wherever the rest of an engine runs, as vLLM-Omni runs it: a GPU's kernels make other
+embeddings. (For CosyVoice3 vLLM-Omni prefers TensorRT where that is installed.)
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnxruntime
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from services.extractor_worker.campplus_untrained import untrained_campplus
 from services.extractor_worker.kaldi_fbank import FbankSettings, fbank
+from services.extractor_worker.onnx_graph import parsed_graph, read_graph
 from services.extractor_worker.torch_extractor import Loading
 from services.extractor_worker.weights import Checkpoint, sha256_of_file
 from speaker_registry.errors import WeightsInvalid
@@ -33,44 +32,40 @@ _THREADS = 1
 
 Features = NDArray[np.float32]
 Embedding = NDArray[np.float32]
-LateEmbedding = Callable[[], Embedding]
 
 
 class CamPlusPlus:
-    """A loaded encoder. `embed` may be called by several threads at once.
+    """A loaded encoder, on the CPU. Several threads may use it at once.
 
     Args:
-        model: path of the graph, or its bytes.
-        device: as torch names it. A GPU is used where onnxruntime can; otherwise the CPU.
+        model: the graph's file.
 
     Raises:
-        WeightsInvalid: it is no ONNX graph, or of another shape.
+        WeightsInvalid: it is no ONNX graph, not all of one, or of another shape.
     """
 
-    def __init__(self, model: Path | bytes, device: str) -> None:
+    def __init__(self, model: bytes) -> None:
+        parsed_graph(model, CAMPPLUS_FILE)
         try:
+            # Bytes, not a path: onnxruntime would follow a path to whatever other files the graph names.
             self._session = onnxruntime.InferenceSession(
-                str(model) if isinstance(model, Path) else model, _options(), providers=_providers(device)
+                model, _options(), providers=["CPUExecutionProvider"]
             )
             self._input = self._session.get_inputs()[0].name
         except Exception as error:  # onnxruntime's exceptions have no class of their own in common
-            raise WeightsInvalid(f"{CAMPPLUS_FILE} is damaged, cut short or not an ONNX graph") from error
-        self.on_cpu = self._session.get_providers()[0] == "CPUExecutionProvider"
+            raise WeightsInvalid(f"{CAMPPLUS_FILE} is not an ONNX graph that onnxruntime can run") from error
         self._check()
 
-    def begin(self, samples: Tensor) -> LateEmbedding:
-        """Features at once, the embedding when it is called for: on the thread that has the device to itself.
-
-        Where the encoder runs on the CPU the embedding is made at once as well, beside what the device does.
+    def __call__(self, samples: Tensor) -> Embedding:
+        """Embed a clip.
 
         Args:
             samples: float32 [N] at `FBANK.sample_rate`, N >= `MIN_SAMPLES`.
+
+        Returns:
+            float32 [192], not normalised.
         """
-        features = fbank(samples, FBANK).numpy()
-        if not self.on_cpu:
-            return partial(self.embed, features)
-        embedding = self.embed(features)
-        return lambda: embedding
+        return self.embed(fbank(samples, FBANK).numpy())
 
     def embed(self, features: Features) -> Embedding:
         """float32 [T, 80], T >= `MIN_FRAMES` -> float32 [192], not normalised."""
@@ -110,16 +105,15 @@ class CamPlusPlus:
 
 
 def load_campplus(loading: Loading, checkpoint: Checkpoint | None) -> CamPlusPlus:
-    """From the checkpoint, or with random weights where there is none; one per file and device."""
+    """From the checkpoint, or with random weights where there is none; one per file."""
     if checkpoint is None:
         seed = loading.seed or 0
         return loading.shelf.get(
-            ("campplus", "untrained", seed, loading.device),
-            lambda: CamPlusPlus(untrained_campplus(seed), loading.device),
+            ("campplus", "untrained", seed), lambda: CamPlusPlus(untrained_campplus(seed))
         )
     path = checkpoint.folder / CAMPPLUS_FILE
     return loading.shelf.get(
-        ("campplus", sha256_of_file(path), loading.device), lambda: CamPlusPlus(path, loading.device)
+        ("campplus", sha256_of_file(path)), lambda: CamPlusPlus(read_graph(path, CAMPPLUS_FILE))
     )
 
 
@@ -134,13 +128,3 @@ def _options() -> onnxruntime.SessionOptions:
     options.enable_mem_pattern = False  # would keep a plan for every length of clip it ever saw
     options.log_severity_level = 3  # errors only: standard error is for logs
     return options
-
-
-def _providers(device: str) -> list[Any]:
-    place = torch.device(device)
-    cuda = "CUDAExecutionProvider"
-    if place.type != "cuda" or cuda not in onnxruntime.get_available_providers():
-        return ["CPUExecutionProvider"]
-    # float32 that is float32, and no kernels picked by trial: see `services.extractor_worker.precision`.
-    options = {"device_id": place.index or 0, "use_tf32": 0, "cudnn_conv_algo_search": "DEFAULT"}
-    return [(cuda, options), "CPUExecutionProvider"]

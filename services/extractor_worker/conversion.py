@@ -126,15 +126,15 @@ def _initialisers(path: Path, name: str) -> dict[str, Tensor]:
 
     Exporters invent names for initialisers that they transpose, but a node keeps the name of its module.
     """
-    import onnx  # noqa: PLC0415 — few profiles need it
+    from onnx import numpy_helper  # noqa: PLC0415 — few profiles need it
 
+    from services.extractor_worker.onnx_graph import parsed_graph, read_graph  # noqa: PLC0415
+
+    graph = parsed_graph(read_graph(path, name), name).graph
     try:
-        graph = onnx.load(path, load_external_data=False).graph
-        if any(onnx.external_data_helper.uses_external_data(one) for one in graph.initializer):
-            raise ValueError("it names other files, which would be looked for where the process runs")
-        arrays = {one.name: onnx.numpy_helper.to_array(one) for one in graph.initializer}
+        arrays = {one.name: numpy_helper.to_array(one) for one in graph.initializer}
     except Exception as error:  # a damaged file can raise anything
-        raise WeightsInvalid(f"{name} is damaged, cut short or not an ONNX graph with its tensors") from error
+        raise WeightsInvalid(f"{name} has tensors that cannot be read") from error
     uses = [(node.name, place, used) for node in graph.node for place, used in enumerate(node.input)]
     if unused := arrays.keys() - {used for _, _, used in uses}:
         raise WeightsInvalid(f"{name} has {min(unused)}, which none of its nodes uses")

@@ -20,7 +20,6 @@ from services.extractor_worker.campplus import (
     FBANK,
     MIN_SAMPLES,
     Embedding,
-    LateEmbedding,
     campplus_facts,
     load_campplus,
 )
@@ -50,11 +49,11 @@ _MEL_FRAMES_PER_TOKEN = 2
 
 @dataclass(frozen=True, slots=True)
 class PreparedClip:
-    """token_mel: float32 [1, 128, M]. speech_feat: float32 [1, F, 80]."""
+    """token_mel: float32 [1, 128, M]. speech_feat: float32 [1, F, 80]. embedding: float32 [192]."""
 
     token_mel: Tensor
     speech_feat: Tensor
-    embedding: LateEmbedding
+    embedding: Embedding
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,12 +111,12 @@ class CosyVoice3Extractor(TorchExtractor[PreparedClip, EncodedClip]):
         return PreparedClip(
             token_mel=self.pinned(token_mel[None]),
             speech_feat=log_mel(samples[None], _MEL),
-            embedding=self._speaker_encoder.begin(resample(samples, _SAMPLE_RATE, FBANK.sample_rate)),
+            embedding=self._speaker_encoder(resample(samples, _SAMPLE_RATE, FBANK.sample_rate)),
         )
 
     def _encode(self, prepared: PreparedClip) -> EncodedClip:
         codes = self._tokenizer(self.on_device(prepared.token_mel))
-        return EncodedClip(codes, prepared.speech_feat, prepared.embedding())
+        return EncodedClip(codes, prepared.speech_feat, prepared.embedding)
 
     def _finish(self, encoded: EncodedClip) -> dict[str, Tensor]:
         """Cut to as many tokens as have both their mel frames.

@@ -11,7 +11,7 @@ from services.extractor_worker.campplus import (
     CAMPPLUS_FILE,
     FBANK,
     MIN_SAMPLES,
-    LateEmbedding,
+    Embedding,
     campplus_facts,
     load_campplus,
 )
@@ -19,7 +19,7 @@ from services.extractor_worker.torch_extractor import Loading, TorchExtractor, u
 from services.shared.audio import ReferenceAudio
 
 
-class MingTTSExtractor(TorchExtractor[LateEmbedding, Tensor]):
+class MingTTSExtractor(TorchExtractor[Embedding, Embedding]):
     """CAM++, loaded. Always float32, as in the engine; one clip at a time, or its context would hear padding.
 
     Raises:
@@ -36,12 +36,13 @@ class MingTTSExtractor(TorchExtractor[LateEmbedding, Tensor]):
         super().__init__(loading, weights=weights, speaker_encoder=campplus_facts())
         self._speaker_encoder = load_campplus(loading, checkpoint)
 
-    def _prepare(self, clip: ReferenceAudio) -> LateEmbedding:
-        return self._speaker_encoder.begin(self.resampled(clip, FBANK.sample_rate, least=MIN_SAMPLES))
+    def _prepare(self, clip: ReferenceAudio) -> Embedding:
+        """All of it: nothing is left for the device."""
+        return self._speaker_encoder(self.resampled(clip, FBANK.sample_rate, least=MIN_SAMPLES))
 
-    def _encode(self, prepared: LateEmbedding) -> Tensor:
-        return torch.from_numpy(prepared())
+    def _encode(self, prepared: Embedding) -> Embedding:
+        return prepared
 
-    def _finish(self, encoded: Tensor) -> dict[str, Tensor]:
+    def _finish(self, encoded: Embedding) -> dict[str, Tensor]:
         """`speaker_embedding`: float32 [192], not normalised."""
-        return {"speaker_embedding": encoded}
+        return {"speaker_embedding": torch.from_numpy(encoded)}

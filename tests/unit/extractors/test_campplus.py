@@ -2,21 +2,22 @@
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 import torch
 from onnx import helper, numpy_helper
 from torch import Tensor
 from torch.nn import functional
 
-from services.extractor_worker import campplus
 from services.extractor_worker.campplus import MIN_SAMPLES, CamPlusPlus
 from services.extractor_worker.campplus_untrained import CamPlusPlusConfig, untrained_campplus
 from services.extractor_worker.kaldi_fbank import FbankSettings, fbank
 from speaker_registry.errors import WeightsInvalid
-from tests.unit.extractors.cosyvoice3_tiny import TINY
+from tests.unit.extractors.cosyvoice3_tiny import TINY, load_ming
 from tests.unit.extractors.signals import speechlike
 
 SMALL = CamPlusPlusConfig(
@@ -50,7 +51,7 @@ def graph(
 
 def test_a_graph_of_the_right_shape_is_taken() -> None:
     """The next test's graphs differ from it in one thing each."""
-    assert CamPlusPlus(graph(), "cpu").embed(np.ones((5, 80), np.float32)).shape == (192,)
+    assert CamPlusPlus(graph()).embed(np.ones((5, 80), np.float32)).shape == (192,)
 
 
 @pytest.mark.parametrize(
@@ -68,7 +69,7 @@ def test_a_graph_of_the_right_shape_is_taken() -> None:
 def test_a_graph_of_another_shape_is_refused(model: bytes, message: str) -> None:
     """A speaker encoder of another engine, often under the same name."""
     with pytest.raises(WeightsInvalid, match=rf"campplus\.onnx .*{message}"):
-        CamPlusPlus(model, "cpu")
+        CamPlusPlus(model)
 
 
 def test_two_outputs_are_refused() -> None:
@@ -76,36 +77,42 @@ def test_two_outputs_are_refused() -> None:
     model = onnx.load_model_from_string(graph())
     model.graph.output.append(helper.make_tensor_value_info("mean", onnx.TensorProto.FLOAT, ["B", 80]))
     with pytest.raises(WeightsInvalid, match="has 1 inputs and 2 outputs, one each is expected"):
-        CamPlusPlus(model.SerializeToString(), "cpu")
+        CamPlusPlus(model.SerializeToString())
 
 
-def test_what_is_begun_is_the_embedding_on_either_path() -> None:
-    """On a GPU it is made when called for, on the CPU at once."""
-    encoder = CamPlusPlus(TINY / "campplus.onnx", "cpu")
-    assert encoder.on_cpu
-    at_once = encoder.begin(voice(2.0))()
-    encoder.on_cpu = False
-    assert np.array_equal(encoder.begin(voice(2.0))(), at_once)
+def test_a_constant_in_another_file_is_refused() -> None:
+    """A node may have tensors too."""
+    model = onnx.load_model_from_string(graph())
+    constant = numpy_helper.from_array(np.zeros(192, np.float32), "constant")
+    onnx.external_data_helper.set_external_data(constant, "outside.bin")
+    constant.ClearField("raw_data")
+    model.graph.node.append(helper.make_node("Constant", [], ["unused"], value=constant))
+    with pytest.raises(WeightsInvalid, match=r"keeps the tensor 'constant' in another file, 'outside\.bin'"):
+        CamPlusPlus(model.SerializeToString())
 
 
-def test_without_a_provider_for_the_gpu_the_cpu_does_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """onnxruntime's usual package has none."""
-    monkeypatch.setattr(campplus.onnxruntime, "get_available_providers", lambda: ["CPUExecutionProvider"])
-    assert CamPlusPlus(TINY / "campplus.onnx", "cuda:1").on_cpu
-    monkeypatch.setattr(campplus.onnxruntime, "get_available_providers", lambda: ["CUDAExecutionProvider"])
-    (name, options), spare = campplus._providers("cuda:1")
-    assert (name, options["device_id"], options["use_tf32"]) == ("CUDAExecutionProvider", 1, 0)
-    assert spare == "CPUExecutionProvider"
-    assert campplus._providers("cpu") == ["CPUExecutionProvider"]
+def test_the_cpu_runs_it_whatever_onnxruntime_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in vLLM-Omni. A GPU's kernels make other embeddings."""
+    asked = []
+
+    class Session(onnxruntime.InferenceSession):  # type: ignore[misc]  # onnxruntime has no types
+        def __init__(self, *model: Any, providers: list[Any]) -> None:
+            asked.extend(providers)
+            super().__init__(*model, providers=["CPUExecutionProvider"])
+
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: ["CUDAExecutionProvider"])
+    monkeypatch.setattr(onnxruntime, "InferenceSession", Session)
+    load_ming(device="cuda:1")
+    assert asked == ["CPUExecutionProvider"]
 
 
 def test_threads_do_not_disturb_each_other() -> None:
     """Clips are prepared several at a time."""
-    encoder = CamPlusPlus(TINY / "campplus.onnx", "cpu")
+    encoder = CamPlusPlus((TINY / "campplus.onnx").read_bytes())
     clips = [voice(1.0 + seed / 7, seed) for seed in range(8)]
-    alone = [encoder.begin(clip)() for clip in clips]
+    alone = [encoder(clip) for clip in clips]
     with ThreadPoolExecutor(4) as pool:
-        together = list(pool.map(lambda clip: encoder.begin(clip)(), clips * 3))
+        together = list(pool.map(encoder, clips * 3))
     assert all(np.array_equal(one, alone[index % 8]) for index, one in enumerate(together))
 
 
@@ -141,7 +148,7 @@ def test_the_random_one_computes_what_cam_plus_plus_does(frames: int) -> None:
         for one in onnx.load_model_from_string(model).graph.initializer
     }
     expected = Oracle(weights, SMALL)(features)
-    assert np.allclose(CamPlusPlus(model, "cpu").embed(features.numpy()), expected.numpy(), atol=2e-5)
+    assert np.allclose(CamPlusPlus(model).embed(features.numpy()), expected.numpy(), atol=2e-5)
 
 
 def test_another_seed_is_another_encoder() -> None:

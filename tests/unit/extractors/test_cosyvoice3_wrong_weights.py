@@ -13,6 +13,7 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
+from services.extractor_worker import onnx_graph
 from services.extractor_worker.s3_tokenizer import S3Config
 from speaker_registry.errors import WeightsInvalid, WeightsMissing
 from tests.unit.extractors.cosyvoice3_tiny import (
@@ -119,24 +120,27 @@ def test_the_architecture_is_the_profiles_not_the_files() -> None:
         load_cosyvoice(TINY, S3Config())
 
 
-def test_a_tensor_in_another_file_is_refused(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A graph may name any file as the place of its tensors, this very folder's among them."""
+@pytest.mark.parametrize("file", [TOKENIZER_FILE, CAMPPLUS_FILE])
+def test_a_tensor_in_another_file_is_refused(copy: Path, file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would count in no checksum. A graph may name any file, relative to itself or to this very folder."""
     monkeypatch.chdir(copy)
+    onnx.save_model(
+        onnx.load(copy / file),
+        copy / file,
+        save_as_external_data=True,
+        location="outside.bin",
+        size_threshold=0,
+    )
+    assert (copy / "outside.bin").stat().st_size > 10_000
+    refused(copy, f"{file} keeps the tensor ")
+    refused(copy, " in another file, 'outside.bin': a graph with all its tensors in it is expected")
 
-    def outside(graph: onnx.GraphProto) -> None:
-        tensor = graph.initializer[0]
-        (copy / "outside.bin").write_bytes(tensor.raw_data)
-        onnx.external_data_helper.set_external_data(tensor, "outside.bin")
-        tensor.ClearField("raw_data")
 
-    edit_raw(copy / TOKENIZER_FILE, outside)
-    refused(copy, f"{TOKENIZER_FILE} is damaged, cut short or not an ONNX graph with its tensors")
-
-
-def edit_raw(path: Path, change: Change) -> None:
-    model = onnx.load(path)
-    change(model.graph)
-    path.write_bytes(model.SerializeToString())
+def test_a_file_too_large_for_a_graph_is_refused_unread(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 2 GB really."""
+    size = (copy / CAMPPLUS_FILE).stat().st_size
+    monkeypatch.setattr(onnx_graph, "_MAX_BYTES", size - 1)
+    refused(copy, f"{CAMPPLUS_FILE} has {size} bytes, an ONNX graph has at most {size - 1}")
 
 
 @pytest.mark.parametrize("file", [TOKENIZER_FILE, CAMPPLUS_FILE])

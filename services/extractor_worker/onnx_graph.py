@@ -1,0 +1,57 @@
+"""Reading ONNX graphs that are one whole file. Knows no model and does not run them.
+
+A graph may keep its tensors in other files. Those would count in no checksum and in no fingerprint, and would
+be looked for wherever the process runs. So they are never opened, and such a graph is refused.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from speaker_registry.errors import WeightsInvalid
+
+_MAX_BYTES = 2**31 - 1
+"""More is no protobuf message."""
+
+
+def read_graph(path: Path, name: str) -> bytes:
+    """The file's bytes.
+
+    Args:
+        name: of the file, for messages.
+
+    Raises:
+        WeightsInvalid: it is too large for a graph.
+    """
+    if (size := path.stat().st_size) > _MAX_BYTES:
+        raise WeightsInvalid(f"{name} has {size} bytes, an ONNX graph has at most {_MAX_BYTES}")
+    return path.read_bytes()
+
+
+def parsed_graph(data: bytes, name: str) -> onnx.ModelProto:
+    """Raises WeightsInvalid if it is no ONNX graph, or none that has all its tensors in it."""
+    try:
+        model = onnx.load_model_from_string(data)
+    except Exception as error:  # a damaged file can raise anything
+        raise WeightsInvalid(f"{name} is damaged, cut short or not an ONNX graph") from error
+    for tensor in _tensors(model):
+        if onnx.external_data_helper.uses_external_data(tensor):
+            where = {entry.key: entry.value for entry in tensor.external_data}.get("location", "")
+            raise WeightsInvalid(
+                f"{name} keeps the tensor {tensor.name[:80]!a} in another file, {where[:80]!a}: a graph with "
+                "all its tensors in it is expected"
+            )
+    return model
+
+
+def _tensors(message: Any) -> Iterator[onnx.TensorProto]:
+    """Wherever a graph may have them: as initialisers, as attributes of nodes, in graphs within the graph."""
+    if isinstance(message, onnx.TensorProto):
+        yield message
+        return
+    for field, value in message.ListFields():
+        if field.message_type is not None:
+            for part in [value] if hasattr(value, "ListFields") else value:
+                yield from _tensors(part)
