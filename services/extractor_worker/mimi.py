@@ -168,7 +168,7 @@ class CodecEncoder:
             int64 [B, books, ceil(N / samples_per_frame)].
         """
         # Books beyond the ones wanted are not computed; each book only depends on those before it.
-        # With a cache, though an empty one: without, transformers looks whether positions are of several packed
+        # With a cache, if an empty one: without, transformers looks whether positions are of several packed
         # sequences, and a GPU is waited for.
         encoded = self.model.encode(
             samples, num_quantizers=self.books, encoder_past_key_values=DynamicCache()
