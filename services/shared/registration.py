@@ -105,7 +105,8 @@ def register_embedding(
     """Store a ready speaker embedding (float32 [D], finite) as a new version; it is an artifact at once.
 
     Raises:
-        EmbeddingWidthMismatch: no required profile takes that width. Else as `register_clip`.
+        EmbeddingWidthMismatch: no required profile takes that width, or those of several models do. Else as
+            `register_clip`.
     """
     profiles = _profiles_taking(registrar.catalogue, embedding)
     source = hashlib.sha256(embedding.tobytes()).hexdigest()
@@ -118,11 +119,20 @@ def register_embedding(
 
 
 def _profiles_taking(catalogue: ProfileCatalogue, embedding: np.ndarray) -> list[Profile]:
+    """All of one model: what one encoder means by its numbers, another's does not, however many there are."""
     profiles = catalogue.taking_embeddings_of(len(embedding))
     if not profiles:
         widths = sorted({one.embedding_width for one in catalogue.required_profiles if one.embedding_width})
         raise EmbeddingWidthMismatch(
             f"'speaker_embedding' has {len(embedding)} elements; the required profiles take {widths}.",
+            param="speaker_embedding",
+        )
+    if len({profile.model_type for profile in profiles}) > 1:
+        names = ", ".join(profile.name for profile in profiles)
+        raise EmbeddingWidthMismatch(
+            f"'speaker_embedding' has {len(embedding)} elements, and several required profiles take that many "
+            f"of different encoders: {names}. Accepted: register a clip, and bring the embedding for the "
+            "profile it is of by PUT /v1/voices/{name}/versions/{version}/artifacts/{profile}.",
             param="speaker_embedding",
         )
     return profiles

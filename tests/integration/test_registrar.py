@@ -213,6 +213,16 @@ def test_an_embedding_that_fits_no_required_profile_is_refused(storage: Storage,
     assert storage.objects("alice") == []
 
 
+def test_an_embedding_that_is_one_of_two_encoders_is_refused(redis_client: object, opened: Open):
+    """Both make 192 numbers, of which neither understands the other's: one of the engines would get noise."""
+    storage = opened(profiles=("ming-tts", "ecapa-voxceleb", PROFILE))
+    says = r"192 elements, .* ming-tts, ecapa-voxceleb\. .* PUT /v1/voices/\{name\}/.*/artifacts/\{profile\}"
+    with pytest.raises(EmbeddingWidthMismatch, match=says):
+        storage.register_embedding("alice", width=192)
+    assert storage.objects("alice") == []
+    assert storage.register_embedding("alice").created, "1024 numbers are one encoder's"
+
+
 def test_a_committed_version_is_acknowledged_though_its_job_cannot_be_queued(
     storage: Storage, monkeypatch: pytest.MonkeyPatch
 ):
