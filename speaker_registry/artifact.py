@@ -51,6 +51,8 @@ class TensorSpec(BaseModel):
     """Where the books, along the last axis, differ in size: values of book k are below its k-th number."""
     required: bool = True
     """False for a tensor that only some versions have (codes: not for a given embedding)."""
+    needs_ref_text: bool = False
+    """True for a tensor that only versions with a transcript have."""
 
 
 class TensorInfo(BaseModel):

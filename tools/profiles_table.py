@@ -17,8 +17,14 @@ def _row(profile: Profile) -> str:
     tensors = ", ".join(
         f"`{name}` [{', '.join(map(str, spec.shape))}]" for name, spec in profile.tensors.items()
     )
-    text = "needed" if profile.ref_text_required else "–"
-    return f"| `{profile.name}` | {profile.description} | {tensors} | {text} |"
+    return f"| `{profile.name}` | {profile.description} | {tensors} | {_transcript(profile)} |"
+
+
+def _transcript(profile: Profile) -> str:
+    if profile.ref_text_required:
+        return "needed"
+    needing = [f"`{name}`" for name, spec in profile.tensors.items() if spec.needs_ref_text]
+    return f"for {', '.join(needing)}" if needing else "–"
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """What VoxCPM2 needs of a voice: latents of its audio VAE, in patches of four. Knows the VAE and its files.
 
 Two tensors, which differ by where the clip is padded to whole patches: as a reference zeros follow it, as the
-beginning of what is to be continued they go before it. Which of them a request uses, the engine decides; both
-are made for every clip.
+beginning of what is to be continued they go before it. Both are made for every clip; the second is only kept
+where there is a transcript of what is to be continued.
 """
 
 from collections.abc import Mapping, Sequence

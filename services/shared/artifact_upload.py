@@ -12,7 +12,7 @@ import structlog
 
 from services.shared.domain import GIVEN_FINGERPRINT, ArtifactRecord, SpeakerVersion
 from services.shared.facts import SpeakerId
-from services.shared.packaging import package
+from services.shared.packaging import applying_tensors, package
 from services.shared.profiles import Profile
 from services.shared.publication import PUBLISH_SECONDS, landed_first, put_in_force
 from services.shared.registrar import Registrar
@@ -56,12 +56,13 @@ def give_artifact(
     profile = registrar.catalogue.get(profile_name)
     fingerprint = _fingerprint(registrar, profile, given)
     served = version.artifact(profile.name, fingerprint)
-    if served is not None and served.content_digest == content_digest(given.tensors):
+    tensors = applying_tensors(version.record, profile, given.tensors)
+    if served is not None and served.content_digest == content_digest(tensors):
         return False
     data, record = package(
         version.record,
         profile,
-        given.tensors,
+        tensors,
         fingerprint=fingerprint,
         attempt=f"{registrar.clock.new_id()}-upload",
         build=1 + max((one.build for one in _made(version, profile, fingerprint)), default=0),

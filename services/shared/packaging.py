@@ -9,12 +9,30 @@ from services.shared.domain import ArtifactRecord, VersionRecord
 from services.shared.profiles import Profile
 from speaker_registry.artifact import (
     Manifest,
+    TensorSpec,
     check_tensors,
     content_digest,
     describe,
     encode,
     sha256_digest,
 )
+
+
+def applying_specs(version: VersionRecord, profile: Profile) -> dict[str, TensorSpec]:
+    """What the profile promises of this version: some tensors need a transcript."""
+    return {
+        name: spec for name, spec in profile.tensors.items() if version.ref_text or not spec.needs_ref_text
+    }
+
+
+def applying_tensors(
+    version: VersionRecord, profile: Profile, tensors: Mapping[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    """Without those of the profile that this version cannot have. What the profile does not know stays, to be
+    refused.
+    """
+    left_out = profile.tensors.keys() - applying_specs(version, profile).keys()
+    return {name: tensor for name, tensor in tensors.items() if name not in left_out}
 
 
 def package(
@@ -30,7 +48,7 @@ def package(
     used_seconds: float | None = None,
     seconds_spent: float = 0.0,
 ) -> tuple[bytes, ArtifactRecord]:
-    """The artifact's file, and what is recorded of it.
+    """The artifact's file, and what is recorded of it. Without a transcript tensors that need one are left out.
 
     Args:
         attempt, build: see `ArtifactRecord`.
@@ -44,7 +62,8 @@ def package(
     clip = version.clip
     seconds = clip.seconds if clip else None
     used = seconds if used_seconds is None else used_seconds
-    check_tensors(tensors, profile.tensors, seconds=used, frame_rate=profile.frame_rate)
+    specs, tensors = applying_specs(version, profile), applying_tensors(version, profile, tensors)
+    check_tensors(tensors, specs, seconds=used, frame_rate=profile.frame_rate)
     manifest = Manifest(
         profile=profile.name,
         model_type=profile.model_type,

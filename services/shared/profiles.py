@@ -131,8 +131,9 @@ _VOXCPM2 = _built_in(
     "VoxCPM2: latents of its audio VAE in patches of four, for reference and continuation",
     tensors={
         "ref_audio_feat": TensorSpec(dtype="F32", shape=("T", 4, 64)),
-        # For continuation, which needs a transcript too; made for every clip.
-        "audio_feat": TensorSpec(dtype="F32", shape=("T", 4, 64), required=False),
+        # For continuation. Engines that are told no mode derive it from the tensors they find: with this one
+        # they would continue a transcript that is not there.
+        "audio_feat": TensorSpec(dtype="F32", shape=("T", 4, 64), required=False, needs_ref_text=True),
     },
     sample_rate=16_000,
     frame_rate=6.25,

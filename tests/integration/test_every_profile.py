@@ -49,6 +49,7 @@ def test_one_upload_brings_the_artifact_of_every_profile(registry: RegistryProce
             artifact, profile = client.fetch("alice@1", name), BUILT_IN[name]
             assert artifact.manifest.profile == name
             check_tensors(artifact.tensors, profile.tensors, seconds=seconds, frame_rate=profile.frame_rate)
+        assert client.fetch("alice@1", "voxcpm2").tensors.keys() == {"ref_audio_feat", "audio_feat"}
 
 
 def test_a_profile_that_fails_neither_delays_nor_spoils_the_others(failing: RegistryProcesses):
@@ -67,12 +68,15 @@ def test_a_profile_that_fails_neither_delays_nor_spoils_the_others(failing: Regi
 
 
 def test_a_clip_without_a_transcript_lacks_only_what_needs_one(registry: RegistryProcesses):
-    """Said at once, without a job that could only fail."""
+    """Said at once, without a job that could only fail. An artifact that can do without lacks the tensors that
+    cannot.
+    """
     needing = {name for name in ALL if BUILT_IN[name].ref_text_required}
     with RegistryClient(registry.urls[0], cache=None) as client:
         registration = client.register("bob", noise_clip(2)[0], consent="yes")
         assert registration.jobs.keys() == set(ALL) - needing
         for name in registration.jobs:
             client.fetch("bob@1", name, wait=60)
+        assert client.fetch("bob@1", "voxcpm2").tensors.keys() == {"ref_audio_feat"}
         told: Mapping[str, str] = {one.profile: one.error or "" for one in client.get("bob").artifacts}
         assert all("needs a transcript" in told[name] for name in needing)

@@ -195,6 +195,22 @@ def test_a_file_that_is_too_large_is_refused(registry: Registry, name: str, brou
     refused(response, 413, "payload_too_large", "10MB")
 
 
+@pytest.mark.parametrize("ref_text", [None, "What is said."])
+def test_a_tensor_that_needs_a_transcript_is_taken_where_there_is_one(
+    registry: Registry, name: str, ref_text: str | None
+):
+    """An engine that found VoxCPM2's `audio_feat` would want to continue a transcript."""
+    registry.upload(name, **({"ref_text": ref_text} if ref_text else {}))
+    patches = np.ones((round(seconds_of(registry, name) * 6.25), 4, 64), np.float32)
+    data = safetensors.numpy.save({"ref_audio_feat": patches, "audio_feat": patches})
+    answers = [
+        put(registry, name, data, profile="voxcpm2", **{"X-Artifact-Fingerprint": FINGERPRINT}) for _ in range(2)
+    ]
+    assert [answer.status_code for answer in answers] == [201, 200], answers[0].text
+    served = Artifact.parse(registry.file(name, profile="voxcpm2").content)
+    assert served.tensors.keys() == ({"ref_audio_feat", "audio_feat"} if ref_text else {"ref_audio_feat"})
+
+
 def test_a_voice_whose_encoder_is_not_published_is_brought_ready_made(registry: Registry, name: str):
     """Voxtral: extraction says why it cannot, and takes what its owners made; also beside an embedding."""
     registry.upload(name, clip=None, speaker_embedding=EMBEDDING)

@@ -1,0 +1,49 @@
+"""What becomes of tensors on the way into an artifact."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from services.shared.domain import VersionRecord
+from services.shared.packaging import package
+from services.shared.profiles import BUILT_IN
+from speaker_registry.artifact import Artifact, TensorSpec
+from speaker_registry.errors import InvalidArtifact
+from tests import speaker_facts
+
+SPECS = {
+    "always": TensorSpec(dtype="F32", shape=(2,)),
+    "spoken": TensorSpec(dtype="F32", shape=(2,), needs_ref_text=True),
+}
+PROFILE = replace(BUILT_IN["ecapa-voxceleb"], tensors=SPECS)
+
+
+def version(ref_text: str | None) -> VersionRecord:
+    return speaker_facts.version(1).record.model_copy(update={"ref_text": ref_text})
+
+
+def packaged(*names: str, ref_text: str | None) -> Artifact:
+    tensors = {name: np.ones(2, np.float32) for name in names}
+    data, record = package(version(ref_text), PROFILE, tensors, fingerprint="sha256:1", attempt="1")
+    artifact = Artifact.parse(data)
+    assert (record.digest, record.content_digest) == (artifact.digest, artifact.content_digest)
+    assert record.tensors == artifact.info
+    return artifact
+
+
+def test_a_tensor_that_needs_a_transcript_is_left_out_without_one() -> None:
+    """An engine would take it for what follows a text that is not there."""
+    assert packaged("always", "spoken", ref_text="Hello.").tensors.keys() == {"always", "spoken"}
+    assert packaged("always", "spoken", ref_text=None).tensors.keys() == {"always"}
+
+
+def test_with_a_transcript_it_is_asked_for() -> None:
+    assert packaged("always", ref_text=None).tensors.keys() == {"always"}
+    with pytest.raises(InvalidArtifact, match=r"missing tensors \['spoken'\]"):
+        packaged("always", ref_text="Hello.")
+
+
+def test_what_the_profile_does_not_know_is_refused_and_not_left_out() -> None:
+    with pytest.raises(InvalidArtifact, match=r"unexpected tensors \['unknown'\]"):
+        packaged("always", "unknown", ref_text=None)
