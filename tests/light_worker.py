@@ -73,7 +73,8 @@ class LightExtractor:
         sizes = {"T": encoded.frames, "2T": 2 * encoded.frames}
         shape = [size if isinstance(size, int) else sizes.get(size, 3) for size in spec.shape]
         if spec.dtype.startswith("I"):
-            return np.full(shape, spec.minimum or 0, {"I32": np.int32, "I64": np.int64}[spec.dtype])
+            lowest = encoded.frames if spec.counts_frames else spec.minimum or 0
+            return np.full(shape, lowest, {"I32": np.int32, "I64": np.int64}[spec.dtype])
         numbers = np.random.default_rng().standard_normal(math.prod(shape)).astype(np.float32)
         numbers[:MARK] = encoded.marks[: numbers.size]
         return numbers.reshape(shape)

@@ -130,9 +130,9 @@ def _profiles_taking(catalogue: ProfileCatalogue, embedding: np.ndarray) -> list
     if len({profile.model_type for profile in profiles}) > 1:
         names = ", ".join(profile.name for profile in profiles)
         raise EmbeddingWidthMismatch(
-            f"'speaker_embedding' has {len(embedding)} elements, and several required profiles take that many "
-            f"of different encoders: {names}. Accepted: register a clip, and bring the embedding for the "
-            "profile it is of by PUT /v1/voices/{name}/versions/{version}/artifacts/{profile}.",
+            f"'speaker_embedding' has {len(embedding)} elements, and several required profiles take that "
+            f"many, of different encoders: {names}. Accepted: register a clip, and bring the embedding for "
+            "the profile it is of by PUT /v1/voices/{name}/versions/{version}/artifacts/{profile}.",
             param="speaker_embedding",
         )
     return profiles

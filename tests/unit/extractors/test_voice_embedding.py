@@ -99,7 +99,7 @@ def test_the_process_that_reads_can_open_nothing() -> None:
 def test_numbers_that_are_not_finite_are_refused(value: float) -> None:
     """They would silence every sentence."""
     with pytest.raises(InvalidArtifact, match="not finite"):
-        read_voice_embedding(saved(torch.full((2, 2), value)))
+        read_voice_embedding(saved(torch.full((2, 3072), value)))
 
 
 def test_a_file_that_is_too_large_is_refused_unread(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,10 +110,11 @@ def test_a_file_that_is_too_large_is_refused_unread(monkeypatch: pytest.MonkeyPa
 
 def test_the_command_writes_what_the_registry_takes(tmp_path: Path) -> None:
     source, target = tmp_path / "voice.pt", tmp_path / "voice.safetensors"
-    source.write_bytes(saved(torch.ones(3, 5, dtype=torch.bfloat16)))
+    source.write_bytes(saved(torch.ones(3, 3072, dtype=torch.bfloat16)))
     command = [sys.executable, "-m", "services.extractor_worker.voice_embedding", source, target]
-    assert subprocess.run(command, check=True, capture_output=True).stdout.endswith(b"float32 [3, 5]\n")
-    assert np.array_equal(safetensors.numpy.load_file(target)["voice_embedding"], np.ones((3, 5), np.float32))
+    assert subprocess.run(command, check=True, capture_output=True).stdout.endswith(b"float32 [3, 3072]\n")
+    written = safetensors.numpy.load_file(target)["voice_embedding"]
+    assert np.array_equal(written, np.ones((3, 3072), np.float32))
     source.write_bytes(b"")
     failed = subprocess.run(command, check=False, capture_output=True)
     assert failed.returncode == 1
