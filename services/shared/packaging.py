@@ -48,7 +48,7 @@ def package(
     used_seconds: float | None = None,
     seconds_spent: float = 0.0,
 ) -> tuple[bytes, ArtifactRecord]:
-    """The artifact's file, and what is recorded of it. Without a transcript tensors that need one are left out.
+    """The artifact's file, and what is recorded of it. Tensors that need a transcript may be left out.
 
     Args:
         attempt, build: see `ArtifactRecord`.

@@ -68,9 +68,7 @@ def test_a_profile_that_fails_neither_delays_nor_spoils_the_others(failing: Regi
 
 
 def test_a_clip_without_a_transcript_lacks_only_what_needs_one(registry: RegistryProcesses):
-    """Said at once, without a job that could only fail. An artifact that can do without lacks the tensors that
-    cannot.
-    """
+    """Said at once, without a job that could only fail. An artifact may lack a tensor for the same reason."""
     needing = {name for name in ALL if BUILT_IN[name].ref_text_required}
     with RegistryClient(registry.urls[0], cache=None) as client:
         registration = client.register("bob", noise_clip(2)[0], consent="yes")
