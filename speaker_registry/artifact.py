@@ -43,12 +43,16 @@ class TensorSpec(BaseModel):
     dtype: str
     """safetensors' code: F32, I32, …"""
     shape: tuple[int | str, ...]
-    """A number is that size; `T` is the number of frames, `2T` twice that; any other word any size."""
+    """A number is that size; `T` is the artifact's number of frames, `2T` twice that; any other word any
+    size.
+    """
     minimum: float | None = None
     maximum: float | None = None
     """Inclusive range of the values."""
     codebook_sizes: tuple[int, ...] | None = None
     """Where the books, along the last axis, differ in size: values of book k are below its k-th number."""
+    counts_frames: bool = False
+    """Its values are `T`."""
     required: bool = True
     """False for a tensor that only some versions have (codes: not for a given embedding)."""
     needs_ref_text: bool = False
@@ -171,12 +175,10 @@ def check_tensors(
     seconds: float | None = None,
     frame_rate: float | None = None,
 ) -> None:
-    """Hold tensors against a profile: names, dtypes, shapes, ranges, finite values, frames against the
-    clip's length.
+    """Hold tensors against a profile: names, dtypes, shapes, ranges, finite values, one number of frames.
 
     Args:
-        seconds: length of the clip; with `frame_rate` (Hz) the `T` of each shape must be within one frame of
-        it.
+        seconds: length of the clip; with `frame_rate` (Hz) the number of frames must be within one of it.
 
     Raises:
         InvalidArtifact: naming the tensor, what it is and what the profile says.
@@ -185,13 +187,14 @@ def check_tensors(
         raise InvalidArtifact(f"unexpected tensors {unknown}; the profile has {sorted(specs)}")
     if missing := sorted(name for name, spec in specs.items() if spec.required and name not in tensors):
         raise InvalidArtifact(f"missing tensors {missing}; the file has {sorted(tensors)}")
-    frames = round(seconds * frame_rate, 6) if seconds is not None and frame_rate is not None else None
     for name, tensor in tensors.items():
-        _check_tensor(name, tensor, specs[name], frames)
+        _check_tensor(name, tensor, specs[name])
     _check_finite(tensors)
+    frames = round(seconds * frame_rate, 6) if seconds is not None and frame_rate is not None else None
+    _check_frames(tensors, specs, frames)
 
 
-def _check_tensor(name: str, tensor: np.ndarray, spec: TensorSpec, frames: float | None) -> None:
+def _check_tensor(name: str, tensor: np.ndarray, spec: TensorSpec) -> None:
     dtype = _dtype_code(name, tensor)
     if dtype != spec.dtype:
         raise InvalidArtifact(f"tensor '{name}' is {dtype}, the profile says {spec.dtype}")
@@ -201,8 +204,6 @@ def _check_tensor(name: str, tensor: np.ndarray, spec: TensorSpec, frames: float
         for size, wanted in zip(sizes, spec.shape, strict=True)
     ):
         raise InvalidArtifact(f"tensor '{name}' has shape {list(sizes)}, the profile says {list(spec.shape)}")
-    if frames is not None:
-        _check_frames(name, sizes, spec, frames)
     low, high = float(tensor.min()), float(tensor.max())
     if (spec.minimum is not None and low < spec.minimum) or (
         spec.maximum is not None and high > spec.maximum
@@ -215,12 +216,30 @@ def _check_tensor(name: str, tensor: np.ndarray, spec: TensorSpec, frames: float
         _check_books(name, tensor, spec.codebook_sizes)
 
 
-def _check_frames(name: str, sizes: Sequence[int], spec: TensorSpec, frames: float) -> None:
-    """Within one frame of the clip's length."""
-    for size, symbol in zip(sizes, spec.shape, strict=True):
-        each = _PER_FRAME.get(symbol)
-        if each is not None and abs(size / each - frames) > 1:
-            raise InvalidArtifact(f"tensor '{name}' has {size / each:g} frames, the clip has {frames:.1f}")
+def _check_frames(
+    tensors: Mapping[str, np.ndarray], specs: Mapping[str, TensorSpec], expected: float | None
+) -> None:
+    """As many in one tensor as in another, and within one of `expected`."""
+    found = {
+        name: size / _PER_FRAME[symbol]
+        for name, tensor in tensors.items()
+        for size, symbol in zip(tensor.shape, specs[name].shape, strict=True)
+        if symbol in _PER_FRAME
+    }
+    for name, frames in found.items():
+        if expected is not None and abs(frames - expected) > 1:
+            raise InvalidArtifact(f"tensor '{name}' has {frames:g} frames, the clip has {expected:.1f}")
+    if len(set(found.values())) > 1:
+        told = ", ".join(f"'{name}' has {frames:g}" for name, frames in sorted(found.items()))
+        raise InvalidArtifact(f"the tensors differ in their number of frames: {told}")
+    for frames in set(found.values()):
+        _check_counts(tensors, specs, frames)
+
+
+def _check_counts(tensors: Mapping[str, np.ndarray], specs: Mapping[str, TensorSpec], frames: float) -> None:
+    for name, tensor in tensors.items():
+        if specs[name].counts_frames and (tensor != frames).any():
+            raise InvalidArtifact(f"tensor '{name}' is {tensor.tolist()!s:.80}, there are {frames:g} frames")
 
 
 def _check_books(name: str, tensor: np.ndarray, sizes: Sequence[int]) -> None:

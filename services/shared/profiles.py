@@ -117,7 +117,7 @@ _COSYVOICE3 = _built_in(
     "CosyVoice3 0.5B: speech tokens (S3 v3), their mel spectrogram, speaker embedding (CAM++)",
     tensors={
         "speech_token": TensorSpec(dtype="I32", shape=(1, "T"), minimum=0, maximum=6560),
-        "speech_token_len": TensorSpec(dtype="I32", shape=(1,), minimum=1),
+        "speech_token_len": TensorSpec(dtype="I32", shape=(1,), counts_frames=True),
         "speech_feat": TensorSpec(dtype="F32", shape=(1, "2T", 80)),
         "embedding": TensorSpec(dtype="F32", shape=(1, 192)),
     },
@@ -149,7 +149,8 @@ _VOXTRAL = _built_in(
     "voxtral",
     "voxtral_tts",
     "Voxtral TTS: a voice in the language model's own embedding space, to be uploaded ready-made",
-    tensors={"voice_embedding": TensorSpec(dtype="F32", shape=("L", "D"))},
+    # As wide as the language model; how long is each voice's own.
+    tensors={"voice_embedding": TensorSpec(dtype="F32", shape=("L", 3072))},
     sample_rate=24_000,
     not_extractable="Mistral has not published Voxtral's encoder; upload a ready voice embedding",
 )

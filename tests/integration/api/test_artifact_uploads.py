@@ -204,7 +204,8 @@ def test_a_tensor_that_needs_a_transcript_is_taken_where_there_is_one(
     patches = np.ones((round(seconds_of(registry, name) * 6.25), 4, 64), np.float32)
     data = safetensors.numpy.save({"ref_audio_feat": patches, "audio_feat": patches})
     answers = [
-        put(registry, name, data, profile="voxcpm2", **{"X-Artifact-Fingerprint": FINGERPRINT}) for _ in range(2)
+        put(registry, name, data, profile="voxcpm2", **{"X-Artifact-Fingerprint": FINGERPRINT})
+        for _ in range(2)
     ]
     assert [answer.status_code for answer in answers] == [201, 200], answers[0].text
     served = Artifact.parse(registry.file(name, profile="voxcpm2").content)
@@ -227,7 +228,7 @@ def test_a_voice_whose_encoder_is_not_published_is_brought_ready_made(registry: 
         assert response.status_code == 201, response.text
         served = Artifact.parse(registry.file(one, profile=VOXTRAL).content)
         assert served.tensors["voice_embedding"].shape == (147, 3072)
-    infinite = {"voice_embedding": np.full((2, 2), np.inf, np.float32)}
+    infinite = {"voice_embedding": np.full((2, 3072), np.inf, np.float32)}
     refused(
         put(registry, name, safetensors.numpy.save(infinite), profile=VOXTRAL),
         422,
