@@ -6,7 +6,8 @@ runs alone, so that a clip which kills the process costs only itself. Knows noth
 jobs do is in the handlers.
 
 How the process ends: 0 after SIGTERM, with all it had in hand finished. `EXIT_UNFINISHED` (75) if a batch
-hung, or if it had to stop while Redis was away and could not record results: those jobs come back.
+hung, if a handler said so by SystemExit, or if it had to stop while Redis was away and could not record
+results: those jobs come back.
 """
 
 import json

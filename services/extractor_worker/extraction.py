@@ -3,10 +3,12 @@
 Preparing and publishing run on threads, so that the device waits for neither bucket nor resampler; the device
 sees as many clips at once as the extractor's `batch_seconds` allows, so that an artifact is what it would be
 if its clip were alone. One bad clip fails alone. Where a batch is too much for the device, half of it is
-tried. An outage of bucket or index is no clip's fault: it is waited for, and uses up no attempts.
+tried. An outage of bucket or index is no clip's fault: it is waited for, and uses up no attempts. Without its
+device the process ends: its jobs come back, in another.
 """
 
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,7 +18,8 @@ from typing import Any, TypeVar
 
 import structlog
 
-from services.extractor_worker.extractor import Extractor
+from services.extractor_worker.extractor import DeviceLost, Extractor
+from services.extractor_worker.heartbeat import EXIT_UNFINISHED
 from services.shared.facts import SpeakerId
 from services.shared.publication import Assignment, Maker, Publisher
 from services.shared.queue import SafeJob
@@ -71,7 +74,8 @@ _Ended = Future[object]
 
 
 class Extraction:
-    """Call it with jobs of one profile; it returns an outcome or an exception for each, in order.
+    """Call it with jobs of one profile; it returns an outcome or an exception for each, in order. It raises
+    SystemExit, with `EXIT_UNFINISHED`, when the device is lost.
 
     Args:
         stations: by profile.
@@ -98,8 +102,8 @@ class Extraction:
         """Whether the process is to end: then nothing is waited for."""
 
     def close(self) -> None:
-        """After the last call."""
-        self._pool.shutdown()
+        """After the last call. Where that was cut short, what was not begun is left."""
+        self._pool.shutdown(cancel_futures=True)
 
     def __call__(self, jobs: Sequence[SafeJob]) -> list[object]:
         waiting, going = iter(jobs), list[_Ended]()
@@ -134,7 +138,7 @@ class Extraction:
         if work.attempt > work.max_attempts:
             raise LeaseExpired(f"The worker died or hung each of the {work.max_attempts} times it tried.")
         clip = self._patiently(lambda: self._publisher.read_clip(work))
-        return station.extractor.prepare(clip)
+        return _or_leave(station, lambda: station.extractor.prepare(clip))
 
     def _next_group(self, coming: "deque[Future[_OnItsWay | None]]") -> "list[_OnItsWay | _Ended]":
         """The next clip, and those behind it that are prepared already and may be encoded with it."""
@@ -184,7 +188,8 @@ class Extraction:
         return self._on_device(clips[:half]) + self._on_device(clips[half:])
 
     def _encoded(self, clips: Sequence[_OnItsWay]) -> Sequence[Any]:
-        return clips[0].station.extractor.encode([clip.content for clip in clips])
+        station = clips[0].station
+        return _or_leave(station, lambda: station.extractor.encode([clip.content for clip in clips]))
 
     def _finish(self, clip: _OnItsWay) -> object:
         """On a thread: to tensors, into the bucket, into force; or record why not."""
@@ -200,7 +205,8 @@ class Extraction:
 
     def _publish(self, clip: _OnItsWay) -> str:
         extractor = clip.station.extractor
-        tensors, seconds = extractor.finish(clip.content), extractor.used_seconds(clip.content)
+        tensors = _or_leave(clip.station, lambda: extractor.finish(clip.content))
+        seconds = extractor.used_seconds(clip.content)
         counted = self._patiently(lambda: self._publisher.publish(clip.work, tensors, seconds))
         return "published" if counted else "superseded"
 
@@ -225,11 +231,30 @@ class Extraction:
         try:
             return step()
         except SpeakerRegistryError as error:
+            _drop_values(error)
             return error
         except Exception as error:
             # The text may quote the clip or a path: it goes to the log, not into the job.
             log.exception("extraction.crashed")
+            _drop_values(error)
             return ExtractorFailed(f"The extractor failed with {type(error).__name__}.")
+
+
+def _or_leave(station: Station, step: Callable[[], Result]) -> Result:
+    """An extractor's step. If the process ends, jobs in hand stay open: they come back after their lease."""
+    try:
+        return step()
+    except DeviceLost as error:
+        log.critical("device.lost", profile=station.maker.profile.name, reason=str(error))
+        raise SystemExit(EXIT_UNFINISHED) from error
+
+
+def _drop_values(error: BaseException) -> None:
+    """What is kept of an error until its batch ends must not keep the clip's tensors, as its frames do."""
+    one: BaseException | None = error
+    while one is not None:
+        traceback.clear_frames(one.__traceback__)
+        one = one.__cause__ or one.__context__
 
 
 def _fits(group: "Sequence[_OnItsWay | _Ended]", following: "_OnItsWay | _Ended") -> bool:

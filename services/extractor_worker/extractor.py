@@ -12,8 +12,13 @@ Dtype = Literal["float32", "bfloat16"]
 """What an encoder computes in."""
 
 
+class DeviceLost(Exception):
+    """The device computes nothing more for this process: no clip's fault, and only a new process helps."""
+
+
 class Extractor(Protocol):
-    """Facts plus three steps. Each step keeps number and order of what it is given.
+    """Facts plus three steps. Each step keeps number and order of what it is given, and may raise
+    `DeviceLost`.
 
     `prepare` and `finish` may run on several threads at once; `encode` is called by one thread at a time.
     """

@@ -3,7 +3,8 @@ what every fingerprint says. Knows no model.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar, cast
@@ -12,7 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from services.extractor_worker.extractor import Dtype
+from services.extractor_worker.device_failures import is_lost, memory_was_short
+from services.extractor_worker.extractor import DeviceLost, Dtype
 from services.extractor_worker.precision import exact_float32
 from services.extractor_worker.resample import KERNEL, resample
 from services.extractor_worker.weights import Checkpoint, UntrainedWeights, WeightsSource, locate
@@ -20,7 +22,7 @@ from services.shared.audio import ReferenceAudio
 from services.shared.fingerprint import Fingerprint
 from services.shared.profiles import Profile
 from services.shared.settings import EXTRACTOR_CACHE
-from speaker_registry.errors import AudioTooShort, ExtractorOutOfMemory
+from speaker_registry.errors import AudioTooShort, ExtractorOutOfMemory, SpeakerRegistryError
 
 Prepared = TypeVar("Prepared")
 Encoded = TypeVar("Encoded")
@@ -101,27 +103,48 @@ class TorchExtractor(ABC, Generic[Prepared, Encoded]):
 
     @torch.inference_mode()
     def prepare(self, clip: ReferenceAudio) -> Prepared:
-        """On the CPU. Raises `AudioTooShort`, `UnsupportedAudio`."""
-        return self._prepare(clip)
+        """On the CPU. Raises `AudioTooShort`, `UnsupportedAudio`, `DeviceLost`."""
+        with self._while_the_device_lives():
+            return self._prepare(clip)
 
     @torch.inference_mode()
     def encode(self, prepared: Sequence[Prepared]) -> list[Encoded]:
-        """On the device. Every clip comes out as if it had been alone. Raises `ExtractorOutOfMemory`."""
+        """On the device. Every clip comes out as if it had been alone.
+
+        Raises `ExtractorOutOfMemory`, `DeviceLost`.
+        """
         try:
-            with exact_float32(self.device):
+            with self._while_the_device_lives(), exact_float32(self.device):
                 return self._encode_all(prepared)
-        except torch.OutOfMemoryError as error:
-            torch.cuda.empty_cache()  # what is tried next gets it all
-            raise ExtractorOutOfMemory(
-                f"the device has too little memory for {len(prepared)} clips"
-            ) from error
+        except Exception as error:
+            if not memory_was_short(error):
+                raise
+        # Only here, without the error: the frames it came through hold what was computed so far.
+        torch.cuda.empty_cache()  # what is tried next gets it all
+        raise ExtractorOutOfMemory(f"the device has too little memory for {len(prepared)} clips")
 
     @torch.inference_mode()
     def finish(self, encoded: Encoded) -> dict[str, np.ndarray]:
-        """On the CPU: the artifact's tensors."""
-        return {
-            name: np.ascontiguousarray(tensor.cpu().numpy()) for name, tensor in self._finish(encoded).items()
-        }
+        """On the CPU: the artifact's tensors. Raises `DeviceLost`."""
+        with self._while_the_device_lives():
+            return {
+                name: np.ascontiguousarray(tensor.cpu().numpy())
+                for name, tensor in self._finish(encoded).items()
+            }
+
+    @contextmanager
+    def _while_the_device_lives(self) -> Iterator[None]:
+        """Of what goes wrong inside: is it the clip, or is the device gone? A GPU works behind our back, so
+        any step may be the one that gets to know.
+        """
+        try:
+            yield
+        except SpeakerRegistryError:
+            raise
+        except Exception as error:
+            if not memory_was_short(error) and is_lost(self.device):
+                raise DeviceLost(f"{self.device}: {error!r:.200}") from error
+            raise
 
     def used_seconds(self, encoded: Encoded) -> float | None:  # noqa: ARG002 — for those who cut clips
         """The whole clip."""

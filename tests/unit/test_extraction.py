@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 from services.extractor_worker.extraction import Extraction, Station
+from services.extractor_worker.extractor import DeviceLost
+from services.extractor_worker.heartbeat import EXIT_UNFINISHED
 from speaker_registry.errors import (
     AudioTooShort,
     ExtractorFailed,
@@ -298,3 +300,35 @@ def test_a_job_of_a_profile_not_served_is_refused(extraction: Extraction, publis
     [error] = extraction(jobs("a", profile="other"))
     assert isinstance(error, ProfileUnknown)
     assert publisher.taken == []
+
+
+class OnALostDevice(Extractor):
+    """From some step on."""
+
+    def __init__(self, step: str) -> None:
+        super().__init__()
+
+        def fail(_: Any) -> Any:
+            raise DeviceLost("cuda: an illegal memory access was encountered")
+
+        setattr(self, step, fail)
+
+
+@pytest.mark.parametrize("batch_seconds", [0.0, 40.0])
+@pytest.mark.parametrize("step", ["prepare", "encode", "finish"])
+def test_without_its_device_the_process_ends_and_no_clip_is_blamed(
+    publisher: Publisher, step: str, batch_seconds: float
+):
+    """It would fail all clips of all voices, as often as they may be tried. Nothing is recorded: the jobs
+    come back after their lease.
+    """
+    extractor = OnALostDevice(step)
+    extractor.batch_seconds = batch_seconds
+    station = Station(SimpleNamespace(profile=SimpleNamespace(name=PROFILE)), extractor)
+    extraction = Extraction(publisher, {PROFILE: station}, threads=2)
+    with pytest.raises(SystemExit) as ending:
+        extraction(jobs("a", "b", "c"))
+    extraction.close()
+    assert ending.value.code == EXIT_UNFINISHED
+    assert publisher.failed == {}
+    assert publisher.published == []

@@ -1,0 +1,195 @@
+"""What extractors make of a device that is full, and of one that is lost. torch's part is played."""
+
+import gc
+import weakref
+from collections.abc import Iterator, Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from structlog.testing import capture_logs
+from torch import Tensor
+
+from services.extractor_worker.device_failures import is_lost, memory_was_short
+from services.extractor_worker.extraction import Extraction, Station
+from services.extractor_worker.extractor import DeviceLost
+from services.extractor_worker.torch_extractor import Loading, TorchExtractor
+from services.extractor_worker.weights import UntrainedWeights
+from services.shared.audio import ReferenceAudio
+from services.shared.profiles import BUILT_IN
+from speaker_registry.errors import ExtractorFailed, ExtractorOutOfMemory
+from tests.unit.test_extraction import PROFILE, Publisher, jobs
+
+ILLEGAL_ACCESS = RuntimeError("CUDA error: an illegal memory access was encountered")
+
+
+class Greedy(TorchExtractor[Tensor, Tensor]):
+    """Encodes a clip into itself, with something large on the way. `fails`: with what, for the next clip."""
+
+    code_version = 1
+
+    def __init__(self) -> None:
+        super().__init__(Loading(profile=BUILT_IN["qwen3-tts-0.6b"], source=UntrainedWeights()))
+        self.fails: Exception | None = None
+        self.activations: list[weakref.ref[Tensor]] = []
+        self.held: list[bool] = []
+        """For each clip, at its start: whether an activation of an earlier one is still there."""
+
+    def _prepare(self, clip: ReferenceAudio) -> Tensor:
+        return torch.tensor(clip.samples)
+
+    def _encode(self, prepared: Tensor) -> Tensor:
+        self.held.append(any(one() is not None for one in self.activations))
+        activation = prepared.expand(10, -1).clone()
+        self.activations.append(weakref.ref(activation))
+        return self._forward(activation)[0]
+
+    def _forward(self, activation: Tensor) -> Tensor:
+        if self.fails:
+            raise self._made()
+        return activation
+
+    def _made(self) -> Exception:
+        """A new one, which nobody else holds."""
+        failure, self.fails = self.fails, None
+        return type(failure)(*failure.args)  # type: ignore[union-attr]
+
+    def _finish(self, encoded: Tensor) -> Mapping[str, Tensor]:
+        return {"tensor": encoded}
+
+
+@pytest.fixture(autouse=True)
+def _no_luck() -> Iterator[None]:
+    """What only the collector of cycles would free is held, for who knows how long."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.fixture
+def greedy() -> Greedy:
+    return Greedy()
+
+
+def lose(monkeypatch: pytest.MonkeyPatch, extractor: Greedy) -> None:
+    """From now on every call of CUDA fails."""
+
+    def fail(_device: Any) -> None:
+        raise ILLEGAL_ACCESS
+
+    extractor.device = torch.device("cuda")
+    monkeypatch.setattr(torch.cuda, "synchronize", fail)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB."),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"),
+        RuntimeError("CUDA error: out of memory"),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:121] DefaultCPUAllocator: can't allocate memory"),
+        MemoryError(),
+    ],
+)
+def test_whoever_ran_out_of_memory_it_is_said_as_one(greedy: Greedy, error: Exception):
+    """cuBLAS and cuDNN fetch memory beside torch; as a crash it would be told as the clip's failure."""
+    greedy.fails = error
+    with pytest.raises(ExtractorOutOfMemory, match="too little memory for 1 clips") as caught:
+        greedy.encode([torch.ones(3)])
+    assert caught.value.retryable
+    assert caught.value.__cause__ is caught.value.__context__ is None
+
+
+def test_other_failures_are_not_taken_for_a_lack_of_memory():
+    assert not memory_was_short(RuntimeError("shape '[2]' is invalid for input of size 3"))
+    assert not memory_was_short(ValueError("out of memory"))
+
+
+def test_memory_is_given_back_after_what_was_computed_is_gone(
+    greedy: Greedy, monkeypatch: pytest.MonkeyPatch
+):
+    """While the error's frames hold it there is nothing to give back, and what is tried next fails, too."""
+    seen: list[bool] = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: seen.append(greedy.activations[0]() is None))
+    greedy.fails = torch.OutOfMemoryError("CUDA out of memory")
+    with pytest.raises(ExtractorOutOfMemory):
+        greedy.encode([torch.ones(3)])
+    assert seen == [True]
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory"), ExtractorOutOfMemory),
+        (RuntimeError("no"), ExtractorFailed),
+        (ExtractorFailed("of its own"), ExtractorFailed),
+    ],
+)
+def test_a_clip_that_failed_holds_no_memory_while_the_others_are_encoded(
+    greedy: Greedy, error: Exception, outcome: type[Exception]
+):
+    """Its error is kept until the batch ends: one long clip too many, and the whole batch would fail."""
+    greedy.fails = error
+    extraction = Extraction(Clips(), {PROFILE: station(greedy)}, threads=2, patience_seconds=0.2)
+    with capture_logs():  # or structlog's printer, which ours replaces, would hold the frames
+        first, *others = extraction(jobs("a", "b", "c"))
+    extraction.close()
+    assert isinstance(first, outcome)
+    assert others == ["published", "published"]
+    assert greedy.held == [False, False, False]
+
+
+class Clips(Publisher):
+    """Whose clips are real ones."""
+
+    def read_clip(self, work: Any) -> ReferenceAudio:  # type: ignore[override]
+        return ReferenceAudio(torch.ones(3).numpy(), 16_000)
+
+    def publish(self, *_: Any) -> bool:
+        return True
+
+
+def station(extractor: Any) -> Station:
+    maker: Any = SimpleNamespace(profile=SimpleNamespace(name=PROFILE))
+    return Station(maker, extractor)
+
+
+def test_after_a_failure_a_gpu_is_asked_whether_it_still_lives(
+    greedy: Greedy, monkeypatch: pytest.MonkeyPatch
+):
+    """An illegal access breaks the process's context: every later call fails, of every clip."""
+    lose(monkeypatch, greedy)
+    assert is_lost(greedy.device)
+    with pytest.raises(DeviceLost, match="an illegal memory access"), greedy._while_the_device_lives():
+        raise ILLEGAL_ACCESS
+
+
+def test_a_clip_s_own_failure_loses_no_device(greedy: Greedy, monkeypatch: pytest.MonkeyPatch):
+    asked: list[Any] = []
+    greedy.device = torch.device("cuda")
+    monkeypatch.setattr(torch.cuda, "synchronize", asked.append)
+    with pytest.raises(ZeroDivisionError), greedy._while_the_device_lives():
+        1 / 0  # noqa: B018
+    assert asked == [greedy.device]
+    with pytest.raises(ExtractorFailed), greedy._while_the_device_lives():
+        raise ExtractorFailed("said by the extractor itself")
+    assert asked == [greedy.device]
+
+
+@pytest.mark.parametrize("step", ["prepare", "encode", "finish"])
+def test_every_step_tells_a_lost_device(greedy: Greedy, monkeypatch: pytest.MonkeyPatch, step: str):
+    """The device works behind our back: whichever waits for it next gets the error. A prepared clip is
+    copied to page-locked memory, a finished one from the device.
+    """
+
+    def fail(*_: Any) -> None:
+        raise ILLEGAL_ACCESS
+
+    lose(monkeypatch, greedy)
+    for inner in ("_prepare", "_encode_all", "_finish"):
+        monkeypatch.setattr(greedy, inner, fail)
+    with pytest.raises(DeviceLost):
+        getattr(greedy, step)(torch.ones(3))
