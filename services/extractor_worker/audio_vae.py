@@ -1,22 +1,19 @@
 """The encoder of VoxCPM2's audio VAE: 16 kHz samples in, means of 64 latents at 25 Hz out. Knows no files.
 
 Causal throughout, so zeros to the right of a clip change nothing within it, and clips of several lengths can
-share a batch. Attribute names are the key names of the published weights, whose weight norm is folded once at
-loading (`folded`) instead of at every step.
+share a batch. Attribute names are the key names of the published weights; `published_name` says which of them are
+under weight norm.
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from services.extractor_worker import weight_norm
 from services.extractor_worker.snake import Snake
-
-Layout = Mapping[str, tuple[int, ...]]
-"""Key name -> shape."""
+from services.extractor_worker.weight_norm import Layout, TwoParts
 
 _DILATIONS = (1, 3, 9)
 _KERNEL = 7
@@ -104,27 +101,13 @@ class Stage(nn.Module):
         return self.block(hidden)  # type: ignore[no-any-return]
 
 
-def published_layout(encoder: Layout) -> Layout:
-    """Published keys for a layout of `AudioVaeEncoder`: weights in two parts, and a head for the variance.
+def published_name(key: str) -> str | TwoParts:
+    return TwoParts.of_hooks(key) if key.endswith(".weight") else key
 
-    Of `x.weight`, old-style weight norm has the length per output channel, `weight_g`, and the direction,
-    `weight_v`.
+
+def published_layout(layout: Layout) -> Layout:
+    """What a file must hold for an `AudioVaeEncoder` of this layout: with a head for the variance, which goes
+    unused. What engines take is the mean.
     """
-    layout: dict[str, tuple[int, ...]] = {}
-    for key, shape in encoder.items():
-        is_weight = key.endswith(".weight")
-        layout |= {f"{key}_g": (shape[0], 1, 1), f"{key}_v": shape} if is_weight else {key: shape}
-    return layout | {key.replace("fc_mu.", "fc_logvar."): shape for key, shape in layout.items()}
-
-
-def folded(published: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors of `published_layout` as those of `AudioVaeEncoder`: each weight is one tensor, float32.
-
-    The variance goes: what engines take is the mean.
-    """
-    tensors = {key: tensor.float() for key, tensor in published.items() if not key.startswith("fc_logvar.")}
-    for key in [key for key in tensors if key.endswith(".weight_v")]:
-        weight = key.removesuffix("_v")
-        # The function behind torch's own weight norm: the quotient written out rounds differently.
-        tensors[weight] = torch._weight_norm(tensors.pop(key), tensors.pop(f"{weight}_g"), 0)
-    return tensors
+    published = weight_norm.published_layout(layout, published_name)
+    return published | {key.replace("fc_mu.", "fc_logvar."): shape for key, shape in published.items()}

@@ -3,13 +3,12 @@ second out. Knows no files.
 
 Written after fish-speech 0.1.0 (Apache-2.0). Causal throughout: a frame depends on nothing to its right, so
 clips of several lengths, padded with zeros, may share a batch. Attribute names are the key names of the
-published weights, whose weight norm is folded once (`folded`) instead of at every step. What only the decoder
-needs (`post_module`, `upsample`) is not here.
+published weights; `published_name` says which of those are under weight norm. What only the decoder needs
+(`post_module`, `upsample`) is not here.
 """
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -17,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from services.extractor_worker.modules import layout_of
 from services.extractor_worker.snake import Snake
+from services.extractor_worker.weight_norm import TwoParts
 
 _DILATIONS = (1, 3, 9)
 _KERNEL = 7
@@ -402,36 +401,10 @@ def _rotated(heads: Tensor, rotations: Tensor) -> Tensor:
     return turned.flatten(-2)
 
 
-def published_layout(config: CodecConfig) -> dict[str, tuple[int, ...]]:
-    """Key -> shape as published, where a weight under weight norm is two tensors."""
-    layout: dict[str, tuple[int, ...]] = {}
-    for key, shape in layout_of(partial(CodecEncoder, config)).items():
-        if (norm := _weight_norm(key)) is None:
-            layout[key] = shape
-        else:
-            layout |= {norm[0]: (shape[0], *(1 for _ in shape[1:])), norm[1]: shape}
-    return layout
-
-
-def folded(config: CodecConfig, published: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """float32 tensors as `CodecEncoder` takes them, from those of `published_layout`."""
-    tensors = {}
-    for key in layout_of(partial(CodecEncoder, config)):
-        length, direction = _weight_norm(key) or ("", key)
-        weight = published[direction].float()
-        tensors[key] = torch._weight_norm(weight, published[length].float(), 0) if length else weight
-    return tensors
-
-
-def _weight_norm(key: str) -> Sequence[str] | None:
-    """The published names of a weight's length and direction; None if it is published as it is.
-
-    Convolutions of the encoder under the names of torch's parametrizations, projections of the quantizers
-    under those of its older weight norm.
+def published_name(key: str) -> str | TwoParts:
+    """Convolutions of the encoder are under torch's parametrizations, projections of the quantizers under its
+    older weight norm.
     """
-    stem = key.removesuffix(".weight")
     if key.startswith("encoder.") and key.endswith(".conv.weight"):
-        return f"{stem}.parametrizations.weight.original0", f"{stem}.parametrizations.weight.original1"
-    if key.endswith(("in_proj.weight", "out_proj.weight")):
-        return f"{stem}.weight_g", f"{stem}.weight_v"
-    return None
+        return TwoParts.of_parametrizations(key)
+    return TwoParts.of_hooks(key) if key.endswith(("in_proj.weight", "out_proj.weight")) else key

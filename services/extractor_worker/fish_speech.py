@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from services.extractor_worker.fish_dac import CodecConfig, CodecEncoder, folded, published_layout
+from services.extractor_worker.fish_dac import CodecConfig, CodecEncoder, published_name
 from services.extractor_worker.modules import filled, layout_of
 from services.extractor_worker.torch_extractor import Loading, TorchExtractor, untrained_facts
 from services.extractor_worker.untrained import random_tensors
+from services.extractor_worker.weight_norm import folded, published_layout
 from services.extractor_worker.weights import Checkpoint
 from services.shared.audio import ReferenceAudio
 from speaker_registry.errors import AudioTooLong
@@ -122,10 +123,11 @@ def _groups(frames: Sequence[int], most_frames: int) -> Iterator[list[int]]:
 
 
 def _published(checkpoint: Checkpoint, codec: CodecConfig) -> Mapping[str, Tensor]:
-    layout = published_layout(codec)
+    layout = layout_of(partial(CodecEncoder, codec))
+    published = published_layout(layout, published_name)
     tensors: dict[str, Tensor] = {}
     for part in _PARTS:
-        expected = {key.removeprefix(part): shape for key, shape in layout.items() if key.startswith(part)}
+        expected = {key.removeprefix(part): shape for key, shape in published.items() if key.startswith(part)}
         found = checkpoint.read_tensors(_TENSORS, part, expected, ignored=_NOT_OURS)
         tensors |= {part + key: tensor for key, tensor in found.items()}
-    return folded(codec, tensors)
+    return folded(tensors, layout, published_name)

@@ -3,23 +3,20 @@
 Convolutions that see both sides (arXiv 2210.13438, not causal), reflected at the ends, and an LSTM in both
 directions: each frame depends on the whole clip. So clips of one length only: padding would change them all.
 
-Published convolutions are weight-normalised; here they are not: `folded` makes one out of the other.
+Published convolutions are weight-normalised; here they are not: `published_name` says how they are published.
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional
+
+from services.extractor_worker.weight_norm import TwoParts
 
 _KERNEL = 7
 """Of the first and the last convolution."""
 _CONV = ".conv."
-
-Layout = Mapping[str, tuple[int, ...]]
-"""Key -> shape."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,32 +125,7 @@ class Recurrent(nn.Module):
         return (recurrent + steps.repeat(1, 1, self.directions)).permute(1, 2, 0)  # type: ignore[no-any-return]
 
 
-def published_layout(layout: Layout) -> Layout:
-    """What a file with weight-normalised convolutions must hold, for the layout of a `SeanetEncoder`."""
-    published: dict[str, tuple[int, ...]] = {}
-    for key, shape in layout.items():
-        name = _published_name(key)
-        if name.endswith(".weight"):
-            published |= {f"{name}_g": (shape[0], *[1] * len(shape[1:])), f"{name}_v": shape}
-        else:
-            published[name] = shape
-    return published
-
-
-def folded(tensors: Mapping[str, Tensor], layout: Layout) -> dict[str, Tensor]:
-    """The tensors of `layout` out of those of `published_layout(layout)`."""
-    result = {}
-    for key in layout:
-        name = _published_name(key)
-        if name.endswith(".weight"):
-            size, direction = tensors[f"{name}_g"], tensors[f"{name}_v"]
-            length = torch.linalg.vector_norm(direction, dim=(1, 2), keepdim=True)  # [C', 1, 1]
-            result[key] = direction * (size / length)
-        else:
-            result[key] = tensors[name]
-    return result
-
-
-def _published_name(key: str) -> str:
+def published_name(key: str) -> str | TwoParts:
     """Convolutions are wrapped twice: `model.0.conv.bias` is published as `model.0.conv.conv.bias`."""
-    return key.replace(_CONV, _CONV + _CONV[1:])
+    name = key.replace(_CONV, _CONV + _CONV[1:])
+    return TwoParts.of_hooks(name) if name.endswith(".weight") else name

@@ -16,9 +16,10 @@ from torch.nn import functional
 from services.extractor_worker.modules import filled, layout_of
 from services.extractor_worker.published import expect, read_config
 from services.extractor_worker.resample import KERNEL_FLOAT32
-from services.extractor_worker.seanet import Layout, SeanetConfig, SeanetEncoder, folded, published_layout
+from services.extractor_worker.seanet import SeanetConfig, SeanetEncoder, published_name
 from services.extractor_worker.torch_extractor import Loading, TorchExtractor, untrained_facts
 from services.extractor_worker.untrained import random_tensors
+from services.extractor_worker.weight_norm import Layout, folded, published_layout
 from services.extractor_worker.weights import Checkpoint
 from services.shared.audio import ReferenceAudio
 from services.shared.profiles import Profile
@@ -138,11 +139,11 @@ def quantized(latents: Tensor, books: Tensor) -> Tensor:
 def _published(checkpoint: Checkpoint, profile: Profile, books: _Books) -> _Weights:
     config = _read_config(checkpoint, profile, books)
     layout = layout_of(partial(SeanetEncoder, config))
-    encoder = checkpoint.read_tensors(_TENSORS, "encoder.", published_layout(layout))
+    encoder = checkpoint.read_tensors(_TENSORS, "encoder.", published_layout(layout, published_name))
     quantizer = checkpoint.read_tensors(_TENSORS, "quantizer.", books.published_layout(config.dimension))
     return _Weights(
         config=config,
-        encoder=folded(encoder, layout),
+        encoder=folded(encoder, layout, published_name),
         books=books.stacked(quantizer),
         facts=checkpoint.facts([_TENSORS]),
     )

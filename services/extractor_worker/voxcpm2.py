@@ -14,11 +14,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from services.extractor_worker.audio_vae import AudioVaeConfig, AudioVaeEncoder, folded, published_layout
+from services.extractor_worker.audio_vae import (
+    AudioVaeConfig,
+    AudioVaeEncoder,
+    published_layout,
+    published_name,
+)
 from services.extractor_worker.modules import filled, layout_of
 from services.extractor_worker.published import expect, read_config
 from services.extractor_worker.torch_extractor import Loading, TorchExtractor, untrained_facts
 from services.extractor_worker.untrained import random_tensors
+from services.extractor_worker.weight_norm import folded
 from services.extractor_worker.weights import Checkpoint
 from services.shared.audio import ReferenceAudio
 from speaker_registry.errors import WeightsInvalid, WeightsMissing
@@ -87,9 +93,9 @@ class VoxCPM2Extractor(TorchExtractor[Tensor, Tensor]):
 def _published(loading: Loading) -> tuple[AudioVaeConfig, Mapping[str, Tensor], Mapping[str, Any]]:
     checkpoint, name = _checkpoint(loading)
     config = _read_config(checkpoint, loading)
-    layout = published_layout(layout_of(partial(AudioVaeEncoder, config)))
-    published = checkpoint.read_tensors(name, "encoder.", layout)
-    return config, folded(published), checkpoint.facts([name])
+    layout = layout_of(partial(AudioVaeEncoder, config))
+    published = checkpoint.read_tensors(name, "encoder.", published_layout(layout))
+    return config, folded(published, layout, published_name), checkpoint.facts([name])
 
 
 def _untrained(seed: int) -> tuple[AudioVaeConfig, Mapping[str, Tensor], Mapping[str, Any]]:

@@ -6,14 +6,17 @@ and the goldens, and saw to it that no code won narrowly: so codes are compared 
 
 import dataclasses
 import json
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 
 from services.extractor_worker import torch_extractor
-from services.extractor_worker.fish_dac import CodecConfig, published_layout
+from services.extractor_worker.fish_dac import CodecConfig, CodecEncoder, published_name
 from services.extractor_worker.fish_speech import Audio8Extractor, FishSpeechExtractor, _groups
+from services.extractor_worker.modules import layout_of
+from services.extractor_worker.weight_norm import published_layout
 from services.extractor_worker.weights import UntrainedWeights
 from services.shared.audio import ReferenceAudio
 from services.shared.fingerprint import Fingerprint
@@ -301,7 +304,7 @@ def test_the_fingerprint_survives_a_trip_through_a_manifest() -> None:
 
 def test_the_published_codec_has_the_shapes_it_is_known_to_have() -> None:
     """Counted with the engines' own classes at full size."""
-    layout = published_layout(CodecConfig())
+    layout = published_layout(layout_of(partial(CodecEncoder, CodecConfig())), published_name)
     sizes = dict.fromkeys(("encoder", "quantizer"), 0)
     for key, shape in layout.items():
         sizes[key.partition(".")[0]] += int(np.prod(shape))

@@ -17,9 +17,10 @@ import pytest
 import torch
 
 from services.extractor_worker.modules import layout_of
-from services.extractor_worker.seanet import SeanetConfig, SeanetEncoder, folded, published_layout
+from services.extractor_worker.seanet import SeanetConfig, SeanetEncoder, published_name
 from services.extractor_worker.speech_tokenizer import SpeechTokenizerExtractor
 from services.extractor_worker.torch_extractor import Loading
+from services.extractor_worker.weight_norm import published_layout
 from services.extractor_worker.weights import LocalWeights, UntrainedWeights
 from services.shared.audio import ReferenceAudio
 from services.shared.profiles import BUILT_IN, Profile
@@ -153,7 +154,7 @@ def test_a_clip_too_short_to_reflect_is_refused(extractor: SpeechTokenizerExtrac
 
 def test_the_published_layout_is_the_packages() -> None:
     """At full size; that the names are right, the tiny checkpoint shows, which the package's class wrote."""
-    layout = published_layout(layout_of(partial(SeanetEncoder, SeanetConfig())))
+    layout = published_layout(layout_of(partial(SeanetEncoder, SeanetConfig())), published_name)
     assert len(layout) == 70
     assert layout["model.0.conv.conv.weight_v"] == (64, 1, 7)
     assert layout["model.1.block.1.conv.conv.weight_g"] == (32, 1, 1)
@@ -163,12 +164,22 @@ def test_the_published_layout_is_the_packages() -> None:
     assert layout["model.15.conv.conv.weight_v"] == (1024, 2048, 7)
 
 
-def test_a_folded_weight_has_the_published_length_and_direction() -> None:
-    """Per output channel."""
-    size, direction = torch.tensor([10.0, 1.0])[:, None, None], torch.tensor([[[3.0, 4.0]], [[0.0, -2.0]]])
-    published = {"model.0.conv.conv.weight_g": size, "model.0.conv.conv.weight_v": direction}
-    tensors = folded(published, {"model.0.conv.weight": (2, 1, 2)})
-    assert tensors["model.0.conv.weight"].tolist() == [[[6.0, 8.0]], [[0.0, -1.0]]]
+def test_weights_are_the_packages_to_the_last_bit(extractor: SpeechTokenizerExtractor) -> None:
+    """It keeps length and direction, and puts them together at every step."""
+    published = torch.load(TINY / FILE, weights_only=True)
+    convolution = torch.nn.Conv1d(*_widths(published["encoder.model.15.conv.conv.weight_v"]))
+    with pytest.warns(FutureWarning):
+        torch.nn.utils.weight_norm(convolution)
+    prefix = "encoder.model.15.conv.conv."
+    theirs = {key.removeprefix(prefix): one for key, one in published.items() if key.startswith(prefix)}
+    convolution.load_state_dict(theirs)
+    convolution(torch.zeros(1, convolution.in_channels, convolution.kernel_size[0]))
+    assert torch.equal(extractor._encoder.state_dict()["model.15.conv.weight"], convolution.weight)
+
+
+def _widths(weight: torch.Tensor) -> tuple[int, int, int]:
+    width_out, width_in, kernel = weight.shape
+    return width_in, width_out, kernel
 
 
 @pytest.mark.parametrize(
