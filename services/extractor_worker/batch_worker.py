@@ -66,7 +66,7 @@ class BatchWorker(BaseWorker):
     """Load models first: `work` is where the worker appears to others.
 
     Args:
-        queues: names, the more important first.
+        queues: names. They take turns.
         handlers: name of a job's function -> what runs it. All that can be run.
         connection: Redis, answering in bytes. Only its address and credentials are used.
         settings: see there.
@@ -90,6 +90,9 @@ class BatchWorker(BaseWorker):
         self.settings = settings
         redis = _impatient(connection, settings.poll_seconds)
         self._safe_queues = [SafeQueue(queue, redis) for queue in queues]
+        """In the order of their turns, which this worker's own thread moves on."""
+        self._left = frozenset[str]()
+        """Names of queues nothing is taken from any more. Replaced as a whole, by any thread."""
         super().__init__(
             self._safe_queues,
             name=name or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}",
@@ -136,6 +139,14 @@ class BatchWorker(BaseWorker):
     def progress(self) -> None:
         """For handlers that work through their jobs in steps: gives the batch its full time again."""
         self._heartbeat.progress()
+
+    def leave_queue(self, name: str) -> None:
+        """Take no more jobs from it; what is in hand is finished. From any thread. Raises redis-py's errors,
+        and can be repeated.
+        """
+        self._left |= {name}
+        self.queues = [queue for queue in self.queues if queue.name != name]  # what tools see
+        self.connection.srem(worker_registration.WORKERS_BY_QUEUE_KEY % name, self.key)
 
     def work(self, burst: bool = False) -> bool:  # type: ignore[override]
         """Run jobs until SIGTERM or SIGINT; with `burst`, until no queue has any. Returns whether any ran.
@@ -223,23 +234,37 @@ class BatchWorker(BaseWorker):
             log.exception("maintenance.failed")  # what it found odd must not keep us from working
 
     def _take(self) -> Batch | None:
-        """From the first queue that has jobs."""
+        """From the first queue that has jobs. It is the last to be looked at the next time: however much
+        comes for one, the others get their turns.
+        """
+        queues = self._served
         with self.connection.pipeline(transaction=False) as pipeline:
             pipeline.exists(WORKERS_SUSPENDED)
-            for queue in self._safe_queues:
+            for queue in queues:
                 pipeline.llen(queue.key)
             suspended, *lengths = pipeline.execute()
         self._show(WorkerStatus.SUSPENDED if suspended else WorkerStatus.IDLE)
         if suspended:
             return None
-        for queue, length in zip(self._safe_queues, lengths, strict=True):
-            while length and (taken := self._claims.take(queue, min(length, self.settings.batch_size))):
-                batch, refused = self._claims.claim(queue, taken, self._show_busy)
-                for job_id, reason in refused.items():
-                    self._tell_abandoned(job_id, reason)
-                if batch:
-                    return batch
+        for queue, length in zip(queues, lengths, strict=True):
+            if batch := self._take_from(queue, length):
+                turn = self._safe_queues.index(queue) + 1
+                self._safe_queues = self._safe_queues[turn:] + self._safe_queues[:turn]
+                return batch
         return None
+
+    def _take_from(self, queue: SafeQueue, length: int) -> Batch | None:
+        while length and (taken := self._claims.take(queue, min(length, self.settings.batch_size))):
+            batch, refused = self._claims.claim(queue, taken, self._show_busy)
+            for job_id, reason in refused.items():
+                self._tell_abandoned(job_id, reason)
+            if batch:
+                return batch
+        return None
+
+    @property
+    def _served(self) -> list[SafeQueue]:
+        return [queue for queue in self._safe_queues if queue.name not in self._left]
 
     def _show_busy(self, pipeline: Pipeline) -> None:
         self.set_state(WorkerStatus.BUSY, pipeline=pipeline)
@@ -253,7 +278,10 @@ class BatchWorker(BaseWorker):
         if self.get_state() == WorkerStatus.SUSPENDED:
             return self._pause(self.settings.poll_seconds)
         block = int(self.settings.poll_seconds * 1000)
-        news: Any = self.connection.xread(self._woken, count=1, block=block)
+        seen = {queue.wake_key: self._woken[queue.wake_key] for queue in self._served}
+        if not seen:
+            return self._pause(self.settings.poll_seconds)
+        news: Any = self.connection.xread(seen, count=1, block=block)
         for key, entries in news or []:
             self._woken[key.decode()] = entries[-1][0]
         return None

@@ -116,7 +116,60 @@ def test_a_batch_is_of_one_queue_and_no_larger_than_allowed(queue):
     for job_id in "abc":
         put(queue, job_id)
     make(queue, act, batch_size=2).work(burst=True)
-    assert batches == [["a", "b"], ["c"], ["x", "y"]]
+    assert batches == [["a", "b"], ["x", "y"], ["c"]]
+
+
+def test_queues_take_turns(queue):
+    """Steady uploads for one profile must not keep the others' voices from ever being complete."""
+    order = []
+
+    def act(jobs):
+        order.extend(job.id for job in jobs)
+        if len(order) < 12:
+            put(queue, f"more-{len(order)}")  # there always is one more in the first
+        return echo(jobs)
+
+    other = SafeQueue(OTHER, queue.connection)
+    for job_id in ("x", "y", "z"):
+        put(other, job_id)
+    put(queue, "a")
+    make(queue, act, batch_size=1).work(burst=True)
+    assert [one for one in order if one in "xyz"] == ["x", "y", "z"]
+    assert order[:6] == ["a", "x", "more-1", "y", "more-2", "z"]
+
+
+def test_a_queue_with_nothing_but_jobs_to_drop_costs_no_turn(queue):
+    """Its neighbour's jobs come at once, and theirs next."""
+    other = SafeQueue(OTHER, queue.connection)
+    for name in (queue, other):
+        name.connection.rpush(name.key, "gone")
+    put(other, "x")
+    worker = make(queue)
+    assert [job.id for job in worker._take().jobs] == ["x"]
+    put(queue, "a"), put(other, "y")
+    assert [job.id for job in worker._take().jobs] == ["a"]
+
+
+def test_from_a_queue_that_was_left_nothing_is_taken(queue):
+    """What this worker would make of its jobs is not served any more; another worker's is."""
+    other = SafeQueue(OTHER, queue.connection)
+    worker, watcher = make(queue), make(queue)
+
+    def act(jobs):
+        worker.leave_queue(OTHER)
+        seen.extend(job.id for job in jobs)
+        tools.append([one.name for one in Worker.all(queue=other)])
+        return echo(jobs)
+
+    seen, tools = [], []
+    worker._handlers["act"] = act
+    put(queue, "a"), put(other, "x"), put(queue, "b")
+    worker.work(burst=True)
+    assert seen == ["a", "b"]
+    assert (other.job_ids, status_of(other, "x")) == (["x"], "queued")
+    assert all(worker.name not in names for names in tools)
+    watcher.work(burst=True)
+    assert status_of(other, "x") == "finished"
 
 
 def test_what_may_pass_is_tried_again_alone_and_the_handler_knows_which_try_it_is(queue):
