@@ -1,7 +1,7 @@
 """The encoder of VoxCPM2's audio VAE: 16 kHz samples in, means of 64 latents at 25 Hz out. Knows no files.
 
 Causal throughout, so zeros to the right of a clip change nothing within it, and clips of several lengths can
-share a batch. Attribute names are the key names of the published weights; `published_name` says which of them are
+share a batch. Attribute names are the key names of the published weights; `published_name` says which are
 under weight norm.
 """
 

@@ -81,7 +81,7 @@ class CodecEncoder(nn.Module):
         self.quantizer = Quantizer(config)
 
     def forward(self, samples: Tensor) -> Tensor:
-        """Encode clips of whole frames; whatever zeros follow a clip, its own frames are the same.
+        """Encode clips of whole frames. Zeros that follow a clip reach none of its frames.
 
         Args:
             samples: float32 [B, 1, N] at `sample_rate`; N a multiple of `samples_per_frame`, and of no more

@@ -83,7 +83,8 @@ class TorchExtractor(ABC, Generic[Prepared, Encoded]):
     """Part of the fingerprint. Raise it with every change, here or in what is imported, that changes a
     result."""
     batch_seconds: float = 0.0
-    """Of padded audio that may be encoded at once. More than 0 only where a batch changes no result."""
+    """Of padded audio that may be encoded at once. More than 0 only where company moves a result by no more
+    than rounding does."""
     always_float32: ClassVar[bool] = False
     """For encoders that engines run in float32 whatever the rest runs in."""
     resampler: ClassVar[str | None] = None
@@ -165,7 +166,9 @@ class TorchExtractor(ABC, Generic[Prepared, Encoded]):
     def _finish(self, encoded: Encoded) -> Mapping[str, Tensor]: ...
 
     def _encode_all(self, prepared: Sequence[Prepared]) -> list[Encoded]:
-        """One by one. To be overridden, with `batch_seconds`, only where a batch changes no result."""
+        """One by one. To be overridden, with `batch_seconds`, only where company moves a result by no more
+        than rounding does.
+        """
         return [self._encode(clip) for clip in prepared]
 
     def resampled(self, clip: ReferenceAudio, sample_rate: int, *, least: int = 1) -> Tensor:

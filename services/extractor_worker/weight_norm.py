@@ -1,5 +1,5 @@
-"""Weight norm (arXiv 1602.07868): a weight that is published in two parts, its length per output channel and its
-direction. Knows no model: callers say under which names they publish their weights.
+"""Weight norm (arXiv 1602.07868): a weight that is published in two parts, its length per output channel and
+its direction. Knows no model: callers say under which names they publish their weights.
 
 Engines put the two together at every step, we do it once, at loading.
 """

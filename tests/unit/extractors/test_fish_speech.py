@@ -193,13 +193,27 @@ def test_the_example_goes_through_all_three_steps(extractor: FishSpeechExtractor
 # --- batches
 
 
-def test_a_clip_among_others_is_the_clip_alone(goldens: Goldens, extractor: FishSpeechExtractor) -> None:
+@pytest.mark.parametrize("batch_seconds", [0.0, 30.0])
+def test_a_clip_among_others_is_the_clip_alone(goldens: Goldens, batch_seconds: float) -> None:
     """Whoever uploads at the same moment must not change my voice, nor get it."""
+    extractor = load()
+    extractor.batch_seconds = batch_seconds
     clips = [golden_clip(goldens, name) for name in ("7.31", "1.0", "3.0")]
     clips += [clip_of(1), clip_of(2048, seed=2), clip_of(50_000, seed=3)]
     together = codes(extractor, *clips)
     for clip, ours in zip(clips, together, strict=True):
         assert np.array_equal(ours, codes(extractor, clip)[0])
+
+
+@pytest.mark.parametrize("kind", [TinyFishSpeech, TinyAudio8])
+def test_on_a_cpu_clips_are_encoded_one_by_one(kind: type[FishSpeechExtractor]) -> None:
+    """Company would move the latents by 4e-6, and bring nothing."""
+    extractor = load(kind=kind)
+    assert extractor.batch_seconds == 0
+    batches: list[int] = []
+    extractor._encoder.register_forward_pre_hook(lambda _, inputs: batches.append(len(inputs[0])))
+    codes(extractor, *[clip_of(20_000, seed=seed) for seed in range(3)])
+    assert batches == [1, 1, 1]
 
 
 def test_zeros_behind_a_clip_change_none_of_its_frames(extractor: FishSpeechExtractor) -> None:
