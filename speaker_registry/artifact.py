@@ -91,6 +91,8 @@ class Manifest(BaseModel):
     audio_sha256: str | None = None
     """Of the clip's bytes as uploaded."""
     seconds: float | None = None
+    used_seconds: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    """How much of the clip is in the tensors, where the extractor cut something out."""
     ref_text: str | None = None
     consent: str | None = None
     frame_rate: float | None = None

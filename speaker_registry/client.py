@@ -177,8 +177,9 @@ class RegistryClient(Session):
             fingerprint: what made it (`sha256:…`), where the file has no manifest that says so.
 
         Raises:
-            InvalidArtifact: it is not what the profile says. FingerprintMismatch: the profile's artifacts are
-            made with something else now.
+            InvalidArtifact: it is not what the profile says, of another clip, or does not say what made it.
+            CacheUnsupported: the profile needs a transcript, and the version has none. FingerprintMismatch:
+            the profile's artifacts are made with something else now.
         """
         content = read_clip(artifact, "artifact")
         return self._run(self._calls.put(parse_target(speaker, version), profile, content, fingerprint))

@@ -15,7 +15,7 @@ SpeakerRegistryError
 │   ├── InvalidArtifact            a safetensors file that is not what its profile says
 │   │   └── DigestMismatch
 │   ├── PayloadTooLarge
-│   ├── CacheUnsupported           nothing can be extracted from this voice for this profile
+│   ├── CacheUnsupported           this voice lacks what this profile's artifact needs
 │   └── IdempotencyKeyReused
 ├── NotFound
 │   ├── VoiceNotFound

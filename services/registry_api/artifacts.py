@@ -34,7 +34,6 @@ from speaker_registry.errors import (
     ArtifactFailed,
     ArtifactNotFound,
     ArtifactStale,
-    InvalidArtifact,
     SpeakerRegistryError,
     VoiceNotFound,
 )
@@ -196,8 +195,9 @@ async def put_artifact(
 ) -> Response:
     """Bring an artifact that was made elsewhere: a safetensors file with the profile's tensors.
 
-    It is checked like our own, and gets a manifest of this version. What it was made with must be what the
-    profile's artifacts are made with now; profiles that nothing can be extracted for take any.
+    It is checked like our own, and gets a manifest of this version. It must have been made from this
+    version's clip, and with what the profile's artifacts are made with now; profiles that nothing can be
+    extracted for take any.
     """
     async with slots.one():
         body = await request.body()
@@ -210,17 +210,7 @@ def _give(wanted: _Wanted, body: bytes, fingerprint: str | None) -> bool:
     registrar = wanted.services.registrar
     found = wanted.look()
     tensors, manifest = read_tensors(body)
-    if manifest is not None and manifest.profile != wanted.profile:
-        raise InvalidArtifact(
-            f"The artifact is for profile '{manifest.profile[:80]}', not for '{wanted.profile}'.",
-            param="profile",
-        )
-    given = ReadyArtifact(
-        tensors=tensors,
-        fingerprint=manifest.fingerprint if manifest else fingerprint,
-        extractor=manifest.extractor if manifest else {},
-        untrained=manifest.untrained if manifest else False,
-    )
+    given = ReadyArtifact(tensors=tensors, manifest=manifest, fingerprint=fingerprint)
     return give_artifact(registrar, wanted.speaker_id, found.version, wanted.profile, given)
 
 

@@ -345,7 +345,11 @@ PUT_ARTIFACT: Responses = {
     201: _json("Stored, and in force.", _DESCRIPTOR, schemas.ArtifactDescriptor),
     200: _json("The same is in force already.", _DESCRIPTOR, schemas.ArtifactDescriptor),
     **_COMMON,
-    400: _BAD_NAME,
+    400: _error(
+        "The name cannot be one, or the profile needs a transcript that the voice has not.",
+        "Profile 'fish-speech-s2-pro' needs a transcript; version 1 has no ref_text.",
+        "cache_unsupported",
+    ),
     404: _NO_VOICE,
     409: _error(
         "It was made with something else than the profile's artifacts are now; or the voice was deleted, or "
@@ -357,7 +361,7 @@ PUT_ARTIFACT: Responses = {
     ),
     413: _error("The file is too large.", "…", "payload_too_large"),
     422: _error(
-        "The file is not what the profile says; the message names the tensor.",
+        "The file is not what the profile says, of another clip, or does not say what made it.",
         "tensor 'speaker_embedding' has shape [512], the profile says [1024]",
         "artifact_schema",
     ),

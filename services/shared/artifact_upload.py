@@ -3,7 +3,7 @@ goes the way of a worker's, without a job: bytes, the fact, then the index. Know
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -12,12 +12,15 @@ import structlog
 
 from services.shared.domain import GIVEN_FINGERPRINT, ArtifactRecord, SpeakerVersion
 from services.shared.facts import SpeakerId
+from services.shared.fingerprint import Fingerprint
 from services.shared.packaging import applying_tensors, package
 from services.shared.profiles import Profile
 from services.shared.publication import PUBLISH_SECONDS, landed_first, put_in_force
 from services.shared.registrar import Registrar
-from speaker_registry.artifact import content_digest
+from services.shared.status import missing_transcript
+from speaker_registry.artifact import Manifest, content_digest
 from speaker_registry.errors import (
+    CacheUnsupported,
     Conflict,
     FingerprintMismatch,
     InvalidArtifact,
@@ -30,12 +33,20 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadyArtifact:
-    """What somebody brings. `extractor`: the facts behind the fingerprint, if they say."""
+    """What somebody brings. `fingerprint`: what made it, where no manifest says so."""
 
     tensors: Mapping[str, np.ndarray]
+    manifest: Manifest | None = None
     fingerprint: str | None = None
-    extractor: Mapping[str, Any] = field(default_factory=dict)
-    untrained: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Origin:
+    """What made an artifact. `extractor`: the facts behind the fingerprint."""
+
+    fingerprint: str
+    extractor: Mapping[str, Any]
+    untrained: bool
 
 
 def give_artifact(
@@ -49,13 +60,18 @@ def give_artifact(
     already.
 
     Raises:
-        ProfileUnknown; FingerprintMismatch: this profile's artifacts are made with another one now;
-        InvalidArtifact: it is not what the profile says, or names no fingerprint; VoiceDeleted; Conflict:
+        ProfileUnknown; CacheUnsupported: the profile needs a transcript, and the version has none;
+        FingerprintMismatch: this profile's artifacts are made with another one now; InvalidArtifact: it is
+        not what the profile says, of another clip, or does not say what made it; VoiceDeleted; Conflict:
         somebody else put one there at the same moment; Unavailable.
     """
-    profile = registrar.catalogue.get(profile_name)
-    fingerprint = _fingerprint(registrar, profile, given)
-    served = version.artifact(profile.name, fingerprint)
+    profile, manifest = registrar.catalogue.get(profile_name), given.manifest
+    if reason := missing_transcript(version, profile):
+        raise CacheUnsupported(reason[0].upper() + reason[1:] + ".", param="profile")
+    if manifest is not None:
+        _check_subject(manifest, version, profile)
+    origin = _origin(registrar, profile, given)
+    served = version.artifact(profile.name, origin.fingerprint)
     tensors = applying_tensors(version.record, profile, given.tensors)
     if served is not None and served.content_digest == content_digest(tensors):
         return False
@@ -63,11 +79,12 @@ def give_artifact(
         version.record,
         profile,
         tensors,
-        fingerprint=fingerprint,
+        fingerprint=origin.fingerprint,
         attempt=f"{registrar.clock.new_id()}-upload",
-        build=1 + max((one.build for one in _made(version, profile, fingerprint)), default=0),
-        extractor=given.extractor,
-        untrained=given.untrained,
+        build=1 + max((one.build for one in _made(version, profile, origin.fingerprint)), default=0),
+        extractor=origin.extractor,
+        untrained=origin.untrained,
+        used_seconds=manifest.used_seconds if manifest else None,
     )
     _publish(registrar, speaker_id, version, data, record)
     log.info("artifact.given", speaker=str(speaker_id), vuid=version.vuid, profile=profile.name)
@@ -78,22 +95,61 @@ def give_artifact(
     return True
 
 
-def _fingerprint(registrar: Registrar, profile: Profile, given: ReadyArtifact) -> str:
-    if profile.not_extractable:
-        return GIVEN_FINGERPRINT  # no encoder of ours will ever make it stale
-    if given.fingerprint is None:
+def _check_subject(manifest: Manifest, version: SpeakerVersion, profile: Profile) -> None:
+    """That it is of this profile and this clip."""
+    if manifest.profile != profile.name:
+        raise InvalidArtifact(
+            f"The artifact is for profile '{manifest.profile[:80]}', not for '{profile.name}'.",
+            param="profile",
+        )
+    clip = version.record.clip
+    if manifest.audio_sha256 is not None and (clip is None or manifest.audio_sha256 != clip.sha256):
+        own = f"the clip {clip.sha256}" if clip else "no clip"
+        raise InvalidArtifact(
+            f"The artifact was made from the clip {manifest.audio_sha256[:64]}; version {version.number} of "
+            f"voice '{version.record.name}' has {own}. Accepted: one that was made from the same bytes."
+        )
+
+
+def _origin(registrar: Registrar, profile: Profile, given: ReadyArtifact) -> _Origin:
+    """As the worker announced it, where one did: what the file says of it is not looked at."""
+    manifest = given.manifest
+    facts = manifest.model_dump(mode="json")["extractor"] if manifest else {}
+    if profile.not_extractable:  # no encoder of ours will ever make it stale, or tell us more
+        return _Origin(GIVEN_FINGERPRINT, facts, manifest.untrained if manifest else False)
+    fingerprint = manifest.fingerprint if manifest else given.fingerprint
+    if fingerprint is None:
         raise InvalidArtifact(
             "The artifact does not say what made it. Accepted: a fingerprint in its manifest, or in the "
             "header X-Artifact-Fingerprint."
         )
     current = registrar.announcements.current(profile.name)
-    if current is not None and given.fingerprint != current.fingerprint:
+    if current is None:
+        return _verified(fingerprint, facts)
+    if fingerprint != current.fingerprint:
         raise FingerprintMismatch(
-            f"The artifact was made with {given.fingerprint[:100]}; artifacts for profile '{profile.name}' "
+            f"The artifact was made with {fingerprint[:100]}; artifacts for profile '{profile.name}' "
             f"are made with {current.fingerprint} now.",
             param="profile",
         )
-    return given.fingerprint
+    return _Origin(fingerprint, current.extractor, current.untrained)
+
+
+def _verified(fingerprint: str, facts: Mapping[str, Any]) -> _Origin:
+    """No worker has said what the fingerprint stands for: then the file must, and truly."""
+    said = Fingerprint(facts)
+    if said.digest != fingerprint:
+        raise InvalidArtifact(
+            f"No worker has announced what {fingerprint[:100]} stands for, and the facts in the file's "
+            f"manifest are those of {said.digest}. Accepted: a manifest with the facts of its fingerprint."
+        )
+    try:
+        return _Origin(fingerprint, said.facts, said.untrained)
+    except (KeyError, TypeError):
+        raise InvalidArtifact(
+            "The facts in the file's manifest do not say whether its weights were trained. Accepted: "
+            "extractor.weights.untrained, true or false."
+        ) from None
 
 
 def _made(version: SpeakerVersion, profile: Profile, fingerprint: str) -> list[ArtifactRecord]:

@@ -16,6 +16,7 @@ from speaker_registry.artifact import (
     encode,
     sha256_digest,
 )
+from speaker_registry.errors import InvalidArtifact
 
 
 def applying_specs(version: VersionRecord, profile: Profile) -> dict[str, TensorSpec]:
@@ -57,11 +58,13 @@ def package(
 
     Raises:
         InvalidArtifact: the tensors are not what the profile says, or not as long as what was used of the
-            version's clip.
+            version's clip, or more was used than there is.
     """
     clip = version.clip
     seconds = clip.seconds if clip else None
-    used = seconds if used_seconds is None else used_seconds
+    used = seconds if used_seconds is None else round(used_seconds, 6)  # as clips are measured
+    if used is not None and seconds is not None and used > seconds:
+        raise InvalidArtifact(f"{used:g} s of audio are said to be used; the clip has {seconds:g} s")
     specs, tensors = applying_specs(version, profile), applying_tensors(version, profile, tensors)
     check_tensors(tensors, specs, seconds=used, frame_rate=profile.frame_rate)
     manifest = Manifest(
@@ -77,6 +80,7 @@ def package(
         source=version.source,
         audio_sha256=clip.sha256 if clip else None,
         seconds=seconds,
+        used_seconds=None if used_seconds is None else used,
         ref_text=version.ref_text,
         consent=version.consent,
         frame_rate=profile.frame_rate if clip else None,

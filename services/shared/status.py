@@ -61,6 +61,11 @@ def unsupported_reason(version: SpeakerVersion, profile: Profile) -> str | None:
             f"version {version.number} was registered with a ready speaker embedding of "
             f"{version.record.embedding_width} numbers; profile '{profile.name}' needs reference audio"
         )
+    return missing_transcript(version, profile)
+
+
+def missing_transcript(version: SpeakerVersion, profile: Profile) -> str | None:
+    """Why the profile's engine could not use the version's artifact, whoever made it; None if it can."""
     if profile.ref_text_required and not version.record.ref_text:
         return f"profile '{profile.name}' needs a transcript; version {version.number} has no ref_text"
     return None

@@ -54,7 +54,10 @@ class Stored:
 
 
 class Registry:
-    """Context manager: inside it, the registry answers at `url`, and `client` asks it."""
+    """Context manager: inside it, the registry answers at `url`, and `client` asks it.
+
+    announced: the stand-in worker says at the start what it makes artifacts with.
+    """
 
     def __init__(
         self,
@@ -65,6 +68,7 @@ class Registry:
         limits: UploadLimits | None = None,
         pace: Pace | None = None,
         head_seconds: float = 10,
+        announced: bool = True,
         **settings: Any,
     ) -> None:
         self.folder = folder
@@ -75,6 +79,7 @@ class Registry:
         self.changes = Changes(redis_url)
         self.housekeeper = Housekeeper(self.registrar, HousekeepingSettings())
         self.worker = StandIn(self.registrar)
+        self._announced = announced
         self.app = create_app(
             Services(
                 registrar=self.registrar,
@@ -94,7 +99,8 @@ class Registry:
 
     def __enter__(self) -> Self:
         self.housekeeper.rebuild()
-        self.worker.announce()
+        if self._announced:
+            self.worker.announce()
         self.port = self._stack.enter_context(_served(self._config))
         self.url = f"http://127.0.0.1:{self.port}"
         self.client = self._stack.enter_context(self.new_client())

@@ -1,5 +1,6 @@
 """Bringing artifacts that were made elsewhere: what is taken, what is refused, and what engines get then."""
 
+import hashlib
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -9,10 +10,11 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
+from services.shared.fingerprint import Fingerprint
 from speaker_registry import cli
 from speaker_registry.artifact import Artifact, Manifest, encode
 from tests.integration.api.conftest import Start
-from tests.integration.api.registry import EMBEDDING, OTHER_CLIP, PROFILE, WIDER, Registry
+from tests.integration.api.registry import CLIP, EMBEDDING, OTHER_CLIP, PROFILE, WIDER, Registry
 from tests.integration.api.worker import FINGERPRINT
 
 VOXTRAL = "voxtral"
@@ -68,7 +70,7 @@ def brought(registry: Registry, name: str) -> bytes:
 
 
 def test_a_ready_artifact_is_served_as_this_versions(registry: Registry, name: str, brought: bytes):
-    """With its tensors bit by bit, and a manifest that says whose it is here."""
+    """With its tensors bit by bit, and a manifest that says whose it is here, and as what we know it."""
     response = put(registry, name, brought)
     assert response.status_code == 201, response.text
     assert response.json()["state"] == "ready"
@@ -77,7 +79,7 @@ def test_a_ready_artifact_is_served_as_this_versions(registry: Registry, name: s
         served.content_digest == Artifact.parse(brought).content_digest == response.json()["content_digest"]
     )
     assert (served.manifest.voice, served.manifest.version) == (name, 1)
-    assert served.manifest.extractor == {"made": "elsewhere"}
+    assert served.manifest.extractor == {"model": "made up"}, "what our worker announced"
     assert served.digest == response.json()["digest"]
 
 
@@ -129,6 +131,92 @@ def test_an_artifact_that_something_else_made_is_refused(registry: Registry, nam
     data = file(tensors(seconds_of(registry, name)), fingerprint=OTHER)
     refused(put(registry, name, data), 409, "fingerprint_mismatch", f"made with {FINGERPRINT} now")
     assert registry.file(name).status_code == 202
+
+
+@pytest.mark.parametrize("manifest", [True, False])
+def test_what_an_untrained_encoder_made_is_never_passed_off_as_trained(start: Start, manifest: bool):
+    """Neither by a manifest that says otherwise, nor without one."""
+    registry = start()
+    registry.worker.announce(OTHER, untrained=True)
+    registry.upload("alice")
+    content = tensors(seconds_of(registry, "alice"))
+    data = file(content, fingerprint=OTHER) if manifest else safetensors.numpy.save(content)
+    response = put(registry, "alice", data, **{"X-Artifact-Fingerprint": OTHER})
+    assert response.status_code == 201, response.text
+    assert response.json()["untrained"] is True
+    assert Artifact.parse(registry.file("alice").content).manifest.untrained
+
+
+def test_where_no_worker_ever_was_the_file_must_say_what_made_it(start: Start):
+    """A registry that only hands out: the fingerprint is the hash of the facts, or they are another's."""
+    registry = start(announced=False)
+    registry.upload("alice")
+    content = tensors(seconds_of(registry, "alice"))
+    made = Fingerprint.of(scale=1e-05, weights={"untrained": True, "files": None})
+    alone = put(registry, "alice", safetensors.numpy.save(content), **{"X-Artifact-Fingerprint": made.digest})
+    refused(alone, 422, "artifact_schema", f"No worker has announced what {made.digest} stands for")
+    lies = file(content, fingerprint=made.digest, extractor={"weights": {"untrained": False}})
+    refused(
+        put(registry, "alice", lies), 422, "artifact_schema", "a manifest with the facts of its fingerprint"
+    )
+    for silent in ({}, {"weights": "secret"}):
+        data = file(content, fingerprint=Fingerprint(silent).digest, extractor=silent)
+        refused(put(registry, "alice", data), 422, "artifact_schema", "extractor.weights.untrained")
+    good = file(content, fingerprint=made.digest, extractor=made.facts, untrained=False)
+    assert put(registry, "alice", good).status_code == 201
+    served = Artifact.parse(registry.file("alice").content).manifest
+    assert (served.extractor, served.untrained) == (made.facts, True)
+
+
+def test_an_artifact_of_another_clip_is_refused(registry: Registry, name: str, brought: bytes):
+    """Of the same length, nothing else would tell: the name would speak with somebody else's voice."""
+    content, clip = Artifact.parse(brought).tensors, hashlib.sha256(CLIP).hexdigest()
+    other = file(dict(content), audio_sha256="e" * 64)
+    says = f"made from the clip {'e' * 64}; version 1 of voice '{name}' has the clip {clip}"
+    refused(put(registry, name, other), 422, "artifact_schema", says)
+    registry.upload(f"{name}-ready", clip=None, speaker_embedding=EMBEDDING)
+    refused(put(registry, f"{name}-ready", other), 422, "artifact_schema", "has no clip")
+    assert put(registry, name, file(dict(content), audio_sha256=clip)).status_code == 201
+
+
+def test_an_artifact_that_needs_a_transcript_is_refused_where_there_is_none(registry: Registry, name: str):
+    """As extraction refuses it: an engine could not use it."""
+    headers = {"X-Artifact-Fingerprint": FINGERPRINT}
+    for voice, said in ((name, {}), (f"{name}-said", {"ref_text": "What is said."})):
+        registry.upload(voice, **said)
+        codes = np.zeros((8, round(seconds_of(registry, voice) * 25)), np.int64)
+        data = safetensors.numpy.save({"ref_audio_tokens": codes})
+        response = put(registry, voice, data, profile="higgs-audio-v2", **headers)
+        if said:
+            assert response.status_code == 201, response.text
+        else:
+            says = "Profile 'higgs-audio-v2' needs a transcript; version 1 has no ref_text."
+            refused(response, 400, "cache_unsupported", says)
+
+
+def test_an_artifact_that_leaves_silence_out_goes_from_one_voice_to_another(registry: Registry, name: str):
+    """OmniVoice's own package cuts it out: the frames are those of what was used, as the manifest says."""
+    there, seconds = f"{name}-there", 0.8
+    for voice in (name, there):
+        registry.upload(voice)
+    registry.client.post(f"/v1/audio/voices/{name}/cache", params={"profile": "omnivoice", "wait": 0})
+    (work,) = (work for work in registry.worker.take_all(name) if work.maker.profile.name == "omnivoice")
+    codes = {"ref_audio_tokens": np.full((8, 20), 7, np.int64)}
+    assert registry.worker.publish(work, codes, seconds)
+    made = registry.file(name, profile="omnivoice").content
+    assert Artifact.parse(made).manifest.used_seconds == seconds
+    assert put(registry, there, made, profile="omnivoice").status_code == 201
+    served = Artifact.parse(registry.file(there, profile="omnivoice").content)
+    assert served.manifest.used_seconds == seconds
+    manifest = Artifact.parse(made).manifest
+    for used, says in (
+        (None, "has 20 frames"),
+        (0.4, "has 20 frames"),
+        (9.0, "9 s of audio are said to be used"),
+    ):
+        changed = {"ref_audio_tokens": np.full((8, 20), 8, np.int64)}
+        data = encode(changed, manifest.model_copy(update={"used_seconds": used}))
+        refused(put(registry, there, data, profile="omnivoice"), 422, "artifact_schema", says)
 
 
 def test_a_file_without_a_manifest_needs_a_fingerprint_beside_it(

@@ -3,7 +3,7 @@ test says so. Knows no encoder and no RQ.
 """
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import numpy as np
@@ -28,12 +28,12 @@ class StandIn:
         self.taken: list[Assignment] = []
         self.fingerprint = FINGERPRINT
 
-    def announce(self, fingerprint: str = FINGERPRINT) -> None:
+    def announce(self, fingerprint: str = FINGERPRINT, *, untrained: bool = False) -> None:
         """From now on, artifacts are made with it."""
         self.fingerprint = fingerprint
         for profile in self._registrar.catalogue.names:
             self._registrar.announcements.announce(
-                profile, fingerprint, {"model": "made up"}, untrained=False
+                profile, fingerprint, {"model": "made up"}, untrained=untrained
             )
 
     def take_all(self, name: str | None = None) -> list[Assignment]:
@@ -47,8 +47,14 @@ class StandIn:
                 found.append(work)
         return found
 
-    def publish(self, work: Assignment) -> bool:
-        return self._publisher.publish(work, _tensors(work))
+    def publish(
+        self,
+        work: Assignment,
+        tensors: Mapping[str, np.ndarray] | None = None,
+        used_seconds: float | None = None,
+    ) -> bool:
+        """Made-up tensors, unless others are given."""
+        return self._publisher.publish(work, _tensors(work) if tensors is None else tensors, used_seconds)
 
     def finish_all(self, name: str | None = None) -> None:
         """Publish an artifact for everything that is queued."""
