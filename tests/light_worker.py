@@ -3,6 +3,8 @@ measured: settings, bucket, queue, leases, announcements and publishing are real
 
 `LIGHT_WORKER_PACE` names a file that says how many seconds a clip takes; without it, none.
 `LIGHT_WORKER_FAILS` names a profile whose clips all take longer than the others', and fail.
+`LIGHT_WORKER_LACKS` names a profile without weights.
+`LIGHT_WORKER_LOST` names a file: while it is there, the device is lost.
 """
 
 import hashlib
@@ -16,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
+from services.extractor_worker.extractor import DeviceLost
 from services.extractor_worker.process import WorkerProcess
 from services.shared.audio import ReferenceAudio
 from services.shared.fingerprint import Fingerprint
@@ -23,7 +26,7 @@ from services.shared.logs import configure_logs
 from services.shared.profiles import Profile
 from services.shared.settings import ExtractorSettings, LogSettings
 from speaker_registry.artifact import TensorSpec
-from speaker_registry.errors import InvalidAudio
+from speaker_registry.errors import InvalidAudio, WeightsMissing
 
 MARK = 1000
 """The embedding's numbers after these are drawn anew for every attempt, as no GPU computes twice the same."""
@@ -41,6 +44,8 @@ class LightExtractor:
     batch_seconds = 0.0
 
     def __init__(self, profile: Profile, _settings: ExtractorSettings) -> None:
+        if os.environ.get("LIGHT_WORKER_LACKS") == profile.name:
+            raise WeightsMissing(f"{profile.name}: model.safetensors missing")
         self.profile_name = profile.name
         self.fingerprint = Fingerprint.of(profile=profile.name, light=1, weights={"untrained": True})
         self._profile = profile
@@ -52,6 +57,8 @@ class LightExtractor:
         return Prepared(marks_of(clip.samples), math.ceil(clip.seconds * (self._profile.frame_rate or 1)))
 
     def encode(self, prepared: Sequence[Prepared]) -> list[Prepared]:
+        if (lost := os.environ.get("LIGHT_WORKER_LOST")) and Path(lost).exists():
+            raise DeviceLost("an illegal memory access was encountered")
         time.sleep(float(Path(self._pace).read_text()) * len(prepared) if self._pace else 0)
         if self._fails and not self._warming_up():
             time.sleep(0.5)

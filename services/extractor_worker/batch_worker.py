@@ -278,7 +278,7 @@ class BatchWorker(BaseWorker):
         if self.get_state() == WorkerStatus.SUSPENDED:
             return self._pause(self.settings.poll_seconds)
         block = int(self.settings.poll_seconds * 1000)
-        seen = {queue.wake_key: self._woken[queue.wake_key] for queue in self._served}
+        seen: dict[Any, Any] = {queue.wake_key: self._woken[queue.wake_key] for queue in self._served}
         if not seen:
             return self._pause(self.settings.poll_seconds)
         news: Any = self.connection.xread(seen, count=1, block=block)

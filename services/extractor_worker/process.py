@@ -1,5 +1,7 @@
 """One worker process, whatever its extractors are: loads and warms them, says so, takes jobs, leaves in good
 order. Knows no encoder and imports no torch: `__main__` brings both.
+
+A profile that cannot be served, or not any more, takes no other with it: the process ends when none is left.
 """
 
 import os
@@ -7,13 +9,15 @@ import secrets
 import signal
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import structlog
 
 from services.extractor_worker.batch_worker import BatchWorker
 from services.extractor_worker.extraction import Extraction, Station
-from services.extractor_worker.extractor import Extractor
+from services.extractor_worker.extractor import DeviceLost, Extractor
+from services.extractor_worker.heartbeat import EXIT_UNFINISHED
 from services.shared.dispatch import EXTRACT
 from services.shared.opening import open_queue_connection, open_registrar
 from services.shared.profiles import Profile
@@ -25,12 +29,15 @@ from services.shared.settings import (
     StoreSettings,
     WorkerSettings,
 )
-from speaker_registry.errors import Unavailable
+from speaker_registry.errors import SpeakerRegistryError, Unavailable
 
 log = structlog.get_logger()
 
+EXIT_NOTHING_TO_SERVE = 1
+"""No profile could be loaded, or none may be announced."""
+
 EXIT_OUTDATED = 3
-"""Another worker announced a newer fingerprint: what we make would not be served."""
+"""Of every profile another worker announced a newer fingerprint: what we make would not be served."""
 
 _PAUSE_SECONDS = 1.0
 
@@ -52,7 +59,8 @@ class WorkerProcess:
         self._registry = RegistrySettings()
         self._registrar = open_registrar(StoreSettings(), self._registry)
         self._name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
-        self._outdated = False
+        self._not_served: dict[str, str] = {}
+        """Profile name -> why not, from the start."""
 
     def run(self) -> int:
         """Work until told to stop. Returns the exit status.
@@ -61,32 +69,64 @@ class WorkerProcess:
         finish, and loading may take minutes.
         """
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-        stations = {name: self._load(name) for name in self._settings.profiles or self._registry.profiles}
-        fingerprints = {name: station.maker.fingerprint for name, station in stations.items()}
-        for name, station in stations.items():
-            self._announce(name, station.maker)
+        names = self._settings.profiles or self._registry.profiles
+        profiles = [self._registrar.catalogue.get(name) for name in names]
+        try:
+            stations = self._announced(self._loaded(profiles))
+        except DeviceLost as error:
+            log.critical("device.lost", reason=str(error))
+            return EXIT_UNFINISHED
+        if not stations:
+            log.error("worker.cannot_start", reason="; ".join(self._not_served.values()))
+            return EXIT_NOTHING_TO_SERVE
+        return self._serve(stations)
+
+    def _serve(self, stations: Mapping[str, Station]) -> int:
+        serving = {name: station.maker.fingerprint for name, station in stations.items()}
         extraction = Extraction(Publisher(self._registrar), stations, threads=self._settings.threads)
-        worker = self._worker(extraction, fingerprints)
+        worker = self._worker(extraction, serving)
         extraction.on_progress, extraction.stopping = worker.progress, lambda: worker.stopping
-        log.info("worker.ready", worker=self._name, profiles=sorted(stations))
+        log.info(
+            "worker.ready",
+            worker=self._name,
+            profiles=sorted(serving),
+            not_served=sorted(self._not_served),
+        )
         try:
             worker.work()
         finally:
+            extraction.stopping = lambda: True  # also when it ends without having been told to
             extraction.close()
-            self._leave(fingerprints)
-        return EXIT_OUTDATED if self._outdated else 0
+            self._leave(serving)
+        return 0 if serving else EXIT_OUTDATED
 
-    def _load(self, name: str) -> Station:
+    def _loaded(self, profiles: Sequence[Profile]) -> dict[str, Station]:
+        """Those that can be."""
+        stations = {}
+        for profile in profiles:
+            with self._without_if_it_fails(profile):
+                stations[profile.name] = self._load(profile)
+        return stations
+
+    def _announced(self, stations: Mapping[str, Station]) -> dict[str, Station]:
+        """Those that may be. All are loaded by then: what is announced is asked for."""
+        announced = {}
+        for name, station in stations.items():
+            with self._without_if_it_fails(station.maker.profile):
+                self._announce(name, station.maker)
+                announced[name] = station
+        return announced
+
+    def _load(self, profile: Profile) -> Station:
         """Load a profile's encoders and run them once: the first real clip is to be as fast as the tenth."""
-        profile = self._registrar.catalogue.get(name)
         started = time.monotonic()
-        log.info("worker.loads", profile=name)
+        log.info("worker.loads", profile=profile.name)
         extractor = self._load_extractor(profile, self._settings)
         _warm_up(extractor)
         fingerprint = extractor.fingerprint
         log.info(
             "extractor.warm",
-            profile=name,
+            profile=profile.name,
             fingerprint=fingerprint.digest,
             untrained=fingerprint.untrained,
             seconds=round(time.monotonic() - started, 2),
@@ -99,6 +139,20 @@ class WorkerProcess:
             worker=self._name,
         )
         return Station(maker, extractor)
+
+    @contextmanager
+    def _without_if_it_fails(self, profile: Profile) -> Iterator[None]:
+        """What is wrong with one profile stops no other. A lost device is all profiles' end."""
+        try:
+            yield
+        except DeviceLost:
+            raise
+        except SpeakerRegistryError as error:
+            self._not_served[profile.name] = error.message
+            log.error("profile.not_served", profile=profile.name, reason=error.message)
+        except Exception as error:
+            self._not_served[profile.name] = f"{profile.name}: {type(error).__name__}: {error}"
+            log.exception("profile.not_served", profile=profile.name, reason=str(error))
 
     def _announce(self, name: str, maker: Maker) -> None:
         """Make what we make current. While Redis is away: wait, for loading again would take longer."""
@@ -119,36 +173,45 @@ class WorkerProcess:
                     log.info("profile.updated", profile=name, fingerprint=maker.fingerprint)
                 return
 
-    def _worker(self, extraction: Extraction, fingerprints: Mapping[str, str]) -> BatchWorker:
+    def _worker(self, extraction: Extraction, serving: dict[str, str]) -> BatchWorker:
         def on_beat() -> None:
-            self._registrar.announcements.beat(self._name, fingerprints)
-            self._stop_if_outdated(fingerprints)
+            self._registrar.announcements.beat(self._name, serving)
+            self._leave_what_is_outdated(worker, serving)
 
-        return BatchWorker(
-            [queue_name(name) for name in fingerprints],
+        worker = BatchWorker(
+            [queue_name(name) for name in serving],
             {EXTRACT: extraction},
             connection=open_queue_connection(self._registry),
             settings=self._worker_settings,
             name=self._name,
             on_beat=on_beat,
         )
+        return worker
 
-    def _stop_if_outdated(self, fingerprints: Mapping[str, str]) -> None:
-        for name, fingerprint in fingerprints.items():
+    def _leave_what_is_outdated(self, worker: BatchWorker, serving: dict[str, str]) -> None:
+        """On the heartbeat's thread, which alone changes `serving` (name -> fingerprint)."""
+        for name, fingerprint in list(serving.items()):
             current = self._registrar.announcements.current(name)
-            if current is not None and current.fingerprint != fingerprint and not self._outdated:
-                log.error("worker.outdated", profile=name, current=current.fingerprint)
-                self._outdated = True
-                os.kill(os.getpid(), signal.SIGTERM)
+            if current is not None and current.fingerprint != fingerprint:
+                log.error("profile.not_served", profile=name, reason=f"moved on to {current.fingerprint}")
+                worker.leave_queue(queue_name(name))
+                self._leave({name: fingerprint})
+                del serving[name]
+        if not serving and not worker.stopping:
+            os.kill(os.getpid(), signal.SIGTERM)
 
-    def _leave(self, fingerprints: Mapping[str, str]) -> None:
+    def _leave(self, serving: Mapping[str, str]) -> None:
         try:
-            self._registrar.announcements.leave(self._name, fingerprints)
+            self._registrar.announcements.leave(self._name, serving)
         except Unavailable as error:
             log.warning("worker.left_silently", reason=error.message)  # it is forgotten within seconds
 
 
 def _warm_up(extractor: Extractor) -> None:
-    prepared = [extractor.prepare(extractor.example())]
-    for encoded in extractor.encode(prepared):
-        extractor.finish(encoded)
+    """All three steps; where clips are encoded together, that too: a GPU fetches other kernels for it."""
+    clip = extractor.example()
+    prepared = [extractor.prepare(clip), extractor.prepare(clip)]
+    together = prepared if 2 * clip.seconds <= extractor.batch_seconds else []
+    for clips in filter(None, (prepared[:1], together)):
+        for encoded in extractor.encode(clips):
+            extractor.finish(encoded)

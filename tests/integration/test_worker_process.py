@@ -1,13 +1,21 @@
 """A worker process from start to end: without Redis, replaced by a newer one, stopped while it loads."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import httpx
 import pytest
 
-from services.extractor_worker.process import EXIT_OUTDATED
-from tests.processes import PROFILE, RegistryProcesses
+from services.extractor_worker.heartbeat import EXIT_UNFINISHED
+from services.extractor_worker.process import EXIT_NOTHING_TO_SERVE, EXIT_OUTDATED
+from speaker_registry import RegistryClient
+from speaker_registry.errors import ArtifactNotReady
+from tests.process_load import noise_clip
+from tests.processes import OPTIONAL_PROFILE, PROFILE, PROFILES, QUICK, RegistryProcesses
 from tests.queue_workers import wait_until
+
+NEWER = "sha256:" + "2" * 64
 
 
 @pytest.fixture
@@ -17,6 +25,31 @@ def registry(tmp_path: Path) -> Iterator[RegistryProcesses]:
     registry.bucket.mkdir()
     yield registry
     registry.close()
+
+
+@contextmanager
+def with_valkey(
+    folder: Path, profiles: Mapping[str, str] = PROFILES, *, apis: int = 0, **environment: str
+) -> Iterator[RegistryProcesses]:
+    """One worker, not started; Valkey and the APIs are."""
+    environment = {**QUICK, **environment}
+    registry = RegistryProcesses(folder, apis=apis, workers=1, environment=environment, profiles=profiles)
+    registry.bucket.mkdir()
+    try:
+        registry.valkey.start()
+        for api in registry.apis:
+            api.start()
+        for url in registry.urls:
+            wait_until(lambda url=url: is_ready(url), 30)
+        yield registry
+    finally:
+        registry.close()
+
+
+def is_ready(url: str) -> bool:
+    with suppress(httpx.TransportError):
+        return httpx.get(f"{url}/readyz").status_code == 200
+    return False
 
 
 def test_a_worker_waits_for_redis(registry: RegistryProcesses):
@@ -31,18 +64,84 @@ def test_a_worker_waits_for_redis(registry: RegistryProcesses):
     assert worker.exit_status is None
 
 
-def test_a_worker_that_was_replaced_ends(registry: RegistryProcesses):
+def test_a_worker_whose_profiles_were_all_replaced_ends(registry: RegistryProcesses):
     """What it makes would not be served; whoever starts it again is told by the status."""
     registry.valkey.start()
     [worker] = registry.workers
     worker.start()
     wait_until(lambda: "worker.started" in registry.log(), 30)
     with registry.registrar() as registrar:
-        registrar.announcements.announce(PROFILE, "sha256:" + "2" * 64, {}, untrained=True)
+        for name in (PROFILE, OPTIONAL_PROFILE):
+            registrar.announcements.announce(name, NEWER, {}, untrained=True)
         wait_until(lambda: worker.exit_status is not None)
         assert registrar.announcements.workers(PROFILE) == 0
     assert worker.exit_status == EXIT_OUTDATED
-    assert "worker.outdated" in registry.log()
+    assert "moved on to sha256:2222" in registry.log()
+
+
+def test_a_worker_goes_on_with_those_of_its_profiles_that_were_not_replaced(registry: RegistryProcesses):
+    """Also after a restart: one upgraded profile must not stop fourteen others."""
+    registry.valkey.start()
+    [worker] = registry.workers
+    worker.start()
+    with registry.registrar() as registrar:
+        alive = registrar.announcements.workers
+        wait_until(lambda: alive(PROFILE) == alive(OPTIONAL_PROFILE) == 1, 30)
+        registrar.announcements.announce(PROFILE, NEWER, {}, untrained=True)
+        wait_until(lambda: alive(PROFILE) == 0)
+        assert "profile.not_served" in registry.log()
+        worker.kill()
+        worker.start()
+        wait_until(lambda: registry.log().count("worker.started") == 2, 30)
+        wait_until(lambda: alive(OPTIONAL_PROFILE) == 2)  # the dead one is remembered for a while
+        assert alive(PROFILE) == 0
+        assert worker.exit_status is None
+    assert f'"not_served": ["{PROFILE}"]' in registry.log()
+
+
+def test_a_profile_without_weights_stops_no_other(tmp_path: Path):
+    """The log says why, `/v1/profiles` that a required profile has no worker; the others' artifacts come."""
+    required = {"SPEAKER_PROFILES": f"{PROFILE},{OPTIONAL_PROFILE}"}
+    with with_valkey(tmp_path, required, apis=1, LIGHT_WORKER_LACKS=PROFILE) as registry:
+        registry.workers[0].start()
+        wait_until(lambda: "worker.started" in registry.log(), 30)
+        wait_until(lambda: "model.safetensors missing" in registry.log())
+        with RegistryClient(registry.urls[0], cache=None) as client:
+            wait_until(lambda: {one.id: one for one in client.profiles()}[OPTIONAL_PROFILE].workers == 1)
+            lacking = {one.id: one for one in client.profiles()}[PROFILE]
+            assert (lacking.required, lacking.workers, lacking.fingerprint) == (True, 0, None)
+            client.register("alice", noise_clip(1)[0], consent="yes")
+            assert client.fetch("alice@1", OPTIONAL_PROFILE, wait=20).manifest.profile == OPTIONAL_PROFILE
+            with pytest.raises(ArtifactNotReady):
+                client.fetch("alice@1", PROFILE, wait=0)
+
+
+def test_a_worker_that_can_serve_nothing_ends_and_says_why(tmp_path: Path):
+    with with_valkey(tmp_path, {"SPEAKER_PROFILES": PROFILE}, LIGHT_WORKER_LACKS=PROFILE) as registry:
+        [worker] = registry.workers
+        worker.start()
+        wait_until(lambda: worker.exit_status is not None, 30)
+        assert worker.exit_status == EXIT_NOTHING_TO_SERVE
+        assert worker.last_words() == f"{PROFILE}: model.safetensors missing"
+
+
+def test_a_worker_that_loses_its_device_ends_and_its_clips_get_another(tmp_path: Path):
+    """All it would do is fail every clip of every voice. In a new process the device works again."""
+    lost = tmp_path / "lost"
+    with with_valkey(tmp_path, apis=1, LIGHT_WORKER_LOST=str(lost)) as registry:
+        [worker] = registry.workers
+        worker.start()
+        wait_until(lambda: "worker.started" in registry.log(), 30)
+        lost.touch()
+        with RegistryClient(registry.urls[0], cache=None) as client:
+            client.register("alice", noise_clip(1)[0], consent="yes")
+            wait_until(lambda: worker.exit_status is not None)
+            assert worker.exit_status == EXIT_UNFINISHED
+            assert "device.lost" in registry.log()
+            lost.unlink()
+            worker.start()
+            client.wait_ready("alice@1", timeout=60)
+            assert next(iter(client.jobs(voice="alice", profile=PROFILE))).attempt == 2
 
 
 def test_a_worker_ends_at_once_while_it_loads(registry: RegistryProcesses):
