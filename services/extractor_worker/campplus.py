@@ -16,6 +16,7 @@ from torch import Tensor
 
 from services.extractor_worker.campplus_untrained import untrained_campplus
 from services.extractor_worker.kaldi_fbank import FbankSettings, fbank
+from services.extractor_worker.libraries import library_facts
 from services.extractor_worker.onnx_graph import parsed_graph, read_graph
 from services.extractor_worker.torch_extractor import Loading
 from services.extractor_worker.weights import Checkpoint, sha256_of_file
@@ -119,7 +120,12 @@ def load_campplus(loading: Loading, checkpoint: Checkpoint | None) -> CamPlusPlu
 
 def campplus_facts() -> Mapping[str, Any]:
     """What a fingerprint says of it besides its weights."""
-    return {"fbank": asdict(FBANK), "width": WIDTH, "normalised": False}
+    return {
+        "fbank": asdict(FBANK),
+        "width": WIDTH,
+        "normalised": False,
+        "libraries": library_facts("onnxruntime"),
+    }
 
 
 def _options() -> onnxruntime.SessionOptions:

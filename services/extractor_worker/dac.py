@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import DacConfig, DacModel
 
+from services.extractor_worker.libraries import library_facts
 from services.extractor_worker.modules import layout_of
 from services.extractor_worker.pretrained import pretrained
 from services.extractor_worker.published import expect, read_config
@@ -83,7 +84,13 @@ class DacExtractor(TorchExtractor[Tensor, Tensor]):
             if loading.seed is None
             else _untrained(loading.profile, loading.seed)
         )
-        super().__init__(loading, weights=facts, codec=asdict(config), zeros="after")
+        super().__init__(
+            loading,
+            weights=facts,
+            codec=asdict(config),
+            zeros="after",
+            libraries=library_facts("transformers"),
+        )
         self._config = config
         model = pretrained(
             DacModel, config.for_transformers(), {**tensors, **_no_decoder(config)}, dtype=torch.float32

@@ -23,6 +23,7 @@ from services.extractor_worker.higgs_audio_codec import (
     SemanticConfig,
     codec_layout,
 )
+from services.extractor_worker.libraries import library_facts
 from services.extractor_worker.published import expect, read_config
 from services.extractor_worker.resample import KERNEL_FLOAT32
 from services.extractor_worker.silence import SilenceRules, without_silence
@@ -98,7 +99,11 @@ class HiggsAudioExtractor(TorchExtractor[PreparedClip, EncodedClip]):
     def __init__(self, loading: Loading, **facts: Any) -> None:
         weights = _published(loading.checkpoint()) if loading.seed is None else _untrained(loading.seed)
         super().__init__(
-            loading, weights=weights.facts, codec=asdict(weights.codec) | {"books": _BOOKS}, **facts
+            loading,
+            weights=weights.facts,
+            codec=asdict(weights.codec) | {"books": _BOOKS},
+            libraries=library_facts("transformers"),
+            **facts,
         )
         self._least_samples = weights.codec.least_samples
         self._codec = loading.shelf.get(
