@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import Field, StringConstraints, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from services.shared.profiles import ProfileCatalogue
+from services.shared.profiles import ProfileAmbiguous, ProfileCatalogue
 from services.shared.settings import ApiSettings, explain
 from speaker_registry.errors import ProfileUnknown
 
@@ -54,7 +54,7 @@ class EmbeddedSettings(BaseSettings):
             raise ValueError("no profile is named")
         try:
             ProfileCatalogue.load(names)
-        except ProfileUnknown as error:
+        except (ProfileUnknown, ProfileAmbiguous) as error:
             raise ValueError(error.message) from None
         return profiles
 

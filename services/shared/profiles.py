@@ -12,7 +12,13 @@ from typing import Any, Self
 
 from services.shared.published_weights import PublishedWeights, published_weights
 from speaker_registry.artifact import TensorSpec
-from speaker_registry.errors import ProfileUnknown
+from speaker_registry.errors import ProfileUnknown, SpeakerRegistryError
+
+_GROUP = "speaker_registry.profiles"
+
+
+class ProfileAmbiguous(SpeakerRegistryError):
+    """Two profiles have one name; for whoever runs us, never for callers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,9 +208,12 @@ class ProfileCatalogue:
 
     @classmethod
     def load(cls, required: Iterable[str]) -> Self:
-        """Built-in profiles and those that installed packages bring."""
-        third_party = [entry.load() for entry in entry_points(group="speaker_registry.profiles")]
-        return cls([*BUILT_IN.values(), *third_party], required)
+        """Built-in profiles and those that installed packages bring.
+
+        Raises:
+            ProfileAmbiguous: naming the packages. ProfileUnknown: one of `required`.
+        """
+        return cls(_installed(), required)
 
     def get(self, name: str) -> Profile:
         """Raises `ProfileUnknown` naming the known ones."""
@@ -229,3 +238,17 @@ class ProfileCatalogue:
     def taking_embeddings_of(self, width: int) -> list[Profile]:
         """Required profiles that can use a ready speaker embedding of this width."""
         return [profile for profile in self.required_profiles if profile.embedding_width == width]
+
+
+def _installed() -> list[Profile]:
+    """Nobody could tell which of two of one name is meant, or which of them an artifact is of."""
+    profiles, brought_by = dict(BUILT_IN), dict.fromkeys(BUILT_IN, "the registry itself")
+    for entry in entry_points(group=_GROUP):
+        profile, package = entry.load(), f"the package {entry.dist.name if entry.dist else entry.value}"
+        if profile.name in profiles:
+            raise ProfileAmbiguous(
+                f"Profile '{profile.name}' is brought by {brought_by[profile.name]} and by {package}. "
+                "Accepted: a name of its own for each; rename one, or uninstall a package."
+            )
+        profiles[profile.name], brought_by[profile.name] = profile, package
+    return list(profiles.values())
