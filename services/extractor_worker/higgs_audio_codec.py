@@ -148,7 +148,7 @@ class CodecConfig:
             **fields,
             target_bandwidths=[fields.pop("kilobits")],
             acoustic_model_config={"model_type": "dac", **acoustic},
-            # By name: flash attention, where installed, rounds differently.
+            # Without the embedding of masked frames, which only training needs.
             semantic_model_config={"model_type": "hubert", "mask_time_prob": 0.0, **semantic},
         )
 

@@ -295,7 +295,9 @@ class ExtractorSettings(BaseSettings):
     device: str = Field("cpu", pattern=r"cpu|cuda(:\d+)?")
     """`cpu`, `cuda` or `cuda:N`."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """What encoders compute in: `float32`, or `bfloat16` as vLLM-Omni does."""
+    """What Qwen3-TTS' encoders compute in: `float32`, or `bfloat16` as vLLM-Omni does. All others are always
+    float32, as in their engines.
+    """
     threads: int = Field(4, gt=0)
     """For reading, preparing and publishing clips, beside the device."""
     cache: Path = EXTRACTOR_CACHE
@@ -312,7 +314,9 @@ class OmniVoiceSettings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="SPEAKER_OMNIVOICE_", env_ignore_empty=True, frozen=True)
 
     loudness: bool = False
-    """Make a quiet clip louder."""
+    """Make a quiet clip louder. No artifact says by how much, so what is spoken with it stays loud; the package
+    keeps it (`ref_rms`) and makes speech as quiet as the clip was.
+    """
     trim: bool = False
     """Shorten long pauses, and silence at both ends."""
     whole_frames: bool = False
