@@ -40,7 +40,7 @@ def read_voice_embedding(data: bytes) -> NDArray[np.float32]:
         InvalidArtifact: it is something else, or too large.
     """
     if len(data) > MAX_FILE_BYTES:
-        raise InvalidArtifact(f"the file has {len(data)} bytes; accepted are {MAX_FILE_BYTES}")
+        raise InvalidArtifact(f"the file has more than the {MAX_FILE_BYTES} bytes that are accepted")
     command = [sys.executable, "-m", "services.extractor_worker.voice_embedding", "--guarded"]
     try:
         answer = subprocess.run(command, input=data, capture_output=True, timeout=_SECONDS, check=False)
@@ -97,7 +97,8 @@ def main() -> int:
     parser.add_argument("target", type=Path, metavar="VOICE.safetensors")
     arguments = parser.parse_args()
     try:
-        embedding = read_voice_embedding(arguments.source.read_bytes())
+        with arguments.source.open("rb") as source:
+            embedding = read_voice_embedding(source.read(MAX_FILE_BYTES + 1))
         arguments.target.write_bytes(save({_TENSOR: embedding}))
     except (InvalidArtifact, OSError) as error:
         print(f"{arguments.source.name}: {error}", file=sys.stderr)

@@ -12,8 +12,7 @@ import pytest
 import safetensors.numpy
 import torch
 
-from services.extractor_worker import voice_embedding
-from services.extractor_worker.voice_embedding import read_voice_embedding
+from services.extractor_worker.voice_embedding import MAX_FILE_BYTES, read_voice_embedding
 from speaker_registry.errors import InvalidArtifact
 
 
@@ -102,10 +101,17 @@ def test_numbers_that_are_not_finite_are_refused(value: float) -> None:
         read_voice_embedding(saved(torch.full((2, 3072), value)))
 
 
-def test_a_file_that_is_too_large_is_refused_unread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(voice_embedding, "MAX_FILE_BYTES", 10)
-    with pytest.raises(InvalidArtifact, match="the file has 11 bytes; accepted are 10"):
-        read_voice_embedding(bytes(11))
+def test_a_file_that_is_too_large_is_refused_unread(tmp_path: Path) -> None:
+    """However large: no more of it is read than it takes to know."""
+    with pytest.raises(InvalidArtifact, match="the file has more than the 67108864 bytes that are accepted"):
+        read_voice_embedding(bytes(MAX_FILE_BYTES + 1))
+    source = tmp_path / "voice.pt"
+    with source.open("wb") as file:
+        file.truncate(2**40)
+    command = [sys.executable, "-m", "services.extractor_worker.voice_embedding", source, tmp_path / "out"]
+    refused = subprocess.run(command, check=False, capture_output=True)
+    assert refused.returncode == 1
+    assert refused.stderr == b"voice.pt: the file has more than the 67108864 bytes that are accepted\n"
 
 
 def test_the_command_writes_what_the_registry_takes(tmp_path: Path) -> None:
