@@ -314,8 +314,8 @@ class OmniVoiceSettings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="SPEAKER_OMNIVOICE_", env_ignore_empty=True, frozen=True)
 
     loudness: bool = False
-    """Make a quiet clip louder. No artifact says by how much, so what is spoken with it stays loud; the package
-    keeps it (`ref_rms`) and makes speech as quiet as the clip was.
+    """Make a quiet clip louder. No artifact says by how much, so what is spoken with it stays loud; the
+    package keeps it (`ref_rms`) and makes speech as quiet as the clip was.
     """
     trim: bool = False
     """Shorten long pauses, and silence at both ends."""
