@@ -155,11 +155,17 @@ def read_tensors(data: bytes) -> tuple[dict[str, np.ndarray], Manifest | None]:
 
 
 def encode(tensors: Mapping[str, np.ndarray], manifest: Manifest) -> bytes:
-    """The artifact's file. Same tensors, same manifest: same bytes."""
+    """The artifact's file. Same tensors, same manifest: same bytes.
+
+    Raises:
+        InvalidArtifact: the manifest makes the header longer than readers accept.
+    """
     contiguous = {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}
-    return safetensors.numpy.save(
+    data = safetensors.numpy.save(
         contiguous, metadata={"manifest": canonical_json(manifest.model_dump(mode="json"))}
     )
+    _read_header(data)  # as readers will
+    return data
 
 
 def describe(tensors: Mapping[str, np.ndarray]) -> dict[str, TensorInfo]:

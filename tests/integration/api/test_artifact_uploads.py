@@ -325,6 +325,17 @@ def test_a_voice_whose_encoder_is_not_published_is_brought_ready_made(registry: 
     )
 
 
+def test_facts_that_leave_no_room_for_the_transcript_are_refused(registry: Registry, name: str):
+    """Nobody would read the file: a header has at most 64 KiB."""
+    registry.upload(name, ref_text="What is said. " * 500)
+    voice = {"voice_embedding": np.ones((147, 3072), np.float32)}
+    data = file(voice, profile=VOXTRAL, extractor={"made": "e" * 60_000})
+    refused(put(registry, name, data, profile=VOXTRAL), 422, "artifact_schema", "header declares")
+    fits = file(voice, profile=VOXTRAL, extractor={"made": "e" * 50_000})
+    assert put(registry, name, fits, profile=VOXTRAL).status_code == 201
+    assert Artifact.parse(registry.file(name, profile=VOXTRAL).content)
+
+
 def test_an_artifact_goes_from_one_registry_to_another_on_the_command_line(
     registry: Registry, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
