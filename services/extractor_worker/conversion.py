@@ -1,4 +1,5 @@
-"""The tensors of a published pickle or ONNX graph as a safetensors file, made once and kept. Knows no model.
+"""The tensors of a published pickle or ONNX graph as a safetensors file: made once, kept, checked before
+each use. Knows no model.
 
 A pickle is read by torch's reader for untrusted files, which builds tensors and runs no code, and of which no
 more is kept than the file justifies; of a graph only the tensors are read. A hostile file can be no more than
@@ -8,14 +9,16 @@ wrong.
 import tempfile
 import zipfile
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
+from services.extractor_worker.weights import sha256_of_file
 from speaker_registry.errors import WeightsInvalid
 
 PICKLES = frozenset({".pth", ".pt", ".ckpt"})
@@ -46,40 +49,43 @@ def converted(path: Path, name: str, sha256: str, cache: Path) -> Path:
         WeightsInvalid: it is no pickle of tensors by name, or no ONNX graph that has its tensors in it; or
             the cache cannot be written.
     """
-    target = cache / f"{sha256}{path.suffix}.{_RULES}.safetensors"
-    if not _whole(target):
-        tensors = _initialisers(path, name) if path.suffix == ONNX else _unpickle(path, name)
-        if not tensors:
-            raise WeightsInvalid(f"{name} holds no tensors by name")
-        try:
-            _keep(tensors, target)
-        except (OSError, SafetensorError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "the disk may be full"
-            raise WeightsInvalid(
-                f"the tensors of {name} cannot be kept as safetensors: the folder that "
-                f"SPEAKER_EXTRACTOR_CACHE names cannot be written ({reason})"
-            ) from error
-        except (ValueError, RuntimeError) as error:
-            raise WeightsInvalid(f"{name} holds tensors that safetensors cannot") from error
-    return target
-
-
-def _whole(path: Path) -> bool:
-    """A copy that a crash cut short is made again."""
+    stem = f"{sha256}{path.suffix}.{_RULES}"
+    if kept := _kept(cache, stem):
+        return kept
+    tensors = _initialisers(path, name) if path.suffix == ONNX else _unpickle(path, name)
+    if not tensors:
+        raise WeightsInvalid(f"{name} holds no tensors by name")
     try:
-        with safe_open(path, framework="pt"):
-            return True
-    except (OSError, SafetensorError):
-        return False
+        return _keep(tensors, cache, stem)
+    except (OSError, SafetensorError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "the disk may be full"
+        raise WeightsInvalid(
+            f"the tensors of {name} cannot be kept as safetensors: the folder that "
+            f"SPEAKER_EXTRACTOR_CACHE names cannot be written ({reason})"
+        ) from error
+    except (ValueError, RuntimeError) as error:
+        raise WeightsInvalid(f"{name} holds tensors that safetensors cannot") from error
 
 
-def _keep(tensors: Mapping[str, Tensor], target: Path) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-        part = Path(folder) / target.name
+def _kept(cache: Path, stem: str) -> Path | None:
+    """What was kept before, if each of its bytes is still what was written: an artifact names the published
+    file, and must not be made by another. What a crash or the disk has damaged is made again, in its place.
+    """
+    for path in cache.glob(f"{stem}.*.safetensors"):
+        with suppress(OSError):
+            if path.name == f"{stem}.{sha256_of_file(path)}.safetensors":
+                return path
+    return None
+
+
+def _keep(tensors: Mapping[str, Tensor], cache: Path, stem: str) -> Path:
+    """Under a name that says its sha256."""
+    cache.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=cache) as folder:
+        part = Path(folder) / "part"
         # Cloned: safetensors refuses tensors that share memory.
         save_file({key: tensor.detach().clone().contiguous() for key, tensor in tensors.items()}, part)
-        part.replace(target)
+        return part.replace(cache / f"{stem}.{sha256_of_file(part)}.safetensors")
 
 
 def _unpickle(path: Path, name: str) -> dict[str, Tensor]:

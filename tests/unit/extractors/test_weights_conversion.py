@@ -163,7 +163,8 @@ def test_it_is_unpickled_once(checkpoint: Checkpoint, monkeypatch: pytest.Monkey
     published(checkpoint, TENSORS)
     read(checkpoint)
     (kept,) = checkpoint.cache.iterdir()
-    assert kept.name == f"{sha256_of_file(checkpoint.folder / NAME)}.pth.1.safetensors"
+    sums = sha256_of_file(checkpoint.folder / NAME), sha256_of_file(kept)
+    assert kept.name == f"{sums[0]}.pth.1.{sums[1]}.safetensors"
     assert same(load_file(kept))
     with monkeypatch.context() as patch:
         patch.setattr(torch, "load", lambda *_, **__: pytest.fail("read again"))
@@ -174,13 +175,15 @@ def test_it_is_unpickled_once(checkpoint: Checkpoint, monkeypatch: pytest.Monkey
 
 
 def test_a_kept_copy_that_is_damaged_is_made_again(checkpoint: Checkpoint):
-    """By a crash, or a full disk."""
+    """By a crash, a full disk, or a disk that forgets: artifacts would name weights of which they are not."""
     published(checkpoint, TENSORS)
     read(checkpoint)
     (kept,) = checkpoint.cache.iterdir()
-    for damaged in (b"", kept.read_bytes()[:-1]):
+    whole = kept.read_bytes()
+    for damaged in (b"", whole[:-1], whole[:-1] + bytes([whole[-1] ^ 1]), whole[:-8] + bytes(8)):
         kept.write_bytes(damaged)
         assert same(read(checkpoint))
+        assert [one.read_bytes() for one in checkpoint.cache.iterdir()] == [whole]
 
 
 @pytest.mark.parametrize(
