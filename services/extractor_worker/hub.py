@@ -1,15 +1,17 @@
 """The Hugging Face hub: one file of one repository at one commit, fetched or found again. Knows no model.
 
-The library's own settings apply (HF_TOKEN, HF_HOME, HF_HUB_OFFLINE …). It takes a cut connection up again
-where it broke, keeps whole files for the next run, and shows a bar on a terminal.
+The library's own settings apply (HF_TOKEN, HF_HOME, HF_HUB_OFFLINE …), but that it asks and tells the hub
+nothing beside the files unless HF_HUB_DISABLE_TELEMETRY=0. It takes a cut connection up again where it broke,
+keeps whole files for the next run, and shows a bar on a terminal.
 """
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from huggingface_hub import hf_hub_download
+from huggingface_hub import constants, hf_hub_download
 from huggingface_hub.errors import (
     GatedRepoError,
     HfHubHTTPError,
@@ -67,6 +69,8 @@ class HubFile:
         return Path(str(self._download(dry_run=False, local_files_only=local_files_only)))
 
     def _download(self, *, dry_run: bool, local_files_only: bool):  # type: ignore[no-untyped-def]  # the library's
+        if "HF_HUB_DISABLE_TELEMETRY" not in os.environ:
+            constants.HF_HUB_DISABLE_TELEMETRY = True  # its own reading of the environment is over by now
         with self._explained():
             return hf_hub_download(
                 self.repo,

@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import re
+import shlex
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -205,10 +206,10 @@ def download_command(profile: str, *, to: str | None = None, commit: str | None 
     """What fetches a profile's files, typed in our working directory."""
     python, here = Path(sys.executable), Path.cwd()
     words = [str(python.relative_to(here)) if python.is_relative_to(here) else "python"]
-    words += ["-m services.extractor_worker download --profiles", profile]
+    words += ["-m", "services.extractor_worker", "download", "--profiles", profile]
     words += ["--to", to] if to else []
     words += ["--commit", commit] if commit else []
-    return " ".join(words)
+    return shlex.join(words)
 
 
 def commit_of(source: HubWeights, weights: PublishedWeights) -> str:
@@ -246,10 +247,12 @@ def _from_folder(folder: Path, profile: str, weights: PublishedWeights, cache: P
     missing = [name for name in weights.files if not (own / name).is_file()]
     if missing:
         cause = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(own / missing[0]))
+        command = download_command(profile, to="FOLDER", commit=None if weights.commit else "HEX")
+        unpinned = "" if weights.commit else " (HEX: of the commit to take, the 40 digits that the hub shows)"
         raise WeightsMissing(
             f"{profile}: {_few(missing)} missing. The folder that WEIGHTS names must hold "
             f"{', '.join(weights.files)}, either itself or in a sub-folder {profile}/. Get them with "
-            f"`{download_command(profile, to='<folder>')}`, or set WEIGHTS=untrained to try things out"
+            f"`{command}`{unpinned}, or set WEIGHTS=untrained to try things out"
         ) from cause
     return Checkpoint(own, None, None, cache)
 

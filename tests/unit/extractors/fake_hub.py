@@ -28,6 +28,8 @@ class FakeHub:
         self.cut: set[str] = set()
         self.refusal: tuple[int, str] | None = None
         self.asked: list[tuple[str, str, str | None]] = []
+        self.beside: list[str] = []
+        """What was asked for that is no file."""
         self.url = ""
 
     @property
@@ -61,6 +63,7 @@ def _handler(hub: FakeHub) -> type[BaseHTTPRequestHandler]:
             repo, _, path = self.path.removeprefix("/").partition("/resolve/")
             place, _, name = path.partition("/")
             if not path:  # something about the hub itself
+                hub.beside.append(self.path)
                 return self._refuse(404, "NotFound")
             assert repo == REPO
             hub.asked.append((self.command, name, self.headers["Range"]))

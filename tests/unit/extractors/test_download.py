@@ -2,17 +2,29 @@
 
 import hashlib
 import os
+import re
+import shlex
+import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from services.extractor_worker.weights import HubWeights, LocalWeights, download_command, locate
+from services.extractor_worker.download import Delivery, _deliveries, _parser
+from services.extractor_worker.weights import (
+    HubWeights,
+    LocalWeights,
+    commit_of,
+    download_command,
+    locate,
+)
 from services.shared.profiles import BUILT_IN
 from services.shared.published_weights import PublishedWeights
+from speaker_registry.errors import WeightsMissing
 from tests.unit.extractors.fake_hub import COMMIT, REPO, FakeHub, running
 
 ROOT = Path(__file__).parents[3]
@@ -280,19 +292,65 @@ def test_it_imports_no_torch():
     assert done.stdout.strip() == "set()"
 
 
-def test_the_command_that_messages_name_is_one(monkeypatch: pytest.MonkeyPatch):
-    """From the working directory of the worker, with its interpreter."""
+def test_the_hub_is_asked_for_nothing_but_files(download: Download, hub: FakeHub):
+    """The library would ask it what kinds of agents there are, to tell it by which it is run."""
+    assert download("--profiles", "pinned").returncode == 0
+    assert hub.beside == []
+    assert download("--profiles", "unsummed", HF_HUB_DISABLE_TELEMETRY="0").returncode == 0
+    assert hub.beside != [], "whoever wants that can have it"
+
+
+FETCHABLE = sorted(name for name, profile in BUILT_IN.items() if not profile.not_extractable)
+COMMAND = re.compile("`([^`]+)`")
+
+
+def deliveries(words: Sequence[str]) -> list[Delivery]:
+    """What the command makes of its arguments."""
+    return list(_deliveries(_parser("download").parse_args(words)))
+
+
+def named(source: LocalWeights | HubWeights, profile: str, **filled_in: str) -> list[str]:
+    """The words of the command in the message about missing weights."""
+    with pytest.raises(WeightsMissing) as caught:
+        locate(source, profile=profile, weights=BUILT_IN[profile].weights)
+    [command] = COMMAND.findall(str(caught.value))
+    return [filled_in.get(word, word) for word in shlex.split(command)]
+
+
+@pytest.mark.parametrize("profile", FETCHABLE)
+def test_the_command_that_messages_name_is_one(profile: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """From the working directory of the worker, with its interpreter; nothing in it means anything to a
+    shell. It brings the files to where they were missed.
+    """
     monkeypatch.chdir(ROOT)
-    words = download_command("qwen3-tts-0.6b", to="shelf", commit=COMMIT).split()
-    assert words[1:4] == ["-m", "services.extractor_worker", "download"]
-    done = subprocess.run([*words, "--help"], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    weights = BUILT_IN[profile].weights
+    python, *words = named(LocalWeights(tmp_path), profile, FOLDER=str(tmp_path), HEX=COMMIT)
+    assert shutil.which(python)
+    assert words[:3] == ["-m", "services.extractor_worker", "download"]
+    assert deliveries(words[3:]) == [Delivery(BUILT_IN[profile], weights.commit or COMMIT, tmp_path)]
+
+
+def test_so_is_the_one_for_the_hub_s_cache(tmp_path: Path):
+    source = HubWeights(local_files_only=True, cache=tmp_path)
+    profile = BUILT_IN["dac-16khz"]
+    words = named(source, profile.name)
+    assert deliveries(words[4:]) == [Delivery(profile, str(profile.weights.commit), None)]
+    words = named(replace(source, revision=COMMIT), profile.name)
+    assert deliveries(words[4:]) == [Delivery(profile, COMMIT, None)]
+
+
+def test_a_command_s_words_stay_what_they_are():
+    """A folder may have a blank in its name."""
+    assert shlex.split(download_command("x", to="my models"))[-2:] == ["--to", "my models"]
 
 
 def test_every_profile_of_ours_that_is_pinned_can_be_named():
-    """What `download` and WEIGHTS=hub take without a question."""
-    pinned = {name for name, profile in BUILT_IN.items() if profile.weights.commit}
-    assert {"qwen3-tts-0.6b", "qwen3-tts-1.7b"} <= pinned
+    """What `download` and WEIGHTS=hub take without a question: all of them, but for one."""
+    pinned = {name: commit for name in FETCHABLE if (commit := BUILT_IN[name].weights.commit)}
+    assert sorted({*pinned, "ming-tts"}) == FETCHABLE
+    together = deliveries(["--profiles", ",".join(pinned)])
+    assert {one.profile.name: one.commit for one in together} == pinned
+    assert all(commit_of(HubWeights(), BUILT_IN[name].weights) == commit for name, commit in pinned.items())
 
 
 def script(folder: Path, *, forget: str = "") -> subprocess.CompletedProcess[str]:
