@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import DacConfig, DacModel
 
+from services.extractor_worker.dac_layout import Layout, convolution_layout, dac_encoder_layout
 from services.extractor_worker.libraries import library_facts
 from services.extractor_worker.modules import layout_of
 from services.extractor_worker.pretrained import pretrained
@@ -27,11 +28,7 @@ from services.shared.audio import ReferenceAudio
 from services.shared.profiles import Profile
 from speaker_registry.errors import WeightsInvalid
 
-Layout = Mapping[str, tuple[int, ...]]
-"""Key name -> shape."""
-
 _CONFIG, _TENSORS = "config.json", "model.safetensors"
-_KERNEL = 7
 _RATIOS = {320: (2, 4, 5, 8), 512: (2, 4, 8, 8)}
 """Samples per frame -> how the published models of that hop divide it."""
 
@@ -110,42 +107,16 @@ class DacExtractor(TorchExtractor[Tensor, Tensor]):
         return {"codes": encoded[0]}
 
 
-def encoder_layout(config: CodecConfig) -> Layout:
-    """Every tensor of the published encoder, without the file's prefix."""
-    width = config.encoder_hidden_size
-    layout = _convolution("conv1", 1, width, _KERNEL)
-    for stage, ratio in enumerate(config.downsampling_ratios):
-        for unit in (1, 2, 3):
-            layout |= _residual_unit(f"block.{stage}.res_unit{unit}", width)
-        layout |= _snake(f"block.{stage}.snake1", width)
-        layout |= _convolution(f"block.{stage}.conv1", width, 2 * width, 2 * ratio)
-        width *= 2
-    return layout | _snake("snake1", width) | _convolution("conv2", width, config.hidden_size, 3)
-
-
 def quantizer_layout(config: CodecConfig) -> Layout:
     """Every tensor of the published books, without the file's prefix."""
     hidden, narrow = config.hidden_size, config.codebook_dim
-    layout: dict[str, tuple[int, ...]] = {}
+    layout: Layout = {}
     for book in range(config.n_codebooks):
         name = f"quantizers.{book}"
-        layout |= _convolution(f"{name}.in_proj", hidden, narrow, 1)
-        layout |= _convolution(f"{name}.out_proj", narrow, hidden, 1)
+        layout |= convolution_layout(f"{name}.in_proj", hidden, narrow, 1)
+        layout |= convolution_layout(f"{name}.out_proj", narrow, hidden, 1)
         layout[f"{name}.codebook.weight"] = (config.codebook_size, narrow)
     return layout
-
-
-def _residual_unit(name: str, width: int) -> dict[str, tuple[int, ...]]:
-    first = _snake(f"{name}.snake1", width) | _convolution(f"{name}.conv1", width, width, _KERNEL)
-    return first | _snake(f"{name}.snake2", width) | _convolution(f"{name}.conv2", width, width, 1)
-
-
-def _snake(name: str, width: int) -> dict[str, tuple[int, ...]]:
-    return {f"{name}.alpha": (1, width, 1)}
-
-
-def _convolution(name: str, width_in: int, width_out: int, kernel: int) -> dict[str, tuple[int, ...]]:
-    return {f"{name}.weight": (width_out, width_in, kernel), f"{name}.bias": (width_out,)}
 
 
 def _no_decoder(config: CodecConfig) -> Mapping[str, Tensor]:
@@ -175,7 +146,8 @@ def _untrained(profile: Profile, seed: int) -> tuple[CodecConfig, Mapping[str, T
 
 def _layouts(config: CodecConfig) -> Mapping[str, Layout]:
     """By prefix."""
-    return {"encoder.": encoder_layout(config), "quantizer.": quantizer_layout(config)}
+    encoder = dac_encoder_layout(config.encoder_hidden_size, config.downsampling_ratios, config.hidden_size)
+    return {"encoder.": encoder, "quantizer.": quantizer_layout(config)}
 
 
 def _architecture(profile: Profile) -> CodecConfig:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from services.extractor_worker.nearest import nearest_entries
 from services.extractor_worker.snake import Snake
 from services.extractor_worker.weight_norm import TwoParts
 
@@ -340,15 +341,9 @@ class Book(nn.Module):
         return indices, entries
 
     def _indices(self, latents: Tensor) -> Tensor:
-        """[M, D] -> int64 [M]. Summed in the reference's order, because near ties go by the last bit."""
-        latents, entries = functional.normalize(latents), functional.normalize(self.codebook.weight)
-        distances = (
-            latents.pow(2).sum(1, keepdim=True)
-            - 2 * latents @ entries.T
-            + entries.pow(2).sum(1, keepdim=True).T
-        )  # [M, size]
-        nearest: Tensor = (-distances).max(dim=1).indices
-        return nearest
+        """[M, D] -> int64 [M]."""
+        entries = functional.normalize(self.codebook.weight)
+        return nearest_entries(functional.normalize(latents), entries)
 
 
 def _encoder_transformer(width: int, layers: int, config: CodecConfig) -> nn.Module:

@@ -13,13 +13,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from services.extractor_worker.dac_layout import Layout
 from services.extractor_worker.higgs_audio_codec import (
     HUBERT_PARTS,
     PARTS,
     AcousticConfig,
     CodecConfig,
     CodecEncoder,
-    Layout,
     SemanticConfig,
     codec_layout,
 )

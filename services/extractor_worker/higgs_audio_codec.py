@@ -15,11 +15,9 @@ import torch
 from torch import Tensor, nn
 from transformers import HiggsAudioV2TokenizerConfig
 
+from services.extractor_worker.dac_layout import Layout, convolution_layout, dac_encoder_layout
 from services.extractor_worker.pretrained import pretrained
 from services.extractor_worker.torchaudio_shim import import_with_torchaudio
-
-Layout = dict[str, tuple[int, ...]]
-"""Key name -> shape."""
 
 PARTS = ("acoustic_encoder.", "encoder_semantic.", "fc.", "quantizer.")
 HUBERT_PARTS = ("feature_extractor.", "feature_projection.", "encoder.")
@@ -28,8 +26,6 @@ HUBERT_PARTS = ("feature_extractor.", "feature_projection.", "encoder.")
 _MODULE = "transformers.models.higgs_audio_v2_tokenizer.modeling_higgs_audio_v2_tokenizer"
 _PADDING = 160
 """16 kHz samples that transformers adds on either side of what HuBERT hears."""
-_RESIDUAL_UNITS = 3
-"""In a block of a DAC encoder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,31 +160,18 @@ def _listed(value: Any) -> Any:
 
 def codec_layout(config: CodecConfig) -> Layout:
     """Every tensor of the published file that encoding needs."""
+    acoustic = config.acoustic
+    encoder = dac_encoder_layout(
+        acoustic.encoder_hidden_size, acoustic.downsampling_ratios, acoustic.hidden_size
+    )
     hubert = {f"semantic_model.{key}": shape for key, shape in _hubert_layout(config.semantic).items()}
     return {
-        **_acoustic_layout(config.acoustic),
+        **{f"acoustic_encoder.{key}": shape for key, shape in encoder.items()},
         **_semantic_encoder_layout(config),
         **hubert,
         **_linear("fc", config.width, config.width),
         **_quantizer_layout(config),
     }
-
-
-def _acoustic_layout(config: AcousticConfig) -> Layout:
-    width = config.encoder_hidden_size
-    layout = _conv("acoustic_encoder.conv1", 1, width, 7)
-    for block, ratio in enumerate(config.downsampling_ratios):
-        name = f"acoustic_encoder.block.{block}"
-        for unit in range(1, _RESIDUAL_UNITS + 1):
-            layout |= _snake(f"{name}.res_unit{unit}.snake1", width)
-            layout |= _conv(f"{name}.res_unit{unit}.conv1", width, width, 7)
-            layout |= _snake(f"{name}.res_unit{unit}.snake2", width)
-            layout |= _conv(f"{name}.res_unit{unit}.conv2", width, width, 1)
-        layout |= _snake(f"{name}.snake1", width)
-        layout |= _conv(f"{name}.conv1", width, 2 * width, 2 * ratio)
-        width *= 2
-    layout |= _snake("acoustic_encoder.snake1", width)
-    return layout | _conv("acoustic_encoder.conv2", width, config.hidden_size, 3)
 
 
 def _semantic_encoder_layout(config: CodecConfig) -> Layout:
@@ -199,7 +182,7 @@ def _semantic_encoder_layout(config: CodecConfig) -> Layout:
         for unit in range(len(config.block_dilations)):
             layout[f"{name}.res_units.{unit}.conv1.weight"] = (width, width, config.unit_kernel_size)
             layout[f"{name}.res_units.{unit}.conv2.weight"] = (width, width, 1)
-        layout |= _conv(f"{name}.conv", width, hidden * ratio, 3)
+        layout |= convolution_layout(f"{name}.conv", width, hidden * ratio, 3)
         width = hidden * ratio
     return layout
 
@@ -255,20 +238,12 @@ def _quantizer_layout(config: CodecConfig) -> Layout:
     return layout
 
 
-def _conv(name: str, taken: int, given: int, kernel: int) -> Layout:
-    return {f"{name}.weight": (given, taken, kernel), f"{name}.bias": (given,)}
-
-
 def _linear(name: str, taken: int, given: int) -> Layout:
     return {f"{name}.weight": (given, taken), f"{name}.bias": (given,)}
 
 
 def _norm(name: str, width: int) -> Layout:
     return {f"{name}.weight": (width,), f"{name}.bias": (width,)}
-
-
-def _snake(name: str, width: int) -> Layout:
-    return {f"{name}.alpha": (1, width, 1)}
 
 
 # --- the model

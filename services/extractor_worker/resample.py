@@ -1,9 +1,9 @@
 """Resampling by windowed sinc, as torchaudio does it. Knows sample rates, nothing of clips, files or models.
 
 Which kernel resamples a clip changes the artifact (from 16 kHz, 93 % of the codes agree between this one and
-soxr's), so every extractor takes torchaudio's, as TTS servers do, and the fingerprint names it. (From there to
-its tokens CosyVoice3 takes scipy's, as its engine does.) It does not name who computes it: torchaudio where it
-imports (its wheel needs CUDA libraries), otherwise the same arithmetic here.
+soxr's), so every extractor takes torchaudio's, as TTS servers do, and the fingerprint names it. (From there
+to its tokens CosyVoice3 takes scipy's, as its engine does.) It does not name who computes it: torchaudio
+where it imports (its wheel needs CUDA libraries), otherwise the same arithmetic here.
 
 There are two of it, which differ in the seventh digit: `torchaudio.transforms.Resample` builds the kernel in
 float64, `torchaudio.functional.resample` in the dtype of what it resamples.

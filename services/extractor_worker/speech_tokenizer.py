@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from services.extractor_worker.modules import filled, layout_of
+from services.extractor_worker.nearest import nearest_entries
 from services.extractor_worker.published import expect, read_config
 from services.extractor_worker.resample import KERNEL_FLOAT32
 from services.extractor_worker.seanet import SeanetConfig, SeanetEncoder, published_name
@@ -128,9 +129,7 @@ def quantized(latents: Tensor, books: Tensor) -> Tensor:
     """
     codes, rest = [], latents
     for book in books:
-        # In this order the package adds: another would decide the closest calls differently.
-        distances = rest.pow(2).sum(1, keepdim=True) - 2 * rest @ book.T + book.T.pow(2).sum(0, keepdim=True)
-        code = distances.argmin(dim=1)  # [T]
+        code = nearest_entries(rest, book)  # [T]
         rest = rest - functional.embedding(code, book)
         codes.append(code)
     return torch.stack(codes)
