@@ -9,9 +9,9 @@ import math
 from dataclasses import dataclass
 
 from torch import Tensor, nn
-from torch.nn import functional
 
 from services.extractor_worker import weight_norm
+from services.extractor_worker.causal import CausalConv, ResidualUnit
 from services.extractor_worker.snake import Snake
 from services.extractor_worker.weight_norm import Layout, TwoParts
 
@@ -59,40 +59,13 @@ class AudioVaeEncoder(nn.Module):
         return self.fc_mu(self.block(samples))  # type: ignore[no-any-return]
 
 
-class CausalConv(nn.Conv1d):
-    """A convolution that sees nothing of what comes after each place."""
-
-    def __init__(self, width_in: int, width_out: int, kernel: int, **options: int) -> None:
-        """`options`: stride, dilation, groups."""
-        super().__init__(width_in, width_out, kernel, **options)  # type: ignore[arg-type]  # they are integers
-        window = (kernel - 1) * self.dilation[0] + 1
-        self.left = window - self.stride[0]
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        return super().forward(functional.pad(hidden, (self.left, 0)))
-
-
-class ResidualUnit(nn.Module):
-    def __init__(self, width: int, dilation: int, groups: int) -> None:
-        super().__init__()
-        self.block = nn.Sequential(
-            Snake(width),
-            CausalConv(width, width, _KERNEL, dilation=dilation, groups=groups),
-            Snake(width),
-            CausalConv(width, width, 1),
-        )
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        return hidden + self.block(hidden)  # type: ignore[no-any-return]
-
-
 class Stage(nn.Module):
     """Three residual units, then `rate` times fewer places with twice the channels."""
 
     def __init__(self, width: int, rate: int, groups: int) -> None:
         super().__init__()
         self.block = nn.Sequential(
-            *(ResidualUnit(width, dilation, groups) for dilation in _DILATIONS),
+            *(ResidualUnit(width, dilation, CausalConv, groups) for dilation in _DILATIONS),
             Snake(width),
             CausalConv(width, 2 * width, 2 * rate, stride=rate),
         )

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from services.extractor_worker.causal import ResidualUnit, WrappedCausalConv
 from services.extractor_worker.nearest import nearest_entries
 from services.extractor_worker.snake import Snake
 from services.extractor_worker.weight_norm import TwoParts
@@ -98,11 +99,11 @@ class Encoder(nn.Module):
     def __init__(self, config: CodecConfig) -> None:
         super().__init__()
         width = config.encoder_dim
-        stages: list[nn.Module] = [CausalConv(1, width, _KERNEL)]
+        stages: list[nn.Module] = [WrappedCausalConv(1, width, _KERNEL)]
         for rate, layers in zip(config.encoder_rates, config.encoder_transformer_layers, strict=True):
             stages.append(Stage(width, rate, layers, config))
             width *= 2
-        self.block = nn.Sequential(*stages, Snake(width), CausalConv(width, width, 3))
+        self.block = nn.Sequential(*stages, Snake(width), WrappedCausalConv(width, width, 3))
 
     def forward(self, samples: Tensor) -> Tensor:
         """[B, 1, N] -> [B, width, N / 512]."""
@@ -115,8 +116,8 @@ class Stage(nn.Module):
     def __init__(self, width: int, rate: int, layers: int, config: CodecConfig) -> None:
         super().__init__()
         wide = 2 * width
-        residual = [ResidualUnit(width, dilation) for dilation in _DILATIONS]
-        strided = CausalConv(width, wide, 2 * rate, stride=rate)
+        residual = [ResidualUnit(width, dilation, WrappedCausalConv) for dilation in _DILATIONS]
+        strided = WrappedCausalConv(width, wide, 2 * rate, stride=rate)
         self.block = nn.Sequential(
             *residual, Snake(width), strided, _encoder_transformer(wide, layers, config)
         )
@@ -124,43 +125,6 @@ class Stage(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         """[B, C, T] -> [B, 2 * C, T / rate]."""
         return self.block(hidden)  # type: ignore[no-any-return]
-
-
-class ResidualUnit(nn.Module):
-    def __init__(self, width: int, dilation: int) -> None:
-        super().__init__()
-        self.block = nn.Sequential(
-            Snake(width),
-            CausalConv(width, width, _KERNEL, dilation=dilation),
-            Snake(width),
-            CausalConv(width, width, 1),
-        )
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        return hidden + self.block(hidden)  # type: ignore[no-any-return]
-
-
-class CausalConv(nn.Module):
-    """Hears nothing to the right. Gives as many frames as it gets, divided by the stride; it must divide."""
-
-    def __init__(
-        self,
-        width_in: int,
-        width_out: int,
-        kernel: int,
-        *,
-        stride: int = 1,
-        dilation: int = 1,
-        groups: int = 1,
-    ) -> None:
-        super().__init__()
-        self.conv = nn.Conv1d(width_in, width_out, kernel, stride=stride, dilation=dilation, groups=groups)
-        self.padding = (kernel - 1) * dilation + 1 - stride
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        """[B, C, T] -> [B, C', T / stride]."""
-        padded = functional.pad(hidden, (self.padding, 0)) if self.padding else hidden
-        return self.conv(padded)  # type: ignore[no-any-return]
 
 
 class WindowedTransformer(nn.Module):
@@ -294,7 +258,7 @@ class Quantizer(nn.Module):
 
 class Downsample(nn.Sequential):
     def __init__(self, width: int, rate: int) -> None:
-        super().__init__(CausalConv(width, width, rate, stride=rate), ConvNeXt(width))
+        super().__init__(WrappedCausalConv(width, width, rate, stride=rate), ConvNeXt(width))
 
 
 class ConvNeXt(nn.Module):
@@ -302,7 +266,7 @@ class ConvNeXt(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.dwconv = CausalConv(width, width, _KERNEL, groups=width)
+        self.dwconv = WrappedCausalConv(width, width, _KERNEL, groups=width)
         self.norm = nn.LayerNorm(width, eps=_CONVNEXT_NORM_EPS)
         self.pwconv1 = nn.Linear(width, _WIDENING * width)
         self.pwconv2 = nn.Linear(_WIDENING * width, width)
