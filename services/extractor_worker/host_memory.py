@@ -14,5 +14,7 @@ def keep_freed_memory() -> bool:
     of its own, whose pages the system has to find and zero anew: half of the time goes there. From now on
     the process keeps the most that it ever had in use.
     """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # other C libraries have none
-    return mallopt is not None and bool(mallopt(_MAPPINGS_AT_MOST, _NONE) and mallopt(_TRIM_THRESHOLD, _NEVER))
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None:  # another C library
+        return False
+    return bool(mallopt(_MAPPINGS_AT_MOST, _NONE) and mallopt(_TRIM_THRESHOLD, _NEVER))

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from services.extractor_worker.ecapa import SpeakerEncoder, SpeakerEncoderConfig
+from services.extractor_worker.libraries import library_facts
 from services.extractor_worker.mel import MelSettings, log_mel
 from services.extractor_worker.mimi import CodecConfig, CodecEncoder, codec_layout
 from services.extractor_worker.modules import filled, layout_of
@@ -86,6 +87,7 @@ class Qwen3TTSExtractor(TorchExtractor[PreparedClip, EncodedClip]):
             mel=asdict(self._mel),
             speaker_encoder=asdict(weights.speaker),
             codec=asdict(weights.codec) | {"books": _BOOKS, "sliding_window_applied": True},
+            libraries=library_facts("transformers"),
         )
         if self.device.type == "cuda":  # a CPU only computes the padding
             self.batch_seconds = _BATCH_SECONDS

@@ -9,8 +9,10 @@ import transformers
 from services.extractor_worker.libraries import library_facts
 from services.shared.fingerprint import Fingerprint
 from tests.unit.extractors import cosyvoice3_tiny, higgs_audio_tiny, test_dac
+from tests.unit.extractors.conftest import load_tiny
 
 COMPUTED_BY = [
+    pytest.param(lambda: load_tiny().fingerprint, transformers, id="qwen"),
     pytest.param(lambda: test_dac.load().fingerprint, transformers, id="dac"),
     pytest.param(lambda: higgs_audio_tiny.load_higgs().fingerprint, transformers, id="higgs"),
     pytest.param(lambda: higgs_audio_tiny.load_omnivoice().fingerprint, transformers, id="omnivoice"),
