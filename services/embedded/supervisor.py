@@ -10,6 +10,7 @@ import os
 import socket
 import sys
 import time
+from collections import deque
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -41,6 +42,8 @@ VALKEY_STOP_SECONDS = 5.0
 _PATIENCE_SECONDS = 30.0
 """After these, whoever waits for a start is told what it is at, and again after as many."""
 _SILENT = logging.CRITICAL + 1
+_HELD_BACK = 100
+"""Lines."""
 
 _FOR_ONE_PERSON = {
     # An idle worker looks so often whether it is to stop.
@@ -62,7 +65,7 @@ class EmbeddedRegistry:
 
     Args:
         show: from which level on log lines go to standard error once it is up. Until then none does: if it
-            does not come up, the reason is in `StartFailed`.
+            does not come up, the reason is in `StartFailed`; if it does all the same, errors follow then.
         log_path: where everything the API and the worker write goes as well, as it is.
 
     Raises:
@@ -75,6 +78,7 @@ class EmbeddedRegistry:
         self._settings = settings
         self._show_from = show
         self._shown_from = _SILENT
+        self._held_back = deque[tuple[str, int]](maxlen=_HELD_BACK)
         self._log_path = log_path
         self._stack = ExitStack()
         self.children: dict[str, Child] = {}
@@ -89,6 +93,8 @@ class EmbeddedRegistry:
             self.stop()
             raise
         self._shown_from = self._show_from
+        for line, importance in self._held_back:
+            self._show(line, importance)
         return self
 
     def __exit__(
@@ -143,6 +149,8 @@ class EmbeddedRegistry:
         }
 
     def _show(self, line: str, importance: int) -> None:
+        if self._shown_from == _SILENT and importance >= logging.ERROR:
+            self._held_back.append((line, importance))
         if importance >= self._shown_from:
             with suppress(OSError, ValueError):  # the terminal is gone; we are not
                 text = coloured(line, importance) if sys.stderr.isatty() else line
@@ -163,10 +171,11 @@ class EmbeddedRegistry:
         raise StartFailed(f"The registry was not up after {START_SECONDS:.0f} s.")
 
     def _is_up(self, client: RegistryClient) -> bool:
-        """A worker serves every profile, and the API is ready: before that it takes no voice."""
+        """The worker serves what it can, of which it tells all at once, and the API is ready: before that it
+        takes no voice.
+        """
         with suppress(SpeakerRegistryError, httpx.HTTPError):
-            served = {profile.id for profile in client.profiles() if profile.workers}
-            if served >= set(self._settings.profile_names):
+            if any(profile.workers for profile in client.profiles()):
                 return httpx.get(f"{self.url}/readyz", timeout=2).is_success
         return False
 

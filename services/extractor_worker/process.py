@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import structlog
+from pydantic import ValidationError
 
 from services.extractor_worker.batch_worker import BatchWorker
 from services.extractor_worker.extraction import Extraction, Station
@@ -28,8 +29,9 @@ from services.shared.settings import (
     RegistrySettings,
     StoreSettings,
     WorkerSettings,
+    explain,
 )
-from speaker_registry.errors import SpeakerRegistryError, Unavailable
+from speaker_registry.errors import CacheUnsupported, SpeakerRegistryError, Unavailable
 
 log = structlog.get_logger()
 
@@ -147,6 +149,12 @@ class WorkerProcess:
             yield
         except DeviceLost:
             raise
+        except CacheUnsupported as error:  # as its profile says: all is well
+            self._not_served[profile.name] = error.message
+            log.info("profile.not_served", profile=profile.name, reason=error.message)
+        except ValidationError as error:
+            self._not_served[profile.name] = explain(error)
+            log.error("profile.not_served", profile=profile.name, reason=explain(error))
         except SpeakerRegistryError as error:
             self._not_served[profile.name] = error.message
             log.error("profile.not_served", profile=profile.name, reason=error.message)

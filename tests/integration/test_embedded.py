@@ -163,6 +163,19 @@ def test_what_it_prints_can_be_pasted(run: Run, tmp_path: Path):
     assert set(tensors) == {"speaker_embedding", "ref_code"}
 
 
+def test_a_profile_that_cannot_be_served_is_named_and_stops_no_other(fresh: Run):
+    """One has wrong settings, for one there is no encoder at all: both are the operator's business, and the
+    third is everybody's.
+    """
+    fresh.start(PROFILES="omnivoice,voxtral,ecapa-voxceleb", SPEAKER_OMNIVOICE_TRIM="perhaps")
+    with RegistryClient(fresh.up().url) as client:
+        served = {profile.id: profile.workers for profile in client.profiles() if profile.required}
+        assert served == {"omnivoice": 0, "voxtral": 0, "ecapa-voxceleb": 1}
+        client.register("alice", ROOT / "examples/clips/rowan.flac", consent="cons_1")
+        assert client.fetch("alice@1", "ecapa-voxceleb", wait=60).manifest.profile == "ecapa-voxceleb"
+    wait_until(lambda: re.search(r"profile\.not_served  profile=omnivoice .*'perhaps'", fresh.text))
+
+
 def test_its_log_lines_are_for_people(run: Run):
     """Whoever keeps a terminal open wants to see what happens to voices, not JSON or a server's life."""
     url = run.up().url
