@@ -55,13 +55,16 @@ class Precompute:
         self.speaker_id = SpeakerId.of(namespace, self._name)
 
     def start(self, *, force: bool) -> Look:
-        """Claim what is missing, or all of it by `force`; remember the jobs to wait for.
+        """Claim what is missing, or all of it by `force`; remember the jobs to wait for. A profile that
+        nothing can be extracted for counts as failed, but holds up no other.
 
         Raises:
-            VoiceNotFound, ProfileUnknown; CacheUnsupported: there is nothing to extract from.
+            VoiceNotFound, ProfileUnknown; CacheUnsupported: nothing can be extracted for any of them.
         """
-        _, version = self._find()
-        claims = self._registrar.ensure(self.speaker_id, version, self._profiles, force=force)
+        indexed, version = self._find()
+        standings = [self._registrar.standing(indexed, version, name) for name in self._profiles]
+        possible = [one.profile.name for one in standings if not one.unsupported]
+        claims = self._registrar.ensure(self.speaker_id, version, possible or self._profiles, force=force)
         self._jobs = [claim.job_id for claim in claims.values() if claim.job_id]
         if all(claim.outcome == "ready" for claim in claims.values()):
             self._message = ALREADY_VALID

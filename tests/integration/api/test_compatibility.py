@@ -454,6 +454,21 @@ def test_cache_of_a_given_embedding_is_unsupported(registry: Registry, name: str
         assert "1024" in error_of(response)["message"]
 
 
+def test_cache_extracts_what_it_can_and_says_what_it_cannot(start: Start):
+    """A fleet of several engines: that one of them needs a transcript is no reason to leave out the others."""
+    registry = start(profiles=(PROFILE, "higgs-audio-v2"))
+    registry.upload("alice")
+    registry.worker.fail_all("alice", InvalidAudio("No speech was found."))
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(cache, registry, "alice", force=True)
+        until(lambda: bool(registry.jobs.page("default", state="queued", slug="alice", limit=1).found))
+        registry.worker.finish_all("alice")
+        response = waiting.result()
+    assert (response.status_code, error_of(response)["reason"]) == (409, "artifact_failed")
+    assert "higgs-audio-v2: profile 'higgs-audio-v2' needs a transcript" in error_of(response)["message"]
+    assert registry.file("alice").status_code == 200
+
+
 def test_cache_of_an_unknown_voice_or_profile_is_not_found(registry: Registry, name: str):
     """Never another voice in its place."""
     registry.upload(name)
