@@ -455,7 +455,7 @@ def test_cache_of_a_given_embedding_is_unsupported(registry: Registry, name: str
 
 
 def test_cache_extracts_what_it_can_and_says_what_it_cannot(start: Start):
-    """A fleet of several engines: that one of them needs a transcript is no reason to leave out the others."""
+    """A fleet of several engines: that one of them needs a transcript must not keep the others waiting."""
     registry = start(profiles=(PROFILE, "higgs-audio-v2"))
     registry.upload("alice")
     registry.worker.fail_all("alice", InvalidAudio("No speech was found."))
