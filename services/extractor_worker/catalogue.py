@@ -9,6 +9,7 @@ from importlib.metadata import EntryPoint, entry_points
 
 from services.extractor_worker.extractor import Extractor
 from services.extractor_worker.torch_extractor import Loading
+from services.shared.profiles import ProfileAmbiguous
 from speaker_registry.errors import CacheUnsupported, ProfileUnknown
 
 GROUP = "speaker_registry.extractors"
@@ -36,7 +37,8 @@ def load_extractor(loading: Loading) -> Extractor:
     """Load a profile's encoders onto a device.
 
     Raises:
-        ProfileUnknown: naming the profiles there are. CacheUnsupported: there is no encoder for it.
+        ProfileUnknown: naming the profiles there are. ProfileAmbiguous: two packages bring one for it.
+        CacheUnsupported: there is no encoder for it.
         WeightsMissing: naming the file and how to get it.
         WeightsInvalid: naming what is wrong with which file.
     """
@@ -50,8 +52,12 @@ def load_extractor(loading: Loading) -> Extractor:
 def _entry_point(profile_name: str) -> EntryPoint:
     if profile_name in BUILT_IN:
         return EntryPoint(profile_name, BUILT_IN[profile_name], GROUP)
-    third_party = {entry.name: entry for entry in entry_points(group=GROUP)}
-    if profile_name in third_party:
-        return third_party[profile_name]
-    known = ", ".join(sorted({*BUILT_IN, *third_party}))
-    raise ProfileUnknown(f"no extractor for profile {profile_name[:80]!a}; there are {known}")
+    third_party = entry_points(group=GROUP)
+    found = [entry for entry in third_party if entry.name == profile_name]
+    if not found:
+        known = ", ".join(sorted({*BUILT_IN, *third_party.names}))
+        raise ProfileUnknown(f"no extractor for profile {profile_name[:80]!a}; there are {known}")
+    if len(found) > 1:
+        values = " and ".join(entry.value for entry in found)
+        raise ProfileAmbiguous(f"profile {profile_name[:80]!a} has several extractors: {values}")
+    return found[0]

@@ -23,6 +23,7 @@ from services.extractor_worker.campplus import (
     campplus_facts,
     load_campplus,
 )
+from services.extractor_worker.libraries import library_facts
 from services.extractor_worker.mel import MelSettings, WhisperMelSettings, log_mel, whisper_log_mel
 from services.extractor_worker.resample import resample
 from services.extractor_worker.s3_tokenizer import (
@@ -91,6 +92,7 @@ class CosyVoice3Extractor(TorchExtractor[PreparedClip, EncodedClip]):
             token_resampler=f"scipy-resample-poly-{_UP}-{_DOWN}",
             speech_feat=asdict(_MEL) | {"frames_per_token": _MEL_FRAMES_PER_TOKEN},
             speaker_encoder=campplus_facts(),
+            libraries=library_facts("scipy"),
         )
         self._max_samples = tokenizer.max_frames * _TOKEN_MEL.hop * _DOWN // _UP
         identity = weights["seed"] if checkpoint is None else weights["files"][_TOKENIZER_FILE]

@@ -19,7 +19,7 @@ from services.extractor_worker.weights import (
     known_sums,
     refuse_another,
 )
-from services.shared.profiles import Profile, ProfileCatalogue
+from services.shared.profiles import Profile, ProfileAmbiguous, ProfileCatalogue
 from speaker_registry.errors import ProfileUnknown, SpeakerRegistryError, WeightsInvalid
 from speaker_registry.terminal import facts, printable, table
 
@@ -62,10 +62,15 @@ class Delivery:
 
 def main(words: Sequence[str], program: str) -> int:
     """Fetch and return the exit code. `program`: what this is called with."""
-    parser = _parser(program)
+    try:
+        catalogue = ProfileCatalogue.load(())
+    except ProfileAmbiguous as error:
+        print(f"{program}: {error}", file=sys.stderr)
+        return REFUSED
+    parser = _parser(program, catalogue)
     arguments = parser.parse_args(words)
     try:
-        deliveries = list(_deliveries(arguments))
+        deliveries = list(_deliveries(arguments, catalogue))
     except (UsageError, ProfileUnknown, WeightsInvalid) as error:
         parser.error(str(error))
     try:
@@ -81,14 +86,13 @@ def main(words: Sequence[str], program: str) -> int:
     return OK
 
 
-def _deliveries(arguments: argparse.Namespace) -> Iterator[Delivery]:
+def _deliveries(arguments: argparse.Namespace, catalogue: ProfileCatalogue) -> Iterator[Delivery]:
     """Raises before anything is fetched."""
     names = list(dict.fromkeys(name.strip() for name in arguments.profiles.split(",") if name.strip()))
     if not names:
         raise UsageError("--profiles names none")
     if arguments.commit and len(names) > 1:
         raise UsageError("--commit is of one repository: name one profile")
-    catalogue = ProfileCatalogue.load(())
     for name in names:
         profile = catalogue.get(name)
         if profile.not_extractable:
@@ -172,7 +176,7 @@ def _message(error: Exception) -> str:
     return str(error)
 
 
-def _parser(program: str) -> argparse.ArgumentParser:
+def _parser(program: str, catalogue: ProfileCatalogue) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=program,
         allow_abbrev=False,
@@ -180,7 +184,9 @@ def _parser(program: str) -> argparse.ArgumentParser:
         "that a worker reads, at the commit that is pinned here. What is there already is not fetched again.",
         epilog="The hub library's environment variables apply, e.g. HF_TOKEN, HF_HOME, HF_ENDPOINT.",
     )
-    parser.add_argument("--profiles", metavar="A,B", required=True, help="whose weights: " + _known())
+    parser.add_argument(
+        "--profiles", metavar="A,B", required=True, help="whose weights: " + _known(catalogue)
+    )
     parser.add_argument(
         "--to",
         metavar="FOLDER",
@@ -191,7 +197,6 @@ def _parser(program: str) -> argparse.ArgumentParser:
     return parser
 
 
-def _known() -> str:
+def _known(catalogue: Iterable[Profile]) -> str:
     """Those that can be fetched."""
-    catalogue: Iterable[Profile] = ProfileCatalogue.load(())
     return ", ".join(one.name for one in catalogue if not one.not_extractable)

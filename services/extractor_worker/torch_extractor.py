@@ -15,6 +15,7 @@ from torch import Tensor
 
 from services.extractor_worker.device_failures import is_lost, memory_was_short
 from services.extractor_worker.extractor import DeviceLost, Dtype
+from services.extractor_worker.host_memory import give_back_surplus
 from services.extractor_worker.precision import exact_float32
 from services.extractor_worker.resample import KERNEL, resample
 from services.extractor_worker.weights import Checkpoint, UntrainedWeights, WeightsSource, locate
@@ -116,7 +117,10 @@ class TorchExtractor(ABC, Generic[Prepared, Encoded]):
         """
         try:
             with self._while_the_device_lives(), exact_float32(self.device):
-                return self._encode_all(prepared)
+                encoded = self._encode_all(prepared)
+            if self.device.type == "cpu":
+                give_back_surplus()
+            return encoded
         except Exception as error:
             if not memory_was_short(error):
                 raise

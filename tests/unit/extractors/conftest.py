@@ -17,12 +17,15 @@ from services.extractor_worker.extractor import Dtype
 from services.extractor_worker.qwen3_tts import Qwen3TTSExtractor
 from services.extractor_worker.torch_extractor import Loading
 from services.extractor_worker.weights import LocalWeights
+from services.shared.audio import ReferenceAudio
 from services.shared.profiles import BUILT_IN, Profile
 from services.shared.published_weights import PublishedWeights
+from tests.unit.extractors import signals
 
 TINY = Path(__file__).parents[2] / "data/qwen3_tts_tiny"
 TINY_WIDTH = 64
 
+Goldens = Mapping[str, np.ndarray]
 Loader = Callable[..., Qwen3TTSExtractor]
 
 
@@ -50,10 +53,30 @@ def load_tiny(
     return Qwen3TTSExtractor(Loading(**loading))
 
 
-@pytest.fixture(scope="session")
-def goldens() -> Mapping[str, np.ndarray]:
-    with np.load(TINY / "goldens.npz") as file:
+@functools.cache
+def read_goldens(folder: Path) -> Goldens:
+    """What the reference made with the checkpoint in the folder, by name."""
+    with np.load(folder / "goldens.npz") as file:
         return dict(file)
+
+
+@pytest.fixture(scope="module")
+def goldens(request: pytest.FixtureRequest) -> Goldens:
+    """Of the checkpoint that the module's `TINY` names; of Qwen3-TTS' where it names none."""
+    return read_goldens(_tiny_of(request))
+
+
+def golden_clip(goldens: Goldens, name: str, rate: int, other_rates_seconds: float = 3.01) -> ReferenceAudio:
+    """The clip that a golden was made from.
+
+    Args:
+        name: its seconds; or its rate, where that is another than the encoder's own.
+        rate: its samples a second.
+        other_rates_seconds: how long those are that are named by their rate.
+    """
+    samples = signals.speechlike(other_rates_seconds if name == str(rate) else float(name), rate)
+    assert signals.digest(samples) == str(goldens[f"sha256_{name}"]), "this machine makes another clip"
+    return ReferenceAudio(samples, rate)
 
 
 @pytest.fixture(scope="session")
@@ -63,9 +86,13 @@ def tiny() -> Callable[[Dtype], Qwen3TTSExtractor]:
 
 
 @pytest.fixture
-def copy(tmp_path: Path) -> Path:
-    """A copy of the tiny checkpoint to spoil."""
-    return shutil.copytree(TINY, tmp_path / "checkpoint")
+def copy(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A copy of the module's tiny checkpoint to spoil."""
+    return shutil.copytree(_tiny_of(request), tmp_path / "checkpoint")
+
+
+def _tiny_of(request: pytest.FixtureRequest) -> Path:
+    return getattr(request.module, "TINY", TINY)
 
 
 @pytest.fixture(autouse=True)
@@ -95,3 +122,10 @@ def edit_tensors(path: Path, change: Callable[[dict[str, torch.Tensor]], object]
     change(tensors)
     path.unlink()  # the copy may share the original's inode
     save_file(tensors, path)
+
+
+def edit_pickle(path: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    """Save the tensors that `change` returns; if it returns none, those it was given and changed."""
+    tensors = torch.load(path, weights_only=True)
+    changed = change(tensors)
+    torch.save(changed if isinstance(changed, dict) else tensors, path)

@@ -1,7 +1,6 @@
 """The tiny checkpoint of CosyVoice3, half of it Ming-TTS' too, and its goldens; extractors loaded from it."""
 
 import functools
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from services.extractor_worker.s3_tokenizer import S3Config
 from services.extractor_worker.torch_extractor import Loading
 from services.extractor_worker.weights import LocalWeights
 from services.shared.audio import ReferenceAudio
-from tests.unit.extractors import signals
+from tests.unit.extractors import conftest, signals
 from tests.unit.extractors.conftest import tiny_profile
 
 TINY = Path(__file__).parents[2] / "data/cosyvoice3_tiny"
@@ -22,7 +21,6 @@ TOKENIZER_FILE, CAMPPLUS_FILE = "speech_tokenizer_v3.onnx", "campplus.onnx"
 CLIPS = ["1.0", "3.0", "7.31", "12.4"]
 RATES = ["16000", "44100"]
 
-Goldens = Mapping[str, np.ndarray]
 Tensors = dict[str, np.ndarray]
 
 
@@ -48,17 +46,9 @@ def ming() -> MingTTSExtractor:
     return load_ming()
 
 
-@functools.cache
-def read_goldens() -> Goldens:
-    with np.load(TINY / "goldens.npz") as file:
-        return dict(file)
-
-
 def golden_clip(name: str) -> ReferenceAudio:
     rate = int(name) if name in RATES else 24_000
-    samples = signals.speechlike(3.01 if name in RATES else float(name), rate)
-    assert signals.digest(samples) == str(read_goldens()[f"sha256_{name}"]), "this machine makes another clip"
-    return ReferenceAudio(samples, rate)
+    return conftest.golden_clip(conftest.read_goldens(TINY), name, rate)
 
 
 def clip_of(samples: int, rate: int = 24_000) -> ReferenceAudio:

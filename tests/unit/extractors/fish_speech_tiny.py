@@ -1,6 +1,6 @@
 """The tiny Fish Speech checkpoint: its architecture, its goldens, and extractors loaded from it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -64,17 +64,5 @@ def codes(extractor: FishSpeechExtractor, *clips: ReferenceAudio) -> list[np.nda
     return [extractor.finish(one)["ref_codes_fq"] for one in encoded]
 
 
-def golden_clip(goldens: Goldens, name: str, rate: int = 44_100) -> ReferenceAudio:
-    samples = signals.speechlike(3.01 if rate != 44_100 else float(name), rate)
-    assert signals.digest(samples) == str(goldens[f"sha256_{name}"]), "this machine makes another clip"
-    return ReferenceAudio(samples, rate)
-
-
 def clip_of(samples: int, seed: int = 0) -> ReferenceAudio:
     return ReferenceAudio(signals.speechlike(3.0, 44_100, seed)[:samples], 44_100)
-
-
-def edit_pickle(path: Path, change: Callable[[Tensors], object]) -> None:
-    """Save what `change` makes of the tensors; if it returns nothing, the tensors it changed in place."""
-    tensors = torch.load(path, weights_only=True)
-    torch.save(change(tensors) or tensors, path)

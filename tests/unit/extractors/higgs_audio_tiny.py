@@ -1,6 +1,5 @@
 """The tiny checkpoint of Higgs Audio's tokenizer, its goldens, and extractors loaded from it."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +14,6 @@ from tests.unit.extractors.conftest import tiny_profile
 
 TINY = Path(__file__).parents[2] / "data/higgs_audio_tiny"
 CONFIG, TENSORS = "audio_tokenizer/config.json", "audio_tokenizer/model.safetensors"
-
-
-def load_goldens() -> Mapping[str, np.ndarray]:
-    with np.load(TINY / "goldens.npz") as file:
-        return dict(file)
 
 
 def load_higgs(folder: Path = TINY, name: str = "higgs-tiny", **loading: Any) -> HiggsAudioExtractor:

@@ -18,7 +18,7 @@ from services.extractor_worker.torch_extractor import Loading
 from services.extractor_worker.untrained import random_tensors
 from services.extractor_worker.weights import HubWeights, UntrainedWeights
 from services.shared.audio import ReferenceAudio
-from services.shared.profiles import BUILT_IN
+from services.shared.profiles import BUILT_IN, ProfileAmbiguous
 from speaker_registry.artifact import check_tensors
 from speaker_registry.errors import ProfileUnknown, WeightsMissing
 from tests.unit.extractors.signals import speechlike
@@ -39,6 +39,23 @@ def test_an_unknown_profile_names_those_there_are() -> None:
         load_extractor(
             Loading(profile=replace(BUILT_IN["qwen3-tts-0.6b"], name="qwen-tts"), source=UntrainedWeights())
         )
+
+
+def test_two_extractors_of_one_profile_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which of them made an artifact would depend on the order in which their packages were installed."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for package in ("first", "second"):
+        facts = tmp_path / f"{package}-1.0.dist-info"
+        facts.mkdir()
+        (facts / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
+        (facts / "entry_points.txt").write_text(
+            f"[speaker_registry.extractors]\nmine = {package}:Extractor\n"
+        )
+    loading = Loading(profile=replace(BUILT_IN["ming-tts"], name="mine"), source=UntrainedWeights())
+    with pytest.raises(ProfileAmbiguous, match="'mine' has several extractors: ") as refusal:
+        load_extractor(loading)
+    assert "first:Extractor" in refusal.value.message
+    assert "second:Extractor" in refusal.value.message
 
 
 @pytest.mark.parametrize("profile", [one for one in sorted(EXTRACTORS) if BUILT_IN[one].weights.commit])

@@ -27,6 +27,7 @@ from services.shared.profiles import BUILT_IN
 from speaker_registry.artifact import check_tensors
 from speaker_registry.errors import AudioTooLong, AudioTooShort
 from tests.unit.extractors import signals
+from tests.unit.extractors.conftest import Goldens
 from tests.unit.extractors.cosyvoice3_tiny import (
     CLIPS,
     RATES,
@@ -37,7 +38,6 @@ from tests.unit.extractors.cosyvoice3_tiny import (
     golden_clip,
     load_cosyvoice,
     load_ming,
-    read_goldens,
 )
 
 
@@ -47,29 +47,28 @@ def sampled(feat: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", [*CLIPS, *RATES])
-def test_the_tokens_are_s3tokenizers(name: str) -> None:
+def test_the_tokens_are_s3tokenizers(goldens: Goldens, name: str) -> None:
     """Every one of them: they are what the language model continues."""
     tokens = extract(cosyvoice(), golden_clip(name))[0]["speech_token"]
-    assert np.array_equal(tokens[0], read_goldens()[f"tokens_{name}"])
+    assert np.array_equal(tokens[0], goldens[f"tokens_{name}"])
 
 
 @pytest.mark.parametrize("name", [*CLIPS, *RATES])
-def test_the_mel_is_vllm_omnis(name: str) -> None:
+def test_the_mel_is_vllm_omnis(goldens: Goldens, name: str) -> None:
     """Natural logarithms. The engine builds its triangles in float32, which makes most of the difference."""
     feat = extract(cosyvoice(), golden_clip(name))[0]["speech_feat"]
-    assert np.abs(sampled(feat[0]) - read_goldens()[f"feat_{name}"]).max() <= 2e-5
+    assert np.abs(sampled(feat[0]) - goldens[f"feat_{name}"]).max() <= 2e-5
 
 
 @pytest.mark.parametrize("name", [*CLIPS, *RATES])
-def test_the_embedding_is_vllm_omnis(name: str) -> None:
+def test_the_embedding_is_vllm_omnis(goldens: Goldens, name: str) -> None:
     """By way of 24 kHz, whatever the clip's own rate."""
     embedding = extract(cosyvoice(), golden_clip(name))[0]["embedding"]
-    assert np.abs(embedding[0] - read_goldens()[f"embedding_{name}"]).max() <= 2e-6
+    assert np.abs(embedding[0] - goldens[f"embedding_{name}"]).max() <= 2e-6
 
 
-def test_the_goldens_can_tell() -> None:
+def test_the_goldens_can_tell(goldens: Goldens) -> None:
     """A generator whose tokens or embeddings hardly vary would let anything pass."""
-    goldens = read_goldens()
     assert len(np.unique(goldens["tokens_12.4"])) > 100
     assert np.abs(goldens["embedding_3.0"] - goldens["embedding_12.4"]).max() > 1e-2
     assert np.abs(goldens["embedding_44100"] - goldens["ming_44100"]).max() > 5e-5  # 24 kHz on the way shows
@@ -154,12 +153,6 @@ def test_the_published_tokenizer_has_the_tensors_it_is_known_to_have() -> None:
 
 
 # --- what the fingerprint says
-
-
-@pytest.fixture
-def copy(tmp_path: Path) -> Path:
-    """A copy of the tiny checkpoint to spoil."""
-    return shutil.copytree(TINY, tmp_path / "checkpoint")
 
 
 def digest(**loading: object) -> str:

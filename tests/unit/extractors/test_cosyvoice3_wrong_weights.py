@@ -4,7 +4,6 @@ s3tokenizer, for one, loads what it recognises of a graph and leaves the rest ra
 """
 
 import re
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -26,11 +25,6 @@ from tests.unit.extractors.cosyvoice3_tiny import (
 )
 
 Change = Callable[[onnx.GraphProto], object]
-
-
-@pytest.fixture
-def copy(tmp_path: Path) -> Path:
-    return shutil.copytree(TINY, tmp_path / "checkpoint")
 
 
 def edit(path: Path, change: Change) -> None:

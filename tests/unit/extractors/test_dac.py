@@ -56,12 +56,6 @@ def load(
 tiny = functools.cache(load)
 
 
-@pytest.fixture(scope="module")
-def goldens() -> Goldens:
-    with np.load(TINY / "goldens.npz") as file:
-        return dict(file)
-
-
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
     """A copy of the tiny checkpoint at 16 kHz to spoil."""

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from services.extractor_worker.download import Delivery, _deliveries, _parser
+from services.extractor_worker.download import REFUSED, Delivery, _deliveries, _parser
 from services.extractor_worker.weights import (
     HubWeights,
     LocalWeights,
@@ -22,7 +22,7 @@ from services.extractor_worker.weights import (
     download_command,
     locate,
 )
-from services.shared.profiles import BUILT_IN
+from services.shared.profiles import BUILT_IN, ProfileCatalogue
 from services.shared.published_weights import PublishedWeights
 from speaker_registry.errors import WeightsMissing
 from tests.unit.extractors.fake_hub import COMMIT, REPO, FakeHub, running
@@ -32,7 +32,7 @@ FILES = {"config.json": b'{"a": 1}', "codec/model.safetensors": bytes(range(256)
 SUMS = {name: hashlib.sha256(content).hexdigest() for name, content in FILES.items()}
 PROFILES = f"""
 from dataclasses import replace
-from services.shared.profiles import BUILT_IN
+from services.shared.profiles import BUILT_IN, ProfileCatalogue
 from services.shared.published_weights import PublishedWeights
 
 def made(name, **weights):
@@ -306,7 +306,8 @@ COMMAND = re.compile("`([^`]+)`")
 
 def deliveries(words: Sequence[str]) -> list[Delivery]:
     """What the command makes of its arguments."""
-    return list(_deliveries(_parser("download").parse_args(words)))
+    catalogue = ProfileCatalogue.load(())
+    return list(_deliveries(_parser("download", catalogue).parse_args(words), catalogue))
 
 
 def named(source: LocalWeights | HubWeights, profile: str, **filled_in: str) -> list[str]:
@@ -385,3 +386,15 @@ def test_a_worker_takes_no_other_words():
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert done.stderr == "usage: python -m services.extractor_worker [download --help]\n"
+
+
+def test_two_profiles_of_one_name_are_a_message_and_no_traceback(download: Download, tmp_path: Path) -> None:
+    """It is found before the command's words are looked at."""
+    facts = tmp_path / "package/again-1.dist-info"
+    facts.mkdir()
+    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: again\nVersion: 1\n")
+    (facts / "entry_points.txt").write_text("[speaker_registry.profiles]\npinned = brought:pinned\n")
+    refused = download("--profiles", "pinned")
+    assert refused.returncode == REFUSED
+    assert "Profile 'pinned' is brought by" in refused.stderr
+    assert "Traceback" not in refused.stderr

@@ -6,7 +6,6 @@ and the goldens.
 
 import dataclasses
 import re
-import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from services.shared.profiles import BUILT_IN
 from speaker_registry.artifact import check_tensors
 from speaker_registry.errors import AudioTooShort, WeightsInvalid, WeightsMissing
 from tests.unit.extractors import signals
-from tests.unit.extractors.conftest import tiny_profile
+from tests.unit.extractors.conftest import edit_pickle, golden_clip, tiny_profile
 
 Goldens = Mapping[str, np.ndarray]
 Tensors = dict[str, torch.Tensor]
@@ -54,37 +53,13 @@ def load(folder: Path = TINY, **changes: Any) -> EcapaVoxCelebExtractor:
 
 
 @pytest.fixture(scope="module")
-def goldens() -> Goldens:
-    with np.load(TINY / "goldens.npz") as file:
-        return dict(file)
-
-
-@pytest.fixture(scope="module")
 def extractor() -> EcapaVoxCelebExtractor:
     return load()
-
-
-@pytest.fixture
-def copy(tmp_path: Path) -> Path:
-    """A copy of the tiny checkpoint to spoil."""
-    return shutil.copytree(TINY, tmp_path / "checkpoint")
-
-
-def golden_clip(goldens: Goldens, name: str, rate: int = 16_000) -> ReferenceAudio:
-    samples = signals.speechlike(3.01 if rate != 16_000 else float(name), rate)
-    assert signals.digest(samples) == str(goldens[f"sha256_{name}"]), "this machine makes another clip"
-    return ReferenceAudio(samples, rate)
 
 
 def embeddings(extractor: EcapaVoxCelebExtractor, *clips: ReferenceAudio) -> list[np.ndarray]:
     encoded = extractor.encode([extractor.prepare(clip) for clip in clips])
     return [extractor.finish(one)["speaker_embedding"] for one in encoded]
-
-
-def edit(folder: Path, change: Callable[[Tensors], object]) -> None:
-    tensors = torch.load(folder / FILE, weights_only=True)
-    change(tensors)
-    torch.save(tensors, folder / FILE)
 
 
 def refused(folder: Path, message: str) -> None:
@@ -95,7 +70,7 @@ def refused(folder: Path, message: str) -> None:
 @pytest.mark.parametrize("name", CLIPS)
 def test_the_bands_are_speechbrains(goldens: Goldens, extractor: EcapaVoxCelebExtractor, name: str) -> None:
     """Everything the encoder hears: decibels, cut at 80 below the loudest, their mean taken off."""
-    bands = extractor.prepare(golden_clip(goldens, name))[0].numpy()
+    bands = extractor.prepare(golden_clip(goldens, name, 16_000))[0].numpy()
     assert bands.shape == (1 + round(float(name) * 16_000) // 160, 80)
     sampled = np.concatenate([bands[:-4:16], bands[-4:]])
     assert np.abs(sampled - goldens[f"bands_{name}"]).max() <= 1e-5  # of some 80 dB
@@ -106,7 +81,7 @@ def test_the_embedding_is_speechbrains(
     goldens: Goldens, extractor: EcapaVoxCelebExtractor, name: str
 ) -> None:
     """Embeddings of both are compared with each other by whoever already has some."""
-    ours = embeddings(extractor, golden_clip(goldens, name))[0]
+    ours = embeddings(extractor, golden_clip(goldens, name, 16_000))[0]
     assert np.abs(ours - goldens[f"embedding_{name}"]).max() <= TOLERANCE
 
 
@@ -127,7 +102,7 @@ def test_the_goldens_tell_clips_apart(goldens: Goldens) -> None:
 
 def test_it_is_what_the_profile_promises(goldens: Goldens, extractor: EcapaVoxCelebExtractor) -> None:
     """float32, contiguous, and as long as it comes: whoever wants a unit vector divides."""
-    tensors = extractor.finish(extractor.encode([extractor.prepare(golden_clip(goldens, "3.0"))])[0])
+    tensors = extractor.finish(extractor.encode([extractor.prepare(golden_clip(goldens, "3.0", 16_000))])[0])
     spec = BUILT_IN["ecapa-voxceleb"].tensors["speaker_embedding"].model_copy(update={"shape": (WIDTH,)})
     check_tensors(tensors, {"speaker_embedding": spec})
     assert tensors["speaker_embedding"].flags.c_contiguous
@@ -136,14 +111,14 @@ def test_it_is_what_the_profile_promises(goldens: Goldens, extractor: EcapaVoxCe
 
 def test_a_clip_among_others_is_the_clip_alone(goldens: Goldens, extractor: EcapaVoxCelebExtractor) -> None:
     """Whoever uploads at the same moment must not change my voice."""
-    clips = [golden_clip(goldens, name) for name in CLIPS]
+    clips = [golden_clip(goldens, name, 16_000) for name in CLIPS]
     for clip, ours in zip(clips, embeddings(extractor, *clips), strict=True):
         assert np.array_equal(ours, embeddings(extractor, clip)[0])
 
 
 def test_the_number_of_threads_hardly_matters(goldens: Goldens, extractor: EcapaVoxCelebExtractor) -> None:
     """Workers have different numbers of cores, and one fingerprint."""
-    clip = golden_clip(goldens, "3.0")
+    clip = golden_clip(goldens, "3.0", 16_000)
     torch.set_num_threads(1)
     one = embeddings(extractor, clip)[0]
     torch.set_num_threads(2)
@@ -192,20 +167,20 @@ def test_the_published_file_has_the_231_tensors_it_is_known_to_have() -> None:
 )
 def test_a_missing_key_is_named(copy: Path, key: str) -> None:
     """Under its published name."""
-    edit(copy, lambda tensors: tensors.pop(key))
+    edit_pickle(copy / FILE, lambda tensors: tensors.pop(key))
     refused(copy, f"{FILE} lacks {key}")
 
 
 @pytest.mark.parametrize("key", ["blocks.4.tdnn1.conv.conv.weight", "classifier.weight"])
 def test_an_unexpected_key_is_named(copy: Path, key: str) -> None:
     """A larger model would otherwise lose a layer unnoticed."""
-    edit(copy, lambda tensors: tensors.update({key: torch.zeros(2)}))
+    edit_pickle(copy / FILE, lambda tensors: tensors.update({key: torch.zeros(2)}))
     refused(copy, f"{FILE} has {key}, which this architecture does not")
 
 
 def test_a_wrong_shape_is_named_with_the_right_one(copy: Path) -> None:
     """An ECAPA-TDNN of another size, e.g. the 512 wide one."""
-    edit(copy, lambda tensors: tensors.update({"fc.conv.bias": torch.zeros(23)}))
+    edit_pickle(copy / FILE, lambda tensors: tensors.update({"fc.conv.bias": torch.zeros(23)}))
     refused(copy, f"{FILE} has wrong shapes (expected in brackets): fc.conv.bias [23] ([24])")
 
 
@@ -231,7 +206,7 @@ def test_a_missing_file_is_missing_weights(copy: Path) -> None:
 def test_the_weights_count(copy: Path, extractor: EcapaVoxCelebExtractor) -> None:
     """One value of one tensor; not where the file lies."""
     assert load(copy).fingerprint == extractor.fingerprint
-    edit(copy, lambda tensors: tensors["fc.conv.bias"].add_(1))
+    edit_pickle(copy / FILE, lambda tensors: tensors["fc.conv.bias"].add_(1))
     assert load(copy).fingerprint.digest != extractor.fingerprint.digest
 
 
@@ -259,7 +234,7 @@ def test_it_computes_in_float32_whatever_is_asked_for(
     """SpeechBrain does, and the same artifact must have the same fingerprint."""
     asked = load(dtype="bfloat16")
     assert asked.fingerprint == extractor.fingerprint
-    clip = golden_clip(goldens, "1.0")
+    clip = golden_clip(goldens, "1.0", 16_000)
     assert np.array_equal(embeddings(asked, clip)[0], embeddings(extractor, clip)[0])
 
 

@@ -23,33 +23,28 @@ from services.shared.fingerprint import Fingerprint
 from services.shared.profiles import BUILT_IN
 from speaker_registry.artifact import check_tensors
 from speaker_registry.errors import AudioTooLong, AudioTooShort
+from tests.unit.extractors import fish_speech_tiny
+from tests.unit.extractors.conftest import golden_clip
 from tests.unit.extractors.fish_speech_tiny import (
     ARCHITECTURE,
-    TINY,
     Goldens,
     TinyAudio8,
     TinyFishSpeech,
     clip_of,
     codes,
-    golden_clip,
     load,
     profile,
     with_codec,
 )
 from tests.unit.extractors.signals import speechlike
 
+TINY = fish_speech_tiny.TINY
 CLIPS = ["1.0", "3.0", "7.31", "12.4"]
 RATES = [16_000, 24_000, 48_000]
 WINDOW_FRAMES = 128
 """Frames of codes that either window is long."""
 LATENT_STRIDE = 8
 TOLERANCE = 1e-5
-
-
-@pytest.fixture(scope="module")
-def goldens() -> Goldens:
-    with np.load(TINY / "goldens.npz") as file:
-        return dict(file)
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +66,7 @@ def latents(extractor: FishSpeechExtractor, clip: ReferenceAudio) -> np.ndarray:
 @pytest.mark.parametrize("name", CLIPS)
 def test_the_codes_are_fish_speechs(goldens: Goldens, extractor: FishSpeechExtractor, name: str) -> None:
     """A voice registered here must sound as if the engine had cloned it itself."""
-    assert np.array_equal(codes(extractor, golden_clip(goldens, name))[0], goldens[f"codes_{name}"])
+    assert np.array_equal(codes(extractor, golden_clip(goldens, name, 44_100))[0], goldens[f"codes_{name}"])
 
 
 @pytest.mark.parametrize("name", CLIPS)
@@ -79,14 +74,14 @@ def test_what_is_quantized_is_fish_speechs(
     goldens: Goldens, extractor: FishSpeechExtractor, name: str
 ) -> None:
     """Codes forgive what a real codebook, larger by far, would not."""
-    ours = latents(extractor, golden_clip(goldens, name))[::LATENT_STRIDE]
+    ours = latents(extractor, golden_clip(goldens, name, 44_100))[::LATENT_STRIDE]
     assert np.abs(ours - goldens[f"latents_{name}"]).max() <= TOLERANCE
 
 
 @pytest.mark.parametrize("name", CLIPS)
 def test_audio8s_codes_are_audio8s(goldens: Goldens, name: str) -> None:
     """The same encoder but for the last bit of an entry."""
-    ours = codes(load(kind=TinyAudio8), golden_clip(goldens, name))[0]
+    ours = codes(load(kind=TinyAudio8), golden_clip(goldens, name, 44_100))[0]
     assert np.array_equal(ours, goldens[f"audio8_codes_{name}"])
 
 
@@ -108,7 +103,7 @@ def test_the_goldens_have_many_codes_and_no_close_calls(goldens: Goldens) -> Non
 @pytest.mark.parametrize("window", [{"encoder_window": 4096}, {"pre_window": 1024}])
 def test_the_windows_are_where_the_goldens_have_them(goldens: Goldens, window: dict[str, int]) -> None:
     """A wider one changes the codes after it, and none before: both windows show in the goldens."""
-    ours = codes(load(kind=with_codec(**window)), golden_clip(goldens, "12.4"))[0]
+    ours = codes(load(kind=with_codec(**window)), golden_clip(goldens, "12.4", 44_100))[0]
     changed = (ours != goldens["codes_12.4"]).any(axis=1)
     assert not changed[:WINDOW_FRAMES].any()
     assert changed[WINDOW_FRAMES:].any()
@@ -127,7 +122,7 @@ def test_positions_are_rounded_to_bfloat16(
     table = exact(4096, 32, 10_000.0)
     assert (transformer._rope_table(torch.device("cpu")) - table).abs().max() < 4e-3
     monkeypatch.setattr(transformer, "_rope_table", lambda _: table)
-    ours = latents(extractor, golden_clip(goldens, "3.0"))[::LATENT_STRIDE]
+    ours = latents(extractor, golden_clip(goldens, "3.0", 44_100))[::LATENT_STRIDE]
     assert np.abs(ours - goldens["latents_3.0"]).max() > 10 * TOLERANCE
 
 
@@ -147,7 +142,7 @@ def test_fish_speech_rounds_an_entry_as_training_does(
 def test_the_number_of_threads_hardly_matters(goldens: Goldens, extractor: FishSpeechExtractor) -> None:
     """Workers have different numbers of cores, and one fingerprint."""
     torch.set_num_threads(1)
-    assert np.array_equal(codes(extractor, golden_clip(goldens, "7.31"))[0], goldens["codes_7.31"])
+    assert np.array_equal(codes(extractor, golden_clip(goldens, "7.31", 44_100))[0], goldens["codes_7.31"])
 
 
 # --- shapes
@@ -155,7 +150,7 @@ def test_the_number_of_threads_hardly_matters(goldens: Goldens, extractor: FishS
 
 def test_shapes_and_dtypes_are_the_profiles(goldens: Goldens, extractor: FishSpeechExtractor) -> None:
     """Frames first, int64, contiguous, each book with a size of its own."""
-    clip = golden_clip(goldens, "7.31")
+    clip = golden_clip(goldens, "7.31", 44_100)
     tensors = extractor.finish(extractor.encode([extractor.prepare(clip)])[0])
     facts = profile()
     check_tensors(tensors, facts.tensors, seconds=clip.seconds, frame_rate=facts.frame_rate)
@@ -198,7 +193,7 @@ def test_a_clip_among_others_is_the_clip_alone(goldens: Goldens, batch_seconds: 
     """Whoever uploads at the same moment must not change my voice, nor get it."""
     extractor = load()
     extractor.batch_seconds = batch_seconds
-    clips = [golden_clip(goldens, name) for name in ("7.31", "1.0", "3.0")]
+    clips = [golden_clip(goldens, name, 44_100) for name in ("7.31", "1.0", "3.0")]
     clips += [clip_of(1), clip_of(2048, seed=2), clip_of(50_000, seed=3)]
     together = codes(extractor, *clips)
     for clip, ours in zip(clips, together, strict=True):
@@ -262,7 +257,7 @@ def test_engines_run_this_codec_in_float32(goldens: Goldens) -> None:
     extractor = load(dtype="bfloat16")
     assert extractor.fingerprint.facts["dtype"] == "float32"
     assert extractor.fingerprint == load().fingerprint
-    assert np.array_equal(codes(extractor, golden_clip(goldens, "1.0"))[0], goldens["codes_1.0"])
+    assert np.array_equal(codes(extractor, golden_clip(goldens, "1.0", 44_100))[0], goldens["codes_1.0"])
 
 
 def test_profile_and_weights_count() -> None:

@@ -5,7 +5,6 @@ The published file is a pickle with much that an encoder does not need, and come
 
 import pickle
 import re
-import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +17,7 @@ import torch
 from services.extractor_worker.fish_speech import FishSpeechExtractor
 from services.shared.published_weights import PublishedWeights
 from speaker_registry.errors import WeightsInvalid, WeightsMissing
+from tests.unit.extractors.conftest import edit_pickle
 from tests.unit.extractors.fish_speech_tiny import (
     FILE,
     TINY,
@@ -26,7 +26,6 @@ from tests.unit.extractors.fish_speech_tiny import (
     TinyFishSpeech,
     clip_of,
     codes,
-    edit_pickle,
     load,
     profile,
     with_codec,
@@ -34,12 +33,6 @@ from tests.unit.extractors.fish_speech_tiny import (
 
 TABLES = ("freqs_cis", "causal_mask")
 CONV = "encoder.block.1.block.4.conv"
-
-
-@pytest.fixture
-def copy(tmp_path: Path) -> Path:
-    """A copy of the tiny checkpoint to spoil."""
-    return shutil.copytree(TINY, tmp_path / "checkpoint")
 
 
 @pytest.fixture(scope="module")

@@ -26,12 +26,11 @@ from services.shared.settings import OmniVoiceSettings
 from speaker_registry.artifact import check_tensors
 from speaker_registry.errors import AudioTooShort, InvalidArtifact
 from tests.unit.extractors import signals
-from tests.unit.extractors.conftest import tiny_profile
+from tests.unit.extractors.conftest import golden_clip, tiny_profile
 from tests.unit.extractors.higgs_audio_tiny import (
     TENSORS,
     TINY,
     extract,
-    load_goldens,
     load_higgs,
     load_omnivoice,
 )
@@ -50,11 +49,6 @@ EVERYTHING = {"loudness": True, "trim": True, "whole_frames": True}
 
 
 @pytest.fixture(scope="module")
-def goldens() -> Goldens:
-    return load_goldens()
-
-
-@pytest.fixture(scope="module")
 def tiny() -> HiggsAudioExtractor:
     return load_higgs()
 
@@ -64,14 +58,10 @@ def checked(goldens: Goldens, name: str, samples: np.ndarray, rate: int = 24_000
     return ReferenceAudio(samples, rate)
 
 
-def golden_clip(goldens: Goldens, name: str) -> ReferenceAudio:
-    return checked(goldens, name, signals.speechlike(float(name), 24_000))
-
-
 @pytest.mark.parametrize("name", CLIPS)
 def test_the_codes_are_the_servers(goldens: Goldens, tiny: HiggsAudioExtractor, name: str) -> None:
     """A voice registered here must sound as if the engine had cloned it itself."""
-    assert np.array_equal(extract(tiny, golden_clip(goldens, name))[0], goldens[f"codes_{name}"])
+    assert np.array_equal(extract(tiny, golden_clip(goldens, name, 24_000))[0], goldens[f"codes_{name}"])
 
 
 @pytest.mark.parametrize("rate", [16_000, 44_100])
@@ -98,7 +88,7 @@ def test_the_kernel_is_the_one_torchaudio_builds_in_float32(
 
 def test_omnivoice_has_the_same_codes(goldens: Goldens) -> None:
     """As long as nobody asks for more: vLLM-Omni does the same for both."""
-    ours = extract(load_omnivoice(), golden_clip(goldens, "7.31"))[0]
+    ours = extract(load_omnivoice(), golden_clip(goldens, "7.31", 24_000))[0]
     assert np.array_equal(ours, goldens["codes_7.31"])
 
 
@@ -135,7 +125,7 @@ def test_a_clip_without_sound_is_left_as_loud_as_it_is() -> None:
 
 def test_shapes_and_dtypes_are_the_profiles(goldens: Goldens, tiny: HiggsAudioExtractor) -> None:
     """Books first, int64, contiguous: what the artifact file and the engine expect."""
-    clip = golden_clip(goldens, "7.31")
+    clip = golden_clip(goldens, "7.31", 24_000)
     encoded = tiny.encode([tiny.prepare(clip)])[0]
     tensors = tiny.finish(encoded)
     assert tensors["ref_audio_tokens"].shape == (8, 183)
@@ -161,7 +151,7 @@ def test_so_many_frames_as_the_engine_counts(tiny: HiggsAudioExtractor, samples:
 
 def test_a_clip_among_others_is_the_clip_alone(goldens: Goldens, tiny: HiggsAudioExtractor) -> None:
     """Whoever uploads at the same moment must not change my voice; clips of one length least of all."""
-    clips = [golden_clip(goldens, name) for name in CLIPS]
+    clips = [golden_clip(goldens, name, 24_000) for name in CLIPS]
     clips += [ReferenceAudio(signals.speechlike(3.0, 24_000, seed), 24_000) for seed in (1, 2)]
     assert tiny.batch_seconds == 0
     for clip, ours in zip(clips, extract(tiny, *clips), strict=True):
@@ -171,13 +161,13 @@ def test_a_clip_among_others_is_the_clip_alone(goldens: Goldens, tiny: HiggsAudi
 def test_the_dtype_that_others_compute_in_changes_nothing(goldens: Goldens) -> None:
     """Servers load this model in float32, whatever theirs runs in."""
     extractor = load_higgs(dtype="bfloat16")
-    assert np.array_equal(extract(extractor, golden_clip(goldens, "1.0"))[0], goldens["codes_1.0"])
+    assert np.array_equal(extract(extractor, golden_clip(goldens, "1.0", 24_000))[0], goldens["codes_1.0"])
     assert extractor.fingerprint == load_higgs().fingerprint
 
 
 def test_the_number_of_threads_does_not_matter(goldens: Goldens, tiny: HiggsAudioExtractor) -> None:
     """Workers have different numbers of cores, and one fingerprint."""
-    clip = golden_clip(goldens, "3.0")
+    clip = golden_clip(goldens, "3.0", 24_000)
     torch.set_num_threads(1)
     assert np.array_equal(extract(tiny, clip)[0], goldens["codes_3.0"])
 

@@ -6,14 +6,10 @@ import numpy as np
 import pytest
 
 from services.extractor_worker.silence import SilenceRules, without_silence
-from tests.unit.extractors import signals
-from tests.unit.extractors.higgs_audio_tiny import load_goldens
+from tests.unit.extractors import higgs_audio_tiny, signals
 from tests.unit.extractors.pauses import PLANS, paused
 
-
-@pytest.fixture(scope="module")
-def goldens() -> Mapping[str, np.ndarray]:
-    return load_goldens()
+TINY = higgs_audio_tiny.TINY
 
 
 def cut(samples: np.ndarray) -> np.ndarray:

@@ -19,12 +19,6 @@ BOOK = "quantizer.quantizers.7.codebook.embed"
 Tensors = dict[str, torch.Tensor]
 
 
-@pytest.fixture
-def copy(tmp_path: Path) -> Path:
-    """A copy of the tiny checkpoint to spoil."""
-    return shutil.copytree(TINY, tmp_path / "checkpoint")
-
-
 def refused(folder: Path, message: str) -> None:
     with pytest.raises(WeightsInvalid, match=re.escape(message)):
         load_higgs(folder)

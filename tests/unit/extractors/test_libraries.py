@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import onnxruntime
 import pytest
+import scipy
 import transformers
 
 from services.extractor_worker.libraries import library_facts
@@ -18,6 +19,7 @@ COMPUTED_BY = [
     pytest.param(lambda: higgs_audio_tiny.load_omnivoice().fingerprint, transformers, id="omnivoice"),
     pytest.param(lambda: cosyvoice3_tiny.load_ming().fingerprint, onnxruntime, id="ming"),
     pytest.param(lambda: cosyvoice3_tiny.load_cosyvoice().fingerprint, onnxruntime, id="cosyvoice"),
+    pytest.param(lambda: cosyvoice3_tiny.load_cosyvoice().fingerprint, scipy, id="cosyvoice's tokens"),
 ]
 
 

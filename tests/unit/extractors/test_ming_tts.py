@@ -14,6 +14,8 @@ from services.extractor_worker.weights import UntrainedWeights
 from services.shared.profiles import BUILT_IN
 from speaker_registry.artifact import check_tensors
 from speaker_registry.errors import AudioTooShort
+from tests.unit.extractors import cosyvoice3_tiny
+from tests.unit.extractors.conftest import Goldens
 from tests.unit.extractors.cosyvoice3_tiny import (
     CLIPS,
     RATES,
@@ -22,15 +24,16 @@ from tests.unit.extractors.cosyvoice3_tiny import (
     golden_clip,
     load_ming,
     ming,
-    read_goldens,
 )
+
+TINY = cosyvoice3_tiny.TINY
 
 
 @pytest.mark.parametrize("name", [*CLIPS, *RATES])
-def test_the_embedding_is_vllm_omnis(name: str) -> None:
+def test_the_embedding_is_vllm_omnis(goldens: Goldens, name: str) -> None:
     """Resampled in one step from the clip's own rate."""
     embedding = extract(ming(), golden_clip(name))[0]["speaker_embedding"]
-    assert np.abs(embedding - read_goldens()[f"ming_{name}"]).max() <= 2e-6
+    assert np.abs(embedding - goldens[f"ming_{name}"]).max() <= 2e-6
 
 
 def test_what_comes_out_is_what_the_profile_promises() -> None:

@@ -17,6 +17,7 @@ from services.extractor_worker.extractor import Dtype
 from services.extractor_worker.qwen3_tts import Qwen3TTSExtractor
 from services.shared.audio import ReferenceAudio
 from tests.unit.extractors import signals
+from tests.unit.extractors.conftest import golden_clip
 
 Goldens = Mapping[str, np.ndarray]
 Tiny = Callable[[Dtype], Qwen3TTSExtractor]
@@ -29,12 +30,6 @@ RATES = [16_000, 44_100]
 def extract(extractor: Qwen3TTSExtractor, *clips: ReferenceAudio) -> list[Tensors]:
     prepared = [extractor.prepare(clip) for clip in clips]
     return [extractor.finish(encoded) for encoded in extractor.encode(prepared)]
-
-
-def golden_clip(goldens: Goldens, name: str, rate: int = 24_000) -> ReferenceAudio:
-    samples = signals.speechlike(3.01 if rate != 24_000 else float(name), rate)
-    assert signals.digest(samples) == str(goldens[f"sha256_{name}"]), "this machine makes another clip"
-    return ReferenceAudio(samples, rate)
 
 
 def made_on_this_kind_of_cpu(goldens: Goldens) -> bool:
@@ -61,7 +56,7 @@ def assert_bfloat16_matches(
 @pytest.mark.parametrize("name", [*CLIPS, "12.4"])
 def test_the_mel_spectrogram_is_qwen_ttss(goldens: Goldens, tiny: Tiny, name: str) -> None:
     """Everything the speaker encoder hears."""
-    mel = tiny("float32").prepare(golden_clip(goldens, name)).mel[0].numpy()
+    mel = tiny("float32").prepare(golden_clip(goldens, name, 24_000)).mel[0].numpy()
     sampled = np.concatenate([mel[:-4:16], mel[-4:]])
     assert np.abs(sampled - goldens[f"mel_{name}"]).max() <= 2e-6
 
@@ -69,7 +64,7 @@ def test_the_mel_spectrogram_is_qwen_ttss(goldens: Goldens, tiny: Tiny, name: st
 @pytest.mark.parametrize("name", CLIPS)
 def test_the_artifact_is_qwen_ttss_in_float32(goldens: Goldens, tiny: Tiny, name: str) -> None:
     """A voice registered here must sound as if the engine had cloned it itself."""
-    ours = extract(tiny("float32"), golden_clip(goldens, name))[0]
+    ours = extract(tiny("float32"), golden_clip(goldens, name, 24_000))[0]
     assert np.abs(ours["speaker_embedding"] - goldens[f"embedding_float32_{name}"]).max() <= 2e-6
     assert np.array_equal(ours["ref_code"], goldens[f"codes_float32_{name}"])
 
@@ -77,7 +72,7 @@ def test_the_artifact_is_qwen_ttss_in_float32(goldens: Goldens, tiny: Tiny, name
 @pytest.mark.parametrize("name", CLIPS)
 def test_the_artifact_is_qwen_ttss_in_bfloat16(goldens: Goldens, tiny: Tiny, name: str) -> None:
     """What a server running in bfloat16 would have computed."""
-    ours = extract(tiny("bfloat16"), golden_clip(goldens, name))[0]
+    ours = extract(tiny("bfloat16"), golden_clip(goldens, name, 24_000))[0]
     embedding, codes = goldens[f"embedding_bfloat16_{name}"], goldens[f"codes_bfloat16_{name}"]
     assert_bfloat16_matches(goldens, ours, embedding, codes)
 
@@ -99,7 +94,7 @@ def test_over_ten_seconds_the_codecs_sliding_window_holds(goldens: Goldens, tiny
     The golden is qwen-tts' codec with its causal mask replaced by one written out by hand. So it shows that
     the window is where and as wide as we believe; that servers apply it rests on their use of transformers 5.
     """
-    ours = extract(tiny("float32"), golden_clip(goldens, "12.4"))[0]
+    ours = extract(tiny("float32"), golden_clip(goldens, "12.4", 24_000))[0]
     assert np.abs(ours["speaker_embedding"] - goldens["embedding_float32_12.4"]).max() <= 2e-6
     assert np.array_equal(ours["ref_code"], goldens["codes_float32_12.4_windowed"])
     unlike_without = (ours["ref_code"] != goldens["codes_float32_12.4"]).any(axis=1)
@@ -109,14 +104,14 @@ def test_over_ten_seconds_the_codecs_sliding_window_holds(goldens: Goldens, tiny
 
 def test_over_ten_seconds_in_bfloat16(goldens: Goldens, tiny: Tiny) -> None:
     """The window again, in the other dtype."""
-    ours = extract(tiny("bfloat16"), golden_clip(goldens, "12.4"))[0]
+    ours = extract(tiny("bfloat16"), golden_clip(goldens, "12.4", 24_000))[0]
     embedding, codes = goldens["embedding_bfloat16_12.4"], goldens["codes_bfloat16_12.4_windowed"]
     assert_bfloat16_matches(goldens, ours, embedding, codes)
 
 
 def test_shapes_and_dtypes_are_the_profiles(goldens: Goldens, tiny: Tiny) -> None:
     """Frames first, int32, float32, contiguous: what the artifact file and the engine expect."""
-    ours = extract(tiny("bfloat16"), golden_clip(goldens, "7.31"))[0]
+    ours = extract(tiny("bfloat16"), golden_clip(goldens, "7.31", 24_000))[0]
     assert ours.keys() == {"speaker_embedding", "ref_code"}
     assert ours["speaker_embedding"].shape == (64,)
     assert ours["speaker_embedding"].dtype == np.float32
@@ -137,7 +132,7 @@ def test_a_clip_among_others_is_the_clip_alone(
     goldens: Goldens, tiny: Tiny, dtype: Dtype, tolerance: float
 ) -> None:
     """Whoever uploads at the same moment must not change my voice: the shortest clip beside the longest."""
-    clips = [golden_clip(goldens, name) for name in CLIPS]
+    clips = [golden_clip(goldens, name, 24_000) for name in CLIPS]
     clips.append(ReferenceAudio(signals.speechlike(0.054, 24_000), 24_000))
     together = extract(tiny(dtype), *clips)
     for clip, ours in zip(clips, together, strict=True):
@@ -149,7 +144,7 @@ def test_a_clip_among_others_is_the_clip_alone(
 @pytest.mark.parametrize("name", ["3.0", "7.31"])
 def test_the_number_of_threads_hardly_matters(goldens: Goldens, tiny: Tiny, name: str) -> None:
     """Workers have different numbers of cores, and one fingerprint."""
-    clip = golden_clip(goldens, name)
+    clip = golden_clip(goldens, name, 24_000)
     torch.set_num_threads(1)
     one = extract(tiny("float32"), clip)[0]
     torch.set_num_threads(2)

@@ -6,7 +6,6 @@ it and the goldens, and saw to it that no code won narrowly: so they are compare
 
 import dataclasses
 import re
-import shutil
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -27,7 +26,7 @@ from services.shared.profiles import BUILT_IN, Profile
 from speaker_registry.artifact import check_tensors
 from speaker_registry.errors import AudioTooShort, WeightsInvalid, WeightsMissing
 from tests.unit.extractors import signals
-from tests.unit.extractors.conftest import edit_json, tiny_profile
+from tests.unit.extractors.conftest import edit_json, edit_pickle, golden_clip, tiny_profile
 
 Goldens = Mapping[str, np.ndarray]
 Tensors = dict[str, torch.Tensor]
@@ -53,37 +52,13 @@ def load(folder: Path = TINY, entries: int = ENTRIES, **changes: Any) -> SpeechT
 
 
 @pytest.fixture(scope="module")
-def goldens() -> Goldens:
-    with np.load(TINY / "goldens.npz") as file:
-        return dict(file)
-
-
-@pytest.fixture(scope="module")
 def extractor() -> SpeechTokenizerExtractor:
     return load()
-
-
-@pytest.fixture
-def copy(tmp_path: Path) -> Path:
-    """A copy of the tiny checkpoint to spoil."""
-    return shutil.copytree(TINY, tmp_path / "checkpoint")
-
-
-def golden_clip(goldens: Goldens, name: str, rate: int = 16_000) -> ReferenceAudio:
-    samples = signals.speechlike(3.01 if rate != 16_000 else float(name), rate)
-    assert signals.digest(samples) == str(goldens[f"sha256_{name}"]), "this machine makes another clip"
-    return ReferenceAudio(samples, rate)
 
 
 def codes(extractor: SpeechTokenizerExtractor, *clips: ReferenceAudio) -> list[np.ndarray]:
     encoded = extractor.encode([extractor.prepare(clip) for clip in clips])
     return [extractor.finish(one)["codes"] for one in encoded]
-
-
-def edit(folder: Path, change: Callable[[Tensors], object]) -> None:
-    tensors = torch.load(folder / FILE, weights_only=True)
-    change(tensors)
-    torch.save(tensors, folder / FILE)
 
 
 def refused(folder: Path, message: str, **options: Any) -> None:
@@ -96,7 +71,7 @@ def test_the_codes_are_speech_tokenizers(
     goldens: Goldens, extractor: SpeechTokenizerExtractor, name: str
 ) -> None:
     """To the last one, whatever the clip's length leaves over."""
-    assert np.array_equal(codes(extractor, golden_clip(goldens, name))[0], goldens[f"codes_{name}"])
+    assert np.array_equal(codes(extractor, golden_clip(goldens, name, 16_000))[0], goldens[f"codes_{name}"])
 
 
 @pytest.mark.parametrize("rate", RATES)
@@ -115,7 +90,7 @@ def test_the_goldens_use_the_books(goldens: Goldens) -> None:
 
 def test_it_is_what_the_profile_promises(goldens: Goldens, extractor: SpeechTokenizerExtractor) -> None:
     """Books first, int64, contiguous."""
-    clip = golden_clip(goldens, "7.313")
+    clip = golden_clip(goldens, "7.313", 16_000)
     tensors = extractor.finish(extractor.encode([extractor.prepare(clip)])[0])
     check_tensors(tensors, profile().tensors, seconds=clip.seconds, frame_rate=50.0)
     assert tensors["codes"].shape == (8, 366)
@@ -131,7 +106,7 @@ def test_a_frame_of_codes_for_every_20_ms_begun(extractor: SpeechTokenizerExtrac
 
 def test_a_clip_among_others_is_the_clip_alone(goldens: Goldens, extractor: SpeechTokenizerExtractor) -> None:
     """Whoever uploads at the same moment must not change my voice."""
-    clips = [golden_clip(goldens, name) for name in CLIPS[:4]]
+    clips = [golden_clip(goldens, name, 16_000) for name in CLIPS[:4]]
     for clip, ours in zip(clips, codes(extractor, *clips), strict=True):
         assert np.array_equal(ours, codes(extractor, clip)[0])
 
@@ -139,7 +114,7 @@ def test_a_clip_among_others_is_the_clip_alone(goldens: Goldens, extractor: Spee
 def test_the_number_of_threads_does_not_matter(goldens: Goldens, extractor: SpeechTokenizerExtractor) -> None:
     """Workers have different numbers of cores, and one fingerprint."""
     torch.set_num_threads(1)
-    assert np.array_equal(codes(extractor, golden_clip(goldens, "3.0"))[0], goldens["codes_3.0"])
+    assert np.array_equal(codes(extractor, golden_clip(goldens, "3.0", 16_000))[0], goldens["codes_3.0"])
 
 
 @pytest.mark.parametrize("samples", [1, 320, 960])
@@ -194,7 +169,7 @@ def _widths(weight: torch.Tensor) -> tuple[int, int, int]:
 )
 def test_a_missing_key_is_named(copy: Path, key: str) -> None:
     """What only training needs is not used, and still a sign of another file."""
-    edit(copy, lambda tensors: tensors.pop(key))
+    edit_pickle(copy / FILE, lambda tensors: tensors.pop(key))
     refused(copy, f"{FILE} lacks {key}")
 
 
@@ -209,7 +184,7 @@ def test_a_missing_key_is_named(copy: Path, key: str) -> None:
 )
 def test_an_unexpected_key_is_named(copy: Path, key: str) -> None:
     """A larger model would otherwise lose a layer unnoticed."""
-    edit(copy, lambda tensors: tensors.update({key: torch.zeros(2)}))
+    edit_pickle(copy / FILE, lambda tensors: tensors.update({key: torch.zeros(2)}))
     refused(copy, f"{FILE} has {key}, which this architecture does not")
 
 
@@ -219,7 +194,7 @@ def test_an_unexpected_key_is_named(copy: Path, key: str) -> None:
 )
 def test_a_wrong_shape_is_named_with_the_right_one(copy: Path, key: str, shapes: str) -> None:
     """The usual sign of a configuration from one model beside the weights of another."""
-    edit(copy, lambda tensors: tensors.update({key: tensors[key][:15].clone()}))
+    edit_pickle(copy / FILE, lambda tensors: tensors.update({key: tensors[key][:15].clone()}))
     refused(copy, f"{FILE} has wrong shapes (expected in brackets): {key} {shapes}")
 
 
@@ -230,7 +205,7 @@ def test_nothing_is_asked_of_the_decoder(copy: Path, extractor: SpeechTokenizerE
         for key in [key for key in tensors if key.startswith(("decoder.", "transform."))]:
             del tensors[key]
 
-    edit(copy, strip)
+    edit_pickle(copy / FILE, strip)
     clip = ReferenceAudio(signals.speechlike(1.0, 16_000), 16_000)
     assert np.array_equal(codes(load(copy), clip)[0], codes(extractor, clip)[0])
 
@@ -291,7 +266,7 @@ def test_a_unidirectional_model_is_not_taken_for_a_bidirectional_one(copy: Path)
 def test_the_weights_count(copy: Path, extractor: SpeechTokenizerExtractor) -> None:
     """One value of one tensor; not where the file lies."""
     assert load(copy).fingerprint == extractor.fingerprint
-    edit(copy, lambda tensors: tensors[f"{BOOK}.embed"].add_(1))
+    edit_pickle(copy / FILE, lambda tensors: tensors[f"{BOOK}.embed"].add_(1))
     assert load(copy).fingerprint.digest != extractor.fingerprint.digest
 
 
@@ -315,7 +290,7 @@ def test_it_computes_in_float32_whatever_is_asked_for(
     """The package does, and the same artifact must have the same fingerprint."""
     asked = load(dtype="bfloat16")
     assert asked.fingerprint == extractor.fingerprint
-    assert np.array_equal(codes(asked, golden_clip(goldens, "1.003"))[0], goldens["codes_1.003"])
+    assert np.array_equal(codes(asked, golden_clip(goldens, "1.003", 16_000))[0], goldens["codes_1.003"])
 
 
 @pytest.mark.slow

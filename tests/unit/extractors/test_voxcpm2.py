@@ -5,7 +5,6 @@ goldens with the voxcpm package. Values are compared relative to their spread, f
 """
 
 import functools
-import shutil
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -24,7 +23,7 @@ from services.shared.audio import ReferenceAudio
 from services.shared.profiles import BUILT_IN
 from speaker_registry.artifact import check_tensors
 from speaker_registry.errors import AudioTooShort
-from tests.unit.extractors import signals
+from tests.unit.extractors import conftest, signals
 from tests.unit.extractors.conftest import edit_json, tiny_profile
 
 TINY = Path(__file__).parents[2] / "data/voxcpm2_tiny"
@@ -49,23 +48,8 @@ def tiny() -> VoxCPM2Extractor:
     return load()
 
 
-@pytest.fixture(scope="module")
-def goldens() -> Goldens:
-    with np.load(TINY / "goldens.npz") as file:
-        return dict(file)
-
-
-@pytest.fixture
-def copy(tmp_path: Path) -> Path:
-    """A copy of the tiny checkpoint to spoil."""
-    return shutil.copytree(TINY, tmp_path / "checkpoint")
-
-
 def golden_clip(goldens: Goldens, name: str) -> ReferenceAudio:
-    rate = int(name) if name in RATES else 16_000
-    samples = signals.speechlike(1.01 if name in RATES else float(name), rate)
-    assert signals.digest(samples) == str(goldens[f"sha256_{name}"]), "this machine makes another clip"
-    return ReferenceAudio(samples, rate)
+    return conftest.golden_clip(goldens, name, int(name) if name in RATES else 16_000, 1.01)
 
 
 def clip_of(samples: int) -> ReferenceAudio:
