@@ -4,6 +4,7 @@ import functools
 import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -95,12 +96,18 @@ def _tiny_of(request: pytest.FixtureRequest) -> Path:
     return getattr(request.module, "TINY", TINY)
 
 
-@pytest.fixture(autouse=True)
-def _two_threads() -> Iterator[None]:
+@contextmanager
+def torch_threads(count: int) -> Iterator[None]:
     before = torch.get_num_threads()
-    torch.set_num_threads(2)
+    torch.set_num_threads(count)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def _two_threads() -> Iterator[None]:
+    with torch_threads(2):
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,6 +1,5 @@
 """The tiny Fish Speech checkpoint: its architecture, its goldens, and extractors loaded from it."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,6 @@ ARCHITECTURE: dict[str, Any] = {
     "codebook_size": 32,
 }
 
-Goldens = Mapping[str, np.ndarray]
 Tensors = dict[str, torch.Tensor]
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from services.extractor_worker.extraction import Extraction, Station
 from services.extractor_worker.extractor import Extractor
@@ -20,7 +19,7 @@ from tests.unit.extractors import (
     test_speech_tokenizer,
     test_voxcpm2,
 )
-from tests.unit.extractors.conftest import load_tiny
+from tests.unit.extractors.conftest import load_tiny, torch_threads
 from tests.unit.extractors.cosyvoice3_tiny import load_cosyvoice
 from tests.unit.extractors.higgs_audio_tiny import load_higgs
 from tests.unit.test_extraction import PROFILE, Publisher, jobs
@@ -69,10 +68,8 @@ def alone(extractor: Extractor, job_id: str) -> Mapping[str, np.ndarray]:
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
     """Beside the workers' own, so that what differs comes from these."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+    with torch_threads(1):
+        yield
 
 
 @pytest.mark.parametrize("name", LOADERS)

@@ -8,7 +8,7 @@ it that none won narrowly.
 import functools
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from services.shared.profiles import BUILT_IN, Profile
 from speaker_registry.artifact import check_tensors
 from speaker_registry.errors import AudioTooShort, WeightsInvalid, WeightsMissing
 from tests.unit.extractors import signals
-from tests.unit.extractors.conftest import edit_json, edit_tensors, tiny_profile
+from tests.unit.extractors.conftest import Goldens, edit_json, edit_tensors, tiny_profile
 
 TINY = Path(__file__).parents[2] / "data/dac_tiny"
 CLIPS = {"0.64": 0.64, "1.0": 1.0, "2.37": 2.37}
@@ -36,7 +36,6 @@ HOPS = {"dac-16khz": 320, "dac-24khz": 320, "dac-44khz": 512}
 BOOKS = {"dac-16khz": 12, "dac-24khz": 32, "dac-44khz": 9}
 PROFILES = sorted(HOPS)
 
-Goldens = Mapping[str, np.ndarray]
 every_profile = pytest.mark.parametrize("profile", PROFILES)
 
 

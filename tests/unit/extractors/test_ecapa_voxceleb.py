@@ -6,7 +6,7 @@ and the goldens.
 
 import dataclasses
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +25,8 @@ from services.shared.profiles import BUILT_IN
 from speaker_registry.artifact import check_tensors
 from speaker_registry.errors import AudioTooShort, WeightsInvalid, WeightsMissing
 from tests.unit.extractors import signals
-from tests.unit.extractors.conftest import edit_pickle, golden_clip, tiny_profile
+from tests.unit.extractors.conftest import Goldens, edit_pickle, golden_clip, tiny_profile
 
-Goldens = Mapping[str, np.ndarray]
 Tensors = dict[str, torch.Tensor]
 
 FILE = "embedding_model.ckpt"

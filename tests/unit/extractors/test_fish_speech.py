@@ -24,10 +24,9 @@ from services.shared.profiles import BUILT_IN
 from speaker_registry.artifact import check_tensors
 from speaker_registry.errors import AudioTooLong, AudioTooShort
 from tests.unit.extractors import fish_speech_tiny
-from tests.unit.extractors.conftest import golden_clip
+from tests.unit.extractors.conftest import Goldens, golden_clip
 from tests.unit.extractors.fish_speech_tiny import (
     ARCHITECTURE,
-    Goldens,
     TinyAudio8,
     TinyFishSpeech,
     clip_of,

@@ -5,7 +5,6 @@ The weights are a random tiny checkpoint in the published layout; tools/make_hig
 and the goldens. Codes are compared exactly, because the generator saw to it that no code won narrowly.
 """
 
-from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,7 +25,7 @@ from services.shared.settings import OmniVoiceSettings
 from speaker_registry.artifact import check_tensors
 from speaker_registry.errors import AudioTooShort, InvalidArtifact
 from tests.unit.extractors import signals
-from tests.unit.extractors.conftest import golden_clip, tiny_profile
+from tests.unit.extractors.conftest import Goldens, golden_clip, tiny_profile
 from tests.unit.extractors.higgs_audio_tiny import (
     TENSORS,
     TINY,
@@ -35,8 +34,6 @@ from tests.unit.extractors.higgs_audio_tiny import (
     load_omnivoice,
 )
 from tests.unit.extractors.pauses import paused
-
-Goldens = Mapping[str, np.ndarray]
 
 CLIPS = ["1.0", "3.0", "7.31", "12.4"]
 PACKAGE = {

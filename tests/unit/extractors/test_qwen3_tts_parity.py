@@ -7,7 +7,7 @@ made on, and loosely elsewhere.
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -17,9 +17,8 @@ from services.extractor_worker.extractor import Dtype
 from services.extractor_worker.qwen3_tts import Qwen3TTSExtractor
 from services.shared.audio import ReferenceAudio
 from tests.unit.extractors import signals
-from tests.unit.extractors.conftest import golden_clip
+from tests.unit.extractors.conftest import Goldens, golden_clip
 
-Goldens = Mapping[str, np.ndarray]
 Tiny = Callable[[Dtype], Qwen3TTSExtractor]
 Tensors = dict[str, np.ndarray]
 

@@ -6,7 +6,7 @@ it and the goldens, and saw to it that no code won narrowly: so they are compare
 
 import dataclasses
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,9 +26,8 @@ from services.shared.profiles import BUILT_IN, Profile
 from speaker_registry.artifact import check_tensors
 from speaker_registry.errors import AudioTooShort, WeightsInvalid, WeightsMissing
 from tests.unit.extractors import signals
-from tests.unit.extractors.conftest import edit_json, edit_pickle, golden_clip, tiny_profile
+from tests.unit.extractors.conftest import Goldens, edit_json, edit_pickle, golden_clip, tiny_profile
 
-Goldens = Mapping[str, np.ndarray]
 Tensors = dict[str, torch.Tensor]
 
 TINY = Path(__file__).parents[2] / "data/speech_tokenizer_tiny"

@@ -5,7 +5,6 @@ goldens with the voxcpm package. Values are compared relative to their spread, f
 """
 
 import functools
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from services.shared.profiles import BUILT_IN
 from speaker_registry.artifact import check_tensors
 from speaker_registry.errors import AudioTooShort
 from tests.unit.extractors import conftest, signals
-from tests.unit.extractors.conftest import edit_json, tiny_profile
+from tests.unit.extractors.conftest import Goldens, edit_json, tiny_profile
 
 TINY = Path(__file__).parents[2] / "data/voxcpm2_tiny"
 CLIPS = ["0.16", "1.0", "7.31", "10.4"]
@@ -34,7 +33,6 @@ PATCH = 2560
 TOLERANCE = 2e-5
 """Of a tensor's standard deviation."""
 
-Goldens = Mapping[str, np.ndarray]
 Tensors = dict[str, np.ndarray]
 
 
