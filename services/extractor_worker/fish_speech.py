@@ -25,8 +25,6 @@ from speaker_registry.errors import AudioTooLong
 
 _TENSORS = "codec.pth"
 _PARTS = ("encoder.", "quantizer.")
-_BATCH_SECONDS = 30.0
-"""A second is 70 MB."""
 _NOT_OURS = re.compile(r"\.(freqs_cis|causal_mask)$|^quantizer\.(post_module|upsample)\.")
 """Tables, which follow from the configuration, whose size differs between releases; and what only the decoder
 needs, in which Fish Speech and Audio8 differ.
@@ -54,6 +52,8 @@ class FishSpeechExtractor(TorchExtractor[PreparedClip, Tensor]):
 
     code_version = 1
     always_float32 = True
+    gpu_batch_seconds = 30.0
+    """A second is 70 MB."""
     codec: ClassVar[CodecConfig] = CodecConfig()
     """The architecture: the published file brings no configuration, only shapes, which must be these."""
 
@@ -67,8 +67,6 @@ class FishSpeechExtractor(TorchExtractor[PreparedClip, Tensor]):
         super().__init__(
             loading, weights=weights, codec=asdict(self.codec), padded_to_samples=self.codec.samples_per_frame
         )
-        # A CPU gains nothing from company.
-        self.batch_seconds = _BATCH_SECONDS if self.device.type == "cuda" else 0.0
         self._encoder = filled(partial(CodecEncoder, self.codec), tensors).to(self.device)
 
     def _prepare(self, clip: ReferenceAudio) -> PreparedClip:

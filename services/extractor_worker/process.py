@@ -149,15 +149,12 @@ class WorkerProcess:
             yield
         except DeviceLost:
             raise
-        except CacheUnsupported as error:  # as its profile says: all is well
-            self._not_served[profile.name] = error.message
-            log.info("profile.not_served", profile=profile.name, reason=error.message)
-        except ValidationError as error:
-            self._not_served[profile.name] = explain(error)
-            log.error("profile.not_served", profile=profile.name, reason=explain(error))
-        except SpeakerRegistryError as error:
-            self._not_served[profile.name] = error.message
-            log.error("profile.not_served", profile=profile.name, reason=error.message)
+        except (SpeakerRegistryError, ValidationError) as error:
+            reason = explain(error) if isinstance(error, ValidationError) else error.message
+            self._not_served[profile.name] = reason
+            # A profile that has no encoder says so itself: all is well.
+            say = log.info if isinstance(error, CacheUnsupported) else log.error
+            say("profile.not_served", profile=profile.name, reason=reason)
         except Exception as error:
             self._not_served[profile.name] = f"{profile.name}: {type(error).__name__}: {error}"
             log.exception("profile.not_served", profile=profile.name, reason=str(error))

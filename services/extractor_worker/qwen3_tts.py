@@ -30,7 +30,6 @@ _CODEC_CONFIG, _CODEC_TENSORS = f"speech_tokenizer/{_CONFIG}", f"speech_tokenize
 
 _ONLY_BASE = "a CustomVoice or VoiceDesign model, which has no speaker encoder; only Base models clone voices"
 _SAMPLE_RATE = 24_000
-_BATCH_SECONDS = 120.0
 _BOOKS = 16
 """Of the 32 books the published codec has."""
 
@@ -71,6 +70,7 @@ class Qwen3TTSExtractor(TorchExtractor[PreparedClip, EncodedClip]):
     """
 
     code_version = 1
+    gpu_batch_seconds = 120.0
 
     def __init__(self, loading: Loading) -> None:
         width = loading.profile.embedding_width
@@ -89,8 +89,6 @@ class Qwen3TTSExtractor(TorchExtractor[PreparedClip, EncodedClip]):
             codec=asdict(weights.codec) | {"books": _BOOKS, "sliding_window_applied": True},
             libraries=library_facts("transformers"),
         )
-        if self.device.type == "cuda":  # a CPU only computes the padding
-            self.batch_seconds = _BATCH_SECONDS
         self._min_samples = weights.speaker.min_frames * self._mel.hop
         encoder = filled(partial(SpeakerEncoder, weights.speaker), weights.speaker_tensors)
         self._speaker_encoder = encoder.to(self.device, self.dtype)

@@ -86,6 +86,8 @@ class TorchExtractor(ABC, Generic[Prepared, Encoded]):
     batch_seconds: float = 0.0
     """Of padded audio that may be encoded at once. More than 0 only where company moves a result by no more
     than rounding does."""
+    gpu_batch_seconds: ClassVar[float] = 0.0
+    """The same, where it is only so on a GPU: a CPU gains nothing from company, it computes the padding."""
     always_float32: ClassVar[bool] = False
     """For encoders that engines run in float32 whatever the rest runs in."""
     resampler: ClassVar[str | None] = None
@@ -102,6 +104,8 @@ class TorchExtractor(ABC, Generic[Prepared, Encoded]):
             resampler=self.resampler or KERNEL,
             **facts,
         )
+        if self.gpu_batch_seconds and self.device.type == "cuda":
+            self.batch_seconds = self.gpu_batch_seconds
 
     @torch.inference_mode()
     def prepare(self, clip: ReferenceAudio) -> Prepared:

@@ -32,8 +32,6 @@ from speaker_registry.errors import WeightsInvalid, WeightsMissing
 _CONFIG, _PICKLE, _CONVERTED = "config.json", "audiovae.pth", "audiovae.safetensors"
 _PATCH_FRAMES = 4
 """Frames of latents that the language model takes at once."""
-_BATCH_SECONDS = 60.0
-"""A second is 8 MB at the widest layer, and a handful of those exist at once."""
 
 
 class VoxCPM2Extractor(TorchExtractor[Tensor, Tensor]):
@@ -48,6 +46,10 @@ class VoxCPM2Extractor(TorchExtractor[Tensor, Tensor]):
     """
 
     code_version = 1
+    gpu_batch_seconds = 60.0
+    """A second is 8 MB at the widest layer, and a handful of those exist at once. Alone, results are the
+    engine's to the last bit.
+    """
     always_float32 = True
 
     def __init__(self, loading: Loading) -> None:
@@ -59,8 +61,6 @@ class VoxCPM2Extractor(TorchExtractor[Tensor, Tensor]):
             patch_frames=_PATCH_FRAMES,
             zeros={"ref_audio_feat": "after", "audio_feat": "before"},
         )
-        # A CPU gains nothing from company; alone, its results are the engine's to the last bit.
-        self.batch_seconds = _BATCH_SECONDS if self.device.type == "cuda" else 0.0
         self._sample_rate = config.sample_rate
         self._patch_samples = _PATCH_FRAMES * config.samples_per_frame
         self._encoder = filled(partial(AudioVaeEncoder, config), tensors).to(self.device)

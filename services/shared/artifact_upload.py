@@ -17,10 +17,9 @@ from services.shared.packaging import applying_tensors, package
 from services.shared.profiles import Profile
 from services.shared.publication import PUBLISH_SECONDS, landed_first, put_in_force
 from services.shared.registrar import Registrar
-from services.shared.status import missing_transcript
+from services.shared.status import cache_unsupported, missing_transcript
 from speaker_registry.artifact import Manifest, content_digest
 from speaker_registry.errors import (
-    CacheUnsupported,
     Conflict,
     FingerprintMismatch,
     InvalidArtifact,
@@ -67,7 +66,7 @@ def give_artifact(
     """
     profile, manifest = registrar.catalogue.get(profile_name), given.manifest
     if reason := missing_transcript(version, profile):
-        raise CacheUnsupported(reason[0].upper() + reason[1:] + ".", param="profile")
+        raise cache_unsupported(reason)
     if manifest is not None:
         _check_subject(manifest, version, profile)
     origin = _origin(registrar, profile, given)

@@ -29,10 +29,16 @@ from services.shared.index_reading import IndexedSpeaker
 from services.shared.profiles import Profile, ProfileCatalogue
 from services.shared.queue import queue_name
 from services.shared.settings import RegistrySettings
-from services.shared.status import Standing, standing, unsupported_reason, wanted_profiles, worst
+from services.shared.status import (
+    Standing,
+    cache_unsupported,
+    standing,
+    unsupported_reason,
+    wanted_profiles,
+    worst,
+)
 from services.shared.store import Store
 from speaker_registry.errors import (
-    CacheUnsupported,
     PreconditionFailed,
     Unavailable,
     VoiceNotFound,
@@ -222,7 +228,7 @@ class Registrar:
                 claims[name] = Claim("ready")
                 continue
             if reason := unsupported_reason(version, profile):
-                raise CacheUnsupported(reason[0].upper() + reason[1:] + ".", param="profile")
+                raise cache_unsupported(reason)
             claims[name] = self.claim(speaker_id, version, profile, force=force)
         return claims
 

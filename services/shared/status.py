@@ -7,6 +7,7 @@ from services.shared.announcements import Announcement
 from services.shared.domain import ArtifactRecord, SpeakerVersion
 from services.shared.index_reading import IndexedSpeaker
 from services.shared.profiles import Profile
+from speaker_registry.errors import CacheUnsupported
 from speaker_registry.schemas import ArtifactState
 
 _WORST_FIRST: tuple[ArtifactState, ...] = ("failed", "processing", "pending", "ready")
@@ -50,6 +51,11 @@ def standing(
             profile=profile, state="failed", stale=stale, error=f"{failure.code}: {failure.message}"
         )
     return Standing(profile=profile, state="pending", stale=stale)
+
+
+def cache_unsupported(reason: str) -> CacheUnsupported:
+    """The error that a reason below is, as a sentence."""
+    return CacheUnsupported(reason[0].upper() + reason[1:] + ".", param="profile")
 
 
 def unsupported_reason(version: SpeakerVersion, profile: Profile) -> str | None:

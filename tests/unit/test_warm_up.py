@@ -5,8 +5,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from torch import Tensor
 
 from services.extractor_worker.process import _warm_up
+from services.extractor_worker.torch_extractor import Loading, TorchExtractor
+from services.extractor_worker.weights import UntrainedWeights
+from services.shared.profiles import BUILT_IN
 
 
 class Extractor:
@@ -38,3 +42,18 @@ def test_what_is_encoded_together_later_is_warmed_up_together(batch_seconds: flo
     _warm_up(extractor)
     assert extractor.encoded == encoded
     assert extractor.finished == sum(encoded)
+
+
+class OnGpuTogether(TorchExtractor[Tensor, Tensor]):
+    code_version = 1
+    gpu_batch_seconds = 30.0
+    _prepare = _encode = _finish = None  # not run here
+
+
+@pytest.mark.parametrize(
+    ("device", "seconds"), [("cpu", 0.0), ("meta", 0.0), ("cuda", 30.0), ("cuda:1", 30.0)]
+)
+def test_what_is_declared_for_a_gpu_holds_on_a_gpu_alone(device: str, seconds: float):
+    """A CPU would only compute the padding."""
+    loading = Loading(profile=BUILT_IN["voxcpm2"], source=UntrainedWeights(), device=device)
+    assert OnGpuTogether(loading, weights={"untrained": True}).batch_seconds == seconds
