@@ -1,11 +1,13 @@
-"""`python -m services.extractor_worker`: a worker process; with `download …`, the weights for one."""
+"""`python -m services.extractor_worker`: a worker process; with `download …`, the weights for one; with
+`healthy`, whether one beats.
+"""
 
 import logging
 import os
 import sys
 from pathlib import Path
 
-from services.extractor_worker import download
+from services.extractor_worker import beat_file, download
 
 USAGE = 2
 
@@ -14,8 +16,10 @@ def main(words: list[str]) -> int:
     """Returns the exit status."""
     if words[:1] == ["download"]:
         return download.main(words[1:], f"{_program()} download")
+    if words == ["healthy"]:
+        return beat_file.main()
     if words:
-        print(f"usage: {_program()} [download --help]", file=sys.stderr)
+        print(f"usage: {_program()} [healthy | download --help]", file=sys.stderr)
         return USAGE
     # It brings torch, which takes seconds and is not needed for the above.
     from services.extractor_worker.worker import work  # noqa: PLC0415

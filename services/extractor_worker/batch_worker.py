@@ -111,6 +111,7 @@ class BatchWorker(BaseWorker):
             lease_seconds=settings.lease_seconds,
             beat_seconds=settings.beat_seconds,
             on_beat=on_beat,
+            beat_file=settings.beat_file,
         )
         self._claims = Claims(
             redis, worker=self.name, lease_seconds=settings.lease_seconds, functions=self._handlers

@@ -12,6 +12,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
 import structlog
 from redis import Redis
@@ -19,6 +20,8 @@ from redis.client import Pipeline
 from redis.exceptions import RedisError
 from rq.executions import Execution
 from rq.job import Job
+
+from services.extractor_worker.beat_file import write_beat
 
 log = structlog.get_logger(__name__)
 
@@ -45,6 +48,7 @@ class Heartbeat:
         lease_seconds: how long a job stays ours after a beat.
         beat_seconds: between two beats.
         on_beat: called after each, in the thread.
+        beat_file: written at each, also while Redis does not answer.
 
     """
 
@@ -56,12 +60,14 @@ class Heartbeat:
         lease_seconds: int,
         beat_seconds: float,
         on_beat: Callable[[], None] | None = None,
+        beat_file: Path | None = None,
     ) -> None:
         self._redis = redis
         self._announce = announce
         self._lease_seconds = lease_seconds
         self._beat_seconds = beat_seconds
         self._on_beat = on_beat
+        self._beat_file = beat_file
         self._held: tuple[tuple[Job, Execution], ...] = ()
         self._seconds = math.inf
         self._deadline = math.inf
@@ -107,6 +113,7 @@ class Heartbeat:
 
     def _beat(self) -> None:
         try:
+            write_beat(self._beat_file)
             with self._redis.pipeline(transaction=False) as pipeline:
                 self._announce(pipeline)
                 for job, execution in self._held:

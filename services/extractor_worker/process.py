@@ -16,6 +16,7 @@ import structlog
 from pydantic import ValidationError
 
 from services.extractor_worker.batch_worker import BatchWorker
+from services.extractor_worker.beat_file import write_beat
 from services.extractor_worker.extraction import Extraction, Station
 from services.extractor_worker.extractor import DeviceLost, Extractor
 from services.extractor_worker.heartbeat import EXIT_UNFINISHED
@@ -172,6 +173,7 @@ class WorkerProcess:
                 )
             except Unavailable as error:
                 log.warning("worker.waits", reason=error.message)
+                write_beat(self._worker_settings.beat_file)
                 time.sleep(_PAUSE_SECONDS)
             else:
                 if changed:

@@ -234,6 +234,8 @@ class WorkerSettings(BaseSettings):
     """Between two looks for what dead workers held."""
     job_seconds: int = Field(120, ge=1)
     """One batch, at most, where its jobs do not say. After it the worker takes itself for hung and ends."""
+    beat_file: Path | None = None
+    """Where each beat is written, for `python -m services.extractor_worker healthy`."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

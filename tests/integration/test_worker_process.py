@@ -1,5 +1,10 @@
 """A worker process from start to end: without Redis, replaced by a newer one, stopped while it loads."""
 
+import os
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -7,12 +12,13 @@ from pathlib import Path
 import httpx
 import pytest
 
+from services.embedded.children import ROOT
 from services.extractor_worker.heartbeat import EXIT_UNFINISHED
 from services.extractor_worker.process import EXIT_NOTHING_TO_SERVE, EXIT_OUTDATED
 from speaker_registry import RegistryClient
 from speaker_registry.errors import ArtifactNotReady
 from tests.process_load import noise_clip
-from tests.processes import OPTIONAL_PROFILE, PROFILE, PROFILES, QUICK, RegistryProcesses
+from tests.processes import LEASE_SECONDS, OPTIONAL_PROFILE, PROFILE, PROFILES, QUICK, RegistryProcesses
 from tests.queue_workers import wait_until
 
 NEWER = "sha256:" + "2" * 64
@@ -50,6 +56,35 @@ def is_ready(url: str) -> bool:
     with suppress(httpx.TransportError):
         return httpx.get(f"{url}/readyz").status_code == 200
     return False
+
+
+def healthy(file: Path) -> subprocess.CompletedProcess[str]:
+    """As a container's health check asks."""
+    command = [sys.executable, "-m", "services.extractor_worker", "healthy"]
+    environment = {**os.environ, **QUICK, "SPEAKER_WORKER_BEAT_FILE": str(file)}
+    return subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def test_a_worker_that_hangs_is_found_unhealthy_and_one_that_waits_for_redis_is_not(tmp_path: Path):
+    """Restarting the one helps. Restarting the other only loads its models again."""
+    beats = tmp_path / "beat"
+    with with_valkey(tmp_path, SPEAKER_WORKER_BEAT_FILE=str(beats)) as registry:
+        [worker] = registry.workers
+        registry.valkey.stop(seconds=5)
+        worker.start()
+        wait_until(lambda: "worker.waits" in registry.log(), 30)
+        assert healthy(beats).returncode == 0
+        registry.valkey.start()
+        wait_until(lambda: "worker.ready" in registry.log(), 30)
+        registry.valkey.stop(seconds=5)
+        time.sleep(LEASE_SECONDS + 1)
+        assert (healthy(beats).returncode, worker.exit_status) == (0, None)
+        os.kill(worker.pid, signal.SIGSTOP)
+        try:
+            wait_until(lambda: healthy(beats).returncode == 1, 30)
+            assert "the last beat" in healthy(beats).stderr
+        finally:
+            os.kill(worker.pid, signal.SIGCONT)
 
 
 def test_a_worker_waits_for_redis(registry: RegistryProcesses):

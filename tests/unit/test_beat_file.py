@@ -1,0 +1,52 @@
+"""What a container's health check learns about a worker from the file of its beats."""
+
+import time
+from pathlib import Path
+
+import pytest
+import structlog.testing
+
+from services.extractor_worker.beat_file import complaint, main, write_beat
+
+
+def test_a_worker_that_beats_is_healthy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The check is a process of its own: all it has are the environment and the file."""
+    monkeypatch.setenv("SPEAKER_WORKER_BEAT_FILE", str(tmp_path / "beat"))
+    assert main() == 1
+    write_beat(tmp_path / "beat")
+    assert main() == 0
+
+
+@pytest.mark.parametrize("age", [31, -5], ids=["old", "of another boot"])
+def test_a_beat_that_is_older_than_the_lease_is_none(
+    age: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """By then its jobs have gone to others. A file that outlived a reboot says nothing at all."""
+    monkeypatch.setenv("SPEAKER_WORKER_BEAT_FILE", str(tmp_path / "beat"))
+    (tmp_path / "beat").write_text(f"{time.monotonic() - age}\n")
+    assert main() == 1
+    assert "30 s is the most" in capsys.readouterr().err
+
+
+def test_what_is_wrong_is_said(tmp_path: Path):
+    """Whoever looks at an unhealthy container finds this and nothing else."""
+    assert "SPEAKER_WORKER_BEAT_FILE is not set" in str(complaint(None, 30))
+    assert "not there" in str(complaint(tmp_path / "beat", 30))
+    (tmp_path / "beat").write_text("soon")
+    assert "could not convert" in str(complaint(tmp_path / "beat", 30))
+
+
+def test_settings_that_contradict_each_other_are_not_healthy(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """The worker itself does not start with them either."""
+    monkeypatch.setenv("SPEAKER_WORKER_LEASE_SECONDS", "3")
+    assert main() == 1
+    assert "lease_seconds" in capsys.readouterr().err
+
+
+def test_a_file_that_cannot_be_written_stops_no_worker(tmp_path: Path):
+    """Its jobs are worth more than the sign."""
+    with structlog.testing.capture_logs() as logged:
+        write_beat(tmp_path / "nowhere" / "beat")
+    assert [line["event"] for line in logged] == ["beat_file.failed"]
