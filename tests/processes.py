@@ -74,6 +74,8 @@ class RegistryProcesses:
         }
         self._raw = self._stack.enter_context((folder / "log").open("ab"))
         ports = [_free_port() for _ in range(apis)]
+        self.metrics_urls: dict[str, str] = {}
+        """By the process's name."""
         self.urls = [f"http://127.0.0.1:{port}" for port in ports]
         self.apis = [
             self._child(f"api{number}", "services.registry_api", {**common, "SPEAKER_API_PORT": str(port)})
@@ -82,7 +84,10 @@ class RegistryProcesses:
         self.workers = [self._child(f"worker{number}", worker, common) for number in range(workers)]
 
     def _child(self, name: str, module: str, environment: Mapping[str, str]) -> Child:
-        return Child(name, module, environment, show=lambda line, importance: None, raw=self._raw)
+        port = str(_free_port())
+        self.metrics_urls[name] = f"http://127.0.0.1:{port}/metrics"
+        own = {**environment, "SPEAKER_METRICS_PORT": port}
+        return Child(name, module, own, show=lambda line, importance: None, raw=self._raw)
 
     def __enter__(self) -> Self:
         self.bucket.mkdir(exist_ok=True)

@@ -109,9 +109,10 @@ class EmbeddedRegistry:
         _make_data_folder(data)
         redis_url = self._settings.redis_url or self._start_valkey(data / "redis")
         environment = self._environment(data, redis_url)
+        own = {"api": environment, "worker": _with_next_metrics_port(environment)}
         raw = self._stack.enter_context(self._log_path.open("ab")) if self._log_path else None
         for name, module in (("api", "services.registry_api"), ("worker", "services.extractor_worker")):
-            self.children[name] = Child(name, module, environment, self._show, raw)
+            self.children[name] = Child(name, module, own[name], self._show, raw)
             self.children[name].start()
         self._wait_until_up()
 
@@ -214,6 +215,12 @@ class EmbeddedRegistry:
             if self.valkey is not None:
                 self.valkey.stop(seconds=0)
             self._stack.close()
+
+
+def _with_next_metrics_port(environment: Mapping[str, str]) -> Mapping[str, str]:
+    """For the second process of the machine. What is no number its settings refuse."""
+    port = environment.get("SPEAKER_METRICS_PORT", "")
+    return {**environment, "SPEAKER_METRICS_PORT": str(int(port) + 1)} if port.isdecimal() else environment
 
 
 def _claim_port(host: str, port: int) -> int:

@@ -21,7 +21,8 @@ from rq.job import JobStatus
 from rq.results import Result
 from rq.utils import utcformat
 
-from services.shared.queue import RESULT_SECONDS, JobRefusedError, SafeJob, SafeQueue, job_key
+from services.shared.metrics import JOBS
+from services.shared.queue import RESULT_SECONDS, JobRefusedError, SafeJob, SafeQueue, job_key, profile_of
 
 log = structlog.get_logger(__name__)
 
@@ -118,6 +119,8 @@ class Claims:
                 except WatchError:
                     continue
                 refused = {job_id.decode(errors="replace"): reason for job_id, reason in plan.refuse.items()}
+                for _ in refused:
+                    JOBS.labels(profile_of(queue.name), "quarantined").inc()
                 return (Batch(queue, plan.start, executions) if executions else None), refused
 
     def _read(self, job_ids: Sequence[bytes]) -> dict[bytes, Any]:
@@ -252,10 +255,12 @@ def _traceback(error: Exception) -> str:
 
 def _report(jobs: Sequence[SafeJob], results: Mapping[str, object], recorded: Recorded) -> None:
     for job in jobs:
-        result = results[job.id]
+        result, outcome = results[job.id], "finished"
         if job.id in recorded.lost:
+            outcome = "lost"
             log.warning("job.lost", job_id=job.id, attempt=job.attempt)
         elif isinstance(result, Exception):
-            event = "job.failed" if fails_for_good(job, result) else "job.retried"
+            outcome = "failed" if fails_for_good(job, result) else "retried"
             # As text: a renderer that prints local variables would print transcripts.
-            log.warning(event, job_id=job.id, attempt=job.attempt, traceback=_traceback(result))
+            log.warning(f"job.{outcome}", job_id=job.id, attempt=job.attempt, traceback=_traceback(result))
+        JOBS.labels(profile_of(job.origin), outcome).inc()

@@ -12,6 +12,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, TypeVar
@@ -21,8 +22,9 @@ import structlog
 from services.extractor_worker.extractor import DeviceLost, Extractor
 from services.extractor_worker.heartbeat import EXIT_UNFINISHED
 from services.shared.facts import SpeakerId
+from services.shared.metrics import BATCH_SIZE, COMPUTE_SECONDS
 from services.shared.publication import Assignment, Maker, Publisher
-from services.shared.queue import SafeJob
+from services.shared.queue import SafeJob, profile_of
 from speaker_registry.errors import (
     ExtractorFailed,
     ExtractorOutOfMemory,
@@ -124,10 +126,12 @@ class Extraction:
         work = self._patiently(lambda: self._publisher.take(job.id, speaker_id, station.maker))
         if work is None:
             return None
-        return _OnItsWay(work, station, self._attempt(lambda: self._ready_for_device(work, station)))
+        with _timed(station, "prepare"):
+            ready = self._attempt(lambda: self._ready_for_device(work, station))
+        return _OnItsWay(work, station, ready)
 
     def _station(self, job: SafeJob) -> Station:
-        profile = job.origin.partition(".")[2]
+        profile = profile_of(job.origin)
         if profile not in self._stations:
             raise ProfileUnknown(
                 f"This worker does not serve {profile!r}; it serves {sorted(self._stations)}."
@@ -189,14 +193,17 @@ class Extraction:
 
     def _encoded(self, clips: Sequence[_OnItsWay]) -> Sequence[Any]:
         station = clips[0].station
-        return _or_leave(station, lambda: station.extractor.encode([clip.content for clip in clips]))
+        BATCH_SIZE.labels(station.maker.profile.name).observe(len(clips))
+        with _timed(station, "encode", clips=len(clips)):
+            return _or_leave(station, lambda: station.extractor.encode([clip.content for clip in clips]))
 
     def _finish(self, clip: _OnItsWay) -> object:
         """On a thread: to tensors, into the bucket, into force; or record why not."""
         outcome = clip.content
         if not isinstance(outcome, Exception):
             self._publisher.progress(clip.work, "publishing", 2)
-            outcome = self._attempt(lambda: self._publish(clip))
+            with _timed(clip.station, "publish"):
+                outcome = self._attempt(lambda: self._publish(clip))
         if isinstance(outcome, SpeakerRegistryError):
             self._patiently(lambda: self._publisher.fail(clip.work, outcome))
             if clip.work.attempt >= clip.work.max_attempts:
@@ -238,6 +245,19 @@ class Extraction:
             log.exception("extraction.crashed")
             _drop_values(error)
             return ExtractorFailed(f"The extractor failed with {type(error).__name__}.")
+
+
+@contextmanager
+def _timed(station: Station, step: str, clips: int = 1) -> Iterator[None]:
+    """Whatever becomes of it. Of clips that take a step together, each gets its share."""
+    began = time.perf_counter()
+    try:
+        yield
+    finally:
+        seconds = COMPUTE_SECONDS.labels(station.maker.profile.name, step)
+        share = (time.perf_counter() - began) / clips
+        for _ in range(clips):
+            seconds.observe(share)
 
 
 def _or_leave(station: Station, step: Callable[[], Result]) -> Result:

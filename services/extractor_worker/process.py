@@ -21,12 +21,14 @@ from services.extractor_worker.extraction import Extraction, Station
 from services.extractor_worker.extractor import DeviceLost, Extractor
 from services.extractor_worker.heartbeat import EXIT_UNFINISHED
 from services.shared.dispatch import EXTRACT
+from services.shared.metrics import WORKER_BEAT, listen
 from services.shared.opening import open_queue_connection, open_registrar
 from services.shared.profiles import Profile
 from services.shared.publication import Maker, Publisher
 from services.shared.queue import queue_name
 from services.shared.settings import (
     ExtractorSettings,
+    MetricsSettings,
     RegistrySettings,
     StoreSettings,
     WorkerSettings,
@@ -72,6 +74,7 @@ class WorkerProcess:
         finish, and loading may take minutes.
         """
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+        listen(MetricsSettings())
         names = self._settings.profiles or self._registry.profiles
         profiles = [self._registrar.catalogue.get(name) for name in names]
         try:
@@ -183,6 +186,7 @@ class WorkerProcess:
     def _worker(self, extraction: Extraction, serving: dict[str, str]) -> BatchWorker:
         def on_beat() -> None:
             self._registrar.announcements.beat(self._name, serving)
+            WORKER_BEAT.set_to_current_time()
             self._leave_what_is_outdated(worker, serving)
 
         worker = BatchWorker(

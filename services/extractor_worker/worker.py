@@ -3,15 +3,18 @@
 from functools import partial
 
 import structlog
+import torch
 from pydantic import ValidationError
 
 from services.extractor_worker.catalogue import load_extractor
+from services.extractor_worker.device_memory import show_device_memory
 from services.extractor_worker.extractor import Extractor
 from services.extractor_worker.host_memory import keep_freed_memory
 from services.extractor_worker.process import WorkerProcess
 from services.extractor_worker.torch_extractor import Loading, Shelf
 from services.extractor_worker.weights import parse_weights
 from services.shared.logs import configure_logs
+from services.shared.metrics import CannotListen
 from services.shared.profiles import Profile
 from services.shared.settings import ExtractorSettings, LogSettings, explain
 from services.shared.store import StoreUnfit
@@ -26,12 +29,14 @@ def work() -> int:
     """
     configure_logs(LogSettings().level)
     try:
-        if ExtractorSettings().device == "cpu":
+        device = ExtractorSettings().device
+        if device == "cpu":
             keep_freed_memory()
+        show_device_memory(torch.device(device))
         return WorkerProcess(partial(_load, Shelf())).run()
     except ValidationError as error:
         log.error("worker.cannot_start", reason=explain(error))
-    except (SpeakerRegistryError, StoreUnfit) as error:
+    except (SpeakerRegistryError, StoreUnfit, CannotListen) as error:
         log.error("worker.cannot_start", reason=str(error))
     return 1
 

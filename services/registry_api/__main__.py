@@ -11,15 +11,18 @@ from services.registry_api.app import create_app
 from services.registry_api.changes import Changes
 from services.registry_api.server import server_config
 from services.registry_api.wiring import Services
+from services.shared import metrics
 from services.shared.audio import AudioDecoder
 from services.shared.housekeeping import Housekeeper
 from services.shared.jobs import Jobs
 from services.shared.logs import configure_logs
-from services.shared.opening import open_registrar
+from services.shared.opening import open_queue_connection, open_registrar
+from services.shared.queue_signals import RedisSignals
 from services.shared.settings import (
     ApiSettings,
     HousekeepingSettings,
     LogSettings,
+    MetricsSettings,
     RegistrySettings,
     StoreSettings,
     UploadLimits,
@@ -39,7 +42,7 @@ def main() -> int:
     except ValidationError as error:
         log.error("api.cannot_start", reason=explain(error))
         return 1
-    except (SpeakerRegistryError, StoreUnfit) as error:
+    except (SpeakerRegistryError, StoreUnfit, metrics.CannotListen) as error:
         log.error("api.cannot_start", reason=str(error))
         return 1
 
@@ -47,6 +50,8 @@ def main() -> int:
 def _serve() -> int:
     settings, registry, limits = ApiSettings(), RegistrySettings(), UploadLimits()
     registrar = open_registrar(StoreSettings(), registry)
+    metrics.REGISTRY.register(RedisSignals(registrar, open_queue_connection(registry)))
+    metrics.listen(MetricsSettings())
     with AudioDecoder(limits) as decoder:
         services = Services(
             registrar=registrar,

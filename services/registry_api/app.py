@@ -12,6 +12,7 @@ from fastapi_offline import FastAPIOffline
 from services.registry_api import artifacts, compat, health, problems, voices, work
 from services.registry_api.forms import FORM_BYTES
 from services.registry_api.limits import Pace, RequestIds, RequestLimits, UploadSlots
+from services.registry_api.signals import RequestSignals
 from services.registry_api.wiring import Services
 from speaker_registry import __version__
 
@@ -52,6 +53,7 @@ def create_app(services: Services, *, pace: Pace = _PACE) -> FastAPI:
     app.add_middleware(
         RequestLimits, max_clip_bytes=services.limits.max_bytes, form_bytes=FORM_BYTES, pace=pace
     )
+    app.add_middleware(RequestSignals)
     app.add_middleware(RequestIds)
     return app
 

@@ -1,6 +1,8 @@
 """Artifacts by voice, version and profile: the descriptor, and the file that engines fetch."""
 
 import base64
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated
 from urllib.parse import quote
@@ -28,12 +30,14 @@ from services.shared.artifact_upload import ReadyArtifact, give_artifact
 from services.shared.domain import ArtifactRecord, SpeakerVersion
 from services.shared.facts import SpeakerId
 from services.shared.index_reading import IndexedSpeaker
+from services.shared.metrics import ARTIFACT_REQUESTS, INTEGRITY_FAILURES
 from services.shared.status import Standing
 from speaker_registry.artifact import read_tensors, sha256_digest
 from speaker_registry.errors import (
     ArtifactFailed,
     ArtifactNotFound,
     ArtifactStale,
+    NotFound,
     SpeakerRegistryError,
     VoiceNotFound,
 )
@@ -176,6 +180,13 @@ async def get_artifact_file(
     wait: WaitSeconds = 0,
 ) -> Response:
     """The safetensors file; 304 for who has it; 202 with the descriptor while it is being made."""
+    with _counted(wanted) as seen:
+        response = await _file_or_descriptor(request, wanted, wait)
+        seen.status = response.status_code
+    return response
+
+
+async def _file_or_descriptor(request: Request, wanted: _Wanted, wait: float) -> Response:
     found = await _settled(request, wanted, wait)
     if found.record is None:
         return _not_yet(request, found)
@@ -225,6 +236,32 @@ async def _settled(request: Request, wanted: _Wanted, wait: float) -> _Found:
     return found
 
 
+_RESULTS = {200: "hit", 202: "pending", 304: "not_modified"}
+
+
+@dataclass(slots=True)
+class _Seen:
+    status: int = 500
+
+
+@contextmanager
+def _counted(wanted: _Wanted) -> Iterator[_Seen]:
+    """One request for a file, by what became of it."""
+    seen, result = _Seen(), "error"
+    try:
+        yield seen
+        result = _RESULTS[seen.status]
+    except ArtifactFailed:
+        result = "failed"
+        raise
+    except (NotFound, ArtifactStale):
+        result = "miss"
+        raise
+    finally:
+        known = wanted.profile in wanted.services.registrar.catalogue.names
+        ARTIFACT_REQUESTS.labels(wanted.profile if known else "unknown", result).inc()
+
+
 def _not_yet(request: Request, found: _Found) -> Response:
     return answer(request, found.descriptor(), status=202, headers={"Retry-After": "1"})
 
@@ -251,10 +288,12 @@ def _read_file(wanted: _Wanted, found: _Found, record: ArtifactRecord) -> bytes:
         if registrar.truth(wanted.speaker_id).by_vuid(found.version.vuid) is None:
             raise VoiceNotFound(f"Voice '{wanted.name}' not found", param="name") from None
         log.error("integrity.missing", vuid=found.version.vuid, digest=record.digest)
+        INTEGRITY_FAILURES.labels("missing").inc()
         raise SpeakerRegistryError(
             "The artifact's bytes are missing; the request id finds it in our logs."
         ) from None
     if sha256_digest(data) != record.digest:
         log.error("integrity.damaged", vuid=found.version.vuid, digest=record.digest)
+        INTEGRITY_FAILURES.labels("damaged").inc()
         raise SpeakerRegistryError("The artifact's bytes are damaged; the request id finds it in our logs.")
     return data

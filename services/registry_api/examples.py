@@ -466,6 +466,18 @@ class Readiness(BaseModel):
 
 
 HEALTH: Responses = {200: _json("Alive.", {"status": "ok"}, Health)}
+METRICS: Responses = {
+    200: {
+        "description": "In the text format of Prometheus, or as OpenMetrics for who asks for that.",
+        "content": {
+            media_type: {
+                "schema": {"type": "string"},
+                "example": 'registry_build_info{version="0.1.0"} 1.0\n',
+            }
+            for media_type in ("text/plain", "application/openmetrics-text")
+        },
+    }
+}
 READY: Responses = {
     200: _json("Can serve.", {"status": "ok", "parts": {"store": "ok", "index": "ok"}}, Readiness),
     503: _json(

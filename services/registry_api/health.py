@@ -1,13 +1,15 @@
-"""Is the process alive, and can it serve? `/readyz` says which part fails."""
+"""Is the process alive, and can it serve? `/readyz` says which part fails, `/metrics` how it has been."""
 
 from collections.abc import Callable
 
 import structlog
+from fastapi import Request
 from starlette.responses import JSONResponse, Response
 
 from services.registry_api import examples
 from services.registry_api.routing import Router
 from services.registry_api.wiring import Services, ServicesDep
+from services.shared.metrics import exposition
 from speaker_registry.errors import SpeakerRegistryError, Unavailable
 
 log = structlog.get_logger()
@@ -29,6 +31,13 @@ def readyz(services: ServicesDep) -> Response:
     body = {"status": "unavailable" if faults else "ok", "parts": parts}
     headers = {"Retry-After": "1"} if faults else {}
     return JSONResponse(body, status_code=503 if faults else 200, headers=headers)
+
+
+@router.get("/metrics", responses=examples.METRICS, response_class=Response)
+def metrics(request: Request) -> Response:
+    """For Prometheus: what this process has counted, and what Redis says of queues and index."""
+    content, media_type = exposition(request.headers.get("accept", ""))
+    return Response(content, headers={"Cache-Control": "no-store", "Content-Type": media_type})
 
 
 def _checks(services: Services) -> dict[str, Callable[[], None]]:

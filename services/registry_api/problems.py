@@ -16,6 +16,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Match
 
+from services.registry_api.signals import ERROR_CODE
 from speaker_registry import errors
 from speaker_registry.artifact import canonical_json
 from speaker_registry.errors import SpeakerRegistryError
@@ -64,6 +65,7 @@ def render(request: Request, error: SpeakerRegistryError, status: int | None = N
     status = status or status_of(error, compatible=compatible)
     headers = _headers(error, status)
     request_id = request.scope.get("request_id")
+    request.scope[ERROR_CODE] = error.code
     if "application/problem+json" in request.headers.get("accept", ""):
         return JSONResponse(
             _problem(request, error, status, request_id),

@@ -21,6 +21,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from services.registry_api.limits import MAX_HEAD_BYTES, RequestIds
 from services.registry_api.problems import envelope, render
+from services.registry_api.signals import NO_ROUTE, OTHER_METHOD, RequestSignals
+from services.shared import metrics
 from services.shared.settings import ApiSettings
 from speaker_registry.errors import InvalidRequest, Unavailable
 
@@ -130,7 +132,7 @@ class ImpatientHttp(H11Protocol):
         self._line = LingeringTransport(transport, self._still_sending, self.head_seconds)
         super().connection_made(cast(asyncio.Transport, self._line))
         if len(self.connections) > self.max_connections:
-            self.app = RequestIds(self._refuse_politely)
+            self.app = RequestIds(RequestSignals(self._refuse_politely))
         self._watch()
 
     def data_received(self, data: bytes) -> None:
@@ -202,6 +204,7 @@ class ImpatientHttp(H11Protocol):
     def _refuse(self, status: HTTPStatus, message: str) -> None:
         """Answer in place of the application, which never saw the request, and hang up."""
         if self.conn.our_state in {h11.IDLE, h11.SEND_RESPONSE}:
+            metrics.HTTP_REQUESTS.labels(NO_ROUTE, OTHER_METHOD, str(int(status))).inc()
             body = envelope(InvalidRequest(message), status)
             headers = [("content-type", "application/json"), ("connection", "close")]
             headers.append(("content-length", str(len(body))))

@@ -165,10 +165,16 @@ class Announcements:
 
     def workers(self, profile: str) -> int:
         """Live workers that serve a profile."""
+        return self.workers_of([profile])[profile]
+
+    def workers_of(self, profiles: Iterable[str]) -> dict[str, int]:
+        """The same of several, in one round trip."""
+        names, since = list(profiles), self._clock.now() - _ALIVE_SECONDS
         with unavailable_without_redis():
-            return int(
-                self._index.ungated.zcount(_workers_key(profile), self._clock.now() - _ALIVE_SECONDS, "+inf")
-            )
+            pipeline = self._index.ungated.pipeline(transaction=False)
+            for profile in names:
+                pipeline.zcount(_workers_key(profile), since, "+inf")
+            return dict(zip(names, map(int, pipeline.execute()), strict=True))
 
     def _look_up(self, profile: str) -> Announcement | None:
         try:

@@ -37,6 +37,7 @@ from services.shared.domain import (
     VersionRecord,
     fold,
 )
+from services.shared.metrics import INTEGRITY_FAILURES
 from services.shared.store import Listing, Store, StoredObject
 from speaker_registry.names import SpeakerName
 
@@ -154,6 +155,7 @@ def read_facts(store: Store, listing: Listing) -> Iterator[Fact]:
             continue
         except ValueError as error:
             log.error("fact.damaged", key=stored.key, error=str(error))
+            INTEGRITY_FAILURES.labels("record").inc()
             continue
         if fact is not None:
             yield fact
@@ -182,6 +184,7 @@ def _read_record(store: Store, key: str, name: str) -> Fact | None:
             return VersionFact(seq, _read_version(body, sha256))
         except ValueError as error:
             log.error("version.damaged", key=key, error=str(error))
+            INTEGRITY_FAILURES.labels("record").inc()
             return DamagedFact(seq, vuid, int(number), int(created_at))
     if kind == "als":
         *alias, vuid, uid = rest

@@ -23,6 +23,7 @@ from services.shared.facts import SpeakerId, read_certain, read_facts, speaker_i
 from services.shared.index import RebuildLost
 from services.shared.index_reading import Flight, IndexedSpeaker
 from services.shared.jobs import KEPT_SECONDS, JobRecord, Jobs
+from services.shared.metrics import GARBAGE, REBUILD_SECONDS, REBUILDS, REPAIRS
 from services.shared.publication import Publisher
 from services.shared.redis_access import unavailable_without_redis
 from services.shared.registrar import Registrar
@@ -128,7 +129,7 @@ class Housekeeper:
         Whoever begins last finishes: what others have begun is refused from then on, so nobody forgets a
         speaker that another has just rebuilt.
         """
-        token = self._clock.new_id()
+        token, began, result = self._clock.new_id(), self._clock.monotonic(), "failed"
         try:
             stamp = self._index.begin_rebuild(token)
             self._registrar.announcements.forget()
@@ -138,8 +139,13 @@ class Housekeeper:
             # What landed since the first listing.
             self._for_each(lambda speaker_id: self._catch_up(speaker_id, sign), speaker_ids(self._store))
             self._index.open_gate(stamp, token)
+            result = "done"
         except RebuildLost:
+            result = "lost"
             return 0
+        finally:
+            REBUILDS.labels(result).inc()
+        REBUILD_SECONDS.observe(self._clock.monotonic() - began)
         log.info("index.rebuilt", speakers=len(known))
         return len(known)
 
@@ -188,6 +194,7 @@ class Housekeeper:
                 standing = self._registrar.standing(indexed, version, name)
                 if standing.state == "pending" and standing.job_id is None:
                     log.info("extraction.resumed", speaker=str(speaker_id), vuid=version.vuid, profile=name)
+                    REPAIRS.labels("extraction_resumed").inc()
                     self._registrar.claim(speaker_id, version, standing.profile)
 
     def _check_flight(self, speaker_id: SpeakerId, indexed: IndexedSpeaker, flight: Flight) -> None:
@@ -198,13 +205,17 @@ class Housekeeper:
             return
         job = self._job(speaker_id, flight)
         if version is None or job is None:
-            self._index.set_job(speaker_id, flight.job_id, "superseded", landing=flight)
+            self._close(speaker_id, flight, "superseded")
         elif self._akey(flight, version, job) in version.artifacts:
-            self._index.set_job(speaker_id, flight.job_id, "succeeded", landing=flight)
+            self._close(speaker_id, flight, "succeeded")
         elif state == "failed":
             self._give_up(speaker_id, flight, version, job)
         else:
             self._start_anew(speaker_id, flight, version, job)
+
+    def _close(self, speaker_id: SpeakerId, flight: Flight, state: str) -> None:
+        REPAIRS.labels("job_closed").inc()
+        self._index.set_job(speaker_id, flight.job_id, state, landing=flight)
 
     def _job(self, speaker_id: SpeakerId, flight: Flight) -> JobRecord | None:
         try:
@@ -226,6 +237,7 @@ class Housekeeper:
     ) -> None:
         """The queue knows nothing of a job. Its place goes to a new one, if it is still wanted."""
         log.warning("job.lost", job_id=flight.job_id, speaker=str(speaker_id))
+        REPAIRS.labels("job_lost").inc()
         self._index.set_job(speaker_id, flight.job_id, "superseded")
         profile = self._registrar.catalogue.get(flight.profile)
         if unsupported_reason(version, profile) is None:
@@ -237,6 +249,7 @@ class Housekeeper:
         self, speaker_id: SpeakerId, flight: Flight, version: SpeakerVersion, job: JobRecord
     ) -> None:
         """The queue has given up a job: its workers died over it."""
+        REPAIRS.labels("job_given_up").inc()
         error = LeaseExpired(f"The worker died or hung each of the {job.attempt} times it tried.")
         record = FailureRecord(
             profile=flight.profile,
@@ -260,7 +273,8 @@ class Housekeeper:
     def sweep(self, sign: Sign = lambda: None) -> None:
         """Settle every speaker, delete what nobody can reach, forget old jobs."""
         started = self._clock.now()
-        self._store.sweep_temporary(timedelta(seconds=self._settings.grace_seconds))
+        swept = self._store.sweep_temporary(timedelta(seconds=self._settings.grace_seconds))
+        GARBAGE.labels("temporary").inc(swept)
         with unavailable_without_redis():
             asked = cast(str | None, self._index.redis.get(SWEEPS_ASKED)) or "0"
         self._registrar.announcements.look_anew()
@@ -292,6 +306,8 @@ class Housekeeper:
         if keys:
             self._store.delete(keys)
             log.info("garbage.collected", speaker=str(speaker_id), objects=len(keys))
+            for key in keys:
+                GARBAGE.labels(_kind(key)).inc()
         return len(keys)
 
 
@@ -339,6 +355,16 @@ def unreachable(
         elif (not forgiven) if name in reach.recorded else old:
             yield stored.key
     yield from records
+
+
+def _kind(key: str) -> str:
+    """Of an object of a speaker, for the metrics."""
+    match key.split("/")[3:]:
+        case ["d", _, "blob", _]:
+            return "blob"
+        case ["d", _, "art", *_]:
+            return "artifact"
+    return "record"
 
 
 def _tombstone_landed_at(listing: Listing, seq: int) -> datetime | None:

@@ -76,6 +76,11 @@ def queue_name(profile: str) -> str:
     return name
 
 
+def profile_of(queue: str) -> str:
+    """Inverse of `queue_name`."""
+    return queue.partition(".")[2]
+
+
 class SafeJob(Job):
     """A job that cannot carry code, and that counts its starts."""
 

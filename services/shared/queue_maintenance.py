@@ -17,7 +17,8 @@ from rq.scripts import acquire_or_refresh_lock, release_lock
 from rq.utils import current_timestamp, now
 from rq.worker_registration import clean_worker_registry
 
-from services.shared.queue import JobRefusedError, SafeJob, SafeQueue, job_key
+from services.shared.metrics import JOBS
+from services.shared.queue import JobRefusedError, SafeJob, SafeQueue, job_key, profile_of
 
 log = structlog.get_logger(__name__)
 
@@ -29,6 +30,9 @@ BATCH = 1000
 
 OnAbandoned = Callable[[str, str], None]
 """Called with (job id, reason) once a job was given up. Not called if we die just then: reconcile as well."""
+
+_Verdict = tuple[str | None, str | None]
+"""A start that was ended: how, as the metrics say it, and why the job was given up, if it was."""
 
 
 class QueueMaintenance:
@@ -109,11 +113,13 @@ def _reap_one(queue: SafeQueue, registry: str, entry: bytes, on_abandoned: OnAba
         stored = _read(pipeline, job_id)
         pipeline.multi()
         pipeline.zrem(registry, entry)
-        reason = _decide(queue, job_id, execution.decode(errors="replace"), stored, pipeline)
+        verdict, reason = _decide(queue, job_id, execution.decode(errors="replace"), stored, pipeline)
         try:
             pipeline.execute()
         except WatchError:
             return False  # its worker or another process was faster
+    if verdict:
+        JOBS.labels(profile_of(queue.name), verdict).inc()
     if reason and on_abandoned:
         _tell(on_abandoned, job_id.decode(errors="replace"), reason)
     return True
@@ -132,32 +138,32 @@ def _decide(
     execution: str,
     stored: Mapping[bytes, bytes] | Exception,
     pipeline: Pipeline,
-) -> str | None:
-    """Queue the commands that end this start. Returns why the job was given up, if it was."""
+) -> _Verdict:
+    """Queue the commands that end this start."""
     if not stored:
-        return None
+        return None, None
     try:
         job = queue.load(job_id, stored)
     except JobRefusedError as error:
         queue.quarantine(job_id, stored, str(error), pipeline)
-        return str(error)
+        return "quarantined", str(error)
     if job.get_status(refresh=False) != JobStatus.STARTED or job.execution not in ("", execution):
-        return None  # finished, canceled, or started again since: not this start's to decide
+        return None, None  # finished, canceled, or started again since: not this start's to decide
     return _retry_or_fail(queue, job, pipeline)
 
 
-def _retry_or_fail(queue: SafeQueue, job: SafeJob, pipeline: Pipeline) -> str | None:
+def _retry_or_fail(queue: SafeQueue, job: SafeJob, pipeline: Pipeline) -> _Verdict:
     if job.retries_left:
         log.warning("job.abandoned", job_id=job.id, attempt=job.attempt, retries_left=job.retries_left)
         job.enqueue_at_front_on_retry = True  # it has waited its turn already
         job.retry(queue, pipeline)
-        return None
+        return "abandoned", None
     reason = f"its worker died or hung in each of {job.attempt} attempts"
     log.error("job.given_up", job_id=job.id, attempt=job.attempt)
     job.ended_at = now()
     job.set_status(JobStatus.FAILED, pipeline=pipeline)
     job._handle_failure(f"AbandonedJobError: {reason}", pipeline, worker_name=job.worker_name or "")
-    return reason
+    return "given_up", reason
 
 
 def _tell(on_abandoned: OnAbandoned, job_id: str, reason: str) -> None:

@@ -285,6 +285,17 @@ class LogSettings(BaseSettings):
     """The least important lines that are written."""
 
 
+class MetricsSettings(BaseSettings):
+    """Where API and workers show their metrics, without keys. Environment: SPEAKER_METRICS_*."""
+
+    model_config = SettingsConfigDict(env_prefix="SPEAKER_METRICS_", env_ignore_empty=True, frozen=True)
+
+    host: str = "127.0.0.1"
+    """For Prometheus on another machine: an address of the network that it comes from."""
+    port: int | None = Field(None, ge=1, le=65535)
+    """One for each process of a machine; with `make run`, the worker's is one higher. Without it: none."""
+
+
 class ExtractorSettings(BaseSettings):
     """What a worker loads. Environment: SPEAKER_EXTRACTOR_*."""
 

@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from time import perf_counter
 from typing import Protocol
 from uuid import uuid4
 
@@ -26,6 +27,7 @@ from obstore.store import LocalStore, S3Store
 from services.shared.bucket import BucketClock, connect
 from services.shared.bucket import prepare_bucket as prepare_bucket  # noqa: PLC0414 - callers see one module
 from services.shared.durable_folder import DurableFolder
+from services.shared.metrics import STORE_SECONDS
 from services.shared.settings import StoreSettings
 from speaker_registry.errors import Unavailable
 
@@ -193,15 +195,20 @@ class ObjectStore:
     @contextmanager
     def _translating(self, operation: str) -> Iterator[None]:
         """Raise our errors for obstore's. Keys stay out of messages and logs: they hold names."""
+        began, result = perf_counter(), "failed"
         try:
             yield
+            result = "ok"
         except (BaseError, OSError, httpx.HTTPError) as error:
             if operation == "get" and self._says_missing(error):
+                result = "missing"
                 raise FileNotFoundError("no such object") from None
             log.error("store.failed", operation=operation, reason=_reason(error))
             raise Unavailable(
                 "The object store is not available.", retry_after_seconds=RETRY_AFTER_SECONDS
             ) from None
+        finally:
+            STORE_SECONDS.labels(operation, result).observe(perf_counter() - began)
 
     def _says_missing(self, error: Exception) -> bool:
         """Whether the object is missing, not bucket or folder: obstore raises the same for either."""

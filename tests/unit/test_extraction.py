@@ -25,6 +25,7 @@ from speaker_registry.errors import (
 )
 
 PROFILE = "qwen3-tts-0.6b"
+MAKER: Any = SimpleNamespace(profile=SimpleNamespace(name=PROFILE))
 
 
 @dataclass
@@ -124,7 +125,7 @@ def extractor() -> Extractor:
 
 @pytest.fixture
 def extraction(publisher: Publisher, extractor: Extractor) -> Iterator[Extraction]:
-    stations = {PROFILE: Station(SimpleNamespace(), extractor)}
+    stations = {PROFILE: Station(MAKER, extractor)}
     extraction = Extraction(publisher, stations, threads=2, patience_seconds=0.2)
     yield extraction
     extraction.close()
@@ -170,7 +171,7 @@ def batching(
 ) -> Iterator[Extraction]:
     """Eight clips are prepared before the first is encoded; four of ten seconds may be encoded at once."""
     extractor.batch_seconds = 40.0
-    extraction = Extraction(publisher, {PROFILE: Station(SimpleNamespace(), extractor)}, threads=8)
+    extraction = Extraction(publisher, {PROFILE: Station(MAKER, extractor)}, threads=8)
     next_group = extraction._next_group
 
     def when_all_are_there(coming: Any) -> Any:
@@ -324,7 +325,7 @@ def test_without_its_device_the_process_ends_and_no_clip_is_blamed(
     """
     extractor = OnALostDevice(step)
     extractor.batch_seconds = batch_seconds
-    station = Station(SimpleNamespace(profile=SimpleNamespace(name=PROFILE)), extractor)
+    station = Station(MAKER, extractor)
     extraction = Extraction(publisher, {PROFILE: station}, threads=2)
     with pytest.raises(SystemExit) as ending:
         extraction(jobs("a", "b", "c"))

@@ -1,0 +1,108 @@
+"""What every request leaves behind: its metrics, and one line in the log. Pure ASGI; knows routes by their
+templates, and which of them is the upload.
+"""
+
+from dataclasses import dataclass
+from http import HTTPMethod
+from time import perf_counter
+
+import structlog
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from services.shared import metrics
+
+log = structlog.get_logger()
+
+NO_ROUTE = "none"
+"""There is none for the path, or the request was refused before it was looked for."""
+DOCUMENTATION = "docs"
+OTHER_METHOD = "other"
+ERROR_CODE = "error_code"
+"""Key of a request's scope: the code of the error it was answered with."""
+
+_UPLOAD = ("POST", "/v1/audio/voices")
+_UNREMARKABLE = frozenset({"/healthz", "/readyz", "/metrics"})
+"""Asked every few seconds, by machines."""
+_METHODS = frozenset(HTTPMethod)
+
+
+@dataclass(slots=True)
+class _Answer:
+    """What is known of it so far. Until it begins: what a crash is answered with, further out than we are."""
+
+    status: int = 500
+    replayed: bool = False
+
+    def note(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            self.replayed = any(name == b"idempotent-replayed" for name, _ in message.get("headers", ()))
+
+
+class RequestSignals:
+    """Counts, times and logs each request when its answer is out."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        began, answer = perf_counter(), _Answer()
+
+        async def send_and_note(message: Message) -> None:
+            answer.note(message)
+            await send(message)
+
+        metrics.HTTP_IN_PROGRESS.inc()
+        try:
+            return await self._app(scope, receive, send_and_note)
+        finally:
+            metrics.HTTP_IN_PROGRESS.dec()
+            _tell(scope, answer, perf_counter() - began)
+
+
+def _tell(scope: Scope, answer: _Answer, seconds: float) -> None:
+    route, method, error = _route(scope), _method(scope), _error_code(scope, answer.status)
+    metrics.HTTP_REQUESTS.labels(route, method, str(answer.status)).inc()
+    metrics.HTTP_SECONDS.labels(route, method).observe(seconds)
+    if (method, scope["path"]) == _UPLOAD:
+        _count_upload(answer, error)
+    say = log.debug if route in _UNREMARKABLE else log.info
+    fields = {"error": error} if error else {}
+    say(
+        "request.done",
+        route=route,
+        method=method,
+        status=answer.status,
+        seconds=round(seconds, 6),
+        **fields,
+    )
+
+
+def _route(scope: Scope) -> str:
+    """The template: paths as typed hold names, and there is no end of them."""
+    if "route" in scope:
+        return str(scope["route"].path)
+    return DOCUMENTATION if "endpoint" in scope else NO_ROUTE
+
+
+def _method(scope: Scope) -> str:
+    """Anybody can make up any."""
+    method: str = scope["method"]
+    return method if method in _METHODS else OTHER_METHOD
+
+
+def _error_code(scope: Scope, status: int) -> str | None:
+    """None where nothing went wrong."""
+    if status < 400:
+        return None
+    return str(scope.get(ERROR_CODE, "internal_error" if status >= 500 else "invalid_request"))
+
+
+def _count_upload(answer: _Answer, error: str | None) -> None:
+    if error is None:
+        metrics.UPLOADS.labels("repeated" if answer.replayed else "created").inc()
+        return
+    metrics.UPLOADS.labels("failed" if answer.status >= 500 else "refused").inc()
+    metrics.UPLOADS_REJECTED.labels(error).inc()

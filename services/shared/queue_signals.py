@@ -1,0 +1,162 @@
+"""What Redis knows of queues, workers and the index, asked anew for every scrape of the metrics.
+
+A scrape must end also where Redis does not answer: it is asked on a thread, for `ANSWER_SECONDS` at most. If
+it has said nothing by then, the metrics say so and nothing else of it.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as NotInTime
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import redis
+import structlog
+from prometheus_client.metrics_core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+from rq.utils import utcparse
+
+from services.shared import metrics
+from services.shared.queue import QUARANTINE_KEY, SafeQueue, job_key, queue_name
+from services.shared.registrar import Registrar
+from speaker_registry.errors import Unavailable
+
+log = structlog.get_logger()
+
+ANSWER_SECONDS = 2.0
+"""Prometheus gives up after ten."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Queue:
+    queued: int
+    moving: int
+    running: int
+    next_job: bytes | None
+    """The one that has waited longest."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    gate_open: bool
+    queues: Mapping[str, _Queue]
+    """By profile."""
+    waiting_since: Mapping[str, datetime]
+    """By profile, where a job waits."""
+    workers: Mapping[str, int]
+    quarantined: int
+    append_log_ok: bool | None
+
+
+class RedisSignals(Collector):
+    """To be registered in an API process: they all see the same.
+
+    Args:
+        connection: Redis, answering in bytes.
+    """
+
+    def __init__(self, registrar: Registrar, connection: redis.Redis) -> None:
+        self._registrar = registrar
+        self._redis = connection
+        self._queues = {
+            name: SafeQueue(queue_name(name), connection) for name in sorted(registrar.catalogue.names)
+        }
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="redis-signals")
+        self._asking: Future[_Answer] | None = None
+
+    def collect(self) -> Iterable[GaugeMetricFamily]:
+        answer = self._in_time()
+        up = metrics.REDIS_UP.family()
+        up.add_metric([], answer is not None)
+        yield up
+        if answer is not None:
+            yield from _families(answer)
+
+    def _in_time(self) -> _Answer | None:
+        """One question at a time: while Redis hangs over one, no other is begun."""
+        if self._asking is None or self._asking.done():
+            self._asking = self._pool.submit(self._ask)
+        try:
+            return self._asking.result(ANSWER_SECONDS)
+        except (NotInTime, redis.RedisError, Unavailable) as error:
+            log.warning("metrics.redis_silent", reason=type(error).__name__)
+            return None
+
+    def _ask(self) -> _Answer:
+        queues, quarantined, persistence = self._lengths()
+        return _Answer(
+            gate_open=self._registrar.index.gate_open(),
+            queues=queues,
+            waiting_since=self._waiting_since(queues),
+            workers=self._registrar.announcements.workers_of(queues),
+            quarantined=quarantined,
+            append_log_ok=_append_log_ok(persistence),
+        )
+
+    def _lengths(self) -> tuple[dict[str, _Queue], int, Mapping[str, Any]]:
+        """By lengths alone: RQ's own counts tidy up first, and write."""
+        with self._redis.pipeline(transaction=False) as pipeline:
+            for queue in self._queues.values():
+                pipeline.llen(queue.key)
+                pipeline.llen(queue.intermediate_queue_key)
+                pipeline.zcard(queue.started_job_registry.key)
+                pipeline.lindex(queue.key, 0)
+            pipeline.llen(QUARANTINE_KEY)
+            pipeline.info("persistence")
+            *answers, quarantined, persistence = pipeline.execute()
+        fours = (answers[at : at + 4] for at in range(0, len(answers), 4))
+        queues = {name: _Queue(*four) for name, four in zip(self._queues, fours, strict=True)}
+        return queues, quarantined, persistence
+
+    def _waiting_since(self, queues: Mapping[str, _Queue]) -> dict[str, datetime]:
+        waiting = {name: queue.next_job for name, queue in queues.items() if queue.next_job}
+        with self._redis.pipeline(transaction=False) as pipeline:
+            for job_id in waiting.values():
+                pipeline.hget(job_key(job_id), "created_at")
+            created: Sequence[object] = pipeline.execute(raise_on_error=False)
+        times = zip(waiting, map(_time, created), strict=True)
+        return {name: time for name, time in times if time is not None}
+
+
+def _time(created_at: object) -> datetime | None:
+    """As RQ writes it; None for what is none."""
+    try:
+        return utcparse(created_at.decode()) if isinstance(created_at, bytes) else None
+    except ValueError:
+        return None
+
+
+def _append_log_ok(persistence: Mapping[str, Any]) -> bool | None:
+    if not persistence.get("aof_enabled"):
+        return None
+    said = (persistence.get("aof_last_write_status"), persistence.get("aof_last_bgrewrite_status"))
+    return said == ("ok", "ok")
+
+
+def _families(answer: _Answer) -> Iterator[GaugeMetricFamily]:
+    yield _single(metrics.GATE_OPEN, answer.gate_open)
+    yield _single(metrics.QUARANTINED, answer.quarantined)
+    if answer.append_log_ok is not None:
+        yield _single(metrics.APPEND_LOG_OK, answer.append_log_ok)
+    depth, oldest = metrics.QUEUE_DEPTH.family(), metrics.OLDEST_JOB.family()
+    for name, queue in answer.queues.items():
+        for state in ("queued", "moving", "running"):
+            depth.add_metric([name, state], getattr(queue, state))
+        oldest.add_metric([name], _age(answer.waiting_since.get(name)))
+    yield depth
+    yield oldest
+    workers = metrics.WORKERS.family()
+    for name, count in answer.workers.items():
+        workers.add_metric([name], count)
+    yield workers
+
+
+def _single(asked: metrics.Asked, value: float) -> GaugeMetricFamily:
+    family = asked.family()
+    family.add_metric([], value)
+    return family
+
+
+def _age(since: datetime | None) -> float:
+    return max(0.0, (datetime.now(since.tzinfo) - since).total_seconds()) if since else 0.0

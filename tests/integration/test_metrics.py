@@ -1,0 +1,222 @@
+"""Metrics of real processes: after a known scenario, the exact counts."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from services.shared.store import PROBED
+from speaker_registry import __version__
+from tests.process_load import noise_clip
+from tests.processes import OPTIONAL_PROFILE, PROFILE, QUICK, RegistryProcesses
+from tests.queue_workers import wait_until
+from tests.scraping import Scrape
+
+UPLOAD = "/v1/audio/voices"
+FILE = "/v1/voices/{name}/versions/{ref}/artifacts/{profile}/file"
+CACHE = "/v1/audio/voices/{name}/cache"
+
+
+@pytest.fixture(scope="module")
+def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RegistryProcesses]:
+    """One API, one worker whose clips all fail for the optional profile."""
+    environment = {**QUICK, "LIGHT_WORKER_FAILS": OPTIONAL_PROFILE}
+    with RegistryProcesses(tmp_path_factory.mktemp("metrics"), environment=environment) as running:
+        yield running
+
+
+@pytest.fixture
+def client(registry: RegistryProcesses) -> Iterator[httpx.Client]:
+    registry.make_whole()
+    with httpx.Client(base_url=registry.urls[0], timeout=30) as client:
+        yield client
+
+
+def upload(client: httpx.Client, name: str, clip: bytes, **fields: str) -> httpx.Response:
+    files = {"audio_sample": ("clip.wav", clip, "audio/wav")}
+    return client.post(UPLOAD, data={"name": name, "consent": "cons_1", **fields}, files=files)
+
+
+def file_of(client: httpx.Client, name: str, profile: str = PROFILE, **headers: str) -> httpx.Response:
+    path = FILE.format(name=name, ref="default", profile=profile)
+    return client.get(path, headers={key.replace("_", "-"): value for key, value in headers.items()})
+
+
+def play(registry: RegistryProcesses, client: httpx.Client) -> None:
+    """The scenario: uploads, one repeated, two refused; all that can become of a request for a file."""
+    registry.pace(0.5)
+    clip = noise_clip(1)[0]
+    assert upload(client, "wren", clip).json()["created"] is True
+    assert file_of(client, "wren").status_code == 202
+    assert client.post(CACHE.format(name="wren")).status_code == 200
+    assert upload(client, "wren", clip).json()["created"] is False
+    assert upload(client, "robin", b"no audio at all").status_code == 400
+    assert client.post(UPLOAD, data={"name": "robin"}).status_code == 400
+    first = file_of(client, "wren")
+    assert first.status_code == 200
+    assert file_of(client, "WREN").status_code == 200
+    assert file_of(client, "wren", If_None_Match=first.headers["etag"]).status_code == 304
+    assert file_of(client, "nobody").status_code == 404
+    assert file_of(client, "wren", OPTIONAL_PROFILE).status_code == 404
+    assert file_of(client, "wren", "made-up").status_code == 404
+    registry.pace(0)
+    refused = client.post(CACHE.format(name="wren"), params={"profile": OPTIONAL_PROFILE})
+    assert refused.status_code == 409
+    assert file_of(client, "wren", OPTIONAL_PROFILE).status_code == 409
+    [stored] = registry.bucket.rglob("*.safetensors")
+    whole = stored.read_bytes()
+    stored.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    assert file_of(client, "wren").status_code == 500
+    stored.unlink()
+    assert file_of(client, "wren").status_code == 500
+    assert client.get("/no/such/place").status_code == 404
+    assert client.request("BREW", "/v1/voices").status_code == 405
+
+
+def test_after_a_known_scenario_the_counts_are_exact(registry: RegistryProcesses, client: httpx.Client):
+    """A number nobody can rely on is worse than none: it is believed."""
+    play(registry, client)
+    worker_url = registry.metrics_urls["worker0"]
+    wait_until(lambda: Scrape.of(worker_url).series("registry_jobs_total", result="failed") != {})
+    api, worker = Scrape.of(registry.metrics_urls["api0"]), Scrape.of(worker_url)
+    waiting_room = ("/readyz", "/v1/profiles")  # asked by the fixture, until everything was ready
+    requests = api.series("registry_http_requests_total")
+    assert {key: count for key, count in requests.items() if key[1] not in waiting_room} == {
+        ("POST", UPLOAD, "200"): 2,
+        ("POST", UPLOAD, "400"): 2,
+        ("POST", CACHE, "200"): 1,
+        ("POST", CACHE, "409"): 1,
+        ("GET", FILE, "200"): 2,
+        ("GET", FILE, "202"): 1,
+        ("GET", FILE, "304"): 1,
+        ("GET", FILE, "404"): 3,
+        ("GET", FILE, "409"): 1,
+        ("GET", FILE, "500"): 2,
+        ("GET", "none", "404"): 1,
+        ("other", "/v1/voices", "405"): 1,
+    }
+    timed = api.series("registry_http_request_duration_seconds_count")
+    assert timed["GET", FILE] == 10
+    assert timed["POST", UPLOAD] == 4
+    uploads = {("created",): 1, ("repeated",): 1, ("refused",): 2, ("failed",): 0}
+    assert api.series("registry_uploads_total") == uploads
+    assert api.series("registry_upload_rejected_total") == {
+        ("unsupported_audio",): 1,
+        ("invalid_request",): 1,
+    }
+    assert api.series("registry_artifact_requests_total") == {
+        (PROFILE, "hit"): 2,
+        (PROFILE, "pending"): 1,
+        (PROFILE, "not_modified"): 1,
+        (PROFILE, "miss"): 1,
+        (PROFILE, "error"): 2,
+        (OPTIONAL_PROFILE, "miss"): 1,
+        (OPTIONAL_PROFILE, "failed"): 1,
+        ("unknown", "miss"): 1,
+    }
+    failures = {("missing",): 1, ("damaged",): 1, ("record",): 0}
+    assert api.series("registry_integrity_failures_total") == failures
+    assert api.series("registry_index_rebuilds_total") == {("done",): 1, ("lost",): 0, ("failed",): 0}
+    assert api.value("registry_index_rebuild_seconds_count") == 1
+    # The probe at the start asks for what is not there: before it puts anything, and after it deleted it.
+    assert api.value("registry_store_seconds_count", op="get", result="missing") == 2 * PROBED + 1
+    assert_the_worker_counted(worker)
+
+
+def assert_the_worker_counted(worker: Scrape) -> None:
+    assert worker.series("registry_jobs_total") == {(PROFILE, "finished"): 1, (OPTIONAL_PROFILE, "failed"): 1}
+    assert worker.series("registry_artifact_compute_seconds_count") == {
+        (PROFILE, "prepare"): 1,
+        (PROFILE, "encode"): 1,
+        (PROFILE, "publish"): 1,
+        (OPTIONAL_PROFILE, "prepare"): 1,
+        (OPTIONAL_PROFILE, "encode"): 1,
+    }
+    seconds = worker.value("registry_artifact_compute_seconds_sum", profile=PROFILE, step="encode")
+    assert seconds is not None
+    assert 0.5 <= seconds < 5
+    assert worker.series("registry_batch_size_sum") == {(PROFILE,): 1, (OPTIONAL_PROFILE,): 1}
+    beat = worker.value("registry_worker_last_beat_timestamp_seconds")
+    assert beat is not None
+    assert 0 <= time.time() - beat < 5
+    assert worker.series("registry_http_requests_total") == {}
+
+
+def test_the_api_shows_the_same_on_its_own_port(registry: RegistryProcesses, client: httpx.Client):
+    """With keys, a scrape needs one here; on the port for metrics it never does."""
+    response = client.get("/metrics")
+    assert response.headers["content-type"].startswith("text/plain")
+    assert response.headers["cache-control"] == "no-store"
+    here, there = Scrape.parse(response.text), Scrape.of(registry.metrics_urls["api0"])
+    name = "registry_uploads_total"
+    assert here.series(name) == there.series(name)
+    assert here.samples.keys() - there.samples.keys() == set()
+    assert here.value("registry_build_info", version=__version__) == 1
+
+
+def test_a_backlog_shows_in_depth_and_age(registry: RegistryProcesses, client: httpx.Client):
+    """What workers are scaled by, and what somebody is woken for."""
+    url, [worker] = registry.metrics_urls["api0"], registry.workers
+    assert worker.pid is not None
+    os.kill(worker.pid, signal.SIGSTOP)
+    try:
+        for number in (1, 2, 3):
+            assert upload(client, f"backlog-{number}", noise_clip(10 + number)[0]).status_code == 200
+        time.sleep(1)
+        scrape = Scrape.of(url)
+    finally:
+        os.kill(worker.pid, signal.SIGCONT)
+    depth = scrape.series("registry_queue_depth", profile=PROFILE)
+    assert depth == {("queued",): 3, ("moving",): 0, ("running",): 0}
+    assert 1 <= (scrape.value("registry_queue_oldest_job_age_seconds", profile=PROFILE) or 0) < 10
+    assert scrape.value("registry_workers", profile=PROFILE) == 1
+    assert scrape.value("registry_index_gate_open") == 1
+    assert scrape.value("registry_redis_append_log_ok") == 1
+    assert scrape.value("registry_quarantined_jobs") == 0
+    wait_until(lambda: not any(Scrape.of(url).series("registry_queue_depth", profile=PROFILE).values()))
+    assert Scrape.of(url).value("registry_queue_oldest_job_age_seconds", profile=PROFILE) == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
+def test_a_scrape_ends_where_redis_does_not_answer(
+    registry: RegistryProcesses, client: httpx.Client, number: signal.Signals
+):
+    """Prometheus would take the API for down, and lose all that it counts itself."""
+    url = registry.metrics_urls["api0"]
+    assert Scrape.of(url).value("registry_redis_up") == 1
+    server: Any = registry.valkey._process
+    os.kill(server.pid, number)
+    try:
+        for _ in range(3):
+            began = time.monotonic()
+            scrape = Scrape.of(url)
+            assert time.monotonic() - began < 3
+            assert scrape.value("registry_redis_up") == 0
+            assert scrape.series("registry_queue_depth") == {}
+            assert scrape.value("registry_index_gate_open") is None
+            assert scrape.value("registry_uploads_total", result="created") is not None
+    finally:
+        if number == signal.SIGSTOP:
+            os.kill(server.pid, signal.SIGCONT)
+        else:
+            registry.valkey.stop(seconds=1)
+            registry.valkey.start()
+    wait_until(lambda: Scrape.of(url).value("registry_index_gate_open") == 1)
+
+
+def test_a_taken_port_for_metrics_is_said_and_ends_the_process(tmp_path: Path):
+    """Metrics that are missing unnoticed are missed when they are needed."""
+    with RegistryProcesses(tmp_path, workers=0) as registry:
+        port = registry.metrics_urls["api0"].partition(":")[2].rpartition(":")[2].partition("/")[0]
+        other = registry._child("second", "services.registry_api", registry.apis[0]._environment)
+        other._environment = {**other._environment, "SPEAKER_METRICS_PORT": port, "SPEAKER_API_PORT": "0"}
+        other.start()
+        wait_until(lambda: other.exit_status is not None)
+        assert other.exit_status == 1
+        assert f"port {port} of 127.0.0.1" in other.last_words()
+        other.kill()

@@ -1,0 +1,108 @@
+"""What is measured where no whole process is needed to see it."""
+
+import re
+import socket
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+
+import httpx
+import pytest
+import torch
+from obstore.store import LocalStore
+
+from services.extractor_worker.device_memory import show_device_memory
+from services.shared import metrics
+from services.shared.durable_folder import DurableFolder
+from services.shared.settings import MetricsSettings
+from services.shared.store import ObjectStore
+from speaker_registry import __version__
+from speaker_registry.errors import Unavailable
+from tests.scraping import Scrape, counted
+
+
+def local_store(folder: Path) -> ObjectStore:
+    local, clock = LocalStore(folder, mkdir=True), partial(datetime.now, UTC)
+    return ObjectStore(local, impatient=local, clock=clock, folder=DurableFolder(folder))
+
+
+def test_all_names_are_ours_and_say_what_they_are():
+    """Prometheus holds the metrics of everything else, too. Units are at the end of names."""
+    own = [one for one in metrics.REGISTRY.collect() if not one.name.startswith(("process_", "python_"))]
+    assert len(own) > 15
+    for family in [*own, *(asked.family() for asked in metrics.ASKED)]:
+        assert re.fullmatch(r"registry_[a-z_]+", family.name)
+        assert family.documentation.endswith("."), family.name
+        if family.type == "histogram" and family.name != "registry_batch_size":
+            assert family.name.endswith("_seconds")
+
+
+def test_every_operation_of_the_store_is_timed_by_how_it_ended(tmp_path: Path):
+    """A slow bucket is the first suspect when the registry is slow."""
+    store, name = local_store(tmp_path), "registry_store_seconds_count"
+    with counted(name, op="put", result="ok") as put, counted(name, op="get", result="ok") as got:
+        store.put("a/b", b"1")
+        store.get("a/b")
+    with counted(name, op="get", result="missing") as missing, pytest.raises(FileNotFoundError):
+        store.get("a/c")
+    with counted(name, op="list", result="ok") as listed, counted(name, op="delete", result="ok") as deleted:
+        store.list("a/")
+        store.delete(["a/b"])
+    (tmp_path / "a").write_text("in the way of the folder")
+    with counted(name, op="put", result="failed") as failed, pytest.raises(Unavailable):
+        store.put("a/b", b"1")
+    assert [put, got, missing, listed, deleted, failed] == [[1.0]] * 6
+
+
+def test_a_cpus_memory_is_what_is_resident_of_the_worker():
+    """Where it grows without end, somebody wants to see it before the kernel does."""
+    show_device_memory(torch.device("cpu"))
+    value = partial(metrics.REGISTRY.get_sample_value, "registry_device_memory_bytes")
+    used, total = value({"device": "cpu", "kind": "used"}), value({"device": "cpu", "kind": "total"})
+    assert used is not None
+    assert total is not None
+    held = bytearray(64 * 2**20)
+    held[::4096] = b"x" * len(held[::4096])
+    now = value({"device": "cpu", "kind": "used"})
+    assert now is not None
+    assert now - used > 32 * 2**20
+    assert 2**24 < used < total
+
+
+def test_a_gpus_memory_is_what_torch_keeps_of_it(monkeypatch: pytest.MonkeyPatch):
+    """Asked of torch, which knows what is ours; and not before torch has woken the GPU itself."""
+    device = torch.device("cuda:0")
+    awake = False
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: awake)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", {device: 5 * 2**30}.__getitem__)
+    properties = type("Properties", (), {"total_memory": 80 * 2**30})
+    monkeypatch.setattr(torch.cuda, "get_device_properties", {device: properties}.__getitem__)
+    show_device_memory(device)
+    value = partial(metrics.REGISTRY.get_sample_value, "registry_device_memory_bytes")
+    used, total = {"device": "cuda:0", "kind": "used"}, {"device": "cuda:0", "kind": "total"}
+    try:
+        assert (value(used), value(total)) == (0, 0)
+        awake = True
+        assert (value(used), value(total)) == (5 * 2**30, 80 * 2**30)
+    finally:
+        metrics.DEVICE_MEMORY.clear()
+
+
+def test_metrics_are_served_on_a_port_of_their_own_only_if_one_is_given(unused_port: int):
+    """Without keys: so not unless somebody says where."""
+    url = f"http://127.0.0.1:{unused_port}/metrics"
+    metrics.listen(MetricsSettings(port=None))
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(url)
+    metrics.listen(MetricsSettings(port=unused_port))
+    assert Scrape.of(url).value("registry_build_info", version=__version__) == 1
+    with pytest.raises(metrics.CannotListen, match=f"port {unused_port} of 127.0.0.1"):
+        metrics.listen(MetricsSettings(port=unused_port))
+
+
+@pytest.fixture
+def unused_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
