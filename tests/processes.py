@@ -44,7 +44,7 @@ class RegistryProcesses:
     Args:
         folder: for bucket, Valkey, pace and log.
         environment: what differs from the defaults of production. profiles: required and served ones.
-        worker: its module.
+        api, worker: their modules.
     """
 
     def __init__(
@@ -55,6 +55,7 @@ class RegistryProcesses:
         workers: int = 1,
         environment: Mapping[str, str] = QUICK,
         profiles: Mapping[str, str] = PROFILES,
+        api: str = "services.registry_api",
         worker: str = "tests.light_worker",
     ) -> None:
         self.folder = folder
@@ -63,7 +64,7 @@ class RegistryProcesses:
         self._stack = ExitStack()
         self.pace_file = folder / "pace"
         self.pace(0)
-        self._start_seconds = 60 if worker == "tests.light_worker" else 600
+        self._start_seconds = 60 if worker.startswith("tests.") else 600
         common = {
             **os.environ,
             **environment,
@@ -78,7 +79,7 @@ class RegistryProcesses:
         """By the process's name."""
         self.urls = [f"http://127.0.0.1:{port}" for port in ports]
         self.apis = [
-            self._child(f"api{number}", "services.registry_api", {**common, "SPEAKER_API_PORT": str(port)})
+            self._child(f"api{number}", api, {**common, "SPEAKER_API_PORT": str(port)})
             for number, port in enumerate(ports)
         ]
         self.workers = [self._child(f"worker{number}", worker, common) for number in range(workers)]

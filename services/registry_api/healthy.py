@@ -1,0 +1,31 @@
+"""`python -m services.registry_api.healthy`: does the API of this container answer? For its health check."""
+
+import http.client
+import sys
+
+from services.shared.settings import ApiSettings
+
+ANSWER_SECONDS = 4.0
+
+_ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - nobody listens here
+
+
+def complaint(settings: ApiSettings) -> str | None:
+    """What is wrong with the API that these settings started, or None."""
+    host = _ANYWHERE.get(settings.host, settings.host)
+    connection = http.client.HTTPConnection(host, settings.port, timeout=ANSWER_SECONDS)
+    try:
+        connection.request("GET", "/healthz")
+        status = connection.getresponse().status
+    except (OSError, http.client.HTTPException) as error:
+        return f"{host}:{settings.port} does not answer: {error}"
+    finally:
+        connection.close()
+    return None if status == http.HTTPStatus.OK else f"/healthz of {host}:{settings.port} answered {status}"
+
+
+if __name__ == "__main__":
+    fault = complaint(ApiSettings())
+    if fault:
+        print(fault, file=sys.stderr)
+    sys.exit(1 if fault else 0)

@@ -1,0 +1,43 @@
+"""The environment variables that our processes read, and reading settings from some."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from unittest.mock import patch
+
+from pydantic_settings import BaseSettings
+
+from services.shared import settings
+
+CLASSES = [
+    cls
+    for cls in vars(settings).values()
+    if isinstance(cls, type) and issubclass(cls, BaseSettings) and cls is not BaseSettings
+]
+FOREIGN = {"HOME", "HF_HOME", "PATH", "NVIDIA_DRIVER_CAPABILITIES", "NVIDIA_VISIBLE_DEVICES"}
+"""Read by others in our processes."""
+
+
+def variable(cls: type[BaseSettings], field: str) -> str:
+    """What a field is called in the environment."""
+    alias = cls.model_fields[field].validation_alias
+    return alias if isinstance(alias, str) else f"{cls.model_config.get('env_prefix', '')}{field}".upper()
+
+
+VARIABLES = {variable(cls, field) for cls in CLASSES for field in cls.model_fields}
+
+
+@contextmanager
+def only(environment: Mapping[str, str]) -> Iterator[None]:
+    """The process has these variables and no others."""
+    with patch.dict("os.environ", environment, clear=True):
+        yield
+
+
+def check(environment: Mapping[str, str]) -> None:
+    """Every variable is known, and every value valid. Raises AssertionError or ValidationError."""
+    unknown = environment.keys() - VARIABLES - FOREIGN
+    assert not unknown, f"nobody reads {sorted(unknown)}"
+    with only(environment):
+        for cls in CLASSES:
+            if cls is not settings.StoreSettings or "SPEAKER_STORE_URL" in environment:
+                cls()
