@@ -18,6 +18,7 @@ from itertools import islice
 from typing import Any, TypeVar
 
 import structlog
+from structlog.contextvars import bound_contextvars
 
 from services.extractor_worker.extractor import DeviceLost, Extractor
 from services.extractor_worker.heartbeat import EXIT_UNFINISHED
@@ -121,14 +122,15 @@ class Extraction:
         """On a thread: take the job in hand, read its clip, make it ready for the device. None: not wanted
         any more.
         """
-        station = self._station(job)
-        speaker_id = SpeakerId.parse(str(job.kwargs["speaker"]))
-        work = self._patiently(lambda: self._publisher.take(job.id, speaker_id, station.maker))
-        if work is None:
-            return None
-        with _timed(station, "prepare"):
-            ready = self._attempt(lambda: self._ready_for_device(work, station))
-        return _OnItsWay(work, station, ready)
+        with bound_contextvars(job_id=job.id):
+            station = self._station(job)
+            speaker_id = SpeakerId.parse(str(job.kwargs["speaker"]))
+            work = self._patiently(lambda: self._publisher.take(job.id, speaker_id, station.maker))
+            if work is None:
+                return None
+            with _timed(station, "prepare"):
+                ready = self._attempt(lambda: self._ready_for_device(work, station))
+            return _OnItsWay(work, station, ready)
 
     def _station(self, job: SafeJob) -> Station:
         profile = profile_of(job.origin)
@@ -179,13 +181,15 @@ class Extraction:
         if not clips:
             return []
         if len(clips) == 1:
-            return [clips[0].now(self._attempt(lambda: self._encoded(clips)[0]))]
+            with bound_contextvars(job_id=clips[0].work.job_id):
+                return [clips[0].now(self._attempt(lambda: self._encoded(clips)[0]))]
         try:
             return [clip.now(one) for clip, one in zip(clips, self._encoded(clips), strict=True)]
         except ExtractorOutOfMemory:
-            log.warning("extraction.halved", clips=len(clips), seconds=sum(clip.seconds for clip in clips))
+            seconds = sum(clip.seconds for clip in clips)
+            log.warning("extraction.halved", clips=len(clips), seconds=seconds, job_ids=_ids(clips))
         except Exception:
-            log.exception("extraction.batch_failed", clips=len(clips))
+            log.exception("extraction.batch_failed", clips=len(clips), job_ids=_ids(clips))
         # Too much at once, or one of them cannot be encoded: which one, the halves will tell.
         self.on_progress()
         half = len(clips) // 2
@@ -199,16 +203,17 @@ class Extraction:
 
     def _finish(self, clip: _OnItsWay) -> object:
         """On a thread: to tensors, into the bucket, into force; or record why not."""
-        outcome = clip.content
-        if not isinstance(outcome, Exception):
-            self._publisher.progress(clip.work, "publishing", 2)
-            with _timed(clip.station, "publish"):
-                outcome = self._attempt(lambda: self._publish(clip))
-        if isinstance(outcome, SpeakerRegistryError):
-            self._patiently(lambda: self._publisher.fail(clip.work, outcome))
-            if clip.work.attempt >= clip.work.max_attempts:
-                outcome.retryable = False  # the queue would still have tries left
-        return outcome
+        with bound_contextvars(job_id=clip.work.job_id):
+            outcome = clip.content
+            if not isinstance(outcome, Exception):
+                self._publisher.progress(clip.work, "publishing", 2)
+                with _timed(clip.station, "publish"):
+                    outcome = self._attempt(lambda: self._publish(clip))
+            if isinstance(outcome, SpeakerRegistryError):
+                self._patiently(lambda: self._publisher.fail(clip.work, outcome))
+                if clip.work.attempt >= clip.work.max_attempts:
+                    outcome.retryable = False  # the queue would still have tries left
+            return outcome
 
     def _publish(self, clip: _OnItsWay) -> str:
         extractor = clip.station.extractor
@@ -284,6 +289,10 @@ def _fits(group: "Sequence[_OnItsWay | _Ended]", following: "_OnItsWay | _Ended"
         return True
     padded = len(clips) * max(clip.seconds for clip in clips)
     return len(clips) == 1 or padded <= clips[0].station.extractor.batch_seconds
+
+
+def _ids(clips: Sequence[_OnItsWay]) -> list[str]:
+    return [clip.work.job_id for clip in clips]
 
 
 def _done(value: object) -> _Ended:

@@ -10,6 +10,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from structlog.contextvars import merge_contextvars
+from structlog.testing import capture_logs
 
 from services.extractor_worker.extraction import Extraction, Station
 from services.extractor_worker.extractor import DeviceLost
@@ -285,6 +287,22 @@ def test_what_a_crash_says_goes_to_the_log_not_into_the_job(
     [error] = extraction(jobs("a"))
     assert isinstance(error, ExtractorFailed)
     assert str(error) == "The extractor failed with RuntimeError."
+
+
+@pytest.mark.parametrize("step", ["prepare", "encode", "finish"])
+def test_a_line_about_a_clip_carries_its_jobs_id(
+    extraction: Extraction, extractor: Extractor, monkeypatch: pytest.MonkeyPatch, step: str
+):
+    """In each step, on whatever thread: nobody finds the clip otherwise."""
+
+    def crash(*_: object) -> None:
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(extractor, step, crash)
+    with capture_logs(processors=[merge_contextvars]) as lines:
+        extraction(jobs("a"))
+    [crashed] = (line for line in lines if line["event"] == "extraction.crashed")
+    assert crashed["job_id"] == "a"
 
 
 def test_a_clip_that_ended_every_worker_is_given_up(extraction: Extraction, publisher: Publisher):

@@ -1,8 +1,12 @@
-"""What ends up in log lines when something crashes."""
+"""What ends up in log lines, when something crashes and otherwise."""
 
 import json
 import subprocess
 import sys
+from collections import Counter
+from typing import Any
+
+import pytest
 
 CRASH = """
 import structlog
@@ -18,6 +22,83 @@ try:
 except ValueError:
     structlog.get_logger().exception("job.crashed", job_id="job_1")
 """
+
+
+UNCAUGHT = """
+import logging
+import sys
+import threading
+import warnings
+
+own = logging.getLogger("library")
+own.addHandler(logging.StreamHandler())
+own.propagate = False
+from services.shared.logs import configure_logs
+
+configure_logs()
+own.warning("in its own form")
+warnings.warn("out of date")
+
+def fail(ref_text):
+    raise ValueError("no such thing")
+
+thread = threading.Thread(target=fail, args=("What nobody else may read.",), name="clip")
+thread.start()
+thread.join()
+fail("What nobody else may read.")
+"""
+
+LEVELS = """
+import logging
+import sys
+import structlog
+from services.shared.logs import configure_logs
+
+configure_logs(sys.argv[1])
+for name in ("services.shared.store", "library", "httpx"):
+    for level in ("debug", "info", "warning"):
+        getattr(structlog.get_logger(name), level)(f"{name} {level}")
+"""
+
+
+def run(program: str, *words: str, status: int = 0) -> list[dict[str, Any]]:
+    """Its log."""
+    done = subprocess.run(
+        [sys.executable, "-c", program, *words], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == status, done.stderr
+    return [json.loads(line) for line in done.stderr.splitlines()]
+
+
+def test_what_nobody_caught_and_what_libraries_say_takes_the_same_form():
+    """A line that is no JSON is lost, or stops whatever collects them; and a traceback may quote."""
+    events = run(UNCAUGHT, status=1)
+    assert [(one["event"].partition(":")[0], one["level"]) for one in events] == [
+        ("in its own form", "warning"),
+        ("<string>", "warning"),
+        ("thread.crashed", "critical"),
+        ("process.crashed", "critical"),
+    ]
+    assert "UserWarning: out of date" in events[1]["event"]
+    assert events[2]["thread"] == "clip"
+    for crash in events[2:]:
+        assert crash["exception"][0]["exc_value"] == "no such thing"
+    assert "nobody" not in json.dumps(events)
+
+
+@pytest.mark.parametrize(
+    ("level", "expected"),
+    [
+        ("DEBUG", {"services.shared.store": 3, "library": 2, "httpx": 1}),
+        ("INFO", {"services.shared.store": 2, "library": 2, "httpx": 1}),
+        ("WARNING", {"services.shared.store": 1, "library": 1, "httpx": 1}),
+        ("ERROR", {}),
+    ],
+)
+def test_the_level_is_ours_and_libraries_say_no_more_than_we_do(level: str, expected: dict[str, int]):
+    """What they say for debugging may quote headers: nobody asks for that."""
+    said = Counter(event["event"].partition(" ")[0] for event in run(LEVELS, level))
+    assert said == expected
 
 
 def test_a_crash_is_logged_with_where_it_happened_and_without_what_was_in_hand():

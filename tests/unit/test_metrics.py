@@ -11,6 +11,7 @@ import pytest
 import torch
 from obstore.store import LocalStore
 
+from services.embedded.supervisor import _with_next_metrics_port
 from services.extractor_worker.device_memory import show_device_memory
 from services.shared import metrics
 from services.shared.durable_folder import DurableFolder
@@ -98,6 +99,13 @@ def test_metrics_are_served_on_a_port_of_their_own_only_if_one_is_given(unused_p
     assert Scrape.of(url).value("registry_build_info", version=__version__) == 1
     with pytest.raises(metrics.CannotListen, match=f"port {unused_port} of 127.0.0.1"):
         metrics.listen(MetricsSettings(port=unused_port))
+
+
+def test_on_one_machine_the_worker_has_the_next_port():
+    """Both processes get the same environment, and only one of them can have it."""
+    assert _with_next_metrics_port({"SPEAKER_METRICS_PORT": "9464"}) == {"SPEAKER_METRICS_PORT": "9465"}
+    for left_alone in ({}, {"SPEAKER_METRICS_PORT": ""}, {"SPEAKER_METRICS_PORT": "none"}):
+        assert _with_next_metrics_port(left_alone) == left_alone
 
 
 @pytest.fixture

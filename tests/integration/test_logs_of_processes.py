@@ -1,0 +1,107 @@
+"""What real processes write to their log: JSON with the ids that belong to it, and nothing that is secret."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.process_load import noise_clip
+from tests.processes import OPTIONAL_PROFILE, PROFILE, QUICK, RegistryProcesses
+from tests.queue_workers import wait_until
+
+Event = dict[str, Any]
+UPLOAD = "/v1/audio/voices"
+SECRETS = {
+    "SPEAKER_STORE_ACCESS_KEY_ID": "the-id-of-it",
+    "SPEAKER_STORE_SECRET_ACCESS_KEY": "what-opens-the-bucket",
+    "AWS_SESSION_TOKEN": "what-opens-it-for-an-hour",
+    "HF_TOKEN": "hf_whatOpensTheHub",
+}
+BEARER = "sreg_00000000_what-opens-the-registry"
+TRANSCRIPT = "Words that somebody said in confidence."
+
+
+@pytest.fixture(scope="module")
+def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RegistryProcesses]:
+    """At its most talkative. All clips fail for the optional profile."""
+    environment = {**QUICK, **SECRETS, "SPEAKER_LOG_LEVEL": "DEBUG", "LIGHT_WORKER_FAILS": OPTIONAL_PROFILE}
+    with RegistryProcesses(tmp_path_factory.mktemp("logs"), environment=environment) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def events(registry: RegistryProcesses) -> list[Event]:
+    """Of one scenario: an upload that is extracted for one profile and fails for another, a refused upload, a
+    crash in the API, a look for what is not there.
+    """
+    headers = {"Authorization": f"Bearer {BEARER}", "X-Request-Id": "req-of-the-test"}
+    with httpx.Client(base_url=registry.urls[0], timeout=30, headers=headers) as client:
+        said = {"name": "wren", "consent": "cons_1", "ref_text": TRANSCRIPT}
+        for clip in (noise_clip(1)[0], b"no audio at all"):
+            client.post(UPLOAD, data=said, files={"audio_sample": ("clip.wav", clip, "audio/wav")})
+        client.post(f"{UPLOAD}/wren/cache")
+        client.post(f"{UPLOAD}/wren/cache", params={"profile": OPTIONAL_PROFILE})
+        [artifact] = registry.bucket.rglob("*.safetensors")
+        artifact.unlink()
+        client.get(f"/v1/voices/wren/versions/1/artifacts/{PROFILE}/file")
+        client.get("/no/such/place")
+        for path in ("/healthz", "/readyz", "/metrics"):
+            client.get(path)
+    wait_until(lambda: '"job.failed"' in registry.log())
+    return [json.loads(line) for line in registry.log().splitlines()]
+
+
+def named(events: list[Event], name: str, **fields: object) -> list[Event]:
+    return [one for one in events if one["event"] == name and fields.items() <= one.items()]
+
+
+def test_every_line_is_json_that_says_what_and_when_and_how_bad(events: list[Event]):
+    """Whatever collects them takes one form; a line in another is lost, or stops it."""
+    for event in events:
+        assert {"event", "level", "timestamp"} <= event.keys()
+    assert {"worker.started", "index.rebuilt", "request.done"} <= {event["event"] for event in events}
+
+
+def test_each_request_has_one_line_with_what_came_of_it(events: list[Event]):
+    """By its template: paths hold names."""
+    requests = named(events, "request.done", request_id="req-of-the-test", level="info")
+    assert [(one["method"], one["route"], one["status"], one.get("error")) for one in requests] == [
+        ("POST", UPLOAD, 200, None),
+        ("POST", UPLOAD, 400, "unsupported_audio"),
+        ("POST", f"{UPLOAD}/{{name}}/cache", 200, None),
+        ("POST", f"{UPLOAD}/{{name}}/cache", 409, "artifact_failed"),
+        ("GET", "/v1/voices/{name}/versions/{ref}/artifacts/{profile}/file", 500, "internal_error"),
+        ("GET", "none", 404, "not_found"),
+    ]
+    assert all(0 < one["seconds"] < 30 for one in requests)
+
+
+def test_machines_that_ask_every_few_seconds_are_mentioned_only_for_debugging(events: list[Event]):
+    """They would be most of the log."""
+    asked = named(events, "request.done", request_id="req-of-the-test", level="debug")
+    assert [one["route"] for one in asked] == ["/healthz", "/readyz", "/metrics"]
+
+
+def test_what_happens_in_a_request_carries_its_id(events: list[Event]):
+    """Also what happens on other threads."""
+    for name in ("version.registered", "integrity.missing"):
+        assert [one["request_id"] for one in named(events, name)] == ["req-of-the-test"], name
+
+
+def test_what_a_worker_does_for_a_job_carries_the_jobs_id(events: list[Event]):
+    """From the job to its lines, and back."""
+    [failed] = named(events, "artifact.failed")
+    [published] = named(events, "artifact.published")
+    assert failed["job_id"] != published["job_id"]
+    for event in (failed, published, *named(events, "job.failed"), *named(events, "speaker.promoted")):
+        assert event["job_id"].startswith("job_"), event
+
+
+def test_nothing_secret_is_in_any_line(registry: RegistryProcesses, events: list[Event]):
+    """Logs are kept longer than voices, and read by more people. Not even for debugging."""
+    assert events
+    text = registry.log()
+    for secret in (*SECRETS.values(), BEARER, TRANSCRIPT, "in confidence"):
+        assert secret not in text
