@@ -17,13 +17,16 @@ SpeakerRegistryError
 │   ├── PayloadTooLarge
 │   ├── CacheUnsupported           this voice lacks what this profile's artifact needs
 │   └── IdempotencyKeyReused
+├── InvalidApiKey                  none was sent, or one that is unknown, revoked or expired
+├── PermissionDenied               the key is good, but not for this
 ├── NotFound
 │   ├── VoiceNotFound
 │   ├── VersionNotFound
 │   ├── AliasNotFound
 │   ├── ProfileUnknown
 │   ├── JobNotFound
-│   └── ArtifactNotFound
+│   ├── ArtifactNotFound
+│   └── ApiKeyNotFound
 ├── Conflict
 │   ├── VoiceExists                the registration policy is `immutable`
 │   ├── VoiceDeleted               deleted while we were writing
@@ -34,6 +37,7 @@ SpeakerRegistryError
 │   ├── IdempotencyInProgress
 │   └── PreconditionFailed
 ├── QuotaExceeded
+├── RateLimited                    passing: so many at a time, again after `retry_after_seconds`
 ├── Unavailable                    passing: try again after `retry_after_seconds`
 │   └── VoiceDamaged               not passing: somebody must restore a record, or delete the voice
 └── WorkerError                    raised while extracting; ends up in a job's `error`
@@ -135,6 +139,14 @@ class IdempotencyKeyReused(InvalidRequest):
     code = "idempotency_key_reused"
 
 
+class InvalidApiKey(SpeakerRegistryError):
+    code = "invalid_api_key"
+
+
+class PermissionDenied(SpeakerRegistryError):
+    code = "permission_denied"
+
+
 class NotFound(SpeakerRegistryError):
     code = "not_found"
 
@@ -161,6 +173,10 @@ class JobNotFound(NotFound):
 
 class ArtifactNotFound(NotFound):
     code = "artifact_not_found"
+
+
+class ApiKeyNotFound(NotFound):
+    code = "api_key_not_found"
 
 
 class Conflict(SpeakerRegistryError):
@@ -203,6 +219,11 @@ class PreconditionFailed(Conflict):
 
 class QuotaExceeded(SpeakerRegistryError):
     code = "quota_exceeded"
+
+
+class RateLimited(SpeakerRegistryError):
+    code = "rate_limited"
+    retryable = True
 
 
 class Unavailable(SpeakerRegistryError):

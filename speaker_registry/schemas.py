@@ -13,6 +13,18 @@ JobState = Literal["queued", "processing", "succeeded", "failed", "canceled", "s
 FINISHED_STATES: frozenset[str] = frozenset({"succeeded", "failed", "canceled", "superseded"})
 Source = Literal["audio", "embedding"]
 Mode = Literal["icl", "xvec"]
+Scope = Literal[
+    "voices:read",
+    "voices:write",
+    "voices:delete",
+    "artifacts:read",
+    "audio:read",
+    "jobs:read",
+    "jobs:write",
+    "engine",
+    "admin",
+]
+"""What an API key may be for. `engine`: all that a TTS server asks for."""
 Item = TypeVar("Item")
 
 
@@ -294,3 +306,82 @@ class Deleted(Schema):
     """None of a voice whose records could not be read."""
     object: Literal["audio.voice"] = "audio.voice"
     deleted: Literal[True] = True
+
+
+class ApiKey(Schema):
+    """What is known of an API key; not the key itself."""
+
+    object: Literal["api_key"] = "api_key"
+    id: str
+    """Also what the key begins with, after `sreg_`."""
+    name: str
+    """Whatever tells people what it is for."""
+    namespace: str
+    """Whose voices it is for; `*`: any, named in each request by `X-Speaker-Namespace`."""
+    scopes: list[str]
+    created_at: int
+    created_by: str
+    """Key that made it, or subject of the token."""
+    expires_at: int | None = None
+    """Not accepted from then on."""
+    state: Literal["active", "expired", "revoked"]
+    last_used_at: int | None = None
+    """To the minute; None also where Redis was lost since."""
+    requests_per_minute: int | None = None
+    uploads_per_minute: int | None = None
+    """None: what the registry allows every key."""
+
+
+class NewApiKey(ApiKey):
+    """Answer to making one."""
+
+    key: str = Field(repr=False)
+    """The key. It is shown this once and stored nowhere."""
+
+
+class ApiKeyRequest(BaseModel):
+    """What a new API key is to be."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: str = Field(min_length=1, max_length=128)
+    scopes: list[Scope] = Field(min_length=1)
+    namespace: str | None = Field(default=None, max_length=32)
+    """The caller's own without it."""
+    expires_at: int | None = Field(default=None, ge=0, le=10**11)
+    """Unix seconds; for ever without it."""
+    requests_per_minute: int | None = Field(default=None, gt=0, le=10**9)
+    uploads_per_minute: int | None = Field(default=None, gt=0, le=10**9)
+
+
+class Usage(Schema):
+    """How much of something there may be. `limit` None: as much as there is room for."""
+
+    used: int
+    limit: int | None
+
+
+class Rate(Schema):
+    """How often something may be done in a minute. `limit` None: as often as it can be served."""
+
+    limit: int | None
+    remaining: int | None
+    reset_seconds: int
+    """Until the next minute begins."""
+
+
+class Quota(Schema):
+    """What is left before something is refused: to be asked before bulk work."""
+
+    object: Literal["quota"] = "quota"
+    namespace: str
+    voices: Usage
+    bytes: Usage
+    """Of uploads, as they were sent."""
+    max_clip_bytes: int
+    requests_per_minute: Rate
+    """Of this key."""
+    uploads_per_minute: Rate
+    """Of this key."""
+    namespace_requests_per_minute: Rate
+    namespace_uploads_per_minute: Rate

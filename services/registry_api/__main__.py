@@ -1,12 +1,17 @@
-"""`python -m services.registry_api`: the API process. Builds what `wiring.Services` names and serves it."""
+"""`python -m services.registry_api`: the API process. Builds what `wiring.Services` names and serves it.
+
+`python -m services.registry_api new-key` prints a new API key, for SPEAKER_AUTH_BOOTSTRAP_KEY_FILE.
+"""
 
 import signal
 import sys
+from collections.abc import Sequence
 
 import structlog
 import uvicorn
 from pydantic import ValidationError
 
+from services.registry_api.access import NoWayIn, open_access
 from services.registry_api.app import create_app
 from services.registry_api.changes import Changes
 from services.registry_api.server import server_config
@@ -20,10 +25,12 @@ from services.shared.opening import open_queue_connection, open_registrar
 from services.shared.queue_signals import RedisSignals
 from services.shared.settings import (
     ApiSettings,
+    AccessSettings,
     HousekeepingSettings,
     LogSettings,
     MetricsSettings,
     RegistrySettings,
+    RateSettings,
     StoreSettings,
     UploadLimits,
     explain,
@@ -34,11 +41,17 @@ from speaker_registry.errors import SpeakerRegistryError
 log = structlog.get_logger()
 
 
-def main() -> int:
+def main(arguments: Sequence[str]) -> int:
     """Serve until SIGTERM or SIGINT. Returns the exit status: 0 then, 1 if it could not start."""
     configure_logs(LogSettings().level)
     try:
         return _serve()
+    if list(arguments) == ["new-key"]:
+        print(new_token())
+        return 0
+    if arguments:
+        print(f"unknown: {' '.join(arguments)}; accepted: nothing, or new-key", file=sys.stderr)
+        return 2
     except ValidationError as error:
         log.error("api.cannot_start", reason=explain(error))
         return 1
@@ -57,13 +70,15 @@ def _serve() -> int:
             registrar=registrar,
             jobs=Jobs(registrar.index),
             decoder=decoder,
-            changes=Changes(registry.redis_url),
+            changes=Changes(registry.redis_address),
             housekeeper=Housekeeper(registrar, HousekeepingSettings()),
             limits=limits,
         )
-        server = uvicorn.Server(server_config(create_app(services), settings))
+        app = create_app(services, cors_origins=settings.cors_origins)
+        server = uvicorn.Server(server_config(app, settings))
         services.changes.closing = lambda: server.should_exit
         for number in (signal.SIGTERM, signal.SIGINT):
+            access=open_access(settings, AccessSettings(), RateSettings(), registrar),
             # uvicorn raises a signal again when it has served it; the system's handler would then kill us.
             signal.signal(number, server.handle_exit)
         server.run()
@@ -71,4 +86,4 @@ def _serve() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -2,16 +2,19 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
 from fastapi_offline import FastAPIOffline
+from starlette.middleware.cors import CORSMiddleware
 
-from services.registry_api import artifacts, compat, health, problems, voices, work
+from services.registry_api import artifacts, compat, examples, health, keys, problems, voices, work
 from services.registry_api.forms import FORM_BYTES
+from services.registry_api.headers import AnswerHeaders
 from services.registry_api.limits import Pace, RequestIds, RequestLimits, UploadSlots
+from services.registry_api.rules import check_rules
 from services.registry_api.signals import RequestSignals
 from services.registry_api.wiring import Services
 from speaker_registry import __version__
@@ -19,8 +22,11 @@ from speaker_registry import __version__
 _PACE = Pace()
 
 
-def create_app(services: Services, *, pace: Pace = _PACE) -> FastAPI:
-    """Routes, limits, error answers; while it runs it follows changes and keeps house."""
+def create_app(services: Services, *, pace: Pace = _PACE, cors_origins: Sequence[str] = ()) -> FastAPI:
+    """Routes, limits, error answers; while it runs it follows changes and keeps house.
+
+    cors_origins: of the web pages that may call it from a browser.
+    """
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -48,14 +54,27 @@ def create_app(services: Services, *, pace: Pace = _PACE) -> FastAPI:
     app.state.services = services
     app.state.upload_slots = UploadSlots(services.limits)
     problems.add_handlers(app)
-    for module in (compat, voices, artifacts, work, health):
-        app.include_router(module.router)
+    app.state.access = services.access
+    app.include_router(compat.router, responses=examples.REFUSED_COMPATIBLE)
+    for module in (voices, artifacts, work, keys):
+        app.include_router(module.router, responses=examples.REFUSED)
+    app.include_router(health.router)
+    check_rules(app)
     app.add_middleware(
         RequestLimits, max_clip_bytes=services.limits.max_bytes, form_bytes=FORM_BYTES, pace=pace
     )
     app.add_middleware(RequestSignals)
     app.add_middleware(RequestIds)
     return app
+    if cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=list(cors_origins),
+            allow_methods=["DELETE", "GET", "HEAD", "POST", "PUT"],
+            allow_headers=["*"],
+            expose_headers=["*"],
+        )
+    app.add_middleware(AnswerHeaders)
 
 
 def _start_housekeeping(services: Services, stop: threading.Event) -> threading.Thread | None:

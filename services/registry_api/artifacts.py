@@ -15,6 +15,7 @@ from starlette.responses import Response
 from services.registry_api import examples, rendering
 from services.registry_api.answers import answer, matches
 from services.registry_api.routing import Router
+from services.registry_api.rules import ARTIFACTS_READ, COUNTED_UPLOAD, VOICES_WRITE
 from services.registry_api.wiring import (
     AllowStale,
     NamespaceDep,
@@ -147,7 +148,7 @@ GivenFingerprint = Annotated[
 ]
 
 
-@router.get("", responses=examples.DESCRIPTORS)
+@router.get("", responses=examples.DESCRIPTORS, dependencies=[ARTIFACTS_READ])
 def list_artifacts(
     request: Request, services: ServicesDep, namespace: NamespaceDep, name: VoiceName, ref: Reference
 ) -> Response:
@@ -160,7 +161,7 @@ def list_artifacts(
     return answer(request, Page[ArtifactDescriptor](data=shown, first_id=first, last_id=last))
 
 
-@router.get("/{profile}", responses=examples.DESCRIPTOR)
+@router.get("/{profile}", responses=examples.DESCRIPTOR, dependencies=[ARTIFACTS_READ])
 async def get_artifact(
     request: Request,
     wanted: WantedDep,
@@ -173,7 +174,12 @@ async def get_artifact(
     return answer(request, found.descriptor())
 
 
-@router.get("/{profile}/file", responses=examples.FILE, response_class=Response)
+@router.get(
+    "/{profile}/file",
+    responses=examples.FILE,
+    response_class=Response,
+    dependencies=[ARTIFACTS_READ],
+)
 async def get_artifact_file(
     request: Request,
     wanted: WantedDep,
@@ -200,7 +206,13 @@ async def _file_or_descriptor(request: Request, wanted: _Wanted, wait: float) ->
     return Response(data, headers=headers, media_type=examples.MEDIA_TYPE)
 
 
-@router.put("/{profile}", status_code=201, responses=examples.PUT_ARTIFACT, openapi_extra=examples.FILE_BODY)
+@router.put(
+    "/{profile}",
+    status_code=201,
+    responses=examples.PUT_ARTIFACT,
+    openapi_extra=examples.FILE_BODY,
+    dependencies=[VOICES_WRITE, COUNTED_UPLOAD],
+)
 async def put_artifact(
     request: Request, wanted: WantedDep, slots: UploadSlotsDep, fingerprint: GivenFingerprint = None
 ) -> Response:

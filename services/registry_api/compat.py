@@ -15,6 +15,7 @@ from services.registry_api.forms import OPENAPI, parse_upload
 from services.registry_api.paging import VoicePage, find_voices, key_of
 from services.registry_api.precompute import Precompute
 from services.registry_api.routing import Router
+from services.registry_api.rules import COUNTED_UPLOAD, JOBS_WRITE, VOICES_DELETE, VOICES_READ, VOICES_WRITE
 from services.registry_api.wiring import (
     After,
     NamespaceDep,
@@ -39,7 +40,7 @@ CacheProfile = Annotated[str | None, Query(description="This profile; all requir
 CacheWait = Annotated[float, Query(ge=0, le=300, alias="wait", description="Seconds until 202 instead.")]
 
 
-@router.get("", responses=examples.LIST_COMPATIBLE)
+@router.get("", responses=examples.LIST_COMPATIBLE, dependencies=[VOICES_READ])
 def list_voices(
     request: Request,
     services: ServicesDep,
@@ -86,7 +87,12 @@ def _listing(registrar: Registrar, page: VoicePage) -> dict[str, Any]:
     }
 
 
-@router.post("", openapi_extra=OPENAPI, responses=examples.UPLOAD)
+@router.post(
+    "",
+    openapi_extra=OPENAPI,
+    responses=examples.UPLOAD,
+    dependencies=[VOICES_WRITE, COUNTED_UPLOAD],
+)
 async def create_voice(
     request: Request,
     services: ServicesDep,
@@ -147,7 +153,7 @@ def _registered(registrar: Registrar, registered: Registered) -> dict[str, Any]:
     }
 
 
-@router.delete("/{name}", responses=examples.DELETE_COMPATIBLE)
+@router.delete("/{name}", responses=examples.DELETE_COMPATIBLE, dependencies=[VOICES_DELETE])
 def delete_voice(
     request: Request, services: ServicesDep, namespace: NamespaceDep, name: VoiceName
 ) -> Response:
@@ -159,7 +165,7 @@ def delete_voice(
     return answer(request, body)
 
 
-@router.get("/{name}/cache", responses=examples.CACHE_STATUS)
+@router.get("/{name}/cache", responses=examples.CACHE_STATUS, dependencies=[VOICES_READ])
 def cache_status(
     request: Request,
     services: ServicesDep,
@@ -172,7 +178,7 @@ def cache_status(
     return answer(request, _without_nulls(precompute.body(precompute.look())))
 
 
-@router.post("/{name}/cache", responses=examples.CACHE)
+@router.post("/{name}/cache", responses=examples.CACHE, dependencies=[JOBS_WRITE])
 async def cache(
     request: Request,
     services: ServicesDep,

@@ -276,6 +276,48 @@ _COMPATIBLE_AWAY = _compatible(
 _COMPATIBLE: Responses = {503: _COMPATIBLE_AWAY, "default": _ANYTHING}
 _COMPATIBLE_READ: Responses = {**_COMPATIBLE, 304: _READ[304]}
 
+_NO_KEY_MESSAGE = "No API key was sent. Accepted: 'Authorization: Bearer sreg_…'."
+_NOT_FOR_THIS_MESSAGE = "This API key is for artifacts:read; needed: voices:write."
+_TOO_OFTEN_MESSAGE = "Over 60000 requests a minute with this API key."
+REFUSED: Responses = {
+    401: _error(
+        "No API key, or one that is not known, expired or revoked.",
+        _NO_KEY_MESSAGE,
+        "invalid_api_key",
+        "authentication_error",
+    ),
+    403: _error(
+        "The API key is for something else.", _NOT_FOR_THIS_MESSAGE, "permission_denied", "permission_error"
+    ),
+    429: _error(
+        "Too often; ask again after `Retry-After`.", _TOO_OFTEN_MESSAGE, "rate_limited", "rate_limit_error"
+    ),
+}
+"""By any route that needs a key."""
+REFUSED_COMPATIBLE: Responses = {
+    401: _compatible(
+        "No API key, or one that is not known, expired or revoked.",
+        401,
+        _NO_KEY_MESSAGE,
+        "AuthenticationError",
+        "invalid_api_key",
+    ),
+    403: _compatible(
+        "The API key is for something else.",
+        403,
+        _NOT_FOR_THIS_MESSAGE,
+        "PermissionDeniedError",
+        "permission_denied",
+    ),
+    429: _compatible(
+        "Too often; ask again after `Retry-After`.",
+        429,
+        _TOO_OFTEN_MESSAGE,
+        "RateLimitError",
+        "rate_limited",
+    ),
+}
+
 VOICES: Responses = {
     200: _json("A page of voices.", _page(_VOICE, "alice"), schemas.Page[schemas.Voice]),
     **_READ,
@@ -377,6 +419,72 @@ PROFILES: Responses = {
     200: _json("All profiles.", _page(_PROFILE, "qwen3-tts-0.6b"), schemas.Page[schemas.Profile]),
     **_READ,
 }
+_KEY = {
+    "object": "api_key",
+    "id": "4dtqrws3",
+    "name": "TTS fleet",
+    "namespace": "default",
+    "scopes": ["engine"],
+    "created_at": 1775133885,
+    "created_by": "k3v9x0ab",
+    "expires_at": None,
+    "state": "active",
+    "last_used_at": 1775137440,
+}
+_NO_SUCH_KEY = _error("No such API key.", "No API key 'k'.", "api_key_not_found", "not_found_error")
+NEW_KEY: Responses = {
+    201: _json(
+        "Made. `key` is shown this once.",
+        {**_KEY, "last_used_at": None, "key": "sreg_4dtqrws3_…_…"},
+        schemas.NewApiKey,
+    ),
+    **_COMMON,
+    400: _error(
+        "A field is not what is accepted; the message names it.",
+        "'expires_at' is 5, which has passed; accepted: Unix seconds after 1775133885.",
+        "invalid_request",
+    ),
+    404: _NO_SUCH_KEY,
+}
+KEY_BODY = {
+    "requestBody": {
+        "content": {"application/json": {"example": {"name": "TTS fleet", "scopes": ["engine"]}}},
+    }
+}
+KEYS: Responses = {
+    200: _json("A page of keys.", _page(_KEY, "4dtqrws3"), schemas.Page[schemas.ApiKey]),
+    **_READ,
+    400: _INVALID,
+    404: _NO_SUCH_KEY,
+}
+KEY: Responses = {200: _json("The key.", _KEY, schemas.ApiKey), **_READ, 400: _INVALID, 404: _NO_SUCH_KEY}
+REVOKE_KEY: Responses = {
+    204: {"description": "Not accepted any more."},
+    **_COMMON,
+    400: _INVALID,
+    404: _NO_SUCH_KEY,
+}
+_RATE = {"limit": 60000, "remaining": 59400, "reset_seconds": 21}
+_NO_RATE = {"limit": None, "remaining": None, "reset_seconds": 21}
+QUOTA: Responses = {
+    200: _json(
+        "What is left.",
+        {
+            "object": "quota",
+            "namespace": "default",
+            "voices": {"used": 12, "limit": 1000},
+            "bytes": {"used": 1_593_576, "limit": None},
+            "max_clip_bytes": 10485760,
+            "requests_per_minute": _RATE,
+            "uploads_per_minute": {"limit": 600, "remaining": 600, "reset_seconds": 21},
+            "namespace_requests_per_minute": _NO_RATE,
+            "namespace_uploads_per_minute": _NO_RATE,
+        },
+        schemas.Quota,
+    ),
+    **_READ,
+    400: _INVALID,
+}
 LIST_COMPATIBLE: Responses = {
     200: _json(
         "vLLM-Omni's list, and OpenAI's.",
@@ -467,6 +575,8 @@ class Readiness(BaseModel):
 
 HEALTH: Responses = {200: _json("Alive.", {"status": "ok"}, Health)}
 METRICS: Responses = {
+    **REFUSED,
+    **_COMMON,
     200: {
         "description": "In the text format of Prometheus, or as OpenMetrics for who asks for that.",
         "content": {
@@ -476,7 +586,7 @@ METRICS: Responses = {
             }
             for media_type in ("text/plain", "application/openmetrics-text")
         },
-    }
+    },
 }
 READY: Responses = {
     200: _json("Can serve.", {"status": "ok", "parts": {"store": "ok", "index": "ok"}}, Readiness),

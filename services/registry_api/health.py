@@ -8,6 +8,7 @@ from starlette.responses import JSONResponse, Response
 
 from services.registry_api import examples
 from services.registry_api.routing import Router
+from services.registry_api.rules import METRICS, PUBLIC
 from services.registry_api.wiring import Services, ServicesDep
 from services.shared.metrics import exposition
 from speaker_registry.errors import SpeakerRegistryError, Unavailable
@@ -17,13 +18,13 @@ log = structlog.get_logger()
 router = Router(tags=["health"])
 
 
-@router.get("/healthz", responses=examples.HEALTH)
+@router.get("/healthz", responses=examples.HEALTH, dependencies=[PUBLIC])
 async def healthz() -> dict[str, str]:
     """The event loop runs. Says nothing about what it depends on: restarting us would not mend that."""
     return {"status": "ok"}
 
 
-@router.get("/readyz", responses=examples.READY)
+@router.get("/readyz", responses=examples.READY, dependencies=[PUBLIC])
 def readyz(services: ServicesDep) -> Response:
     """Store and index answer, and the index is trusted. Without the index reads go on; writes wait."""
     faults = {name: fault for name, check in _checks(services).items() if (fault := _fault(check))}
@@ -33,7 +34,7 @@ def readyz(services: ServicesDep) -> Response:
     return JSONResponse(body, status_code=503 if faults else 200, headers=headers)
 
 
-@router.get("/metrics", responses=examples.METRICS, response_class=Response)
+@router.get("/metrics", responses=examples.METRICS, response_class=Response, dependencies=[METRICS])
 def metrics(request: Request) -> Response:
     """For Prometheus: what this process has counted, and what Redis says of queues and index."""
     content, media_type = exposition(request.headers.get("accept", ""))

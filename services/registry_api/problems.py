@@ -16,6 +16,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Match
 
+from services.registry_api.headers import safe_headers
 from services.registry_api.signals import ERROR_CODE
 from speaker_registry import errors
 from speaker_registry.artifact import canonical_json
@@ -31,32 +32,49 @@ STATUS: dict[type[SpeakerRegistryError], int] = {
     errors.EmbeddingWidthMismatch: 422,
     errors.InvalidArtifact: 422,
     errors.IdempotencyKeyReused: 422,
+    errors.InvalidApiKey: 401,
+    errors.PermissionDenied: 403,
     errors.NotFound: 404,
     errors.Conflict: 409,
     errors.PreconditionFailed: 412,
     errors.QuotaExceeded: 429,
+    errors.RateLimited: 429,
     errors.Unavailable: 503,
     errors.WorkerError: 500,
 }
 """By class; a class that is not here has its parent's."""
 
 _NATIVE_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
     404: "not_found_error",
     409: "conflict_error",
     412: "conflict_error",
     429: "rate_limit_error",
 }
-_COMPATIBLE_TYPES = {404: "NotFoundError", 409: "ConflictError", 429: "RateLimitError"}
-_COMPATIBLE_AS_400 = {415, 422, 429}
+_COMPATIBLE_TYPES = {
+    401: "AuthenticationError",
+    403: "PermissionDeniedError",
+    404: "NotFoundError",
+    409: "ConflictError",
+    429: "RateLimitError",
+}
+_COMPATIBLE_AS_400 = (
+    errors.VoiceExists,
+    errors.UnsupportedAudio,
+    errors.EmbeddingWidthMismatch,
+    errors.InvalidArtifact,
+    errors.IdempotencyKeyReused,
+    errors.QuotaExceeded,
+)
 """vLLM-Omni answers 400 to every upload it does not take."""
 
 
 def status_of(error: SpeakerRegistryError, *, compatible: bool) -> int:
     """The HTTP status of one of our errors, on vLLM-Omni's routes or on ours."""
-    status = next(STATUS[cls] for cls in type(error).__mro__ if cls in STATUS)
-    if compatible and (status in _COMPATIBLE_AS_400 or isinstance(error, errors.VoiceExists)):
+    if compatible and isinstance(error, _COMPATIBLE_AS_400):
         return 400
-    return status
+    return next(STATUS[cls] for cls in type(error).__mro__ if cls in STATUS)
 
 
 def render(request: Request, error: SpeakerRegistryError, status: int | None = None) -> Response:
@@ -96,6 +114,8 @@ def _headers(error: SpeakerRegistryError, status: int) -> dict[str, str]:
     headers = {"Cache-Control": "no-store"}
     if status == HTTPStatus.CONFLICT:
         headers["x-should-retry"] = "true" if error.retryable else "false"
+    if status == HTTPStatus.UNAUTHORIZED:
+        headers["WWW-Authenticate"] = 'Bearer realm="speaker registry"'
     if error.retry_after_seconds is not None:
         headers["Retry-After"] = str(math.ceil(error.retry_after_seconds))
     return headers
@@ -156,6 +176,7 @@ def add_handlers(app: FastAPI) -> None:
         # `limits.RequestIds` sets it on everything else; crashes are answered above that.
         response.headers["X-Request-Id"] = str(request.scope.get("request_id"))
         response.headers["Connection"] = "close"  # as the server is about to
+        response.raw_headers.extend(safe_headers(request.url.path))
         return response
 
 

@@ -2,14 +2,16 @@
 nothing.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 from urllib.parse import quote
 
 from services.shared.announcements import Announcement
+from services.shared.api_keys import ApiKey, Token
 from services.shared.domain import SpeakerVersion
 from services.shared.index_reading import IndexedSpeaker
 from services.shared.jobs import JobRecord
+from services.shared.keyring import Keyring
 from services.shared.profiles import Profile
 from services.shared.registrar import Registrar
 from services.shared.status import Standing, worst
@@ -213,3 +215,29 @@ def uploaded(registrar: Registrar, indexed: IndexedSpeaker, one: SpeakerVersion)
     entry.update(id=voice_id(indexed), version=one.number, cache_status=registrar.state(indexed, one))
     entry.update(_if_set(held_back=registrar.held_back(indexed, one)))
     return entry
+
+
+def key(keyring: Keyring, one: ApiKey, used: Mapping[str, int]) -> schemas.ApiKey:
+    """`used`: key id -> when last."""
+    return schemas.ApiKey(**_key_facts(keyring, one, used))
+
+
+def new_key(keyring: Keyring, one: ApiKey, token: Token) -> schemas.NewApiKey:
+    return schemas.NewApiKey(**_key_facts(keyring, one, {}), key=str(token))
+
+
+def _key_facts(keyring: Keyring, one: ApiKey, used: Mapping[str, int]) -> dict[str, Any]:
+    record = one.record
+    return {
+        "id": record.id,
+        "name": record.name,
+        "namespace": record.namespace,
+        "scopes": list(record.scopes),
+        "created_at": record.created_at,
+        "created_by": record.created_by,
+        "expires_at": one.ends_at,
+        "state": keyring.state(one),
+        "last_used_at": used.get(record.id),
+        "requests_per_minute": record.requests_per_minute,
+        "uploads_per_minute": record.uploads_per_minute,
+    }

@@ -53,6 +53,8 @@ def server_config(
         timeout_keep_alive=settings.keep_alive_seconds,
         timeout_graceful_shutdown=settings.shutdown_seconds,
         server_header=False,
+        proxy_headers=bool(settings.trusted_proxies),
+        forwarded_allow_ips=settings.trusted_proxies,
         log_config=None,
         access_log=False,
     )

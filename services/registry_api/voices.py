@@ -9,6 +9,7 @@ from services.registry_api import examples, rendering
 from services.registry_api.answers import answer, check_if_match
 from services.registry_api.paging import find_voices, key_of
 from services.registry_api.routing import Router
+from services.registry_api.rules import VOICES_DELETE, VOICES_READ
 from services.registry_api.wiring import After, Limit, NamespaceDep, Reference, ServicesDep, Usable, VoiceName
 from services.shared.index_reading import IndexedSpeaker
 from services.shared.registrar import Registrar
@@ -18,7 +19,7 @@ from speaker_registry.schemas import ArtifactState, Page, Voice, VoiceVersion
 router = Router(prefix="/v1/voices", tags=["voices"])
 
 
-@router.get("", responses=examples.VOICES)
+@router.get("", responses=examples.VOICES, dependencies=[VOICES_READ])
 def list_voices(
     request: Request,
     services: ServicesDep,
@@ -62,14 +63,14 @@ def _wanted(
     return not standing.unsupported and state in {None, standing.state}
 
 
-@router.get("/{name}", responses=examples.VOICE)
+@router.get("/{name}", responses=examples.VOICE, dependencies=[VOICES_READ])
 def get_voice(request: Request, services: ServicesDep, namespace: NamespaceDep, name: VoiceName) -> Response:
     """A voice, and the version its name stands for now."""
     indexed = services.registrar.find(namespace, name)
     return answer(request, rendering.voice(services.registrar, indexed))
 
 
-@router.delete("/{name}", status_code=204, responses=examples.DELETE)
+@router.delete("/{name}", status_code=204, responses=examples.DELETE, dependencies=[VOICES_DELETE])
 def delete_voice(
     request: Request, services: ServicesDep, namespace: NamespaceDep, name: VoiceName
 ) -> Response:
@@ -84,7 +85,7 @@ def delete_voice(
     return Response(status_code=204)
 
 
-@router.get("/{name}/versions", responses=examples.VERSIONS)
+@router.get("/{name}/versions", responses=examples.VERSIONS, dependencies=[VOICES_READ])
 def list_versions(
     request: Request,
     services: ServicesDep,
@@ -108,7 +109,7 @@ def list_versions(
     )
 
 
-@router.get("/{name}/versions/{ref}", responses=examples.VERSION)
+@router.get("/{name}/versions/{ref}", responses=examples.VERSION, dependencies=[VOICES_READ])
 def get_version(
     request: Request, services: ServicesDep, namespace: NamespaceDep, name: VoiceName, ref: Reference
 ) -> Response:

@@ -1,10 +1,12 @@
 """What routes need, built once by `__main__` (or a test) and handed to the app; and how routes ask for it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
 
 from fastapi import Depends, Path, Query, Request
 
+from services.registry_api.access import Access
+from services.registry_api.callers import Caller
 from services.registry_api.changes import Changes
 from services.registry_api.limits import UploadSlots
 from services.shared.audio import AudioDecoder
@@ -25,6 +27,8 @@ class Services:
     housekeeper: Housekeeper | None
     """None in tests that keep house themselves."""
     limits: UploadLimits
+    access: Access = field(default_factory=Access)
+    """Without keys: everybody may do everything."""
 
 
 # Dependencies are coroutines: FastAPI hands plain functions to a thread, one after the other.
@@ -40,14 +44,23 @@ async def _upload_slots(request: Request) -> UploadSlots:
     return slots
 
 
-async def _namespace() -> str:
-    """Every request belongs to one; with API keys it will be the key's."""
-    return "default"
+async def _namespace(request: Request) -> str:
+    """Every request is about one, which `access` found out."""
+    namespace = request.scope["namespace"]
+    assert isinstance(namespace, str)
+    return namespace
+
+
+async def _caller(request: Request) -> Caller:
+    caller = request.scope["caller"]
+    assert isinstance(caller, Caller)
+    return caller
 
 
 ServicesDep = Annotated[Services, Depends(_services)]
 UploadSlotsDep = Annotated[UploadSlots, Depends(_upload_slots)]
 NamespaceDep = Annotated[str, Depends(_namespace)]
+CallerDep = Annotated[Caller, Depends(_caller)]
 WaitSeconds = Annotated[float, Query(ge=0, le=60, alias="wait", description="Hold the answer back so long.")]
 VoiceName = Annotated[
     str, Path(description="In any case; percent-encoded UTF-8, without '/' and '@'.", examples=["Alice"])

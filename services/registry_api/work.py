@@ -9,6 +9,7 @@ from starlette.responses import Response
 from services.registry_api import examples, rendering
 from services.registry_api.answers import answer
 from services.registry_api.routing import Router
+from services.registry_api.rules import ANY_KEY, JOBS_READ
 from services.registry_api.wiring import After, Limit, NamespaceDep, ServicesDep, WaitSeconds
 from services.shared.facts import SpeakerId
 from services.shared.jobs import JobRecord
@@ -18,7 +19,7 @@ from speaker_registry.schemas import Job, JobState, Page, Profile
 router = Router(prefix="/v1", tags=["jobs and profiles"])
 
 
-@router.get("/jobs", responses=examples.JOBS)
+@router.get("/jobs", responses=examples.JOBS, dependencies=[JOBS_READ])
 def list_jobs(
     request: Request,
     services: ServicesDep,
@@ -41,7 +42,7 @@ def list_jobs(
     return answer(request, Page[Job](data=shown, first_id=first, last_id=page.last, has_more=page.more))
 
 
-@router.get("/jobs/{job_id}", responses=examples.JOB)
+@router.get("/jobs/{job_id}", responses=examples.JOB, dependencies=[JOBS_READ])
 async def get_job(
     request: Request,
     services: ServicesDep,
@@ -64,7 +65,7 @@ async def get_job(
     return answer(request, rendering.job(seen))
 
 
-@router.get("/profiles", responses=examples.PROFILES)
+@router.get("/profiles", responses=examples.PROFILES, dependencies=[ANY_KEY])
 def list_profiles(request: Request, services: ServicesDep) -> Response:
     """What artifacts there can be, what they hold, and who can make them now."""
     registrar = services.registrar

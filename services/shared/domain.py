@@ -109,6 +109,11 @@ class VersionRecord(Record):
         """Of its speaker."""
         return key_of_name(self.name)
 
+    @property
+    def uploaded_bytes(self) -> int:
+        """What counts against a quota."""
+        return (self.clip.size if self.clip else 0) + sum(artifact.size for artifact in self.given)
+
 
 @dataclass(frozen=True, slots=True)
 class VersionFact:

@@ -8,6 +8,7 @@
                                              {attempt}.{sha256}.json    the artifact is published
                                              {attempt}.failed           its extraction was given up
     _profiles/{profile}/{seq:012d}.{uid}.json                           a worker announced a fingerprint
+    _keys/                                                              API keys, see `keyring`
     _registry/{uid}                                                     the smallest one names the bucket
 
 Everything of one speaker lies under one prefix, so erasing it needs no reference counts. All objects are
@@ -47,6 +48,10 @@ _SLUG = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _NAMESPACE = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
 
 
+def is_namespace(text: str) -> bool:
+    return bool(_NAMESPACE.fullmatch(text))
+
+
 def slug_of(key: str) -> str:
     """A speaker's key in the alphabet of the bucket: itself where it fits, else `x-` and a hash."""
     if _SLUG.fullmatch(key) and not key.startswith("x-") and not key.endswith(".") and ".." not in key:
@@ -62,7 +67,7 @@ class SpeakerId:
     slug: str
 
     def __post_init__(self) -> None:
-        if not _NAMESPACE.fullmatch(self.namespace):
+        if not is_namespace(self.namespace):
             raise ValueError(f"namespace {self.namespace!r} is not [a-z0-9-], 1 to 32 characters")
 
     @classmethod
@@ -204,7 +209,7 @@ def _read_version(body: bytes, sha256: str) -> VersionRecord:
 def speaker_ids(store: Store) -> Iterator[SpeakerId]:
     """Every speaker the bucket knows, dead ones included."""
     for namespace in store.folders(""):
-        if _NAMESPACE.fullmatch(namespace):
+        if is_namespace(namespace):
             yield from (SpeakerId(namespace, slug) for slug in store.folders(f"{namespace}/v/"))
 
 

@@ -50,6 +50,11 @@ class Gate:
         self.ungated.close()
 
     def gate_open(self) -> bool:
+    @property
+    def stamp(self) -> str:
+        """Of the server that was trusted last."""
+        return self._stamp
+
         """Whether the index may be trusted. Raises `Unavailable` if the server cannot be reached."""
         with unavailable_without_redis():
             return self.ungated.get(BOOT) == self.server_stamp()

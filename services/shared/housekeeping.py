@@ -270,6 +270,15 @@ class Housekeeper:
         at, _, answered = (swept or "0:").partition(":")
         return answered != (asked or "0") or self._clock.now() - float(at) > self._settings.sweep_seconds
 
+    def sweep_now(self) -> None:
+        """Sweep though it is not due. Raises `Unavailable` while the index is not trusted, and where somebody
+        else is at it.
+        """
+        if not self._index.gate_open():
+            raise Unavailable("The index is being rebuilt.", retry_after_seconds=10)
+        with self._only_one("sweep") as sign:
+            self.sweep(sign)
+
     def sweep(self, sign: Sign = lambda: None) -> None:
         """Settle every speaker, delete what nobody can reach, forget old jobs."""
         started = self._clock.now()
@@ -278,6 +287,7 @@ class Housekeeper:
         with unavailable_without_redis():
             asked = cast(str | None, self._index.redis.get(SWEEPS_ASKED)) or "0"
         self._registrar.announcements.look_anew()
+        self._registrar.keyring.sweep()
         namespaces = set()
         for speaker_id in speaker_ids(self._store):
             namespaces.add(speaker_id.namespace)

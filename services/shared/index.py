@@ -68,6 +68,10 @@ class AliasMoved(Conflict):
 
 
 @dataclass(frozen=True, slots=True)
+class NamespaceFull(QuotaExceeded):
+    """An upload would take more than what is left of the namespace's bytes."""
+
+
 class Reservation:
     """A place in one speaker's order."""
 
@@ -147,13 +151,16 @@ class SpeakerIndex(Gate):
         max_speakers: int,
         immutable: bool,
         vuid: str = "",
+        bytes_to_store: int = 0,
+        max_stored_bytes: int | None = None,
         request: str = "",
         idempotency: str | None = None,
     ) -> Reservation:
         """The place of a version, to be used within `COMMIT_SECONDS`.
 
         Args:
-            vuid: for the new version. request, idempotency: hashes; the same pair again, within
+            max_speakers, max_stored_bytes: of the namespace; what is on its way at the same moment may go
+                beyond. vuid: for the new version. request, idempotency: hashes; the same pair again, within
             `REPEAT_SECONDS`, is given the same place and vuid, so that both make the same version.
 
         Raises:
@@ -167,6 +174,8 @@ class SpeakerIndex(Gate):
                 kind="ver",
                 max_speakers=max_speakers,
                 immutable=immutable,
+                bytes=bytes_to_store,
+                max_bytes=max_stored_bytes,
                 vuid=vuid,
                 request=request,
                 idempotency=idempotency,
@@ -448,6 +457,17 @@ class SpeakerIndex(Gate):
         return [read_hash(fields) for fields in self.read(ask)]
 
     def names(self, namespace: str, *, after: str = "", limit: int) -> list[str]:
+    def usage(self, namespace: str) -> tuple[int, int]:
+        """How many live speakers a namespace has, and the bytes their versions were uploaded with."""
+        names = names_key(namespace)
+
+        def ask(pipeline: Pipeline) -> None:
+            pipeline.zcard(names)
+            pipeline.get(f"{names}:bytes")
+
+        speakers, stored = self.read(ask)
+        return int(speakers), int(stored or 0)
+
         """Keys of live speakers, sorted, from the one after `after`."""
         start = f"({after}" if after else "-"
         (keys,) = self.read(lambda pipeline: pipeline.zrangebylex(names_key(namespace), start, "+", 0, limit))
@@ -524,6 +544,7 @@ def _refusal(error: redis.ResponseError, speaker_id: SpeakerId) -> Exception:
         "RIVALS": Rivals(),
         "QUOTA": QuotaExceeded("Uploaded voice limit reached."),
         "EXISTS": VoiceExists(f"Voice '{speaker_id.slug}' already exists."),
+        "FULL": NamespaceFull("The uploads of this namespace take as much as they may."),
         "NOTFOUND": VoiceNotFound(f"Voice '{speaker_id.slug}' not found"),
         "REUSED": key_reused(),
         "DAMAGED": voice_damaged(speaker_id.slug),

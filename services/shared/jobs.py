@@ -47,6 +47,8 @@ class JobRecord:
     finished_at: float | None
     worker: str | None
     error: Mapping[str, Any] | None
+    traceparent: str | None
+    """Of the request that asked for it, where it had a trace."""
 
     @property
     def finished(self) -> bool:
@@ -78,6 +80,7 @@ class JobRecord:
             finished_at=_seconds(fields.get("finished_at")),
             worker=fields.get("worker"),
             error=json.loads(fields["error"]) if "error" in fields else None,
+            traceparent=fields.get("traceparent"),
         )
 
 

@@ -31,7 +31,7 @@ def open_registrar(store_settings: StoreSettings, settings: RegistrySettings) ->
     prepare_bucket(store_settings)
     store = open_store(store_settings)
     store.probe()
-    index = SpeakerIndex(settings.redis_url, bucket_identity(store, clock.new_id()), clock=clock.now)
+    index = SpeakerIndex(settings.redis_address, bucket_identity(store, clock.new_id()), clock=clock.now)
     return Registrar(
         store=store,
         index=index,
@@ -61,4 +61,4 @@ class AtOnce:
 
 def open_queue_connection(settings: RegistrySettings) -> redis.Redis:
     """RQ reads bytes; everything else here reads text."""
-    return connect(settings.redis_url, decode_responses=False)
+    return connect(settings.redis_address, decode_responses=False)

@@ -70,6 +70,8 @@ class Assignment:
     maker: Maker
     started: float
     """Monotonic."""
+    traceparent: str | None = None
+    """Of what asked for it."""
 
     @property
     def token(self) -> str:
@@ -121,6 +123,7 @@ class Publisher:
             build=job.build,
             maker=maker,
             started=self._clock.monotonic(),
+            traceparent=job.traceparent,
         )
 
     def read_clip(self, work: Assignment) -> ReferenceAudio:

@@ -27,6 +27,7 @@ from services.shared.gate import GateClosed
 from services.shared.index import PENDING_MOVE_SECONDS, AliasMoved, Claim, SpeakerIndex, voice_damaged
 from services.shared.index_reading import IndexedSpeaker
 from services.shared.profiles import Profile, ProfileCatalogue
+from services.shared.keyring import Keyring
 from services.shared.queue import queue_name
 from services.shared.settings import RegistrySettings
 from services.shared.status import (
@@ -100,6 +101,7 @@ class Registrar:
         self.clock = clock
         self.run_all = run_all
 
+        self.keyring = Keyring(store, index, clock, run_all)
     # -- reading
 
     def find(self, namespace: str, name: str) -> IndexedSpeaker:

@@ -25,7 +25,7 @@ from services.shared.domain import (
     given_key,
 )
 from services.shared.facts import SpeakerId
-from services.shared.index import COMMIT_SECONDS, key_reused
+from services.shared.index import COMMIT_SECONDS, NamespaceFull, key_reused
 from services.shared.index_reading import IndexedSpeaker
 from services.shared.packaging import package
 from services.shared.profiles import Profile, ProfileCatalogue
@@ -94,7 +94,7 @@ def register_clip(
     registration = _Registration(registrar, namespace, upload, facts.sha256)
     if registration.served is not None:
         return registration.served
-    registration.reserve()
+    registration.reserve(facts.size)
     registration.put_blobs({facts.sha256: data, facts.rendition_sha256: rendition})
     return registration.commit(source="audio", clip=facts)
 
@@ -113,7 +113,7 @@ def register_embedding(
     registration = _Registration(registrar, namespace, upload, source)
     if registration.served is not None:
         return registration.served
-    registration.reserve()
+    registration.reserve(embedding.nbytes * len(profiles))
     given = tuple(registration.put_given(profile, embedding) for profile in profiles)
     return registration.commit(source="embedding", embedding_width=len(embedding), given=given)
 
@@ -171,17 +171,25 @@ class _Registration:
             return Registered(indexed, version, False, _jobs_of(indexed, version))
         return None
 
-    def reserve(self) -> None:
+    def reserve(self, bytes_to_store: int) -> None:
         settings = self._registrar.settings
         try:
             self._place = self._registrar.index.reserve_version(
                 self._id,
                 max_speakers=settings.max_uploaded,
                 immutable=settings.registration_policy == "immutable",
+                bytes_to_store=bytes_to_store,
+                max_stored_bytes=settings.max_stored_bytes,
                 vuid=self._vuid,
                 request=self._request,
                 idempotency=self._idempotency,
             )
+        except NamespaceFull:
+            raise QuotaExceeded(
+                f"Upload of {bytes_to_store} bytes refused: all uploads together may take "
+                f"{settings.max_stored_bytes}, see GET /v1/quota. Delete a voice before registering more, or "
+                "raise the cap via SPEAKER_MAX_BYTES."
+            ) from None
         except QuotaExceeded:
             raise QuotaExceeded(
                 f"Uploaded voice limit reached ({settings.max_uploaded}). Delete an existing voice before "

@@ -7,7 +7,7 @@ import ipaddress
 import re
 from pathlib import Path
 from typing import Annotated, Literal, Self
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from pydantic import (
     AfterValidator,
@@ -30,6 +30,13 @@ _SECRET = re.compile("secret|password|token|key", re.IGNORECASE)
 """In the name of what is not shown."""
 _CREDENTIALS = re.compile("//.*@")
 """In a URL."""
+
+
+def _secret_of(given: SecretStr | None, file: Path | None) -> str | None:
+    """As it was given, or from the file."""
+    if file:
+        return file.read_text().strip()
+    return given.get_secret_value() if given else None
 
 
 def _parse_store_url(url: str) -> str:
@@ -93,9 +100,7 @@ class StoreSettings(BaseSettings):
     @property
     def secret(self) -> str | None:
         """The secret key, from wherever it was given."""
-        if self.secret_access_key_file:
-            return self.secret_access_key_file.read_text().strip()
-        return self.secret_access_key.get_secret_value() if self.secret_access_key else None
+        return _secret_of(self.secret_access_key, self.secret_access_key_file)
 
 
 class UploadLimits(BaseSettings):
@@ -184,16 +189,38 @@ class RegistrySettings(BaseSettings):
     """Extracted for every upload, comma-separated."""
     max_uploaded: int = Field(1000, gt=0, validation_alias="SPEAKER_MAX_UPLOADED")
     """Voices in one namespace, at most."""
+    max_stored_bytes: int | None = Field(None, gt=0, validation_alias="SPEAKER_MAX_BYTES")
+    """Of all uploads in one namespace, as they were sent; without it: as much as there is room for."""
     registration_policy: Literal["overwrite", "immutable"] = Field(
         "overwrite", validation_alias="VLLM_OMNI_SPEAKER_REGISTRATION_POLICY"
     )
     """`immutable`: a name must be deleted before it is registered again."""
     max_attempts: int = Field(3, gt=0, le=4, validation_alias="SPEAKER_MAX_ATTEMPTS")
     """Tries of one extraction that fails in a way which may pass."""
-    redis_url: str = Field("redis://127.0.0.1:6379/0", validation_alias="SPEAKER_REDIS_URL")
+    redis_url: str = Field("redis://127.0.0.1:6379/0", validation_alias="SPEAKER_REDIS_URL", repr=False)
     """`redis://`, `rediss://` or `unix://`; one primary."""
+    redis_password: SecretStr | None = Field(None, validation_alias="SPEAKER_REDIS_PASSWORD")
+    """Instead of one in the URL; rather give a file."""
+    redis_password_file: FilePath | None = Field(None, validation_alias="SPEAKER_REDIS_PASSWORD_FILE")
+    """A file holding it, as container secrets are mounted."""
     job_seconds: int = Field(120, gt=0, validation_alias="SPEAKER_JOB_SECONDS")
     """One attempt, at most: a worker that takes longer is taken for hung."""
+
+    @model_validator(mode="after")
+    def _one_password(self) -> Self:
+        if self.redis_password and self.redis_password_file:
+            raise ValueError("redis_password and redis_password_file: give one of them")
+        return self
+
+    @property
+    def redis_address(self) -> str:
+        """The URL with the password, wherever that was given: not to be shown."""
+        password = _secret_of(self.redis_password, self.redis_password_file)
+        parts = urlsplit(self.redis_url)
+        if password is None or parts.password is not None:
+            return self.redis_url
+        place = parts.netloc.rpartition("@")[2]
+        return parts._replace(netloc=f"{parts.username or ''}:{quote(password, safe='')}@{place}").geturl()
 
 
 class HousekeepingSettings(BaseSettings):
@@ -252,7 +279,7 @@ class ApiSettings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="SPEAKER_API_", env_ignore_empty=True, frozen=True)
 
     host: str = "127.0.0.1"
-    """An address beyond loopback is refused: there are no API keys yet."""
+    """Beyond loopback only with API keys, see SPEAKER_AUTH_*."""
     port: int = Field(8300, ge=0, le=65535)
     """0: any free one."""
     max_connections: int = Field(2000, gt=0)
@@ -262,18 +289,86 @@ class ApiSettings(BaseSettings):
     shutdown_seconds: int = Field(20, gt=0)
     """What is under way may take this long to finish when the process is told to stop."""
 
-    @model_validator(mode="after")
-    def _loopback_only(self) -> Self:
+    trusted_proxies: str = ""
+    """Addresses or networks, comma-separated, whose X-Forwarded-For and X-Forwarded-Proto are believed."""
+    cors_origins: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_names)] = ()
+    """Web pages of these origins, comma-separated, may call the API from a browser. None may otherwise."""
+
+    @property
+    def loopback(self) -> bool:
+        """Whether only this machine can reach it."""
         try:
-            loopback = self.host == "localhost" or ipaddress.ip_address(self.host).is_loopback
+            return self.host == "localhost" or ipaddress.ip_address(self.host).is_loopback
         except ValueError:
-            loopback = False
-        if not loopback:
-            raise ValueError(
-                f"host is {self.host!r}: without API keys the registry listens on loopback only "
-                "(127.0.0.1, ::1, localhost)"
-            )
+            return False
+
+
+class AccessSettings(BaseSettings):
+    """Who may call the API. Environment: SPEAKER_AUTH_*."""
+
+    model_config = SettingsConfigDict(env_prefix="SPEAKER_AUTH_", env_ignore_empty=True, frozen=True)
+
+    required: bool | None = None
+    """Whether requests need a key. Without it: they do where the API listens beyond loopback, and where one
+    of the following is set.
+    """
+    bootstrap_key: SecretStr | None = None
+    """A key with all rights, to make others with: `python -m services.registry_api new-key` prints one.
+    Rather give a file.
+    """
+    bootstrap_key_file: FilePath | None = None
+    """A file holding it, as container secrets are mounted."""
+    oidc_issuer: str | None = Field(default=None, pattern=r"^https?://[^?#]+[^/?#]$")
+    """JWTs of this OpenID provider are taken as well as keys."""
+    oidc_audience: str | None = None
+    """What their `aud` must name; goes with the issuer."""
+    oidc_namespace_claim: str = Field("speaker_namespace", min_length=1)
+    """Names the namespace; a token without it is of `default`."""
+    oidc_scopes_claim: str = Field("scope", min_length=1)
+    """Holds the scopes, as a list or separated by blanks; what is none of ours is passed over."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.bootstrap_key and self.bootstrap_key_file:
+            raise ValueError("bootstrap_key and bootstrap_key_file: give one of them")
+        if bool(self.oidc_issuer) != bool(self.oidc_audience):
+            raise ValueError("oidc_issuer and oidc_audience go together")
+        if self.oidc_issuer and not _private(self.oidc_issuer):
+            raise ValueError("oidc_issuer is plain http on another machine: use https")
         return self
+
+    @property
+    def bootstrap(self) -> str | None:
+        """The key with all rights, from wherever it was given."""
+        return _secret_of(self.bootstrap_key, self.bootstrap_key_file)
+
+    def required_at(self, api: ApiSettings) -> bool:
+        """Whether requests need a key. Raises ValueError where that would let strangers in."""
+        if self.required is False and not api.loopback:
+            raise ValueError(
+                f"SPEAKER_API_HOST is {api.host!r} and SPEAKER_AUTH_REQUIRED is false: without API keys the "
+                "registry listens on loopback only (127.0.0.1, ::1, localhost)"
+            )
+        if self.required is not None:
+            return self.required
+        return not api.loopback or self.bootstrap is not None or self.oidc_issuer is not None
+
+
+class RateSettings(BaseSettings):
+    """How often may be asked, where keys are required. Environment: SPEAKER_LIMIT_*."""
+
+    model_config = SettingsConfigDict(env_prefix="SPEAKER_LIMIT_", env_ignore_empty=True, frozen=True)
+
+    requests_per_minute: int | None = Field(60_000, gt=0)
+    """With one key, unless it was made for another number."""
+    uploads_per_minute: int | None = Field(600, gt=0)
+    """With one key, unless it was made for another number."""
+    namespace_requests_per_minute: int | None = Field(None, gt=0)
+    """With all keys of a namespace together."""
+    namespace_uploads_per_minute: int | None = Field(None, gt=0)
+    """With all keys of a namespace together."""
+    failures_per_minute: int = Field(60, gt=0)
+    """Keys that are none, from one address, until it is told to wait. Counted by each API process."""
 
 
 class LogSettings(BaseSettings):

@@ -20,6 +20,13 @@ local function raise_mark(field, value)
   if value and value > mark(field) then redis.call('HSET', speaker, field, string.format('%.0f', value)) end
 end
 local function live(vuid) return redis.call('HEXISTS', speaker, 'v:' .. vuid) == 1 end
+-- Adds to what the versions of this namespace were uploaded with; `value` as in v:{vuid}, times 1 or -1.
+local function count_bytes(value, times)
+  local record, bytes = cjson.decode(string.match(value, '^%d+:(.+)$')), 0
+  if type(record.clip) == 'table' then bytes = record.clip.size end
+  for _, artifact in ipairs(record.given or {}) do bytes = bytes + artifact.size end
+  redis.call('INCRBY', names .. ':bytes', string.format('%.0f', times * bytes))
+end
 local function event(kind, fields)
   if a.quiet then return end -- a rebuild tells nothing new
   fields.type = kind; fields.speaker = a.speaker; fields.at = a.now

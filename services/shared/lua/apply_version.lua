@@ -1,7 +1,9 @@
 -- ARGV: seq, vuid, number, created_at, key, record -> 1 live, 0 dead. Idempotent, in any order with the others.
 raise_mark('seq', a.seq); raise_mark('num', a.number); raise_mark('at', a.created_at)
 if a.seq <= mark('tomb') then return 0 end
-if redis.call('HSETNX', speaker, 'v:' .. a.vuid, string.format('%.0f', a.seq) .. ':' .. a.record) == 1 then
+local value = string.format('%.0f', a.seq) .. ':' .. a.record
+if redis.call('HSETNX', speaker, 'v:' .. a.vuid, value) == 1 then
+  count_bytes(value, 1)
   redis.call('HINCRBY', speaker, 'live', 1)
   redis.call('HSET', speaker, 'key', a.key)
   redis.call('ZADD', names, 0, a.key)

@@ -1,9 +1,9 @@
 -- Takes the next place in this speaker's order. ARGV: kind 'ver'|'als'|'del', now
--- for ver: max_speakers, immutable, vuid, request, idempotency, repeats and landing (seconds: a place may be given to the
+-- for ver: max_speakers, bytes and max_bytes (of this upload, of all in the namespace), immutable, vuid, request, idempotency, repeats and landing (seconds: a place may be given to the
 -- same request again; what an attempt stores may land)   for als: alias, expected, pending (seconds it may take), and of a
 -- promotion automatic, vuid (its target), serves (the profiles that are ready of it)
 -- for del: unchanged (the last seq that the caller has seen)
--- -> {seq, number, created_at, vuid}, or an error: DAMAGED, QUOTA, EXISTS, NOTFOUND, MOVED, REUSED, LANDING
+-- -> {seq, number, created_at, vuid}, or an error: DAMAGED, QUOTA, EXISTS, NOTFOUND, MOVED, REUSED, LANDING, FULL
 local kept = a.idempotency and 'sr:place:' .. a.speaker .. ':' .. a.idempotency
 local function keep(place)
   place.at = a.now
@@ -27,6 +27,8 @@ if a.kind == 'del' then is_live = is_live or damaged elseif damaged then return 
 if a.kind == 'ver' then
   if is_live and a.immutable then return redis.error_reply('EXISTS') end
   if not is_live and redis.call('ZCARD', names) >= a.max_speakers then return redis.error_reply('QUOTA') end
+  local stored = tonumber(redis.call('GET', names .. ':bytes') or '0')
+  if a.max_bytes and stored + a.bytes > a.max_bytes then return redis.error_reply('FULL') end
 elseif not is_live then
   return redis.error_reply('NOTFOUND')
 end

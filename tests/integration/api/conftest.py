@@ -62,10 +62,11 @@ def start(tmp_path: Path, valkey: ValkeyServer, decoder: AudioDecoder) -> Iterat
     """Starts registries with nothing in them, for this test alone."""
     with ExitStack() as stack:
 
-        def make(redis_url: str | None = None, **settings: Any) -> Registry:
+        def make(redis_url: str | None = None, folder: Path | None = None, **settings: Any) -> Registry:
             number = next(_numbers)
             url = redis_url or empty(valkey, 2 + number % 10)
-            return stack.enter_context(Registry(tmp_path / f"bucket-{number}", url, decoder, **settings))
+            bucket = folder or tmp_path / f"bucket-{number}"
+            return stack.enter_context(Registry(bucket, url, decoder, **settings))
 
         yield make
 

@@ -16,6 +16,7 @@ import httpx
 import redis
 import uvicorn
 
+from services.registry_api.access import open_access
 from services.registry_api.app import create_app
 from services.registry_api.changes import Changes
 from services.registry_api.limits import Pace
@@ -26,8 +27,10 @@ from services.shared.housekeeping import Housekeeper
 from services.shared.jobs import Jobs
 from services.shared.opening import open_registrar
 from services.shared.settings import (
+    AccessSettings,
     ApiSettings,
     HousekeepingSettings,
+    RateSettings,
     RegistrySettings,
     StoreSettings,
     UploadLimits,
@@ -57,6 +60,7 @@ class Registry:
     """Context manager: inside it, the registry answers at `url`, and `client` asks it.
 
     announced: the stand-in worker says at the start what it makes artifacts with.
+    access: whether keys are needed; they are not.
     """
 
     def __init__(
@@ -69,6 +73,8 @@ class Registry:
         pace: Pace | None = None,
         head_seconds: float = 10,
         announced: bool = True,
+        rates: RateSettings | None = None,
+        access: AccessSettings | None = None,
         **settings: Any,
     ) -> None:
         self.folder = folder
@@ -88,6 +94,9 @@ class Registry:
                 changes=self.changes,
                 housekeeper=None,
                 limits=limits or UploadLimits(),
+                access=open_access(
+                    ApiSettings(), access or AccessSettings(), rates or RateSettings(), self.registrar
+                ),
             ),
             pace=pace or Pace(),
         )

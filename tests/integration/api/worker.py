@@ -36,12 +36,12 @@ class StandIn:
                 profile, fingerprint, {"model": "made up"}, untrained=untrained
             )
 
-    def take_all(self, name: str | None = None) -> list[Assignment]:
+    def take_all(self, name: str | None = None, *, namespace: str = "default") -> list[Assignment]:
         """Take what is queued, of one voice or of all, without finishing it."""
         slug = slug_of(parse_speaker_name(name).key) if name is not None else None
         found = []
-        for job in reversed(self._jobs.page("default", state="queued", slug=slug, limit=1000).found):
-            work = self._publisher.take(job.id, SpeakerId("default", job.slug), self._maker(job.profile))
+        for job in reversed(self._jobs.page(namespace, state="queued", slug=slug, limit=1000).found):
+            work = self._publisher.take(job.id, SpeakerId(namespace, job.slug), self._maker(job.profile))
             if work is not None:
                 self.taken.append(work)
                 found.append(work)
@@ -56,9 +56,9 @@ class StandIn:
         """Made-up tensors, unless others are given."""
         return self._publisher.publish(work, _tensors(work) if tensors is None else tensors, used_seconds)
 
-    def finish_all(self, name: str | None = None) -> None:
+    def finish_all(self, name: str | None = None, *, namespace: str = "default") -> None:
         """Publish an artifact for everything that is queued."""
-        for work in self.take_all(name):
+        for work in self.take_all(name, namespace=namespace):
             self.publish(work)
 
     def fail_all(self, name: str, error: SpeakerRegistryError) -> None:

@@ -1,0 +1,185 @@
+"""Who asks: an API key, a token of an OpenID provider, or, on loopback, anybody. Knows no routes; which
+caller may do what is said in `rules`.
+"""
+
+import asyncio
+import hmac
+
+import structlog
+from cachetools import TTLCache
+from starlette.concurrency import run_in_threadpool
+
+from services.registry_api.callers import ANONYMOUS, Caller
+from services.registry_api.rates import Rates
+from services.registry_api.tokens import Tokens
+from services.shared.api_keys import ALL_SCOPES, ANY_NAMESPACE, Token, is_secret_of, parse_token
+from services.shared.keyring import FRESH_SECONDS, Keyring
+from services.shared.registrar import Registrar
+from services.shared.settings import AccessSettings, ApiSettings, RateSettings
+from speaker_registry.errors import InvalidApiKey, RateLimited
+
+log = structlog.get_logger()
+
+_LOOK_AHEAD_SECONDS = FRESH_SECONDS / 2
+"""With less left than that keys are looked at anew, beside the request."""
+_UNKNOWN_SECONDS = 0.05
+"""A key nobody has heard of may have been made just now, by another process."""
+_ADDRESSES = 50_000
+"""Of callers whose keys were none, remembered for a minute."""
+
+
+class Access:
+    """Tells callers by their keys. One per process.
+
+    Args:
+        keyring: all keys. None: keys are not needed, and everybody may do everything, as often as he likes.
+        rates: counts what is done with them.
+        bootstrap: a key with all rights that is in no bucket. tokens: reads JWTs; None: none are taken.
+        failures_per_minute: of one address, until it is told to wait.
+    """
+
+    def __init__(
+        self,
+        keyring: Keyring | None = None,
+        *,
+        rates: Rates | None = None,
+        bootstrap: Token | None = None,
+        tokens: Tokens | None = None,
+        failures_per_minute: int = 60,
+    ) -> None:
+        self.required = keyring is not None
+        self.rates = rates or Rates.unlimited()
+        self._keyring = keyring
+        self._bootstrap = bootstrap
+        self._tokens = tokens
+        self._failures_per_minute = failures_per_minute
+        self._failures: TTLCache[str, int] = TTLCache(_ADDRESSES, ttl=60)
+        self._looking: asyncio.Task[None] | None = None
+
+    async def caller(self, sent: str | None, address: str) -> Caller:
+        """Whose key or token was sent, from that address.
+
+        Raises:
+            InvalidApiKey; RateLimited: after too many of these. Unavailable: nobody can tell.
+        """
+        if self._keyring is None:
+            return ANONYMOUS
+        try:
+            return await self._known_caller(self._keyring, sent, address)
+        except InvalidApiKey:
+            self._count_failure(address)
+            raise
+
+    async def _known_caller(self, keyring: Keyring, sent: str | None, address: str) -> Caller:
+        if sent is None:
+            raise InvalidApiKey("No API key was sent. Accepted: 'Authorization: Bearer sreg_…'.")
+        if self._tokens is not None and not sent.startswith("sreg_"):
+            self._check_patience(address)  # a signature takes longer to check than a key
+            return await run_in_threadpool(self._tokens.caller, sent)
+        token = parse_token(sent)
+        if token is None:
+            raise InvalidApiKey("This is no API key: mistyped, or cut short. Accepted: 'sreg_…', whole.")
+        if self._bootstrap is not None and hmac.compare_digest(str(token), str(self._bootstrap)):
+            return Caller(token.id, ANY_NAMESPACE, ALL_SCOPES)
+        return await self._key_caller(keyring, token, address)
+
+    async def _key_caller(self, keyring: Keyring, token: Token, address: str) -> Caller:
+        await self._refresh(keyring)
+        if keyring.find(token.id) is None:
+            self._check_patience(address)
+            await run_in_threadpool(keyring.look, longest_ago_seconds=_UNKNOWN_SECONDS)
+        key = keyring.find(token.id)
+        if not is_secret_of(key, token):
+            raise InvalidApiKey("This API key is not known here.")
+        assert key is not None
+        if (state := keyring.state(key)) != "active":
+            raise InvalidApiKey(f"This API key is {state}.")
+        keyring.used(token.id)
+        record = key.record
+        return Caller(
+            id=record.id,
+            namespace=record.namespace,
+            scopes=ALL_SCOPES & set(record.scopes),
+            requests_per_minute=record.requests_per_minute,
+            uploads_per_minute=record.uploads_per_minute,
+        )
+
+    async def _refresh(self, keyring: Keyring) -> None:
+        """Waits only where what is known may be wrong; else it is looked at beside the request."""
+        left = keyring.seconds_left
+        if left <= 0:
+            await run_in_threadpool(keyring.look, longest_ago_seconds=_UNKNOWN_SECONDS)
+        elif left < _LOOK_AHEAD_SECONDS and (self._looking is None or self._looking.done()):
+            self._looking = asyncio.create_task(self._look(keyring))
+
+    async def _look(self, keyring: Keyring) -> None:
+        try:
+            await run_in_threadpool(keyring.look, longest_ago_seconds=_UNKNOWN_SECONDS)
+        except Exception as error:  # noqa: BLE001 - whoever needs to know looks again, and is told
+            log.warning("keys.not_looked_at", error=type(error).__name__)
+
+    def _count_failure(self, address: str) -> None:
+        self._check_patience(address)
+        self._failures[address] = self._failures.get(address, 0) + 1
+
+    def _check_patience(self, address: str) -> None:
+        if self._failures.get(address, 0) >= self._failures_per_minute:
+            raise RateLimited(
+                f"Over {self._failures_per_minute} keys from this address that were none. "
+                "Wait a minute after the last one.",
+                retry_after_seconds=60,
+            ) from None
+
+
+class NoWayIn(Exception):
+    """Keys are needed, and there is none that could make others; for whoever runs us."""
+
+
+def open_access(
+    api: ApiSettings, access: AccessSettings, rates: RateSettings, registrar: Registrar
+) -> Access:
+    """As the settings say.
+
+    Raises:
+        NoWayIn, also where strangers would have one; Unavailable.
+    """
+    try:
+        required = access.required_at(api)
+    except ValueError as error:
+        raise NoWayIn(str(error)) from None
+    if not required:
+        return Access()
+    bootstrap = _bootstrap_token(access)
+    keyring = registrar.keyring
+    keyring.look()
+    if bootstrap is None and access.oidc_issuer is None and not _an_admin_in(keyring):
+        raise NoWayIn(
+            f"SPEAKER_API_HOST is {api.host!r} and API keys are needed; there is none yet that could make "
+            "others. `python -m services.registry_api new-key` prints one: give it by "
+            "SPEAKER_AUTH_BOOTSTRAP_KEY_FILE."
+        )
+    return Access(
+        keyring,
+        rates=Rates(registrar.index.ungated, rates),
+        bootstrap=bootstrap,
+        tokens=Tokens(access) if access.oidc_issuer else None,
+        failures_per_minute=rates.failures_per_minute,
+    )
+
+
+def _bootstrap_token(access: AccessSettings) -> Token | None:
+    if access.bootstrap is None:
+        return None
+    token = parse_token(access.bootstrap)
+    if token is None:
+        raise NoWayIn(
+            "SPEAKER_AUTH_BOOTSTRAP_KEY is no API key: mistyped, or not made by "
+            "`python -m services.registry_api new-key`."
+        )
+    return token
+
+
+def _an_admin_in(keyring: Keyring) -> bool:
+    return any(
+        "admin" in key.record.scopes and keyring.state(key) == "active" for key in keyring.all(ANY_NAMESPACE)
+    )

@@ -1,0 +1,26 @@
+"""Who asks: what is known of a caller once its key is. Knows no keys and no requests."""
+
+from dataclasses import dataclass
+
+from services.shared.api_keys import ALL_SCOPES, ANY_NAMESPACE
+
+OWN_NAMESPACE = "default"
+"""Of who names none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """One key, or one token's subject."""
+
+    id: str
+    """For logs and limits."""
+    namespace: str
+    """May be `ANY_NAMESPACE`."""
+    scopes: frozenset[str]
+    requests_per_minute: int | None = None
+    uploads_per_minute: int | None = None
+    """None: as many as every key may."""
+
+
+ANONYMOUS = Caller("anonymous", ANY_NAMESPACE, ALL_SCOPES)
+"""Where no key is needed."""

@@ -1,0 +1,162 @@
+"""API keys and what they may use: make, show, rotate, revoke; and the quota of who asks."""
+
+from typing import Annotated
+
+from fastapi import Path, Query, Request
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import Response
+
+from services.registry_api import examples, rendering
+from services.registry_api.answers import answer
+from services.registry_api.callers import Caller
+from services.registry_api.rates import REQUESTS, UPLOADS
+from services.registry_api.routing import Router
+from services.registry_api.rules import ADMIN, ANY_KEY
+from services.registry_api.wiring import After, CallerDep, Limit, NamespaceDep, Services, ServicesDep
+from services.shared.api_keys import ANY_NAMESPACE, ApiKey
+from services.shared.keyring import Keyring, key_not_found
+from speaker_registry.errors import PermissionDenied
+from speaker_registry.schemas import ApiKey as ShownKey
+from speaker_registry.schemas import ApiKeyRequest, Page, Quota, Usage
+
+router = Router(prefix="/v1", tags=["keys and quotas"])
+
+KeyId = Annotated[str, Path(description="8 letters and digits: what the key begins with after `sreg_`.")]
+MAX_GRACE_SECONDS = 90 * 86_400
+
+
+@router.post(
+    "/keys",
+    status_code=201,
+    responses=examples.NEW_KEY,
+    openapi_extra=examples.KEY_BODY,
+    dependencies=[ADMIN],
+)
+def create_key(
+    request: Request, services: ServicesDep, caller: CallerDep, namespace: NamespaceDep, wanted: ApiKeyRequest
+) -> Response:
+    """Make an API key. It is shown in this answer and never again.
+
+    A key for one namespace makes keys for that one; `*` (any) is for keys that are for any themselves.
+    """
+    keyring = services.registrar.keyring
+    token, made = keyring.make(
+        name=wanted.name,
+        namespace=_namespace_for(caller, namespace, wanted.namespace),
+        scopes=wanted.scopes,
+        created_by=caller.id,
+        expires_at=wanted.expires_at,
+        requests_per_minute=wanted.requests_per_minute,
+        uploads_per_minute=wanted.uploads_per_minute,
+    )
+    return answer(request, rendering.new_key(keyring, made, token), status=201, headers=_NOT_KEPT)
+
+
+def _namespace_for(caller: Caller, namespace: str, wanted: str | None) -> str:
+    if wanted is None:
+        return namespace
+    if caller.namespace not in {ANY_NAMESPACE, wanted}:
+        raise PermissionDenied(
+            f"'namespace' is {ascii(wanted)[:80]}; this API key makes keys for {caller.namespace!r}.",
+            param="namespace",
+        )
+    return wanted
+
+
+_NOT_KEPT = {"Cache-Control": "no-store"}
+
+
+@router.get("/keys", responses=examples.KEYS, dependencies=[ADMIN])
+def list_keys(
+    request: Request, services: ServicesDep, caller: CallerDep, limit: Limit = 20, after: After = ""
+) -> Response:
+    """API keys of the caller's namespace, or all if it is for any; oldest first, ended ones for a month."""
+    keyring = services.registrar.keyring
+    keyring.look()
+    keys = keyring.all(caller.namespace)
+    ids = [key.record.id for key in keys]
+    start = ids.index(after) + 1 if after in ids else 0
+    if after and not start:
+        raise key_not_found(after)
+    used = keyring.last_used()
+    shown = [rendering.key(keyring, key, used) for key in keys[start : start + limit]]
+    return answer(
+        request,
+        Page[ShownKey](
+            data=shown,
+            first_id=shown[0].id if shown else None,
+            last_id=shown[-1].id if shown else None,
+            has_more=len(keys) > start + limit,
+        ),
+    )
+
+
+@router.get("/keys/{key_id}", responses=examples.KEY, dependencies=[ADMIN])
+def get_key(request: Request, services: ServicesDep, caller: CallerDep, key_id: KeyId) -> Response:
+    """One API key."""
+    keyring = services.registrar.keyring
+    key = _find(keyring, caller, key_id)
+    return answer(request, rendering.key(keyring, key, keyring.last_used()))
+
+
+@router.delete("/keys/{key_id}", status_code=204, responses=examples.REVOKE_KEY, dependencies=[ADMIN])
+def revoke_key(services: ServicesDep, caller: CallerDep, key_id: KeyId) -> Response:
+    """Revoke an API key. Every API process refuses it within a second of this answer."""
+    keyring = services.registrar.keyring
+    _find(keyring, caller, key_id)
+    keyring.end(key_id, by=caller.id)
+    return Response(status_code=204)
+
+
+@router.post("/keys/{key_id}/rotate", status_code=201, responses=examples.NEW_KEY, dependencies=[ADMIN])
+def rotate_key(
+    request: Request,
+    services: ServicesDep,
+    caller: CallerDep,
+    key_id: KeyId,
+    grace_seconds: Annotated[
+        int, Query(ge=0, le=MAX_GRACE_SECONDS, description="So long the old key is still accepted.")
+    ] = 86_400,
+) -> Response:
+    """Make a key that is for the same as this one, which ends after a grace. Both are good until then.
+
+    One that was to expire is followed by one that lives as long as it was to live.
+    """
+    keyring = services.registrar.keyring
+    old = _find(keyring, caller, key_id)
+    token, made = keyring.rotate(old, grace_seconds=grace_seconds, by=caller.id)
+    return answer(request, rendering.new_key(keyring, made, token), status=201, headers=_NOT_KEPT)
+
+
+def _find(keyring: Keyring, caller: Caller, key_id: str) -> ApiKey:
+    """Raises `ApiKeyNotFound`, also for another namespace's."""
+    keyring.look()
+    key = keyring.find(key_id)
+    if key is None or caller.namespace not in {ANY_NAMESPACE, key.record.namespace}:
+        raise key_not_found(key_id)
+    return key
+
+
+@router.get("/quota", responses=examples.QUOTA, dependencies=[ANY_KEY])
+async def get_quota(
+    request: Request, services: ServicesDep, caller: CallerDep, namespace: NamespaceDep
+) -> Response:
+    """What is left of everything that is limited: to be asked before bulk work."""
+    usage = await run_in_threadpool(services.registrar.index.usage, namespace)
+    return answer(request, await _quota(services, caller, namespace, *usage))
+
+
+async def _quota(services: Services, caller: Caller, namespace: str, voices: int, stored: int) -> Quota:
+    settings, rates = services.registrar.settings, services.access.rates
+    own_requests, all_requests = await rates.standing(caller, namespace, REQUESTS)
+    own_uploads, all_uploads = await rates.standing(caller, namespace, UPLOADS)
+    return Quota(
+        namespace=namespace,
+        voices=Usage(used=voices, limit=settings.max_uploaded),
+        bytes=Usage(used=stored, limit=settings.max_stored_bytes),
+        max_clip_bytes=services.limits.max_bytes,
+        requests_per_minute=own_requests,
+        uploads_per_minute=own_uploads,
+        namespace_requests_per_minute=all_requests,
+        namespace_uploads_per_minute=all_uploads,
+    )

@@ -1,0 +1,168 @@
+"""What every route asks of its callers: what a key has to be for, or that anybody may ask.
+
+`create_app` refuses a route that says neither. Which namespace a request is about follows from the key: what
+is in another one is not found.
+"""
+
+from collections.abc import Iterable
+from typing import Annotated, Any
+
+import structlog
+from fastapi import FastAPI, Request, Security
+from fastapi.routing import RouteContext, iter_route_contexts
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer, SecurityScopes
+
+from services.registry_api.access import Access
+from services.registry_api.callers import OWN_NAMESPACE, Caller
+from services.registry_api.rates import MINUTE, REQUESTS, UPLOADS, Limit
+from services.shared.api_keys import ALL_SCOPES, ANY_NAMESPACE
+from services.shared.facts import is_namespace
+from speaker_registry.errors import PermissionDenied, RateLimited
+
+NAMESPACE_HEADER = "X-Speaker-Namespace"
+"""Which namespace a request is about, by keys that are for any."""
+
+_bearer = HTTPBearer(
+    auto_error=False,
+    scheme_name="ApiKey",
+    description="`Authorization: Bearer sreg_…`. Not needed where the registry listens on loopback only.",
+)
+
+
+def address_of(request: Request) -> str:
+    """Of the caller: whoever has an IPv6 network has as many addresses as he likes, so those count as one."""
+    host = request.client.host if request.client else ""
+    return ":".join(host.split(":")[:4]) if ":" in host else host
+
+
+async def _admit(
+    request: Request,
+    accepted: SecurityScopes,
+    authorization: Annotated[HTTPAuthorizationCredentials | None, Security(_bearer)],
+) -> None:
+    """Raises `InvalidApiKey`, `PermissionDenied`, `RateLimited`."""
+    access = access_of(request)
+    sent = authorization.credentials if authorization else None
+    caller = await access.caller(sent, address_of(request))
+    structlog.contextvars.bind_contextvars(key_id=caller.id)
+    request.scope["caller"] = caller
+    request.scope["namespace"] = _namespace_asked_for(caller, request.headers.get(NAMESPACE_HEADER))
+    await _count(request, access, REQUESTS)
+    if accepted.scopes and caller.scopes.isdisjoint(accepted.scopes):
+        raise PermissionDenied(
+            f"This API key is for {_listed(caller.scopes)}; needed: {' or '.join(accepted.scopes)}."
+        )
+
+
+async def _count_upload(request: Request) -> None:
+    """Raises `RateLimited`."""
+    await _count(request, access_of(request), UPLOADS)
+
+
+async def _count(request: Request, access: Access, what: str) -> None:
+    """Against the limits of key and namespace. The answer says how the key's requests stand, or what was
+    exceeded.
+    """
+    limits = access.rates.limits_of(request.scope["caller"], request.scope["namespace"], what)
+    for number, limit in enumerate(limits):
+        try:
+            rate = await access.rates.take(limit)
+        except RateLimited as error:
+            _say(request, limit, 0, int(error.retry_after_seconds or 0))
+            raise
+        if what == REQUESTS and number == 0:
+            _say(request, limit, rate.remaining, rate.reset_seconds)
+
+
+def _say(request: Request, limit: Limit, remaining: int | None, reset_seconds: int) -> None:
+    if limit.per_minute is None:
+        return
+    request.scope["answer_headers"] = [
+        (b"ratelimit-limit", b"%d" % limit.per_minute),
+        (b"ratelimit-remaining", b"%d" % (remaining or 0)),
+        (b"ratelimit-reset", b"%d" % reset_seconds),
+        (b"ratelimit-policy", b"%d;w=%d" % (limit.per_minute, MINUTE)),
+    ]
+
+
+def access_of(request: Request) -> Access:
+    access = request.app.state.access
+    assert isinstance(access, Access)
+    return access
+
+
+def _listed(scopes: Iterable[str]) -> str:
+    return ", ".join(sorted(scopes)) or "nothing"
+
+
+def _namespace_asked_for(caller: Caller, header: str | None) -> str:
+    if caller.namespace == ANY_NAMESPACE:
+        asked = header if header is not None else OWN_NAMESPACE
+        if not is_namespace(asked):
+            raise PermissionDenied(
+                f"{NAMESPACE_HEADER} is {ascii(asked)[:80]}; accepted: 1 to 32 of a-z, 0-9 and '-'.",
+                param=NAMESPACE_HEADER,
+            )
+        return asked
+    if header is not None and header != caller.namespace:
+        raise PermissionDenied(
+            f"{NAMESPACE_HEADER} is {ascii(header)[:80]}; this API key is for {caller.namespace!r}.",
+            param=NAMESPACE_HEADER,
+        )
+    return caller.namespace
+
+
+def needs(*scopes: str) -> Any:
+    """Of a route: keys for any one of these may ask; without scopes, every key."""
+    assert ALL_SCOPES.issuperset(scopes), scopes
+    return Security(_admit, scopes=scopes)
+
+
+COUNTED_UPLOAD = Security(_count_upload)
+"""Of a route, after its rule: it takes an upload."""
+
+
+async def _anybody() -> None:
+    """Of a route: no key is needed."""
+
+
+PUBLIC = Security(_anybody)
+
+VOICES_READ = needs("voices:read", "engine")
+VOICES_WRITE = needs("voices:write")
+VOICES_DELETE = needs("voices:delete")
+ARTIFACTS_READ = needs("artifacts:read", "engine")
+JOBS_READ = needs("jobs:read", "engine")
+JOBS_WRITE = needs("jobs:write", "engine")
+ADMIN = needs("admin")
+METRICS = needs("jobs:read", "admin")
+ANY_KEY = needs()
+
+
+_DOCUMENTATION = frozenset({"/openapi.json", "/docs", "/docs/oauth2-redirect", "/static-offline-docs"})
+"""What the framework brings: the same for everybody, and no secret."""
+
+
+def accepted_scopes(route: RouteContext) -> frozenset[str] | None:
+    """Keys for one of these may ask; empty: every key; None: anybody.
+
+    Raises:
+        ValueError: the route does not say.
+    """
+    for dependency in route.dependencies or ():
+        if dependency.dependency is _anybody:
+            return None
+        if dependency.dependency is _admit:
+            return frozenset(getattr(dependency, "scopes", None) or ())
+    raise ValueError(f"{sorted(route.methods or ())} {route.path} has no rule: see `rules.needs`")
+
+
+def our_routes(app: FastAPI) -> list[RouteContext]:
+    """Without the documentation."""
+    return [route for route in iter_route_contexts(app.routes) if route.path not in _DOCUMENTATION]
+
+
+def check_rules(app: FastAPI) -> None:
+    """Every route has a rule. Raises ValueError."""
+    for route in our_routes(app):
+        accepted_scopes(route)

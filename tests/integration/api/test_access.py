@@ -1,0 +1,635 @@
+"""Who may do what: every route × every scope × own and foreign namespace, and what strangers are told."""
+
+import re
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import APIRouter
+from pydantic import SecretStr, ValidationError
+
+from services.registry_api import rules
+from services.registry_api.access import NoWayIn, open_access
+from services.registry_api.rules import accepted_scopes, check_rules, our_routes
+from services.shared.api_keys import ALL_SCOPES, Token, new_token
+from services.shared.settings import AccessSettings, ApiSettings, RateSettings
+from tests.integration.api.conftest import Start, empty
+from tests.integration.api.registry import CLIP, PROFILE, Registry, until
+
+BOOTSTRAP = new_token()
+CLOSED = AccessSettings(bootstrap_key=SecretStr(str(BOOTSTRAP)))
+"""Keys are needed."""
+PATIENT = RateSettings(failures_per_minute=1_000_000)
+
+
+def bearer(token: object, **more: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {token}", **more}
+
+
+@pytest.fixture
+def closed(start: Start) -> Registry:
+    """A registry that asks for keys."""
+    return start(access=CLOSED)
+
+
+def key(registry: Registry, *scopes: str, **said: Any) -> str:
+    """A new one, made by the bootstrap key."""
+    asked = {"name": "test", "scopes": scopes or sorted(ALL_SCOPES), **said}
+    response = registry.client.post("/v1/keys", json=asked, headers=bearer(BOOTSTRAP))
+    assert response.status_code == 201, response.text
+    made: str = response.json()["key"]
+    return made
+
+
+# -- the matrix
+
+
+EXPECTED = {
+    "GET /v1/audio/voices": {"voices:read", "engine"},
+    "POST /v1/audio/voices": {"voices:write"},
+    "DELETE /v1/audio/voices/{name}": {"voices:delete"},
+    "GET /v1/audio/voices/{name}/cache": {"voices:read", "engine"},
+    "POST /v1/audio/voices/{name}/cache": {"jobs:write", "engine"},
+    "GET /v1/voices": {"voices:read", "engine"},
+    "GET /v1/voices/{name}": {"voices:read", "engine"},
+    "DELETE /v1/voices/{name}": {"voices:delete"},
+    "GET /v1/voices/{name}/versions": {"voices:read", "engine"},
+    "GET /v1/voices/{name}/versions/{ref}": {"voices:read", "engine"},
+    "GET /v1/voices/{name}/versions/{ref}/artifacts": {"artifacts:read", "engine"},
+    "GET /v1/voices/{name}/versions/{ref}/artifacts/{profile}": {"artifacts:read", "engine"},
+    "GET /v1/voices/{name}/versions/{ref}/artifacts/{profile}/file": {"artifacts:read", "engine"},
+    "PUT /v1/voices/{name}/versions/{ref}/artifacts/{profile}": {"voices:write"},
+    "GET /v1/jobs": {"jobs:read", "engine"},
+    "GET /v1/jobs/{job_id}": {"jobs:read", "engine"},
+    "GET /v1/profiles": set(ALL_SCOPES),
+    "GET /v1/quota": set(ALL_SCOPES),
+    "GET /v1/keys": {"admin"},
+    "POST /v1/keys": {"admin"},
+    "GET /v1/keys/{key_id}": {"admin"},
+    "DELETE /v1/keys/{key_id}": {"admin"},
+    "POST /v1/keys/{key_id}/rotate": {"admin"},
+    "GET /metrics": {"jobs:read", "admin"},
+    "GET /healthz": None,
+    "GET /readyz": None,
+}
+"""Keys for any one of these may ask; None: anybody. Written down a second time, so that nobody opens a route
+by mistake.
+"""
+OWNED = re.compile(r"\{(name|job_id|key_id)\}")
+"""Paths of what somebody owns."""
+
+
+@dataclass
+class Tenant:
+    """What one namespace has."""
+
+    namespace: str
+    keys: dict[str, str]
+    """Scope -> a key for that alone."""
+    values: dict[str, str]
+    """Of its voice: what paths are filled with."""
+
+
+def tenant(registry: Registry, namespace: str) -> Tenant:
+    keys = {scope: key(registry, scope, namespace=namespace) for scope in sorted(ALL_SCOPES)}
+    headers = bearer(BOOTSTRAP, **{rules.NAMESPACE_HEADER: namespace})
+    name = f"{namespace}s-voice"
+    voice = registry.upload(name, headers=headers)
+    registry.worker.finish_all(name, namespace=namespace)
+    key_id = keys["audio:read"].split("_")[1]
+    values = {
+        "name": name,
+        "ref": "1",
+        "profile": PROFILE,
+        "job_id": voice["job_id"],
+        "key_id": key_id,
+    }
+    return Tenant(namespace, keys, values)
+
+
+@pytest.fixture(scope="module")
+def tenants(
+    tmp_path_factory: pytest.TempPathFactory, valkey: Any, decoder: Any
+) -> Iterator[tuple[Registry, Tenant, Tenant]]:
+    """Two on one registry."""
+    folder = tmp_path_factory.mktemp("tenants")
+    with Registry(folder, empty(valkey, 12), decoder, access=CLOSED, rates=PATIENT) as registry:
+        yield registry, tenant(registry, "ours"), tenant(registry, "theirs")
+
+
+def operations() -> list[str]:
+    return sorted(EXPECTED)
+
+
+def ask(registry: Registry, operation: str, values: dict[str, str], token: str | None) -> httpx.Response:
+    """A request that would do what it says, were it allowed."""
+    method, template = operation.split()
+    path = template.format(**values)
+    options: dict[str, Any] = {"headers": bearer(token) if token else {}}
+    if operation == "POST /v1/keys":
+        options["json"] = {"name": "x", "scopes": ["engine"]}
+    if operation == "POST /v1/audio/voices":
+        options |= {"data": {"name": "new", "consent": "c"}, "files": {"audio_sample": CLIP}}
+    if method == "PUT":
+        options["content"] = b"no safetensors"
+    if template.endswith("/cache") and method == "POST":
+        options["params"] = {"wait": 0}
+    return registry.client.request(method, path, **options)
+
+
+def test_every_route_has_a_rule(registry: Registry):
+    """And it is the one that was meant; HEAD has the rule of its GET."""
+    found = {}
+    for route in our_routes(registry.app):
+        scopes = accepted_scopes(route)
+        for method in route.methods or ():
+            found[f"{method} {route.path}"] = set(ALL_SCOPES) if scopes == frozenset() else scopes
+    heads = {f"HEAD{what[3:]}": scopes for what, scopes in EXPECTED.items() if what.startswith("GET")}
+    assert found == EXPECTED | heads
+
+
+def test_a_route_without_a_rule_is_no_route(start: Start):
+    """The process does not come up with it."""
+    app = start().app
+    router = APIRouter()
+
+    @router.get("/v1/forgotten")
+    def forgotten() -> None:
+        pass
+
+    app.include_router(router)
+    with pytest.raises(ValueError, match="/v1/forgotten has no rule"):
+        check_rules(app)
+
+
+@pytest.mark.parametrize("operation", operations())
+def test_strangers_stay_out(tenants: tuple[Registry, Tenant, Tenant], operation: str):
+    """Without a key, with a mistyped one, and with one that nobody made."""
+    registry, ours, _ = tenants
+    expected = EXPECTED[operation]
+    for token in (None, str(new_token())[:-1] + "_", str(new_token())):
+        response = ask(registry, operation, ours.values, token)
+        if expected is None:
+            assert response.status_code in {200, 503}
+            continue
+        assert response.status_code == 401
+        assert response.headers["WWW-Authenticate"].startswith("Bearer")
+        error = response.json()["error"]
+        assert "invalid_api_key" in {error["code"], error.get("reason")}
+        assert error["type"] in {"authentication_error", "AuthenticationError"}
+
+
+@pytest.mark.parametrize(("operation", "scope"), list(product(operations(), sorted(ALL_SCOPES))))
+def test_a_key_is_for_what_it_says(tenants: tuple[Registry, Tenant, Tenant], operation: str, scope: str):
+    """Own and foreign: what it is not for is refused; what is another's is not there."""
+    registry, ours, theirs = tenants
+    expected = EXPECTED[operation]
+    foreign = ask(registry, operation, theirs.values, ours.keys[scope])
+    # What would take something away is asked of what is not there: the rule comes first.
+    destroys = operation.startswith("DELETE") or operation.endswith("rotate")
+    values = {**ours.values, "name": "nobody", "key_id": "nokeyid0"} if destroys else ours.values
+    own = ask(registry, operation, values, ours.keys[scope])
+    if expected is not None and scope not in expected:
+        for response in (own, foreign):
+            assert response.status_code == 403
+            assert f"for {scope}" in response.json()["error"]["message"]
+    elif OWNED.search(operation):
+        assert foreign.status_code == 404
+        assert own.status_code == (
+            404 if destroys else 422 if operation.startswith("PUT") else own.status_code
+        )
+        assert own.status_code < 500
+        assert destroys or own.status_code != 404
+    else:
+        assert own.status_code in {200, 201}
+
+
+def test_lists_hold_what_is_ones_own(tenants: tuple[Registry, Tenant, Tenant]):
+    """Voices, jobs and keys of another namespace are in none."""
+    registry, ours, theirs = tenants
+    for operation in ("GET /v1/audio/voices", "GET /v1/voices", "GET /v1/jobs", "GET /v1/keys"):
+        for mine, other in ((ours, theirs), (theirs, ours)):
+            said = "".join(
+                ask(registry, operation, mine.values, mine.keys[scope]).text
+                for scope in ("voices:read", "jobs:read", "admin")
+            )
+            assert mine.values["name"] in said or mine.values["key_id"] in said
+            assert other.values["name"] not in said
+            assert other.values["key_id"] not in said
+
+
+def test_what_is_anothers_cannot_be_told_from_what_is_not(tenants: tuple[Registry, Tenant, Tenant]):
+    """Word for word, but for the name that was asked for."""
+    registry, ours, theirs = tenants
+    for operation in (one for one in operations() if OWNED.search(one)):
+        scope = sorted(EXPECTED[operation] or ())[0]
+        nothing = {**theirs.values, "name": "nobody", "job_id": "job_0", "key_id": "nokeyid0"}
+        said = []
+        for values in (theirs.values, nothing):
+            response = ask(registry, operation, values, ours.keys[scope])
+            error = {**response.json()["error"], "request_id": None}
+            text = str(error)
+            for name in ("name", "job_id", "key_id"):
+                text = text.replace(values[name], "…")
+            said.append((response.status_code, text))
+        assert said[0] == said[1], operation
+
+
+def test_two_namespaces_may_use_one_name(closed: Registry):
+    """Each has its own voice of it, and deleting one leaves the other."""
+    mine, yours = (key(closed, namespace=namespace) for namespace in ("mine", "yours"))
+    for token in (mine, yours):
+        closed.upload("Alice", headers=bearer(token))
+    assert closed.client.delete("/v1/voices/alice", headers=bearer(mine)).status_code == 204
+    assert closed.client.get("/v1/voices/alice", headers=bearer(mine)).status_code == 404
+    assert closed.client.get("/v1/voices/alice", headers=bearer(yours)).status_code == 200
+
+
+# -- namespaces
+
+
+def test_a_key_for_any_namespace_names_it(closed: Registry):
+    """`default` without; one bound to another is not moved by the header."""
+    closed.upload("alice", headers=bearer(BOOTSTRAP, **{rules.NAMESPACE_HEADER: "tenant"}))
+    get = closed.client.get
+    assert get("/v1/voices/alice", headers=bearer(BOOTSTRAP)).status_code == 404
+    there = bearer(BOOTSTRAP, **{rules.NAMESPACE_HEADER: "tenant"})
+    assert get("/v1/voices/alice", headers=there).status_code == 200
+    bound = key(closed, namespace="tenant")
+    assert get("/v1/voices/alice", headers=bearer(bound)).status_code == 200
+    other = get("/v1/voices/alice", headers=bearer(bound, **{rules.NAMESPACE_HEADER: "default"}))
+    assert other.status_code == 403
+    assert "this API key is for 'tenant'" in other.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("namespace", ["", "*", "a/b", "UP", "x" * 33])
+def test_a_namespace_that_cannot_be_is_refused(closed: Registry, namespace: str):
+    response = closed.client.get(
+        "/v1/voices", headers=bearer(BOOTSTRAP, **{rules.NAMESPACE_HEADER: namespace})
+    )
+    assert response.status_code == 403
+    assert repr(namespace) in response.json()["error"]["message"]
+
+
+# -- keys
+
+
+def test_a_key_is_shown_once(closed: Registry):
+    """Its id, what it is for and when it was used are shown always."""
+    token = key(closed, "engine", name="fleet", expires_at=4_000_000_000)
+    key_id = token.split("_")[1]
+    closed.client.get("/v1/voices", headers=bearer(token))
+    shown = closed.client.get(f"/v1/keys/{key_id}", headers=bearer(BOOTSTRAP))
+    assert token.split("_")[2] not in shown.text
+    body = shown.json()
+    assert {name: body[name] for name in ("name", "namespace", "scopes", "state", "expires_at")} == {
+        "name": "fleet",
+        "namespace": "default",
+        "scopes": ["engine"],
+        "state": "active",
+        "expires_at": 4_000_000_000,
+    }
+    assert body["created_by"] == BOOTSTRAP.id
+    assert body["last_used_at"] == pytest.approx(time.time(), abs=10)
+    assert shown.headers["Cache-Control"] == "private, no-cache"
+
+
+def test_the_answer_that_shows_a_key_is_kept_nowhere(closed: Registry):
+    asked = {"name": "x", "scopes": ["engine"]}
+    response = closed.client.post("/v1/keys", json=asked, headers=bearer(BOOTSTRAP))
+    assert response.headers["Cache-Control"] == "no-store"
+
+
+def test_a_revoked_key_is_refused(closed: Registry):
+    """From the answer on by this process; within a second by the others."""
+    token = key(closed)
+    get = closed.client.get
+    assert get("/v1/voices", headers=bearer(token)).status_code == 200
+    key_id = token.split("_")[1]
+    assert closed.client.delete(f"/v1/keys/{key_id}", headers=bearer(BOOTSTRAP)).status_code == 204
+    refused = get("/v1/voices", headers=bearer(token))
+    assert refused.status_code == 401
+    assert refused.json()["error"]["message"] == "This API key is revoked."
+    shown = closed.client.get(f"/v1/keys/{key_id}", headers=bearer(BOOTSTRAP)).json()
+    assert shown["state"] == "revoked"
+    assert shown["expires_at"] == pytest.approx(time.time(), abs=10)
+
+
+def test_another_process_refuses_a_revoked_key_within_a_second(start: Start, valkey: Any):
+    """While it is being used there all the time."""
+    url = empty(valkey, 13)
+    one = start(url, access=CLOSED)
+    other = start(url, access=CLOSED, rates=PATIENT, folder=one.folder)
+    token = key(one)
+
+    def status() -> int:
+        return other.client.get("/v1/profiles", headers=bearer(token)).status_code
+
+    assert status() == 200  # made by another process a moment ago
+    with ThreadPoolExecutor(1) as pool:
+        answers = pool.submit(lambda: [(time.monotonic(), status()) for _ in range(600)])
+        time.sleep(0.3)
+        one.client.delete(f"/v1/keys/{token.split('_')[1]}", headers=bearer(BOOTSTRAP))
+        revoked_at = time.monotonic()
+        late = [code for at, code in answers.result() if at > revoked_at + 1]
+    until(lambda: status() == 401)
+    assert set(late) <= {401}
+    assert time.monotonic() - revoked_at < 30
+
+
+def test_an_expired_key_is_refused(closed: Registry):
+    token = key(closed, expires_at=int(time.time()) + 2)
+    assert closed.client.get("/v1/voices", headers=bearer(token)).status_code == 200
+    until(lambda: closed.client.get("/v1/voices", headers=bearer(token)).status_code == 401)
+    said = closed.client.get("/v1/voices", headers=bearer(token)).json()["error"]["message"]
+    assert said == "This API key is expired."
+
+
+def test_a_rotated_key_and_its_successor_are_both_good(closed: Registry):
+    """Until the grace is over; the successor is for the same."""
+    token = key(closed, "engine", "jobs:read", namespace="tenant", requests_per_minute=500)
+    key_id = token.split("_")[1]
+    path = f"/v1/keys/{key_id}/rotate"
+    made = closed.client.post(path, params={"grace_seconds": 2}, headers=bearer(BOOTSTRAP)).json()
+    assert (made["namespace"], made["scopes"]) == ("tenant", ["engine", "jobs:read"])
+    assert made["requests_per_minute"] == 500
+    both = (token, made["key"])
+    assert [closed.client.get("/v1/jobs", headers=bearer(one)).status_code for one in both] == [200, 200]
+    until(lambda: closed.client.get("/v1/jobs", headers=bearer(token)).status_code == 401)
+    assert closed.client.get("/v1/jobs", headers=bearer(made["key"])).status_code == 200
+
+
+def test_a_namespaces_admin_makes_keys_for_it_alone(closed: Registry):
+    """Of any scope; not for another namespace, and not for all."""
+    admin = key(closed, "admin", namespace="tenant")
+    post = closed.client.post
+    asked = {"name": "x", "scopes": ["voices:write"]}
+    made = post("/v1/keys", json=asked, headers=bearer(admin))
+    assert made.json()["namespace"] == "tenant"
+    for namespace in ("default", "*"):
+        refused = post("/v1/keys", json={**asked, "namespace": namespace}, headers=bearer(admin))
+        assert refused.status_code == 403
+        assert repr(namespace) in refused.json()["error"]["message"]
+    bootstrap_id = f"/v1/keys/{BOOTSTRAP.id}"
+    assert closed.client.get(bootstrap_id, headers=bearer(admin)).status_code == 404
+
+
+def test_keys_come_in_pages(closed: Registry):
+    """None twice, none left out."""
+    made = {key(closed, "engine").split("_")[1] for _ in range(5)}
+    found, after = [], ""
+    for _ in range(3):
+        page = closed.client.get(
+            "/v1/keys", params={"limit": 2, "after": after}, headers=bearer(BOOTSTRAP)
+        ).json()
+        found += [one["id"] for one in page["data"]]
+        after = page["last_id"]
+    assert not page["has_more"]
+    assert set(found) == made
+    assert len(found) == 5
+    lost = closed.client.get("/v1/keys", params={"after": "nokeyid0"}, headers=bearer(BOOTSTRAP))
+    assert lost.status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("asked", "param"),
+    [
+        ({"scopes": ["engine"]}, "name"),
+        ({"name": "", "scopes": ["engine"]}, "name"),
+        ({"name": "x", "scopes": []}, "scopes"),
+        ({"name": "x", "scopes": ["voices:erase"]}, "voices:erase"),
+        ({"name": "x", "scopes": ["engine"], "expires_at": 5}, "expires_at"),
+        ({"name": "x", "scopes": ["engine"], "namespace": "A B"}, "namespace"),
+        ({"name": "x", "scopes": ["engine"], "secret": "mine"}, "secret"),
+        ({"name": "x", "scopes": ["engine"], "requests_per_minute": 0}, "requests_per_minute"),
+    ],
+)
+def test_a_key_that_cannot_be_made_is_refused(closed: Registry, asked: dict[str, Any], param: str):
+    """With what is wrong."""
+    response = closed.client.post("/v1/keys", json=asked, headers=bearer(BOOTSTRAP))
+    assert response.status_code == 400
+    assert param in response.json()["error"]["message"]
+
+
+def test_secrets_are_in_no_log(closed: Registry, capsys: pytest.CaptureFixture[str]):
+    """Whatever is done with them."""
+    token = key(closed)
+    wrong = Token(token.split("_")[1], new_token().secret)
+    for one in (token, str(wrong), str(BOOTSTRAP)):
+        closed.client.get("/v1/voices", headers=bearer(one))
+        closed.client.get("/v1/voices", params={"api_key": one}, headers=bearer(one))
+    logged = capsys.readouterr()
+    for secret in (token.split("_")[2], wrong.secret, BOOTSTRAP.secret):
+        assert secret not in logged.out + logged.err
+    assert token.split("_")[1] in logged.out
+
+
+@pytest.mark.parametrize(
+    "header", ["Bearer", "Bearer x ,y", "Basic dTpw", "sreg_x", "Bearer a b", "Bearer é"]
+)
+def test_a_header_that_is_no_bearer_is_no_key(closed: Registry, header: str):
+    response = closed.client.get("/v1/voices", headers={"Authorization": header.encode()})
+    assert response.status_code == 401
+
+
+def test_many_wrong_keys_from_one_address_have_to_wait(start: Start):
+    """A good one from there is still good: others may sit behind the same address."""
+    closed = start(access=CLOSED, rates=RateSettings(failures_per_minute=5))
+    codes = [closed.client.get("/v1/voices", headers=bearer(new_token())).status_code for _ in range(8)]
+    assert codes == [401] * 5 + [429] * 3
+    refused = closed.client.get("/v1/voices")
+    assert refused.status_code == 429
+    assert refused.headers["Retry-After"] == "60"
+    assert closed.client.get("/v1/voices", headers=bearer(BOOTSTRAP)).status_code == 200
+
+
+# -- limits and quotas
+
+
+def stop_the_minute(*registries: Registry) -> None:
+    """Limits begin anew with each, which must not be in the middle of a test."""
+    for registry in registries:
+        registry.app.state.access.rates.now = lambda: 1_775_133_885.0
+
+
+def test_requests_are_limited_by_key(start: Start):
+    """And by each answer it is said how they stand."""
+    closed = start(access=CLOSED)
+    token = key(closed, requests_per_minute=5)
+    stop_the_minute(closed)
+    answers = [closed.client.get("/v1/profiles", headers=bearer(token)) for _ in range(7)]
+    assert [one.status_code for one in answers] == [200] * 5 + [429] * 2
+    assert [one.headers["RateLimit-Remaining"] for one in answers] == ["4", "3", "2", "1", "0", "0", "0"]
+    assert {one.headers["RateLimit-Limit"] for one in answers} == {"5"}
+    assert {one.headers["RateLimit-Policy"] for one in answers} == {"5;w=60"}
+    assert answers[-1].headers["Retry-After"] == answers[-1].headers["RateLimit-Reset"]
+    assert answers[-1].json()["error"]["code"] == "rate_limited"
+    assert closed.client.get("/v1/profiles", headers=bearer(key(closed))).status_code == 200
+
+
+def test_processes_share_a_limit(start: Start, valkey: Any):
+    """Two of them serve as many as one."""
+    url = empty(valkey, 13)
+    one = start(url, access=CLOSED)
+    other = start(url, access=CLOSED, folder=one.folder)
+    token = key(one, requests_per_minute=20)
+    stop_the_minute(one, other)
+    codes = [
+        registry.client.get("/v1/profiles", headers=bearer(token)).status_code
+        for _ in range(15)
+        for registry in (one, other)
+    ]
+    assert codes.count(200) == 20
+
+
+def test_uploads_are_limited_apart(start: Start):
+    """By key and by namespace; on vLLM-Omni's route it is 429 as well."""
+    closed = start(access=CLOSED, rates=RateSettings(uploads_per_minute=3, namespace_uploads_per_minute=4))
+    stop_the_minute(closed)
+    first, second = key(closed), key(closed)
+    codes = [closed.post_voice(f"v{n}", headers=bearer(first)).status_code for n in range(4)]
+    assert codes == [200, 200, 200, 429]
+    codes = [closed.post_voice(f"w{n}", headers=bearer(second)).status_code for n in range(2)]
+    assert codes == [200, 429]
+    refused = closed.post_voice("x", headers=bearer(second))
+    assert refused.json()["error"]["reason"] == "rate_limited"
+    assert "this namespace" in refused.json()["error"]["message"]
+    assert closed.client.get("/v1/voices", headers=bearer(first)).status_code == 200
+
+
+def test_the_quota_says_what_is_left(start: Start):
+    """Before bulk work."""
+    closed = start(access=CLOSED, max_uploaded=7, max_stored_bytes=10 * len(CLIP))
+    token = key(closed, requests_per_minute=100)
+    stop_the_minute(closed)
+    closed.upload("alice", headers=bearer(token))
+    quota = closed.client.get("/v1/quota", headers=bearer(token)).json()
+    assert quota["voices"] == {"used": 1, "limit": 7}
+    assert quota["bytes"] == {"used": len(CLIP), "limit": 10 * len(CLIP)}
+    assert quota["requests_per_minute"]["remaining"] == 98
+    assert quota["uploads_per_minute"]["remaining"] == 599
+    assert quota["namespace_requests_per_minute"]["limit"] is None
+    assert quota["max_clip_bytes"] == 10 * 1024**2
+
+
+def test_bytes_are_limited_by_namespace(start: Start):
+    """What is deleted makes room."""
+    open_to_all = start(max_stored_bytes=2 * len(CLIP) + 10)
+    for name in ("a", "b"):
+        open_to_all.upload(name)
+    refused = open_to_all.post_voice("c")
+    assert refused.status_code == 400  # as vLLM-Omni answers any upload that it does not take
+    assert refused.json()["error"]["reason"] == "quota_exceeded"
+    assert str(2 * len(CLIP) + 10) in refused.json()["error"]["message"]
+    open_to_all.client.delete("/v1/voices/a")
+    open_to_all.upload("c")
+    assert open_to_all.client.get("/v1/quota").json()["bytes"]["used"] == 2 * len(CLIP)
+
+
+def test_limits_do_not_apply_where_no_key_is_needed(start: Start):
+    """There is nobody to tell apart."""
+    open_to_all = start(rates=RateSettings(requests_per_minute=2))
+    answers = [open_to_all.client.get("/v1/profiles") for _ in range(5)]
+    assert {one.status_code for one in answers} == {200}
+    assert "RateLimit-Limit" not in answers[0].headers
+    assert open_to_all.client.get("/v1/quota").json()["requests_per_minute"]["limit"] is None
+
+
+def test_without_redis_reads_go_on(start: Start, valkey: Any, monkeypatch: pytest.MonkeyPatch):
+    """Keys are read from the bucket, and nothing is counted."""
+    closed = start(access=CLOSED)
+    token = key(closed, requests_per_minute=100)
+    closed.ready("alice", headers=bearer(token))
+
+    def away(*_: object, **__: object) -> None:
+        raise ConnectionError
+
+    index = closed.registrar.index
+    for client in (index.redis, index.ungated):
+        client.connection_pool.disconnect()
+        monkeypatch.setattr(client.connection_pool, "connection_kwargs", {"path": "/nowhere.sock"})
+    time.sleep(1)
+    assert closed.client.get("/v1/voices/alice", headers=bearer(token)).status_code == 200
+    assert closed.client.get("/v1/voices/alice", headers=bearer(new_token())).status_code == 401
+
+
+# -- the way in
+
+
+def test_beyond_loopback_the_registry_needs_keys(registry: Registry):
+    """It does not come up where nobody could come in, or everybody."""
+    world = ApiSettings(host="0.0.0.0")
+    with pytest.raises(NoWayIn, match="API keys are needed; there is none yet"):
+        open_access(world, AccessSettings(), RateSettings(), registry.registrar)
+    with pytest.raises(NoWayIn, match="listens on loopback only"):
+        open_access(world, AccessSettings(required=False), RateSettings(), registry.registrar)
+    assert open_access(world, CLOSED, RateSettings(), registry.registrar).required
+
+
+def test_a_key_from_before_is_a_way_in(start: Start):
+    """Made on loopback, where nobody needs one. One that cannot make others is none."""
+    open_to_all = start()
+    world = ApiSettings(host="::")
+    for scopes, enough in ((["engine"], False), (["admin"], True)):
+        open_to_all.client.post("/v1/keys", json={"name": "x", "scopes": scopes}).raise_for_status()
+        if enough:
+            assert open_access(world, AccessSettings(), RateSettings(), open_to_all.registrar).required
+        else:
+            with pytest.raises(NoWayIn):
+                open_access(world, AccessSettings(), RateSettings(), open_to_all.registrar)
+
+
+@pytest.mark.parametrize("text", ["hunter2", str(BOOTSTRAP)[:-1]])
+def test_a_bootstrap_key_that_is_none_is_refused(registry: Registry, text: str):
+    """Without being shown."""
+    with pytest.raises(NoWayIn, match="new-key") as caught:
+        open_access(
+            ApiSettings(), AccessSettings(bootstrap_key=SecretStr(text)), RateSettings(), registry.registrar
+        )
+    assert text not in str(caught.value)
+
+
+def test_one_may_ask_for_keys_on_loopback(start: Start):
+    """And then they are needed."""
+    closed = start(access=CLOSED)
+    assert closed.client.get("/v1/voices").status_code == 401
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"bootstrap_key": "a", "bootstrap_key_file": "/etc/hostname"},
+        {"oidc_issuer": "https://issuer.example"},
+        {"oidc_audience": "speaker-registry"},
+        {"oidc_issuer": "http://issuer.example", "oidc_audience": "x"},
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(given: dict[str, Any]):
+    with pytest.raises(ValidationError):
+        AccessSettings(**given)
+
+
+# -- headers
+
+
+@pytest.mark.parametrize("path", ["/v1/voices", "/healthz", "/v1/nothing", "/docs", "/openapi.json"])
+def test_browsers_are_told_to_be_careful(registry: Registry, path: str):
+    """Every answer, an error too."""
+    headers = registry.client.get(path).headers
+    assert headers["X-Content-Type-Options"] == "nosniff"
+    assert "frame-ancestors 'none'" in headers["Content-Security-Policy"]
+    assert headers["Referrer-Policy"] == "no-referrer"
+    assert "Access-Control-Allow-Origin" not in headers
+
+
+def test_a_web_page_of_another_origin_gets_no_permission(registry: Registry):
+    """CORS is off."""
+    asked = {"Origin": "https://evil.example", "Access-Control-Request-Method": "GET"}
+    response = registry.client.options("/v1/voices", headers=asked)
+    assert response.status_code == 405
+    assert not [name for name in response.headers if name.startswith("access-control")]

@@ -1,0 +1,256 @@
+"""API keys in bucket, Redis and memory, on a real Valkey and a real local folder."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.shared import keyring as keyring_module
+from services.shared.api_keys import ApiKey, Token, is_secret_of
+from services.shared.keyring import FRESH_SECONDS, KEPT_SECONDS, Keyring
+from services.shared.opening import AtOnce
+from services.shared.valkey import ValkeyServer
+from speaker_registry.errors import ApiKeyNotFound, InvalidRequest, QuotaExceeded, Unavailable
+from tests.integration.storage import Border, Storage
+
+
+@pytest.fixture
+def storage(tmp_path: Path, valkey: ValkeyServer, redis_client: object) -> Iterator[Storage]:
+    with Storage(tmp_path / "bucket", valkey.url) as storage:
+        yield storage
+
+
+def process(storage: Storage) -> Keyring:
+    """The keys as another API process knows them."""
+    return Keyring(storage.store, storage.index, storage.clock, AtOnce())
+
+
+def make(keys: Keyring, **said: Any) -> tuple[Token, ApiKey]:
+    given = {"name": "engines", "namespace": "default", "scopes": ["engine"], "created_by": "test", **said}
+    return keys.make(**given)
+
+
+def state(keys: Keyring, key_id: str) -> str | None:
+    """What a request would be told: what is known is looked at first where it has to be."""
+    if keys.seconds_left <= 0:
+        keys.look()
+    found = keys.find(key_id)
+    return found and keys.state(found)
+
+
+def test_a_key_is_known_to_every_process(storage: Storage):
+    """Whichever of them made it."""
+    token, made = make(process(storage), scopes=["voices:read", "engine"], expires_at=4_000_000_000)
+    other = process(storage)
+    other.look()
+    found = other.find(token.id)
+    assert found == made
+    assert is_secret_of(found, token)
+    assert found.record.scopes == ("engine", "voices:read")
+
+
+def test_nothing_that_is_stored_opens_anything(storage: Storage, tmp_path: Path):
+    """Who can read the bucket has no key from it."""
+    token, _ = make(process(storage))
+    stored = b"".join(path.read_bytes() for path in (tmp_path / "bucket").rglob("*") if path.is_file())
+    assert token.sha256.encode() in stored
+    assert token.secret.encode() not in stored
+    assert all(token.secret not in str(storage.raw.dump(name)) for name in storage.raw.scan_iter())
+
+
+def test_an_ended_key_is_refused_everywhere_within_a_second(storage: Storage):
+    """By processes that knew it as a good one, too."""
+    here, there = process(storage), process(storage)
+    token, _ = make(here)
+    assert state(there, token.id) == "active"
+    here.end(token.id, by="test")
+    assert state(here, token.id) == "revoked"
+    storage.clock.sleep(FRESH_SECONDS)
+    assert FRESH_SECONDS < 1
+    assert state(there, token.id) == "revoked"
+
+
+def test_a_check_costs_no_round_trip(storage: Storage):
+    """While what is known is fresh."""
+    keys = process(storage)
+    token, _ = make(keys)
+    keys.look()
+    with storage.border.failing(1, "not-done") as called:
+        for _ in range(1000):
+            assert keys.seconds_left > 0
+            assert keys.find(token.id)
+        keys.look(longest_ago_seconds=0.5)
+        assert not called()
+
+
+def test_while_nothing_changes_the_bucket_is_not_asked(storage: Storage, monkeypatch: pytest.MonkeyPatch):
+    """A listing costs money and time; asking Redis costs a tenth of a millisecond."""
+    keys = process(storage)
+    make(keys)
+    keys.look()
+    listed = []
+    listing = storage.store.list
+    monkeypatch.setattr(storage.store, "list", lambda prefix: (listed.append(prefix), listing(prefix))[1])
+    for _ in range(10):
+        storage.clock.sleep(FRESH_SECONDS)
+        keys.look()
+    assert listed == []
+
+
+def test_keys_survive_the_loss_of_redis(storage: Storage):
+    """Also those that were ended: nobody gets in again by it."""
+    here, there = process(storage), process(storage)
+    good, _ = make(here)
+    bad, _ = make(here)
+    assert state(there, bad.id) == "active"
+    here.end(bad.id, by="test")
+    storage.raw.flushall()
+    for _ in range(2):  # the index is not trusted, then rebuilt
+        storage.clock.sleep(FRESH_SECONDS)
+        assert [state(there, good.id), state(there, bad.id)] == ["active", "revoked"]
+        fresh = process(storage)
+        assert [state(fresh, good.id), state(fresh, bad.id)] == ["active", "revoked"]
+        storage.housekeeper.rebuild()
+
+
+def test_an_end_that_redis_was_not_told_of_is_one_all_the_same(storage: Storage):
+    """The fact is stored, Redis is not told: who asked hears of it; everybody knows half a minute later."""
+    here, there = process(storage), process(storage)
+    token, _ = make(here)
+    assert state(there, token.id) == "active"
+    with storage.border.failing(3, "not-done") as reached, pytest.raises(Unavailable):  # look, put, tell
+        here.end(token.id, by="test")
+    assert reached()
+    storage.clock.sleep(30)
+    assert state(there, token.id) == "revoked"
+
+
+@pytest.mark.parametrize("way", Border.WAYS)
+def test_whatever_call_fails_no_ended_key_is_good_again(storage: Storage, way: str):
+    """Asked again until it is done."""
+    for call in range(1, 12):
+        here, there = process(storage), process(storage)
+        token, _ = make(here)
+        assert state(there, token.id) == "active"
+        with storage.border.failing(call, way) as reached:
+            try:
+                here.end(token.id, by="test")
+            except Unavailable:
+                here.end(token.id, by="test")
+            if not reached():
+                break
+        storage.clock.sleep(FRESH_SECONDS)
+        assert state(there, token.id) == "revoked"
+    else:
+        raise AssertionError("ending a key makes too many calls")
+    assert call > 3
+
+
+def test_who_can_ask_nobody_knows_nothing(storage: Storage, monkeypatch: pytest.MonkeyPatch):
+    """A key that may have been ended is not taken on trust."""
+    keys = process(storage)
+    token, _ = make(keys)
+    assert state(keys, token.id) == "active"
+
+    def refuse(*_: object) -> None:
+        raise Unavailable("not now")
+
+    storage.clock.sleep(FRESH_SECONDS)
+    monkeypatch.setattr(storage.store, "list", refuse)
+    monkeypatch.setattr(storage.index, "read", refuse)
+    with pytest.raises(Unavailable):
+        keys.look()
+    assert keys.seconds_left <= 0
+
+
+def test_without_redis_keys_are_known_from_the_bucket(storage: Storage, monkeypatch: pytest.MonkeyPatch):
+    """Reads go on without it, so keys have to."""
+    token, _ = make(process(storage))
+
+    def refuse(*_: object) -> None:
+        raise Unavailable("not now")
+
+    monkeypatch.setattr(storage.index, "read", refuse)
+    assert state(process(storage), token.id) == "active"
+
+
+def test_a_record_that_was_changed_opens_nothing(storage: Storage, tmp_path: Path):
+    """Whoever can write there could give a key any right."""
+    keys = process(storage)
+    token, _ = make(keys)
+    (path,) = (tmp_path / "bucket" / "_keys" / token.id).iterdir()
+    path.write_bytes(path.read_bytes().replace(b'"engine"', b'"admin"'))
+    assert state(process(storage), token.id) is None
+
+
+def test_long_ended_keys_are_forgotten(storage: Storage):
+    """After a month in which they are still shown."""
+    keys = process(storage)
+    good, _ = make(keys)
+    revoked, _ = make(keys)
+    expired, _ = make(keys, expires_at=int(storage.clock.now()) + 60)
+    keys.end(revoked.id, by="test")
+    assert keys.sweep() == 0
+    storage.clock.sleep(KEPT_SECONDS + 120)
+    storage.housekeeper.sweep()
+    storage.clock.sleep(30)
+    assert [state(process(storage), one.id) for one in (good, revoked, expired)] == ["active", None, None]
+    assert len(storage.store.list("_keys/").objects) == 1
+
+
+def test_a_key_that_will_end_is_kept(storage: Storage):
+    """One that was rotated, with a month of grace."""
+    keys = process(storage)
+    token, _ = make(keys)
+    keys.end(token.id, at=int(storage.clock.now()) + 90 * 86_400, by="test")
+    storage.clock.sleep(KEPT_SECONDS + 120)
+    keys.sweep()
+    assert state(process(storage), token.id) == "active"
+
+
+def test_keys_are_listed_by_namespace(storage: Storage):
+    """Oldest first; those for all namespaces are nobody's."""
+    keys = process(storage)
+    made = [make(keys, namespace=namespace)[0].id for namespace in ("default", "tenant", "*", "default")]
+    keys.look()
+    assert {key.record.id for key in keys.all("default")} == {made[0], made[3]}
+    assert [key.record.id for key in keys.all("tenant")] == [made[1]]
+    assert len(keys.all("*")) == 4
+
+
+def test_use_is_remembered_to_the_minute(storage: Storage):
+    """Told to Redis now and then, and known here at once."""
+    here, there = process(storage), process(storage)
+    token, _ = make(here)
+    here.used(token.id)
+    assert here.last_used()[token.id] == pytest.approx(storage.clock.now(), abs=2)
+    assert there.last_used() == {}
+    storage.clock.sleep(60)
+    here.look()
+    assert there.last_used()[token.id] == pytest.approx(storage.clock.now() - 60, abs=2)
+
+
+def test_there_are_no_more_keys_than_a_process_can_know(storage: Storage, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(keyring_module, "MAX_KEYS", 2)
+    keys = process(storage)
+    for _ in range(2):
+        make(keys)
+    with pytest.raises(QuotaExceeded, match="There are 2 API keys"):
+        make(keys)
+
+
+@pytest.mark.parametrize("namespace", ["", "Tenant", "a/b", "_keys", "a" * 33, ".."])
+def test_a_namespace_is_a_folder_of_the_bucket(storage: Storage, namespace: str):
+    with pytest.raises(InvalidRequest, match="accepted: 1 to 32"):
+        make(process(storage), namespace=namespace)
+
+
+def test_a_key_does_not_begin_expired(storage: Storage):
+    with pytest.raises(InvalidRequest, match="'expires_at' is 5, which has passed"):
+        make(process(storage), expires_at=5)
+
+
+def test_what_is_no_key_cannot_be_ended(storage: Storage):
+    with pytest.raises(ApiKeyNotFound, match="'nokeyid0'"):
+        process(storage).end("nokeyid0", by="test")
