@@ -24,13 +24,13 @@ from services.shared.logs import configure_logs
 from services.shared.opening import open_queue_connection, open_registrar
 from services.shared.queue_signals import RedisSignals
 from services.shared.settings import (
-    ApiSettings,
     AccessSettings,
+    ApiSettings,
     HousekeepingSettings,
     LogSettings,
     MetricsSettings,
-    RegistrySettings,
     RateSettings,
+    RegistrySettings,
     StoreSettings,
     UploadLimits,
     explain,
@@ -43,15 +43,15 @@ log = structlog.get_logger()
 
 def main(arguments: Sequence[str]) -> int:
     """Serve until SIGTERM or SIGINT. Returns the exit status: 0 then, 1 if it could not start."""
-    configure_logs(LogSettings().level)
-    try:
-        return _serve()
     if list(arguments) == ["new-key"]:
         print(new_token())
         return 0
     if arguments:
         print(f"unknown: {' '.join(arguments)}; accepted: nothing, or new-key", file=sys.stderr)
         return 2
+    configure_logs(LogSettings().level)
+    try:
+        return _serve()
     except ValidationError as error:
         log.error("api.cannot_start", reason=explain(error))
         return 1
@@ -73,12 +73,12 @@ def _serve() -> int:
             changes=Changes(registry.redis_address),
             housekeeper=Housekeeper(registrar, HousekeepingSettings()),
             limits=limits,
+            access=open_access(settings, AccessSettings(), RateSettings(), registrar),
         )
         app = create_app(services, cors_origins=settings.cors_origins)
         server = uvicorn.Server(server_config(app, settings))
         services.changes.closing = lambda: server.should_exit
         for number in (signal.SIGTERM, signal.SIGINT):
-            access=open_access(settings, AccessSettings(), RateSettings(), registrar),
             # uvicorn raises a signal again when it has served it; the system's handler would then kill us.
             signal.signal(number, server.handle_exit)
         server.run()

@@ -52,9 +52,9 @@ def create_app(services: Services, *, pace: Pace = _PACE, cors_origins: Sequence
         if isinstance(route, APIRoute):  # that page; our own routers see to it themselves
             route.methods = {"GET", "HEAD"}
     app.state.services = services
+    app.state.access = services.access
     app.state.upload_slots = UploadSlots(services.limits)
     problems.add_handlers(app)
-    app.state.access = services.access
     app.include_router(compat.router, responses=examples.REFUSED_COMPATIBLE)
     for module in (voices, artifacts, work, keys):
         app.include_router(module.router, responses=examples.REFUSED)
@@ -64,8 +64,6 @@ def create_app(services: Services, *, pace: Pace = _PACE, cors_origins: Sequence
         RequestLimits, max_clip_bytes=services.limits.max_bytes, form_bytes=FORM_BYTES, pace=pace
     )
     app.add_middleware(RequestSignals)
-    app.add_middleware(RequestIds)
-    return app
     if cors_origins:
         app.add_middleware(
             CORSMiddleware,
@@ -75,6 +73,8 @@ def create_app(services: Services, *, pace: Pace = _PACE, cors_origins: Sequence
             expose_headers=["*"],
         )
     app.add_middleware(AnswerHeaders)
+    app.add_middleware(RequestIds)
+    return app
 
 
 def _start_housekeeping(services: Services, stop: threading.Event) -> threading.Thread | None:

@@ -49,12 +49,12 @@ class Gate:
         self.redis.close()
         self.ungated.close()
 
-    def gate_open(self) -> bool:
     @property
     def stamp(self) -> str:
         """Of the server that was trusted last."""
         return self._stamp
 
+    def gate_open(self) -> bool:
         """Whether the index may be trusted. Raises `Unavailable` if the server cannot be reached."""
         with unavailable_without_redis():
             return self.ungated.get(BOOT) == self.server_stamp()

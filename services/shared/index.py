@@ -67,11 +67,11 @@ class AliasMoved(Conflict):
     code = "alias_moved"
 
 
-@dataclass(frozen=True, slots=True)
 class NamespaceFull(QuotaExceeded):
     """An upload would take more than what is left of the namespace's bytes."""
 
 
+@dataclass(frozen=True, slots=True)
 class Reservation:
     """A place in one speaker's order."""
 
@@ -150,9 +150,9 @@ class SpeakerIndex(Gate):
         *,
         max_speakers: int,
         immutable: bool,
-        vuid: str = "",
         bytes_to_store: int = 0,
         max_stored_bytes: int | None = None,
+        vuid: str = "",
         request: str = "",
         idempotency: str | None = None,
     ) -> Reservation:
@@ -173,9 +173,9 @@ class SpeakerIndex(Gate):
                 speaker_id,
                 kind="ver",
                 max_speakers=max_speakers,
-                immutable=immutable,
                 bytes=bytes_to_store,
                 max_bytes=max_stored_bytes,
+                immutable=immutable,
                 vuid=vuid,
                 request=request,
                 idempotency=idempotency,
@@ -456,7 +456,6 @@ class SpeakerIndex(Gate):
 
         return [read_hash(fields) for fields in self.read(ask)]
 
-    def names(self, namespace: str, *, after: str = "", limit: int) -> list[str]:
     def usage(self, namespace: str) -> tuple[int, int]:
         """How many live speakers a namespace has, and the bytes their versions were uploaded with."""
         names = names_key(namespace)
@@ -468,6 +467,7 @@ class SpeakerIndex(Gate):
         speakers, stored = self.read(ask)
         return int(speakers), int(stored or 0)
 
+    def names(self, namespace: str, *, after: str = "", limit: int) -> list[str]:
         """Keys of live speakers, sorted, from the one after `after`."""
         start = f"({after}" if after else "-"
         (keys,) = self.read(lambda pipeline: pipeline.zrangebylex(names_key(namespace), start, "+", 0, limit))
@@ -543,8 +543,8 @@ def _refusal(error: redis.ResponseError, speaker_id: SpeakerId) -> Exception:
         "LOST": RebuildLost(),
         "RIVALS": Rivals(),
         "QUOTA": QuotaExceeded("Uploaded voice limit reached."),
-        "EXISTS": VoiceExists(f"Voice '{speaker_id.slug}' already exists."),
         "FULL": NamespaceFull("The uploads of this namespace take as much as they may."),
+        "EXISTS": VoiceExists(f"Voice '{speaker_id.slug}' already exists."),
         "NOTFOUND": VoiceNotFound(f"Voice '{speaker_id.slug}' not found"),
         "REUSED": key_reused(),
         "DAMAGED": voice_damaged(speaker_id.slug),

@@ -26,8 +26,8 @@ from services.shared.facts import SpeakerId, read_certain, read_speaker, speaker
 from services.shared.gate import GateClosed
 from services.shared.index import PENDING_MOVE_SECONDS, AliasMoved, Claim, SpeakerIndex, voice_damaged
 from services.shared.index_reading import IndexedSpeaker
-from services.shared.profiles import Profile, ProfileCatalogue
 from services.shared.keyring import Keyring
+from services.shared.profiles import Profile, ProfileCatalogue
 from services.shared.queue import queue_name
 from services.shared.settings import RegistrySettings
 from services.shared.status import (
@@ -100,8 +100,8 @@ class Registrar:
         self.settings = settings
         self.clock = clock
         self.run_all = run_all
-
         self.keyring = Keyring(store, index, clock, run_all)
+
     # -- reading
 
     def find(self, namespace: str, name: str) -> IndexedSpeaker:
