@@ -17,6 +17,7 @@ from services.registry_api.changes import Changes
 from services.registry_api.server import server_config
 from services.registry_api.wiring import Services
 from services.shared import metrics
+from services.shared.api_keys import new_token
 from services.shared.audio import AudioDecoder
 from services.shared.housekeeping import Housekeeper
 from services.shared.jobs import Jobs
@@ -55,7 +56,7 @@ def main(arguments: Sequence[str]) -> int:
     except ValidationError as error:
         log.error("api.cannot_start", reason=explain(error))
         return 1
-    except (SpeakerRegistryError, StoreUnfit, metrics.CannotListen) as error:
+    except (SpeakerRegistryError, StoreUnfit, NoWayIn, metrics.CannotListen) as error:
         log.error("api.cannot_start", reason=str(error))
         return 1
 
