@@ -105,6 +105,26 @@ def test_a_deleted_voice_leaves_only_the_mark_that_keeps_it_deleted(
     assert ".del." in left
 
 
+def test_a_sweep_on_demand_waits_for_the_index_and_for_who_is_at_it_already(
+    registrar: Registrar, housekeeper: Housekeeper, redis_client: Redis, monkeypatch: pytest.MonkeyPatch
+):
+    """Two at once would only do the work twice; without the index nothing can be settled."""
+    sweep, busy = housekeeper.sweep, []
+
+    def while_another_asks(sign: Sign) -> None:
+        with pytest.raises(Unavailable, match="at the sweep"):
+            Housekeeper(registrar, HousekeepingSettings()).sweep_now()
+        busy.append(True)
+        sweep(sign)
+
+    monkeypatch.setattr(housekeeper, "sweep", while_another_asks)
+    housekeeper.sweep_now()
+    assert busy
+    redis_client.flushall()
+    with pytest.raises(Unavailable, match="rebuilt"):
+        housekeeper.sweep_now()
+
+
 def test_a_sweep_is_made_once_a_day_and_when_there_is_a_new_encoder(
     registrar: Registrar, housekeeper: Housekeeper, monkeypatch: pytest.MonkeyPatch
 ):
