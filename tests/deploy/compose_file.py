@@ -1,0 +1,45 @@
+"""Reading docker-compose.yml as compose reads it, without an engine: anchors, and variables with defaults."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).parents[2]
+FILE = ROOT / "docker-compose.yml"
+SEAWEEDFS = ROOT / "deploy" / "compose" / "seaweedfs.yml"
+PROFILES = ("gpu", "monitoring")
+
+Service = dict[str, Any]
+
+
+def services() -> dict[str, Service]:
+    """By name, with no variable set."""
+    text = re.sub(r"(?<!\$)\$\{\w+:-([^}]*)\}", r"\1", FILE.read_text())
+    found: dict[str, Service] = yaml.safe_load(text)["services"]
+    return found
+
+
+def words(command: list[str] | str) -> list[str]:
+    return shlex.split(command) if isinstance(command, str) else [str(word) for word in command]
+
+
+def merged(folder: Path, *files: Path) -> dict[str, Any]:
+    """What podman-compose makes of the files, all profiles on. folder: for the stub of an engine it asks."""
+    stub = folder / "podman"
+    stub.write_text("#!/bin/sh\necho podman version 5.0.0\n")
+    stub.chmod(0o755)
+    command = [Path(sys.executable).parent / "podman-compose"]
+    for file in files:
+        command += ["-f", file]
+    for profile in PROFILES:
+        command += ["--profile", profile]
+    environment = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"}
+    done = subprocess.run([*command, "config"], env=environment, capture_output=True, text=True, check=True)
+    parsed: dict[str, Any] = yaml.safe_load(done.stdout)
+    return parsed

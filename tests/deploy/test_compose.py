@@ -1,0 +1,217 @@
+"""What docker-compose.yml says, without an engine: its form, settings, and what keeps containers in place."""
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+import yaml
+
+from deploy.compose import make_bucket
+from services.shared.api_keys import parse_token
+from tests.deploy import dockerfile
+from tests.deploy.compose_file import FILE, ROOT, SEAWEEDFS, merged, services
+from tests.deploy.composed import make_secrets
+from tests.deploy.environment import FOREIGN, check
+
+FILES = [(FILE,), (FILE, SEAWEEDFS)]
+SERVICES = services()
+ONCE = {"secrets", "bucket"}
+"""What ends by itself."""
+OURS = ["api", "worker", "worker-cuda"]
+
+
+@pytest.mark.parametrize("file", [FILE, SEAWEEDFS], ids=lambda file: file.name)
+def test_the_files_are_of_the_form_that_compose_reads(file: Path):
+    """By the schema of the compose specification."""
+    command = [
+        Path(sys.executable).parent / "check-jsonschema",
+        "--builtin-schema",
+        "vendor.compose-spec",
+        file,
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("files", FILES, ids=["garage", "seaweedfs"])
+def test_another_reader_of_compose_files_finds_the_same_services(files: tuple[Path, ...], tmp_path: Path):
+    """What is referred to is there, after anchors, variables, profiles and overrides."""
+    found = merged(tmp_path, *files)
+    assert found["services"].keys() == SERVICES.keys()
+    for service in found["services"].values():
+        networks = service.get("networks", [])
+        assert set(networks) <= found["networks"].keys()
+        assert set(service.get("depends_on", {})) <= found["services"].keys()
+        assert {config["source"] for config in service.get("configs", [])} <= found["configs"].keys()
+    for config in found["configs"].values():
+        assert (ROOT / config["file"]).is_file()
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_a_container_can_do_no_more_than_it_must(name: str):
+    """Its root is read-only, it has no capabilities, and it cannot take all of the machine."""
+    service = SERVICES[name]
+    assert service["read_only"] is True
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert service["logging"]["options"].keys() == {"max-size", "max-file"}
+    assert service["deploy"]["resources"]["limits"].keys() == {"memory", "pids"}
+    assert service["restart"] == ("no" if name in ONCE else "unless-stopped")
+    if name == "secrets":
+        assert service["network_mode"] == "none"
+    elif name != "proxy":  # whose image brings a user of its own
+        assert service["user"] == "10001:10001"
+
+
+def test_only_this_machine_reaches_what_is_published():
+    """The proxy's port is for a reverse proxy with TLS, the others for whoever runs the machine."""
+    published = {name: service["ports"] for name, service in SERVICES.items() if "ports" in service}
+    assert published.keys() == {"proxy", "prometheus", "grafana"}
+    for ports in published.values():
+        assert all(port.startswith("127.0.0.1:") for port in ports)
+
+
+def test_no_secret_is_written_in_the_files():
+    """They are made at the first start: whoever has read the repository knows none."""
+    for name, service in SERVICES.items():
+        for variable in service.get("environment", {}):
+            secret = re.search("SECRET|PASSWORD|TOKEN|_KEY$", variable)
+            assert not secret or variable.endswith(("_FILE", "_SECRETS")), (name, variable)
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_the_environment_is_one_that_our_processes_read(name: str, secrets: Path):
+    """A misspelt variable would do nothing; a wrong value would keep the container from starting."""
+    target = SERVICES[name]["build"]["target"]
+    stages = dockerfile.lineage(dockerfile.read(), target)
+    image = {variable: value for stage in stages for variable, value in stage.environment().items()}
+    environment = image | SERVICES[name]["environment"]
+    check(
+        {
+            variable: str(value).replace("/run/", f"{secrets}/")
+            for variable, value in environment.items()
+            if not variable.startswith(("PIP_", "PYTHON")) and variable not in FOREIGN
+        }
+    )
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_what_a_container_mounts_is_declared_and_what_it_reads_is_mounted(name: str):
+    """A file that is not there would be found out only by an engine."""
+    volumes = yaml.safe_load(FILE.read_text())["volumes"]
+    targets = [volume for volume in SERVICES[name].get("volumes", []) if isinstance(volume, dict)]
+    assert {volume["source"] for volume in targets} <= volumes.keys()
+    mounted = tuple(volume["target"] for volume in targets)
+    text = json.dumps([SERVICES[name].get(key) for key in ("environment", "command", "healthcheck")])
+    read = re.findall(r"/run/[a-z0-9]+", text)
+    assert set(read) <= set(mounted)
+
+
+# -- what the first start makes
+
+
+@pytest.fixture(scope="module")
+def secrets(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("secrets")
+    make_secrets(folder, SERVICES["secrets"])
+    return folder
+
+
+def test_secrets_are_made_once_and_no_two_are_the_same(tmp_path: Path):
+    """Every later start finds those of the first: with others the data could not be read any more."""
+    made = make_secrets(tmp_path, SERVICES["secrets"])
+    first = {file: file.read_text() for file in tmp_path.rglob("*") if file.is_file()}
+    assert made.count("/") == len(first) == 8
+    assert len(set(first.values())) == len(first)
+    assert make_secrets(tmp_path, SERVICES["secrets"]) == "made: nothing, all is there\n"
+    assert {file: file.read_text() for file in first} == first
+    assert {file.stat().st_mode & 0o777 for file in first} == {0o400}
+
+
+def test_what_a_start_that_was_cut_off_has_not_made_the_next_one_makes(tmp_path: Path):
+    """And leaves what there is: half of the containers may run with it."""
+    make_secrets(tmp_path, SERVICES["secrets"])
+    before = (tmp_path / "s3" / "secret").read_text()
+    (tmp_path / "redis" / "valkey.conf").unlink()
+    (tmp_path / "redis" / ".valkey.conf.new").write_text("requirepa")
+    assert make_secrets(tmp_path, SERVICES["secrets"]) == "made: redis/valkey.conf\n"
+    password = (tmp_path / "redis" / "password").read_text()
+    assert (tmp_path / "redis" / "valkey.conf").read_text() == f"requirepass {password}\n"
+    assert (tmp_path / "s3" / "secret").read_text() == before
+
+
+def test_secrets_have_the_form_that_their_readers_insist_on(secrets: Path):
+    """Garage's are hexadecimal, the first key is one of ours, SeaweedFS reads the same S3 key from JSON."""
+    assert re.fullmatch("[0-9a-f]{64}", (secrets / "garage" / "rpc_secret").read_text())
+    assert parse_token((secrets / "bootstrap" / "key").read_text())
+    [identity] = json.loads((secrets / "s3" / "identities.json").read_text())["identities"]
+    key_id = SERVICES["api"]["environment"]["SPEAKER_STORE_ACCESS_KEY_ID"]
+    assert re.fullmatch("GK[0-9a-f]{24}", key_id)
+    secret = (secrets / "s3" / "secret").read_text()
+    assert identity["credentials"] == [{"accessKey": key_id, "secretKey": secret}]
+
+
+class FakeGarage(BaseHTTPRequestHandler):
+    """The part of Garage's administration API (version 2) that the bucket is made by, as it is documented."""
+
+    def __init__(self, state: dict[str, Any], *arguments: Any) -> None:
+        self._state = state
+        super().__init__(*arguments)
+
+    def do_GET(self) -> None:
+        what, _, query = self.path.partition("?")
+        if what == "/v2/GetKeyInfo":
+            self._answer(self._state["keys"].get(query.removeprefix("id=")))
+        else:
+            self._answer(self._state["buckets"].get(query.removeprefix("globalAlias=")))
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self._state["posted"].append(self.path.removeprefix("/v2/"))
+        if self.path == "/v2/ImportKey":
+            self._state["keys"][body["accessKeyId"]] = body
+            self._answer({"accessKeyId": body["accessKeyId"]})
+        elif self.path == "/v2/CreateBucket":
+            self._state["buckets"][body["globalAlias"]] = {"id": "b1"}
+            self._answer({"id": "b1"})
+        else:
+            self._state["allowed"] = body
+            self._answer({"id": body["bucketId"]})
+
+    def _answer(self, body: dict[str, Any] | None) -> None:
+        allowed = self.headers["Authorization"] == "Bearer token"
+        status = 403 if not allowed else 404 if body is None else 200
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(json.dumps(body).encode())
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def garage() -> Iterator[tuple[str, dict[str, Any]]]:
+    state: dict[str, Any] = {"keys": {}, "buckets": {}, "posted": []}
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(FakeGarage, state)) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}", state
+        server.shutdown()
+
+
+def test_the_bucket_is_made_once_and_its_key_may_read_and_write(garage: tuple[str, dict[str, Any]]):
+    """At every later start there is nothing to do, and that is no error."""
+    url, state = garage
+    for _ in range(2):
+        make_bucket.make_bucket(make_bucket.Garage(url, "token"), "voices", "GK1", "s3cret")
+    assert state["posted"] == ["ImportKey", "CreateBucket", "AllowBucketKey", "AllowBucketKey"]
+    assert state["keys"]["GK1"]["secretAccessKey"] == "s3cret"
+    rights = {"read": True, "write": True, "owner": False}
+    assert state["allowed"] == {"bucketId": "b1", "accessKeyId": "GK1", "permissions": rights}

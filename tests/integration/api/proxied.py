@@ -1,0 +1,155 @@
+"""A registry for the tests of this folder that is none of this process: two API processes and two workers
+behind the proxy of the compose file. What a test does with the stand-in for a worker, the workers do.
+"""
+
+import hashlib
+import os
+import signal
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Self, cast
+
+import httpx
+
+from services.registry_api.changes import Changes
+from services.shared.facts import slug_of
+from services.shared.jobs import JobRecord, Jobs
+from services.shared.opening import open_registrar
+from services.shared.publication import Assignment
+from services.shared.registrar import Registrar
+from services.shared.settings import RegistrySettings, StoreSettings
+from speaker_registry.names import parse_speaker_name
+from speaker_registry.schemas import FINISHED_STATES
+from tests.deploy.composed import ComposedRegistry
+from tests.deploy.environment import variable
+from tests.integration.api.contract import Contract
+from tests.integration.api.registry import PROFILE, WIDER, Registry, Stored, until
+from tests.integration.api.worker import StandIn
+from tests.processes import QUICK
+
+SERVED = ",".join((PROFILE, WIDER, "higgs-audio-v2"))
+
+
+class ProxiedRegistry(Registry):
+    """Context manager, like its model."""
+
+    def __init__(self, folder: Path, **settings: Any) -> None:
+        self.composed = ComposedRegistry(
+            folder, {**QUICK, "SPEAKER_EXTRACTOR_PROFILES": SERVED, **_named(settings)}
+        )
+        self.folder = self.composed.bucket
+        self._settings = settings
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        composed = self._stack.enter_context(self.composed)
+        self.url = composed.url
+        self.redis = self._stack.enter_context(composed.redis())
+        store = composed.environment("worker")
+        registry = RegistrySettings(
+            redis_url=f"redis://127.0.0.1:{composed.redis_port}/0",
+            redis_password=composed.password,
+            **self._settings,
+        )
+        self.registrar = open_registrar(
+            StoreSettings(
+                url=store["SPEAKER_STORE_URL"],
+                endpoint=store["SPEAKER_STORE_ENDPOINT"],
+                access_key_id=store["SPEAKER_STORE_ACCESS_KEY_ID"],
+                secret_access_key_file=store["SPEAKER_STORE_SECRET_ACCESS_KEY_FILE"],
+            ),
+            registry,
+        )
+        self._stack.callback(self.registrar.index.close)
+        self.jobs = Jobs(self.registrar.index)
+        self.worker = self._stack.enter_context(HeldWorkers(composed, self.registrar))
+        self.changes = cast(Changes, _Waiting(composed))
+        self.client = self._stack.enter_context(self.new_client())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def new_client(self, **options: Any) -> httpx.Client:
+        document = httpx.get(f"{self.url}/openapi.json", headers=self.composed.authorization).json()
+        return httpx.Client(
+            base_url=self.url,
+            headers=self.composed.authorization,
+            event_hooks={"response": [Contract(document).check]},
+            timeout=30,
+            limits=httpx.Limits(max_connections=None),
+            **options,
+        )
+
+    def stored(self) -> Stored:
+        """Of the voices; what the processes say of themselves changes all the time."""
+        files = [path for path in self.folder.rglob("*") if path.is_file()]
+        objects = {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+        return Stored(objects, {key: self.redis.dump(key) for key in self.redis.scan_iter("sr:default:*")})
+
+
+class HeldWorkers(StandIn):
+    """The worker processes, suspended unless a test wants something finished. What no worker does on demand,
+    such as failing, a stand-in does in their name.
+    """
+
+    def __init__(self, composed: ComposedRegistry, registrar: Registrar) -> None:
+        super().__init__(registrar)
+        self._composed = composed
+        current = registrar.announcements.current(PROFILE)
+        assert current is not None
+        self.fingerprint = current.fingerprint
+
+    def __enter__(self) -> Self:
+        self._signal(signal.SIGSTOP)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> None:
+        for worker in self._composed.workers:
+            os.kill(worker.pid or 0, number)
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        self._signal(signal.SIGCONT)
+        try:
+            yield
+        finally:
+            self._signal(signal.SIGSTOP)
+
+    def finish_all(self, name: str | None = None) -> None:
+        """Let the workers finish what is queued now."""
+        slug = slug_of(parse_speaker_name(name).key) if name is not None else None
+        queued = self._jobs.page("default", state="queued", slug=slug, limit=1000).found
+        with self.working():
+            until(lambda: all(self._jobs.get("default", job.id).state in FINISHED_STATES for job in queued))
+        self.taken += [_taken(job) for job in queued]
+
+
+def _taken(job: JobRecord) -> Assignment:
+    """What tests ask of one."""
+    version = SimpleNamespace(record=SimpleNamespace(name=job.name))
+    maker = SimpleNamespace(profile=SimpleNamespace(name=job.profile))
+    return cast(Assignment, SimpleNamespace(version=version, maker=maker))
+
+
+def _named(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Fields of RegistrySettings as variables of the environment."""
+    values = {
+        name: ",".join(value) if isinstance(value, tuple) else str(value) for name, value in settings.items()
+    }
+    return {variable(RegistrySettings, name): value for name, value in values.items()}
+
+
+class _Waiting:
+    def __init__(self, composed: ComposedRegistry) -> None:
+        self._composed = composed
+
+    @property
+    def waiting(self) -> int:
+        """Requests that are waiting, in whichever replica."""
+        return self._composed.sessions()

@@ -1,0 +1,58 @@
+"""vLLM-Omni's clients run unchanged against the registry as it is deployed, too: the tests of
+`test_compatibility.py`, with two API processes and two workers behind the proxy; and the same while again and
+again one of the API processes is killed and replaced.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.api import test_compatibility as compatibility
+from tests.integration.api.proxied import ProxiedRegistry
+
+globals().update({name: test for name, test in vars(compatibility).items() if name.startswith("test_")})
+
+STEADY, REPLACED = "steady", "while a replica is replaced"
+
+
+@pytest.fixture(scope="module", params=[STEADY, REPLACED])
+def weather(request: pytest.FixtureRequest) -> str:
+    weather: str = request.param
+    return weather
+
+
+@pytest.fixture(scope="module")
+def shared(weather: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxiedRegistry]:
+    with ProxiedRegistry(tmp_path_factory.mktemp("composed")) as running:
+        yield running
+    if weather == REPLACED:
+        assert running.composed.kills >= 3, "hardly a replica has been killed"
+
+
+@pytest.fixture
+def registry(shared: ProxiedRegistry, weather: str) -> ProxiedRegistry:
+    """A replica is killed just before the test, and comes back during it."""
+    if weather == REPLACED:
+        shared.composed.kill_a_replica()
+    return shared
+
+
+@pytest.fixture
+def start(weather: str, tmp_path: Path) -> Iterator[Callable[..., ProxiedRegistry]]:
+    """Starts registries with nothing in them, for this test alone."""
+    numbers = count()
+    with ExitStack() as stack:
+
+        def make(**settings: Any) -> ProxiedRegistry:
+            folder = tmp_path / str(next(numbers))
+            folder.mkdir()
+            running = stack.enter_context(ProxiedRegistry(folder, **settings))
+            if weather == REPLACED:
+                assert running.composed.kill_a_replica()
+            return running
+
+        yield make
