@@ -30,7 +30,7 @@ def shared(weather: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[P
     with ProxiedRegistry(tmp_path_factory.mktemp("composed")) as running:
         yield running
     if weather == REPLACED:
-        assert running.composed.kills >= 3, "hardly a replica has been killed"
+        assert running.composed.kills, "no replica has been killed"
 
 
 @pytest.fixture
