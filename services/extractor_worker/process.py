@@ -20,6 +20,7 @@ from services.extractor_worker.beat_file import write_beat
 from services.extractor_worker.extraction import Extraction, Station
 from services.extractor_worker.extractor import DeviceLost, Extractor
 from services.extractor_worker.heartbeat import EXIT_UNFINISHED
+from services.shared import tracing
 from services.shared.dispatch import EXTRACT
 from services.shared.metrics import WORKER_BEAT, listen
 from services.shared.opening import open_queue_connection, open_registrar
@@ -31,6 +32,7 @@ from services.shared.settings import (
     MetricsSettings,
     RegistrySettings,
     StoreSettings,
+    TracesSettings,
     WorkerSettings,
     explain,
 )
@@ -75,6 +77,7 @@ class WorkerProcess:
         """
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         listen(MetricsSettings())
+        tracing.start(TracesSettings(), "worker")
         names = self._settings.profiles or self._registry.profiles
         profiles = [self._registrar.catalogue.get(name) for name in names]
         try:
@@ -104,6 +107,7 @@ class WorkerProcess:
             extraction.stopping = lambda: True  # also when it ends without having been told to
             extraction.close()
             self._leave(serving)
+            tracing.stop()
         return 0 if serving else EXIT_OUTDATED
 
     def _loaded(self, profiles: Sequence[Profile]) -> dict[str, Station]:

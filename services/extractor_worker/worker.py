@@ -18,6 +18,7 @@ from services.shared.metrics import CannotListen
 from services.shared.profiles import Profile
 from services.shared.settings import ExtractorSettings, LogSettings, explain
 from services.shared.store import StoreUnfit
+from services.shared.tracing import TracesUnavailable
 from speaker_registry.errors import SpeakerRegistryError
 
 log = structlog.get_logger()
@@ -36,7 +37,7 @@ def work() -> int:
         return WorkerProcess(partial(_load, Shelf())).run()
     except ValidationError as error:
         log.error("worker.cannot_start", reason=explain(error))
-    except (SpeakerRegistryError, StoreUnfit, CannotListen) as error:
+    except (SpeakerRegistryError, StoreUnfit, CannotListen, TracesUnavailable) as error:
         log.error("worker.cannot_start", reason=str(error))
     return 1
 

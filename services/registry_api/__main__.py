@@ -16,7 +16,7 @@ from services.registry_api.app import create_app
 from services.registry_api.changes import Changes
 from services.registry_api.server import server_config
 from services.registry_api.wiring import Services
-from services.shared import metrics
+from services.shared import metrics, tracing
 from services.shared.api_keys import new_token
 from services.shared.audio import AudioDecoder
 from services.shared.housekeeping import Housekeeper
@@ -33,10 +33,12 @@ from services.shared.settings import (
     RateSettings,
     RegistrySettings,
     StoreSettings,
+    TracesSettings,
     UploadLimits,
     explain,
 )
 from services.shared.store import StoreUnfit
+from services.shared.tracing import TracesUnavailable
 from speaker_registry.errors import SpeakerRegistryError
 
 log = structlog.get_logger()
@@ -56,7 +58,7 @@ def main(arguments: Sequence[str]) -> int:
     except ValidationError as error:
         log.error("api.cannot_start", reason=explain(error))
         return 1
-    except (SpeakerRegistryError, StoreUnfit, NoWayIn, metrics.CannotListen) as error:
+    except (SpeakerRegistryError, StoreUnfit, NoWayIn, metrics.CannotListen, TracesUnavailable) as error:
         log.error("api.cannot_start", reason=str(error))
         return 1
 
@@ -66,6 +68,7 @@ def _serve() -> int:
     registrar = open_registrar(StoreSettings(), registry)
     metrics.REGISTRY.register(RedisSignals(registrar, open_queue_connection(registry)))
     metrics.listen(MetricsSettings())
+    tracing.start(TracesSettings(), "api")
     with AudioDecoder(limits) as decoder:
         services = Services(
             registrar=registrar,
@@ -83,6 +86,7 @@ def _serve() -> int:
             # uvicorn raises a signal again when it has served it; the system's handler would then kill us.
             signal.signal(number, server.handle_exit)
         server.run()
+    tracing.stop()
     return 0 if server.started else 1
 
 

@@ -47,6 +47,8 @@ def create_app(services: Services, *, pace: Pace = _PACE, cors_origins: Sequence
         lifespan=lifespan,
         redoc_url=None,
         redirect_slashes=False,  # it would redirect to whatever the Host header says
+        # Its own traces hold paths and queries, and so names. Ours: `signals`.
+        telemetry={"tracing": False, "metrics": False, "logs": False},
     )
     for route in app.routes:
         if isinstance(route, APIRoute):  # that page; our own routers see to it themselves

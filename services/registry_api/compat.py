@@ -25,6 +25,7 @@ from services.registry_api.wiring import (
     Usable,
     VoiceName,
 )
+from services.shared import tracing
 from services.shared.audio import DecodedClip
 from services.shared.index_reading import IndexedSpeaker
 from services.shared.registrar import Registrar
@@ -132,7 +133,8 @@ def _register(
 
 def _decode(services: Services, clip: bytes) -> DecodedClip:
     try:
-        return services.decoder.decode(clip)
+        with tracing.span("decode"):
+            return services.decoder.decode(clip)
     except InvalidAudio as error:
         error.param = "audio_sample"
         raise

@@ -1,7 +1,9 @@
-"""What every request leaves behind: its metrics, and one line in the log. Pure ASGI; knows routes by their
-templates, and which of them is the upload.
+"""What every request leaves behind: its metrics, one line in the log, and a span where traces are wanted.
+
+Pure ASGI; knows routes by their templates, and which of them is the upload.
 """
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from http import HTTPMethod
 from time import perf_counter
@@ -9,7 +11,8 @@ from time import perf_counter
 import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from services.shared import metrics
+from services.shared import metrics, tracing
+from services.shared.tracing import Span
 
 log = structlog.get_logger()
 
@@ -55,14 +58,23 @@ class RequestSignals:
             await send(message)
 
         metrics.HTTP_IN_PROGRESS.inc()
-        try:
-            return await self._app(scope, receive, send_and_note)
-        finally:
-            metrics.HTTP_IN_PROGRESS.dec()
-            _tell(scope, answer, perf_counter() - began)
+        with _span(scope) as span:
+            try:
+                return await self._app(scope, receive, send_and_note)
+            finally:
+                metrics.HTTP_IN_PROGRESS.dec()
+                _tell(scope, answer, perf_counter() - began, span)
 
 
-def _tell(scope: Scope, answer: _Answer, seconds: float) -> None:
+def _span(scope: Scope) -> AbstractContextManager[Span]:
+    """It goes on with the caller's trace, if there is one."""
+    if not tracing.is_on() or scope["path"] in _UNREMARKABLE:
+        return tracing.NO_SPAN
+    given = next((value for name, value in scope["headers"] if name == b"traceparent"), b"")
+    return tracing.span(_method(scope), kind="server", parent=given.decode("latin-1") or None)
+
+
+def _tell(scope: Scope, answer: _Answer, seconds: float, span: Span) -> None:
     route, method, error = _route(scope), _method(scope), _error_code(scope, answer.status)
     metrics.HTTP_REQUESTS.labels(route, method, str(answer.status)).inc()
     metrics.HTTP_SECONDS.labels(route, method).observe(seconds)
@@ -70,6 +82,9 @@ def _tell(scope: Scope, answer: _Answer, seconds: float) -> None:
         _count_upload(answer, error)
     say = log.debug if route in _UNREMARKABLE else log.info
     fields = {"error": error} if error else {}
+    if span.trace_id:
+        fields["trace_id"] = span.trace_id
+        _describe(span, scope, route, answer.status)
     say(
         "request.done",
         route=route,
@@ -78,6 +93,19 @@ def _tell(scope: Scope, answer: _Answer, seconds: float) -> None:
         seconds=round(seconds, 6),
         **fields,
     )
+
+
+def _describe(span: Span, scope: Scope, route: str, status: int) -> None:
+    """By OpenTelemetry's names for it."""
+    attributes: dict[str, str | int] = {
+        "http.request.method": _method(scope),
+        "http.route": route,
+        "http.response.status_code": status,
+        "request.id": str(scope.get("request_id")),
+    }
+    span.describe(f"{_method(scope)} {route}", attributes)
+    if status >= 500:
+        span.fail(str(_error_code(scope, status)))
 
 
 def _route(scope: Scope) -> str:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from redis import Redis
 from rq.job import JobStatus
 
+from services.shared import tracing
 from services.shared.queue import SafeQueue, enqueue, queue_name, status_of
 from services.shared.redis_access import unavailable_without_redis
 
@@ -28,7 +29,8 @@ class RqDispatcher:
 
     def enqueue(self, job_id: str, profile: str, arguments: Mapping[str, str | int | None]) -> None:
         """The same job again is not an error: a first call's answer may have been lost."""
-        with unavailable_without_redis():
+        about = {"job.id": job_id, "profile": profile}
+        with unavailable_without_redis(), tracing.span("enqueue", kind="producer", attributes=about):
             enqueue(self._queue(profile), job_id, EXTRACT, arguments, timeout_seconds=self._job_seconds)
 
     def state(self, job_id: str, profile: str) -> str:

@@ -13,6 +13,7 @@ import redis
 from redis.client import Pipeline
 from redis.commands.core import Script
 
+from services.shared import tracing
 from services.shared.redis_access import Silence, connect, unavailable_without_redis
 from speaker_registry.errors import Unavailable
 
@@ -85,7 +86,7 @@ class Gate:
         Raises:
             GateClosed, Unavailable.
         """
-        with unavailable_without_redis():
+        with tracing.span("index.read", kind="client"), unavailable_without_redis():
             pipeline = self.redis.pipeline(transaction=True)
             pipeline.get(BOOT)
             ask(pipeline)

@@ -13,6 +13,7 @@ from typing import Any, cast
 import redis
 from redis.client import Pipeline
 
+from services.shared import tracing
 from services.shared.domain import AliasFact, ArtifactRecord, FailureRecord, Speaker, VersionRecord
 from services.shared.facts import SpeakerId
 from services.shared.gate import BOOT, Gate, GateClosed
@@ -130,7 +131,7 @@ class SpeakerIndex(Gate):
     def _run(self, script: str, speaker_id: SpeakerId, *, rebuilding: bool = False, **args: Any) -> Any:
         keys = [speaker_key(speaker_id), BOOT, EVENTS, names_key(speaker_id.namespace), DIRTY]
         parameters = self._json(speaker_id, rebuilding, args)
-        with unavailable_without_redis():
+        with tracing.span(f"index.{script}", kind="client"), unavailable_without_redis():
             try:
                 return self.call(script, keys, parameters, rebuilding=rebuilding)
             except redis.ResponseError as error:

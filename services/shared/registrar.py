@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import structlog
 
+from services.shared import tracing
 from services.shared.announcements import Announcements
 from services.shared.clock import Clock
 from services.shared.domain import (
@@ -269,6 +270,7 @@ class Registrar:
                 "max_attempts": self.settings.max_attempts,
                 "queue": queue_name(profile.name),
                 "attempt": 0,
+                **({"traceparent": parent} if (parent := tracing.traceparent()) else {}),
             },
         )
         if claim.outcome == "claimed":

@@ -391,6 +391,19 @@ class MetricsSettings(BaseSettings):
     """One for each process of a machine; with `make run`, the worker's is one higher. Without it: none."""
 
 
+class TracesSettings(BaseSettings):
+    """Where traces go; needs the extra `traces`. Environment: SPEAKER_TRACES_*."""
+
+    model_config = SettingsConfigDict(env_prefix="SPEAKER_TRACES_", env_ignore_empty=True, frozen=True)
+
+    endpoint: str | None = Field(None, pattern=r"^https?://[^/@]+(/.*)?$")
+    """An OpenTelemetry collector's, e.g. `http://collector:4318/v1/traces`; headers and certificates by
+    OTEL_EXPORTER_OTLP_*. Without it: no traces.
+    """
+    ratio: float = Field(1.0, ge=0, le=1)
+    """Of the traces that begin here. Whoever calls with a `traceparent` has decided already."""
+
+
 class ExtractorSettings(BaseSettings):
     """What a worker loads. Environment: SPEAKER_EXTRACTOR_*."""
 

@@ -24,6 +24,7 @@ import structlog
 from obstore.exceptions import BaseError
 from obstore.store import LocalStore, S3Store
 
+from services.shared import tracing
 from services.shared.bucket import BucketClock, connect
 from services.shared.bucket import prepare_bucket as prepare_bucket  # noqa: PLC0414 - callers see one module
 from services.shared.durable_folder import DurableFolder
@@ -196,19 +197,20 @@ class ObjectStore:
     def _translating(self, operation: str) -> Iterator[None]:
         """Raise our errors for obstore's. Keys stay out of messages and logs: they hold names."""
         began, result = perf_counter(), "failed"
-        try:
-            yield
-            result = "ok"
-        except (BaseError, OSError, httpx.HTTPError) as error:
-            if operation == "get" and self._says_missing(error):
-                result = "missing"
-                raise FileNotFoundError("no such object") from None
-            log.error("store.failed", operation=operation, reason=_reason(error))
-            raise Unavailable(
-                "The object store is not available.", retry_after_seconds=RETRY_AFTER_SECONDS
-            ) from None
-        finally:
-            STORE_SECONDS.labels(operation, result).observe(perf_counter() - began)
+        with tracing.span(f"store.{operation}", kind="client"):
+            try:
+                yield
+                result = "ok"
+            except (BaseError, OSError, httpx.HTTPError) as error:
+                if operation == "get" and self._says_missing(error):
+                    result = "missing"
+                    raise FileNotFoundError("no such object") from None
+                log.error("store.failed", operation=operation, reason=_reason(error))
+                raise Unavailable(
+                    "The object store is not available.", retry_after_seconds=RETRY_AFTER_SECONDS
+                ) from None
+            finally:
+                STORE_SECONDS.labels(operation, result).observe(perf_counter() - began)
 
     def _says_missing(self, error: Exception) -> bool:
         """Whether the object is missing, not bucket or folder: obstore raises the same for either."""

@@ -49,7 +49,8 @@ def events(registry: RegistryProcesses) -> list[Event]:
         client.get("/no/such/place")
         for path in ("/healthz", "/readyz", "/metrics"):
             client.get(path)
-    wait_until(lambda: '"job.failed"' in registry.log())
+    # An answer may be there before the line about it, and a job's end before the worker's last line.
+    wait_until(lambda: '"job.failed"' in registry.log() and '"route": "/metrics"' in registry.log())
     return [json.loads(line) for line in registry.log().splitlines()]
 
 

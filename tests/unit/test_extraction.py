@@ -35,6 +35,7 @@ class Work:
     job_id: str
     attempt: int = 1
     max_attempts: int = 3
+    traceparent: str | None = None
 
     @property
     def version(self) -> Any:
