@@ -65,7 +65,6 @@ def create_app(services: Services, *, pace: Pace = _PACE, cors_origins: Sequence
     app.add_middleware(
         RequestLimits, max_clip_bytes=services.limits.max_bytes, form_bytes=FORM_BYTES, pace=pace
     )
-    app.add_middleware(RequestSignals)
     if cors_origins:
         app.add_middleware(
             CORSMiddleware,
@@ -75,6 +74,7 @@ def create_app(services: Services, *, pace: Pace = _PACE, cors_origins: Sequence
             expose_headers=["*"],
         )
     app.add_middleware(AnswerHeaders)
+    app.add_middleware(RequestSignals)
     app.add_middleware(RequestIds)
     return app
 

@@ -20,12 +20,14 @@ from tests.scraping import Scrape
 UPLOAD = "/v1/audio/voices"
 FILE = "/v1/voices/{name}/versions/{ref}/artifacts/{profile}/file"
 CACHE = "/v1/audio/voices/{name}/cache"
+PAGE = "https://page.example"
+"""From which a browser may ask."""
 
 
 @pytest.fixture(scope="module")
 def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RegistryProcesses]:
     """One API, one worker whose clips all fail for the optional profile."""
-    environment = {**QUICK, "LIGHT_WORKER_FAILS": OPTIONAL_PROFILE}
+    environment = {**QUICK, "LIGHT_WORKER_FAILS": OPTIONAL_PROFILE, "SPEAKER_API_CORS_ORIGINS": PAGE}
     with RegistryProcesses(tmp_path_factory.mktemp("metrics"), environment=environment) as running:
         yield running
 
@@ -76,6 +78,8 @@ def play(registry: RegistryProcesses, client: httpx.Client) -> None:
     assert file_of(client, "wren").status_code == 500
     assert client.get("/no/such/place").status_code == 404
     assert client.request("BREW", "/v1/voices").status_code == 405
+    asked_first = {"Origin": PAGE, "Access-Control-Request-Method": "GET"}
+    assert client.options("/v1/voices", headers=asked_first).status_code == 200
 
 
 def test_after_a_known_scenario_the_counts_are_exact(registry: RegistryProcesses, client: httpx.Client):
@@ -99,6 +103,7 @@ def test_after_a_known_scenario_the_counts_are_exact(registry: RegistryProcesses
         ("GET", FILE, "500"): 2,
         ("GET", "none", "404"): 1,
         ("other", "/v1/voices", "405"): 1,
+        ("OPTIONS", "none", "200"): 1,
     }
     timed = api.series("registry_http_request_duration_seconds_count")
     assert timed["GET", FILE] == 10

@@ -134,6 +134,25 @@ def test_grafana_is_told_where_both_are():
     assert provider["options"]["path"].startswith("/")
 
 
+def test_what_is_scraped_is_what_docker_compose_starts():
+    """Under another name, or on another port, there is just nothing."""
+    services = yaml.safe_load((DEPLOY.parent / "docker-compose.yml").read_text())["services"]
+    config = yaml.safe_load((DEPLOY / "prometheus/prometheus.yaml").read_text())
+    scraped = {
+        (name, str(source["port"]))
+        for job in config["scrape_configs"]
+        for source in job["dns_sd_configs"]
+        for name in source["names"]
+    }
+    shown = {
+        (name, environment["SPEAKER_METRICS_PORT"])
+        for name, service in services.items()
+        if "SPEAKER_METRICS_PORT" in (environment := service.get("environment", {}))
+    }
+    proxy = services["proxy"]["environment"]["REGISTRY_METRICS_LISTEN"].removeprefix(":")
+    assert scraped == shown | {("proxy", proxy)}
+
+
 def test_every_alert_says_what_is_wrong_what_to_do_and_whom_to_tell():
     """Whoever is woken by one may never have seen it."""
     for rule in rules():
