@@ -6,7 +6,7 @@ want one of them, and asyncio takes its time to load.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from types import TracebackType
 from typing import Literal, Self
 
@@ -15,11 +15,20 @@ from numpy.typing import ArrayLike
 
 from speaker_registry.artifact import Artifact
 from speaker_registry.cache import ArtifactCache
-from speaker_registry.calls import Item, Listing, Registration, parse_target
+from speaker_registry.calls import Item, Listing, Registration, key_request, parse_target
 from speaker_registry.errors import SpeakerRegistryError
 from speaker_registry.exchange import Body, Outcome, Pause, Plan, Policy, Reply, Result, Step
 from speaker_registry.fetching import File
-from speaker_registry.schemas import ArtifactDescriptor, Job, Profile, Voice, VoiceVersion
+from speaker_registry.schemas import (
+    ApiKey,
+    ArtifactDescriptor,
+    Job,
+    NewApiKey,
+    Profile,
+    Quota,
+    Voice,
+    VoiceVersion,
+)
 from speaker_registry.session import Audio, Own, Session, read_clip
 from speaker_registry.waiting import OnProgress, Readiness, wait_ready
 
@@ -32,6 +41,7 @@ class AsyncRegistryClient(Session):
         url: str | None = None,
         *,
         api_key: str | None = None,
+        namespace: str | None = None,
         timeout: float = 60.0,
         retries: int = 3,
         cache: ArtifactCache | Literal[Own.CACHE] | None = Own.CACHE,
@@ -39,7 +49,9 @@ class AsyncRegistryClient(Session):
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
-        super().__init__(url, api_key, Policy(timeout_seconds=timeout, retries=retries, clock=clock), cache)
+        super().__init__(
+            url, api_key, namespace, Policy(timeout_seconds=timeout, retries=retries, clock=clock), cache
+        )
         self._sleep = sleep
         self._http = httpx.AsyncClient(transport=transport)
 
@@ -147,6 +159,38 @@ class AsyncRegistryClient(Session):
 
     def profiles(self) -> AsyncIterator[Profile]:
         return self._pages(self._calls.profiles())
+
+    async def create_key(
+        self,
+        name: str,
+        scopes: Iterable[str],
+        *,
+        namespace: str | None = None,
+        expires_at: int | None = None,
+        requests_per_minute: int | None = None,
+        uploads_per_minute: int | None = None,
+    ) -> NewApiKey:
+        wanted = key_request(
+            name,
+            scopes,
+            namespace=namespace,
+            expires_at=expires_at,
+            requests_per_minute=requests_per_minute,
+            uploads_per_minute=uploads_per_minute,
+        )
+        return await self._run(self._calls.create_key(wanted))
+
+    async def rotate_key(self, key_id: str, *, grace_seconds: int = 86_400) -> NewApiKey:
+        return await self._run(self._calls.rotate_key(key_id, grace_seconds))
+
+    async def revoke_key(self, key_id: str) -> None:
+        await self._run(self._calls.revoke_key(key_id))
+
+    def api_keys(self, *, limit: int | None = None) -> AsyncIterator[ApiKey]:
+        return self._pages(self._calls.keys(limit))
+
+    async def quota(self) -> Quota:
+        return await self._run(self._calls.quota())
 
     async def close(self) -> None:
         await self._http.aclose()

@@ -8,7 +8,7 @@ import dataclasses
 import math
 import re
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Generic, Self, TypeVar
@@ -22,7 +22,19 @@ from speaker_registry.artifact import canonical_json
 from speaker_registry.errors import InvalidEmbedding, InvalidReference, InvalidRequest, Unavailable
 from speaker_registry.exchange import Plan, Policy, Reply, Request, exchange
 from speaker_registry.names import DEFAULT, SpeakerName, parse_reference, parse_speaker_name
-from speaker_registry.schemas import ArtifactDescriptor, Job, Page, Profile, Schema, Voice, VoiceVersion
+from speaker_registry.schemas import (
+    ApiKey,
+    ApiKeyRequest,
+    ArtifactDescriptor,
+    Job,
+    NewApiKey,
+    Page,
+    Profile,
+    Quota,
+    Schema,
+    Voice,
+    VoiceVersion,
+)
 
 MAX_WAIT_SECONDS = 60.0
 """The longest that the registry holds an answer back."""
@@ -224,6 +236,30 @@ class Calls:
         answer = yield from self._read(_Uploaded, request)
         return Registration(**answer.voice.model_dump(), created=answer.created)
 
+    def create_key(self, wanted: ApiKeyRequest) -> Plan[NewApiKey]:
+        request = Request(
+            method="POST",
+            path="/v1/keys",
+            headers={"content-type": "application/json"},
+            content=wanted.model_dump_json(exclude_none=True).encode(),
+        )
+        return self._read(NewApiKey, request)
+
+    def rotate_key(self, key_id: str, grace_seconds: int) -> Plan[NewApiKey]:
+        path = f"/v1/keys/{_segment(key_id, 'id')}/rotate"
+        return self._read(
+            NewApiKey, Request(method="POST", path=path, params={"grace_seconds": str(grace_seconds)})
+        )
+
+    def revoke_key(self, key_id: str) -> Plan[None]:
+        return self._done(Request(method="DELETE", path=f"/v1/keys/{_segment(key_id, 'id')}"))
+
+    def keys(self, limit: int | None) -> Listing[ApiKey]:
+        return _listing("/v1/keys", Page[ApiKey], limit)
+
+    def quota(self) -> Plan[Quota]:
+        return self._read(Quota, Request(path="/v1/quota"))
+
     def delete(self, name: str) -> Plan[None]:
         return self._done(Request(method="DELETE", path=_voice_path(name)))
 
@@ -276,6 +312,33 @@ def embedding_json(embedding: ArrayLike) -> str:
             param="speaker_embedding",
         )
     return canonical_json(vector.tolist())
+
+
+def key_request(
+    name: str,
+    scopes: Iterable[str],
+    *,
+    namespace: str | None,
+    expires_at: int | None,
+    requests_per_minute: int | None,
+    uploads_per_minute: int | None,
+) -> ApiKeyRequest:
+    """Raises `InvalidRequest`, as the registry would."""
+    try:
+        return ApiKeyRequest.model_validate(
+            {
+                "name": name,
+                "scopes": list(scopes),
+                "namespace": namespace,
+                "expires_at": expires_at,
+                "requests_per_minute": requests_per_minute,
+                "uploads_per_minute": uploads_per_minute,
+            }
+        )
+    except ValidationError as error:
+        fault = error.errors()[0]
+        place = str(fault["loc"][0])
+        raise InvalidRequest(f"'{place}' is {fault['input']!a:.80}: {fault['msg']}", param=place) from None
 
 
 def _given(**values: str | None) -> dict[str, str]:

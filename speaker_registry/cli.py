@@ -7,17 +7,34 @@ so that `--help` is quick.
 
 import argparse
 import contextlib
-import datetime
 import json
 import os
 import secrets
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 import speaker_registry
+from speaker_registry.command import (
+    INTERRUPTED,
+    OK,
+    PIPE_CLOSED,
+    REFUSED,
+    UNREACHABLE,
+    USAGE,
+    CommandError,
+    Output,
+    Parser,
+    add_common,
+    add_limit,
+    confirm,
+    list_document,
+    seconds,
+    when,
+)
 from speaker_registry.errors import SpeakerRegistryError, Unavailable
+from speaker_registry.key_commands import add_keys, show_quota
 from speaker_registry.terminal import facts, printable, table
 
 if TYPE_CHECKING:
@@ -31,24 +48,6 @@ if TYPE_CHECKING:
         Voice,
         VoiceVersion,
     )
-
-OK, REFUSED, USAGE, UNREACHABLE, INTERRUPTED, PIPE_CLOSED = 0, 1, 2, 3, 130, 141
-
-
-class CommandError(Exception):
-    """A command cannot be carried out as it stands, whatever the registry says."""
-
-    def __init__(self, message: str, *, status: int = USAGE, usage: str = "") -> None:
-        super().__init__(message)
-        self.status = status
-        self.usage = usage
-
-
-class Output(NamedTuple):
-    """What a command has to say, once for programs and once for people."""
-
-    document: object
-    text: str
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -148,10 +147,10 @@ def list_voices(client: "RegistryClient", arguments: argparse.Namespace) -> Outp
     voices = list(client.list(profile=arguments.profile, state=arguments.state, limit=arguments.limit))
     head = ("NAME", "VERSION", "NEWEST", "STATE", "READY FOR", "CREATED")
     rows = [
-        (voice.name, voice.version, voice.latest, voice.state, _ready_for(voice), _when(voice.created_at))
+        (voice.name, voice.version, voice.latest, voice.state, _ready_for(voice), when(voice.created_at))
         for voice in voices
     ]
-    return Output(_list_document(voices), table(head, rows))
+    return Output(list_document(voices), table(head, rows))
 
 
 def show(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
@@ -204,12 +203,12 @@ def jobs(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
         (j.id, f"{j.voice}@{j.version}", j.profile, j.state, j.attempt, j.error.code if j.error else "-")
         for j in found
     ]
-    return Output(_list_document(found), table(head, rows))
+    return Output(list_document(found), table(head, rows))
 
 
 def delete(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
     if not arguments.yes:
-        _confirm(f"Delete {printable(arguments.name)} with all its versions? [y/N] ")
+        confirm("delete", f"Delete {printable(arguments.name)} with all its versions?")
     client.delete(arguments.name)
     return Output({"name": arguments.name, "deleted": True}, f"deleted {printable(arguments.name)}")
 
@@ -230,7 +229,7 @@ def profiles(client: "RegistryClient", _: argparse.Namespace) -> Output:
         for profile in found
     ]
     remarks = "\n".join(_remarks(found))
-    return Output(_list_document(found), table(head, rows) + (f"\n\n{remarks}" if remarks else ""))
+    return Output(list_document(found), table(head, rows) + (f"\n\n{remarks}" if remarks else ""))
 
 
 # What commands read and do.
@@ -290,14 +289,6 @@ def _progress(speaker: str, *, quiet: bool) -> Iterator[Callable[["Readiness"], 
         yield update
 
 
-def _confirm(question: str) -> None:
-    if not sys.stdin.isatty():
-        raise CommandError("delete asks before it deletes; where nobody can answer, say --yes")
-    print(question, end="", file=sys.stderr, flush=True)
-    if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
-        raise CommandError("nothing was deleted", status=REFUSED)
-
-
 def write_atomically(path: Path, data: bytes) -> None:
     """The file is there whole or not at all, whatever happens meanwhile. An OSError names `path`."""
     try:
@@ -335,7 +326,7 @@ def _voice_text(voice: "Voice") -> str:
             ("version", f"{voice.version} (newest {voice.latest}, {voice.versions} in all)"),
             ("aliases", aliases or None),
             ("state", voice.state),
-            ("created", _when(voice.created_at)),
+            ("created", when(voice.created_at)),
             ("held back", voice.held_back),
         ]
     )
@@ -350,7 +341,7 @@ def _version_text(version: "VoiceVersion") -> str:
             ("version", version.version),
             ("id", version.id),
             ("state", version.state),
-            ("created", _when(version.created_at)),
+            ("created", when(version.created_at)),
             ("source", version.source),
             ("clip", f"{audio.seconds:.2f} s, {audio.sample_rate} Hz, {audio.mime_type}" if audio else None),
             ("consent", version.consent),
@@ -410,26 +401,7 @@ def _ready_for(voice: "Voice") -> str:
     return ", ".join(status.profile for status in voice.artifacts if status.state == "ready") or "-"
 
 
-def _when(unix_seconds: float) -> str:
-    return datetime.datetime.fromtimestamp(unix_seconds, datetime.UTC).strftime("%Y-%m-%d %H:%M:%SZ")
-
-
-def _list_document(items: Iterable[Any]) -> dict[str, object]:
-    return {"object": "list", "data": [item.model_dump(mode="json") for item in items]}
-
-
 # Arguments.
-
-
-class _Parser(argparse.ArgumentParser):
-    """Raises instead of printing: with `--json` a wrong command line is a JSON error too."""
-
-    def __init__(self, **options: Any) -> None:
-        # Scripts that use abbreviations break with the next option, and `--js` would not be seen by `_run`.
-        super().__init__(allow_abbrev=False, **options)
-
-    def error(self, message: str) -> NoReturn:
-        raise CommandError(message, usage=self.format_usage().strip())
 
 
 class _Version(argparse.Action):
@@ -441,32 +413,22 @@ class _Version(argparse.Action):
 
 
 def parser() -> argparse.ArgumentParser:
-    root = _Parser(
+    root = Parser(
         prog="speaker-registry",
         description="Register voices and fetch their artifacts.",
-        epilog="Environment: SPEAKER_REGISTRY_URL, SPEAKER_REGISTRY_API_KEY.",
+        epilog="Environment: SPEAKER_REGISTRY_URL, SPEAKER_REGISTRY_API_KEY, SPEAKER_REGISTRY_NAMESPACE.",
     )
     root.set_defaults(json=False, url=None)
-    _add_common(root)
+    add_common(root)
     root.add_argument("--version", action=_Version, nargs=0, help="show the version and end")
     commands = root.add_subparsers(required=True, metavar="COMMAND")
     for name, run, explanation, add_arguments in _COMMANDS:
         command = commands.add_parser(name, help=explanation, description=explanation)
-        command.set_defaults(command=run)
-        _add_common(command)
+        if run is not None:
+            command.set_defaults(command=run)
+            add_common(command)
         add_arguments(command)
     return root
-
-
-def _add_common(target: argparse.ArgumentParser) -> None:
-    """Accepted before and after the command. What is not said after it must not undo what was said before."""
-    target.add_argument(
-        "--json",
-        action="store_true",
-        default=argparse.SUPPRESS,
-        help="one JSON document on stdout, errors as JSON on stderr",
-    )
-    target.add_argument("--url", default=argparse.SUPPRESS, help="address of the registry")
 
 
 def _add_register(command: argparse.ArgumentParser) -> None:
@@ -487,7 +449,7 @@ def _add_register(command: argparse.ArgumentParser) -> None:
 def _add_list(command: argparse.ArgumentParser) -> None:
     command.add_argument("--profile", metavar="P", help="those usable with it")
     command.add_argument("--state", choices=("pending", "processing", "ready", "failed"))
-    _add_limit(command)
+    add_limit(command)
 
 
 def _add_show(command: argparse.ArgumentParser) -> None:
@@ -499,7 +461,7 @@ def _add_fetch(command: argparse.ArgumentParser) -> None:
     command.add_argument("--profile", metavar="P", required=True)
     command.add_argument("-o", "--output", metavar="FILE", required=True, help="- for standard output")
     command.add_argument(
-        "--wait", metavar="SECONDS", type=_seconds, default=0.0, help="for one that is not ready"
+        "--wait", metavar="SECONDS", type=seconds, default=0.0, help="for one that is not ready"
     )
 
 
@@ -523,7 +485,7 @@ def _add_jobs(command: argparse.ArgumentParser) -> None:
     command.add_argument("--state", choices=states)
     command.add_argument("--voice", metavar="NAME")
     command.add_argument("--profile", metavar="P")
-    _add_limit(command)
+    add_limit(command)
 
 
 def _add_delete(command: argparse.ArgumentParser) -> None:
@@ -535,28 +497,8 @@ def _add_nothing(command: argparse.ArgumentParser) -> None:
     pass
 
 
-def _add_limit(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--limit", metavar="N", type=_count, help="at most so many")
-
-
 def _add_timeout(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--timeout", metavar="SECONDS", type=_seconds, default=600.0, help="of waiting (600)"
-    )
-
-
-def _count(text: str) -> int:
-    with contextlib.suppress(ValueError):
-        if (number := int(text)) >= 1:
-            return number
-    raise argparse.ArgumentTypeError(f"{text[:80]!a}; accepted: whole numbers from 1")
-
-
-def _seconds(text: str) -> float:
-    with contextlib.suppress(ValueError):
-        if (seconds := float(text)) >= 0:  # what is not a number is not
-            return seconds
-    raise argparse.ArgumentTypeError(f"{text[:80]!a}; accepted: seconds from 0")
+    command.add_argument("--timeout", metavar="SECONDS", type=seconds, default=600.0, help="of waiting (600)")
 
 
 _COMMANDS = (
@@ -569,4 +511,6 @@ _COMMANDS = (
     ("jobs", jobs, "List the extraction jobs.", _add_jobs),
     ("delete", delete, "Delete a voice with all its versions.", _add_delete),
     ("profiles", profiles, "List the profiles and who can make them.", _add_nothing),
+    ("quota", show_quota, "Show what is left before something is refused.", _add_nothing),
+    ("keys", None, "Make, list, rotate and revoke API keys.", add_keys),
 )

@@ -5,7 +5,7 @@ has the other shell, with the same methods.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 from typing import Literal, Self
 
@@ -14,11 +14,20 @@ from numpy.typing import ArrayLike
 
 from speaker_registry.artifact import Artifact
 from speaker_registry.cache import ArtifactCache
-from speaker_registry.calls import Item, Listing, Registration, parse_target
+from speaker_registry.calls import Item, Listing, Registration, key_request, parse_target
 from speaker_registry.errors import SpeakerRegistryError
 from speaker_registry.exchange import Body, Outcome, Pause, Plan, Policy, Reply, Result, Step
 from speaker_registry.fetching import File
-from speaker_registry.schemas import ArtifactDescriptor, Job, Profile, Voice, VoiceVersion
+from speaker_registry.schemas import (
+    ApiKey,
+    ArtifactDescriptor,
+    Job,
+    NewApiKey,
+    Profile,
+    Quota,
+    Voice,
+    VoiceVersion,
+)
 from speaker_registry.session import Audio, Own, Session, read_clip
 from speaker_registry.waiting import OnProgress, Readiness, wait_ready
 
@@ -29,6 +38,7 @@ class RegistryClient(Session):
     Args:
         url: of the registry; without it, `SPEAKER_REGISTRY_URL`.
         api_key: without it, `SPEAKER_REGISTRY_API_KEY`.
+        namespace: for a key that is for any; without it, `SPEAKER_REGISTRY_NAMESPACE`, else `default`.
         timeout: seconds for one call over all its attempts and pauses. What a call may `wait` comes on top.
         retries: further attempts after 408, 429, 5xx and lost connections.
         cache: where artifacts are kept; by default one of its own, None for none. Clients may share one.
@@ -46,6 +56,7 @@ class RegistryClient(Session):
         url: str | None = None,
         *,
         api_key: str | None = None,
+        namespace: str | None = None,
         timeout: float = 60.0,
         retries: int = 3,
         cache: ArtifactCache | Literal[Own.CACHE] | None = Own.CACHE,
@@ -53,7 +64,9 @@ class RegistryClient(Session):
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], object] = time.sleep,
     ) -> None:
-        super().__init__(url, api_key, Policy(timeout_seconds=timeout, retries=retries, clock=clock), cache)
+        super().__init__(
+            url, api_key, namespace, Policy(timeout_seconds=timeout, retries=retries, clock=clock), cache
+        )
         self._sleep = sleep
         self._http = httpx.Client(transport=transport)
 
@@ -204,6 +217,53 @@ class RegistryClient(Session):
 
     def profiles(self) -> Iterator[Profile]:
         return self._pages(self._calls.profiles())
+
+    def create_key(
+        self,
+        name: str,
+        scopes: Iterable[str],
+        *,
+        namespace: str | None = None,
+        expires_at: int | None = None,
+        requests_per_minute: int | None = None,
+        uploads_per_minute: int | None = None,
+    ) -> NewApiKey:
+        """Make an API key. Its `key` is in this answer and nowhere else.
+
+        A lost answer makes the call be repeated; then there is one more key, which nobody has.
+
+        Args:
+            scopes: see `schemas.Scope`. namespace: the caller's own without it; `*`: any. expires_at: Unix
+            seconds.
+
+        Raises:
+            InvalidRequest; PermissionDenied: this client's key may not make such.
+        """
+        wanted = key_request(
+            name,
+            scopes,
+            namespace=namespace,
+            expires_at=expires_at,
+            requests_per_minute=requests_per_minute,
+            uploads_per_minute=uploads_per_minute,
+        )
+        return self._run(self._calls.create_key(wanted))
+
+    def rotate_key(self, key_id: str, *, grace_seconds: int = 86_400) -> NewApiKey:
+        """A key that is for the same as another; that one ends `grace_seconds` later."""
+        return self._run(self._calls.rotate_key(key_id, grace_seconds))
+
+    def revoke_key(self, key_id: str) -> None:
+        """From when this returns on, the key is refused within a second, everywhere."""
+        self._run(self._calls.revoke_key(key_id))
+
+    def api_keys(self, *, limit: int | None = None) -> Iterator[ApiKey]:
+        """What is known of the namespace's API keys, oldest first; not the keys themselves."""
+        return self._pages(self._calls.keys(limit))
+
+    def quota(self) -> Quota:
+        """What is left before something is refused."""
+        return self._run(self._calls.quota())
 
     def close(self) -> None:
         self._http.close()

@@ -19,9 +19,11 @@ from pydantic import ValidationError
 from speaker_registry.errors import (
     BY_CODE,
     Conflict,
+    InvalidApiKey,
     InvalidRequest,
     NotFound,
     PayloadTooLarge,
+    PermissionDenied,
     PreconditionFailed,
     SpeakerRegistryError,
     Unavailable,
@@ -241,6 +243,8 @@ def _class_for(status: int, said: ErrorBody | None) -> type[SpeakerRegistryError
 def nearest_class(status: int) -> type[SpeakerRegistryError]:
     """For codes of a newer server, and for answers that something in between gave."""
     exact = {
+        401: InvalidApiKey,
+        403: PermissionDenied,
         404: NotFound,
         409: Conflict,
         410: NotFound,

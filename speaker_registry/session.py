@@ -6,6 +6,7 @@ Reads a clip and two environment variables; what goes over the network is sent b
 import enum
 import hashlib
 import os
+import re
 from pathlib import Path
 from typing import IO, Any, Final, Literal
 
@@ -20,6 +21,7 @@ from speaker_registry.fetching import Fetching
 
 URL_VARIABLE: Final = "SPEAKER_REGISTRY_URL"
 API_KEY_VARIABLE: Final = "SPEAKER_REGISTRY_API_KEY"
+NAMESPACE_VARIABLE: Final = "SPEAKER_REGISTRY_NAMESPACE"
 MAX_CLIP_BYTES = 64 * 1024**2
 """What is read of a clip at most. The registry's own limit is lower and its business."""
 Audio = str | os.PathLike[str] | bytes | IO[bytes]
@@ -37,6 +39,7 @@ class Session:
         self,
         url: str | None,
         api_key: str | None,
+        namespace: str | None,
         policy: Policy,
         cache: ArtifactCache | Literal[Own.CACHE] | None,
     ) -> None:
@@ -49,13 +52,18 @@ class Session:
         }
         if key:
             self._headers["authorization"] = f"Bearer {key}"
+        namespace = namespace or os.environ.get(NAMESPACE_VARIABLE) or ""
+        if namespace:
+            self._headers["x-speaker-namespace"] = parse_namespace(namespace)
         if cache is Own.CACHE:
             cache = ArtifactCache()
         self.cache: ArtifactCache | None = cache
         self._policy = policy
         self._calls = Calls(policy)
         # A cache without entries instead of no cache: one way less through the code.
-        self._fetching = Fetching(policy, cache or ArtifactCache(max_entries=0), _scope(self.url, key))
+        self._fetching = Fetching(
+            policy, cache or ArtifactCache(max_entries=0), _scope(self.url, key, namespace)
+        )
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.url}>"
@@ -133,6 +141,13 @@ def read_clip(audio: Audio, what: str = "clip") -> bytes:
     return clip
 
 
-def _scope(url: str, key: str) -> str:
+def parse_namespace(text: str) -> str:
+    """Raises ValueError for what cannot be one."""
+    if not re.fullmatch(r"[a-z0-9][a-z0-9-]{0,31}", text):
+        raise ValueError(f"the namespace is {text[:80]!a}; accepted: 1 to 32 of a-z, 0-9 and '-'")
+    return text
+
+
+def _scope(url: str, key: str, namespace: str) -> str:
     """Hashed, so that no key lies about in a cache."""
-    return hashlib.sha256(f"{url}\0{key}".encode()).hexdigest()
+    return hashlib.sha256(f"{url}\0{key}\0{namespace}".encode()).hexdigest()

@@ -50,24 +50,32 @@ def run(settings: EmbeddedSettings) -> int:
 
 
 def _welcome(registry: EmbeddedRegistry, settings: EmbeddedSettings) -> str:
-    url, data = registry.url, settings.data.absolute()
+    url, data, clip = registry.url, settings.data.absolute(), "examples/clips/wren.flac"
+    with_key = '-H "Authorization: Bearer $KEY" ' if registry.api_key else ""
     profile = settings.profile_names[0]
     warning = (
         "\nThe weights are UNTRAINED (random): all works, the voices are useless. For real ones set WEIGHTS."
         if settings.weights == "untrained"
         else ""
     )
+    remarks = warning + _about_key(registry)
     return f"""
 The speaker registry is up: {url}     (API documentation: {url}/docs)
-Data: {data}  (bucket/ is the truth, redis/ can be rebuilt from it){warning}
+Data: {data}  (bucket/ is the truth, redis/ can be rebuilt from it){remarks}
 
 Try it:
-  curl -F name=alice -F consent=cons_1 -F audio_sample=@examples/clips/wren.flac {url}/v1/audio/voices
-  curl -X POST {url}/v1/audio/voices/alice/cache
-  curl -o alice.safetensors {url}/v1/voices/alice/versions/default/artifacts/{profile}/file
+  curl {with_key}-F name=alice -F consent=cons_1 -F audio_sample=@{clip} {url}/v1/audio/voices
+  curl {with_key}-X POST {url}/v1/audio/voices/alice/cache
+  curl {with_key}-o alice.safetensors {url}/v1/voices/alice/versions/default/artifacts/{profile}/file
 
 Ctrl-C stops it.
 """
+
+
+def _about_key(registry: EmbeddedRegistry) -> str:
+    if registry.key_file is None:
+        return "\nAPI keys are needed: KEY=the one of SPEAKER_AUTH_BOOTSTRAP_KEY" if registry.api_key else ""
+    return f"\nAPI keys are needed; here is one with all rights: KEY=$(cat {registry.key_file})"
 
 
 def _farewell() -> str:

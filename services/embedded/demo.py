@@ -30,7 +30,7 @@ def demo(settings: EmbeddedSettings) -> int:
         with step(f"start API, worker (weights: {settings.weights}), Valkey and bucket"):
             registry.__enter__()
         profile = settings.profile_names[0]
-        with RegistryClient(registry.url) as client:
+        with RegistryClient(registry.url, api_key=registry.api_key) as client:
             _tour(client, profile)
         with step("stop everything"):
             registry.stop()

@@ -5,11 +5,10 @@ typed. What can be found wrong without loading a model is found here.
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field, StringConstraints, ValidationError, field_validator
+from pydantic import Field, StringConstraints, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from services.shared.profiles import ProfileAmbiguous, ProfileCatalogue
-from services.shared.settings import ApiSettings, explain
 from speaker_registry.errors import ProfileUnknown
 
 
@@ -22,7 +21,7 @@ class EmbeddedSettings(BaseSettings):
     model_config = SettingsConfigDict(env_ignore_empty=True, frozen=True)
 
     host: str = "127.0.0.1"
-    """Loopback only: there are no API keys yet."""
+    """Beyond loopback with API keys: the first is made and kept in `DATA`."""
     port: int = Field(8300, ge=0, le=65535)
     """0: any free one."""
     data: Path = Path("data")
@@ -37,14 +36,6 @@ class EmbeddedSettings(BaseSettings):
     @property
     def profile_names(self) -> tuple[str, ...]:
         return _names(self.profiles)
-
-    @field_validator("host")
-    @classmethod
-    def _accepted_by_the_api(cls, host: str) -> str:
-        try:
-            return ApiSettings(host=host).host
-        except ValidationError as error:
-            raise ValueError(explain(error)) from None
 
     @field_validator("profiles")
     @classmethod

@@ -21,9 +21,11 @@ from typing import Self
 import httpx
 import structlog
 
+from services.embedded.bootstrap_key import bootstrap_key_file
 from services.embedded.children import Child
 from services.embedded.log_lines import coloured
 from services.embedded.settings import EmbeddedSettings
+from services.shared.settings import AccessSettings
 from services.shared.valkey import (
     MAX_SOCKET_PATH_BYTES,
     DataDirectoryInUseError,
@@ -85,6 +87,10 @@ class EmbeddedRegistry:
         self.valkey: ValkeyServer | None = None
         self.port = settings.port
         self.url = ""
+        self.key_file: Path | None = None
+        """Of a key with all rights that was made here; None where none is needed, or the environment has
+        one.
+        """
 
     def __enter__(self) -> Self:
         try:
@@ -105,8 +111,9 @@ class EmbeddedRegistry:
     def _start(self) -> None:
         host, data = self._settings.host, self._settings.data.absolute()
         self.port = _claim_port(host, self._settings.port)
-        self.url = f"http://{_bracketed(host)}:{self.port}"
+        self.url = f"http://{_reachable(host)}:{self.port}"
         _make_data_folder(data)
+        self.key_file = self._key_file(data)
         redis_url = self._settings.redis_url or self._start_valkey(data / "redis")
         environment = self._environment(data, redis_url)
         own = {"api": environment, "worker": _with_next_metrics_port(environment)}
@@ -115,6 +122,17 @@ class EmbeddedRegistry:
             self.children[name] = Child(name, module, own[name], self._show, raw)
             self.children[name].start()
         self._wait_until_up()
+
+    def _key_file(self, data: Path) -> Path | None:
+        try:
+            return bootstrap_key_file(self._settings.host, data)
+        except (ValueError, OSError) as error:
+            raise StartFailed(f"HOST is {self._settings.host!r}: {error}") from None
+
+    @property
+    def api_key(self) -> str | None:
+        """One with all rights, for who runs in this process."""
+        return self.key_file.read_text().strip() if self.key_file else AccessSettings().bootstrap
 
     def _start_valkey(self, folder: Path) -> str:
         try:
@@ -144,6 +162,7 @@ class EmbeddedRegistry:
             "SPEAKER_PROFILES": self._settings.profiles,
             "SPEAKER_API_HOST": self._settings.host,
             "SPEAKER_API_PORT": str(self.port),
+            **({"SPEAKER_AUTH_BOOTSTRAP_KEY_FILE": str(self.key_file)} if self.key_file else {}),
             "SPEAKER_EXTRACTOR_WEIGHTS": self._settings.weights,
             # The only worker there is: what it makes is what is wanted, also after other weights were tried.
             "SPEAKER_EXTRACTOR_ROLL_BACK": "true",
@@ -159,7 +178,7 @@ class EmbeddedRegistry:
 
     def _wait_until_up(self) -> None:
         told = started = time.monotonic()
-        with RegistryClient(self.url, retries=0, timeout=2) as client:
+        with RegistryClient(self.url, api_key=self.api_key, retries=0, timeout=2) as client:
             while (now := time.monotonic()) < started + START_SECONDS:
                 self._raise_if_ended()
                 if self._is_up(client):
@@ -246,5 +265,7 @@ def _make_data_folder(data: Path) -> None:
         raise StartFailed(f"DATA is {data}, which cannot be used: {error.strerror}.") from None
 
 
-def _bracketed(host: str) -> str:
+def _reachable(host: str) -> str:
+    """As a URL has it; from here, where it listens on all addresses."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - the user's own wish
     return f"[{host}]" if ":" in host else host

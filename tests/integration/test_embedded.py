@@ -288,12 +288,28 @@ def test_no_child_outlives_a_supervisor_that_is_killed(fresh: Run):
     fresh.ends_within(STOPPED_SECONDS, family)
 
 
+def test_beyond_loopback_it_makes_a_key_and_asks_for_it(fresh: Run):
+    """`make run HOST=0.0.0.0` works at once, and lets nobody in who cannot read the file it names."""
+    fresh.start(HOST="0.0.0.0")
+    fresh.up()
+    said = "".join(fresh.output)
+    named = re.search(r"KEY=\$\(cat (\S+)\)", said)
+    assert named, said
+    path = Path(named[1])
+    assert path.stat().st_mode & 0o777 == 0o600
+    token = path.read_text().strip()
+    assert token not in said
+    url = next(re.finditer(r"http://127\.0\.0\.1:\d+", said))[0]
+    assert httpx.get(f"{url}/v1/voices").status_code == 401
+    assert httpx.get(f"{url}/v1/voices", headers={"Authorization": f"Bearer {token}"}).status_code == 200
+
+
 @pytest.mark.parametrize(
     ("environment", "says"),
     [
         (
-            {"HOST": "0.0.0.0"},
-            "HOST: host is '0.0.0.0': without API keys the registry listens on loopback",
+            {"HOST": "0.0.0.0", "SPEAKER_AUTH_REQUIRED": "false"},
+            "HOST is '0.0.0.0': SPEAKER_API_HOST is '0.0.0.0' and SPEAKER_AUTH_REQUIRED is false: without",
         ),
         ({"PROFILES": "qwen3"}, "PROFILES: Unknown profile 'qwen3'. Known: "),
         ({"WEIGHTS": "/no/such"}, "WEIGHTS: there is no folder /no/such"),

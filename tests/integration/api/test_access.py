@@ -1,5 +1,6 @@
 """Who may do what: every route × every scope × own and foreign namespace, and what strangers are told."""
 
+import json
 import re
 import time
 from collections.abc import Iterator
@@ -18,6 +19,15 @@ from services.registry_api.access import NoWayIn, open_access
 from services.registry_api.rules import accepted_scopes, check_rules, our_routes
 from services.shared.api_keys import ALL_SCOPES, Token, new_token
 from services.shared.settings import AccessSettings, ApiSettings, RateSettings
+from speaker_registry import RegistryClient, cli
+from speaker_registry.errors import (
+    ApiKeyNotFound,
+    InvalidApiKey,
+    InvalidRequest,
+    PermissionDenied,
+    VoiceNotFound,
+)
+from speaker_registry.key_commands import SCOPES
 from tests.integration.api.conftest import Start, empty
 from tests.integration.api.registry import CLIP, PROFILE, Registry, until
 
@@ -446,6 +456,82 @@ def test_many_wrong_keys_from_one_address_have_to_wait(start: Start):
     assert refused.status_code == 429
     assert refused.headers["Retry-After"] == "60"
     assert closed.client.get("/v1/voices", headers=bearer(BOOTSTRAP)).status_code == 200
+
+
+# -- SDK and command line
+
+
+def test_the_sdk_makes_rotates_and_revokes_keys(closed: Registry):
+    """As an operator's script does."""
+    with RegistryClient(closed.url, api_key=str(BOOTSTRAP), retries=0) as operator:
+        made = operator.create_key("fleet", ["engine"], namespace="tenant", requests_per_minute=100)
+        with RegistryClient(closed.url, api_key=made.key, retries=0) as engine:
+            assert engine.quota().namespace == "tenant"
+            with pytest.raises(PermissionDenied, match="voices:write"):
+                engine.register("alice", CLIP, consent="c")
+        follower = operator.rotate_key(made.id, grace_seconds=0)
+        states = {key.id: key.state for key in operator.api_keys()}
+        assert states == {made.id: "revoked", follower.id: "active"}
+        old = RegistryClient(closed.url, api_key=made.key, retries=0)
+        with old, pytest.raises(InvalidApiKey, match="revoked"):
+            old.quota()
+        operator.revoke_key(follower.id)
+        assert {key.state for key in operator.api_keys()} == {"revoked"}
+        with pytest.raises(InvalidRequest, match="'scopes'"):
+            operator.create_key("x", [])
+        with pytest.raises(ApiKeyNotFound):
+            operator.revoke_key("nokeyid0")
+
+
+def test_the_sdk_asks_about_a_namespace(closed: Registry, monkeypatch: pytest.MonkeyPatch):
+    """With a key for any of them."""
+    closed.upload("alice", headers=bearer(BOOTSTRAP, **{rules.NAMESPACE_HEADER: "tenant"}))
+    with RegistryClient(closed.url, api_key=str(BOOTSTRAP), namespace="tenant") as tenant:
+        assert tenant.get("alice").name == "alice"
+    with RegistryClient(closed.url, api_key=str(BOOTSTRAP)) as client, pytest.raises(VoiceNotFound):
+        client.get("alice")
+    monkeypatch.setenv("SPEAKER_REGISTRY_NAMESPACE", "tenant")
+    with RegistryClient(closed.url, api_key=str(BOOTSTRAP)) as client:
+        assert client.get("alice").name == "alice"
+    with pytest.raises(ValueError, match="'A B'"):
+        RegistryClient(closed.url, namespace="A B")
+
+
+def test_the_command_line_makes_lists_and_revokes_keys(
+    closed: Registry, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """As a person does it."""
+    monkeypatch.setenv("SPEAKER_REGISTRY_API_KEY", str(BOOTSTRAP))
+    monkeypatch.setenv("SPEAKER_REGISTRY_URL", closed.url)
+
+    def said(*words: str) -> str:
+        assert cli.main(words) == 0, capsys.readouterr().err
+        return capsys.readouterr().out
+
+    out = said(
+        "keys", "create", "TTS fleet", "--scope", "engine", "--scope", "jobs:read", "--namespace", "tts"
+    )
+    token = next(line for line in out.splitlines() if line.startswith("sreg_"))
+    assert closed.client.get("/v1/voices", headers=bearer(token)).status_code == 200
+    key_id = token.split("_")[1]
+    listed = said("keys", "list")
+    assert re.search(rf"{key_id} +TTS fleet +tts +engine,jobs:read +active +- +20", listed)
+    assert token.split("_")[2] not in listed
+    out = said("keys", "rotate", key_id, "--grace", "0", "--json")
+    document = re.search(r"^\{$.*?^\}$", out, re.DOTALL | re.MULTILINE)  # among the server's log
+    assert document
+    rotated = json.loads(document[0])
+    assert rotated["scopes"] == ["engine", "jobs:read"]
+    assert "revoked" in said("keys", "revoke", rotated["id"], "--yes")
+    assert closed.client.get("/v1/voices", headers=bearer(rotated["key"])).status_code == 401
+    assert "voices" in said("quota")
+    assert cli.main(["keys", "revoke", rotated["id"]]) == 2  # nobody is there to say yes
+    assert cli.main(["keys", "create", "x", "--scope", "everything"]) == 2
+
+
+def test_the_command_line_knows_every_scope():
+    """Without loading the schemas."""
+    assert set(SCOPES) == ALL_SCOPES
 
 
 # -- limits and quotas

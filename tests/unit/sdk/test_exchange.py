@@ -149,7 +149,8 @@ def test_under_v1_audio_the_code_is_in_reason():
     ("status", "cls"),
     [
         (400, errors.InvalidRequest),
-        (401, errors.InvalidRequest),
+        (401, errors.InvalidApiKey),
+        (403, errors.PermissionDenied),
         (404, errors.NotFound),
         (409, errors.Conflict),
         (410, errors.NotFound),

@@ -12,6 +12,13 @@ from speaker_registry.async_client import AsyncRegistryClient
 from speaker_registry.client import RegistryClient
 
 PUBLIC = {
+    "ApiKey",
+    "InvalidApiKey",
+    "NewApiKey",
+    "PermissionDenied",
+    "Quota",
+    "Rate",
+    "Usage",
     "Artifact",
     "ArtifactCache",
     "ArtifactDescriptor",

@@ -1,0 +1,167 @@
+"""The commands about API keys and quotas: `keys create|list|rotate|revoke`, `quota`."""
+
+import argparse
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from speaker_registry.command import (
+    Output,
+    Parser,
+    add_common,
+    add_limit,
+    confirm,
+    count,
+    list_document,
+    seconds,
+    when,
+)
+from speaker_registry.terminal import facts, printable, table
+
+if TYPE_CHECKING:
+    from speaker_registry import NewApiKey, Rate, RegistryClient, Usage
+
+SCOPES = (
+    "voices:read",
+    "voices:write",
+    "voices:delete",
+    "artifacts:read",
+    "audio:read",
+    "jobs:read",
+    "jobs:write",
+    "engine",
+    "admin",
+)
+"""As `schemas.Scope`, which takes a tenth of a second to load."""
+DAY_SECONDS = 86_400
+
+
+def create_key(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
+    days = arguments.expires_in_days
+    made = client.create_key(
+        arguments.name,
+        arguments.scope,
+        namespace=arguments.namespace,
+        expires_at=int(time.time() + days * DAY_SECONDS) if days is not None else None,
+        requests_per_minute=arguments.requests_per_minute,
+        uploads_per_minute=arguments.uploads_per_minute,
+    )
+    return _made(made)
+
+
+def rotate_key(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
+    return _made(client.rotate_key(arguments.key_id, grace_seconds=int(arguments.grace)))
+
+
+def _made(key: "NewApiKey") -> Output:
+    head = facts(
+        [
+            ("id", key.id),
+            ("name", key.name),
+            ("namespace", key.namespace),
+            ("scopes", ", ".join(key.scopes)),
+            ("expires", when(key.expires_at) if key.expires_at is not None else None),
+        ]
+    )
+    text = f"{head}\n\n{printable(key.key)}\n\nKeep it: it is shown this once."
+    return Output(key.model_dump(mode="json"), text)
+
+
+def list_keys(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
+    found = list(client.api_keys(limit=arguments.limit))
+    head = ("ID", "NAME", "NAMESPACE", "SCOPES", "STATE", "ENDS", "LAST USED")
+    rows = [
+        (
+            key.id,
+            key.name,
+            key.namespace,
+            ",".join(key.scopes),
+            key.state,
+            _moment(key.expires_at),
+            _moment(key.last_used_at),
+        )
+        for key in found
+    ]
+    return Output(list_document(found), table(head, rows))
+
+
+def _moment(unix_seconds: int | None) -> str:
+    return "-" if unix_seconds is None else when(unix_seconds)
+
+
+def revoke_key(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
+    if not arguments.yes:
+        confirm("revoke", f"Revoke {printable(arguments.key_id)}? Nobody gets in with it again.")
+    client.revoke_key(arguments.key_id)
+    document = {"id": arguments.key_id, "revoked": True}
+    return Output(document, f"revoked {printable(arguments.key_id)}")
+
+
+def show_quota(client: "RegistryClient", _: argparse.Namespace) -> Output:
+    quota = client.quota()
+    rows = [
+        ("voices", *_usage(quota.voices)),
+        ("bytes of uploads", *_usage(quota.bytes)),
+        ("requests a minute, this key", *_rate(quota.requests_per_minute)),
+        ("uploads a minute, this key", *_rate(quota.uploads_per_minute)),
+        ("requests a minute, namespace", *_rate(quota.namespace_requests_per_minute)),
+        ("uploads a minute, namespace", *_rate(quota.namespace_uploads_per_minute)),
+    ]
+    text = table((f"NAMESPACE {printable(quota.namespace)}", "LIMIT", "LEFT"), rows)
+    return Output(quota.model_dump(mode="json"), text)
+
+
+def _usage(usage: "Usage") -> tuple[str, str]:
+    if usage.limit is None:
+        return "-", "-"
+    return str(usage.limit), str(max(0, usage.limit - usage.used))
+
+
+def _rate(rate: "Rate") -> tuple[str, str]:
+    return ("-", "-") if rate.limit is None else (str(rate.limit), str(rate.remaining))
+
+
+def add_keys(command: argparse.ArgumentParser) -> None:
+    commands = command.add_subparsers(required=True, metavar="COMMAND", parser_class=Parser)
+
+    def add(
+        name: str, run: Callable[["RegistryClient", argparse.Namespace], Output], explanation: str
+    ) -> argparse.ArgumentParser:
+        one = commands.add_parser(name, help=explanation, description=explanation)
+        one.set_defaults(command=run)
+        add_common(one)
+        return one
+
+    _add_create(add("create", create_key, "Make an API key, and show it this once."))
+    add_limit(add("list", list_keys, "List the API keys; not the keys themselves."))
+    rotate = add("rotate", rotate_key, "Make an API key for the same as another, which then ends.")
+    _add_key_id(rotate)
+    rotate.add_argument(
+        "--grace",
+        metavar="SECONDS",
+        type=seconds,
+        default=DAY_SECONDS,
+        help="so long the old key is still accepted (a day)",
+    )
+    revoke = add("revoke", revoke_key, "Revoke an API key.")
+    _add_key_id(revoke)
+    revoke.add_argument("--yes", action="store_true", help="do not ask")
+
+
+def _add_create(command: argparse.ArgumentParser) -> None:
+    command.add_argument("name", metavar="NAME", help="whatever tells people what it is for")
+    command.add_argument(
+        "--scope",
+        action="append",
+        choices=SCOPES,
+        required=True,
+        help="what it is for; may be given several times. engine: all that a TTS server asks for",
+    )
+    command.add_argument("--namespace", metavar="N", help="whose voices it is for; '*': any")
+    command.add_argument("--expires-in-days", metavar="DAYS", type=count, help="for ever without it")
+    command.add_argument("--requests-per-minute", metavar="N", type=count)
+    command.add_argument("--uploads-per-minute", metavar="N", type=count)
+
+
+def _add_key_id(command: argparse.ArgumentParser) -> None:
+    command.add_argument("key_id", metavar="ID", help="what the key begins with after sreg_; see keys list")
