@@ -1,0 +1,264 @@
+"""Tokens of an OpenID provider: a real one of our own on loopback, with real signatures."""
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import jwt
+import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from jwt.algorithms import ECAlgorithm, RSAAlgorithm
+
+from services.registry_api.tokens import Tokens
+from services.shared.settings import AccessSettings
+from speaker_registry.errors import InvalidApiKey, Unavailable
+from tests.integration.api.conftest import Start
+
+RSA_KEY = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+OTHER_KEY = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+EC_KEY = ec.generate_private_key(ec.SECP256R1())
+AUDIENCE = "speaker-registry"
+
+
+class Provider:
+    """Says who it is and which keys it signs with; both may be changed by a test."""
+
+    def __init__(self) -> None:
+        provider = self
+        self.asked: list[str] = []
+        self.keys = {"one": RSA_KEY}
+        self.away = False
+        self.about: dict[str, Any] = {}
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                provider.asked.append(self.path)
+                body = json.dumps(provider.answer(self.path)).encode()
+                self.send_response(503 if provider.away else 200)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.issuer = f"http://127.0.0.1:{self.server.server_port}/realms/voices"
+
+    def answer(self, path: str) -> dict[str, Any]:
+        if path.endswith("/.well-known/openid-configuration"):
+            return {"issuer": self.issuer, "jwks_uri": f"{self.issuer}/keys", **self.about}
+        return {"keys": [_public(kid, key) for kid, key in self.keys.items()]}
+
+    @property
+    def times_asked(self) -> int:
+        return sum(path.endswith("/keys") for path in self.asked)
+
+    def token(self, *, key: Any = RSA_KEY, kid: str = "one", algorithm: str = "RS256", **claims: Any) -> str:
+        said = {
+            "iss": self.issuer,
+            "aud": AUDIENCE,
+            "sub": "robin@example.org",
+            "exp": int(time.time()) + 600,
+            **claims,
+        }
+        kept = {name: value for name, value in said.items() if value is not None}
+        return jwt.encode(kept, key, algorithm=algorithm, headers={"kid": kid})
+
+
+def _public(kid: str, key: Any) -> dict[str, Any]:
+    kind = RSAAlgorithm if isinstance(key, rsa.RSAPrivateKey) else ECAlgorithm
+    return {**kind.to_jwk(key.public_key(), as_dict=True), "kid": kid, "use": "sig"}
+
+
+@pytest.fixture
+def provider() -> Iterator[Provider]:
+    provider = Provider()
+    thread = threading.Thread(target=provider.server.serve_forever, args=(0.02,), daemon=True)
+    thread.start()
+    yield provider
+    provider.server.shutdown()
+    provider.server.server_close()
+    thread.join()
+
+
+class OwnClock:
+    def __init__(self) -> None:
+        self.seconds = 1000.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+@pytest.fixture
+def clock() -> OwnClock:
+    return OwnClock()
+
+
+@pytest.fixture
+def tokens(provider: Provider, clock: OwnClock) -> Tokens:
+    return Tokens(settings(provider), monotonic=clock)
+
+
+def settings(provider: Provider, **more: Any) -> AccessSettings:
+    return AccessSettings(oidc_issuer=provider.issuer, oidc_audience=AUDIENCE, **more)
+
+
+def test_a_token_says_who_asks_and_for_what(provider: Provider, tokens: Tokens):
+    """Scopes that are none of ours are passed over; the subject itself goes into no log."""
+    caller = tokens.caller(provider.token(scope="openid engine voices:read", speaker_namespace="tenant"))
+    assert caller.namespace == "tenant"
+    assert caller.scopes == {"engine", "voices:read"}
+    assert caller.id.startswith("jwt:")
+    assert "robin" not in caller.id
+    other = tokens.caller(provider.token(sub="wren@example.org"))
+    assert other.id != caller.id
+    assert (other.namespace, other.scopes) == ("default", frozenset())
+
+
+def test_the_claims_may_have_other_names(provider: Provider, clock: OwnClock):
+    """Providers differ; scopes may be a list."""
+    tokens = Tokens(
+        settings(provider, oidc_namespace_claim="tenant", oidc_scopes_claim="roles"), monotonic=clock
+    )
+    caller = tokens.caller(provider.token(tenant="a1", roles=["admin", "other"], scope="engine"))
+    assert (caller.namespace, caller.scopes) == ("a1", {"admin"})
+
+
+def test_elliptic_curves_are_taken_too(provider: Provider, tokens: Tokens):
+    provider.keys["curve"] = EC_KEY
+    assert tokens.caller(provider.token(key=EC_KEY, kid="curve", algorithm="ES256", scope="engine")).scopes
+
+
+@pytest.mark.parametrize(
+    ("claims", "said"),
+    [
+        ({"exp": 1_000_000_000}, "expired"),
+        ({"exp": None}, "exp"),
+        ({"sub": None}, "sub"),
+        ({"aud": "somebody-else"}, "udience"),
+        ({"aud": None}, "aud"),
+        ({"iss": "https://elsewhere.example"}, "ssuer"),
+        ({"nbf": 4_000_000_000}, "not yet valid"),
+        ({"speaker_namespace": "A B"}, "'A B'"),
+        ({"speaker_namespace": ["x"]}, "speaker_namespace"),
+        ({"key": OTHER_KEY}, "ignature"),
+        ({"kid": "two"}, "no key 'two'"),
+    ],
+)
+def test_a_token_that_is_not_for_us_is_refused(
+    provider: Provider, tokens: Tokens, claims: dict[str, Any], said: str
+):
+    """With what is wrong with it."""
+    with pytest.raises(InvalidApiKey, match=said):
+        tokens.caller(provider.token(**claims))
+
+
+def test_a_signature_with_the_public_key_as_a_secret_is_none(provider: Provider, tokens: Tokens):
+    """The oldest trick: the key that everybody may read, taken for a shared one."""
+    public = RSA_KEY.public_key().public_bytes(
+        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
+    good = provider.token(scope="admin")
+    head = jwt.utils.base64url_encode(json.dumps({"alg": "HS256", "kid": "one", "typ": "JWT"}).encode())
+    signed = head + b"." + good.split(".")[1].encode()
+    algorithm = jwt.algorithms.HMACAlgorithm(jwt.algorithms.HMACAlgorithm.SHA256)
+    forged = (signed + b"." + jwt.utils.base64url_encode(algorithm.sign(signed, public))).decode()
+    with pytest.raises(InvalidApiKey):
+        tokens.caller(forged)
+
+
+def test_an_unsigned_token_is_none(provider: Provider, tokens: Tokens):
+    body = provider.token(scope="admin").split(".")[1]
+    head = jwt.utils.base64url_encode(json.dumps({"alg": "none", "kid": "one"}).encode()).decode()
+    with pytest.raises(InvalidApiKey):
+        tokens.caller(f"{head}.{body}.")
+
+
+@pytest.mark.parametrize("text", ["", "x", "a.b.c", "." * 50, "é.é.é"])
+def test_what_is_no_token_is_refused(tokens: Tokens, text: str):
+    with pytest.raises(InvalidApiKey):
+        tokens.caller(text)
+
+
+def test_the_provider_is_asked_once(provider: Provider, tokens: Tokens):
+    """Not for every request; and for keys that it does not have, at most every ten seconds."""
+    for _ in range(5):
+        tokens.caller(provider.token())
+    assert provider.times_asked == 1
+    for _ in range(5):
+        with pytest.raises(InvalidApiKey):
+            tokens.caller(provider.token(kid="unknown"))
+    assert provider.times_asked == 1
+
+
+def test_a_new_key_of_the_provider_is_taken_soon(provider: Provider, tokens: Tokens, clock: OwnClock):
+    tokens.caller(provider.token())
+    provider.keys["two"] = OTHER_KEY
+    clock.seconds += 11
+    assert tokens.caller(provider.token(key=OTHER_KEY, kid="two", scope="engine")).scopes == {"engine"}
+
+
+def test_a_key_that_the_provider_withdrew_is_not_taken_for_long(
+    provider: Provider, tokens: Tokens, clock: OwnClock
+):
+    tokens.caller(provider.token())
+    provider.keys = {"two": OTHER_KEY}
+    clock.seconds += 301
+    with pytest.raises(InvalidApiKey, match="no key 'one'"):
+        tokens.caller(provider.token())
+
+
+@pytest.mark.parametrize(
+    "about",
+    [
+        {"issuer": "https://elsewhere.example"},
+        {"jwks_uri": "ftp://127.0.0.1/keys"},
+        {"jwks_uri": None},
+        {"padding": "x" * 300_000},
+    ],
+)
+def test_a_provider_that_is_not_the_one_that_was_meant_is_not_believed(
+    provider: Provider, tokens: Tokens, about: dict[str, Any]
+):
+    """Nor one that never stops talking."""
+    provider.about = about
+    with pytest.raises(Unavailable):
+        tokens.caller(provider.token())
+
+
+def test_while_the_provider_is_away_tokens_wait(provider: Provider, tokens: Tokens):
+    """503, not 401: the token may be good."""
+    provider.away = True
+    with pytest.raises(Unavailable) as caught:
+        tokens.caller(provider.token())
+    assert caught.value.retry_after_seconds
+    provider.away = False
+    assert tokens.caller(provider.token())
+
+
+def test_tokens_open_routes_as_keys_do(provider: Provider, start: Start):
+    """Their scopes and namespace; others are refused."""
+    registry = start(access=settings(provider))
+    get = registry.client.get
+
+    def bearer(**claims: Any) -> dict[str, str]:
+        return {"Authorization": f"Bearer {provider.token(**claims)}"}
+
+    registry.upload("alice", headers=bearer(scope="voices:write", speaker_namespace="tenant"))
+    reader = {"scope": "voices:read"}
+    assert get("/v1/voices/alice", headers=bearer(**reader, speaker_namespace="tenant")).status_code == 200
+    assert get("/v1/voices/alice", headers=bearer(**reader)).status_code == 404
+    assert get("/v1/voices/alice", headers=bearer(scope="jobs:read")).status_code == 403
+    expired = get("/v1/voices/alice", headers=bearer(**reader, exp=5))
+    assert expired.status_code == 401
+    assert "expired" in expired.json()["error"]["message"]
+    assert get("/v1/voices").status_code == 401
+    asked = {"name": "x", "scopes": ["engine"]}
+    made = registry.client.post("/v1/keys", json=asked, headers=bearer(scope="admin"))
+    assert made.status_code == 201
+    assert made.json()["created_by"].startswith("jwt:")
