@@ -86,8 +86,11 @@ def test_after_a_known_scenario_the_counts_are_exact(registry: RegistryProcesses
     """A number nobody can rely on is worse than none: it is believed."""
     play(registry, client)
     worker_url = registry.metrics_urls["worker0"]
+    api_url, name = registry.metrics_urls["api0"], "registry_http_requests_total"
+    # The last ones of each: an answer is out a moment before it is counted.
     wait_until(lambda: Scrape.of(worker_url).series("registry_jobs_total", result="failed") != {})
-    api, worker = Scrape.of(registry.metrics_urls["api0"]), Scrape.of(worker_url)
+    wait_until(lambda: Scrape.of(api_url).series(name, method="OPTIONS") != {})
+    api, worker = Scrape.of(api_url), Scrape.of(worker_url)
     waiting_room = ("/readyz", "/v1/profiles")  # asked by the fixture, until everything was ready
     requests = api.series("registry_http_requests_total")
     assert {key: count for key, count in requests.items() if key[1] not in waiting_room} == {

@@ -15,7 +15,7 @@ from services.shared.queue_maintenance import reap
 from services.shared.settings import WorkerSettings
 from services.shared.valkey import ValkeyServer
 from speaker_registry.errors import InvalidAudio, Unavailable
-from tests.integration.storage import Storage
+from tests.integration.storage import Storage, speaker_id
 from tests.scraping import counted
 
 JOBS = "registry_jobs_total"
@@ -158,6 +158,18 @@ def test_garbage_is_counted_by_what_it_was(storage: Storage):
         rises = [stack.enter_context(counted(GARBAGE, kind=kind)) for kind in kinds]
         storage.sweep()
     assert rises == [[2], [2], [1], [0]]
+
+
+@pytest.mark.parametrize("kind", ["version", "artifact"])
+def test_a_record_that_cannot_be_read_is_an_integrity_failure(storage: Storage, tmp_path: Path, kind: str):
+    """Somebody is woken for it: it has to be restored from a backup."""
+    storage.ready("alice")
+    ending = {"version": "r/*.ver.*", "artifact": "*.json"}[kind]
+    [record] = (tmp_path / "bucket/default").rglob(ending)
+    record.write_bytes(b"{")
+    with counted("registry_integrity_failures_total", kind="record") as rise:
+        storage.registrar.truth(speaker_id("alice"))
+    assert rise == [1]
 
 
 def test_rebuilds_are_counted_by_their_end(storage: Storage, monkeypatch: pytest.MonkeyPatch):

@@ -1,0 +1,54 @@
+"""What is counted of requests that never reach a route, and of labels that anybody could make up."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from services.registry_api.server import ImpatientHttp
+from services.shared.metrics import REGISTRY
+from tests.integration.api import raw
+from tests.integration.api.registry import Registry, until
+
+
+@contextmanager
+def counted(by: int, **labels: str) -> Iterator[None]:
+    """What happens inside makes so many requests. Each is counted a moment after its answer is out."""
+
+    def value() -> float:
+        return REGISTRY.get_sample_value("registry_http_requests_total", labels) or 0
+
+    before = value()
+    yield
+    until(lambda: value() >= before + by)
+    assert value() == before + by
+
+
+def test_what_is_no_http_is_counted_as_refused(registry: Registry):
+    """Somebody who knocks at the door all night shows, too."""
+    with counted(1, route="none", method="other", status="400"):
+        assert raw.ask(registry.port, b"knock knock\r\n\r\n").status == 400
+
+
+def test_a_connection_too_many_is_counted_as_unavailable(registry: Registry, monkeypatch: pytest.MonkeyPatch):
+    """Overload is what the rate of errors is watched for."""
+    kind = registry._config.http_protocol_class
+    assert issubclass(kind, ImpatientHttp)
+    monkeypatch.setattr(kind, "max_connections", 0)
+    with counted(1, route="none", method="GET", status="503"):
+        answer = raw.ask(registry.port, raw.head("GET", "/v1/voices"))
+        assert (answer.status, answer.error["code"]) == (503, "unavailable")
+
+
+def test_a_method_that_somebody_made_up_makes_no_series(registry: Registry):
+    """There is no end of them, and each would stay for as long as the process."""
+    with counted(3, route="/v1/voices", method="other", status="405"):
+        for number in range(3):
+            assert raw.ask(registry.port, raw.head(f"MADE{number}", "/v1/voices")).status == 405
+
+
+def test_the_documentation_has_a_name_of_its_own(registry: Registry):
+    """Its files have no templates."""
+    with counted(2, route="docs", method="GET", status="200"):
+        for path in ("/openapi.json", "/static-offline-docs/swagger-ui.css"):
+            assert registry.client.get(path).status_code == 200

@@ -1,0 +1,83 @@
+"""What is asked of Redis for every scrape, where it answers something out of the ordinary."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from redis import Redis
+
+from services.shared.queue import QUARANTINE_KEY
+from services.shared.queue_signals import RedisSignals, _append_log_ok
+from services.shared.valkey import ValkeyServer
+from tests.integration.storage import PROFILE, Storage
+
+
+@pytest.fixture
+def storage(tmp_path: Path, valkey: ValkeyServer, redis_client: Redis) -> Iterator[Storage]:
+    with Storage(tmp_path / "bucket", valkey.url) as storage:
+        yield storage
+
+
+@pytest.fixture
+def signals(storage: Storage, valkey: ValkeyServer) -> Iterator[RedisSignals]:
+    with redis.Redis.from_url(valkey.url) as connection:
+        yield RedisSignals(storage.registrar, connection)
+
+
+def samples(signals: RedisSignals) -> dict[tuple[str, ...], float]:
+    """By name and values of the labels."""
+    return {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in signals.collect()
+        for sample in family.samples
+    }
+
+
+def test_a_closed_gate_is_shown_as_one(storage: Storage, signals: RedisSignals):
+    """Redis is up, and yet nobody can register anything."""
+    assert samples(signals)["registry_index_gate_open",] == 1
+    storage.raw.delete("sr:boot")
+    shown = samples(signals)
+    assert (shown["registry_redis_up",], shown["registry_index_gate_open",]) == (1, 0)
+
+
+def test_what_was_put_away_is_counted(storage: Storage, signals: RedisSignals):
+    """Until somebody has looked at it and deleted the list."""
+    storage.raw.rpush(QUARANTINE_KEY, "{}", "{}")
+    assert samples(signals)["registry_quarantined_jobs",] == 2
+
+
+@pytest.mark.parametrize("damage", ["key of another kind", "no time", "no job"])
+def test_an_odd_job_at_the_head_of_a_queue_takes_only_its_age_away(
+    storage: Storage, signals: RedisSignals, damage: str
+):
+    """Whatever somebody wrote there: the rest of the scrape is as good as ever."""
+    storage.register("alice")
+    [job] = storage.jobs()
+    key = f"rq:job:{job.id}"
+    if damage == "no time":
+        storage.raw.hset(key, "created_at", "yesterday")
+    else:
+        storage.raw.delete(key)
+    if damage == "key of another kind":
+        storage.raw.set(key, "a text")
+    shown = samples(signals)
+    assert shown["registry_queue_depth", PROFILE, "queued"] == 1
+    assert shown["registry_queue_oldest_job_age_seconds", PROFILE] == 0
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        ({"aof_enabled": 1, "aof_last_write_status": "ok", "aof_last_bgrewrite_status": "ok"}, True),
+        ({"aof_enabled": 1, "aof_last_write_status": "err", "aof_last_bgrewrite_status": "ok"}, False),
+        ({"aof_enabled": 1, "aof_last_write_status": "ok", "aof_last_bgrewrite_status": "err"}, False),
+        ({"aof_enabled": 0, "aof_last_write_status": "ok", "aof_last_bgrewrite_status": "ok"}, None),
+        ({}, None),
+    ],
+)
+def test_an_append_only_file_that_cannot_be_written_shows(said: Mapping[str, Any], shown: bool | None):
+    """A disk that is full is found out before the restart that would need what is not on it."""
+    assert _append_log_ok(said) is shown
