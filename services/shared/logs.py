@@ -5,21 +5,20 @@ Never audio, texts or keys.
 import logging
 import sys
 import threading
+from contextlib import suppress
 from types import TracebackType
 
 import structlog
-
-OURS = "services"
-"""Name of the logger above all of ours."""
 
 
 def configure_logs(level: str = "INFO") -> None:
     """For a whole process, once, from its `__main__`. The libraries' own lines take the same form, and so do
     warnings and what nobody caught.
     """
+    importance: int = logging.getLevelName(level)
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
-        structlog.stdlib.add_log_level,
+        structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
     terminal = sys.stderr.isatty()
@@ -32,14 +31,11 @@ def configure_logs(level: str = "INFO") -> None:
         if terminal
         else [tracebacks, structlog.processors.JSONRenderer()]
     )
+    # Not by way of `logging`: every request has a line, and that would double its price.
     structlog.configure(
-        processors=[
-            structlog.stdlib.filter_by_level,  # before anything is done for a line that nobody will see
-            *shared,
-            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
-        ],
-        logger_factory=structlog.stdlib.LoggerFactory(),
-        wrapper_class=structlog.stdlib.BoundLogger,
+        processors=[*shared, *renderers],
+        logger_factory=lambda *_: _Lines(sys.stderr),
+        wrapper_class=structlog.make_filtering_bound_logger(importance),
         cache_logger_on_first_use=True,
     )
     handler = logging.StreamHandler()
@@ -53,14 +49,22 @@ def configure_logs(level: str = "INFO") -> None:
     root.handlers[:] = [handler]
     _take_over_from_libraries()
     # What libraries say for debugging may quote headers and bodies.
-    importance: int = logging.getLevelName(level)
     root.setLevel(max(importance, logging.INFO))
-    logging.getLogger(OURS).setLevel(importance)
     for noisy in ("httpx", "botocore", "urllib3"):
         logging.getLogger(noisy).setLevel(max(importance, logging.WARNING))
     logging.captureWarnings(True)
     sys.excepthook = _tell_crash
     threading.excepthook = _tell_crash_of_thread
+
+
+class _Lines(structlog.WriteLogger):
+    """Writes ours. Where nobody reads them any more, what is logged goes on all the same."""
+
+    def msg(self, message: str) -> None:
+        with suppress(OSError, ValueError):
+            super().msg(message)
+
+    debug = info = warning = error = critical = exception = msg
 
 
 def _take_over_from_libraries() -> None:
@@ -75,10 +79,10 @@ def _tell_crash(kind: type[BaseException], error: BaseException, trace: Tracebac
     if issubclass(kind, KeyboardInterrupt):
         sys.__excepthook__(kind, error, trace)
     else:
-        structlog.get_logger(OURS).critical("process.crashed", exc_info=(kind, error, trace))
+        structlog.get_logger().critical("process.crashed", exc_info=(kind, error, trace))
 
 
 def _tell_crash_of_thread(crash: threading.ExceptHookArgs) -> None:
     name = crash.thread.name if crash.thread else None
     error = (crash.exc_type, crash.exc_value, crash.exc_traceback)
-    structlog.get_logger(OURS).critical("thread.crashed", thread=name, exc_info=error)
+    structlog.get_logger().critical("thread.crashed", thread=name, exc_info=error)

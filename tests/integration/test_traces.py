@@ -115,7 +115,8 @@ def played(registry: RegistryProcesses, collector: Collector) -> Collector:
         path = FILE.format(name="zaunkoenig", ref="default", profile=PROFILE)
         assert client.get(path, headers=traced).status_code == 200
         assert client.get("/v1/voices/zaunkoenig-two", headers=traced).status_code == 404
-    wait_until(lambda: {"publish", f"GET {FILE}"} <= {span.name for _, span in collector.spans()})
+    last = {"publish", "GET /v1/voices/{name}"}  # of each process
+    wait_until(lambda: last <= {span.name for _, span in collector.spans()})
     return collector
 
 

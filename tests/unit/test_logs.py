@@ -55,9 +55,25 @@ import structlog
 from services.shared.logs import configure_logs
 
 configure_logs(sys.argv[1])
-for name in ("services.shared.store", "library", "httpx"):
+loggers = {name: logging.getLogger(name) for name in ("library", "httpx")}
+for name, logger in {"ours": structlog.get_logger(), **loggers}.items():
     for level in ("debug", "info", "warning"):
-        getattr(structlog.get_logger(name), level)(f"{name} {level}")
+        getattr(logger, level)(f"{name} {level}")
+"""
+
+UNHEARD = """
+import os
+import sys
+import structlog
+from services.shared.logs import configure_logs
+
+configure_logs()
+reading, writing = os.pipe()
+os.dup2(writing, 2)
+os.close(reading)
+structlog.get_logger().info("nobody hears this")
+structlog.get_logger().error("nor this")
+print("and on it goes")
 """
 
 
@@ -89,9 +105,9 @@ def test_what_nobody_caught_and_what_libraries_say_takes_the_same_form():
 @pytest.mark.parametrize(
     ("level", "expected"),
     [
-        ("DEBUG", {"services.shared.store": 3, "library": 2, "httpx": 1}),
-        ("INFO", {"services.shared.store": 2, "library": 2, "httpx": 1}),
-        ("WARNING", {"services.shared.store": 1, "library": 1, "httpx": 1}),
+        ("DEBUG", {"ours": 3, "library": 2, "httpx": 1}),
+        ("INFO", {"ours": 2, "library": 2, "httpx": 1}),
+        ("WARNING", {"ours": 1, "library": 1, "httpx": 1}),
         ("ERROR", {}),
     ],
 )
@@ -99,6 +115,12 @@ def test_the_level_is_ours_and_libraries_say_no_more_than_we_do(level: str, expe
     """What they say for debugging may quote headers: nobody asks for that."""
     said = Counter(event["event"].partition(" ")[0] for event in run(LEVELS, level))
     assert said == expected
+
+
+def test_where_nobody_reads_the_log_the_work_goes_on():
+    """Whoever started the process may have ended before it, and a disk may be full."""
+    done = subprocess.run([sys.executable, "-c", UNHEARD], capture_output=True, text=True, check=False)
+    assert done.stdout == "and on it goes\n", done.stderr
 
 
 def test_a_crash_is_logged_with_where_it_happened_and_without_what_was_in_hand():
