@@ -7,7 +7,7 @@ missed goal is a result, not an error: the exit status tells of it only with `--
 import importlib
 import sys
 
-NAMES = ("queue_throughput", "upload_to_ready", "api_memory")
+NAMES = ("signals", "queue_throughput", "upload_to_ready", "api_memory", "redis_memory")
 
 
 def main(arguments: list[str]) -> int:

@@ -1,0 +1,91 @@
+"""Memory that Redis takes for a voice: one clip with one artifact. Its bucket is in memory and its worker a
+stand-in; what Redis holds is what it would hold otherwise.
+"""
+
+import os
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+from redis import Redis
+
+from services.shared.audio import DecodedClip, ReferenceAudio
+from services.shared.housekeeping import Housekeeper
+from services.shared.logs import configure_logs
+from services.shared.opening import open_registrar
+from services.shared.registrar import Registrar
+from services.shared.registration import Upload, register_clip
+from services.shared.settings import HousekeepingSettings, RegistrySettings, StoreSettings
+from services.shared.valkey import ValkeyServer
+from speaker_registry.names import parse_speaker_name
+from tests.integration.api.worker import StandIn
+from tests.simulation.store import PerfectStore
+
+VOICES = int(os.environ.get("REDIS_MEMORY_VOICES", "10000"))
+BATCH = 200
+REF_TEXT = (
+    "What a speaker says in the six seconds of a reference clip is about as long as this sentence here is."
+)
+CLIP = DecodedClip(
+    ReferenceAudio(np.full(24_000, 0.5, np.float32), 24_000), "wav", "pcm_s16le", "audio/wav", 1
+)
+
+
+def main() -> bool:
+    """Print the table. There is no goal."""
+    configure_logs("WARNING")
+    with tempfile.TemporaryDirectory() as folder, ValkeyServer(Path(folder) / "redis") as valkey:
+        registrar = _registrar(Path(folder), valkey.url)
+        with Redis.from_url(valkey.url) as redis:
+            Housekeeper(registrar, HousekeepingSettings()).rebuild()
+            empty = _bytes(redis)
+            _register(registrar)
+            with_queue = _bytes(redis)
+            _delete(redis, "rq:*")
+            with_job = _bytes(redis)
+            _delete(redis, "sr:job:*", "sr:jobs:*", "sr:place:*", "sr:events", "sr:dirty")
+            alone = _bytes(redis)
+    print("| KiB for a voice | |\n|---|---|")
+    for figure, what in (
+        (alone, "itself, with its version and artifact"),
+        (with_job, "with the record of its job, kept for 30 days"),
+        (with_queue, "with its place in the queue, while it waits"),
+    ):
+        print(f"| {(figure - empty) / VOICES / 1024:.1f} | {what} |")
+    return True
+
+
+def _registrar(folder: Path, url: str) -> Registrar:
+    """The services' own, but its bucket is in memory."""
+    registrar = open_registrar(
+        StoreSettings(url=(folder / "bucket").as_uri()),
+        RegistrySettings(redis_url=url, max_uploaded=10 * VOICES),
+    )
+    store = PerfectStore(time.time)
+    registrar.store = store
+    registrar.announcements._store = store
+    return registrar
+
+
+def _register(registrar: Registrar) -> None:
+    worker = StandIn(registrar)
+    worker.announce()
+    for number in range(VOICES):
+        name = parse_speaker_name(f"voice-{number:06d}")
+        upload = Upload(name=name, consent="cons_1", ref_text=REF_TEXT)
+        register_clip(registrar, "default", upload, str(number).encode(), CLIP)
+        if number % BATCH == BATCH - 1:
+            worker.finish_all()
+            worker.taken.clear()
+
+
+def _delete(redis: Redis, *patterns: str) -> None:
+    for pattern in patterns:
+        for key in list(redis.scan_iter(pattern, count=1000)):
+            redis.delete(key)
+
+
+def _bytes(redis: Redis) -> int:
+    time.sleep(1)  # for what it frees a little later
+    return int(redis.info("memory")["used_memory"])  # type: ignore[index]
