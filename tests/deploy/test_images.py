@@ -78,7 +78,7 @@ def test_no_image_has_what_only_builds_or_tests():
 def test_the_api_image_has_no_torch():
     """It is an eighth of the size without."""
     installed = " ".join(rest for stage in lineage(STAGES, "build-api") for rest in stage.all("RUN"))
-    assert "'.[api]'" in installed
+    assert "'.[api,traces]'" in installed
     assert "torch" not in installed
 
 
@@ -89,7 +89,7 @@ def test_every_dependency_of_an_image_is_pinned():
     wanted = [
         *project["project"]["dependencies"],
         *project["build-system"]["requires"],
-        *(requirement for extra in ("shared", "api", "worker") for requirement in extras[extra]),
+        *(requirement for extra in ("shared", "api", "worker", "traces") for requirement in extras[extra]),
     ]
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     pinned = {canonicalize_name(line.partition("==")[0]) for line in lines if "==" in line}

@@ -1,0 +1,51 @@
+"""The Valkey of the dev overlay, by its own command: it keeps a log, and knows nobody without a password."""
+
+import os
+import re
+import shutil
+import subprocess
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import redis
+
+from services.shared.valkey import find_server_binary
+from tests.deploy.composed import free_ports
+from tests.deploy.manifests import containers, name_of, of_kind
+from tests.queue_workers import wait_until
+
+
+@pytest.mark.integration
+def test_the_dev_overlays_valkey_asks_for_the_password_and_keeps_a_log(tmp_path: Path):
+    """It starts in a shell, whose lines nobody else would ever run."""
+    [valkey] = [manifest for manifest in of_kind("dev", "StatefulSet") if name_of(manifest) == "valkey"]
+    [container] = containers(valkey["spec"]["template"])
+    [settings] = [manifest for manifest in of_kind("dev", "ConfigMap") if name_of(manifest) == "valkey"]
+    for folder in ("run/redis", "etc/valkey", "tmp", "data", "bin"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "run/redis/password").write_text("secret")
+    [port] = free_ports(1)
+    conf = settings["data"]["valkey.conf"].replace("dir /data", f"dir {tmp_path}/data")
+    (tmp_path / "etc/valkey/valkey.conf").write_text(f"{conf}port {port}\n")
+    (tmp_path / "bin/valkey-server").symlink_to(find_server_binary())
+    script = re.sub("/(run/redis|etc/valkey|tmp)/", rf"{tmp_path}/\1/", container["args"][0])
+    path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
+    command = [shutil.which(container["command"][0]) or "sh", *container["command"][1:], script]
+    process = subprocess.Popen(command, env={**os.environ, "PATH": path}, stdout=subprocess.DEVNULL)
+    try:
+        with redis.Redis(port=port, password="secret", decode_responses=True) as client:
+            wait_until(lambda: _answers(client))
+            assert client.config_get("append*")["appendonly"] == "yes"
+            assert client.config_get("maxmemory-policy") == {"maxmemory-policy": "noeviction"}
+        with redis.Redis(port=port) as stranger, pytest.raises(redis.AuthenticationError):
+            stranger.ping()
+    finally:
+        process.terminate()
+        assert process.wait(20) == 0, "the signal did not reach it"
+
+
+def _answers(client: redis.Redis) -> bool:
+    with suppress(redis.ConnectionError):
+        return bool(client.ping())
+    return False

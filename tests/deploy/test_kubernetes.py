@@ -1,0 +1,228 @@
+"""What the manifests say, without a cluster: their form, their settings, and that what they name is there."""
+
+import re
+from importlib.util import find_spec
+from pathlib import Path
+
+import kubernetes_validate
+import pytest
+import yaml
+from jsonschema import Draft202012Validator
+from redis import Redis
+
+from services.registry_api import health
+from services.shared.queue import SafeQueue, queue_name
+from tests.deploy.dockerfile import lineage, read
+from tests.deploy.environment import FOREIGN, check
+from tests.deploy.manifests import (
+    OVERLAYS,
+    ROOT,
+    Manifest,
+    containers,
+    environment,
+    name_of,
+    of_kind,
+    ours,
+    pods,
+    rendered,
+)
+from tools.prometheus_rule import rule
+
+CUSTOM = yaml.safe_load((Path(__file__).parent / "custom_resources.yaml").read_text())
+SECRETS = {
+    "registry-redis": {"password"},
+    "registry-store": {"access-key-id", "secret-access-key"},
+    "registry-bootstrap-key": {"key"},
+    "registry-backup": {"access-key-id", "secret-access-key"},
+    "registry-garage": {"rpc-secret"},
+}
+"""What somebody else has to make, as docs/operations.md says."""
+
+OPERATIONS = (ROOT / "docs" / "operations.md").read_text()
+
+pytestmark = pytest.mark.parametrize("overlay", OVERLAYS)
+
+
+def test_every_manifest_is_of_its_form(overlay: str):
+    """By Kubernetes' own schemas, which allow no field that it does not know."""
+    kinds = set()
+    for manifest in rendered(overlay):
+        if manifest["kind"] in CUSTOM["$defs"]:
+            schema = {"$ref": f"#/$defs/{manifest['kind']}", "$defs": CUSTOM["$defs"]}
+            Draft202012Validator(schema).validate(manifest["spec"])
+        else:
+            kubernetes_validate.validate(manifest, "1.37", strict=True)
+        kinds.add(manifest["kind"])
+    assert {"Deployment", "NetworkPolicy", "HorizontalPodAutoscaler", "CronJob"} <= kinds
+    if overlay == "production":
+        assert set(CUSTOM["$defs"]) & kinds == {
+            *("ScaledObject", "TriggerAuthentication"),
+            *("ServiceMonitor", "PodMonitor", "PrometheusRule"),
+        }
+
+
+def test_pods_are_of_the_restricted_kind(overlay: str):
+    """The namespace lets no other in."""
+    [namespace] = of_kind(overlay, "Namespace")
+    assert namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
+    for name, template in pods(overlay):
+        spec = template["spec"]
+        assert spec["automountServiceAccountToken"] is False, name
+        assert spec["securityContext"]["runAsNonRoot"] is True
+        assert spec["securityContext"]["runAsUser"] == 10001
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        for container in containers(template):
+            context = container["securityContext"]
+            assert context["allowPrivilegeEscalation"] is False, name
+            assert context["readOnlyRootFilesystem"] is True, name
+            assert context["capabilities"] == {"drop": ["ALL"]}, name
+            assert container["resources"]["requests"].keys() == {"cpu", "memory"}, name
+            assert "memory" in container["resources"]["limits"], name
+            assert re.search(r":[^:/]*\d", container["image"]), f"{container['image']} is not pinned"
+
+
+def test_secrets_are_only_referred_to(overlay: str):
+    """None is in the files, none is in the environment but key ids, and each is one that the docs name."""
+    assert not of_kind(overlay, "Secret")
+    for _, template in pods(overlay):
+        for volume in template["spec"].get("volumes", []):
+            assert volume.get("secret", {}).get("secretName", "registry-redis") in SECRETS
+        for container in containers(template):
+            for entry in container.get("env", []):
+                secret = entry.get("valueFrom", {}).get("secretKeyRef")
+                assert secret is None or secret["key"] in SECRETS[secret["name"]]
+    for name, keys in SECRETS.items():
+        assert name in OPERATIONS
+        assert all(key in OPERATIONS for key in keys)
+
+
+def test_the_environment_is_one_that_our_processes_read(overlay: str, tmp_path: Path):
+    """A misspelt variable would do nothing; a wrong value would keep the pod from starting."""
+    stages = read()
+    seen = set()
+    for name, container in ours(overlay):
+        target = {"api": "api", "worker": "worker", "cuda": "worker-cuda"}[
+            container["image"].partition(":")[0].rpartition("-")[2]
+        ]
+        image = {
+            key: value for stage in lineage(stages, target) for key, value in stage.environment().items()
+        }
+        own = environment(overlay, container)
+        mounted = {mount["mountPath"] for mount in container["volumeMounts"]}
+        for variable, value in own.items():
+            if variable.endswith("_FILE"):
+                file = Path(value)
+                assert str(file.parent) in mounted, (name, variable)
+                (tmp_path / file.name).write_text("secret")
+                own[variable] = str(tmp_path / file.name)
+        given = image | own
+        check(
+            {key: value for key, value in given.items() if key.startswith("SPEAKER_") and key not in FOREIGN}
+        )
+        seen.add(target)
+    assert seen >= {"api", "worker"}
+
+
+def test_what_is_run_and_asked_is_there(overlay: str):
+    """Modules of commands and probes, paths of probes, ports by their names."""
+    paths = {route.path for route in health.router.routes}
+    for name, container in ours(overlay):
+        ports = {port["name"]: port["containerPort"] for port in container.get("ports", [])}
+        given = environment(overlay, container)
+        assert ports.get("metrics", 9464) == int(given["SPEAKER_METRICS_PORT"])
+        if "command" in container:
+            assert find_spec(container["command"][2])
+        for kind in ("startupProbe", "readinessProbe", "livenessProbe"):
+            probe = container.get(kind, {})
+            if "httpGet" in probe:
+                assert probe["httpGet"]["path"] in paths, name
+                assert probe["httpGet"]["port"] in ports
+            if "exec" in probe:
+                assert probe["exec"]["command"] == ["python", "-m", "services.extractor_worker", "healthy"]
+    readiness = {
+        container["readinessProbe"]["httpGet"]["path"]
+        for _, container in ours(overlay)
+        if "readinessProbe" in container
+    }
+    assert readiness == {"/healthz"}, "without Redis replicas are not ready, yet reads go on"
+
+
+def test_selectors_find_pods_and_targets_exist(overlay: str):
+    """A Service, a budget or a policy that selects nothing is not noticed until it is needed."""
+    labels = [template["metadata"]["labels"] for _, template in pods(overlay)]
+    names = {(manifest["kind"], name_of(manifest)) for manifest in rendered(overlay)}
+    for manifest in of_kind(overlay, "Service", "PodDisruptionBudget", "NetworkPolicy", "PodMonitor"):
+        spec = manifest["spec"]
+        selector = spec.get("podSelector", spec.get("selector"))
+        wanted = selector.get("matchLabels", {} if "podSelector" in spec else selector)
+        if "matchExpressions" not in selector:
+            assert any(wanted.items() <= found.items() for found in labels), name_of(manifest)
+    for manifest in of_kind(overlay, "HorizontalPodAutoscaler", "ScaledObject"):
+        assert ("Deployment", manifest["spec"]["scaleTargetRef"]["name"]) in names
+    for manifest in of_kind(overlay, "Ingress"):
+        for entry in manifest["spec"]["rules"]:
+            for path in entry["http"]["paths"]:
+                assert ("Service", path["backend"]["service"]["name"]) in names
+    for monitor in of_kind(overlay, "ServiceMonitor"):
+        wanted = monitor["spec"]["selector"]["matchLabels"]
+        [service] = [
+            service
+            for service in of_kind(overlay, "Service")
+            if wanted.items() <= service["metadata"].get("labels", {}).items()
+        ]
+        assert monitor["spec"]["endpoints"][0]["port"] in {port["name"] for port in service["spec"]["ports"]}
+
+
+def test_no_pod_talks_to_anybody_unless_a_policy_says_so(overlay: str):
+    """And only the API is talked to by callers."""
+    policies = {name_of(policy): policy["spec"] for policy in of_kind(overlay, "NetworkPolicy")}
+    assert policies["default-deny"] == {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
+    callers = [name for name, spec in policies.items() if _ports(spec, "ingress") & {8300}]
+    assert callers == ["callers"]
+    except_for = policies["storage"]["egress"][0]["to"][0]["ipBlock"]["except"]
+    assert except_for == ["169.254.0.0/16"], "the node's credentials are none of ours"
+
+
+def _ports(spec: Manifest, direction: str) -> set[int]:
+    return {port["port"] for rule in spec.get(direction, []) for port in rule.get("ports", [])}
+
+
+def test_workers_on_gpus_are_as_many_as_their_queues_ask_for(overlay: str):
+    """KEDA reads what RQ writes: a misspelt key would be an empty queue for ever."""
+    scaled = of_kind(overlay, "ScaledObject")
+    assert len(scaled) == (2 if overlay == "production" else 0)
+    deployments = {name_of(manifest): manifest for manifest in of_kind(overlay, "Deployment")}
+    for manifest in scaled:
+        spec = manifest["spec"]
+        deployment = deployments[spec["scaleTargetRef"]["name"]]
+        [container] = deployment["spec"]["template"]["spec"]["containers"]
+        served = environment(overlay, container)["SPEAKER_EXTRACTOR_PROFILES"].split(",")
+        queues = [SafeQueue(queue_name(profile), connection=Redis()) for profile in served]
+        keys = {
+            key
+            for queue in queues
+            for key in (queue.key, queue.intermediate_queue_key, queue.started_job_registry.key)
+        }
+        assert {trigger["metadata"]["listName"] for trigger in spec["triggers"]} == keys
+        names = [trigger["name"] for trigger in spec["triggers"]]
+        assert spec["advanced"]["scalingModifiers"]["formula"] == " + ".join(names)
+        assert spec["minReplicaCount"] == 0
+        assert container["resources"]["limits"]["nvidia.com/gpu"] == "1"
+        assert "nvidia.com/gpu.product" in deployment["spec"]["template"]["spec"]["nodeSelector"]
+        assert "replicas" not in deployment["spec"], "each apply would undo what KEDA has set"
+
+
+def test_of_every_alert_the_docs_say_what_to_do(overlay: str):
+    """Whoever is woken by one looks there."""
+    for manifest in of_kind(overlay, "PrometheusRule"):
+        alerts = [alert["alert"] for group in manifest["spec"]["groups"] for alert in group["rules"]]
+        assert alerts
+        assert re.findall(r"^\| (Registry\w+) \|", OPERATIONS, re.MULTILINE) == alerts
+
+
+def test_the_operators_rules_are_those_of_the_alerts_file(overlay: str):
+    """Made by a tool; whoever changes the one has to run it."""
+    assert (ROOT / "k8s" / "monitoring" / "rules.yaml").read_text() == rule()
+    assert [name_of(manifest) for manifest in of_kind(overlay, "PrometheusRule")] == (
+        ["registry"] if overlay == "production" else []
+    )
