@@ -1,0 +1,115 @@
+"""What metrics, a line in the log and a trace add to a request, beside a request to a FastAPI route that does
+nothing. In process, without sockets; lines are written to /dev/null.
+"""
+
+import asyncio
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+from fastapi import FastAPI
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
+from starlette.types import ASGIApp, Message, Scope
+
+from services.registry_api.limits import RequestIds
+from services.registry_api.signals import RequestSignals
+from services.shared import tracing
+from services.shared.logs import configure_logs
+from services.shared.open_telemetry import OpenTelemetry
+
+REQUESTS = 1000
+ROUNDS = 15
+GOAL_RATIO = 0.5
+"""Of the route that does nothing, at most, for metrics and log. All of ours do something."""
+BARE, METRICS, LOG, TRACE = "nothing else", "with metrics", "… and a line in the log", "… and a span"
+
+
+class Nowhere(SpanProcessor):
+    """Spans are made and not sent: that is another thread's."""
+
+    def on_end(self, span: ReadableSpan) -> None:
+        pass
+
+
+def main() -> bool:
+    """Print the table. Returns whether metrics and log together cost no more than the goal."""
+    seconds = {what: in_a_process_of_its_own(what) for what in (BARE, METRICS, LOG, TRACE)}
+    print("| a request to a route that does nothing | µs | added | ratio |\n|---|---|---|---|")
+    for what, one in seconds.items():
+        added, ratio = (one - seconds[BARE]) * 1e6, one / seconds[BARE]
+        print(f"| {what} | {one * 1e6:.1f} | {added:.1f} | {ratio:.2f} |")
+    off = best(lambda: seconds_of_calls(span_of_nothing))
+    print(f"\nA span where traces are off: {off * 1e6:.2f} µs.")
+    return seconds[LOG] / seconds[BARE] <= 1 + GOAL_RATIO
+
+
+def in_a_process_of_its_own(what: str) -> float:
+    """The log is configured once in a process."""
+    command = [sys.executable, "-m", "benchmarks.signals", what]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True)
+    return float(done.stdout)
+
+
+def measure(what: str) -> float:
+    """Processor time of one request, in seconds."""
+    configure_logs("INFO" if what in {LOG, TRACE} else "WARNING")
+    if what == TRACE:
+        provider = TracerProvider(shutdown_on_exit=False)
+        provider.add_span_processor(Nowhere())
+        tracing.use(OpenTelemetry(provider))
+    route = plain_route()
+    app = RequestIds(route if what == BARE else RequestSignals(route))
+    return best(lambda: asyncio.run(one_round(app)))
+
+
+def plain_route() -> ASGIApp:
+    app = FastAPI()
+
+    @app.get("/voices")
+    async def nothing() -> dict[str, str]:
+        return {}
+
+    return app
+
+
+async def one_round(app: ASGIApp) -> float:
+    began = time.process_time()
+    for _ in range(REQUESTS):
+        await app(asked(), receive, send)
+    return (time.process_time() - began) / REQUESTS
+
+
+def asked() -> Scope:
+    headers = [(b"host", b"registry"), (b"accept", b"*/*"), (b"user-agent", b"bench")]
+    target = {"path": "/voices", "raw_path": b"/voices", "query_string": b"", "root_path": ""}
+    kind = {"type": "http", "method": "GET", "http_version": "1.1", "scheme": "http"}
+    return {**kind, **target, "headers": headers}
+
+
+async def receive() -> Message:
+    return {"type": "http.request", "body": b"", "more_body": False}
+
+
+async def send(_: Message) -> None:
+    pass
+
+
+def span_of_nothing() -> None:
+    with tracing.span("store.get", kind="client"):
+        pass
+
+
+def seconds_of_calls(call: Callable[[], None], calls: int = 50_000) -> float:
+    began = time.process_time()
+    for _ in range(calls):
+        call()
+    return (time.process_time() - began) / calls
+
+
+def best(measured: Callable[[], float]) -> float:
+    return min(measured() for _ in range(ROUNDS))
+
+
+if __name__ == "__main__":
+    print(measure(sys.argv[1]))
