@@ -1,5 +1,6 @@
 """The proxy of the compose file, the real one, in front of real replicas."""
 
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -119,6 +120,14 @@ def test_callers_are_told_apart_by_where_they_come_from_not_by_where_they_say(
     # Each of two replicas counts for itself, to 60.
     assert 429 in {guess(number, guesser) for number in range(150)}
     assert guess(1, other) == 401
+
+
+def test_a_head_that_does_not_arrive_is_given_up(composed: ComposedRegistry):
+    """Thousands of such connections would otherwise take every place that there is."""
+    with socket.create_connection(("127.0.0.1", composed.proxy_port), timeout=20) as slow:
+        slow.sendall(b"GET /v1/voices HTTP/1.1\r\nHost: registry\r\n")
+        answer = slow.makefile("rb").read()
+    assert answer.startswith(b"HTTP/1.1 408 ")
 
 
 def test_without_replicas_the_proxy_says_so_and_goes_on_when_they_are_back(
