@@ -346,7 +346,7 @@ class ApiKeyRequest(BaseModel):
 
     name: str = Field(min_length=1, max_length=128)
     scopes: list[Scope] = Field(min_length=1)
-    namespace: str | None = Field(default=None, max_length=32)
+    namespace: str | None = Field(default=None, pattern=r"^([a-z0-9][a-z0-9-]{0,31}|\*)$")
     """The caller's own without it."""
     expires_at: int | None = Field(default=None, ge=0, le=10**11)
     """Unix seconds; for ever without it."""
@@ -358,14 +358,14 @@ class Usage(Schema):
     """How much of something there may be. `limit` None: as much as there is room for."""
 
     used: int
-    limit: int | None
+    limit: int | None = None
 
 
 class Rate(Schema):
     """How often something may be done in a minute. `limit` None: as often as it can be served."""
 
-    limit: int | None
-    remaining: int | None
+    limit: int | None = None
+    remaining: int | None = None
     reset_seconds: int
     """Until the next minute begins."""
 

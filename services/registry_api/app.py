@@ -14,7 +14,7 @@ from services.registry_api import artifacts, compat, examples, health, keys, pro
 from services.registry_api.forms import FORM_BYTES
 from services.registry_api.headers import AnswerHeaders
 from services.registry_api.limits import Pace, RequestIds, RequestLimits, UploadSlots
-from services.registry_api.rules import check_rules
+from services.registry_api.rules import check_rules, without_security
 from services.registry_api.signals import RequestSignals
 from services.registry_api.wiring import Services
 from speaker_registry import __version__
@@ -62,6 +62,8 @@ def create_app(services: Services, *, pace: Pace = _PACE, cors_origins: Sequence
         app.include_router(module.router, responses=examples.REFUSED)
     app.include_router(health.router)
     check_rules(app)
+    if not services.access.required:
+        app.openapi_schema = without_security(app.openapi())
     app.add_middleware(
         RequestLimits, max_clip_bytes=services.limits.max_bytes, form_bytes=FORM_BYTES, pace=pace
     )

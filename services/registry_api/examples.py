@@ -3,6 +3,7 @@
 Tests hold every example, and every answer that they see, against the schemas named here.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import BaseModel
@@ -134,6 +135,14 @@ def _json(description: str, example: dict[str, Any], model: type[BaseModel]) -> 
         "content": {"application/json": {"example": example}},
         "model": model,
     }
+
+
+def _linked(
+    links: Mapping[str, Mapping[str, str]], description: str, example: dict[str, Any], model: type[BaseModel]
+) -> dict[str, Any]:
+    """links: operation -> its parameters, as expressions on the answer."""
+    said = {name: {"operationId": name, "parameters": dict(values)} for name, values in links.items()}
+    return {**_json(description, example, model), "links": said}
 
 
 def _error(description: str, message: str, code: str, kind: str = "invalid_request_error") -> dict[str, Any]:
@@ -318,6 +327,24 @@ REFUSED_COMPATIBLE: Responses = {
     ),
 }
 
+_OF_THE_VOICE = {"name": "$response.body#/name"}
+_OF_THE_VERSION = {**_OF_THE_VOICE, "ref": "$response.body#/voice/version"}
+_ABOUT_THE_VOICE = {
+    "get_voice_v1_voices__name__get": _OF_THE_VOICE,
+    "list_versions_v1_voices__name__versions_get": _OF_THE_VOICE,
+    "get_version_v1_voices__name__versions__ref__get": _OF_THE_VERSION,
+    "list_artifacts_v1_voices__name__versions__ref__artifacts_get": _OF_THE_VERSION,
+    "cache_status_v1_audio_voices__name__cache_get": _OF_THE_VOICE,
+    "delete_voice_v1_audio_voices__name__delete": _OF_THE_VOICE,
+    "get_job_v1_jobs__job_id__get": {"job_id": "$response.body#/voice/job_id"},
+}
+_OF_THE_KEY = {"key_id": "$response.body#/id"}
+_ABOUT_THE_KEY = {
+    "get_key_v1_keys__key_id__get": _OF_THE_KEY,
+    "rotate_key_v1_keys__key_id__rotate_post": _OF_THE_KEY,
+    "revoke_key_v1_keys__key_id__delete": _OF_THE_KEY,
+}
+
 VOICES: Responses = {
     200: _json("A page of voices.", _page(_VOICE, "alice"), schemas.Page[schemas.Voice]),
     **_READ,
@@ -433,7 +460,8 @@ _KEY = {
 }
 _NO_SUCH_KEY = _error("No such API key.", "No API key 'k'.", "api_key_not_found", "not_found_error")
 NEW_KEY: Responses = {
-    201: _json(
+    201: _linked(
+        _ABOUT_THE_KEY,
         "Made. `key` is shown this once.",
         {**_KEY, "last_used_at": None, "key": "sreg_4dtqrws3_…_…"},
         schemas.NewApiKey,
@@ -500,7 +528,8 @@ LIST_COMPATIBLE: Responses = {
     404: _UNKNOWN_PROFILE,
 }
 UPLOAD: Responses = {
-    200: _json(
+    200: _linked(
+        _ABOUT_THE_VOICE,
         "Registered; extraction runs.",
         {
             "success": True,

@@ -33,16 +33,20 @@ OPENAPI: dict[str, Any] = {
                 "schema": {
                     "type": "object",
                     "required": ["name", "consent"],
+                    "oneOf": [{"required": ["audio_sample"]}, {"required": ["speaker_embedding"]}],
                     "properties": {
                         "name": {
                             "type": "string",
+                            "format": "voice-name",
                             "minLength": 1,
                             "maxLength": 128,
                             "description": "No '/', '\\', '@', control characters. Compared lower-cased.",
                         },
                         "consent": {
                             "type": "string",
+                            "minLength": 1,
                             "maxLength": MAX_CONSENT,
+                            "pattern": "\\S",
                             "description": "Who agreed, and to what; kept as it is.",
                         },
                         "audio_sample": {
@@ -52,6 +56,7 @@ OPENAPI: dict[str, Any] = {
                         },
                         "speaker_embedding": {
                             "type": "string",
+                            "format": "speaker-embedding",
                             "description": "Instead of audio: a JSON list of 1 to 4096 finite numbers.",
                         },
                         "ref_text": {

@@ -157,6 +157,15 @@ def accepted_scopes(route: RouteContext) -> frozenset[str] | None:
     raise ValueError(f"{sorted(route.methods or ())} {route.path} has no rule: see `rules.needs`")
 
 
+def without_security(document: dict[str, Any]) -> dict[str, Any]:
+    """An OpenAPI document of a registry that asks for no keys."""
+    for operations in document["paths"].values():
+        for operation in operations.values():
+            operation.pop("security", None)
+    document["components"].pop("securitySchemes", None)
+    return document
+
+
 def our_routes(app: FastAPI) -> list[RouteContext]:
     """Without the documentation."""
     return [route for route in iter_route_contexts(app.routes) if route.path not in _DOCUMENTATION]

@@ -63,10 +63,20 @@ NamespaceDep = Annotated[str, Depends(_namespace)]
 CallerDep = Annotated[Caller, Depends(_caller)]
 WaitSeconds = Annotated[float, Query(ge=0, le=60, alias="wait", description="Hold the answer back so long.")]
 VoiceName = Annotated[
-    str, Path(description="In any case; percent-encoded UTF-8, without '/' and '@'.", examples=["Alice"])
+    str,
+    Path(
+        description="In any case; percent-encoded UTF-8, without '/' and '@'.",
+        examples=["Alice"],
+        json_schema_extra={"format": "voice-name"},
+    ),
 ]
 Reference = Annotated[
-    str, Path(description="A version's number, `default`, `latest` or another alias.", examples=["default"])
+    str,
+    Path(
+        description="A version's number, `default`, `latest` or another alias.",
+        examples=["default"],
+        json_schema_extra={"format": "voice-reference"},
+    ),
 ]
 ProfileName = Annotated[str, Path(description="What it is for.", examples=["qwen3-tts-0.6b"])]
 Usable = Annotated[str | None, Query(alias="profile", description="Only voices that this profile can use.")]

@@ -27,7 +27,10 @@ def list_jobs(
     limit: Limit = 20,
     after: After = "",
     state: Annotated[JobState | None, Query(description="Only jobs in this state.")] = None,
-    voice: Annotated[str | None, Query(description="Only jobs of this voice.")] = None,
+    voice: Annotated[
+        str | None,
+        Query(description="Only jobs of this voice.", json_schema_extra={"format": "voice-name"}),
+    ] = None,
     profile: Annotated[str | None, Query(description="Only jobs for this profile.")] = None,
 ) -> Response:
     """Jobs, newest first. Kept for 30 days."""

@@ -426,6 +426,16 @@ def test_a_key_that_cannot_be_made_is_refused(closed: Registry, asked: dict[str,
     assert param in response.json()["error"]["message"]
 
 
+def test_a_good_id_with_another_secret_opens_nothing(closed: Registry):
+    """The id is no secret."""
+    token = Token(key(closed).split("_")[1], new_token().secret)
+    refused = closed.client.get("/v1/voices", headers=bearer(token))
+    assert refused.status_code == 401
+    assert refused.json()["error"]["message"] == "This API key is not known here."
+    other = Token(BOOTSTRAP.id, new_token().secret)
+    assert closed.client.get("/v1/voices", headers=bearer(other)).status_code == 401
+
+
 def test_secrets_are_in_no_log(closed: Registry, capsys: pytest.CaptureFixture[str]):
     """Whatever is done with them."""
     token = key(closed)
@@ -698,6 +708,18 @@ def test_one_may_ask_for_keys_on_loopback(start: Start):
 def test_settings_that_contradict_each_other_are_refused(given: dict[str, Any]):
     with pytest.raises(ValidationError):
         AccessSettings(**given)
+
+
+def test_the_document_says_whether_keys_are_needed(start: Start):
+    """Clients are generated from it."""
+    operation = "/v1/voices"
+    needed = start(access=CLOSED).client.get("/openapi.json").json()
+    assert needed["paths"][operation]["get"]["security"] == [{"ApiKey": ["voices:read", "engine"]}]
+    assert needed["components"]["securitySchemes"]["ApiKey"]["scheme"] == "bearer"
+    assert "security" not in needed["paths"]["/healthz"]["get"]
+    not_needed = start().client.get("/openapi.json").json()
+    assert "security" not in str(not_needed["paths"][operation]["get"].keys())
+    assert "securitySchemes" not in not_needed["components"]
 
 
 # -- headers

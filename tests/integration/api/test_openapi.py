@@ -102,6 +102,23 @@ def test_every_success_has_an_example_or_is_binary(document: dict[str, Any]):
                 assert content["schema"] == {"type": "string", "format": "binary"}, what
 
 
+def test_every_link_leads_to_an_operation(document: dict[str, Any]):
+    """By its id, with parameters that it has."""
+    known = {
+        operation["operationId"]: {parameter["name"] for parameter in operation.get("parameters", [])}
+        for _, operation in operations(document)
+    }
+    links = [
+        link
+        for _, operation in operations(document)
+        for answer in operation["responses"].values()
+        for link in answer.get("links", {}).values()
+    ]
+    assert len(links) > 8
+    for link in links:
+        assert set(link["parameters"]) <= known[link["operationId"]], link
+
+
 def test_every_refusal_is_the_envelope_with_an_example(document: dict[str, Any]):
     """One form of error for all of them; what the framework would have answered is not among them."""
     for what, operation in operations(document):
