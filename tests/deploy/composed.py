@@ -101,19 +101,22 @@ class ComposedRegistry:
 
     def sessions(self) -> int:
         """Requests that the proxy has handed on and that are not answered."""
+        return self._of_the_proxy("haproxy_backend_current_sessions")
+
+    def _of_the_proxy(self, metric: str) -> int:
         text = httpx.get(f"http://127.0.0.1:{self.stats_port}/metrics").text
-        [line] = [
-            line
-            for line in text.splitlines()
-            if line.startswith('haproxy_backend_current_sessions{proxy="api"}')
-        ]
+        [line] = [line for line in text.splitlines() if line.startswith(metric + '{proxy="api"}')]
         return int(float(line.split()[-1]))
 
     def kill_a_replica(self) -> bool:
-        """Kill -9 one and start it anew, each in turn. Not before the last one is back; returns whether."""
+        """Kill -9 one and start it anew, each in turn. Not before the last one is back, also for the proxy;
+        returns whether.
+        """
         number = self.kills % len(self.apis)
-        others = [host for at, host in enumerate(API_HOSTS) if at != number]
-        if not all(_ok(f"http://{host}:{self.api_port}/readyz") for host in others):
+        known = self._of_the_proxy("haproxy_backend_active_servers")
+        if known < len(self.apis) or not all(
+            _ok(f"http://{host}:{self.api_port}/readyz") for host in API_HOSTS
+        ):
             return False
         self.apis[number].kill()
         self.apis[number].start()

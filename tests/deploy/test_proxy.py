@@ -54,7 +54,7 @@ def test_callers_of_the_sdk_notice_nothing_while_replicas_are_killed(composed: C
         working = [pool.submit(work, number) for number in range(3)]
         try:
             for _ in range(3):
-                wait_until(composed.kill_a_replica, 30)
+                wait_until(composed.kill_a_replica, 60)
                 time.sleep(0.5)
         finally:
             stop.set()
@@ -82,7 +82,7 @@ def test_plain_reads_are_answered_by_the_other_replica(composed: ComposedRegistr
         reading = [pool.submit(read) for _ in range(4)]
         try:
             for _ in range(3):
-                wait_until(composed.kill_a_replica, 30)
+                wait_until(composed.kill_a_replica, 60)
                 time.sleep(0.5)
         finally:
             stop.set()

@@ -371,6 +371,7 @@ def test_cache_waits_for_the_extraction_and_then_has_no_message(registry: Regist
     registry.upload(name)
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(cache, registry, name)
+        until(lambda: registry.changes.waiting == 1)
         registry.worker.finish_all(name)
         response = waiting.result()
     assert response.status_code == 200

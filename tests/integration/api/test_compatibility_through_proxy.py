@@ -30,7 +30,7 @@ def weather(request: pytest.FixtureRequest) -> str:
 def shared(weather: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxiedRegistry]:
     with ProxiedRegistry(tmp_path_factory.mktemp("composed")) as running:
         if weather == REPLACED:
-            wait_until(running.composed.kill_a_replica)
+            wait_until(running.composed.kill_a_replica, 60)
         yield running
 
 
@@ -53,7 +53,7 @@ def start(weather: str, tmp_path: Path) -> Iterator[Callable[..., ProxiedRegistr
             folder.mkdir()
             running = stack.enter_context(ProxiedRegistry(folder, **settings))
             if weather == REPLACED:
-                wait_until(running.composed.kill_a_replica)
+                wait_until(running.composed.kill_a_replica, 60)
             return running
 
         yield make
