@@ -21,7 +21,7 @@ from services.shared.domain import (
 )
 from services.shared.facts import SpeakerId
 from services.shared.gate import BOOT
-from services.shared.index import SpeakerIndex, speaker_key
+from services.shared.index import SpeakerIndex, names_key, speaker_key
 from services.shared.valkey import ValkeyServer
 from tests.speaker_facts import histories, without_losers
 
@@ -87,6 +87,8 @@ class Told:
         told = fold(self.facts)
         assert self.index.load(self.speaker_id).speaker == told
         assert self.index.names(self.speaker_id.namespace, limit=9) == ["alice"] * told.live
+        uploaded = sum(version.record.uploaded_bytes for version in told.versions)
+        assert self.index.usage(self.speaker_id.namespace) == (told.live, uploaded)
         assert self.remembered() <= {version.vuid for version in told.versions}
 
     def remembered(self) -> set[str]:
@@ -175,6 +177,18 @@ def test_a_rebuild_forgets_what_the_bucket_does_not_hold(
     after, held = index.load(told.speaker_id).speaker, fold(told.facts)
     assert (after.versions, after.alias_facts) == (held.versions, held.alias_facts)
     assert (after.seq, after.number, after.created_at) == (before.seq, before.number, before.created_at)
+
+
+@EXAMPLES
+@given(history=histories())
+def test_an_index_that_counted_no_bytes_does_after_a_rebuild(index: SpeakerIndex, history: list[Fact]):
+    """One of an older version; whose namespaces must not seem to have room for ever."""
+    told = Told.nothing(index)
+    told.tell_all(history)
+    index.redis.hdel(speaker_key(told.speaker_id), "bytes")
+    index.redis.delete(f"{names_key(told.speaker_id.namespace)}:bytes")
+    told.rebuild(history)
+    told.check()
 
 
 @EXAMPLES

@@ -1,5 +1,6 @@
 -- Prepended to every script. One hash holds all that the index knows of a speaker:
 --   seq num at tomb live key     high-water marks, the tombstone's seq, number of live versions, the speaker's key
+--   bytes                        what its live versions were uploaded with, as far as {names}:bytes counts them
 --   damaged                      seq of a version that was not deleted and whose record cannot be read
 --   v:{vuid}                     {seq}:{JSON of the version record}
 --   a:{alias}  p:{alias}         {seq}:{uid}:{vuid}, the last move by hand and the highest automatic one
@@ -20,12 +21,18 @@ local function raise_mark(field, value)
   if value and value > mark(field) then redis.call('HSET', speaker, field, string.format('%.0f', value)) end
 end
 local function live(vuid) return redis.call('HEXISTS', speaker, 'v:' .. vuid) == 1 end
--- Adds to what the versions of this namespace were uploaded with; `value` as in v:{vuid}, times 1 or -1.
-local function count_bytes(value, times)
+-- What a version was uploaded with; `value` as in v:{vuid}.
+local function bytes_of(value)
   local record, bytes = cjson.decode(string.match(value, '^%d+:(.+)$')), 0
   if type(record.clip) == 'table' then bytes = record.clip.size end
   for _, artifact in ipairs(record.given or {}) do bytes = bytes + artifact.size end
-  redis.call('INCRBY', names .. ':bytes', string.format('%.0f', times * bytes))
+  return bytes
+end
+-- Of this speaker, and of all in its namespace.
+local function count_bytes(bytes)
+  bytes = string.format('%.0f', math.max(bytes, -mark('bytes')) + 0) -- '-0' is no integer
+  redis.call('HINCRBY', speaker, 'bytes', bytes)
+  redis.call('INCRBY', names .. ':bytes', bytes)
 end
 local function event(kind, fields)
   if a.quiet then return end -- a rebuild tells nothing new

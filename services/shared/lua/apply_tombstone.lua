@@ -14,7 +14,7 @@ for i = 1, #all, 2 do
   end
   local kind, vuid = string.match(all[i], '^([vrbgxf]):([^:]+)')
   if kind and dead[vuid] then
-    if kind == 'v' then count_bytes(all[i + 1], -1) end
+    if kind == 'v' then count_bytes(-bytes_of(all[i + 1])) end
     redis.call('HDEL', speaker, all[i])
     if kind == 'f' then finish_job(string.match(all[i + 1], '^[^:]+'), 'superseded', {}) end
   end

@@ -3,7 +3,7 @@ raise_mark('seq', a.seq); raise_mark('num', a.number); raise_mark('at', a.create
 if a.seq <= mark('tomb') then return 0 end
 local value = string.format('%.0f', a.seq) .. ':' .. a.record
 if redis.call('HSETNX', speaker, 'v:' .. a.vuid, value) == 1 then
-  count_bytes(value, 1)
+  count_bytes(bytes_of(value))
   redis.call('HINCRBY', speaker, 'live', 1)
   redis.call('HSET', speaker, 'key', a.key)
   redis.call('ZADD', names, 0, a.key)

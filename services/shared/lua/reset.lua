@@ -3,9 +3,7 @@
 if redis.call('GET', 'sr:rebuild') ~= a.token then return redis.error_reply('LOST') end
 local key = redis.call('HGET', speaker, 'key')
 if key then redis.call('ZREM', names, key) end
-for _, field in ipairs(redis.call('HKEYS', speaker)) do
-  if string.match(field, '^v:') then count_bytes(redis.call('HGET', speaker, field), -1) end
-end
+count_bytes(-mark('bytes'))
 if a.wholly then return redis.call('DEL', speaker) end
 for _, field in ipairs(redis.call('HKEYS', speaker)) do
   if string.match(field, '^[vaprbgx]:') or string.match(field, '^r[ap]:') or field == 'live' or field == 'tomb' or field == 'damaged' then

@@ -680,7 +680,7 @@ def test_a_key_from_before_is_a_way_in(start: Start):
                 open_access(world, AccessSettings(), RateSettings(), open_to_all.registrar)
 
 
-@pytest.mark.parametrize("text", ["hunter2", str(BOOTSTRAP)[:-1]])
+@pytest.mark.parametrize("text", ["hunter2", str(BOOTSTRAP)[:-1]], ids=["another", "cut short"])
 def test_a_bootstrap_key_that_is_none_is_refused(registry: Registry, text: str):
     """Without being shown."""
     with pytest.raises(NoWayIn, match="new-key") as caught:
