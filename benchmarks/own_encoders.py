@@ -30,7 +30,9 @@ from services.shared.settings import ExtractorSettings, WorkerSettings
 class Work:
     """Of an `Assignment`, what the handler looks at."""
 
+    job_id: str
     clip: ReferenceAudio
+    traceparent: None = None
     attempt: int = 1
     max_attempts: int = 1
 
@@ -49,7 +51,7 @@ class Publisher:
         return True
 
     def take(self, job_id: str, *_: object) -> Work:
-        return Work(self._clips[int(job_id)])
+        return Work(job_id, self._clips[int(job_id)])
 
     def read_clip(self, work: Work) -> ReferenceAudio:
         return work.clip
@@ -67,7 +69,7 @@ class Publisher:
 def extract_all(extractor: Extractor, clips: Sequence[ReferenceAudio]) -> None:
     """In batches as large as a worker takes them."""
     name = extractor.profile_name
-    stations = {name: Station(None, extractor)}
+    stations = {name: Station(SimpleNamespace(profile=BUILT_IN[name]), extractor)}
     extraction = Extraction(Publisher(clips), stations, threads=ExtractorSettings().threads)
     try:
         for batch in batches(jobs_of(name, len(clips)), WorkerSettings().batch_size):

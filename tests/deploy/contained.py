@@ -6,8 +6,10 @@ system read-only, /tmp empty and its own, uid 10001, no capabilities, no new pri
 
 import os
 import sys
+from pathlib import Path
 
 UID = "10001"
+ROOT = Path(__file__).parents[2]
 
 
 def become(module: str) -> None:
@@ -16,5 +18,7 @@ def become(module: str) -> None:
     guards = ["--unshare-user", "--uid", UID, "--gid", UID, "--cap-drop", "ALL"]
     guards += ["--unshare-pid", "--unshare-ipc", "--die-with-parent"]
     guards += ["--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp"]
+    for needed in (sys.prefix, str(ROOT)):  # a checkout may lie in /tmp
+        guards += ["--ro-bind", needed, needed]
     guards += ["--bind", folder, folder, "--setenv", "HOME", "/tmp"]
     os.execvp("bwrap", ["bwrap", *guards, "--", sys.executable, "-m", module])

@@ -76,9 +76,8 @@ def _one_thread() -> Iterator[None]:
 def test_what_else_a_worker_is_at_changes_no_artifact(name: str):
     extractor, shelf = LOADERS[name](), Shelf()
     expected = {job_id: alone(extractor, job_id) for job_id in IDS}
-    extraction = Extraction(
-        shelf, {PROFILE: Station(SimpleNamespace(), extractor)}, threads=8, patience_seconds=1
-    )
+    maker = SimpleNamespace(profile=SimpleNamespace(name=PROFILE))
+    extraction = Extraction(shelf, {PROFILE: Station(maker, extractor)}, threads=8, patience_seconds=1)
     try:
         assert extraction(jobs(*IDS)) == ["published"] * len(IDS)
     finally:
