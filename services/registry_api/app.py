@@ -14,6 +14,7 @@ from services.registry_api import artifacts, compat, examples, health, keys, pro
 from services.registry_api.forms import FORM_BYTES
 from services.registry_api.headers import AnswerHeaders
 from services.registry_api.limits import Pace, RequestIds, RequestLimits, UploadSlots
+from services.registry_api.pressure import Pressure
 from services.registry_api.rules import check_rules, without_security
 from services.registry_api.signals import RequestSignals
 from services.registry_api.wiring import Services
@@ -22,10 +23,13 @@ from speaker_registry import __version__
 _PACE = Pace()
 
 
-def create_app(services: Services, *, pace: Pace = _PACE, cors_origins: Sequence[str] = ()) -> FastAPI:
+def create_app(
+    services: Services, *, pace: Pace = _PACE, max_active: int = 64, cors_origins: Sequence[str] = ()
+) -> FastAPI:
     """Routes, limits, error answers; while it runs it follows changes and keeps house.
 
-    cors_origins: of the web pages that may call it from a browser.
+    max_active: requests at work at the same time. cors_origins: of the web pages that may call it from a
+    browser.
     """
 
     @asynccontextmanager
@@ -76,6 +80,7 @@ def create_app(services: Services, *, pace: Pace = _PACE, cors_origins: Sequence
             expose_headers=["*"],
         )
     app.add_middleware(AnswerHeaders)
+    app.add_middleware(Pressure, max_active=max_active)
     app.add_middleware(RequestSignals)
     app.add_middleware(RequestIds)
     return app

@@ -7,13 +7,14 @@ a second.
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 import redis.asyncio
 import structlog
 from starlette.concurrency import run_in_threadpool
 
+from services.registry_api.pressure import waiting
 from services.shared.index import EVENTS
 
 log = structlog.get_logger()
@@ -83,10 +84,8 @@ class Changes:
                 left = deadline - asyncio.get_running_loop().time()
                 if done(seen) or left <= 0 or self.closing() or await abandoned():
                     return seen
-                try:
+                with suppress(TimeoutError), waiting():
                     await asyncio.wait_for(changed.wait(), min(left, LOOK_AGAIN_SECONDS))
-                except TimeoutError:
-                    continue
 
     @property
     def waiting(self) -> int:

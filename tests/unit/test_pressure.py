@@ -1,0 +1,171 @@
+"""What is at work at the same time, and what is refused."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from services.registry_api.pressure import Pressure, waiting
+
+App = Callable[..., Awaitable[None]]
+
+
+class Requests:
+    """To one application under `Pressure`, on one loop. `go_on` lets those at work answer."""
+
+    def __init__(self, app: App | None = None, *, max_active: int = 2) -> None:
+        self.go_on = asyncio.Event()
+        self.pressure = Pressure(app or self._answer_when_told, max_active=max_active)
+
+    async def _answer_when_told(self, _: Any, __: Any, send: Any) -> None:
+        await self.go_on.wait()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    def start(self, path: str = "/v1/voices", receive: Any = None) -> "asyncio.Task[list[dict[str, Any]]]":
+        return asyncio.create_task(self._request(path, receive))
+
+    async def _request(self, path: str, receive: Any) -> list[dict[str, Any]]:
+        sent: list[dict[str, Any]] = []
+
+        async def send(message: dict[str, Any]) -> None:
+            sent.append(message)
+
+        scope = {"type": "http", "method": "GET", "path": path, "query_string": b"", "headers": []}
+        await self.pressure(scope, receive, send)
+        return sent
+
+
+async def beginning(*tasks: "asyncio.Task[Any]") -> None:
+    """Everything that can go on without waiting has."""
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    asyncio.run(asyncio.wait_for(test(), 10))  # type: ignore[arg-type]
+
+
+def test_what_comes_on_top_is_refused_at_once():
+    """With when to come back; and those at work are finished."""
+
+    async def test() -> None:
+        requests = Requests()
+        first, second = requests.start(), requests.start()
+        await beginning()
+        head, body = await requests.start()
+        assert head["status"] == 503
+        assert (b"retry-after", b"1") in head["headers"]
+        assert "2 requests are at work" in json.loads(body["body"])["error"]["message"]
+        requests.go_on.set()
+        assert [(await one)[0]["status"] for one in (first, second)] == [200, 200]
+        assert requests.pressure.active == 0
+        assert (await requests.start())[0]["status"] == 200
+
+    run(test)
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/readyz", "/metrics"])
+def test_who_watches_is_always_answered(path: str):
+    """A replica that is busy must not be taken for dead."""
+
+    async def test() -> None:
+        requests = Requests()
+        tasks = [requests.start() for _ in range(2)]
+        await beginning()
+        watching = requests.start(path)
+        await beginning()
+        requests.go_on.set()
+        assert (await watching)[0]["status"] == 200
+        await asyncio.gather(*tasks)
+
+    run(test)
+
+
+def test_who_waits_is_not_at_work():
+    """A thousand long polls are no load."""
+
+    async def test() -> None:
+        changed = asyncio.Event()
+
+        async def app(_: Any, __: Any, send: Any) -> None:
+            with waiting():
+                await changed.wait()
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+
+        requests = Requests(app)
+        polls = [requests.start() for _ in range(100)]
+        await beginning()
+        assert requests.pressure.active == 0
+        changed.set()
+        assert {(await poll)[0]["status"] for poll in polls} == {200}
+        assert requests.pressure.active == 0
+
+    run(test)
+
+
+def test_a_body_that_is_slow_takes_no_place():
+    """Else a few callers on bad lines would keep all others out."""
+
+    async def test() -> None:
+        pieces: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+
+        async def app(_: Any, receive: Any, send: Any) -> None:
+            await receive()
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+
+        requests = Requests(app)
+        uploads = [requests.start(receive=pieces.get) for _ in range(10)]
+        await beginning()
+        assert requests.pressure.active == 0
+        for _ in uploads:
+            pieces.put_nowait({"type": "http.request"})
+        assert {(await upload)[0]["status"] for upload in uploads} == {200}
+        assert requests.pressure.active == 0
+
+    run(test)
+
+
+def test_an_answer_that_is_read_slowly_takes_no_place():
+    """The work is done."""
+
+    async def test() -> None:
+        read = asyncio.Event()
+
+        async def app(_: Any, __: Any, send: Any) -> None:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await read.wait()
+
+        requests = Requests(app)
+        tasks = [requests.start() for _ in range(5)]
+        await beginning()
+        assert requests.pressure.active == 0
+        read.set()
+        await asyncio.gather(*tasks)
+        assert requests.pressure.active == 0
+
+    run(test)
+
+
+def test_what_fails_gives_its_place_back():
+    """Also while it waits for something."""
+
+    async def test() -> None:
+        async def app(_: Any, __: Any, ___: Any) -> None:
+            with waiting():
+                raise RuntimeError
+
+        requests = Requests(app)
+        for _ in range(5):
+            with pytest.raises(RuntimeError):
+                await requests.start()
+        assert requests.pressure.active == 0
+
+    run(test)
+
+
+def test_outside_a_request_nobody_is_counted():
+    with waiting():
+        pass
