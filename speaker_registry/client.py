@@ -233,7 +233,7 @@ class RegistryClient(Session):
         A lost answer makes the call be repeated; then there is one more key, which nobody has.
 
         Args:
-            scopes: see `schemas.Scope`. namespace: the caller's own without it; `*`: any. expires_at: Unix
+            scopes: see `scopes`. namespace: the caller's own without it; `*`: any. expires_at: Unix
             seconds.
 
         Raises:

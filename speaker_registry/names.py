@@ -22,6 +22,9 @@ _BLANK = re.compile(
 """Letters, marks and symbols that are drawn as nothing."""
 _DRAWN = re.compile("[\u0600-\u0605\u06dd\u070f\u0890\u0891\u08e2\U000110bd\U000110cd]")
 """The format characters that are drawn: signs that enclose numbers."""
+NAMESPACE_PATTERN = r"[a-z0-9][a-z0-9-]{0,31}"
+ACCEPTED_NAMESPACES = "1 to 32 of a-z, 0-9 and '-'"
+"""The same, for people."""
 _ALIAS = re.compile(r"[a-z][a-z0-9._-]{0,63}")
 MAX_VERSION = 2**31 - 1
 
@@ -79,6 +82,10 @@ def _shown(name: str) -> str:
     hidden = _BLANK.search(name) or any(unicodedata.category(c).startswith("C") for c in name)
     shown = ascii(name) if hidden else repr(name)
     return shown if len(shown) <= 80 else shown[:80] + "…"
+
+
+def is_namespace(text: str) -> bool:
+    return re.fullmatch(NAMESPACE_PATTERN, text) is not None
 
 
 def parse_reference(text: str) -> int | str:

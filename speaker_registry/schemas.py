@@ -7,24 +7,14 @@ from typing import Any, Generic, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from speaker_registry.artifact import TensorInfo, TensorSpec
+from speaker_registry.names import NAMESPACE_PATTERN
+from speaker_registry.scopes import Scope
 
 ArtifactState = Literal["pending", "processing", "ready", "failed"]
 JobState = Literal["queued", "processing", "succeeded", "failed", "canceled", "superseded"]
 FINISHED_STATES: frozenset[str] = frozenset({"succeeded", "failed", "canceled", "superseded"})
 Source = Literal["audio", "embedding"]
 Mode = Literal["icl", "xvec"]
-Scope = Literal[
-    "voices:read",
-    "voices:write",
-    "voices:delete",
-    "artifacts:read",
-    "audio:read",
-    "jobs:read",
-    "jobs:write",
-    "engine",
-    "admin",
-]
-"""What an API key may be for. `engine`: all that a TTS server asks for."""
 Item = TypeVar("Item")
 
 
@@ -346,7 +336,7 @@ class ApiKeyRequest(BaseModel):
 
     name: str = Field(min_length=1, max_length=128)
     scopes: list[Scope] = Field(min_length=1)
-    namespace: str | None = Field(default=None, pattern=r"^([a-z0-9][a-z0-9-]{0,31}|\*)$")
+    namespace: str | None = Field(default=None, pattern=rf"^({NAMESPACE_PATTERN}|\*)$")
     """The caller's own without it."""
     expires_at: int | None = Field(default=None, ge=0, le=10**11)
     """Unix seconds; for ever without it."""

@@ -6,7 +6,6 @@ Reads a clip and two environment variables; what goes over the network is sent b
 import enum
 import hashlib
 import os
-import re
 from pathlib import Path
 from typing import IO, Any, Final, Literal
 
@@ -18,6 +17,7 @@ from speaker_registry.calls import Calls
 from speaker_registry.errors import InvalidRequest, PayloadTooLarge, Unavailable
 from speaker_registry.exchange import Policy, Send, attempt_timeouts
 from speaker_registry.fetching import Fetching
+from speaker_registry.names import ACCEPTED_NAMESPACES, is_namespace
 
 URL_VARIABLE: Final = "SPEAKER_REGISTRY_URL"
 API_KEY_VARIABLE: Final = "SPEAKER_REGISTRY_API_KEY"
@@ -143,8 +143,8 @@ def read_clip(audio: Audio, what: str = "clip") -> bytes:
 
 def parse_namespace(text: str) -> str:
     """Raises ValueError for what cannot be one."""
-    if not re.fullmatch(r"[a-z0-9][a-z0-9-]{0,31}", text):
-        raise ValueError(f"the namespace is {text[:80]!a}; accepted: 1 to 32 of a-z, 0-9 and '-'")
+    if not is_namespace(text):
+        raise ValueError(f"the namespace is {text[:80]!a}; accepted: {ACCEPTED_NAMESPACES}")
     return text
 
 

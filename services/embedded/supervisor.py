@@ -25,7 +25,7 @@ from services.embedded.bootstrap_key import bootstrap_key_file
 from services.embedded.children import Child
 from services.embedded.log_lines import coloured
 from services.embedded.settings import EmbeddedSettings
-from services.shared.settings import AccessSettings
+from services.shared.settings import AccessSettings, ApiSettings
 from services.shared.valkey import (
     MAX_SOCKET_PATH_BYTES,
     DataDirectoryInUseError,
@@ -111,7 +111,7 @@ class EmbeddedRegistry:
     def _start(self) -> None:
         host, data = self._settings.host, self._settings.data.absolute()
         self.port = _claim_port(host, self._settings.port)
-        self.url = f"http://{_reachable(host)}:{self.port}"
+        self.url = f"http://{_bracketed(ApiSettings(host=host).own_host)}:{self.port}"
         _make_data_folder(data)
         self.key_file = self._key_file(data)
         redis_url = self._settings.redis_url or self._start_valkey(data / "redis")
@@ -265,7 +265,5 @@ def _make_data_folder(data: Path) -> None:
         raise StartFailed(f"DATA is {data}, which cannot be used: {error.strerror}.") from None
 
 
-def _reachable(host: str) -> str:
-    """As a URL has it; from here, where it listens on all addresses."""
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - the user's own wish
+def _bracketed(host: str) -> str:
     return f"[{host}]" if ":" in host else host

@@ -7,12 +7,10 @@ from services.shared.settings import ApiSettings
 
 ANSWER_SECONDS = 4.0
 
-_ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - nobody listens here
-
 
 def complaint(settings: ApiSettings) -> str | None:
     """What is wrong with the API that these settings started, or None."""
-    host = _ANYWHERE.get(settings.host, settings.host)
+    host = settings.own_host
     connection = http.client.HTTPConnection(host, settings.port, timeout=ANSWER_SECONDS)
     try:
         connection.request("GET", "/healthz")

@@ -13,14 +13,15 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.registry_api.problems import render
+from services.registry_api.routing import WATCHING
 from speaker_registry.errors import Unavailable
-
-_SPARED = frozenset({"/healthz", "/readyz", "/metrics"})
-"""Who watches us must see that we live: taken for dead, others would get our load as well."""
 
 
 class Pressure:
-    """Refuses what goes beyond `max_active`. One per process."""
+    """Refuses what goes beyond `max_active`. One per process.
+
+    Not who watches us: taken for dead, others would get our load as well.
+    """
 
     def __init__(self, app: ASGIApp, *, max_active: int) -> None:
         self._app = app
@@ -28,7 +29,7 @@ class Pressure:
         self.active = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in _SPARED:
+        if scope["type"] != "http" or scope["path"] in WATCHING:
             return await self._app(scope, receive, send)
         if self.active >= self._max_active:
             return await render(Request(scope), self._refusal())(scope, receive, send)

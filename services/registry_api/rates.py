@@ -91,14 +91,15 @@ class Rates:
         Raises:
             RateLimited: there is none left in this minute.
         """
+        if limit.per_minute is None:
+            return self._rate(limit, None)
         count = self._count(limit)
-        if limit.per_minute is not None:
-            if not count.left_here and not count.spent:
-                share = max(1, limit.per_minute // _SHARES)
-                count.add(share, limit.per_minute, await self._taken(limit, count, share))
-            if not count.left_here:
-                raise self._refusal(limit)
-            count.left_here -= 1
+        if not count.left_here and not count.spent:
+            share = max(1, limit.per_minute // _SHARES)
+            count.add(share, limit.per_minute, await self._taken(limit, count, share))
+        if not count.left_here:
+            raise self._refusal(limit)
+        count.left_here -= 1
         return self._rate(limit, count)
 
     async def standing(self, caller: Caller, namespace: str, what: str) -> tuple[Rate, Rate]:
@@ -107,13 +108,14 @@ class Rates:
         return await self._look(own), await self._look(common)
 
     async def _look(self, limit: Limit) -> Rate:
+        if limit.per_minute is None:
+            return self._rate(limit, None)
         count = self._count(limit)
-        if limit.per_minute is not None:
-            count.add(0, limit.per_minute, await self._taken(limit, count, 0))
+        count.add(0, limit.per_minute, await self._taken(limit, count, 0))
         return self._rate(limit, count)
 
-    def _rate(self, limit: Limit, count: _Count) -> Rate:
-        remaining = None if limit.per_minute is None else count.left_here + count.left_there
+    def _rate(self, limit: Limit, count: _Count | None) -> Rate:
+        remaining = count.left_here + count.left_there if count is not None else None
         return Rate(limit=limit.per_minute, remaining=remaining, reset_seconds=self._reset_seconds())
 
     def _count(self, limit: Limit) -> _Count:

@@ -1,9 +1,14 @@
-"""Routers whose every GET answers HEAD too, as RFC 9110 wants it. Knows no route."""
+"""Routers whose every GET answers HEAD too, as RFC 9110 wants it. Knows no route but
+those of who watches us.
+"""
 
 from collections.abc import Callable
 from typing import Any
 
 from fastapi import APIRouter
+
+WATCHING = frozenset({"/healthz", "/readyz", "/metrics"})
+"""Asked every few seconds, by machines that watch us."""
 
 
 class Router(APIRouter):

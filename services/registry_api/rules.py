@@ -16,8 +16,8 @@ from services.registry_api.access import Access
 from services.registry_api.callers import OWN_NAMESPACE, Caller
 from services.registry_api.rates import MINUTE, REQUESTS, UPLOADS, Limit
 from services.shared.api_keys import ALL_SCOPES, ANY_NAMESPACE
-from services.shared.facts import is_namespace
 from speaker_registry.errors import PermissionDenied, RateLimited
+from speaker_registry.names import ACCEPTED_NAMESPACES, is_namespace
 
 NAMESPACE_HEADER = "X-Speaker-Namespace"
 """Which namespace a request is about, by keys that are for any."""
@@ -100,7 +100,7 @@ def _namespace_asked_for(caller: Caller, header: str | None) -> str:
         asked = header if header is not None else OWN_NAMESPACE
         if not is_namespace(asked):
             raise PermissionDenied(
-                f"{NAMESPACE_HEADER} is {ascii(asked)[:80]}; accepted: 1 to 32 of a-z, 0-9 and '-'.",
+                f"{NAMESPACE_HEADER} is {ascii(asked)[:80]}; accepted: {ACCEPTED_NAMESPACES}.",
                 param=NAMESPACE_HEADER,
             )
         return asked

@@ -13,6 +13,7 @@ from time import perf_counter
 import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from services.registry_api.routing import WATCHING
 from services.shared import metrics, tracing
 from services.shared.tracing import Span
 
@@ -26,8 +27,6 @@ ERROR_CODE = "error_code"
 """Key of a request's scope: the code of the error it was answered with."""
 
 _UPLOAD = ("POST", "/v1/audio/voices")
-_UNREMARKABLE = frozenset({"/healthz", "/readyz", "/metrics"})
-"""Asked every few seconds, by machines."""
 _METHODS = frozenset(map(str, HTTPMethod))
 
 
@@ -70,7 +69,7 @@ class RequestSignals:
 
 def _span(scope: Scope) -> AbstractContextManager[Span]:
     """It goes on with the caller's trace, if there is one."""
-    if not tracing.is_on() or scope["path"] in _UNREMARKABLE:
+    if not tracing.is_on() or scope["path"] in WATCHING:
         return tracing.NO_SPAN
     given = next((value for name, value in scope["headers"] if name == b"traceparent"), b"")
     return tracing.span(_method(scope), kind="server", parent=given.decode("latin-1") or None)
@@ -83,7 +82,7 @@ def _tell(scope: Scope, answer: _Answer, seconds: float, span: Span) -> None:
     observe(seconds)
     if (method, scope["path"]) == _UPLOAD:
         _count_upload(answer, error)
-    say = log.debug if route in _UNREMARKABLE else log.info
+    say = log.debug if route in WATCHING else log.info
     fields = {"error": error} if error else {}
     if span.trace_id:
         fields["trace_id"] = span.trace_id

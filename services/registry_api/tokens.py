@@ -19,9 +19,9 @@ import structlog
 
 from services.registry_api.callers import OWN_NAMESPACE, Caller
 from services.shared.api_keys import ALL_SCOPES, ANY_NAMESPACE
-from services.shared.facts import is_namespace
 from services.shared.settings import AccessSettings
 from speaker_registry.errors import InvalidApiKey, Unavailable
+from speaker_registry.names import ACCEPTED_NAMESPACES, is_namespace
 
 log = structlog.get_logger()
 
@@ -82,8 +82,8 @@ class Tokens:
         namespace = claims.get(self._namespace_claim, OWN_NAMESPACE)
         if namespace != ANY_NAMESPACE and not (isinstance(namespace, str) and is_namespace(namespace)):
             raise InvalidApiKey(
-                f"The token's {self._namespace_claim!r} is {ascii(namespace)[:80]}; accepted: 1 to 32 of "
-                "a-z, 0-9 and '-'."
+                f"The token's {self._namespace_claim!r} is {ascii(namespace)[:80]}; "
+                f"accepted: {ACCEPTED_NAMESPACES}."
             )
         given = claims.get(self._scopes_claim, "")
         scopes = given.split() if isinstance(given, str) else given

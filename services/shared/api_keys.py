@@ -14,14 +14,14 @@ import secrets
 import string
 import zlib
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple
 
 from pydantic import Field
 
 from services.shared.domain import Record
-from speaker_registry.schemas import Scope
+from speaker_registry.scopes import SCOPES
 
-ALL_SCOPES: frozenset[str] = frozenset(get_args(Scope))
+ALL_SCOPES = frozenset(SCOPES)
 ANY_NAMESPACE = "*"
 """Of a key that is for all of them: each request says for which."""
 

@@ -40,16 +40,11 @@ from services.shared.domain import (
 )
 from services.shared.metrics import INTEGRITY_FAILURES
 from services.shared.store import Listing, Store, StoredObject
-from speaker_registry.names import SpeakerName
+from speaker_registry.names import SpeakerName, is_namespace
 
 log = structlog.get_logger()
 
 _SLUG = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
-_NAMESPACE = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
-
-
-def is_namespace(text: str) -> bool:
-    return bool(_NAMESPACE.fullmatch(text))
 
 
 def slug_of(key: str) -> str:

@@ -19,13 +19,13 @@ import structlog
 
 from services.shared.api_keys import ANY_NAMESPACE, AT_ONCE, ApiKey, ApiKeyRecord, End, Token, new_token
 from services.shared.clock import Clock
-from services.shared.facts import is_namespace
 from services.shared.gate import GateClosed
 from services.shared.index import SpeakerIndex
 from services.shared.redis_access import unavailable_without_redis
 from services.shared.store import Store
 from speaker_registry.artifact import sha256_digest
 from speaker_registry.errors import ApiKeyNotFound, InvalidRequest, QuotaExceeded, Unavailable
+from speaker_registry.names import ACCEPTED_NAMESPACES, is_namespace
 
 log = structlog.get_logger()
 
@@ -181,7 +181,7 @@ class Keyring:
         """
         if namespace != ANY_NAMESPACE and not is_namespace(namespace):
             raise InvalidRequest(
-                f"'namespace' is {namespace[:80]!a}; accepted: 1 to 32 of a-z, 0-9 and '-', or '*' for all.",
+                f"'namespace' is {namespace[:80]!a}; accepted: {ACCEPTED_NAMESPACES}, or '*' for all.",
                 param="namespace",
             )
         now = self._clock.now()

@@ -299,6 +299,11 @@ class ApiSettings(BaseSettings):
     """Web pages of these origins, comma-separated, may call the API from a browser. None may otherwise."""
 
     @property
+    def own_host(self) -> str:
+        """Where this machine reaches it, also where it listens on all addresses."""
+        return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)  # noqa: S104 - nobody listens here
+
+    @property
     def loopback(self) -> bool:
         """Whether only this machine can reach it."""
         try:
