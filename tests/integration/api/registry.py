@@ -73,6 +73,7 @@ class Registry:
         pace: Pace | None = None,
         head_seconds: float = 10,
         announced: bool = True,
+        max_active: int = 64,
         rates: RateSettings | None = None,
         access: AccessSettings | None = None,
         **settings: Any,
@@ -99,6 +100,7 @@ class Registry:
                 ),
             ),
             pace=pace or Pace(),
+            max_active=max_active,
         )
         self._config = server_config(self.app, ApiSettings(), head_seconds=head_seconds)
         self._stack = ExitStack()

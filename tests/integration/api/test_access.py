@@ -735,6 +735,14 @@ def test_browsers_are_told_to_be_careful(registry: Registry, path: str):
     assert "Access-Control-Allow-Origin" not in headers
 
 
+def test_browsers_are_told_so_by_refusals_too(start: Start):
+    """Of a process that has as much to do as it can: here, nothing."""
+    refused = start(max_active=0).client.get("/v1/voices")
+    assert refused.status_code == 503
+    assert refused.headers["X-Content-Type-Options"] == "nosniff"
+    assert refused.headers["X-Request-Id"]
+
+
 def test_a_web_page_of_another_origin_gets_no_permission(registry: Registry):
     """CORS is off."""
     asked = {"Origin": "https://evil.example", "Access-Control-Request-Method": "GET"}
