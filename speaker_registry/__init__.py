@@ -32,7 +32,7 @@ if TYPE_CHECKING:
         SpeakerRegistryError,
         Unavailable,
     )
-    from speaker_registry.fetching import File
+    from speaker_registry.fetching import Clip, File
     from speaker_registry.schemas import (
         ApiKey,
         ArtifactDescriptor,
@@ -58,6 +58,7 @@ __all__ = [
     "ArtifactStatus",
     "AsyncRegistryClient",
     "CacheStats",
+    "Clip",
     "Conflict",
     "DigestMismatch",
     "File",
@@ -99,7 +100,7 @@ _HOMES = {
         "SpeakerRegistryError",
         "Unavailable",
     ),
-    "fetching": ("File",),
+    "fetching": ("Clip", "File"),
     "schemas": (
         "ApiKey",
         "ArtifactDescriptor",

@@ -18,7 +18,7 @@ from speaker_registry.cache import ArtifactCache
 from speaker_registry.calls import Item, Listing, Registration, key_request, parse_target
 from speaker_registry.errors import SpeakerRegistryError
 from speaker_registry.exchange import Body, Outcome, Pause, Plan, Policy, Reply, Result, Step
-from speaker_registry.fetching import File
+from speaker_registry.fetching import Clip, File
 from speaker_registry.schemas import (
     ApiKey,
     ArtifactDescriptor,
@@ -104,6 +104,9 @@ class AsyncRegistryClient(Session):
         self, speaker: str, profile: str, *, version: int | str | None = None, wait: float = 0.0
     ) -> File:
         return await self._run(self._fetching.file(parse_target(speaker, version), profile, wait))
+
+    async def clip(self, speaker: str, version: int | str | None = None) -> Clip:
+        return await self._run(self._fetching.clip(parse_target(speaker, version)))
 
     def list(
         self,

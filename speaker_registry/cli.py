@@ -162,20 +162,23 @@ def show(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
 
 
 def fetch(client: "RegistryClient", arguments: argparse.Namespace) -> Output | None:
-    to_stdout = arguments.output == "-"
-    if to_stdout and arguments.json:
-        raise CommandError("--json and -o - both want the standard output")
-    if to_stdout and sys.stdout.isatty():
-        raise CommandError("an artifact is binary: give a file with -o, or send the output elsewhere")
+    _check_output(arguments, "an artifact")
     file = client.download(arguments.speaker, arguments.profile, wait=arguments.wait)
-    if to_stdout:
-        sys.stdout.buffer.write(file.data)
-        sys.stdout.buffer.flush()
-    else:
-        write_atomically(Path(arguments.output), file.data)
+    _deliver(arguments, file.data)
     if file.artifact.manifest.untrained:
         print("speaker-registry: made with untrained weights, the voice is useless", file=sys.stderr)
-    return None if to_stdout else _fetched(arguments.output, file)
+    return None if arguments.output == "-" else _fetched(arguments.output, file)
+
+
+def clip(client: "RegistryClient", arguments: argparse.Namespace) -> Output | None:
+    _check_output(arguments, "a clip")
+    found = client.clip(arguments.speaker)
+    _deliver(arguments, found.data)
+    if arguments.output == "-":
+        return None
+    document = {"path": arguments.output, "size": len(found.data), "mime_type": found.mime_type}
+    text = f"{arguments.speaker}: {len(found.data)} bytes of {found.mime_type} in {arguments.output}"
+    return Output(document, printable(text))
 
 
 def put(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
@@ -233,6 +236,22 @@ def profiles(client: "RegistryClient", _: argparse.Namespace) -> Output:
 
 
 # What commands read and do.
+
+
+def _check_output(arguments: argparse.Namespace, what: str) -> None:
+    """Before anything is fetched."""
+    if arguments.output == "-" and arguments.json:
+        raise CommandError("--json and -o - both want the standard output")
+    if arguments.output == "-" and sys.stdout.isatty():
+        raise CommandError(f"{what} is binary: give a file with -o, or send the output elsewhere")
+
+
+def _deliver(arguments: argparse.Namespace, data: bytes) -> None:
+    if arguments.output != "-":
+        write_atomically(Path(arguments.output), data)
+        return
+    sys.stdout.buffer.write(data)
+    sys.stdout.buffer.flush()
 
 
 def _clip(argument: str | None) -> Path | IO[bytes] | None:
@@ -459,10 +478,19 @@ def _add_show(command: argparse.ArgumentParser) -> None:
 def _add_fetch(command: argparse.ArgumentParser) -> None:
     command.add_argument("speaker", metavar="NAME[@REF]")
     command.add_argument("--profile", metavar="P", required=True)
-    command.add_argument("-o", "--output", metavar="FILE", required=True, help="- for standard output")
+    _add_output(command)
     command.add_argument(
         "--wait", metavar="SECONDS", type=seconds, default=0.0, help="for one that is not ready"
     )
+
+
+def _add_clip(command: argparse.ArgumentParser) -> None:
+    command.add_argument("speaker", metavar="NAME[@REF]")
+    _add_output(command)
+
+
+def _add_output(command: argparse.ArgumentParser) -> None:
+    command.add_argument("-o", "--output", metavar="FILE", required=True, help="- for standard output")
 
 
 def _add_put(command: argparse.ArgumentParser) -> None:
@@ -506,6 +534,7 @@ _COMMANDS = (
     ("list", list_voices, "List the voices.", _add_list),
     ("show", show, "Show a voice, or one version of it.", _add_show),
     ("fetch", fetch, "Write an artifact to a file.", _add_fetch),
+    ("clip", clip, "Write the clip that a version was made from to a file.", _add_clip),
     ("put", put, "Bring a ready artifact that was made elsewhere.", _add_put),
     ("wait", wait, "Wait until a version is ready.", _add_wait),
     ("jobs", jobs, "List the extraction jobs.", _add_jobs),

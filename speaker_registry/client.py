@@ -17,7 +17,7 @@ from speaker_registry.cache import ArtifactCache
 from speaker_registry.calls import Item, Listing, Registration, key_request, parse_target
 from speaker_registry.errors import SpeakerRegistryError
 from speaker_registry.exchange import Body, Outcome, Pause, Plan, Policy, Reply, Result, Step
-from speaker_registry.fetching import File
+from speaker_registry.fetching import Clip, File
 from speaker_registry.schemas import (
     ApiKey,
     ArtifactDescriptor,
@@ -147,6 +147,15 @@ class RegistryClient(Session):
     ) -> File:
         """As `fetch`, with the file's own bytes, never from memory."""
         return self._run(self._fetching.file(parse_target(speaker, version), profile, wait))
+
+    def clip(self, speaker: str, version: int | str | None = None) -> Clip:
+        """The clip of a version, as it was uploaded. The key must be for `audio:read`.
+
+        Raises:
+            NotFound: no such voice, version or alias; or it was made from a ready embedding.
+            DigestMismatch: what came is damaged.
+        """
+        return self._run(self._fetching.clip(parse_target(speaker, version)))
 
     def list(
         self,

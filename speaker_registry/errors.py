@@ -26,6 +26,7 @@ SpeakerRegistryError
 │   ├── ProfileUnknown
 │   ├── JobNotFound
 │   ├── ArtifactNotFound
+│   ├── AudioNotFound              the version was made from a ready embedding
 │   └── ApiKeyNotFound
 ├── Conflict
 │   ├── VoiceExists                the registration policy is `immutable`
@@ -173,6 +174,10 @@ class JobNotFound(NotFound):
 
 class ArtifactNotFound(NotFound):
     code = "artifact_not_found"
+
+
+class AudioNotFound(NotFound):
+    code = "audio_not_found"
 
 
 class ApiKeyNotFound(NotFound):

@@ -1,4 +1,4 @@
-"""Fetching an artifact: from memory where allowed, else from the registry, and never unchecked. No I/O.
+"""Fetching an artifact, from memory where allowed, else from the registry; or a clip. Checked always. No I/O.
 
 The bytes are held against the digest they came with, and the manifest against what was asked for, so that
 neither a broken disk nor a confused proxy can give an engine another voice. Knows no job and no encoder.
@@ -29,7 +29,7 @@ from speaker_registry.exchange import Pause, Plan, Policy, Reply, Request, excha
 from speaker_registry.names import DEFAULT, key_of_name
 from speaker_registry.schemas import ArtifactDescriptor
 
-MAX_ARTIFACT_BYTES = 64 * 1024**2
+MAX_FILE_BYTES = 64 * 1024**2
 _ACCEPT = {"accept": "application/vnd.safetensors, application/json"}
 _ETAG = re.compile(r'(?:W/)?"(sha256:[0-9a-f]{64})"')
 """A proxy may weaken the tag; the bytes are counted anyway."""
@@ -44,8 +44,15 @@ class File(NamedTuple):
     artifact: Artifact
 
 
+class Clip(NamedTuple):
+    """A clip as it was uploaded."""
+
+    data: bytes
+    mime_type: str
+
+
 class Fetching:
-    """The way to artifacts for one client.
+    """The way to artifacts and clips for one client.
 
     Args:
         scope: keeps this client's entries apart from those of others in the same cache.
@@ -84,6 +91,13 @@ class Fetching:
         assert file is not None, "304 is only an answer to a digest of ours"
         return file
 
+    def clip(self, target: Target) -> Plan[Clip]:
+        """Never from memory: who may listen now, may not tomorrow."""
+        path = f"{target.version_path}/audio"
+        reply = yield from exchange(self._policy, Request(path=path, max_bytes=MAX_FILE_BYTES))
+        check_digest(reply, "clip")
+        return Clip(reply.body, reply.headers.get("content-type", "application/octet-stream"))
+
     def _transfer(
         self, target: Target, profile: str, wait: float, known: Artifact | None
     ) -> Plan[File | None]:
@@ -91,7 +105,7 @@ class Fetching:
         request = Request(
             path=f"{target.artifact_path(profile)}/file",
             headers=_ACCEPT | ({"if-none-match": f'"{known.digest}"'} if known else {}),
-            max_bytes=MAX_ARTIFACT_BYTES,
+            max_bytes=MAX_FILE_BYTES,
         )
         deadline = self._policy.clock() + wait
         while True:
@@ -122,16 +136,21 @@ def verified(reply: Reply, target: Target, profile: str) -> File:
         DigestMismatch: the bytes are not what the answer's own headers say, or these say nothing.
         InvalidArtifact: the file is not one, or not the one that was asked for.
     """
-    digest = sha256_digest(reply.body)
-    declared = declared_digests(reply.headers)
-    if declared != {digest}:
-        said = " and ".join(sorted(declared)) or "nothing"
-        raise DigestMismatch(f"the artifact's bytes are {digest}, the answer's headers say {said}")
+    check_digest(reply, "artifact")
     artifact = Artifact.parse(reply.body)
     check_identity(artifact, target, profile, reply.headers)
     for tensor in artifact.tensors.values():
         tensor.flags.writeable = False
     return File(reply.body, artifact)
+
+
+def check_digest(reply: Reply, what: str) -> None:
+    """Raise `DigestMismatch` unless an answer's body is what its headers say."""
+    digest = sha256_digest(reply.body)
+    declared = declared_digests(reply.headers)
+    if declared != {digest}:
+        said = " and ".join(sorted(declared)) or "nothing"
+        raise DigestMismatch(f"the {what}'s bytes are {digest}, the answer's headers say {said}")
 
 
 def declared_digests(headers: Mapping[str, str]) -> set[str]:

@@ -73,6 +73,8 @@ class AudioFacts(Schema):
     sample_rate: int
     """Hz."""
     channels: int
+    url: str | None = None
+    """Of its bytes, for keys with `audio:read`."""
 
 
 class VoiceVersion(Schema):

@@ -23,6 +23,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from services.shared.api_keys import new_token
+from services.shared.redis_access import RIGHTS
 
 UID = 10001
 
@@ -31,7 +32,7 @@ Make = Callable[[Made], str]
 
 
 def _valkey_conf(made: Made) -> str:
-    return f"requirepass {made['redis/password']}\n"
+    return f"user default reset on >{made['redis/password']} {RIGHTS}\n"
 
 
 def _identities(made: Made) -> str:

@@ -1,5 +1,6 @@
-"""JSON answers; every GET with an ETag, and 304 for who has it already."""
+"""What answers have in common: JSON, an ETag to every GET, and 304 for who has it already."""
 
+import base64
 import hashlib
 from typing import Any
 
@@ -7,6 +8,7 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
+from services.shared.domain import SpeakerVersion
 from speaker_registry.artifact import canonical_json
 from speaker_registry.errors import PreconditionFailed
 
@@ -31,6 +33,18 @@ def answer(
     if status == 200 and matches(request.headers.get("if-none-match"), tag):
         return Response(status_code=304, headers=headers)
     return Response(content, status_code=status, headers=headers, media_type="application/json")
+
+
+def file_headers(digest: str, version: SpeakerVersion) -> dict[str, str]:
+    """Of an answer that is stored bytes (`sha256:…`): what they are of, and by what callers check them."""
+    encoded = base64.b64encode(bytes.fromhex(digest.removeprefix("sha256:"))).decode()
+    return {
+        "ETag": f'"{digest}"',
+        "Content-Digest": f"sha-256=:{encoded}:",
+        "Cache-Control": "private, no-cache",
+        "X-Voice-Version": str(version.number),
+        "X-Voice-Created-At": str(version.record.created_at),
+    }
 
 
 def json_bytes(body: BaseModel | dict[str, Any]) -> bytes:

@@ -10,7 +10,7 @@ from fastapi.routing import APIRoute
 from fastapi_offline import FastAPIOffline
 from starlette.middleware.cors import CORSMiddleware
 
-from services.registry_api import artifacts, compat, examples, health, keys, problems, voices, work
+from services.registry_api import artifacts, clips, compat, examples, health, keys, problems, voices, work
 from services.registry_api.forms import FORM_BYTES
 from services.registry_api.headers import AnswerHeaders
 from services.registry_api.limits import Pace, RequestIds, RequestLimits, UploadSlots
@@ -75,7 +75,7 @@ def create_app(
 
 def _add_routes(app: FastAPI, services: Services) -> None:
     app.include_router(compat.router, responses=examples.REFUSED_COMPATIBLE)
-    for module in (voices, artifacts, work, keys):
+    for module in (voices, clips, artifacts, work, keys):
         app.include_router(module.router, responses=examples.REFUSED)
     app.include_router(health.router)
     check_rules(app)

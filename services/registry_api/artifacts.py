@@ -1,19 +1,17 @@
 """Artifacts by voice, version and profile: the descriptor, and the file that engines fetch."""
 
-import base64
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated
 from urllib.parse import quote
 
-import structlog
 from fastapi import Depends, Header, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from services.registry_api import examples, rendering
-from services.registry_api.answers import answer, matches
+from services.registry_api.answers import answer, file_headers, matches
 from services.registry_api.routing import Router
 from services.registry_api.rules import ARTIFACTS_READ, COUNTED_UPLOAD, VOICES_WRITE
 from services.registry_api.wiring import (
@@ -28,24 +26,22 @@ from services.registry_api.wiring import (
     WaitSeconds,
 )
 from services.shared.artifact_upload import ReadyArtifact, give_artifact
+from services.shared.blobs import read_artifact
 from services.shared.domain import ArtifactRecord, SpeakerVersion
 from services.shared.facts import SpeakerId
 from services.shared.index_reading import IndexedSpeaker
-from services.shared.metrics import ARTIFACT_REQUESTS, INTEGRITY_FAILURES
+from services.shared.metrics import ARTIFACT_REQUESTS
 from services.shared.status import Standing
-from speaker_registry.artifact import read_tensors, sha256_digest
+from speaker_registry.artifact import read_tensors
 from speaker_registry.errors import (
     ArtifactFailed,
     ArtifactNotFound,
     ArtifactStale,
     NotFound,
     SpeakerRegistryError,
-    VoiceNotFound,
 )
 from speaker_registry.names import parse_reference, parse_speaker_name
 from speaker_registry.schemas import ArtifactDescriptor, Page
-
-log = structlog.get_logger()
 
 router = Router(prefix="/v1/voices/{name}/versions/{ref}/artifacts", tags=["artifacts"])
 
@@ -202,7 +198,8 @@ async def _file_or_descriptor(request: Request, wanted: _Wanted, wait: float) ->
     if request.method == "HEAD":  # all there is to say is known without reading the file
         headers["Content-Length"] = str(found.record.size)
         return Response(headers=headers, media_type=examples.MEDIA_TYPE)
-    data = await run_in_threadpool(_read_file, wanted, found, found.record)
+    store = wanted.services.registrar.store
+    data = await run_in_threadpool(read_artifact, store, wanted.speaker_id, found.version, found.record)
     return Response(data, headers=headers, media_type=examples.MEDIA_TYPE)
 
 
@@ -279,33 +276,4 @@ def _not_yet(request: Request, found: _Found) -> Response:
 
 
 def _file_headers(found: _Found, record: ArtifactRecord) -> dict[str, str]:
-    digest = base64.b64encode(bytes.fromhex(record.digest.removeprefix("sha256:"))).decode()
-    return {
-        "ETag": f'"{record.digest}"',
-        "Content-Digest": f"sha-256=:{digest}:",
-        "Cache-Control": "private, no-cache",
-        "X-Voice-Version": str(found.version.number),
-        "X-Voice-Created-At": str(found.version.record.created_at),
-        "X-Artifact-Fingerprint": record.fingerprint,
-    }
-
-
-def _read_file(wanted: _Wanted, found: _Found, record: ArtifactRecord) -> bytes:
-    """The bytes, verified. Missing ones of a voice that was deleted meanwhile are just that."""
-    registrar = wanted.services.registrar
-    key = registrar.artifact_file_key(wanted.speaker_id, found.version, record)
-    try:
-        data = registrar.store.get(key)
-    except FileNotFoundError:
-        if registrar.truth(wanted.speaker_id).by_vuid(found.version.vuid) is None:
-            raise VoiceNotFound(f"Voice '{wanted.name}' not found", param="name") from None
-        log.error("integrity.missing", vuid=found.version.vuid, digest=record.digest)
-        INTEGRITY_FAILURES.labels("missing").inc()
-        raise SpeakerRegistryError(
-            "The artifact's bytes are missing; the request id finds it in our logs."
-        ) from None
-    if sha256_digest(data) != record.digest:
-        log.error("integrity.damaged", vuid=found.version.vuid, digest=record.digest)
-        INTEGRITY_FAILURES.labels("damaged").inc()
-        raise SpeakerRegistryError("The artifact's bytes are damaged; the request id finds it in our logs.")
-    return data
+    return file_headers(record.digest, found.version) | {"X-Artifact-Fingerprint": record.fingerprint}

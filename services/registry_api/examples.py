@@ -45,6 +45,7 @@ _VERSION = {
         "seconds": 6.2,
         "sample_rate": 24000,
         "channels": 1,
+        "url": "/v1/voices/Alice/versions/2/audio",
     },
     "ref_text": "The quick brown fox jumps over the lazy dog.",
     "consent": "cons_1",
@@ -387,22 +388,45 @@ _NOT_YET: Responses = {
     409: _FAILED,
 }
 DESCRIPTOR: Responses = {200: _json("The artifact.", _DESCRIPTOR, schemas.ArtifactDescriptor), **_NOT_YET}
+_BINARY = {"schema": {"type": "string", "format": "binary"}}
+_OF_BYTES = {
+    "ETag": "The file's digest, in quotes.",
+    "Content-Digest": "The same, as RFC 9530 writes it.",
+    "X-Voice-Version": "Number of the version.",
+    "X-Voice-Created-At": "Of the version; rises with every upload of the name.",
+}
+
+
+def _headers(said: Mapping[str, str]) -> dict[str, Any]:
+    return {
+        name: {"description": description, "schema": {"type": "string"}} for name, description in said.items()
+    }
+
+
 FILE: Responses = {
     200: {
         "description": "The file: tensors and a manifest.",
-        "content": {MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}}},
-        "headers": {
-            name: {"description": description, "schema": {"type": "string"}}
-            for name, description in (
-                ("ETag", "The file's digest, in quotes."),
-                ("Content-Digest", "The same, as RFC 9530 writes it."),
-                ("X-Voice-Version", "Number of the version."),
-                ("X-Voice-Created-At", "Of the version; rises with every upload of the name."),
-                ("X-Artifact-Fingerprint", "Of everything that made it, besides the clip."),
-            )
-        },
+        "content": {MEDIA_TYPE: _BINARY},
+        "headers": _headers(
+            _OF_BYTES | {"X-Artifact-Fingerprint": "Of everything that made it, besides the clip."}
+        ),
     },
     **_NOT_YET,
+}
+CLIP: Responses = {
+    200: {
+        "description": "The clip, in the form it was uploaded in.",
+        "content": {"audio/*": _BINARY},
+        "headers": _headers(_OF_BYTES),
+    },
+    **_READ,
+    400: _BAD_NAME,
+    404: _error(
+        "No such voice, version or alias; or the version was made from a ready embedding.",
+        "Version 1 of voice 'Alice' was registered with a ready speaker embedding: there is no clip.",
+        "audio_not_found",
+        "not_found_error",
+    ),
 }
 FILE_BODY = {
     "requestBody": {

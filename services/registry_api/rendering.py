@@ -59,6 +59,7 @@ def version(registrar: Registrar, indexed: IndexedSpeaker, one: SpeakerVersion) 
             seconds=clip.seconds,
             sample_rate=clip.sample_rate,
             channels=clip.channels,
+            url=f"{_version_path(one)}/audio",
         )
         if clip
         else None,
@@ -93,8 +94,7 @@ def descriptor(
     record = standing.artifact or (standing.stale if allow_stale else None)
     made: dict[str, Any] = {}
     if record is not None:
-        path = f"/v1/voices/{_segment(one.record.name)}/versions/{one.number}"
-        base = f"{path}/artifacts/{standing.profile.name}/file"
+        base = f"{_version_path(one)}/artifacts/{standing.profile.name}/file"
         made = {
             "mode": ("icl" if one.record.ref_text and "ref_code" in record.tensors else "xvec")
             if "speaker_embedding" in record.tensors
@@ -124,6 +124,10 @@ def descriptor(
         error=standing.error,
         **made,
     )
+
+
+def _version_path(one: SpeakerVersion) -> str:
+    return f"/v1/voices/{_segment(one.record.name)}/versions/{one.number}"
 
 
 def _segment(name: str) -> str:

@@ -212,6 +212,12 @@ class SpeakerVersion:
         """Whether there is a clip to extract anything from."""
         return self.record.clip is not None
 
+    def artifact_base(self, profile: str, fingerprint: str) -> str:
+        """The key of what is extracted from it, without the build."""
+        clip = self.record.clip
+        source = clip.rendition_sha256 if clip else ""
+        return artifact_key(profile, fingerprint, source, 0).rpartition("-")[0]
+
     def artifact(self, profile: str, fingerprint: str | None = None) -> ArtifactRecord | None:
         """The artifact to serve: made with `fingerprint`, or any if that is None; the highest build of
         those.

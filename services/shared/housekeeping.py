@@ -225,7 +225,7 @@ class Housekeeper:
 
     def _akey(self, flight: Flight, version: SpeakerVersion, job: JobRecord) -> str:
         """Of the artifact that a flight is to bring."""
-        base = self._registrar.artifact_base(version, flight.profile, self._fingerprint(flight))
+        base = version.artifact_base(flight.profile, self._fingerprint(flight))
         return f"{base}-{job.build}"
 
     def _fingerprint(self, flight: Flight) -> str:

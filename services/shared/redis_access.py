@@ -14,6 +14,11 @@ from redis.retry import Retry
 
 from speaker_registry.errors import Unavailable
 
+RIGHTS = "~sr:* ~rq:* &rq:* +@all -@admin -@dangerous +info"
+"""What our user needs, as Redis' ACL writes it: our keys and RQ's, and no command by which whoever has its
+password could do more than lose what the bucket tells anyway: change settings, write files, load modules.
+"""
+
 ANSWER_SECONDS = 5.0
 """A server that syncs its log to a busy disk may be silent for two."""
 CONNECT_SECONDS = 2.0

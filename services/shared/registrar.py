@@ -16,14 +16,11 @@ from services.shared.announcements import Announcements
 from services.shared.clock import Clock
 from services.shared.domain import (
     AliasFact,
-    ArtifactRecord,
     Speaker,
     SpeakerVersion,
     TombstoneFact,
-    artifact_key,
-    given_key,
 )
-from services.shared.facts import SpeakerId, read_certain, read_speaker, speaker_ids
+from services.shared.facts import SpeakerId, read_certain, speaker_ids
 from services.shared.gate import GateClosed
 from services.shared.index import PENDING_MOVE_SECONDS, AliasMoved, Claim, SpeakerIndex, voice_damaged
 from services.shared.index_reading import IndexedSpeaker
@@ -120,19 +117,6 @@ class Registrar:
             return self.index.load(speaker_id)
         except (GateClosed, Unavailable):
             return IndexedSpeaker(read_certain(self.store, speaker_id))
-
-    def truth(self, speaker_id: SpeakerId) -> Speaker:
-        """What the facts say, whatever the index does."""
-        return read_speaker(self.store, speaker_id)
-
-    def artifact_file_key(
-        self, speaker_id: SpeakerId, version: SpeakerVersion, record: ArtifactRecord
-    ) -> str:
-        """Where the bytes of an artifact lie."""
-        if record in version.record.given:
-            return speaker_id.artifact_blob_key(version.vuid, given_key(record.profile), record)
-        base = self.artifact_base(version, record.profile, record.fingerprint)
-        return speaker_id.artifact_blob_key(version.vuid, f"{base}-{record.build}", record)
 
     def page(self, namespace: str, *, after: str = "", limit: int) -> tuple[list[IndexedSpeaker], bool]:
         """Live speakers by key, from the one after `after`, and whether there are more."""
@@ -254,7 +238,7 @@ class Registrar:
             vuid=version.vuid,
             profile=profile.name,
             fingerprint=fingerprint,
-            base=self.artifact_base(version, profile.name, fingerprint) if fingerprint else "",
+            base=version.artifact_base(profile.name, fingerprint) if fingerprint else "",
             force=force,
             steal=steal,
             job={
@@ -276,12 +260,6 @@ class Registrar:
         if claim.outcome == "claimed":
             self.dispatcher.enqueue(job_id, profile.name, {"job": job_id, "speaker": str(speaker_id)})
         return claim
-
-    def artifact_base(self, version: SpeakerVersion, profile: str, fingerprint: str) -> str:
-        """The artifact key without its build."""
-        clip = version.record.clip
-        source = clip.rendition_sha256 if clip else ""
-        return artifact_key(profile, fingerprint, source, 0).rpartition("-")[0]
 
     # -- promoting
 

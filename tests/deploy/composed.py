@@ -54,6 +54,7 @@ class ComposedRegistry:
         try:
             self._raw = self._stack.enter_context((self.folder / "log").open("ab"))
             make_secrets(self.secrets, self._services["secrets"])
+            self._add_an_onlooker()
             self._stack.enter_context(self._valkey())
             self._stack.enter_context(self._s3())
             self._start_children()
@@ -79,6 +80,17 @@ class ComposedRegistry:
 
     def redis(self) -> redis.Redis:
         return redis.Redis(port=self.redis_port, password=self.password)
+
+    def _add_an_onlooker(self) -> None:
+        """Who may ask Redis what its own user may not, and does so only for tests."""
+        conf = self.secrets / "redis" / "valkey.conf"
+        conf.chmod(0o600)
+        conf.write_text(conf.read_text() + "user onlooker on nopass ~* +@all\n")
+
+    def denied(self) -> list[Any]:
+        """What Redis has refused to our processes."""
+        with redis.Redis(port=self.redis_port, username="onlooker", password="x") as onlooker:
+            return list(onlooker.acl_log())
 
     def log(self) -> str:
         return (self.folder / "log").read_text(errors="replace")

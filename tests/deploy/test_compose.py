@@ -16,6 +16,7 @@ import yaml
 
 from deploy.compose import make_bucket
 from services.shared.api_keys import parse_token
+from services.shared.redis_access import RIGHTS
 from tests.deploy import dockerfile
 from tests.deploy.compose_file import FILE, ROOT, SEAWEEDFS, merged, services
 from tests.deploy.composed import make_secrets
@@ -144,7 +145,8 @@ def test_what_a_start_that_was_cut_off_has_not_made_the_next_one_makes(tmp_path:
     (tmp_path / "redis" / ".valkey.conf.new").write_text("requirepa")
     assert make_secrets(tmp_path, SERVICES["secrets"]) == "made: redis/valkey.conf\n"
     password = (tmp_path / "redis" / "password").read_text()
-    assert (tmp_path / "redis" / "valkey.conf").read_text() == f"requirepass {password}\n"
+    conf = (tmp_path / "redis" / "valkey.conf").read_text()
+    assert conf == f"user default reset on >{password} {RIGHTS}\n"
     assert (tmp_path / "s3" / "secret").read_text() == before
 
 

@@ -1,4 +1,6 @@
-"""The Valkey of the dev overlay, by its own command: it keeps a log, and knows nobody without a password."""
+"""The Valkey of the dev overlay, by its own command: it keeps a log, and knows nobody without a password, nor
+lets anybody change it.
+"""
 
 import os
 import re
@@ -10,6 +12,7 @@ from pathlib import Path
 import pytest
 import redis
 
+from services.shared.redis_access import RIGHTS
 from services.shared.valkey import find_server_binary
 from tests.deploy.composed import free_ports
 from tests.deploy.manifests import containers, name_of, of_kind
@@ -27,7 +30,10 @@ def test_the_dev_overlays_valkey_asks_for_the_password_and_keeps_a_log(tmp_path:
     (tmp_path / "run/redis/password").write_text("secret")
     [port] = free_ports(1)
     conf = settings["data"]["valkey.conf"].replace("dir /data", f"dir {tmp_path}/data")
-    (tmp_path / "etc/valkey/valkey.conf").write_text(f"{conf}port {port}\n")
+    # Somebody who may ask for settings, which the registry's own user may not.
+    (tmp_path / "etc/valkey/valkey.conf").write_text(f"{conf}port {port}\nuser onlooker on nopass +@all ~*\n")
+    assert settings["data"]["rights"] == RIGHTS
+    (tmp_path / "etc/valkey/rights").write_text(settings["data"]["rights"])
     (tmp_path / "bin/valkey-server").symlink_to(find_server_binary())
     script = re.sub("/(run/redis|etc/valkey|tmp)/", rf"{tmp_path}/\1/", container["args"][0])
     path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
@@ -36,6 +42,17 @@ def test_the_dev_overlays_valkey_asks_for_the_password_and_keeps_a_log(tmp_path:
     try:
         with redis.Redis(port=port, password="secret", decode_responses=True) as client:
             wait_until(lambda: _answers(client))
+            client.set("sr:boot", "1")
+            for refused in (
+                "CONFIG GET dir",
+                "MODULE LIST",
+                "FLUSHALL",
+                "GET other",
+                "ACL LIST",
+            ):
+                with pytest.raises(redis.exceptions.NoPermissionError):
+                    client.execute_command(*refused.split())
+        with redis.Redis(port=port, username="onlooker", password="", decode_responses=True) as client:
             assert client.config_get("append*")["appendonly"] == "yes"
             assert client.config_get("maxmemory-policy") == {"maxmemory-policy": "noeviction"}
         with redis.Redis(port=port) as stranger, pytest.raises(redis.AuthenticationError):

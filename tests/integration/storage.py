@@ -15,11 +15,12 @@ from obstore.store import LocalStore
 
 from services.shared.announcements import Announcements
 from services.shared.audio import DecodedClip, ReferenceAudio
+from services.shared.blobs import read_artifact
 from services.shared.clock import Clock
 from services.shared.dispatch import RqDispatcher
-from services.shared.domain import ArtifactRecord, SpeakerVersion
+from services.shared.domain import Speaker
 from services.shared.durable_folder import DurableFolder
-from services.shared.facts import SpeakerId, bucket_identity
+from services.shared.facts import SpeakerId, bucket_identity, read_speaker
 from services.shared.housekeeping import Housekeeper
 from services.shared.index import DIRTY, SpeakerIndex
 from services.shared.jobs import JobRecord, Jobs
@@ -220,11 +221,12 @@ class Storage:
         record = speaker.default.artifact(profile, self.fingerprint) if speaker.live else None
         if record is None:
             return None
-        assert digest(self.bytes_of(name, speaker.default, record)) == record.digest
+        read_artifact(self.store, speaker_id(name), speaker.default, record)
         return speaker.default.number, record.digest
 
-    def bytes_of(self, name: str, version: SpeakerVersion, record: ArtifactRecord) -> bytes:
-        return self.store.get(self.registrar.artifact_file_key(speaker_id(name), version, record))
+    def truth(self, name: str) -> Speaker:
+        """What the facts say, whatever the index does."""
+        return read_speaker(self.store, speaker_id(name))
 
     # -- what workers do
 
@@ -290,7 +292,7 @@ class Storage:
 
     def check_settled(self, name: str) -> None:
         """Nothing is open, the index says what the facts say, and everything wanted is there."""
-        indexed, truth = self.index.load(speaker_id(name)), self.registrar.truth(speaker_id(name))
+        indexed, truth = self.index.load(speaker_id(name)), self.truth(name)
         assert indexed.flights == ()
         assert self.jobs(name, open_only=True) == []
         assert indexed.speaker.versions == truth.versions

@@ -96,7 +96,7 @@ def test_another_upload_changes_nothing_until_it_is_whole(storage: Storage, retr
     storage.sweep()
     for name in trials.names:
         storage.check_settled(name)
-        versions = storage.registrar.truth(speaker_id(name)).versions
+        versions = storage.truth(name).versions
         assert [version.number for version in versions] == ([1, 2] if retry else [1, 2][: len(versions)])
         assert storage.served(name)[0] == len(versions)
         assert data_of(storage, name) == 4 * len(versions), "two blobs, an artifact's bytes and its fact"
@@ -229,7 +229,7 @@ def test_an_extraction_that_is_given_up_ends(storage: Storage, retry: bool, way:
         indexed = storage.registrar.find(NAMESPACE, name)
         assert indexed.flights == ()
         assert storage.jobs(name, open_only=True) == []
-        assert indexed.speaker == storage.registrar.truth(speaker_id(name))
+        assert indexed.speaker == storage.truth(name)
         state = storage.registrar.state(indexed, indexed.speaker.newest)
         assert state == "failed" or (state == "ready" and not retry)
 

@@ -15,7 +15,7 @@ from services.shared.queue_maintenance import reap
 from services.shared.settings import WorkerSettings
 from services.shared.valkey import ValkeyServer
 from speaker_registry.errors import InvalidAudio, Unavailable
-from tests.integration.storage import Storage, speaker_id
+from tests.integration.storage import Storage
 from tests.scraping import counted
 
 JOBS = "registry_jobs_total"
@@ -168,7 +168,7 @@ def test_a_record_that_cannot_be_read_is_an_integrity_failure(storage: Storage, 
     [record] = (tmp_path / "bucket/default").rglob(ending)
     record.write_bytes(b"{")
     with counted("registry_integrity_failures_total", kind="record") as rise:
-        storage.registrar.truth(speaker_id("alice"))
+        storage.truth("alice")
     assert rise == [1]
 
 

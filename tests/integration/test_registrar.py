@@ -97,7 +97,7 @@ def test_a_repeated_request_is_given_the_version_it_made(storage: Storage):
     again = storage.register("alice", idempotency_key="k")
     assert (again.version.vuid, again.created) == (first.version.vuid, False)
     assert again.jobs == first.jobs
-    assert len(storage.registrar.truth(speaker_id("alice")).versions) == 2
+    assert len(storage.truth("alice").versions) == 2
 
 
 def test_a_request_keeps_its_place_while_it_is_repeated(storage: Storage):
@@ -127,7 +127,7 @@ def test_one_request_sent_many_times_at_once_makes_one_version(storage: Storage)
     """Before the first has been stored, there is nothing to recognise it by but its key."""
     made = at_once(8, lambda _: storage.register("alice", idempotency_key="k"))
     assert len({one.version.vuid for one in made}) == 1
-    assert len(storage.registrar.truth(speaker_id("alice")).versions) == 1
+    assert len(storage.truth("alice").versions) == 1
     assert len(storage.jobs("alice")) == 1
 
 
@@ -141,7 +141,7 @@ def test_one_key_for_different_requests_at_once_is_good_for_one_of_them(storage:
             return False
 
     assert at_once(8, upload).count(True) == 1
-    assert len(storage.registrar.truth(speaker_id("alice")).versions) == 1
+    assert len(storage.truth("alice").versions) == 1
     assert len(storage.objects("alice")) == 3, "its record, its clip, its rendition"
 
 

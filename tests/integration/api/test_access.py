@@ -70,6 +70,7 @@ EXPECTED = {
     "DELETE /v1/voices/{name}": {"voices:delete"},
     "GET /v1/voices/{name}/versions": {"voices:read", "engine"},
     "GET /v1/voices/{name}/versions/{ref}": {"voices:read", "engine"},
+    "GET /v1/voices/{name}/versions/{ref}/audio": {"audio:read"},
     "GET /v1/voices/{name}/versions/{ref}/artifacts": {"artifacts:read", "engine"},
     "GET /v1/voices/{name}/versions/{ref}/artifacts/{profile}": {"artifacts:read", "engine"},
     "GET /v1/voices/{name}/versions/{ref}/artifacts/{profile}/file": {"artifacts:read", "engine"},

@@ -32,6 +32,7 @@ def shared(weather: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[P
         if weather == REPLACED:
             wait_until(running.composed.kill_a_replica, 60)
         yield running
+        assert running.composed.denied() == [], "Redis' own user lacks a right"
 
 
 @pytest.fixture

@@ -19,12 +19,12 @@ from services.shared.audio import AudioDecoder, DecodedClip
 from services.shared.facts import SpeakerId
 from services.shared.settings import UploadLimits
 from services.shared.valkey import ValkeyServer
-from speaker_registry import cli
+from speaker_registry import RegistryClient, cli
 from speaker_registry.artifact import Artifact, sha256_digest
-from speaker_registry.errors import InvalidAudio
+from speaker_registry.errors import AudioNotFound, InvalidAudio
 from tests.integration.api import raw
 from tests.integration.api.conftest import Start
-from tests.integration.api.registry import EMBEDDING, OTHER_CLIP, PROFILE, WIDER, Registry, until
+from tests.integration.api.registry import CLIP, EMBEDDING, OTHER_CLIP, PROFILE, WIDER, Registry, until
 from tests.integration.api.worker import FINGERPRINT
 
 NEWER = "sha256:" + "2" * 64
@@ -42,6 +42,10 @@ def error_of(response: httpx.Response) -> tuple[int, str]:
 
 def artifact_path(name: str, ref: int | str = "default", profile: str = PROFILE) -> str:
     return f"/v1/voices/{quote(name, safe='')}/versions/{ref}/artifacts/{profile}"
+
+
+def audio_path(name: str, ref: int | str = "default") -> str:
+    return f"/v1/voices/{quote(name, safe='')}/versions/{ref}/audio"
 
 
 def keys(page: dict[str, Any]) -> list[str]:
@@ -583,6 +587,7 @@ def test_every_get_has_an_etag_that_saves_the_body(registry: Registry, name: str
         f"/v1/voices/{name}{tail}" for tail in ("", "/versions", "/versions/1", "/versions/1/artifacts")
     ]
     paths += [artifact_path(name), f"{artifact_path(name)}/file", f"/v1/audio/voices/{name}/cache"]
+    paths += [audio_path(name)]
     for path in paths:
         tag = registry.client.get(path).headers["ETag"]
         for given in (tag, f"W/{tag}", f'"other", {tag}', "*"):
@@ -601,7 +606,7 @@ def test_every_get_has_a_head_that_says_the_same_without_the_body(registry: Regi
     registry.upload(name, clip=OTHER_CLIP)  # on its way
     key_id = registry.client.post("/v1/keys", json={"name": "x", "scopes": ["engine"]}).json()["id"]
     templates = [path for path, methods in registry.app.openapi()["paths"].items() if "get" in methods]
-    assert len(templates) == 18
+    assert len(templates) == 19
     templates.remove("/metrics")  # which counts the GET, and then says more
     there = {"name": name, "ref": 1, "profile": PROFILE, "job_id": job_id, "key_id": key_id}
     not_there = {**there, "ref": 2, "job_id": "no-job", "key_id": "nokeyid0"}
@@ -621,11 +626,12 @@ def test_head_asks_whether_somebody_has_a_file_and_reads_none(
 ):
     """They are large, and nothing of it would be sent."""
     registry.ready(name)
-    path = f"{artifact_path(name)}/file"
-    tag = registry.client.get(path).headers["ETag"]
+    paths = (f"{artifact_path(name)}/file", audio_path(name))
+    tags = [registry.client.get(path).headers["ETag"] for path in paths]
     monkeypatch.setattr(registry.registrar.store, "get", None)
-    assert registry.client.head(path).headers["ETag"] == tag
-    assert registry.client.head(path, headers={"If-None-Match": tag}).status_code == 304
+    for path, tag in zip(paths, tags, strict=True):
+        assert registry.client.head(path).headers["ETag"] == tag
+        assert registry.client.head(path, headers={"If-None-Match": tag}).status_code == 304
 
 
 def test_head_waits_as_get_does(registry: Registry, name: str):
@@ -826,6 +832,47 @@ def test_an_index_that_lost_everything_is_not_believed(start: Start):
     assert keys(get(registry, "/v1/voices")) == ["alice", "bob"]
 
 
+# -- clips
+
+
+@pytest.mark.parametrize(("clip", "mime_type"), [(CLIP, "audio/wav"), (OTHER_CLIP, "audio/flac")])
+def test_a_clip_comes_back_as_it_was_uploaded(registry: Registry, name: str, clip: bytes, mime_type: str):
+    """Byte for byte, under the type that it was found to be, and with what the version says of it."""
+    registry.upload(name, clip=clip)
+    facts = get(registry, f"/v1/voices/{name}/versions/1")["audio"]
+    assert facts["url"] == audio_path(name, 1)
+    for path in (facts["url"], audio_path(name)):
+        response = registry.client.get(path)
+        assert response.content == clip
+        assert response.headers["Content-Type"] == mime_type == facts["mime_type"]
+        assert response.headers["ETag"] == f'"{facts["digest"]}"'
+        assert response.headers["X-Voice-Version"] == "1"
+        assert response.headers["Content-Disposition"] == "attachment"
+        assert response.headers["Cache-Control"] == "private, no-cache"
+    with RegistryClient(registry.url) as client:
+        assert client.clip(name) == client.clip(f"{name}@1") == (clip, mime_type)
+
+
+def test_each_version_has_its_own_clip(registry: Registry, name: str):
+    """`default` is the clip of what the name stands for, not the last one uploaded."""
+    registry.ready(name)
+    registry.upload(name, clip=OTHER_CLIP)
+    assert [registry.client.get(audio_path(name, ref)).content for ref in ("default", 2)] == [
+        CLIP,
+        OTHER_CLIP,
+    ]
+
+
+def test_a_version_of_a_given_embedding_has_no_clip(registry: Registry, name: str):
+    """There never was one."""
+    registry.upload(name, clip=None, speaker_embedding=EMBEDDING)
+    response = registry.client.get(audio_path(name))
+    assert error_of(response) == (404, "audio_not_found")
+    assert "ready speaker embedding" in response.json()["error"]["message"]
+    with RegistryClient(registry.url) as client, pytest.raises(AudioNotFound):
+        client.clip(name)
+
+
 # -- a file that is fetched while its voice goes
 
 
@@ -846,21 +893,24 @@ def test_a_file_whose_voice_is_deleted_while_it_is_fetched_is_not_found(
     assert error_of(registry.file(name)) == (404, "voice_not_found")
 
 
-@pytest.mark.parametrize("damage", ["missing", "changed"])
-def test_bytes_that_are_missing_or_damaged_are_never_served(registry: Registry, name: str, damage: str):
+@pytest.mark.parametrize("damage", ["missing", "damaged"])
+@pytest.mark.parametrize("what", ["artifact", "clip"])
+def test_bytes_that_are_missing_or_damaged_are_never_served(
+    registry: Registry, name: str, what: str, damage: str
+):
     """An engine would find out, but it could not tell why; our logs can."""
     registry.ready(name)
-    [file] = registry.folder.rglob(f"*/{name}/**/*.safetensors")
+    path = f"{artifact_path(name)}/file" if what == "artifact" else audio_path(name)
+    sha256 = registry.client.get(path).headers["ETag"].strip('"').removeprefix("sha256:")
+    [file] = registry.folder.rglob(f"*/{name}/**/*{sha256}*" + (".safetensors" if what == "artifact" else ""))
     if damage == "missing":
         file.unlink()
     else:
         file.write_bytes(file.read_bytes()[:-1] + b"x")
     with httpx.Client(base_url=registry.url) as client:
-        response = client.get(f"{artifact_path(name)}/file")
+        response = client.get(path)
     assert error_of(response) == (500, "internal_error")
-    assert (
-        damage[:4] in response.json()["error"]["message"] or "damaged" in response.json()["error"]["message"]
-    )
+    assert damage in response.json()["error"]["message"]
     assert name not in response.text
 
 

@@ -58,6 +58,7 @@ def test_every_route_is_in_it(document: dict[str, Any]):
         "DELETE /v1/voices/{name}",
         "GET /v1/voices/{name}/versions",
         "GET /v1/voices/{name}/versions/{ref}",
+        "GET /v1/voices/{name}/versions/{ref}/audio",
         "GET /v1/voices/{name}/versions/{ref}/artifacts",
         "GET /v1/voices/{name}/versions/{ref}/artifacts/{profile}",
         "GET /v1/voices/{name}/versions/{ref}/artifacts/{profile}/file",

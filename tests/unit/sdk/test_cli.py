@@ -15,7 +15,16 @@ import pytest
 
 import speaker_registry
 from speaker_registry.cli import main, write_atomically
-from tests.unit.sdk.fake_registry import ECAPA, QWEN, URL, FakeRegistry, artifact_file, error_answer, form_of
+from tests.unit.sdk.fake_registry import (
+    ECAPA,
+    QWEN,
+    URL,
+    FakeRegistry,
+    artifact_file,
+    error_answer,
+    file_headers,
+    form_of,
+)
 
 
 class Outcome(NamedTuple):
@@ -222,6 +231,17 @@ def test_a_device_is_written_to_not_replaced(tmp_path: Path):
     assert os.read(reader, 10) == b"bytes"
     os.close(reader)
     assert stat.S_ISFIFO(path.stat().st_mode)
+
+
+def test_a_clip_is_written_to_a_file(run: Run, registry: FakeRegistry, tmp_path: Path):
+    """And the answer says what it is."""
+    path = tmp_path / "alice.wav"
+    headers = {**file_headers(b"RIFF"), "content-type": "audio/wav"}
+    for words in ([], ["--json"]):
+        registry.faults.append(httpx.Response(200, content=b"RIFF", headers=headers))
+        outcome = run("clip", "alice@2", "-o", str(path), *words)
+        assert (outcome.status, path.read_bytes()) == (0, b"RIFF")
+    assert outcome.document == {"path": str(path), "size": 4, "mime_type": "audio/wav"}
 
 
 def test_an_artifact_can_go_to_standard_output(

@@ -7,7 +7,7 @@ import httpx
 import numpy as np
 import pytest
 
-from speaker_registry import ArtifactCache, errors
+from speaker_registry import ArtifactCache, Clip, errors
 from tests.unit.sdk.conftest import Connect
 from tests.unit.sdk.fake_registry import (
     ECAPA,
@@ -363,6 +363,25 @@ def test_a_download_gives_the_files_own_bytes(connect: Connect, registry: FakeRe
     assert file.data == version.files[ECAPA]
     assert file.artifact.manifest.version == 1
     assert "if-none-match" not in registry.requests[-1].headers
+
+
+def test_a_clip_comes_with_what_it_is(connect: Connect, registry: FakeRegistry):
+    """By the name alone, or for one version."""
+    headers = {**file_headers(b"RIFF"), "content-type": "audio/wav"}
+    registry.faults.extend(httpx.Response(200, content=b"RIFF", headers=headers) for _ in range(2))
+    client = connect()
+    assert client.clip("alice") == client.clip("alice", 3) == Clip(b"RIFF", "audio/wav")
+    assert registry.paths() == [f"GET /v1/voices/alice/versions/{ref}/audio" for ref in ("default", 3)]
+
+
+@pytest.mark.parametrize("headers", [{}, file_headers(b"other")])
+def test_a_clip_that_is_not_what_it_says_is_refused(
+    connect: Connect, registry: FakeRegistry, headers: dict[str, str]
+):
+    """A clip that was cut short is a clip still."""
+    registry.faults.append(httpx.Response(200, content=b"RIFF", headers=headers))
+    with pytest.raises(errors.DigestMismatch, match="the clip's bytes are"):
+        connect().clip("alice")
 
 
 def test_an_unasked_for_304_is_no_answer(connect: Connect, registry: FakeRegistry):

@@ -1,0 +1,35 @@
+"""The clip of a version, as it was uploaded: to listen to, and for engines that take reference audio."""
+
+from fastapi import Request
+from starlette.responses import Response
+
+from services.registry_api import examples
+from services.registry_api.answers import file_headers, matches
+from services.registry_api.routing import Router
+from services.registry_api.rules import AUDIO_READ
+from services.registry_api.wiring import NamespaceDep, Reference, ServicesDep, VoiceName
+from services.shared.blobs import clip_of, read_clip
+from services.shared.facts import SpeakerId
+from speaker_registry.names import parse_reference, parse_speaker_name
+
+router = Router(prefix="/v1/voices/{name}/versions/{ref}/audio", tags=["voices"])
+
+
+@router.get("", responses=examples.CLIP, response_class=Response, dependencies=[AUDIO_READ])
+def get_clip(
+    request: Request, services: ServicesDep, namespace: NamespaceDep, name: VoiceName, ref: Reference
+) -> Response:
+    """The clip, byte for byte; 304 for who has it. Who can listen to a voice can clone it anywhere: no scope
+    but `audio:read` is enough.
+    """
+    registrar = services.registrar
+    version = registrar.resolve(registrar.find(namespace, name), parse_reference(ref))
+    clip = clip_of(version)
+    headers = file_headers(f"sha256:{clip.sha256}", version) | {"Content-Disposition": "attachment"}
+    if matches(request.headers.get("if-none-match"), headers["ETag"]):
+        return Response(status_code=304, headers=headers)
+    if request.method == "HEAD":  # all there is to say is known without reading the file
+        headers["Content-Length"] = str(clip.size)
+        return Response(headers=headers, media_type=clip.mime_type)
+    data = read_clip(registrar.store, SpeakerId.of(namespace, parse_speaker_name(name)), version)
+    return Response(data, headers=headers, media_type=clip.mime_type)
