@@ -18,6 +18,8 @@ from services.shared.redis_access import Silence, connect, unavailable_without_r
 from speaker_registry.errors import Unavailable
 
 BOOT = "sr:boot"
+LAYOUT = 2
+"""Of keys and fields. An index of another one is built anew, as that of another bucket is."""
 _LUA = Path(__file__).parent / "lua"
 
 
@@ -110,7 +112,7 @@ class Gate:
         """What `BOOT` holds once this run of the server has the index of our bucket."""
         text = f"run_id:{info['run_id']}" if isinstance(info, dict) else str(info)
         run_id = next(line.partition(":")[2] for line in text.splitlines() if line.startswith("run_id:"))
-        return f"{run_id}/{self._bucket}"
+        return f"{run_id}/{self._bucket}/{LAYOUT}"
 
     def _trusted_stamp(self) -> str:
         if not self._stamp:

@@ -29,6 +29,8 @@ from speaker_registry.errors import (
     VoiceNotFound,
 )
 
+_TENANTS = "sr:in:"
+"""Begins the keys that namespaces name. No other key of ours does: a namespace may be called anything."""
 EVENTS = "sr:events"
 DIRTY = "sr:dirty"
 STAGES = 3
@@ -124,7 +126,7 @@ class SpeakerIndex(Gate):
     def forget_all_but(self, known: Set[SpeakerId], token: str) -> None:
         """In a rebuild: speakers that the bucket does not know. Raises `RebuildLost`."""
         with unavailable_without_redis():
-            found = [_id_of(key) for key in self.ungated.scan_iter("sr:*:v:*", count=1000)]
+            found = [_id_of(key) for key in self.ungated.scan_iter(f"{_TENANTS}*:v:*", count=1000)]
         for speaker_id in (one for one in dict.fromkeys(found) if one not in known):
             self._run("reset", speaker_id, rebuilding=True, token=token, wholly=True)
 
@@ -510,16 +512,16 @@ def _move(fact: AliasFact) -> dict[str, Any]:
 
 
 def speaker_key(speaker_id: SpeakerId) -> str:
-    return f"sr:{speaker_id.namespace}:v:{speaker_id.slug}"
+    return f"{_TENANTS}{speaker_id.namespace}:v:{speaker_id.slug}"
 
 
 def _id_of(key: str) -> SpeakerId:
-    _, namespace, _, slug = key.split(":", 3)
+    namespace, _, slug = key.removeprefix(_TENANTS).split(":", 2)
     return SpeakerId(namespace, slug)
 
 
 def names_key(namespace: str) -> str:
-    return f"sr:{namespace}:names"
+    return f"{_TENANTS}{namespace}:names"
 
 
 def key_reused() -> IdempotencyKeyReused:

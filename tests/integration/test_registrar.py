@@ -14,12 +14,13 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from services.shared import redis_access
+from services.shared import gate, redis_access
 from services.shared.domain import AliasFact
 from services.shared.facts import bucket_identity
 from services.shared.gate import BOOT, GateClosed
 from services.shared.index import DIRTY, LANDING_SECONDS, ORPHANED_SECONDS, REPEAT_SECONDS, SpeakerIndex
-from services.shared.registration import Registered
+from services.shared.jobs import Jobs
+from services.shared.registration import Registered, Upload, register_clip
 from services.shared.settings import HousekeepingSettings
 from services.shared.valkey import ValkeyServer
 from speaker_registry.errors import (
@@ -27,12 +28,14 @@ from speaker_registry.errors import (
     EmbeddingWidthMismatch,
     IdempotencyKeyReused,
     InvalidArtifact,
+    JobNotFound,
     PreconditionFailed,
     QuotaExceeded,
     Unavailable,
     VoiceExists,
     VoiceNotFound,
 )
+from speaker_registry.names import parse_speaker_name
 from tests.integration.api.registry import until
 from tests.integration.storage import (
     NAMESPACE,
@@ -40,6 +43,7 @@ from tests.integration.storage import (
     PROFILE,
     WIDER,
     Storage,
+    clip,
     speaker_id,
 )
 
@@ -692,3 +696,34 @@ def test_the_index_of_another_bucket_is_not_trusted(storage: Storage, opened: Op
     with pytest.raises(GateClosed):
         storage.index.load(speaker_id("alice"))
     assert storage.registrar.look_up(speaker_id("alice")).speaker.live, "from the facts"
+
+
+def test_an_index_of_another_layout_is_built_anew(storage: Storage, monkeypatch: pytest.MonkeyPatch):
+    """Its keys are not where this version looks: every voice would seem to be gone."""
+    storage.ready("alice")
+    monkeypatch.setattr(gate, "LAYOUT", gate.LAYOUT + 1)
+    newer = SpeakerIndex(storage.registrar.settings.redis_url, bucket_identity(storage.store, "unused"))
+    assert not newer.gate_open()
+    newer.close()
+
+
+RESERVED = ("jobs", "job", "names", "v", "in", "rate", "place", "lock", "keys", "boot")
+
+
+def test_namespaces_have_nothing_in_common_whatever_they_are_called(storage: Storage):
+    """Also after what our own keys are called."""
+    for namespace in RESERVED:
+        for name in ("queued", "names", namespace):
+            data, decoded = clip(1)
+            upload = Upload(name=parse_speaker_name(name), consent="c")
+            register_clip(storage.registrar, namespace, upload, data, decoded)
+    for namespace in RESERVED:
+        expected = sorted({"queued", "names", namespace})
+        assert storage.index.names(namespace, limit=99) == expected
+        assert storage.index.usage(namespace)[0] == len(expected)
+        jobs = Jobs(storage.index).page(namespace, limit=99).found
+        assert sorted(job.name for job in jobs) == expected
+        assert Jobs(storage.index).page(namespace, state="queued", limit=99).found == jobs
+        for name in (*expected, "0"):
+            with pytest.raises(JobNotFound):
+                Jobs(storage.index).get(namespace, name)

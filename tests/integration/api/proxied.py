@@ -91,7 +91,7 @@ class ProxiedRegistry(Registry):
         """Of the voices; what the processes say of themselves changes all the time."""
         files = [path for path in self.folder.rglob("*") if path.is_file()]
         objects = {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
-        return Stored(objects, {key: self.redis.dump(key) for key in self.redis.scan_iter("sr:default:*")})
+        return Stored(objects, {key: self.redis.dump(key) for key in self.redis.scan_iter("sr:in:default:*")})
 
 
 class HeldWorkers(StandIn):
