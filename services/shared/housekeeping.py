@@ -23,7 +23,7 @@ from services.shared.facts import SpeakerId, read_certain, read_facts, speaker_i
 from services.shared.index import RebuildLost
 from services.shared.index_reading import Flight, IndexedSpeaker
 from services.shared.jobs import KEPT_SECONDS, JobRecord, Jobs
-from services.shared.metrics import GARBAGE, REBUILD_SECONDS, REBUILDS, REPAIRS
+from services.shared.metrics import GARBAGE, REBUILD_SECONDS, REBUILDING, REBUILDS, REPAIRS
 from services.shared.publication import Publisher
 from services.shared.redis_access import unavailable_without_redis
 from services.shared.registrar import Registrar
@@ -131,14 +131,8 @@ class Housekeeper:
         """
         token, began, result = self._clock.new_id(), self._clock.monotonic(), "failed"
         try:
-            stamp = self._index.begin_rebuild(token)
-            self._registrar.announcements.forget()
-            known = set(speaker_ids(self._store))
-            self._index.forget_all_but(known, token)
-            self._for_each(lambda speaker_id: self._rebuild_one(speaker_id, token, sign), known)
-            # What landed since the first listing.
-            self._for_each(lambda speaker_id: self._catch_up(speaker_id, sign), speaker_ids(self._store))
-            self._index.open_gate(stamp, token)
+            with REBUILDING.track_inprogress():
+                speakers = self._rebuild_all(token, sign)
             result = "done"
         except RebuildLost:
             result = "lost"
@@ -146,7 +140,18 @@ class Housekeeper:
         finally:
             REBUILDS.labels(result).inc()
         REBUILD_SECONDS.observe(self._clock.monotonic() - began)
-        log.info("index.rebuilt", speakers=len(known))
+        log.info("index.rebuilt", speakers=speakers)
+        return speakers
+
+    def _rebuild_all(self, token: str, sign: Sign) -> int:
+        stamp = self._index.begin_rebuild(token)
+        self._registrar.announcements.forget()
+        known = set(speaker_ids(self._store))
+        self._index.forget_all_but(known, token)
+        self._for_each(lambda speaker_id: self._rebuild_one(speaker_id, token, sign), known)
+        # What landed since the first listing.
+        self._for_each(lambda speaker_id: self._catch_up(speaker_id, sign), speaker_ids(self._store))
+        self._index.open_gate(stamp, token)
         return len(known)
 
     def _for_each(self, work: Callable[[SpeakerId], None], speakers: Iterable[SpeakerId]) -> None:

@@ -170,6 +170,7 @@ REBUILDS = _counter(
     "result",
     known=("done", "lost", "failed"),
 )
+REBUILDING = _gauge("index_rebuilding", "1 while this process rebuilds the index.")
 REBUILD_SECONDS = _histogram("index_rebuild_seconds", "Rebuilds of the index that were done.", buckets=_SLOW)
 REPAIRS = _counter(
     "reconcile_repairs",

@@ -139,12 +139,17 @@ def test_what_is_run_and_asked_is_there(overlay: str):
                 assert probe["httpGet"]["port"] in ports
             if "exec" in probe:
                 assert probe["exec"]["command"] == ["python", "-m", "services.extractor_worker", "healthy"]
-    readiness = {
-        container["readinessProbe"]["httpGet"]["path"]
+
+
+def test_a_pod_serves_also_while_redis_is_away_or_the_index_is_rebuilt(overlay: str):
+    """Reads go on then; and pods that were restarted for it would never finish a long rebuild."""
+    asked = {
+        (kind, container[kind]["httpGet"]["path"])
         for _, container in ours(overlay)
-        if "readinessProbe" in container
+        for kind in ("startupProbe", "readinessProbe", "livenessProbe")
+        if "httpGet" in container.get(kind, {})
     }
-    assert readiness == {"/healthz"}, "without Redis replicas are not ready, yet reads go on"
+    assert asked == {(kind, "/healthz") for kind in ("startupProbe", "readinessProbe", "livenessProbe")}
 
 
 def test_selectors_find_pods_and_targets_exist(overlay: str):

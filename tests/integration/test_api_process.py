@@ -2,8 +2,10 @@
 
 import os
 import signal
+from contextlib import suppress
 from pathlib import Path
 
+import httpx
 import pytest
 
 from tests.processes import RegistryProcesses
@@ -18,3 +20,21 @@ def test_an_api_that_is_told_to_stop_ends_with_status_0(tmp_path: Path, number: 
         os.kill(api.pid, number)
         wait_until(lambda: api.exit_status is not None)
         assert api.exit_status == 0
+
+
+def test_an_api_that_starts_while_redis_is_away_serves_reads(tmp_path: Path):
+    """A replica that is replaced during an outage must not be one less."""
+    with RegistryProcesses(tmp_path, workers=0) as registry:
+        [api] = registry.apis
+        registry.valkey.stop(seconds=5)
+        api.kill()
+        api.start()
+        wait_until(lambda: _status(f"{registry.urls[0]}/healthz") == 200, 30)
+        assert _status(f"{registry.urls[0]}/v1/audio/voices") == 200
+        assert _status(f"{registry.urls[0]}/readyz") == 503
+
+
+def _status(url: str) -> int | None:
+    with suppress(httpx.TransportError):
+        return httpx.get(url, timeout=30).status_code
+    return None
