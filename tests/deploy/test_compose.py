@@ -104,6 +104,17 @@ def test_the_environment_is_one_that_our_processes_read(name: str, secrets: Path
     )
 
 
+@pytest.mark.parametrize("files", FILES, ids=["garage", "seaweedfs"])
+def test_each_image_of_ours_is_built_once_and_asked_of_nobody(files: tuple[Path, ...], tmp_path: Path):
+    """Two builds of one image get in each other's way; and nobody may publish one under our name for us to run."""
+    found = merged(tmp_path, *files)["services"].values()
+    built = [service["image"] for service in found if "build" in service]
+    assert len(set(built)) == len(built)
+    used = [service for service in found if service["image"].startswith("speaker-registry")]
+    assert {service["image"] for service in used} == set(built)
+    assert {service.get("pull_policy") for service in used} == {"never"}
+
+
 @pytest.mark.parametrize("name", SERVICES)
 def test_what_a_container_mounts_is_declared_and_what_it_reads_is_mounted(name: str):
     """A file that is not there would be found out only by an engine."""
