@@ -80,6 +80,15 @@ def test_only_this_machine_reaches_what_is_published():
         assert all(port.startswith("127.0.0.1:") for port in ports)
 
 
+def test_who_may_have_to_reach_other_machines_has_a_way_out_and_what_holds_data_has_none():
+    """The bucket, the issuer of tokens, the collector of traces and the hub may each be elsewhere."""
+    networks = yaml.safe_load(FILE.read_text())["networks"]
+    out = {name for name, network in networks.items() if not network.get("internal")}
+    ways = {name: out & set(service.get("networks", ())) for name, service in SERVICES.items()}
+    assert all(ways[name] for name in OURS)
+    assert not any(ways[name] for name in ("valkey", "s3", "bucket", "secrets"))
+
+
 def test_no_secret_is_written_in_the_files():
     """They are made at the first start: whoever has read the repository knows none."""
     for name, service in SERVICES.items():
