@@ -150,6 +150,9 @@ OLDEST_JOB = _asked(
     "profile",
 )
 WORKERS = _asked("workers", "Live workers that serve a profile.", "profile")
+PROFILE_REQUIRED = _asked(
+    "profile_required", "1: every voice must have it. 0: only those for which it was asked.", "profile"
+)
 QUARANTINED = _asked("quarantined_jobs", "What was put away because it is no job of ours, up to a thousand.")
 APPEND_LOG_OK = _asked(
     "redis_append_log_ok", "0: Redis could not write its append-only file. Missing where it keeps none."

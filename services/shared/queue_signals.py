@@ -70,8 +70,15 @@ class RedisSignals(Collector):
         up = metrics.REDIS_UP.family()
         up.add_metric([], answer is not None)
         yield up
+        yield self._required()
         if answer is not None:
             yield from _families(answer)
+
+    def _required(self) -> GaugeMetricFamily:
+        family = metrics.PROFILE_REQUIRED.family()
+        for name in self._queues:
+            family.add_metric([name], name in self._registrar.catalogue.required)
+        return family
 
     def _in_time(self) -> _Answer | None:
         """One question at a time: while Redis hangs over one, no other is begun."""

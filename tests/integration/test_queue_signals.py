@@ -43,6 +43,25 @@ def test_a_closed_gate_is_shown_as_one(storage: Storage, signals: RedisSignals):
     assert (shown["registry_redis_up",], shown["registry_index_gate_open",]) == (1, 0)
 
 
+def test_which_profiles_every_voice_must_have_is_shown_also_without_redis(
+    storage: Storage, signals: RedisSignals, monkeypatch: pytest.MonkeyPatch
+):
+    """Nobody is woken for a profile that somebody with a key has asked for once."""
+
+    def unreachable() -> None:
+        raise redis.ConnectionError
+
+    monkeypatch.setattr(signals, "_ask", unreachable)
+    shown = samples(signals)
+    required = {name for (metric, name), value in _labelled(shown) if metric.endswith("required") and value}
+    assert required == set(storage.registrar.catalogue.required)
+    assert shown["registry_profile_required", "voxtral"] == 0
+
+
+def _labelled(shown: Mapping[tuple[str, ...], float]) -> list[tuple[tuple[str, str], float]]:
+    return [((key[0], key[1]), value) for key, value in shown.items() if len(key) == 2]
+
+
 def test_what_was_put_away_is_counted(storage: Storage, signals: RedisSignals):
     """Until somebody has looked at it and deleted the list."""
     storage.raw.rpush(QUARANTINE_KEY, "{}", "{}")
