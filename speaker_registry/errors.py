@@ -35,6 +35,7 @@ SpeakerRegistryError
 │   ├── ArtifactNotReady
 │   ├── ArtifactStale
 │   ├── FingerprintMismatch        an artifact from outside was made with another one than ours are
+│   ├── ApiKeyEnded                revoked or expired: it stays so
 │   ├── IdempotencyInProgress
 │   └── PreconditionFailed
 ├── QuotaExceeded
@@ -211,6 +212,10 @@ class ArtifactStale(Conflict):
 
 class FingerprintMismatch(Conflict):
     code = "fingerprint_mismatch"
+
+
+class ApiKeyEnded(Conflict):
+    code = "api_key_ended"
 
 
 class IdempotencyInProgress(Conflict):

@@ -498,6 +498,15 @@ NEW_KEY: Responses = {
     ),
     404: _NO_SUCH_KEY,
 }
+ROTATED_KEY: Responses = {
+    **NEW_KEY,
+    409: _error(
+        "The key is revoked or has expired.",
+        "API key '4dtqrws3' is revoked; only one that is active can be rotated. Make a new one.",
+        "api_key_ended",
+        "conflict_error",
+    ),
+}
 KEY_BODY = {
     "requestBody": {
         "content": {"application/json": {"example": {"name": "TTS fleet", "scopes": ["engine"]}}},

@@ -1,17 +1,18 @@
 """API keys and what they may use: make, show, rotate, revoke; and the quota of who asks."""
 
+from dataclasses import replace
 from typing import Annotated
 
-from fastapi import Path, Query, Request
+from fastapi import Depends, Path, Query, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from services.registry_api import examples, rendering
 from services.registry_api.answers import answer
 from services.registry_api.callers import Caller
-from services.registry_api.rates import REQUESTS, UPLOADS
+from services.registry_api.rates import REQUESTS, UPLOADS, Rates
 from services.registry_api.routing import Router
-from services.registry_api.rules import ADMIN, ANY_KEY
+from services.registry_api.rules import ADMIN, ANY_KEY, NAMESPACE_HEADER
 from services.registry_api.wiring import After, CallerDep, Limit, NamespaceDep, Services, ServicesDep
 from services.shared.api_keys import ANY_NAMESPACE, ApiKey
 from services.shared.keyring import Keyring, key_not_found
@@ -23,6 +24,16 @@ router = Router(prefix="/v1", tags=["keys and quotas"])
 
 KeyId = Annotated[str, Path(description="8 letters and digits: what the key begins with after `sreg_`.")]
 MAX_GRACE_SECONDS = 90 * 86_400
+
+
+async def _whose_keys(request: Request, caller: CallerDep, namespace: NamespaceDep) -> str:
+    """The namespace whose keys a request is about; `*`: of all."""
+    if caller.namespace == ANY_NAMESPACE and NAMESPACE_HEADER not in request.headers:
+        return ANY_NAMESPACE
+    return namespace
+
+
+WhoseKeysDep = Annotated[str, Depends(_whose_keys)]
 
 
 @router.post(
@@ -37,8 +48,11 @@ def create_key(
 ) -> Response:
     """Make an API key. It is shown in this answer and never again.
 
-    A key for one namespace makes keys for that one; `*` (any) is for keys that are for any themselves.
+    A key for one namespace makes keys for that one, with limits up to what the registry allows every key; `*`
+    (any), and higher limits, are for keys that are for any namespace themselves. Whose answer is lost should
+    not ask again, but look into the list: asking again makes another key.
     """
+    _check_limits(services.access.rates, caller, wanted)
     keyring = services.registrar.keyring
     token, made = keyring.make(
         name=wanted.name,
@@ -48,8 +62,28 @@ def create_key(
         expires_at=wanted.expires_at,
         requests_per_minute=wanted.requests_per_minute,
         uploads_per_minute=wanted.uploads_per_minute,
+        by_operator=_is_operator(caller),
     )
     return answer(request, rendering.new_key(keyring, made, token), status=201, headers=_NOT_KEPT)
+
+
+def _is_operator(caller: Caller) -> bool:
+    """Whoever runs the registry has keys for any namespace; tenants have theirs."""
+    return caller.namespace == ANY_NAMESPACE
+
+
+def _check_limits(rates: Rates, caller: Caller, wanted: ApiKeyRequest) -> None:
+    """Raises `PermissionDenied` where a tenant would give a key more than every key has."""
+    if _is_operator(caller):
+        return
+    everybody = replace(caller, requests_per_minute=None, uploads_per_minute=None)
+    for what, asked in ((REQUESTS, wanted.requests_per_minute), (UPLOADS, wanted.uploads_per_minute)):
+        most = rates.limits_of(everybody, caller.namespace, what)[0].per_minute
+        if most is not None and asked is not None and asked > most:
+            raise PermissionDenied(
+                f"'{what}_per_minute' is {asked}; accepted from keys for {caller.namespace!r}: up to {most}.",
+                param=f"{what}_per_minute",
+            )
 
 
 def _namespace_for(caller: Caller, namespace: str, wanted: str | None) -> str:
@@ -68,12 +102,15 @@ _NOT_KEPT = {"Cache-Control": "no-store"}
 
 @router.get("/keys", responses=examples.KEYS, dependencies=[ADMIN])
 def list_keys(
-    request: Request, services: ServicesDep, caller: CallerDep, limit: Limit = 20, after: After = ""
+    request: Request, services: ServicesDep, whose: WhoseKeysDep, limit: Limit = 20, after: After = ""
 ) -> Response:
-    """API keys of the caller's namespace, or all if it is for any; oldest first, ended ones for a month."""
+    """API keys of the caller's namespace, oldest first, ended ones for a month.
+
+    For a key that is for any namespace: those of the one that `X-Speaker-Namespace` names; without it, all.
+    """
     keyring = services.registrar.keyring
     keyring.look()
-    keys = keyring.all(caller.namespace)
+    keys = keyring.all(whose)
     ids = [key.record.id for key in keys]
     start = ids.index(after) + 1 if after in ids else 0
     if after and not start:
@@ -92,47 +129,54 @@ def list_keys(
 
 
 @router.get("/keys/{key_id}", responses=examples.KEY, dependencies=[ADMIN])
-def get_key(request: Request, services: ServicesDep, caller: CallerDep, key_id: KeyId) -> Response:
-    """One API key."""
+def get_key(request: Request, services: ServicesDep, whose: WhoseKeysDep, key_id: KeyId) -> Response:
+    """One API key, of those that the list has."""
     keyring = services.registrar.keyring
-    key = _find(keyring, caller, key_id)
+    key = _find(keyring, whose, key_id)
     return answer(request, rendering.key(keyring, key, keyring.last_used()))
 
 
 @router.delete("/keys/{key_id}", status_code=204, responses=examples.REVOKE_KEY, dependencies=[ADMIN])
-def revoke_key(services: ServicesDep, caller: CallerDep, key_id: KeyId) -> Response:
-    """Revoke an API key. Every API process refuses it within a second of this answer."""
+def revoke_key(services: ServicesDep, caller: CallerDep, whose: WhoseKeysDep, key_id: KeyId) -> Response:
+    """Revoke an API key, of those that the list has. Every API process refuses it within a second of this
+    answer.
+    """
     keyring = services.registrar.keyring
-    _find(keyring, caller, key_id)
+    _find(keyring, whose, key_id)
     keyring.end(key_id, by=caller.id)
     return Response(status_code=204)
 
 
-@router.post("/keys/{key_id}/rotate", status_code=201, responses=examples.NEW_KEY, dependencies=[ADMIN])
+@router.post("/keys/{key_id}/rotate", status_code=201, responses=examples.ROTATED_KEY, dependencies=[ADMIN])
 def rotate_key(
     request: Request,
     services: ServicesDep,
     caller: CallerDep,
+    whose: WhoseKeysDep,
     key_id: KeyId,
     grace_seconds: Annotated[
         int, Query(ge=0, le=MAX_GRACE_SECONDS, description="So long the old key is still accepted.")
     ] = 86_400,
 ) -> Response:
-    """Make a key that is for the same as this one, which ends after a grace. Both are good until then.
+    """Make a key that is for the same as this one, of those that the list has, which ends after a grace. Both
+    are good until then.
 
-    One that was to expire is followed by one that lives as long as it was to live.
+    One that was to expire is followed by one that lives as long as it was to live. One that is revoked or has
+    expired is followed by none. Asking again makes another key.
     """
     keyring = services.registrar.keyring
-    old = _find(keyring, caller, key_id)
-    token, made = keyring.rotate(old, grace_seconds=grace_seconds, by=caller.id)
+    old = _find(keyring, whose, key_id)
+    token, made = keyring.rotate(
+        old, grace_seconds=grace_seconds, by=caller.id, by_operator=_is_operator(caller)
+    )
     return answer(request, rendering.new_key(keyring, made, token), status=201, headers=_NOT_KEPT)
 
 
-def _find(keyring: Keyring, caller: Caller, key_id: str) -> ApiKey:
+def _find(keyring: Keyring, whose: str, key_id: str) -> ApiKey:
     """Raises `ApiKeyNotFound`, also for another namespace's."""
     keyring.look()
     key = keyring.find(key_id)
-    if key is None or caller.namespace not in {ANY_NAMESPACE, key.record.namespace}:
+    if key is None or whose not in {ANY_NAMESPACE, key.record.namespace}:
         raise key_not_found(key_id)
     return key
 

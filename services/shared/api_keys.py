@@ -25,8 +25,10 @@ ALL_SCOPES = frozenset(SCOPES)
 ANY_NAMESPACE = "*"
 """Of a key that is for all of them: each request says for which."""
 
+ID_LETTERS = 8
+"""So many an id has."""
 _LETTERS = string.digits + string.ascii_uppercase + string.ascii_lowercase
-_ID_LETTERS = string.digits + string.ascii_lowercase
+_ID_ALPHABET = string.digits + string.ascii_lowercase
 _TOKEN = re.compile(r"sreg_([0-9a-z]{8})_([0-9A-Za-z]{43})_([0-9A-Za-z]{6})")
 _NOBODYS_SHA256 = hashlib.sha256(b"nobody's").hexdigest()
 
@@ -51,7 +53,7 @@ class Token(NamedTuple):
 
 def new_token() -> Token:
     """One that nobody has."""
-    return Token(_random(_ID_LETTERS, 8), _random(_LETTERS, 43))
+    return Token(_random(_ID_ALPHABET, ID_LETTERS), _random(_LETTERS, 43))
 
 
 def parse_token(text: str) -> Token | None:

@@ -5,26 +5,44 @@
 
 Redis holds one value that changes with every such fact: as long as it stays the same, and the index is
 trusted, nothing has happened. So a check costs no round trip, an end is noticed everywhere within
-`FRESH_SECONDS`, and nothing is lost with Redis but when keys were used last. Knows no requests.
+`FRESH_SECONDS`, and nothing is lost with Redis but when keys were used last. The bucket is waited for only
+where Redis says that something has happened, or cannot say. Knows no requests.
 """
 
 import re
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal, cast
+from typing import Literal, NamedTuple, NoReturn, cast
 
 import structlog
 
-from services.shared.api_keys import ANY_NAMESPACE, AT_ONCE, ApiKey, ApiKeyRecord, End, Token, new_token
+from services.shared.api_keys import (
+    ANY_NAMESPACE,
+    AT_ONCE,
+    ID_LETTERS,
+    ApiKey,
+    ApiKeyRecord,
+    End,
+    Token,
+    new_token,
+)
 from services.shared.clock import Clock
 from services.shared.gate import GateClosed
 from services.shared.index import SpeakerIndex
 from services.shared.redis_access import unavailable_without_redis
-from services.shared.store import Store
+from services.shared.store import Store, StoredObject
 from speaker_registry.artifact import sha256_digest
-from speaker_registry.errors import ApiKeyNotFound, InvalidRequest, QuotaExceeded, Unavailable
+from speaker_registry.errors import (
+    ApiKeyEnded,
+    ApiKeyNotFound,
+    InvalidRequest,
+    QuotaExceeded,
+    Unavailable,
+)
 from speaker_registry.names import ACCEPTED_NAMESPACES, is_namespace
 
 log = structlog.get_logger()
@@ -33,6 +51,10 @@ FRESH_SECONDS = 0.8
 """What is known is good so long; then it has to be looked whether something changed."""
 MAX_KEYS = 10_000
 """Those that have ended lately among them: each process knows all."""
+MAX_KEYS_OF_NAMESPACE = 1_000
+"""So that one tenant cannot leave no room for others."""
+MAX_KEYS_OF_OPERATORS = MAX_KEYS + 1_000
+"""Whoever is for any namespace can still make keys when tenants have made all that they can."""
 KEPT_SECONDS = 30 * 24 * 3600
 """A key that has ended is shown so long."""
 
@@ -44,8 +66,8 @@ _USED = "sr:keys_used"
 """Hash: key id -> Unix seconds."""
 _TELL_USED_SECONDS = 60.0
 _ALL_ANEW_SECONDS = 30.0
-"""The facts themselves are looked at so often whatever Redis says: whoever put one may have died before
-telling.
+"""The facts themselves are listed so often whatever Redis says, beside the requests: whoever put one may have
+died before telling.
 """
 
 
@@ -57,6 +79,27 @@ class _Known:
     told: tuple[str, str | None] | None = None
     """By which run of the server, and what: None where it could not say."""
     listed_at: float = float("-inf")
+    """When that began."""
+
+
+class _Failure(NamedTuple):
+    """Why the last look told nothing, for all who waited for it."""
+
+    at: float
+    error: Unavailable
+
+
+class _Facts(NamedTuple):
+    """What there is of keys in the bucket."""
+
+    objects: list[StoredObject]
+    made: dict[str, tuple[str, str]]
+    """Id -> key of the object, sha256."""
+    ends: dict[str, list[End]]
+
+
+def _in_a_thread(do: Callable[[], None]) -> None:
+    threading.Thread(target=do, name="keys-anew", daemon=True).start()
 
 
 class Keyring:
@@ -64,6 +107,7 @@ class Keyring:
 
     Args:
         run_all: runs the reading of new keys.
+        beside: runs what no request waits for.
     """
 
     def __init__(
@@ -72,14 +116,20 @@ class Keyring:
         index: SpeakerIndex,
         clock: Clock,
         run_all: Callable[[Iterable[Callable[[], object]]], None],
+        beside: Callable[[Callable[[], None]], None] = _in_a_thread,
     ) -> None:
         self._store = store
         self._index = index
         self._clock = clock
         self._run_all = run_all
+        self._beside = beside
         self._known = _Known()
-        self._good_until = float("-inf")
+        self._learning = threading.Lock()
+        self._looked_at = float("-inf")
+        self._failed: _Failure | None = None
         self._looking = threading.Lock()
+        self._anew_at = float("-inf")
+        self._reading_anew = threading.Lock()
         self._used: dict[str, int] = {}  # bounded: only keys that there are
         self._told_used_at = clock.monotonic()
 
@@ -88,7 +138,7 @@ class Keyring:
     @property
     def seconds_left(self) -> float:
         """So long what is known is good; 0 or less: `look` first."""
-        return self._good_until - self._clock.monotonic()
+        return self._looked_at + FRESH_SECONDS - self._clock.monotonic()
 
     def find(self, key_id: str) -> ApiKey | None:
         """In any state."""
@@ -108,20 +158,33 @@ class Keyring:
     def look(self, *, longest_ago_seconds: float = 0.0) -> None:
         """See whether anything changed, unless somebody did within the last `longest_ago_seconds`.
 
+        One look at a time. Its failure is that of all who waited for it: else each would wait as long again.
+
         Raises:
             Unavailable: neither Redis nor the bucket can be asked.
         """
-        asked_at = self._clock.monotonic()
+        since = self._clock.monotonic() - longest_ago_seconds
         with self._looking:
-            looked_at = self._good_until - FRESH_SECONDS
-            if looked_at >= asked_at - longest_ago_seconds:
+            if self._looked_at >= since:
                 return  # while we waited for the lock
+            if self._failed is not None and self._failed.at >= since:
+                _raise_again(self._failed.error)
             began = self._clock.monotonic()
-            told = self._ask()
-            if told is None or told != self._known.told or began - self._known.listed_at > _ALL_ANEW_SECONDS:
-                self._read_all(told, began)
-            self._good_until = began + FRESH_SECONDS
+            self._look(began)
+            self._looked_at = began
             self._tell_used(began)
+
+    def _look(self, began: float) -> None:
+        told = self._ask()
+        if told is not None and told == self._known.told:
+            self._read_anew_if_due(told, began)
+            return
+        try:
+            self._read_all(told, began)
+        except Unavailable as error:
+            self._failed = _Failure(self._clock.monotonic(), error)
+            raise
+        self._anew_at = began + _ALL_ANEW_SECONDS
 
     def _ask(self) -> tuple[str, str | None] | None:
         """What Redis says now; None where it cannot be asked or trusted."""
@@ -131,19 +194,40 @@ class Keyring:
             return None
         return self._index.stamp, value
 
-    def _read_all(self, told: tuple[str, str | None] | None, began: float) -> None:
-        made: dict[str, tuple[str, str]] = {}
-        ends: dict[str, list[End]] = {}
-        for stored in self._store.list(_FOLDER).objects:
-            if match := _MADE.fullmatch(stored.key):
-                made[match[1]] = (stored.key, match[2])
-            elif match := _END.fullmatch(stored.key):
-                ends.setdefault(match[1], []).append(_end(match))
-        records = {key_id: key.record for key_id, key in self._known.keys.items() if key_id in made}
-        new = [key_id for key_id in made if key_id not in records]
-        self._run_all([partial(self._read_one, key_id, *made[key_id], records) for key_id in new])
-        keys = {key_id: ApiKey(record, tuple(ends.get(key_id, ()))) for key_id, record in records.items()}
-        self._known = _Known(keys, told, began)
+    def _read_anew_if_due(self, told: tuple[str, str | None], began: float) -> None:
+        """Nobody waits for that: what is known is good, for Redis says so. A bucket that is slow or away must
+        not stop every request twice a minute.
+        """
+        if began >= self._anew_at:
+            self._anew_at = began + _ALL_ANEW_SECONDS
+            self._beside(partial(self._read_anew, told, began))
+
+    def _read_anew(self, told: tuple[str, str | None], began: float) -> None:
+        if not self._reading_anew.acquire(blocking=False):
+            return  # the one before still waits for the bucket
+        try:
+            self._read_all(told, began)
+        except Exception as error:  # noqa: BLE001 - it is tried again; Redis says meanwhile what happens
+            log.warning("keys.not_read_anew", error=type(error).__name__)
+        finally:
+            self._reading_anew.release()
+
+    def _read_all(self, told: tuple[str, str | None] | None, began: float) -> _Facts:
+        """`told` was asked for after `began`, and before this."""
+        facts = _facts_in(self._store.list(_FOLDER).objects)
+        records = {key_id: key.record for key_id, key in self._known.keys.items() if key_id in facts.made}
+        new = [key_id for key_id in facts.made if key_id not in records]
+        self._run_all([partial(self._read_one, key_id, *facts.made[key_id], records) for key_id in new])
+        ends = {key_id: tuple(facts.ends.get(key_id, ())) for key_id in records}
+        keys = {key_id: ApiKey(record, ends[key_id]) for key_id, record in records.items()}
+        self._learn(_Known(keys, told, began))
+        return facts
+
+    def _learn(self, known: _Known) -> None:
+        """What began to be listed earlier and ends later says nothing: it may lack the end of a key."""
+        with self._learning:
+            if known.listed_at >= self._known.listed_at:
+                self._known = known
 
     def _read_one(self, key_id: str, key: str, sha256: str, into: dict[str, ApiKeyRecord]) -> None:
         """A record that is not what was written opens nothing."""
@@ -173,29 +257,19 @@ class Keyring:
         expires_at: int | None = None,
         requests_per_minute: int | None = None,
         uploads_per_minute: int | None = None,
+        by_operator: bool = False,
     ) -> tuple[Token, ApiKey]:
-        """A new key. The token is nowhere else.
+        """A new key. The token is nowhere else. `by_operator`: somebody who is for any namespace makes it.
 
         Raises:
-            InvalidRequest: no such namespace can be. QuotaExceeded: there are too many keys. Unavailable.
+            InvalidRequest: no such namespace can be. QuotaExceeded: there are too many keys. Unavailable:
+                where its fact was stored all the same, there is one more key, which nobody has.
         """
-        if namespace != ANY_NAMESPACE and not is_namespace(namespace):
-            raise InvalidRequest(
-                f"'namespace' is {namespace[:80]!a}; accepted: {ACCEPTED_NAMESPACES}, or '*' for all.",
-                param="namespace",
-            )
         now = self._clock.now()
-        if expires_at is not None and expires_at <= now:
-            raise InvalidRequest(
-                f"'expires_at' is {expires_at}, which has passed; accepted: Unix seconds after {now:.0f}.",
-                param="expires_at",
-            )
+        _check_namespace(namespace)
+        _check_expiry(expires_at, now)
         self.look()
-        if len(self._known.keys) >= MAX_KEYS:
-            raise QuotaExceeded(
-                f"There are {MAX_KEYS} API keys, which is the most there can be. Revoke some: they go "
-                f"{KEPT_SECONDS // 86_400} days later."
-            )
+        self._check_room(namespace, by_operator)
         token = new_token()
         record = ApiKeyRecord(
             id=token.id,
@@ -209,12 +283,29 @@ class Keyring:
             requests_per_minute=requests_per_minute,
             uploads_per_minute=uploads_per_minute,
         )
-        body = record.to_json().encode()
-        sha256 = sha256_digest(body).removeprefix("sha256:")
-        self._put(f"{_FOLDER}{record.id}/made.{sha256}.json", body)
-        log.info("key.made", key_id=record.id, namespace=namespace, by=created_by)
-        self.look()
+        self._store_made(record)
+        try:
+            self._tell()
+        except Unavailable:
+            self._withdraw(record.id, by=created_by)
+            raise
         return token, ApiKey(record)
+
+    def _check_room(self, namespace: str, by_operator: bool) -> None:
+        """Raises `QuotaExceeded`, which tells a tenant nothing of what others have."""
+        keys = self._known.keys.values()
+        later = f"Revoke some: they go {KEPT_SECONDS // 86_400} days later."
+        if Counter(key.record.namespace for key in keys)[namespace] >= MAX_KEYS_OF_NAMESPACE:
+            raise QuotaExceeded(
+                f"There are {MAX_KEYS_OF_NAMESPACE} API keys in namespace {namespace!r}, which is the most "
+                f"there can be in one. {later}"
+            )
+        if by_operator and len(keys) >= MAX_KEYS_OF_OPERATORS:
+            raise QuotaExceeded(
+                f"There are {MAX_KEYS_OF_OPERATORS} API keys, which is the most there can be. {later}"
+            )
+        if not by_operator and len(keys) >= MAX_KEYS:
+            raise QuotaExceeded("This registry takes no more API keys now; only who runs it can make room.")
 
     def end(self, key_id: str, *, at: int = AT_ONCE, by: str) -> ApiKey:
         """Not accepted any more, at once or from `at` on (Unix seconds); an earlier end stays. From when this
@@ -226,21 +317,31 @@ class Keyring:
         self.look()
         if self.find(key_id) is None:
             raise key_not_found(key_id)
-        self._put(f"{_FOLDER}{key_id}/end.{at:012d}.{self._clock.new_id()}", b"{}")
-        log.info("key.ended", key_id=key_id, at=at, by=by)
-        self.look()
+        self._store_end(key_id, at, by)
+        self._tell()
         ended = self.find(key_id)
         assert ended is not None, "a key's facts outlive its end"
         return ended
 
-    def rotate(self, old: ApiKey, *, grace_seconds: int, by: str) -> tuple[Token, ApiKey]:
+    def rotate(
+        self, old: ApiKey, *, grace_seconds: int, by: str, by_operator: bool = False
+    ) -> tuple[Token, ApiKey]:
         """A new key for the same, after which the old one is good for `grace_seconds`. One that expires is
         followed by one with as long a life.
 
+        To be repeated only by who has no use for another key: each time there is one more. Where the old
+        one's end cannot be stored, the new one is ended as well, if possible. Where it is stored and Redis
+        cannot be told, other processes notice it up to half a minute late.
+
         Raises:
-            QuotaExceeded, Unavailable.
+            ApiKeyEnded: the old one is good no more, and so must not come back. QuotaExceeded, Unavailable.
         """
         record, now = old.record, self._clock.now()
+        if (state := old.state(now)) != "active":
+            raise ApiKeyEnded(
+                f"API key {record.id!r} is {state}; only one that is active can be rotated. Make a new one.",
+                param="key_id",
+            )
         life = record.expires_at - record.created_at if record.expires_at is not None else None
         token, made = self.make(
             name=record.name,
@@ -250,28 +351,61 @@ class Keyring:
             expires_at=int(now) + life if life is not None else None,
             requests_per_minute=record.requests_per_minute,
             uploads_per_minute=record.uploads_per_minute,
+            by_operator=by_operator,
         )
-        self.end(record.id, at=int(now) + grace_seconds if grace_seconds else AT_ONCE, by=by)
+        try:
+            self._store_end(record.id, int(now) + grace_seconds if grace_seconds else AT_ONCE, by)
+        except Unavailable:
+            self._withdraw(token.id, by=by)
+            raise
+        try:
+            self._tell()
+        except Unavailable:  # the old one ends, so its holder must have the new one
+            log.warning("key.end_not_told", key_id=record.id)
         return token, made
 
-    def _put(self, key: str, body: bytes) -> None:
-        """The fact, then the word of it. Where Redis cannot be told everybody reads the facts."""
-        self._store.put(key, body)
+    def _withdraw(self, key_id: str, *, by: str) -> None:
+        """A key that nobody was given must not stay good."""
+        try:
+            self._store_end(key_id, AT_ONCE, by)
+            self._tell()
+        except Unavailable:
+            log.warning("key.not_withdrawn", key_id=key_id)
+
+    def _store_made(self, record: ApiKeyRecord) -> None:
+        body = record.to_json().encode()
+        sha256 = sha256_digest(body).removeprefix("sha256:")
+        self._store.put(f"{_FOLDER}{record.id}/made.{sha256}.json", body)
+        log.info("key.made", key_id=record.id, namespace=record.namespace, by=record.created_by)
+
+    def _store_end(self, key_id: str, at: int, by: str) -> None:
+        self._store.put(f"{_FOLDER}{key_id}/end.{at:012d}.{self._clock.new_id()}", b"{}")
+        log.info("key.ended", key_id=key_id, at=at, by=by)
+
+    def _tell(self) -> None:
+        """The word that there is a new fact. Raises `Unavailable`."""
         with unavailable_without_redis():
             self._index.ungated.set(_CHANGED, self._clock.new_id())
+        self.look()
 
     def sweep(self) -> int:
-        """Forget keys that ended long ago. Returns how many."""
-        self.look()
+        """Forget keys that ended long ago, and when they were used. Returns how many."""
+        used = self._ids_used()  # first: whatever was used by now is in the listing
+        began = self._clock.monotonic()
+        facts = self._read_all(self._ask(), began)
+        known = self._known.keys
         before = self._clock.now() - KEPT_SECONDS
-        old = {key_id for key_id, key in self._known.keys.items() if (key.ends_at or before) < before}
-        if not old:
-            return 0
-        keys = [stored.key for stored in self._store.list(_FOLDER).objects if stored.key.split("/")[1] in old]
+        old = {key_id for key_id, key in known.items() if (key.ends_at or before) < before}
         # What made it first: an end alone opens nothing.
         for part in ("made.", "end."):
-            self._store.delete(key for key in keys if key.split("/")[2].startswith(part))
-        log.info("keys.swept", keys=len(old))
+            self._store.delete(
+                stored.key
+                for stored in facts.objects
+                if stored.key.split("/")[1] in old and stored.key.split("/")[2].startswith(part)
+            )
+        self._forget_use(used - (known.keys() - old))
+        if old:
+            log.info("keys.swept", keys=len(old))
         return len(old)
 
     # -- use
@@ -290,6 +424,19 @@ class Keyring:
         known = {key_id: int(at) for key_id, at in told.items()}
         return known | {key_id: max(at, known.get(key_id, 0)) for key_id, at in dict(self._used).items()}
 
+    def _ids_used(self) -> set[str]:
+        try:
+            with unavailable_without_redis():
+                return set(cast(list[str], self._index.ungated.hkeys(_USED)))
+        except Unavailable:
+            return set()
+
+    def _forget_use(self, key_ids: Iterable[str]) -> None:
+        """As far as Redis can be told: the next sweep finds what is left."""
+        if ids := list(key_ids):
+            with suppress(Unavailable), unavailable_without_redis():
+                self._index.ungated.hdel(_USED, *ids)
+
     def _tell_used(self, now: float) -> None:
         if now - self._told_used_at < _TELL_USED_SECONDS or not self._used:
             return
@@ -302,11 +449,43 @@ class Keyring:
             log.info("keys.use_not_told", keys=len(used))
 
 
+def _facts_in(objects: list[StoredObject]) -> _Facts:
+    facts = _Facts(objects, {}, {})
+    for stored in objects:
+        if match := _MADE.fullmatch(stored.key):
+            facts.made[match[1]] = (stored.key, match[2])
+        elif match := _END.fullmatch(stored.key):
+            facts.ends.setdefault(match[1], []).append(_end(match))
+    return facts
+
+
 def _end(match: re.Match[str]) -> End:
     """When it was said is in the id, as in any UUIDv7: the milliseconds come first."""
     return End(int(match[2]), int(match[3], 16) // 1000)
 
 
+def _check_namespace(namespace: str) -> None:
+    if namespace != ANY_NAMESPACE and not is_namespace(namespace):
+        raise InvalidRequest(
+            f"'namespace' is {namespace[:80]!a}; accepted: {ACCEPTED_NAMESPACES}, or '*' for all.",
+            param="namespace",
+        )
+
+
+def _check_expiry(expires_at: int | None, now: float) -> None:
+    if expires_at is not None and expires_at <= now:
+        raise InvalidRequest(
+            f"'expires_at' is {expires_at}, which has passed; accepted: Unix seconds after {now:.0f}.",
+            param="expires_at",
+        )
+
+
+def _raise_again(error: Unavailable) -> NoReturn:
+    """In another thread than the one that it was raised in."""
+    raise Unavailable(error.message, retry_after_seconds=error.retry_after_seconds)
+
+
 def key_not_found(key_id: str) -> ApiKeyNotFound:
-    """Also of another namespace's."""
-    return ApiKeyNotFound(f"No API key {key_id[:40]!a}.", param="key_id")
+    """Also of another namespace's. Says no more of it than an id has: it may be a whole key."""
+    shown = f"{key_id[:ID_LETTERS]!a}" + ("…" if len(key_id) > ID_LETTERS else "")
+    return ApiKeyNotFound(f"No API key {shown}.", param="key_id")

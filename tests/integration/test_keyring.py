@@ -1,6 +1,9 @@
 """API keys in bucket, Redis and memory, on a real Valkey and a real local folder."""
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +14,17 @@ from services.shared.api_keys import ApiKey, Token, is_secret_of
 from services.shared.keyring import FRESH_SECONDS, KEPT_SECONDS, Keyring
 from services.shared.opening import AtOnce
 from services.shared.valkey import ValkeyServer
-from speaker_registry.errors import ApiKeyNotFound, InvalidRequest, QuotaExceeded, Unavailable
+from speaker_registry.errors import (
+    ApiKeyEnded,
+    ApiKeyNotFound,
+    InvalidRequest,
+    QuotaExceeded,
+    Unavailable,
+)
 from tests.integration.storage import Border, Storage
+
+MAKING = 2
+"""Of a rotation's calls, the one that stores what makes a key: where its answer is lost, nobody can tell."""
 
 
 @pytest.fixture
@@ -21,9 +33,13 @@ def storage(tmp_path: Path, valkey: ValkeyServer, redis_client: object) -> Itera
         yield storage
 
 
-def process(storage: Storage) -> Keyring:
-    """The keys as another API process knows them."""
-    return Keyring(storage.store, storage.index, storage.clock, AtOnce())
+def process(storage: Storage, beside: Callable[[Callable[[], None]], None] = lambda do: do()) -> Keyring:
+    """The keys as another API process knows them. What is done beside the requests is done at once."""
+    return Keyring(storage.store, storage.index, storage.clock, AtOnce(), beside)
+
+
+def refuse(*_: object) -> Any:
+    raise Unavailable("not now", retry_after_seconds=3)
 
 
 def make(keys: Keyring, **said: Any) -> tuple[Token, ApiKey]:
@@ -152,10 +168,6 @@ def test_who_can_ask_nobody_knows_nothing(storage: Storage, monkeypatch: pytest.
     keys = process(storage)
     token, _ = make(keys)
     assert state(keys, token.id) == "active"
-
-    def refuse(*_: object) -> None:
-        raise Unavailable("not now")
-
     storage.clock.sleep(FRESH_SECONDS)
     monkeypatch.setattr(storage.store, "list", refuse)
     monkeypatch.setattr(storage.index, "read", refuse)
@@ -167,12 +179,89 @@ def test_who_can_ask_nobody_knows_nothing(storage: Storage, monkeypatch: pytest.
 def test_without_redis_keys_are_known_from_the_bucket(storage: Storage, monkeypatch: pytest.MonkeyPatch):
     """Reads go on without it, so keys have to."""
     token, _ = make(process(storage))
-
-    def refuse(*_: object) -> None:
-        raise Unavailable("not now")
-
     monkeypatch.setattr(storage.index, "read", refuse)
     assert state(process(storage), token.id) == "active"
+
+
+def test_while_the_bucket_is_away_keys_stay_good(storage: Storage, monkeypatch: pytest.MonkeyPatch):
+    """Redis says that nothing changed. What it may not know of is looked for later."""
+    here, there = process(storage), process(storage)
+    token, _ = make(there)
+    assert state(here, token.id) == "active"
+    with monkeypatch.context() as patch:
+        patch.setattr(storage.store, "list", refuse)
+        for _ in range(3):
+            storage.clock.sleep(31)
+            assert state(here, token.id) == "active"
+            assert here.seconds_left > 0
+    there.look()
+    with storage.border.failing(3, "not-done"), pytest.raises(Unavailable):  # look, put, tell
+        there.end(token.id, by="test")
+    storage.clock.sleep(31)
+    state(here, token.id)
+    assert state(here, token.id) == "revoked"
+
+
+def test_a_slow_listing_holds_no_request_up(storage: Storage, monkeypatch: pytest.MonkeyPatch):
+    """One at a time, beside the requests; an end that comes meanwhile is noticed as ever, and stays when the
+    listing that does not have it is over.
+    """
+    here, there = process(storage), Keyring(storage.store, storage.index, storage.clock, AtOnce())
+    goes_on, listing = threading.Event(), storage.store.list
+    token, _ = make(here)
+    assert state(there, token.id) == "active"
+    listed = []
+
+    def slow(prefix: str) -> Any:
+        found = listing(prefix)
+        if threading.current_thread().name == "keys-anew":
+            listed.append(prefix)
+            assert goes_on.wait(20)
+        return found
+
+    monkeypatch.setattr(storage.store, "list", slow)
+    for _ in range(3):
+        storage.clock.sleep(31)
+        assert state(there, token.id) == "active"
+    here.end(token.id, by="test")
+    storage.clock.sleep(FRESH_SECONDS)
+    assert state(there, token.id) == "revoked"
+    (reading,) = [thread for thread in threading.enumerate() if thread.name == "keys-anew"]
+    goes_on.set()
+    reading.join(20)
+    assert listed == ["_keys/"]
+    assert state(there, token.id) == "revoked"
+
+
+def test_who_waited_for_a_look_that_fails_shares_its_failure(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+):
+    """It may take a minute to fail: one after the other they would hold all threads for as many."""
+    keys, tries, waiting, fails = process(storage), count(), threading.Barrier(6), threading.Event()
+    monkeypatch.setattr(storage.index, "read", refuse)
+
+    def hang(_: str) -> Any:
+        next(tries)
+        assert fails.wait(20)
+        refuse()
+
+    def look() -> str:
+        waiting.wait(20)
+        with pytest.raises(Unavailable) as caught:
+            keys.look(longest_ago_seconds=0.05)
+        return f"{caught.value.message} {caught.value.retry_after_seconds}"
+
+    monkeypatch.setattr(storage.store, "list", hang)
+    with ThreadPoolExecutor(6) as pool:
+        looks = [pool.submit(look) for _ in range(6)]
+        threading.Event().wait(0.3)  # all of them are there
+        fails.set()
+        assert {one.result() for one in looks} == {"not now 3"}
+    assert next(tries) == 1
+    storage.clock.sleep(1)
+    with pytest.raises(Unavailable):
+        keys.look()
+    assert next(tries) == 3, "later it is tried again"
 
 
 def test_a_record_that_was_changed_opens_nothing(storage: Storage, tmp_path: Path):
@@ -231,13 +320,106 @@ def test_use_is_remembered_to_the_minute(storage: Storage):
     assert there.last_used()[token.id] == pytest.approx(storage.clock.now() - 60, abs=2)
 
 
-def test_there_are_no_more_keys_than_a_process_can_know(storage: Storage, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(keyring_module, "MAX_KEYS", 2)
+def test_when_a_forgotten_key_was_used_is_forgotten_too(storage: Storage):
+    """Else Redis would remember it for ever."""
+    keys = process(storage)
+    good, _ = make(keys)
+    ended, _ = make(keys)
+    for token in (good, ended):
+        keys.used(token.id)
+    keys.end(ended.id, by="test")
+    storage.clock.sleep(60)
+    keys.look()
+    assert keys.last_used().keys() == {good.id, ended.id}
+    assert keys.sweep() == 0
+    assert keys.last_used().keys() == {good.id, ended.id}
+    storage.clock.sleep(KEPT_SECONDS)
+    assert keys.sweep() == 1
+    assert storage.raw.hkeys("sr:keys_used") == [good.id]
+
+
+def test_one_namespace_leaves_room_for_others(storage: Storage, monkeypatch: pytest.MonkeyPatch):
+    """Its ended keys count, which is its own business."""
+    monkeypatch.setattr(keyring_module, "MAX_KEYS_OF_NAMESPACE", 2)
     keys = process(storage)
     for _ in range(2):
+        keys.end(make(keys, namespace="tenant")[0].id, by="test")
+    with pytest.raises(QuotaExceeded, match=r"There are 2 API keys in namespace 'tenant'.* 30 days later"):
+        make(keys, namespace="tenant", by_operator=True)
+    for namespace in ("default", "*"):
+        make(keys, namespace=namespace)
+
+
+def test_operators_have_room_when_tenants_have_none_left(storage: Storage, monkeypatch: pytest.MonkeyPatch):
+    """No more than a process can know; and how many there are is not for tenants to know."""
+    monkeypatch.setattr(keyring_module, "MAX_KEYS", 2)
+    monkeypatch.setattr(keyring_module, "MAX_KEYS_OF_OPERATORS", 3)
+    keys = process(storage)
+    for namespace in ("one", "two"):
+        make(keys, namespace=namespace)
+    with pytest.raises(QuotaExceeded, match="takes no more API keys now") as caught:
+        make(keys, namespace="three")
+    assert "2" not in caught.value.message
+    make(keys, namespace="three", by_operator=True)
+    with pytest.raises(QuotaExceeded, match="There are 3 API keys"):
+        make(keys, namespace="three", by_operator=True)
+
+
+@pytest.mark.parametrize("grace_seconds", [0, 60])
+@pytest.mark.parametrize("way", Border.WAYS)
+def test_a_rotation_that_fails_leaves_no_key_that_nobody_has(storage: Storage, way: str, grace_seconds: int):
+    """Whichever call fails; and whoever lost the old key by it has the new one."""
+    for call in range(1, 20):
+        keys = process(storage)
+        _, old = make(keys)
+        known = {key.record.id for key in keys.all("*")}
+        with storage.border.failing(call, way) as reached:
+            try:
+                token, _ = keys.rotate(old, grace_seconds=grace_seconds, by="test")
+                held = {token.id}
+            except Unavailable:
+                held = set()
+            if not reached():
+                break
+        fresh = process(storage)
+        fresh.look()
+        active = {key.record.id for key in fresh.all("*") if fresh.state(key) == "active"} - known
+        if way != "done-unanswered" or call != MAKING:
+            assert active == held
+        assert held or way == "done-unanswered" or fresh.state(fresh.find(old.record.id) or old) == "active"
+    else:
+        raise AssertionError("rotating a key makes too many calls")
+    assert call > 5
+
+
+def test_a_key_whose_word_is_lost_is_withdrawn(storage: Storage):
+    """Nobody was given it."""
+    keys = process(storage)
+    keys.look()
+    with storage.border.failing(3, "not-done") as reached, pytest.raises(Unavailable):  # look, put, tell
         make(keys)
-    with pytest.raises(QuotaExceeded, match="There are 2 API keys"):
-        make(keys)
+    assert reached()
+    fresh = process(storage)
+    fresh.look()
+    assert [fresh.state(key) for key in fresh.all("*")] == ["revoked"]
+
+
+def test_what_has_ended_is_not_rotated(storage: Storage):
+    """Else whoever was shut out would be let in again by a slip."""
+    keys = process(storage)
+    _, revoked = make(keys)
+    _, expired = make(keys, expires_at=int(storage.clock.now()) + 60)
+    keys.end(revoked.record.id, by="test")
+    storage.clock.sleep(61)
+    keys.look()
+    for key, name in ((revoked, "revoked"), (expired, "expired")):
+        found = keys.find(key.record.id)
+        assert found
+        with pytest.raises(
+            ApiKeyEnded, match=f"API key '{key.record.id}' is {name}; only one that is active"
+        ):
+            keys.rotate(found, grace_seconds=60, by="test")
+    assert len(keys.all("*")) == 2
 
 
 @pytest.mark.parametrize("namespace", ["", "Tenant", "a/b", "_keys", "a" * 33, ".."])
@@ -254,3 +436,11 @@ def test_a_key_does_not_begin_expired(storage: Storage):
 def test_what_is_no_key_cannot_be_ended(storage: Storage):
     with pytest.raises(ApiKeyNotFound, match="'nokeyid0'"):
         process(storage).end("nokeyid0", by="test")
+
+
+def test_an_unknown_id_is_not_repeated_whole(storage: Storage):
+    """It may be a key."""
+    token, _ = make(process(storage))
+    with pytest.raises(ApiKeyNotFound, match=r"No API key 'sreg_\w{3}'…\.") as caught:
+        process(storage).end(str(token), by="test")
+    assert token.secret[:4] not in caught.value.message

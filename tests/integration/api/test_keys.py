@@ -1,0 +1,173 @@
+"""API keys by HTTP, SDK and command line: whose they are, what they may be given, how they end."""
+
+import re
+from typing import Any
+
+import httpx
+import pytest
+from pydantic import SecretStr
+
+from services.registry_api import rules
+from services.shared import keyring
+from services.shared.api_keys import new_token
+from services.shared.settings import AccessSettings, RateSettings
+from speaker_registry import RegistryClient, cli
+from speaker_registry.errors import ApiKeyEnded, ApiKeyNotFound
+from tests.integration.api.conftest import Start
+from tests.integration.api.registry import Registry
+
+BOOTSTRAP = new_token()
+CLOSED = AccessSettings(bootstrap_key=SecretStr(str(BOOTSTRAP)))
+"""Keys are needed."""
+
+
+def bearer(token: object, namespace: str | None = None) -> dict[str, str]:
+    headers = {"Authorization": f"Bearer {token}"}
+    return headers if namespace is None else {**headers, rules.NAMESPACE_HEADER: namespace}
+
+
+@pytest.fixture
+def closed(start: Start) -> Registry:
+    """A registry that asks for keys."""
+    return start(access=CLOSED, rates=RateSettings(requests_per_minute=10_000))
+
+
+def ask(registry: Registry, by: object = BOOTSTRAP, **said: Any) -> httpx.Response:
+    """For a new key, whatever becomes of it."""
+    asked = {"name": "test", "scopes": ["engine"], **said}
+    return registry.client.post("/v1/keys", json=asked, headers=bearer(by))
+
+
+def key(registry: Registry, *scopes: str, **said: Any) -> str:
+    response = ask(registry, scopes=scopes or ["engine"], **said)
+    assert response.status_code == 201, response.text
+    made: str = response.json()["key"]
+    return made
+
+
+def id_of(token: str) -> str:
+    return token.split("_")[1]
+
+
+def message(response: httpx.Response) -> str:
+    said: str = response.json()["error"]["message"]
+    return said
+
+
+# -- whose they are
+
+
+def test_who_names_a_namespace_asks_about_its_keys_alone(closed: Registry):
+    """By a key for any: a script for one tenant cannot end another's key by a slip. Without it: all."""
+    ours, theirs = (id_of(key(closed, namespace=one)) for one in ("ours", "theirs"))
+    client, here = closed.client, bearer(BOOTSTRAP, "ours")
+
+    def listed(headers: dict[str, str]) -> set[str]:
+        return {one["id"] for one in client.get("/v1/keys", headers=headers).json()["data"]}
+
+    assert listed(here) == {ours}
+    assert listed(bearer(BOOTSTRAP)) == {ours, theirs}
+    assert client.get(f"/v1/keys/{theirs}", headers=here).status_code == 404
+    assert client.post(f"/v1/keys/{theirs}/rotate", headers=here).status_code == 404
+    assert client.delete(f"/v1/keys/{theirs}", headers=here).status_code == 404
+    assert client.get("/v1/keys", params={"after": theirs}, headers=here).status_code == 404
+    assert client.get(f"/v1/keys/{ours}", headers=here).status_code == 200
+    assert client.post(f"/v1/keys/{ours}/rotate", headers=here).json()["namespace"] == "ours"
+    for key_id, headers in ((ours, here), (theirs, bearer(BOOTSTRAP))):
+        assert client.delete(f"/v1/keys/{key_id}", headers=headers).status_code == 204
+
+
+def test_a_tenants_keys_leave_room_for_others(closed: Registry, monkeypatch: pytest.MonkeyPatch):
+    """Whatever its admin does, others and the operator can still make keys; and he hears of his own alone."""
+    monkeypatch.setattr(keyring, "MAX_KEYS_OF_NAMESPACE", 3)
+    monkeypatch.setattr(keyring, "MAX_KEYS", 5)
+    admin = key(closed, "admin", namespace="tenant")
+    for _ in range(2):
+        made = ask(closed, admin).json()["id"]
+        closed.client.delete(f"/v1/keys/{made}", headers=bearer(admin))
+    refused = ask(closed, admin)
+    assert refused.status_code == 429
+    assert message(refused).startswith(
+        "There are 3 API keys in namespace 'tenant', which is the most there can"
+    )
+    other = key(closed, "admin", namespace="other")
+    assert ask(closed, other).status_code == 201
+    refused = ask(closed, other)
+    assert refused.status_code == 429
+    assert not re.search(r"\d", message(refused))
+    assert ask(closed, namespace="third").status_code == 201
+
+
+# -- what they may be given
+
+
+def test_a_tenant_gives_no_key_more_than_every_key_has(closed: Registry):
+    """Else a limit would be what the tenant says it is. Whoever runs the registry may give more."""
+    admin = key(closed, "admin", namespace="tenant", requests_per_minute=20_000)
+    for given, most in (({"requests_per_minute": 10_001}, 10_000), ({"uploads_per_minute": 601}, 600)):
+        ((name, asked),) = given.items()
+        refused = ask(closed, admin, **given)
+        assert refused.status_code == 403
+        assert message(refused) == f"'{name}' is {asked}; accepted from keys for 'tenant': up to {most}."
+        assert refused.json()["error"]["param"] == name
+        assert ask(closed, admin, **{name: most}).status_code == 201
+        assert ask(closed, namespace="tenant", **given).status_code == 201
+
+
+def test_without_a_limit_there_is_nothing_to_exceed(start: Start):
+    """`SPEAKER_LIMIT_REQUESTS_PER_MINUTE` may be switched off."""
+    closed = start(access=CLOSED, rates=RateSettings(requests_per_minute=None))
+    admin = key(closed, "admin", namespace="tenant")
+    assert ask(closed, admin, requests_per_minute=10**9).status_code == 201
+
+
+# -- how they end
+
+
+def test_a_key_that_has_ended_is_not_rotated(closed: Registry):
+    """Whoever was shut out stays out."""
+    key_id = id_of(key(closed))
+    closed.client.delete(f"/v1/keys/{key_id}", headers=bearer(BOOTSTRAP))
+    refused = closed.client.post(f"/v1/keys/{key_id}/rotate", headers=bearer(BOOTSTRAP))
+    assert refused.status_code == 409
+    assert refused.json()["error"]["code"] == "api_key_ended"
+    assert message(refused).startswith(
+        f"API key '{key_id}' is revoked; only one that is active can be rotated"
+    )
+    client = RegistryClient(closed.url, api_key=str(BOOTSTRAP))
+    with client, pytest.raises(ApiKeyEnded, match="is revoked"):
+        client.rotate_key(key_id)
+
+
+# -- whole keys where an id is meant
+
+
+def test_a_whole_key_is_not_repeated(closed: Registry):
+    """By whoever answers: the secret would end up in logs of what stands between."""
+    token = str(new_token())
+    for refused in (
+        closed.client.get(f"/v1/keys/{token}", headers=bearer(BOOTSTRAP)),
+        closed.client.get("/v1/keys", params={"after": token}, headers=bearer(BOOTSTRAP)),
+    ):
+        assert refused.status_code == 404
+        assert message(refused) == f"No API key '{token[:8]}'…."
+
+
+def test_a_whole_key_stands_for_its_id(
+    closed: Registry, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """In SDK and command line: it is what people have at hand."""
+    with RegistryClient(closed.url, api_key=str(BOOTSTRAP), retries=0) as operator:
+        made = operator.create_key("fleet", ["engine"])
+        follower = operator.rotate_key(made.key, grace_seconds=0)
+        operator.revoke_key(follower.key)
+        assert {one.state for one in operator.api_keys()} == {"revoked"}
+        with pytest.raises(ApiKeyNotFound):
+            operator.revoke_key(str(new_token()))
+    monkeypatch.setenv("SPEAKER_REGISTRY_API_KEY", str(BOOTSTRAP))
+    monkeypatch.setenv("SPEAKER_REGISTRY_URL", closed.url)
+    token = key(closed)
+    assert cli.main(["keys", "revoke", token, "--yes"]) == 0
+    said = capsys.readouterr()
+    assert f"revoked {id_of(token)}\n" in said.out
+    assert token.split("_")[2] not in said.out + said.err
