@@ -41,6 +41,7 @@ MAX_WAIT_SECONDS = 60.0
 _PAGE_SIZE = 100
 """The most that one page of the registry has."""
 _SEGMENT = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
+_KEY_ID = re.compile(r"(?:sreg_)?([0-9a-z]{8})(?:_.*)?")
 Item = TypeVar("Item", bound=BaseModel)
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -96,6 +97,22 @@ def _segment(text: str, param: str) -> str:
     if not _SEGMENT.fullmatch(text):
         raise InvalidRequest(f"Invalid {param} {text[:80]!a}. Accepted: A-Z a-z 0-9 . _ -", param=param)
     return text
+
+
+def key_id_of(text: str) -> str:
+    """The id of an API key. The whole key may be given as well: its secret must not become part of an
+    address, which proxies log.
+
+    Raises:
+        InvalidRequest: it is neither. The message does not show more of it than an id has.
+    """
+    match = _KEY_ID.fullmatch(text.strip())
+    if match is None:
+        shown = f"{text[:8]!a}" + ("…" if len(text) > 8 else "")
+        raise InvalidRequest(
+            f"{shown} is no id of an API key. Accepted: 8 of 0-9 a-z, or the whole key.", param="key_id"
+        )
+    return match[1]
 
 
 class Registration(Schema):
@@ -242,17 +259,16 @@ class Calls:
             path="/v1/keys",
             headers={"content-type": "application/json"},
             content=wanted.model_dump_json(exclude_none=True).encode(),
+            repeatable=False,  # each time there would be one more
         )
         return self._read(NewApiKey, request)
 
     def rotate_key(self, key_id: str, grace_seconds: int) -> Plan[NewApiKey]:
-        path = f"/v1/keys/{_segment(key_id, 'id')}/rotate"
-        return self._read(
-            NewApiKey, Request(method="POST", path=path, params={"grace_seconds": str(grace_seconds)})
-        )
+        path, params = f"/v1/keys/{key_id_of(key_id)}/rotate", {"grace_seconds": str(grace_seconds)}
+        return self._read(NewApiKey, Request(method="POST", path=path, params=params, repeatable=False))
 
     def revoke_key(self, key_id: str) -> Plan[None]:
-        return self._done(Request(method="DELETE", path=f"/v1/keys/{_segment(key_id, 'id')}"))
+        return self._done(Request(method="DELETE", path=f"/v1/keys/{key_id_of(key_id)}"))
 
     def keys(self, limit: int | None) -> Listing[ApiKey]:
         return _listing("/v1/keys", Page[ApiKey], limit)

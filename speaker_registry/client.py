@@ -239,14 +239,16 @@ class RegistryClient(Session):
     ) -> NewApiKey:
         """Make an API key. Its `key` is in this answer and nowhere else.
 
-        A lost answer makes the call be repeated; then there is one more key, which nobody has.
+        Not repeated where its answer is lost, nor after an error of the server: each time there would be one
+        more key, which nobody has. See `api_keys` for whether it was made; it can be revoked.
 
         Args:
             scopes: see `scopes`. namespace: the caller's own without it; `*`: any. expires_at: Unix
             seconds.
 
         Raises:
-            InvalidRequest; PermissionDenied: this client's key may not make such.
+            InvalidRequest; QuotaExceeded; PermissionDenied: this client's key may not make such. Unavailable:
+                it may have been made all the same.
         """
         wanted = key_request(
             name,
@@ -259,15 +261,31 @@ class RegistryClient(Session):
         return self._run(self._calls.create_key(wanted))
 
     def rotate_key(self, key_id: str, *, grace_seconds: int = 86_400) -> NewApiKey:
-        """A key that is for the same as another; that one ends `grace_seconds` later."""
+        """A key that is for the same as another; that one ends `grace_seconds` later.
+
+        Not repeated where its answer is lost, nor after an error of the server: see `create_key`.
+
+        Args:
+            key_id: its id, or the whole key, of which only the id is sent.
+
+        Raises:
+            ApiKeyNotFound; ApiKeyEnded: it is revoked or has expired. Unavailable: there may be a new key all
+                the same, and the old one may end.
+        """
         return self._run(self._calls.rotate_key(key_id, grace_seconds))
 
     def revoke_key(self, key_id: str) -> None:
-        """From when this returns on, the key is refused within a second, everywhere."""
+        """From when this returns on, the key is refused within a second, everywhere.
+
+        Args:
+            key_id: its id, or the whole key, of which only the id is sent.
+        """
         self._run(self._calls.revoke_key(key_id))
 
     def api_keys(self, *, limit: int | None = None) -> Iterator[ApiKey]:
-        """What is known of the namespace's API keys, oldest first; not the keys themselves."""
+        """What is known of the namespace's API keys, oldest first; not the keys themselves. Of all
+        namespaces, where this client's key is for any and none was named.
+        """
         return self._pages(self._calls.keys(limit))
 
     def quota(self) -> Quota:

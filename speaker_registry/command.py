@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterable
 from typing import Any, NamedTuple, NoReturn
 
+_LONGEST_SECONDS = 365 * 86_400
 OK, REFUSED, USAGE, UNREACHABLE, INTERRUPTED, PIPE_CLOSED = 0, 1, 2, 3, 130, 141
 
 
@@ -71,15 +72,15 @@ def add_limit(command: argparse.ArgumentParser) -> None:
     command.add_argument("--limit", metavar="N", type=count, help="at most so many")
 
 
-def count(text: str) -> int:
+def count(text: str, least: int = 1, most: int = 10**9) -> int:
     with contextlib.suppress(ValueError):
-        if (number := int(text)) >= 1:
+        if least <= (number := int(text)) <= most:
             return number
-    raise argparse.ArgumentTypeError(f"{text[:80]!a}; accepted: whole numbers from 1")
+    raise argparse.ArgumentTypeError(f"{text[:80]!a}; accepted: whole numbers from {least} to {most}")
 
 
 def seconds(text: str) -> float:
     with contextlib.suppress(ValueError):
-        if (given := float(text)) >= 0:  # what is not a number is not
+        if 0 <= (given := float(text)) <= _LONGEST_SECONDS:  # what is not a number is not
             return given
-    raise argparse.ArgumentTypeError(f"{text[:80]!a}; accepted: seconds from 0")
+    raise argparse.ArgumentTypeError(f"{text[:80]!a}; accepted: seconds from 0 to {_LONGEST_SECONDS}")

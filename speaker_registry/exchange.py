@@ -57,6 +57,10 @@ class Request:
     """An answer that is longer is refused before it is read."""
     wait_seconds: float = 0.0
     """How long the server was asked to hold the answer back: comes on top of every time-out."""
+    repeatable: bool = True
+    """Whether sending it twice does no more than sending it once. If not, it is sent again only where an
+    answer says that nothing was done.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +125,11 @@ def exchange(policy: Policy, request: Request) -> Plan[Reply]:
         assert error is not None
         seconds = pause_before(attempt, error.retry_after_seconds, policy.chance())
         # Sleeping past the deadline would only delay the news.
-        if not worth_retrying(outcome) or attempt >= policy.retries or policy.clock() + seconds >= deadline:
+        if (
+            not worth_retrying(request, outcome)
+            or attempt >= policy.retries
+            or policy.clock() + seconds >= deadline
+        ):
             raise error
         yield Pause(seconds)
         attempt += 1
@@ -132,8 +140,12 @@ def _deleted_before(request: Request, attempt: int, error: SpeakerRegistryError)
     return request.method == "DELETE" and attempt > 0 and isinstance(error, NotFound)
 
 
-def worth_retrying(outcome: Reply | SpeakerRegistryError) -> bool:
-    """Every request of ours may be repeated: a POST carries an idempotency key."""
+def worth_retrying(request: Request, outcome: Reply | SpeakerRegistryError) -> bool:
+    """Most requests of ours may be repeated: an upload carries an idempotency key. One that may not is sent
+    again only after 429, which is said before anything is done: a lost answer or a 5xx may hide a success.
+    """
+    if not request.repeatable:
+        return isinstance(outcome, Reply) and outcome.status == 429
     if isinstance(outcome, SpeakerRegistryError):
         return outcome.retryable
     told = outcome.headers.get("x-should-retry", "").lower()

@@ -3,6 +3,7 @@
 import argparse
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from speaker_registry.command import (
@@ -13,7 +14,6 @@ from speaker_registry.command import (
     confirm,
     count,
     list_document,
-    seconds,
     when,
 )
 from speaker_registry.scopes import SCOPES
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from speaker_registry import NewApiKey, Rate, RegistryClient, Usage
 
 DAY_SECONDS = 86_400
+_LONGEST_LIFE_DAYS = 36_500
+_LONGEST_GRACE_SECONDS = 90 * DAY_SECONDS
+"""As the registry has it."""
 
 
 def create_key(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
@@ -39,7 +42,7 @@ def create_key(client: "RegistryClient", arguments: argparse.Namespace) -> Outpu
 
 
 def rotate_key(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
-    return _made(client.rotate_key(arguments.key_id, grace_seconds=int(arguments.grace)))
+    return _made(client.rotate_key(arguments.key_id, grace_seconds=arguments.grace))
 
 
 def _made(key: "NewApiKey") -> Output:
@@ -79,11 +82,13 @@ def _moment(unix_seconds: int | None) -> str:
 
 
 def revoke_key(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
+    from speaker_registry.calls import key_id_of  # noqa: PLC0415  loaded by the client, not by --help
+
+    key_id = key_id_of(arguments.key_id)  # a whole key is not to be shown
     if not arguments.yes:
-        confirm("revoke", f"Revoke {printable(arguments.key_id)}? Nobody gets in with it again.")
-    client.revoke_key(arguments.key_id)
-    document = {"id": arguments.key_id, "revoked": True}
-    return Output(document, f"revoked {printable(arguments.key_id)}")
+        confirm("revoke", f"Revoke {key_id}? Nobody gets in with it again.")
+    client.revoke_key(key_id)
+    return Output({"id": key_id, "revoked": True}, f"revoked {key_id}")
 
 
 def show_quota(client: "RegistryClient", _: argparse.Namespace) -> Output:
@@ -128,7 +133,7 @@ def add_keys(command: argparse.ArgumentParser) -> None:
     rotate.add_argument(
         "--grace",
         metavar="SECONDS",
-        type=seconds,
+        type=partial(count, least=0, most=_LONGEST_GRACE_SECONDS),
         default=DAY_SECONDS,
         help="so long the old key is still accepted (a day)",
     )
@@ -147,10 +152,19 @@ def _add_create(command: argparse.ArgumentParser) -> None:
         help="what it is for; may be given several times. engine: all that a TTS server asks for",
     )
     command.add_argument("--namespace", metavar="N", help="whose voices it is for; '*': any")
-    command.add_argument("--expires-in-days", metavar="DAYS", type=count, help="for ever without it")
+    command.add_argument(
+        "--expires-in-days",
+        metavar="DAYS",
+        type=partial(count, most=_LONGEST_LIFE_DAYS),
+        help="for ever without it",
+    )
     command.add_argument("--requests-per-minute", metavar="N", type=count)
     command.add_argument("--uploads-per-minute", metavar="N", type=count)
 
 
 def _add_key_id(command: argparse.ArgumentParser) -> None:
-    command.add_argument("key_id", metavar="ID", help="what the key begins with after sreg_; see keys list")
+    command.add_argument(
+        "key_id",
+        metavar="ID",
+        help="what the key begins with after sreg_; see keys list. Of a whole key only that is sent",
+    )

@@ -58,6 +58,35 @@ def test_a_profile_or_job_that_would_lead_elsewhere_is_refused(
     assert registry.requests == []
 
 
+WHOLE_KEY = "sreg_4dtqrws3_" + "S" * 43 + "_0aB1cD"
+
+
+@pytest.mark.parametrize("text", ["4dtqrws3", WHOLE_KEY, f" {WHOLE_KEY}\n", WHOLE_KEY[:-3], "4dtqrws3_SSSS"])
+def test_of_a_whole_key_only_the_id_is_sent(connect: Connect, registry: FakeRegistry, text: str):
+    """Addresses end up in the logs of everything in between."""
+    registry.faults.extend(error_answer(404, "api_key_not_found") for _ in range(2))
+    client = connect()
+    for call in (client.revoke_key, client.rotate_key):
+        with pytest.raises(errors.ApiKeyNotFound):
+            call(text)
+    paths = [request.url.path for request in registry.requests]
+    assert paths == ["/v1/keys/4dtqrws3", "/v1/keys/4dtqrws3/rotate"]
+    assert not any("S" in str(request.url) for request in registry.requests)
+
+
+@pytest.mark.parametrize("text", ["", "..", "a/b", "4dtqrws", "4dtqrws34", "4DTQRWS3", "S" * 43, "sreg_SSS"])
+def test_what_is_no_id_of_a_key_is_refused_without_showing_it(
+    connect: Connect, registry: FakeRegistry, text: str
+):
+    """It may be a secret, or lead elsewhere."""
+    client = connect()
+    for call in (client.revoke_key, client.rotate_key):
+        with pytest.raises(errors.InvalidRequest, match="8 of 0-9 a-z") as caught:
+            call(text)
+        assert "S" * 9 not in str(caught.value)
+    assert registry.requests == []
+
+
 @pytest.mark.parametrize(
     ("speaker", "version", "path"),
     [

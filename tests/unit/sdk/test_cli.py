@@ -416,6 +416,22 @@ def test_wrong_usage_is_2(run: Run, registry: FakeRegistry, words: tuple[str, ..
             ("register", "a", "a.wav", "--consent", "y", "--timeout", "nan"),
             "--timeout: 'nan'; accepted: seconds",
         ),
+        (("wait", "alice", "--timeout", "inf"), "--timeout: 'inf'; accepted: seconds from 0 to 31536000"),
+        (("wait", "alice", "--timeout", "1e300"), "--timeout: '1e300'; accepted: seconds from 0 to 31536000"),
+        (("list", "--limit", "9" * 30), "accepted: whole numbers from 1 to 1000000000"),
+        (
+            ("keys", "rotate", "4dtqrws3", "--grace", "inf"),
+            "--grace: 'inf'; accepted: whole numbers from 0 to 7776000",
+        ),
+        (("keys", "rotate", "4dtqrws3", "--grace", "0.5"), "--grace: '0.5'; accepted: whole numbers from 0"),
+        (
+            ("keys", "create", "x", "--scope", "engine", "--expires-in-days", "9" * 400),
+            "accepted: whole numbers from 1 to 36500",
+        ),
+        (
+            ("keys", "create", "x", "--scope", "engine", "--requests-per-minute", "1000000001"),
+            "accepted: whole numbers from 1 to 1000000000",
+        ),
     ],
 )
 def test_a_number_that_makes_no_sense_is_wrong_usage(
@@ -426,6 +442,15 @@ def test_a_number_that_makes_no_sense_is_wrong_usage(
     assert outcome.status == 2
     assert says in outcome.err
     assert registry.requests == []
+
+
+def test_a_whole_key_is_not_shown_when_it_is_revoked(run: Run, registry: FakeRegistry):
+    """The terminal keeps what it shows."""
+    token = "sreg_4dtqrws3_" + "S" * 43 + "_0aB1cD"
+    registry.faults.extend(httpx.Response(204) for _ in range(2))
+    assert run("keys", "revoke", token, "--yes").out == "revoked 4dtqrws3\n"
+    assert run("keys", "revoke", token, "--yes", "--json").document == {"id": "4dtqrws3", "revoked": True}
+    assert registry.paths() == ["DELETE /v1/keys/4dtqrws3"] * 2
 
 
 def test_options_for_all_commands_stand_before_or_after_the_command(run: Run, registry: FakeRegistry):

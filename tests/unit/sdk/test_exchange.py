@@ -1,5 +1,7 @@
 """What is tried again, after how long, and which error an answer becomes."""
 
+from collections.abc import Callable
+
 import httpx
 import pytest
 
@@ -35,6 +37,43 @@ def test_a_lost_connection_is_tried_again(connect: Connect, registry: FakeRegist
     registry.add_version("alice")
     registry.faults.append(trouble)
     assert connect().get("alice").name == "alice"
+
+
+NEW_KEY = {
+    "id": "4dtqrws3", "name": "fleet", "namespace": "default", "scopes": ["engine"], "created_at": 5,
+    "created_by": "k3v9x0ab", "state": "active", "key": "sreg_4dtqrws3_x_y",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("call", ["create", "rotate"])
+@pytest.mark.parametrize(
+    "trouble",
+    [
+        httpx.ReadError("reset"),
+        httpx.ReadTimeout("late"),
+        lambda _: httpx.Response(408),
+        lambda _: httpx.Response(500),
+        lambda _: httpx.Response(503, headers={"retry-after": "1", "x-should-retry": "true"}),
+    ],
+    ids=["lost", "late", "408", "500", "503"],
+)
+def test_a_key_is_not_made_twice(
+    connect: Connect, registry: FakeRegistry, call: str, trouble: Exception | Callable[..., httpx.Response]
+):
+    """It may have been made before the answer was lost: then nobody would have it, and it would be good."""
+    client = connect()
+    make = {
+        "create": lambda: client.create_key("fleet", ["engine"]),
+        "rotate": lambda: client.rotate_key("4dtqrws3"),
+    }[call]
+    registry.faults.append(trouble)
+    with pytest.raises(errors.SpeakerRegistryError):
+        make()
+    assert len(registry.requests) == 1
+    # Before it did anything.
+    registry.faults.extend([error_answer(429, "rate_limited"), httpx.Response(201, json=NEW_KEY)])
+    assert make().id == "4dtqrws3"
+    assert len(registry.requests) == 3
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 409, 413, 422])
