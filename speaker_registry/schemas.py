@@ -369,7 +369,7 @@ class Quota(Schema):
     namespace: str
     voices: Usage
     bytes: Usage
-    """Of uploads, as they were sent."""
+    """Of clips and embeddings, as they were sent; artifacts do not count."""
     max_clip_bytes: int
     requests_per_minute: Rate
     """Of this key."""

@@ -14,6 +14,7 @@ from services.registry_api import artifacts, clips, compat, examples, health, ke
 from services.registry_api.forms import FORM_BYTES
 from services.registry_api.headers import AnswerHeaders
 from services.registry_api.limits import Pace, RequestIds, RequestLimits, UploadSlots
+from services.registry_api.local import LocalOnly
 from services.registry_api.pressure import Pressure
 from services.registry_api.rules import check_rules, without_security
 from services.registry_api.signals import RequestSignals
@@ -59,13 +60,14 @@ def create_app(
             route.methods = {"GET", "HEAD"}
     app.state.services = services
     app.state.access = services.access
+    app.state.readiness = health.Readiness(services)
     app.state.upload_slots = UploadSlots(services.limits)
     problems.add_handlers(app)
     _add_routes(app, services)
-    app.add_middleware(
-        RequestLimits, max_clip_bytes=services.limits.max_bytes, form_bytes=FORM_BYTES, pace=pace
-    )
+    app.add_middleware(RequestLimits, uploads=services.limits, form_bytes=FORM_BYTES, pace=pace)
     app.add_middleware(Pressure, max_active=max_active)
+    if not services.access.required:
+        app.add_middleware(LocalOnly, origins=cors_origins)
     _allow_web_pages(app, cors_origins)
     # Around all that may refuse: its answers carry the same.
     for layer in (AnswerHeaders, RequestSignals, RequestIds):

@@ -219,8 +219,8 @@ async def put_artifact(
     version's clip, and with what the profile's artifacts are made with now; profiles that nothing can be
     extracted for take any.
     """
+    body = await request.body()  # first: who sends slowly must not keep others from their turn
     async with slots.one():
-        body = await request.body()
         created = await run_in_threadpool(_give, wanted, body, fingerprint)
     found = await run_in_threadpool(wanted.look)
     return answer(request, found.descriptor(), status=201 if created else 200)

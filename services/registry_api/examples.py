@@ -497,6 +497,9 @@ NEW_KEY: Responses = {
         "invalid_request",
     ),
     404: _NO_SUCH_KEY,
+    413: _error(
+        "The body is too large.", "The body has 70000 bytes; accepted here: 65536.", "payload_too_large"
+    ),
 }
 ROTATED_KEY: Responses = {
     **NEW_KEY,

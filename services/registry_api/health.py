@@ -1,20 +1,21 @@
 """Is the process alive, and can it serve? `/readyz` says which part fails, `/metrics` how it has been."""
 
+import asyncio
+import time
 from collections.abc import Callable
 
-import structlog
 from fastapi import Request
+from starlette.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse, Response
 
 from services.registry_api import examples
 from services.registry_api.routing import Router
 from services.registry_api.rules import METRICS, PUBLIC
-from services.registry_api.wiring import Services, ServicesDep
+from services.registry_api.wiring import Services
 from services.shared.metrics import exposition
 from speaker_registry.errors import SpeakerRegistryError, Unavailable
 
-log = structlog.get_logger()
-
+REMEMBERED_SECONDS = 0.5
 router = Router(tags=["health"])
 
 
@@ -25,13 +26,14 @@ async def healthz() -> dict[str, str]:
 
 
 @router.get("/readyz", responses=examples.READY, dependencies=[PUBLIC])
-def readyz(services: ServicesDep) -> Response:
+async def readyz(request: Request) -> Response:
     """Store and index answer, and the index is trusted. Without the index reads go on; writes wait."""
-    faults = {name: fault for name, check in _checks(services).items() if (fault := _fault(check))}
-    parts = {name: faults.get(name, "ok") for name in _checks(services)}
-    body = {"status": "unavailable" if faults else "ok", "parts": parts}
-    headers = {"Retry-After": "1"} if faults else {}
-    return JSONResponse(body, status_code=503 if faults else 200, headers=headers)
+    readiness = request.app.state.readiness
+    assert isinstance(readiness, Readiness)
+    parts = await readiness.parts()
+    good = all(found == "ok" for found in parts.values())
+    body = {"status": "ok" if good else "unavailable", "parts": parts}
+    return JSONResponse(body, status_code=200 if good else 503, headers={} if good else {"Retry-After": "1"})
 
 
 @router.get("/metrics", responses=examples.METRICS, response_class=Response, dependencies=[METRICS])
@@ -39,6 +41,30 @@ def metrics(request: Request) -> Response:
     """For Prometheus: what this process has counted, and what Redis says of queues and index."""
     content, media_type = exposition(request.headers.get("accept", ""))
     return Response(content, headers={"Cache-Control": "no-store", "Content-Type": media_type})
+
+
+class Readiness:
+    """Looks at bucket and index for everybody who asks, and remembers for a moment what it found: anybody may
+    ask, as often as he likes, and each look takes a thread and asks the bucket. One per process.
+    """
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._look: asyncio.Task[dict[str, str]] | None = None
+        self._looked_at = float("-inf")
+
+    async def parts(self) -> dict[str, str]:
+        """Each part, and `ok` or what is wrong with it."""
+        old = time.monotonic() - self._looked_at > REMEMBERED_SECONDS
+        if self._look is None or (self._look.done() and old):
+            self._look = asyncio.create_task(self._look_now())
+        return await asyncio.shield(self._look)  # whoever hangs up leaves it to the others
+
+    async def _look_now(self) -> dict[str, str]:
+        checks = _checks(self._services)
+        found = {name: await run_in_threadpool(_state, check) for name, check in checks.items()}
+        self._looked_at = time.monotonic()
+        return found
 
 
 def _checks(services: Services) -> dict[str, Callable[[], None]]:
@@ -53,9 +79,9 @@ def _check_gate(services: Services) -> None:
         raise Unavailable("being rebuilt")
 
 
-def _fault(check: Callable[[], None]) -> str | None:
+def _state(check: Callable[[], None]) -> str:
     try:
         check()
     except SpeakerRegistryError as error:
         return error.message
-    return None
+    return "ok"

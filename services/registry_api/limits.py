@@ -5,7 +5,7 @@ body. Pure ASGI.
 import asyncio
 import re
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from urllib.parse import unquote_to_bytes
@@ -21,6 +21,10 @@ from speaker_registry.errors import InvalidRequest, PayloadTooLarge, SpeakerRegi
 
 MAX_HEAD_BYTES = 16 * 1024
 """Path, query and headers together."""
+MAX_JSON_BYTES = 64 * 1024
+"""Of a body that is no upload: it is read before anybody knows whose it is."""
+
+UPLOADS_PATH = "/v1/audio/voices"
 
 _WAITING_UPLOADS = 8
 """For each that is at work."""
@@ -63,47 +67,80 @@ class RequestIds:
 
 class RequestLimits:
     """Refuses what a request's head alone gives away, then counts the body as it really arrives, and does not
-    wait for it for ever.
+    wait for it for ever. One per process.
 
     Args:
-        max_clip_bytes: what a body is for. form_bytes: what it may hold besides.
+        uploads: how large a clip may be, and what all bodies that are here at the same time may take.
+        form_bytes: what a body may hold besides the clip.
     """
 
-    def __init__(self, app: ASGIApp, *, max_clip_bytes: int, form_bytes: int, pace: Pace) -> None:
+    def __init__(self, app: ASGIApp, *, uploads: UploadLimits, form_bytes: int, pace: Pace) -> None:
         self._app = app
-        self._max_clip_bytes = max_clip_bytes
-        self._max_bytes = max_clip_bytes + form_bytes
+        self._uploads = uploads
+        self._form_bytes = form_bytes
         self._pace = pace
+        self._held_bytes = 0
+        """Of uploads that are not answered yet."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
-        if refusal := _fault_of_head(scope) or self._fault_of_length(scope):
+        upload = _is_upload(scope)
+        largest = self._uploads.max_bytes + self._form_bytes if upload else MAX_JSON_BYTES
+        if refusal := _fault_of_head(scope) or _fault_of_length(scope) or self._fault_of_size(scope, largest):
             return await render(Request(scope), refusal)(scope, receive, send)
-        body = _CountedBody(receive, self._max_bytes, self._max_clip_bytes, self._pace)
-        return await self._app(scope, body, send)
+        hold = self._hold if upload else None
+        too_much = self._too_large(largest, f"more than {largest}")
+        body = _CountedBody(receive, largest, too_much, hold, self._pace)
+        try:
+            return await self._app(scope, body, send)
+        finally:
+            self._held_bytes -= body.held
 
-    def _fault_of_length(self, scope: Scope) -> SpeakerRegistryError | None:
-        headers = [name for name, _ in scope["headers"]]
-        lengths = [value for name, value in scope["headers"] if name == b"content-length"]
-        if b"content-encoding" in headers:
-            return InvalidRequest(
-                "A compressed body (Content-Encoding) is not accepted: send it as it is.",
-                param="Content-Encoding",
+    def _fault_of_size(self, scope: Scope, largest: int) -> SpeakerRegistryError | None:
+        """By what is said of it."""
+        said = [int(value) for name, value in scope["headers"] if name == b"content-length"]
+        return self._too_large(largest, str(said[0])) if said and said[0] > largest else None
+
+    def _too_large(self, largest: int, got: str) -> PayloadTooLarge:
+        if largest > MAX_JSON_BYTES:
+            return too_large(self._uploads.max_bytes, got)
+        return PayloadTooLarge(f"The body has {got} bytes; accepted here: {largest}.")
+
+    def _hold(self, size: int) -> None:
+        """Raises `Unavailable` if there is no room for so much more."""
+        if self._held_bytes + size > self._uploads.held_bytes:
+            raise Unavailable(
+                "Too many uploads are arriving at the same time. Send it again in a moment.",
+                retry_after_seconds=1,
             )
-        if len(lengths) > 1 or (lengths and b"transfer-encoding" in headers):
-            return InvalidRequest(
-                "The body's length is given twice; accepted: Content-Length or Transfer-Encoding: chunked.",
-                param="Content-Length",
-            )
-        if lengths and not lengths[0].isdigit():
-            shown = ascii(lengths[0].decode("latin-1"))[:40]
-            return InvalidRequest(
-                f"Content-Length is {shown}; accepted: a number of bytes.", param="Content-Length"
-            )
-        if lengths and int(lengths[0]) > self._max_bytes:
-            return too_large(self._max_clip_bytes, lengths[0].decode())
-        return None
+        self._held_bytes += size
+
+
+def _is_upload(scope: Scope) -> bool:
+    path: str = scope["path"]
+    return scope["method"] == "PUT" or (scope["method"] == "POST" and path == UPLOADS_PATH)
+
+
+def _fault_of_length(scope: Scope) -> SpeakerRegistryError | None:
+    headers = [name for name, _ in scope["headers"]]
+    lengths = [value for name, value in scope["headers"] if name == b"content-length"]
+    if b"content-encoding" in headers:
+        return InvalidRequest(
+            "A compressed body (Content-Encoding) is not accepted: send it as it is.",
+            param="Content-Encoding",
+        )
+    if len(lengths) > 1 or (lengths and b"transfer-encoding" in headers):
+        return InvalidRequest(
+            "The body's length is given twice; accepted: Content-Length or Transfer-Encoding: chunked.",
+            param="Content-Length",
+        )
+    if lengths and not lengths[0].isdigit():
+        shown = ascii(lengths[0].decode("latin-1"))[:40]
+        return InvalidRequest(
+            f"Content-Length is {shown}; accepted: a number of bytes.", param="Content-Length"
+        )
+    return None
 
 
 def _fault_of_head(scope: Scope) -> SpeakerRegistryError | None:
@@ -128,26 +165,43 @@ def _is_utf8(text: bytes) -> bool:
 
 
 class _CountedBody:
-    """`receive`, until the body is too large or too slow: then our error goes through whatever was reading
-    it.
+    """`receive`, until the body is too large or too slow, or there is no room for it: then our error goes
+    through whatever was reading it.
+
+    Args:
+        largest: bytes; `too_large` is raised if more come. hold: makes room for so many; None: no need.
     """
 
-    def __init__(self, receive: Receive, max_bytes: int, max_clip_bytes: int, pace: Pace) -> None:
+    def __init__(
+        self,
+        receive: Receive,
+        largest: int,
+        too_large: PayloadTooLarge,
+        hold: Callable[[int], None] | None,
+        pace: Pace,
+    ) -> None:
         self._receive = receive
-        self._max_bytes = max_bytes
-        self._max_clip_bytes = max_clip_bytes
+        self._largest = largest
+        self._too_large = too_large
+        self._hold = hold
         self._pace = pace
         self._deadline = asyncio.get_running_loop().time() + pace.whole_seconds
         self._seen = 0
         self._done = False
+        self.held = 0
+        """Bytes that room was made for."""
 
     async def __call__(self) -> Message:
         message = await self._next()
         if message["type"] == "http.request":
-            self._seen += len(message.get("body", b""))
+            size = len(message.get("body", b""))
+            self._seen += size
             self._done = not message.get("more_body", False)
-            if self._seen > self._max_bytes:
-                raise too_large(self._max_clip_bytes, f"more than {self._max_bytes}")
+            if self._seen > self._largest:
+                raise self._too_large
+            if self._hold is not None:
+                self._hold(size)
+                self.held += size
         return message
 
     async def _next(self) -> Message:

@@ -6,10 +6,11 @@ itself, so that few requests wait for it. While Redis is away nothing is counted
 cannot be taken anyway. Knows no routes.
 """
 
+import asyncio
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import redis
 from cachetools import LRUCache
@@ -39,6 +40,8 @@ class _Count:
     """Not taken by anybody, when it was last asked."""
     spent: bool = False
     """Nothing is left until the next minute."""
+    asking: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held by the request that takes the next share: the others would each take one more."""
 
     def add(self, share: int, per_minute: int, taken: int) -> None:
         """`share` was asked for, with which `taken` are gone of `per_minute`."""
@@ -95,12 +98,17 @@ class Rates:
             return self._rate(limit, None)
         count = self._count(limit)
         if not count.left_here and not count.spent:
-            share = max(1, limit.per_minute // _SHARES)
-            count.add(share, limit.per_minute, await self._taken(limit, count, share))
+            await self._take_share(limit, count, limit.per_minute)
         if not count.left_here:
             raise self._refusal(limit)
         count.left_here -= 1
         return self._rate(limit, count)
+
+    async def _take_share(self, limit: Limit, count: _Count, per_minute: int) -> None:
+        share = max(1, per_minute // _SHARES)
+        async with count.asking:
+            while not count.left_here and not count.spent:
+                count.add(share, per_minute, await self._taken(limit, count, share))
 
     async def standing(self, caller: Caller, namespace: str, what: str) -> tuple[Rate, Rate]:
         """What is left for the caller and for the namespace, of which none is taken."""

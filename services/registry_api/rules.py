@@ -4,6 +4,7 @@
 is in another one is not found.
 """
 
+import ipaddress
 from collections.abc import Iterable
 from typing import Annotated, Any
 
@@ -29,10 +30,19 @@ _bearer = HTTPBearer(
 )
 
 
-def address_of(request: Request) -> str:
-    """Of the caller: whoever has an IPv6 network has as many addresses as he likes, so those count as one."""
-    host = request.client.host if request.client else ""
-    return ":".join(host.split(":")[:4]) if ":" in host else host
+def address_of(host: str) -> str:
+    """What an address counts as: whoever has an IPv6 network has as many addresses as he likes, so those of
+    one /64 are one. What is no address (a socket's path) is itself.
+    """
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host
+    if address.version == 4:
+        return str(address)
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(ipaddress.ip_network((address, 64), strict=False))
 
 
 async def _admit(
@@ -43,7 +53,8 @@ async def _admit(
     """Raises `InvalidApiKey`, `PermissionDenied`, `RateLimited`."""
     access = access_of(request)
     sent = authorization.credentials if authorization else None
-    caller = await access.caller(sent, address_of(request))
+    address = address_of(request.client.host if request.client else "")
+    caller = await access.caller(sent, address)
     structlog.contextvars.bind_contextvars(key_id=caller.id)
     request.scope["caller"] = caller
     request.scope["namespace"] = _namespace_asked_for(caller, request.headers.get(NAMESPACE_HEADER))
@@ -51,6 +62,20 @@ async def _admit(
     if accepted.scopes and caller.scopes.isdisjoint(accepted.scopes):
         raise PermissionDenied(
             f"This API key is for {_listed(caller.scopes)}; needed: {' or '.join(accepted.scopes)}."
+        )
+
+
+async def _admit_operator(
+    request: Request,
+    accepted: SecurityScopes,
+    authorization: Annotated[HTTPAuthorizationCredentials | None, Security(_bearer)],
+) -> None:
+    """As `_admit`, and of keys only those for any namespace: it is about all of them."""
+    await _admit(request, accepted, authorization)
+    caller = request.scope["caller"]
+    if caller.namespace != ANY_NAMESPACE:
+        raise PermissionDenied(
+            f"This API key is for namespace {caller.namespace!r}; needed: one for any ('*')."
         )
 
 
@@ -136,7 +161,7 @@ AUDIO_READ = needs("audio:read")
 JOBS_READ = needs("jobs:read", "engine")
 JOBS_WRITE = needs("jobs:write", "engine")
 ADMIN = needs("admin")
-METRICS = needs("jobs:read", "admin")
+METRICS = Security(_admit_operator, scopes=("admin",))
 ANY_KEY = needs()
 
 
@@ -153,7 +178,7 @@ def accepted_scopes(route: RouteContext) -> frozenset[str] | None:
     for dependency in route.dependencies or ():
         if dependency.dependency is _anybody:
             return None
-        if dependency.dependency is _admit:
+        if dependency.dependency in {_admit, _admit_operator}:
             return frozenset(getattr(dependency, "scopes", None) or ())
     raise ValueError(f"{sorted(route.methods or ())} {route.path} has no rule: see `rules.needs`")
 

@@ -54,7 +54,7 @@ def server_config(
         timeout_graceful_shutdown=settings.shutdown_seconds,
         server_header=False,
         proxy_headers=bool(settings.trusted_proxies),
-        forwarded_allow_ips=settings.trusted_proxies,
+        forwarded_allow_ips=list(settings.trusted_proxies),
         log_config=None,
         access_log=False,
     )

@@ -124,12 +124,21 @@ class UploadLimits(BaseSettings):
     """Such processes kept ready: a clip that finds one is decoded in half the time. 3 MiB each."""
     decoder_wait_seconds: float = Field(10.0, gt=0)
     """How long an upload waits for one of them before it is told to come back later."""
+    held_bytes: int = Field(192 * 1024**2, gt=0)
+    """Of all uploads that one API process has begun to read and not answered: in memory, and what arrives of
+    them in /tmp. Others are told to come back later.
+    """
 
     @model_validator(mode="after")
     def _some_length_is_accepted(self) -> Self:
         if self.min_seconds > self.max_seconds:
             raise ValueError(
                 f"min_seconds {self.min_seconds:g} is more than max_seconds {self.max_seconds:g}"
+            )
+        if self.held_bytes < 2 * self.max_bytes:
+            raise ValueError(
+                f"held_bytes {self.held_bytes} is less than twice max_bytes {self.max_bytes}: there would be "
+                "no room for an upload"
             )
         return self
 
@@ -176,6 +185,18 @@ def _names(text: object) -> object:
     return [name.strip() for name in text.split(",") if name.strip()] if isinstance(text, str) else text
 
 
+def _networks(names: tuple[str, ...]) -> tuple[str, ...]:
+    """What could not be read would be trusted by nobody's decision, or not at all."""
+    for name in names:
+        try:
+            ipaddress.ip_network(name)
+        except ValueError as error:
+            raise ValueError(
+                f"{error}; accepted: addresses and networks, such as 10.1.2.3 and 10.1.0.0/16"
+            ) from None
+    return names
+
+
 class RegistrySettings(BaseSettings):
     """What this registry asks of its voices; the same for API and workers. Environment: the names given
     below.
@@ -190,7 +211,9 @@ class RegistrySettings(BaseSettings):
     max_uploaded: int = Field(1000, gt=0, validation_alias="SPEAKER_MAX_UPLOADED")
     """Voices in one namespace, at most."""
     max_stored_bytes: int | None = Field(None, gt=0, validation_alias="SPEAKER_MAX_BYTES")
-    """Of all uploads in one namespace, as they were sent; without it: as much as there is room for."""
+    """Of all clips and embeddings in one namespace, as they were sent; artifacts, made here or brought, do not
+    count. Without it: as much as there is room for.
+    """
     registration_policy: Literal["overwrite", "immutable"] = Field(
         "overwrite", validation_alias="VLLM_OMNI_SPEAKER_REGISTRATION_POLICY"
     )
@@ -293,7 +316,9 @@ class ApiSettings(BaseSettings):
     shutdown_seconds: int = Field(20, gt=0)
     """What is under way may take this long to finish when the process is told to stop."""
 
-    trusted_proxies: str = ""
+    trusted_proxies: Annotated[
+        tuple[str, ...], NoDecode, BeforeValidator(_names), AfterValidator(_networks)
+    ] = ()
     """Addresses or networks, comma-separated, whose X-Forwarded-For and X-Forwarded-Proto are believed."""
     cors_origins: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_names)] = ()
     """Web pages of these origins, comma-separated, may call the API from a browser. None may otherwise."""
@@ -318,8 +343,8 @@ class AccessSettings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="SPEAKER_AUTH_", env_ignore_empty=True, frozen=True)
 
     required: bool | None = None
-    """Whether requests need a key. Without it: they do where the API listens beyond loopback, and where one
-    of the following is set.
+    """Whether requests need a key. Without it: they do where the API listens beyond loopback or behind a
+    proxy, and where one of the following is set.
     """
     bootstrap_key: SecretStr | None = None
     """A key with all rights, to make others with: `python -m services.registry_api new-key` prints one.
@@ -358,9 +383,15 @@ class AccessSettings(BaseSettings):
                 f"SPEAKER_API_HOST is {api.host!r} and SPEAKER_AUTH_REQUIRED is false: without API keys the "
                 "registry listens on loopback only (127.0.0.1, ::1, localhost)"
             )
+        if self.required is False and api.trusted_proxies:
+            raise ValueError(
+                "SPEAKER_API_TRUSTED_PROXIES is set and SPEAKER_AUTH_REQUIRED is false: without API keys no "
+                "proxy may stand in front of the registry"
+            )
         if self.required is not None:
             return self.required
-        return not api.loopback or self.bootstrap is not None or self.oidc_issuer is not None
+        strangers = not api.loopback or bool(api.trusted_proxies)  # whom a proxy lets through may be anybody
+        return strangers or self.bootstrap is not None or self.oidc_issuer is not None
 
 
 class RateSettings(BaseSettings):

@@ -4,6 +4,7 @@ import asyncio
 from typing import Any
 
 from services.registry_api.limits import Pace, RequestLimits
+from services.shared.settings import UploadLimits
 
 
 def test_once_the_body_is_there_nobody_has_to_send_anything_in_time():
@@ -16,8 +17,8 @@ def test_once_the_body_is_there_nobody_has_to_send_anything_in_time():
 
     async def run() -> None:
         pace = Pace(idle_seconds=0.05, whole_seconds=0.05)
-        limited = RequestLimits(app, max_clip_bytes=10, form_bytes=0, pace=pace)
-        scope = {"type": "http", "path": "/", "raw_path": b"/", "query_string": b"", "headers": []}
+        limited = RequestLimits(app, uploads=UploadLimits(max_bytes=10), form_bytes=0, pace=pace)
+        scope = {"type": "http", "method": "POST", "path": "/", "query_string": b"", "headers": []}
         request = asyncio.create_task(limited(scope, messages.get, messages.put))
         await messages.put({"type": "http.request", "body": b"12345", "more_body": False})
         await asyncio.sleep(0.2)

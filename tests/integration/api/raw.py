@@ -45,7 +45,7 @@ def ask(port: int, request: bytes) -> Answer:
 
 
 def head(method: str, path: str, *lines: str) -> bytes:
-    return "\r\n".join([f"{method} {path} HTTP/1.1", "Host: registry", *lines, "", ""]).encode()
+    return "\r\n".join([f"{method} {path} HTTP/1.1", "Host: localhost", *lines, "", ""]).encode()
 
 
 def field(name: str, value: str | bytes) -> Part:

@@ -7,6 +7,7 @@ import statistics
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -14,7 +15,7 @@ from urllib.parse import quote
 import httpx
 import pytest
 
-from services.registry_api import changes, paging, voices
+from services.registry_api import changes, health, paging, voices
 from services.shared.audio import AudioDecoder, DecodedClip
 from services.shared.facts import SpeakerId
 from services.shared.settings import UploadLimits
@@ -46,6 +47,12 @@ def artifact_path(name: str, ref: int | str = "default", profile: str = PROFILE)
 
 def audio_path(name: str, ref: int | str = "default") -> str:
     return f"/v1/voices/{quote(name, safe='')}/versions/{ref}/audio"
+
+
+def ready_now(registry: Registry) -> httpx.Response:
+    """Once it does not remember any more what it was before."""
+    time.sleep(health.REMEMBERED_SECONDS + 0.05)
+    return registry.client.get("/readyz")
 
 
 def keys(page: dict[str, Any]) -> list[str]:
@@ -427,6 +434,39 @@ def test_uploads_that_wait_for_a_decoder_do_not_hold_up_the_others(
         assert {one.result(20).status_code for one in uploads} == {200, 503}
 
 
+def test_uploads_that_arrive_slowly_do_not_keep_others_from_their_turn(start: Start):
+    """However many: a turn is for work, not for waiting."""
+    registry = start(limits=UploadLimits(decoders=1, decoder_wait_seconds=0.5))
+    path = artifact_path("nobody")
+    with ExitStack() as stack:
+        for _ in range(12):
+            slow = stack.enter_context(raw.connected(registry.port))
+            slow.sendall(raw.head("PUT", path, "Content-Length: 1000") + b"x")
+        time.sleep(0.3)
+        registry.upload("alice")
+        registry.ready("bob")
+
+
+def test_uploads_that_arrive_take_no_more_than_there_is_room_for(start: Start):
+    """What comes on top is told to come back; when the others have gone there is room again."""
+    size = 1024 * 1024
+    registry = start(limits=UploadLimits(max_bytes=size, held_bytes=2 * size))
+    lines = [f"Content-Length: {size}", f"Content-Type: {raw.CONTENT_TYPE['Content-Type']}"]
+    body = raw.form(raw.field("name", "a"), raw.file("audio_sample", bytes(size - 4096)))[: size - 8192]
+    for _ in range(2):
+        with ExitStack() as stack:
+            for _ in range(2):
+                slow = stack.enter_context(raw.connected(registry.port))
+                slow.sendall(raw.head("POST", "/v1/audio/voices", *lines) + body)
+            time.sleep(0.5)
+            refused = registry.post_voice("alice")
+            assert refused.status_code == 503
+            assert "arriving at the same time" in refused.json()["error"]["message"]
+            assert refused.headers["Retry-After"] == "1"
+            assert registry.client.get("/v1/voices").status_code == 200
+        until(lambda: registry.post_voice("alice").status_code == 200)
+
+
 def test_who_hangs_up_is_not_waited_for(registry: Registry, name: str):
     """Else a client that asks and leaves, again and again, keeps us looking for minutes."""
     registry.upload(name)
@@ -760,13 +800,30 @@ def test_health_says_only_that_the_process_lives(start: Start):
     assert get(registry, "/healthz") == {"status": "ok"}
 
 
+def test_many_who_ask_whether_it_is_ready_cost_one_look(start: Start, monkeypatch: pytest.MonkeyPatch):
+    """Anybody may, and each look takes a thread and asks the bucket."""
+    registry = start()
+    looks: list[float] = []
+
+    def check() -> None:
+        looks.append(time.monotonic())
+        time.sleep(0.2)
+
+    monkeypatch.setattr(registry.registrar.store, "check", check)
+    began = time.monotonic()
+    with ThreadPoolExecutor(30) as pool:
+        answers = list(pool.map(lambda _: registry.client.get("/readyz").status_code, range(90)))
+    assert set(answers) == {200}
+    assert 1 <= len(looks) <= 2 + (time.monotonic() - began) / health.REMEMBERED_SECONDS
+
+
 def test_readiness_names_the_store_when_it_is_gone(start: Start):
     """Uploads are refused, to be repeated; nothing of them is there afterwards."""
     registry = start()
     assert get(registry, "/readyz") == {"status": "ok", "parts": {"store": "ok", "index": "ok"}}
     registry.ready("alice")
     away = Path(shutil.move(registry.folder, registry.folder.with_suffix(".away")))
-    ready = registry.client.get("/readyz")
+    ready = ready_now(registry)
     assert (ready.status_code, ready.json()["status"]) == (503, "unavailable")
     assert ready.json()["parts"]["index"] == "ok"
     assert "store" in ready.json()["parts"]["store"]
@@ -780,7 +837,7 @@ def test_readiness_names_the_store_when_it_is_gone(start: Start):
     assert error_of(registry.file("alice")) == (503, "unavailable")
     assert get(registry, "/v1/voices/alice")["state"] == "ready"
     shutil.move(away, registry.folder)
-    assert get(registry, "/readyz")["status"] == "ok"
+    assert ready_now(registry).status_code == 200
     assert get(registry, "/v1/audio/voices")["voices"] == ["alice", "default"]
     registry.upload("bob")
 
@@ -794,7 +851,7 @@ def test_reads_go_on_from_the_facts_without_the_index(start: Start, tmp_path: Pa
         server.stop()
         before = {path for path in registry.folder.rglob("*") if path.is_file()}
 
-        ready = registry.client.get("/readyz")
+        ready = ready_now(registry)
         assert (ready.status_code, ready.json()["parts"]["store"]) == (503, "ok")
         assert "cannot be reached" in ready.json()["parts"]["index"]
         assert registry.file("alice").content == file.content
@@ -820,14 +877,14 @@ def test_an_index_that_lost_everything_is_not_believed(start: Start):
     registry = start()
     registry.ready("alice")
     registry.redis.flushdb()
-    ready = registry.client.get("/readyz")
+    ready = ready_now(registry)
     assert (ready.status_code, ready.json()["parts"]) == (503, {"store": "ok", "index": "being rebuilt"})
     assert registry.file("alice").status_code == 200
     assert keys(get(registry, "/v1/voices")) == ["alice"]
     refused = registry.post_voice("bob")
     assert (refused.status_code, refused.json()["error"]["reason"]) == (503, "unavailable")
     registry.housekeeper.rebuild()
-    assert get(registry, "/readyz")["status"] == "ok"
+    assert ready_now(registry).status_code == 200
     registry.upload("bob")
     assert keys(get(registry, "/v1/voices")) == ["alice", "bob"]
 

@@ -1,0 +1,96 @@
+"""Without keys only this machine is answered: no web page from elsewhere, nobody behind a proxy."""
+
+import httpx
+import pytest
+from pydantic import SecretStr, ValidationError
+
+from services.shared.api_keys import new_token
+from services.shared.settings import AccessSettings, ApiSettings
+from tests.integration.api.conftest import Start
+from tests.integration.api.registry import CLIP, Registry
+
+FORM = {"name": "alice", "consent": "c"}
+
+
+def refusal(response: httpx.Response) -> str:
+    assert response.status_code == 403
+    error = response.json()["error"]
+    assert "permission_denied" in {error["code"], error.get("reason")}
+    message: str = error["message"]
+    return message
+
+
+@pytest.mark.parametrize("host", ["localhost", "localhost:8300", "127.0.0.1:8300", "[::1]:8300", "127.9.9.9"])
+def test_this_machine_is_answered_by_each_of_its_names(registry: Registry, host: str):
+    assert registry.client.get("/v1/voices", headers={"Host": host}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:8300", "10.0.0.1", "127.0.0.1.evil.example", ""]
+)
+def test_a_page_whose_name_leads_here_is_refused(registry: Registry, host: str):
+    """DNS rebinding: for the browser it is a page of ours, and could read every answer."""
+    message = refusal(registry.client.get("/v1/voices", headers={"Host": host}))
+    assert repr(host) in message
+    assert "SPEAKER_AUTH_REQUIRED" in message
+
+
+@pytest.mark.parametrize("origin", ["https://evil.example", "null", "http://localhost.evil.example"])
+def test_a_page_from_elsewhere_cannot_send_us_forms(registry: Registry, origin: str):
+    """It needs nobody's leave for that, and would not even see the answer."""
+    before = registry.stored()
+    response = registry.client.post(
+        "/v1/audio/voices", data=FORM, files={"audio_sample": CLIP}, headers={"Origin": origin}
+    )
+    assert repr(origin) in refusal(response)
+    assert registry.stored() == before
+
+
+def test_a_page_of_this_machine_can(registry: Registry):
+    """As it can do anything else here."""
+    origin = {"Origin": "http://localhost:3000"}
+    assert registry.client.get("/v1/voices", headers=origin).status_code == 200
+
+
+@pytest.mark.parametrize("header", ["X-Forwarded-For", "Forwarded", "X-Real-IP", "X-Forwarded-Host"])
+def test_whom_a_proxy_lets_through_is_refused(registry: Registry, header: str):
+    """Whoever set it up has forgotten the keys."""
+    message = refusal(registry.client.get("/v1/voices", headers={header: "203.0.113.7"}))
+    assert message.startswith(header.lower())
+
+
+def test_who_watches_may_come_through_anything(registry: Registry):
+    """They say nothing of anybody."""
+    headers = {"Host": "registry.example", "X-Forwarded-For": "203.0.113.7"}
+    assert registry.client.get("/readyz", headers=headers).status_code == 200
+
+
+def test_with_keys_it_does_not_matter(start: Start):
+    """They are what keeps others out then; browsers do not send them by themselves."""
+    token = new_token()
+    closed = start(access=AccessSettings(bootstrap_key=SecretStr(str(token))))
+    headers = {
+        "Authorization": f"Bearer {token}",
+        "Host": "registry.example",
+        "Origin": "https://elsewhere.example",
+        "X-Forwarded-For": "203.0.113.7",
+    }
+    assert closed.client.get("/v1/voices", headers=headers).status_code == 200
+
+
+def test_behind_a_proxy_keys_are_needed():
+    """On loopback, too: whoever the proxy lets through may be anybody."""
+    behind = ApiSettings(trusted_proxies="127.0.0.1")
+    assert AccessSettings().required_at(behind)
+    assert not AccessSettings().required_at(ApiSettings())
+    with pytest.raises(ValueError, match="SPEAKER_API_TRUSTED_PROXIES is set"):
+        AccessSettings(required=False).required_at(behind)
+
+
+@pytest.mark.parametrize("given", ["*", "10.0.0.1/8", "proxy", "10.0.0.0/8,nonsense", "10.0.0"])
+def test_proxies_are_addresses_or_networks(given: str):
+    """What cannot be read would be trusted by nobody, and all callers would be one address."""
+    with pytest.raises(ValidationError, match="accepted: addresses and networks"):
+        ApiSettings(trusted_proxies=given)
+    read = ApiSettings(trusted_proxies="10.0.0.0/8, 192.168.1.7,fd00::/8")
+    assert read.trusted_proxies == ("10.0.0.0/8", "192.168.1.7", "fd00::/8")

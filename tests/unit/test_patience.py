@@ -1,0 +1,104 @@
+"""How often one address may send keys that are none, and whom that concerns."""
+
+import asyncio
+from typing import Any, cast
+
+import pytest
+
+from services.registry_api.access import Access
+from services.registry_api.callers import Caller
+from services.registry_api.rates import Rates
+from services.registry_api.tokens import Tokens
+from services.shared.keyring import Keyring
+from speaker_registry.errors import InvalidApiKey, RateLimited, SpeakerRegistryError
+
+GOOD = Caller("jwt:1", "default", frozenset({"engine"}))
+
+
+class OneToken:
+    """Stands for tokens of a provider: `good` is one."""
+
+    def __init__(self) -> None:
+        self.checked = 0
+
+    def caller(self, text: str) -> Caller:
+        self.checked += 1
+        if text != "good":
+            raise InvalidApiKey("This token is not accepted.")
+        return GOOD
+
+
+class Asked:
+    def __init__(self) -> None:
+        self.now = 600.0
+        self.tokens = OneToken()
+        rates = Rates.unlimited()
+        rates.now = lambda: self.now
+        self.access = Access(
+            cast(Keyring, object()),
+            rates=rates,
+            tokens=cast(Tokens, self.tokens),
+            failures_per_minute=3,
+        )
+
+    def send(self, sent: str, address: str = "203.0.113.7") -> Caller | type[SpeakerRegistryError]:
+        try:
+            return asyncio.run(self.access.caller(sent, address))
+        except SpeakerRegistryError as error:
+            return type(error)
+
+
+def test_failures_are_counted_minute_by_minute():
+    """One in a minute is no guessing, however long it goes on."""
+    asked = Asked()
+    for _ in range(10):
+        assert asked.send("sreg_x") is InvalidApiKey
+        asked.now += 50
+    codes = [asked.send("sreg_x") for _ in range(4)]
+    assert codes[-1] is RateLimited
+    asked.now += 60
+    assert asked.send("sreg_x") is InvalidApiKey
+
+
+def test_it_is_told_when_the_minute_is_over():
+    asked = Asked()
+    asked.now += 20
+    for _ in range(3):
+        asked.send("sreg_x")
+    with pytest.raises(RateLimited) as refused:
+        asyncio.run(asked.access.caller("sreg_x", "203.0.113.7"))
+    assert refused.value.retry_after_seconds == 40
+
+
+def test_a_good_token_does_not_wait_for_what_its_neighbours_do():
+    """They share an address behind a proxy that nobody trusts. It was good a moment ago, so it is checked."""
+    asked = Asked()
+    assert asked.send("good") is GOOD
+    for _ in range(5):
+        asked.send("bad")
+    assert asked.send("bad") is RateLimited
+    checked = asked.tokens.checked
+    assert asked.send("good") is GOOD
+    assert asked.tokens.checked == checked, "it need not be checked twice in a moment"
+    asked.now += 35
+    for _ in range(4):
+        asked.send("bad")
+    assert asked.send("good") is GOOD
+    assert asked.tokens.checked > checked
+
+
+def test_other_addresses_are_not_concerned():
+    asked = Asked()
+    for _ in range(5):
+        asked.send("bad")
+    assert asked.send("bad", "203.0.113.8") is InvalidApiKey
+
+
+def test_who_guesses_is_named_in_the_log(capsys: pytest.CaptureFixture[str]):
+    """Once: whoever runs us can block the address."""
+    asked = Asked()
+    for _ in range(9):
+        asked.send("sreg_x")
+    logged: Any = capsys.readouterr().out
+    assert logged.count("keys.guessed") == 1
+    assert "203.0.113.7" in logged

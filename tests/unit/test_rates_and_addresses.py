@@ -1,0 +1,73 @@
+"""How limits are shared out within a process, and what an address counts as."""
+
+import asyncio
+
+import pytest
+
+from services.registry_api.callers import Caller
+from services.registry_api.rates import Limit, Rates
+from services.registry_api.rules import address_of
+from services.shared.settings import RateSettings
+from speaker_registry.errors import RateLimited
+
+
+class Counted(Rates):
+    """Counts here what Redis would, and takes its time to answer."""
+
+    def __init__(self) -> None:
+        super().__init__(None, RateSettings(), now=lambda: 0.0)
+        self.taken = 0
+        self.asked = 0
+
+    async def _taken(self, limit: Limit, count: object, share: int) -> int:
+        self.asked += 1
+        await asyncio.sleep(0.01)
+        self.taken += share
+        return self.taken
+
+
+def limit(rates: Rates, per_minute: int) -> Limit:
+    caller = Caller("key", "default", frozenset(), requests_per_minute=per_minute)
+    return rates.limits_of(caller, "default", "requests")[0]
+
+
+def test_who_asks_at_the_same_time_takes_one_share_together():
+    """Each would else take one of his own: a minute's limit would be gone with its first requests."""
+
+    async def test() -> None:
+        rates = Counted()
+        found = await asyncio.gather(*(rates.take(limit(rates, 1000)) for _ in range(64)))
+        assert rates.taken - len(found) < 10
+        assert rates.asked == 7  # shares of ten
+
+    asyncio.run(test())
+
+
+def test_of_many_at_the_same_time_as_many_are_served_as_may_be():
+    """No fewer, no more."""
+
+    async def test() -> None:
+        rates = Counted()
+        asked = [rates.take(limit(rates, 30)) for _ in range(64)]
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        assert sum(isinstance(one, RateLimited) for one in answers) == 34
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize(
+    ("host", "counts_as"),
+    [
+        ("203.0.113.7", "203.0.113.7"),
+        ("::ffff:203.0.113.7", "203.0.113.7"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+        ("2001:db8::1:2:3:4", "2001:db8::/64"),
+        ("2001:db8::9:2:3:4", "2001:db8::/64"),
+        ("::1", "::/64"),
+        ("", ""),
+        ("fe80::1%eth0", "fe80::/64"),
+    ],
+)
+def test_an_ipv6_network_counts_as_one(host: str, counts_as: str):
+    """However its addresses are written: whoever has it has all of them."""
+    assert address_of(host) == counts_as
