@@ -124,7 +124,7 @@ class Rates:
 
     def _rate(self, limit: Limit, count: _Count | None) -> Rate:
         remaining = count.left_here + count.left_there if count is not None else None
-        return Rate(limit=limit.per_minute, remaining=remaining, reset_seconds=self._reset_seconds())
+        return Rate(limit=limit.per_minute, remaining=remaining, reset_seconds=self.reset_seconds())
 
     def _count(self, limit: Limit) -> _Count:
         minute = int(self.now() // MINUTE)
@@ -153,8 +153,8 @@ class Rates:
         whose = "this API key" if limit.who.startswith("key:") else "this namespace"
         return RateLimited(
             f"Over {limit.per_minute} {limit.what} a minute with {whose}.",
-            retry_after_seconds=self._reset_seconds(),
+            retry_after_seconds=self.reset_seconds(),
         )
 
-    def _reset_seconds(self) -> int:
+    def reset_seconds(self) -> int:
         return math.ceil(MINUTE - self.now() % MINUTE)

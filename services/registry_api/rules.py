@@ -5,6 +5,7 @@ is in another one is not found.
 """
 
 import ipaddress
+import math
 from collections.abc import Iterable
 from typing import Annotated, Any
 
@@ -15,10 +16,11 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer, SecurityS
 
 from services.registry_api.access import Access
 from services.registry_api.callers import OWN_NAMESPACE, Caller
-from services.registry_api.rates import MINUTE, REQUESTS, UPLOADS, Limit
+from services.registry_api.rates import MINUTE, REQUESTS, UPLOADS
 from services.shared.api_keys import ALL_SCOPES, ANY_NAMESPACE
 from speaker_registry.errors import PermissionDenied, RateLimited
 from speaker_registry.names import ACCEPTED_NAMESPACES, is_namespace
+from speaker_registry.schemas import Rate
 
 NAMESPACE_HEADER = "X-Speaker-Namespace"
 """Which namespace a request is about, by keys that are for any."""
@@ -85,28 +87,31 @@ async def _count_upload(request: Request) -> None:
 
 
 async def _count(request: Request, access: Access, what: str) -> None:
-    """Against the limits of key and namespace. The answer says how the key's requests stand, or what was
-    exceeded.
+    """Against the limits of key and namespace. The answer says how requests stand with the one of these that
+    is nearer, or what was exceeded.
     """
-    limits = access.rates.limits_of(request.scope["caller"], request.scope["namespace"], what)
-    for number, limit in enumerate(limits):
+    rates = access.rates
+    standings = []
+    for limit in rates.limits_of(request.scope["caller"], request.scope["namespace"], what):
         try:
-            rate = await access.rates.take(limit)
-        except RateLimited as error:
-            _say(request, limit, 0, int(error.retry_after_seconds or 0))
+            standings.append(await rates.take(limit))
+        except RateLimited:
+            _say(request, Rate(limit=limit.per_minute, remaining=0, reset_seconds=rates.reset_seconds()))
             raise
-        if what == REQUESTS and number == 0:
-            _say(request, limit, rate.remaining, rate.reset_seconds)
+    if what == REQUESTS:
+        _say(
+            request, min(standings, key=lambda rate: math.inf if rate.limit is None else rate.remaining or 0)
+        )
 
 
-def _say(request: Request, limit: Limit, remaining: int | None, reset_seconds: int) -> None:
-    if limit.per_minute is None:
+def _say(request: Request, rate: Rate) -> None:
+    if rate.limit is None:
         return
     request.scope["answer_headers"] = [
-        (b"ratelimit-limit", b"%d" % limit.per_minute),
-        (b"ratelimit-remaining", b"%d" % (remaining or 0)),
-        (b"ratelimit-reset", b"%d" % reset_seconds),
-        (b"ratelimit-policy", b"%d;w=%d" % (limit.per_minute, MINUTE)),
+        (b"ratelimit-limit", b"%d" % rate.limit),
+        (b"ratelimit-remaining", b"%d" % (rate.remaining or 0)),
+        (b"ratelimit-reset", b"%d" % rate.reset_seconds),
+        (b"ratelimit-policy", b"%d;w=%d" % (rate.limit, MINUTE)),
     ]
 
 

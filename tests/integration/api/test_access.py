@@ -602,6 +602,19 @@ def test_requests_are_limited_by_key(start: Start):
     assert closed.client.get("/v1/profiles", headers=bearer(key(closed))).status_code == 200
 
 
+def test_the_limit_that_is_nearer_is_told(start: Start):
+    """A key with much left is refused all the same when its namespace has none."""
+    closed = start(access=CLOSED, rates=RateSettings(namespace_requests_per_minute=10))
+    stop_the_minute(closed)
+    first, second = key(closed, requests_per_minute=6), key(closed)
+    told = [
+        closed.client.get("/v1/profiles", headers=bearer(token)).headers["RateLimit-Remaining"]
+        for token in (first, first, second, second)
+    ]
+    used = 2  # by the key that made them
+    assert told == ["5", "4", str(10 - used - 3), str(10 - used - 4)]
+
+
 def test_processes_share_a_limit(start: Start, valkey: Any):
     """Two of them serve as many as one."""
     url = empty(valkey, 13)
