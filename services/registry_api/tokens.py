@@ -2,14 +2,19 @@
 
 The provider is found by OpenID Connect Discovery 1.0; PyJWT checks signatures (RFC 7515) and claims
 (RFC 7519). Only algorithms with a public key are taken: with a shared one, whoever may check a token could
-make one.
+make one. Which of them go with a key is said by the key, not by the token.
+
+While the provider is slow or away one thread waits for it, every ten seconds; all others go on at once, with
+the keys that are known or without. Anybody can send a token, so none may make us wait.
 """
 
 import hashlib
 import json
+import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -25,16 +30,41 @@ from speaker_registry.names import ACCEPTED_NAMESPACES, is_namespace
 
 log = structlog.get_logger()
 
-_ALGORITHMS = ["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"]
+_ALGORITHMS = {
+    "RSA": ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512"),
+    "P-256": ("ES256",),
+    "P-384": ("ES384",),
+    "P-521": ("ES512",),
+    "Ed25519": ("EdDSA",),
+    "Ed448": ("EdDSA",),
+}
+"""By a key's curve, or its type where it has none."""
 _LEEWAY_SECONDS = 30
 """Between the provider's clock and ours."""
 _KEPT_SECONDS = 300.0
 """The provider's keys are asked for again after that: one that it withdrew is not taken much longer."""
+_KEPT_WITHOUT_NEWS_SECONDS = 3600.0
+"""Unless it cannot be asked: then they are good so long."""
 _AGAIN_SECONDS = 10.0
-"""A token of a key we have not seen makes us ask, but not more often than that."""
+"""Whatever the reason, and whatever came of it, we do not ask more often than that."""
 _PATIENCE_SECONDS = 5.0
+"""With each step of an answer."""
+_ANSWER_SECONDS = 10.0
+"""With the whole of it."""
 _MAX_BYTES = 256 * 1024
 """Of what a provider says of itself."""
+
+
+_Keys = Mapping[str | None, Mapping[str, jwt.PyJWK]]
+"""Name -> algorithm -> key."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What the provider said last."""
+
+    keys: _Keys = field(default_factory=dict)
+    asked_at: float = float("-inf")
 
 
 class Tokens:
@@ -53,22 +83,24 @@ class Tokens:
         self._scopes_claim = settings.oidc_scopes_claim
         self._monotonic = monotonic
         self._asking = threading.Lock()
-        self._keys: dict[str | None, jwt.PyJWK] = {}
-        self._asked_at = float("-inf")
+        self._known = _Known()
+        self._tried_at = float("-inf")
+        self._failed = False
+        """The last time we asked."""
 
     def caller(self, text: str) -> Caller:
         """Whose token this is.
 
         Raises:
-            InvalidApiKey: saying what is wrong with it. Unavailable: the provider cannot be asked for its
-                keys.
+            InvalidApiKey: saying what is wrong with it. Unavailable: it may be good, and the provider cannot
+                be asked for its key.
         """
         try:
             key = self._key(jwt.get_unverified_header(text))
             claims = jwt.decode(
                 text,
                 key,
-                algorithms=_ALGORITHMS,
+                algorithms=[key.algorithm_name],
                 audience=self._audience,
                 issuer=self._issuer,
                 leeway=_LEEWAY_SECONDS,
@@ -93,36 +125,104 @@ class Tokens:
         return Caller(f"jwt:{who}", namespace, known)
 
     def _key(self, header: dict[str, Any]) -> jwt.PyJWK:
-        """Raises `jwt.PyJWTError` where the provider has none of that name."""
-        kid = header.get("kid")
-        with self._asking:
-            age = self._monotonic() - self._asked_at
-            if age > _KEPT_SECONDS or (kid not in self._keys and age > _AGAIN_SECONDS):
-                self._keys = self._fetch()
-                self._asked_at = self._monotonic()
-        try:
-            return self._keys[kid]
-        except (KeyError, TypeError):
-            raise jwt.InvalidTokenError(f"its issuer has no key {ascii(kid)[:80]}") from None
+        """Raises `jwt.PyJWTError` where the provider has none of that name for that algorithm."""
+        keys = self._keys_named(header.get("kid"))
+        algorithm = header.get("alg")
+        if not isinstance(algorithm, str) or algorithm not in keys:
+            raise jwt.InvalidAlgorithmError(
+                f"its algorithm is {ascii(algorithm)[:80]}, its key is for {', '.join(keys)}"
+            )
+        return keys[algorithm]
 
-    def _fetch(self) -> dict[str | None, jwt.PyJWK]:
+    def _keys_named(self, kid: str | None) -> Mapping[str, jwt.PyJWK]:
+        """By algorithm. Raises `jwt.PyJWTError` where the provider has none."""
+        if kid not in self._known.keys or self._age() > _KEPT_SECONDS:
+            self._ask_if_due()
+        known = self._known.keys.get(kid)
+        if known is not None and self._age() <= _KEPT_WITHOUT_NEWS_SECONDS:
+            return known
+        if self._failed or self._asking.locked():
+            raise self._cannot_be_asked()
+        raise jwt.InvalidTokenError(f"its issuer has no key {ascii(kid)[:80]}")
+
+    def _age(self) -> float:
+        return self._monotonic() - self._known.asked_at
+
+    def _ask_if_due(self) -> None:
+        """Unless another thread is at it."""
+        if not self._due() or not self._asking.acquire(blocking=False):
+            return
         try:
-            with httpx.Client(timeout=_PATIENCE_SECONDS) as http:
-                about = _json_of(http, f"{self._issuer}/.well-known/openid-configuration")
-                if about.get("issuer") != self._issuer:
-                    raise ValueError(f"it calls itself {ascii(about.get('issuer'))[:200]}")
-                found = _json_of(http, _same_security(str(about.get("jwks_uri")), self._issuer))
-            keys = {key.key_id: key for key in jwt.PyJWKSet.from_dict(found).keys}
-        except (httpx.HTTPError, httpx.InvalidURL, ValueError, jwt.PyJWTError) as error:
+            if self._due():
+                self._ask()
+        finally:
+            self._asking.release()
+
+    def _due(self) -> bool:
+        return self._monotonic() - self._tried_at > _AGAIN_SECONDS
+
+    def _ask(self) -> None:
+        began = self._tried_at = self._monotonic()
+        self._failed = True  # unless we come to the end
+        try:
+            self._known, self._failed = _Known(self._fetch(), began), False
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError, RecursionError) as error:
             log.warning("issuer.cannot_be_asked", issuer=self._issuer, error=str(error)[:300])
-            raise Unavailable(
-                "The issuer of tokens cannot be asked for its keys now.", retry_after_seconds=5
-            ) from None
+        finally:
+            self._tried_at = self._monotonic()
+
+    def _cannot_be_asked(self) -> Unavailable:
+        left = self._tried_at + _AGAIN_SECONDS - self._monotonic()
+        return Unavailable(
+            "The issuer of tokens cannot be asked for its keys now.",
+            retry_after_seconds=1 if self._asking.locked() else max(1, math.ceil(left)),
+        )
+
+    def _fetch(self) -> _Keys:
+        with httpx.Client(timeout=_PATIENCE_SECONDS) as http:
+            about = _json_of(http, f"{self._issuer}/.well-known/openid-configuration")
+            if about.get("issuer") != self._issuer:
+                raise ValueError(f"it calls itself {ascii(about.get('issuer'))[:200]}")
+            found = _json_of(http, _same_security(str(about.get("jwks_uri")), self._issuer))
+        keys = _keys_in(found)
         log.info("issuer.keys", issuer=self._issuer, keys=len(keys))
         return keys
 
 
+def _keys_in(found: dict[str, Any]) -> _Keys:
+    """Raises ValueError where there is none that we could use."""
+    listed = found.get("keys")
+    keys: dict[str | None, dict[str, jwt.PyJWK]] = {}
+    for jwk in listed if isinstance(listed, list) else ():
+        if isinstance(jwk, dict) and (by_algorithm := _by_algorithm(jwk)):
+            name = jwk.get("kid")
+            keys[name if name is None else str(name)] = by_algorithm
+    if not keys:
+        raise ValueError("it has no public key for signatures of a kind that is taken")
+    return keys
+
+
+def _by_algorithm(jwk: dict[str, Any]) -> dict[str, jwt.PyJWK]:
+    """One for each algorithm that goes with the key: for the one that it names, or for all of its kind. None
+    of a secret, or of what is for encryption.
+
+    PyJWT takes a key that names none for one algorithm, of an RSA key's six, unless it is told which.
+    """
+    if jwk.get("use") not in (None, "sig"):
+        return {}
+    of_its_kind = _ALGORITHMS.get(str(jwk.get("crv") or jwk.get("kty")), ())
+    try:
+        return {
+            algorithm: jwt.PyJWK(jwk, algorithm)
+            for algorithm in of_its_kind
+            if jwk.get("alg") in {None, algorithm}
+        }
+    except (jwt.PyJWTError, TypeError, ValueError):
+        return {}  # damaged
+
+
 def _json_of(http: httpx.Client, url: str) -> dict[str, Any]:
+    deadline = time.monotonic() + _ANSWER_SECONDS
     with http.stream("GET", url) as response:
         response.raise_for_status()
         body = b""
@@ -130,6 +230,8 @@ def _json_of(http: httpx.Client, url: str) -> dict[str, Any]:
             body += chunk
             if len(body) > _MAX_BYTES:
                 raise ValueError(f"{url} has over {_MAX_BYTES} bytes")
+            if time.monotonic() > deadline:
+                raise ValueError(f"{url} takes over {_ANSWER_SECONDS:.0f} s")
     said = json.loads(body)
     if not isinstance(said, dict):
         raise ValueError(f"{url} holds no JSON object")

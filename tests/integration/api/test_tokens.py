@@ -4,6 +4,8 @@ import json
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -13,6 +15,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from jwt.algorithms import ECAlgorithm, RSAAlgorithm
 
+from services.registry_api import tokens as tokens_module
 from services.registry_api.tokens import Tokens
 from services.shared.settings import AccessSettings
 from speaker_registry.errors import InvalidApiKey, Unavailable
@@ -32,16 +35,22 @@ class Provider:
         self.asked: list[str] = []
         self.keys = {"one": RSA_KEY}
         self.away = False
+        self.answers = threading.Event()
+        """Until then it is silent."""
+        self.answers.set()
         self.about: dict[str, Any] = {}
+        self.more_keys: list[Any] = []
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 provider.asked.append(self.path)
+                provider.answers.wait(60)
                 body = json.dumps(provider.answer(self.path)).encode()
                 self.send_response(503 if provider.away else 200)
                 self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
+                with suppress(OSError):  # who asked is gone
+                    self.end_headers()
+                    self.wfile.write(body)
 
             def log_message(self, *_: Any) -> None:
                 pass
@@ -52,7 +61,9 @@ class Provider:
     def answer(self, path: str) -> dict[str, Any]:
         if path.endswith("/.well-known/openid-configuration"):
             return {"issuer": self.issuer, "jwks_uri": f"{self.issuer}/keys", **self.about}
-        return {"keys": [_public(kid, key) for kid, key in self.keys.items()]}
+        if "keys" in self.about:
+            return self.about
+        return {"keys": [*self.more_keys, *(_public(kid, key) for kid, key in self.keys.items())]}
 
     @property
     def times_asked(self) -> int:
@@ -81,6 +92,7 @@ def provider() -> Iterator[Provider]:
     thread = threading.Thread(target=provider.server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     yield provider
+    provider.answers.set()
     provider.server.shutdown()
     provider.server.server_close()
     thread.join()
@@ -134,6 +146,36 @@ def test_elliptic_curves_are_taken_too(provider: Provider, tokens: Tokens):
     assert tokens.caller(provider.token(key=EC_KEY, kid="curve", algorithm="ES256", scope="engine")).scopes
 
 
+@pytest.mark.parametrize("algorithm", ["RS256", "RS384", "RS512", "PS256", "PS384", "PS512"])
+def test_a_key_goes_with_every_algorithm_of_its_kind(provider: Provider, tokens: Tokens, algorithm: str):
+    """Unless it says with which."""
+    assert tokens.caller(provider.token(algorithm=algorithm, scope="engine")).scopes
+
+
+def test_a_key_that_names_its_algorithm_goes_with_no_other(provider: Provider, tokens: Tokens):
+    provider.keys = {}
+    provider.more_keys = [{**_public("one", RSA_KEY), "alg": "PS256"}]
+    assert tokens.caller(provider.token(algorithm="PS256"))
+    with pytest.raises(InvalidApiKey, match="its algorithm is 'RS256', its key is for PS256"):
+        tokens.caller(provider.token(algorithm="RS256"))
+
+
+def test_what_is_no_public_key_for_signatures_is_passed_over(provider: Provider, tokens: Tokens):
+    """A provider may list others: a shared secret among them would let everybody make tokens who reads it."""
+    secret = "s" * 64
+    provider.more_keys = [
+        {"kty": "oct", "kid": "shared", "k": jwt.utils.base64url_encode(secret.encode()).decode()},
+        {**_public("for-encryption", OTHER_KEY), "use": "enc"},
+        {"kty": "RSA", "kid": "damaged", "n": "!", "e": 3},
+        {"kty": ["RSA"], "kid": "odd"},
+        "none",
+    ]
+    assert tokens.caller(provider.token())
+    for kid, key, algorithm in (("shared", secret, "HS256"), ("for-encryption", OTHER_KEY, "RS256")):
+        with pytest.raises(InvalidApiKey, match=f"no key '{kid}'"):
+            tokens.caller(provider.token(key=key, kid=kid, algorithm=algorithm))
+
+
 @pytest.mark.parametrize(
     ("claims", "said"),
     [
@@ -179,6 +221,14 @@ def test_an_unsigned_token_is_none(provider: Provider, tokens: Tokens):
         tokens.caller(f"{head}.{body}.")
 
 
+@pytest.mark.parametrize("head", [{}, {"alg": ["RS256"]}, {"alg": None}, {"alg": "RS256", "kid": ["one"]}])
+def test_a_token_with_an_odd_head_is_refused(provider: Provider, tokens: Tokens, head: dict[str, Any]):
+    """Whoever sends it wrote it as he liked."""
+    first = jwt.utils.base64url_encode(json.dumps({"kid": "one", **head}).encode()).decode()
+    with pytest.raises(InvalidApiKey):
+        tokens.caller(".".join([first, *provider.token().split(".")[1:]]))
+
+
 @pytest.mark.parametrize("text", ["", "x", "a.b.c", "." * 50, "é.é.é"])
 def test_what_is_no_token_is_refused(tokens: Tokens, text: str):
     with pytest.raises(InvalidApiKey):
@@ -219,6 +269,7 @@ def test_a_key_that_the_provider_withdrew_is_not_taken_for_long(
         {"issuer": "https://elsewhere.example"},
         {"jwks_uri": "ftp://127.0.0.1/keys"},
         {"jwks_uri": None},
+        {"keys": None},
         {"padding": "x" * 300_000},
     ],
 )
@@ -231,14 +282,99 @@ def test_a_provider_that_is_not_the_one_that_was_meant_is_not_believed(
         tokens.caller(provider.token())
 
 
-def test_while_the_provider_is_away_tokens_wait(provider: Provider, tokens: Tokens):
-    """503, not 401: the token may be good."""
+def test_while_the_provider_is_away_tokens_wait(provider: Provider, tokens: Tokens, clock: OwnClock):
+    """503, not 401: the token may be good. It is asked every ten seconds, however many tokens come."""
     provider.away = True
+    for _ in range(5):
+        with pytest.raises(Unavailable) as caught:
+            tokens.caller(provider.token())
+        assert caught.value.retry_after_seconds == 10
+    assert len(provider.asked) == 1
+    provider.away = False
+    clock.seconds += 8
     with pytest.raises(Unavailable) as caught:
         tokens.caller(provider.token())
-    assert caught.value.retry_after_seconds
-    provider.away = False
+    assert caught.value.retry_after_seconds == 2
+    clock.seconds += 3
     assert tokens.caller(provider.token())
+
+
+def test_while_the_provider_is_away_its_keys_are_good_for_an_hour(
+    provider: Provider, tokens: Tokens, clock: OwnClock
+):
+    """Nobody is shut out by a provider that restarts. A key that it did not have it may have by now."""
+    tokens.caller(provider.token())
+    provider.away = True
+    for _ in range(11):
+        clock.seconds += 320
+        assert tokens.caller(provider.token())
+        with pytest.raises(Unavailable):
+            tokens.caller(provider.token(kid="unknown"))
+    clock.seconds += 320
+    with pytest.raises(Unavailable):
+        tokens.caller(provider.token())
+    provider.away = False
+    clock.seconds += 11
+    assert tokens.caller(provider.token())
+
+
+def test_while_the_provider_is_silent_one_thread_waits_for_it(
+    provider: Provider, tokens: Tokens, clock: OwnClock, monkeypatch: pytest.MonkeyPatch
+):
+    """And no other: anybody can send a token of a key that we do not know."""
+    monkeypatch.setattr(tokens_module, "_PATIENCE_SECONDS", 60.0)
+    monkeypatch.setattr(tokens_module, "_ANSWER_SECONDS", 60.0)
+    sent = {kid: provider.token(kid=kid) for kid in ("one", "unknown")}
+    tokens.caller(sent["one"])
+    asked = len(provider.asked)
+    clock.seconds += 301
+    provider.answers.clear()
+
+    def ask(kid: str) -> str:
+        try:
+            return tokens.caller(sent[kid]).namespace
+        except Unavailable as error:
+            return f"again after {error.retry_after_seconds}"
+
+    with ThreadPoolExecutor(1) as pool:
+        waits = pool.submit(ask, "one")
+        while len(provider.asked) == asked:
+            assert not waits.done()
+        for _ in range(5):
+            assert ask("one") == "default"
+            assert ask("unknown") == "again after 1"
+        assert len(provider.asked) == asked + 1
+        assert not waits.done()
+        provider.answers.set()
+        assert waits.result() == "default"
+    with pytest.raises(InvalidApiKey, match="no key 'unknown'"):
+        tokens.caller(provider.token(kid="unknown"))
+    assert provider.times_asked == 2
+
+
+def test_a_provider_that_stays_silent_is_given_up(
+    provider: Provider, tokens: Tokens, clock: OwnClock, monkeypatch: pytest.MonkeyPatch
+):
+    """And not asked again by the next token."""
+    monkeypatch.setattr(tokens_module, "_PATIENCE_SECONDS", 0.2)
+    provider.answers.clear()
+    for _ in range(3):
+        with pytest.raises(Unavailable):
+            tokens.caller(provider.token())
+    assert len(provider.asked) == 1
+    clock.seconds += 11
+    with pytest.raises(Unavailable):
+        tokens.caller(provider.token())
+    assert len(provider.asked) == 2
+
+
+def test_a_provider_that_never_comes_to_an_end_is_given_up(
+    provider: Provider, tokens: Tokens, monkeypatch: pytest.MonkeyPatch
+):
+    """Each piece of its answer comes in time, the whole does not."""
+    monkeypatch.setattr(tokens_module, "_ANSWER_SECONDS", -1.0)
+    with pytest.raises(Unavailable):
+        tokens.caller(provider.token())
 
 
 def test_tokens_open_routes_as_keys_do(provider: Provider, start: Start):
