@@ -1,7 +1,9 @@
 """The first API key of a registry on one machine, where it needs keys: made once, kept beside the data."""
 
 import os
+from contextlib import suppress
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 
 from services.shared.api_keys import new_token
 from services.shared.settings import AccessSettings, ApiSettings
@@ -20,10 +22,21 @@ def bootstrap_key_file(host: str, data: Path) -> Path | None:
     if not access.required_at(ApiSettings(host=host)) or access.bootstrap is not None:
         return None
     path = data / FILE
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
-        return path
-    with os.fdopen(descriptor, "w") as file:
-        file.write(f"{new_token()}\n")
+    if not path.exists():
+        _write_new(path, f"{new_token()}\n")
     return path
+
+
+def _write_new(path: Path, text: str) -> None:
+    """Whole or not at all, whenever we are stopped; for its owner only. What another wrote meanwhile stays."""
+    with NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}-") as file:  # 0600
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+        with suppress(FileExistsError):
+            os.link(file.name, path)
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

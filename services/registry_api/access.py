@@ -206,9 +206,10 @@ def _bootstrap_token(access: AccessSettings) -> Token | None:
         return None
     token = parse_token(access.bootstrap)
     if token is None:
+        file = access.bootstrap_key_file
+        where = f"SPEAKER_AUTH_BOOTSTRAP_KEY_FILE ({file}) holds" if file else "SPEAKER_AUTH_BOOTSTRAP_KEY is"
         raise NoWayIn(
-            "SPEAKER_AUTH_BOOTSTRAP_KEY is no API key: mistyped, or not made by "
-            "`python -m services.registry_api new-key`."
+            f"{where} no API key: empty, mistyped, or not made by `python -m services.registry_api new-key`."
         )
     return token
 

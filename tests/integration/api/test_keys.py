@@ -1,6 +1,7 @@
 """API keys by HTTP, SDK and command line: whose they are, what they may be given, how they end."""
 
 import re
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -8,9 +9,10 @@ import pytest
 from pydantic import SecretStr
 
 from services.registry_api import rules
+from services.registry_api.access import NoWayIn, open_access
 from services.shared import keyring
 from services.shared.api_keys import new_token
-from services.shared.settings import AccessSettings, RateSettings
+from services.shared.settings import AccessSettings, ApiSettings, RateSettings
 from speaker_registry import RegistryClient, cli
 from speaker_registry.errors import ApiKeyEnded, ApiKeyNotFound
 from tests.integration.api.conftest import Start
@@ -52,6 +54,28 @@ def id_of(token: str) -> str:
 def message(response: httpx.Response) -> str:
     said: str = response.json()["error"]["message"]
     return said
+
+
+# -- the first one
+
+
+@pytest.mark.parametrize("text", ["", "hunter2", str(BOOTSTRAP)[:-1]], ids=["empty", "another", "cut short"])
+def test_a_bootstrap_key_that_is_none_is_refused_by_where_it_is(
+    registry: Registry, tmp_path: Path, text: str
+):
+    """Whoever started us looks there; the text itself is not shown."""
+    path = tmp_path / "key"
+    path.write_text(text)
+    in_a_file = AccessSettings(bootstrap_key_file=path)
+    with pytest.raises(
+        NoWayIn, match=rf"SPEAKER_AUTH_BOOTSTRAP_KEY_FILE \({path}\) holds no API key"
+    ) as caught:
+        open_access(ApiSettings(), in_a_file, RateSettings(), registry.registrar)
+    assert not text or text not in str(caught.value)
+    if text:
+        itself = AccessSettings(bootstrap_key=SecretStr(text))
+        with pytest.raises(NoWayIn, match=r"^SPEAKER_AUTH_BOOTSTRAP_KEY is no API key"):
+            open_access(ApiSettings(), itself, RateSettings(), registry.registrar)
 
 
 # -- whose they are
