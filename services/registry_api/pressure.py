@@ -1,10 +1,13 @@
-"""How many requests are at work at the same time: what comes on top is refused at once. Else everybody would
-wait for everybody, and whoever asks gives up before the answer is there.
+"""How many requests are at work at the same time: what comes on top waits for a moment, and is refused then.
+Else everybody would wait for everybody, and whoever asks gives up before the answer is there.
 
 At work is a request from its head until its answer begins, but not while it waits: for the rest of its body,
-for a change, for its turn to decode. Pure ASGI.
+for a change, for its turn to decode. Few at a time, for their threads and the event loop take the interpreter
+from each other. Pure ASGI.
 """
 
+import asyncio
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -16,9 +19,14 @@ from services.registry_api.problems import render
 from services.registry_api.routing import WATCHING
 from speaker_registry.errors import Unavailable
 
+PATIENCE_SECONDS = 0.02
+"""As long a wait as a burst takes that is over soon. More of it would only make refusals late."""
+_QUEUE = 8
+"""Requests that wait, at most, for each that may be at work."""
+
 
 class Pressure:
-    """Refuses what goes beyond `max_active`. One per process.
+    """Refuses what goes beyond `max_active` for longer than a moment. One per process.
 
     Not who watches us: taken for dead, others would get our load as well.
     """
@@ -26,12 +34,14 @@ class Pressure:
     def __init__(self, app: ASGIApp, *, max_active: int) -> None:
         self._app = app
         self._max_active = max_active
+        self._queue: deque[asyncio.Future[bool]] = deque()
+        """Those who wait for a place: True gives them one."""
         self.active = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] in WATCHING:
             return await self._app(scope, receive, send)
-        if self.active >= self._max_active:
+        if not await self._place():
             return await render(Request(scope), self._refusal())(scope, receive, send)
         turn = _Turn(self)
 
@@ -50,6 +60,40 @@ class Pressure:
             turn.end()
             _turn.reset(before)
 
+    async def _place(self) -> bool:
+        """Whether there is one in time; it is taken then."""
+        if self.active < self._max_active:
+            self.active += 1
+            return True
+        if len(self._queue) >= _QUEUE * self._max_active:
+            return False
+        loop = asyncio.get_running_loop()
+        turn: asyncio.Future[bool] = loop.create_future()
+        self._queue.append(turn)
+        patience = loop.call_later(PATIENCE_SECONDS, self._end_patience, turn)
+        try:
+            return await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled() and turn.result():
+                self.change(-1)
+            raise
+        finally:
+            patience.cancel()
+
+    def _end_patience(self, turn: "asyncio.Future[bool]") -> None:
+        if not turn.done():
+            self._queue.remove(turn)  # the first: all have the same patience
+            turn.set_result(False)
+
+    def change(self, change: int) -> None:
+        """A request goes to work, or does not any more: then it is somebody else's turn."""
+        self.active += change
+        while self._queue and self.active < self._max_active:
+            turn = self._queue.popleft()
+            if not turn.done():
+                self.active += 1
+                turn.set_result(True)
+
     def _refusal(self) -> Unavailable:
         return Unavailable(
             f"{self._max_active} requests are at work here, and no more are begun. Ask again in a moment.",
@@ -58,13 +102,12 @@ class Pressure:
 
 
 class _Turn:
-    """One request's place among those at work."""
+    """One request's place among those at work, which it has already."""
 
     def __init__(self, pressure: Pressure) -> None:
         self._pressure = pressure
         self._waits = 0
         self._ended = False
-        pressure.active += 1
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
@@ -85,7 +128,7 @@ class _Turn:
 
     def _count(self, change: int) -> None:
         if not self._ended and not self._waits:
-            self._pressure.active += change
+            self._pressure.change(change)
 
 
 _turn: ContextVar[_Turn | None] = ContextVar("turn", default=None)

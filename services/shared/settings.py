@@ -307,9 +307,9 @@ class ApiSettings(BaseSettings):
     """0: any free one."""
     max_connections: int = Field(2000, gt=0)
     """Open at the same time; more are answered 503."""
-    max_active: int = Field(64, gt=0)
-    """Requests at work at the same time; more are answered 503 at once. What waits, for its body, a change or
-    a decoder, does not count.
+    max_active: int = Field(16, gt=0)
+    """Requests at work at the same time; more are answered 503 after a moment. What waits, for its body, a
+    change or a decoder, does not count.
     """
     keep_alive_seconds: int = Field(65, gt=0)
     """An idle connection is kept so long."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from services.registry_api import pressure
 from services.registry_api.pressure import Pressure, waiting
 
 App = Callable[..., Awaitable[None]]
@@ -48,7 +49,7 @@ def run(test: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(asyncio.wait_for(test(), 10))  # type: ignore[arg-type]
 
 
-def test_what_comes_on_top_is_refused_at_once():
+def test_what_comes_on_top_is_refused_after_a_moment():
     """With when to come back; and those at work are finished."""
 
     async def test() -> None:
@@ -63,6 +64,78 @@ def test_what_comes_on_top_is_refused_at_once():
         assert [(await one)[0]["status"] for one in (first, second)] == [200, 200]
         assert requests.pressure.active == 0
         assert (await requests.start())[0]["status"] == 200
+
+    run(test)
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slow this machine is."""
+    monkeypatch.setattr(pressure, "PATIENCE_SECONDS", 5)
+
+
+@pytest.mark.usefixtures("patient")
+def test_a_burst_that_is_over_soon_is_served():
+    """In the order in which it came, and never more at a time than may be."""
+
+    async def test() -> None:
+        at_work: list[int] = []
+
+        async def app(scope: Any, _: Any, send: Any) -> None:
+            at_work.append(requests.pressure.active)
+            await asyncio.sleep(0.001)
+            served.append(scope["path"])
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+
+        served: list[str] = []
+        requests = Requests(app)
+        tasks = [requests.start(f"/v1/{number}") for number in range(10)]
+        assert {(await task)[0]["status"] for task in tasks} == {200}
+        assert served == [f"/v1/{number}" for number in range(10)]
+        assert max(at_work) == 2
+        assert requests.pressure.active == 0
+
+    run(test)
+
+
+@pytest.mark.usefixtures("patient")
+def test_only_so_many_wait_for_a_place():
+    """What would wait in vain is refused at once."""
+
+    async def test() -> None:
+        requests = Requests()
+        waiting = [requests.start() for _ in range(2 + 16)]
+        await beginning()
+        one_more = requests.start()
+        await beginning()
+        assert one_more.done()
+        assert not any(task.done() for task in waiting)
+        requests.go_on.set()
+        assert {(await task)[0]["status"] for task in waiting} == {200}
+        assert requests.pressure.active == 0
+
+    run(test)
+
+
+@pytest.mark.usefixtures("patient")
+@pytest.mark.parametrize("given", [False, True], ids=["waiting", "just given one"])
+def test_a_place_that_nobody_takes_any_more_is_given_to_the_next(given: bool):
+    """Who was waiting may be gone."""
+
+    async def test() -> None:
+        requests = Requests()
+        working = [requests.start() for _ in range(2)]
+        await beginning()
+        gone, next_one = requests.start(), requests.start()
+        await beginning()
+        if given:
+            requests.pressure.change(-1)
+        gone.cancel()
+        await beginning()
+        requests.go_on.set()
+        assert (await next_one)[0]["status"] == 200
+        await asyncio.gather(*working)
+        assert requests.pressure.active == (-1 if given else 0)
 
     run(test)
 
