@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.registry_api.pressure import waiting
 from services.registry_api.problems import render
+from services.registry_api.routing import UPLOAD
 from services.shared.settings import UploadLimits
 from speaker_registry.errors import InvalidRequest, PayloadTooLarge, SpeakerRegistryError, Unavailable
 
@@ -23,8 +24,6 @@ MAX_HEAD_BYTES = 16 * 1024
 """Path, query and headers together."""
 MAX_JSON_BYTES = 64 * 1024
 """Of a body that is no upload: it is read before anybody knows whose it is."""
-
-UPLOADS_PATH = "/v1/audio/voices"
 
 _WAITING_UPLOADS = 8
 """For each that is at work."""
@@ -118,8 +117,7 @@ class RequestLimits:
 
 
 def _is_upload(scope: Scope) -> bool:
-    path: str = scope["path"]
-    return scope["method"] == "PUT" or (scope["method"] == "POST" and path == UPLOADS_PATH)
+    return scope["method"] == "PUT" or (scope["method"], scope["path"]) == UPLOAD
 
 
 def _fault_of_length(scope: Scope) -> SpeakerRegistryError | None:

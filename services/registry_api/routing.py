@@ -1,5 +1,5 @@
-"""Routers whose every GET answers HEAD too, as RFC 9110 wants it. Knows no route but
-those of who watches us.
+"""Routers whose every GET answers HEAD too, as RFC 9110 wants it. Knows no routes but those that are treated
+unlike others before they are reached.
 """
 
 from collections.abc import Callable
@@ -7,6 +7,8 @@ from typing import Any
 
 from fastapi import APIRouter
 
+UPLOAD = ("POST", "/v1/audio/voices")
+"""Method and path of the route that takes clips."""
 WATCHING = frozenset({"/healthz", "/readyz", "/metrics"})
 """Asked every few seconds, by machines that watch us."""
 

@@ -13,7 +13,7 @@ from time import perf_counter
 import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from services.registry_api.routing import WATCHING
+from services.registry_api.routing import UPLOAD, WATCHING
 from services.shared import metrics, tracing
 from services.shared.tracing import Span
 
@@ -26,7 +26,6 @@ OTHER_METHOD = "other"
 ERROR_CODE = "error_code"
 """Key of a request's scope: the code of the error it was answered with."""
 
-_UPLOAD = ("POST", "/v1/audio/voices")
 _METHODS = frozenset(map(str, HTTPMethod))
 
 
@@ -80,7 +79,7 @@ def _tell(scope: Scope, answer: _Answer, seconds: float, span: Span) -> None:
     count, observe = _series(route, method, answer.status)
     count()
     observe(seconds)
-    if (method, scope["path"]) == _UPLOAD:
+    if (method, scope["path"]) == UPLOAD:
         _count_upload(answer, error)
     say = log.debug if route in WATCHING else log.info
     fields = {"error": error} if error else {}
