@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import redis
 import structlog
 from pydantic import Field
 
@@ -125,8 +126,7 @@ class Announcements:
 
     def _ask_for_sweep(self) -> None:
         """Housekeeping sees to every voice's new artifact."""
-        with unavailable_without_redis():
-            self._index.ungated.incr(SWEEPS_ASKED)
+        ask_for_sweep(self._index.ungated)
 
     def current(self, profile: str) -> Announcement | None:
         """The profile's fingerprint; None if no worker ever announced one."""
@@ -208,6 +208,12 @@ class Announcements:
         told = announcement
         with unavailable_without_redis():
             return bool(self._tell(keys=[_PROFILES], args=[told.profile, told.seq, told.uid, told.to_json()]))
+
+
+def ask_for_sweep(client: redis.Redis) -> None:
+    """Of whoever keeps house. Raises `Unavailable`."""
+    with unavailable_without_redis():
+        client.incr(SWEEPS_ASKED)
 
 
 def _prefix(profile: str) -> str:

@@ -18,7 +18,7 @@ from redis.exceptions import LockError
 from redis.lock import Lock
 
 from services.shared.announcements import SWEEPS_ASKED
-from services.shared.domain import Fact, FailureRecord, Speaker, SpeakerVersion, VersionFact, fold
+from services.shared.domain import Fact, FailureRecord, Record, Speaker, SpeakerVersion, VersionFact, fold
 from services.shared.facts import SpeakerId, read_certain, read_facts, speaker_ids
 from services.shared.index import RebuildLost
 from services.shared.index_reading import Flight, IndexedSpeaker
@@ -41,13 +41,33 @@ _LOCK_SECONDS = 20.0
 the gate closed.
 """
 
-_SWEPT = "sr:swept"
-"""When the last sweep began, and how many had been asked for by then."""
+SWEPT = "sr:swept"
+"""`began:asked`: when the last sweep that was finished began, and how many had been asked for by then."""
+_SWEEPING = "sr:sweeping"
+"""How far the one has come that is under way, or was stopped."""
+_SWEPT_AT_A_TIME = 64
+"""Speakers, between two notes of how far it has come."""
 
 Result = TypeVar("Result")
 Otherwise = TypeVar("Otherwise")
 Sign = Callable[[], None]
 """Called now and then by long work: whoever does it is still at it."""
+
+
+class _Sweep(Record):
+    """One that was begun: the JSON in Redis."""
+
+    stamp: str
+    """Of the index. In that of another run everything has just been looked at."""
+    began: float
+    asked: str
+    done: str = ""
+    """Up to and with this speaker; empty: nothing."""
+
+    def lies_before(self, speaker_id: SpeakerId) -> bool:
+        """Whether it is still to be swept."""
+        done = SpeakerId.parse(self.done) if self.done else None
+        return done is None or (speaker_id.namespace, speaker_id.slug) > (done.namespace, done.slug)
 
 
 class Housekeeper:
@@ -61,9 +81,11 @@ class Housekeeper:
         self._publisher = Publisher(registrar)
         self._settings = settings
         self._requirements_told = False
+        self._stop = threading.Event()
 
     def run(self, stop: threading.Event) -> None:
         """Until `stop` is set. Trouble is logged and tried again: there is nobody to tell."""
+        self._stop = stop
         while not stop.is_set():
             try:
                 self.turn()
@@ -74,7 +96,7 @@ class Housekeeper:
             stop.wait(self._settings.turn_seconds)
 
     def turn(self) -> None:
-        """Rebuild if the gate is closed, else look after the speakers that are due, and once a day after
+        """Rebuild if the gate is closed, else look after the speakers that are due, and now and then after
         all.
         """
         if not self._index.gate_open():
@@ -84,12 +106,15 @@ class Housekeeper:
         if not self._requirements_told:
             self._registrar.announcements.require(self._registrar.catalogue.required)
             self._requirements_told = True
-        for speaker_id, seen in self._index.due(self._settings.speakers_per_turn):
-            seconds = self._safely(self.settle, speaker_id, otherwise=_LOOK_MUCH_LATER_SECONDS)
-            self._index.look_again(speaker_id, seconds, seen=seen)
+        self._look_after_due()
         if self._sweep_is_due():
             with self._only_one("sweep") as sign:
                 self.sweep(sign)
+
+    def _look_after_due(self) -> None:
+        for speaker_id, seen in self._index.due(self._settings.speakers_per_turn):
+            seconds = self._safely(self.settle, speaker_id, otherwise=_LOOK_MUCH_LATER_SECONDS)
+            self._index.look_again(speaker_id, seconds, seen=seen)
 
     @contextmanager
     def _only_one(self, what: str) -> Iterator[Sign]:
@@ -148,15 +173,18 @@ class Housekeeper:
         self._registrar.announcements.forget()
         known = set(speaker_ids(self._store))
         self._index.forget_all_but(known, token)
-        self._for_each(lambda speaker_id: self._rebuild_one(speaker_id, token, sign), known)
+        threads = self._settings.rebuild_threads
+        self._for_each(lambda speaker_id: self._rebuild_one(speaker_id, token, sign), known, threads)
         # What landed since the first listing.
-        self._for_each(lambda speaker_id: self._catch_up(speaker_id, sign), speaker_ids(self._store))
+        self._for_each(lambda speaker_id: self._catch_up(speaker_id, sign), speaker_ids(self._store), threads)
         self._index.open_gate(stamp, token)
         return len(known)
 
-    def _for_each(self, work: Callable[[SpeakerId], None], speakers: Iterable[SpeakerId]) -> None:
+    def _for_each(
+        self, work: Callable[[SpeakerId], None], speakers: Iterable[SpeakerId], threads: int
+    ) -> None:
         """In any order; in parallel, because each is mostly waiting for the bucket."""
-        with ThreadPoolExecutor(self._settings.rebuild_threads) as pool:
+        with ThreadPoolExecutor(threads) as pool:
             list(pool.map(partial(self._safely, work, otherwise=None), speakers))
 
     def _rebuild_one(self, speaker_id: SpeakerId, token: str, sign: Sign) -> None:
@@ -271,38 +299,59 @@ class Housekeeper:
 
     def _sweep_is_due(self) -> bool:
         with unavailable_without_redis():
-            swept, asked = cast(list[str | None], self._index.redis.mget(_SWEPT, SWEEPS_ASKED))
+            swept, asked = cast(list[str | None], self._index.redis.mget(SWEPT, SWEEPS_ASKED))
         at, _, answered = (swept or "0:").partition(":")
         return answered != (asked or "0") or self._clock.now() - float(at) > self._settings.sweep_seconds
 
-    def sweep_now(self) -> None:
-        """Sweep though it is not due. Raises `Unavailable` while the index is not trusted, and where somebody
-        else is at it.
-        """
-        if not self._index.gate_open():
-            raise Unavailable("The index is being rebuilt.", retry_after_seconds=10)
-        with self._only_one("sweep") as sign:
-            self.sweep(sign)
-
     def sweep(self, sign: Sign = lambda: None) -> None:
-        """Settle every speaker, delete what nobody can reach, forget old jobs."""
-        started = self._clock.now()
+        """Settle every speaker, delete what nobody can reach, forget old jobs. Goes on where one was stopped.
+
+        It may take hours: who is due is looked after meanwhile.
+        """
+        sweep = self._begin_sweep()
         swept = self._store.sweep_temporary(timedelta(seconds=self._settings.grace_seconds))
         GARBAGE.labels("temporary").inc(swept)
-        with unavailable_without_redis():
-            asked = cast(str | None, self._index.redis.get(SWEEPS_ASKED)) or "0"
         self._registrar.announcements.look_anew()
         self._registrar.keyring.sweep()
-        namespaces = set()
-        for speaker_id in speaker_ids(self._store):
-            namespaces.add(speaker_id.namespace)
-            self._safely(self.settle, speaker_id, otherwise=None)
-            self._safely(self.collect_garbage, speaker_id, otherwise=0)
+        speakers = list(speaker_ids(self._store))
+        left = [speaker_id for speaker_id in speakers if sweep.lies_before(speaker_id)]
+        for at in range(0, len(left), _SWEPT_AT_A_TIME):
+            if self._stop.is_set():
+                return
+            some = left[at : at + _SWEPT_AT_A_TIME]
+            self._for_each(partial(self._sweep_one, sign), some, self._settings.sweep_threads)
+            self._note(sweep.model_copy(update={"done": str(some[-1])}))
+            self._look_after_due()
             sign()
-        for namespace in namespaces:
-            Jobs(self._index).forget_before(namespace, started - KEPT_SECONDS)
+        for namespace in {speaker_id.namespace for speaker_id in speakers}:
+            Jobs(self._index).forget_before(namespace, sweep.began - KEPT_SECONDS)
+        self._end_sweep(sweep)
+
+    def _begin_sweep(self) -> _Sweep:
+        """Or go on with the one that was begun."""
+        stamp = self._index.server_stamp()
         with unavailable_without_redis():
-            self._index.redis.set(_SWEPT, f"{started}:{asked}")
+            asked, told = cast(list[str | None], self._index.redis.mget(SWEEPS_ASKED, _SWEEPING))
+        begun = _Sweep.model_validate_json(told) if told else None
+        if begun is not None and begun.stamp == stamp:
+            log.info("sweep.resumed", began=begun.began)
+            return begun
+        return _Sweep(stamp=stamp, began=self._clock.now(), asked=asked or "0")
+
+    def _sweep_one(self, sign: Sign, speaker_id: SpeakerId) -> None:
+        self._safely(self.settle, speaker_id, otherwise=None)
+        self._safely(self.collect_garbage, speaker_id, otherwise=0)
+        sign()
+
+    def _note(self, sweep: _Sweep) -> None:
+        with unavailable_without_redis():
+            self._index.redis.set(_SWEEPING, sweep.to_json())
+
+    def _end_sweep(self, sweep: _Sweep) -> None:
+        with unavailable_without_redis():
+            self._index.redis.set(SWEPT, f"{sweep.began}:{sweep.asked}")
+            self._index.redis.delete(_SWEEPING)
+        log.info("sweep.done", seconds=round(self._clock.now() - sweep.began, 1))
 
     def collect_garbage(self, speaker_id: SpeakerId) -> int:
         """Delete one speaker's unreachable objects. Returns how many."""

@@ -175,6 +175,9 @@ REBUILDS = _counter(
 )
 REBUILDING = _gauge("index_rebuilding", "1 while this process rebuilds the index.")
 REBUILD_SECONDS = _histogram("index_rebuild_seconds", "Rebuilds of the index that were done.", buckets=_SLOW)
+LAST_SWEEP = _asked(
+    "last_sweep_timestamp_seconds", "When the last sweep of all voices began that was finished; 0: none was."
+)
 REPAIRS = _counter(
     "reconcile_repairs",
     "What housekeeping put right. kind: extraction_resumed (nothing was on its way), job_lost (the queue did "

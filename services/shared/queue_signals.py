@@ -18,6 +18,7 @@ from prometheus_client.registry import Collector
 from rq.utils import utcparse
 
 from services.shared import metrics
+from services.shared.housekeeping import SWEPT
 from services.shared.queue import QUARANTINE_KEY, SafeQueue, job_key, queue_name
 from services.shared.registrar import Registrar
 from speaker_registry.errors import Unavailable
@@ -47,6 +48,7 @@ class _Answer:
     workers: Mapping[str, int]
     quarantined: int
     append_log_ok: bool | None
+    swept_at: float
 
 
 class RedisSignals(Collector):
@@ -91,7 +93,7 @@ class RedisSignals(Collector):
             return None
 
     def _ask(self) -> _Answer:
-        queues, quarantined, persistence = self._lengths()
+        queues, quarantined, persistence, swept = self._lengths()
         return _Answer(
             gate_open=self._registrar.index.gate_open(),
             queues=queues,
@@ -99,9 +101,10 @@ class RedisSignals(Collector):
             workers=self._registrar.announcements.workers_of(queues),
             quarantined=quarantined,
             append_log_ok=_append_log_ok(persistence),
+            swept_at=float(swept.partition(b":")[0]) if swept else 0,
         )
 
-    def _lengths(self) -> tuple[dict[str, _Queue], int, Mapping[str, Any]]:
+    def _lengths(self) -> tuple[dict[str, _Queue], int, Mapping[str, Any], bytes | None]:
         """By lengths alone: RQ's own counts tidy up first, and write."""
         with self._redis.pipeline(transaction=False) as pipeline:
             for queue in self._queues.values():
@@ -111,25 +114,27 @@ class RedisSignals(Collector):
                 pipeline.lindex(queue.key, 0)
             pipeline.llen(QUARANTINE_KEY)
             pipeline.info("persistence")
-            *answers, quarantined, persistence = pipeline.execute()
+            pipeline.get(SWEPT)
+            *answers, quarantined, persistence, swept = pipeline.execute()
         fours = (answers[at : at + 4] for at in range(0, len(answers), 4))
         queues = {name: _Queue(*four) for name, four in zip(self._queues, fours, strict=True)}
-        return queues, quarantined, persistence
+        return queues, quarantined, persistence, swept
 
     def _waiting_since(self, queues: Mapping[str, _Queue]) -> dict[str, datetime]:
         waiting = {name: queue.next_job for name, queue in queues.items() if queue.next_job}
         with self._redis.pipeline(transaction=False) as pipeline:
             for job_id in waiting.values():
-                pipeline.hget(job_key(job_id), "created_at")
-            created: Sequence[object] = pipeline.execute(raise_on_error=False)
-        times = zip(waiting, map(_time, created), strict=True)
+                # Not when it was created: what is tried again has not waited all the while.
+                pipeline.hget(job_key(job_id), "enqueued_at")
+            enqueued: Sequence[object] = pipeline.execute(raise_on_error=False)
+        times = zip(waiting, map(_time, enqueued), strict=True)
         return {name: time for name, time in times if time is not None}
 
 
-def _time(created_at: object) -> datetime | None:
+def _time(enqueued_at: object) -> datetime | None:
     """As RQ writes it; None for what is none."""
     try:
-        return utcparse(created_at.decode()) if isinstance(created_at, bytes) else None
+        return utcparse(enqueued_at.decode()) if isinstance(enqueued_at, bytes) else None
     except ValueError:
         return None
 
@@ -144,6 +149,7 @@ def _append_log_ok(persistence: Mapping[str, Any]) -> bool | None:
 def _families(answer: _Answer) -> Iterator[GaugeMetricFamily]:
     yield _single(metrics.GATE_OPEN, answer.gate_open)
     yield _single(metrics.QUARANTINED, answer.quarantined)
+    yield _single(metrics.LAST_SWEEP, answer.swept_at)
     if answer.append_log_ok is not None:
         yield _single(metrics.APPEND_LOG_OK, answer.append_log_ok)
     depth, oldest = metrics.QUEUE_DEPTH.family(), metrics.OLDEST_JOB.family()

@@ -263,6 +263,8 @@ class HousekeepingSettings(BaseSettings):
     """A deleted voice's data stays this long."""
     rebuild_threads: int = Field(16, gt=0)
     """Voices read at the same time while the index is rebuilt."""
+    sweep_threads: int = Field(4, gt=0)
+    """Voices looked at at the same time in a sweep, which is in no hurry."""
 
 
 class WorkerSettings(BaseSettings):

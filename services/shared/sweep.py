@@ -1,7 +1,8 @@
-"""`python -m services.shared.sweep`: settle every voice and delete what nobody can reach, once, now.
+"""`python -m services.shared.sweep`: have every voice settled and deleted what nobody can reach, now.
 
-API processes do so by themselves, once a day: this is for whoever wants to say when. Waits while the index is
-not trusted, and while somebody else is at it. Exit status: 0 done, 1 settings or bucket wrong, 75 not now.
+It only asks: one of the API processes does it, and begins within seconds. They do so by themselves as well,
+now and then: this is for whoever wants to say when. Asked twice, it is done once. Exit status: 0 asked,
+1 settings wrong, 75 not now.
 """
 
 import sys
@@ -10,22 +11,15 @@ import time
 import structlog
 from pydantic import ValidationError
 
-from services.shared.housekeeping import Housekeeper
+from services.shared.announcements import ask_for_sweep
 from services.shared.logs import configure_logs
-from services.shared.opening import open_registrar
-from services.shared.settings import (
-    HousekeepingSettings,
-    LogSettings,
-    RegistrySettings,
-    StoreSettings,
-    explain,
-)
-from services.shared.store import StoreUnfit
-from speaker_registry.errors import SpeakerRegistryError, Unavailable
+from services.shared.redis_access import connect
+from services.shared.settings import LogSettings, RegistrySettings, explain
+from speaker_registry.errors import Unavailable
 
 log = structlog.get_logger()
 
-DONE, WRONG, NOT_NOW = 0, 1, 75
+ASKED, WRONG, NOT_NOW = 0, 1, 75
 
 PATIENCE_SECONDS = 300.0
 PAUSE_SECONDS = 5.0
@@ -33,31 +27,31 @@ PAUSE_SECONDS = 5.0
 
 def main(patience_seconds: float = PATIENCE_SECONDS) -> int:
     """Returns the exit status."""
-    configure_logs(LogSettings().level)
+    configure_logs()
     try:
-        registrar = open_registrar(StoreSettings(), RegistrySettings())
-        return _sweep(Housekeeper(registrar, HousekeepingSettings()), time.monotonic() + patience_seconds)
+        configure_logs(LogSettings().level)
+        settings = RegistrySettings()
     except ValidationError as error:
-        log.error("sweep.failed", reason=explain(error))
-    except (SpeakerRegistryError, StoreUnfit) as error:
-        log.error("sweep.failed", reason=str(error))
-    return WRONG
+        log.error("sweep.cannot_start", reason=explain(error))
+        return WRONG
+    return _ask(settings.redis_address, time.monotonic() + patience_seconds)
 
 
-def _sweep(housekeeper: Housekeeper, deadline: float) -> int:
-    started = time.monotonic()
-    while True:
-        try:
-            housekeeper.sweep_now()
-        except Unavailable as error:
-            if time.monotonic() >= deadline:
-                log.error("sweep.failed", reason=error.message)
-                return NOT_NOW
-            log.info("sweep.waits", reason=error.message)
-            time.sleep(PAUSE_SECONDS)
-        else:
-            log.info("sweep.done", seconds=round(time.monotonic() - started, 1))
-            return DONE
+def _ask(redis_address: str, deadline: float) -> int:
+    """While Redis is away: wait."""
+    with connect(redis_address) as client:
+        while True:
+            try:
+                ask_for_sweep(client)
+            except Unavailable as error:
+                if time.monotonic() >= deadline:
+                    log.error("sweep.failed", reason=error.message)
+                    return NOT_NOW
+                log.info("sweep.waits", reason=error.message)
+                time.sleep(PAUSE_SECONDS)
+            else:
+                log.info("sweep.asked")
+                return ASKED
 
 
 if __name__ == "__main__":

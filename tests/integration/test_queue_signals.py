@@ -1,5 +1,6 @@
 """What is asked of Redis for every scrape, where it answers something out of the ordinary."""
 
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ import pytest
 import redis
 from redis import Redis
 
-from services.shared.queue import QUARANTINE_KEY
+from services.shared.queue import QUARANTINE_KEY, SafeQueue, queue_name
 from services.shared.queue_signals import RedisSignals, _append_log_ok
 from services.shared.valkey import ValkeyServer
 from tests.integration.storage import PROFILE, Storage
@@ -77,7 +78,7 @@ def test_an_odd_job_at_the_head_of_a_queue_takes_only_its_age_away(
     [job] = storage.jobs()
     key = f"rq:job:{job.id}"
     if damage == "no time":
-        storage.raw.hset(key, "created_at", "yesterday")
+        storage.raw.hset(key, "enqueued_at", "yesterday")
     else:
         storage.raw.delete(key)
     if damage == "key of another kind":
@@ -85,6 +86,31 @@ def test_an_odd_job_at_the_head_of_a_queue_takes_only_its_age_away(
     shown = samples(signals)
     assert shown["registry_queue_depth", PROFILE, "queued"] == 1
     assert shown["registry_queue_oldest_job_age_seconds", PROFILE] == 0
+
+
+def test_what_is_tried_again_has_waited_since_then(
+    storage: Storage, signals: RedisSignals, valkey: ValkeyServer
+):
+    """The time of its first try is none in which too few workers were there."""
+    storage.register("alice")
+    [job] = storage.jobs()
+    long_ago = "2020-01-01T00:00:00.000000Z"
+    storage.raw.hset(f"rq:job:{job.id}", mapping={"created_at": long_ago, "enqueued_at": long_ago})
+    assert samples(signals)["registry_queue_oldest_job_age_seconds", PROFILE] > 1e6
+    with redis.Redis.from_url(valkey.url) as connection, connection.pipeline() as pipeline:
+        queue = SafeQueue(queue_name(PROFILE), connection)
+        taken = queue.load(connection.lpop(queue.key), connection.hgetall(f"rq:job:{job.id}"))
+        taken.retry(queue, pipeline)
+        pipeline.execute()
+    assert samples(signals)["registry_queue_depth", PROFILE, "queued"] == 1
+    assert samples(signals)["registry_queue_oldest_job_age_seconds", PROFILE] < 60
+
+
+def test_when_all_voices_were_looked_after_is_shown(storage: Storage, signals: RedisSignals):
+    """Whichever process did it."""
+    assert samples(signals)["registry_last_sweep_timestamp_seconds",] == pytest.approx(time.time(), abs=120)
+    storage.raw.delete("sr:swept")
+    assert samples(signals)["registry_last_sweep_timestamp_seconds",] == 0
 
 
 @pytest.mark.parametrize(

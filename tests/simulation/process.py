@@ -104,7 +104,7 @@ class SimulatedIndex(SpeakerIndex):
 class SimulatedHousekeeper(Housekeeper):
     """In one thread: the world decides what happens at the same time."""
 
-    def _for_each(self, work: Callable[[SpeakerId], None], speaker_ids: Any) -> None:
+    def _for_each(self, work: Callable[[SpeakerId], None], speaker_ids: Any, threads: int) -> None:
         for speaker_id in sorted(speaker_ids, key=str):
             work(speaker_id)
 
