@@ -28,8 +28,9 @@ def work() -> int:
     """Work until told to stop. Returns the exit status: 1 if models or settings are wrong, else the
     worker's.
     """
-    configure_logs(LogSettings().level)
+    configure_logs()
     try:
+        configure_logs(LogSettings().level)
         device = ExtractorSettings().device
         if device == "cpu":
             keep_freed_memory()

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from services.registry_api.access import NoWayIn, open_access
 from services.registry_api.app import create_app
 from services.registry_api.changes import Changes
+from services.registry_api.open_files import room_for
 from services.registry_api.server import server_config
 from services.registry_api.wiring import Services
 from services.shared import metrics, tracing
@@ -52,8 +53,9 @@ def main(arguments: Sequence[str]) -> int:
     if arguments:
         print(f"unknown: {' '.join(arguments)}; accepted: nothing, or new-key", file=sys.stderr)
         return 2
-    configure_logs(LogSettings().level)
+    configure_logs()
     try:
+        configure_logs(LogSettings().level)
         return _serve()
     except ValidationError as error:
         log.error("api.cannot_start", reason=explain(error))
@@ -64,7 +66,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _serve() -> int:
-    settings, registry, limits = ApiSettings(), RegistrySettings(), UploadLimits()
+    settings, registry, limits = _within_open_files(ApiSettings()), RegistrySettings(), UploadLimits()
     registrar = open_registrar(StoreSettings(), registry)
     metrics.REGISTRY.register(RedisSignals(registrar, open_queue_connection(registry)))
     metrics.listen(MetricsSettings())
@@ -88,6 +90,16 @@ def _serve() -> int:
         server.run()
     tracing.stop()
     return 0 if server.started else 1
+
+
+def _within_open_files(settings: ApiSettings) -> ApiSettings:
+    """What is promised beyond them would be refused by the system, and without a word."""
+    room = room_for(settings.max_connections)
+    if room < settings.max_connections:
+        log.warning(
+            "api.fewer_connections", wanted=settings.max_connections, possible=room, limit="open files"
+        )
+    return settings.model_copy(update={"max_connections": room})
 
 
 if __name__ == "__main__":

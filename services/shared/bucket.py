@@ -4,6 +4,7 @@ Knows how to connect, not what a store promises: that is `services.shared.store`
 """
 
 import errno
+import re
 import ssl
 import threading
 from collections.abc import Callable
@@ -17,7 +18,7 @@ import httpx
 import obstore
 import structlog
 from botocore.config import Config
-from botocore.exceptions import ClientError
+from botocore.exceptions import BotoCoreError, ClientError
 from obstore.auth.boto3 import Boto3CredentialProvider
 from obstore.store import S3Store
 
@@ -30,8 +31,14 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 CONNECT_SECONDS = 5.0
+_CREDENTIALS = re.compile(r"//\S*@")
+"""In a URL."""
 CLOCK_SECONDS = 600.0
 """How long one reading of the server's clock is carried on by ours, which runs at the same pace."""
+
+
+class StoreUnfit(Exception):
+    """The store does not do what we rely on; for whoever runs us, never for callers."""
 
 
 def connect(settings: StoreSettings, *, request_seconds: float, retry_seconds: float) -> S3Store:
@@ -111,11 +118,24 @@ class BucketClock:
 def prepare_bucket(settings: StoreSettings) -> None:
     """Create the bucket if it is missing, and log what would keep deleted objects alive in it.
 
-    Raises botocore's errors: this runs once, at start, for whoever reads its output.
+    Raises `StoreUnfit`: this runs once, at start, for whoever reads its output.
     """
     if settings.folder:
         return
-    client = _boto3_client(settings)
+    try:
+        _prepare(_boto3_client(settings), settings)
+    except ClientError as error:
+        raise _unfit(settings, f"{error.operation_name} was answered by {_code(error)}") from None
+    except (BotoCoreError, ValueError) as error:
+        raise _unfit(settings, f"{type(error).__name__}: {error}") from None
+
+
+def _unfit(settings: StoreSettings, reason: str) -> StoreUnfit:
+    said = _CREDENTIALS.sub("//…@", f"at {settings.endpoint or 'AWS'} cannot be used: {reason}")
+    return StoreUnfit(f"bucket '{settings.bucket}' {said}")
+
+
+def _prepare(client: "S3Client", settings: StoreSettings) -> None:
     _create_if_missing(client, settings)
     versioning = _said(lambda: client.get_bucket_versioning(Bucket=settings.bucket).get("Status", "Off"))
     object_lock = _said(

@@ -26,7 +26,8 @@ from obstore.store import LocalStore, S3Store
 
 from services.shared import tracing
 from services.shared.bucket import BucketClock, connect
-from services.shared.bucket import prepare_bucket as prepare_bucket  # noqa: PLC0414 - callers see one module
+from services.shared.bucket import StoreUnfit as StoreUnfit  # noqa: PLC0414 - callers see one module
+from services.shared.bucket import prepare_bucket as prepare_bucket  # noqa: PLC0414
 from services.shared.durable_folder import DurableFolder
 from services.shared.metrics import STORE_SECONDS
 from services.shared.settings import StoreSettings
@@ -56,10 +57,6 @@ _REASONS = (
     re.compile(r"incorrectly configured region"),
 )
 """What is worth logging of obstore's messages; the rest of them names keys, and so persons."""
-
-
-class StoreUnfit(Exception):
-    """The store does not do what we rely on; for whoever runs us, never for callers."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,51 @@
+"""A process that cannot start says why, in one line for whoever looks, and ends with a status of its own."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from services.embedded.children import ROOT
+from tests.deploy.composed import free_ports
+
+API, WORKER, SWEEP = "services.registry_api", "services.extractor_worker", "services.shared.sweep"
+SECRET = "6b1f0c9a4e"
+
+
+def lines(module: str, **environment: str) -> list[dict[str, str]]:
+    """What it logs before it ends with status 1."""
+    given = {name: value for name, value in os.environ.items() if not name.startswith("SPEAKER_")}
+    command = [sys.executable, "-m", module]
+    done = subprocess.run(
+        command, env={**given, **environment}, cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert SECRET not in done.stdout + done.stderr
+    return [json.loads(line) for line in done.stderr.splitlines()]
+
+
+@pytest.mark.parametrize("module", [API, WORKER, SWEEP])
+def test_a_level_that_there_is_not_is_named(module: str):
+    """Nothing has been said about how to log by then; it is said all the same."""
+    *_, last = lines(module, SPEAKER_LOG_LEVEL="loud")
+    assert last["event"].endswith(".cannot_start")
+    assert last["reason"].startswith("SPEAKER_LOG_LEVEL: ")
+
+
+@pytest.mark.parametrize("module", [API, WORKER])
+def test_a_bucket_that_cannot_be_reached_is_named(module: str, tmp_path: Path):
+    """Not by a traceback, whose last line is some library's."""
+    [port] = free_ports(1)
+    *_, last = lines(
+        module,
+        SPEAKER_STORE_URL="s3://voices",
+        SPEAKER_STORE_ENDPOINT=f"http://somebody:{SECRET}@127.0.0.1:{port}",
+        SPEAKER_STORE_ACCESS_KEY_ID="GK1",
+        SPEAKER_STORE_SECRET_ACCESS_KEY=SECRET,
+    )
+    assert last["event"].endswith(".cannot_start")
+    assert f"127.0.0.1:{port}" in last["reason"]
+    assert "bucket 'voices'" in last["reason"]
