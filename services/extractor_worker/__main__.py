@@ -21,6 +21,8 @@ def main(words: list[str]) -> int:
     if words:
         print(f"usage: {_program()} [healthy | download --help]", file=sys.stderr)
         return USAGE
+    # Before the following, in which a health check would find the beat of the process before us.
+    beat_file.forget()
     # It brings torch, which takes seconds and is not needed for the above.
     from services.extractor_worker.worker import work  # noqa: PLC0415
 

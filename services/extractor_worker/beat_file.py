@@ -31,6 +31,20 @@ def write_beat(file: Path | None) -> None:
         log.warning("beat_file.failed", error=str(error))
 
 
+def forget() -> None:
+    """A new process has not beaten yet, whatever the one before it left: taken for started, it would be given
+    no time to load its models.
+    """
+    try:
+        file = WorkerSettings().beat_file
+        if file is not None:
+            file.unlink(missing_ok=True)
+    except ValidationError:
+        return  # who reads them next says what is wrong
+    except OSError as error:
+        log.warning("beat_file.failed", error=str(error))
+
+
 def complaint(file: Path | None, max_seconds: float) -> str | None:
     """What is wrong with the worker that writes to it, or None."""
     if file is None:

@@ -1,12 +1,15 @@
 """What a container's health check learns about a worker from the file of its beats."""
 
+import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 import structlog.testing
 
-from services.extractor_worker.beat_file import complaint, main, write_beat
+from services.extractor_worker.beat_file import complaint, forget, main, write_beat
 
 
 def test_a_worker_that_beats_is_healthy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -26,6 +29,26 @@ def test_a_beat_that_is_older_than_the_lease_is_none(
     (tmp_path / "beat").write_text(f"{time.monotonic() - age}\n")
     assert main() == 1
     assert "30 s is the most" in capsys.readouterr().err
+
+
+def test_the_beat_of_the_process_before_is_none(tmp_path: Path):
+    """A worker in its place loads its models for minutes: found healthy before, it would be killed."""
+    beats = tmp_path / "beat"
+    write_beat(beats)
+    environment = {**os.environ, "SPEAKER_WORKER_BEAT_FILE": str(beats), "SPEAKER_LOG_LEVEL": "none"}
+    done = subprocess.run([sys.executable, "-m", "services.extractor_worker"], env=environment, check=False)
+    assert done.returncode == 1
+    assert not beats.exists()
+
+
+def test_a_beat_that_cannot_be_taken_away_stops_no_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Nor do settings that its start complains of in any case."""
+    monkeypatch.setenv("SPEAKER_WORKER_BEAT_FILE", str(tmp_path))
+    with structlog.testing.capture_logs() as logged:
+        forget()
+        monkeypatch.setenv("SPEAKER_WORKER_LEASE_SECONDS", "3")
+        forget()
+    assert [line["event"] for line in logged] == ["beat_file.failed"]
 
 
 def test_what_is_wrong_is_said(tmp_path: Path):
