@@ -28,7 +28,7 @@ def bootstrap_key_file(host: str, data: Path) -> Path | None:
 
 
 def _write_new(path: Path, text: str) -> None:
-    """Whole or not at all, whenever we are stopped; for its owner only. What another wrote meanwhile stays."""
+    """Whole or not at all, whenever we are stopped; for its owner only. What another wrote before stays."""
     with NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}-") as file:  # 0600
         file.write(text)
         file.flush()
