@@ -18,10 +18,16 @@ PROFILES = ("gpu", "monitoring")
 Service = dict[str, Any]
 
 
-def services() -> dict[str, Service]:
-    """By name, with no variable set."""
+def parsed() -> dict[str, Any]:
+    """All of it, with no variable set."""
     text = re.sub(r"(?<!\$)\$\{\w+:-([^}]*)\}", r"\1", FILE.read_text())
-    found: dict[str, Service] = yaml.safe_load(text)["services"]
+    found: dict[str, Any] = yaml.safe_load(text)
+    return found
+
+
+def services() -> dict[str, Service]:
+    """By name."""
+    found: dict[str, Service] = parsed()["services"]
     return found
 
 

@@ -13,7 +13,10 @@ CLASSES = [
     for cls in vars(settings).values()
     if isinstance(cls, type) and issubclass(cls, BaseSettings) and cls is not BaseSettings
 ]
-FOREIGN = {"HOME", "HF_HOME", "PATH", "NVIDIA_DRIVER_CAPABILITIES", "NVIDIA_VISIBLE_DEVICES"}
+FOREIGN = {
+    *("HOME", "HF_HOME", "PATH"),
+    *("NVIDIA_DRIVER_CAPABILITIES", "NVIDIA_VISIBLE_DEVICES", "OMP_NUM_THREADS"),
+}
 """Read by others in our processes."""
 
 

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from ipaddress import ip_address, ip_network
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -18,7 +19,7 @@ from deploy.compose import make_bucket
 from services.shared.api_keys import parse_token
 from services.shared.redis_access import RIGHTS
 from tests.deploy import dockerfile
-from tests.deploy.compose_file import FILE, ROOT, SEAWEEDFS, merged, services
+from tests.deploy.compose_file import FILE, ROOT, SEAWEEDFS, merged, parsed, services
 from tests.deploy.composed import make_secrets
 from tests.deploy.environment import FOREIGN, check
 
@@ -89,6 +90,15 @@ def test_who_may_have_to_reach_other_machines_has_a_way_out_and_what_holds_data_
     assert not any(ways[name] for name in ("valkey", "s3", "bucket", "secrets"))
 
 
+def test_the_api_believes_the_proxy_and_no_other_container():
+    """Prometheus is on that network, too, and others may come."""
+    trusted = ip_address(SERVICES["api"]["environment"]["SPEAKER_API_TRUSTED_PROXIES"])
+    assert str(trusted) == SERVICES["proxy"]["networks"]["front"]["ipv4_address"]
+    [network] = parsed()["networks"]["front"]["ipam"]["config"]
+    assert trusted in ip_network(network["subnet"])
+    assert trusted not in ip_network(network["ip_range"]), "another container may be given it first"
+
+
 def test_no_secret_is_written_in_the_files():
     """They are made at the first start: whoever has read the repository knows none."""
     for name, service in SERVICES.items():
@@ -115,7 +125,7 @@ def test_the_environment_is_one_that_our_processes_read(name: str, secrets: Path
 
 @pytest.mark.parametrize("files", FILES, ids=["garage", "seaweedfs"])
 def test_each_image_of_ours_is_built_once_and_asked_of_nobody(files: tuple[Path, ...], tmp_path: Path):
-    """Two builds of one image get in each other's way; and nobody may publish one under our name for us to run."""
+    """Two builds of one image get in each other's way, and an image of that name elsewhere is not ours."""
     found = merged(tmp_path, *files)["services"].values()
     built = [service["image"] for service in found if "build" in service]
     assert len(set(built)) == len(built)

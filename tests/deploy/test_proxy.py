@@ -1,10 +1,12 @@
 """The proxy of the compose file, the real one, in front of real replicas."""
 
+import json
 import socket
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import httpx
 import pytest
@@ -120,6 +122,29 @@ def test_callers_are_told_apart_by_where_they_come_from_not_by_where_they_say(
     # Each of two replicas counts for itself, to 60.
     assert 429 in {guess(number, guesser) for number in range(150)}
     assert guess(1, other) == 401
+
+
+def test_the_proxys_log_says_what_was_asked_of_whom_and_names_no_voice(
+    composed: ComposedRegistry, client: httpx.Client
+):
+    """Whoever reads logs need not know who has lent his voice."""
+
+    def logged() -> list[dict[str, Any]]:
+        lines = [line for line in composed.log().splitlines() if '"proxy.request"' in line]
+        assert not [line for line in lines if "secretive" in line]
+        return [json.loads(line) for line in lines]
+
+    before = len(logged())
+    client.get("/v1/voices/secretive-wren/versions", params={"name": "secretive"})
+    httpx.get(f"{composed.url}/healthz")
+    client.get("/v1/voices")
+    wait_until(lambda: len(logged()) == before + 2)
+    missing, found = logged()[before:]
+    assert (missing["method"], missing["status"], found["status"]) == ("GET", 404, 200)
+    assert found["server"].startswith("api/api-")
+    assert found["client"] == "127.0.0.1"
+    assert 0 <= found["answered_ms"] <= found["total_ms"]
+    assert found["bytes"] > 0
 
 
 def test_a_head_that_does_not_arrive_is_given_up(composed: ComposedRegistry):
