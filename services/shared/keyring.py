@@ -92,7 +92,7 @@ class _Failure(NamedTuple):
 class _Facts(NamedTuple):
     """What there is of keys in the bucket."""
 
-    objects: list[StoredObject]
+    objects: tuple[StoredObject, ...]
     made: dict[str, tuple[str, str]]
     """Id -> key of the object, sha256."""
     ends: dict[str, list[End]]
@@ -449,7 +449,7 @@ class Keyring:
             log.info("keys.use_not_told", keys=len(used))
 
 
-def _facts_in(objects: list[StoredObject]) -> _Facts:
+def _facts_in(objects: tuple[StoredObject, ...]) -> _Facts:
     facts = _Facts(objects, {}, {})
     for stored in objects:
         if match := _MADE.fullmatch(stored.key):
