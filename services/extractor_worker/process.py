@@ -132,7 +132,7 @@ class WorkerProcess:
         started = time.monotonic()
         log.info("worker.loads", profile=profile.name)
         extractor = self._load_extractor(profile, self._settings)
-        _warm_up(extractor)
+        warm_up(extractor)
         fingerprint = extractor.fingerprint
         log.info(
             "extractor.warm",
@@ -222,7 +222,7 @@ class WorkerProcess:
             log.warning("worker.left_silently", reason=error.message)  # it is forgotten within seconds
 
 
-def _warm_up(extractor: Extractor) -> None:
+def warm_up(extractor: Extractor) -> None:
     """All three steps; where clips are encoded together, that too: a GPU fetches other kernels for it."""
     clip = extractor.example()
     prepared = [extractor.prepare(clip), extractor.prepare(clip)]

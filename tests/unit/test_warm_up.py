@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from services.extractor_worker.process import _warm_up
+from services.extractor_worker.process import warm_up
 from services.extractor_worker.torch_extractor import Loading, TorchExtractor
 from services.extractor_worker.weights import UntrainedWeights
 from services.shared.profiles import BUILT_IN
@@ -39,7 +39,7 @@ class Extractor:
 def test_what_is_encoded_together_later_is_warmed_up_together(batch_seconds: float, encoded: list[int]):
     """A batch has kernels of its own; one clip more than may be encoded at once could be one too many."""
     extractor = Extractor(batch_seconds)
-    _warm_up(extractor)
+    warm_up(extractor)
     assert extractor.encoded == encoded
     assert extractor.finished == sum(encoded)
 
