@@ -1,6 +1,9 @@
 """What the manifests say, without a cluster: their form, their settings, and that what they name is there."""
 
 import re
+import shutil
+import subprocess
+from copy import deepcopy
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -12,6 +15,7 @@ from redis import Redis
 
 from services.registry_api import health
 from services.shared.queue import SafeQueue, queue_name
+from services.shared.sweep import WRONG
 from tests.deploy.dockerfile import lineage, read
 from tests.deploy.environment import FOREIGN, check
 from tests.deploy.manifests import (
@@ -28,6 +32,7 @@ from tests.deploy.manifests import (
 )
 from tools.prometheus_rule import rule
 
+BACKUP_CASES = ROOT / "tests" / "data" / "backup_alerts_test.yaml"
 CUSTOM = yaml.safe_load((Path(__file__).parent / "custom_resources.yaml").read_text())
 SECRETS = {
     "registry-redis": {"password"},
@@ -188,6 +193,79 @@ def test_no_pod_talks_to_anybody_unless_a_policy_says_so(overlay: str):
     assert except_for == ["169.254.0.0/16"], "the node's credentials are none of ours"
 
 
+def test_what_an_overlay_brings_along_is_reached_by_its_labels(overlay: str):
+    """Where a range of addresses means no pods, everything would wait for Redis for ever."""
+    ways = [way for policy in of_kind(overlay, "NetworkPolicy") for way in policy["spec"].get("egress", [])]
+    for brought in of_kind(overlay, "StatefulSet"):
+        labels = brought["spec"]["template"]["metadata"]["labels"]
+        ports = {
+            port["containerPort"]
+            for container in containers(brought["spec"]["template"])
+            for port in container["ports"]
+        }
+        assert any(
+            to.get("podSelector", {}).get("matchLabels") == labels
+            and ports == {port["port"] for port in way["ports"]}
+            for way in ways
+            for to in way["to"]
+        ), name_of(brought)
+    for manifest in of_kind(overlay, "ScaledObject"):
+        for trigger in manifest["spec"]["triggers"]:
+            host = trigger["metadata"]["address"].partition(":")[0]
+            assert "." in host, "KEDA asks from another namespace"
+
+
+def test_what_is_there_to_try_it_out_fits_on_two_cores(overlay: str):
+    """One of which Kubernetes itself takes; while pods are replaced, there is one more of the API's."""
+    if overlay == "dev":
+        asked = [
+            _millicores(container["resources"]["requests"]["cpu"])
+            for name, template in pods(overlay)
+            for container in containers(template)
+            for _ in range(2 if name == "registry-api" else 1)
+            if not name.startswith(("registry-backup", "registry-housekeeping"))
+        ]
+        assert sum(asked) <= 1000
+
+
+def _millicores(cpu: str) -> int:
+    return int(cpu[:-1]) if cpu.endswith("m") else 1000 * int(cpu)
+
+
+def test_a_worker_computes_on_as_many_cores_as_it_was_given(overlay: str):
+    """torch would start a thread for each core of the node, and they would stand in each other's way."""
+    for name, container in ours(overlay):
+        threads = [entry for entry in container.get("env", []) if entry["name"] == "OMP_NUM_THREADS"]
+        fields = [entry["valueFrom"]["resourceFieldRef"]["resource"] for entry in threads]
+        assert fields == (["requests.cpu"] if "worker" in name else [])
+
+
+def test_wrong_settings_are_not_tried_again(overlay: str):
+    """The command ends with 1 then, and with 75 where Redis is away."""
+    [job] = [one for one in of_kind(overlay, "CronJob") if name_of(one) == "registry-housekeeping"]
+    spec = job["spec"]["jobTemplate"]["spec"]
+    [refusal] = spec["podFailurePolicy"]["rules"]
+    [container] = containers(spec["template"])
+    assert refusal["action"] == "FailJob"
+    assert refusal["onExitCodes"] == {"containerName": container["name"], "operator": "In", "values": [WRONG]}
+    assert spec["template"]["spec"]["restartPolicy"] == "Never"
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+def test_a_backup_that_fails_or_does_not_come_is_told(overlay: str, tmp_path: Path):
+    """By what kube-state-metrics says of the CronJob and its jobs."""
+    found = [one for one in of_kind(overlay, "PrometheusRule") if name_of(one) == "registry-backup"]
+    for manifest in found:
+        spec = deepcopy(manifest["spec"])
+        for alert in spec["groups"][0]["rules"]:
+            del alert["annotations"]
+        (tmp_path / "alerts.yaml").write_text(yaml.safe_dump(spec))
+        shutil.copy(BACKUP_CASES, tmp_path)
+        command = ["promtool", "test", "rules", tmp_path / BACKUP_CASES.name]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
 def _ports(spec: Manifest, direction: str) -> set[int]:
     return {port["port"] for rule in spec.get(direction, []) for port in rule.get("ports", [])}
 
@@ -219,15 +297,19 @@ def test_workers_on_gpus_are_as_many_as_their_queues_ask_for(overlay: str):
 
 def test_of_every_alert_the_docs_say_what_to_do(overlay: str):
     """Whoever is woken by one looks there."""
-    for manifest in of_kind(overlay, "PrometheusRule"):
-        alerts = [alert["alert"] for group in manifest["spec"]["groups"] for alert in group["rules"]]
-        assert alerts
-        assert re.findall(r"^\| (Registry\w+) \|", OPERATIONS, re.MULTILINE) == alerts
+    alerts = [
+        alert["alert"]
+        for manifest in of_kind(overlay, "PrometheusRule")
+        for group in manifest["spec"]["groups"]
+        for alert in group["rules"]
+    ]
+    assert bool(alerts) == (overlay == "production")
+    assert not alerts or re.findall(r"^\| (Registry\w+) \|", OPERATIONS, re.MULTILINE) == alerts
 
 
 def test_the_operators_rules_are_those_of_the_alerts_file(overlay: str):
     """Made by a tool; whoever changes the one has to run it."""
     assert (ROOT / "k8s" / "monitoring" / "rules.yaml").read_text() == rule()
     assert [name_of(manifest) for manifest in of_kind(overlay, "PrometheusRule")] == (
-        ["registry"] if overlay == "production" else []
+        ["registry", "registry-backup"] if overlay == "production" else []
     )
