@@ -5,9 +5,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from speaker_registry import RegistryClient
+from tests.deploy.contained import UID
 from tests.deploy.tools import program
 from tests.process_load import noise_clip
 from tests.processes import PROFILE, QUICK, RegistryProcesses
@@ -22,6 +24,25 @@ def healthy(module: str, *words: str, **environment: str) -> int:
     return subprocess.run(
         command, env={**os.environ, **QUICK, **environment}, cwd=ROOT, check=False
     ).returncode
+
+
+def check_contained(bubblewrap: int) -> None:
+    """What runs in it, decoders too, is nobody in particular, and cannot become anybody."""
+    inside = [
+        process
+        for process in psutil.Process(bubblewrap).children(recursive=True)
+        if "python" in " ".join(process.cmdline()[:1])
+    ]
+    assert inside
+    for process in inside:
+        folder = Path(f"/proc/{process.pid}")
+        lines = (folder / "status").read_text().splitlines()
+        status = {name: value.split() for name, _, value in (line.partition(":") for line in lines)}
+        assert {int(status[name][0], 16) for name in ("CapEff", "CapPrm", "CapInh", "CapAmb")} == {0}
+        assert status["NoNewPrivs"] == ["1"]
+        assert (folder / "uid_map").read_text().split() == [UID, str(os.getuid()), "1"]
+        with pytest.raises(OSError, match="Read-only file system"):
+            (folder / "root" / "app").write_text("ours now")
 
 
 @pytest.mark.integration
@@ -40,6 +61,8 @@ def test_a_voice_becomes_an_artifact_under_a_read_only_root(tmp_path: Path):
             voice = client.register("Wren", noise_clip(1)[0], consent="cons_1")
             client.wait_ready(voice.reference, timeout=30)
             assert client.fetch(voice.reference, profile=PROFILE).tensors
+        for child in registry.children:
+            check_contained(child.pid or 0)
         port = registry.urls[0].rpartition(":")[2]
         assert "decoder.unfiltered" not in registry.log()
         assert healthy("services.registry_api.healthy", SPEAKER_API_PORT=port) == 0

@@ -1,0 +1,117 @@
+"""What only a container engine can show: images that are built, and the servers that the compose file names.
+Skipped where no engine answers.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import httpx
+import pytest
+
+from services.shared.settings import StoreSettings
+from services.shared.store import open_store
+from speaker_registry import RegistryClient
+from tests import servers
+from tests.deploy.compose_file import FILE, ROOT, SEAWEEDFS, services
+from tests.deploy.composed import free_ports, make_secrets
+from tests.process_load import noise_clip
+from tests.processes import PROFILE
+from tests.queue_workers import wait_until
+
+GARAGE = services()["s3"]
+BUCKET = services()["bucket"]["environment"]
+START_SECONDS = 600
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture(scope="module", autouse=True)
+def engine() -> None:
+    if reason := servers.no_docker():
+        pytest.skip(reason)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_real_garage_gives_us_the_bucket(tmp_path: Path):
+    """By its own settings file and administration API, which elsewhere a fake plays."""
+    make_secrets(tmp_path, services()["secrets"])
+    with garage(tmp_path) as (s3, administration):
+        environment = {
+            **os.environ,
+            **BUCKET,
+            "GARAGE_URL": administration,
+            "GARAGE_SECRETS": str(tmp_path / "garage"),
+            "S3_SECRETS": str(tmp_path / "s3"),
+        }
+        command = [sys.executable, ROOT / "deploy" / "compose" / "make_bucket.py"]
+        for _ in range(2):  # the second time there is nothing to do
+            subprocess.run(command, env=environment, check=True, timeout=150)
+        settings = StoreSettings(
+            url=f"s3://{BUCKET['BUCKET']}",
+            endpoint=s3,
+            region="garage",
+            access_key_id=BUCKET["KEY_ID"],
+            secret_access_key_file=tmp_path / "s3" / "secret",
+            allow_http=True,
+        )
+        open_store(settings).probe()
+
+
+@contextmanager
+def garage(secrets: Path) -> Iterator[tuple[str, str]]:
+    """The container of the compose file, without its volumes: where S3 and the administration API answer."""
+    from testcontainers.core.container import DockerContainer  # noqa: PLC0415 - slow, and rarely used
+
+    container = (
+        DockerContainer(GARAGE["image"])
+        .with_volume_mapping(str(ROOT / "deploy" / "compose" / "garage.toml"), "/etc/garage.toml", "ro")
+        .with_volume_mapping(str(secrets / "garage"), "/run/garage", "ro")
+        .with_command(GARAGE["command"])
+        .with_exposed_ports(3900, 3903)
+    )
+    with container:
+        host = container.get_container_host_ip()
+        yield tuple(f"http://{host}:{container.get_exposed_port(port)}" for port in (3900, 3903))
+
+
+@pytest.mark.full
+@pytest.mark.timeout(5400)
+@pytest.mark.parametrize("files", [(FILE,), (FILE, SEAWEEDFS)], ids=["garage", "seaweedfs"])
+def test_docker_compose_up_and_nothing_else(files: tuple[Path, ...]):
+    """From a checkout to an artifact. Building the images takes as long as their downloads."""
+    [port] = free_ports(1)
+    compose = ["docker", "compose", "--project-name", f"registry-test-{port}"]
+    for file in files:
+        compose += ["--file", str(file)]
+    environment = {**os.environ, "PORT": str(port), "FRONT": "172.31.84"}
+
+    def run(*words: str) -> str:
+        done = subprocess.run(
+            [*compose, *words], env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr[-4000:]
+        return done.stdout
+
+    run("version")
+    try:
+        run("up", "--detach")
+        url = f"http://127.0.0.1:{port}"
+        wait_until(lambda: answers(f"{url}/readyz"), START_SECONDS)
+        key = run("exec", "-T", "api", "cat", "/run/bootstrap/key").strip()
+        with RegistryClient(url, api_key=key) as client:
+            voice = client.register("Wren", noise_clip(1)[0], consent="cons_1")
+            client.wait_ready(voice.reference, timeout=START_SECONDS)
+            assert client.fetch(voice.reference, profile=PROFILE).tensors
+    finally:
+        run("down", "--volumes", "--timeout", "10")
+
+
+def answers(url: str) -> bool:
+    with suppress(httpx.TransportError):
+        return httpx.get(url).status_code == httpx.codes.OK
+    return False
