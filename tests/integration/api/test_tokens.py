@@ -341,6 +341,7 @@ def test_while_the_provider_is_silent_one_thread_waits_for_it(
         while len(provider.asked) == asked:
             assert not waits.done()
         for _ in range(5):
+            clock.seconds += 11
             assert ask("one") == "default"
             assert ask("unknown") == "again after 1"
         assert len(provider.asked) == asked + 1
