@@ -17,7 +17,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Match
 
 from services.registry_api.headers import safe_headers
-from services.registry_api.signals import ERROR_CODE
+from services.registry_api.signals import ERROR_CODE, route_of
 from speaker_registry import errors
 from speaker_registry.artifact import canonical_json
 from speaker_registry.errors import SpeakerRegistryError
@@ -147,7 +147,9 @@ def add_handlers(app: FastAPI) -> None:
     @app.exception_handler(SpeakerRegistryError)
     def _ours(request: Request, error: SpeakerRegistryError) -> Response:
         if status_of(error, compatible=False) >= HTTPStatus.INTERNAL_SERVER_ERROR:
-            log.warning("request.failed", code=error.code, reason=error.message, path=request.url.path)
+            log.warning(
+                "request.failed", code=error.code, reason=error.message, route=route_of(request.scope)
+            )
         return render(request, error)
 
     @app.exception_handler(RequestValidationError)
@@ -169,7 +171,7 @@ def add_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     def _unexpected(request: Request, error: Exception) -> Response:
-        log.error("request.crashed", path=request.url.path, exc_info=error)
+        log.error("request.crashed", route=route_of(request.scope), exc_info=error)
         response = render(
             request, SpeakerRegistryError("Something went wrong here; the request id finds it in our logs.")
         )

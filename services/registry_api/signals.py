@@ -75,7 +75,7 @@ def _span(scope: Scope) -> AbstractContextManager[Span]:
 
 
 def _tell(scope: Scope, answer: _Answer, seconds: float, span: Span) -> None:
-    route, method, error = _route(scope), _method(scope), _error_code(scope, answer.status)
+    route, method, error = route_of(scope), _method(scope), _error_code(scope, answer.status)
     count, observe = _series(route, method, answer.status)
     count()
     observe(seconds)
@@ -117,7 +117,7 @@ def _describe(span: Span, scope: Scope, route: str, status: int) -> None:
         span.fail(str(_error_code(scope, status)))
 
 
-def _route(scope: Scope) -> str:
+def route_of(scope: Scope) -> str:
     """The template: paths as typed hold names, and there is no end of them."""
     if "route" in scope:
         return str(scope["route"].path)
