@@ -27,7 +27,7 @@ def weather(request: pytest.FixtureRequest) -> str:
 
 
 KILLED_EACH = 4
-"""Of so many tests at least one has a replica killed just before it: it takes a while to come back."""
+"""Of so many tests at least one has a replica killed just before it, and waits until that can be."""
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,11 @@ def shared(
 def registry(shared: ProxiedRegistry, weather: str, attempts: list[bool]) -> ProxiedRegistry:
     """A replica is killed just before the test, and comes back during it, if the last one is back."""
     if weather == REPLACED:
-        attempts.append(shared.composed.kill_a_replica())
+        if len(attempts) % KILLED_EACH == KILLED_EACH - 1 and not any(attempts[1 - KILLED_EACH :]):
+            wait_until(shared.composed.kill_a_replica, 60)
+            attempts.append(True)
+        else:
+            attempts.append(shared.composed.kill_a_replica())
     return shared
 
 
