@@ -25,7 +25,7 @@ _PACE = Pace()
 
 
 def create_app(
-    services: Services, *, pace: Pace = _PACE, max_active: int = 16, cors_origins: Sequence[str] = ()
+    services: Services, *, pace: Pace = _PACE, max_active: int = 8, cors_origins: Sequence[str] = ()
 ) -> FastAPI:
     """Routes, limits, error answers; while it runs it follows changes and keeps house.
 

@@ -1,5 +1,7 @@
-"""How many requests are at work at the same time: what comes on top waits for a moment, and is refused then.
-Else everybody would wait for everybody, and whoever asks gives up before the answer is there.
+"""How many requests are at work at the same time: what comes on top waits for its turn, and where there is
+always somebody waiting, is refused soon. Else everybody would wait for everybody, and whoever asks gives up
+before the answer is there. (After "controlled delay", as in K. Nichols and V. Jacobson: Controlling Queue
+Delay, ACM Queue 10(5), 2012.)
 
 At work is a request from its head until its answer begins, but not while it waits: for the rest of its body,
 for a change, for its turn to decode. Few at a time, for their threads and the event loop take the interpreter
@@ -19,14 +21,18 @@ from services.registry_api.problems import render
 from services.registry_api.routing import WATCHING
 from speaker_registry.errors import Unavailable
 
-PATIENCE_SECONDS = 0.02
-"""As long a wait as a burst takes that is over soon. More of it would only make refusals late."""
-_QUEUE = 8
+PATIENCE_SECONDS = 1.0
+"""A burst is over in that time."""
+BUSY_SECONDS = 0.3
+"""What goes on for longer is no burst."""
+BUSY_PATIENCE_SECONDS = 0.02
+"""More would only make refusals late: as many would wait as before, each for longer."""
+_QUEUE = 16
 """Requests that wait, at most, for each that may be at work."""
 
 
 class Pressure:
-    """Refuses what goes beyond `max_active` for longer than a moment. One per process.
+    """Refuses what goes beyond `max_active` for longer than a burst. One per process.
 
     Not who watches us: taken for dead, others would get our load as well.
     """
@@ -36,6 +42,7 @@ class Pressure:
         self._max_active = max_active
         self._queue: deque[asyncio.Future[bool]] = deque()
         """Those who wait for a place: True gives them one."""
+        self._none_waited_at = float("-inf")
         self.active = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -68,9 +75,13 @@ class Pressure:
         if len(self._queue) >= _QUEUE * self._max_active:
             return False
         loop = asyncio.get_running_loop()
+        if not self._queue:
+            self._none_waited_at = loop.time()
+        busy = loop.time() - self._none_waited_at > BUSY_SECONDS
         turn: asyncio.Future[bool] = loop.create_future()
         self._queue.append(turn)
-        patience = loop.call_later(PATIENCE_SECONDS, self._end_patience, turn)
+        seconds = BUSY_PATIENCE_SECONDS if busy else PATIENCE_SECONDS
+        patience = loop.call_later(seconds, self._end_patience, turn)
         try:
             return await turn
         except asyncio.CancelledError:
@@ -82,7 +93,7 @@ class Pressure:
 
     def _end_patience(self, turn: "asyncio.Future[bool]") -> None:
         if not turn.done():
-            self._queue.remove(turn)  # the first: all have the same patience
+            self._queue.remove(turn)
             turn.set_result(False)
 
     def change(self, change: int) -> None:

@@ -211,8 +211,8 @@ class RegistrySettings(BaseSettings):
     max_uploaded: int = Field(1000, gt=0, validation_alias="SPEAKER_MAX_UPLOADED")
     """Voices in one namespace, at most."""
     max_stored_bytes: int | None = Field(None, gt=0, validation_alias="SPEAKER_MAX_BYTES")
-    """Of all clips and embeddings in one namespace, as they were sent; artifacts, made here or brought, do not
-    count. Without it: as much as there is room for.
+    """Of all clips and embeddings in one namespace, as they were sent; artifacts, made here or brought, do
+    not count. Without it: as much as there is room for.
     """
     registration_policy: Literal["overwrite", "immutable"] = Field(
         "overwrite", validation_alias="VLLM_OMNI_SPEAKER_REGISTRATION_POLICY"
@@ -309,9 +309,9 @@ class ApiSettings(BaseSettings):
     """0: any free one."""
     max_connections: int = Field(2000, gt=0)
     """Open at the same time; more are answered 503."""
-    max_active: int = Field(16, gt=0)
-    """Requests at work at the same time; more are answered 503 after a moment. What waits, for its body, a
-    change or a decoder, does not count.
+    max_active: int = Field(8, gt=0)
+    """Requests at work at the same time; more wait for their turn, and are answered 503 where that goes on
+    for longer than a burst. What waits, for its body, a change or a decoder, does not count.
     """
     keep_alive_seconds: int = Field(65, gt=0)
     """An idle connection is kept so long."""

@@ -49,7 +49,7 @@ def run(test: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(asyncio.wait_for(test(), 10))  # type: ignore[arg-type]
 
 
-def test_what_comes_on_top_is_refused_after_a_moment():
+def test_what_comes_on_top_is_refused_after_a_while():
     """With when to come back; and those at work are finished."""
 
     async def test() -> None:
@@ -68,10 +68,31 @@ def test_what_comes_on_top_is_refused_after_a_moment():
     run(test)
 
 
+def test_where_there_is_always_somebody_waiting_one_is_refused_soon(monkeypatch: pytest.MonkeyPatch):
+    """As long as it is a burst, all are served; afterwards nobody is kept for long."""
+    monkeypatch.setattr(pressure, "PATIENCE_SECONDS", 60)
+    monkeypatch.setattr(pressure, "BUSY_SECONDS", 0.1)
+
+    async def test() -> None:
+        requests = Requests()
+        burst = [requests.start() for _ in range(6)]
+        await asyncio.sleep(0.15)
+        assert (await requests.start())[0]["status"] == 503
+        requests.go_on.set()
+        assert {(await task)[0]["status"] for task in burst} == {200}
+        requests.go_on.clear()
+        again = [requests.start() for _ in range(4)]
+        await asyncio.sleep(0.05)
+        requests.go_on.set()
+        assert {(await task)[0]["status"] for task in again} == {200}
+
+    run(test)
+
+
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """However slow this machine is."""
-    monkeypatch.setattr(pressure, "PATIENCE_SECONDS", 5)
+    monkeypatch.setattr(pressure, "PATIENCE_SECONDS", 60)
 
 
 @pytest.mark.usefixtures("patient")
@@ -104,7 +125,7 @@ def test_only_so_many_wait_for_a_place():
 
     async def test() -> None:
         requests = Requests()
-        waiting = [requests.start() for _ in range(2 + 16)]
+        waiting = [requests.start() for _ in range(2 + 32)]
         await beginning()
         one_more = requests.start()
         await beginning()

@@ -35,18 +35,13 @@ LOOKED_INTO_SECONDS = 0.3
 
 SERVED = ",".join((PROFILE, WIDER, "higgs-audio-v2"))
 
-ALL_AT_ONCE = {"SPEAKER_API_MAX_ACTIVE": "64"}
-"""These clients repeat nothing, and ask fifty at a time. While a replica is replaced the other gets them all,
-and with the default it tells some of them to come back.
-"""
-
 
 class ProxiedRegistry(Registry):
     """Context manager, like its model."""
 
     def __init__(self, folder: Path, **settings: Any) -> None:
         self.composed = ComposedRegistry(
-            folder, {**QUICK, **ALL_AT_ONCE, "SPEAKER_EXTRACTOR_PROFILES": SERVED, **_named(settings)}
+            folder, {**QUICK, "SPEAKER_EXTRACTOR_PROFILES": SERVED, **_named(settings)}
         )
         self.folder = self.composed.bucket
         self._settings = settings

@@ -73,7 +73,7 @@ class Registry:
         pace: Pace | None = None,
         head_seconds: float = 10,
         announced: bool = True,
-        max_active: int = 16,
+        max_active: int = 8,
         rates: RateSettings | None = None,
         access: AccessSettings | None = None,
         **settings: Any,

@@ -27,6 +27,7 @@ PUBLIC = {
     "ArtifactStatus",
     "AsyncRegistryClient",
     "CacheStats",
+    "Clip",
     "Conflict",
     "DigestMismatch",
     "File",
