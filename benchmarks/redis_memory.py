@@ -36,11 +36,11 @@ def main() -> bool:
     """Print the table. There is no goal."""
     configure_logs("WARNING")
     with tempfile.TemporaryDirectory() as folder, ValkeyServer(Path(folder) / "redis") as valkey:
-        registrar = _registrar(Path(folder), valkey.url)
+        registrar = registrar_in_memory(Path(folder), valkey.url, VOICES)
         with Redis.from_url(valkey.url) as redis:
             Housekeeper(registrar, HousekeepingSettings()).rebuild()
             empty = _bytes(redis)
-            _register(registrar)
+            register_voices(registrar, VOICES)
             with_queue = _bytes(redis)
             _delete(redis, "rq:*")
             with_job = _bytes(redis)
@@ -56,11 +56,11 @@ def main() -> bool:
     return True
 
 
-def _registrar(folder: Path, url: str) -> Registrar:
+def registrar_in_memory(folder: Path, url: str, voices: int) -> Registrar:
     """The services' own, but its bucket is in memory."""
     registrar = open_registrar(
         StoreSettings(url=(folder / "bucket").as_uri()),
-        RegistrySettings(redis_url=url, max_uploaded=10 * VOICES),
+        RegistrySettings(redis_url=url, max_uploaded=10 * voices),
     )
     store = PerfectStore(time.time)
     registrar.store = store
@@ -68,10 +68,11 @@ def _registrar(folder: Path, url: str) -> Registrar:
     return registrar
 
 
-def _register(registrar: Registrar) -> None:
+def register_voices(registrar: Registrar, voices: int) -> None:
+    """Each with its artifact."""
     worker = StandIn(registrar)
     worker.announce()
-    for number in range(VOICES):
+    for number in range(voices):
         name = parse_speaker_name(f"voice-{number:06d}")
         upload = Upload(name=name, consent="cons_1", ref_text=REF_TEXT)
         register_clip(registrar, "default", upload, str(number).encode(), CLIP)
