@@ -10,8 +10,10 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from typing import Any
 
+import numpy as np
 import structlog
 from pydantic import ValidationError
 
@@ -21,6 +23,7 @@ from services.extractor_worker.extraction import Extraction, Station
 from services.extractor_worker.extractor import DeviceLost, Extractor
 from services.extractor_worker.heartbeat import EXIT_UNFINISHED
 from services.shared import tracing
+from services.shared.audio import ReferenceAudio
 from services.shared.dispatch import EXTRACT
 from services.shared.metrics import WORKER_BEAT, listen
 from services.shared.opening import open_queue_connection, open_registrar
@@ -36,7 +39,13 @@ from services.shared.settings import (
     WorkerSettings,
     explain,
 )
-from speaker_registry.errors import CacheUnsupported, SpeakerRegistryError, Unavailable
+from speaker_registry.errors import (
+    CacheUnsupported,
+    ExtractorOutOfMemory,
+    InvalidAudio,
+    SpeakerRegistryError,
+    Unavailable,
+)
 
 log = structlog.get_logger()
 
@@ -47,6 +56,9 @@ EXIT_OUTDATED = 3
 """Of every profile another worker announced a newer fingerprint: what we make would not be served."""
 
 _PAUSE_SECONDS = 1.0
+
+LONGEST_SECONDS = 30.0
+"""Of the clips that a registry takes, if it is not told otherwise."""
 
 
 class WorkerProcess:
@@ -223,10 +235,24 @@ class WorkerProcess:
 
 
 def warm_up(extractor: Extractor) -> None:
-    """All three steps; where clips are encoded together, that too: a GPU fetches other kernels for it."""
+    """All three steps, with what makes a first time slow: kernels, other ones where clips are encoded
+    together on a GPU; and memory, which is fetched anew for every clip longer than all before.
+    """
     clip = extractor.example()
     prepared = [extractor.prepare(clip), extractor.prepare(clip)]
     together = prepared if 2 * clip.seconds <= extractor.batch_seconds else []
     for clips in filter(None, (prepared[:1], together)):
-        for encoded in extractor.encode(clips):
-            extractor.finish(encoded)
+        _encode(extractor, clips)
+    with suppress(InvalidAudio, ExtractorOutOfMemory):  # so would such a clip be; others need not
+        _encode(extractor, [extractor.prepare(_lengthened(clip, LONGEST_SECONDS))])
+
+
+def _encode(extractor: Extractor, clips: Sequence[Any]) -> None:
+    for encoded in extractor.encode(clips):
+        extractor.finish(encoded)
+
+
+def _lengthened(clip: ReferenceAudio, seconds: float) -> ReferenceAudio:
+    """By saying the same again."""
+    length = round(seconds * clip.sample_rate)
+    return ReferenceAudio(np.resize(clip.samples, length), clip.sample_rate)

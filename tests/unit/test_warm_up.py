@@ -1,47 +1,69 @@
 """What a worker does with an extractor before it says that it serves."""
 
 from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from torch import Tensor
 
 from services.extractor_worker.process import warm_up
 from services.extractor_worker.torch_extractor import Loading, TorchExtractor
 from services.extractor_worker.weights import UntrainedWeights
+from services.shared.audio import ReferenceAudio
 from services.shared.profiles import BUILT_IN
+from speaker_registry.errors import AudioTooLong, ExtractorOutOfMemory
 
 
 class Extractor:
     """Notes what came at once, and what was finished."""
 
-    def __init__(self, batch_seconds: float) -> None:
+    def __init__(self, batch_seconds: float, most_seconds: float = 30.0, room_seconds: float = 30.0) -> None:
         self.batch_seconds = batch_seconds
-        self.encoded: list[int] = []
+        self.most_seconds = most_seconds
+        self.room_seconds = room_seconds
+        self.encoded: list[list[float]] = []
         self.finished = 0
 
-    def example(self) -> Any:
-        return SimpleNamespace(seconds=3.0)
+    def example(self) -> ReferenceAudio:
+        return ReferenceAudio(np.ones(3000, np.float32), 1000)
 
-    def prepare(self, clip: Any) -> Any:
-        return clip
+    def prepare(self, clip: ReferenceAudio) -> float:
+        if clip.seconds > self.most_seconds:
+            raise AudioTooLong
+        return clip.seconds
 
-    def encode(self, prepared: Sequence[Any]) -> Sequence[Any]:
-        self.encoded.append(len(prepared))
+    def encode(self, prepared: Sequence[float]) -> Sequence[float]:
+        if sum(prepared) > self.room_seconds:
+            raise ExtractorOutOfMemory
+        self.encoded.append(list(prepared))
         return prepared
 
     def finish(self, _encoded: Any) -> None:
         self.finished += 1
 
 
-@pytest.mark.parametrize(("batch_seconds", "encoded"), [(0.0, [1]), (5.9, [1]), (6.0, [1, 2])])
-def test_what_is_encoded_together_later_is_warmed_up_together(batch_seconds: float, encoded: list[int]):
-    """A batch has kernels of its own; one clip more than may be encoded at once could be one too many."""
+@pytest.mark.parametrize(
+    ("batch_seconds", "encoded"), [(0.0, [[3.0]]), (5.9, [[3.0]]), (6.0, [[3.0], [3.0, 3.0]])]
+)
+def test_what_is_encoded_together_later_is_warmed_up_together(
+    batch_seconds: float, encoded: list[list[float]]
+):
+    """A batch has kernels of its own; one clip more than may be encoded at once could be one too many. The
+    longest clip comes last: for it memory is fetched that all others find.
+    """
     extractor = Extractor(batch_seconds)
     warm_up(extractor)
-    assert extractor.encoded == encoded
-    assert extractor.finished == sum(encoded)
+    assert extractor.encoded == [*encoded, [30.0]]
+    assert extractor.finished == sum(map(len, extractor.encoded))
+
+
+@pytest.mark.parametrize("limits", [{"most_seconds": 20.0}, {"room_seconds": 20.0}])
+def test_who_has_no_room_for_the_longest_clip_serves_shorter_ones(limits: dict[str, float]):
+    """A long one is refused or fails, alone, when it comes."""
+    extractor = Extractor(0.0, **limits)
+    warm_up(extractor)
+    assert extractor.encoded == [[3.0]]
 
 
 class OnGpuTogether(TorchExtractor[Tensor, Tensor]):
