@@ -23,7 +23,7 @@ from speaker_registry.errors import Unavailable
 
 PATIENCE_SECONDS = 1.0
 """A burst is over in that time."""
-BUSY_SECONDS = 0.3
+BUSY_SECONDS = 1.0
 """What goes on for longer is no burst."""
 BUSY_PATIENCE_SECONDS = 0.02
 """More would only make refusals late: as many would wait as before, each for longer."""

@@ -193,7 +193,7 @@ def test_a_stopped_worker_finishes_what_it_has_in_hand(
     stopped, other = registry.workers
     other.ask_to_stop()
     wait_until(lambda: other.exit_status is not None)
-    registry.pace(0.3)
+    registry.pace(1.0)  # longer than the uploads take
     jobs = [upload(clients[0], f"finished-{number}", number) for number in range(4)]
     in_hand(clients[0], jobs[0])
     stopped.ask_to_stop()

@@ -73,7 +73,7 @@ class Registry:
         pace: Pace | None = None,
         head_seconds: float = 10,
         announced: bool = True,
-        max_active: int = 8,
+        max_active: int = 64,  # however slow this machine is, nobody is refused
         rates: RateSettings | None = None,
         access: AccessSettings | None = None,
         **settings: Any,
