@@ -6,6 +6,7 @@ from pathlib import Path
 from tempfile import NamedTemporaryFile
 
 from services.shared.api_keys import new_token
+from services.shared.durable_folder import sync_folder
 from services.shared.settings import AccessSettings, ApiSettings
 
 FILE = "bootstrap-key"
@@ -35,8 +36,4 @@ def _write_new(path: Path, text: str) -> None:
         os.fsync(file.fileno())
         with suppress(FileExistsError):
             os.link(file.name, path)
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    sync_folder(path.parent)

@@ -5,7 +5,6 @@ caller may do what is said in `rules`.
 import asyncio
 import hashlib
 import hmac
-import math
 from dataclasses import dataclass
 
 import structlog
@@ -150,18 +149,17 @@ class Access:
 
     def _count_failure(self, address: str) -> None:
         self._check_patience(address)
-        place = (address, int(self.rates.now() // MINUTE))
+        place = (address, self.rates.minute())
         self._failures[place] = failures = self._failures.get(place, 0) + 1
         if failures == self._failures_per_minute:
             log.warning("keys.guessed", address=address, failures=failures)
 
     def _check_patience(self, address: str) -> None:
-        now = self.rates.now()
-        if self._failures.get((address, int(now // MINUTE)), 0) >= self._failures_per_minute:
+        if self._failures.get((address, self.rates.minute()), 0) >= self._failures_per_minute:
             raise RateLimited(
                 f"{self._failures_per_minute} keys from this address were none in this minute. Wait for the "
                 "next one.",
-                retry_after_seconds=math.ceil(MINUTE - now % MINUTE),
+                retry_after_seconds=self.rates.reset_seconds(),
             ) from None
 
 

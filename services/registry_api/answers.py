@@ -47,6 +47,17 @@ def file_headers(digest: str, version: SpeakerVersion) -> dict[str, str]:
     }
 
 
+def without_bytes(request: Request, headers: dict[str, str], size: int, media_type: str) -> Response | None:
+    """The answer to who needs no stored bytes: 304 if he has them already, to HEAD all that is said of them.
+    None: they have to be read.
+    """
+    if matches(request.headers.get("if-none-match"), headers["ETag"]):
+        return Response(status_code=304, headers=headers)
+    if request.method == "HEAD":
+        return Response(headers=headers | {"Content-Length": str(size)}, media_type=media_type)
+    return None
+
+
 def json_bytes(body: BaseModel | dict[str, Any]) -> bytes:
     if isinstance(body, BaseModel):
         return body.model_dump_json().encode()

@@ -11,7 +11,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from services.registry_api import examples, rendering
-from services.registry_api.answers import answer, file_headers, matches
+from services.registry_api.answers import answer, file_headers, without_bytes
 from services.registry_api.routing import Router
 from services.registry_api.rules import ARTIFACTS_READ, COUNTED_UPLOAD, VOICES_WRITE
 from services.registry_api.wiring import (
@@ -192,12 +192,10 @@ async def _file_or_descriptor(request: Request, wanted: _Wanted, wait: float) ->
     found = await _settled(request, wanted, wait)
     if found.record is None:
         return _not_yet(request, found)
-    headers = _file_headers(found, found.record)
-    if matches(request.headers.get("if-none-match"), headers["ETag"]):
-        return Response(status_code=304, headers=headers)
-    if request.method == "HEAD":  # all there is to say is known without reading the file
-        headers["Content-Length"] = str(found.record.size)
-        return Response(headers=headers, media_type=examples.MEDIA_TYPE)
+    headers = file_headers(found.record.digest, found.version)
+    headers["X-Artifact-Fingerprint"] = found.record.fingerprint
+    if (said := without_bytes(request, headers, found.record.size, examples.MEDIA_TYPE)) is not None:
+        return said
     store = wanted.services.registrar.store
     data = await run_in_threadpool(read_artifact, store, wanted.speaker_id, found.version, found.record)
     return Response(data, headers=headers, media_type=examples.MEDIA_TYPE)
@@ -273,7 +271,3 @@ def _counted(wanted: _Wanted) -> Iterator[_Seen]:
 
 def _not_yet(request: Request, found: _Found) -> Response:
     return answer(request, found.descriptor(), status=202, headers={"Retry-After": "1"})
-
-
-def _file_headers(found: _Found, record: ArtifactRecord) -> dict[str, str]:
-    return file_headers(record.digest, found.version) | {"X-Artifact-Fingerprint": record.fingerprint}

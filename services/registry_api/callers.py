@@ -21,6 +21,11 @@ class Caller:
     uploads_per_minute: int | None = None
     """None: as many as every key may."""
 
+    @property
+    def for_any(self) -> bool:
+        """Whoever runs the registry is for any namespace; tenants have their own."""
+        return self.namespace == ANY_NAMESPACE
+
 
 ANONYMOUS = Caller("anonymous", ANY_NAMESPACE, ALL_SCOPES)
 """Where no key is needed."""

@@ -4,7 +4,7 @@ from fastapi import Request
 from starlette.responses import Response
 
 from services.registry_api import examples
-from services.registry_api.answers import file_headers, matches
+from services.registry_api.answers import file_headers, without_bytes
 from services.registry_api.routing import Router
 from services.registry_api.rules import AUDIO_READ
 from services.registry_api.wiring import NamespaceDep, Reference, ServicesDep, VoiceName
@@ -26,10 +26,7 @@ def get_clip(
     version = registrar.resolve(registrar.find(namespace, name), parse_reference(ref))
     clip = clip_of(version)
     headers = file_headers(f"sha256:{clip.sha256}", version) | {"Content-Disposition": "attachment"}
-    if matches(request.headers.get("if-none-match"), headers["ETag"]):
-        return Response(status_code=304, headers=headers)
-    if request.method == "HEAD":  # all there is to say is known without reading the file
-        headers["Content-Length"] = str(clip.size)
-        return Response(headers=headers, media_type=clip.mime_type)
+    if (said := without_bytes(request, headers, clip.size, clip.mime_type)) is not None:
+        return said
     data = read_clip(registrar.store, SpeakerId.of(namespace, parse_speaker_name(name)), version)
     return Response(data, headers=headers, media_type=clip.mime_type)

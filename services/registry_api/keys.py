@@ -1,6 +1,5 @@
 """API keys and what they may use: make, show, rotate, revoke; and the quota of who asks."""
 
-from dataclasses import replace
 from typing import Annotated
 
 from fastapi import Depends, Path, Query, Request
@@ -28,7 +27,7 @@ MAX_GRACE_SECONDS = 90 * 86_400
 
 async def _whose_keys(request: Request, caller: CallerDep, namespace: NamespaceDep) -> str:
     """The namespace whose keys a request is about; `*`: of all."""
-    if caller.namespace == ANY_NAMESPACE and NAMESPACE_HEADER not in request.headers:
+    if caller.for_any and NAMESPACE_HEADER not in request.headers:
         return ANY_NAMESPACE
     return namespace
 
@@ -62,23 +61,17 @@ def create_key(
         expires_at=wanted.expires_at,
         requests_per_minute=wanted.requests_per_minute,
         uploads_per_minute=wanted.uploads_per_minute,
-        by_operator=_is_operator(caller),
+        by_operator=caller.for_any,
     )
     return answer(request, rendering.new_key(keyring, made, token), status=201, headers=_NOT_KEPT)
 
 
-def _is_operator(caller: Caller) -> bool:
-    """Whoever runs the registry has keys for any namespace; tenants have theirs."""
-    return caller.namespace == ANY_NAMESPACE
-
-
 def _check_limits(rates: Rates, caller: Caller, wanted: ApiKeyRequest) -> None:
     """Raises `PermissionDenied` where a tenant would give a key more than every key has."""
-    if _is_operator(caller):
+    if caller.for_any:
         return
-    everybody = replace(caller, requests_per_minute=None, uploads_per_minute=None)
     for what, asked in ((REQUESTS, wanted.requests_per_minute), (UPLOADS, wanted.uploads_per_minute)):
-        most = rates.limits_of(everybody, caller.namespace, what)[0].per_minute
+        most = rates.of_every_key(what)
         if most is not None and asked is not None and asked > most:
             raise PermissionDenied(
                 f"'{what}_per_minute' is {asked}; accepted from keys for {caller.namespace!r}: up to {most}.",
@@ -89,7 +82,7 @@ def _check_limits(rates: Rates, caller: Caller, wanted: ApiKeyRequest) -> None:
 def _namespace_for(caller: Caller, namespace: str, wanted: str | None) -> str:
     if wanted is None:
         return namespace
-    if caller.namespace not in {ANY_NAMESPACE, wanted}:
+    if not caller.for_any and caller.namespace != wanted:
         raise PermissionDenied(
             f"'namespace' is {ascii(wanted)[:80]}; this API key makes keys for {caller.namespace!r}.",
             param="namespace",
@@ -166,9 +159,7 @@ def rotate_key(
     """
     keyring = services.registrar.keyring
     old = _find(keyring, whose, key_id)
-    token, made = keyring.rotate(
-        old, grace_seconds=grace_seconds, by=caller.id, by_operator=_is_operator(caller)
-    )
+    token, made = keyring.rotate(old, grace_seconds=grace_seconds, by=caller.id, by_operator=caller.for_any)
     return answer(request, rendering.new_key(keyring, made, token), status=201, headers=_NOT_KEPT)
 
 

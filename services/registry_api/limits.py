@@ -89,8 +89,7 @@ class RequestLimits:
         if refusal := _fault_of_head(scope) or _fault_of_length(scope) or self._fault_of_size(scope, largest):
             return await render(Request(scope), refusal)(scope, receive, send)
         hold = self._hold if upload else None
-        too_much = self._too_large(largest, f"more than {largest}")
-        body = _CountedBody(receive, largest, too_much, hold, self._pace)
+        body = _CountedBody(receive, largest, self._too_large, hold, self._pace)
         try:
             return await self._app(scope, body, send)
         finally:
@@ -167,14 +166,15 @@ class _CountedBody:
     through whatever was reading it.
 
     Args:
-        largest: bytes; `too_large` is raised if more come. hold: makes room for so many; None: no need.
+        largest: bytes. too_large: what is raised if more come, given that and what came. hold: makes room
+        for so many; None: no need.
     """
 
     def __init__(
         self,
         receive: Receive,
         largest: int,
-        too_large: PayloadTooLarge,
+        too_large: Callable[[int, str], PayloadTooLarge],
         hold: Callable[[int], None] | None,
         pace: Pace,
     ) -> None:
@@ -196,7 +196,7 @@ class _CountedBody:
             self._seen += size
             self._done = not message.get("more_body", False)
             if self._seen > self._largest:
-                raise self._too_large
+                raise self._too_large(self._largest, f"more than {self._largest}")
             if self._hold is not None:
                 self._hold(size)
                 self.held += size

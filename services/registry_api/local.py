@@ -5,7 +5,6 @@ A page can send us forms from anywhere (it cannot read the answers), and where i
 rebinding) it is, for the browser, one of ours. Both show in headers that pages cannot set: Origin, and Host.
 """
 
-import ipaddress
 from collections.abc import Collection
 from urllib.parse import urlsplit
 
@@ -15,6 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from services.registry_api.problems import render
 from services.registry_api.routing import WATCHING
+from services.shared.settings import is_loopback
 from speaker_registry.errors import PermissionDenied
 
 _FORWARDED = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip")
@@ -49,9 +49,8 @@ def _fault(headers: Headers, origins: Collection[str]) -> PermissionDenied | Non
 
 def _is_here(url: str) -> bool:
     try:
-        host = urlsplit(url).hostname or ""
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
+        return is_loopback(urlsplit(url).hostname or "")
+    except ValueError:  # no URL
         return False
 
 

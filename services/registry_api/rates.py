@@ -77,15 +77,19 @@ class Rates:
         """Where everybody may do everything."""
         return cls(None, RateSettings(requests_per_minute=None, uploads_per_minute=None))
 
+    def of_every_key(self, what: str) -> int | None:
+        """So many a minute, with a key that was made for no other number; None: any number."""
+        settings = self._settings
+        return settings.uploads_per_minute if what == UPLOADS else settings.requests_per_minute
+
     def limits_of(self, caller: Caller, namespace: str, what: str) -> tuple[Limit, Limit]:
         """Of the caller, and of the namespace it asks about."""
         settings = self._settings
         if what == UPLOADS:
-            own, common = settings.uploads_per_minute, settings.namespace_uploads_per_minute
-            own = caller.uploads_per_minute or own
+            own, common = caller.uploads_per_minute, settings.namespace_uploads_per_minute
         else:
-            own, common = settings.requests_per_minute, settings.namespace_requests_per_minute
-            own = caller.requests_per_minute or own
+            own, common = caller.requests_per_minute, settings.namespace_requests_per_minute
+        own = own or self.of_every_key(what)
         return Limit(what, f"key:{caller.id}", own), Limit(what, f"namespace:{namespace}", common)
 
     async def take(self, limit: Limit) -> Rate:
@@ -127,7 +131,7 @@ class Rates:
         return Rate(limit=limit.per_minute, remaining=remaining, reset_seconds=self.reset_seconds())
 
     def _count(self, limit: Limit) -> _Count:
-        minute = int(self.now() // MINUTE)
+        minute = self.minute()
         count = self._counts.get((limit.what, limit.who))
         if count is None or count.minute != minute:
             count = self._counts[limit.what, limit.who] = _Count(minute)
@@ -156,5 +160,9 @@ class Rates:
             retry_after_seconds=self.reset_seconds(),
         )
 
+    def minute(self) -> int:
+        return int(self.now() // MINUTE)
+
     def reset_seconds(self) -> int:
+        """Until the next one."""
         return math.ceil(MINUTE - self.now() % MINUTE)

@@ -17,7 +17,7 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer, SecurityS
 from services.registry_api.access import Access
 from services.registry_api.callers import OWN_NAMESPACE, Caller
 from services.registry_api.rates import MINUTE, REQUESTS, UPLOADS
-from services.shared.api_keys import ALL_SCOPES, ANY_NAMESPACE
+from services.shared.api_keys import ALL_SCOPES
 from speaker_registry.errors import PermissionDenied, RateLimited
 from speaker_registry.names import ACCEPTED_NAMESPACES, is_namespace
 from speaker_registry.schemas import Rate
@@ -75,7 +75,7 @@ async def _admit_operator(
     """As `_admit`, and of keys only those for any namespace: it is about all of them."""
     await _admit(request, accepted, authorization)
     caller = request.scope["caller"]
-    if caller.namespace != ANY_NAMESPACE:
+    if not caller.for_any:
         raise PermissionDenied(
             f"This API key is for namespace {caller.namespace!r}; needed: one for any ('*')."
         )
@@ -126,7 +126,7 @@ def _listed(scopes: Iterable[str]) -> str:
 
 
 def _namespace_asked_for(caller: Caller, header: str | None) -> str:
-    if caller.namespace == ANY_NAMESPACE:
+    if caller.for_any:
         asked = header if header is not None else OWN_NAMESPACE
         if not is_namespace(asked):
             raise PermissionDenied(

@@ -164,7 +164,7 @@ def _publish(
 ) -> None:
     store, index, clock = registrar.store, registrar.index, registrar.clock
     began, vuid = clock.monotonic(), version.vuid
-    akey = f"{version.artifact_base(record.profile, record.fingerprint)}-{record.build}"
+    akey = version.artifact_key(record.profile, record.fingerprint, record.build)
     blob_key = speaker_id.artifact_blob_key(vuid, akey, record)
     fact_key = speaker_id.artifact_fact_key(vuid, akey, record)
     store.put(blob_key, data)

@@ -23,7 +23,7 @@ def read_artifact(
     if record in version.record.given:
         akey = given_key(record.profile)
     else:
-        akey = f"{version.artifact_base(record.profile, record.fingerprint)}-{record.build}"
+        akey = version.artifact_key(record.profile, record.fingerprint, record.build)
     key = speaker_id.artifact_blob_key(version.vuid, akey, record)
     return _read(store, speaker_id, version, key, record.digest)
 

@@ -4,7 +4,6 @@ Knows how to connect, not what a store promises: that is `services.shared.store`
 """
 
 import errno
-import re
 import ssl
 import threading
 from collections.abc import Callable
@@ -22,7 +21,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from obstore.auth.boto3 import Boto3CredentialProvider
 from obstore.store import S3Store
 
-from services.shared.settings import StoreSettings
+from services.shared.settings import StoreSettings, without_credentials
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -31,8 +30,6 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 CONNECT_SECONDS = 5.0
-_CREDENTIALS = re.compile(r"//\S*@")
-"""In a URL."""
 CLOCK_SECONDS = 600.0
 """How long one reading of the server's clock is carried on by ours, which runs at the same pace."""
 
@@ -131,7 +128,7 @@ def prepare_bucket(settings: StoreSettings) -> None:
 
 
 def _unfit(settings: StoreSettings, reason: str) -> StoreUnfit:
-    said = _CREDENTIALS.sub("//…@", f"at {settings.endpoint or 'AWS'} cannot be used: {reason}")
+    said = without_credentials(f"at {settings.endpoint or 'AWS'} cannot be used: {reason}")
     return StoreUnfit(f"bucket '{settings.bucket}' {said}")
 
 

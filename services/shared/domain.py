@@ -212,11 +212,10 @@ class SpeakerVersion:
         """Whether there is a clip to extract anything from."""
         return self.record.clip is not None
 
-    def artifact_base(self, profile: str, fingerprint: str) -> str:
-        """The key of what is extracted from it, without the build."""
+    def artifact_key(self, profile: str, fingerprint: str, build: int) -> str:
+        """What an artifact that is extracted from it is stored under."""
         clip = self.record.clip
-        source = clip.rendition_sha256 if clip else ""
-        return artifact_key(profile, fingerprint, source, 0).rpartition("-")[0]
+        return artifact_key(profile, fingerprint, clip.rendition_sha256 if clip else "", build)
 
     def artifact(self, profile: str, fingerprint: str | None = None) -> ArtifactRecord | None:
         """The artifact to serve: made with `fingerprint`, or any if that is None; the highest build of

@@ -35,7 +35,7 @@ class DurableFolder:
             temporary.unlink(missing_ok=True)
             raise
         with suppress(FileNotFoundError):  # deleted meanwhile, and its folder with it
-            _sync(target.parent)
+            sync_folder(target.parent)
 
     def _move(self, temporary: Path, target: Path) -> None:
         """Into its folder, which is made first if it is missing, durably with all above it."""
@@ -49,7 +49,7 @@ class DurableFolder:
                 # All at the end: the file system then writes its journal once, not once for each.
                 for folder in missing:
                     if folder.parent.is_dir():
-                        _sync(folder.parent)
+                        sync_folder(folder.parent)
 
     def delete(self, keys: Iterable[str]) -> None:
         """Remove objects, and the folders that this leaves empty: their names may be those of persons."""
@@ -90,7 +90,7 @@ class DurableFolder:
         while True:
             folder = self._without_empty(folder)
             with suppress(FileNotFoundError):  # another delete has just removed that one too
-                _sync(folder)
+                sync_folder(folder)
                 return
 
     def _without_empty(self, folder: Path) -> Path:
@@ -137,7 +137,7 @@ def _make(folder: Path) -> None:
     """Make a folder and those above it, durably."""
     for missing in _missing(folder):
         missing.mkdir(mode=0o700, exist_ok=True)
-        _sync(missing.parent)
+        sync_folder(missing.parent)
 
 
 def _missing(folder: Path) -> list[Path]:
@@ -145,7 +145,8 @@ def _missing(folder: Path) -> list[Path]:
     return [] if folder.is_dir() else [*_missing(folder.parent), folder]
 
 
-def _sync(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """Make durable which files are in it."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

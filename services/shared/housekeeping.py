@@ -258,8 +258,7 @@ class Housekeeper:
 
     def _akey(self, flight: Flight, version: SpeakerVersion, job: JobRecord) -> str:
         """Of the artifact that a flight is to bring."""
-        base = version.artifact_base(flight.profile, self._fingerprint(flight))
-        return f"{base}-{job.build}"
+        return version.artifact_key(flight.profile, self._fingerprint(flight), job.build)
 
     def _fingerprint(self, flight: Flight) -> str:
         announced = self._registrar.announcements.current(flight.profile)

@@ -21,7 +21,6 @@ from services.shared.domain import (
     ArtifactRecord,
     FailureRecord,
     SpeakerVersion,
-    artifact_key,
     fold_artifacts,
 )
 from services.shared.facts import SpeakerId, read_facts
@@ -108,7 +107,7 @@ class Publisher:
         version = self._index.load(speaker_id).speaker.by_vuid(job.vuid) if attempt else None
         if version is None or version.record.clip is None:
             return None
-        akey = artifact_key(job.profile, maker.fingerprint, version.record.clip.rendition_sha256, job.build)
+        akey = version.artifact_key(job.profile, maker.fingerprint, job.build)
         if akey in version.artifacts:
             self._index.set_job(speaker_id, job_id, "succeeded", landing=flight)
             return None

@@ -238,7 +238,7 @@ class Registrar:
             vuid=version.vuid,
             profile=profile.name,
             fingerprint=fingerprint,
-            base=version.artifact_base(profile.name, fingerprint) if fingerprint else "",
+            base=version.artifact_key(profile.name, fingerprint, 0).rpartition("-")[0] if fingerprint else "",
             force=force,
             steal=steal,
             job={

@@ -28,8 +28,19 @@ EXTRACTOR_CACHE = Path("~/.cache/speaker-registry")
 
 _SECRET = re.compile("secret|password|token|key", re.IGNORECASE)
 """In the name of what is not shown."""
-_CREDENTIALS = re.compile("//.*@")
-"""In a URL."""
+
+
+def without_credentials(text: str) -> str:
+    """Of the URL in it."""
+    return re.sub("//.*@", "//…@", text)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether it names this machine and is reached from here alone."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def _secret_of(given: SecretStr | None, file: Path | None) -> str | None:
@@ -158,7 +169,7 @@ def _explained(fault: ErrorDetails, settings: type[BaseSettings] | None) -> str:
     field = str(fault["loc"][0])
     prefix = settings.model_config.get("env_prefix") if settings else None
     variable = field if field.isupper() else f"{prefix or ''}{field}".upper()
-    value = repr(_CREDENTIALS.sub("//…@", str(fault["input"])))
+    value = repr(without_credentials(str(fault["input"])))
     if fault["type"] == "missing" or value in said or _secret(field, settings):
         return f"{variable}: {said}"
     return f"{variable}: {said}; it is {value:.200}"
@@ -173,12 +184,7 @@ def _secret(field: str, settings: type[BaseSettings] | None) -> bool:
 def _private(endpoint: str) -> bool:
     """Whether nobody else can listen in on what is sent there."""
     parts = urlsplit(endpoint)
-    if parts.scheme == "https" or parts.hostname == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(parts.hostname or "").is_loopback
-    except ValueError:
-        return False
+    return parts.scheme == "https" or is_loopback(parts.hostname or "")
 
 
 def _names(text: object) -> object:
@@ -333,10 +339,7 @@ class ApiSettings(BaseSettings):
     @property
     def loopback(self) -> bool:
         """Whether only this machine can reach it."""
-        try:
-            return self.host == "localhost" or ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return False
+        return is_loopback(self.host)
 
 
 class AccessSettings(BaseSettings):

@@ -14,6 +14,7 @@ import redis
 
 from services.shared.redis_access import RIGHTS
 from services.shared.valkey import find_server_binary
+from tests.deploy.compose_file import ROOT
 from tests.deploy.composed import free_ports
 from tests.deploy.manifests import containers, name_of, of_kind
 from tests.queue_workers import wait_until
@@ -33,6 +34,7 @@ def test_the_dev_overlays_valkey_asks_for_the_password_and_keeps_a_log(tmp_path:
     # Somebody who may ask for settings, which the registry's own user may not.
     (tmp_path / "etc/valkey/valkey.conf").write_text(f"{conf}port {port}\nuser onlooker on nopass +@all ~*\n")
     assert settings["data"]["rights"] == RIGHTS
+    assert RIGHTS in (ROOT / "docs" / "operations.md").read_text()
     (tmp_path / "etc/valkey/rights").write_text(settings["data"]["rights"])
     (tmp_path / "bin/valkey-server").symlink_to(find_server_binary())
     script = re.sub("/(run/redis|etc/valkey|tmp)/", rf"{tmp_path}/\1/", container["args"][0])
