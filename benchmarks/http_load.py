@@ -106,6 +106,7 @@ async def stream(
     """
     load, lucky = Load(seconds), random.Random(7)
     places = [(urlsplit(url).hostname or "", urlsplit(url).port or 80) for url in urls]
+    kept = [await _connect(*places[number % len(places)]) for number in range(connections)]
     began = time.perf_counter()
     sent = 0
 
@@ -115,7 +116,7 @@ async def stream(
     async def caller(number: int) -> None:
         nonlocal sent
         host, port = places[number % len(places)]
-        connection = _Connection()
+        connection = kept[number]
         while True:
             at = due()
             if at - began >= seconds:
@@ -134,8 +135,7 @@ async def stream(
                     continue
             ask = next_ask(lucky)
             status, body = await connection.ask(ask.encoded(f"{host}:{port}"))
-            kept = body if ask.keep else b""
-            load.answers.append(Answer(ask.kind, status, time.perf_counter() - at, kept))
+            load.answers.append(Answer(ask.kind, status, time.perf_counter() - at, body if ask.keep else b""))
         if connection.transport is not None:
             connection.transport.close()
 

@@ -177,6 +177,9 @@ def overload(registry: RegistryProcesses, generator: Generator) -> tuple[float, 
     print(row("half again, at once after it", capacity / 2, after), flush=True)
     gone = [name for load in (full, half, twice, after) for name in lost(registry, load)]
     print(f"\nAcknowledged uploads that are not there afterwards: {len(gone)}.")
+    refused = twice.of(*REFUSED)
+    soon = sum(answer.seconds <= GOAL_REFUSAL_SECONDS for answer in refused)
+    print(f"Of {len(refused)} refusals at twice the rate, {soon} came within {GOAL_REFUSAL_SECONDS} s.")
     print(f"The API takes {1e3 * taken / len(full.answers):.2f} ms of a processor for a request.")
     return capacity, [
         what

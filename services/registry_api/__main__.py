@@ -3,6 +3,7 @@
 `python -m services.registry_api new-key` prints a new API key, for SPEAKER_AUTH_BOOTSTRAP_KEY_FILE.
 """
 
+import gc
 import signal
 import sys
 from collections.abc import Sequence
@@ -87,6 +88,9 @@ def _serve() -> int:
         for number in (signal.SIGTERM, signal.SIGINT):
             # uvicorn raises a signal again when it has served it; the system's handler would then kill us.
             signal.signal(number, server.handle_exit)
+        # What is here by now stays: looking through it for garbage again and again would stop all requests.
+        gc.collect()
+        gc.freeze()
         server.run()
     tracing.stop()
     return 0 if server.started else 1

@@ -316,8 +316,9 @@ class ApiSettings(BaseSettings):
     max_connections: int = Field(2000, gt=0)
     """Open at the same time; more are answered 503."""
     max_active: int = Field(8, gt=0)
-    """Requests at work at the same time; more wait for their turn, and are answered 503 where that goes on
-    for longer than a burst. What waits, for its body, a change or a decoder, does not count.
+    """Requests at work at the same time; more wait for their turn, and are answered 503 where too many wait
+    for longer than a burst takes. Fewer are at work then, if the process is late. What waits, for its body, a
+    change or a decoder, does not count.
     """
     keep_alive_seconds: int = Field(65, gt=0)
     """An idle connection is kept so long."""

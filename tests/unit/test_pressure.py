@@ -62,31 +62,115 @@ def test_what_comes_on_top_is_refused_after_a_while():
         assert "2 requests are at work" in json.loads(body["body"])["error"]["message"]
         requests.go_on.set()
         assert [(await one)[0]["status"] for one in (first, second)] == [200, 200]
-        assert requests.pressure.active == 0
+        assert requests.pressure.places.taken == 0
         assert (await requests.start())[0]["status"] == 200
 
     run(test)
 
 
-def test_where_there_is_always_somebody_waiting_one_is_refused_soon(monkeypatch: pytest.MonkeyPatch):
-    """As long as it is a burst, all are served; afterwards nobody is kept for long."""
-    monkeypatch.setattr(pressure, "PATIENCE_SECONDS", 60)
-    monkeypatch.setattr(pressure, "BUSY_SECONDS", 0.1)
+class Clock:
+    """An event loop's, which goes on when it is told to, and what is to be done by then is done."""
 
-    async def test() -> None:
-        requests = Requests()
-        burst = [requests.start() for _ in range(6)]
-        await asyncio.sleep(0.15)
-        assert (await requests.start())[0]["status"] == 503
+    def __init__(self, loop: asyncio.AbstractEventLoop, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._seconds = 0.0
+        self._later: list[tuple[float, Callable[[], object]]] = []
+        monkeypatch.setattr(loop, "time", lambda: self._seconds)
+        monkeypatch.setattr(loop, "call_at", self._call_at)
+
+    def _call_at(self, when: float, callback: Callable[..., object], *arguments: Any) -> asyncio.Handle:
+        handle = asyncio.Handle(callback, arguments, asyncio.get_running_loop())
+        self._later.append((when, lambda: handle.cancelled() or callback(*arguments)))
+        return handle
+
+    async def go(self, seconds: float, late: float = 0.0) -> None:
+        """Whatever is due meanwhile is done `late`."""
+        await beginning()
+        end = self._seconds + seconds
+        while due := [item for item in self._later if item[0] <= end]:
+            first = min(due, key=lambda item: item[0])
+            self._later.remove(first)
+            self._seconds = max(self._seconds, first[0]) + late
+            first[1]()
+            await beginning()
+        self._seconds = max(self._seconds, end)
+        await beginning()
+
+
+def run_by_clock(test: Callable[[Clock, Requests], Awaitable[None]], monkeypatch: pytest.MonkeyPatch) -> None:
+    async def by_clock() -> None:
+        with monkeypatch.context() as patches:
+            await test(Clock(asyncio.get_running_loop(), patches), Requests(max_active=4))
+
+    asyncio.run(by_clock())
+
+
+async def crowd(clock: Clock, requests: Requests, seconds: float, late: float = 0.0) -> None:
+    """More than can be served, for so long."""
+    for _ in range(round(seconds / 0.1)):
+        requests.start()
+        await clock.go(0.1, late)
+
+
+def test_where_many_have_waited_long_for_longer_than_a_burst_one_is_refused_soon(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """And after some calm, one waits again as long as a burst may take."""
+
+    async def test(clock: Clock, requests: Requests) -> None:
+        await crowd(clock, requests, 0.9)
+        in_the_burst = requests.start()
+        await clock.go(0.1)
+        assert not in_the_burst.done()
+        await crowd(clock, requests, 0.9)
+        refused = requests.start()
+        await clock.go(0.01)
+        assert refused.done()
+        assert refused.result()[0]["status"] == 503
         requests.go_on.set()
-        assert {(await task)[0]["status"] for task in burst} == {200}
+        await clock.go(0.6)
         requests.go_on.clear()
-        again = [requests.start() for _ in range(4)]
-        await asyncio.sleep(0.05)
+        await crowd(clock, requests, 0.4)
+        after = requests.start()
+        await clock.go(0.1)
+        assert not after.done()
         requests.go_on.set()
-        assert {(await task)[0]["status"] for task in again} == {200}
+        assert (await after)[0]["status"] == 200
 
-    run(test)
+    run_by_clock(test, monkeypatch)
+
+
+def test_waiting_for_a_moment_is_no_crowd(monkeypatch: pytest.MonkeyPatch):
+    """Where places soon come free, it does not matter for how long that goes on."""
+
+    async def test(clock: Clock, requests: Requests) -> None:
+        for _ in range(100):
+            tasks = [requests.start() for _ in range(6)]
+            await clock.go(0.02)
+            tasks += [requests.start() for _ in range(6)]
+            await clock.go(0.02)
+            requests.go_on.set()
+            assert {(await task)[0]["status"] for task in tasks} == {200}
+            requests.go_on.clear()
+
+    run_by_clock(test, monkeypatch)
+
+
+def test_where_refusals_are_late_fewer_are_at_work(monkeypatch: pytest.MonkeyPatch):
+    """But never fewer than two; and all again when everything is in time."""
+
+    async def test(clock: Clock, requests: Requests) -> None:
+        places = requests.pressure.places
+        await crowd(clock, requests, 5, late=0.005)
+        assert places.limit == 4
+        await crowd(clock, requests, 10, late=0.02)
+        assert places.limit == 2
+        requests.go_on.set()
+        for _ in range(400):
+            await requests.start()
+        assert places.limit == 4
+        assert places.taken == 0
+
+    run_by_clock(test, monkeypatch)
 
 
 @pytest.fixture
@@ -103,7 +187,7 @@ def test_a_burst_that_is_over_soon_is_served():
         at_work: list[int] = []
 
         async def app(scope: Any, _: Any, send: Any) -> None:
-            at_work.append(requests.pressure.active)
+            at_work.append(requests.pressure.places.taken)
             await asyncio.sleep(0.001)
             served.append(scope["path"])
             await send({"type": "http.response.start", "status": 200, "headers": []})
@@ -114,7 +198,7 @@ def test_a_burst_that_is_over_soon_is_served():
         assert {(await task)[0]["status"] for task in tasks} == {200}
         assert served == [f"/v1/{number}" for number in range(10)]
         assert max(at_work) == 2
-        assert requests.pressure.active == 0
+        assert requests.pressure.places.taken == 0
 
     run(test)
 
@@ -133,7 +217,7 @@ def test_only_so_many_wait_for_a_place():
         assert not any(task.done() for task in waiting)
         requests.go_on.set()
         assert {(await task)[0]["status"] for task in waiting} == {200}
-        assert requests.pressure.active == 0
+        assert requests.pressure.places.taken == 0
 
     run(test)
 
@@ -150,13 +234,13 @@ def test_a_place_that_nobody_takes_any_more_is_given_to_the_next(given: bool):
         gone, next_one = requests.start(), requests.start()
         await beginning()
         if given:
-            requests.pressure.change(-1)
+            requests.pressure.places.change(-1)
         gone.cancel()
         await beginning()
         requests.go_on.set()
         assert (await next_one)[0]["status"] == 200
         await asyncio.gather(*working)
-        assert requests.pressure.active == (-1 if given else 0)
+        assert requests.pressure.places.taken == (-1 if given else 0)
 
     run(test)
 
@@ -192,10 +276,10 @@ def test_who_waits_is_not_at_work():
         requests = Requests(app)
         polls = [requests.start() for _ in range(100)]
         await beginning()
-        assert requests.pressure.active == 0
+        assert requests.pressure.places.taken == 0
         changed.set()
         assert {(await poll)[0]["status"] for poll in polls} == {200}
-        assert requests.pressure.active == 0
+        assert requests.pressure.places.taken == 0
 
     run(test)
 
@@ -213,11 +297,11 @@ def test_a_body_that_is_slow_takes_no_place():
         requests = Requests(app)
         uploads = [requests.start(receive=pieces.get) for _ in range(10)]
         await beginning()
-        assert requests.pressure.active == 0
+        assert requests.pressure.places.taken == 0
         for _ in uploads:
             pieces.put_nowait({"type": "http.request"})
         assert {(await upload)[0]["status"] for upload in uploads} == {200}
-        assert requests.pressure.active == 0
+        assert requests.pressure.places.taken == 0
 
     run(test)
 
@@ -235,10 +319,10 @@ def test_an_answer_that_is_read_slowly_takes_no_place():
         requests = Requests(app)
         tasks = [requests.start() for _ in range(5)]
         await beginning()
-        assert requests.pressure.active == 0
+        assert requests.pressure.places.taken == 0
         read.set()
         await asyncio.gather(*tasks)
-        assert requests.pressure.active == 0
+        assert requests.pressure.places.taken == 0
 
     run(test)
 
@@ -255,7 +339,7 @@ def test_what_fails_gives_its_place_back():
         for _ in range(5):
             with pytest.raises(RuntimeError):
                 await requests.start()
-        assert requests.pressure.active == 0
+        assert requests.pressure.places.taken == 0
 
     run(test)
 
