@@ -82,7 +82,12 @@ def _serve() -> int:
             limits=limits,
             access=open_access(settings, AccessSettings(), RateSettings(), registrar),
         )
-        app = create_app(services, max_active=settings.max_active, cors_origins=settings.cors_origins)
+        app = create_app(
+            services,
+            max_active=settings.max_active,
+            max_at_store=settings.max_at_store,
+            cors_origins=settings.cors_origins,
+        )
         server = uvicorn.Server(server_config(app, settings))
         services.changes.closing = lambda: server.should_exit
         for number in (signal.SIGTERM, signal.SIGINT):

@@ -13,6 +13,7 @@ from starlette.concurrency import run_in_threadpool
 
 from services.registry_api.callers import ANONYMOUS, Caller
 from services.registry_api.rates import MINUTE, Rates
+from services.registry_api.slots import Slots
 from services.registry_api.tokens import Tokens
 from services.shared.api_keys import ALL_SCOPES, ANY_NAMESPACE, Token, is_secret_of, parse_token
 from services.shared.keyring import FRESH_SECONDS, Keyring
@@ -26,6 +27,9 @@ _LOOK_AHEAD_SECONDS = FRESH_SECONDS / 2
 """With less left than that keys are looked at anew, beside the request."""
 _UNKNOWN_SECONDS = 0.05
 """A key nobody has heard of may have been made just now, by another process."""
+_LOOKS = 4
+"""Threads that look, or wait for the one that does."""
+_LOOK_WAIT_SECONDS = 10.0
 _ADDRESSES = 50_000
 """Of callers whose keys were none, remembered for a minute."""
 _TOKENS = 10_000
@@ -73,6 +77,11 @@ class Access:
         self._good_tokens: TTLCache[bytes, _GoodToken] = TTLCache(_TOKENS, ttl=_KNOWN_SECONDS)
         """By the SHA-256 of the JWT."""
         self._looking: asyncio.Task[None] | None = None
+        self._looks = Slots(
+            _LOOKS,
+            wait_seconds=_LOOK_WAIT_SECONDS,
+            refusal="API keys cannot be looked up just now. Ask again in a moment.",
+        )
 
     async def caller(self, sent: str | None, address: str) -> Caller:
         """Whose key or token was sent, from that address.
@@ -116,7 +125,7 @@ class Access:
         await self._refresh(keyring)
         if keyring.find(token.id) is None:
             self._check_patience(address)
-            await run_in_threadpool(keyring.look, longest_ago_seconds=_UNKNOWN_SECONDS)
+            await self._look_now(keyring)
         key = keyring.find(token.id)
         if not is_secret_of(key, token):
             raise InvalidApiKey("This API key is not known here.")
@@ -127,6 +136,7 @@ class Access:
         record = key.record
         return Caller(
             id=record.id,
+            counted_as=record.first or record.id,
             namespace=record.namespace,
             scopes=ALL_SCOPES & set(record.scopes),
             requests_per_minute=record.requests_per_minute,
@@ -137,9 +147,13 @@ class Access:
         """Waits only where what is known may be wrong; else it is looked at beside the request."""
         left = keyring.seconds_left
         if left <= 0:
-            await run_in_threadpool(keyring.look, longest_ago_seconds=_UNKNOWN_SECONDS)
+            await self._look_now(keyring)
         elif left < _LOOK_AHEAD_SECONDS and (self._looking is None or self._looking.done()):
             self._looking = asyncio.create_task(self._look(keyring))
+
+    async def _look_now(self, keyring: Keyring) -> None:
+        async with self._looks.one():
+            await run_in_threadpool(keyring.look, longest_ago_seconds=_UNKNOWN_SECONDS)
 
     async def _look(self, keyring: Keyring) -> None:
         try:

@@ -5,6 +5,7 @@ import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
+from anyio import to_thread
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
 from fastapi_offline import FastAPIOffline
@@ -13,28 +14,38 @@ from starlette.middleware.cors import CORSMiddleware
 from services.registry_api import artifacts, clips, compat, examples, health, keys, problems, voices, work
 from services.registry_api.forms import FORM_BYTES
 from services.registry_api.headers import AnswerHeaders
-from services.registry_api.limits import Pace, RequestIds, RequestLimits, UploadSlots
+from services.registry_api.limits import Pace, RequestIds, RequestLimits
 from services.registry_api.local import LocalOnly
 from services.registry_api.pressure import Pressure
 from services.registry_api.rules import check_rules, without_security
 from services.registry_api.signals import RequestSignals
+from services.registry_api.slots import Slots
 from services.registry_api.wiring import Services
+from services.shared.settings import UploadLimits
 from speaker_registry import __version__
 
 _PACE = Pace()
+_STORE_WAIT_SECONDS = 5
 
 
 def create_app(
-    services: Services, *, pace: Pace = _PACE, max_active: int = 8, cors_origins: Sequence[str] = ()
+    services: Services,
+    *,
+    pace: Pace = _PACE,
+    max_active: int = 8,
+    max_at_store: int = 16,
+    cors_origins: Sequence[str] = (),
 ) -> FastAPI:
     """Routes, limits, error answers; while it runs it follows changes and keeps house.
 
-    max_active: requests at work at the same time. cors_origins: of the web pages that may call it from a
-    browser.
+    max_active: requests at work at the same time. max_at_store: that wait for the bucket. cors_origins: of
+    the web pages that may call it from a browser.
     """
+    uploads, store = _upload_slots(services.limits), _store_slots(max_at_store)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        to_thread.current_default_thread_limiter().total_tokens = max_active + uploads.many + store.many + 16
         following = asyncio.create_task(services.changes.follow())
         stop = threading.Event()
         housekeeping = _start_housekeeping(services, stop)
@@ -61,7 +72,7 @@ def create_app(
     app.state.services = services
     app.state.access = services.access
     app.state.readiness = health.Readiness(services)
-    app.state.upload_slots = UploadSlots(services.limits)
+    app.state.upload_slots, app.state.store_slots = uploads, store
     problems.add_handlers(app)
     _add_routes(app, services)
     app.add_middleware(RequestLimits, uploads=services.limits, form_bytes=FORM_BYTES, pace=pace)
@@ -73,6 +84,23 @@ def create_app(
     for layer in (AnswerHeaders, RequestSignals, RequestIds):
         app.add_middleware(layer)
     return app
+
+
+def _upload_slots(limits: UploadLimits) -> Slots:
+    """So many keep the decoders busy. Those who wait hold their clips meanwhile."""
+    return Slots(
+        2 * limits.decoders,
+        wait_seconds=limits.decoder_wait_seconds,
+        refusal="Too many uploads at the same time. Send it again in a moment.",
+    )
+
+
+def _store_slots(many: int) -> Slots:
+    return Slots(
+        many,
+        wait_seconds=_STORE_WAIT_SECONDS,
+        refusal=f"{many} requests wait for the bucket already, and it is slow. Ask again in a moment.",
+    )
 
 
 def _add_routes(app: FastAPI, services: Services) -> None:

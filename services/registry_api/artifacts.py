@@ -14,6 +14,7 @@ from services.registry_api import examples, rendering
 from services.registry_api.answers import answer, file_headers, without_bytes
 from services.registry_api.routing import Router
 from services.registry_api.rules import ARTIFACTS_READ, COUNTED_UPLOAD, VOICES_WRITE
+from services.registry_api.slots import Slots
 from services.registry_api.wiring import (
     AllowStale,
     NamespaceDep,
@@ -21,6 +22,7 @@ from services.registry_api.wiring import (
     Reference,
     Services,
     ServicesDep,
+    StoreSlotsDep,
     UploadSlotsDep,
     VoiceName,
     WaitSeconds,
@@ -179,16 +181,17 @@ async def get_artifact(
 async def get_artifact_file(
     request: Request,
     wanted: WantedDep,
+    slots: StoreSlotsDep,
     wait: WaitSeconds = 0,
 ) -> Response:
     """The safetensors file; 304 for who has it; 202 with the descriptor while it is being made."""
     with _counted(wanted) as seen:
-        response = await _file_or_descriptor(request, wanted, wait)
+        response = await _file_or_descriptor(request, wanted, slots, wait)
         seen.status = response.status_code
     return response
 
 
-async def _file_or_descriptor(request: Request, wanted: _Wanted, wait: float) -> Response:
+async def _file_or_descriptor(request: Request, wanted: _Wanted, slots: Slots, wait: float) -> Response:
     found = await _settled(request, wanted, wait)
     if found.record is None:
         return _not_yet(request, found)
@@ -197,7 +200,8 @@ async def _file_or_descriptor(request: Request, wanted: _Wanted, wait: float) ->
     if (said := without_bytes(request, headers, found.record.size, examples.MEDIA_TYPE)) is not None:
         return said
     store = wanted.services.registrar.store
-    data = await run_in_threadpool(read_artifact, store, wanted.speaker_id, found.version, found.record)
+    async with slots.one():
+        data = await run_in_threadpool(read_artifact, store, wanted.speaker_id, found.version, found.record)
     return Response(data, headers=headers, media_type=examples.MEDIA_TYPE)
 
 

@@ -13,13 +13,15 @@ class Caller:
     """One key, or one token's subject."""
 
     id: str
-    """For logs and limits."""
+    """For logs."""
     namespace: str
     """May be `ANY_NAMESPACE`."""
     scopes: frozenset[str]
     requests_per_minute: int | None = None
     uploads_per_minute: int | None = None
     """None: as many as every key may."""
+    counted_as: str | None = None
+    """What its limits count for: keys that followed one another are one. None: its id."""
 
     @property
     def for_any(self) -> bool:

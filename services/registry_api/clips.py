@@ -7,7 +7,7 @@ from services.registry_api import examples
 from services.registry_api.answers import file_headers, without_bytes
 from services.registry_api.routing import Router
 from services.registry_api.rules import AUDIO_READ
-from services.registry_api.wiring import NamespaceDep, Reference, ServicesDep, VoiceName
+from services.registry_api.wiring import AT_STORE, NamespaceDep, Reference, ServicesDep, VoiceName
 from services.shared.blobs import clip_of, read_clip
 from services.shared.facts import SpeakerId
 from speaker_registry.names import parse_reference, parse_speaker_name
@@ -15,7 +15,7 @@ from speaker_registry.names import parse_reference, parse_speaker_name
 router = Router(prefix="/v1/voices/{name}/versions/{ref}/audio", tags=["voices"])
 
 
-@router.get("", responses=examples.CLIP, response_class=Response, dependencies=[AUDIO_READ])
+@router.get("", responses=examples.CLIP, response_class=Response, dependencies=[AUDIO_READ, AT_STORE])
 def get_clip(
     request: Request, services: ServicesDep, namespace: NamespaceDep, name: VoiceName, ref: Reference
 ) -> Response:

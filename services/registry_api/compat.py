@@ -17,6 +17,7 @@ from services.registry_api.precompute import Precompute
 from services.registry_api.routing import Router
 from services.registry_api.rules import COUNTED_UPLOAD, JOBS_WRITE, VOICES_DELETE, VOICES_READ, VOICES_WRITE
 from services.registry_api.wiring import (
+    AT_STORE,
     After,
     NamespaceDep,
     Services,
@@ -155,7 +156,7 @@ def _registered(registrar: Registrar, registered: Registered) -> dict[str, Any]:
     }
 
 
-@router.delete("/{name}", responses=examples.DELETE_COMPATIBLE, dependencies=[VOICES_DELETE])
+@router.delete("/{name}", responses=examples.DELETE_COMPATIBLE, dependencies=[VOICES_DELETE, AT_STORE])
 def delete_voice(
     request: Request, services: ServicesDep, namespace: NamespaceDep, name: VoiceName
 ) -> Response:

@@ -12,7 +12,15 @@ from services.registry_api.callers import Caller
 from services.registry_api.rates import REQUESTS, UPLOADS, Rates
 from services.registry_api.routing import Router
 from services.registry_api.rules import ADMIN, ANY_KEY, NAMESPACE_HEADER
-from services.registry_api.wiring import After, CallerDep, Limit, NamespaceDep, Services, ServicesDep
+from services.registry_api.wiring import (
+    AT_STORE,
+    After,
+    CallerDep,
+    Limit,
+    NamespaceDep,
+    Services,
+    ServicesDep,
+)
 from services.shared.api_keys import ANY_NAMESPACE, ApiKey
 from services.shared.keyring import Keyring, key_not_found
 from speaker_registry.errors import PermissionDenied
@@ -40,7 +48,7 @@ WhoseKeysDep = Annotated[str, Depends(_whose_keys)]
     status_code=201,
     responses=examples.NEW_KEY,
     openapi_extra=examples.KEY_BODY,
-    dependencies=[ADMIN],
+    dependencies=[ADMIN, AT_STORE],
 )
 def create_key(
     request: Request, services: ServicesDep, caller: CallerDep, namespace: NamespaceDep, wanted: ApiKeyRequest
@@ -129,7 +137,9 @@ def get_key(request: Request, services: ServicesDep, whose: WhoseKeysDep, key_id
     return answer(request, rendering.key(keyring, key, keyring.last_used()))
 
 
-@router.delete("/keys/{key_id}", status_code=204, responses=examples.REVOKE_KEY, dependencies=[ADMIN])
+@router.delete(
+    "/keys/{key_id}", status_code=204, responses=examples.REVOKE_KEY, dependencies=[ADMIN, AT_STORE]
+)
 def revoke_key(services: ServicesDep, caller: CallerDep, whose: WhoseKeysDep, key_id: KeyId) -> Response:
     """Revoke an API key, of those that the list has. Every API process refuses it within a second of this
     answer.
@@ -140,7 +150,9 @@ def revoke_key(services: ServicesDep, caller: CallerDep, whose: WhoseKeysDep, ke
     return Response(status_code=204)
 
 
-@router.post("/keys/{key_id}/rotate", status_code=201, responses=examples.ROTATED_KEY, dependencies=[ADMIN])
+@router.post(
+    "/keys/{key_id}/rotate", status_code=201, responses=examples.ROTATED_KEY, dependencies=[ADMIN, AT_STORE]
+)
 def rotate_key(
     request: Request,
     services: ServicesDep,

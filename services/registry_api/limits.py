@@ -5,8 +5,7 @@ body. Pure ASGI.
 import asyncio
 import re
 import secrets
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from urllib.parse import unquote_to_bytes
 
@@ -14,7 +13,6 @@ import structlog
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from services.registry_api.pressure import waiting
 from services.registry_api.problems import render
 from services.registry_api.routing import UPLOAD
 from services.shared.settings import UploadLimits
@@ -24,9 +22,6 @@ MAX_HEAD_BYTES = 16 * 1024
 """Path, query and headers together."""
 MAX_JSON_BYTES = 64 * 1024
 """Of a body that is no upload: it is read before anybody knows whose it is."""
-
-_WAITING_UPLOADS = 8
-"""For each that is at work."""
 
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 
@@ -213,45 +208,6 @@ class _CountedBody:
                 f"The body arrives too slowly. Accepted: pauses of {self._pace.idle_seconds:g} s, and "
                 f"{self._pace.whole_seconds:g} s for all of it."
             ) from None
-
-
-class UploadSlots:
-    """As many uploads at work as keep the decoders busy. A few others wait here, without a thread each:
-    threads are few, and all other requests need them too. Each holds its clip meanwhile.
-    """
-
-    def __init__(self, limits: UploadLimits) -> None:
-        at_work = 2 * limits.decoders
-        self._slots = asyncio.Semaphore(at_work)
-        self._most_waiting = _WAITING_UPLOADS * at_work
-        self._waiting = 0
-        self._wait_seconds = limits.decoder_wait_seconds
-
-    @asynccontextmanager
-    async def one(self) -> AsyncIterator[None]:
-        """Raises `Unavailable` if none came free in time, or too many wait for one."""
-        await self._acquire()
-        try:
-            yield
-        finally:
-            self._slots.release()
-
-    async def _acquire(self) -> None:
-        if self._waiting >= self._most_waiting:
-            raise self._refusal()
-        self._waiting += 1
-        try:
-            with waiting():
-                await asyncio.wait_for(self._slots.acquire(), self._wait_seconds)
-        except TimeoutError:
-            raise self._refusal() from None
-        finally:
-            self._waiting -= 1
-
-    def _refusal(self) -> Unavailable:
-        return Unavailable(
-            "Too many uploads at the same time. Send it again in a moment.", retry_after_seconds=1
-        )
 
 
 def too_large(max_clip_bytes: int, got: str) -> PayloadTooLarge:

@@ -13,10 +13,11 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from services.registry_api.problems import render
-from services.registry_api.routing import WATCHING
 from services.shared.settings import is_loopback
 from speaker_registry.errors import PermissionDenied
 
+_FOR_ALL = frozenset({"/healthz", "/readyz"})
+"""They say no more than yes or no."""
 _FORWARDED = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip")
 
 
@@ -28,7 +29,7 @@ class LocalOnly:
         self._origins = origins
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] not in WATCHING:
+        if scope["type"] == "http" and scope["path"] not in _FOR_ALL:
             headers = Headers(scope=scope)
             if refusal := _fault(headers, self._origins):
                 return await render(Request(scope), refusal)(scope, receive, send)

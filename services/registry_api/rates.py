@@ -90,7 +90,9 @@ class Rates:
         else:
             own, common = caller.requests_per_minute, settings.namespace_requests_per_minute
         own = own or self.of_every_key(what)
-        return Limit(what, f"key:{caller.id}", own), Limit(what, f"namespace:{namespace}", common)
+        return Limit(what, f"key:{caller.counted_as or caller.id}", own), Limit(
+            what, f"namespace:{namespace}", common
+        )
 
     async def take(self, limit: Limit) -> Rate:
         """One of it.

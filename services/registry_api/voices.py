@@ -10,7 +10,16 @@ from services.registry_api.answers import answer, check_if_match
 from services.registry_api.paging import find_voices, key_of
 from services.registry_api.routing import Router
 from services.registry_api.rules import VOICES_DELETE, VOICES_READ
-from services.registry_api.wiring import After, Limit, NamespaceDep, Reference, ServicesDep, Usable, VoiceName
+from services.registry_api.wiring import (
+    AT_STORE,
+    After,
+    Limit,
+    NamespaceDep,
+    Reference,
+    ServicesDep,
+    Usable,
+    VoiceName,
+)
 from services.shared.index_reading import IndexedSpeaker
 from services.shared.registrar import Registrar
 from speaker_registry.names import key_of_name, parse_reference
@@ -70,7 +79,7 @@ def get_voice(request: Request, services: ServicesDep, namespace: NamespaceDep, 
     return answer(request, rendering.voice(services.registrar, indexed))
 
 
-@router.delete("/{name}", status_code=204, responses=examples.DELETE, dependencies=[VOICES_DELETE])
+@router.delete("/{name}", status_code=204, responses=examples.DELETE, dependencies=[VOICES_DELETE, AT_STORE])
 def delete_voice(
     request: Request, services: ServicesDep, namespace: NamespaceDep, name: VoiceName
 ) -> Response:

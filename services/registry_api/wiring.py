@@ -1,5 +1,6 @@
 """What routes need, built once by `__main__` (or a test) and handed to the app; and how routes ask for it."""
 
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -8,7 +9,7 @@ from fastapi import Depends, Path, Query, Request
 from services.registry_api.access import Access
 from services.registry_api.callers import Caller
 from services.registry_api.changes import Changes
-from services.registry_api.limits import UploadSlots
+from services.registry_api.slots import Slots
 from services.shared.audio import AudioDecoder
 from services.shared.housekeeping import Housekeeper
 from services.shared.jobs import Jobs
@@ -38,10 +39,21 @@ async def _services(request: Request) -> Services:
     return services
 
 
-async def _upload_slots(request: Request) -> UploadSlots:
+async def _upload_slots(request: Request) -> Slots:
     slots = request.app.state.upload_slots
-    assert isinstance(slots, UploadSlots)
+    assert isinstance(slots, Slots)
     return slots
+
+
+async def _store_slots(request: Request) -> Slots:
+    slots = request.app.state.store_slots
+    assert isinstance(slots, Slots)
+    return slots
+
+
+async def _at_store(slots: Annotated[Slots, Depends(_store_slots)]) -> AsyncIterator[None]:
+    async with slots.one():
+        yield
 
 
 async def _namespace(request: Request) -> str:
@@ -58,7 +70,12 @@ async def _caller(request: Request) -> Caller:
 
 
 ServicesDep = Annotated[Services, Depends(_services)]
-UploadSlotsDep = Annotated[UploadSlots, Depends(_upload_slots)]
+UploadSlotsDep = Annotated[Slots, Depends(_upload_slots)]
+StoreSlotsDep = Annotated[Slots, Depends(_store_slots)]
+AT_STORE = Depends(_at_store, scope="function")
+"""Of routes that do nothing without the bucket. Has an end before the answer is sent: who reads it slowly
+keeps nobody from the bucket.
+"""
 NamespaceDep = Annotated[str, Depends(_namespace)]
 CallerDep = Annotated[Caller, Depends(_caller)]
 WaitSeconds = Annotated[float, Query(ge=0, le=60, alias="wait", description="Hold the answer back so long.")]

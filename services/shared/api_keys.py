@@ -91,6 +91,8 @@ class ApiKeyRecord(Record):
     expires_at: int | None = None
     requests_per_minute: int | None = None
     uploads_per_minute: int | None = None
+    first: str | None = None
+    """Of the keys that it and others followed, one after the other. None: it follows none."""
 
 
 AT_ONCE = 0

@@ -258,8 +258,10 @@ class Keyring:
         requests_per_minute: int | None = None,
         uploads_per_minute: int | None = None,
         by_operator: bool = False,
+        first: str | None = None,
     ) -> tuple[Token, ApiKey]:
         """A new key. The token is nowhere else. `by_operator`: somebody who is for any namespace makes it.
+        `first`: see `ApiKeyRecord`.
 
         Raises:
             InvalidRequest: no such namespace can be. QuotaExceeded: there are too many keys. Unavailable:
@@ -282,6 +284,7 @@ class Keyring:
             expires_at=expires_at,
             requests_per_minute=requests_per_minute,
             uploads_per_minute=uploads_per_minute,
+            first=first,
         )
         self._store_made(record)
         try:
@@ -327,7 +330,7 @@ class Keyring:
         self, old: ApiKey, *, grace_seconds: int, by: str, by_operator: bool = False
     ) -> tuple[Token, ApiKey]:
         """A new key for the same, after which the old one is good for `grace_seconds`. One that expires is
-        followed by one with as long a life.
+        followed by one with as long a life. Limits count both as one.
 
         To be repeated only by who has no use for another key: each time there is one more. Where the old
         one's end cannot be stored, the new one is ended as well, if possible. Where it is stored and Redis
@@ -352,6 +355,7 @@ class Keyring:
             requests_per_minute=record.requests_per_minute,
             uploads_per_minute=record.uploads_per_minute,
             by_operator=by_operator,
+            first=record.first or record.id,
         )
         try:
             self._store_end(record.id, int(now) + grace_seconds if grace_seconds else AT_ONCE, by)

@@ -318,7 +318,11 @@ class ApiSettings(BaseSettings):
     max_active: int = Field(8, gt=0)
     """Requests at work at the same time; more wait for their turn, and are answered 503 where too many wait
     for longer than a burst takes. Fewer are at work then, if the process is late. What waits, for its body, a
-    change or a decoder, does not count.
+    change, a decoder or the bucket, does not count.
+    """
+    max_at_store: int = Field(16, gt=0)
+    """Requests that fetch from the bucket, or delete there, at the same time; more wait for their turn. From
+    a bucket that is 20 ms away 16 fetch 800 files a second.
     """
     keep_alive_seconds: int = Field(65, gt=0)
     """An idle connection is kept so long."""

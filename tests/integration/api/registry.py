@@ -74,6 +74,7 @@ class Registry:
         head_seconds: float = 10,
         announced: bool = True,
         max_active: int = 64,  # however slow this machine is, nobody is refused
+        max_at_store: int = 16,
         rates: RateSettings | None = None,
         access: AccessSettings | None = None,
         **settings: Any,
@@ -101,6 +102,7 @@ class Registry:
             ),
             pace=pace or Pace(),
             max_active=max_active,
+            max_at_store=max_at_store,
         )
         self._config = server_config(self.app, ApiSettings(), head_seconds=head_seconds)
         self._stack = ExitStack()

@@ -145,6 +145,23 @@ def test_without_a_limit_there_is_nothing_to_exceed(start: Start):
     assert ask(closed, admin, requests_per_minute=10**9).status_code == 201
 
 
+def test_keys_that_follow_one_another_have_one_limit(closed: Registry):
+    """Else a tenant would have as much as he likes: all of them are good for as long as their grace."""
+    admin = key(closed, "admin", namespace="tenant")
+    given = key(closed, "voices:read", "admin", namespace="tenant", requests_per_minute=1_000_000)
+    remaining = []
+    for _ in range(3):
+        remaining.append(
+            int(closed.client.get("/v1/voices", headers=bearer(given)).headers["RateLimit-Remaining"])
+        )
+        rotated = closed.client.post(
+            f"/v1/keys/{id_of(given)}/rotate", params={"grace_seconds": 90 * 86_400}, headers=bearer(admin)
+        )
+        given = rotated.json()["key"]
+    first, second, third = remaining
+    assert first > second > third > 999_000
+
+
 # -- how they end
 
 

@@ -60,9 +60,12 @@ def test_whom_a_proxy_lets_through_is_refused(registry: Registry, header: str):
 
 
 def test_who_watches_may_come_through_anything(registry: Registry):
-    """They say nothing of anybody."""
+    """They say nothing of anybody. Metrics say a lot, and have a port of their own."""
     headers = {"Host": "registry.example", "X-Forwarded-For": "203.0.113.7"}
-    assert registry.client.get("/readyz", headers=headers).status_code == 200
+    for path in ("/readyz", "/healthz"):
+        assert registry.client.get(path, headers=headers).status_code == 200
+    refusal(registry.client.get("/metrics", headers=headers))
+    assert registry.client.get("/metrics").status_code == 200
 
 
 def test_with_keys_it_does_not_matter(start: Start):

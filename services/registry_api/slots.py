@@ -1,0 +1,52 @@
+"""What keeps a request waiting for somebody else: a decoder, the bucket, a look at the keys."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from services.registry_api.pressure import waiting
+from speaker_registry.errors import Unavailable
+
+_QUEUE = 8
+"""Requests that wait, at most, for each that has a slot."""
+
+
+class Slots:
+    """As many requests at a time as that somebody bears. They are not at work meanwhile: however slow he is,
+    requests that do not need him go on. A few others wait here, without a thread each: threads are few, and
+    all other requests need them too.
+
+    Args:
+        many: at the same time. wait_seconds: for a slot. refusal: what is said to whom there is none for.
+    """
+
+    def __init__(self, many: int, *, wait_seconds: float, refusal: str) -> None:
+        self.many = many
+        self._slots = asyncio.Semaphore(many)
+        self._wait_seconds = wait_seconds
+        self._refusal = refusal
+        self._waiting = 0
+
+    @asynccontextmanager
+    async def one(self) -> AsyncIterator[None]:
+        """Raises `Unavailable` if none came free in time, or too many wait for one."""
+        with waiting():
+            await self._acquire()
+            try:
+                yield
+            finally:
+                self._slots.release()
+
+    async def _acquire(self) -> None:
+        if self._waiting >= _QUEUE * self.many:
+            raise self._unavailable()
+        self._waiting += 1
+        try:
+            await asyncio.wait_for(self._slots.acquire(), self._wait_seconds)
+        except TimeoutError:
+            raise self._unavailable() from None
+        finally:
+            self._waiting -= 1
+
+    def _unavailable(self) -> Unavailable:
+        return Unavailable(self._refusal, retry_after_seconds=1)

@@ -1,0 +1,151 @@
+"""Requests that wait for somebody else keep nobody from what needs him not."""
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import pytest
+from pydantic import SecretStr
+
+from services.shared.api_keys import new_token
+from services.shared.settings import AccessSettings
+from tests.integration.api.conftest import Start
+from tests.integration.api.registry import PROFILE, Registry, until
+
+AT_WORK = 2
+AT_STORE = 4
+
+
+class Standstill:
+    """Calls that do not come back before `go_on`."""
+
+    def __init__(self, real: Callable[..., Any]) -> None:
+        self._real = real
+        self._go_on = threading.Event()
+        self._lock = threading.Lock()
+        self.calls = 0
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        with self._lock:
+            self.calls += 1
+        assert self._go_on.wait(30)
+        return self._real(*arguments, **named)
+
+    def go_on(self) -> None:
+        self._go_on.set()
+
+
+@contextmanager
+def asking(*requests: Callable[[], httpx.Response]) -> Iterator[list[Future[httpx.Response]]]:
+    """All at the same time."""
+    with ThreadPoolExecutor(len(requests)) as threads:
+        yield [threads.submit(request) for request in requests]
+
+
+@pytest.fixture
+def narrow(start: Start) -> Registry:
+    registry = start(max_active=AT_WORK, max_at_store=AT_STORE)
+    for number in range(AT_STORE + 1):
+        registry.ready(f"voice-{number}")
+    return registry
+
+
+def assert_others_are_answered(registry: Registry) -> None:
+    tag = f"/v1/voices/voice-0/versions/default/artifacts/{PROFILE}"
+    for _ in range(5):
+        assert registry.client.get("/v1/voices").status_code == 200
+        assert registry.client.get(tag).status_code == 200
+
+
+def test_a_bucket_that_hangs_stops_only_what_reads_from_it(narrow: Registry, monkeypatch: pytest.MonkeyPatch):
+    hanging = Standstill(narrow.registrar.store.get)
+    with monkeypatch.context() as patches:
+        patches.setattr(narrow.registrar.store, "get", hanging)
+        reads = [lambda: narrow.file("voice-0")] * AT_STORE
+        reads.append(lambda: narrow.client.get("/v1/voices/voice-1/versions/1/audio"))
+        with asking(*reads) as answers:
+            until(lambda: hanging.calls == AT_STORE)
+            assert_others_are_answered(narrow)
+            assert hanging.calls == AT_STORE
+            hanging.go_on()
+            assert {answer.result().status_code for answer in answers} == {200}
+
+
+def test_a_bucket_that_hangs_stops_only_what_deletes_there(narrow: Registry, monkeypatch: pytest.MonkeyPatch):
+    hanging = Standstill(narrow.registrar.store.put)
+    monkeypatch.setattr(narrow.registrar.store, "put", hanging)
+    paths = [f"/v1/{kind}/voice-{number}" for number, kind in enumerate(["voices", "audio/voices"] * 2, 1)]
+    with asking(*(lambda path=path: narrow.client.delete(path) for path in paths)) as answers:
+        until(lambda: hanging.calls == len(paths))
+        assert_others_are_answered(narrow)
+        hanging.go_on()
+        assert [answer.result().status_code for answer in answers] == [204, 200] * 2
+
+
+def test_however_many_may_wait_there_are_threads_for_others(start: Start, monkeypatch: pytest.MonkeyPatch):
+    many = 60
+    registry = start(max_active=2 * AT_WORK, max_at_store=many)
+    registry.ready("voice-0")
+    hanging = Standstill(registry.registrar.store.get)
+    monkeypatch.setattr(registry.registrar.store, "get", hanging)
+    with asking(*[lambda: registry.file("voice-0")] * many) as answers:
+        until(lambda: hanging.calls == many)
+        assert_others_are_answered(registry)
+        hanging.go_on()
+        assert {answer.result().status_code for answer in answers} == {200}
+
+
+def test_decoders_that_hang_stop_only_uploads(narrow: Registry, monkeypatch: pytest.MonkeyPatch):
+    decoder = narrow.app.state.services.decoder
+    hanging = Standstill(decoder.decode)
+    monkeypatch.setattr(type(decoder), "decode", lambda _, data: hanging(data))
+    uploads = [lambda number=number: narrow.post_voice(f"new-{number}") for number in range(8)]
+    with asking(*uploads) as answers:
+        until(lambda: hanging.calls == len(uploads))
+        assert_others_are_answered(narrow)
+        hanging.go_on()
+        assert {answer.result().status_code for answer in answers} == {200}
+
+
+def test_keys_that_are_made_or_looked_for_stop_nobody(start: Start, monkeypatch: pytest.MonkeyPatch):
+    token = new_token()
+    access = AccessSettings(bootstrap_key=SecretStr(str(token)))
+    closed = start(max_active=AT_WORK, max_at_store=AT_STORE, access=access)
+    ours = {"Authorization": f"Bearer {token}"}
+    theirs = {"Authorization": f"Bearer {new_token()}"}
+    wanted = {"name": "fleet", "scopes": ["engine"]}
+    making = Standstill(closed.registrar.store.put)
+    looking = Standstill(closed.registrar.keyring.look)
+    monkeypatch.setattr(closed.registrar.store, "put", making)
+    with asking(*[lambda: closed.client.post("/v1/keys", json=wanted, headers=ours)] * AT_WORK) as made:
+        until(lambda: making.calls == AT_WORK)
+        monkeypatch.setattr(closed.registrar.keyring, "look", looking)
+        with asking(*[lambda: closed.client.get("/v1/voices", headers=theirs)] * 2 * AT_WORK) as unknown:
+            until(lambda: looking.calls == 2 * AT_WORK)
+            for _ in range(5):
+                assert closed.client.get("/v1/voices", headers=ours).status_code == 200
+            making.go_on()
+            looking.go_on()
+            assert {answer.result().status_code for answer in unknown} == {401}
+        assert {answer.result().status_code for answer in made} == {201}
+
+
+def test_who_gets_nothing_from_the_bucket_in_time_is_told_so(
+    narrow: Registry, monkeypatch: pytest.MonkeyPatch
+):
+    """With when to come back."""
+    monkeypatch.setattr(narrow.app.state.store_slots, "_wait_seconds", 0.2)
+    hanging = Standstill(narrow.registrar.store.get)
+    monkeypatch.setattr(narrow.registrar.store, "get", hanging)
+    with asking(*[lambda: narrow.file("voice-0")] * AT_STORE) as answers:
+        until(lambda: hanging.calls == AT_STORE)
+        refused = narrow.file("voice-1")
+        hanging.go_on()
+        assert {answer.result().status_code for answer in answers} == {200}
+    assert refused.status_code == 503
+    assert refused.headers["Retry-After"] == "1"
+    assert f"{AT_STORE} requests wait for the bucket already" in refused.json()["error"]["message"]
+    assert narrow.file("voice-1").status_code == 200
