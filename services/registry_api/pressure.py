@@ -4,7 +4,7 @@ the answer is there. (After "controlled delay", as in K. Nichols and V. Jacobson
 Queue 10(5), 2012.)
 
 At work is a request from its head until its answer begins, but not while it waits: for the rest of its body,
-for a change, for its turn to decode. Few at a time, for their threads and the event loop take the interpreter
+for a change, for a decoder or the bucket (`slots`). Few at a time, for their threads and the event loop take the interpreter
 from each other; how few shows in how late the event loop is. Pure ASGI.
 """
 
@@ -88,7 +88,7 @@ class Places:
         self._limit = float(most)
         self._queue: deque[_Waiting] = deque()
         self._crowded_since = self._crowded_at = float("-inf")
-        """The first and the last long wait or refusal, without calm between."""
+        """When there was somebody who waited long, first and last, without calm between."""
         self.taken = 0
 
     @property
