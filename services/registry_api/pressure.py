@@ -4,8 +4,8 @@ the answer is there. (After "controlled delay", as in K. Nichols and V. Jacobson
 Queue 10(5), 2012.)
 
 At work is a request from its head until its answer begins, but not while it waits: for the rest of its body,
-for a change, for a decoder or the bucket (`slots`). Few at a time, for their threads and the event loop take the interpreter
-from each other; how few shows in how late the event loop is. Pure ASGI.
+for a change, for a decoder or the bucket (`slots`). Few at a time, for their threads and the event loop take
+the interpreter from each other; how few shows in how late the event loop is. Pure ASGI.
 """
 
 import asyncio
