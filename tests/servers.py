@@ -47,8 +47,6 @@ def rclone(folder: Path) -> Iterator[S3Server]:
         str(folder),
     ]
     command += ["--addr", "127.0.0.1:0", "--auth-key", f"{KEY_ID},{SECRET}", "--config", os.devnull]
-    # What it remembers of a folder is wrong where it was read while something was deleted there.
-    command += ["--dir-cache-time", "1s"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert process.stderr
     try:
