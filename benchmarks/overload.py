@@ -12,7 +12,7 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from multiprocessing import get_context
@@ -141,23 +141,23 @@ def family(registry: RegistryProcesses) -> list[psutil.Process]:
     return [process for api in apis for process in (api, *api.children(recursive=True))]
 
 
-def resident(registry: RegistryProcesses) -> float:
-    """MiB of all of them."""
-    total = 0
+def of_family(registry: RegistryProcesses, measure: Callable[[psutil.Process], float]) -> float:
+    """The sum over all that are still there."""
+    total = 0.0
     for process in family(registry):
         with suppress(psutil.NoSuchProcess):
-            total += process.memory_info().rss
-    return total / MIB
+            total += measure(process)
+    return total
+
+
+def resident(registry: RegistryProcesses) -> float:
+    """MiB of all of them."""
+    return of_family(registry, lambda process: process.memory_info().rss) / MIB
 
 
 def processor_seconds(registry: RegistryProcesses) -> float:
     """Of all of them, those that are gone included."""
-    total = 0.0
-    for process in family(registry):
-        with suppress(psutil.NoSuchProcess):
-            times = process.cpu_times()
-            total += times.user + times.system + times.children_user + times.children_system
-    return total
+    return of_family(registry, lambda process: sum(process.cpu_times()[:4]))
 
 
 def overload(registry: RegistryProcesses, generator: Generator) -> tuple[float, list[str]]:

@@ -31,6 +31,7 @@ from services.shared.profiles import Profile
 from services.shared.publication import Maker, Publisher
 from services.shared.queue import queue_name
 from services.shared.settings import (
+    LONGEST_CLIP_SECONDS,
     ExtractorSettings,
     MetricsSettings,
     RegistrySettings,
@@ -56,9 +57,6 @@ EXIT_OUTDATED = 3
 """Of every profile another worker announced a newer fingerprint: what we make would not be served."""
 
 _PAUSE_SECONDS = 1.0
-
-LONGEST_SECONDS = 30.0
-"""Of the clips that a registry takes, if it is not told otherwise."""
 
 
 class WorkerProcess:
@@ -244,7 +242,7 @@ def warm_up(extractor: Extractor) -> None:
     for clips in filter(None, (prepared[:1], together)):
         _encode(extractor, clips)
     with suppress(InvalidAudio, ExtractorOutOfMemory):  # so would such a clip be; others need not
-        _encode(extractor, [extractor.prepare(_lengthened(clip, LONGEST_SECONDS))])
+        _encode(extractor, [extractor.prepare(_lengthened(clip, LONGEST_CLIP_SECONDS))])
 
 
 def _encode(extractor: Extractor, clips: Sequence[Any]) -> None:

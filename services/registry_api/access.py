@@ -136,7 +136,7 @@ class Access:
         record = key.record
         return Caller(
             id=record.id,
-            counted_as=record.first or record.id,
+            counted_as=record.first,
             namespace=record.namespace,
             scopes=ALL_SCOPES & set(record.scopes),
             requests_per_minute=record.requests_per_minute,

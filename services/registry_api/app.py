@@ -26,14 +26,16 @@ from speaker_registry import __version__
 
 _PACE = Pace()
 _STORE_WAIT_SECONDS = 5
+_OTHER_THREADS = 16
+"""For looks at keys, health and metrics."""
 
 
 def create_app(
     services: Services,
     *,
+    max_active: int,
+    max_at_store: int,
     pace: Pace = _PACE,
-    max_active: int = 8,
-    max_at_store: int = 16,
     cors_origins: Sequence[str] = (),
 ) -> FastAPI:
     """Routes, limits, error answers; while it runs it follows changes and keeps house.
@@ -43,24 +45,12 @@ def create_app(
     """
     uploads, store = _upload_slots(services.limits), _store_slots(max_at_store)
 
-    @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        to_thread.current_default_thread_limiter().total_tokens = max_active + uploads.many + store.many + 16
-        following = asyncio.create_task(services.changes.follow())
-        stop = threading.Event()
-        housekeeping = _start_housekeeping(services, stop)
-        yield
-        stop.set()
-        following.cancel()
-        await asyncio.gather(following, return_exceptions=True)
-        if housekeeping is not None:
-            await asyncio.to_thread(housekeeping.join, 10)
-
+    threads = max_active + uploads.many + store.many + _OTHER_THREADS
     app = FastAPIOffline(  # its page of documentation loads nothing from other servers
         title="Speaker registry",
         version=__version__,
         description="Register a voice once; fetch its artifact for every TTS engine.",
-        lifespan=lifespan,
+        lifespan=lambda _: _running(services, threads),
         redoc_url=None,
         redirect_slashes=False,  # it would redirect to whatever the Host header says
         # Its own traces hold paths and queries, and so names. Ours: `signals`.
@@ -84,6 +74,20 @@ def create_app(
     for layer in (AnswerHeaders, RequestSignals, RequestIds):
         app.add_middleware(layer)
     return app
+
+
+@asynccontextmanager
+async def _running(services: Services, threads: int) -> AsyncIterator[None]:
+    to_thread.current_default_thread_limiter().total_tokens = threads
+    following = asyncio.create_task(services.changes.follow())
+    stop = threading.Event()
+    housekeeping = _start_housekeeping(services, stop)
+    yield
+    stop.set()
+    following.cancel()
+    await asyncio.gather(following, return_exceptions=True)
+    if housekeeping is not None:
+        await asyncio.to_thread(housekeeping.join, 10)
 
 
 def _upload_slots(limits: UploadLimits) -> Slots:

@@ -89,10 +89,9 @@ class Rates:
             own, common = caller.uploads_per_minute, settings.namespace_uploads_per_minute
         else:
             own, common = caller.requests_per_minute, settings.namespace_requests_per_minute
-        own = own or self.of_every_key(what)
-        return Limit(what, f"key:{caller.counted_as or caller.id}", own), Limit(
-            what, f"namespace:{namespace}", common
-        )
+        who = f"key:{caller.counted_as or caller.id}"
+        own_limit = Limit(what, who, own or self.of_every_key(what))
+        return own_limit, Limit(what, f"namespace:{namespace}", common)
 
     async def take(self, limit: Limit) -> Rate:
         """One of it.

@@ -73,7 +73,7 @@ ServicesDep = Annotated[Services, Depends(_services)]
 UploadSlotsDep = Annotated[Slots, Depends(_upload_slots)]
 StoreSlotsDep = Annotated[Slots, Depends(_store_slots)]
 AT_STORE = Depends(_at_store, scope="function")
-"""Of routes that do nothing without the bucket. Has an end before the answer is sent: who reads it slowly
+"""Of routes that are for what is in the bucket. Has an end before the answer is sent: who reads it slowly
 keeps nobody from the bucket.
 """
 NamespaceDep = Annotated[str, Depends(_namespace)]

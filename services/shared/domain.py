@@ -409,6 +409,11 @@ def artifact_key(profile: str, fingerprint: str, rendition_sha256: str, build: i
     return f"{digest.removeprefix('sha256:')[:32]}-{build}"
 
 
+def without_build(akey: str) -> str:
+    """What all builds of an artifact have in common."""
+    return akey.rpartition("-")[0]
+
+
 def given_key(profile: str) -> str:
     """The same of an artifact that came with the registration."""
     return f"given-{profile}-1"

@@ -14,7 +14,14 @@ import redis
 from redis.client import Pipeline
 
 from services.shared import tracing
-from services.shared.domain import AliasFact, ArtifactRecord, FailureRecord, Speaker, VersionRecord
+from services.shared.domain import (
+    AliasFact,
+    ArtifactRecord,
+    FailureRecord,
+    Speaker,
+    VersionRecord,
+    without_build,
+)
 from services.shared.facts import SpeakerId
 from services.shared.gate import BOOT, Gate, GateClosed
 from services.shared.index_reading import Flight, IndexedSpeaker, read_hash
@@ -287,7 +294,7 @@ class SpeakerIndex(Gate):
             speaker_id,
             rebuilding=rebuilding,
             vuid=vuid,
-            base=akey.rpartition("-")[0],
+            base=without_build(akey),
             build=record.build,
             winner=record.winner,
             record=record.to_json(),

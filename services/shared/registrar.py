@@ -19,6 +19,7 @@ from services.shared.domain import (
     Speaker,
     SpeakerVersion,
     TombstoneFact,
+    without_build,
 )
 from services.shared.facts import SpeakerId, read_certain, speaker_ids
 from services.shared.gate import GateClosed
@@ -238,7 +239,7 @@ class Registrar:
             vuid=version.vuid,
             profile=profile.name,
             fingerprint=fingerprint,
-            base=version.artifact_key(profile.name, fingerprint, 0).rpartition("-")[0] if fingerprint else "",
+            base=without_build(version.artifact_key(profile.name, fingerprint, 0)) if fingerprint else "",
             force=force,
             steal=steal,
             job={

@@ -26,6 +26,9 @@ _STORE_URL = re.compile(rf"file://(localhost)?/[^?#]+|s3://{_BUCKET}(/[A-Za-z0-9
 
 EXTRACTOR_CACHE = Path("~/.cache/speaker-registry")
 
+LONGEST_CLIP_SECONDS = 30.0
+"""That a registry takes, if it is not told otherwise."""
+
 _SECRET = re.compile("secret|password|token|key", re.IGNORECASE)
 """In the name of what is not shown."""
 
@@ -123,7 +126,7 @@ class UploadLimits(BaseSettings):
     """Of the file as uploaded."""
     min_seconds: float = Field(1.0, gt=0)
     """A clip of exactly this length is accepted. Below, speaker encoders have little to go by."""
-    max_seconds: float = Field(30.0, gt=0)
+    max_seconds: float = Field(LONGEST_CLIP_SECONDS, gt=0)
     """A clip of exactly this length is accepted. Bounds the memory that one clip takes everywhere after."""
     decode_seconds: float = Field(10.0, gt=0)
     """How long decoding one clip may take, by the clock and by the processor. Longer: it is refused."""
