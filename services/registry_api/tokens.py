@@ -108,6 +108,9 @@ class Tokens:
             )
         except jwt.PyJWTError as error:
             raise InvalidApiKey(f"This token is not accepted: {error}.") from None
+        except (TypeError, ValueError, OverflowError, RecursionError):
+            # PyJWT checks neither the types of times nor how deep a list goes.
+            raise InvalidApiKey("This token is not accepted: its claims cannot be read.") from None
         return self._caller(claims)
 
     def _caller(self, claims: dict[str, Any]) -> Caller:
@@ -119,9 +122,10 @@ class Tokens:
             )
         given = claims.get(self._scopes_claim, "")
         scopes = given.split() if isinstance(given, str) else given
-        known = ALL_SCOPES.intersection(scopes if isinstance(scopes, list) else ())
+        words = [scope for scope in scopes if isinstance(scope, str)] if isinstance(scopes, list) else []
+        known = ALL_SCOPES.intersection(words)
         # Not the subject itself: it may be a person's address, and goes into logs.
-        who = hashlib.sha256(str(claims["sub"]).encode()).hexdigest()[:12]
+        who = hashlib.sha256(claims["sub"].encode("utf-8", "surrogatepass")).hexdigest()[:12]
         return Caller(f"jwt:{who}", namespace, known)
 
     def _key(self, header: dict[str, Any]) -> jwt.PyJWK:

@@ -58,11 +58,15 @@ def package(
 
     Raises:
         InvalidArtifact: the tensors are not what the profile says, or not as long as what was used of the
-            version's clip, or more was used than there is.
+            version's clip; or the length used rounds to zero microseconds or is longer than the clip.
     """
     clip = version.clip
     seconds = clip.seconds if clip else None
     used = seconds if used_seconds is None else round(used_seconds, 6)  # as clips are measured
+    if used_seconds is not None and not used:
+        raise InvalidArtifact(
+            f"{used_seconds:g} s of audio are said to be used; accepted: one microsecond or more"
+        )
     if used is not None and seconds is not None and used > seconds:
         raise InvalidArtifact(f"{used:g} s of audio are said to be used; the clip has {seconds:g} s")
     specs, tensors = applying_specs(version, profile), applying_tensors(version, profile, tensors)

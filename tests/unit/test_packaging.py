@@ -1,9 +1,12 @@
 """What becomes of tensors on the way into an artifact."""
 
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from services.shared.domain import VersionRecord
 from services.shared.packaging import package
@@ -17,6 +20,7 @@ SPECS = {
     "spoken": TensorSpec(dtype="F32", shape=(2,), needs_ref_text=True),
 }
 PROFILE = replace(BUILT_IN["ecapa-voxceleb"], tensors=SPECS)
+TENSORS = {"always": np.ones(2, np.float32)}
 
 
 def version(ref_text: str | None) -> VersionRecord:
@@ -47,3 +51,18 @@ def test_with_a_transcript_it_is_asked_for() -> None:
 def test_what_the_profile_does_not_know_is_refused_and_not_left_out() -> None:
     with pytest.raises(InvalidArtifact, match=r"unexpected tensors \['unknown'\]"):
         packaged("always", "unknown", ref_text=None)
+
+
+@given(st.floats(min_value=0, exclude_min=True, allow_infinity=False))
+def test_whatever_length_is_said_to_be_used_is_packaged_or_refused(used_seconds: float) -> None:
+    """Lengths are rounded to microseconds: `5e-324` is above zero before that, and not after it."""
+    with suppress(InvalidArtifact):
+        data, _ = package(
+            version(None), PROFILE, TENSORS, fingerprint="sha256:1", attempt="1", used_seconds=used_seconds
+        )
+        assert Artifact.parse(data).manifest.used_seconds == round(used_seconds, 6) > 0
+
+
+def test_a_length_of_nothing_is_refused() -> None:
+    with pytest.raises(InvalidArtifact, match="4e-07 s of audio are said to be used"):
+        package(version(None), PROFILE, TENSORS, fingerprint="sha256:1", attempt="1", used_seconds=4e-7)

@@ -1,6 +1,8 @@
 """Tokens of an OpenID provider: a real one of our own on loopback, with real signatures."""
 
+import functools
 import json
+import math
 import threading
 import time
 from collections.abc import Iterator
@@ -13,6 +15,9 @@ import jwt
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from hypothesis import HealthCheck, example, given
+from hypothesis import settings as settings_of_hypothesis
+from hypothesis import strategies as st
 from jwt.algorithms import ECAlgorithm, RSAAlgorithm
 
 from services.registry_api import tokens as tokens_module
@@ -25,6 +30,8 @@ RSA_KEY = rsa.generate_private_key(public_exponent=65537, key_size=2048)
 OTHER_KEY = rsa.generate_private_key(public_exponent=65537, key_size=2048)
 EC_KEY = ec.generate_private_key(ec.SECP256R1())
 AUDIENCE = "speaker-registry"
+CHARACTERS = st.characters()
+"""Halves of surrogate pairs among them: JSON can say them, UTF-8 cannot."""
 
 
 class Provider:
@@ -79,6 +86,11 @@ class Provider:
         }
         kept = {name: value for name, value in said.items() if value is not None}
         return jwt.encode(kept, key, algorithm=algorithm, headers={"kid": kid})
+
+
+def signed(key: Any, claims: Any) -> str:
+    """A token with any claims: `jwt.encode` refuses to write some that `jwt.decode` has to read."""
+    return jwt.PyJWS().encode(json.dumps(claims).encode(), key, "RS256", headers={"kid": "one"})
 
 
 def _public(kid: str, key: Any) -> dict[str, Any]:
@@ -198,6 +210,41 @@ def test_a_token_that_is_not_for_us_is_refused(
     """With what is wrong with it."""
     with pytest.raises(InvalidApiKey, match=said):
         tokens.caller(provider.token(**claims))
+
+
+@pytest.mark.parametrize("scopes", [[["admin"]], [{"admin": 1}], [None, 1.5], [["admin"], "engine"]])
+def test_scopes_that_are_no_words_are_passed_over(provider: Provider, tokens: Tokens, scopes: list[Any]):
+    """Like those that we do not know."""
+    caller = tokens.caller(provider.token(scope=scopes))
+    assert caller.scopes == {"engine"}.intersection(scope for scope in scopes if isinstance(scope, str))
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(CHARACTERS, max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+CLAIMS = ("iss", "aud", "sub", "exp", "nbf", "iat", "jti", "scope", "speaker_namespace")
+
+
+@settings_of_hypothesis(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(odd=st.dictionaries(st.sampled_from(CLAIMS), JSON, max_size=3))
+@example(odd={"exp": math.inf})
+@example(odd={"exp": [1]})
+@example(odd={"sub": "\ud800"})
+def test_whatever_a_token_claims_is_understood_or_refused(
+    provider: Provider, tokens: Tokens, odd: dict[str, Any]
+):
+    """Also what the provider was made to sign, say by somebody who may choose their own attributes."""
+    claims = {"iss": provider.issuer, "aud": AUDIENCE, "sub": "robin", "exp": int(time.time()) + 600}
+    with suppress(InvalidApiKey):
+        tokens.caller(signed(RSA_KEY, claims | odd))
+
+
+def test_claims_that_are_no_object_are_refused(provider: Provider, tokens: Tokens):
+    for claims in ([], "x", None, 1, functools.reduce(lambda inner, _: [inner], range(900), [])):
+        with pytest.raises(InvalidApiKey):
+            tokens.caller(signed(RSA_KEY, claims))
 
 
 def test_a_signature_with_the_public_key_as_a_secret_is_none(provider: Provider, tokens: Tokens):

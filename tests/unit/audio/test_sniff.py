@@ -4,6 +4,8 @@ import random
 import time
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from services.shared.audio.sniff import sniff
 from services.shared.audio.sniffed import Sniffed
@@ -58,6 +60,25 @@ def test_every_beginning_of_a_file_is_refused_or_read(name: str):
     """Uploads break off anywhere."""
     for size in range(1, 600):
         outcome(SEEDS[name][:size])
+
+
+MAGICS = (
+    *(b"RIFF", b"WAVE", b"fmt ", b"data", b"OggS", b"ftyp", b"moov", b"mdat", b"\x1aE\xdf\xa3", b"fLaC"),
+    *(b"ID3\x04\0\0\0\0\0\0", b"TAG", b"APETAGEX", b"\xff\xfb\x90\xc0", b"\xff\xf1\x50\x80", b"Xing"),
+)
+PIECES = st.sampled_from(MAGICS) | st.binary(max_size=40) | st.integers(0, 200).map(bytes)
+
+
+@given(st.lists(PIECES, max_size=8).map(b"".join))
+def test_whatever_is_put_together_is_read_or_refused(data: bytes):
+    """Marks of formats stand where their parsers do not expect them, and end too early."""
+    outcome(data)
+
+
+@pytest.mark.parametrize("size", range(8, 33))
+def test_the_beginning_of_an_ape_tag_is_no_tag(size: int):
+    """Its flags are in byte 23, which a file of eight bytes does not have."""
+    assert isinstance(outcome((b"APETAGEX" + bytes(24))[:size]), InvalidAudio)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from services.shared.audio.sniffed import refuse_cut_off
 
 MAX_TAGS = 8
 _ROOM_BYTES = 4096
+_APE_FOOTER_BYTES = 32
 
 
 def span(data: bytes) -> tuple[int, int]:
@@ -35,8 +36,8 @@ def _end(data: bytes) -> int:
     end = len(data)
     if data[-128:-125] == b"TAG":
         end -= 128
-    footer = data[max(0, end - 32) : end]
-    if footer[:8] == b"APETAGEX":
+    footer = data[max(0, end - _APE_FOOTER_BYTES) : end]
+    if len(footer) == _APE_FOOTER_BYTES and footer.startswith(b"APETAGEX"):
         has_header = footer[23] & 0x80
-        end -= int.from_bytes(footer[12:16], "little") + (32 if has_header else 0)
+        end -= int.from_bytes(footer[12:16], "little") + (_APE_FOOTER_BYTES if has_header else 0)
     return max(0, end)
