@@ -36,6 +36,7 @@ SpeakerRegistryError
 │   ├── ArtifactStale
 │   ├── FingerprintMismatch        an artifact from outside was made with another one than ours are
 │   ├── ApiKeyEnded                revoked or expired: it stays so
+│   ├── ApiKeysOff                 this registry asks for no keys, so none can be made
 │   ├── IdempotencyInProgress
 │   └── PreconditionFailed
 ├── QuotaExceeded
@@ -216,6 +217,10 @@ class FingerprintMismatch(Conflict):
 
 class ApiKeyEnded(Conflict):
     code = "api_key_ended"
+
+
+class ApiKeysOff(Conflict):
+    code = "api_keys_off"
 
 
 class IdempotencyInProgress(Conflict):

@@ -483,6 +483,13 @@ _KEY = {
     "last_used_at": 1775137440,
 }
 _NO_SUCH_KEY = _error("No such API key.", "No API key 'k'.", "api_key_not_found", "not_found_error")
+_KEYS_OFF = _error(
+    "This registry asks for no API keys. `x-should-retry: false`.",
+    "This registry asks for no API keys, so it makes, shows and ends none. Start it with "
+    "SPEAKER_AUTH_REQUIRED=true and a bootstrap key first.",
+    "api_keys_off",
+    "conflict_error",
+)
 NEW_KEY: Responses = {
     201: _linked(
         _ABOUT_THE_KEY,
@@ -497,6 +504,7 @@ NEW_KEY: Responses = {
         "invalid_request",
     ),
     404: _NO_SUCH_KEY,
+    409: _KEYS_OFF,
     413: _error(
         "The body is too large.", "The body has 70000 bytes; accepted here: 65536.", "payload_too_large"
     ),
@@ -504,7 +512,7 @@ NEW_KEY: Responses = {
 ROTATED_KEY: Responses = {
     **NEW_KEY,
     409: _error(
-        "The key is revoked or has expired.",
+        "The key is revoked or has expired, or this registry asks for no keys. `x-should-retry: false`.",
         "API key '4dtqrws3' is revoked; only one that is active can be rotated. Make a new one.",
         "api_key_ended",
         "conflict_error",
@@ -520,13 +528,21 @@ KEYS: Responses = {
     **_READ,
     400: _INVALID,
     404: _NO_SUCH_KEY,
+    409: _KEYS_OFF,
 }
-KEY: Responses = {200: _json("The key.", _KEY, schemas.ApiKey), **_READ, 400: _INVALID, 404: _NO_SUCH_KEY}
+KEY: Responses = {
+    200: _json("The key.", _KEY, schemas.ApiKey),
+    **_READ,
+    400: _INVALID,
+    404: _NO_SUCH_KEY,
+    409: _KEYS_OFF,
+}
 REVOKE_KEY: Responses = {
     204: {"description": "Not accepted any more."},
     **_COMMON,
     400: _INVALID,
     404: _NO_SUCH_KEY,
+    409: _KEYS_OFF,
 }
 _RATE = {"limit": 60000, "remaining": 59400, "reset_seconds": 21}
 _NO_RATE = {"limit": None, "remaining": None, "reset_seconds": 21}

@@ -18,7 +18,7 @@ from services.registry_api.access import Access
 from services.registry_api.callers import OWN_NAMESPACE, Caller
 from services.registry_api.rates import MINUTE, REQUESTS, UPLOADS
 from services.shared.api_keys import ALL_SCOPES
-from speaker_registry.errors import PermissionDenied, RateLimited
+from speaker_registry.errors import ApiKeysOff, PermissionDenied, RateLimited
 from speaker_registry.names import ACCEPTED_NAMESPACES, is_namespace
 from speaker_registry.schemas import Rate
 
@@ -78,6 +78,27 @@ async def _admit_operator(
     if not caller.for_any:
         raise PermissionDenied(
             f"This API key is for namespace {caller.namespace!r}; needed: one for any ('*')."
+        )
+
+
+async def _admit_to_keys(
+    request: Request,
+    accepted: SecurityScopes,
+    authorization: Annotated[HTTPAuthorizationCredentials | None, Security(_bearer)],
+) -> None:
+    """Admit a request about API keys, as `_admit` does, unless the registry asks for no keys.
+
+    Any process on the machine could then make a key with all rights, which would stay valid after keys are
+    required.
+
+    Raises:
+        InvalidApiKey, PermissionDenied, RateLimited; ApiKeysOff: the registry asks for no keys.
+    """
+    await _admit(request, accepted, authorization)
+    if not access_of(request).required:
+        raise ApiKeysOff(
+            "This registry asks for no API keys, so it makes, shows and ends none. Start it with "
+            "SPEAKER_AUTH_REQUIRED=true and a bootstrap key first."
         )
 
 
@@ -165,7 +186,7 @@ ARTIFACTS_READ = needs("artifacts:read", "engine")
 AUDIO_READ = needs("audio:read")
 JOBS_READ = needs("jobs:read", "engine")
 JOBS_WRITE = needs("jobs:write", "engine")
-ADMIN = needs("admin")
+ADMIN = Security(_admit_to_keys, scopes=("admin",))
 METRICS = Security(_admit_operator, scopes=("admin",))
 ANY_KEY = needs()
 
@@ -183,7 +204,7 @@ def accepted_scopes(route: RouteContext) -> frozenset[str] | None:
     for dependency in route.dependencies or ():
         if dependency.dependency is _anybody:
             return None
-        if dependency.dependency in {_admit, _admit_operator}:
+        if dependency.dependency in {_admit, _admit_operator, _admit_to_keys}:
             return frozenset(getattr(dependency, "scopes", None) or ())
     raise ValueError(f"{sorted(route.methods or ())} {route.path} has no rule: see `rules.needs`")
 

@@ -14,7 +14,7 @@ from services.shared import keyring
 from services.shared.api_keys import new_token
 from services.shared.settings import AccessSettings, ApiSettings, RateSettings
 from speaker_registry import RegistryClient, cli
-from speaker_registry.errors import ApiKeyEnded, ApiKeyNotFound
+from speaker_registry.errors import ApiKeyEnded, ApiKeyNotFound, ApiKeysOff
 from tests.integration.api.conftest import Start
 from tests.integration.api.registry import Registry
 
@@ -76,6 +76,44 @@ def test_a_bootstrap_key_that_is_none_is_refused_by_where_it_is(
         itself = AccessSettings(bootstrap_key=SecretStr(text))
         with pytest.raises(NoWayIn, match=r"^SPEAKER_AUTH_BOOTSTRAP_KEY is no API key"):
             open_access(ApiSettings(), itself, RateSettings(), registry.registrar)
+
+
+# -- while they are not required
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "/v1/keys"),
+        ("GET", "/v1/keys"),
+        ("HEAD", "/v1/keys"),
+        ("GET", "/v1/keys/nokeyid0"),
+        ("DELETE", "/v1/keys/nokeyid0"),
+        ("POST", "/v1/keys/nokeyid0/rotate"),
+    ],
+)
+def test_there_are_no_keys_while_none_is_required(registry: Registry, method: str, path: str):
+    """Any process on the machine could make one for itself, and it would open the registry for as long as it
+    lives once keys are required."""
+    body = {"json": {"name": "x", "scopes": ["admin"]}} if path == "/v1/keys" and method == "POST" else {}
+    refused = registry.client.request(method, path, **body)  # type: ignore[arg-type]
+    assert refused.status_code == 409
+    assert refused.headers["x-should-retry"] == "false"
+    if method != "HEAD":
+        assert refused.json()["error"]["code"] == "api_keys_off"
+        assert "SPEAKER_AUTH_REQUIRED=true" in message(refused)
+    assert registry.registrar.keyring.all("*") == []
+
+
+def test_sdk_and_command_line_say_that_keys_are_off(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """By the class of the code, and in words that say what to do."""
+    with RegistryClient(registry.url, retries=0) as client, pytest.raises(ApiKeysOff):
+        client.create_key("fleet", ["engine"])
+    monkeypatch.setenv("SPEAKER_REGISTRY_URL", registry.url)
+    assert cli.main(["keys", "list"]) != 0
+    assert "SPEAKER_AUTH_REQUIRED=true" in capsys.readouterr().err
 
 
 # -- whose they are
