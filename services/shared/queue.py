@@ -26,6 +26,8 @@ from rq.registry import FinishedJobRegistry, StartedJobRegistry
 from rq.serializers import JSONSerializer
 from rq.utils import as_text
 
+from services.shared.settings import LONGEST_JOB_SECONDS
+
 log = structlog.get_logger(__name__)
 
 RETRIES = 3
@@ -124,14 +126,16 @@ class SafeJob(Job):
         fields = {name: value for name, value in raw_data.items() if name in STORED_FIELDS}
         fields[b"data"] = _checked_call(fields.get(b"data", b""))
         super().restore(fields)
-        self.retries_left = min(self.retries_left or 0, RETRIES)
+        if self.timeout and self.timeout > LONGEST_JOB_SECONDS:
+            raise JobRefusedError(f"a time limit beyond the accepted {LONGEST_JOB_SECONDS} s")
+        self.retries_left = min(max(0, self.retries_left or 0), RETRIES)
         self.result_ttl, self.failure_ttl = RESULT_SECONDS, FAILURE_SECONDS
         self.attempt = int(raw_data.get(b"attempt", 0))
         self.execution = raw_data.get(b"execution", b"").decode()
 
 
 def _checked_call(data: bytes) -> bytes:
-    """RQ's (function, instance, args, kwargs) as plain JSON."""
+    """Check RQ's (function, instance, args, kwargs) and return it as plain JSON in UTF-8."""
     try:
         plain = zlib.decompressobj().decompress(data, MAX_DATA_BYTES + 1)
     except zlib.error:
@@ -139,9 +143,10 @@ def _checked_call(data: bytes) -> bytes:
     if len(plain) > MAX_DATA_BYTES:
         raise JobRefusedError(f"more than {MAX_DATA_BYTES} bytes")
     try:
-        call = json.loads(plain)
+        # RQ reads UTF-8 only, and not before the job runs; from bytes `json` would take UTF-16 as well.
+        call = json.loads(plain.decode())
     except (ValueError, RecursionError):
-        raise JobRefusedError("not JSON") from None
+        raise JobRefusedError("not JSON in UTF-8") from None
     match call:
         case [str(name), None, [], dict(kwargs)] if FUNCTION_NAME.fullmatch(name):
             _refuse_all_but_ids(kwargs)

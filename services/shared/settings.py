@@ -28,6 +28,8 @@ EXTRACTOR_CACHE = Path("~/.cache/speaker-registry")
 
 LONGEST_CLIP_SECONDS = 30.0
 """That a registry takes, if it is not told otherwise."""
+LONGEST_JOB_SECONDS = 24 * 3600
+"""The longest time limit that a job may have. Timers overflow at much longer ones."""
 
 _SECRET = re.compile("secret|password|token|key", re.IGNORECASE)
 """In the name of what is not shown."""
@@ -235,7 +237,7 @@ class RegistrySettings(BaseSettings):
     """Instead of one in the URL; rather give a file."""
     redis_password_file: FilePath | None = Field(None, validation_alias="SPEAKER_REDIS_PASSWORD_FILE")
     """A file holding it, as container secrets are mounted."""
-    job_seconds: int = Field(120, gt=0, validation_alias="SPEAKER_JOB_SECONDS")
+    job_seconds: int = Field(120, gt=0, le=LONGEST_JOB_SECONDS, validation_alias="SPEAKER_JOB_SECONDS")
     """One attempt, at most: a worker that takes longer is taken for hung."""
 
     @model_validator(mode="after")
@@ -293,7 +295,7 @@ class WorkerSettings(BaseSettings):
     """A job taken from the queue and not started is handed back after this."""
     maintenance_seconds: float = Field(5, gt=0)
     """Between two looks for what dead workers held."""
-    job_seconds: int = Field(120, ge=1)
+    job_seconds: int = Field(120, ge=1, le=LONGEST_JOB_SECONDS)
     """One batch, at most, where its jobs do not say. After it the worker takes itself for hung and ends."""
     beat_file: Path | None = None
     """Where each beat is written, for `python -m services.extractor_worker healthy`."""

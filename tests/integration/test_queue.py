@@ -18,6 +18,7 @@ from rq.job import Job
 from rq.serializers import JSONSerializer
 
 from services.extractor_worker.batch_worker import BatchWorker
+from services.shared.metrics import JOBS
 from services.shared.queue import (
     QUARANTINE_KEY,
     QUARANTINE_LENGTH,
@@ -377,16 +378,18 @@ def http_server(hits: list[str]) -> Iterator[str]:
     "damage",
     [
         lambda client: client.hset("rq:job:bad", "data", "not JSON"),
+        lambda client: client.hset("rq:job:bad", "data", '["act", null, [], {"how": ""}]'.encode("utf-16")),
         lambda client: client.hset("rq:job:bad", "timeout", "soon"),
+        lambda client: client.hset("rq:job:bad", "timeout", "9" * 30),
         lambda client: client.hdel("rq:job:bad", "data"),
         lambda client: (client.delete("rq:job:bad"), client.set("rq:job:bad", "a string")),
         lambda client: (client.delete("rq:job:bad"), client.rpush("rq:job:bad", "a list")),
     ],
-    ids=["data", "timeout", "no data", "a string", "a list"],
+    ids=["data", "UTF-16", "timeout", "endless", "no data", "a string", "a list"],
 )
 def test_an_unreadable_job_is_put_away_and_the_next_one_runs(queue, damage):
     """Stock RQ: every worker dies on it, then at every start, and maintenance is locked for 15 minutes."""
-    told = []
+    told, counted = [], JOBS.labels("test", "quarantined")._value.get()
     put(queue, "bad")
     damage(queue.connection)
     put(queue, "good")
@@ -396,6 +399,7 @@ def test_an_unreadable_job_is_put_away_and_the_next_one_runs(queue, damage):
     [entry] = map(json.loads, queue.connection.lrange(QUARANTINE_KEY, 0, -1))
     assert (entry["queue"], entry["job_id"]) == (NAME, "bad")
     assert told == [("bad", entry["reason"])]
+    assert JOBS.labels("test", "quarantined")._value.get() == counted + 1
 
 
 def test_a_started_job_that_became_unreadable_does_not_stop_the_reaper(queue):

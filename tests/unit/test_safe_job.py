@@ -10,7 +10,10 @@ import zlib
 from collections.abc import Mapping
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from redis import Redis
+from rq.job import JobStatus
 
 from services.extractor_worker.batch_worker import HandlerContractError, call
 from services.extractor_worker.claims import fails_for_good, sort_out
@@ -19,12 +22,14 @@ from services.shared.queue import (
     MAX_DATA_BYTES,
     RESULT_SECONDS,
     RETRIES,
+    STORED_FIELDS,
     JobRefusedError,
     SafeJob,
     SafeQueue,
     enqueue,
     queue_name,
 )
+from services.shared.settings import LONGEST_JOB_SECONDS
 from speaker_registry.errors import AudioTooShort, ExtractorFailed
 
 QUEUE = SafeQueue("extract.test", Redis())
@@ -85,6 +90,10 @@ def test_a_job_is_a_function_s_name_and_ids():
         pickle.dumps(Evil()),
         zlib.compress(pickle.dumps(Evil())),
         zlib.compress(b"[" + b" " * 50_000_000),
+        data().decode().encode("utf-16"),
+        data().decode().encode("utf-16-le"),
+        data().decode().encode("utf-32"),
+        b"\xef\xbb\xbf" + data(),
     ],
     ids=lambda payload: repr(payload[:30]),
 )
@@ -162,12 +171,43 @@ def test_nothing_in_a_job_can_make_it_wait_repeat_or_stay_for_ever():
         (b"a-job", {"created_at": b"yesterday"}),
         (b"a-job", {"attempt": b"many"}),
         (b"a-job", {"retries_left": b"x"}),
+        (b"a-job", {"timeout": b"9" * 30}),
+        (b"a-job", {"timeout": b"9" * 5000}),
+        (b"a-job", {"timeout": b"86401"}),
+        (b"a-job", {"timeout": b"2d"}),
     ],
 )
 def test_an_unreadable_job_is_refused_with_one_error(job_id, fields):
     """Stock workers die of such a hash, one after the other, at every start."""
     with pytest.raises(JobRefusedError):
         load(job_id, **fields)
+
+
+FIELDS = st.sampled_from(sorted(STORED_FIELDS | {b"attempt", b"execution"}))
+VALUES = (
+    st.binary(max_size=20)
+    | st.integers().map(lambda number: str(number).encode())
+    | st.sampled_from([status.value.encode() for status in JobStatus])
+    | st.sampled_from([data().decode().encode(encoding) for encoding in ("utf-8", "utf-16", "utf-32")])
+)
+
+
+@given(st.dictionaries(FIELDS, VALUES, max_size=4))
+def test_a_worker_can_work_with_whatever_it_was_not_refused(fields):
+    """A job that is found unreadable only later would end the worker, and the next one, and the next."""
+    try:
+        job = QUEUE.load(b"a-job", stored() | fields)
+    except JobRefusedError:
+        return
+    assert isinstance(job.function, str)
+    assert isinstance(job.kwargs, dict)
+    assert job.timeout is None or job.timeout <= LONGEST_JOB_SECONDS
+    assert 0 <= job.retries_left <= RETRIES
+
+
+def test_a_job_cannot_have_retries_without_end():
+    """Below zero they would be counted down for ever."""
+    assert load(retries_left=b"-1").last_attempt
 
 
 def test_a_job_belongs_to_the_queue_it_was_found_in():
