@@ -17,7 +17,7 @@ from torch import Tensor
 from services.extractor_worker.campplus_untrained import untrained_campplus
 from services.extractor_worker.kaldi_fbank import FbankSettings, fbank
 from services.extractor_worker.libraries import library_facts
-from services.extractor_worker.onnx_graph import parsed_graph, read_graph
+from services.extractor_worker.onnx_graph import parsed_graph, read_graph, refuse_unfit_weights
 from services.extractor_worker.torch_extractor import Loading
 from services.extractor_worker.weights import Checkpoint, sha256_of_file
 from speaker_registry.errors import WeightsInvalid
@@ -42,11 +42,12 @@ class CamPlusPlus:
         model: the graph's file.
 
     Raises:
-        WeightsInvalid: it is no ONNX graph, not all of one, or of another shape.
+        WeightsInvalid: it is no ONNX graph, not all of one, or of another shape; or its weights are
+            quantised or not finite.
     """
 
     def __init__(self, model: bytes) -> None:
-        parsed_graph(model, CAMPPLUS_FILE)
+        graph = parsed_graph(model, CAMPPLUS_FILE).graph
         try:
             # Bytes, not a path: onnxruntime would follow a path to whatever other files the graph names.
             self._session = onnxruntime.InferenceSession(
@@ -55,6 +56,7 @@ class CamPlusPlus:
             self._input = self._session.get_inputs()[0].name
         except Exception as error:  # onnxruntime's exceptions have no class of their own in common
             raise WeightsInvalid(f"{CAMPPLUS_FILE} is not an ONNX graph that onnxruntime can run") from error
+        refuse_unfit_weights(graph, CAMPPLUS_FILE)
         self._check()
 
     def __call__(self, samples: Tensor) -> Embedding:

@@ -8,12 +8,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
+from onnx import numpy_helper
 
 from speaker_registry.errors import WeightsInvalid
 
 _MAX_BYTES = 2**31 - 1
 """More is no protobuf message."""
+_WEIGHTS = {onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16}
+_SIZES = {onnx.TensorProto.INT64, onnx.TensorProto.INT32, onnx.TensorProto.BOOL}
+"""Types of what exporters keep besides weights: shapes, axes, switches."""
 
 
 def read_graph(path: Path, name: str) -> bytes:
@@ -44,6 +49,28 @@ def parsed_graph(data: bytes, name: str) -> onnx.ModelProto:
                 "all its tensors in it is expected"
             )
     return model
+
+
+def refuse_unfit_weights(graph: onnx.GraphProto, name: str) -> None:
+    """Check the graph's initialisers.
+
+    Raises:
+        WeightsInvalid: one is of a type that weights are not published in, such as the integers of a
+            quantised graph, or has a value that is not finite; names the file and the initialiser.
+    """
+    for tensor in graph.initializer:
+        if tensor.data_type in _SIZES:
+            continue
+        if tensor.data_type not in _WEIGHTS:
+            kind = onnx.TensorProto.DataType.Name(tensor.data_type)
+            raise WeightsInvalid(
+                f"{name}: {tensor.name[:80]} is of type {kind}; accepted are FLOAT, FLOAT16, BFLOAT16"
+            )
+        values = numpy_helper.to_array(tensor).astype(np.float32)
+        if wrong := values.size - int(np.isfinite(values).sum()):
+            raise WeightsInvalid(
+                f"{name}: {tensor.name[:80]} has {wrong} of {values.size} values that are not finite"
+            )
 
 
 def _tensors(message: Any) -> Iterator[onnx.TensorProto]:

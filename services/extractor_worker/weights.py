@@ -35,6 +35,11 @@ _CONVERTED = frozenset({".pth", ".pt", ".ckpt", ".onnx"})
 """Pickles and ONNX graphs."""
 _NAMED = 3
 """Keys an error lists before it only counts."""
+_FLOATS = ("float32", "bfloat16", "float16")
+"""Types that weights are published in. An integer or an 8-bit type means quantised weights, which need scales
+that we do not know."""
+_COUNTER = ".num_batches_tracked"
+"""Ends the keys of batch norm's counters: integers that no result depends on."""
 _MAX_JSON_BYTES = 64 * 1024**2
 """Of a configuration: a thousand times what is usual."""
 
@@ -118,6 +123,9 @@ class Checkpoint:
     ) -> "dict[str, Tensor]":
         """Read the tensors under `prefix`, which must be exactly those of `layout`; others are left alone.
 
+        Weights come out as float32, which holds every value of the narrower types exactly. Counters that
+        batch norm keeps for training come out as they are.
+
         Args:
             name: of the file: safetensors, a pickle (`.pth`, `.pt`, `.ckpt`) of tensors by name, or an ONNX
                 graph (`.onnx`), whose keys are `<node>:<place among its inputs>:<initialiser>`.
@@ -128,7 +136,8 @@ class Checkpoint:
             ignored: found in keys, under the prefix, of tensors that are left alone as well.
 
         Raises:
-            WeightsInvalid: the file is damaged, or keys are missing, unexpected or of another shape.
+            WeightsInvalid: the file is damaged; keys are missing, unexpected or of another shape; or a tensor
+                is not of floating-point numbers, or has a value that is not finite.
         """
         try:
             with safe_open(self._safetensors(name), framework="pt") as file:
@@ -140,7 +149,10 @@ class Checkpoint:
                 if len(found) < len(keys):
                     raise WeightsInvalid(f"{name} has two tensors where this architecture has one")
                 _check_layout(name, found, {prefix + key: shape for key, shape in layout.items()})
-                return {renamed(key).removeprefix(prefix): file.get_tensor(key) for key in keys}
+                return {
+                    renamed(key).removeprefix(prefix): _weight(name, key, file.get_tensor(key))
+                    for key in keys
+                }
         except (SafetensorError, OSError) as error:
             raise WeightsInvalid(f"{name} is damaged, cut short or not a safetensors file") from error
 
@@ -276,6 +288,20 @@ def _commit(text: str) -> str:
             f"{text[:60]!a} is not a commit: 40 hex digits are expected, not a branch or tag"
         )
     return text
+
+
+def _weight(name: str, key: str, tensor: "Tensor") -> "Tensor":
+    """As float32. Raises WeightsInvalid, with the file's name and the key, for what cannot be a weight."""
+    if key.endswith(_COUNTER):
+        return tensor
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    if dtype not in _FLOATS:
+        raise WeightsInvalid(f"{name}: {key} is of type {dtype}; accepted are {', '.join(_FLOATS)}")
+    tensor = tensor.float()
+    if not (finite := tensor.isfinite()).all():
+        wrong = int((~finite).sum())
+        raise WeightsInvalid(f"{name}: {key} has {wrong} of {tensor.numel()} values that are not finite")
+    return tensor
 
 
 def _check_layout(

@@ -62,7 +62,7 @@ def test_a_graph_of_the_right_shape_is_taken() -> None:
         (graph(shape=("B", 80)), r"tensor\(float\) \[B, T, 80\] is expected"),
         (graph(kind=onnx.TensorProto.DOUBLE), r"takes tensor\(double\)"),
         (graph(shape=(1, 200, 80)), r"does not take features of shape \[1, 4, 80\]"),
-        (graph(value=float("nan")), "gives values that are not finite"),
+        (graph(value=3e38), "gives values that are not finite"),
         (b"no graph", "damaged, cut short or not an ONNX graph"),
     ],
 )
@@ -70,6 +70,24 @@ def test_a_graph_of_another_shape_is_refused(model: bytes, message: str) -> None
     """A speaker encoder of another engine, often under the same name."""
     with pytest.raises(WeightsInvalid, match=rf"campplus\.onnx .*{message}"):
         CamPlusPlus(model)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_weight_that_is_not_finite_is_refused_by_file_and_name(value: float) -> None:
+    """Also where the clip that a graph is tried with would not show it."""
+    with pytest.raises(WeightsInvalid, match=r"campplus\.onnx: weight has 15360 of 15360 values that"):
+        CamPlusPlus(graph(value=value))
+
+
+def test_quantised_weights_are_refused_by_file_and_name() -> None:
+    """They make other embeddings than the published ones do."""
+    model = onnx.load_model_from_string(graph())
+    [weight] = model.graph.initializer
+    weight.CopyFrom(numpy_helper.from_array(np.ones((80, 192), np.int8), "weight"))
+    model.graph.node[-1].input[1] = "numbers"
+    model.graph.node.insert(0, helper.make_node("Cast", ["weight"], ["numbers"], to=onnx.TensorProto.FLOAT))
+    with pytest.raises(WeightsInvalid, match=r"campplus\.onnx: weight is of type INT8; accepted are FLOAT, "):
+        CamPlusPlus(model.SerializeToString())
 
 
 def test_two_outputs_are_refused() -> None:

@@ -198,6 +198,17 @@ def test_a_wrong_shape_is_named_with_the_right_one(copy: Path, key: str, shapes:
     refused(copy, f"{FILE} has wrong shapes (expected in brackets): {key} {shapes}")
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_value_that_is_not_finite_is_named(copy: Path, value: float) -> None:
+    """A codec would give codes none the less: all of them zero."""
+
+    def spoil(tensors: Tensors) -> None:
+        tensors[f"{CONV}.bias"].view(-1)[0] = value
+
+    edit_pickle(copy / FILE, spoil)
+    refused(copy, f"{FILE}: {CONV}.bias has 1 of ")
+
+
 def test_another_size_of_the_codec_is_refused() -> None:
     """By its shapes, which is all there is: no configuration is published with it."""
     refused(TINY, f"{FILE} lacks encoder.block.4.block.5.layers.1.", kind=FishSpeechExtractor)

@@ -8,6 +8,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from services.extractor_worker import hub, weights
 from services.extractor_worker.weights import (
@@ -22,6 +24,7 @@ from services.shared.published_weights import PublishedWeights
 from speaker_registry.errors import WeightsInvalid, WeightsMissing
 from tests.unit.extractors.conftest import TINY
 
+NAN, INFINITY = float("nan"), float("inf")
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 FILES = (
     "config.json",
@@ -170,3 +173,48 @@ def test_the_digest_follows_the_files_content(copy: Path) -> None:
     file.write_bytes(content)
     os.utime(file, ns=(1, 1))
     assert sha256_of_file(file) == hashlib.sha256(content).hexdigest() != first
+
+
+def one_tensor(folder: Path, tensor: torch.Tensor, key: str = "layer.weight") -> weights.Checkpoint:
+    save_file({key: tensor}, folder / "model.safetensors")
+    return weights.Checkpoint(folder, None, None)
+
+
+@pytest.mark.parametrize("value", [NAN, INFINITY, -INFINITY])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_weight_that_is_not_finite_is_refused_by_file_and_key(
+    tmp_path: Path, value: float, dtype: torch.dtype
+) -> None:
+    """An encoder of codes would go on: the nearest entry to NaN is the first, so all codes are zero."""
+    weight = torch.ones(2, 3, dtype=dtype)
+    weight[1, 2] = value
+    checkpoint = one_tensor(tmp_path, weight)
+    with pytest.raises(WeightsInvalid) as caught:
+        checkpoint.read_tensors("model.safetensors", "", {"layer.weight": (2, 3)})
+    assert str(caught.value) == "model.safetensors: layer.weight has 1 of 6 values that are not finite"
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int64", "bool", "float8_e4m3fn", "float64"])
+def test_a_weight_of_another_type_is_refused_by_file_and_key(tmp_path: Path, dtype: str) -> None:
+    """Quantised weights mean nothing without their scales, which no file of ours has."""
+    checkpoint = one_tensor(tmp_path, torch.ones(2, 3).to(getattr(torch, dtype)))
+    with pytest.raises(WeightsInvalid) as caught:
+        checkpoint.read_tensors("model.safetensors", "", {"layer.weight": (2, 3)})
+    assert str(caught.value) == (
+        f"model.safetensors: layer.weight is of type {dtype}; accepted are float32, bfloat16, float16"
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_weights_of_any_published_type_are_read_as_float32(tmp_path: Path, dtype: torch.dtype) -> None:
+    """Encoders compute in float32: weights of another type would meet samples of theirs and fail."""
+    weight = torch.rand(2, 3, generator=torch.Generator().manual_seed(0)).to(dtype)
+    found = one_tensor(tmp_path, weight).read_tensors("model.safetensors", "", {"layer.weight": (2, 3)})
+    assert found["layer.weight"].dtype == torch.float32
+    assert torch.equal(found["layer.weight"].to(dtype), weight)
+
+
+def test_the_counters_of_batch_norm_may_be_integers(tmp_path: Path) -> None:
+    key = "norm.num_batches_tracked"
+    checkpoint = one_tensor(tmp_path, torch.tensor(7), key)
+    assert checkpoint.read_tensors("model.safetensors", "", {key: ()})[key] == 7

@@ -17,7 +17,7 @@ from services.extractor_worker.weights import Checkpoint, LocalWeights, locate, 
 from services.shared.published_weights import PublishedWeights
 from speaker_registry.errors import WeightsInvalid
 
-TENSORS = {"a.weight": torch.arange(6.0).reshape(2, 3), "b": torch.tensor([1, 2, 3])}
+TENSORS = {"a.weight": torch.arange(6.0).reshape(2, 3), "b": torch.tensor([1.0, 2.0, 3.0])}
 LAYOUT = {"a.weight": (2, 3), "b": (3,)}
 NAME = "codec.pth"
 Tensors = dict[str, torch.Tensor]
@@ -169,7 +169,7 @@ def test_it_is_unpickled_once(checkpoint: Checkpoint, monkeypatch: pytest.Monkey
     with monkeypatch.context() as patch:
         patch.setattr(torch, "load", lambda *_, **__: pytest.fail("read again"))
         assert same(read(checkpoint))
-    other = {**TENSORS, "b": torch.tensor([7, 8, 9])}
+    other = {**TENSORS, "b": torch.tensor([7.0, 8.0, 9.0])}
     published(checkpoint, other)
     assert same(read(checkpoint), other)
 
