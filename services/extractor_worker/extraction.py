@@ -83,7 +83,8 @@ class Extraction:
 
     Args:
         stations: by profile.
-        threads: for reading, preparing and publishing; as many clips are in hand ahead of the device.
+        threads: how many clips are read, prepared or published at the same time. They do not limit how many
+            clips the device encodes at once.
         patience_seconds: how long a step is tried again although bucket and index answer.
     """
 
@@ -97,7 +98,7 @@ class Extraction:
     ) -> None:
         self._publisher = publisher
         self._stations = stations
-        self._ahead = threads
+        self._threads = threads
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="clip")
         self._patience_seconds = patience_seconds
         self.on_progress: Callable[[], None] = lambda: None
@@ -111,13 +112,22 @@ class Extraction:
 
     def __call__(self, jobs: Sequence[SafeJob]) -> list[object]:
         waiting, going = iter(jobs), list[_Ended]()
-        # Not all at once: an attempt's time runs from here, and one that was deleted meanwhile is not begun.
-        coming = deque(self._pool.submit(self._prepare, job) for job in islice(waiting, self._ahead))
+        coming = deque[Future[_OnItsWay | None]]()
+        self._begin(waiting, coming, self._threads)
         while coming:
             group = self._next_group(coming)
-            coming.extend(self._pool.submit(self._prepare, job) for job in islice(waiting, len(group)))
+            self._begin(waiting, coming, self._threads + _at_once(group))
             going.extend(self._encode(group))
         return [_outcome(clip) for clip in going]
+
+    def _begin(
+        self, waiting: Iterator[SafeJob], coming: "deque[Future[_OnItsWay | None]]", most: int
+    ) -> None:
+        """Begin to prepare jobs until `most` are coming: one for each thread, and the next batch for the
+        device. More would only use up their attempts' time, and prepare clips that are deleted meanwhile.
+        """
+        for job in islice(waiting, max(0, most - len(coming))):
+            coming.append(self._pool.submit(self._prepare, job))
 
     def _prepare(self, job: SafeJob) -> _OnItsWay | None:
         """On a thread: take the job in hand, read its clip, make it ready for the device. None: not wanted
@@ -298,6 +308,14 @@ def _fits(group: "Sequence[_OnItsWay | _Ended]", following: "_OnItsWay | _Ended"
         return True
     padded = len(clips) * max(clip.seconds for clip in clips)
     return len(clips) == 1 or padded <= clips[0].station.extractor.batch_seconds
+
+
+def _at_once(group: "Sequence[_OnItsWay | _Ended]") -> int:
+    """How many clips as long as the longest of these may be encoded at once. 0: they are encoded alone."""
+    clips = [clip for clip in group if isinstance(clip, _OnItsWay) and not clip.failed]
+    if not clips:
+        return 0
+    return int(clips[0].station.extractor.batch_seconds / max(clip.seconds for clip in clips))
 
 
 def _ids(clips: Sequence[_OnItsWay]) -> list[str]:

@@ -168,22 +168,58 @@ def test_clips_are_encoded_one_at_a_time_unless_the_extractor_says_otherwise(
     assert extractor.batches == [[clip] for clip in "abcdef"]
 
 
+Batching = Callable[[int], Extraction]
+
+
 @pytest.fixture
-def batching(
+def batching_by(
     publisher: Publisher, extractor: Extractor, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Extraction]:
-    """Eight clips are prepared before the first is encoded; four of ten seconds may be encoded at once."""
+) -> Iterator[Batching]:
+    """For so many threads. All clips that were begun are prepared before a batch is put together, and four
+    clips of ten seconds may be encoded at once.
+    """
     extractor.batch_seconds = 40.0
-    extraction = Extraction(publisher, {PROFILE: Station(MAKER, extractor)}, threads=8)
-    next_group = extraction._next_group
+    made: list[Extraction] = []
 
-    def when_all_are_there(coming: Any) -> Any:
-        wait(coming)
-        return next_group(coming)
+    def make(threads: int) -> Extraction:
+        extraction = Extraction(publisher, {PROFILE: Station(MAKER, extractor)}, threads=threads)
+        next_group = extraction._next_group
 
-    monkeypatch.setattr(extraction, "_next_group", when_all_are_there)
-    yield extraction
-    extraction.close()
+        def when_all_are_there(coming: Any) -> Any:
+            wait(coming)
+            return next_group(coming)
+
+        monkeypatch.setattr(extraction, "_next_group", when_all_are_there)
+        made.append(extraction)
+        return extraction
+
+    yield make
+    for extraction in made:
+        extraction.close()
+
+
+@pytest.fixture
+def batching(batching_by: Batching) -> Extraction:
+    return batching_by(8)
+
+
+def test_few_threads_do_not_make_batches_small(batching_by: Batching, extractor: Extractor):
+    """`batch_seconds` alone says how much the device takes: with as many clips in hand as there are threads,
+    a GPU would be left half empty.
+    """
+    assert batching_by(2)(jobs(*"abcdefghi")) == ["published"] * 9
+    assert [len(batch) for batch in extractor.batches] == [2, 4, 3]
+
+
+def test_no_more_clips_are_begun_than_the_device_and_the_threads_can_use(
+    batching_by: Batching, extractor: Extractor, publisher: Publisher
+):
+    """Time runs for each clip that was begun, and one that is deleted before it is begun costs nothing."""
+    begun: list[int] = []
+    extractor.on_device = lambda _: begun.append(len(publisher.taken))
+    extraction = batching_by(2)
+    extraction(jobs(*(f"clip-{number}" for number in range(20))))
+    assert begun[2] <= 2 + (2 + 4), "the first batch, then two threads' and the next batch"
 
 
 def test_a_batch_holds_no_more_padded_seconds_than_the_extractor_allows(
