@@ -186,8 +186,8 @@ class AsyncRegistryClient(Session):
     async def rotate_key(self, key_id: str, *, grace_seconds: int = 86_400) -> NewApiKey:
         return await self._run(self._calls.rotate_key(key_id, grace_seconds))
 
-    async def revoke_key(self, key_id: str) -> None:
-        await self._run(self._calls.revoke_key(key_id))
+    async def revoke_key(self, key_id: str, *, children: bool = False) -> None:
+        await self._run(self._calls.revoke_key(key_id, children=children))
 
     def api_keys(self, *, limit: int | None = None) -> AsyncIterator[ApiKey]:
         return self._pages(self._calls.keys(limit))

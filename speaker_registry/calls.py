@@ -267,8 +267,9 @@ class Calls:
         path, params = f"/v1/keys/{key_id_of(key_id)}/rotate", {"grace_seconds": str(grace_seconds)}
         return self._read(NewApiKey, Request(method="POST", path=path, params=params, repeatable=False))
 
-    def revoke_key(self, key_id: str) -> Plan[None]:
-        return self._done(Request(method="DELETE", path=f"/v1/keys/{key_id_of(key_id)}"))
+    def revoke_key(self, key_id: str, *, children: bool) -> Plan[None]:
+        params = {"children": "true"} if children else {}
+        return self._done(Request(method="DELETE", path=f"/v1/keys/{key_id_of(key_id)}", params=params))
 
     def keys(self, limit: int | None) -> Listing[ApiKey]:
         return _listing("/v1/keys", Page[ApiKey], limit)

@@ -244,11 +244,11 @@ class RegistryClient(Session):
 
         Args:
             scopes: see `scopes`. namespace: the caller's own without it; `*`: any. expires_at: Unix
-            seconds.
+            seconds; without it, the key ends with this client's own key, if that ends at all.
 
         Raises:
-            InvalidRequest; QuotaExceeded; PermissionDenied: this client's key may not make such. Unavailable:
-                it may have been made all the same.
+            InvalidRequest; QuotaExceeded; PermissionDenied: this client's key may not make such a key, or
+                ends before that would. Unavailable: it may have been made all the same.
         """
         wanted = key_request(
             name,
@@ -261,7 +261,7 @@ class RegistryClient(Session):
         return self._run(self._calls.create_key(wanted))
 
     def rotate_key(self, key_id: str, *, grace_seconds: int = 86_400) -> NewApiKey:
-        """A key that is for the same as another; that one ends `grace_seconds` later.
+        """Make a key for the same as another, which ends `grace_seconds` later.
 
         Not repeated where its answer is lost, nor after an error of the server: see `create_key`.
 
@@ -269,18 +269,20 @@ class RegistryClient(Session):
             key_id: its id, or the whole key, of which only the id is sent.
 
         Raises:
-            ApiKeyNotFound; ApiKeyEnded: it is revoked or has expired. Unavailable: there may be a new key all
-                the same, and the old one may end.
+            ApiKeyNotFound; ApiKeyEnded: it is revoked or has expired. PermissionDenied: this client's key
+                ends before the old one does. Unavailable: there may be a new key all the same, and the old
+                one may end.
         """
         return self._run(self._calls.rotate_key(key_id, grace_seconds))
 
-    def revoke_key(self, key_id: str) -> None:
-        """From when this returns on, the key is refused within a second, everywhere.
+    def revoke_key(self, key_id: str, *, children: bool = False) -> None:
+        """Revoke an API key. Within a second of this call's return it is refused everywhere.
 
         Args:
             key_id: its id, or the whole key, of which only the id is sent.
+            children: also revoke the keys that it made, those that these made, and so on.
         """
-        self._run(self._calls.revoke_key(key_id))
+        self._run(self._calls.revoke_key(key_id, children=children))
 
     def api_keys(self, *, limit: int | None = None) -> Iterator[ApiKey]:
         """What is known of the namespace's API keys, oldest first; not the keys themselves. Of all

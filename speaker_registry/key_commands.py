@@ -61,7 +61,7 @@ def _made(key: "NewApiKey") -> Output:
 
 def list_keys(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
     found = list(client.api_keys(limit=arguments.limit))
-    head = ("ID", "NAME", "NAMESPACE", "SCOPES", "STATE", "ENDS", "LAST USED")
+    head = ("ID", "NAME", "NAMESPACE", "SCOPES", "STATE", "ENDS", "LAST USED", "MADE BY")
     rows = [
         (
             key.id,
@@ -71,6 +71,7 @@ def list_keys(client: "RegistryClient", arguments: argparse.Namespace) -> Output
             key.state,
             _moment(key.expires_at),
             _moment(key.last_used_at),
+            key.created_by,
         )
         for key in found
     ]
@@ -84,11 +85,12 @@ def _moment(unix_seconds: int | None) -> str:
 def revoke_key(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
     from speaker_registry.calls import key_id_of  # noqa: PLC0415  loaded by the client, not by --help
 
-    key_id = key_id_of(arguments.key_id)  # a whole key is not to be shown
+    key_id, children = key_id_of(arguments.key_id), arguments.children  # a whole key is not to be shown
+    what = f"{key_id} and every key that came from it" if children else key_id
     if not arguments.yes:
-        confirm("revoke", f"Revoke {key_id}? Nobody gets in with it again.")
-    client.revoke_key(key_id)
-    return Output({"id": key_id, "revoked": True}, f"revoked {key_id}")
+        confirm("revoke", f"Revoke {what}? This cannot be undone.")
+    client.revoke_key(key_id, children=children)
+    return Output({"id": key_id, "revoked": True, "children": children}, f"revoked {what}")
 
 
 def show_quota(client: "RegistryClient", _: argparse.Namespace) -> Output:
@@ -139,6 +141,9 @@ def add_keys(command: argparse.ArgumentParser) -> None:
     )
     revoke = add("revoke", revoke_key, "Revoke an API key.")
     _add_key_id(revoke)
+    revoke.add_argument(
+        "--children", action="store_true", help="also the keys that it made, those that these made, and so on"
+    )
     revoke.add_argument("--yes", action="store_true", help="do not ask")
 
 
@@ -156,7 +161,7 @@ def _add_create(command: argparse.ArgumentParser) -> None:
         "--expires-in-days",
         metavar="DAYS",
         type=partial(count, most=_LONGEST_LIFE_DAYS),
-        help="for ever without it",
+        help="without it, as long as the key that makes it",
     )
     command.add_argument("--requests-per-minute", metavar="N", type=count)
     command.add_argument("--uploads-per-minute", metavar="N", type=count)

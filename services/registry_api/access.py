@@ -130,8 +130,7 @@ class Access:
         if not is_secret_of(key, token):
             raise InvalidApiKey("This API key is not known here.")
         assert key is not None
-        if (state := keyring.state(key)) != "active":
-            raise InvalidApiKey(f"This API key is {state}.")
+        keyring.check_active(key)
         keyring.used(token.id)
         record = key.record
         return Caller(

@@ -56,8 +56,9 @@ def create_key(
     """Make an API key. It is shown in this answer and never again.
 
     A key for one namespace makes keys for that one, with limits up to what the registry allows every key; `*`
-    (any), and higher limits, are for keys that are for any namespace themselves. Whose answer is lost should
-    not ask again, but look into the list: asking again makes another key.
+    (any), and higher limits, are for keys that are for any namespace themselves. A key ends no later than the
+    API key that made it: without `expires_at` it ends with it, and a later `expires_at` is refused. When an
+    answer is lost, look for the key in the list: asking again makes another key.
     """
     _check_limits(services.access.rates, caller, wanted)
     keyring = services.registrar.keyring
@@ -140,13 +141,24 @@ def get_key(request: Request, services: ServicesDep, whose: WhoseKeysDep, key_id
 @router.delete(
     "/keys/{key_id}", status_code=204, responses=examples.REVOKE_KEY, dependencies=[ADMIN, AT_STORE]
 )
-def revoke_key(services: ServicesDep, caller: CallerDep, whose: WhoseKeysDep, key_id: KeyId) -> Response:
+def revoke_key(
+    services: ServicesDep,
+    caller: CallerDep,
+    whose: WhoseKeysDep,
+    key_id: KeyId,
+    children: Annotated[
+        bool, Query(description="Also revoke the keys that it made, those that these made, and so on.")
+    ] = False,
+) -> Response:
     """Revoke an API key, of those that the list has. Every API process refuses it within a second of this
     answer.
+
+    The keys that it made stay valid without `children`. A key that was revoked without them can be revoked
+    again with them.
     """
     keyring = services.registrar.keyring
     _find(keyring, whose, key_id)
-    keyring.end(key_id, by=caller.id)
+    keyring.end(key_id, by=caller.id, with_descendants=children)
     return Response(status_code=204)
 
 
@@ -166,8 +178,9 @@ def rotate_key(
     """Make a key that is for the same as this one, of those that the list has, which ends after a grace. Both
     are good until then.
 
-    One that was to expire is followed by one that lives as long as it was to live. One that is revoked or has
-    expired is followed by none. Asking again makes another key.
+    A key that expires is followed by one that lives as long as it was to live, but ends no later than the API
+    key that asks for it. Where that would shorten its life, it is refused with 403. A key that is revoked or
+    has expired cannot be rotated. Asking again makes another key.
     """
     keyring = services.registrar.keyring
     old = _find(keyring, whose, key_id)

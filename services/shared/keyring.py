@@ -12,7 +12,7 @@ where Redis says that something has happened, or cannot say. Knows no requests.
 import re
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -39,7 +39,9 @@ from speaker_registry.artifact import sha256_digest
 from speaker_registry.errors import (
     ApiKeyEnded,
     ApiKeyNotFound,
+    InvalidApiKey,
     InvalidRequest,
+    PermissionDenied,
     QuotaExceeded,
     Unavailable,
 )
@@ -147,6 +149,11 @@ class Keyring:
     def state(self, key: ApiKey) -> Literal["active", "expired", "revoked"]:
         """Now."""
         return key.state(self._clock.now())
+
+    def check_active(self, key: ApiKey) -> None:
+        """Raises `InvalidApiKey` if the key is revoked or has expired."""
+        if (state := self.state(key)) != "active":
+            raise InvalidApiKey(f"This API key is {state}.")
 
     def all(self, namespace: str) -> list[ApiKey]:
         """Keys of a namespace, or of any (`*`), oldest first."""
@@ -260,17 +267,26 @@ class Keyring:
         by_operator: bool = False,
         first: str | None = None,
     ) -> tuple[Token, ApiKey]:
-        """A new key. The token is nowhere else. `by_operator`: somebody who is for any namespace makes it.
-        `first`: see `ApiKeyRecord`.
+        """Make a key. The token is stored nowhere.
+
+        A key ends no later than the API key that made it, so that nobody keeps access by handing it on to
+        oneself. This does not concern keys made by the bootstrap key, or by somebody who signed in elsewhere.
+
+        Args:
+            created_by: id of the API key that makes it, or another name of whoever does. expires_at: Unix
+                seconds; None: as late as may be. by_operator: whoever makes it is for any namespace. first:
+                see `ApiKeyRecord`.
 
         Raises:
-            InvalidRequest: no such namespace can be. QuotaExceeded: there are too many keys. Unavailable:
-                where its fact was stored all the same, there is one more key, which nobody has.
+            InvalidRequest: no such namespace can be. PermissionDenied: it would end after the key that makes
+                it. InvalidApiKey: that key has ended meanwhile. QuotaExceeded: there are too many keys.
+                Unavailable: where its fact was stored all the same, there is one more key, which nobody has.
         """
         now = self._clock.now()
         _check_namespace(namespace)
         _check_expiry(expires_at, now)
         self.look()
+        expires_at = self._end_within_makers(expires_at, created_by)
         self._check_room(namespace, by_operator)
         token = new_token()
         record = ApiKeyRecord(
@@ -289,10 +305,33 @@ class Keyring:
         self._store_made(record)
         try:
             self._tell()
-        except Unavailable:
+            self._check_maker(created_by)
+        except (InvalidApiKey, Unavailable):
             self._withdraw(record.id, by=created_by)
             raise
         return token, ApiKey(record)
+
+    def _check_maker(self, created_by: str) -> None:
+        """Raises `InvalidApiKey` if it is a key that has ended.
+
+        Whoever ends a key together with what it made lists the keys after the end was stored. So a new key is
+        in that listing, or its maker's end is in the one that follows the new key's own fact.
+        """
+        if (maker := self.find(created_by)) is not None:
+            self.check_active(maker)
+
+    def _end_within_makers(self, expires_at: int | None, created_by: str) -> int | None:
+        """When a new key is to expire: no later than its maker ends. Raises `PermissionDenied`."""
+        maker = self.find(created_by)
+        if maker is None or maker.ends_at is None:
+            return expires_at
+        if expires_at is not None and expires_at > maker.ends_at:
+            raise PermissionDenied(
+                f"'expires_at' is {expires_at}; accepted from API key {created_by!r}, which ends at "
+                f"{maker.ends_at} itself: up to that.",
+                param="expires_at",
+            )
+        return maker.ends_at if expires_at is None else expires_at
 
     def _check_room(self, namespace: str, by_operator: bool) -> None:
         """Raises `QuotaExceeded`, which tells a tenant nothing of what others have."""
@@ -310,9 +349,12 @@ class Keyring:
         if not by_operator and len(keys) >= MAX_KEYS:
             raise QuotaExceeded("This registry takes no more API keys now; only who runs it can make room.")
 
-    def end(self, key_id: str, *, at: int = AT_ONCE, by: str) -> ApiKey:
-        """Not accepted any more, at once or from `at` on (Unix seconds); an earlier end stays. From when this
-        returns every process that looks knows.
+    def end(self, key_id: str, *, by: str, with_descendants: bool = False) -> ApiKey:
+        """End a key at once. Every process that looks after this has returned knows of it.
+
+        Args:
+            by: who ends it, for the log. with_descendants: also end the keys that it made, the keys that
+                these made, and so on. Where that fails half-way, it can be repeated.
 
         Raises:
             ApiKeyNotFound, Unavailable.
@@ -320,24 +362,46 @@ class Keyring:
         self.look()
         if self.find(key_id) is None:
             raise key_not_found(key_id)
-        self._store_end(key_id, at, by)
+        self._store_end(key_id, AT_ONCE, by)
         self._tell()
+        if with_descendants:
+            self._end_descendants(key_id, by)
         ended = self.find(key_id)
         assert ended is not None, "a key's facts outlive its end"
         return ended
 
+    def _end_descendants(self, key_id: str, by: str) -> None:
+        active = [key.record.id for key in self._descendants(key_id) if self.state(key) == "active"]
+        if active:
+            self._run_all([partial(self._store_end, one, AT_ONCE, by) for one in active])
+            self._tell()
+
+    def _descendants(self, key_id: str) -> Iterator[ApiKey]:
+        """The keys that this one made, and all that these made in turn."""
+        made_by: dict[str, list[ApiKey]] = {}
+        for key in self._known.keys.values():
+            made_by.setdefault(key.record.created_by, []).append(key)
+        makers = [key_id]
+        while makers:
+            children = made_by.pop(makers.pop(), [])
+            makers.extend(key.record.id for key in children)
+            yield from children
+
     def rotate(
         self, old: ApiKey, *, grace_seconds: int, by: str, by_operator: bool = False
     ) -> tuple[Token, ApiKey]:
-        """A new key for the same, after which the old one is good for `grace_seconds`. One that expires is
-        followed by one with as long a life. Limits count both as one.
+        """Make a new key for the same as an old one, which stays valid for `grace_seconds`.
 
-        To be repeated only by who has no use for another key: each time there is one more. Where the old
-        one's end cannot be stored, the new one is ended as well, if possible. Where it is stored and Redis
+        A key that expires is followed by one with as long a life, but none that outlives the API key `by`
+        which asks for it, as with `make`. The two have one limit together.
+
+        Callers should not repeat this when they get no answer: each call makes one more key. Where the old
+        key's end cannot be stored, the new key is ended as well, if possible. Where it is stored and Redis
         cannot be told, other processes notice it up to half a minute late.
 
         Raises:
-            ApiKeyEnded: the old one is good no more, and so must not come back. QuotaExceeded, Unavailable.
+            ApiKeyEnded: the old key is revoked or has expired, and must not come back. PermissionDenied: the
+                new key would end before the old one was to end. InvalidApiKey, QuotaExceeded, Unavailable.
         """
         record, now = old.record, self._clock.now()
         if (state := old.state(now)) != "active":
@@ -345,13 +409,12 @@ class Keyring:
                 f"API key {record.id!r} is {state}; only one that is active can be rotated. Make a new one.",
                 param="key_id",
             )
-        life = record.expires_at - record.created_at if record.expires_at is not None else None
         token, made = self.make(
             name=record.name,
             namespace=record.namespace,
             scopes=record.scopes,
             created_by=by,
-            expires_at=int(now) + life if life is not None else None,
+            expires_at=self._end_after_rotation(old, by, now),
             requests_per_minute=record.requests_per_minute,
             uploads_per_minute=record.uploads_per_minute,
             by_operator=by_operator,
@@ -367,6 +430,22 @@ class Keyring:
         except Unavailable:  # the old one ends, so its holder must have the new one
             log.warning("key.end_not_told", key_id=record.id)
         return token, made
+
+    def _end_after_rotation(self, old: ApiKey, by: str, now: float) -> int | None:
+        """When the key that follows `old` is to expire. Raises `PermissionDenied`."""
+        record, maker = old.record, self.find(by)
+        life = None if record.expires_at is None else record.expires_at - record.created_at
+        wanted = None if life is None else int(now) + life
+        latest = None if maker is None else maker.ends_at
+        if latest is None or (wanted is not None and wanted <= latest):
+            return wanted
+        if old.ends_at is None or latest < old.ends_at:
+            raise PermissionDenied(
+                f"API key {by!r} ends at {latest}, and so would the key that follows {record.id!r}, which "
+                "would have lived longer. Rotate it with a key that does not end before it.",
+                param="key_id",
+            )
+        return latest
 
     def _withdraw(self, key_id: str, *, by: str) -> None:
         """A key that nobody was given must not stay good."""

@@ -17,7 +17,9 @@ from services.shared.valkey import ValkeyServer
 from speaker_registry.errors import (
     ApiKeyEnded,
     ApiKeyNotFound,
+    InvalidApiKey,
     InvalidRequest,
+    PermissionDenied,
     QuotaExceeded,
     Unavailable,
 )
@@ -291,8 +293,8 @@ def test_long_ended_keys_are_forgotten(storage: Storage):
 def test_a_key_that_will_end_is_kept(storage: Storage):
     """One that was rotated, with a month of grace."""
     keys = process(storage)
-    token, _ = make(keys)
-    keys.end(token.id, at=int(storage.clock.now()) + 90 * 86_400, by="test")
+    token, old = make(keys)
+    keys.rotate(old, grace_seconds=90 * 86_400, by="test")
     storage.clock.sleep(KEPT_SECONDS + 120)
     keys.sweep()
     assert state(process(storage), token.id) == "active"
@@ -420,6 +422,103 @@ def test_what_has_ended_is_not_rotated(storage: Storage):
         ):
             keys.rotate(found, grace_seconds=60, by="test")
     assert len(keys.all("*")) == 2
+
+
+# -- keys that a key made
+
+
+def test_a_key_ends_no_later_than_the_key_that_made_it(storage: Storage):
+    """Else an admin key with a moment to live could make itself a successor that never ends."""
+    keys = process(storage)
+    end = int(storage.clock.now()) + 60
+    _, maker = make(keys, scopes=["admin"], expires_at=end)
+    by = maker.record.id
+    _, unlimited = make(keys, created_by=by)
+    assert unlimited.ends_at == end
+    _, shorter = make(keys, created_by=by, expires_at=end - 30)
+    assert shorter.ends_at == end - 30
+    refusal = f"'expires_at' is {end + 1}; .*{by}.* ends at {end}"
+    with pytest.raises(PermissionDenied, match=refusal) as caught:
+        make(keys, created_by=by, expires_at=end + 1)
+    assert caught.value.param == "expires_at"
+    _, grandchild = make(keys, created_by=unlimited.record.id)
+    assert grandchild.ends_at == end
+    _, free = make(keys, created_by="jwt:0123456789ab")
+    assert free.ends_at is None
+
+
+def test_a_rotation_prolongs_no_key_beyond_the_one_that_asks(storage: Storage):
+    """Rotating is making a key. An ending key may still replace its own secret, for the rest of its life."""
+    keys = process(storage)
+    end = int(storage.clock.now()) + 60
+    _, maker = make(keys, scopes=["admin"], expires_at=end)
+    storage.clock.sleep(30)
+    _, follower = keys.rotate(maker, grace_seconds=0, by=maker.record.id)
+    assert follower.ends_at == end
+    storage.clock.sleep(10)
+    _, renewed = keys.rotate(follower, grace_seconds=0, by="bootstrap")
+    assert renewed.ends_at is not None
+    assert renewed.ends_at > end
+
+
+def test_a_rotation_does_not_shorten_a_keys_life_by_the_way(storage: Storage):
+    """Whoever holds the key expects its successor to live on; a fleet would stop working unannounced."""
+    keys = process(storage)
+    end = int(storage.clock.now()) + 60
+    _, maker = make(keys, scopes=["admin"], expires_at=end)
+    _, fleet = make(keys)
+    with pytest.raises(PermissionDenied, match=f"'{maker.record.id}' ends at {end}, .*'{fleet.record.id}'"):
+        keys.rotate(fleet, grace_seconds=60, by=maker.record.id)
+    assert keys.find(fleet.record.id) == fleet
+    assert len(keys.all("*")) == 2
+
+
+def test_a_key_can_be_ended_with_all_that_came_from_it(storage: Storage):
+    """What a stolen admin key made is the thief's, and so is what that made in turn."""
+    here, there = process(storage), process(storage)
+    _, thief = make(here, scopes=["admin"])
+    _, child = make(here, scopes=["admin"], created_by=thief.record.id)
+    here.end(child.record.id, by="test")
+    _, second = make(here, scopes=["admin"], created_by=thief.record.id)
+    _, follower = here.rotate(second, grace_seconds=60, by=second.record.id)
+    _, others = make(here)
+    here.end(thief.record.id, by="test", with_descendants=True)
+    storage.clock.sleep(FRESH_SECONDS)
+    gone = [key.record.id for key in (thief, child, second, follower)]
+    for keys in (here, there):
+        assert [state(keys, key_id) for key_id in gone] == ["revoked"] * 4
+        assert state(keys, others.record.id) == "active"
+
+
+def test_an_ended_key_still_names_what_came_from_it(storage: Storage):
+    """Somebody revokes a key, and thinks of the others afterwards."""
+    keys = process(storage)
+    _, maker = make(keys, scopes=["admin"])
+    _, child = make(keys, created_by=maker.record.id)
+    keys.end(maker.record.id, by="test")
+    assert state(keys, child.record.id) == "active"
+    keys.end(maker.record.id, by="test", with_descendants=True)
+    assert state(keys, child.record.id) == "revoked"
+
+
+def test_no_key_slips_through_while_its_maker_is_ended(storage: Storage, monkeypatch: pytest.MonkeyPatch):
+    """Another process took the maker for good a moment ago, and stores the child after the listing."""
+    here, there = process(storage), process(storage)
+    _, maker = make(here, scopes=["admin"])
+    there.look()
+    put = storage.store.put
+
+    def end_first(key: str, body: bytes) -> None:
+        monkeypatch.undo()
+        here.end(maker.record.id, by="test", with_descendants=True)
+        put(key, body)
+
+    monkeypatch.setattr(storage.store, "put", end_first)
+    with pytest.raises(InvalidApiKey, match="revoked"):
+        make(there, created_by=maker.record.id)
+    storage.clock.sleep(FRESH_SECONDS)
+    here.look()
+    assert [here.state(key) for key in here.all("*")] == ["revoked", "revoked"]
 
 
 @pytest.mark.parametrize("namespace", ["", "Tenant", "a/b", "_keys", "a" * 33, ".."])

@@ -1,6 +1,7 @@
 """API keys by HTTP, SDK and command line: whose they are, what they may be given, how they end."""
 
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -216,6 +217,40 @@ def test_a_key_that_has_ended_is_not_rotated(closed: Registry):
     client = RegistryClient(closed.url, api_key=str(BOOTSTRAP))
     with client, pytest.raises(ApiKeyEnded, match="is revoked"):
         client.rotate_key(key_id)
+
+
+def test_what_a_key_made_ends_no_later_than_it(closed: Registry):
+    """A key that is about to end must not make itself one that does not."""
+    end = int(time.time()) + 3600
+    admin = key(closed, "admin", namespace="tenant", expires_at=end)
+    assert ask(closed, admin).json()["expires_at"] == end
+    refused = ask(closed, admin, expires_at=end + 1)
+    assert refused.status_code == 403
+    assert refused.json()["error"]["param"] == "expires_at"
+    fleet = id_of(key(closed, namespace="tenant"))
+    refused = closed.client.post(f"/v1/keys/{fleet}/rotate", headers=bearer(admin))
+    assert refused.status_code == 403
+    assert message(refused).startswith(f"API key '{id_of(admin)}' ends at {end}")
+    itself = closed.client.post(f"/v1/keys/{id_of(admin)}/rotate", headers=bearer(admin))
+    assert itself.json()["expires_at"] == end
+
+
+def test_a_key_is_revoked_with_all_that_it_made(closed: Registry):
+    """Those that a stolen admin key made, whatever they were made for, and nobody else's."""
+    admin = key(closed, "admin", "voices:read", namespace="tenant")
+    made = ask(closed, admin, scopes=["admin", "voices:read"]).json()["key"]
+    again = ask(closed, made, scopes=["voices:read"]).json()["key"]
+    others = key(closed, "voices:read", namespace="tenant")
+    with RegistryClient(closed.url, api_key=str(BOOTSTRAP), retries=0) as operator:
+        operator.revoke_key(id_of(admin))
+        assert status_of(closed, made) == status_of(closed, again) == 200
+        operator.revoke_key(id_of(admin), children=True)
+    assert status_of(closed, made) == status_of(closed, again) == 401
+    assert status_of(closed, others) == 200
+
+
+def status_of(registry: Registry, token: str) -> int:
+    return registry.client.get("/v1/voices", headers=bearer(token)).status_code
 
 
 # -- whole keys where an id is meant

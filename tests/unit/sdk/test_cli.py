@@ -449,8 +449,17 @@ def test_a_whole_key_is_not_shown_when_it_is_revoked(run: Run, registry: FakeReg
     token = "sreg_4dtqrws3_" + "S" * 43 + "_0aB1cD"
     registry.faults.extend(httpx.Response(204) for _ in range(2))
     assert run("keys", "revoke", token, "--yes").out == "revoked 4dtqrws3\n"
-    assert run("keys", "revoke", token, "--yes", "--json").document == {"id": "4dtqrws3", "revoked": True}
+    revoked = {"id": "4dtqrws3", "revoked": True, "children": False}
+    assert run("keys", "revoke", token, "--yes", "--json").document == revoked
     assert registry.paths() == ["DELETE /v1/keys/4dtqrws3"] * 2
+
+
+def test_a_key_is_revoked_with_what_it_made_where_that_is_said(run: Run, registry: FakeRegistry):
+    """Without it the keys that it made stay valid, so the answer says which of the two was done."""
+    registry.faults.append(httpx.Response(204))
+    said = run("keys", "revoke", "4dtqrws3", "--children", "--yes").out
+    assert said == "revoked 4dtqrws3 and every key that came from it\n"
+    assert str(registry.requests[-1].url).endswith("/v1/keys/4dtqrws3?children=true")
 
 
 def test_options_for_all_commands_stand_before_or_after_the_command(run: Run, registry: FakeRegistry):
