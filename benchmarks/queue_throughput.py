@@ -43,13 +43,17 @@ def no_ops(jobs: Sequence[SafeJob]) -> list[None]:
 
 
 def fill(client: Redis) -> None:
-    """As many jobs as `services.shared.queue.enqueue` would make, by the faster call."""
+    """As many jobs as `services.shared.queue.enqueue` would make, by the faster call, of four tenants."""
     client.flushall()
     jobs = [
         Queue.prepare_data(FUNCTION, kwargs={"n": n}, job_id=f"job-{n}", timeout=120, result_ttl=300)
         for n in range(JOBS)
     ]
     Queue(QUEUE, connection=client, serializer=JSONSerializer).enqueue_many(jobs)
+    queue, pipeline = SafeQueue(QUEUE, client), client.pipeline(transaction=False)
+    for n in reversed(range(JOBS)):  # a job is looked for from the end
+        queue.line_up(f"job-{n}", f"tenant-{n % 4}", pipeline)
+    pipeline.execute()
 
 
 def simple_worker(client: Redis) -> None:

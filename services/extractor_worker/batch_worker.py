@@ -255,7 +255,7 @@ class BatchWorker(BaseWorker):
         return None
 
     def _take_from(self, queue: SafeQueue, length: int) -> Batch | None:
-        while length and (taken := self._claims.take(queue, min(length, self.settings.batch_size))):
+        while length and (taken := queue.take(min(length, self.settings.batch_size))):
             batch, refused = self._claims.claim(queue, taken, self._show_busy)
             for job_id, reason in refused.items():
                 self._tell_abandoned(job_id, reason)

@@ -28,17 +28,6 @@ log = structlog.get_logger(__name__)
 
 MAX_TRACEBACK = 4000
 
-TAKE = """
--- KEYS: queue, intermediate list.  ARGV: how many, at most.  Each job is in one of the two at any time.
-local taken = {}
-for number = 1, ARGV[1] do
-    local job_id = redis.call('LMOVE', KEYS[1], KEYS[2], 'LEFT', 'RIGHT')
-    if not job_id then break end
-    taken[number] = job_id
-end
-return taken
-"""
-
 Also = Callable[[Pipeline], None]
 """Adds the worker's own commands to a transaction."""
 
@@ -89,11 +78,6 @@ class Claims:
         self._worker = worker
         self._lease_seconds = lease_seconds
         self._functions = functions
-
-    def take(self, queue: SafeQueue, count: int) -> list[bytes]:
-        """Move up to so many from the queue. If nobody claims them, maintenance hands them back."""
-        keys = (queue.key, queue.intermediate_queue_key)
-        return cast(list[bytes], self._redis.eval(TAKE, len(keys), *keys, count))
 
     def claim(
         self, queue: SafeQueue, taken: Sequence[bytes], also: Also
@@ -200,6 +184,7 @@ class Claims:
             job._handle_failure(_traceback(result), pipeline, **start)
         else:
             job.retry(batch.queue, pipeline)
+            batch.queue.line_up(job.id, job.tenant, pipeline)
 
 
 def _finish(job: SafeJob, result: object, start: Mapping[str, Any], pipeline: Pipeline) -> None:

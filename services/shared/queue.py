@@ -65,6 +65,49 @@ redis.call('LPUSH', KEYS[2], ARGV[1])
 return 1
 """
 
+LINE_UP = """
+-- KEYS: queue, order (jobs that wait, scored by turn), turns (of each tenant's last job; ':' of the last one
+-- taken).  ARGV: job id, tenant.  Moves a job from the end of the queue to its tenant's next turn.
+-- Turns start at the last one taken, so a tenant gains nothing by having been idle. The order may still name
+-- jobs that somebody removed from the queue.
+if redis.call('LREM', KEYS[1], -1, ARGV[1]) == 0 then return 0 end
+local taken, own = unpack(redis.call('HMGET', KEYS[3], ':', ARGV[2]))
+local turn = math.max(tonumber(taken or 0), tonumber(own or 0)) + 1
+redis.call('HSET', KEYS[3], ARGV[2], turn)
+local behind
+repeat
+  behind = redis.call('ZRANGEBYSCORE', KEYS[2], '(' .. turn, '+inf', 'LIMIT', 0, 1)[1]
+  local placed = behind and redis.call('LINSERT', KEYS[1], 'BEFORE', behind, ARGV[1]) ~= -1
+  if behind and not placed then redis.call('ZREM', KEYS[2], behind) end
+until placed or not behind
+if not behind then redis.call('RPUSH', KEYS[1], ARGV[1]) end
+redis.call('ZADD', KEYS[2], turn, ARGV[1])
+return 1
+"""
+
+TAKE = """
+-- KEYS: queue, intermediate list, order, turns.  ARGV: how many, at most.
+-- Each job is in one of the two lists at any time.
+local taken = {}
+for number = 1, ARGV[1] do
+  local job_id = redis.call('LMOVE', KEYS[1], KEYS[2], 'LEFT', 'RIGHT')
+  if not job_id then break end
+  taken[number] = job_id
+end
+if redis.call('EXISTS', KEYS[1]) == 0 then
+  redis.call('DEL', KEYS[3], KEYS[4])
+elseif #taken > 0 then
+  local last
+  for _, turn in ipairs(redis.call('ZMSCORE', KEYS[3], unpack(taken))) do last = turn or last end
+  if last then
+    redis.call('HSET', KEYS[4], ':', last)
+    redis.call('ZREMRANGEBYSCORE', KEYS[3], '-inf', '(' .. last)
+    redis.call('ZREM', KEYS[3], unpack(taken))
+  end
+end
+return taken
+"""
+
 
 class JobRefusedError(ValueError):
     """What Redis holds under a job's id is not a job of ours; the message says why."""
@@ -111,6 +154,11 @@ class SafeJob(Job):
     def function(self) -> str:
         """Name of the handler that runs it."""
         return str(self.func_name)
+
+    @property
+    def tenant(self) -> str:
+        """The namespace of the speaker that the job is about. Tenants take turns in a queue."""
+        return _tenant_of(self.kwargs)
 
     @property
     def last_attempt(self) -> bool:
@@ -198,6 +246,27 @@ class SafeQueue(Queue):
         job.started_job_registry, job.finished_job_registry = self._started, self._finished
         return job
 
+    def line_up(self, job_id: str, tenant: str, client: Redis | Pipeline) -> None:
+        """Move a job that was just put at the end to its tenant's next turn.
+
+        The queue stays one list in the order in which jobs are taken: first the first job of each tenant,
+        then the second of each, and so on. A tenant with 1,000 jobs delays another tenant's job by one job.
+        """
+        client.eval(LINE_UP, 3, self.key, self._order_key, self._turns_key, job_id, tenant)
+
+    def take(self, count: int) -> list[bytes]:
+        """Move up to `count` jobs to the intermediate list. Maintenance hands back those nobody claims."""
+        keys = (self.key, self.intermediate_queue_key, self._order_key, self._turns_key)
+        return cast(list[bytes], self.connection.eval(TAKE, len(keys), *keys, count))
+
+    @property
+    def _order_key(self) -> str:
+        return f"{self.key}:order"
+
+    @property
+    def _turns_key(self) -> str:
+        return f"{self.key}:turns"
+
     def hand_back(self, job_id: bytes, pipeline: Pipeline) -> None:
         """Return a job that was taken and not started. Nothing happens if someone else was faster."""
         keys = (self.intermediate_queue_key, self.key, job_key(job_id))
@@ -225,6 +294,10 @@ class SafeQueue(Queue):
 def job_key(job_id: bytes) -> bytes:
     """Also for ids that RQ would not accept."""
     return SafeJob.redis_job_namespace_prefix.encode() + job_id
+
+
+def _tenant_of(kwargs: Mapping[str, Any]) -> str:
+    return str(kwargs.get("speaker", "")).partition("/")[0]
 
 
 def enqueue(
@@ -269,6 +342,8 @@ def enqueue(
         created = False
     else:
         created = True
+        if not at_front:
+            queue.line_up(job_id, _tenant_of(kwargs), queue.connection)
     queue.wake()
     return created
 

@@ -27,6 +27,8 @@ log = structlog.get_logger()
 
 ANSWER_SECONDS = 2.0
 """Prometheus gives up after ten."""
+_NEXT_JOBS = 100
+"""Of each queue, the ages of this many jobs at its head are looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +36,8 @@ class _Queue:
     queued: int
     moving: int
     running: int
-    next_job: bytes | None
-    """The one that has waited longest."""
+    next_jobs: Sequence[bytes]
+    """The first ones. As tenants take turns, the first job of each tenant is among them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,7 @@ class _Answer:
     queues: Mapping[str, _Queue]
     """By profile."""
     waiting_since: Mapping[str, datetime]
-    """By profile, where a job waits."""
+    """By profile, where a job waits: since when the one waits that has waited longest."""
     workers: Mapping[str, int]
     quarantined: int
     append_log_ok: bool | None
@@ -111,7 +113,7 @@ class RedisSignals(Collector):
                 pipeline.llen(queue.key)
                 pipeline.llen(queue.intermediate_queue_key)
                 pipeline.zcard(queue.started_job_registry.key)
-                pipeline.lindex(queue.key, 0)
+                pipeline.lrange(queue.key, 0, _NEXT_JOBS - 1)
             pipeline.llen(QUARANTINE_KEY)
             pipeline.info("persistence")
             pipeline.get(SWEPT)
@@ -121,14 +123,17 @@ class RedisSignals(Collector):
         return queues, quarantined, persistence, swept
 
     def _waiting_since(self, queues: Mapping[str, _Queue]) -> dict[str, datetime]:
-        waiting = {name: queue.next_job for name, queue in queues.items() if queue.next_job}
+        waiting = [(name, job_id) for name, queue in queues.items() for job_id in queue.next_jobs]
         with self._redis.pipeline(transaction=False) as pipeline:
-            for job_id in waiting.values():
+            for _, job_id in waiting:
                 # Not when it was created: what is tried again has not waited all the while.
                 pipeline.hget(job_key(job_id), "enqueued_at")
             enqueued: Sequence[object] = pipeline.execute(raise_on_error=False)
-        times = zip(waiting, map(_time, enqueued), strict=True)
-        return {name: time for name, time in times if time is not None}
+        oldest: dict[str, datetime] = {}
+        for (name, _), time in zip(waiting, map(_time, enqueued), strict=True):
+            if time is not None:
+                oldest[name] = min(time, oldest.get(name, time))
+        return oldest
 
 
 def _time(enqueued_at: object) -> datetime | None:

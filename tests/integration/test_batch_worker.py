@@ -191,6 +191,21 @@ def test_what_may_pass_is_tried_again_alone_and_the_handler_knows_which_try_it_i
     assert statuses(queue, ["flaky", "fine"]) == ["failed", "finished"]
 
 
+def test_what_is_tried_again_waits_for_its_tenant_s_turn_not_for_all_others(queue):
+    """At the end of the queue it would wait for every job of whoever has the most."""
+
+    def act(jobs):
+        return [OSError("no memory") if job.id == "a" and job.attempt == 1 else {} for job in jobs]
+
+    enqueue(queue, "a", "act", {"speaker": "small/alice"})
+    worker = make(queue, act, batch_size=1)
+    batch = worker._next_batch(burst=True)
+    for number in range(5):
+        enqueue(queue, f"b{number}", "act", {"speaker": "large/bob"})
+    worker._handle(batch)
+    assert queue.job_ids == ["b0", "a", "b1", "b2", "b3", "b4"]
+
+
 def test_a_handler_that_raises_fails_its_own_jobs_only(queue):
     """Two functions in one queue: a mistake in one is not the other's."""
     enqueue(queue, "other", "other", {})

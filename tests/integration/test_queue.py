@@ -138,6 +138,62 @@ def test_an_urgent_job_goes_first(queue):
     assert queue.job_ids == ["urgent", "backfill"]
 
 
+# -- tenants take turns --
+
+
+def put_for(queue: SafeQueue, tenant: str, job_id: str) -> None:
+    enqueue(queue, job_id, "act", {"speaker": f"{tenant}/alice"})
+
+
+def test_a_tenant_with_a_thousand_jobs_delays_another_s_one_by_no_more_than_one_batch(queue):
+    """First come, first served over all tenants would make everybody wait until the largest is done."""
+    for number in range(1000):
+        put_for(queue, "large", f"large-{number}")
+    batch_size = WorkerSettings().batch_size
+    queue.take(batch_size)  # a worker is busy with them
+    put_for(queue, "small", "small-0")
+    assert b"small-0" in queue.take(batch_size)
+
+
+def test_jobs_of_several_tenants_are_taken_in_turn_and_each_tenant_s_in_their_order(queue):
+    for tenant, jobs in {"a": 4, "b": 2, "c": 3}.items():
+        for number in range(jobs):
+            put_for(queue, tenant, f"{tenant}{number}")
+    assert queue.take(100) == [b"a0", b"b0", b"c0", b"a1", b"b1", b"c1", b"a2", b"c2", b"a3"]
+    assert not queue.connection.exists(f"{queue.key}:order", f"{queue.key}:turns")
+
+
+def test_a_tenant_that_was_idle_gains_no_more_than_its_turn(queue):
+    """Else whoever saved up turns could keep the others waiting for as long."""
+    for number in range(10):
+        put_for(queue, "busy", f"busy{number}")
+    assert len(queue.take(5)) == 5
+    for number in range(3):
+        put_for(queue, "idle", f"idle{number}")
+    put_for(queue, "busy", "busy-late")
+    assert queue.take(6) == [b"busy5", b"idle0", b"busy6", b"idle1", b"busy7", b"idle2"]
+    assert queue.take(6) == [b"busy8", b"busy9", b"busy-late"]
+
+
+def test_what_somebody_removed_from_the_queue_disturbs_no_turn(queue):
+    """A canceled job, or one that a worker of an older release took, which knows no turns."""
+    for number in range(4):
+        put_for(queue, "a", f"a{number}")
+    for job_id in ("a1", "a2"):
+        queue.connection.lrem(queue.key, 1, job_id)
+    put_for(queue, "b", "b0")
+    put_for(queue, "b", "b1")
+    assert queue.job_ids == ["a0", "b0", "b1", "a3"]
+    assert queue.take(3) == [b"a0", b"b0", b"b1"]
+    assert queue.connection.zrange(f"{queue.key}:order", 0, -1) == [b"a3"]
+
+
+def test_jobs_that_an_older_release_queued_are_taken_as_they_came(queue):
+    queue.connection.rpush(queue.key, "old0", "old1")
+    put_for(queue, "a", "a0")
+    assert queue.take(10) == [b"old0", b"old1", b"a0"]
+
+
 # -- jobs whose worker died --
 
 

@@ -9,7 +9,7 @@ import pytest
 import redis
 from redis import Redis
 
-from services.shared.queue import QUARANTINE_KEY, SafeQueue, queue_name
+from services.shared.queue import QUARANTINE_KEY, SafeQueue, enqueue, queue_name
 from services.shared.queue_signals import RedisSignals, _append_log_ok
 from services.shared.valkey import ValkeyServer
 from tests.integration.storage import PROFILE, Storage
@@ -86,6 +86,19 @@ def test_an_odd_job_at_the_head_of_a_queue_takes_only_its_age_away(
     shown = samples(signals)
     assert shown["registry_queue_depth", PROFILE, "queued"] == 1
     assert shown["registry_queue_oldest_job_age_seconds", PROFILE] == 0
+
+
+def test_the_oldest_job_is_found_though_tenants_take_turns(
+    storage: Storage, signals: RedisSignals, valkey: ValkeyServer
+):
+    """The next job to be taken may be a young one: the alert is about the one that has waited longest."""
+    with redis.Redis.from_url(valkey.url) as connection:
+        queue = SafeQueue(queue_name(PROFILE), connection)
+        for job_id, tenant in {"old": "a", "older": "a", "young": "b"}.items():
+            enqueue(queue, job_id, "extract", {"speaker": f"{tenant}/alice"})
+        assert queue.job_ids == ["old", "young", "older"]
+        connection.hset("rq:job:older", "enqueued_at", "2020-01-01T00:00:00.000000Z")
+    assert samples(signals)["registry_queue_oldest_job_age_seconds", PROFILE] > 1e6
 
 
 def test_what_is_tried_again_has_waited_since_then(
