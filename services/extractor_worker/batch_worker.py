@@ -40,6 +40,7 @@ from services.extractor_worker.claims import Batch, Claims, Recorded
 from services.extractor_worker.heartbeat import EXIT_UNFINISHED, Heartbeat
 from services.shared.queue import SafeJob, SafeQueue
 from services.shared.queue_maintenance import OnAbandoned, QueueMaintenance
+from services.shared.redis_access import ANSWER_SECONDS, CONNECT_SECONDS
 from services.shared.settings import WorkerSettings
 
 log = structlog.get_logger(__name__)
@@ -51,9 +52,6 @@ What a handler raises counts for all of its jobs."""
 
 MAX_RESULT_BYTES = 16 * 1024
 LONGEST_PAUSE_SECONDS = 5.0
-ANSWER_SECONDS = 4.0
-"""What a command may take besides the waiting it asks for. So long, a stop may wait for a dead network."""
-
 STOP_SECONDS = 3.0
 """How long results are offered to a Redis that is away, once we are told to stop."""
 
@@ -358,8 +356,8 @@ def _impatient(connection: Redis, poll_seconds: float) -> Redis:
     pool = connection.connection_pool
     options = get_connection_kwargs(connection) | {
         "retry": Retry(NoBackoff(), 0),
-        "socket_timeout": poll_seconds + ANSWER_SECONDS,
-        "socket_connect_timeout": ANSWER_SECONDS,
+        "socket_timeout": poll_seconds + ANSWER_SECONDS,  # besides the waiting that a command asks for
+        "socket_connect_timeout": CONNECT_SECONDS,
     }
     return Redis(connection_pool=ConnectionPool(connection_class=pool.connection_class, **options))
 

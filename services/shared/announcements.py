@@ -5,6 +5,7 @@ A fingerprint is a fact in the bucket like everything else. Redis holds a copy, 
 
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -186,7 +187,8 @@ class Announcements:
             return Announcement.model_validate_json(text)
         announcement = self._newest_fact(profile)
         if announcement is not None:
-            self._publish(announcement)
+            with suppress(Unavailable):  # the copy only saves the next reader a look at the bucket
+                self._publish(announcement)
         return announcement
 
     def _newest_fact(self, profile: str) -> Announcement | None:

@@ -14,7 +14,7 @@ from redis.client import Pipeline
 from redis.commands.core import Script
 
 from services.shared import tracing
-from services.shared.redis_access import Silence, connect, unavailable_without_redis
+from services.shared.redis_access import connect, unavailable_without_redis
 from speaker_registry.errors import Unavailable
 
 BOOT = "sr:boot"
@@ -37,10 +37,9 @@ class Gate:
         """`bucket`: the identity of the bucket whose facts the index shows."""
         self._bucket = bucket
         self._stamp = ""
-        silence = Silence()
-        self.redis = connect(url, connect_hook=self._on_connect, silence=silence)
+        self.redis = connect(url, connect_hook=self._on_connect)
         """Its connections exist only while the gate is open."""
-        self.ungated = connect(url, silence=silence)
+        self.ungated = connect(url)
         """For what must work while the gate is closed: rebuild, locks, health."""
         prelude = (_LUA / "_prelude.lua").read_text()
         self._scripts: dict[str, Script] = {

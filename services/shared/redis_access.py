@@ -6,13 +6,19 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
+from weakref import WeakValueDictionary
 
 import redis
-from redis.backoff import ExponentialWithJitterBackoff
+import structlog
+from redis.backoff import ExponentialWithJitterBackoff, NoBackoff
+from redis.exceptions import ClusterDownError, NoScriptError, OutOfMemoryError, ReadOnlyError
 from redis.retry import Retry
 
 from speaker_registry.errors import Unavailable
+
+log = structlog.get_logger()
 
 RIGHTS = "~sr:* ~rq:* &rq:* +@all -@admin -@dangerous +info"
 """What our user needs, as Redis' ACL writes it: our keys and RQ's, and no command by which whoever has its
@@ -20,30 +26,55 @@ password could do more than lose what the bucket tells anyway: change settings, 
 """
 
 ANSWER_SECONDS = 5.0
-"""A server that syncs its log to a busy disk may be silent for two."""
-CONNECT_SECONDS = 2.0
-SILENT_SECONDS = 1.0
-"""After that long it is asked again."""
+"""How long one command may take while the server answers others."""
+SUSPECT_SECONDS = 0.3
+"""The server is probed when a command has had no answer for this long."""
+PROBE_SECONDS = 0.3
+"""How long the server has to answer a probe."""
+CONNECT_SECONDS = 1.0
+OPEN_SECONDS = 1.0
+"""The pause between two probes of a server that does not answer."""
+LOG_SECONDS = 10.0
+"""The pause between two log lines about the same kind of refusal."""
+_SLICE_SECONDS = 0.05
+"""How soon a command that waits notices that the breaker has opened."""
+
+
+class WritesUnsafeError(redis.ResponseError):
+    """The server refuses writes that it could not save (MISCONF) or replicate (NOREPLICAS)."""
+
+
+class ServerBusyError(redis.ResponseError):
+    """The server runs a script that does not end, and answers nothing else meanwhile (BUSY)."""
+
+
+_OUR_CLASSES = {"MISCONF": WritesUnsafeError, "NOREPLICAS": WritesUnsafeError, "BUSY": ServerBusyError}
+"""Error codes for which redis-py has no class. It removes the codes of those it has."""
+
+_MESSAGES: dict[type[redis.ResponseError], str] = {
+    NoScriptError: "The index was just restarted.",  # replaced between loading a script and calling it
+    OutOfMemoryError: "The index has reached its memory limit and takes no writes now.",
+    ReadOnlyError: "The index is a read-only replica now and takes no writes.",
+    WritesUnsafeError: "The index cannot save or replicate writes now and takes none.",
+    ServerBusyError: "The index is busy.",
+    ClusterDownError: "The index cannot be read now.",
+}
+"""Error replies that say nothing about our command, and what callers are told of each."""
 
 
 def connect(
-    url: str,
-    *,
-    connect_hook: Callable[[Any], None] | None = None,
-    decode_responses: bool = True,
-    silence: "Silence | None" = None,
+    url: str, *, connect_hook: Callable[[Any], None] | None = None, decode_responses: bool = True
 ) -> redis.Redis:
-    """A client that fails rather than hang: callers answer 503 and are asked to come back.
+    """A client that fails rather than hangs: callers answer 503 and are asked to come back.
 
-    At once where nobody listens, after `ANSWER_SECONDS` where somebody does and says nothing; from then on at
-    once as well, but for one call now and then that finds out whether it speaks again. Clients that share a
-    `silence` find out together.
+    A refused connection fails at once. All clients of one server share a `Breaker`, so a server that says
+    nothing costs the commands under way about half a second, and those that come after it nothing.
     """
     client = redis.Redis.from_url(
         url,
         socket_timeout=ANSWER_SECONDS,
         socket_connect_timeout=CONNECT_SECONDS,
-        # Lost connections only. Who is silent is not asked again: that would take as long once more.
+        # Only lost connections are made again: to ask a silent server again would take as long once more.
         retry=Retry(
             ExponentialWithJitterBackoff(cap=0.2, base=0.02), 3, supported_errors=(redis.ConnectionError,)
         ),
@@ -51,86 +82,166 @@ def connect(
         decode_responses=decode_responses,
     )
     pool = client.connection_pool
-    pool.connection_class = _listening(pool.connection_class, silence or Silence())
+    pool.connection_class = _guarded(pool.connection_class, _breaker_of(url))
     return client
 
 
-class Silence:
-    """Whether a server was silent just now; for all threads."""
+class Breaker:
+    """A circuit breaker: decides for all clients of one server whether it answers.
 
-    def __init__(self) -> None:
-        self._until: float | None = None
-        """Nobody but the prober asks before; None: the server speaks."""
-        self._prober: int | None = None
-        self._heard_at = 0.0
+    A command that has waited for `SUSPECT_SECONDS` calls `suspect`. A thread then probes the server over a
+    connection of its own. If the probe is not answered, the breaker opens: commands under way give up, and
+    new ones fail at once, until a probe is answered. Nobody else waits for a probe.
+
+    Args:
+        probe: returns whether the server answered.
+    """
+
+    def __init__(self, probe: Callable[[], bool]) -> None:
+        self._probe = probe
+        self._lock = threading.Lock()
+        self._probing = False
+        self._open = False
 
     def check(self) -> None:
-        """Before a call. Raises redis's TimeoutError where it would only wait."""
-        until, me = self._until, threading.get_ident()
-        if until is None or self._prober == me:
-            return
-        if time.monotonic() < until:
-            raise redis.TimeoutError("the server was silent just now")
-        self._until, self._prober = time.monotonic() + ANSWER_SECONDS, me
+        """Raises redis's TimeoutError while the breaker is open."""
+        if self._open:
+            raise redis.TimeoutError("the server does not answer")
 
-    def begin(self, asked_at: float) -> None:
-        """Who asked then has had no answer. If another has, one command is slow or one connection dead."""
-        if self._heard_at < asked_at:
-            self._until, self._prober = time.monotonic() + SILENT_SECONDS, None
+    def suspect(self) -> None:
+        """Have the server probed, unless that is under way."""
+        with self._lock:
+            if self._probing:
+                return
+            self._probing = True
+        threading.Thread(target=self._watch, name="redis-probe", daemon=True).start()
 
-    def end(self) -> None:
-        self._until = self._prober = None
-        self._heard_at = time.monotonic()
+    def _watch(self) -> None:
+        while not self._probe():
+            if not self._open:
+                log.warning("redis.silent", seconds=SUSPECT_SECONDS + PROBE_SECONDS)
+            self._open = True
+            time.sleep(OPEN_SECONDS)
+        if self._open:
+            log.info("redis.answers")
+        with self._lock:
+            self._open = self._probing = False
 
 
-def _listening(kind: type[Any], silence: Silence) -> type[Any]:
-    """Connections that notice when the server falls silent."""
+_breakers: WeakValueDictionary[str, Breaker] = WeakValueDictionary()
+"""By URL, as long as a client of it exists."""
+_breakers_lock = threading.Lock()
 
-    class Listening(kind):  # type: ignore[misc]
-        asked_at = 0.0
+
+def _breaker_of(url: str) -> Breaker:
+    with _breakers_lock:
+        breaker = _breakers.get(url)
+        if breaker is None:
+            breaker = _breakers[url] = Breaker(partial(_answers, url))
+        return breaker
+
+
+def _answers(url: str) -> bool:
+    """Whether the server answers, be it by an error or by refusing the connection, within `PROBE_SECONDS`."""
+    try:
+        with redis.Redis.from_url(
+            url,
+            socket_timeout=PROBE_SECONDS,
+            socket_connect_timeout=PROBE_SECONDS,
+            retry=Retry(NoBackoff(), 0),
+        ) as client:
+            client.ping()
+    except redis.TimeoutError:
+        return False
+    except redis.RedisError:
+        return True
+    return True
+
+
+def _guarded(kind: type[Any], breaker: Breaker) -> type[Any]:
+    """Connections that ask the breaker before they wait for the server, and have it probed when they have
+    waited for long.
+    """
+
+    class Guarded(kind):  # type: ignore[misc]
+        def set_parser(self, parser_class: type[Any]) -> None:
+            super().set_parser(_with_our_classes(parser_class))
 
         def _connect(self) -> Any:
-            silence.check()
-            self.asked_at = time.monotonic()
+            breaker.check()
             try:
                 return super()._connect()
-            except (redis.TimeoutError, TimeoutError):  # redis-py's own only further up
-                silence.begin(self.asked_at)
-                raise
-            except OSError:  # who refuses is not silent
-                silence.end()
+            except (redis.TimeoutError, TimeoutError):  # redis-py translates it further up
+                breaker.suspect()
                 raise
 
         def send_packed_command(self, *arguments: Any, **options: Any) -> None:
-            silence.check()
-            self.asked_at = time.monotonic()
+            breaker.check()
             super().send_packed_command(*arguments, **options)
 
         def read_response(self, *arguments: Any, **options: Any) -> Any:
-            try:
-                response = super().read_response(*arguments, **options)
-            except redis.TimeoutError:
-                silence.begin(self.asked_at)
-                raise
-            except (redis.ResponseError, redis.ConnectionError):  # an answer, or an end
-                silence.end()
-                raise
-            silence.end()
-            return response
+            self._await_answer()
+            return super().read_response(*arguments, **options)
 
-    return Listening
+        def _await_answer(self) -> None:
+            if self._sock is None or self.socket_timeout is None:
+                return
+            try:
+                self._await_bytes()
+            except redis.RedisError:
+                self.disconnect()  # a late answer must not be taken for that to the next command
+                raise
+
+        def _await_bytes(self) -> None:
+            began = time.monotonic()
+            # Connections for blocking commands have a longer timeout: so long they wait by intention.
+            suspicious_at = began + SUSPECT_SECONDS + max(0.0, self.socket_timeout - ANSWER_SECONDS)
+            wait = min(SUSPECT_SECONDS, self.socket_timeout)
+            while not self.can_read(timeout=wait):
+                breaker.check()
+                now = time.monotonic()
+                if now - began >= self.socket_timeout:
+                    raise redis.TimeoutError("the server has not answered this command")
+                if now >= suspicious_at:
+                    breaker.suspect()
+                    suspicious_at = now + SUSPECT_SECONDS
+                wait = _SLICE_SECONDS
+
+    return Guarded
+
+
+def _with_our_classes(parser_class: type[Any]) -> type[Any]:
+    if issubclass(parser_class, _OurErrors):
+        return parser_class
+    classes = {**parser_class.EXCEPTION_CLASSES, **_OUR_CLASSES}
+    return type(parser_class.__name__, (_OurErrors, parser_class), {"EXCEPTION_CLASSES": classes})
+
+
+class _OurErrors:
+    """Marks parsers that know `_OUR_CLASSES`."""
 
 
 @contextmanager
 def unavailable_without_redis() -> Iterator[None]:
-    """Turns trouble with the server into `Unavailable`; what it answered to our own scripts passes."""
+    """Turns trouble with the server into `Unavailable`; what our own scripts answered passes."""
     try:
         yield
-    except redis.exceptions.NoScriptError as error:  # replaced between loading a script and calling it
-        raise Unavailable("The index was just restarted.", retry_after_seconds=2) from error
     except redis.ResponseError as error:
-        if str(error).startswith(("MISCONF", "OOM", "READONLY", "LOADING", "CLUSTERDOWN")):
-            raise Unavailable("The index does not accept writes now.", retry_after_seconds=5) from error
-        raise
+        message = next((_MESSAGES[cls] for cls in type(error).__mro__ if cls in _MESSAGES), None)
+        if message is None:
+            raise
+        _log_refusal(error)
+        raise Unavailable(message, retry_after_seconds=5) from error
     except (redis.ConnectionError, redis.TimeoutError) as error:
         raise Unavailable("The index cannot be reached now.", retry_after_seconds=2) from error
+
+
+_logged_at: dict[type[redis.ResponseError], float] = {}  # bounded: redis-py's classes and ours
+
+
+def _log_refusal(error: redis.ResponseError) -> None:
+    """Every request may meet the same refusal: one line in `LOG_SECONDS` tells whoever runs us."""
+    kind, now = type(error), time.monotonic()
+    if now - _logged_at.get(kind, float("-inf")) >= LOG_SECONDS:
+        _logged_at[kind] = now
+        log.warning("redis.refused", error=kind.__name__)  # its text may hold what the command was about

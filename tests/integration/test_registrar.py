@@ -616,8 +616,7 @@ def test_a_silent_server_keeps_nobody_waiting_for_long(
     tmp_path: Path, opened: Open, monkeypatch: pytest.MonkeyPatch
 ):
     """Suspended, or behind a network that swallows everything. Reads go on, and notice when it is back."""
-    monkeypatch.setattr(redis_access, "ANSWER_SECONDS", 0.5)
-    monkeypatch.setattr(redis_access, "SILENT_SECONDS", 0.1)
+    monkeypatch.setattr(redis_access, "ANSWER_SECONDS", 60.0)
     with ValkeyServer(tmp_path / "own") as server:
         storage = opened(server=server)
         storage.ready("alice")
@@ -627,7 +626,7 @@ def test_a_silent_server_keeps_nobody_waiting_for_long(
             for _ in range(20):
                 assert storage.served("alice")[0] == 1
                 assert len(storage.registrar.page(NAMESPACE, limit=10)[0]) == 1
-            assert time.monotonic() - began < 3, "one call and its probes wait, 40 would take 20 s"
+            assert time.monotonic() - began < 6, "one call waits; with a wait for each it would be 24 s"
             with pytest.raises(Unavailable):
                 storage.register("bob")
         finally:

@@ -3,47 +3,55 @@
 import socket
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 
 import pytest
 import redis
 
 from services.shared import redis_access
-from services.shared.redis_access import Silence, connect, unavailable_without_redis
+from services.shared.redis_access import Breaker, connect, unavailable_without_redis
 from speaker_registry.errors import Unavailable
 
 
-def test_a_server_that_says_nothing_is_asked_once(monkeypatch: pytest.MonkeyPatch):
-    """Every request in hand waits so long while it hangs: four times that would be a pile-up."""
-    monkeypatch.setattr(redis_access, "ANSWER_SECONDS", 0.1)
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        silent.settimeout(0)
-        client = connect(f"redis://127.0.0.1:{silent.getsockname()[1]}/0")
-        with pytest.raises(Unavailable), unavailable_without_redis():
-            client.ping()
-        silent.accept()
-        with pytest.raises(BlockingIOError):
-            silent.accept()
+def assert_unavailable(client: redis.Redis) -> None:
+    with pytest.raises(Unavailable), unavailable_without_redis():
+        client.ping()
 
 
-def test_a_silent_server_costs_one_caller_its_time_and_no_other(monkeypatch: pytest.MonkeyPatch):
+def test_a_silent_server_costs_one_caller_a_moment_and_no_other(monkeypatch: pytest.MonkeyPatch):
     """With a wait for each, every thread would soon hang on it, also those that could do without."""
-    monkeypatch.setattr(redis_access, "ANSWER_SECONDS", 0.3)
+    monkeypatch.setattr(redis_access, "SUSPECT_SECONDS", 0.1)
+    monkeypatch.setattr(redis_access, "PROBE_SECONDS", 0.1)
+    monkeypatch.setattr(redis_access, "OPEN_SECONDS", 0.05)  # probes are none of the callers' business
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        url, silence = f"redis://127.0.0.1:{silent.getsockname()[1]}/0", Silence()
-        clients = [connect(url, silence=silence), connect(url, silence=silence)]
+        url = f"redis://127.0.0.1:{silent.getsockname()[1]}/0"
+        clients = [connect(url), connect(url)]
         began = time.monotonic()
-        for _ in range(20):
+        for _ in range(100):
             for client in clients:
-                with pytest.raises(Unavailable), unavailable_without_redis():
-                    client.ping()
-        assert time.monotonic() - began < 1
+                assert_unavailable(client)
+        assert time.monotonic() - began < 3, "200 waits, or one for each probe, would take longer"
+
+
+def test_those_who_wait_already_are_told_as_well(monkeypatch: pytest.MonkeyPatch):
+    """Each request under way would else hold a thread for all of `ANSWER_SECONDS`."""
+    monkeypatch.setattr(redis_access, "ANSWER_SECONDS", 60.0)
+    monkeypatch.setattr(redis_access, "SUSPECT_SECONDS", 0.1)
+    monkeypatch.setattr(redis_access, "PROBE_SECONDS", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        client = connect(f"redis://127.0.0.1:{silent.getsockname()[1]}/0")
+        began = time.monotonic()
+        with ThreadPoolExecutor(10) as callers:
+            list(callers.map(lambda _: assert_unavailable(client), range(10)))
+        assert time.monotonic() - began < 30
 
 
 def test_a_server_that_lets_nobody_connect_is_silent_too(monkeypatch: pytest.MonkeyPatch):
     """A full queue of connections, or a network that drops everything."""
     monkeypatch.setattr(redis_access, "CONNECT_SECONDS", 0.2)
+    monkeypatch.setattr(redis_access, "PROBE_SECONDS", 0.2)
     with socket.create_server(("127.0.0.1", 0), backlog=0) as full, ExitStack() as waiting:
         address = full.getsockname()
         for _ in range(3):
@@ -53,32 +61,80 @@ def test_a_server_that_lets_nobody_connect_is_silent_too(monkeypatch: pytest.Mon
                 caller.connect(address)
         client = connect(f"redis://127.0.0.1:{address[1]}/0")
         began = time.monotonic()
-        for _ in range(20):
-            with pytest.raises(Unavailable), unavailable_without_redis():
-                client.ping()
-        assert time.monotonic() - began < 1
+        for _ in range(50):
+            assert_unavailable(client)
+        assert time.monotonic() - began < 5, "50 attempts to connect would take 10 s"
 
 
-def test_who_refuses_a_connection_is_not_silent():
+def test_a_breaker_closes_when_a_probe_is_answered():
+    """Nobody but the prober waits, and what it finds counts for all."""
+    answers, probed = iter([False, True]), threading.Event()
+    let_go = threading.Event()
+
+    def probe() -> bool:
+        probed.set()
+        assert let_go.wait(10)
+        return next(answers)
+
+    with pytest.MonkeyPatch.context() as patches:
+        patches.setattr(redis_access, "OPEN_SECONDS", 0.01)
+        breaker = Breaker(probe)
+        breaker.suspect()
+        breaker.suspect()  # one probe at a time
+        assert probed.wait(10)
+        breaker.check()  # nothing is known yet
+        let_go.set()
+        until_closed(breaker)
+    assert next(answers, None) is None
+
+
+def until_closed(breaker: Breaker) -> None:
+    deadline = time.monotonic() + 10
+    while breaker._probing:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    breaker.check()
+
+
+def test_a_refused_connection_opens_no_breaker():
     """A server that was killed is soon there again, and must not be kept waiting."""
-    silence = Silence()
-    silence.begin(time.monotonic())
-    silence._until = 0  # the next one asks
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
-    with pytest.raises(redis.ConnectionError):
-        connect(f"redis://127.0.0.1:{port}/0", silence=silence).ping()
-    with ThreadPoolExecutor() as others:
-        others.submit(silence.check).result()
+    assert redis_access._answers(f"redis://127.0.0.1:{port}/0")
 
 
-def test_a_slow_command_beside_others_that_are_answered_is_no_silence():
-    """A client that blocks, or one connection that a proxy forgot."""
-    silence = Silence()
-    asked_at = time.monotonic()
-    silence.end()  # somebody else's answer
-    silence.begin(asked_at)
-    silence.check()
+@contextmanager
+def slow_server() -> Iterator[str]:
+    """Answers every command at once but ECHO, which it never answers."""
+
+    def serve(connection: socket.socket) -> None:
+        with suppress(OSError), connection:
+            while data := connection.recv(65536):
+                if b"ECHO" not in data:
+                    connection.sendall(b"+OK\r\n" * data.count(b"*"))
+
+    def accept(server: socket.socket) -> None:
+        with suppress(OSError):  # closed: the test is over
+            while True:
+                threading.Thread(target=serve, args=(server.accept()[0],), daemon=True).start()
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=accept, args=(server,), daemon=True).start()
+        yield f"redis://127.0.0.1:{server.getsockname()[1]}/0?protocol=2"
+
+
+def test_a_slow_command_does_not_open_the_breaker(monkeypatch: pytest.MonkeyPatch):
+    """The server answers others: one command is slow, or one connection dead."""
+    monkeypatch.setattr(redis_access, "ANSWER_SECONDS", 1.0)
+    monkeypatch.setattr(redis_access, "SUSPECT_SECONDS", 0.05)
+    with slow_server() as url:
+        slow, other = connect(url), connect(url)
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(slow.echo, "hello")
+            while not waiting.done():
+                assert other.set("a", "b")
+            with pytest.raises(redis.TimeoutError):
+                waiting.result()
 
 
 def test_a_lost_connection_is_made_again_before_giving_up():
@@ -93,6 +149,5 @@ def test_a_lost_connection_is_made_again_before_giving_up():
 
     with socket.create_server(("127.0.0.1", 0)) as hasty:
         threading.Thread(target=close_all, args=(hasty,), daemon=True).start()
-        with pytest.raises(Unavailable), unavailable_without_redis():
-            connect(f"redis://127.0.0.1:{hasty.getsockname()[1]}/0").ping()
+        assert_unavailable(connect(f"redis://127.0.0.1:{hasty.getsockname()[1]}/0"))
     assert len(made) == 4

@@ -1,0 +1,153 @@
+"""Redis answers and takes no writes: it is full, a read-only replica, or cannot save or replicate them. Reads
+go on as if nothing had happened, and writes are answered 503 with Retry-After.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from pydantic import SecretStr
+from redis import Redis
+
+from services.registry_api.rates import MINUTE
+from services.shared.api_keys import new_token
+from services.shared.settings import AccessSettings, RateSettings
+from services.shared.valkey import ValkeyServer
+from tests.deploy.composed import free_ports
+from tests.integration.api.conftest import Start
+from tests.integration.api.registry import CLIP, EMBEDDING, PROFILE, Registry, until
+
+BOOTSTRAP = new_token()
+NAME = "alice"
+ARTIFACT = f"/v1/voices/{NAME}/versions/default/artifacts/{PROFILE}"
+
+
+@pytest.fixture(scope="module")
+def own_valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ValkeyServer]:
+    """A server whose settings these tests may change."""
+    with ValkeyServer(tmp_path_factory.mktemp("refusing")) as server:
+        yield server
+
+
+@pytest.fixture
+def registry(start: Start, own_valkey: ValkeyServer) -> Registry:
+    """One that asks for keys and counts requests, with a voice that has its artifact."""
+    registry = start(
+        own_valkey.url,
+        access=AccessSettings(bootstrap_key=SecretStr(str(BOOTSTRAP))),
+        rates=RateSettings(requests_per_minute=10_000, uploads_per_minute=10_000),
+    )
+    asked = {"name": "test", "scopes": ["engine", "voices:write", "voices:delete", "audio:read"]}
+    with registry.new_client(headers={"Authorization": f"Bearer {BOOTSTRAP}"}) as operator:
+        key = operator.post("/v1/keys", json=asked).json()["key"]
+    registry.client.headers["Authorization"] = f"Bearer {key}"
+    registry.ready(NAME)
+    return registry
+
+
+Switch = Callable[[Redis, Path], None]
+
+
+def fill_up(redis: Redis, _: Path) -> None:
+    redis.config_set("maxmemory", 1)
+
+
+def make_room(redis: Redis, _: Path) -> None:
+    redis.config_set("maxmemory", 0)
+
+
+def become_a_replica(redis: Redis, _: Path) -> None:
+    """Of a server that is not there: the data stays as it is."""
+    redis.replicaof("127.0.0.1", free_ports(1)[0])
+
+
+def become_the_primary(redis: Redis, _: Path) -> None:
+    redis.replicaof("NO", "ONE")
+
+
+def lose_the_replicas(redis: Redis, _: Path) -> None:
+    redis.config_set("min-replicas-to-write", 1)
+
+
+def do_without_replicas(redis: Redis, _: Path) -> None:
+    redis.config_set("min-replicas-to-write", 0)
+
+
+def fail_to_save(redis: Redis, folder: Path) -> None:
+    """The snapshot's name is taken by a folder."""
+    (folder / "dump.rdb").mkdir()
+    redis.config_set("save", "3600 1000000")
+    redis.bgsave()
+    until(lambda: redis.info("persistence")["rdb_last_bgsave_status"] == "err")
+
+
+def need_no_snapshots(redis: Redis, folder: Path) -> None:
+    redis.config_set("save", "")
+    (folder / "dump.rdb").rmdir()
+
+
+@pytest.fixture(
+    params=[
+        (fill_up, make_room),
+        (become_a_replica, become_the_primary),
+        (lose_the_replicas, do_without_replicas),
+        (fail_to_save, need_no_snapshots),
+    ],
+    ids=["full", "read-only", "too few replicas", "cannot save"],
+)
+def refusing(request: pytest.FixtureRequest, registry: Registry, own_valkey: ValkeyServer) -> Iterator[None]:
+    """The server takes no writes, a minute has just begun, and the copies of announcements are gone."""
+    begin, end = request.param
+    registry.app.state.access.rates.now = lambda: time.time() + MINUTE
+    with Redis.from_url(own_valkey.url) as redis:
+        redis.delete("sr:profiles")
+        registry.registrar.announcements.look_anew()
+        begin(redis, own_valkey.data_dir)
+        try:
+            yield
+        finally:
+            end(redis, own_valkey.data_dir)
+
+
+READS = [
+    "/v1/audio/voices",
+    f"/v1/audio/voices/{NAME}/cache",
+    "/v1/voices?limit=5",
+    f"/v1/voices/{NAME}",
+    f"/v1/voices/{NAME}/versions/1",
+    f"/v1/voices/{NAME}/versions/1/audio",
+    ARTIFACT,
+    f"{ARTIFACT}/file",
+    "/v1/jobs",
+    "/v1/profiles",
+    "/v1/quota",
+]
+
+
+@pytest.mark.usefixtures("refusing")
+def test_reads_go_on(registry: Registry):
+    """Engines need none of the writes that come with a read: counting it, or a copy of what was looked up."""
+    for path in READS:
+        response = registry.client.get(path)
+        assert response.status_code == 200, f"{path}: {response.text}"
+
+
+def writes(client: httpx.Client) -> Iterator[httpx.Response]:
+    form = {"name": "new", "consent": "cons_1"}
+    yield client.post("/v1/audio/voices", data=form, files={"audio_sample": ("clip.wav", CLIP, "audio/wav")})
+    yield client.post("/v1/audio/voices", data={**form, "speaker_embedding": EMBEDDING})
+    yield client.delete(f"/v1/audio/voices/{NAME}")
+    yield client.delete(f"/v1/voices/{NAME}")
+    yield client.post(f"/v1/audio/voices/{NAME}/cache", params={"force": "true"})
+    operator = {"Authorization": f"Bearer {BOOTSTRAP}"}
+    yield client.post("/v1/keys", json={"name": "more", "scopes": ["engine"]}, headers=operator)
+
+
+@pytest.mark.usefixtures("refusing")
+def test_writes_are_told_to_come_back(registry: Registry):
+    """A 500 says that something is broken here, and no client repeats it."""
+    for response in writes(registry.client):
+        assert response.status_code == 503, response.text
+        assert int(response.headers["Retry-After"]) >= 1
