@@ -1,12 +1,9 @@
 """The first API key of a registry on one machine, where it needs keys: made once, kept beside the data."""
 
-import os
 from contextlib import suppress
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 
-from services.shared.api_keys import new_token
-from services.shared.durable_folder import sync_folder
+from services.shared.key_file import write_new_key
 from services.shared.settings import AccessSettings, ApiSettings
 
 FILE = "bootstrap-key"
@@ -24,16 +21,6 @@ def bootstrap_key_file(host: str, data: Path) -> Path | None:
         return None
     path = data / FILE
     if not path.exists():
-        _write_new(path, f"{new_token()}\n")
+        with suppress(FileExistsError):  # another process was first
+            write_new_key(path)
     return path
-
-
-def _write_new(path: Path, text: str) -> None:
-    """Whole or not at all, whenever we are stopped; for its owner only. What another wrote before stays."""
-    with NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}-") as file:  # 0600
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-        with suppress(FileExistsError):
-            os.link(file.name, path)
-    sync_folder(path.parent)

@@ -1,12 +1,14 @@
 """`python -m services.registry_api`: the API process. Builds what `wiring.Services` names and serves it.
 
-`python -m services.registry_api new-key` prints a new API key, for SPEAKER_AUTH_BOOTSTRAP_KEY_FILE.
+`python -m services.registry_api new-key --out FILE` makes an API key, for SPEAKER_AUTH_BOOTSTRAP_KEY_FILE.
 """
 
+import argparse
 import gc
 import signal
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import structlog
 import uvicorn
@@ -23,6 +25,7 @@ from services.shared.api_keys import new_token
 from services.shared.audio import AudioDecoder
 from services.shared.housekeeping import Housekeeper
 from services.shared.jobs import Jobs
+from services.shared.key_file import write_new_key
 from services.shared.logs import configure_logs
 from services.shared.opening import open_queue_connection, open_registrar
 from services.shared.queue_signals import RedisSignals
@@ -47,13 +50,16 @@ log = structlog.get_logger()
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Serve until SIGTERM or SIGINT. Returns the exit status: 0 then, 1 if it could not start."""
-    if list(arguments) == ["new-key"]:
-        print(new_token())
-        return 0
-    if arguments:
-        print(f"unknown: {' '.join(arguments)}; accepted: nothing, or new-key", file=sys.stderr)
-        return 2
+    """Serve until SIGTERM or SIGINT, or carry out the command that the arguments name.
+
+    Returns the exit status: 0 when it was told to stop, 1 if it could not start, 2 for wrong arguments.
+    """
+    try:
+        given = _parser().parse_args(arguments)
+    except SystemExit as end:  # after --help, and for wrong arguments
+        return int(end.code or 0)
+    if given.command == "new-key":
+        return _new_key(given.out)
     configure_logs()
     try:
         configure_logs(LogSettings().level)
@@ -64,6 +70,41 @@ def main(arguments: Sequence[str]) -> int:
     except (SpeakerRegistryError, StoreUnfit, NoWayIn, metrics.CannotListen, TracesUnavailable) as error:
         log.error("api.cannot_start", reason=str(error))
         return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m services.registry_api",
+        description="Serve the registry's API. README.md lists the environment variables that configure it.",
+        allow_abbrev=False,
+    )
+    explanation = "Make an API key with all rights, to make others with."
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    new_key = commands.add_parser("new-key", help=explanation, description=explanation, allow_abbrev=False)
+    new_key.add_argument(
+        "--out",
+        metavar="FILE",
+        type=Path,
+        help="write it to a new file that only its owner can read; without it, the key is printed",
+    )
+    return parser
+
+
+def _new_key(path: Path | None) -> int:
+    """Returns the exit status: 1 if the file cannot be written, or is there already."""
+    if path is None:
+        print(new_token())
+        return 0
+    try:
+        write_new_key(path)
+    except FileExistsError:
+        print(f"new-key: {path} is there already; it is left as it is", file=sys.stderr)
+        return 1
+    except OSError as error:
+        print(f"new-key: {path}: {error.strerror}", file=sys.stderr)
+        return 1
+    print(f"new-key: wrote {path}", file=sys.stderr)
+    return 0
 
 
 def _serve() -> int:

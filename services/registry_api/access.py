@@ -200,7 +200,7 @@ def open_access(
     if bootstrap is None and access.oidc_issuer is None and not _an_admin_in(keyring):
         raise NoWayIn(
             f"SPEAKER_API_HOST is {api.host!r} and API keys are needed; there is none yet that could make "
-            "others. `python -m services.registry_api new-key` prints one: give it by "
+            "others. `python -m services.registry_api new-key --out FILE` writes one: give the file by "
             "SPEAKER_AUTH_BOOTSTRAP_KEY_FILE."
         )
     return Access(

@@ -238,7 +238,7 @@ class RegistrySettings(BaseSettings):
     redis_password_file: FilePath | None = Field(None, validation_alias="SPEAKER_REDIS_PASSWORD_FILE")
     """A file holding it, as container secrets are mounted."""
     job_seconds: int = Field(120, gt=0, le=LONGEST_JOB_SECONDS, validation_alias="SPEAKER_JOB_SECONDS")
-    """One attempt, at most: a worker that takes longer is taken for hung."""
+    """One attempt, at most: a worker that takes longer is taken for hung. At most 86400."""
 
     @model_validator(mode="after")
     def _one_password(self) -> Self:
@@ -296,7 +296,9 @@ class WorkerSettings(BaseSettings):
     maintenance_seconds: float = Field(5, gt=0)
     """Between two looks for what dead workers held."""
     job_seconds: int = Field(120, ge=1, le=LONGEST_JOB_SECONDS)
-    """One batch, at most, where its jobs do not say. After it the worker takes itself for hung and ends."""
+    """One batch, at most, where its jobs do not say. After it the worker takes itself for hung and ends. At
+    most 86400.
+    """
     beat_file: Path | None = None
     """Where each beat is written, for `python -m services.extractor_worker healthy`."""
 
@@ -362,11 +364,11 @@ class AccessSettings(BaseSettings):
     proxy, and where one of the following is set.
     """
     bootstrap_key: SecretStr | None = None
-    """A key with all rights, to make others with: `python -m services.registry_api new-key` prints one.
-    Rather give a file.
-    """
+    """A key with all rights, to make others with. Rather give a file."""
     bootstrap_key_file: FilePath | None = None
-    """A file holding it, as container secrets are mounted."""
+    """A file holding it, as container secrets are mounted: `python -m services.registry_api new-key --out
+    FILE` writes one that only its owner can read.
+    """
     oidc_issuer: str | None = Field(default=None, pattern=r"^https?://[^?#]+[^/?#]$")
     """JWTs of this OpenID provider are taken as well as keys."""
     oidc_audience: str | None = None

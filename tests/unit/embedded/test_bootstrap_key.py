@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from services.embedded import bootstrap_key
 from services.embedded.bootstrap_key import bootstrap_key_file
+from services.shared import key_file
 from services.shared.api_keys import new_token, parse_token
 
 WORLD = "0.0.0.0"
@@ -42,7 +42,7 @@ def test_whoever_is_stopped_while_making_it_leaves_none(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(bootstrap_key.os, step, stop)
+        patch.setattr(key_file.os, step, stop)
         with pytest.raises(KeyboardInterrupt):
             bootstrap_key_file(WORLD, tmp_path)
     assert list(tmp_path.iterdir()) == []
@@ -63,8 +63,8 @@ def test_it_is_whole_from_when_it_is_there(tmp_path: Path, monkeypatch: pytest.M
         assert synced == [(Path(source).stat().st_size, False)]
         link(source, target)
 
-    monkeypatch.setattr(bootstrap_key.os, "fsync", sync)
-    monkeypatch.setattr(bootstrap_key.os, "link", put_in_place)
+    monkeypatch.setattr(key_file.os, "fsync", sync)
+    monkeypatch.setattr(key_file.os, "link", put_in_place)
     bootstrap_key_file(WORLD, tmp_path)
     assert len(synced) == 2, "its folder too"
 
@@ -76,7 +76,7 @@ def test_of_two_starts_at_once_the_first_one_counts(tmp_path: Path, monkeypatch:
         path.write_text(theirs)
         link(source, target)
 
-    monkeypatch.setattr(bootstrap_key.os, "link", overtaken)
+    monkeypatch.setattr(key_file.os, "link", overtaken)
     assert bootstrap_key_file(WORLD, tmp_path) == path
     assert path.read_text() == theirs
     assert list(tmp_path.iterdir()) == [path]
