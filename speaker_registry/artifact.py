@@ -6,6 +6,7 @@ the same tensors and manifest give the same bytes. Knows no network, no storage 
 """
 
 import hashlib
+import html
 import json
 import re
 import struct
@@ -19,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError
 
 from speaker_registry.errors import InvalidArtifact
+from speaker_registry.terminal import printable
 
 MAX_HEADER_BYTES = 64 * 1024
 MAX_TENSORS = 256
@@ -99,9 +101,13 @@ class Manifest(BaseModel):
     """Frames of codes a second, Hz."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Artifact:
-    """A whole, checked artifact. `tensors`: numpy arrays by name. `digest`: `sha256:…` of the file."""
+    """A whole, checked artifact. `tensors`: numpy arrays by name. `digest`: `sha256:…` of the file.
+
+    Its `repr`, and the table that a notebook shows of it, say what it is and which tensors it holds, but
+    neither their values nor the transcript.
+    """
 
     tensors: Mapping[str, np.ndarray]
     manifest: Manifest
@@ -128,6 +134,33 @@ class Artifact:
     @property
     def info(self) -> dict[str, TensorInfo]:
         return describe(self.tensors)
+
+    def __repr__(self) -> str:
+        tensors = ", ".join(" ".join(row) for row in self._rows())
+        return f"<Artifact {self._title}: {tensors}; {self._facts}>"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows instead of `repr`."""
+        head = "".join(f"<th>{name}</th>" for name in ("tensor", "dtype", "shape"))
+        rows = ["".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in self._rows()]
+        lines = "".join(f"<tr>{line}</tr>" for line in (head, *rows))
+        return f"<table><caption>{html.escape(f'{self._title}; {self._facts}')}</caption>{lines}</table>"
+
+    @property
+    def _title(self) -> str:
+        return printable(f"{self.manifest.voice}@{self.manifest.version} for {self.manifest.profile}")
+
+    @property
+    def _facts(self) -> str:
+        untrained = "untrained; " if self.manifest.untrained else ""
+        return f"{untrained}{self.size} bytes, {self.digest[:19]}…"
+
+    def _rows(self) -> list[tuple[str, str, str]]:
+        """Name, dtype and shape of each tensor, as text."""
+        return [
+            (printable(name), str(tensor.dtype), str(list(tensor.shape)))
+            for name, tensor in sorted(self.tensors.items())
+        ]
 
 
 def read_tensors(data: bytes) -> tuple[dict[str, np.ndarray], Manifest | None]:

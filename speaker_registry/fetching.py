@@ -28,6 +28,7 @@ from speaker_registry.errors import (
 from speaker_registry.exchange import Pause, Plan, Policy, Reply, Request, exchange, retry_after_seconds
 from speaker_registry.names import DEFAULT, key_of_name
 from speaker_registry.schemas import ArtifactDescriptor
+from speaker_registry.terminal import printable
 
 MAX_FILE_BYTES = 64 * 1024**2
 _ACCEPT = {"accept": "application/vnd.safetensors, application/json"}
@@ -38,17 +39,23 @@ _CONTENT_DIGEST = re.compile(r"(?:^|[,\s])sha-256=:([A-Za-z0-9+/=]*):")
 
 
 class File(NamedTuple):
-    """An artifact and the bytes it was read from."""
+    """An artifact and the bytes it was read from. Its `repr` does not show them."""
 
     data: bytes
     artifact: Artifact
 
+    def __repr__(self) -> str:
+        return f"<File {len(self.data)} bytes, {self.artifact!r}>"
+
 
 class Clip(NamedTuple):
-    """A clip as it was uploaded."""
+    """A clip as it was uploaded. Its `repr` does not show it: logs and notebooks must not hold a voice."""
 
     data: bytes
     mime_type: str
+
+    def __repr__(self) -> str:
+        return f"<Clip {printable(self.mime_type)}, {len(self.data)} bytes>"
 
 
 class Fetching:
