@@ -63,6 +63,7 @@ def create_app(
     app.state.access = services.access
     app.state.readiness = health.Readiness(services)
     app.state.upload_slots, app.state.store_slots = uploads, store
+    services.registrar.reading_facts = store.one_in_thread
     problems.add_handlers(app)
     _add_routes(app, services)
     app.add_middleware(RequestLimits, uploads=services.limits, form_bytes=FORM_BYTES, pace=pace)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from services.shared.index_reading import IndexedSpeaker
 from services.shared.registrar import Registrar
+from speaker_registry.errors import Unavailable
 
 LOOKED_AT = 2_000
 """Voices that one filtered page looks at, at most: `more` then says that there is more to look at."""
@@ -13,7 +14,7 @@ _AT_ONCE = 500
 
 @dataclass(frozen=True, slots=True)
 class VoicePage:
-    """`last`: the key after which the next page starts; it may be of a voice that was not wanted."""
+    """`last`: the cursor after which the next page starts; it may be of a voice that was not wanted."""
 
     found: list[IndexedSpeaker]
     last: str
@@ -32,21 +33,39 @@ def find_voices(
     limit: int | None,
     wanted: Callable[[IndexedSpeaker], bool],
 ) -> VoicePage:
-    """Up to `limit` wanted voices, or all, from the one after `after`. The cursor is a key: voices that
-    come or go between two pages neither hide nor repeat others.
+    """Up to `limit` wanted voices, or all, from the one after the cursor `after`. Voices that come or go
+    between two pages neither hide nor repeat others. While the index is away, a page may hold fewer than
+    `limit` although there are more.
+
+    Raises:
+        Unavailable: the index is away, and all voices were asked for, which are more than one page.
     """
     found: list[IndexedSpeaker] = []
     last, looked_at, more = after, 0, True
     while more and (limit is None or looked_at < LOOKED_AT):
-        page, more = registrar.page(namespace, after=last, limit=_AT_ONCE if limit is None else limit + 1)
-        for indexed in page:
+        page = registrar.page(namespace, after=last, limit=_AT_ONCE if limit is None else limit + 1)
+        for cursor, indexed in page.entries:
             if wanted(indexed):
                 if len(found) == limit:
                     return VoicePage(found, last, True)
                 found.append(indexed)
-            last = key_of(indexed)
-        looked_at += len(page)
+            last = cursor
+        looked_at += len(page.entries)
+        last, more = page.last, page.more
+        if page.of_facts and more:
+            return _only_page(found, last, limit)
     return VoicePage(found, last, more)
+
+
+def _only_page(found: list[IndexedSpeaker], last: str, limit: int | None) -> VoicePage:
+    """While the index is away each request reads the records of one page at most."""
+    if limit is None:
+        raise Unavailable(
+            "The index is away, and a list from the bucket is given page by page: ask again in a moment, or "
+            "with 'limit' from 1 to 100.",
+            retry_after_seconds=5,
+        )
+    return VoicePage(found, last, True)
 
 
 def key_of(indexed: IndexedSpeaker) -> str:

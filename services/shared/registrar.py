@@ -6,7 +6,9 @@ leaves what was served before; housekeeping finishes what was committed. Knows n
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import structlog
@@ -21,7 +23,8 @@ from services.shared.domain import (
     TombstoneFact,
     without_build,
 )
-from services.shared.facts import SpeakerId, read_certain, speaker_ids
+from services.shared.fact_pages import Cursor, page_of_slugs
+from services.shared.facts import SpeakerId, read_certain
 from services.shared.gate import GateClosed
 from services.shared.index import PENDING_MOVE_SECONDS, AliasMoved, Claim, SpeakerIndex, voice_damaged
 from services.shared.index_reading import IndexedSpeaker
@@ -48,6 +51,8 @@ from speaker_registry.schemas import ArtifactState
 
 log = structlog.get_logger()
 
+MAX_PAGE_OF_FACTS = 101
+"""Speakers whose records are read for one page: what the API's largest page needs."""
 _TRIES = 3
 """To promote, each time on what is true by then."""
 
@@ -58,6 +63,23 @@ class _Heir:
 
     version: SpeakerVersion
     serves: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class SpeakerPage:
+    """One page of a namespace's live speakers."""
+
+    entries: Sequence[tuple[str, IndexedSpeaker]]
+    """Each speaker, with the cursor after which the list goes on behind it."""
+    last: str
+    """The cursor behind everything that was looked at for this page: more than the entries, perhaps."""
+    more: bool
+    of_facts: bool = False
+    """Whether the index could not tell."""
+
+    @property
+    def speakers(self) -> list[IndexedSpeaker]:
+        return [indexed for _, indexed in self.entries]
 
 
 class Dispatcher(Protocol):
@@ -100,6 +122,8 @@ class Registrar:
         self.clock = clock
         self.run_all = run_all
         self.keyring = Keyring(store, index, clock, run_all)
+        self.reading_facts: Callable[[], AbstractContextManager[None]] = nullcontext
+        """Surrounds reads that are answered from the facts. The API limits how many there are at a time."""
 
     # -- reading
 
@@ -117,28 +141,47 @@ class Registrar:
         try:
             return self.index.load(speaker_id)
         except (GateClosed, Unavailable):
-            return IndexedSpeaker(read_certain(self.store, speaker_id))
+            with self.reading_facts():
+                return IndexedSpeaker(read_certain(self.store, speaker_id))
 
-    def page(self, namespace: str, *, after: str = "", limit: int) -> tuple[list[IndexedSpeaker], bool]:
-        """Live speakers by key, from the one after `after`, and whether there are more."""
+    def page(self, namespace: str, *, after: str = "", limit: int) -> SpeakerPage:
+        """Up to `limit` live speakers by key, from the one after the cursor `after`.
+
+        While the index cannot be trusted or reached, the page is made from the facts: of up to
+        `MAX_PAGE_OF_FACTS` speakers, in the order that `fact_pages` tells.
+        """
         try:
-            while True:
-                keys = self.index.names(namespace, after=after, limit=limit + 1)
-                ids = [SpeakerId.of(namespace, SpeakerName(key, key)) for key in keys[:limit]]
-                found = [indexed for indexed in self.index.load_many(ids) if indexed.speaker.live]
-                if found or len(keys) <= limit:
-                    return found, len(keys) > limit
-                # All of them were deleted meanwhile: an empty page would give no cursor to go on from.
-                after = keys[limit - 1]
+            return self._page_of_index(namespace, Cursor.parse(after).key, limit)
         except (GateClosed, Unavailable):
             return self._page_of_facts(namespace, after, limit)
 
-    def _page_of_facts(self, namespace: str, after: str, limit: int) -> tuple[list[IndexedSpeaker], bool]:
-        ids = [speaker_id for speaker_id in speaker_ids(self.store) if speaker_id.namespace == namespace]
-        speakers = [speaker for one in ids if (speaker := read_certain(self.store, one)).live]
-        by_key = {speaker.newest.record.key: speaker for speaker in speakers}
-        keys = sorted(key for key in by_key if key > after)
-        return [IndexedSpeaker(by_key[key]) for key in keys[:limit]], len(keys) > limit
+    def _page_of_index(self, namespace: str, after: str, limit: int) -> SpeakerPage:
+        keys = self.index.names(namespace, after=after, limit=limit + 1)
+        ids = [SpeakerId.of(namespace, SpeakerName(key, key)) for key in keys[:limit]]
+        entries = [
+            (key, indexed)
+            for key, indexed in zip(keys, self.index.load_many(ids), strict=False)
+            if indexed.speaker.live
+        ]
+        return SpeakerPage(entries, last=keys[:limit][-1] if keys else after, more=len(keys) > limit)
+
+    def _page_of_facts(self, namespace: str, after: str, limit: int) -> SpeakerPage:
+        """Lists the namespace's folders, and reads the records of the speakers on the page."""
+        with self.reading_facts():
+            page = page_of_slugs(self.store, namespace, after, min(limit, MAX_PAGE_OF_FACTS))
+            found: dict[str, Speaker] = {}
+
+            def read(slug: str) -> None:
+                found[slug] = read_certain(self.store, SpeakerId(namespace, slug))
+
+            self.run_all([partial(read, slug) for slug in page.slugs])
+        entries = [
+            (cursor, IndexedSpeaker(found[slug]))
+            for slug, cursor in zip(page.slugs, page.cursors, strict=True)
+            if found[slug].live
+        ]
+        last = page.cursors[-1] if page.cursors else after
+        return SpeakerPage(entries, last=last, more=page.more, of_facts=True)
 
     def standing(self, indexed: IndexedSpeaker, version: SpeakerVersion, profile: str) -> Standing:
         """Where a version is with one profile. Raises `ProfileUnknown`."""

@@ -272,10 +272,10 @@ def test_a_voice_that_cannot_be_read_costs_nobody_else_theirs(
     housekeeper.sweep()
     assert files(tmp_path / "bucket") == damaged
     redis_client.flushall()
-    assert [one.speaker.newest.record.name for one in registrar.page("default", limit=10)[0]] == ["Bob"]
+    assert [one.speaker.newest.record.name for one in registrar.page("default", limit=10).speakers] == ["Bob"]
     housekeeper.turn()
     assert registrar.index.gate_open()
-    assert [one.speaker.newest.record.name for one in registrar.page("default", limit=10)[0]] == ["Bob"]
+    assert [one.speaker.newest.record.name for one in registrar.page("default", limit=10).speakers] == ["Bob"]
     assert registrar.find("default", "Bob").speaker.live
 
 
@@ -293,7 +293,7 @@ def test_a_damaged_voice_says_so_and_takes_nothing_new(
         housekeeper.turn()
     with pytest.raises(VoiceDamaged, match="'alice' is damaged"):
         registrar.find("default", "alice")
-    assert registrar.page("default", limit=10) == ([], False)
+    assert registrar.page("default", limit=10).entries == []
     if rebuilt:
         with pytest.raises(VoiceDamaged):
             register(registrar, "Alice", words="once more")

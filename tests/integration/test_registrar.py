@@ -600,8 +600,8 @@ def test_a_closed_gate_lets_reads_through_to_the_facts_and_stops_writes(storage:
     storage.clock.sleep(2)
     lose_redis(storage, reconnect=reconnect)
     assert storage.served("alice") == before
-    found, more = storage.registrar.page(NAMESPACE, limit=10)
-    assert ([one.speaker.newest.vuid for one in found], more) == ([version.vuid], False)
+    page = storage.registrar.page(NAMESPACE, limit=10)
+    assert ([one.speaker.newest.vuid for one in page.speakers], page.more) == ([version.vuid], False)
     for write in (
         lambda: storage.register("alice", number=2),
         lambda: storage.registrar.delete(NAMESPACE, "alice"),
@@ -625,7 +625,7 @@ def test_a_silent_server_keeps_nobody_waiting_for_long(
             began = time.monotonic()
             for _ in range(20):
                 assert storage.served("alice")[0] == 1
-                assert len(storage.registrar.page(NAMESPACE, limit=10)[0]) == 1
+                assert len(storage.registrar.page(NAMESPACE, limit=10).entries) == 1
             assert time.monotonic() - began < 6, "one call waits; with a wait for each it would be 24 s"
             with pytest.raises(Unavailable):
                 storage.register("bob")

@@ -136,10 +136,10 @@ def needed(speaker_id: SpeakerId, version: SpeakerVersion) -> list[str]:
 
 def _check_names(world: World, process: Process) -> None:
     """Paging finds every live speaker, and only those."""
-    page, more = process.registrar.page("default", limit=1000)
-    told = [indexed.speaker.newest.record.name.lower() for indexed in page]
+    page = process.registrar.page("default", limit=1000)
+    told = [indexed.speaker.newest.record.name.lower() for indexed in page.speakers]
     live = [read_speaker(world.truth, speaker_id) for speaker_id in speaker_ids(world.truth)]
-    if more or told != sorted(speaker.newest.record.name.lower() for speaker in live if speaker.live):
+    if page.more or told != sorted(speaker.newest.record.name.lower() for speaker in live if speaker.live):
         raise Violation(f"paging tells {told}")
 
 
