@@ -26,7 +26,7 @@ from speaker_registry.errors import (
     VoiceNotFound,
 )
 from speaker_registry.exchange import Pause, Plan, Policy, Reply, Request, exchange, retry_after_seconds
-from speaker_registry.names import DEFAULT, key_of_name
+from speaker_registry.names import DEFAULT, key_of_name, stands_for
 from speaker_registry.schemas import ArtifactDescriptor
 from speaker_registry.terminal import printable
 
@@ -176,10 +176,10 @@ def declared_digests(headers: Mapping[str, str]) -> set[str]:
 def check_identity(artifact: Artifact, target: Target, profile: str, headers: Mapping[str, str]) -> None:
     """Raise `InvalidArtifact` if a whole artifact is not the one that was asked for."""
     manifest = artifact.manifest
-    facts = [
-        ("profile", manifest.profile, profile),
-        ("voice", key_of_name(manifest.voice.strip()), target.speaker.key),
-    ]
+    key, asked = key_of_name(manifest.voice.strip()), target.speaker.key
+    facts = [("profile", manifest.profile, profile)]
+    if not stands_for(asked, key):
+        facts.append(("voice", key, asked))
     if isinstance(target.reference, int):
         facts.append(("version", str(manifest.version), str(target.reference)))
     if said := headers.get("x-voice-version"):

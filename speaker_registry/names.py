@@ -1,9 +1,11 @@
-"""Names and references as callers write them: `alice`, `alice@3`, `alice@prod`. Parsed once, at the door.
+"""Names, ids and references as callers write them: `alice`, `alice@3`, `alice@prod`. Parsed once, at the
+door.
 
 A name's identity is its *key*: trimmed, lower-cased, NFC. The rules are vLLM-Omni's, less `@` (it separates
 name and version), control characters, anything over 128 characters, and names that nobody can see.
 """
 
+import hashlib
 import re
 import unicodedata
 from dataclasses import dataclass
@@ -25,6 +27,8 @@ _DRAWN = re.compile("[\u0600-\u0605\u06dd\u070f\u0890\u0891\u08e2\U000110bd\U000
 NAMESPACE_PATTERN = r"[a-z0-9][a-z0-9-]{0,31}"
 ACCEPTED_NAMESPACES = "1 to 32 of a-z, 0-9 and '-'"
 """The same, for people."""
+_SLUG = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+_VOICE_ID = re.compile(rf"voice_([0-9a-f]{{32}})_({_SLUG.pattern})")
 _ALIAS = re.compile(r"[a-z][a-z0-9._-]{0,63}")
 MAX_VERSION = 2**31 - 1
 
@@ -54,6 +58,42 @@ def key_of_name(name: str) -> str:
     """What a trimmed name, or a part of one, is known by in whatever way it is typed."""
     # NFC again: `T` and U+0308 have no form in one character, but what `lower` makes of them has.
     return unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).lower())
+
+
+def slug_of(key: str) -> str:
+    """A name's key in an alphabet that needs no escapes: itself where it fits, else `x-` and a hash of it."""
+    if _SLUG.fullmatch(key) and not key.startswith("x-") and not key.endswith(".") and ".." not in key:
+        return key
+    return "x-" + hashlib.sha256(key.encode()).hexdigest()[:40]
+
+
+@dataclass(frozen=True, slots=True)
+class VoiceId:
+    """The id of a voice, `voice_{vuid}_{slug}`.
+
+    It is of one life of a name: a name that is deleted and registered again gets another id. The slug in it
+    says where the voice is to be found, so no index from ids to names is needed, or can be lost.
+    """
+
+    vuid: str
+    """Id of one of its versions, usually the first."""
+    slug: str
+    """Of its name's key."""
+
+    def __str__(self) -> str:
+        return f"voice_{self.vuid}_{self.slug}"
+
+
+def parse_voice_id(text: str) -> VoiceId | None:
+    """None if the text cannot be a voice's id."""
+    match = _VOICE_ID.fullmatch(text)
+    return VoiceId(match[1], match[2]) if match else None
+
+
+def stands_for(known_as: str, key: str) -> bool:
+    """Whether a parsed name's key, which may be an id instead, can stand for the voice with this key."""
+    voice_id = parse_voice_id(known_as)
+    return known_as == key or (voice_id is not None and voice_id.slug == slug_of(key))
 
 
 def _fault_of(name: str) -> str | None:

@@ -42,7 +42,7 @@ from speaker_registry.errors import (
     NotFound,
     SpeakerRegistryError,
 )
-from speaker_registry.names import parse_reference, parse_speaker_name
+from speaker_registry.names import parse_reference
 from speaker_registry.schemas import ArtifactDescriptor, Page
 
 router = Router(prefix="/v1/voices/{name}/versions/{ref}/artifacts", tags=["artifacts"])
@@ -59,10 +59,6 @@ class _Wanted:
     profile: str
     allow_stale: bool
 
-    @property
-    def speaker_id(self) -> SpeakerId:
-        return SpeakerId.of(self.namespace, parse_speaker_name(self.name))
-
     def look(self) -> "_Found":
         """Raises `VoiceNotFound`, `VersionNotFound`, `AliasNotFound`, `ProfileUnknown`."""
         registrar = self.services.registrar
@@ -71,11 +67,13 @@ class _Wanted:
         version = registrar.resolve(indexed, self.reference)
         standing = registrar.standing(indexed, version, self.profile)
         required = self.profile in registrar.catalogue.required
-        return _Found(indexed, version, standing, self.allow_stale, required)
+        speaker_id = SpeakerId.of_record(self.namespace, version.record)
+        return _Found(speaker_id, indexed, version, standing, self.allow_stale, required)
 
 
 @dataclass(frozen=True, slots=True)
 class _Found:
+    speaker_id: SpeakerId
     indexed: IndexedSpeaker
     version: SpeakerVersion
     standing: Standing
@@ -201,7 +199,7 @@ async def _file_or_descriptor(request: Request, wanted: _Wanted, slots: Slots, w
         return said
     store = wanted.services.registrar.store
     async with slots.one():
-        data = await run_in_threadpool(read_artifact, store, wanted.speaker_id, found.version, found.record)
+        data = await run_in_threadpool(read_artifact, store, found.speaker_id, found.version, found.record)
     return Response(data, headers=headers, media_type=examples.MEDIA_TYPE)
 
 
@@ -233,14 +231,14 @@ def _give(wanted: _Wanted, body: bytes, fingerprint: str | None) -> bool:
     found = wanted.look()
     tensors, manifest = read_tensors(body)
     given = ReadyArtifact(tensors=tensors, manifest=manifest, fingerprint=fingerprint)
-    return give_artifact(registrar, wanted.speaker_id, found.version, wanted.profile, given)
+    return give_artifact(registrar, found.speaker_id, found.version, wanted.profile, given)
 
 
 async def _settled(request: Request, wanted: _Wanted, wait: float) -> _Found:
     found = await run_in_threadpool(wanted.look)
     if wait and not found.settled:
         found = await wanted.services.changes.wait_until(
-            str(wanted.speaker_id), wait, wanted.look, lambda one: one.settled, request.is_disconnected
+            str(found.speaker_id), wait, wanted.look, lambda one: one.settled, request.is_disconnected
         )
     if found.fault is not None:
         raise found.fault

@@ -10,7 +10,7 @@ from services.registry_api.rules import AUDIO_READ
 from services.registry_api.wiring import AT_STORE, NamespaceDep, Reference, ServicesDep, VoiceName
 from services.shared.blobs import clip_of, read_clip
 from services.shared.facts import SpeakerId
-from speaker_registry.names import parse_reference, parse_speaker_name
+from speaker_registry.names import parse_reference
 
 router = Router(prefix="/v1/voices/{name}/versions/{ref}/audio", tags=["voices"])
 
@@ -28,5 +28,5 @@ def get_clip(
     headers = file_headers(f"sha256:{clip.sha256}", version) | {"Content-Disposition": "attachment"}
     if (said := without_bytes(request, headers, clip.size, clip.mime_type)) is not None:
         return said
-    data = read_clip(registrar.store, SpeakerId.of(namespace, parse_speaker_name(name)), version)
+    data = read_clip(registrar.store, SpeakerId.of_record(namespace, version.record), version)
     return Response(data, headers=headers, media_type=clip.mime_type)

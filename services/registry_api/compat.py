@@ -162,8 +162,10 @@ def delete_voice(
 ) -> Response:
     """Delete a voice with all its versions: unresolvable at once."""
     before = services.registrar.delete(namespace, name)
-    key = parse_speaker_name(name).key
-    voice_id = rendering.voice_id(before) if before.speaker.versions else None
+    if before.speaker.versions:
+        key, voice_id = key_of(before), rendering.voice_id(before)
+    else:  # its records could not be read
+        key, voice_id = parse_speaker_name(name).key, None
     body = Deleted(message=f"Voice '{key}' deleted successfully", id=voice_id)
     return answer(request, body)
 

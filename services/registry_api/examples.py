@@ -20,7 +20,7 @@ _JOB_ID = f"job_{_VUID}"
 _STATUS = {"profile": "qwen3-tts-0.6b", "state": "ready", "stale": False, "digest": _DIGEST}
 _VOICE = {
     "object": "voice",
-    "id": f"voice_{_VUID}",
+    "id": f"voice_{_VUID}_alice",
     "name": "Alice",
     "key": "alice",
     "created_at": 1775133885,
@@ -55,7 +55,7 @@ _VERSION = {
 _DESCRIPTOR = {
     "object": "voice.artifact",
     "voice": "Alice",
-    "voice_id": f"voice_{_VUID}",
+    "voice_id": f"voice_{_VUID}_alice",
     "version": 2,
     "version_id": _VUID,
     "created_at": 1775133885,
@@ -117,12 +117,12 @@ _UPLOADED = {
     "mime_type": "audio/flac",
     "embedding_source": "audio",
     "embedding_dim": None,
-    "id": f"voice_{_VUID}",
+    "id": f"voice_{_VUID}_alice",
     "version": 2,
     "cache_status": "ready",
     "stale": False,
 }
-_OPENAI = {"object": "audio.voice", "id": f"voice_{_VUID}", "name": "Alice", "created_at": 1775133885}
+_OPENAI = {"object": "audio.voice", "id": f"voice_{_VUID}_alice", "name": "Alice", "created_at": 1775133885}
 _LIST = {"object": "list", "has_more": False}
 
 
@@ -592,7 +592,7 @@ UPLOAD: Responses = {
                 "mime_type": "audio/flac",
                 "file_size": 132798,
                 "ref_text": "The quick brown fox jumps over the lazy dog.",
-                "id": f"voice_{_VUID}",
+                "id": f"voice_{_VUID}_alice",
                 "version": 2,
                 "cache_status": "pending",
                 "job_id": _JOB_ID,
@@ -614,7 +614,7 @@ DELETE_COMPATIBLE: Responses = {
         {
             "success": True,
             "message": "Voice 'alice' deleted successfully",
-            "id": f"voice_{_VUID}",
+            "id": f"voice_{_VUID}_alice",
             "object": "audio.voice",
             "deleted": True,
         },

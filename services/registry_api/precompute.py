@@ -48,11 +48,12 @@ class Precompute:
         self._registrar = registrar
         self._job_records = jobs
         self._namespace = namespace
-        self._name = parse_speaker_name(name)
+        self._name = name
         self._profiles = [profile] if profile else list(registrar.catalogue.required)
         self._jobs: list[str] = []
         self._message: str | None = None
-        self.speaker_id = SpeakerId.of(namespace, self._name)
+        self.speaker_id = SpeakerId.of(namespace, parse_speaker_name(name))
+        """Whose changes to wait for; known for certain after `start`, since the name may be a voice's id."""
 
     def start(self, *, force: bool) -> Look:
         """Claim what is missing, or all of it by `force`; remember the jobs to wait for. A profile that
@@ -78,8 +79,9 @@ class Precompute:
         return Look(version, standings, flying, list(self._failures(standings, flying)))
 
     def _find(self) -> tuple[IndexedSpeaker, SpeakerVersion]:
-        indexed = self._registrar.find(self._namespace, self._name.name)
+        indexed = self._registrar.find(self._namespace, self._name)
         version = indexed.speaker.default
+        self.speaker_id = SpeakerId.of_record(self._namespace, version.record)
         if not version.extractable:
             raise CacheUnsupported(
                 f"Version {version.number} was registered with a ready speaker embedding of "
@@ -105,7 +107,7 @@ class Precompute:
         """The answer, as long as nothing failed."""
         state = worst(look.standings)
         return CacheStatus(
-            voice=self._name.key,
+            voice=look.version.record.key,
             # By force: what was there before serves meanwhile.
             cache_status="processing" if look.flying and state == "ready" else state,
             message=self._message,
@@ -117,4 +119,6 @@ class Precompute:
         if look.finished and look.failed:
             kept = worst(look.standings) == "ready"
             reasons = "; ".join(look.failed) + (" What was there before still serves." if kept else "")
-            raise ArtifactFailed(f"Voice '{self._name.key}' could not be extracted. {reasons}", param="name")
+            raise ArtifactFailed(
+                f"Voice '{look.version.record.key}' could not be extracted. {reasons}", param="name"
+            )

@@ -16,12 +16,13 @@ from services.shared.profiles import Profile
 from services.shared.registrar import Registrar
 from services.shared.status import Standing, worst
 from speaker_registry import schemas
-from speaker_registry.names import DEFAULT
+from speaker_registry.names import DEFAULT, VoiceId, slug_of
 
 
 def voice_id(indexed: IndexedSpeaker) -> str:
-    """Of this life of the name: a name that is deleted and registered again gets another."""
-    return f"voice_{indexed.speaker.versions[0].vuid}"
+    """The id of a voice: a name that is deleted and registered again gets another one."""
+    first = indexed.speaker.versions[0]
+    return str(VoiceId(first.vuid, slug_of(first.record.key)))
 
 
 def voice(registrar: Registrar, indexed: IndexedSpeaker) -> schemas.Voice:

@@ -82,7 +82,8 @@ WaitSeconds = Annotated[float, Query(ge=0, le=60, alias="wait", description="Hol
 VoiceName = Annotated[
     str,
     Path(
-        description="In any case; percent-encoded UTF-8, without '/' and '@'.",
+        description="The voice's name, in any case, percent-encoded UTF-8, without '/' and '@'. Where no "
+        "voice has that name: its id.",
         examples=["Alice"],
         json_schema_extra={"format": "voice-name"},
     ),

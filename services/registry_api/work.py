@@ -13,7 +13,6 @@ from services.registry_api.rules import ANY_KEY, JOBS_READ
 from services.registry_api.wiring import After, Limit, NamespaceDep, ServicesDep, WaitSeconds
 from services.shared.facts import SpeakerId
 from services.shared.jobs import JobRecord
-from speaker_registry.names import parse_speaker_name
 from speaker_registry.schemas import Job, JobState, Page, Profile
 
 router = Router(prefix="/v1", tags=["jobs and profiles"])
@@ -29,12 +28,15 @@ def list_jobs(
     state: Annotated[JobState | None, Query(description="Only jobs in this state.")] = None,
     voice: Annotated[
         str | None,
-        Query(description="Only jobs of this voice.", json_schema_extra={"format": "voice-name"}),
+        Query(
+            description="Only jobs of this voice, by its name or its id.",
+            json_schema_extra={"format": "voice-name"},
+        ),
     ] = None,
     profile: Annotated[str | None, Query(description="Only jobs for this profile.")] = None,
 ) -> Response:
     """Jobs, newest first. Kept for 30 days."""
-    slug = SpeakerId.of(namespace, parse_speaker_name(voice)).slug if voice is not None else None
+    slug = services.registrar.identify(namespace, voice).slug if voice is not None else None
     if profile is not None:
         services.registrar.catalogue.get(profile)
     page = services.jobs.page(

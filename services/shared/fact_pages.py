@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
-from services.shared.facts import slug_of
 from services.shared.store import Store
+from speaker_registry.names import slug_of
 
 _HASHED = re.compile("x-[0-9a-f]{40}")
 _ALL = "~"

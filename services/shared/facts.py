@@ -16,7 +16,6 @@ immutable and uniquely named: a lost reply, a late write or a repeated one does 
 """
 
 import hashlib
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Self
@@ -40,18 +39,9 @@ from services.shared.domain import (
 )
 from services.shared.metrics import INTEGRITY_FAILURES
 from services.shared.store import Listing, Store, StoredObject
-from speaker_registry.names import SpeakerName, is_namespace
+from speaker_registry.names import SpeakerName, is_namespace, slug_of
 
 log = structlog.get_logger()
-
-_SLUG = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
-
-
-def slug_of(key: str) -> str:
-    """A speaker's key in the alphabet of the bucket: itself where it fits, else `x-` and a hash."""
-    if _SLUG.fullmatch(key) and not key.startswith("x-") and not key.endswith(".") and ".." not in key:
-        return key
-    return "x-" + hashlib.sha256(key.encode()).hexdigest()[:40]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +58,11 @@ class SpeakerId:
     @classmethod
     def of(cls, namespace: str, name: SpeakerName) -> Self:
         return cls(namespace, slug_of(name.key))
+
+    @classmethod
+    def of_record(cls, namespace: str, record: VersionRecord) -> Self:
+        """The speaker that a version is one of."""
+        return cls(namespace, slug_of(record.key))
 
     @classmethod
     def parse(cls, text: str) -> Self:

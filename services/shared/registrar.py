@@ -46,7 +46,7 @@ from speaker_registry.errors import (
     Unavailable,
     VoiceNotFound,
 )
-from speaker_registry.names import DEFAULT, LATEST, SpeakerName, parse_speaker_name
+from speaker_registry.names import DEFAULT, LATEST, SpeakerName, parse_speaker_name, parse_voice_id
 from speaker_registry.schemas import ArtifactState
 
 log = structlog.get_logger()
@@ -54,7 +54,7 @@ log = structlog.get_logger()
 MAX_PAGE_OF_FACTS = 101
 """Speakers whose records are read for one page: what the API's largest page needs."""
 _TRIES = 3
-"""To promote, each time on what is true by then."""
+"""To promote, or to delete by id, each time on what is true by then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,13 +128,43 @@ class Registrar:
     # -- reading
 
     def find(self, namespace: str, name: str) -> IndexedSpeaker:
-        """A live speaker by its name. Raises `InvalidVoiceName`, `VoiceNotFound`, `VoiceDamaged`."""
-        indexed = self.look_up(SpeakerId.of(namespace, parse_speaker_name(name)))
+        """A live speaker by its name; where no voice has that name, by its voice's id.
+
+        Raises:
+            InvalidVoiceName, VoiceNotFound, VoiceDamaged.
+        """
+        _, indexed = self._locate(namespace, name, self.look_up)
         if indexed.speaker.damaged:
             raise voice_damaged(name)
         if not indexed.speaker.live:
             raise VoiceNotFound(f"Voice '{name}' not found", param="name")
         return indexed
+
+    def identify(self, namespace: str, name: str) -> SpeakerId:
+        """Which speaker a name or a voice's id stands for, as in `find`. There need not be one.
+
+        Raises:
+            InvalidVoiceName; Unavailable.
+        """
+        parsed = parse_speaker_name(name)
+        if parse_voice_id(parsed.key) is None:
+            return SpeakerId.of(namespace, parsed)
+        return self._locate(namespace, name, self.look_up)[0]
+
+    def _locate(
+        self, namespace: str, name: str, load: Callable[[SpeakerId], IndexedSpeaker]
+    ) -> tuple[SpeakerId, IndexedSpeaker]:
+        """Look for a speaker by name, and where there is none, by the id that the name may be."""
+        parsed = parse_speaker_name(name)
+        by_name = SpeakerId.of(namespace, parsed)
+        named = load(by_name)
+        voice_id = parse_voice_id(parsed.key)
+        if voice_id is None or named.speaker.live or named.speaker.damaged:
+            return by_name, named
+        by_id = SpeakerId(namespace, voice_id.slug)
+        meant = load(by_id)
+        # Not another life of the same name: whoever has its id does not mean that.
+        return (by_name, named) if meant.speaker.by_vuid(voice_id.vuid) is None else (by_id, meant)
 
     def look_up(self, speaker_id: SpeakerId) -> IndexedSpeaker:
         """From the index; from the facts themselves while the index cannot be trusted or reached."""
@@ -213,25 +243,33 @@ class Registrar:
     def delete(
         self, namespace: str, name: str, *, check: Callable[[IndexedSpeaker], None] | None = None
     ) -> IndexedSpeaker:
-        """Unresolvable at once, with all its versions and jobs. Returns what was there.
+        """Make a voice unresolvable at once, with all its versions and jobs. Returns what was there.
 
         Args:
+            name: its name or its id, as in `find`.
             check: raises if this is not what is to be deleted.
 
         Raises:
-            VoiceNotFound; PreconditionFailed: it changed after it was checked.
+            VoiceNotFound; PreconditionFailed: it changed after it was checked. Unavailable.
         """
-        speaker_id = SpeakerId.of(namespace, parse_speaker_name(name))
-        before = self.index.load(speaker_id)
-        if check is not None and before.speaker.live:
-            check(before)
-        try:
-            unchanged = before.speaker.seq if check is not None else None
-            place = self.index.reserve_tombstone(speaker_id, unchanged=unchanged)
-        except VoiceNotFound:
-            raise VoiceNotFound(f"Voice '{name}' not found", param="name") from None
-        except AliasMoved:
-            raise PreconditionFailed(f"Voice '{name}' has just changed.", param="If-Match") from None
+        for _ in range(_TRIES):
+            speaker_id, before = self._locate(namespace, name, self.index.load)
+            if check is not None and before.speaker.live:
+                check(before)
+            # By its id, only this life of the name is meant: another must not take its place unnoticed.
+            by_id = speaker_id != SpeakerId.of(namespace, parse_speaker_name(name))
+            try:
+                place = self.index.reserve_tombstone(
+                    speaker_id, unchanged=before.speaker.seq if check is not None or by_id else None
+                )
+                break
+            except VoiceNotFound:
+                raise VoiceNotFound(f"Voice '{name}' not found", param="name") from None
+            except AliasMoved:
+                if check is not None:
+                    raise PreconditionFailed(f"Voice '{name}' has just changed.", param="If-Match") from None
+        else:
+            raise Unavailable(f"Voice '{name}' is being changed all the time.", retry_after_seconds=1)
         fact = TombstoneFact(place.seq, place.number, place.created_at)
         self.store.put(speaker_id.tombstone_key(fact, self.clock.new_id()), b"{}")
         killed = self.index.apply_tombstone(speaker_id, place.seq, place.number, place.created_at)

@@ -26,7 +26,7 @@ from services.shared.domain import (
     fold,
     given_key,
 )
-from services.shared.facts import SpeakerId, read_certain, read_facts, read_speaker, slug_of
+from services.shared.facts import SpeakerId, read_certain, read_facts, read_speaker
 from services.shared.housekeeping import unreachable
 from services.shared.index_reading import Flight, IndexedSpeaker
 from services.shared.profiles import Profile
@@ -34,7 +34,7 @@ from services.shared.published_weights import PublishedWeights
 from services.shared.status import standing
 from services.shared.store import Listing, StoredObject, check_prefix
 from speaker_registry.errors import AliasNotFound, InvalidVoiceName, VersionNotFound
-from speaker_registry.names import parse_speaker_name
+from speaker_registry.names import parse_speaker_name, slug_of
 from tests import speaker_facts
 from tests.simulation.store import PerfectStore
 from tests.speaker_facts import (

@@ -15,13 +15,12 @@ from typing import Any, Self, cast
 import httpx
 
 from services.registry_api.changes import Changes
-from services.shared.facts import slug_of
 from services.shared.jobs import JobRecord, Jobs
 from services.shared.opening import open_registrar
 from services.shared.publication import Assignment
 from services.shared.registrar import Registrar
 from services.shared.settings import RegistrySettings, StoreSettings
-from speaker_registry.names import parse_speaker_name
+from speaker_registry.names import parse_speaker_name, slug_of
 from speaker_registry.schemas import FINISHED_STATES
 from tests.deploy.composed import ComposedRegistry
 from tests.deploy.environment import variable

@@ -8,12 +8,12 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from services.shared.facts import SpeakerId, slug_of
+from services.shared.facts import SpeakerId
 from services.shared.jobs import Jobs
 from services.shared.publication import Assignment, Maker, Publisher
 from services.shared.registrar import Registrar
 from speaker_registry.errors import SpeakerRegistryError
-from speaker_registry.names import parse_speaker_name
+from speaker_registry.names import parse_speaker_name, slug_of
 
 FINGERPRINT = "sha256:" + "1" * 64
 

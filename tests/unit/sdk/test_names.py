@@ -8,7 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from speaker_registry.errors import InvalidReference, InvalidVoiceName
-from speaker_registry.names import key_of_name, parse_reference, parse_speaker_name
+from speaker_registry.names import (
+    VoiceId,
+    key_of_name,
+    parse_reference,
+    parse_speaker_name,
+    parse_voice_id,
+    slug_of,
+    stands_for,
+)
 
 ALL = [chr(number) for number in range(sys.maxunicode + 1) if not 0xD800 <= number < 0xE000]
 COMPOSING = sorted(
@@ -95,3 +103,40 @@ def test_a_number_that_no_version_has_is_refused_with_those_that_one_can_have(te
     """Told only "from 1", whoever sent one above the last would not know what was wrong."""
     with pytest.raises(InvalidReference, match="Accepted: a version number from 1 to 2147483647, 'default'"):
         parse_reference(text)
+
+
+@given(NAMES)
+def test_an_id_leads_back_to_its_voice(text: str):
+    """Whatever the name is. It is a name itself, so that it is taken wherever one is."""
+    try:
+        key = parse_speaker_name(text).key
+    except InvalidVoiceName:
+        return
+    voice_id = VoiceId("0" * 31 + "a", slug_of(key))
+    assert parse_voice_id(str(voice_id)) == voice_id
+    assert parse_speaker_name(str(voice_id)).key == str(voice_id)
+    assert stands_for(str(voice_id), key)
+    assert not stands_for(str(voice_id), key + "x")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "alice",
+        "voice_alice",
+        f"voice_{'0' * 31}_alice",
+        f"voice_{'0' * 33}_alice",
+        f"voice_{'A' * 32}_alice",
+        f"voice_{'0' * 32}",
+        f"voice_{'0' * 32}_",
+        f"voice_{'0' * 32}_a/b",
+        f"voice_{'0' * 32}_{'a' * 65}",
+        f"voice_{'0' * 32}_alice\n",
+    ],
+)
+def test_what_is_no_id_is_not_read_as_one(text: str):
+    """It is looked up as a name, and only as that."""
+    assert parse_voice_id(text) is None
+    assert stands_for(text, text)
+    assert not stands_for(text, "another")

@@ -1,0 +1,183 @@
+"""Voices by the ids that answers give out, wherever a name is taken: clients of OpenAI's API know nothing
+else (`client.audio.voices.delete(voice.id)`).
+"""
+
+from collections.abc import Callable
+
+import httpx
+import pytest
+
+from speaker_registry import RegistryClient, cli
+from speaker_registry.errors import VoiceNotFound
+from tests.integration.api.conftest import Start
+from tests.integration.api.registry import OTHER_CLIP, PROFILE, Registry, until
+
+NAMES = ("Wren", "名前", "a b", "x.y-z_1")
+
+
+def id_of(registry: Registry, name: str) -> str:
+    found: str = registry.client.get(f"/v1/voices/{name}").json()["id"]
+    return found
+
+
+@pytest.mark.parametrize("suffix", NAMES)
+def test_every_answer_gives_the_same_id_and_every_route_takes_it(registry: Registry, name: str, suffix: str):
+    """Whatever the name looks like: a voice's id is written with letters that no address has to escape."""
+    name = f"{name} {suffix}"
+    uploaded = registry.ready(name)
+    voice_id, get = uploaded["id"], registry.client.get
+    assert voice_id == id_of(registry, name)
+    assert httpx.URL(f"http://a/{voice_id}").raw_path.decode() == f"/{voice_id}"
+    listed = get("/v1/audio/voices").json()["data"]
+    assert {"object": "audio.voice", "id": voice_id, "name": name}.items() <= next(
+        one for one in listed if one["id"] == voice_id
+    ).items()
+    for template in (
+        "/v1/voices/{}",
+        "/v1/voices/{}/versions",
+        "/v1/voices/{}/versions/default",
+        "/v1/voices/{}/versions/1/audio",
+        "/v1/voices/{}/versions/1/artifacts",
+        f"/v1/voices/{{}}/versions/1/artifacts/{PROFILE}",
+        f"/v1/voices/{{}}/versions/default/artifacts/{PROFILE}/file",
+        "/v1/audio/voices/{}/cache",
+        "/v1/jobs?voice={}",
+    ):
+        by_name, by_id = get(template.format(name)), get(template.format(voice_id))
+        assert by_id.status_code == 200, template
+        assert by_id.content == by_name.content, template
+
+
+def test_extraction_is_asked_for_by_id(registry: Registry, name: str):
+    """And waited for: what wakes the call up is told about the voice, not about its id."""
+    voice_id = registry.upload(name)["id"]
+    with registry.worker.working():
+        cached = registry.client.post(f"/v1/audio/voices/{voice_id}/cache", params={"wait": 20})
+    assert cached.json() == {"voice": name, "cache_status": "ready", "version": 1}
+    registry.upload(name, clip=OTHER_CLIP)
+    with registry.worker.working():
+        path = f"/v1/voices/{voice_id}/versions/2/artifacts/{PROFILE}"
+        assert registry.client.get(path, params={"wait": 20}).json()["state"] == "ready"
+
+
+def test_a_voice_keeps_its_id_over_its_versions(registry: Registry, name: str):
+    """It is the voice's, not the version's."""
+    first = registry.ready(name)["id"]
+    assert registry.ready(name, clip=OTHER_CLIP)["id"] == first == id_of(registry, name)
+
+
+@pytest.mark.parametrize("route", ["/v1/voices/", "/v1/audio/voices/"])
+def test_a_voice_is_deleted_by_its_id(registry: Registry, name: str, route: str):
+    """As openai-python does it."""
+    voice_id = registry.ready(name)["id"]
+    gone = registry.client.delete(f"{route}{voice_id}")
+    assert gone.status_code in {200, 204}
+    if gone.content:
+        assert gone.json()["id"] == voice_id
+        assert gone.json()["message"] == f"Voice '{name}' deleted successfully"
+    for known_as in (name, voice_id):
+        assert registry.client.get(f"/v1/voices/{known_as}").status_code == 404
+        assert registry.client.delete(f"{route}{known_as}").status_code == 404
+
+
+def test_an_id_is_of_one_life_of_a_name(registry: Registry, name: str):
+    """Whoever holds the id of a deleted voice must not get, or delete, the one that has its name now."""
+    old = registry.ready(name)["id"]
+    registry.client.delete(f"/v1/voices/{name}")
+    new = registry.ready(name)["id"]
+    assert new != old
+    for path in (f"/v1/voices/{old}", f"/v1/voices/{old}/versions/2/artifacts/{PROFILE}/file"):
+        assert registry.client.get(path).status_code == 404
+    assert registry.client.delete(f"/v1/voices/{old}").status_code == 404
+    assert id_of(registry, name) == new
+
+
+def test_a_delete_by_id_spares_a_voice_that_took_the_name_meanwhile(
+    registry: Registry, name: str, monkeypatch: pytest.MonkeyPatch
+):
+    """Between finding the voice and its end, somebody else deletes it and registers another."""
+    old = registry.ready(name)["id"]
+    index = registry.registrar.index
+    reserve: Callable[..., object] = index.reserve_tombstone
+
+    def replaced_first(*given: object, **more: object) -> object:
+        monkeypatch.undo()
+        registry.registrar.delete("default", name)
+        registry.ready(name)
+        return reserve(*given, **more)
+
+    monkeypatch.setattr(index, "reserve_tombstone", replaced_first)
+    assert registry.client.delete(f"/v1/voices/{old}").status_code == 404
+    assert registry.client.get(f"/v1/voices/{name}").status_code == 200
+
+
+def test_a_delete_by_id_is_not_stopped_by_another_change(
+    registry: Registry, name: str, monkeypatch: pytest.MonkeyPatch
+):
+    """A new version, or a promotion, does not make it another voice."""
+    voice_id = registry.ready(name)["id"]
+    index = registry.registrar.index
+    reserve: Callable[..., object] = index.reserve_tombstone
+
+    def changed_first(*given: object, **more: object) -> object:
+        monkeypatch.undo()
+        registry.upload(name, clip=OTHER_CLIP)
+        return reserve(*given, **more)
+
+    monkeypatch.setattr(index, "reserve_tombstone", changed_first)
+    assert registry.client.delete(f"/v1/voices/{voice_id}").status_code == 204
+    assert registry.client.get(f"/v1/voices/{name}").status_code == 404
+
+
+def test_a_name_comes_before_an_id(registry: Registry, name: str):
+    """Names may look like anything; a voice that is called so is found by its name as ever."""
+    voice_id = registry.ready(name)["id"]
+    impostor = registry.ready(voice_id)
+    found = registry.client.get(f"/v1/voices/{voice_id}").json()
+    assert (found["name"], found["id"]) == (voice_id, impostor["id"])
+    assert registry.client.get(f"/v1/voices/{impostor['id']}").json()["name"] == voice_id
+    registry.client.delete(f"/v1/voices/{voice_id}")
+    assert registry.client.get(f"/v1/voices/{voice_id}").json()["name"] == name
+
+
+@pytest.mark.parametrize("change", ["another vuid", "another slug", "no slug", "cut short"])
+def test_what_is_nearly_an_id_is_none(registry: Registry, name: str, change: str):
+    """Never another voice than the one that is meant."""
+    voice_id = registry.ready(name)["id"]
+    prefix, vuid, slug = voice_id.split("_", 2)
+    other = {
+        "another vuid": f"{prefix}_{'0' * 32}_{slug}",
+        "another slug": f"{prefix}_{vuid}_{slug}x",
+        "no slug": f"{prefix}_{vuid}",
+        "cut short": f"{prefix}_{vuid[1:]}_{slug}",
+    }[change]
+    missing = registry.client.get(f"/v1/voices/{other}")
+    assert missing.status_code == 404
+    assert missing.json()["error"]["message"] == f"Voice '{other}' not found"
+
+
+def test_ids_are_known_without_redis(start: Start):
+    """Reads go on from the facts, by id as by name: what an id stands for is nowhere but in the id."""
+    registry = start()
+    voice_id = registry.ready("Wren")["id"]
+    registry.redis.flushdb()
+    until(lambda: not registry.registrar.index.gate_open())
+    assert registry.client.get(f"/v1/voices/{voice_id}").json()["name"] == "Wren"
+
+
+def test_sdk_and_command_line_take_ids(
+    registry: Registry, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """The SDK holds each artifact against what was asked for, which is not the name here."""
+    monkeypatch.setenv("SPEAKER_REGISTRY_URL", registry.url)
+    voice_id = registry.ready(f"{name} Å")["id"]
+    with RegistryClient(registry.url, retries=0) as client:
+        assert client.wait_ready(voice_id).reference == f"{name} Å@1"
+        artifact = client.fetch(f"{voice_id}@1", PROFILE)
+        assert artifact.manifest.voice == f"{name} Å"
+        assert client.fetch(f"{voice_id}@1", PROFILE).digest == artifact.digest
+        assert cli.main(["show", voice_id]) == 0
+        assert voice_id in capsys.readouterr().out
+        client.delete(voice_id)
+        with pytest.raises(VoiceNotFound):
+            client.get(voice_id)
