@@ -45,6 +45,7 @@ SWEPT = "sr:swept"
 """`began:asked`: when the last sweep that was finished began, and how many had been asked for by then."""
 _SWEEPING = "sr:sweeping"
 """How far the one has come that is under way, or was stopped."""
+_FORGET_SECONDS = 300.0
 _SWEPT_AT_A_TIME = 64
 """Speakers, between two notes of how far it has come."""
 
@@ -322,9 +323,21 @@ class Housekeeper:
             self._note(sweep.model_copy(update={"done": str(some[-1])}))
             self._look_after_due()
             sign()
-        for namespace in {speaker_id.namespace for speaker_id in speakers}:
-            Jobs(self._index).forget_before(namespace, sweep.began - KEPT_SECONDS)
+        namespaces = {speaker_id.namespace for speaker_id in speakers}
+        self._forget_jobs(namespaces, sweep.began - KEPT_SECONDS, sign)
         self._end_sweep(sweep)
+
+    def _forget_jobs(self, namespaces: Iterable[str], moment: float, sign: Sign) -> None:
+        """Drop the records of jobs that ended before `moment`, for `_FORGET_SECONDS` at most. The next sweep
+        goes on with what is left.
+        """
+        jobs, deadline = Jobs(self._index), self._clock.monotonic() + _FORGET_SECONDS
+        for namespace in namespaces:
+            while jobs.forget_before(namespace, moment):
+                sign()
+                if self._clock.monotonic() > deadline:
+                    log.warning("jobs.not_all_forgotten", seconds=_FORGET_SECONDS)
+                    return
 
     def _begin_sweep(self) -> _Sweep:
         """Or go on with the one that was begun."""

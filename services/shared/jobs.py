@@ -162,7 +162,10 @@ class Jobs:
             return [JobRecord.read(fields) for fields in pipeline.execute() if fields]
 
     def forget_before(self, namespace: str, moment: float) -> int:
-        """Drop records of finished jobs older than `moment`. Returns how many."""
+        """Drop one page of each state's records of finished jobs older than `moment`.
+
+        Returns how many it dropped: call it again until that is 0.
+        """
         dropped = 0
         for state in sorted(FINISHED_STATES):
             with unavailable_without_redis():

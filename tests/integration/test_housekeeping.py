@@ -239,6 +239,41 @@ def test_a_sweep_forgets_jobs_of_last_month(
     assert [job.name for job in jobs.page("default", limit=10).found] == ["Bob"]
 
 
+def finish_long_ago(registrar: Registrar, namespace: str, state: str, many: int) -> None:
+    """Records of jobs that ended two months ago."""
+    at = registrar.clock.now() - 2 * KEPT_SECONDS
+    with registrar.index.redis.pipeline(transaction=False) as pipeline:
+        for number in range(many):
+            job_id = f"job_{state}_{number}"
+            pipeline.hset(f"sr:job:{job_id}", mapping={"id": job_id, "ns": namespace, "state": state})
+            pipeline.zadd(f"sr:jobs:{namespace}", {job_id: at})
+            pipeline.zadd(f"sr:jobs:{namespace}:{state}", {job_id: at})
+        pipeline.execute()
+
+
+def test_a_sweep_forgets_old_jobs_however_many_there_are(
+    registrar: Registrar, housekeeper: Housekeeper, redis_client: Redis
+):
+    """Where more end in a day than one sweep forgets, Redis grows for ever."""
+    register(registrar, "Alice")
+    for state in ("succeeded", "failed"):
+        finish_long_ago(registrar, "default", state, 450)
+    housekeeper.sweep()
+    assert list(redis_client.scan_iter("sr:job:job_*_*")) == []
+    assert redis_client.zcard("sr:jobs:default") == 1, "the one that is wanted now"
+
+
+def test_forgetting_old_jobs_ends_when_its_time_is_up(
+    registrar: Registrar, housekeeper: Housekeeper, monkeypatch: pytest.MonkeyPatch
+):
+    """A sweep has more to do, and holds a lock; the next one goes on."""
+    register(registrar, "Alice")
+    finish_long_ago(registrar, "default", "failed", 450)
+    monkeypatch.setattr(housekeeping, "_FORGET_SECONDS", -1.0)
+    housekeeper.sweep()
+    assert 0 < registrar.index.redis.zcard("sr:jobs:default:failed") < 450
+
+
 def test_one_speaker_that_cannot_be_settled_does_not_keep_the_others_from_it(
     registrar: Registrar, housekeeper: Housekeeper, monkeypatch: pytest.MonkeyPatch
 ):
