@@ -46,6 +46,7 @@ SpeakerRegistryError
 └── WorkerError                    raised while extracting; ends up in a job's `error`
     ├── WeightsMissing
     ├── WeightsInvalid
+    ├── ClipDamaged                the bucket has lost the clip; the message says which part of it
     ├── ExtractorFailed
     ├── ExtractorOutOfMemory
     ├── WorkerOutdated             its fingerprint is not the profile's current one any more
@@ -261,6 +262,11 @@ class WeightsMissing(WorkerError):
 
 class WeightsInvalid(WorkerError):
     code = "weights_invalid"
+
+
+class ClipDamaged(WorkerError):
+    code = "clip_damaged"
+    retryable = True
 
 
 class ExtractorFailed(WorkerError):

@@ -20,6 +20,7 @@ from services.shared.domain import (
     TombstoneFact,
     VersionFact,
     VersionRecord,
+    VoidFact,
     artifact_key,
     fold,
     fold_artifacts,
@@ -125,6 +126,11 @@ def gave_up(which: int, attempt: str, *, fingerprint: str = NEW, build: int = 1)
     return FailureFact(vuid(which), akey(which, fingerprint, build), record)
 
 
+def lost(which: int, *, fingerprint: str = NEW, build: int = 1) -> VoidFact:
+    """The bytes of such an artifact were found missing or damaged."""
+    return VoidFact(vuid(which), akey(which, fingerprint, build))
+
+
 NAMED = 4
 """Versions that histories speak of, some of them without ever recording them."""
 
@@ -153,6 +159,8 @@ def histories(draw: st.DrawFn) -> list[Fact]:
         one, kind = draw(which), {"fingerprint": draw(fingerprints), "build": draw(builds)}
         for _ in range(draw(st.integers(1, 2))):  # rivals
             facts.append(made(one, next(ids), second=draw(st.integers(0, 1)), **kind))
+    for _ in range(draw(st.integers(0, 2))):
+        facts.append(lost(draw(which), fingerprint=draw(fingerprints), build=draw(builds)))
     for _ in range(draw(st.integers(0, 2))):
         facts.append(gave_up(draw(which), next(ids), fingerprint=draw(fingerprints), build=draw(builds)))
     return facts

@@ -23,7 +23,7 @@ from services.extractor_worker.extraction import Extraction, Station
 from services.extractor_worker.extractor import DeviceLost, Extractor
 from services.extractor_worker.heartbeat import EXIT_UNFINISHED
 from services.shared import tracing
-from services.shared.audio import ReferenceAudio
+from services.shared.audio import AudioDecoder, ReferenceAudio
 from services.shared.dispatch import EXTRACT
 from services.shared.metrics import WORKER_BEAT, listen
 from services.shared.opening import open_queue_connection, open_registrar
@@ -37,6 +37,7 @@ from services.shared.settings import (
     RegistrySettings,
     StoreSettings,
     TracesSettings,
+    UploadLimits,
     WorkerSettings,
     explain,
 )
@@ -102,7 +103,9 @@ class WorkerProcess:
 
     def _serve(self, stations: Mapping[str, Station]) -> int:
         serving = {name: station.maker.fingerprint for name, station in stations.items()}
-        extraction = Extraction(Publisher(self._registrar), stations, threads=self._settings.threads)
+        decoder = AudioDecoder(_limits_of_accepted_clips())
+        publisher = Publisher(self._registrar, decoder.decode)
+        extraction = Extraction(publisher, stations, threads=self._settings.threads)
         worker = self._worker(extraction, serving)
         extraction.on_progress, extraction.stopping = worker.progress, lambda: worker.stopping
         log.info(
@@ -116,6 +119,7 @@ class WorkerProcess:
         finally:
             extraction.stopping = lambda: True  # also when it ends without having been told to
             extraction.close()
+            decoder.close()
             self._leave(serving)
             tracing.stop()
         return 0 if serving else EXIT_OUTDATED
@@ -230,6 +234,13 @@ class WorkerProcess:
             self._registrar.announcements.leave(self._name, serving)
         except Unavailable as error:
             log.warning("worker.left_silently", reason=error.message)  # it is forgotten within seconds
+
+
+def _limits_of_accepted_clips() -> UploadLimits:
+    """The API has accepted these clips already, by limits that a worker does not know."""
+    return UploadLimits(
+        max_bytes=2**28, held_bytes=2**29, min_seconds=1e-6, max_seconds=3600, spare_decoders=0
+    )
 
 
 def warm_up(extractor: Extractor) -> None:

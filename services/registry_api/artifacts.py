@@ -1,5 +1,6 @@
 """Artifacts by voice, version and profile: the descriptor, and the file that engines fetch."""
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,11 +29,11 @@ from services.registry_api.wiring import (
     WaitSeconds,
 )
 from services.shared.artifact_upload import ReadyArtifact, give_artifact
-from services.shared.blobs import read_artifact
 from services.shared.domain import ArtifactRecord, SpeakerVersion
 from services.shared.facts import SpeakerId
 from services.shared.index_reading import IndexedSpeaker
 from services.shared.metrics import ARTIFACT_REQUESTS
+from services.shared.repair import artifact_or_replacement
 from services.shared.status import Standing
 from speaker_registry.artifact import read_tensors
 from speaker_registry.errors import (
@@ -190,17 +191,21 @@ async def get_artifact_file(
 
 
 async def _file_or_descriptor(request: Request, wanted: _Wanted, slots: Slots, wait: float) -> Response:
-    found = await _settled(request, wanted, wait)
-    if found.record is None:
-        return _not_yet(request, found)
-    headers = file_headers(found.record.digest, found.version)
-    headers["X-Artifact-Fingerprint"] = found.record.fingerprint
-    if (said := without_bytes(request, headers, found.record.size, examples.MEDIA_TYPE)) is not None:
-        return said
-    store = wanted.services.registrar.store
-    async with slots.one():
-        data = await run_in_threadpool(read_artifact, store, found.speaker_id, found.version, found.record)
-    return Response(data, headers=headers, media_type=examples.MEDIA_TYPE)
+    registrar, deadline = wanted.services.registrar, time.monotonic() + wait
+    while True:
+        found = await _settled(request, wanted, max(0.0, deadline - time.monotonic()))
+        if found.record is None:
+            return _not_yet(request, found)
+        headers = file_headers(found.record.digest, found.version)
+        headers["X-Artifact-Fingerprint"] = found.record.fingerprint
+        if (said := without_bytes(request, headers, found.record.size, examples.MEDIA_TYPE)) is not None:
+            return said
+        async with slots.one():
+            data = await run_in_threadpool(
+                artifact_or_replacement, registrar, found.speaker_id, found.version, found.record
+            )
+        if data is not None:
+            return Response(data, headers=headers, media_type=examples.MEDIA_TYPE)
 
 
 @router.put(

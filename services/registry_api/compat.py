@@ -22,6 +22,7 @@ from services.registry_api.wiring import (
     NamespaceDep,
     Services,
     ServicesDep,
+    StoreSlotsDep,
     UploadSlotsDep,
     Usable,
     VoiceName,
@@ -189,6 +190,7 @@ async def cache(
     services: ServicesDep,
     namespace: NamespaceDep,
     name: VoiceName,
+    slots: StoreSlotsDep,
     profile: CacheProfile = None,
     force: Annotated[bool, Query(description="Extract again even what is there or failed.")] = False,
     wait: CacheWait = 60,
@@ -200,7 +202,8 @@ async def cache(
     seconds: 202.
     """
     precompute = Precompute(services.registrar, services.jobs, namespace, name, profile)
-    seen = await run_in_threadpool(precompute.start, force=force)
+    async with slots.one():
+        seen = await run_in_threadpool(precompute.start, force=force)
     if not seen.finished:
         speaker = str(precompute.speaker_id)
         seen = await services.changes.wait_until(

@@ -8,6 +8,7 @@ from services.shared.facts import SpeakerId
 from services.shared.index_reading import IndexedSpeaker
 from services.shared.jobs import Jobs
 from services.shared.registrar import Registrar
+from services.shared.repair import artifact_or_replacement
 from services.shared.status import Standing, worst
 from speaker_registry.errors import ArtifactFailed, CacheUnsupported
 from speaker_registry.names import parse_speaker_name
@@ -59,11 +60,18 @@ class Precompute:
         """Claim what is missing, or all of it by `force`; remember the jobs to wait for. A profile that
         nothing can be extracted for counts as failed, but holds up no other.
 
+        Without `force` the bytes of what is ready are read and held against their digests. Artifacts whose
+        bytes are lost are extracted again.
+
         Raises:
             VoiceNotFound, ProfileUnknown; CacheUnsupported: nothing can be extracted for any of them.
+            Unsound: the bytes of an artifact that only its owner can bring are lost.
         """
         indexed, version = self._find()
         standings = [self._registrar.standing(indexed, version, name) for name in self._profiles]
+        if not force:
+            for ready in filter(None, [one.artifact for one in standings]):
+                artifact_or_replacement(self._registrar, self.speaker_id, version, ready)
         possible = [one.profile.name for one in standings if not one.unsupported]
         claims = self._registrar.ensure(self.speaker_id, version, possible or self._profiles, force=force)
         self._jobs = [claim.job_id for claim in claims.values() if claim.job_id]

@@ -80,7 +80,7 @@ def give_artifact(
         tensors,
         fingerprint=origin.fingerprint,
         attempt=f"{registrar.clock.new_id()}-upload",
-        build=1 + max((one.build for one in _made(version, profile, origin.fingerprint)), default=0),
+        build=1 + version.last_build(profile.name, origin.fingerprint),
         extractor=origin.extractor,
         untrained=origin.untrained,
         used_seconds=manifest.used_seconds if manifest else None,
@@ -149,14 +149,6 @@ def _verified(fingerprint: str, facts: Mapping[str, Any]) -> _Origin:
             "The facts in the file's manifest do not say whether its weights were trained. Accepted: "
             "extractor.weights.untrained, true or false."
         ) from None
-
-
-def _made(version: SpeakerVersion, profile: Profile, fingerprint: str) -> list[ArtifactRecord]:
-    return [
-        record
-        for record in version.artifacts.values()
-        if (record.profile, record.fingerprint) == (profile.name, fingerprint)
-    ]
 
 
 def _publish(

@@ -1,4 +1,4 @@
-"""The bytes that a version's facts tell of: read from the bucket, and handed on only if they are those."""
+"""Reads the bytes that a version's facts name, and hands them on only if their digest is right."""
 
 import structlog
 
@@ -12,13 +12,25 @@ from speaker_registry.errors import AudioNotFound, SpeakerRegistryError, VoiceNo
 log = structlog.get_logger()
 
 
+_LOOKS = 2
+"""Bytes are taken for lost only if the store says so twice: a single answer may be wrong."""
+
+
+class Unsound(SpeakerRegistryError):
+    """Stored bytes are missing or damaged. `how`: which of the two."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__(f"The bytes are {how}; the request id finds it in our logs.")
+        self.how = how
+
+
 def read_artifact(
     store: Store, speaker_id: SpeakerId, version: SpeakerVersion, record: ArtifactRecord
 ) -> bytes:
     """The safetensors file.
 
     Raises:
-        VoiceNotFound: the voice was deleted meanwhile. SpeakerRegistryError: missing, or damaged.
+        VoiceNotFound: the voice was deleted meanwhile. Unsound.
     """
     if record in version.record.given:
         akey = given_key(record.profile)
@@ -51,19 +63,29 @@ def read_clip(store: Store, speaker_id: SpeakerId, version: SpeakerVersion) -> b
     return _read(store, speaker_id, version, key, f"sha256:{clip.sha256}")
 
 
+def read_rendition(store: Store, speaker_id: SpeakerId, version: SpeakerVersion) -> bytes:
+    """The decoded clip as it was stored. Raises as `read_clip` does."""
+    sha256 = clip_of(version).rendition_sha256
+    return _read(store, speaker_id, version, speaker_id.blob_key(version.vuid, sha256), f"sha256:{sha256}")
+
+
 def _read(store: Store, speaker_id: SpeakerId, version: SpeakerVersion, key: str, digest: str) -> bytes:
-    try:
-        data = store.get(key)
-    except FileNotFoundError:
-        if read_speaker(store, speaker_id).by_vuid(version.vuid) is None:
-            raise VoiceNotFound(f"Voice '{version.record.name}' not found", param="name") from None
-        raise _unsound("missing", version, digest) from None
-    if sha256_digest(data) != digest:
-        raise _unsound("damaged", version, digest)
-    return data
-
-
-def _unsound(how: str, version: SpeakerVersion, digest: str) -> SpeakerRegistryError:
+    how = ""
+    for _ in range(_LOOKS):
+        data = _get(store, key)
+        if data is not None and sha256_digest(data) == digest:
+            return data
+        how = "missing" if data is None else "damaged"
+    if how == "missing" and read_speaker(store, speaker_id).by_vuid(version.vuid) is None:
+        raise VoiceNotFound(f"Voice '{version.record.name}' not found", param="name")
     log.error(f"integrity.{how}", vuid=version.vuid, digest=digest)
     INTEGRITY_FAILURES.labels(how).inc()
-    return SpeakerRegistryError(f"The bytes are {how}; the request id finds it in our logs.")
+    raise Unsound(how)
+
+
+def _get(store: Store, key: str) -> bytes | None:
+    """None where the store says that there is no such object."""
+    try:
+        return store.get(key)
+    except FileNotFoundError:
+        return None

@@ -5,10 +5,10 @@ speaker in any order, duplicates included, and tells what is true. The Redis scr
 the same rules (`lua/`); a property test holds the two equal.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -17,6 +17,7 @@ from speaker_registry.errors import AliasNotFound, VersionNotFound
 from speaker_registry.names import DEFAULT, LATEST, key_of_name
 
 Source = Literal["audio", "embedding"]
+_R = TypeVar("_R")
 
 GIVEN_FINGERPRINT = "given"
 """Of an artifact that somebody brought: no encoder made it, so none can make it stale."""
@@ -179,13 +180,24 @@ class ArtifactFact:
 
 
 @dataclass(frozen=True, slots=True)
+class VoidFact:
+    """The stored bytes of an artifact were found missing or damaged. Nothing counts under this key any more.
+
+    The artifact that replaces it is a further build, so bytes that were served never change.
+    """
+
+    vuid: str
+    akey: str
+
+
+@dataclass(frozen=True, slots=True)
 class FailureFact:
     vuid: str
     akey: str
     record: FailureRecord
 
 
-Fact = VersionFact | DamagedFact | TombstoneFact | AliasFact | ArtifactFact | FailureFact
+Fact = VersionFact | DamagedFact | TombstoneFact | AliasFact | ArtifactFact | FailureFact | VoidFact
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,6 +210,8 @@ class SpeakerVersion:
     """akey -> the one that counts."""
     failures: Mapping[str, FailureRecord] = field(default_factory=dict)
     """akey -> why it was given up; without effect once there is an artifact."""
+    void: frozenset[str] = frozenset()
+    """Keys of artifacts whose bytes were lost. They are never used again."""
 
     @property
     def vuid(self) -> str:
@@ -216,6 +230,12 @@ class SpeakerVersion:
         """What an artifact that is extracted from it is stored under."""
         clip = self.record.clip
         return artifact_key(profile, fingerprint, clip.rendition_sha256 if clip else "", build)
+
+    def last_build(self, profile: str, fingerprint: str) -> int:
+        """The highest build that was ever published of an artifact, void ones included; 0 if none was."""
+        base = without_build(self.artifact_key(profile, fingerprint, 0))
+        keys = (key for key in (*self.artifacts, *self.void) if without_build(key) == base)
+        return max(map(build_of, keys), default=0)
 
     def artifact(self, profile: str, fingerprint: str | None = None) -> ArtifactRecord | None:
         """The artifact to serve: made with `fingerprint`, or any if that is None; the highest build of
@@ -318,14 +338,16 @@ def fold(facts: Iterable[Fact]) -> Speaker:
     damaged = [fact for fact in facts if isinstance(fact, DamagedFact)]
     tombstones = [fact for fact in facts if isinstance(fact, TombstoneFact)]
     tombstone = max((fact.seq for fact in tombstones), default=0)
+    void = _void_keys(facts)
     artifacts = fold_artifacts(fact for fact in facts if isinstance(fact, ArtifactFact))
     failures = _last_failures(fact for fact in facts if isinstance(fact, FailureFact))
     live = [
         SpeakerVersion(
             seq=fact.seq,
             record=fact.record,
-            artifacts=artifacts.get(vuid, {}),
-            failures=failures.get(vuid, {}),
+            artifacts=_without(void.get(vuid, set()), artifacts.get(vuid, {})),
+            failures=_without(void.get(vuid, set()), failures.get(vuid, {})),
+            void=frozenset(void.get(vuid, ())),
         )
         for vuid, fact in versions.items()
         if fact.seq > tombstone
@@ -393,6 +415,19 @@ def _lands_before(fact: ArtifactFact, other: ArtifactFact) -> bool:
     return fact.record.winner > other.record.winner
 
 
+def _void_keys(facts: Iterable[Fact]) -> dict[str, set[str]]:
+    """vuid -> keys of void artifacts."""
+    void: dict[str, set[str]] = {}
+    for fact in facts:
+        if isinstance(fact, VoidFact):
+            void.setdefault(fact.vuid, set()).add(fact.akey)
+    return void
+
+
+def _without(keys: Set[str], records: Mapping[str, _R]) -> dict[str, _R]:
+    return {key: record for key, record in records.items() if key not in keys}
+
+
 def _last_failures(facts: Iterable[FailureFact]) -> dict[str, dict[str, FailureRecord]]:
     last: dict[str, dict[str, FailureRecord]] = {}
     for fact in facts:
@@ -412,6 +447,11 @@ def artifact_key(profile: str, fingerprint: str, rendition_sha256: str, build: i
 def without_build(akey: str) -> str:
     """What all builds of an artifact have in common."""
     return akey.rpartition("-")[0]
+
+
+def build_of(akey: str) -> int:
+    """The build that an artifact's key names."""
+    return int(akey.rpartition("-")[2])
 
 
 def given_key(profile: str) -> str:

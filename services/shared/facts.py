@@ -7,6 +7,7 @@
                                   art/{akey}/{attempt}.{sha256}.safetensors   artifact bytes
                                              {attempt}.{sha256}.json    the artifact is published
                                              {attempt}.failed           its extraction was given up
+                                             {uid}.void                 its bytes were lost: it counts no more
     _profiles/{profile}/{seq:012d}.{uid}.json                           a worker announced a fingerprint
     _keys/                                                              API keys, see `keyring`
     _registry/{uid}                                                     the smallest one names the bucket
@@ -35,6 +36,7 @@ from services.shared.domain import (
     TombstoneFact,
     VersionFact,
     VersionRecord,
+    VoidFact,
     fold,
 )
 from services.shared.metrics import INTEGRITY_FAILURES
@@ -102,6 +104,9 @@ class SpeakerId:
     def artifact_fact_key(self, vuid: str, akey: str, record: ArtifactRecord) -> str:
         return f"{self.artifact_prefix(vuid, akey)}{record.winner}.json"
 
+    def void_key(self, fact: VoidFact, uid: str) -> str:
+        return f"{self.artifact_prefix(fact.vuid, fact.akey)}{uid}.void"
+
     def failure_key(self, vuid: str, akey: str, record: FailureRecord) -> str:
         return f"{self.artifact_prefix(vuid, akey)}{record.attempt}.failed"
 
@@ -166,6 +171,8 @@ def _read_fact(store: Store, stored: StoredObject) -> Fact | None:
             return ArtifactFact(vuid, akey, stored.last_modified, artifact)
         case [_, "d", vuid, "art", akey, name] if name.endswith(".failed"):
             return FailureFact(vuid, akey, FailureRecord.model_validate_json(store.get(stored.key)))
+        case [_, "d", vuid, "art", akey, name] if name.endswith(".void"):
+            return VoidFact(vuid, akey)
     return None
 
 

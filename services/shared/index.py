@@ -20,6 +20,8 @@ from services.shared.domain import (
     FailureRecord,
     Speaker,
     VersionRecord,
+    VoidFact,
+    build_of,
     without_build,
 )
 from services.shared.facts import SpeakerId
@@ -337,6 +339,19 @@ class SpeakerIndex(Gate):
             )
         )
 
+    def apply_void(self, speaker_id: SpeakerId, fact: VoidFact, *, rebuilding: bool = False) -> bool:
+        """Let an artifact count no more: its bytes were lost. Returns whether the version is live."""
+        return bool(
+            self._run(
+                "void",
+                speaker_id,
+                rebuilding=rebuilding,
+                vuid=fact.vuid,
+                base=without_build(fact.akey),
+                build=build_of(fact.akey),
+            )
+        )
+
     def apply(self, speaker_id: SpeakerId, truth: Speaker, *, rebuilding: bool = False) -> None:
         """Everything the facts say. What is there already stays as it is."""
         self._run(
@@ -354,6 +369,8 @@ class SpeakerIndex(Gate):
             )
         for version in truth.versions:
             self.apply_version(speaker_id, version.seq, version.record, rebuilding=rebuilding)
+            for akey in version.void:
+                self.apply_void(speaker_id, VoidFact(version.vuid, akey), rebuilding=rebuilding)
             for akey, artifact in version.artifacts.items():
                 self.apply_artifact(speaker_id, version.vuid, akey, artifact, rebuilding=rebuilding)
             for akey, failure in version.failures.items():

@@ -56,7 +56,7 @@ class IndexedSpeaker:
 
 def read_hash(fields: Mapping[str, str]) -> IndexedSpeaker:
     """The hash of one speaker, see `lua/_prelude.lua`, as values."""
-    by_kind: dict[str, dict[str, str]] = {kind: {} for kind in "vaprxf"}
+    by_kind: dict[str, dict[str, str]] = {kind: {} for kind in "vaprxwf"}
     for name, value in fields.items():
         kind, separator, rest = name.partition(":")
         if separator and kind in by_kind:
@@ -85,6 +85,10 @@ def _versions(by_kind: Mapping[str, Mapping[str, str]]) -> Iterator[SpeakerVersi
     for name, value in by_kind["x"].items():
         vuid, akey = name.split(":")
         failures.setdefault(vuid, {})[akey] = FailureRecord.model_validate_json(value.partition(":")[2])
+    void: dict[str, set[str]] = {}
+    for name in by_kind["w"]:
+        vuid, akey = name.split(":")
+        void.setdefault(vuid, set()).add(akey)
     for vuid, value in by_kind["v"].items():
         seq, _, record = value.partition(":")
         yield SpeakerVersion(
@@ -92,6 +96,7 @@ def _versions(by_kind: Mapping[str, Mapping[str, str]]) -> Iterator[SpeakerVersi
             record=VersionRecord.model_validate_json(record),
             artifacts=artifacts.get(vuid, {}),
             failures=failures.get(vuid, {}),
+            void=frozenset(void.get(vuid, ())),
         )
 
 

@@ -181,9 +181,13 @@ LAST_SWEEP = _asked(
 REPAIRS = _counter(
     "reconcile_repairs",
     "What housekeeping put right. kind: extraction_resumed (nothing was on its way), job_lost (the queue did "
-    "not know it), job_given_up (its workers died), job_closed (it had ended, its record had not).",
+    "not know it), job_given_up (its workers died), job_closed (it had ended, its record had not), "
+    "artifact_void (its bytes were lost, it is extracted again), rendition_restored (decoded again).",
     "kind",
-    known=("extraction_resumed", "job_lost", "job_given_up", "job_closed"),
+    known=(
+        *("extraction_resumed", "job_lost", "job_given_up", "job_closed"),
+        *("artifact_void", "rendition_restored"),
+    ),
 )
 GARBAGE = _counter(
     "gc_objects",
@@ -194,8 +198,8 @@ GARBAGE = _counter(
 )
 INTEGRITY_FAILURES = _counter(
     "integrity_failures",
-    "What the bucket should hold and does not. kind: missing (an artifact's bytes), damaged (they are not "
-    "those of its digest), record (a fact cannot be read).",
+    "What the bucket should hold and does not. kind: missing (bytes), damaged (they are not "
+    "those of their digest), record (a fact cannot be read).",
     "kind",
     known=("missing", "damaged", "record"),
 )

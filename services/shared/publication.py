@@ -30,6 +30,7 @@ from services.shared.jobs import Jobs
 from services.shared.packaging import package
 from services.shared.profiles import Profile
 from services.shared.registrar import Registrar
+from services.shared.repair import Decode, sound_rendition
 from services.shared.store import Store
 from speaker_registry.artifact import canonical_json
 from speaker_registry.errors import JobNotFound, SpeakerRegistryError, Unavailable
@@ -81,8 +82,10 @@ class Assignment:
 class Publisher:
     """The worker's door to bucket and index."""
 
-    def __init__(self, registrar: Registrar) -> None:
+    def __init__(self, registrar: Registrar, decode: Decode | None = None) -> None:
+        """`decode`: decodes an uploaded clip; needed by callers of `read_clip`."""
         self._registrar = registrar
+        self._decode = decode
         self._index = registrar.index
         self._store = registrar.store
         self._clock = registrar.clock
@@ -126,10 +129,9 @@ class Publisher:
         )
 
     def read_clip(self, work: Assignment) -> ReferenceAudio:
-        """The decoded clip of the version."""
-        assert work.version.record.clip is not None
-        key = work.speaker_id.blob_key(work.version.vuid, work.version.record.clip.rendition_sha256)
-        return ReferenceAudio.from_bytes(self._store.get(key))
+        """The decoded clip of the version, restored where the bucket has lost it. Raises `ClipDamaged`."""
+        assert self._decode is not None
+        return sound_rendition(self._store, work.speaker_id, work.version, self._decode)
 
     def progress(self, work: Assignment, stage: str, done: int) -> None:
         """For whoever watches; never worth failing for."""

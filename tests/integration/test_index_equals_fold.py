@@ -17,6 +17,7 @@ from services.shared.domain import (
     FailureFact,
     TombstoneFact,
     VersionFact,
+    VoidFact,
     fold,
 )
 from services.shared.facts import SpeakerId
@@ -64,6 +65,8 @@ class Told:
                 index.apply_alias(speaker_id, fact)
             case ArtifactFact(vuid, akey, _, record):
                 index.apply_artifact(speaker_id, vuid, akey, record)
+            case VoidFact():
+                index.apply_void(speaker_id, fact)
             case FailureFact(vuid, akey, record):
                 index.apply_failure(speaker_id, vuid, akey, record)
 
@@ -94,15 +97,17 @@ class Told:
     def remembered(self) -> set[str]:
         """The versions that the index keeps anything of."""
         fields = self.index.redis.hkeys(speaker_key(self.speaker_id))
-        return {field.split(":")[1] for field in fields if field[:2] in {"v:", "r:", "b:", "g:", "x:", "f:"}}
+        return {
+            field.split(":")[1] for field in fields if field[:2] in {"v:", "r:", "b:", "g:", "x:", "w:", "f:"}
+        }
 
 
 def possible(order: list[Fact]) -> Iterator[Fact]:
     """The same, but what is made of a version comes after it: there is nothing to make it of before."""
     coming = {fact.record.vuid for fact in order if isinstance(fact, VersionFact)}
-    waiting: list[ArtifactFact | FailureFact] = []
+    waiting: list[ArtifactFact | FailureFact | VoidFact] = []
     for fact in order:
-        if isinstance(fact, ArtifactFact | FailureFact) and fact.vuid in coming:
+        if isinstance(fact, ArtifactFact | FailureFact | VoidFact) and fact.vuid in coming:
             waiting.append(fact)
             continue
         yield fact

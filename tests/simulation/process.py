@@ -7,7 +7,7 @@ what is done with them.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import redis
 
@@ -23,6 +23,7 @@ from services.shared.redis_access import unavailable_without_redis
 from services.shared.registrar import Registrar
 from services.shared.settings import HousekeepingSettings, RegistrySettings
 from speaker_registry.artifact import TensorSpec
+from speaker_registry.errors import InvalidAudio
 from tests.simulation.queue import ModelledQueue, QueuedJob
 from tests.simulation.scheduler import current, pause
 from tests.simulation.server import Server
@@ -121,6 +122,10 @@ class Parts:
     """Settings, unchecked."""
 
 
+def _cannot_decode(_: bytes) -> NoReturn:
+    raise InvalidAudio("Clips of a simulated world are not decoded.")
+
+
 class Process:
     """`fingerprints`: of the profiles it extracts, if it is a worker."""
 
@@ -156,7 +161,7 @@ class Process:
             settings=settings,
             clock=clock,
         )
-        self.publisher = parts.publisher(self.registrar)
+        self.publisher = parts.publisher(self.registrar, _cannot_decode)
         self.housekeeper = parts.housekeeper(self.registrar, housekeeping)
 
     def maker(self, profile: str) -> Maker:

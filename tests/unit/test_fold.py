@@ -23,6 +23,7 @@ from services.shared.domain import (
     TombstoneFact,
     VersionFact,
     VersionRecord,
+    VoidFact,
     fold,
     given_key,
 )
@@ -45,6 +46,7 @@ from tests.speaker_facts import (
     deleted,
     gave_up,
     histories,
+    lost,
     made,
     moved,
     version,
@@ -276,6 +278,23 @@ def test_the_last_attempt_says_why_it_was_given_up():
     assert first(fold(facts[::-1])).failure(ECAPA, NEW).attempt == "b"
 
 
+def test_a_void_artifact_is_none_and_its_build_is_not_used_again():
+    """Whoever fetched that build before must not be served other bytes under its name."""
+    facts = [version(1), made(1, "a", build=1), made(1, "b", build=2), lost(1, build=2)]
+    assert first(fold(facts)).artifact(ECAPA, NEW).build == 1
+    only = first(fold([version(1), made(1, "a"), made(1, "rival", second=1), lost(1)]))
+    assert only.artifact(ECAPA) is None
+    assert (only.last_build(ECAPA, NEW), only.last_build(ECAPA, OLD)) == (1, 0)
+
+
+def test_a_version_whose_only_artifact_is_void_is_extracted_again():
+    """Also where an attempt for that build had failed before."""
+    facts = [version(1), gave_up(1, "a"), made(1, "b"), lost(1)]
+    assert state_of(facts) == "pending"
+    assert state_of([*facts, gave_up(1, "c", build=2)]) == "failed"
+    assert state_of([*facts, made(1, "c", build=2)]) == "ready"
+
+
 # -- in the bucket
 
 
@@ -291,6 +310,8 @@ def key_of(fact: Fact, uid: str = "u" * 32) -> str:
             return ALICE.artifact_fact_key(of, akey, record)
         case FailureFact(of, akey, record):
             return ALICE.failure_key(of, akey, record)
+        case VoidFact():
+            return ALICE.void_key(fact, uid)
 
 
 def body_of(fact: Fact) -> bytes:

@@ -7,7 +7,8 @@
 --   ra:{alias}  rdel             {seq}:{now}, the last place reserved for a move by hand; {seq}, for a tombstone
 --   rp:{alias}                   {last seq}:{JSON}, automatic moves on their way: seq -> at, vuid, serves
 --   r:{vuid}:{akey}              {winner}:{JSON of the artifact record}
---   b:{vuid}:{base}              highest ready build of an akey without its build
+--   b:{vuid}:{base}              highest build that was ever ready of an akey without its build
+--   w:{vuid}:{akey}              1: this artifact's bytes were lost, nothing counts under its key any more
 --   g:{vuid}:{akey}              token of the one call that began to publish it, '*': several did
 --   x:{vuid}:{akey}              {attempt}:{JSON of the failure record}
 --   f:{vuid}:{profile}:{fp}      {job id}:{queued|processing}, the one computation in flight (fp empty: not known yet)
@@ -20,6 +21,7 @@ local function mark(field) return tonumber(redis.call('HGET', speaker, field) or
 local function raise_mark(field, value)
   if value and value > mark(field) then redis.call('HSET', speaker, field, string.format('%.0f', value)) end
 end
+local function void(vuid, akey) return redis.call('HEXISTS', speaker, 'w:' .. vuid .. ':' .. akey) == 1 end
 local function live(vuid) return redis.call('HEXISTS', speaker, 'v:' .. vuid) == 1 end
 -- What a version was uploaded with; `value` as in v:{vuid}.
 local function bytes_of(value)

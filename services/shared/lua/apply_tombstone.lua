@@ -12,7 +12,7 @@ for i = 1, #all, 2 do
   if string.match(all[i], '^r?[ap]:') and tonumber(string.match(all[i + 1], '^%d+')) <= a.seq then
     redis.call('HDEL', speaker, all[i])
   end
-  local kind, vuid = string.match(all[i], '^([vrbgxf]):([^:]+)')
+  local kind, vuid = string.match(all[i], '^([vrbgxwf]):([^:]+)')
   if kind and dead[vuid] then
     if kind == 'v' then count_bytes(-bytes_of(all[i + 1])) end
     redis.call('HDEL', speaker, all[i])

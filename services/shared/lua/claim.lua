@@ -4,8 +4,10 @@
 if not live(a.vuid) then return {'dead'} end
 local build = tonumber(redis.call('HGET', speaker, 'b:' .. a.vuid .. ':' .. a.base) or '0')
 if a.base ~= '' and not a.force then
-  if build > 0 then return {'ready'} end
-  if redis.call('HEXISTS', speaker, 'x:' .. a.vuid .. ':' .. a.base .. '-1') == 1 then return {'failed'} end
+  for one = build, 1, -1 do -- the first is ready, unless its bytes were lost
+    if redis.call('HEXISTS', speaker, 'r:' .. a.vuid .. ':' .. a.base .. '-' .. one) == 1 then return {'ready'} end
+  end
+  if redis.call('HEXISTS', speaker, string.format('x:%s:%s-%d', a.vuid, a.base, build + 1)) == 1 then return {'failed'} end
 end
 for _, fingerprint in ipairs({a.fingerprint, ''}) do
   local field = flight_of(a.vuid, a.profile, fingerprint)

@@ -3,7 +3,7 @@
 if not live(a.vuid) then return 0 end
 local field = 'x:' .. a.vuid .. ':' .. a.akey
 local current = redis.call('HGET', speaker, field)
-if not current or string.match(current, '^[^:]+') < a.attempt then
+if not void(a.vuid, a.akey) and (not current or string.match(current, '^[^:]+') < a.attempt) then
   redis.call('HSET', speaker, field, a.attempt .. ':' .. a.record)
   event('artifact.failed', {vuid = a.vuid, profile = a.profile})
 end

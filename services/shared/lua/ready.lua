@@ -1,8 +1,12 @@
 -- Puts an artifact in force, unless one already is. ARGV: vuid, base, build, winner, record, profile, fingerprint
 -- (of the artifact), job and claimed (fingerprint of the claim) where there is one, promotion (an alias move, as in
 -- apply_alias) that takes effect in the same moment, alone (token of the only call that may have begun to publish)
--- -> the winner in force, or 'dead'; error RIVALS
+-- -> the winner in force, or 'dead' (also where the artifact's bytes were lost since); error RIVALS
 if not live(a.vuid) then return 'dead' end
+if void(a.vuid, a.base .. '-' .. a.build) then
+  if a.job then land(flight_of(a.vuid, a.profile, a.claimed), a.job, 'superseded', {}) end
+  return 'dead'
+end
 local field = 'r:' .. a.vuid .. ':' .. a.base .. '-' .. a.build
 local current = redis.call('HGET', speaker, field)
 if not current then

@@ -6,7 +6,7 @@ if key then redis.call('ZREM', names, key) end
 count_bytes(-mark('bytes'))
 if a.wholly then return redis.call('DEL', speaker) end
 for _, field in ipairs(redis.call('HKEYS', speaker)) do
-  if string.match(field, '^[vaprbgx]:') or string.match(field, '^r[ap]:') or field == 'live' or field == 'tomb' or field == 'damaged' then
+  if string.match(field, '^[vaprbgxw]:') or string.match(field, '^r[ap]:') or field == 'live' or field == 'tomb' or field == 'damaged' then
     redis.call('HDEL', speaker, field)
   end
 end

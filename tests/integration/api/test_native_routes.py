@@ -950,15 +950,12 @@ def test_a_file_whose_voice_is_deleted_while_it_is_fetched_is_not_found(
 
 
 @pytest.mark.parametrize("damage", ["missing", "damaged"])
-@pytest.mark.parametrize("what", ["artifact", "clip"])
-def test_bytes_that_are_missing_or_damaged_are_never_served(
-    registry: Registry, name: str, what: str, damage: str
-):
-    """An engine would find out, but it could not tell why; our logs can."""
+def test_a_clip_that_is_missing_or_damaged_is_never_served(registry: Registry, name: str, damage: str):
+    """Whoever asked would find out, but could not tell why; our logs can."""
     registry.ready(name)
-    path = f"{artifact_path(name)}/file" if what == "artifact" else audio_path(name)
+    path = audio_path(name)
     sha256 = registry.client.get(path).headers["ETag"].strip('"').removeprefix("sha256:")
-    [file] = registry.folder.rglob(f"*/{name}/**/*{sha256}*" + (".safetensors" if what == "artifact" else ""))
+    [file] = registry.folder.rglob(f"*/{name}/**/*{sha256}*")
     if damage == "missing":
         file.unlink()
     else:
