@@ -201,10 +201,17 @@ def jobs(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
             state=arguments.state, voice=arguments.voice, profile=arguments.profile, limit=arguments.limit
         )
     )
-    head = ("JOB", "VOICE", "PROFILE", "STATE", "ATTEMPT", "ERROR")
+    head = ("JOB", "VOICE", "PROFILE", "STATE", "ATTEMPT", "REASON")
     rows = [
-        (j.id, f"{j.voice}@{j.version}", j.profile, j.state, j.attempt, j.error.code if j.error else "-")
-        for j in found
+        (
+            job.id,
+            f"{job.voice}@{job.version}",
+            job.profile,
+            job.state,
+            job.attempt,
+            job.error.code if job.error else job.reason or "-",
+        )
+        for job in found
     ]
     return Output(list_document(found), table(head, rows))
 
@@ -374,10 +381,10 @@ def _version_text(version: "VoiceVersion") -> str:
 
 def _artifact_table(artifacts: Iterable["ArtifactStatus"]) -> str:
     rows = [
-        (a.profile, f"{a.state}, stale" if a.stale else a.state, a.digest or "-", a.error or "-")
+        (a.profile, f"{a.state}, stale" if a.stale else a.state, a.digest or "-", a.error or a.reason or "-")
         for a in artifacts
     ]
-    return table(("PROFILE", "STATE", "DIGEST", "ERROR"), rows)
+    return table(("PROFILE", "STATE", "DIGEST", "REASON"), rows)
 
 
 def _readiness_text(ready: "Readiness") -> str:

@@ -197,8 +197,9 @@ def _not_ready(reply: Reply) -> ArtifactNotReady:
     if reply.status != 202:
         raise Unavailable(f"the registry answered with status {reply.status} where an artifact was asked for")
     descriptor = parsed(ArtifactDescriptor, reply)
+    reason = f" ({descriptor.reason})" if descriptor.reason else ""
     return ArtifactNotReady(
-        f"{descriptor.voice}@{descriptor.version} for {descriptor.profile} is {descriptor.state}",
+        f"{descriptor.voice}@{descriptor.version} for {descriptor.profile} is {descriptor.state}{reason}",
         retry_after_seconds=retry_after_seconds(reply.headers),
     )
 

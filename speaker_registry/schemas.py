@@ -60,6 +60,8 @@ class ArtifactStatus(Schema):
     """The running job, while there is one."""
     error: str | None = None
     """Why it failed, or why nothing can be extracted."""
+    reason: str | None = None
+    """Why nothing happens for now although it is pending: no worker serves the profile."""
 
 
 class AudioFacts(Schema):
@@ -149,6 +151,8 @@ class ArtifactDescriptor(Schema):
     """Path of the file, relative to the registry's root."""
     job_id: str | None = None
     error: str | None = None
+    reason: str | None = None
+    """Why nothing happens for now although it is pending: no worker serves the profile."""
 
 
 class JobError(Schema):
@@ -183,6 +187,8 @@ class Job(Schema):
     finished_at: float | None = None
     worker: str | None = None
     error: JobError | None = None
+    reason: str | None = None
+    """Why nothing happens for now although it is queued: no worker serves the profile."""
     retry_after: float | None = None
     """Seconds after which asking again makes sense; None once it has finished."""
 
@@ -287,6 +293,8 @@ class CacheStatus(Schema):
     message: str | None = None
     job_id: str | None = None
     version: int | None = None
+    reason: str | None = None
+    """Why nothing happens for now although it is pending: no worker serves a profile."""
 
 
 class Deleted(Schema):

@@ -88,11 +88,16 @@ def is_ready(seen: Readiness, seconds_left: float) -> bool:
         ]
         raise ArtifactFailed(f"{seen.reference} could not be extracted: {'; '.join(failed)}")
     if seconds_left <= 0:
-        states = ", ".join(f"{status.profile} {status.state}" for status in seen.artifacts)
+        states = ", ".join(map(_state_of, seen.artifacts))
         raise ArtifactNotReady(
             f"{seen.reference} is not ready yet: {states}", retry_after_seconds=_NO_JOB_SECONDS
         )
     return False
+
+
+def _state_of(status: ArtifactStatus) -> str:
+    reason = f" ({status.reason})" if status.reason else ""
+    return f"{status.profile} {status.state}{reason}"
 
 
 def _pinned(calls: Calls, target: Target) -> Plan[Target]:
@@ -132,6 +137,7 @@ def _status_of(descriptor: ArtifactDescriptor) -> ArtifactStatus:
         digest=descriptor.digest,
         job_id=descriptor.job_id,
         error=descriptor.error,
+        reason=descriptor.reason,
     )
 
 

@@ -66,7 +66,7 @@ class _Wanted:
         registrar.catalogue.get(self.profile)
         indexed = registrar.find(self.namespace, self.name)
         version = registrar.resolve(indexed, self.reference)
-        standing = registrar.standing(indexed, version, self.profile)
+        standing = registrar.explained(registrar.standing(indexed, version, self.profile))
         required = self.profile in registrar.catalogue.required
         speaker_id = SpeakerId.of_record(self.namespace, version.record)
         return _Found(speaker_id, indexed, version, standing, self.allow_stale, required)

@@ -82,7 +82,10 @@ class Precompute:
     def look(self) -> Look:
         """Where it stands now. The voice may be gone: then it is not found."""
         indexed, version = self._find()
-        standings = [self._registrar.standing(indexed, version, name) for name in self._profiles]
+        standings = [
+            self._registrar.explained(self._registrar.standing(indexed, version, name))
+            for name in self._profiles
+        ]
         flying = [flight.job_id for flight in indexed.flights if flight.job_id in self._jobs]
         return Look(version, standings, flying, list(self._failures(standings, flying)))
 
@@ -121,6 +124,7 @@ class Precompute:
             message=self._message,
             job_id=look.job_id,
             version=look.version.number,
+            reason=next((one.reason for one in look.standings if one.reason), None),
         )
 
     def raise_if_failed(self, look: Look) -> None:

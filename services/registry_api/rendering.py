@@ -86,6 +86,7 @@ def status(standing: Standing) -> schemas.ArtifactStatus:
         digest=standing.artifact.digest if standing.artifact else None,
         job_id=standing.job_id,
         error=standing.error,
+        reason=standing.reason,
     )
 
 
@@ -123,6 +124,7 @@ def descriptor(
         audio_digest=f"sha256:{one.record.clip.sha256}" if one.record.clip else None,
         job_id=standing.job_id,
         error=standing.error,
+        reason=standing.reason,
         **made,
     )
 
@@ -135,7 +137,7 @@ def _segment(name: str) -> str:
     return quote(name, safe="")
 
 
-def job(record: JobRecord) -> schemas.Job:
+def job(registrar: Registrar, record: JobRecord) -> schemas.Job:
     return schemas.Job(
         id=record.id,
         state=record.state,
@@ -153,6 +155,7 @@ def job(record: JobRecord) -> schemas.Job:
         finished_at=record.finished_at,
         worker=record.worker,
         error=schemas.JobError(**record.error) if record.error else None,
+        reason=registrar.waiting_reason(record.profile) if record.state == "queued" else None,
         retry_after=None if record.finished else 1.0,
     )
 

@@ -42,7 +42,7 @@ def list_jobs(
     page = services.jobs.page(
         namespace, state=state, slug=slug, profile=profile, after=after or None, limit=limit
     )
-    shown = [rendering.job(record) for record in page.found]
+    shown = [rendering.job(services.registrar, record) for record in page.found]
     first = shown[0].id if shown else None
     return answer(request, Page[Job](data=shown, first_id=first, last_id=page.last, has_more=page.more))
 
@@ -58,7 +58,7 @@ async def get_job(
     """One job. With `wait`, answers as soon as anything about it changes, or it has finished."""
     before = await run_in_threadpool(services.jobs.get, namespace, job_id)
     if not wait or before.finished:
-        return answer(request, rendering.job(before))
+        return answer(request, await run_in_threadpool(rendering.job, services.registrar, before))
 
     def changed(now: JobRecord) -> bool:
         return (now.state, now.attempt, now.done) != (before.state, before.attempt, before.done)
@@ -67,7 +67,7 @@ async def get_job(
     seen = await services.changes.wait_until(
         speaker, wait, lambda: services.jobs.get(namespace, job_id), changed, request.is_disconnected
     )
-    return answer(request, rendering.job(seen))
+    return answer(request, await run_in_threadpool(rendering.job, services.registrar, seen))
 
 
 @router.get("/profiles", responses=examples.PROFILES, dependencies=[ANY_KEY])

@@ -57,6 +57,12 @@ class _Remembered:
     until: float
 
 
+@dataclass(frozen=True, slots=True)
+class _Served:
+    served: bool
+    until: float
+
+
 class Announcements:
     """Reads and writes them. A read costs a round trip at most once a second per profile."""
 
@@ -73,6 +79,7 @@ class Announcements:
         self._clock = clock
         self._monotonic = monotonic
         self._remembered: dict[str, _Remembered] = {}  # bounded: only catalogue names get here
+        self._served: dict[str, _Served] = {}  # likewise
         self._tell = index.ungated.register_script(_TELL)
 
     def announce(
@@ -163,6 +170,17 @@ class Announcements:
         with unavailable_without_redis():
             for profile in profiles:
                 self._index.ungated.zrem(_workers_key(profile), worker)
+
+    def is_served(self, profile: str) -> bool:
+        """Whether a live worker serves a profile, as of the last second; True also where nobody can tell."""
+        known = self._served.get(profile)
+        if known is None or known.until < self._monotonic():
+            try:
+                served = self.workers(profile) > 0
+            except Unavailable:
+                served = True
+            known = self._served[profile] = _Served(served, self._monotonic() + _REMEMBERED_SECONDS)
+        return known.served
 
     def workers(self, profile: str) -> int:
         """Live workers that serve a profile."""

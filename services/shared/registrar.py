@@ -7,7 +7,7 @@ leaves what was served before; housekeeping finishes what was committed. Knows n
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -37,6 +37,7 @@ from services.shared.status import (
     cache_unsupported,
     standing,
     unsupported_reason,
+    waiting_reason,
     wanted_profiles,
     worst,
 )
@@ -223,7 +224,19 @@ class Registrar:
         present = {record.profile for record in (*version.record.given, *version.artifacts.values())}
         present |= {flight.profile for flight in indexed.flights if flight.vuid == version.vuid}
         names = dict.fromkeys((*self.wanted(version), *sorted(present & self.catalogue.names)))
-        return [self.standing(indexed, version, name) for name in names]
+        return [self.explained(self.standing(indexed, version, name)) for name in names]
+
+    def explained(self, standing: Standing) -> Standing:
+        """The same, with the reason where it waits for a worker and none is there. Meant for answers: it may
+        ask Redis, once a second for each profile.
+        """
+        if standing.state != "pending":
+            return standing
+        return replace(standing, reason=self.waiting_reason(standing.profile.name))
+
+    def waiting_reason(self, profile: str) -> str | None:
+        """Why nobody extracts for this profile; None if a worker does. May ask Redis, as `explained`."""
+        return None if self.announcements.is_served(profile) else waiting_reason(profile)
 
     def state(self, indexed: IndexedSpeaker, version: SpeakerVersion) -> ArtifactState:
         """Of the version as a whole: the worst over what is wanted of it."""

@@ -25,6 +25,8 @@ class Standing:
     """Ready, but made with an older fingerprint."""
     job_id: str | None = None
     error: str | None = None
+    reason: str | None = None
+    """Why nothing happens with it for now, see `waiting_reason`."""
     unsupported: bool = False
     """Nothing can ever be extracted: the version has no clip, or the profile takes none of its kind."""
 
@@ -51,6 +53,11 @@ def standing(
             profile=profile, state="failed", stale=stale, error=f"{failure.code}: {failure.message}"
         )
     return Standing(profile=profile, state="pending", stale=stale)
+
+
+def waiting_reason(profile: str) -> str:
+    """Why an extraction waits although the queue holds it."""
+    return f"no worker serves profile '{profile}'"
 
 
 def cache_unsupported(reason: str) -> CacheUnsupported:

@@ -1,0 +1,112 @@
+"""What waits for a worker that there is not says so, wherever somebody looks."""
+
+from typing import Any
+
+import pytest
+
+from services.shared.announcements import Announcements
+from services.shared.clock import Clock
+from speaker_registry import RegistryClient, cli
+from speaker_registry.errors import ArtifactNotReady, Unavailable
+from tests.integration.api.conftest import Start
+from tests.integration.api.registry import PROFILE, Registry
+from tests.integration.api.worker import FINGERPRINT
+
+REASON = f"no worker serves profile '{PROFILE}'"
+WORKER = ("worker-1", {PROFILE: FINGERPRINT})
+
+
+def reasons(registry: Registry, name: str, job_id: str) -> dict[str, str | None]:
+    """By surface."""
+
+    def get(path: str) -> Any:
+        response = registry.client.get(path)
+        assert response.is_success, response.text
+        return response.json()
+
+    artifact = f"/v1/voices/{name}/versions/1/artifacts"
+    return {
+        "job": get(f"/v1/jobs/{job_id}")["reason"],
+        "jobs": get(f"/v1/jobs?voice={name}")["data"][0]["reason"],
+        "voice": get(f"/v1/voices/{name}")["artifacts"][0]["reason"],
+        "voices": get("/v1/voices")["data"][0]["artifacts"][0]["reason"],
+        "version": get(f"/v1/voices/{name}/versions/1")["artifacts"][0]["reason"],
+        "artifacts": get(artifact)["data"][0]["reason"],
+        "descriptor": get(f"{artifact}/{PROFILE}")["reason"],
+        "cache": get(f"/v1/audio/voices/{name}/cache").get("reason"),
+    }
+
+
+@pytest.fixture
+def registry(start: Start) -> Registry:
+    """In which nothing is remembered from one look to the next."""
+    registry = start()
+    own = registry.registrar.announcements
+    registry.registrar.announcements = Announcements(
+        own._store, own._index, Clock(), monotonic=iter(range(0, 10**9, 10)).__next__
+    )
+    return registry
+
+
+def test_a_job_that_nobody_serves_says_so_everywhere(registry: Registry):
+    """Else it waits for ever, and nobody knows what for."""
+    job_id = registry.upload("alice")["job_id"]
+    assert set(reasons(registry, "alice", job_id).values()) == {REASON}
+    registry.registrar.announcements.beat(*WORKER)
+    assert set(reasons(registry, "alice", job_id).values()) == {None}
+    registry.registrar.announcements.leave(*WORKER)
+    assert set(reasons(registry, "alice", job_id).values()) == {REASON}
+    registry.worker.finish_all("alice")
+    assert set(reasons(registry, "alice", job_id).values()) == {None}, "it is done, whoever serves it now"
+
+
+def test_what_is_being_made_has_its_worker(registry: Registry):
+    """Which may say that it lives a moment later."""
+    job_id = registry.upload("alice")["job_id"]
+    registry.worker.take_all("alice")
+    assert set(reasons(registry, "alice", job_id).values()) == {None}
+
+
+def test_whoever_waits_is_told_what_for(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """By SDK and command line: the time-out alone would not say that waiting longer is no use."""
+    registry.upload("alice")
+    monkeypatch.setenv("SPEAKER_REGISTRY_URL", registry.url)
+    with RegistryClient(registry.url, retries=0) as client:
+        assert [job.reason for job in client.jobs()] == [REASON]
+        with pytest.raises(ArtifactNotReady, match=rf"pending \({REASON}\)"):
+            client.wait_ready("alice", timeout=0)
+        with pytest.raises(ArtifactNotReady, match=rf"pending \({REASON}\)"):
+            client.fetch("alice@1", PROFILE)
+    for words in (["show", "alice"], ["jobs"]):
+        assert cli.main(words) == 0
+        assert REASON in capsys.readouterr().out
+    assert cli.main(["wait", "alice", "--timeout", "0"]) != 0
+    assert REASON in capsys.readouterr().err
+
+
+def test_without_redis_nothing_is_said_of_workers(registry: Registry, monkeypatch: pytest.MonkeyPatch):
+    """Nobody can tell, and a wrong reason is worse than none."""
+    registry.upload("alice")
+
+    def away(_: object) -> dict[str, int]:
+        raise Unavailable("not now")
+
+    monkeypatch.setattr(registry.registrar.announcements, "workers_of", away)
+    (status,) = registry.client.get("/v1/voices/alice").json()["artifacts"]
+    assert (status["state"], status["reason"]) == ("pending", None)
+
+
+def test_a_list_asks_for_workers_once(start: Start, monkeypatch: pytest.MonkeyPatch):
+    """Not for each of a thousand voices."""
+    registry = start()
+    for number in range(5):
+        registry.upload(f"voice-{number}")
+    announcements, asked = registry.registrar.announcements, []
+    workers_of = announcements.workers_of
+    monkeypatch.setattr(
+        announcements, "workers_of", lambda names: (asked.append(names), workers_of(names))[1]
+    )
+    assert len(registry.client.get("/v1/voices").json()["data"]) == 5
+    assert len(asked) <= 1
