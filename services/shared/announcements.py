@@ -15,10 +15,12 @@ from pydantic import Field
 
 from services.shared.clock import Clock
 from services.shared.domain import Record
+from services.shared.facts import AnnouncementKey, list_several_times, parse_key, read_object
 from services.shared.gate import GateClosed
 from services.shared.index import SpeakerIndex
+from services.shared.metrics import INTEGRITY_FAILURES
 from services.shared.redis_access import unavailable_without_redis
-from services.shared.store import Store
+from services.shared.store import ObjectUnavailable, Store
 from speaker_registry.errors import Unavailable, WorkerOutdated
 
 log = structlog.get_logger()
@@ -98,26 +100,28 @@ class Announcements:
             say that it
                 is to come back: a worker left over from before an upgrade must not undo it.
         """
-        history = self._history(profile)
-        current = history[-1] if history else None
+        keys = self._keys(profile)
+        history = [one for key in keys if (one := self._read(key)) is not None]
+        current = history[-1] if history and history[-1].seq == keys[-1].seq else None
         if current is not None and current.fingerprint == fingerprint:
             if self._publish(current):  # it had died half-way
                 self._ask_for_sweep()
             return False
-        if not roll_back and any(one.fingerprint == fingerprint for one in history):
+        moved_on = bool(history) and history[-1].fingerprint != fingerprint
+        if moved_on and not roll_back and any(one.fingerprint == fingerprint for one in history):
             raise WorkerOutdated(
                 f"Profile '{profile}' moved on from {fingerprint[:23]}… to {history[-1].fingerprint[:23]}…; "
                 "to go back, start the worker with SPEAKER_EXTRACTOR_ROLL_BACK=true."
             )
         made = Announcement(
             profile=profile,
-            seq=current.seq + 1 if current else 1,
+            seq=keys[-1].seq + 1 if keys else 1,
             uid=self._clock.new_id(),
             fingerprint=fingerprint,
             extractor=dict(extractor),
             untrained=untrained,
         )
-        self._store.put(f"{_prefix(profile)}{made.seq:012d}.{made.uid}.json", made.to_json().encode())
+        self._store.put(_key_of(AnnouncementKey(profile, made.seq, made.uid)), made.to_json().encode())
         self._publish(made)
         self._ask_for_sweep()
         return True
@@ -210,17 +214,30 @@ class Announcements:
         return announcement
 
     def _newest_fact(self, profile: str) -> Announcement | None:
-        return self._read(
-            max((stored.key for stored in self._store.list(_prefix(profile)).objects), default=None)
-        )
+        """None also where it is damaged or unreadable: an older one would make everything stale that was made
+        since. The next worker that starts announces the profile again.
+        """
+        keys = self._keys(profile)
+        return self._read(keys[-1]) if keys else None
 
-    def _history(self, profile: str) -> list[Announcement]:
-        """Oldest first."""
-        keys = sorted(stored.key for stored in self._store.list(_prefix(profile)).objects)
-        return [one for key in keys if (one := self._read(key)) is not None]
+    def _keys(self, profile: str) -> list[AnnouncementKey]:
+        """Oldest first. From two listings: one may leave out the newest."""
+        objects = list_several_times(self._store, _prefix(profile), 2).objects
+        keys = (key for stored in objects if isinstance(key := parse_key(stored.key), AnnouncementKey))
+        return sorted(keys, key=lambda key: (key.seq, key.uid))
 
-    def _read(self, key: str | None) -> Announcement | None:
-        return Announcement.model_validate_json(self._store.get(key)) if key else None
+    def _read(self, key: AnnouncementKey) -> Announcement | None:
+        """None if it is damaged or cannot be read, which is logged."""
+        try:
+            body = read_object(self._store, _key_of(key))
+            announcement = Announcement.model_validate_json(body) if body is not None else None
+            if announcement and (announcement.profile, announcement.seq) != (key.profile, key.seq):
+                raise ValueError("the record is not the one that its key says")
+        except (ValueError, ObjectUnavailable) as error:
+            log.error("announcement.damaged", key=_key_of(key), error=str(error))
+            INTEGRITY_FAILURES.labels("record").inc()
+            return None
+        return announcement
 
     def _publish(self, announcement: Announcement) -> bool:
         """Returns whether Redis said something older before."""
@@ -238,6 +255,10 @@ def ask_for_sweep(client: redis.Redis) -> None:
 
 def _prefix(profile: str) -> str:
     return f"_profiles/{profile}/"
+
+
+def _key_of(key: AnnouncementKey) -> str:
+    return f"{_prefix(key.profile)}{key.seq:012d}.{key.uid}.json"
 
 
 def _workers_key(profile: str) -> str:

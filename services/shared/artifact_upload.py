@@ -170,7 +170,7 @@ def _publish(
     winner = put_in_force(
         partial(index.apply_artifact, speaker_id, vuid, akey),
         record,
-        lambda: landed_first(store, speaker_id, vuid, akey),
+        partial(landed_first, store, speaker_id, vuid, akey),
         clock,
     )
     if winner != record.winner:

@@ -133,6 +133,24 @@ class DamagedFact:
 
 
 @dataclass(frozen=True, slots=True)
+class UnreadableFact:
+    """The store lists a version or an artifact, and does not hand out its record. It may do so later."""
+
+    vuid: str
+    akey: str | None = None
+    """Of an artifact."""
+    seq: int = 0
+    """Of a version, as the two below."""
+    number: int = 0
+    created_at: int = 0
+
+    @property
+    def name(self) -> str:
+        """`vuid` of a version, `vuid:akey` of an artifact."""
+        return self.vuid if self.akey is None else f"{self.vuid}:{self.akey}"
+
+
+@dataclass(frozen=True, slots=True)
 class TombstoneFact:
     """Every version with a smaller or equal seq is dead. Carries the marks that must survive an erasure."""
 
@@ -197,7 +215,16 @@ class FailureFact:
     record: FailureRecord
 
 
-Fact = VersionFact | DamagedFact | TombstoneFact | AliasFact | ArtifactFact | FailureFact | VoidFact
+Fact = (
+    VersionFact
+    | DamagedFact
+    | UnreadableFact
+    | TombstoneFact
+    | AliasFact
+    | ArtifactFact
+    | FailureFact
+    | VoidFact
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -270,6 +297,10 @@ class Speaker:
     tombstone: int = 0
     damaged: int = 0
     """Seq of the last version that was not deleted and whose record cannot be read; 0: there is none."""
+    unreadable: tuple[str, ...] = ()
+    """Versions and artifacts that were not deleted and whose record the store does not hand out now, as
+    `UnreadableFact.name`.
+    """
     seq: int = 0
     number: int = 0
     created_at: int = 0
@@ -277,8 +308,10 @@ class Speaker:
 
     @property
     def live(self) -> bool:
-        """With a damaged record nobody can tell what its names stand for, and nothing is guessed."""
-        return bool(self.versions) and not self.damaged
+        """With a damaged or unreadable record nobody can tell what its names stand for, and nothing is
+        guessed.
+        """
+        return bool(self.versions) and not self.damaged and not self.unreadable
 
     @property
     def aliases(self) -> Mapping[str, SpeakerVersion]:
@@ -336,6 +369,7 @@ def fold(facts: Iterable[Fact]) -> Speaker:
     facts = list(facts)
     versions = {fact.record.vuid: fact for fact in facts if isinstance(fact, VersionFact)}
     damaged = [fact for fact in facts if isinstance(fact, DamagedFact)]
+    unreadable = [fact for fact in facts if isinstance(fact, UnreadableFact)]
     tombstones = [fact for fact in facts if isinstance(fact, TombstoneFact)]
     tombstone = max((fact.seq for fact in tombstones), default=0)
     void = _void_keys(facts)
@@ -354,6 +388,7 @@ def fold(facts: Iterable[Fact]) -> Speaker:
     ]
     marks = [(fact.record.number, fact.record.created_at) for fact in versions.values()]
     marks += [(fact.number, fact.created_at) for fact in damaged]
+    marks += [(fact.number, fact.created_at) for fact in unreadable]
     marks += [(fact.number, fact.created_at) for fact in tombstones]
     return Speaker(
         versions=in_order(live),
@@ -362,9 +397,21 @@ def fold(facts: Iterable[Fact]) -> Speaker:
         ),
         tombstone=tombstone,
         damaged=max((fact.seq for fact in damaged if fact.seq > tombstone), default=0),
+        unreadable=_unreadable(unreadable, tombstone, live),
         seq=max(_seqs(facts), default=0),
         number=max((number for number, _ in marks), default=0),
         created_at=max((created_at for _, created_at in marks), default=0),
+    )
+
+
+def _unreadable(
+    facts: list[UnreadableFact], tombstone: int, live: Iterable[SpeakerVersion]
+) -> tuple[str, ...]:
+    """Those of versions that no tombstone covers, without void artifacts."""
+    void = {version.vuid: version.void for version in live}
+    void |= {fact.vuid: frozenset() for fact in facts if fact.akey is None and fact.seq > tombstone}
+    return tuple(
+        sorted({fact.name for fact in facts if fact.vuid in void and fact.akey not in void[fact.vuid]})
     )
 
 
@@ -376,7 +423,7 @@ def in_order(versions: Iterable[SpeakerVersion]) -> tuple[SpeakerVersion, ...]:
 
 
 def _seqs(facts: Iterable[Fact]) -> Iterable[int]:
-    placed = VersionFact | DamagedFact | TombstoneFact | AliasFact
+    placed = VersionFact | DamagedFact | UnreadableFact | TombstoneFact | AliasFact
     return (fact.seq for fact in facts if isinstance(fact, placed))
 
 

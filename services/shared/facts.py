@@ -9,14 +9,19 @@
                                              {attempt}.failed           its extraction was given up
                                              {uid}.void                 its bytes were lost: it counts no more
     _profiles/{profile}/{seq:012d}.{uid}.json                           a worker announced a fingerprint
-    _keys/                                                              API keys, see `keyring`
+    _keys/{id}/made.{sha256 of its JSON}.json                           an API key was made
+               end.{at:012d}.{uid}                                      somebody ended it
     _registry/{uid}                                                     the smallest one names the bucket
 
 Everything of one speaker lies under one prefix, so erasing it needs no reference counts. All objects are
 immutable and uniquely named: a lost reply, a late write or a repeated one does no harm.
+
+Other people can put objects into the bucket as well. `parse_key` tells ours from theirs, for everybody who
+reads a listing: what it does not know is ignored.
 """
 
 import hashlib
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Self
@@ -34,16 +39,42 @@ from services.shared.domain import (
     FailureRecord,
     Speaker,
     TombstoneFact,
+    UnreadableFact,
     VersionFact,
     VersionRecord,
     VoidFact,
     fold,
 )
 from services.shared.metrics import INTEGRITY_FAILURES
-from services.shared.store import Listing, Store, StoredObject
+from services.shared.store import DATED_WITHIN, Listing, ObjectUnavailable, Store, StoredObject
 from speaker_registry.names import SpeakerName, is_namespace, slug_of
 
 log = structlog.get_logger()
+
+_HASHED_SLUG = re.compile(r"x-[0-9a-f]{40}")
+_ID = r"[0-9a-f]{32}"
+_UID = r"[0-9a-zA-Z-]{1,150}"
+_SHA256 = r"[0-9a-z]{64}"
+_WINNER = rf"{_UID}\.{_SHA256}"
+_SEQ = r"\d{12,15}"
+_NUMBER = r"\d{1,15}"
+_RECORD = re.compile(rf"({_SEQ})\.([a-z]{{3}})\.([0-9a-zA-Z._-]+)")
+_VERSION = re.compile(rf"({_ID})\.({_NUMBER})\.({_NUMBER})\.({_SHA256})")
+_ALIAS = re.compile(rf"([a-z][a-z0-9._-]{{0,63}})\.({_ID})\.((?:{AUTOMATIC}\d{{12,15}}-)?{_ID})")
+_TOMBSTONE = re.compile(rf"({_NUMBER})\.({_NUMBER})\.{_UID}")
+_ARTIFACT = re.compile(rf"({_WINNER})\.(safetensors|json)")
+_FAILURE = re.compile(rf"({_UID})\.failed")
+_VOID = re.compile(rf"{_UID}\.void")
+_ANNOUNCEMENT = re.compile(rf"({_SEQ})\.({_UID})\.json")
+_MADE = re.compile(rf"made\.({_SHA256})\.json")
+_END = re.compile(r"end\.(\d{12})\.([0-9a-f]{12})[0-9a-f]{20}")
+_KEY_ID = re.compile(r"[0-9a-z]{8}")
+_MARKER = re.compile(_ID)
+
+
+def is_slug(text: str) -> bool:
+    """Whether `slug_of` can have made it."""
+    return slug_of(text) == text or _HASHED_SLUG.fullmatch(text) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,103 +142,301 @@ class SpeakerId:
         return f"{self.artifact_prefix(vuid, akey)}{record.attempt}.failed"
 
 
+# -- what an object is by its key
+
+
+@dataclass(frozen=True, slots=True)
+class VersionKey:
+    """Of a version's record."""
+
+    seq: int
+    vuid: str
+    number: int
+    created_at: int
+    sha256: str
+    """Of the record's JSON."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewerRecordKey:
+    """Of a record of a kind that only a newer release knows."""
+
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class BlobKey:
+    """Of an uploaded clip or its decoded rendition."""
+
+    vuid: str
+
+
+@dataclass(frozen=True, slots=True)
+class ArtifactKey:
+    """Of an artifact's bytes, or of the fact that it is published."""
+
+    vuid: str
+    akey: str
+    winner: str
+    """As `ArtifactRecord.winner`."""
+    published: bool
+    """It is the fact."""
+
+
+@dataclass(frozen=True, slots=True)
+class FailureKey:
+    """Of the fact that an extraction was given up."""
+
+    vuid: str
+    akey: str
+    attempt: str
+
+
+@dataclass(frozen=True, slots=True)
+class AnnouncementKey:
+    """Of a worker's announcement."""
+
+    profile: str
+    seq: int
+    uid: str
+
+
+@dataclass(frozen=True, slots=True)
+class KeyMadeKey:
+    """Of the fact that an API key was made."""
+
+    key_id: str
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class KeyEndKey:
+    """Of the fact that an API key was ended."""
+
+    key_id: str
+    at: int
+    """Unix seconds; 0: at once."""
+    said_at: int
+    """Unix seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class MarkerKey:
+    """Of an object that may name the bucket."""
+
+    uid: str
+
+
+SpeakerKey = (
+    VersionKey | AliasFact | TombstoneFact | NewerRecordKey | BlobKey | ArtifactKey | FailureKey | VoidFact
+)
+"""Of an object of one speaker. Facts that have no more to say than their key are themselves."""
+ParsedKey = SpeakerKey | AnnouncementKey | KeyMadeKey | KeyEndKey | MarkerKey
+
+
+def parse_key(key: str) -> ParsedKey | None:
+    """What an object is, by its key; None if it is not ours. Takes any text."""
+    match key.split("/"):
+        case [namespace, "v", slug, *rest] if is_namespace(namespace) and is_slug(slug):
+            return _parse_of_speaker(rest)
+        case ["_profiles", profile, name] if match := _ANNOUNCEMENT.fullmatch(name):
+            return AnnouncementKey(profile, int(match[1]), match[2])
+        case ["_keys", key_id, name] if _KEY_ID.fullmatch(key_id):
+            if match := _MADE.fullmatch(name):
+                return KeyMadeKey(key_id, match[1])
+            if match := _END.fullmatch(name):
+                # The id is a UUIDv7: it begins with the milliseconds at which it was made.
+                return KeyEndKey(key_id, int(match[1]), int(match[2], 16) // 1000)
+        case ["_registry", name] if _MARKER.fullmatch(name):
+            return MarkerKey(name)
+    return None
+
+
+def _parse_of_speaker(parts: list[str]) -> SpeakerKey | None:
+    match parts:
+        case ["r", name] if match := _RECORD.fullmatch(name):
+            return _parse_record(int(match[1]), match[2], match[3])
+        case ["d", vuid, "blob", sha256] if re.fullmatch(_ID, vuid) and re.fullmatch(_SHA256, sha256):
+            return BlobKey(vuid)
+        case ["d", vuid, "art", akey, name] if re.fullmatch(_ID, vuid):
+            if match := _ARTIFACT.fullmatch(name):
+                return ArtifactKey(vuid, akey, match[1], match[2] == "json")
+            if match := _FAILURE.fullmatch(name):
+                return FailureKey(vuid, akey, match[1])
+            if _VOID.fullmatch(name):
+                return VoidFact(vuid, akey)
+    return None
+
+
+def _parse_record(seq: int, kind: str, rest: str) -> SpeakerKey | None:
+    if kind == "ver":
+        match = _VERSION.fullmatch(rest)
+        return VersionKey(seq, match[1], int(match[2]), int(match[3]), match[4]) if match else None
+    if kind == "als":
+        match = _ALIAS.fullmatch(rest)
+        return AliasFact(seq, match[1], match[2], match[3]) if match else None
+    if kind == "del":
+        match = _TOMBSTONE.fullmatch(rest)
+        return TombstoneFact(seq, int(match[1]), int(match[2])) if match else None
+    return NewerRecordKey(seq)
+
+
+# -- reading facts
+
+
 def read_speaker(store: Store, speaker_id: SpeakerId) -> Speaker:
     """The truth about one speaker, from the bucket alone."""
     return fold(read_facts(store, store.list(speaker_id.prefix)))
 
 
-def read_certain(store: Store, speaker_id: SpeakerId) -> Speaker:
-    """The truth about one speaker as far as it cannot change by what lands from now on.
+@dataclass(frozen=True, slots=True)
+class Certain:
+    """What is true about one speaker, as far as nothing that lands from now on can change it."""
 
-    Buckets date objects to the second, and of two artifacts of one second the younger attempt counts. So one
-    from the second in which the listing was taken is left out: another may still join it. So are promotions
-    to what may only just have become ready.
+    speaker: Speaker
+    complete: bool
+    """False if something was left out that will be certain in a few seconds."""
+
+
+def read_certain(store: Store, speaker_id: SpeakerId, *, listings: int = 1) -> Certain:
+    """The truth about one speaker, without what may still change.
+
+    Buckets date objects to the second, and of two artifacts of one second the younger attempt counts. So this
+    leaves out artifacts that another may still join in their second, and promotions to what may only just
+    have become ready.
+
+    Args:
+        listings: how many to put together. One may leave out what is there.
     """
-    listing = store.list(speaker_id.prefix)
-    this_second = listing.taken_at.replace(microsecond=0)
+    listing = list_several_times(store, speaker_id.prefix, listings)
+    uncertain_from = listing.taken_at.replace(microsecond=0) - DATED_WITHIN
     certain = [
         stored
         for stored in listing.objects
-        if stored.last_modified != this_second or not _depends_on_the_second(stored.key)
+        if stored.last_modified < uncertain_from or not _depends_on_the_second(stored.key)
     ]
-    return fold(read_facts(store, replace(listing, objects=tuple(certain))))
+    speaker = fold(read_facts(store, replace(listing, objects=tuple(certain))))
+    return Certain(speaker, complete=len(certain) == len(listing.objects))
+
+
+def list_several_times(store: Store, prefix: str, times: int) -> Listing:
+    """All that any of the listings tells of, dated as the first: one listing may leave out what is there."""
+    listings = [store.list(prefix) for _ in range(times)]
+    objects = {stored.key: stored for listing in listings for stored in listing.objects}
+    return Listing(tuple(objects[key] for key in sorted(objects)), listings[0].taken_at)
 
 
 def _depends_on_the_second(key: str) -> bool:
-    """An artifact is published, or a promotion says that one is."""
-    match key.split("/")[3:]:
-        case ["r", name]:
-            return name.rpartition(".")[2].startswith(AUTOMATIC)
-        case ["d", _, "art", _, name]:
-            return name.endswith(".json")
+    """Whether it says that an artifact is published, or is a promotion, which says that one is ready."""
+    match parse_key(key):
+        case ArtifactKey(published=True):
+            return True
+        case AliasFact() as fact:
+            return fact.automatic
     return False
 
 
 def read_facts(store: Store, listing: Listing) -> Iterator[Fact]:
-    """The facts among the objects of one speaker. One that vanished since the listing was swept: it is no
-    fact. Of one that cannot be read the key is logged: an artifact is made anew, and who put an object here
-    that is none of ours may take it away again.
+    """The facts among the objects of one speaker.
+
+    A damaged artifact or failure is logged and left out, so that it is made anew. A damaged version is a
+    `DamagedFact`. A version or an artifact that the store lists and does not hand out is an `UnreadableFact`.
     """
     for stored in listing.objects:
-        try:
-            fact = _read_fact(store, stored)
-        except FileNotFoundError:
-            continue
-        except ValueError as error:
-            log.error("fact.damaged", key=stored.key, error=str(error))
-            INTEGRITY_FAILURES.labels("record").inc()
-            continue
-        if fact is not None:
-            yield fact
+        key = parse_key(stored.key)
+        if isinstance(key, AliasFact | TombstoneFact | VoidFact):
+            yield key
+        elif isinstance(key, VersionKey | FailureKey) or (isinstance(key, ArtifactKey) and key.published):
+            fact = _read_fact(store, stored, key)
+            if fact is not None:
+                yield fact
 
 
-def _read_fact(store: Store, stored: StoredObject) -> Fact | None:
-    parts = stored.key.split("/")
-    match parts[2:]:
-        case [_, "r", name]:
-            return _read_record(store, stored.key, name)
-        case [_, "d", vuid, "art", akey, name] if name.endswith(".json"):
-            artifact = ArtifactRecord.model_validate_json(store.get(stored.key))
-            return ArtifactFact(vuid, akey, stored.last_modified, artifact)
-        case [_, "d", vuid, "art", akey, name] if name.endswith(".failed"):
-            return FailureFact(vuid, akey, FailureRecord.model_validate_json(store.get(stored.key)))
-        case [_, "d", vuid, "art", akey, name] if name.endswith(".void"):
-            return VoidFact(vuid, akey)
+def _read_fact(store: Store, stored: StoredObject, key: VersionKey | ArtifactKey | FailureKey) -> Fact | None:
+    """None: it was swept since the listing, or it is damaged and can be made anew."""
+    try:
+        body = read_object(store, stored.key)
+    except ObjectUnavailable as error:
+        _report("fact.unreadable", "unreadable", stored.key, error)
+        return _unreadable(key)
+    try:
+        return _fact_of(stored, key, body) if body is not None else None
+    except ValueError as error:
+        if isinstance(key, VersionKey):
+            _report("version.damaged", "record", stored.key, error)
+            return DamagedFact(key.seq, key.vuid, key.number, key.created_at)
+        _report("fact.damaged", "record", stored.key, error)
+        return None
+
+
+def _fact_of(stored: StoredObject, key: VersionKey | ArtifactKey | FailureKey, body: bytes) -> Fact:
+    """Raises ValueError: it is damaged."""
+    match key:
+        case VersionKey():
+            return VersionFact(key.seq, _read_version(body, key, stored.key.split("/")[2]))
+        case ArtifactKey():
+            return ArtifactFact(key.vuid, key.akey, stored.last_modified, _read_artifact(body, key))
+        case FailureKey():
+            return FailureFact(key.vuid, key.akey, FailureRecord.model_validate_json(body))
+
+
+def _report(event: str, kind: str, key: str, error: Exception) -> None:
+    log.error(event, key=key, error=str(error))
+    INTEGRITY_FAILURES.labels(kind).inc()
+
+
+def _unreadable(key: VersionKey | ArtifactKey | FailureKey) -> UnreadableFact | None:
+    """None for a failure: at worst the extraction is tried again."""
+    match key:
+        case VersionKey():
+            return UnreadableFact(key.vuid, seq=key.seq, number=key.number, created_at=key.created_at)
+        case ArtifactKey():
+            return UnreadableFact(key.vuid, akey=key.akey)
     return None
 
 
-def _read_record(store: Store, key: str, name: str) -> Fact | None:
-    seq_text, kind, *rest = name.split(".")
-    seq = int(seq_text)
-    if kind == "ver":
-        vuid, number, created_at, sha256 = rest
-        body = store.get(key)
+def read_object(store: Store, key: str) -> bytes | None:
+    """An object that was listed; None if it is gone since.
+
+    A store that says "missing" may be mistaken, so it has to say so twice: by not listing it any more.
+
+    Raises:
+        ObjectUnavailable: it is listed, and the store does not hand it out.
+    """
+    for _ in range(2):
         try:
-            return VersionFact(seq, _read_version(body, sha256))
-        except ValueError as error:
-            log.error("version.damaged", key=key, error=str(error))
-            INTEGRITY_FAILURES.labels("record").inc()
-            return DamagedFact(seq, vuid, int(number), int(created_at))
-    if kind == "als":
-        *alias, vuid, uid = rest
-        return AliasFact(seq, ".".join(alias), vuid, uid)
-    if kind == "del":
-        number, created_at, _ = rest
-        return TombstoneFact(seq, int(number), int(created_at))
-    return None  # a newer writer's kind
+            return store.get(key)
+        except FileNotFoundError:
+            folder = key[: key.rindex("/") + 1]
+            if all(stored.key != key for stored in store.list(folder).objects):
+                return None
+    raise ObjectUnavailable("An object is listed and said to be missing.", retry_after_seconds=60)
 
 
-def _read_version(body: bytes, sha256: str) -> VersionRecord:
-    if hashlib.sha256(body).hexdigest() != sha256:
+def _read_version(body: bytes, key: VersionKey, slug: str) -> VersionRecord:
+    if hashlib.sha256(body).hexdigest() != key.sha256:
         raise ValueError("the record is not what was written")
-    return VersionRecord.model_validate_json(body)
+    record = VersionRecord.model_validate_json(body)
+    if (record.vuid, record.number, record.created_at) != (key.vuid, key.number, key.created_at):
+        raise ValueError("the record is of another version than its key says")
+    if slug_of(record.key) != slug:
+        raise ValueError("the record is of another speaker than its key says")
+    return record
+
+
+def _read_artifact(body: bytes, key: ArtifactKey) -> ArtifactRecord:
+    record = ArtifactRecord.model_validate_json(body)
+    if record.winner != key.winner:
+        raise ValueError("the record is of another artifact than its key says")
+    return record
 
 
 def speaker_ids(store: Store) -> Iterator[SpeakerId]:
     """Every speaker the bucket knows, dead ones included."""
     for namespace in store.folders(""):
         if is_namespace(namespace):
-            yield from (SpeakerId(namespace, slug) for slug in store.folders(f"{namespace}/v/"))
+            slugs = store.folders(f"{namespace}/v/")
+            yield from (SpeakerId(namespace, slug) for slug in slugs if is_slug(slug))
 
 
 def bucket_identity(store: Store, new_id: str) -> str:

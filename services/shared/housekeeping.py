@@ -5,11 +5,11 @@ Any number of processes may run this at once: everything is idempotent, and a lo
 """
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from functools import partial
 from typing import TypeVar, cast
 
@@ -18,22 +18,47 @@ from redis.exceptions import LockError
 from redis.lock import Lock
 
 from services.shared.announcements import SWEEPS_ASKED
-from services.shared.domain import Fact, FailureRecord, Record, Speaker, SpeakerVersion, VersionFact, fold
-from services.shared.facts import SpeakerId, read_certain, read_facts, speaker_ids
+from services.shared.domain import (
+    AliasFact,
+    Fact,
+    FailureRecord,
+    Record,
+    Speaker,
+    SpeakerVersion,
+    TombstoneFact,
+    VoidFact,
+    fold,
+)
+from services.shared.facts import (
+    ArtifactKey,
+    BlobKey,
+    FailureKey,
+    NewerRecordKey,
+    ParsedKey,
+    SpeakerId,
+    SpeakerKey,
+    VersionKey,
+    parse_key,
+    read_certain,
+    read_facts,
+    speaker_ids,
+)
 from services.shared.index import RebuildLost
 from services.shared.index_reading import Flight, IndexedSpeaker
 from services.shared.jobs import KEPT_SECONDS, JobRecord, Jobs
-from services.shared.metrics import GARBAGE, REBUILD_SECONDS, REBUILDING, REBUILDS, REPAIRS
+from services.shared.metrics import FOREIGN, GARBAGE, REBUILD_SECONDS, REBUILDING, REBUILDS, REPAIRS
 from services.shared.publication import Publisher
 from services.shared.redis_access import unavailable_without_redis
 from services.shared.registrar import Registrar
 from services.shared.settings import HousekeepingSettings
 from services.shared.status import unsupported_reason
 from services.shared.store import Listing
+from services.shared.suspicion import confirmed
 from speaker_registry.errors import JobNotFound, LeaseExpired, Unavailable
 
 log = structlog.get_logger()
 
+_LOOK_AGAIN_SOON_SECONDS = 3.0
 _LOOK_AGAIN_SECONDS = 15.0
 _LOOK_MUCH_LATER_SECONDS = 300.0
 _LOCK_SECONDS = 20.0
@@ -48,6 +73,10 @@ _SWEEPING = "sr:sweeping"
 _FORGET_SECONDS = 300.0
 _SWEPT_AT_A_TIME = 64
 """Speakers, between two notes of how far it has come."""
+_LISTINGS_APART_SECONDS = 3600.0
+"""Between the two listings that must agree that something is garbage, at least: much longer than a cache or
+a replica of the store shows what was true before.
+"""
 
 Result = TypeVar("Result")
 Otherwise = TypeVar("Otherwise")
@@ -193,7 +222,7 @@ class Housekeeper:
         self._catch_up(speaker_id, sign)
 
     def _catch_up(self, speaker_id: SpeakerId, sign: Sign) -> None:
-        self._index.apply(speaker_id, read_certain(self._store, speaker_id), rebuilding=True)
+        self._index.apply(speaker_id, read_certain(self._store, speaker_id).speaker, rebuilding=True)
         sign()
 
     # -- one speaker
@@ -215,11 +244,18 @@ class Housekeeper:
 
         Returns when to look again, in seconds; None: all is settled.
         """
-        self._index.apply(speaker_id, read_certain(self._store, speaker_id))
-        for flight in self._index.load(speaker_id).flights:
-            self._check_flight(speaker_id, self._index.load(speaker_id), flight)
-        self._extract_missing(speaker_id, self._index.load(speaker_id))
+        certain = read_certain(self._store, speaker_id)
+        if _artifacts(certain.speaker) - _artifacts(self._index.load(speaker_id).speaker):
+            # What is put in force now stays in force, so no earlier one may have been left out.
+            certain = read_certain(self._store, speaker_id, listings=2)
+        self._index.apply(speaker_id, certain.speaker)
+        if certain.complete:  # else what looks as if it were missing may be there in a moment
+            for flight in self._index.load(speaker_id).flights:
+                self._check_flight(speaker_id, self._index.load(speaker_id), flight)
+            self._extract_missing(speaker_id, self._index.load(speaker_id))
         self._registrar.promote(speaker_id)
+        if not certain.complete:
+            return _LOOK_AGAIN_SOON_SECONDS
         return _LOOK_AGAIN_SECONDS if self._index.load(speaker_id).flights else None
 
     def _extract_missing(self, speaker_id: SpeakerId, indexed: IndexedSpeaker) -> None:
@@ -369,16 +405,19 @@ class Housekeeper:
         """Delete one speaker's unreachable objects. Returns how many."""
         listing = self._store.list(speaker_id.prefix)
         facts = list(read_facts(self._store, listing))
-        if fold(facts).damaged:
-            return 0  # a backup of the record may yet bring it back
-        keys = list(
-            unreachable(
-                listing,
-                facts,
-                grace=timedelta(seconds=self._settings.grace_seconds),
-                deleted_grace=timedelta(seconds=self._settings.deleted_grace_seconds),
-            )
+        truth = fold(facts)
+        if truth.damaged or truth.unreadable:
+            log.warning("garbage.left_alone", speaker=str(speaker_id), unreadable=len(truth.unreadable))
+            return 0  # the record may come back: from a backup, or because the store hands it out again
+        found = unreachable(
+            listing,
+            facts,
+            self._index.load(speaker_id).speaker,
+            grace=timedelta(seconds=self._settings.grace_seconds),
+            deleted_grace=timedelta(seconds=self._settings.deleted_grace_seconds),
         )
+        FOREIGN.inc(found.foreign)
+        keys = [*self._confirmed(speaker_id, listing, found.presumed), *found.certain]
         if keys:
             self._store.delete(keys)
             log.info("garbage.collected", speaker=str(speaker_id), objects=len(keys))
@@ -386,80 +425,125 @@ class Housekeeper:
                 GARBAGE.labels(_kind(key)).inc()
         return len(keys)
 
+    def _confirmed(self, speaker_id: SpeakerId, listing: Listing, presumed: Sequence[str]) -> list[str]:
+        """Those that an earlier listing showed to be garbage as well."""
+        apart = min(self._settings.grace_seconds, _LISTINGS_APART_SECONDS)
+        return confirmed(
+            self._index,
+            speaker_id,
+            presumed,
+            at=listing.taken_at.timestamp(),
+            apart_seconds=apart,
+            kept_seconds=3 * max(self._settings.sweep_seconds, apart),
+        )
+
 
 @dataclass(frozen=True, slots=True)
-class _Reach:
-    """What the facts say about reachability."""
+class Unreachable:
+    """Garbage among the objects of one speaker."""
 
-    truth: Speaker
-    recorded: frozenset[str]
-    """vuids that have a version fact, live or dead."""
-
-    @classmethod
-    def of(cls, facts: Iterable[Fact]) -> "_Reach":
-        facts = list(facts)
-        recorded = frozenset(fact.record.vuid for fact in facts if isinstance(fact, VersionFact))
-        return cls(fold(facts), recorded)
+    certain: tuple[str, ...]
+    """Keys of what a fact says is garbage: a tombstone covers it. Data comes before records."""
+    presumed: tuple[str, ...]
+    """Keys of what is garbage because something is missing: no record names it, or no other artifact landed
+    earlier. A store that leaves something out of one listing must not make it so.
+    """
+    foreign: int
+    """How many objects are not ours and stay."""
 
 
 def unreachable(
-    listing: Listing, facts: Iterable[Fact], *, grace: timedelta, deleted_grace: timedelta
-) -> Iterator[str]:
-    """Keys that no live version needs and no process can be about to need. Data before records. Pure.
+    listing: Listing, facts: Iterable[Fact], indexed: Speaker, *, grace: timedelta, deleted_grace: timedelta
+) -> Unreachable:
+    """What no live version needs and no process can be about to need. Pure.
 
     Ages are taken at the time *of the listing*: judged later, an upload that committed in between would lose
-    its clip.
+    its clip. Of a deleted voice everything goes, whoever put it there; elsewhere what is not ours stays.
 
     Args:
+        facts: of the listing, none of them damaged or unreadable. indexed: what the index says of the
+            speaker: an artifact that it serves stays, also where the facts name another one.
         grace: how long data without a record may belong to an upload or a worker still on its way.
         deleted_grace: how long a deleted voice's data stays.
     """
-    facts = list(facts)
-    reach = _Reach.of(facts)
-    buried_at = _tombstone_landed_at(listing, reach.truth.tombstone)
+    truth = fold(facts)
+    objects = [(stored, parse_key(stored.key)) for stored in listing.objects]
+    recorded = {key.vuid for _, key in objects if isinstance(key, VersionKey)}
+    dead = recorded - {version.vuid for version in truth.versions}
+    buried_at = max(
+        (stored.last_modified for stored, key in objects if _is_tombstone(key, truth.tombstone)), default=None
+    )
     forgiven = buried_at is not None and listing.taken_at - buried_at < deleted_grace
-    records = []
-    for stored in listing.objects:
-        _, _, _, kind, name, *rest = stored.key.split("/")
+    gone = buried_at is not None and not truth.versions
+    data, records, presumed, foreign = [], [], [], 0
+    for stored, key in objects:
         old = listing.taken_at - stored.last_modified > grace
-        if kind == "r":
-            if not forgiven and _is_dead_record(name, reach.truth.tombstone):
+        match key:
+            case None:
+                if not gone and _folder_of_version(stored.key) not in dead:
+                    foreign += 1
+                elif not forgiven:
+                    data.append(stored.key)
+            case BlobKey() | ArtifactKey() | FailureKey() | VoidFact():
+                if key.vuid in dead:
+                    if not forgiven:
+                        data.append(stored.key)
+                elif old and (key.vuid not in recorded or _lost_the_race(key, truth, indexed)):
+                    presumed.append(stored.key)
+            case _ if not forgiven and _is_dead_record(key, truth.tombstone):
                 records.append(stored.key)
-        elif reach.truth.by_vuid(name) is not None:
-            if old and _lost_the_race(rest, reach.truth, name):
-                yield stored.key
-        elif (not forgiven) if name in reach.recorded else old:
-            yield stored.key
-    yield from records
+    return Unreachable((*data, *records), tuple(presumed), foreign)
+
+
+def _artifacts(speaker: Speaker) -> set[tuple[str, str]]:
+    """(vuid, akey) of all that are in force."""
+    return {(version.vuid, akey) for version in speaker.versions for akey in version.artifacts}
 
 
 def _kind(key: str) -> str:
     """Of an object of a speaker, for the metrics."""
-    match key.split("/")[3:]:
-        case ["d", _, "blob", _]:
+    match parse_key(key):
+        case BlobKey():
             return "blob"
-        case ["d", _, "art", *_]:
+        case ArtifactKey() | FailureKey() | VoidFact():
             return "artifact"
+        case None:
+            return "foreign"
     return "record"
 
 
-def _tombstone_landed_at(listing: Listing, seq: int) -> datetime | None:
-    landed = (stored.last_modified for stored in listing.objects if f"/r/{seq:012d}.del." in stored.key)
-    return max(landed, default=None)
+def _folder_of_version(key: str) -> str | None:
+    """The vuid of the version in whose folder an object lies that is not ours."""
+    match key.split("/"):
+        case [_, _, _, "d", vuid, _, *_]:
+            return vuid
+    return None
 
 
-def _is_dead_record(name: str, tombstone: int) -> bool:
+def _is_tombstone(key: ParsedKey | None, seq: int) -> bool:
+    return isinstance(key, TombstoneFact) and key.seq == seq
+
+
+def _is_dead_record(key: ParsedKey, tombstone: int) -> bool:
     """A version or an alias that the tombstone covers, or an older tombstone. The last one keeps the marks
     for ever.
     """
-    seq, kind, *_ = name.split(".")
-    return int(seq) < tombstone or (int(seq) == tombstone and kind != "del")
-
-
-def _lost_the_race(rest: list[str], truth: Speaker, vuid: str) -> bool:
-    """An artifact's object that is not of the one in force, though there is one."""
-    if len(rest) != 3 or rest[0] != "art" or rest[2].endswith(".failed"):
+    if not isinstance(key, VersionKey | AliasFact | TombstoneFact | NewerRecordKey):
         return False
-    version = truth.by_vuid(vuid)
-    in_force = version.artifacts.get(rest[1]) if version else None
-    return in_force is not None and rest[2].rpartition(".")[0] != in_force.winner
+    return key.seq < tombstone or (key.seq == tombstone and not isinstance(key, TombstoneFact))
+
+
+def _lost_the_race(key: SpeakerKey, truth: Speaker, indexed: Speaker) -> bool:
+    """An artifact's object that is not of the one in force, though there is one, and facts and index agree
+    which that is.
+    """
+    if not isinstance(key, ArtifactKey):
+        return False
+    in_force, served = (_winner(speaker, key) for speaker in (truth, indexed))
+    return in_force is not None and in_force == served and key.winner != in_force
+
+
+def _winner(speaker: Speaker, key: ArtifactKey) -> str | None:
+    version = speaker.by_vuid(key.vuid)
+    record = version.artifacts.get(key.akey) if version else None
+    return record.winner if record else None

@@ -9,7 +9,6 @@ trusted, nothing has happened. So a check costs no round trip, an end is noticed
 where Redis says that something has happened, or cannot say. Knows no requests.
 """
 
-import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -31,10 +30,11 @@ from services.shared.api_keys import (
     new_token,
 )
 from services.shared.clock import Clock
+from services.shared.facts import KeyEndKey, KeyMadeKey, parse_key, read_object
 from services.shared.gate import GateClosed
 from services.shared.index import SpeakerIndex
 from services.shared.redis_access import unavailable_without_redis
-from services.shared.store import Store, StoredObject
+from services.shared.store import ObjectUnavailable, Store, StoredObject
 from speaker_registry.artifact import sha256_digest
 from speaker_registry.errors import (
     ApiKeyEnded,
@@ -61,8 +61,6 @@ KEPT_SECONDS = 30 * 24 * 3600
 """A key that has ended is shown so long."""
 
 _FOLDER = "_keys/"
-_MADE = re.compile(r"_keys/([0-9a-z]{8})/made\.([0-9a-f]{64})\.json")
-_END = re.compile(r"_keys/([0-9a-z]{8})/end\.(\d{12})\.([0-9a-f]{12})[0-9a-f]{20}")
 _CHANGED = "sr:keys_changed"
 _USED = "sr:keys_used"
 """Hash: key id -> Unix seconds."""
@@ -82,6 +80,8 @@ class _Known:
     """By which run of the server, and what: None where it could not say."""
     listed_at: float = float("-inf")
     """When that began."""
+    missing: frozenset[str] = frozenset()
+    """Ids of keys that this listing lacked and an earlier one had."""
 
 
 class _Failure(NamedTuple):
@@ -94,10 +94,10 @@ class _Failure(NamedTuple):
 class _Facts(NamedTuple):
     """What there is of keys in the bucket."""
 
-    objects: tuple[StoredObject, ...]
     made: dict[str, tuple[str, str]]
     """Id -> key of the object, sha256."""
-    ends: dict[str, list[End]]
+    ends: dict[str, dict[str, End]]
+    """Id -> key of the object -> what it says."""
 
 
 def _in_a_thread(do: Callable[[], None]) -> None:
@@ -222,12 +222,16 @@ class Keyring:
     def _read_all(self, told: tuple[str, str | None] | None, began: float) -> _Facts:
         """`told` was asked for after `began`, and before this."""
         facts = _facts_in(self._store.list(_FOLDER).objects)
-        records = {key_id: key.record for key_id, key in self._known.keys.items() if key_id in facts.made}
+        known = self._known
+        # One listing may leave out what is there. A key goes only when two in a row lack it; an end stays.
+        missing = frozenset(known.keys.keys() - facts.made.keys())
+        records = {
+            key_id: key.record for key_id, key in known.keys.items() if key_id not in known.missing & missing
+        }
         new = [key_id for key_id in facts.made if key_id not in records]
         self._run_all([partial(self._read_one, key_id, *facts.made[key_id], records) for key_id in new])
-        ends = {key_id: tuple(facts.ends.get(key_id, ())) for key_id in records}
-        keys = {key_id: ApiKey(record, ends[key_id]) for key_id, record in records.items()}
-        self._learn(_Known(keys, told, began))
+        keys = {key_id: ApiKey(record, _ends(key_id, known, facts)) for key_id, record in records.items()}
+        self._learn(_Known(keys, told, began, missing))
         return facts
 
     def _learn(self, known: _Known) -> None:
@@ -237,17 +241,17 @@ class Keyring:
                 self._known = known
 
     def _read_one(self, key_id: str, key: str, sha256: str, into: dict[str, ApiKeyRecord]) -> None:
-        """A record that is not what was written opens nothing."""
+        """A record that is not what was written, or cannot be read, opens nothing."""
         try:
-            body = self._store.get(key)
+            body = read_object(self._store, key)
+            if body is None:
+                return  # swept
             if sha256_digest(body) != f"sha256:{sha256}":
                 raise ValueError("the record is not what was written")
             record = ApiKeyRecord.model_validate_json(body)
             if record.id != key_id:
                 raise ValueError("the record is of another key")
-        except FileNotFoundError:
-            return  # swept
-        except ValueError as error:
+        except (ValueError, ObjectUnavailable) as error:
             log.error("key.damaged", key_id=key_id, error=str(error))
             return
         into[key_id] = record
@@ -480,12 +484,8 @@ class Keyring:
         before = self._clock.now() - KEPT_SECONDS
         old = {key_id for key_id, key in known.items() if (key.ends_at or before) < before}
         # What made it first: an end alone opens nothing.
-        for part in ("made.", "end."):
-            self._store.delete(
-                stored.key
-                for stored in facts.objects
-                if stored.key.split("/")[1] in old and stored.key.split("/")[2].startswith(part)
-            )
+        self._store.delete(facts.made[key_id][0] for key_id in old & facts.made.keys())
+        self._store.delete(key for key_id in old & facts.ends.keys() for key in facts.ends[key_id])
         self._forget_use(used - (known.keys() - old))
         if old:
             log.info("keys.swept", keys=len(old))
@@ -533,18 +533,21 @@ class Keyring:
 
 
 def _facts_in(objects: tuple[StoredObject, ...]) -> _Facts:
-    facts = _Facts(objects, {}, {})
+    facts = _Facts({}, {})
     for stored in objects:
-        if match := _MADE.fullmatch(stored.key):
-            facts.made[match[1]] = (stored.key, match[2])
-        elif match := _END.fullmatch(stored.key):
-            facts.ends.setdefault(match[1], []).append(_end(match))
+        match parse_key(stored.key):
+            case KeyMadeKey(key_id, sha256):
+                facts.made[key_id] = (stored.key, sha256)
+            case KeyEndKey(key_id, at, said_at):
+                facts.ends.setdefault(key_id, {})[stored.key] = End(at, said_at)
     return facts
 
 
-def _end(match: re.Match[str]) -> End:
-    """When it was said is in the id, as in any UUIDv7: the milliseconds come first."""
-    return End(int(match[2]), int(match[3], 16) // 1000)
+def _ends(key_id: str, known: _Known, facts: _Facts) -> tuple[End, ...]:
+    """All that were ever listed, in the order in which they are listed."""
+    before = known.keys[key_id].ends if key_id in known.keys else ()
+    listed = facts.ends.get(key_id, {}).values()
+    return (*listed, *(end for end in before if end not in listed))
 
 
 def _check_namespace(namespace: str) -> None:

@@ -192,16 +192,20 @@ REPAIRS = _counter(
 GARBAGE = _counter(
     "gc_objects",
     "Objects deleted that nobody could reach. kind: blob, artifact, record, temporary (left by a write that "
-    "was interrupted).",
+    "was interrupted), foreign (not ours, in the folder of a deleted voice).",
     "kind",
-    known=("blob", "artifact", "record", "temporary"),
+    known=("blob", "artifact", "record", "temporary", "foreign"),
+)
+FOREIGN = _counter(
+    "foreign_objects",
+    "Objects in the folders of voices that are not ours. They are left alone, and every sweep counts them.",
 )
 INTEGRITY_FAILURES = _counter(
     "integrity_failures",
     "What the bucket should hold and does not. kind: missing (bytes), damaged (they are not "
-    "those of their digest), record (a fact cannot be read).",
+    "those of their digest), record (a fact is damaged), unreadable (a fact is listed and not handed out).",
     "kind",
-    known=("missing", "damaged", "record"),
+    known=("missing", "damaged", "record", "unreadable"),
 )
 
 BUILD_INFO = _gauge("build_info", "1. version: of this process.", "version")

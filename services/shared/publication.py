@@ -23,7 +23,7 @@ from services.shared.domain import (
     SpeakerVersion,
     fold_artifacts,
 )
-from services.shared.facts import SpeakerId, read_facts
+from services.shared.facts import SpeakerId, list_several_times, read_facts
 from services.shared.index import Rivals
 from services.shared.index_reading import Flight
 from services.shared.jobs import Jobs
@@ -31,14 +31,14 @@ from services.shared.packaging import package
 from services.shared.profiles import Profile
 from services.shared.registrar import Registrar
 from services.shared.repair import Decode, sound_rendition
-from services.shared.store import Store
+from services.shared.store import DATED_WITHIN, Store
 from speaker_registry.artifact import canonical_json
 from speaker_registry.errors import JobNotFound, SpeakerRegistryError, Unavailable
 
 log = structlog.get_logger()
 
-_A_SECOND = 1.1
-"""And a bit: after it the store's clock shows another second than before."""
+_NEXT_SECOND = 1.1 + DATED_WITHIN.total_seconds()
+"""After this many seconds nothing lands any more that the store dates to the second of now."""
 PUBLISH_SECONDS = 600.0
 """From taking a job to committing its artifact, at most: after that nobody counts on this attempt any
 more."""
@@ -188,7 +188,7 @@ class Publisher:
             claimed=work.flight.fingerprint,
             promotion=self._prepare_promotion(work),
         )
-        return put_in_force(apply, record, lambda: self._winner(work), self._clock)
+        return put_in_force(apply, record, partial(self._winner, work), self._clock)
 
     def _package(
         self, work: Assignment, tensors: Mapping[str, np.ndarray], used_seconds: float | None
@@ -213,8 +213,8 @@ class Publisher:
         """
         return f"{self._clock.new_id()}-{work.token}"
 
-    def _winner(self, work: Assignment) -> ArtifactRecord | None:
-        return landed_first(self._store, work.speaker_id, work.version.vuid, work.akey)
+    def _winner(self, work: Assignment, listings: int) -> ArtifactRecord | None:
+        return landed_first(self._store, work.speaker_id, work.version.vuid, work.akey, listings)
 
     def _close_late(self, work: Assignment) -> bool:
         """Another attempt has it, or the version is gone: end this job, unless it is the other attempt's
@@ -304,9 +304,13 @@ def _error_json(error: SpeakerRegistryError, attempt: int) -> str:
     )
 
 
-def landed_first(store: Store, speaker_id: SpeakerId, vuid: str, akey: str) -> ArtifactRecord | None:
-    """Of all that landed for one artifact: normally there is just one."""
-    listing = store.list(speaker_id.artifact_prefix(vuid, akey))
+def landed_first(
+    store: Store, speaker_id: SpeakerId, vuid: str, akey: str, listings: int
+) -> ArtifactRecord | None:
+    """Of all that landed for one artifact: normally there is just one. Put together from several `listings`,
+    because one may leave out what is there.
+    """
+    listing = list_several_times(store, speaker_id.artifact_prefix(vuid, akey), listings)
     facts = [fact for fact in read_facts(store, listing) if isinstance(fact, ArtifactFact)]
     return fold_artifacts(facts).get(vuid, {}).get(akey)
 
@@ -314,7 +318,7 @@ def landed_first(store: Store, speaker_id: SpeakerId, vuid: str, akey: str) -> A
 def put_in_force(
     apply: Callable[..., str | None],
     record: ArtifactRecord,
-    winner: Callable[[], ArtifactRecord | None],
+    winner: Callable[[int], ArtifactRecord | None],
     clock: Clock,
 ) -> str | None:
     """Tell the index what landed first. Returns its winner; None if the version is dead.
@@ -324,9 +328,10 @@ def put_in_force(
 
     Args:
         apply: `SpeakerIndex.apply_artifact`, but for `record` and `alone`. record: ours, just stored.
+        winner: which one landed first, according to so many listings.
     """
     try:
-        return apply(record=winner() or record, alone=record.attempt)
+        return apply(record=winner(1) or record, alone=record.attempt)
     except Rivals:
-        clock.sleep(_A_SECOND)
-        return apply(record=winner() or record, alone=None)
+        clock.sleep(_NEXT_SECOND)
+        return apply(record=winner(2) or record, alone=None)

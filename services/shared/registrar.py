@@ -173,7 +173,7 @@ class Registrar:
             return self.index.load(speaker_id)
         except (GateClosed, Unavailable):
             with self.reading_facts():
-                return IndexedSpeaker(read_certain(self.store, speaker_id))
+                return IndexedSpeaker(read_certain(self.store, speaker_id).speaker)
 
     def page(self, namespace: str, *, after: str = "", limit: int) -> SpeakerPage:
         """Up to `limit` live speakers by key, from the one after the cursor `after`.
@@ -203,7 +203,7 @@ class Registrar:
             found: dict[str, Speaker] = {}
 
             def read(slug: str) -> None:
-                found[slug] = read_certain(self.store, SpeakerId(namespace, slug))
+                found[slug] = read_certain(self.store, SpeakerId(namespace, slug)).speaker
 
             self.run_all([partial(read, slug) for slug in page.slugs])
         entries = [

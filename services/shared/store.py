@@ -50,6 +50,11 @@ OLD_PROBE = timedelta(hours=1)
 MAX_CLOCK_DIFFERENCE = timedelta(minutes=5)
 """Between a store's `Date` and the times of its objects. What is young is told by comparing the two."""
 
+DATED_WITHIN = timedelta(seconds=2)
+"""How far apart the clocks of a store may be: the one that dates its objects, which may be another machine's
+or a file system's, and the one that dates its listings.
+"""
+
 _REASONS = (
     re.compile(r"status code: (\d{3})"),
     re.compile(r"<Code>(\w{1,60})</Code>"),
@@ -57,6 +62,10 @@ _REASONS = (
     re.compile(r"incorrectly configured region"),
 )
 """What is worth logging of obstore's messages; the rest of them names keys, and so persons."""
+
+
+class ObjectUnavailable(Unavailable):
+    """The store answers, and does not do its part for this one object: others must not wait for that."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from uuid import uuid4
 
@@ -21,10 +22,12 @@ from services.shared.durable_folder import TEMPORARY
 from services.shared.facts import SpeakerId
 from services.shared.housekeeping import Housekeeper, Sign
 from services.shared.jobs import KEPT_SECONDS, Jobs
+from services.shared.metrics import FOREIGN
 from services.shared.opening import open_registrar
 from services.shared.registrar import Registrar
 from services.shared.registration import Upload, register_clip
 from services.shared.settings import HousekeepingSettings, RegistrySettings, StoreSettings
+from services.shared.store import Listing
 from services.shared.valkey import ValkeyServer
 from speaker_registry.errors import Unavailable, VoiceDamaged, VoiceNotFound
 from speaker_registry.names import parse_speaker_name
@@ -66,6 +69,13 @@ def age(bucket: Path, seconds: float) -> None:
         os.utime(path, (then, then))
 
 
+def remember_longer(client: Redis) -> None:
+    """As if the first listing of each voice had been taken two hours earlier."""
+    for name in client.scan_iter("sr:suspicion:*"):
+        for digest, at in client.hgetall(name).items():
+            client.hset(name, digest, float(at) - 7200)
+
+
 def files(bucket: Path) -> set[str]:
     return {str(path.relative_to(bucket)) for path in bucket.rglob("*") if path.is_file()}
 
@@ -76,7 +86,7 @@ def test_the_first_turn_opens_the_gate(registrar: Registrar):
 
 
 def test_a_sweep_takes_what_crashed_writers_left_and_nothing_else(
-    registrar: Registrar, housekeeper: Housekeeper, tmp_path: Path
+    registrar: Registrar, housekeeper: Housekeeper, tmp_path: Path, redis_client: Redis
 ):
     """An upload that died before its record, and a write that died before its name."""
     bucket = tmp_path / "bucket"
@@ -92,8 +102,103 @@ def test_a_sweep_takes_what_crashed_writers_left_and_nothing_else(
     housekeeper.sweep()
     assert files(bucket) == young  # they might be on their way
     age(bucket, 2 * DAY)
+    for _ in range(2):
+        housekeeper.sweep()
+        assert files(bucket) == young - {f"{TEMPORARY}/half"}  # an hour has to lie between two listings
+    remember_longer(redis_client)
     housekeeper.sweep()
     assert files(bucket) == live
+
+
+def test_what_one_listing_leaves_out_is_not_collected(
+    registrar: Registrar,
+    housekeeper: Housekeeper,
+    tmp_path: Path,
+    redis_client: Redis,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """The clip of a version that the listing does not show looks like a crashed upload's."""
+    register(registrar, "Alice")
+    age(tmp_path / "bucket", 2 * DAY)
+    live, list_all = files(tmp_path / "bucket"), registrar.store.list
+
+    def leave_out_records(prefix: str) -> Listing:
+        listing = list_all(prefix)
+        return replace(listing, objects=tuple(one for one in listing.objects if ".ver." not in one.key))
+
+    for _ in range(3):  # lie, truth, lie: they never agree
+        with monkeypatch.context() as patched:
+            patched.setattr(registrar.store, "list", leave_out_records)
+            housekeeper.collect_garbage(ALICE)
+        assert redis_client.keys("sr:suspicion:*")
+        housekeeper.collect_garbage(ALICE)
+        assert not redis_client.keys("sr:suspicion:*")
+        assert files(tmp_path / "bucket") == live
+
+
+def test_a_record_that_the_store_denies_costs_a_voice_nothing(
+    registrar: Registrar, housekeeper: Housekeeper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """S3 once answered one GET of a sweep with NoSuchKey, and the version lost its bytes."""
+    register(registrar, "Alice")
+    worker = StandIn(registrar)
+    worker.announce()
+    worker.finish_all("Alice")
+    age(tmp_path / "bucket", 2 * DAY)
+    live, get = files(tmp_path / "bucket"), registrar.store.get
+
+    def deny_version(key: str) -> bytes:
+        if ".ver." in key:
+            raise FileNotFoundError
+        return get(key)
+
+    monkeypatch.setattr(registrar.store, "get", deny_version)
+    housekeeper.collect_garbage(ALICE)
+    assert files(tmp_path / "bucket") == live
+
+
+def test_files_of_others_stop_nothing(
+    registrar: Registrar, housekeeper: Housekeeper, redis_client: Redis, tmp_path: Path
+):
+    """A file manager, an editor and a person were here. They are counted, and otherwise ignored."""
+    register(registrar, "Alice")
+    worker = StandIn(registrar)
+    worker.announce()
+    worker.finish_all("Alice")
+    bucket, profile = tmp_path / "bucket", registrar.catalogue.required[0]
+    foreign = [
+        bucket / "_profiles" / profile / ".DS_Store",
+        bucket / "_profiles" / profile / "999999999999.json",
+        bucket / "_profiles" / profile / "999999999999.abc.json",  # ours by its name, and damaged
+        bucket / "_keys" / "abcdefgh",
+        bucket / "_registry" / ".DS_Store",
+        bucket / ALICE.prefix / ".DS_Store",
+        bucket / ALICE.prefix / "r" / "000000000001.ver.copy",
+        bucket / "default" / "v" / "Not a speaker" / "r" / "x",
+    ]
+    for path in foreign:
+        path.parent.mkdir(exist_ok=True, parents=True)
+        path.write_bytes(b"none of yours")
+    age(bucket, 2 * DAY)
+    redis_client.flushall()
+    counted = FOREIGN._value.get()
+
+    (alice,) = registrar.page("default", limit=10).speakers
+    assert alice.speaker.newest.record.name == "Alice"
+    housekeeper.turn()
+    housekeeper.sweep()
+    assert FOREIGN._value.get() == counted + 2
+    assert all(path.exists() for path in foreign)
+    worker.announce()
+    assert registrar.announcements.current(profile) is not None
+    indexed = registrar.find("default", "alice")
+    assert registrar.state(indexed, indexed.speaker.default) == "ready"
+
+    registrar.delete("default", "Alice")
+    age(bucket, 2 * DAY)
+    housekeeper.sweep()
+    (left,) = (bucket / ALICE.prefix).rglob("*.*")
+    assert ".del." in left.name
 
 
 def test_a_deleted_voice_leaves_only_the_mark_that_keeps_it_deleted(
@@ -304,6 +409,8 @@ def test_a_voice_that_cannot_be_read_costs_nobody_else_theirs(
     registrar.store.put(SpeakerId("default", "bob").blob_key(uuid4().hex, "0" * 64), b"clip")
     age(tmp_path / "bucket", 2 * DAY)
 
+    housekeeper.sweep()
+    remember_longer(redis_client)
     housekeeper.sweep()
     assert files(tmp_path / "bucket") == damaged
     redis_client.flushall()

@@ -6,7 +6,9 @@ the real code.
 
 import os
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
@@ -58,5 +60,9 @@ def test_nor_with_a_server_that_is_really_killed(tmp_path: Path):
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_seeded_mistake_is_caught(server: ValkeyServer, mistake: str):
     """A simulation that finds nothing proves nothing: it must find what we know to be wrong."""
-    with pytest.raises(Broken):
-        _live_through(range(MISTAKES[mistake].within), server, MISTAKES[mistake].parts)
+    wrong = MISTAKES[mistake]
+    with ExitStack() as replaced:
+        for name, other in wrong.replaced.items():
+            replaced.enter_context(patch(name, other))
+        with pytest.raises(Broken):
+            _live_through(range(wrong.within), server, wrong.parts)

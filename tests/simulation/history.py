@@ -11,6 +11,7 @@ from speaker_registry.errors import SpeakerRegistryError, Unavailable
 from tests.simulation import actors, reading, rest
 from tests.simulation.actors import Request
 from tests.simulation.ledger import Violation
+from tests.simulation.litter import litter
 from tests.simulation.process import PROFILES, Parts, Process
 from tests.simulation.queue import LEASE_SECONDS, QueuedJob
 from tests.simulation.reading import Memory
@@ -98,6 +99,8 @@ class History:
         world = self.world
         if world.happens("redis_is_replaced"):
             world.replace_server(roll_back=world.random.random() < 0.5)
+        if world.happens("somebody_litters"):
+            world.litter.add(litter(world.random, world.truth))
         if world.happens("process_dies"):
             self._restart(world.random.choice([*APIS, *WORKERS]))
         if world.actors and world.happens("actor_hangs"):
@@ -279,13 +282,16 @@ class History:
                 self.world.queue.reap(job, now)
 
     def _saw_delete(self, key: str) -> None:
-        """Nothing that a live version names may ever be deleted."""
+        """Nothing that a live version names may ever be deleted, what is not ours only after a delete."""
         if not key.startswith("default/v/"):
-            return
+            raise Violation(f"deleted, though it is of no speaker: {key}")
         speaker_id = SpeakerId("default", key.split("/")[2])
-        for version in read_speaker(self.world.truth, speaker_id).versions:
+        truth = read_speaker(self.world.truth, speaker_id)
+        for version in truth.versions:
             if key in rest.needed(speaker_id, version):
                 raise Violation(f"deleted, though {version.vuid} lives: {key}")
+        if key in self.world.litter and not truth.tombstone:
+            raise Violation(f"deleted, though it is none of ours: {key}")
 
     # -- rest
 

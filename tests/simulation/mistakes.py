@@ -4,26 +4,30 @@ nothing.
 Each is a mistake that somebody could make in good faith, and what each breaks differs.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from services.shared import facts
 from services.shared.domain import ArtifactRecord
 from services.shared.facts import SpeakerId
 from services.shared.index_reading import IndexedSpeaker
 from services.shared.publication import Assignment, Publisher
 from services.shared.registrar import Registrar
+from services.shared.store import Listing, Store
 from speaker_registry.names import parse_speaker_name
 from tests.simulation.process import Parts, SimulatedHousekeeper, SimulatedIndex
 
 
 @dataclass(frozen=True)
 class Mistake:
-    parts: Parts
+    parts: Parts = field(default_factory=Parts)
     within: int = 200
     """Histories until it is found, at most."""
+    replaced: Mapping[str, Any] = field(default_factory=dict)
+    """Of our modules: `module.name` -> what takes its place."""
 
 
 class Trusting(SimulatedIndex):
@@ -74,7 +78,7 @@ class LooksAtNobody(Publisher):
         super()._may_publish(work, record)
         return True
 
-    def _winner(self, work: Assignment) -> ArtifactRecord | None:
+    def _winner(self, work: Assignment, listings: int) -> ArtifactRecord | None:
         return None
 
 
@@ -89,7 +93,48 @@ class DeletesInTheIndexOnly(Registrar):
         return before
 
 
+class BelievesOneListing(SimulatedHousekeeper):
+    """Takes what one listing does not show for gone."""
+
+    def _confirmed(self, speaker_id: SpeakerId, listing: Listing, presumed: Sequence[str]) -> list[str]:
+        return list(presumed)
+
+
+def believe_the_first_answer(store: Store, key: str) -> bytes | None:
+    """What is said to be missing was swept."""
+    try:
+        return store.get(key)
+    except FileNotFoundError:
+        return None
+
+
+def parse_generously(key: str) -> facts.ParsedKey | None:
+    """Whatever lies among the data of a speaker is ours."""
+    match key.split("/"):
+        case [_, "v", _, "d", vuid, *_]:
+            return facts.parse_key(key) or facts.BlobKey(vuid)
+    return facts.parse_key(key)
+
+
+def parse_without_looking(key: str) -> facts.ParsedKey | None:
+    """Whatever lies among the records of a speaker is a record."""
+    match key.split("/"):
+        case [_, "v", _, "r", name]:
+            return facts.parse_key(key) or facts.NewerRecordKey(int(name.split(".")[0]))
+    return facts.parse_key(key)
+
+
 MISTAKES = {
+    "one listing is enough to collect garbage": Mistake(Parts(housekeeper=BelievesOneListing)),
+    "what is said to be missing is taken for swept": Mistake(
+        replaced={"services.shared.facts.read_object": believe_the_first_answer}
+    ),
+    "what is not ours is collected": Mistake(
+        replaced={"services.shared.housekeeping.parse_key": parse_generously}
+    ),
+    "what is not ours cannot be parsed": Mistake(
+        replaced={"services.shared.housekeeping.parse_key": parse_without_looking}
+    ),
     "any server is trusted": Mistake(Parts(index=Trusting)),
     "garbage collection without grace": Mistake(Parts(housekeeping={"grace_seconds": 0.0})),
     "facts are never read again": Mistake(Parts(housekeeper=NeverReadsFactsAgain)),

@@ -9,6 +9,7 @@ from speaker_registry.artifact import Artifact, sha256_digest
 from speaker_registry.names import DEFAULT
 from tests.simulation.ledger import Ledger, Violation
 from tests.simulation.process import Process
+from tests.simulation.scheduler import current
 from tests.simulation.world import World
 
 
@@ -35,11 +36,19 @@ def read(world: World, memory: Memory, process: Process, speaker_id: SpeakerId) 
     """Look a speaker up as a GET does, fetch every artifact, and check all of it."""
     began = world.moment
     speaker = process.registrar.look_up(speaker_id).speaker
+    if was_lied_to():
+        return  # whoever asks again is told the truth
     check_versions(world.ledger, speaker_id, speaker, began, world.moment)
     _check_default(world, memory, process, speaker_id, speaker, began)
     for version in speaker.versions:
         for akey, record in artifacts_of(version):
             _check_artifact(world, memory, process, speaker_id, version, akey, record)
+
+
+def was_lied_to() -> bool:
+    """Whether the store told whoever reads something that is not so."""
+    actor = current()
+    return actor is not None and actor.lied_to
 
 
 def artifacts_of(version: SpeakerVersion) -> list[tuple[str, ArtifactRecord]]:
@@ -114,6 +123,8 @@ def _check_artifact(
     try:
         data = process.registrar.store.get(speaker_id.artifact_blob_key(version.vuid, akey, record))
     except FileNotFoundError:
+        if was_lied_to():
+            return
         _check_it_may_be_missing(world, speaker_id, version, akey)
         return
     if sha256_digest(data) != record.digest:

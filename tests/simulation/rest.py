@@ -98,9 +98,11 @@ def _required(process: Process) -> tuple[str, ...]:
 
 
 def _check_objects(world: World, speaker_id: SpeakerId, truth: Speaker) -> None:
-    """Nothing is left of what is dead, and nothing is missing of what lives."""
+    """Nothing is left of what is dead, whoever put it there, and nothing is missing of what lives."""
     keys = {stored.key for stored in world.truth.list(speaker_id.prefix).objects}
-    for key in sorted(keys):
+    if truth.tombstone and not truth.versions and keys & world.litter:
+        raise Violation(f"left in the folder of a deleted voice: {sorted(keys & world.litter)}")
+    for key in sorted(keys - world.litter):
         _, _, _, kind, name, *_ = key.split("/")
         if kind == "d" and truth.by_vuid(name) is None:
             raise Violation(f"left of a dead version: {key}")

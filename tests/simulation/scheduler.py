@@ -26,6 +26,8 @@ class Actor:
         self.killed = False
         self.error: BaseException | None = None
         self.result: Any = None
+        self.lied_to = False
+        """Whether the store has told it something that is not so."""
         self.attempt: Any = None
         """What it does for a client, if it does."""
         self.then: Callable[[str], None] = lambda outcome: None

@@ -1,23 +1,31 @@
 """A bucket as bad as S3 may be: strongly consistent, but a put may fail, succeed unanswered, or land late.
+And about every object the store may lie once.
 
-Times are whole seconds, as S3 gives them. A request is void 15 minutes after it was signed, also S3's rule:
-it bounds how late anything can land. Knows keys as text only.
+Objects are dated to the second, as S3 does it, and the clock that dates listings is up to a second behind. A
+request is void 15 minutes after it was signed, also S3's rule: it bounds how late anything can land. Knows
+keys as text only.
 """
 
 import builtins
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from services.shared.store import Listing, StoredObject, check_key, check_prefix
 from speaker_registry.errors import Unavailable
-from tests.simulation.scheduler import Killed, pause
+from tests.simulation.scheduler import Killed, current, pause
 
 SIGNED_SECONDS = 900.0
+
+Found = TypeVar("Found")
 
 
 class Nature(Protocol):
     """What the store asks of the world around it."""
+
+    store_clock_behind: float
+    """Seconds."""
 
     @property
     def time(self) -> float: ...
@@ -36,6 +44,13 @@ class PerfectStore:
 
     def put(self, key: str, data: bytes) -> None:
         self._objects[check_key(key)] = (data, self._now())
+
+    def drop(self, key: str, data: bytes) -> None:
+        """Somebody else puts an object here, under any name."""
+        self._objects[key] = (data, self._now())
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._objects
 
     def get(self, key: str) -> bytes:
         try:
@@ -56,7 +71,7 @@ class PerfectStore:
 
     def delete(self, keys: Iterable[str]) -> None:
         for key in keys:
-            self._objects.pop(check_key(key), None)
+            self._objects.pop(key, None)
 
     def check(self) -> None:
         pass
@@ -81,6 +96,7 @@ class ModelledStore:
         """Called when a put is asked for, whatever comes of it."""
         self.on_delete: Callable[[str], None] = lambda key: None
         """Called just before an object goes."""
+        self._lied_about: set[str] = set()
 
     def put(self, key: str, data: bytes) -> None:
         self.on_put(key)
@@ -103,15 +119,21 @@ class ModelledStore:
 
     def get(self, key: str) -> bytes:
         self._call(f"get {key}")
-        return self._truth.get(key)
+        data = self._truth.get(key)
+        if self._nature.happens("store_hides") and self._may_lie(key):
+            raise FileNotFoundError("no such object")
+        return data
 
     def list(self, prefix: str) -> Listing:
         self._call(f"list {prefix}")
-        return self._truth.list(prefix)
+        listing = self._truth.list(prefix)
+        objects = self._perhaps_without_one(listing.objects, lambda stored: stored.key)
+        taken_at = datetime.fromtimestamp(self._nature.time - self._nature.store_clock_behind, UTC)
+        return replace(listing, objects=tuple(objects), taken_at=taken_at)
 
     def folders(self, prefix: str) -> builtins.list[str]:
         self._call(f"folders {prefix}")
-        return self._truth.folders(prefix)
+        return self._perhaps_without_one(self._truth.folders(prefix), lambda folder: f"{prefix}{folder}/")
 
     def delete(self, keys: Iterable[str]) -> None:
         """One after the other: a crash in between leaves the rest."""
@@ -135,6 +157,27 @@ class ModelledStore:
         pause(what)
         if self._nature.happens("store_refuses"):
             raise self._failure("not done")
+
+    def _perhaps_without_one(
+        self, found: Sequence[Found], key_of: Callable[[Found], str]
+    ) -> builtins.list[Found]:
+        """What a listing tells of what it found."""
+        told = builtins.list(found)
+        if told and self._nature.happens("store_omits"):
+            hidden = told[int(self._nature.within(0, len(told)))]
+            if self._may_lie(key_of(hidden)):
+                told.remove(hidden)
+        return told
+
+    def _may_lie(self, key: str) -> bool:
+        """Whether the store has told nothing but the truth about it so far. From now on it will."""
+        actor = current()
+        if actor is None or key in self._lied_about:
+            return False
+        self._lied_about.add(key)
+        actor.lied_to = True
+        self._nature.note(f"   store lies: there is no {key}")
+        return True
 
     def _may_lose_the_reply(self) -> None:
         if self._nature.happens("store_forgets_to_answer"):

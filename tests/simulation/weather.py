@@ -15,6 +15,10 @@ class Weather:
     """It did what was asked, and its reply was lost."""
     store_lands_late: float = 0.02
     """The caller was told that it failed; it happens up to 15 minutes later."""
+    store_hides: float = 0.01
+    """An object that is there is said to be missing: once in its life."""
+    store_omits: float = 0.01
+    """A listing leaves out an object or a folder that is there: once in its life."""
     # Per call to Redis.
     redis_refuses: float = 0.01
     redis_forgets_to_answer: float = 0.01
@@ -29,6 +33,8 @@ class Weather:
     process_dies: float = 0.01
     redis_is_replaced: float = 0.003
     actor_hangs: float = 0.01
+    somebody_litters: float = 0.01
+    """Somebody else puts an object into the bucket that is none of ours."""
 
     @classmethod
     def draw(cls, random: Random) -> "Weather":

@@ -35,9 +35,12 @@ class World:
         self.counts: Counter[str] = Counter()
         self.ledger = Ledger()
         self.server = server
+        self.store_clock_behind = self.random.uniform(0, 1)
         self.truth = PerfectStore(lambda: self.time)
         self.store = ModelledStore(self, self.truth)
         self.store.on_put = self._saw_put
+        self.litter: set[str] = set()
+        """Keys of objects that are none of ours."""
         self.queue = ModelledQueue()
         self.actors: list[Actor] = []
         self.processes: dict[str, Process] = {}

@@ -20,14 +20,16 @@ from services.shared.domain import (
     DamagedFact,
     Fact,
     FailureFact,
+    Speaker,
     TombstoneFact,
+    UnreadableFact,
     VersionFact,
     VersionRecord,
     VoidFact,
     fold,
     given_key,
 )
-from services.shared.facts import SpeakerId, read_certain, read_facts, read_speaker
+from services.shared.facts import SpeakerId, parse_key, read_certain, read_facts, read_speaker
 from services.shared.housekeeping import unreachable
 from services.shared.index_reading import Flight, IndexedSpeaker
 from services.shared.profiles import Profile
@@ -327,7 +329,8 @@ def read(bodies: dict[str, bytes], landed: dict[str, datetime] | None = None) ->
         return bodies[key]
 
     objects = (StoredObject(key, 1, (landed or {}).get(key, NOON)) for key in bodies)
-    return list(read_facts(SimpleNamespace(get=get), Listing(tuple(objects), NOON)))
+    store = SimpleNamespace(get=get, list=lambda prefix: Listing((), NOON))
+    return list(read_facts(store, Listing(tuple(objects), NOON)))
 
 
 @given(histories())
@@ -385,6 +388,94 @@ def test_a_damaged_artifact_or_failure_is_none(fact: Fact, body: bytes):
 )
 def test_what_is_none_of_ours_is_no_fact(name: str):
     assert read({f"{ALICE.prefix}r/{name}": b"{}", key_of(version(1)): body_of(version(1))}) == [version(1)]
+
+
+@given(
+    st.one_of(st.text(), st.from_regex(r"(default|_\w+)/(v|\w+)/[a-z.]+(/[rd0-9a-z.]+){1,4}", fullmatch=True))
+)
+def test_any_text_may_be_a_key(text: str):
+    """Whoever can write to the bucket can put an object of any name there."""
+    parse_key(text)
+
+
+@pytest.mark.parametrize(
+    "key", [key_of(fact) for fact in (version(1), moved(2, 1), deleted(3), made(1, "a"))]
+)
+@pytest.mark.parametrize("change", ["~", ".orig", " (copy)", "/x"])
+def test_a_copy_beside_an_object_is_none_of_ours(key: str, change: str):
+    assert parse_key(key) is not None
+    assert parse_key(key + change) is None
+
+
+@pytest.mark.parametrize("key", ["default/v/Alice/r/{}", "default/v/a..b/r/{}", "Default/v/alice/r/{}", "{}"])
+def test_a_folder_that_is_no_speaker_holds_nothing_of_ours(key: str):
+    assert parse_key(key.format("000000000002.del.1.1.x")) is None
+
+
+def test_a_record_in_the_folder_of_another_speaker_is_damaged():
+    """Somebody copied a folder by hand. The copy must not be listed under the name of the original."""
+    fact = version(1)
+    key = key_of(fact).replace("/alice/", "/alicia/")
+    assert isinstance(*read({key: body_of(fact)}), DamagedFact)
+
+
+def test_a_record_under_the_name_of_another_is_damaged():
+    """Somebody restored a backup under the wrong name."""
+    one, other = made(1, "a"), made(1, "b")
+    assert read({key_of(other): body_of(one)}) == []
+    first, second = version(1), version(2)
+    key = SpeakerId("default", "alice").version_key(2, first.record).replace(vuid(1), vuid(2))
+    assert read({key: body_of(first), key_of(second): body_of(second)}) == [
+        DamagedFact(2, vuid(2), 1, first.record.created_at),
+        second,
+    ]
+
+
+class Denying(PerfectStore):
+    """Lists everything, and says so many times that an object is missing."""
+
+    def __init__(self, denials: int) -> None:
+        super().__init__(lambda: 0.0)
+        self.denials = denials
+
+    def get(self, key: str) -> bytes:
+        self.denials -= 1
+        if self.denials >= 0:
+            raise FileNotFoundError
+        return super().get(key)
+
+
+@pytest.mark.parametrize("fact", [version(1), made(1, "a")], ids=lambda fact: type(fact).__name__)
+def test_what_is_listed_and_said_to_be_missing_is_asked_for_again(fact: Fact):
+    """S3 answers NoSuchKey once in a while, also for what is there."""
+    store = Denying(1)
+    store.put(key_of(fact), body_of(fact))
+    assert [type(one) for one in read_facts(store, store.list(ALICE.prefix))] == [type(fact)]
+
+
+def test_what_is_listed_and_never_handed_out_is_unreadable():
+    """It is there, and nobody knows what it says: no other may take its place."""
+    store = Denying(99)
+    for fact in (version(2, number=3), made(2, "a"), gave_up(2, "b")):
+        store.put(key_of(fact), body_of(fact))
+    assert list(read_facts(store, store.list(ALICE.prefix))) == [
+        UnreadableFact(vuid(2), akey=speaker_facts.akey(2)),
+        UnreadableFact(vuid(2), seq=2, number=3, created_at=version(2).record.created_at),
+    ]
+
+
+def test_an_unreadable_version_leaves_nothing_to_guess():
+    unreadable = UnreadableFact(vuid(3), seq=3, number=9, created_at=1_800_000_000)
+    speaker = fold([version(1), unreadable])
+    assert (speaker.unreadable, speaker.live, speaker.number, speaker.seq) == ((vuid(3),), False, 9, 3)
+    assert fold([version(1), unreadable, deleted(4)]).unreadable == ()
+
+
+def test_an_unreadable_artifact_is_not_made_anew():
+    """Its bytes were served. Whatever took its place would serve others under the same name."""
+    unreadable = UnreadableFact(vuid(1), akey="b-1")
+    assert not fold([version(1), unreadable]).live
+    assert fold([version(2), unreadable]).live, "it is of no version"
 
 
 def test_a_damaged_version_leaves_nothing_to_guess():
@@ -455,12 +546,14 @@ def garbage(
     landed: dict[str, datetime],
     taken_at: datetime,
     *,
+    indexed: Speaker | None = None,
     deleted_grace: timedelta = DELETED_GRACE,
 ) -> list[str]:
     listing = Listing(
         tuple(StoredObject(key, 1, landed[key]) for key in sorted(landed, reverse=True)), taken_at
     )
-    return list(unreachable(listing, facts, grace=GRACE, deleted_grace=deleted_grace))
+    found = unreachable(listing, facts, indexed or fold(facts), grace=GRACE, deleted_grace=deleted_grace)
+    return [*found.presumed, *found.certain]
 
 
 def blobs(facts: Iterable[Fact]) -> Iterator[tuple[str, Fact]]:
@@ -585,6 +678,34 @@ def test_what_lost_a_race_is_left_alone_for_its_grace():
     assert set(garbage(facts, all_landed(facts), NOON + GRACE + timedelta(seconds=1))) == lost
 
 
+def test_what_the_index_serves_is_kept_where_the_facts_name_another():
+    """After a listing that left out the winner, the loser was put in force, and has been served since."""
+    winner, loser = made(1, "a"), made(1, "b", second=1)
+    facts = [version(1), winner, loser]
+    served = fold([version(1), loser])
+    assert garbage(facts, all_landed(facts), NOON + timedelta(days=30), indexed=served) == []
+
+
+@pytest.mark.parametrize(
+    "name", [".DS_Store", "r/notes.txt", "d/loose.wav", f"d/{vuid(1)}/blob/x.orig", "x y"]
+)
+def test_what_is_not_ours_goes_with_a_deleted_voice_and_never_else(name: str):
+    """Whoever put it there: it may be a copy of the clip."""
+    strange = {ALICE.prefix + name: NOON - timedelta(days=30)}
+    alive, dead = [version(1)], [version(1), deleted(2)]
+    assert garbage(alive, all_landed(alive) | strange, NOON + timedelta(days=30)) == []
+    assert not set(strange) & set(garbage(dead, all_landed(dead) | strange, NOON)), "the voice has its grace"
+    assert set(strange) <= set(garbage(dead, all_landed(dead) | strange, NOON + DELETED_GRACE))
+
+
+def test_what_is_not_ours_goes_with_a_deleted_version():
+    """The voice was registered again, the folder is of its earlier life."""
+    facts = [version(1), deleted(2), version(3)]
+    strange = {f"{ALICE.data_prefix(vuid(which))}blob/copy of it.wav": NOON for which in (1, 3)}
+    found = garbage(facts, all_landed(facts) | strange, NOON + timedelta(days=30))
+    assert set(strange) & set(found) == {f"{ALICE.data_prefix(vuid(1))}blob/copy of it.wav"}
+
+
 def test_failures_of_a_live_version_are_kept():
     """They keep the extraction from being tried for ever."""
     facts = [version(1), gave_up(1, "a"), made(1, "b")]
@@ -607,10 +728,17 @@ def test_what_is_wrong_with_a_record_is_said_without_its_words():
     assert "secret" not in str(caught.value)
 
 
-def test_only_what_depends_on_the_second_waits_for_it():
-    """Of a bucket that dates to the second. A name may look like anything."""
-    store, speaker_id = PerfectStore(lambda: 0.0), SpeakerId("default", "my.auto-tune")
-    first, second = version(1), version(2)
+@pytest.mark.parametrize("behind", [0.0, 0.9, 1.9])
+def test_only_what_depends_on_the_second_waits_for_it(behind: float):
+    """Of a bucket that dates to the second, with a clock of its own that is up to two seconds behind the one
+    that dates the objects. A name may look like anything.
+    """
+    time = 1000.0
+    store, speaker_id = PerfectStore(lambda: time), SpeakerId("default", "my.auto-tune")
+    first, second = (
+        VersionFact(fact.seq, fact.record.model_copy(update={"name": "my.auto-tune"}))
+        for fact in (version(1), version(2))
+    )
     promoted = moved(3, 2, automatic=True)
     made_now = made(1, "1" * 32).record
     for fact in (first, second):
@@ -618,10 +746,14 @@ def test_only_what_depends_on_the_second_waits_for_it():
     store.put(speaker_id.alias_key(promoted), b"{}")
     fact_key = speaker_id.artifact_fact_key(vuid(1), speaker_facts.akey(1), made_now)
     store.put(fact_key, made_now.to_json().encode())
+    time -= behind
     certain = read_certain(store, speaker_id)
-    assert [one.seq for one in certain.versions] == [1, 2]
-    assert certain.alias_facts == {}
-    assert certain.versions[0].artifacts == {}
+    assert not certain.complete
+    assert [one.seq for one in certain.speaker.versions] == [1, 2]
+    assert certain.speaker.alias_facts == {}
+    assert certain.speaker.versions[0].artifacts == {}
+    time += 5
+    assert read_certain(store, speaker_id).complete
     truth = read_speaker(store, speaker_id)
     assert truth.default.seq == 2
     assert truth.versions[0].artifacts
