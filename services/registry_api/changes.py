@@ -16,9 +16,11 @@ from starlette.concurrency import run_in_threadpool
 
 from services.registry_api.pressure import waiting
 from services.shared.index import EVENTS
+from services.shared.logs import Seldom
 
 log = structlog.get_logger()
 
+_seldom = Seldom(60.0)
 LOOK_AGAIN_SECONDS = 1.0
 """Without any event."""
 
@@ -47,7 +49,8 @@ class Changes:
                 await self._redis.aclose()
                 raise
             except (redis.RedisError, OSError, ValueError, KeyError) as error:
-                log.warning("changes.interrupted", error=type(error).__name__)
+                if _seldom.due(type(error)):
+                    log.warning("changes.interrupted", error=type(error).__name__)
                 last = None  # the server may be another one
                 await asyncio.sleep(0.5)
 

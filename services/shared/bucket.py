@@ -17,7 +17,9 @@ import httpx
 import obstore
 import structlog
 from botocore.config import Config
-from botocore.exceptions import BotoCoreError, ClientError
+from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError, IncompleteReadError
+from botocore.exceptions import ConnectionError as ConnectionFailed
+from botocore.parsers import ResponseParserError
 from obstore.auth.boto3 import Boto3CredentialProvider
 from obstore.store import S3Store
 
@@ -30,12 +32,30 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 CONNECT_SECONDS = 5.0
+_SERVER_ERROR, _TOO_MANY = 500, 429
+_SETTINGS = {
+    "404": "SPEAKER_STORE_URL",
+    "NoSuchBucket": "SPEAKER_STORE_URL",
+    "BucketAlreadyExists": "SPEAKER_STORE_URL",
+    "403": "SPEAKER_STORE_ACCESS_KEY_ID",
+    "AccessDenied": "SPEAKER_STORE_ACCESS_KEY_ID",
+    "InvalidAccessKeyId": "SPEAKER_STORE_ACCESS_KEY_ID",
+    "SignatureDoesNotMatch": "SPEAKER_STORE_ACCESS_KEY_ID",
+}
+"""The setting that is most likely wrong, by the code of an S3 error."""
+_PASSING = (ConnectionFailed, HTTPClientError, IncompleteReadError, ResponseParserError)
+_MISSING = {"404", "NoSuchBucket"}
+_CREATED_MEANWHILE = {"BucketAlreadyOwnedByYou", "BucketAlreadyExists", "OperationAborted"}
 CLOCK_SECONDS = 600.0
 """How long one reading of the server's clock is carried on by ours, which runs at the same pace."""
 
 
 class StoreUnfit(Exception):
     """The store does not do what we rely on; for whoever runs us, never for callers."""
+
+
+class StoreUnreachable(StoreUnfit):
+    """The store did not answer, or not as it should. That may pass."""
 
 
 def connect(settings: StoreSettings, *, request_seconds: float, retry_seconds: float) -> S3Store:
@@ -113,23 +133,33 @@ class BucketClock:
 
 
 def prepare_bucket(settings: StoreSettings) -> None:
-    """Create the bucket if it is missing, and log what would keep deleted objects alive in it.
+    """Log what would keep deleted objects alive in the bucket. With `create_bucket`, make a missing one.
 
-    Raises `StoreUnfit`: this runs once, at start, for whoever reads its output.
+    Raises:
+        StoreUnfit: there is no such bucket, or it is refused to us. StoreUnreachable: nothing useful was
+            answered. Both name the setting, the address without credentials, and the cause.
     """
     if settings.folder:
         return
     try:
         _prepare(_boto3_client(settings), settings)
     except ClientError as error:
-        raise _unfit(settings, f"{error.operation_name} was answered by {_code(error)}") from None
+        status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+        kind = StoreUnreachable if status >= _SERVER_ERROR or status == _TOO_MANY else StoreUnfit
+        raise kind(
+            describe(settings, f"{error.operation_name} was answered by {_code(error)}", code=_code(error))
+        ) from None
+    except _PASSING as error:
+        raise StoreUnreachable(describe(settings, f"{type(error).__name__}: {error}")) from None
     except (BotoCoreError, ValueError) as error:
-        raise _unfit(settings, f"{type(error).__name__}: {error}") from None
+        raise StoreUnfit(describe(settings, f"{type(error).__name__}: {error}")) from None
 
 
-def _unfit(settings: StoreSettings, reason: str) -> StoreUnfit:
-    said = without_credentials(f"at {settings.endpoint or 'AWS'} cannot be used: {reason}")
-    return StoreUnfit(f"bucket '{settings.bucket}' {said}")
+def describe(settings: StoreSettings, cause: str, *, code: str = "") -> str:
+    """One line: the setting to look at, the store's address without credentials, and what is wrong."""
+    setting = _SETTINGS.get(code, "SPEAKER_STORE_ENDPOINT" if settings.endpoint else "SPEAKER_STORE_URL")
+    where = f"bucket '{settings.bucket}' at {settings.endpoint or 'AWS'}"
+    return " ".join(without_credentials(f"{setting}: {where} cannot be used: {cause}").split())
 
 
 def _prepare(client: "S3Client", settings: StoreSettings) -> None:
@@ -167,13 +197,15 @@ def _create_if_missing(client: "S3Client", settings: StoreSettings) -> None:
     try:
         client.head_bucket(Bucket=settings.bucket)
     except ClientError as error:
-        if _code(error) not in ("404", "NoSuchBucket"):
-            log.info(
-                "store.bucket_not_shown", reason=_code(error)
-            )  # may exist all the same: the probe will tell
+        if _code(error) not in _MISSING:
+            # It may exist all the same, and the right to ask be missing: the probe will tell.
+            log.info("store.bucket_not_shown", reason=_code(error))
             return
+        if not settings.create_bucket:
+            raise StoreUnfit(
+                describe(settings, "there is none. SPEAKER_STORE_CREATE_BUCKET=true makes it", code="404")
+            ) from None
         _create(client, settings)
-        log.info("store.bucket_created", bucket=settings.bucket)
 
 
 def _create(client: "S3Client", settings: StoreSettings) -> None:
@@ -187,8 +219,25 @@ def _create(client: "S3Client", settings: StoreSettings) -> None:
                 CreateBucketConfiguration={"LocationConstraint": region},  # type: ignore[typeddict-item]  # any server's
             )
     except ClientError as error:
-        if _code(error) != "BucketAlreadyOwnedByYou":  # another replica was faster
+        if _code(error) not in _CREATED_MEANWHILE:
             raise
+        _check_created(client, settings, _code(error))
+    else:
+        log.info("store.bucket_created", bucket=settings.bucket)
+
+
+def _check_created(client: "S3Client", settings: StoreSettings, code: str) -> None:
+    """Another replica was faster, or is creating the bucket just now. Not every server says that it is ours:
+    whether we may use it tells.
+    """
+    if code == "BucketAlreadyOwnedByYou":
+        return
+    try:
+        client.head_bucket(Bucket=settings.bucket)
+    except ClientError as error:
+        if _code(error) in _MISSING:
+            raise StoreUnreachable(describe(settings, "it is being created")) from None
+        raise
 
 
 def _said(question: Callable[[], str]) -> str:

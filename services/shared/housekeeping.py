@@ -43,9 +43,10 @@ from services.shared.facts import (
     read_facts,
     speaker_ids,
 )
-from services.shared.index import RebuildLost
+from services.shared.index import LONGEST_PUT_OFF_SECONDS, RebuildLost
 from services.shared.index_reading import Flight, IndexedSpeaker
 from services.shared.jobs import KEPT_SECONDS, JobRecord, Jobs
+from services.shared.logs import Seldom
 from services.shared.metrics import FOREIGN, GARBAGE, REBUILD_SECONDS, REBUILDING, REBUILDS, REPAIRS
 from services.shared.publication import Publisher
 from services.shared.redis_access import unavailable_without_redis
@@ -58,6 +59,7 @@ from speaker_registry.errors import JobNotFound, LeaseExpired, Unavailable
 
 log = structlog.get_logger()
 
+_seldom = Seldom(60.0)
 _LOOK_AGAIN_SOON_SECONDS = 3.0
 _LOOK_AGAIN_SECONDS = 15.0
 _LOOK_MUCH_LATER_SECONDS = 300.0
@@ -120,7 +122,8 @@ class Housekeeper:
             try:
                 self.turn()
             except Unavailable as error:
-                log.warning("housekeeping.put_off", error=str(error))
+                if _seldom.due(str(error)):
+                    log.warning("housekeeping.put_off", error=str(error))
             except Exception:
                 log.exception("housekeeping.failed")
             stop.wait(self._settings.turn_seconds)
@@ -337,7 +340,9 @@ class Housekeeper:
         with unavailable_without_redis():
             swept, asked = cast(list[str | None], self._index.redis.mget(SWEPT, SWEEPS_ASKED))
         at, _, answered = (swept or "0:").partition(":")
-        return answered != (asked or "0") or self._clock.now() - float(at) > self._settings.sweep_seconds
+        ago = self._clock.now() - float(at)
+        by_another_clock = ago < -LONGEST_PUT_OFF_SECONDS  # which has been set back since
+        return answered != (asked or "0") or ago > self._settings.sweep_seconds or by_another_clock
 
     def sweep(self, sign: Sign = lambda: None) -> None:
         """Settle every speaker, delete what nobody can reach, forget old jobs. Goes on where one was stopped.

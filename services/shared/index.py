@@ -8,7 +8,7 @@ import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import redis
 from redis.client import Pipeline
@@ -59,6 +59,8 @@ PENDING_PROMOTION_SECONDS = PENDING_MOVE_SECONDS + 900
 """The same of an automatic one, for which others wait only where the two could do harm: here also what the
 store may still be busy with counts."""
 
+LONGEST_PUT_OFF_SECONDS = 600.0
+"""No look at a speaker is put off for longer."""
 _LOOKING_SECONDS = 120.0
 """Longer than the scripts ever put off a look, so that every call for one shows while somebody looks."""
 _NOBODY = SpeakerId("no", "speaker")
@@ -504,13 +506,16 @@ class SpeakerIndex(Gate):
         """Speakers that housekeeping is to look at now, each with what `look_again` wants to know as `seen`.
 
         Each is put off for a while first: who looks may die, others need not look too, and what happens from
-        now on shows.
+        now on shows. A look that is put off for longer than anybody does was put off by a clock that has been
+        set back since, and is due as well.
         """
+        now = self._clock()
         with unavailable_without_redis():
-            found = self.redis.zrange(
-                DIRTY, "-inf", self._clock(), byscore=True, offset=0, num=limit, withscores=True
-            )
-        for member, score in cast(list[tuple[str, float]], found):
+            pipeline = self.redis.pipeline(transaction=False)
+            for since, until in (("-inf", now), (now + LONGEST_PUT_OFF_SECONDS, "+inf")):
+                pipeline.zrange(DIRTY, since, until, byscore=True, offset=0, num=limit, withscores=True)
+            in_time, by_another_clock = pipeline.execute()
+        for member, score in [*in_time, *by_another_clock]:
             speaker_id = SpeakerId.parse(member)
             seen = self.look_again(speaker_id, _LOOKING_SECONDS, seen=score)
             if seen is not None:

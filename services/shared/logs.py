@@ -5,10 +5,13 @@ Never audio, texts or keys.
 import logging
 import sys
 import threading
+import time
 from contextlib import suppress
 from types import TracebackType
 
 import structlog
+
+_REMEMBERED_LINES = 100
 
 
 def configure_logs(level: str = "INFO") -> None:
@@ -55,6 +58,30 @@ def configure_logs(level: str = "INFO") -> None:
     logging.captureWarnings(True)
     sys.excepthook = _tell_crash
     threading.excepthook = _tell_crash_of_thread
+
+
+class Seldom:
+    """Thins out lines that would be repeated while some trouble lasts. For all threads.
+
+    Args:
+        seconds: the same line is due again after this long.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._lock = threading.Lock()
+        self._logged_at: dict[object, float] = {}
+
+    def due(self, line: object) -> bool:
+        """Whether this line, which was not due lately, is to be logged now."""
+        now = time.monotonic()
+        with self._lock:
+            if now - self._logged_at.get(line, float("-inf")) < self._seconds:
+                return False
+            if len(self._logged_at) >= _REMEMBERED_LINES:
+                self._logged_at.clear()
+            self._logged_at[line] = now
+            return True
 
 
 class _Lines(structlog.WriteLogger):

@@ -5,10 +5,14 @@ process's `__main__`.
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextvars import copy_context
+from functools import partial
+from typing import TypeVar
 
 import redis
+import structlog
 
 from services.shared.announcements import Announcements
+from services.shared.bucket import StoreUnreachable, describe
 from services.shared.clock import Clock
 from services.shared.dispatch import RqDispatcher
 from services.shared.facts import bucket_identity
@@ -17,21 +21,25 @@ from services.shared.profiles import ProfileCatalogue
 from services.shared.redis_access import connect
 from services.shared.registrar import Registrar
 from services.shared.settings import RegistrySettings, StoreSettings
-from services.shared.store import open_store, prepare_bucket
+from services.shared.store import ObjectStore, open_store, prepare_bucket
+from speaker_registry.errors import Unavailable
+
+log = structlog.get_logger()
+
+_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 1.0, 10.0
+"""Between two tries to reach the store at the start."""
 
 
 def open_registrar(store_settings: StoreSettings, settings: RegistrySettings) -> Registrar:
     """A registrar on the bucket and Redis of the settings.
 
     Raises:
-        StoreUnfit: the bucket is not consistent enough to be the truth. ProfileUnknown: a profile nobody
-        knows.
+        StoreUnfit: the bucket is missing, refused to us, or not consistent enough to be the truth, or it was
+            not reached within `start_seconds`. ProfileUnknown: a profile nobody knows.
     """
     clock = Clock()
-    prepare_bucket(store_settings)
-    store = open_store(store_settings)
-    store.probe()
-    index = SpeakerIndex(settings.redis_address, bucket_identity(store, clock.new_id()), clock=clock.now)
+    store, identity = _patiently(partial(_open_bucket, store_settings, clock), store_settings, clock)
+    index = SpeakerIndex(settings.redis_address, identity, clock=clock.now)
     return Registrar(
         store=store,
         index=index,
@@ -42,6 +50,37 @@ def open_registrar(store_settings: StoreSettings, settings: RegistrySettings) ->
         clock=clock,
         run_all=AtOnce(),
     )
+
+
+Opened = TypeVar("Opened")
+
+
+def _patiently(opening: Callable[[], Opened], settings: StoreSettings, clock: Clock) -> Opened:
+    """What `opening` returns, which is called again with longer and longer pauses while it raises
+    `StoreUnreachable`: one answer that is cut short must not end a start.
+    """
+    deadline, pause = clock.monotonic() + settings.start_seconds, _FIRST_PAUSE_SECONDS
+    while True:
+        try:
+            return opening()
+        except StoreUnreachable as error:
+            if clock.monotonic() + pause > deadline:
+                raise
+            log.warning("store.unreachable", reason=str(error), again_in_seconds=pause)
+        clock.sleep(pause)
+        pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+
+
+def _open_bucket(settings: StoreSettings, clock: Clock) -> tuple[ObjectStore, str]:
+    """The store, probed, and its bucket's identity."""
+    prepare_bucket(settings)
+    store = open_store(settings)
+    try:
+        store.probe()
+        return store, bucket_identity(store, clock.new_id())
+    except Unavailable as error:
+        cause = "; ".join(getattr(error, "__notes__", [error.message]))
+        raise StoreUnreachable(describe(settings, cause)) from None
 
 
 class AtOnce:

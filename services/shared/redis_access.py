@@ -16,6 +16,8 @@ from redis.backoff import ExponentialWithJitterBackoff, NoBackoff
 from redis.exceptions import ClusterDownError, NoScriptError, OutOfMemoryError, ReadOnlyError
 from redis.retry import Retry
 
+from services.shared.logs import Seldom
+from services.shared.settings import without_credentials
 from speaker_registry.errors import Unavailable
 
 log = structlog.get_logger()
@@ -34,10 +36,14 @@ PROBE_SECONDS = 0.3
 CONNECT_SECONDS = 1.0
 OPEN_SECONDS = 1.0
 """The pause between two probes of a server that does not answer."""
-LOG_SECONDS = 10.0
-"""The pause between two log lines about the same kind of refusal."""
+_seldom = Seldom(60.0)
+"""Every request may meet the same trouble; whoever runs us reads of it once a minute."""
 _SLICE_SECONDS = 0.05
 """How soon a command that waits notices that the breaker has opened."""
+
+
+class SilentServerError(redis.TimeoutError):
+    """The breaker is open: the server does not answer."""
 
 
 class WritesUnsafeError(redis.ResponseError):
@@ -82,7 +88,7 @@ def connect(
         decode_responses=decode_responses,
     )
     pool = client.connection_pool
-    pool.connection_class = _guarded(pool.connection_class, _breaker_of(url))
+    pool.connection_class = _guarded(pool.connection_class, _breaker_of(url), _address_of(url))
     return client
 
 
@@ -95,18 +101,20 @@ class Breaker:
 
     Args:
         probe: returns whether the server answered.
+        address: of the server, for the log.
     """
 
-    def __init__(self, probe: Callable[[], bool]) -> None:
+    def __init__(self, probe: Callable[[], bool], address: str = "") -> None:
         self._probe = probe
+        self._address = address
         self._lock = threading.Lock()
         self._probing = False
         self._open = False
 
     def check(self) -> None:
-        """Raises redis's TimeoutError while the breaker is open."""
+        """Raises `SilentServerError` while the breaker is open."""
         if self._open:
-            raise redis.TimeoutError("the server does not answer")
+            raise SilentServerError("the server does not answer")
 
     def suspect(self) -> None:
         """Have the server probed, unless that is under way."""
@@ -119,11 +127,11 @@ class Breaker:
     def _watch(self) -> None:
         while not self._probe():
             if not self._open:
-                log.warning("redis.silent", seconds=SUSPECT_SECONDS + PROBE_SECONDS)
+                log.warning("redis.silent", setting="SPEAKER_REDIS_URL", address=self._address)
             self._open = True
             time.sleep(OPEN_SECONDS)
         if self._open:
-            log.info("redis.answers")
+            log.info("redis.answers", address=self._address)
         with self._lock:
             self._open = self._probing = False
 
@@ -137,7 +145,7 @@ def _breaker_of(url: str) -> Breaker:
     with _breakers_lock:
         breaker = _breakers.get(url)
         if breaker is None:
-            breaker = _breakers[url] = Breaker(partial(_answers, url))
+            breaker = _breakers[url] = Breaker(partial(_answers, url), _address_of(url))
         return breaker
 
 
@@ -158,17 +166,26 @@ def _answers(url: str) -> bool:
     return True
 
 
-def _guarded(kind: type[Any], breaker: Breaker) -> type[Any]:
-    """Connections that ask the breaker before they wait for the server, and have it probed when they have
-    waited for long.
+def _guarded(kind: type[Any], breaker: Breaker, address: str) -> type[Any]:
+    """Connections that ask the breaker before they wait for the server, have it probed when they have waited
+    for long, and log why they could not be made.
     """
 
     class Guarded(kind):  # type: ignore[misc]
         def set_parser(self, parser_class: type[Any]) -> None:
             super().set_parser(_with_our_classes(parser_class))
 
-        def _connect(self) -> Any:
+        def connect_check_health(self, *arguments: Any, **options: Any) -> None:
             breaker.check()
+            try:
+                super().connect_check_health(*arguments, **options)
+            except SilentServerError:  # which the breaker has logged
+                raise
+            except (redis.ConnectionError, redis.TimeoutError) as error:
+                _log_unreachable(address, error)
+                raise
+
+        def _connect(self) -> Any:
             try:
                 return super()._connect()
             except (redis.TimeoutError, TimeoutError):  # redis-py translates it further up
@@ -236,12 +253,18 @@ def unavailable_without_redis() -> Iterator[None]:
         raise Unavailable("The index cannot be reached now.", retry_after_seconds=2) from error
 
 
-_logged_at: dict[type[redis.ResponseError], float] = {}  # bounded: redis-py's classes and ours
-
-
 def _log_refusal(error: redis.ResponseError) -> None:
-    """Every request may meet the same refusal: one line in `LOG_SECONDS` tells whoever runs us."""
-    kind, now = type(error), time.monotonic()
-    if now - _logged_at.get(kind, float("-inf")) >= LOG_SECONDS:
-        _logged_at[kind] = now
-        log.warning("redis.refused", error=kind.__name__)  # its text may hold what the command was about
+    kind = type(error).__name__
+    if _seldom.due(("redis.refused", kind)):
+        log.warning("redis.refused", error=kind)  # its text may hold what the command was about
+
+
+def _log_unreachable(address: str, error: redis.RedisError) -> None:
+    cause = f"{type(error).__name__}: {error}"
+    if _seldom.due(("redis.unreachable", address, cause)):
+        log.warning("redis.unreachable", setting="SPEAKER_REDIS_URL", address=address, cause=cause)
+
+
+def _address_of(url: str) -> str:
+    """The URL without user, password and options."""
+    return without_credentials(url.partition("?")[0])

@@ -85,6 +85,10 @@ class StoreSettings(BaseSettings):
     """Certificates (PEM) of a private authority that signed the endpoint's."""
     allow_http: bool = False
     """Send audio and signatures in the clear to an endpoint on another machine."""
+    create_bucket: bool = False
+    """Make the bucket at the start if there is none. Without it, a mistyped name is refused."""
+    start_seconds: float = Field(default=30, ge=0)
+    """How long a start tries again to reach the store, with longer and longer pauses, before it gives up."""
     request_seconds: float = Field(default=25, gt=0, le=30)
     """For one request and its answer."""
     retry_seconds: float = Field(default=25, ge=0, le=30)

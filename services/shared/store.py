@@ -212,9 +212,11 @@ class ObjectStore:
                     result = "missing"
                     raise FileNotFoundError("no such object") from None
                 log.error("store.failed", operation=operation, reason=_reason(error))
-                raise Unavailable(
+                unavailable = Unavailable(
                     "The object store is not available.", retry_after_seconds=RETRY_AFTER_SECONDS
-                ) from None
+                )
+                unavailable.add_note(f"{operation}: {_reason(error)}")  # for whoever runs us
+                raise unavailable from None
             finally:
                 STORE_SECONDS.labels(operation, result).observe(perf_counter() - began)
 

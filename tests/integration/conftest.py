@@ -35,7 +35,7 @@ def rclone_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server
 @pytest.fixture(scope="session")
 def moto_server() -> Iterator[S3Server]:
     with servers.moto() as server:
-        prepare_bucket(bucket_settings(server))
+        prepare_bucket(bucket_settings(server, create_bucket=True))
         yield server
 
 

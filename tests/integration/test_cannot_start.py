@@ -45,7 +45,10 @@ def test_a_bucket_that_cannot_be_reached_is_named(module: str, tmp_path: Path):
         SPEAKER_STORE_ENDPOINT=f"http://somebody:{SECRET}@127.0.0.1:{port}",
         SPEAKER_STORE_ACCESS_KEY_ID="GK1",
         SPEAKER_STORE_SECRET_ACCESS_KEY=SECRET,
+        SPEAKER_STORE_START_SECONDS="0",
     )
     assert last["event"].endswith(".cannot_start")
     assert f"127.0.0.1:{port}" in last["reason"]
     assert "bucket 'voices'" in last["reason"]
+    assert last["reason"].startswith("SPEAKER_STORE_ENDPOINT: ")
+    assert "\n" not in last["reason"]

@@ -16,7 +16,7 @@ import pytest
 from redis import Redis
 
 from services.shared import housekeeping
-from services.shared.announcements import ask_for_sweep
+from services.shared.announcements import SWEEPS_ASKED, ask_for_sweep
 from services.shared.audio import DecodedClip, ReferenceAudio
 from services.shared.durable_folder import TEMPORARY
 from services.shared.facts import SpeakerId
@@ -377,6 +377,16 @@ def test_forgetting_old_jobs_ends_when_its_time_is_up(
     monkeypatch.setattr(housekeeping, "_FORGET_SECONDS", -1.0)
     housekeeper.sweep()
     assert 0 < registrar.index.redis.zcard("sr:jobs:default:failed") < 450
+
+
+def test_a_sweep_that_seems_to_lie_in_the_future_is_none(
+    registrar: Registrar, housekeeper: Housekeeper, redis_client: Redis
+):
+    """The clock that it was noted by was ahead. Nothing would be swept until it was that late."""
+    began = registrar.clock.now() + 365 * DAY
+    redis_client.set(housekeeping.SWEPT, f"{began}:{int(redis_client.get(SWEEPS_ASKED) or 0)}")
+    housekeeper.turn()
+    assert float(redis_client.get(housekeeping.SWEPT).partition(b":")[0]) < began
 
 
 def test_one_speaker_that_cannot_be_settled_does_not_keep_the_others_from_it(

@@ -582,6 +582,17 @@ def test_an_extraction_of_a_deleted_voice_does_nothing_for_its_successor(storage
     storage.check_settled("alice")
 
 
+def test_repairs_go_on_when_the_clock_is_set_back(storage: Storage, monkeypatch: pytest.MonkeyPatch):
+    """By an hour: what was due in ten seconds would wait for that hour."""
+    storage.register("alice")
+    for key in storage.raw.scan_iter("rq:*"):
+        storage.raw.delete(key)
+    monkeypatch.setattr(storage.index, "_clock", lambda: storage.clock.now() - 3600)
+    storage.settle()
+    storage.check_settled("alice")
+    assert storage.served("alice")
+
+
 # -- while the index cannot be trusted
 
 

@@ -9,6 +9,7 @@ import pytest
 from botocore.config import Config
 from structlog.testing import capture_logs
 
+from services.shared.bucket import StoreUnfit, StoreUnreachable
 from services.shared.settings import StoreSettings
 from services.shared.store import ObjectStore, open_store, prepare_bucket
 from tests import servers
@@ -169,7 +170,9 @@ def test_the_probe_accepts_the_store_and_leaves_nothing(store: ObjectStore) -> N
 
 def test_a_missing_bucket_is_made_once_and_described(moto_server: S3Server) -> None:
     """Nobody should have to make it by hand, and every start comes by here."""
-    settings = bucket_settings(moto_server, url="s3://fresh-bucket/x", region="eu-central-1")
+    settings = bucket_settings(
+        moto_server, url="s3://fresh-bucket/x", region="eu-central-1", create_bucket=True
+    )
     with capture_logs() as logs:
         prepare_bucket(settings)
         prepare_bucket(settings)
@@ -177,6 +180,18 @@ def test_a_missing_bucket_is_made_once_and_described(moto_server: S3Server) -> N
     assert logs[1]["versioning"] == "Off"
     assert "ObjectLockConfigurationNotFoundError" in logs[1]["object_lock"]
     open_store(settings).probe()
+
+
+def test_a_missing_bucket_is_made_only_where_that_is_asked_for(moto_server: S3Server) -> None:
+    """A typo in its name must not look like a registry that has lost everything."""
+    settings = bucket_settings(moto_server, url="s3://mistyped-bucket/x")
+    for _ in range(2):
+        with pytest.raises(StoreUnfit) as caught:
+            prepare_bucket(settings)
+        assert str(caught.value) == (
+            f"SPEAKER_STORE_URL: bucket 'mistyped-bucket' at {moto_server.endpoint} cannot be used: there is "
+            "none. SPEAKER_STORE_CREATE_BUCKET=true makes it"
+        )
 
 
 def test_a_bucket_is_prepared_with_the_signature_that_every_server_knows(rclone_server: S3Server) -> None:
@@ -197,16 +212,57 @@ class NotYetSeen(S3Proxy):
 
 def test_a_bucket_that_another_replica_made_meanwhile_is_fine(moto_server: S3Server) -> None:
     """Two that start together both find it missing; the slower one must not end."""
-    settings = bucket_settings(moto_server, url="s3://raced-bucket", region="eu-central-1")
+    settings = bucket_settings(
+        moto_server, url="s3://raced-bucket", region="eu-central-1", create_bucket=True
+    )
     prepare_bucket(settings)
     with NotYetSeen(moto_server) as proxy:
         prepare_bucket(settings.model_copy(update={"endpoint": proxy.endpoint}))
         assert "PUT" in [request.method for request in proxy.seen]
 
 
+class CreatedByAnother(S3Proxy):
+    """Refuses to create a bucket, as some servers do where it exists already or is just being created."""
+
+    code = "BucketAlreadyExists"
+    seen_since: Response
+    """The answer to whoever looks after that."""
+
+    def answer(self, request: Request) -> Response:
+        if request.method == "PUT":
+            body = f"<Error><Code>{self.code}</Code></Error>".encode()
+            return Response(409, {"Content-Type": "application/xml"}, body)
+        if request.method == "HEAD":
+            tried = any(earlier.method == "PUT" for earlier in self.seen)
+            return self.seen_since if tried else Response(404)
+        return self.forward(request)
+
+
+@pytest.mark.parametrize("code", ["BucketAlreadyExists", "BucketAlreadyOwnedByYou", "OperationAborted"])
+def test_a_bucket_that_exists_already_and_is_ours_is_fine(moto_server: S3Server, code: str) -> None:
+    """Two replicas create it at the same time; servers have three ways to say so."""
+    with CreatedByAnother(moto_server) as proxy:
+        proxy.code, proxy.seen_since = code, Response(200)
+        prepare_bucket(bucket_settings(moto_server, endpoint=proxy.endpoint, create_bucket=True))
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"), [(403, StoreUnfit), (404, StoreUnreachable)], ids=["somebody else's", "not there yet"]
+)
+def test_a_bucket_that_exists_already_and_is_not_ours_is_refused(
+    moto_server: S3Server, status: int, kind: type[StoreUnfit]
+) -> None:
+    """Names of buckets are taken all over the world. One that is still being created is asked for again."""
+    with CreatedByAnother(moto_server) as proxy:
+        proxy.seen_since = Response(status)
+        with pytest.raises(StoreUnfit, match=f"bucket '{moto_server.bucket}' at {proxy.endpoint}") as caught:
+            prepare_bucket(bucket_settings(moto_server, endpoint=proxy.endpoint, create_bucket=True))
+    assert type(caught.value) is kind
+
+
 def test_a_bucket_that_keeps_what_is_deleted_is_warned_about(moto_server: S3Server) -> None:
     """Versioning turns every erase into a promise that is not kept."""
-    settings = bucket_settings(moto_server, url="s3://versioned-bucket")
+    settings = bucket_settings(moto_server, url="s3://versioned-bucket", create_bucket=True)
     prepare_bucket(settings)
     client = boto3.client(
         "s3",

@@ -15,6 +15,9 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from structlog.testing import capture_logs
 
+from services.shared import opening
+from services.shared.opening import open_registrar
+from services.shared.settings import RegistrySettings
 from services.shared.store import ObjectStore, StoreUnfit, open_store, prepare_bucket
 from speaker_registry.errors import Unavailable
 from tests.integration.conftest import bucket_settings
@@ -223,6 +226,33 @@ def test_refused_keys_are_explained_in_the_log_and_hidden_from_callers(rclone_se
         assert logs[0]["reason"] == "403 SignatureDoesNotMatch"
         assert "alice" not in str(logs)
         assert str(caught.value) == "The object store is not available."
+
+
+class OneTruncated(S3Proxy):
+    """Cuts one answer short, by its number from 0."""
+
+    def __init__(self, server: S3Server, number: int) -> None:
+        super().__init__(server)
+        self._left = number
+
+    def answer(self, request: Request) -> Response:
+        response = self.forward(request)
+        if request.method == "GET" and response.body:
+            self._left -= 1
+            response.sent = len(response.body) // 2 if self._left == -1 else None
+        return response
+
+
+@pytest.mark.parametrize("number", [0, 1, 2, 3, 10, 24, 25, 26])
+def test_a_start_outlives_one_answer_that_is_cut_short(
+    rclone_server: S3Server, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """Whichever it is: what describes the bucket, lists it, or returns an object."""
+    monkeypatch.setattr(opening, "_FIRST_PAUSE_SECONDS", 0.01)
+    with OneTruncated(rclone_server, number) as proxy:
+        settings = bucket_settings(rclone_server, endpoint=proxy.endpoint)
+        registrar = open_registrar(settings, RegistrySettings(redis_url="redis://127.0.0.1:1/0"))
+        registrar.index.close()
 
 
 class StaleLists(S3Proxy):

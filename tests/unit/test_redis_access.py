@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager, suppress
 
 import pytest
 import redis
+from structlog.testing import capture_logs
 
 from services.shared import redis_access
 from services.shared.redis_access import Breaker, connect, unavailable_without_redis
@@ -135,6 +136,35 @@ def test_a_slow_command_does_not_open_the_breaker(monkeypatch: pytest.MonkeyPatc
                 assert other.set("a", "b")
             with pytest.raises(redis.TimeoutError):
                 waiting.result()
+
+
+def test_a_server_that_cannot_be_reached_is_named_once():
+    """Every request and every thread of housekeeping meets it: three lines a second told neither address nor
+    cause.
+    """
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    client = connect(f"redis://somebody:s3cret@127.0.0.1:{port}/0")
+    with capture_logs() as logs:
+        for _ in range(5):
+            assert_unavailable(client)
+    [line] = logs
+    assert line["event"] == "redis.unreachable"
+    assert line["setting"] == "SPEAKER_REDIS_URL"
+    assert line["address"] == f"redis://…@127.0.0.1:{port}/0"
+    assert "Connection refused" in line["cause"]
+    assert "s3cret" not in str(line)
+
+
+def test_a_silent_server_is_named_once(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(redis_access, "SUSPECT_SECONDS", 0.05)
+    monkeypatch.setattr(redis_access, "PROBE_SECONDS", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as silent, capture_logs() as logs:
+        url = f"redis://127.0.0.1:{silent.getsockname()[1]}/0"
+        client = connect(url)
+        for _ in range(5):
+            assert_unavailable(client)
+    assert [(line["event"], line["address"]) for line in logs] == [("redis.silent", url)]
 
 
 def test_a_lost_connection_is_made_again_before_giving_up():

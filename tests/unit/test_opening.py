@@ -1,0 +1,60 @@
+"""How long a start tries to reach what it needs, and what it says meanwhile."""
+
+import pytest
+from structlog.testing import capture_logs
+
+from services.shared.bucket import StoreUnfit, StoreUnreachable
+from services.shared.clock import Clock
+from services.shared.opening import _patiently
+from services.shared.settings import StoreSettings
+
+SETTINGS = StoreSettings(url="s3://voices", start_seconds=30)
+
+
+class FakeClock(Clock):
+    def __init__(self) -> None:
+        self.slept: list[float] = []
+
+    def monotonic(self) -> float:
+        return sum(self.slept)
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+
+
+def test_a_store_that_stays_away_is_tried_again_with_longer_and_longer_pauses():
+    """With one line for each try; then the process ends, and whoever started it decides."""
+    clock = FakeClock()
+
+    def refuse() -> None:
+        raise StoreUnreachable("SPEAKER_STORE_ENDPOINT: refused")
+
+    with capture_logs() as logs, pytest.raises(StoreUnreachable):
+        _patiently(refuse, SETTINGS, clock)
+    assert clock.slept == [1, 2, 4, 8, 10]
+    assert [line["again_in_seconds"] for line in logs] == clock.slept
+    assert {line["reason"] for line in logs} == {"SPEAKER_STORE_ENDPOINT: refused"}
+
+
+def test_a_store_that_comes_is_opened():
+    clock, tries = FakeClock(), iter([StoreUnreachable("away"), None])
+
+    def open_it() -> str:
+        if error := next(tries):
+            raise error
+        return "open"
+
+    assert _patiently(open_it, SETTINGS, clock) == "open"
+    assert clock.slept == [1]
+
+
+def test_a_store_that_is_unfit_is_not_tried_again():
+    """A typo does not pass."""
+    clock = FakeClock()
+
+    def refuse() -> None:
+        raise StoreUnfit("there is none")
+
+    with pytest.raises(StoreUnfit):
+        _patiently(refuse, SETTINGS, clock)
+    assert clock.slept == []
