@@ -302,7 +302,7 @@ def test_a_rebuild_that_failed_is_begun_again(storage: Storage, way: str):
     before = storage.served("alice")
     trials = Trials(storage, way)
     for _ in trials:
-        storage.clock.sleep(2)
+        storage.clock.sleep(4)
         storage.raw.flushall()
         storage.index.redis.connection_pool.disconnect()
         trials.failed(storage.housekeeper.rebuild)

@@ -608,7 +608,7 @@ def test_a_closed_gate_lets_reads_through_to_the_facts_and_stops_writes(storage:
     """A restart of Redis is no outage for engines, and nothing is promised that an old index may break."""
     version = storage.ready("alice").version
     before = storage.served("alice")
-    storage.clock.sleep(2)
+    storage.clock.sleep(4)
     lose_redis(storage, reconnect=reconnect)
     assert storage.served("alice") == before
     page = storage.registrar.page(NAMESPACE, limit=10)
@@ -631,6 +631,7 @@ def test_a_silent_server_keeps_nobody_waiting_for_long(
     with ValkeyServer(tmp_path / "own") as server:
         storage = opened(server=server)
         storage.ready("alice")
+        storage.clock.sleep(4)
         os.kill(server._process.pid, signal.SIGSTOP)
         try:
             began = time.monotonic()
@@ -659,7 +660,7 @@ def test_a_rebuild_brings_everything_back_after_a_loss_of_redis(storage: Storage
     storage.ready("carol")
     storage.registrar.delete(NAMESPACE, "carol")
     before = storage.served("alice")
-    storage.clock.sleep(2)
+    storage.clock.sleep(4)
     lose_redis(storage)
     assert storage.housekeeper.rebuild() == 3
     assert storage.index.names(NAMESPACE, limit=9) == ["alice", "bob"]

@@ -17,9 +17,9 @@ import pytest
 
 from services.shared.valkey import ValkeyServer
 from tests.integration.api.conftest import Start
-from tests.integration.api.registry import PROFILE, Registry, until
+from tests.integration.api.registry import Registry, until
 
-DESCRIPTOR = f"/v1/voices/voice-0/versions/default/artifacts/{PROFILE}"
+VERSION = "/v1/voices/voice-0/versions/1"
 AT_WORK = 4
 
 
@@ -51,7 +51,7 @@ def stopped(registry: Registry, server: ValkeyServer) -> Iterator[None]:
 @pytest.mark.usefixtures("stopped")
 def test_nobody_waits_for_those_who_ask_a_stopped_server(registry: Registry):
     """More requests than may be at work at a time: with a wait for each, the others would be refused."""
-    paths = ["/v1/voices"] * 2 * AT_WORK + [DESCRIPTOR] * 4 * AT_WORK
+    paths = ["/v1/voices"] * 2 * AT_WORK + [VERSION] * 4 * AT_WORK
     began = time.monotonic()
     with ThreadPoolExecutor(len(paths)) as pool:
         answers = list(pool.map(registry.client.get, paths))
