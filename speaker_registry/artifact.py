@@ -70,6 +70,26 @@ class TensorInfo(BaseModel):
     shape: tuple[int, ...]
 
 
+class ComputedOn(BaseModel):
+    """The machine that computed an artifact. Machines of one fleet may differ, so it is no part of the
+    fingerprint.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    device: str
+    """`cpu` or `cuda`."""
+    gpu: str | None = None
+    """Name of the GPU, e.g. `NVIDIA H200`."""
+    instruction_set: str | None = None
+    """Of the CPU where that is the device, e.g. `AVX512 (avx2 avx512_f avx512_bf16)`."""
+    torch: str
+    """Version of torch."""
+
+    def __str__(self) -> str:
+        return f"{self.device}, {self.gpu or self.instruction_set}, torch {self.torch}"
+
+
 class Manifest(BaseModel):
     """What an artifact says about itself. Unknown keys are kept: later writers may add facts."""
 

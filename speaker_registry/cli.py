@@ -396,6 +396,8 @@ def _remarks(found: Iterable["Profile"]) -> Iterator[str]:
     for profile in found:
         for remark in filter(None, (profile.licence_notes, profile.not_extractable)):
             yield printable(f"{profile.id}: {remark}")
+        for failed in profile.failed_proofs:
+            yield printable(f"{profile.id}: not served by {failed.worker} ({failed.device}). {failed.reason}")
 
 
 def _registered_text(registered: "Registration") -> str:

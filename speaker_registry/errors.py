@@ -47,6 +47,7 @@ SpeakerRegistryError
     ├── WeightsMissing
     ├── WeightsInvalid
     ├── ClipDamaged                the bucket has lost the clip; the message says which part of it
+    ├── EncoderUnproven            the encoder computes something else on this device than it should
     ├── ExtractorFailed
     ├── ExtractorOutOfMemory
     ├── WorkerOutdated             its fingerprint is not the profile's current one any more
@@ -267,6 +268,14 @@ class WeightsInvalid(WorkerError):
 class ClipDamaged(WorkerError):
     code = "clip_damaged"
     retryable = True
+
+
+class EncoderUnproven(WorkerError):
+    """A worker's device computes something else than it should; the message says which tensor and by how
+    much.
+    """
+
+    code = "encoder_unproven"
 
 
 class ExtractorFailed(WorkerError):

@@ -193,6 +193,16 @@ class Job(Schema):
     """Seconds after which asking again makes sense; None once it has finished."""
 
 
+class FailedProof(Schema):
+    """A worker that does not serve a profile, because its encoder computes something else than it should."""
+
+    worker: str
+    device: str
+    """`cpu`, `cuda` or `cuda:N`."""
+    reason: str
+    """Which tensor differs, and by how much."""
+
+
 class Profile(Schema):
     """What one engine needs, and who can make it now."""
 
@@ -219,6 +229,8 @@ class Profile(Schema):
     untrained: bool = False
     workers: int = 0
     """Live workers that serve it, loaded and warm."""
+    failed_proofs: list[FailedProof] = Field(default_factory=list)
+    """Workers that do not serve it, because their encoder failed its proof within the last ten minutes."""
 
 
 class UploadedVoice(BaseModel):

@@ -4,6 +4,7 @@ measured: settings, bucket, queue, leases, announcements and publishing are real
 `LIGHT_WORKER_PACE` names a file that says how many seconds a clip takes; without it, none.
 `LIGHT_WORKER_FAILS` names a profile whose clips all take longer than the others', and fail.
 `LIGHT_WORKER_LACKS` names a profile without weights.
+`LIGHT_WORKER_UNPROVEN` names a profile whose encoder fails its proof.
 `LIGHT_WORKER_LOST` names a file: while it is there, the device is lost.
 """
 
@@ -26,7 +27,7 @@ from services.shared.logs import configure_logs
 from services.shared.profiles import Profile
 from services.shared.settings import ExtractorSettings, LogSettings
 from speaker_registry.artifact import TensorSpec
-from speaker_registry.errors import InvalidAudio, WeightsMissing
+from speaker_registry.errors import EncoderUnproven, InvalidAudio, WeightsMissing
 
 MARK = 1000
 """The embedding's numbers after these are drawn anew for every attempt, as no GPU computes twice the same."""
@@ -90,6 +91,12 @@ class LightExtractor:
         return ReferenceAudio(np.full(16_000, 0.1, np.float32), 16_000)
 
 
+def prove(extractor: LightExtractor, profile: Profile, settings: ExtractorSettings) -> None:
+    """Nothing is computed here that could be wrong, but what a wrong device leads to can be seen."""
+    if os.environ.get("LIGHT_WORKER_UNPROVEN") == profile.name:
+        raise EncoderUnproven(f"{profile.name}: 12.00% of the codes are equal")
+
+
 def marks_of(samples: np.ndarray) -> np.ndarray:
     """float32 [1000] that stand for a clip's samples and no others."""
     seed = hashlib.sha256(samples.astype(np.float32).tobytes()).digest()
@@ -98,7 +105,7 @@ def marks_of(samples: np.ndarray) -> np.ndarray:
 
 def main() -> int:
     configure_logs(LogSettings().level)
-    return WorkerProcess(LightExtractor).run()
+    return WorkerProcess(LightExtractor, prove).run()
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from services.extractor_worker.extraction import Extraction, Station
 from services.extractor_worker.extractor import DeviceLost, Extractor
 from services.extractor_worker.heartbeat import EXIT_UNFINISHED
 from services.shared import tracing
+from services.shared.announcements import FailedProof
 from services.shared.audio import AudioDecoder, ReferenceAudio
 from services.shared.dispatch import EXTRACT
 from services.shared.metrics import WORKER_BEAT, listen
@@ -43,6 +44,7 @@ from services.shared.settings import (
 )
 from speaker_registry.errors import (
     CacheUnsupported,
+    EncoderUnproven,
     ExtractorOutOfMemory,
     InvalidAudio,
     SpeakerRegistryError,
@@ -65,13 +67,19 @@ class WorkerProcess:
 
     Args:
         load: what gives a profile's extractor.
+        prove: checks that an extractor computes the right thing on its device. Raises EncoderUnproven.
 
     Raises:
         ValidationError: of the settings. ProfileUnknown, StoreUnfit, Unavailable: of profiles and bucket.
     """
 
-    def __init__(self, load: Callable[[Profile, ExtractorSettings], Extractor]) -> None:
+    def __init__(
+        self,
+        load: Callable[[Profile, ExtractorSettings], Extractor],
+        prove: Callable[[Extractor, Profile, ExtractorSettings], None],
+    ) -> None:
         self._load_extractor = load
+        self._prove = prove
         self._settings = ExtractorSettings()
         self._worker_settings = WorkerSettings()
         self._registry = RegistrySettings()
@@ -79,6 +87,8 @@ class WorkerProcess:
         self._name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
         self._not_served: dict[str, str] = {}
         """Profile name -> why not, from the start."""
+        self._failed_proofs: dict[str, FailedProof] = {}
+        """By profile name."""
 
     def run(self) -> int:
         """Work until told to stop. Returns the exit status.
@@ -121,6 +131,7 @@ class WorkerProcess:
             extraction.close()
             decoder.close()
             self._leave(serving)
+            self._withdraw_failed_proofs()
             tracing.stop()
         return 0 if serving else EXIT_OUTDATED
 
@@ -147,6 +158,7 @@ class WorkerProcess:
         log.info("worker.loads", profile=profile.name)
         extractor = self._load_extractor(profile, self._settings)
         warm_up(extractor)
+        self._prove(extractor, profile, self._settings)
         fingerprint = extractor.fingerprint
         log.info(
             "extractor.warm",
@@ -174,12 +186,24 @@ class WorkerProcess:
         except (SpeakerRegistryError, ValidationError) as error:
             reason = explain(error) if isinstance(error, ValidationError) else error.message
             self._not_served[profile.name] = reason
+            if isinstance(error, EncoderUnproven):
+                self._tell_failed_proof(profile.name, reason)
             # A profile that has no encoder says so itself: all is well.
             say = log.info if isinstance(error, CacheUnsupported) else log.error
             say("profile.not_served", profile=profile.name, reason=reason)
         except Exception as error:
             self._not_served[profile.name] = f"{profile.name}: {type(error).__name__}: {error}"
             log.exception("profile.not_served", profile=profile.name, reason=str(error))
+
+    def _tell_failed_proof(self, profile: str, reason: str) -> None:
+        """Told at once, because a worker without any profile ends before its first beat."""
+        self._failed_proofs[profile] = FailedProof(
+            worker=self._name, device=self._settings.device, reason=reason
+        )
+        try:
+            self._registrar.announcements.tell_failed_proofs(self._failed_proofs)
+        except Unavailable as error:
+            log.warning("proof.not_told", profile=profile, reason=error.message)
 
     def _announce(self, name: str, maker: Maker) -> None:
         """Make what we make current. While Redis is away: wait, for loading again would take longer."""
@@ -204,6 +228,7 @@ class WorkerProcess:
     def _worker(self, extraction: Extraction, serving: dict[str, str]) -> BatchWorker:
         def on_beat() -> None:
             self._registrar.announcements.beat(self._name, serving)
+            self._registrar.announcements.tell_failed_proofs(self._failed_proofs)
             WORKER_BEAT.set_to_current_time()
             self._leave_what_is_outdated(worker, serving)
 
@@ -234,6 +259,11 @@ class WorkerProcess:
             self._registrar.announcements.leave(self._name, serving)
         except Unavailable as error:
             log.warning("worker.left_silently", reason=error.message)  # it is forgotten within seconds
+
+    def _withdraw_failed_proofs(self) -> None:
+        """A worker that was told to stop says no more about its device."""
+        with suppress(Unavailable):  # they are forgotten within minutes
+            self._registrar.announcements.withdraw_failed_proofs(self._failed_proofs)
 
 
 def _limits_of_accepted_clips() -> UploadLimits:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Generic, TypeVar, cast
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from services.extractor_worker.device_failures import is_lost, memory_was_short
 from services.extractor_worker.extractor import DeviceLost, Dtype
@@ -59,6 +59,9 @@ class Loading:
     shelf: Shelf = field(default_factory=Shelf)
     cache: Path = EXTRACTOR_CACHE
     """Where weights that have to be converted are kept."""
+    trusted: bool = False
+    """Whether this is the second copy that the first is held against: libraries other than torch compute in
+    their plainest way then, whatever it costs."""
 
     @property
     def seed(self) -> int | None:
@@ -179,6 +182,17 @@ class TorchExtractor(ABC, Generic[Prepared, Encoded]):
         """
         return [self._encode(clip) for clip in prepared]
 
+    def held_tensors(self) -> dict[str, Tensor]:
+        """Every tensor that is kept between clips: weights, books, tables. Key: where it is kept.
+
+        Looks at the extractor's own attributes and at those of the objects there.
+        """
+        found = dict(_tensors_of(self))
+        for name, value in vars(self).items():
+            if not isinstance(value, nn.Module) and hasattr(value, "__dict__"):
+                found |= {f"{name}.{key}": tensor for key, tensor in _tensors_of(value)}
+        return found
+
     def resampled(self, clip: ReferenceAudio, sample_rate: int, *, least: int = 1) -> Tensor:
         """float32 [N] at `sample_rate` (Hz). Raises `AudioTooShort` below `least` samples."""
         kernel = self.resampler or KERNEL
@@ -197,6 +211,15 @@ class TorchExtractor(ABC, Generic[Prepared, Encoded]):
     def on_device(self, tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """In `dtype`, else the extractor's own."""
         return tensor.to(self.device, dtype or self.dtype, non_blocking=True)
+
+
+def _tensors_of(thing: object) -> Iterator[tuple[str, Tensor]]:
+    for name, value in vars(thing).items():
+        if isinstance(value, Tensor):
+            yield name, value
+        elif isinstance(value, nn.Module):
+            for key, tensor in (*value.named_parameters(), *value.named_buffers()):
+                yield f"{name}.{key}", tensor
 
 
 def untrained_facts(seed: int) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """A worker process with the extractors of the catalogue, put together from the environment's settings."""
 
+from dataclasses import replace
 from functools import partial
 
 import structlog
@@ -10,7 +11,9 @@ from services.extractor_worker.catalogue import load_extractor
 from services.extractor_worker.device_memory import show_device_memory
 from services.extractor_worker.extractor import Extractor
 from services.extractor_worker.host_memory import keep_freed_memory
+from services.extractor_worker.machine import machine_facts
 from services.extractor_worker.process import WorkerProcess
+from services.extractor_worker.proof import KeptProofs, prove_once
 from services.extractor_worker.torch_extractor import Loading, Shelf
 from services.extractor_worker.weights import parse_weights
 from services.shared.logs import configure_logs
@@ -35,7 +38,7 @@ def work() -> int:
         if device == "cpu":
             keep_freed_memory()
         show_device_memory(torch.device(device))
-        return WorkerProcess(partial(_load, Shelf())).run()
+        return WorkerProcess(partial(_load, Shelf()), _prove).run()
     except ValidationError as error:
         log.error("worker.cannot_start", reason=explain(error))
     except (SpeakerRegistryError, StoreUnfit, CannotListen, TracesUnavailable) as error:
@@ -44,13 +47,27 @@ def work() -> int:
 
 
 def _load(shelf: Shelf, profile: Profile, settings: ExtractorSettings) -> Extractor:
-    return load_extractor(
-        Loading(
-            profile=profile,
-            source=parse_weights(settings.weights),
-            device=settings.device,
-            dtype=settings.dtype,
-            cache=settings.cache,
-            shelf=shelf,
-        )
+    return load_extractor(_loading(shelf, profile, settings))
+
+
+def _prove(extractor: Extractor, profile: Profile, settings: ExtractorSettings) -> None:
+    """Raises EncoderUnproven."""
+    trusted = replace(_loading(Shelf(), profile, settings), device="cpu", dtype="float32", trusted=True)
+    prove_once(
+        extractor,
+        partial(load_extractor, trusted),
+        profile.tensors,
+        machine=machine_facts(torch.device(settings.device)),
+        kept=KeptProofs(settings.cache.expanduser() / "proofs"),
+    )
+
+
+def _loading(shelf: Shelf, profile: Profile, settings: ExtractorSettings) -> Loading:
+    return Loading(
+        profile=profile,
+        source=parse_weights(settings.weights),
+        device=settings.device,
+        dtype=settings.dtype,
+        cache=settings.cache,
+        shelf=shelf,
     )

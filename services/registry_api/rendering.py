@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 from urllib.parse import quote
 
-from services.shared.announcements import Announcement
+from services.shared.announcements import Announcement, FailedProof
 from services.shared.api_keys import ApiKey, Token
 from services.shared.domain import SpeakerVersion
 from services.shared.index_reading import IndexedSpeaker
@@ -161,7 +161,12 @@ def job(registrar: Registrar, record: JobRecord) -> schemas.Job:
 
 
 def profile(
-    facts: Profile, *, required: bool, announced: Announcement | None, workers: int
+    facts: Profile,
+    *,
+    required: bool,
+    announced: Announcement | None,
+    workers: int,
+    failed_proofs: Iterable[FailedProof],
 ) -> schemas.Profile:
     return schemas.Profile(
         id=facts.name,
@@ -180,6 +185,10 @@ def profile(
         extractor=announced.extractor if announced else {},
         untrained=announced.untrained if announced else False,
         workers=workers,
+        failed_proofs=[
+            schemas.FailedProof(worker=one.worker, device=one.device, reason=one.reason)
+            for one in failed_proofs
+        ],
     )
 
 

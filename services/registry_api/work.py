@@ -74,12 +74,16 @@ async def get_job(
 def list_profiles(request: Request, services: ServicesDep) -> Response:
     """What artifacts there can be, what they hold, and who can make them now."""
     registrar = services.registrar
+    names = registrar.catalogue.names
+    workers = registrar.announcements.workers_of(names)
+    failed_proofs = registrar.announcements.failed_proofs_of(names)
     shown = [
         rendering.profile(
             facts,
             required=facts.name in registrar.catalogue.required,
             announced=registrar.announcements.current(facts.name),
-            workers=registrar.announcements.workers(facts.name),
+            workers=workers[facts.name],
+            failed_proofs=failed_proofs[facts.name],
         )
         for facts in registrar.catalogue
     ]

@@ -39,6 +39,10 @@ redis.call('HSET', KEYS[1], ARGV[1], ARGV[4])
 return before and 1 or 0
 """
 _ALIVE_SECONDS = 20
+_TOLD_SECONDS = 600
+"""How long a failed proof is shown after its worker told it last. A worker that fails and ends is started
+again within five minutes, so it is shown all the time.
+"""
 _REMEMBERED_SECONDS = 1.0
 
 
@@ -51,6 +55,16 @@ class Announcement(Record):
     fingerprint: str
     extractor: dict[str, Any] = Field(default_factory=dict)
     untrained: bool = False
+
+
+class FailedProof(Record):
+    """A worker that does not serve a profile, because its encoder computes something else than it should."""
+
+    worker: str
+    device: str
+    """As torch names it: `cpu`, `cuda:0`."""
+    reason: str
+    """Which tensor differs, and by how much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +213,38 @@ class Announcements:
                 pipeline.zcount(_workers_key(profile), since, "+inf")
             return dict(zip(names, map(int, pipeline.execute()), strict=True))
 
+    def tell_failed_proofs(self, failed: Mapping[str, FailedProof]) -> None:
+        """A worker says, by profile, which encoders failed their proof. To be repeated with every beat."""
+        if not failed:
+            return
+        with unavailable_without_redis():
+            pipeline = self._index.ungated.pipeline(transaction=False)
+            for profile, proof in failed.items():
+                key = _failed_proofs_key(profile)
+                pipeline.zadd(key, {proof.to_json(): self._clock.now()})
+                pipeline.zremrangebyscore(key, "-inf", self._clock.now() - _TOLD_SECONDS)
+                pipeline.expire(key, _TOLD_SECONDS)
+            pipeline.execute()
+
+    def withdraw_failed_proofs(self, failed: Mapping[str, FailedProof]) -> None:
+        """A worker that told them stops."""
+        with unavailable_without_redis():
+            for profile, proof in failed.items():
+                self._index.ungated.zrem(_failed_proofs_key(profile), proof.to_json())
+
+    def failed_proofs_of(self, profiles: Iterable[str]) -> dict[str, list[FailedProof]]:
+        """By profile, the workers whose encoder failed its proof within ten minutes. One round trip."""
+        names, since = list(profiles), self._clock.now() - _TOLD_SECONDS
+        with unavailable_without_redis():
+            pipeline = self._index.ungated.pipeline(transaction=False)
+            for profile in names:
+                pipeline.zrangebyscore(_failed_proofs_key(profile), since, "+inf")
+            answers = pipeline.execute()
+        return {
+            name: [FailedProof.model_validate_json(one) for one in told]
+            for name, told in zip(names, answers, strict=True)
+        }
+
     def _look_up(self, profile: str) -> Announcement | None:
         try:
             with unavailable_without_redis():
@@ -263,3 +309,7 @@ def _key_of(key: AnnouncementKey) -> str:
 
 def _workers_key(profile: str) -> str:
     return f"sr:workers:{profile}"
+
+
+def _failed_proofs_key(profile: str) -> str:
+    return f"sr:failed_proofs:{profile}"

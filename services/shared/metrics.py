@@ -150,6 +150,11 @@ OLDEST_JOB = _asked(
     "profile",
 )
 WORKERS = _asked("workers", "Live workers that serve a profile.", "profile")
+PROOF_FAILED_WORKERS = _asked(
+    "proof_failed_workers",
+    "Workers that do not serve a profile because its encoder failed its proof within the last ten minutes.",
+    "profile",
+)
 PROFILE_REQUIRED = _asked(
     "profile_required", "1: every voice must have it. 0: only those for which it was asked.", "profile"
 )

@@ -48,6 +48,8 @@ class _Answer:
     waiting_since: Mapping[str, datetime]
     """By profile, where a job waits: since when the one waits that has waited longest."""
     workers: Mapping[str, int]
+    failed_proofs: Mapping[str, int]
+    """By profile, how many workers."""
     quarantined: int
     append_log_ok: bool | None
     swept_at: float
@@ -101,6 +103,10 @@ class RedisSignals(Collector):
             queues=queues,
             waiting_since=self._waiting_since(queues),
             workers=self._registrar.announcements.workers_of(queues),
+            failed_proofs={
+                name: len(failed)
+                for name, failed in self._registrar.announcements.failed_proofs_of(queues).items()
+            },
             quarantined=quarantined,
             append_log_ok=_append_log_ok(persistence),
             swept_at=float(swept.partition(b":")[0]) if swept else 0,
@@ -168,6 +174,10 @@ def _families(answer: _Answer) -> Iterator[GaugeMetricFamily]:
     for name, count in answer.workers.items():
         workers.add_metric([name], count)
     yield workers
+    unproven = metrics.PROOF_FAILED_WORKERS.family()
+    for name, count in answer.failed_proofs.items():
+        unproven.add_metric([name], count)
+    yield unproven
 
 
 def _single(asked: metrics.Asked, value: float) -> GaugeMetricFamily:

@@ -483,7 +483,9 @@ class ExtractorSettings(BaseSettings):
     threads: int = Field(4, gt=0)
     """For reading, preparing and publishing clips, beside the device."""
     cache: Path = EXTRACTOR_CACHE
-    """Folder where weights that are published as pickles or ONNX graphs are kept as safetensors."""
+    """Folder where weights that are published as pickles or ONNX graphs are kept as safetensors, and where it
+    is remembered which encoders proved themselves on this machine.
+    """
     roll_back: bool = False
     """Make this worker's fingerprint current again although its profile moved on from it."""
 

@@ -9,6 +9,7 @@ import pytest
 import redis
 from redis import Redis
 
+from services.shared.announcements import FailedProof
 from services.shared.queue import QUARANTINE_KEY, SafeQueue, enqueue, queue_name
 from services.shared.queue_signals import RedisSignals, _append_log_ok
 from services.shared.valkey import ValkeyServer
@@ -61,6 +62,18 @@ def test_which_profiles_every_voice_must_have_is_shown_also_without_redis(
 
 def _labelled(shown: Mapping[tuple[str, ...], float]) -> list[tuple[tuple[str, str], float]]:
     return [((key[0], key[1]), value) for key, value in shown.items() if len(key) == 2]
+
+
+def test_workers_whose_encoder_failed_its_proof_are_counted(storage: Storage, signals: RedisSignals):
+    """Telling it again with every beat counts once; after ten minutes of silence it is forgotten."""
+    failed = FailedProof(worker="w-1", device="cuda:0", reason="codes: 12.00% of the codes are equal")
+    for _ in range(2):
+        storage.registrar.announcements.tell_failed_proofs({PROFILE: failed})
+    assert samples(signals)["registry_proof_failed_workers", PROFILE] == 1
+    assert samples(signals)["registry_proof_failed_workers", "voxtral"] == 0
+    key = f"sr:failed_proofs:{PROFILE}"
+    storage.raw.zadd(key, {storage.raw.zrange(key, 0, -1)[0]: time.time() - 601})
+    assert samples(signals)["registry_proof_failed_workers", PROFILE] == 0
 
 
 def test_what_was_put_away_is_counted(storage: Storage, signals: RedisSignals):

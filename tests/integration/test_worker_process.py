@@ -151,6 +151,37 @@ def test_a_profile_without_weights_stops_no_other(tmp_path: Path):
                 client.fetch("alice@1", PROFILE, wait=0)
 
 
+def test_an_encoder_that_fails_its_proof_is_not_served_and_every_surface_says_so(tmp_path: Path):
+    """Its artifacts would be wrong, and nobody could tell."""
+    required = {"SPEAKER_PROFILES": f"{PROFILE},{OPTIONAL_PROFILE}"}
+    with with_valkey(tmp_path, required, apis=1, LIGHT_WORKER_UNPROVEN=PROFILE) as registry:
+        [worker] = registry.workers
+        worker.start()
+        wait_until(lambda: "worker.ready" in registry.log(), 30)
+        assert f"{PROFILE}: 12.00% of the codes are equal" in registry.log()
+        with RegistryClient(registry.urls[0], cache=None) as client:
+            wait_until(lambda: {one.id: one for one in client.profiles()}[OPTIONAL_PROFILE].workers == 1)
+            shown = {one.id: one for one in client.profiles()}
+            [failed] = shown[PROFILE].failed_proofs
+            assert (failed.device, failed.reason) == ("cpu", f"{PROFILE}: 12.00% of the codes are equal")
+            assert (shown[PROFILE].workers, shown[OPTIONAL_PROFILE].failed_proofs) == (0, [])
+            worker.ask_to_stop()
+            wait_until(lambda: worker.exit_status is not None, 30)
+            assert {one.id: one for one in client.profiles()}[PROFILE].failed_proofs == []
+
+
+def test_a_failed_proof_is_told_also_by_a_worker_that_ends_over_it(tmp_path: Path):
+    """Otherwise a fleet of one broken GPU would be silent: no process is left to be scraped."""
+    profiles = {"SPEAKER_PROFILES": PROFILE}
+    with with_valkey(tmp_path, profiles, LIGHT_WORKER_UNPROVEN=PROFILE) as registry:
+        [worker] = registry.workers
+        worker.start()
+        wait_until(lambda: worker.exit_status is not None, 30)
+        assert worker.exit_status == EXIT_NOTHING_TO_SERVE
+        with registry.registrar() as registrar:
+            assert len(registrar.announcements.failed_proofs_of([PROFILE])[PROFILE]) == 1
+
+
 def test_a_worker_that_can_serve_nothing_ends_and_says_why(tmp_path: Path):
     with with_valkey(tmp_path, {"SPEAKER_PROFILES": PROFILE}, LIGHT_WORKER_LACKS=PROFILE) as registry:
         [worker] = registry.workers
