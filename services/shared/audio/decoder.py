@@ -1,5 +1,5 @@
-"""Decoding an upload: sniffed here, decoded in a guarded process, judged here. Knows neither containers nor
-libraries, and this process never imports the libraries.
+"""Decoding an upload: sniffed and decoded in a guarded process, judged here. This process looks at no byte of
+the file and never imports the libraries. Knows no containers.
 """
 
 import math
@@ -13,15 +13,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.shared.audio.clip import DecodedClip, ReferenceAudio
-from services.shared.audio.judge import check_complete, judge
-from services.shared.audio.processes import PROGRAM, Crashed, NoProcess, Zygote, deadline_in
-from services.shared.audio.sandbox.wire import Facts, Request, Status
-from services.shared.audio.sniff import sniff
-from services.shared.audio.sniffed import Sniffed, refuse
+from services.shared.audio.judge import check_complete, error_of, judge, unsupported
+from services.shared.audio.processes import PROGRAM, Child, Crashed, NoProcess, Zygote, deadline_in
+from services.shared.audio.sandbox.refusal import Refused
+from services.shared.audio.sandbox.wire import Accepted, Facts, Request, Status
 from services.shared.settings import UploadLimits
 from speaker_registry.errors import InvalidAudio, PayloadTooLarge, Unavailable
 
 _RETRY_AFTER_SECONDS = 1.0
+_NOT_KNOWN_YET = "audio"
+"""In the place of a container's name, where a file broke the guarded process before that was found out."""
 _SETTLE_SECONDS = 0.05
 """Until a zygote that is being killed can be told from one that found no room for another process."""
 
@@ -72,20 +73,22 @@ class AudioDecoder:
             Unavailable: no decoding process came free in time.
         """
         self._check_size(data)
-        sniffed = sniff(data)
         with self._slot():
-            facts, samples = self._read(sniffed)
-        declared = sniffed.declared_seconds
+            try:
+                accepted, facts, samples = self._read(Request(self._limits.max_seconds, data))
+            except Refused as refused:
+                raise error_of(refused) from None
+        declared = accepted.declared_seconds
         declared = facts.declared_seconds if math.isnan(declared) else declared
-        self._check_status(facts, sniffed, declared)
+        self._check_status(facts, accepted, declared)
         judge(facts, declared, self._limits)
         if not facts.finished:  # what passed should have been read to its end
-            raise self._undecodable(sniffed)
+            raise self._undecodable(accepted.label)
         return DecodedClip(
             audio=ReferenceAudio(samples, facts.sample_rate),
-            container=sniffed.container,
-            codec=sniffed.codec or facts.codec,
-            mime_type=sniffed.mime_type,
+            container=accepted.container,
+            codec=accepted.codec or facts.codec,
+            mime_type=accepted.mime_type,
             channels=facts.channels,
         )
 
@@ -108,26 +111,37 @@ class AudioDecoder:
         finally:
             self._slots.release()
 
-    def _read(self, sniffed: Sniffed) -> tuple[Facts, NDArray[np.float32]]:
-        request = Request(sniffed.reader, sniffed.codecs, self._limits.max_seconds)
+    def _read(self, request: Request) -> tuple[Accepted, Facts, NDArray[np.float32]]:
+        label = _NOT_KNOWN_YET
         for _ in range(2):  # again if the zygote was killed: that is not the clip's fault
             zygote = self._running_zygote()
             try:
                 deadline = deadline_in(self._limits.decode_seconds)
-                with zygote.fork(deadline) as child:
-                    answer = child.ask(request, sniffed.payload, deadline)
-                zygote.prepare(self._limits.spare_decoders)
-                return answer
+                with self._one_child(zygote, deadline) as child:
+                    accepted = child.ask(request, deadline)
+                    label = accepted.label
+                    return accepted, *child.decoded(request.max_seconds, deadline)
             except TimeoutError:
                 raise InvalidAudio(
-                    f"The {sniffed.label} could not be decoded within {self._limits.decode_seconds:g}s."
+                    f"The {label} could not be decoded within {self._limits.decode_seconds:g}s."
                 ) from None
             except Crashed:
                 if zygote.is_alive():
-                    raise self._undecodable(sniffed) from None
+                    raise self._undecodable(label) from None
             except NoProcess:
                 time.sleep(_SETTLE_SECONDS)
         raise _no_decoder()
+
+    @contextmanager
+    def _one_child(self, zygote: Zygote, deadline: float) -> Iterator[Child]:
+        """Once it has answered, another one is made ready for the next clip."""
+        with zygote.fork(deadline) as child:
+            try:
+                yield child
+            except Refused:
+                zygote.prepare(self._limits.spare_decoders)
+                raise
+        zygote.prepare(self._limits.spare_decoders)
 
     def _running_zygote(self) -> Zygote:
         with self._lock:
@@ -152,24 +166,24 @@ class AudioDecoder:
         zygote.prepare(self._limits.spare_decoders)
         return zygote
 
-    def _check_status(self, facts: Facts, sniffed: Sniffed, declared_seconds: float) -> None:
+    def _check_status(self, facts: Facts, accepted: Accepted, declared_seconds: float) -> None:
         match facts.status:
             case Status.FAILED:
                 check_complete(facts.frames / max(1, facts.sample_rate), declared_seconds)
-                raise self._undecodable(sniffed)
+                raise self._undecodable(accepted.label)
             case Status.WRONG_CODEC:
-                refuse(f"{sniffed.label} with codec {facts.codec or 'unknown'}")
+                raise unsupported(f"{accepted.label} with codec {facts.codec or 'unknown'}")
             case Status.NO_AUDIO_STREAM:
-                refuse(f"{sniffed.label} without audio")
+                raise unsupported(f"{accepted.label} without audio")
             case Status.SEVERAL_AUDIO_STREAMS:
-                refuse(f"{sniffed.label} with several audio streams")
+                raise unsupported(f"{accepted.label} with several audio streams")
             case Status.VIDEO_STREAM:
-                refuse(f"{sniffed.label} with video")
+                raise unsupported(f"{accepted.label} with video")
 
-    def _undecodable(self, sniffed: Sniffed) -> InvalidAudio:
+    def _undecodable(self, label: str) -> InvalidAudio:
         memory = self._limits.decode_memory_bytes // 1024**2
         return InvalidAudio(
-            f"The {sniffed.label} could not be decoded: it is damaged, or takes more than {memory} MiB."
+            f"The {label} could not be decoded: it is damaged, or takes more than {memory} MiB."
         )
 
 

@@ -4,21 +4,22 @@ and no library. The sentences about length are vLLM-Omni's, word for word.
 
 import math
 
-from services.shared.audio.sandbox.wire import MAX_CHANNELS, Facts
+from services.shared.audio.sandbox.refusal import Kind, Refused
+from services.shared.audio.sandbox.rules import ACCEPTED, TOLERANCE_SECONDS, check_channels, check_sample_rate
+from services.shared.audio.sandbox.wire import Facts
 from services.shared.settings import UploadLimits
-from speaker_registry.errors import AudioTooLong, AudioTooShort, AudioTruncated, InvalidAudio
+from speaker_registry.errors import (
+    AudioTooLong,
+    AudioTooShort,
+    AudioTruncated,
+    InvalidAudio,
+    UnsupportedAudio,
+)
 
 MAX_PEAK = 8.0
 """Of full scale 1.0. Lossy codecs overshoot a little; beyond this the file is damaged or not audio."""
 MIN_RMS_DBFS = -60.0
 MAX_CLIPPED = 0.2
-SAMPLE_RATES = (
-    *(8_000, 11_025, 12_000, 16_000, 22_050, 24_000, 32_000),
-    *(44_100, 48_000, 64_000, 88_200, 96_000, 176_400, 192_000),
-)
-"""Hz. A list, not a range: two rates with no common factor need a resampling kernel of gigabytes."""
-TOLERANCE_SECONDS = 0.1
-"""Encoders pad and round; what is missing beyond this was cut off."""
 SANE_SECONDS = 24 * 3600.0
 """A longer declared length is more likely a lie than worth repeating."""
 
@@ -29,24 +30,32 @@ def judge(facts: Facts, declared_seconds: float, limits: UploadLimits) -> None:
     Args:
         declared_seconds: the length by the container's own words, not a number where it has none.
     """
-    check_channels(facts.channels)
-    check_sample_rate(facts.sample_rate)
+    try:
+        check_channels(facts.channels)
+        check_sample_rate(facts.sample_rate)
+    except Refused as refused:
+        raise error_of(refused) from None
     _check_peak(facts)
     _check_length(facts.frames, facts.sample_rate, declared_seconds, limits)
     _check_level(facts.rms, facts.clipped)
 
 
-def check_channels(channels: int) -> None:
-    if not 1 <= channels <= MAX_CHANNELS:
-        raise InvalidAudio(f"The audio declares {channels} channels; 1 to {MAX_CHANNELS} are accepted.")
+def unsupported(found: str) -> UnsupportedAudio:
+    """`found`: what the file is, as a noun phrase."""
+    return UnsupportedAudio(f"Unsupported audio: this is {found}. Accepted: {ACCEPTED}.")
 
 
-def check_sample_rate(sample_rate: int) -> None:
-    if sample_rate not in SAMPLE_RATES:
-        accepted = ", ".join(map(str, SAMPLE_RATES))
-        raise InvalidAudio(
-            f"The audio declares a sample rate of {sample_rate} Hz; accepted are {accepted} Hz."
-        )
+def error_of(refused: Refused) -> InvalidAudio:
+    """What the guarded process refused, as an error of the registry."""
+    return _ERRORS[refused.kind](refused.message)
+
+
+_ERRORS = {
+    Kind.INVALID: InvalidAudio,
+    Kind.UNSUPPORTED: UnsupportedAudio,
+    Kind.TRUNCATED: AudioTruncated,
+    Kind.TOO_LONG: AudioTooLong,
+}
 
 
 def check_complete(found_seconds: float, declared_seconds: float) -> None:

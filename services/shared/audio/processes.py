@@ -12,8 +12,8 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Self
 
@@ -23,10 +23,12 @@ from numpy.typing import NDArray
 from services.shared.audio.sandbox.wire import (
     HELLO,
     READY,
+    Accepted,
     Facts,
     Malformed,
     Request,
     receive,
+    receive_verdict,
     wait_until,
 )
 
@@ -152,36 +154,49 @@ class Child:
         os.close(self._pidfd)
         self._connection.close()
 
-    def ask(
-        self, request: Request, payload: Sequence[bytes | memoryview], deadline: float
-    ) -> tuple[Facts, NDArray[np.float32]]:
-        """Have a clip decoded.
-
-        Returns:
-            What was measured, and the mono samples: finite, no longer than `request.max_seconds`, and empty
-            unless `finished`. Nothing else that was measured is vouched for.
+    def ask(self, request: Request, deadline: float) -> Accepted:
+        """Send a file, and learn whether its container is accepted. `decoded` has to follow then.
 
         Raises:
-            Crashed: by what the clip did to it, or by the kernel for want of memory.
+            Refused: it is not. Crashed: by what the file did to it, or by the kernel for want of memory.
             TimeoutError: at the deadline (on `time.monotonic`).
         """
-        try:
-            self._send(request, payload, deadline)
+        with _crashes_told():
+            self._send(request, deadline)
+            return receive_verdict(self._connection, deadline)
+
+    def decoded(self, max_seconds: float, deadline: float) -> tuple[Facts, NDArray[np.float32]]:
+        """What the file that was asked about decodes to.
+
+        Returns:
+            What was measured, and the mono samples: finite, no longer than `max_seconds`, and empty unless
+            `finished`. Nothing else that was measured is vouched for.
+
+        Raises:
+            Crashed; TimeoutError: as `ask`.
+        """
+        with _crashes_told():
             facts = Facts.receive(self._connection, deadline)
-            if not facts.credible(request.max_seconds):
+            if not facts.credible(max_seconds):
                 raise Malformed
             samples = np.frombuffer(receive(self._connection, 4 * facts.samples, deadline), np.float32)
-        except (EOFError, ConnectionError, Malformed):
-            raise Crashed from None
         if not np.isfinite(samples).all():
             raise Crashed
         return facts, samples
 
-    def _send(self, request: Request, payload: Sequence[bytes | memoryview], deadline: float) -> None:
+    def _send(self, request: Request, deadline: float) -> None:
         # No empty piece: who has all the bytes may have answered and ended, and sending to it would fail.
-        for piece in (request.header(sum(map(len, payload))), *filter(len, payload)):
+        for piece in filter(None, (request.header, request.data)):
             wait_until(self._connection, deadline)
             self._connection.sendall(piece)
+
+
+@contextmanager
+def _crashes_told() -> Iterator[None]:
+    try:
+        yield
+    except (EOFError, ConnectionError, Malformed):
+        raise Crashed from None
 
 
 def _introduced(connection: socket.socket, deadline: float) -> Child:

@@ -45,13 +45,6 @@ def test_a_file_above_the_size_limit_is_refused_before_anything_looks_at_it():
         decoder.decode(bytes(1024**2 + 1))
 
 
-def test_what_is_refused_by_its_bytes_alone_never_reaches_a_library():
-    """A decoder that was never started has no process: had one been needed, one would have been started."""
-    decoder = AudioDecoder(UploadLimits(), program="raise SystemExit('a library was asked')")
-    with pytest.raises(InvalidAudio):
-        decoder.decode(b"%PDF-1.7\n")
-
-
 @pytest.mark.parametrize(("frames", "said"), [(7999, "0.9s"), (240001, "30.1s")])
 def test_one_sample_beyond_a_limit_is_refused_and_not_called_the_limit_itself(
     decoder: AudioDecoder, frames: int, said: str

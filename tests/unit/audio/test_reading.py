@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from services.shared.audio.sandbox import reading
-from services.shared.audio.sandbox.wire import Request, Status
+from services.shared.audio.sandbox.wire import Status
 from tests.unit.audio import clips
 
 
@@ -49,7 +49,7 @@ def test_a_codec_that_we_do_not_read_is_never_opened():
     av.logging.set_level(av.logging.ERROR)
     try:
         with av.logging.Capture() as log:
-            facts, samples = reading.read_clip(Request("mp4", ("aac",), 30.0, alac))
+            facts, samples = reading.read_clip(reading.Source("mp4", ("aac",), 30.0, alac))
     finally:
         av.logging.set_level(before)
     assert (facts.status, facts.codec, samples) == (Status.WRONG_CODEC, "alac", [])

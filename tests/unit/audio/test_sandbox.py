@@ -18,7 +18,7 @@ import pytest
 
 from services.shared.audio import AudioDecoder
 from services.shared.settings import UploadLimits
-from speaker_registry.errors import InvalidAudio, SpeakerRegistryError, Unavailable
+from speaker_registry.errors import InvalidAudio, SpeakerRegistryError, Unavailable, UnsupportedAudio
 from tests.unit.audio import clips
 from tests.unit.audio.misbehaving import ATTEMPTS
 
@@ -103,6 +103,21 @@ def test_a_process_that_breaks_costs_its_clip_and_no_other(reader: str):
             ):
                 decoder.decode(WAV)
             assert time.monotonic() - start < 5
+
+
+def test_what_is_refused_by_its_bytes_alone_never_reaches_a_library():
+    """Whoever reads the clip here would break, and the file would be called damaged."""
+    with misbehaving("crash") as decoder, pytest.raises(UnsupportedAudio, match="a PDF"):
+        decoder.decode(b"%PDF-1.7\n")
+
+
+def test_a_file_that_breaks_its_parser_costs_only_itself():
+    """Also before it is known what it is."""
+    before = "import sandbox.zygote\ndef sniff(data): os.kill(os.getpid(), 9)\nsandbox.zygote.sniff = sniff"
+    with misbehaving("doze", before=before) as decoder:
+        with pytest.raises(InvalidAudio, match=r"^The audio could not be decoded: it is damaged, or takes"):
+            decoder.decode(WAV)
+        assert zygote().is_running()
 
 
 @pytest.mark.parametrize("reader", ["spin", "sleep", "drip"])
@@ -324,7 +339,7 @@ def test_a_system_without_room_for_a_process_is_not_the_uploaders_fault_either()
 
 def test_a_kernel_without_the_filter_is_told_to_the_operator_once(capfd: pytest.CaptureFixture[str]):
     """Clips are decoded with one guard less. Nobody would notice."""
-    before = "import platform; platform.machine = lambda: 'riscv64'"
+    before = "import platform, soundfile; platform.machine = lambda: 'riscv64'"
     with misbehaving("doze", before=before) as decoder:
         for _ in range(2):
             decoder.decode(WAV)
@@ -439,15 +454,20 @@ def test_ctrl_c_stops_everything_without_a_word(server: tuple["subprocess.Popen[
     assert eventually(lambda: not any(map(alive, children)))
 
 
-def test_the_asking_process_never_loads_a_decoding_library():
-    """They take 40 MiB, and a crash in one of them would end the API."""
+def test_the_asking_process_never_loads_a_decoding_library_nor_a_parser():
+    """They take 40 MiB, and a crash in one of them would end the API. What parses files stays out as well:
+    nobody vouches for their bytes.
+    """
     program = (
         "import sys\n"
         "from services.shared.audio import AudioDecoder\n"
         "from services.shared.settings import UploadLimits\n"
         "data = sys.stdin.buffer.read()\n"
         "with AudioDecoder(UploadLimits()) as decoder:\n"
-        "    print(decoder.decode(data).audio.seconds, {'av', 'soundfile'} & set(sys.modules))\n"
+        "    seconds = decoder.decode(data).audio.seconds\n"
+        "mine = 'services.shared.audio.sandbox'\n"
+        "parsers = {'sniff', 'sniffed', 'lookalikes', 'containers', 'containers.wav', 'reading'}\n"
+        "print(seconds, {'av', 'soundfile', *(f'{mine}.{name}' for name in parsers)} & set(sys.modules))\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], input=WAV, capture_output=True, cwd=ROOT, check=True

@@ -11,7 +11,17 @@ import pytest
 
 from services.shared.audio import processes
 from services.shared.audio.processes import Child
-from services.shared.audio.sandbox.wire import Facts, Malformed, Request, Status, receive
+from services.shared.audio.sandbox.refusal import Refused, TooLong, Truncated, Unsupported
+from services.shared.audio.sandbox.wire import (
+    Accepted,
+    Facts,
+    Malformed,
+    Request,
+    Status,
+    pack_refusal,
+    receive,
+    receive_verdict,
+)
 
 FACTS = Facts(
     status=Status.DECODED,
@@ -44,10 +54,48 @@ def test_an_answer_arrives_as_it_was_sent(line: tuple[socket.socket, socket.sock
 
 
 def test_a_request_arrives_as_it_was_sent(line: tuple[socket.socket, socket.socket]):
-    """The codecs are what keeps a decoder that nobody asked for closed."""
-    request = Request("matroska", ("opus", "vorbis"), 30.0, b"data")
-    line[1].sendall(request.header(4) + b"data")
+    """The file as it was uploaded: nobody has looked at it before."""
+    request = Request(30.0, b"data")
+    line[1].sendall(request.header + b"data")
     assert Request.receive(line[0]) == request
+
+
+def test_an_accepted_container_arrives_as_it_was_sent(line: tuple[socket.socket, socket.socket]):
+    accepted = Accepted("webm", "opus", 2.5)
+    line[1].sendall(accepted.pack())
+    assert receive_verdict(line[0], time.monotonic() + SOON) == accepted
+
+
+@pytest.mark.parametrize("refused", [Refused("no µ"), Unsupported("no"), Truncated("no"), TooLong("no")])
+def test_a_refusal_arrives_as_it_was_sent(line: tuple[socket.socket, socket.socket], refused: Refused):
+    """With its kind: it decides about the status of the answer."""
+    line[1].sendall(pack_refusal(refused))
+    with pytest.raises(type(refused)) as caught:
+        receive_verdict(line[0], time.monotonic() + SOON)
+    assert (type(caught.value), caught.value.message) == (type(refused), refused.message)
+
+
+@pytest.mark.parametrize(
+    "verdict",
+    [
+        b"\x80" + Accepted("wav", "", 1.0).pack()[1:],
+        Accepted("exe", "", 1.0).pack(),
+        Accepted("wav", "<script>", 1.0).pack(),
+        Accepted("wav", "", -1.0).pack(),
+        Accepted("wav", "", math.inf).pack(),
+        pack_refusal(Refused("no"))[:4] + b"\x09" + pack_refusal(Refused("no"))[5:],
+        pack_refusal(Refused("\033[31m in a terminal")),
+        pack_refusal(Refused("two\nlines")),
+        pack_refusal(Refused("no"))[:-2] + b"\xff\xff",
+        pack_refusal(Refused(""))[:-2] + b"\xff\xff" + bytes(0xFFFF),
+    ],
+    ids=["magic", "container", "codec", "length", "inf", "kind", "escapes", "lines", "not UTF-8", "too long"],
+)
+def test_what_is_no_verdict_is_malformed(line: tuple[socket.socket, socket.socket], verdict: bytes):
+    """A file may have taken over the process that says it, and the message is shown to somebody."""
+    threading.Thread(target=line[1].sendall, args=(verdict,), daemon=True).start()
+    with pytest.raises(Malformed):
+        receive_verdict(line[0], time.monotonic() + SOON)
 
 
 @pytest.mark.parametrize(
@@ -109,15 +157,15 @@ def test_what_is_there_after_the_deadline_is_too_late(line: tuple[socket.socket,
 
 
 def test_a_clip_that_ends_with_nothing_is_answered_as_any_other(monkeypatch: pytest.MonkeyPatch):
-    """A WAV without samples: its reader may have answered and ended before the last, empty piece was sent."""
+    """An empty file: its reader may have answered and ended before the last, empty piece was sent."""
     ours, theirs = socket.socketpair()
     child = Child(ours, os.open(os.devnull, os.O_RDONLY))
     facts = Facts(status=Status.DECODED, finished=True, channels=1, sample_rate=16000, declared_seconds=0.0)
-    sent = iter(["header", "head"])
+    sent = iter(["header"])
 
     def answer_and_end() -> None:
         Request.receive(theirs)
-        theirs.sendall(facts.pack())
+        theirs.sendall(Accepted("wav", "", 0.0).pack() + facts.pack())
         theirs.close()
 
     def slowly(*_: object) -> None:
@@ -128,5 +176,6 @@ def test_a_clip_that_ends_with_nothing_is_answered_as_any_other(monkeypatch: pyt
     reader.start()
     monkeypatch.setattr(processes, "wait_until", slowly)
     with ours:
-        request = Request("sndfile", (), 30.0)
-        assert child.ask(request, (b"head", b""), time.monotonic() + SOON)[0] == facts
+        deadline = time.monotonic() + SOON
+        assert child.ask(Request(30.0, b""), deadline).container == "wav"
+        assert child.decoded(30.0, deadline)[0] == facts

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Self
 
 import av
 import numpy as np
@@ -15,6 +15,8 @@ import soundfile
 from av.stream import Disposition
 from numpy.typing import NDArray
 
+from .sniff import sniff
+from .sniffed import Sniffed
 from .wire import PLAUSIBLE_SECONDS, Facts, Request, Status
 
 Samples = NDArray[np.float32]
@@ -26,6 +28,24 @@ FINE_BLOCK_SAMPLES = 1 << 9
 
 FULL_SCALE = 0.99
 """8-bit samples end at 127/128. A sine that just reaches 1.0 spends 9 % of its time above this."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What the libraries are given of a file.
+
+    reader: `sndfile`, or the name of the libav demuxer. codecs: the only ones that may be opened, by libav's
+    names. data: the audio without what surrounded it.
+    """
+
+    reader: str
+    codecs: tuple[str, ...]
+    max_seconds: float
+    data: bytes
+
+    @classmethod
+    def of(cls, sniffed: Sniffed, max_seconds: float) -> Self:
+        return cls(sniffed.reader, sniffed.codecs, max_seconds, b"".join(sniffed.payload))
 
 
 @dataclass(frozen=True)
@@ -93,26 +113,27 @@ def warm_up() -> Request:
         frame = av.AudioFrame.from_ndarray(silence, format="fltp", layout="mono")
         frame.sample_rate = 8000
         container.mux([*stream.encode(frame), *stream.encode(None)])
-    small = Request("sndfile", (), 1.0, wav.getvalue())
-    for request in (small, Request("mp4", ("aac",), 1.0, mp4.getvalue())):
-        facts, _ = read_clip(request)
+    small = Request(1.0, wav.getvalue())
+    for request in (small, Request(1.0, mp4.getvalue())):
+        source = Source.of(sniff(request.data), request.max_seconds)
+        facts, _ = read_clip(source)
         if facts.status is not Status.DECODED:
-            raise RuntimeError(f"the {request.reader} reader does not work here")
+            raise RuntimeError(f"the {source.reader} reader does not work here")
     return small
 
 
-def read_clip(request: Request, block_samples: int = BLOCK_SAMPLES) -> tuple[Facts, list[Samples]]:
+def read_clip(source: Source, block_samples: int = BLOCK_SAMPLES) -> tuple[Facts, list[Samples]]:
     """Decode the clip to mono. The samples are empty unless all of it was decoded."""
-    open_clip = open_with_sndfile if request.reader == "sndfile" else open_with_libav
+    open_clip = open_with_sndfile if source.reader == "sndfile" else open_with_libav
     facts, mix = Facts(status=Status.FAILED), Mix()
     try:
-        with open_clip(request, block_samples) as opened:
+        with open_clip(source, block_samples) as opened:
             facts = opened.facts
-            if facts.status is Status.DECODED and mix_down(opened, mix, request.max_seconds):
+            if facts.status is Status.DECODED and mix_down(opened, mix, source.max_seconds):
                 return replace(mix.measured(facts), finished=True, samples=mix.frames), mix.mono
     except (soundfile.SoundFileError, av.FFmpegError, ValueError, MemoryError):
         if block_samples > FINE_BLOCK_SAMPLES:
-            return read_clip(request, FINE_BLOCK_SAMPLES)
+            return read_clip(source, FINE_BLOCK_SAMPLES)
         facts = replace(facts, status=Status.FAILED)
     return mix.measured(facts), []
 
@@ -138,8 +159,8 @@ class ForwardOnly(soundfile.SoundFile):  # type: ignore[misc]  # it ships no typ
 
 
 @contextmanager
-def open_with_sndfile(request: Request, block_samples: int) -> Iterator[Opened]:
-    with ForwardOnly(io.BytesIO(request.data)) as file:
+def open_with_sndfile(source: Source, block_samples: int) -> Iterator[Opened]:
+    with ForwardOnly(io.BytesIO(source.data)) as file:
         # As soundfile.read does. Without it libmpg123 rounds differently, and our samples differ from an
         # engine's in the last bit.
         file.seek(0)
@@ -158,15 +179,15 @@ def _sndfile_blocks(file: ForwardOnly, frames: int) -> Iterator[Samples]:
 
 
 @contextmanager
-def open_with_libav(request: Request, block_samples: int) -> Iterator[Opened]:
+def open_with_libav(source: Source, block_samples: int) -> Iterator[Opened]:
     # The demuxer is named and the whitelists are closed, so nothing is probed: no playlist, no URL, no other
     # file, and not even the first packet of a codec that we do not read.
-    options = {"codec_whitelist": ",".join(request.codecs), "protocol_whitelist": "none"}
-    with av.open(io.BytesIO(request.data), mode="r", format=request.reader, options=options) as container:
+    options = {"codec_whitelist": ",".join(source.codecs), "protocol_whitelist": "none"}
+    with av.open(io.BytesIO(source.data), mode="r", format=source.reader, options=options) as container:
         streams = container.streams
         audio: Any = streams.audio[0] if streams.audio else None
         codec = getattr(getattr(audio, "codec_context", None), "name", "")  # libav may have no decoder for it
-        status = _status_of(streams, codec, request.codecs)
+        status = _status_of(streams, codec, source.codecs)
         facts = Facts(status=status, codec=codec)
         if status is not Status.DECODED:
             yield Opened(facts)

@@ -1,5 +1,8 @@
-"""What the decoding process and the process that asked it say to each other: two fixed headers, each followed
-by plain bytes. Nothing is pickled, and whoever reads an answer checks it. Knows nothing of audio libraries.
+"""What the decoding process and the process that asked it say to each other: fixed headers followed by plain
+bytes. A request is the file as it was uploaded. The first answer says whether its container is accepted, the
+second what was measured while decoding it.
+
+Nothing is pickled, and whoever reads an answer checks it. Knows nothing of audio libraries.
 """
 
 import math
@@ -9,6 +12,8 @@ import time
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Self
+
+from .refusal import Refused, TooLong, Truncated, Unsupported
 
 HELLO = b"!"
 """The child's first byte; with it comes a pidfd of the child, which can be killed without ever hitting
@@ -25,9 +30,27 @@ MIN_SAMPLE_RATE, MAX_SAMPLE_RATE = 8_000, 192_000
 PLAUSIBLE_SECONDS = 1e9
 """libsndfile says 2**63 − 1 frames where a header does not tell."""
 
-_REQUEST = struct.Struct("<16s32sdQ")
+MIME_TYPES = {
+    "wav": "audio/wav",
+    "flac": "audio/flac",
+    "mp3": "audio/mpeg",
+    "ogg": "audio/ogg",
+    "aac": "audio/aac",
+    "m4a": "audio/mp4",
+    "mp4": "audio/mp4",
+    "webm": "audio/webm",
+}
+"""By container: all that are accepted."""
+MAX_MESSAGE_BYTES = 1024
+"""Of a refusal."""
+
+_REQUEST = struct.Struct("<dQ")
+_VERDICT = struct.Struct("<4sB8s32sdH")
 _ANSWER = struct.Struct("<4sBBHIQQdQddd32s")
 _MAGIC = b"pcm1"
+_VERDICT_MAGIC = b"snf1"
+_ACCEPTED = 0
+"""In the place of a refusal's kind."""
 
 
 class Malformed(Exception):
@@ -46,25 +69,83 @@ class Status(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """reader: `sndfile`, or the name of the libav demuxer. codecs: the only ones that may be opened, by
-    libav's names.
-    """
+    """A file as it was uploaded, and how long a clip may be."""
 
-    reader: str
-    codecs: tuple[str, ...]
     max_seconds: float
-    data: bytes = b""
+    data: bytes
 
-    def header(self, size: int) -> bytes:
-        """The header of a request whose clip is `size` bytes long."""
-        return _REQUEST.pack(self.reader.encode(), ",".join(self.codecs).encode(), self.max_seconds, size)
+    @property
+    def header(self) -> bytes:
+        """What is sent before the file."""
+        return _REQUEST.pack(self.max_seconds, len(self.data))
 
     @classmethod
     def receive(cls, connection: socket.socket) -> Self:
-        header = receive(connection, _REQUEST.size)
-        reader, codecs, max_seconds, size = _REQUEST.unpack(header)
-        data = bytes(receive(connection, size))
-        return cls(_text(reader), tuple(_text(codecs).split(",")), max_seconds, data)
+        max_seconds, size = _REQUEST.unpack(receive(connection, _REQUEST.size))
+        return cls(max_seconds, bytes(receive(connection, size)))
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """The file is of a container that is read, and its structure is sound. The first answer to a request."""
+
+    container: str
+    codec: str
+    """Empty where only the demuxer can tell."""
+    declared_seconds: float
+    """By the container's own words; not a number where they are better read by its demuxer."""
+
+    @property
+    def label(self) -> str:
+        """The container's name in a sentence."""
+        return {"ogg": "Ogg", "webm": "WebM"}.get(self.container, self.container.upper())
+
+    @property
+    def mime_type(self) -> str:
+        return MIME_TYPES[self.container]
+
+    def pack(self) -> bytes:
+        container, codec = self.container.encode(), self.codec.encode()
+        return _VERDICT.pack(_VERDICT_MAGIC, _ACCEPTED, container, codec, self.declared_seconds, 0)
+
+
+def pack_refusal(refused: Refused) -> bytes:
+    """The only answer to a file that is not accepted."""
+    message = refused.message.encode()[:MAX_MESSAGE_BYTES]
+    return _VERDICT.pack(_VERDICT_MAGIC, refused.kind, b"", b"", math.nan, len(message)) + message
+
+
+def receive_verdict(connection: socket.socket, deadline: float) -> Accepted:
+    """Read the first answer.
+
+    Raises:
+        Refused: as the guarded process says it. The file may have taken that over, so the message is bounded
+            and printable; it is shown to nobody but whoever uploaded the file. Malformed; what `receive`
+            raises.
+    """
+    verdict = _VERDICT.unpack(receive(connection, _VERDICT.size, deadline))
+    magic, kind, container, codec, declared_seconds, size = verdict
+    if magic != _VERDICT_MAGIC or size > MAX_MESSAGE_BYTES:
+        raise Malformed
+    if kind != _ACCEPTED:
+        raise _refusal(kind, bytes(receive(connection, size, deadline)))
+    accepted = Accepted(_text(container), _text(codec), declared_seconds)
+    if accepted.container not in MIME_TYPES or not _is_length(declared_seconds):
+        raise Malformed
+    return accepted
+
+
+def _refusal(kind: int, message: bytes) -> Refused:
+    try:
+        text = message.decode()
+    except UnicodeDecodeError:
+        raise Malformed from None
+    if kind not in _REFUSALS or not text.isprintable():
+        raise Malformed
+    return _REFUSALS[kind](text)
+
+
+_REFUSALS = {int(cls.kind): cls for cls in (Refused, Unsupported, Truncated, TooLong)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +187,7 @@ class Facts:
             and self.samples <= max_seconds * self.sample_rate
             and 0 <= self.clipped <= 1
             and 0 <= self.rms < math.inf
-            and (math.isnan(self.declared_seconds) or 0 <= self.declared_seconds <= PLAUSIBLE_SECONDS)
+            and _is_length(self.declared_seconds)
         )
 
     def pack(self) -> bytes:
@@ -138,6 +219,11 @@ class Facts:
             codec=_text(codec),
             **dict(zip(_NUMBERS, numbers, strict=True)),
         )
+
+
+def _is_length(seconds: float) -> bool:
+    """Or not a number: not known."""
+    return math.isnan(seconds) or 0 <= seconds <= PLAUSIBLE_SECONDS
 
 
 _STATUSES = frozenset(int(status) for status in Status)

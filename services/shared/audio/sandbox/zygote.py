@@ -16,12 +16,14 @@ from pathlib import Path
 from typing import NoReturn
 
 from . import lockdown
-from .reading import Samples, read_clip, warm_up
-from .wire import HELLO, READY, Facts, Request
+from .reading import Samples, Source, read_clip, warm_up
+from .refusal import Refused
+from .sniff import sniff
+from .wire import HELLO, READY, Facts, Request, pack_refusal
 
 _UNFILTERED = "processor, kernel or container rule out the seccomp filter; the other limits hold"
 
-Read = Callable[[Request], tuple[Facts, list[Samples]]]
+Read = Callable[[Source], tuple[Facts, list[Samples]]]
 
 
 def main() -> None:
@@ -86,10 +88,20 @@ def _child(
         lockdown.limit_resources(*limits)
         lockdown.forbid_system_calls()
         if rehearsal:
-            read(rehearsal)
-        facts, samples = read(Request.receive(connection))
-        connection.sendall(facts.pack())
-        for block in samples:
-            connection.sendall(block.data)
+            read(Source.of(sniff(rehearsal.data), rehearsal.max_seconds))
+        _answer(Request.receive(connection), connection, read)
     finally:
         os._exit(0)  # also after an exception: there is nobody to tell, a missing answer says it
+
+
+def _answer(request: Request, connection: socket.socket, read: Read) -> None:
+    try:
+        sniffed = sniff(request.data)
+    except Refused as refused:
+        connection.sendall(pack_refusal(refused))
+        return
+    connection.sendall(sniffed.accepted.pack())
+    facts, samples = read(Source.of(sniffed, request.max_seconds))
+    connection.sendall(facts.pack())
+    for block in samples:
+        connection.sendall(block.data)

@@ -8,15 +8,15 @@ Nothing tells it from one that was cut off, so it is refused.
 import struct
 from dataclasses import dataclass
 
-from services.shared.audio import judge
-from services.shared.audio.sniffed import (
+from .. import rules
+from ..refusal import Refused, Truncated
+from ..sniffed import (
     Sniffed,
     is_padding,
     refuse,
     refuse_cut_off,
     refuse_remainder,
 )
-from speaker_registry.errors import AudioTruncated, InvalidAudio
 
 MAX_CHUNKS = 256
 
@@ -74,13 +74,12 @@ def parse(data: bytes) -> Sniffed:
     chunks = _chunks(data)
     for name in (b"fmt ", b"data"):
         if name not in chunks:
-            raise AudioTruncated(f"The WAV ends before its `{name.decode()}` chunk. Upload the whole file.")
+            raise Truncated(f"The WAV ends before its `{name.decode()}` chunk. Upload the whole file.")
     wave, audio = _format(data, chunks[b"fmt "]), chunks[b"data"]
     _check_declared_sizes(data, audio, wave)
     found = min(audio.declared, len(data) - audio.start)
     return Sniffed(
         container="wav",
-        mime_type="audio/wav",
         codec=_CODECS[wave.tag, wave.bits],
         payload=(_header(wave, found), memoryview(data)[audio.start : audio.start + found]),
         declared_seconds=audio.declared / wave.bytes_per_second,
@@ -99,7 +98,7 @@ def _chunks(data: bytes) -> dict[bytes, Chunk]:
         name, chunk = _chunk(data, position, chunks)
         chunks.setdefault(name, chunk)
         position = chunk.start + chunk.declared + chunk.declared % 2
-    raise InvalidAudio(f"The WAV has more than {MAX_CHUNKS} chunks.")
+    raise Refused(f"The WAV has more than {MAX_CHUNKS} chunks.")
 
 
 def _chunk(data: bytes, position: int, before: dict[bytes, Chunk]) -> tuple[bytes, Chunk]:
@@ -111,11 +110,11 @@ def _chunk(data: bytes, position: int, before: dict[bytes, Chunk]) -> tuple[byte
             refuse_cut_off("the WAV's data chunk", 0, len(data) - position)
         refuse_remainder("a WAV chunk", position, len(data))
     if name in _FORMS:
-        raise InvalidAudio("The file holds several WAVs one after the other; one is accepted.")
+        raise Refused("The file holds several WAVs one after the other; one is accepted.")
     if name in (b"fmt ", b"data") and name in before:
-        raise InvalidAudio(f"The WAV has two `{name.decode()}` chunks; one is accepted.")
+        raise Refused(f"The WAV has two `{name.decode()}` chunks; one is accepted.")
     if name == b"data" and b"fmt " not in before:
-        raise InvalidAudio("The WAV has no `fmt ` chunk before its audio.")
+        raise Refused("The WAV has no `fmt ` chunk before its audio.")
     if name != b"data" and chunk.start + chunk.declared > len(data):
         refuse_cut_off("a WAV chunk", chunk.declared, len(data) - chunk.start)
     return name, chunk
@@ -130,10 +129,10 @@ def _format(data: bytes, chunk: Chunk) -> Format:
         tag = _extended_tag(body)
     if (tag, bits) not in _CODECS:
         refuse(f"WAV with codec 0x{tag:04x} ({_NAMES.get(tag, 'unknown')}) of {bits} bits")
-    judge.check_channels(channels)
-    judge.check_sample_rate(sample_rate)
+    rules.check_channels(channels)
+    rules.check_sample_rate(sample_rate)
     if frame_bytes != channels * bits // 8:
-        raise InvalidAudio(
+        raise Refused(
             f"The WAV declares {frame_bytes} bytes per frame; "
             f"{channels} channels of {bits} bits take {channels * bits // 8}."
         )
@@ -143,7 +142,7 @@ def _format(data: bytes, chunk: Chunk) -> Format:
 def _extended_tag(body: bytes) -> int:
     """Of WAVE_FORMAT_EXTENSIBLE: `cbSize` at 16, then 22 bytes that end in a GUID."""
     if len(body) < 40 or not 22 <= int.from_bytes(body[16:18], "little") <= len(body) - 18:
-        raise InvalidAudio(
+        raise Refused(
             f"The WAV's extended format declares {int.from_bytes(body[16:18], 'little')} more bytes; "
             f"22 are expected and {max(0, len(body) - 18)} are there."
         )
@@ -151,7 +150,7 @@ def _extended_tag(body: bytes) -> int:
 
 
 def _check_declared_sizes(data: bytes, audio: Chunk, wave: Format) -> None:
-    tolerated = int(judge.TOLERANCE_SECONDS * wave.bytes_per_second)
+    tolerated = int(rules.TOLERANCE_SECONDS * wave.bytes_per_second)
     found = len(data) - audio.start
     if audio.declared > found + tolerated:
         refuse_cut_off("the WAV's data chunk", audio.declared, found)

@@ -2,9 +2,9 @@
 
 import struct
 
-from services.shared.audio import judge
-from services.shared.audio.sniffed import Sniffed, is_padding, refuse, refuse_cut_off, refuse_remainder
-from speaker_registry.errors import InvalidAudio
+from .. import rules
+from ..refusal import Refused
+from ..sniffed import Sniffed, is_padding, refuse, refuse_cut_off, refuse_remainder
 
 MAX_PAGES = 20_000
 """A live encoder that sends every packet of 2.5 ms as a page writes 12,000 in 30 s. Walking these takes about
@@ -32,12 +32,12 @@ def parse(data: bytes) -> Sniffed:
         codec, channels = "opus", packet[9]
     elif packet.startswith(b"\x01vorbis"):
         codec, channels = "vorbis", packet[11]
-        judge.check_sample_rate(int.from_bytes(packet[12:16], "little"))
+        rules.check_sample_rate(int.from_bytes(packet[12:16], "little"))
     else:
         names = (name for magic, name in _OTHERS.items() if packet.startswith(magic))
         refuse(f"Ogg with {next(names, 'an unknown codec')}")
-    judge.check_channels(channels)
-    return Sniffed(container="ogg", mime_type="audio/ogg", codec=codec, payload=(data,))
+    rules.check_channels(channels)
+    return Sniffed(container="ogg", codec=codec, payload=(data,))
 
 
 def _check_pages(data: bytes) -> None:
@@ -48,11 +48,11 @@ def _check_pages(data: bytes) -> None:
             return
         end = _page_end(data, position)
         if data[position + 5] & _FIRST and number:
-            raise InvalidAudio(
+            raise Refused(
                 "The file holds several Ogg streams, or several files one after the other; one is accepted."
             )
         position = end
-    raise InvalidAudio(f"The Ogg file has more than {MAX_PAGES} pages.")
+    raise Refused(f"The Ogg file has more than {MAX_PAGES} pages.")
 
 
 def _page_end(data: bytes, position: int) -> int:

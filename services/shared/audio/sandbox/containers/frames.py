@@ -4,8 +4,8 @@ end. Knows no frame format.
 
 from collections.abc import Callable
 
-from services.shared.audio.sniffed import is_padding, refuse_cut_off, refuse_remainder
-from speaker_registry.errors import AudioTooLong, AudioTruncated
+from ..refusal import TooLong, Truncated
+from ..sniffed import is_padding, refuse_cut_off, refuse_remainder
 
 MAX_FRAMES = 1 << 16
 """26 minutes of MP3. Walking them takes about 50 ms."""
@@ -26,17 +26,17 @@ def walk(
         off is just left out. Without that number it is the only sign that the rest of a file is missing.
 
     Raises:
-        InvalidAudio: something else follows the frames.
-        AudioTruncated: the last frame is cut off, or not even one is whole.
-        AudioTooLong: there are more than MAX_FRAMES.
+        Refused: something else follows the frames.
+        Truncated: the last frame is cut off, or not even one is whole.
+        TooLong: there are more than MAX_FRAMES.
     """
     positions = [start]
     while 0 < (size := frame_bytes(data, positions[-1])) <= end - positions[-1]:
         if len(positions) > MAX_FRAMES:
-            raise AudioTooLong(f"Reference audio too long: {name} of more than {MAX_FRAMES} frames.")
+            raise TooLong(f"Reference audio too long: {name} of more than {MAX_FRAMES} frames.")
         positions.append(positions[-1] + size)
     if len(positions) == 1:
-        raise AudioTruncated(f"The file is cut off: {name} that ends within its first frame.")
+        raise Truncated(f"The file is cut off: {name} that ends within its first frame.")
     last, left = positions[-1], end - positions[-1]
     if size and not says_length:
         refuse_cut_off(f"the last frame of {name}", size, left)

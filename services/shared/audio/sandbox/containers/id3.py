@@ -1,6 +1,6 @@
 """ID3 and APE tags around a stream: how far they reach. What they say is never read."""
 
-from services.shared.audio.sniffed import refuse_cut_off
+from ..sniffed import refuse_cut_off
 
 MAX_TAGS = 8
 _ROOM_BYTES = 4096

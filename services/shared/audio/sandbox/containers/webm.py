@@ -1,7 +1,7 @@
 """WebM and Matroska: an EBML header, then one segment (RFC 8794, RFC 9559). Its demuxer reads the rest."""
 
-from services.shared.audio.sniffed import Sniffed, is_padding, refuse, refuse_cut_off, refuse_remainder
-from speaker_registry.errors import AudioTruncated
+from ..refusal import Truncated
+from ..sniffed import Sniffed, is_padding, refuse, refuse_cut_off, refuse_remainder
 
 _DOC_TYPE = 0x4282
 _SEGMENT = 0x18538067
@@ -19,7 +19,6 @@ def parse(data: bytes) -> Sniffed:
     _check_segment(data, end)
     return Sniffed(
         container="webm",
-        mime_type="audio/webm",
         payload=(data,),
         reader="matroska",
         codecs=("opus", "vorbis"),
@@ -30,7 +29,7 @@ def _check_segment(data: bytes, position: int) -> None:
     """One segment up to the end of the file. A live recorder, which cannot know its size, says so."""
     kind, start, size = _element(data, position)
     if kind != _SEGMENT:
-        raise AudioTruncated("The WebM is cut off: nothing follows its header. Upload the whole file.")
+        raise Truncated("The WebM is cut off: nothing follows its header. Upload the whole file.")
     if size is None:
         return
     if start + size > len(data):

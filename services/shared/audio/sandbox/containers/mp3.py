@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from functools import partial
 
-from services.shared.audio import judge
-from services.shared.audio.containers import frames
-from services.shared.audio.sniffed import Sniffed
-from speaker_registry.errors import AudioTruncated, InvalidAudio
+from .. import rules
+from ..refusal import Refused, Truncated
+from ..sniffed import Sniffed
+from . import frames
 
 # ISO 11172-3 2.4.2.3 and ISO 13818-3 2.4.2.3. kbit/s by index; free format (0) is not accepted.
 _KBITS_1 = (0, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 0)
@@ -88,7 +88,7 @@ def parse(data: bytes, start: int, end: int) -> Sniffed:
     else:
         header = _contents(first, count)
     audio = memoryview(data)[positions[has_contents] : positions[-1]]
-    return Sniffed(container="mp3", mime_type="audio/mpeg", codec="mp3", payload=(header, audio))
+    return Sniffed(container="mp3", codec="mp3", payload=(header, audio))
 
 
 def _header(data: bytes, position: int) -> Header:
@@ -110,13 +110,13 @@ def _declared_frames(data: bytes, contents: int) -> int:
 def _check_count(declared: int, count: int, first: Header) -> None:
     """Some encoders count the table of contents as a frame."""
     seconds = first.samples / first.sample_rate
-    if (declared - count) * seconds > judge.TOLERANCE_SECONDS:
-        raise AudioTruncated(
+    if (declared - count) * seconds > rules.TOLERANCE_SECONDS:
+        raise Truncated(
             f"The MP3 is cut off: its header declares {declared} frames ({declared * seconds:.1f}s), "
             f"{count} ({count * seconds:.1f}s) are there. Upload the whole file."
         )
     if declared < count - 1:
-        raise InvalidAudio(
+        raise Refused(
             f"The MP3 declares {declared} frames and holds {count}: several files one after the other? "
             "Save the clip again as one."
         )

@@ -2,8 +2,8 @@
 
 from functools import partial
 
-from services.shared.audio.containers import frames
-from services.shared.audio.sniffed import Sniffed
+from ..sniffed import Sniffed
+from . import frames
 
 _SAME_STREAM = 0xFFFEFDC0
 """Of the first four bytes what does not change within a stream: sync, version, layer, profile, rate,
@@ -23,7 +23,6 @@ def parse(data: bytes, start: int, end: int) -> Sniffed:
     positions = frames.walk(data, start, end, partial(_frame_bytes, like=first), "an AAC stream")
     return Sniffed(
         container="aac",
-        mime_type="audio/aac",
         payload=(memoryview(data)[start : positions[-1]],),
         reader="aac",
         codecs=("aac",),

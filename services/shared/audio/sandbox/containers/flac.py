@@ -4,9 +4,9 @@ handed on.
 
 import math
 
-from services.shared.audio import judge
-from services.shared.audio.sniffed import Sniffed, refuse_cut_off
-from speaker_registry.errors import AudioTruncated, InvalidAudio
+from .. import rules
+from ..refusal import Refused, Truncated
+from ..sniffed import Sniffed, refuse_cut_off
 
 MAX_BLOCKS = 128
 _STREAMINFO_BYTES = 34
@@ -19,15 +19,14 @@ def parse(data: bytes, start: int, end: int) -> Sniffed:
     if len(info) < _STREAMINFO_BYTES:
         refuse_cut_off("the FLAC's first block", _STREAMINFO_BYTES, len(info))
     if data[start + 4] & 0x7F or int.from_bytes(data[start + 5 : start + 8], "big") != _STREAMINFO_BYTES:
-        raise InvalidAudio("The FLAC does not begin with its stream information.")
+        raise Refused("The FLAC does not begin with its stream information.")
     audio = _after_metadata(data, start + 4)
     _check_audio(data, audio)
     packed = int.from_bytes(info[10:18], "big")  # 20 bits rate, 3 channels − 1, 5 bits − 1, 36 total frames
     sample_rate, total = packed >> 44, packed & (1 << 36) - 1
-    judge.check_sample_rate(sample_rate)
+    rules.check_sample_rate(sample_rate)
     return Sniffed(
         container="flac",
-        mime_type="audio/flac",
         codec="flac",
         payload=(_header(info), memoryview(data)[audio:end]),
         declared_seconds=total / sample_rate if total else math.nan,
@@ -43,16 +42,16 @@ def _after_metadata(data: bytes, position: int) -> int:
         position += 4 + size
         if last:
             return position
-    raise InvalidAudio(f"The FLAC has more than {MAX_BLOCKS} metadata blocks.")
+    raise Refused(f"The FLAC has more than {MAX_BLOCKS} metadata blocks.")
 
 
 def _check_audio(data: bytes, audio: int) -> None:
     if len(data) - audio < 2:
-        raise AudioTruncated("The FLAC ends before its first audio frame.")
+        raise Truncated("The FLAC ends before its first audio frame.")
     if data[audio] != 0xFF or data[audio + 1] & 0xFE != 0xF8:
-        raise InvalidAudio("The FLAC's metadata is not followed by an audio frame.")
+        raise Refused("The FLAC's metadata is not followed by an audio frame.")
     if any(data.find(mark, audio) > 0 for mark in _SECOND_STREAM):
-        raise InvalidAudio("The file holds several FLAC streams one after the other; one is accepted.")
+        raise Refused("The file holds several FLAC streams one after the other; one is accepted.")
 
 
 def _header(info: bytes) -> bytes:

@@ -6,12 +6,9 @@ import math
 from dataclasses import dataclass
 from typing import NoReturn
 
-from speaker_registry.errors import AudioTruncated, InvalidAudio, UnsupportedAudio
-
-ACCEPTED = (
-    "WAV (PCM of 8, 16, 24 or 32 bits, float of 32 or 64), FLAC, MP3, Ogg (Vorbis, Opus), AAC (ADTS), "
-    "M4A/MP4 (AAC) and WebM/Matroska (Opus, Vorbis)"
-)
+from .refusal import Refused, Truncated, Unsupported
+from .rules import ACCEPTED
+from .wire import Accepted
 
 Bytes = bytes | memoryview
 
@@ -21,7 +18,6 @@ class Sniffed:
     """A file of an accepted container, its structure checked from the first byte to the last."""
 
     container: str
-    mime_type: str
     codec: str = ""
     """Empty where only the demuxer can tell."""
     payload: tuple[Bytes, ...]
@@ -34,27 +30,27 @@ class Sniffed:
     """By the container's own words; not a number where they are better read by its demuxer."""
 
     @property
-    def label(self) -> str:
-        """The container's name in a sentence."""
-        return {"ogg": "Ogg", "webm": "WebM"}.get(self.container, self.container.upper())
+    def accepted(self) -> Accepted:
+        """What of this the asking process is told."""
+        return Accepted(self.container, self.codec, self.declared_seconds)
 
 
 def refuse(found: str) -> NoReturn:
-    """Raise UnsupportedAudio. found: what the file is, as a noun phrase."""
-    raise UnsupportedAudio(f"Unsupported audio: this is {found}. Accepted: {ACCEPTED}.")
+    """Raise Unsupported. found: what the file is, as a noun phrase."""
+    raise Unsupported(f"Unsupported audio: this is {found}. Accepted: {ACCEPTED}.")
 
 
 def refuse_cut_off(what: str, declared: int, found: int) -> NoReturn:
-    """Raise AudioTruncated for a part of the file (`what`) that says it has more bytes than there are."""
-    raise AudioTruncated(
+    """Raise Truncated for a part of the file (`what`) that says it has more bytes than there are."""
+    raise Truncated(
         f"The file is cut off or its header is wrong: {what} declares {declared} bytes, {found} are there. "
         "Upload the whole file."
     )
 
 
 def refuse_remainder(container: str, position: int, size: int) -> NoReturn:
-    """Raise InvalidAudio for bytes that belong to no part of the container, such as an archive at its end."""
-    raise InvalidAudio(
+    """Raise Refused for bytes that belong to no part of the container, such as an archive at its end."""
+    raise Refused(
         f"From byte {position} of {size} on, this is not {container}: it is damaged, or followed by "
         "something else. Save the clip again and upload only that."
     )

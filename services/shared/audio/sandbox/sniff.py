@@ -1,23 +1,27 @@
 """Which container a file is, by its content alone: neither its name nor its declared type is believed. Each
-container's own file checks the rest. No library has seen a byte until this has passed.
+container's own file checks the rest.
+
+No library has seen a byte until this has passed. It runs in the guarded process as well, because it reads
+bytes that nobody vouches for.
 """
 
-from services.shared.audio.containers import adts, flac, id3, mp3, mp4, ogg, wav, webm
-from services.shared.audio.lookalikes import name_of
-from services.shared.audio.sniffed import ACCEPTED, Sniffed, refuse
-from speaker_registry.errors import InvalidAudio
+from .containers import adts, flac, id3, mp3, mp4, ogg, wav, webm
+from .lookalikes import name_of
+from .refusal import Refused
+from .rules import ACCEPTED
+from .sniffed import Sniffed, refuse
 
 
 def sniff(data: bytes) -> Sniffed:
     """Check the structure of an uploaded file.
 
     Raises:
-        UnsupportedAudio: it is something else, and the message says what it looks like.
-        AudioTruncated: a part of it declares more bytes than there are.
-        InvalidAudio: it contradicts itself, or something else is attached to it.
+        Unsupported: it is something else, and the message says what it looks like.
+        Truncated: a part of it declares more bytes than there are.
+        Refused: it contradicts itself, or something else is attached to it.
     """
     if not data:
-        raise InvalidAudio(f"The audio file is empty (0 bytes). Accepted: {ACCEPTED}.")
+        raise Refused(f"The audio file is empty (0 bytes). Accepted: {ACCEPTED}.")
     if data[:4] == b"RIFF" and data[8:12] == b"WAVE":
         return wav.parse(data)
     if data[:4] == b"OggS":

@@ -1,8 +1,8 @@
 """MP4 and M4A: boxes (ISO 14496-12). Only the outermost are looked at; their demuxer reads the rest."""
 
-from services.shared.audio.lookalikes import name_of
-from services.shared.audio.sniffed import Sniffed, is_padding, refuse, refuse_cut_off, refuse_remainder
-from speaker_registry.errors import AudioTruncated, InvalidAudio
+from ..lookalikes import name_of
+from ..refusal import Refused, Truncated
+from ..sniffed import Sniffed, is_padding, refuse, refuse_cut_off, refuse_remainder
 
 MAX_BOXES = 10_000
 """A recorder that writes fragments adds two boxes for each, several times a second."""
@@ -19,12 +19,11 @@ def parse(data: bytes) -> Sniffed:
         refuse(name_of(data))
     boxes = _boxes(data)
     if not {b"moov", b"mdat"} <= boxes:
-        raise AudioTruncated(
+        raise Truncated(
             "The MP4 is cut off: it lacks its index (moov) or its audio (mdat). Upload the whole file."
         )
     return Sniffed(
         container="m4a" if brand in _AUDIO_ONLY else "mp4",
-        mime_type="audio/mp4",
         payload=(data,),
         reader="mp4",
         codecs=("aac",),
@@ -44,10 +43,10 @@ def _boxes(data: bytes) -> set[bytes]:
         if position + size > len(data):
             refuse_cut_off("an MP4 box", size, len(data) - position)
         if kind == b"ftyp" and position:
-            raise InvalidAudio("The file holds several MP4s one after the other; one is accepted.")
+            raise Refused("The file holds several MP4s one after the other; one is accepted.")
         types.add(kind)
         position += size
-    raise InvalidAudio(f"The MP4 has more than {MAX_BOXES} boxes.")
+    raise Refused(f"The MP4 has more than {MAX_BOXES} boxes.")
 
 
 def _box(data: bytes, position: int) -> tuple[bytes, int]:
