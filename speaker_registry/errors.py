@@ -30,6 +30,7 @@ SpeakerRegistryError
 │   └── ApiKeyNotFound
 ├── Conflict
 │   ├── VoiceExists                the registration policy is `immutable`
+│   ├── RegistrationInProgress     so it is, and another request is registering the voice; passing
 │   ├── VoiceDeleted               deleted while we were writing
 │   ├── ArtifactFailed
 │   ├── ArtifactNotReady
@@ -194,6 +195,11 @@ class Conflict(SpeakerRegistryError):
 
 class VoiceExists(Conflict):
     code = "voice_exists"
+
+
+class RegistrationInProgress(Conflict):
+    code = "registration_in_progress"
+    retryable = True
 
 
 class VoiceDeleted(Conflict):

@@ -32,6 +32,7 @@ from speaker_registry.errors import (
     Conflict,
     IdempotencyKeyReused,
     QuotaExceeded,
+    RegistrationInProgress,
     Unavailable,
     VoiceDamaged,
     VoiceExists,
@@ -47,8 +48,10 @@ STAGES = 3
 
 COMMIT_SECONDS = 600
 """From a version's first blob to its fact, at most: after that its blobs may be collected as garbage."""
-LANDING_SECONDS = COMMIT_SECONDS + 900
-"""So long what one attempt stores may still land. S3 takes no request that was signed over 15 minutes ago."""
+LANDING_SECONDS = COMMIT_SECONDS + 900 + 60
+"""What one attempt stores may still land for this long. S3 takes no request that was signed more than 15
+minutes ago, and the clocks of two of our processes may differ by a minute.
+"""
 REPEAT_SECONDS = 1800
 """So long the same request is given the same place again."""
 ORPHANED_SECONDS = REPEAT_SECONDS + LANDING_SECONDS
@@ -178,7 +181,8 @@ class SpeakerIndex(Gate):
             `REPEAT_SECONDS`, is given the same place and vuid, so that both make the same version.
 
         Raises:
-            QuotaExceeded; VoiceExists: a live speaker may not be overwritten; IdempotencyKeyReused;
+            QuotaExceeded; VoiceExists: a live speaker may not be overwritten; RegistrationInProgress: nor one
+            that another request has reserved a place for and may still register; IdempotencyKeyReused;
             VoiceDamaged; Unavailable: after that, as long as the last attempt may still land.
         """
         return Reservation(
@@ -577,6 +581,11 @@ def _refusal(error: redis.ResponseError, speaker_id: SpeakerId) -> Exception:
         "QUOTA": QuotaExceeded("Uploaded voice limit reached."),
         "FULL": NamespaceFull("The uploads of this namespace take as much as they may."),
         "EXISTS": VoiceExists(f"Voice '{speaker_id.slug}' already exists."),
+        "RESERVED": RegistrationInProgress(
+            f"Voice '{speaker_id.slug}' is being registered by another request, and the registration policy "
+            "is 'immutable'. Try again: it may have failed.",
+            retry_after_seconds=10,
+        ),
         "NOTFOUND": VoiceNotFound(f"Voice '{speaker_id.slug}' not found"),
         "REUSED": key_reused(),
         "DAMAGED": voice_damaged(speaker_id.slug),

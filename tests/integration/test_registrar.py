@@ -31,6 +31,7 @@ from speaker_registry.errors import (
     JobNotFound,
     PreconditionFailed,
     QuotaExceeded,
+    RegistrationInProgress,
     Unavailable,
     VoiceExists,
     VoiceNotFound,
@@ -177,6 +178,47 @@ def test_an_immutable_voice_is_not_overwritten(redis_client: object, opened: Ope
     assert storage.objects("alice") == before
     storage.registrar.delete(NAMESPACE, "alice")
     assert storage.register("alice", number=2).version.number == 2
+
+
+def test_of_many_registrations_of_one_immutable_voice_at_once_one_succeeds(
+    redis_client: object, opened: Open
+):
+    """The others are told to come back, because the first may fail yet."""
+    storage = opened(registration_policy="immutable")
+
+    def attempt(number: int) -> str:
+        try:
+            return storage.register("alice", number=number).version.vuid
+        except (VoiceExists, RegistrationInProgress) as error:
+            return error.code
+
+    outcomes = at_once(8, attempt)
+    (version,) = storage.truth("alice").versions
+    assert outcomes.count(version.vuid) == 1
+    assert set(outcomes) <= {version.vuid, "voice_exists", "registration_in_progress"}
+
+
+def test_an_immutable_voice_is_free_again_when_its_registration_can_no_longer_land(
+    redis_client: object, opened: Open, monkeypatch: pytest.MonkeyPatch
+):
+    storage = opened(registration_policy="immutable")
+    with monkeypatch.context() as patched:
+        patched.setattr(storage.store, "put", refuse)
+        with pytest.raises(Unavailable):
+            storage.register("alice")
+    with pytest.raises(RegistrationInProgress, match="registered by another request"):
+        storage.register("alice", number=2)
+    again = storage.register("alice")
+    assert again.version.number == 1, "the same request goes on where it was"
+    storage.registrar.delete(NAMESPACE, "alice")
+    assert storage.register("alice", number=3).version.number == 2, "a delete makes room at once"
+
+    with monkeypatch.context() as patched:
+        patched.setattr(storage.store, "put", refuse)
+        with pytest.raises(Unavailable):
+            storage.register("bob")
+    storage.clock.ahead += LANDING_SECONDS + 1
+    assert storage.register("bob", number=2).version.number == 2
 
 
 def test_no_more_voices_than_allowed_but_any_number_of_versions(redis_client: object, opened: Open):

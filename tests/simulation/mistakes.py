@@ -155,6 +155,9 @@ MISTAKES = {
     "an artifact is put in force after the delete": Mistake(
         Parts(index=rewritten("ready", "if not live(a.vuid) then return 'dead' end", "")),
     ),
+    "a reserved place is not exclusive": Mistake(
+        Parts(index=rewritten("reserve", "if taken.seq > math.max(mark('tomb'), base)", "if false"))
+    ),
     "times of creation follow the clock": Mistake(
         Parts(index=rewritten("reserve", "math.max(math.floor(a.now), created_at + 1)", "math.floor(a.now)"))
     ),

@@ -39,10 +39,20 @@ def read(world: World, memory: Memory, process: Process, speaker_id: SpeakerId) 
     if was_lied_to():
         return  # whoever asks again is told the truth
     check_versions(world.ledger, speaker_id, speaker, began, world.moment)
+    check_registered_once(world, speaker_id, speaker)
     _check_default(world, memory, process, speaker_id, speaker, began)
     for version in speaker.versions:
         for akey, record in artifacts_of(version):
             _check_artifact(world, memory, process, speaker_id, version, akey, record)
+
+
+def check_registered_once(world: World, speaker_id: SpeakerId, speaker: Speaker) -> None:
+    """Under the policy `immutable` a voice has one version until it is deleted. An upload that was on its way
+    when Redis was lost may make a second.
+    """
+    lost = world.counts["redis_is_replaced"]
+    if world.settings.registration_policy == "immutable" and not lost and len(speaker.versions) > 1:
+        raise Violation(f"{speaker_id} is immutable and has {len(speaker.versions)} versions")
 
 
 def was_lied_to() -> bool:

@@ -3,11 +3,12 @@
 -- same request again; what an attempt stores may land)   for als: alias, expected, pending (seconds it may take), and of a
 -- promotion automatic, vuid (its target), serves (the profiles that are ready of it)
 -- for del: unchanged (the last seq that the caller has seen)
--- -> {seq, number, created_at, vuid}, or an error: DAMAGED, QUOTA, EXISTS, NOTFOUND, MOVED, REUSED, LANDING, FULL
+-- -> {seq, number, created_at, vuid}, or an error: DAMAGED, QUOTA, EXISTS, NOTFOUND, MOVED, REUSED, LANDING, FULL, RESERVED
 local kept = a.idempotency and 'sr:place:' .. a.speaker .. ':' .. a.idempotency
+local only = a.immutable and 'sr:place:' .. a.speaker -- an immutable speaker has one place at a time, whoever has it
 local function keep(place)
   place.at = a.now
-  redis.call('SET', kept, cjson.encode(place), 'EX', a.repeats + a.landing)
+  for _, key in ipairs({kept or only, kept and only or nil}) do redis.call('SET', key, cjson.encode(place), 'EX', a.repeats + a.landing) end
 end
 local place = cjson.decode(kept and redis.call('GET', kept) or '{"seq":0}')
 local base = tonumber(redis.call('GET', 'sr:base') or '0')
@@ -26,6 +27,13 @@ local damaged, is_live = mark('damaged') > 0, mark('live') > 0
 if a.kind == 'del' then is_live = is_live or damaged elseif damaged then return redis.error_reply('DAMAGED') end
 if a.kind == 'ver' then
   if is_live and a.immutable then return redis.error_reply('EXISTS') end
+  local taken = cjson.decode(only and redis.call('GET', only) or '{"seq":0}')
+  if taken.seq > math.max(mark('tomb'), base) and a.now - taken.at < a.landing then
+    local ours = taken.request == a.request and taken.idempotency == a.idempotency and a.now - taken.first < a.repeats
+    if not ours then return redis.error_reply('RESERVED') end
+    keep(taken)
+    return {taken.seq, taken.number, taken.created_at, taken.vuid}
+  end
   if not is_live and redis.call('ZCARD', names) >= a.max_speakers then return redis.error_reply('QUOTA') end
   local stored = tonumber(redis.call('GET', names .. ':bytes') or '0')
   if a.max_bytes and stored + a.bytes > a.max_bytes then return redis.error_reply('FULL') end
@@ -68,8 +76,11 @@ if a.kind == 'ver' then
   created_at = math.max(math.floor(a.now), created_at + 1)
   redis.call('HSET', speaker, 'at', string.format('%.0f', created_at))
 end
-if kept then
-  keep({seq = seq, number = number, created_at = created_at, vuid = a.vuid, request = a.request, first = a.now})
+if a.kind == 'ver' and (kept or only) then
+  keep({
+    seq = seq, number = number, created_at = created_at, vuid = a.vuid, request = a.request, idempotency = a.idempotency,
+    first = a.now
+  })
 end
 look_again(10)
 return {seq, number, created_at, a.vuid}
