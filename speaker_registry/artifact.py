@@ -24,6 +24,8 @@ from speaker_registry.terminal import printable
 
 MAX_HEADER_BYTES = 64 * 1024
 MAX_TENSORS = 256
+_MAX_NAME = 200
+"""Characters in the name of a device or library."""
 _TENSOR_NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _DTYPES = {
     "F32": np.float32,
@@ -77,17 +79,18 @@ class ComputedOn(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    device: str
+    device: str = Field(max_length=_MAX_NAME)
     """`cpu` or `cuda`."""
-    gpu: str | None = None
+    gpu: str | None = Field(None, max_length=_MAX_NAME)
     """Name of the GPU, e.g. `NVIDIA H200`."""
-    instruction_set: str | None = None
+    instruction_set: str | None = Field(None, max_length=_MAX_NAME)
     """Of the CPU where that is the device, e.g. `AVX512 (avx2 avx512_f avx512_bf16)`."""
-    torch: str
-    """Version of torch."""
+    torch: str | None = Field(None, max_length=_MAX_NAME)
+    """Version of torch, where torch computed it."""
 
     def __str__(self) -> str:
-        return f"{self.device}, {self.gpu or self.instruction_set}, torch {self.torch}"
+        known = (self.device, self.gpu, self.instruction_set, self.torch and f"torch {self.torch}")
+        return ", ".join(filter(None, known))
 
 
 class Manifest(BaseModel):
@@ -119,6 +122,10 @@ class Manifest(BaseModel):
     consent: str | None = None
     frame_rate: float | None = None
     """Frames of codes a second, Hz."""
+    computed_on: ComputedOn | None = None
+    """The machine that computed the tensors; None where nobody said. Two machines of one fleet may round
+    differently, which the fingerprint does not tell.
+    """
 
 
 @dataclass(frozen=True, slots=True, repr=False)

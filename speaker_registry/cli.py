@@ -420,9 +420,11 @@ def _fetched(path: str, file: "File") -> Output:
         "profile": manifest.profile,
         "fingerprint": manifest.fingerprint,
         "untrained": manifest.untrained,
+        "computed_on": manifest.computed_on.model_dump(exclude_none=True) if manifest.computed_on else None,
     }
     what = f"{manifest.voice}@{manifest.version} for {manifest.profile}"
-    return Output(document, printable(f"{what}: {len(file.data)} bytes in {path}"))
+    where = f", computed on {manifest.computed_on}" if manifest.computed_on else ""
+    return Output(document, printable(f"{what}: {len(file.data)} bytes in {path}{where}"))
 
 
 def _ready_for(voice: "Voice") -> str:

@@ -26,7 +26,7 @@ from services.shared.fingerprint import Fingerprint
 from services.shared.logs import configure_logs
 from services.shared.profiles import Profile
 from services.shared.settings import ExtractorSettings, LogSettings
-from speaker_registry.artifact import TensorSpec
+from speaker_registry.artifact import ComputedOn, TensorSpec
 from speaker_registry.errors import EncoderUnproven, InvalidAudio, WeightsMissing
 
 MARK = 1000
@@ -43,6 +43,7 @@ class LightExtractor:
     """Tensors of the profile's shapes, told from the clip: whoever knows the clip can check them."""
 
     batch_seconds = 0.0
+    computed_on = ComputedOn(device="cpu", instruction_set="none")
 
     def __init__(self, profile: Profile, _settings: ExtractorSettings) -> None:
         if os.environ.get("LIGHT_WORKER_LACKS") == profile.name:

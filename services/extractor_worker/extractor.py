@@ -7,6 +7,7 @@ import numpy as np
 
 from services.shared.audio import ReferenceAudio
 from services.shared.fingerprint import Fingerprint
+from speaker_registry.artifact import ComputedOn
 
 Dtype = Literal["float32", "bfloat16"]
 """What an encoder computes in."""
@@ -27,6 +28,10 @@ class Extractor(Protocol):
     fingerprint: Fingerprint
     batch_seconds: float
     """So many seconds of audio, padded to the longest clip, may be encoded at once; 0: one clip at a time."""
+
+    @property
+    def computed_on(self) -> ComputedOn:
+        """The machine. It goes into the manifest and not into the fingerprint."""
 
     def prepare(self, clip: ReferenceAudio) -> Any:
         """On the CPU: resample, compute features. Raises InvalidAudio for a clip the encoder cannot take."""

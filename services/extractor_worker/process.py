@@ -165,6 +165,7 @@ class WorkerProcess:
             profile=profile.name,
             fingerprint=fingerprint.digest,
             untrained=fingerprint.untrained,
+            computed_on=str(extractor.computed_on),
             seconds=round(time.monotonic() - started, 2),
         )
         maker = Maker(
@@ -173,6 +174,7 @@ class WorkerProcess:
             extractor=fingerprint.facts,
             untrained=fingerprint.untrained,
             worker=self._name,
+            computed_on=extractor.computed_on,
         )
         return Station(maker, extractor)
 

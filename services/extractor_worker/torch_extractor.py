@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from services.extractor_worker.device_failures import is_lost, memory_was_short
 from services.extractor_worker.extractor import DeviceLost, Dtype
 from services.extractor_worker.host_memory import give_back_surplus
+from services.extractor_worker.machine import computed_on
 from services.extractor_worker.precision import exact_float32
 from services.extractor_worker.resample import KERNEL, resample
 from services.extractor_worker.weights import Checkpoint, UntrainedWeights, WeightsSource, locate
@@ -23,6 +24,7 @@ from services.shared.audio import ReferenceAudio
 from services.shared.fingerprint import Fingerprint
 from services.shared.profiles import Profile
 from services.shared.settings import EXTRACTOR_CACHE
+from speaker_registry.artifact import ComputedOn
 from speaker_registry.errors import AudioTooShort, ExtractorOutOfMemory, SpeakerRegistryError
 
 Prepared = TypeVar("Prepared")
@@ -109,6 +111,11 @@ class TorchExtractor(ABC, Generic[Prepared, Encoded]):
         )
         if self.gpu_batch_seconds and self.device.type == "cuda":
             self.batch_seconds = self.gpu_batch_seconds
+
+    @property
+    def computed_on(self) -> ComputedOn:
+        """The device, its GPU or instruction set, and the version of torch."""
+        return computed_on(self.device)
 
     @torch.inference_mode()
     def prepare(self, clip: ReferenceAudio) -> Prepared:

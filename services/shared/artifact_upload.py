@@ -83,6 +83,7 @@ def give_artifact(
         build=1 + version.last_build(profile.name, origin.fingerprint),
         extractor=origin.extractor,
         untrained=origin.untrained,
+        computed_on=manifest.computed_on if manifest else None,
         used_seconds=manifest.used_seconds if manifest else None,
     )
     _publish(registrar, speaker_id, version, data, record)

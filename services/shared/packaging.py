@@ -8,6 +8,7 @@ import numpy as np
 from services.shared.domain import ArtifactRecord, VersionRecord
 from services.shared.profiles import Profile
 from speaker_registry.artifact import (
+    ComputedOn,
     Manifest,
     TensorSpec,
     check_tensors,
@@ -46,6 +47,7 @@ def package(
     build: int = 1,
     extractor: Mapping[str, Any] | None = None,
     untrained: bool = False,
+    computed_on: ComputedOn | None = None,
     used_seconds: float | None = None,
     seconds_spent: float = 0.0,
 ) -> tuple[bytes, ArtifactRecord]:
@@ -54,6 +56,7 @@ def package(
     Args:
         attempt, build: see `ArtifactRecord`.
         extractor: the facts behind the fingerprint.
+        computed_on: the machine that computed the tensors, which is no part of the fingerprint.
         used_seconds: how much audio is in the tensors, where the extractor cut something out of the clip.
 
     Raises:
@@ -88,6 +91,7 @@ def package(
         ref_text=version.ref_text,
         consent=version.consent,
         frame_rate=profile.frame_rate if clip else None,
+        computed_on=computed_on,
     )
     data = encode(tensors, manifest)
     record = ArtifactRecord(

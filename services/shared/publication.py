@@ -32,7 +32,7 @@ from services.shared.profiles import Profile
 from services.shared.registrar import Registrar
 from services.shared.repair import Decode, sound_rendition
 from services.shared.store import DATED_WITHIN, Store
-from speaker_registry.artifact import canonical_json
+from speaker_registry.artifact import ComputedOn, canonical_json
 from speaker_registry.errors import JobNotFound, SpeakerRegistryError, Unavailable
 
 log = structlog.get_logger()
@@ -53,6 +53,8 @@ class Maker:
     extractor: Mapping[str, Any]
     untrained: bool
     worker: str
+    computed_on: ComputedOn | None = None
+    """The machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,6 +205,7 @@ class Publisher:
             build=work.build,
             extractor=maker.extractor,
             untrained=maker.untrained,
+            computed_on=maker.computed_on,
             used_seconds=used_seconds,
             seconds_spent=round(self._clock.monotonic() - work.started, 4),
         )

@@ -146,7 +146,9 @@ def test_a_profile_without_weights_stops_no_other(tmp_path: Path):
             lacking = {one.id: one for one in client.profiles()}[PROFILE]
             assert (lacking.required, lacking.workers, lacking.fingerprint) == (True, 0, None)
             client.register("alice", noise_clip(1)[0], consent="yes")
-            assert client.fetch("alice@1", OPTIONAL_PROFILE, wait=20).manifest.profile == OPTIONAL_PROFILE
+            manifest = client.fetch("alice@1", OPTIONAL_PROFILE, wait=20).manifest
+            assert manifest.profile == OPTIONAL_PROFILE
+            assert str(manifest.computed_on) == "cpu, none"
             with pytest.raises(ArtifactNotReady):
                 client.fetch("alice@1", PROFILE, wait=0)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from services.shared.domain import VersionRecord
 from services.shared.packaging import package
 from services.shared.profiles import BUILT_IN
-from speaker_registry.artifact import Artifact, TensorSpec
+from speaker_registry.artifact import Artifact, ComputedOn, TensorSpec
 from speaker_registry.errors import InvalidArtifact
 from tests import speaker_facts
 
@@ -66,3 +66,26 @@ def test_whatever_length_is_said_to_be_used_is_packaged_or_refused(used_seconds:
 def test_a_length_of_nothing_is_refused() -> None:
     with pytest.raises(InvalidArtifact, match="4e-07 s of audio are said to be used"):
         package(version(None), PROFILE, TENSORS, fingerprint="sha256:1", attempt="1", used_seconds=4e-7)
+
+
+def test_the_manifest_says_which_machine_computed_the_tensors() -> None:
+    """When one machine turns out to be broken, its artifacts must be found. Nothing else depends on it."""
+    here, there = ComputedOn(device="cpu", instruction_set="AVX512"), ComputedOn(device="cuda", gpu="H200")
+    made = [
+        package(version(None), PROFILE, TENSORS, fingerprint="sha256:1", attempt="1", computed_on=machine)
+        for machine in (here, there, None)
+    ]
+    assert [Artifact.parse(data).manifest.computed_on for data, _ in made] == [here, there, None]
+    assert len({record.content_digest for _, record in made}) == 1
+    assert {record.fingerprint for _, record in made} == {"sha256:1"}
+
+
+@pytest.mark.parametrize(
+    ("machine", "shown"),
+    [
+        (ComputedOn(device="cuda", gpu="NVIDIA H200", torch="2.13.0"), "cuda, NVIDIA H200, torch 2.13.0"),
+        (ComputedOn(device="cpu"), "cpu"),
+    ],
+)
+def test_a_machine_is_shown_by_what_is_known_of_it(machine: ComputedOn, shown: str) -> None:
+    assert str(machine) == shown

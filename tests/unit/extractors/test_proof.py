@@ -394,6 +394,17 @@ def test_what_kernels_are_chosen_by_belongs_to_the_machine(monkeypatch: pytest.M
     assert machine_facts(torch.device("cpu")) == before | {"ONEDNN_MAX_CPU_ISA": "AVX2"}
 
 
+def test_an_extractor_says_what_it_computes_on_beside_its_fingerprint():
+    """Workers of one fleet may differ, and still make the same artifact."""
+    on_cpu = convolutions()
+    elsewhere = Convolutions(Loading(profile=BUILT_IN["voxcpm2"], source=UntrainedWeights(), device="meta"))
+    assert on_cpu.computed_on.device == "cpu"
+    assert torch.backends.cpu.get_cpu_capability() in (on_cpu.computed_on.instruction_set or "")
+    assert on_cpu.computed_on.torch == torch.__version__
+    assert elsewhere.computed_on != on_cpu.computed_on
+    assert elsewhere.fingerprint == on_cpu.fingerprint
+
+
 def test_the_clip_is_short_and_of_a_rate_that_no_encoder_takes():
     """Each second costs a start, and the resampler is to be proven too."""
     assert max(proof._CLIP_SECONDS) <= 3
