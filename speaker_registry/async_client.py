@@ -30,7 +30,7 @@ from speaker_registry.schemas import (
     VoiceVersion,
 )
 from speaker_registry.session import Audio, Own, Session, read_clip
-from speaker_registry.waiting import OnProgress, Readiness, wait_ready
+from speaker_registry.waiting import OnProgress, Readiness, wait_job, wait_ready
 
 
 class AsyncRegistryClient(Session):
@@ -159,6 +159,17 @@ class AsyncRegistryClient(Session):
 
     async def job(self, job_id: str, *, wait: float = 0.0) -> Job:
         return await self._run(self._calls.job(job_id, wait))
+
+    async def extract(
+        self, speaker: str, profile: str, *, version: int | str | None = None, force: bool = False
+    ) -> ArtifactDescriptor:
+        return await self._run(self._calls.extract(parse_target(speaker, version), profile, force=force))
+
+    async def cancel(self, job_id: str) -> Job:
+        return await self._run(self._calls.cancel(job_id))
+
+    async def wait_job(self, job_id: str, timeout: float = 600.0) -> Job:
+        return await self._run(wait_job(self._policy, job_id, timeout))
 
     def profiles(self) -> AsyncIterator[Profile]:
         return self._pages(self._calls.profiles())

@@ -26,6 +26,7 @@ from speaker_registry.schemas import (
     ApiKey,
     ApiKeyRequest,
     ArtifactDescriptor,
+    ExtractionRequest,
     Job,
     NewApiKey,
     Page,
@@ -200,6 +201,23 @@ class Calls:
         path = target.artifact_path(profile)
         request = Request(method="PUT", path=path, headers=headers, content=content)
         return self._read(ArtifactDescriptor, request)
+
+    def extract(self, target: Target, profile: str, *, force: bool) -> Plan[ArtifactDescriptor]:
+        wanted = ExtractionRequest(profiles=[_segment(profile, "profile")], force=force)
+        request = Request(
+            method="POST",
+            path=f"{target.version_path}/extractions",
+            headers={"content-type": "application/json"},
+            content=wanted.model_dump_json().encode(),
+            repeatable=not force,  # each time it would be made once more
+        )
+        page = yield from self._read(Page[ArtifactDescriptor], request)
+        if len(page.data) != 1:
+            raise Unavailable(f"the registry answered with {len(page.data)} artifacts, one was asked for")
+        return page.data[0]
+
+    def cancel(self, job_id: str) -> Plan[Job]:
+        return self._read(Job, Request(method="POST", path=f"/v1/jobs/{_segment(job_id, 'id')}/cancel"))
 
     def job(self, job_id: str, wait: float = 0.0) -> Plan[Job]:
         return self._read(Job, held_back(Request(path=f"/v1/jobs/{_segment(job_id, 'id')}"), wait))

@@ -33,12 +33,13 @@ from speaker_registry.command import (
     seconds,
     when,
 )
-from speaker_registry.errors import SpeakerRegistryError, Unavailable
+from speaker_registry.errors import ArtifactFailed, SpeakerRegistryError, Unavailable
 from speaker_registry.key_commands import add_keys, show_quota
 from speaker_registry.terminal import facts, printable, table
 
 if TYPE_CHECKING:
     from speaker_registry import (
+        ArtifactDescriptor,
         ArtifactStatus,
         File,
         Profile,
@@ -216,6 +217,29 @@ def jobs(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
     return Output(list_document(found), table(head, rows))
 
 
+def extract(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
+    made = client.extract(arguments.speaker, arguments.profile, force=arguments.force)
+    if not arguments.wait:
+        if made.state == "failed":
+            raise ArtifactFailed(f"{made.voice}@{made.version}: {made.error}")
+        return Output(made.model_dump(mode="json"), _extraction_text(made))
+    if made.job_id is not None:
+        # What was there before may be ready all the while: only the job tells how this extraction ends.
+        job = client.wait_job(made.job_id, arguments.timeout)
+        if job.error is not None and job.state == "failed":
+            raise ArtifactFailed(f"{job.voice}@{job.version}: {job.error.code}: {job.error.message}")
+        if job.state == "canceled":
+            raise ArtifactFailed(f"{job.voice}@{job.version}: job {job.id} was canceled")
+    ready = _waited(client, f"{made.voice}@{made.version}", arguments.profile, arguments)
+    return Output(ready.model_dump(mode="json"), _readiness_text(ready))
+
+
+def cancel(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
+    job = client.cancel(arguments.job)
+    text = f"canceled {printable(job.id)}: {printable(f'{job.voice}@{job.version}')} for {job.profile}"
+    return Output(job.model_dump(mode="json"), text)
+
+
 def delete(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
     if not arguments.yes:
         confirm("delete", f"Delete {printable(arguments.name)} with all its versions?")
@@ -357,6 +381,12 @@ def _voice_text(voice: "Voice") -> str:
         ]
     )
     return f"{head}\n\n{_artifact_table(voice.artifacts)}"
+
+
+def _extraction_text(made: "ArtifactDescriptor") -> str:
+    what = f"{printable(made.voice)}@{made.version} is {made.state} for {printable(made.profile)}"
+    reason = f" ({printable(made.reason)})" if made.reason else ""
+    return what + reason + (f": {printable(made.job_id)}" if made.job_id else "")
 
 
 def _version_text(version: "VoiceVersion") -> str:
@@ -527,6 +557,20 @@ def _add_jobs(command: argparse.ArgumentParser) -> None:
     add_limit(command)
 
 
+def _add_extract(command: argparse.ArgumentParser) -> None:
+    command.add_argument("speaker", metavar="NAME[@REF]")
+    command.add_argument("--profile", metavar="P", required=True)
+    command.add_argument(
+        "--force", action="store_true", help="again, although it is there, has failed or was canceled"
+    )
+    command.add_argument("--wait", action="store_true", help="until it is ready")
+    _add_timeout(command)
+
+
+def _add_cancel(command: argparse.ArgumentParser) -> None:
+    command.add_argument("job", metavar="JOB", help="id of a job, see jobs")
+
+
 def _add_delete(command: argparse.ArgumentParser) -> None:
     command.add_argument("name", metavar="NAME")
     command.add_argument("--yes", action="store_true", help="do not ask")
@@ -549,6 +593,8 @@ _COMMANDS = (
     ("put", put, "Bring a ready artifact that was made elsewhere.", _add_put),
     ("wait", wait, "Wait until a version is ready.", _add_wait),
     ("jobs", jobs, "List the extraction jobs.", _add_jobs),
+    ("extract", extract, "Have an artifact of a version made.", _add_extract),
+    ("cancel", cancel, "Cancel an extraction job.", _add_cancel),
     ("delete", delete, "Delete a voice with all its versions.", _add_delete),
     ("profiles", profiles, "List the profiles and who can make them.", _add_nothing),
     ("quota", show_quota, "Show what is left before something is refused.", _add_nothing),

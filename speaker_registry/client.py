@@ -29,7 +29,7 @@ from speaker_registry.schemas import (
     VoiceVersion,
 )
 from speaker_registry.session import Audio, Own, Session, read_clip
-from speaker_registry.waiting import OnProgress, Readiness, wait_ready
+from speaker_registry.waiting import OnProgress, Readiness, wait_job, wait_ready
 
 
 class RegistryClient(Session):
@@ -223,6 +223,40 @@ class RegistryClient(Session):
     def job(self, job_id: str, *, wait: float = 0.0) -> Job:
         """`wait`: seconds that the registry may hold the answer back until something changes, at most 60."""
         return self._run(self._calls.job(job_id, wait))
+
+    def extract(
+        self, speaker: str, profile: str, *, version: int | str | None = None, force: bool = False
+    ) -> ArtifactDescriptor:
+        """Have an artifact of a version made, unless it is there, being made, or has failed.
+
+        Args:
+            speaker: `alice@3`, `alice@prod`, or `alice`, which means what its name stands for now.
+            force: make it again in any case; what is there serves until the new one is ready. Such a call is
+                not repeated where its answer is lost.
+
+        Returns:
+            Where it stands, with the `job_id` of what makes it: see `wait_job` and `cancel`.
+
+        Raises:
+            NotFound: no such voice, version, alias or profile. CacheUnsupported: nothing can be extracted.
+        """
+        return self._run(self._calls.extract(parse_target(speaker, version), profile, force=force))
+
+    def cancel(self, job_id: str) -> Job:
+        """Cancel a job that has not finished; a worker that is at it publishes nothing. Can be repeated.
+
+        Raises:
+            JobNotFound; JobFinished: it has ended otherwise, or its artifact is being stored.
+        """
+        return self._run(self._calls.cancel(job_id))
+
+    def wait_job(self, job_id: str, timeout: float = 600.0) -> Job:
+        """Wait until a job has finished, however it ends: see its `state` and `error`.
+
+        Raises:
+            JobNotFound; ArtifactNotReady: `timeout` seconds have passed.
+        """
+        return self._run(wait_job(self._policy, job_id, timeout))
 
     def profiles(self) -> Iterator[Profile]:
         return self._pages(self._calls.profiles())

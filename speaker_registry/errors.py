@@ -36,6 +36,7 @@ SpeakerRegistryError
 │   ├── ArtifactNotReady
 │   ├── ArtifactStale
 │   ├── FingerprintMismatch        an artifact from outside was made with another one than ours are
+│   ├── JobFinished                too late to cancel it
 │   ├── ApiKeyEnded                revoked or expired: it stays so
 │   ├── ApiKeysOff                 this registry asks for no keys, so none can be made
 │   ├── IdempotencyInProgress
@@ -221,6 +222,10 @@ class ArtifactStale(Conflict):
 
 class FingerprintMismatch(Conflict):
     code = "fingerprint_mismatch"
+
+
+class JobFinished(Conflict):
+    code = "job_finished"
 
 
 class ApiKeyEnded(Conflict):

@@ -155,6 +155,17 @@ class ArtifactDescriptor(Schema):
     """Why nothing happens for now although it is pending: no worker serves the profile."""
 
 
+class ExtractionRequest(BaseModel):
+    """Which artifacts of a version are to be made."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    profiles: list[str] | None = Field(default=None, min_length=1, max_length=64)
+    """All that the version must have, without it."""
+    force: bool = False
+    """Make them again even where they are there, have failed or were canceled."""
+
+
 class JobError(Schema):
     code: str
     message: str

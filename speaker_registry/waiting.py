@@ -9,7 +9,14 @@ from collections.abc import Callable
 from speaker_registry.calls import Calls, Target
 from speaker_registry.errors import ArtifactFailed, ArtifactNotReady, JobNotFound, Unavailable
 from speaker_registry.exchange import Pause, Plan, Policy
-from speaker_registry.schemas import ArtifactDescriptor, ArtifactState, ArtifactStatus, Job, Schema
+from speaker_registry.schemas import (
+    FINISHED_STATES,
+    ArtifactDescriptor,
+    ArtifactState,
+    ArtifactStatus,
+    Job,
+    Schema,
+)
 
 _POLL_SECONDS = 10.0
 """One long poll. With several profiles: the most by which the failure of another one may be noticed late."""
@@ -76,6 +83,33 @@ def wait_ready(
             if policy.clock() + _NO_JOB_SECONDS >= deadline:
                 raise
             yield Pause(_NO_JOB_SECONDS)
+
+
+def wait_job(policy: Policy, job_id: str, timeout: float) -> Plan[Job]:
+    """Ask for a job until it has finished.
+
+    Raises:
+        JobNotFound; ArtifactNotReady: `timeout` seconds have passed.
+    """
+    calls = Calls(policy)
+    deadline = policy.clock() + timeout
+    while True:
+        left = deadline - policy.clock()
+        try:
+            job = yield from calls.job(job_id, wait=max(0.0, min(_POLL_SECONDS, left)))
+        except Unavailable:  # whoever waits for minutes outlives a restart of the registry
+            if policy.clock() + _NO_JOB_SECONDS >= deadline:
+                raise
+            yield Pause(_NO_JOB_SECONDS)
+            continue
+        if job.state in FINISHED_STATES:
+            return job
+        if policy.clock() >= deadline:
+            reason = f" ({job.reason})" if job.reason else ""
+            raise ArtifactNotReady(
+                f"job {job.id} is {job.state}{reason}", retry_after_seconds=_NO_JOB_SECONDS
+            )
+        yield Pause(min(_LULL_SECONDS, deadline - policy.clock()))
 
 
 def is_ready(seen: Readiness, seconds_left: float) -> bool:

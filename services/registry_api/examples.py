@@ -466,6 +466,46 @@ JOBS: Responses = {
     404: _NO_JOB,
 }
 JOB: Responses = {200: _json("The job.", _JOB, schemas.Job), **_READ, 400: _INVALID, 404: _NO_JOB}
+CANCEL: Responses = {
+    200: _json("Canceled.", {**_JOB, "state": "canceled", "finished_at": 1775133893.5}, schemas.Job),
+    **_COMMON,
+    400: _INVALID,
+    404: _NO_JOB,
+    409: _error(
+        "It has ended, or its artifact is being stored. `x-should-retry: false`.",
+        f"Job '{_JOB_ID}' is succeeded; only one that is queued or processing can be canceled.",
+        "job_finished",
+        "conflict_error",
+    ),
+}
+EXTRACTIONS: Responses = {
+    200: _json(
+        "All of it is there, or has failed before.",
+        _page(_DESCRIPTOR, "qwen3-tts-0.6b"),
+        schemas.Page[schemas.ArtifactDescriptor],
+    ),
+    202: _json(
+        "Being made; `Location` is the first job.",
+        _page(_DESCRIPTOR_PENDING, "qwen3-tts-0.6b"),
+        schemas.Page[schemas.ArtifactDescriptor],
+    ),
+    **_COMMON,
+    400: _error(
+        "There is nothing to extract from, or something is not what is accepted.",
+        "Version 2 was registered with a ready speaker embedding of 1024 numbers; profile 'qwen3-tts-0.6b' "
+        "needs reference audio.",
+        "cache_unsupported",
+    ),
+    404: _NO_VOICE,
+    413: _error(
+        "The body is too large.", "The body has 70000 bytes; accepted here: 65536.", "payload_too_large"
+    ),
+}
+EXTRACTION_BODY = {
+    "requestBody": {
+        "content": {"application/json": {"example": {"profiles": ["qwen3-tts-0.6b"], "force": False}}},
+    }
+}
 PROFILES: Responses = {
     200: _json("All profiles.", _page(_PROFILE, "qwen3-tts-0.6b"), schemas.Page[schemas.Profile]),
     **_READ,

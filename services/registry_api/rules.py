@@ -186,6 +186,8 @@ ARTIFACTS_READ = needs("artifacts:read", "engine")
 AUDIO_READ = needs("audio:read")
 JOBS_READ = needs("jobs:read", "engine")
 JOBS_WRITE = needs("jobs:write", "engine")
+JOBS_CANCEL = needs("jobs:write")
+"""Not `engine`: a TTS server asks for artifacts, others in its namespace may be waiting for the same job."""
 ADMIN = Security(_admit_to_keys, scopes=("admin",))
 METRICS = Security(_admit_operator, scopes=("admin",))
 ANY_KEY = needs()

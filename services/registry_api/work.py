@@ -1,4 +1,4 @@
-"""Jobs and profiles: what is being made, what can be made."""
+"""Jobs and profiles: what is being made, what can be made; starting an extraction, and canceling one."""
 
 from typing import Annotated
 
@@ -9,13 +9,64 @@ from starlette.responses import Response
 from services.registry_api import examples, rendering
 from services.registry_api.answers import answer
 from services.registry_api.routing import Router
-from services.registry_api.rules import ANY_KEY, JOBS_READ
-from services.registry_api.wiring import After, Limit, NamespaceDep, ServicesDep, WaitSeconds
+from services.registry_api.rules import ANY_KEY, JOBS_CANCEL, JOBS_READ, JOBS_WRITE
+from services.registry_api.wiring import (
+    AT_STORE,
+    After,
+    Limit,
+    NamespaceDep,
+    Reference,
+    ServicesDep,
+    VoiceName,
+    WaitSeconds,
+)
+from services.shared.cancellation import cancel
 from services.shared.facts import SpeakerId
 from services.shared.jobs import JobRecord
-from speaker_registry.schemas import Job, JobState, Page, Profile
+from speaker_registry.names import parse_reference
+from speaker_registry.schemas import ArtifactDescriptor, ExtractionRequest, Job, JobState, Page, Profile
 
 router = Router(prefix="/v1", tags=["jobs and profiles"])
+
+JobId = Annotated[str, Path(description="From an upload, a list or a descriptor.")]
+
+
+@router.post(
+    "/voices/{name}/versions/{ref}/extractions",
+    status_code=202,
+    responses=examples.EXTRACTIONS,
+    openapi_extra=examples.EXTRACTION_BODY,
+    dependencies=[JOBS_WRITE],
+)
+def extract(
+    request: Request,
+    services: ServicesDep,
+    namespace: NamespaceDep,
+    name: VoiceName,
+    ref: Reference,
+    wanted: ExtractionRequest,
+) -> Response:
+    """Have artifacts of a version made, and say where each of them stands. Extractions that run already are
+    joined.
+
+    The answer is 202 with the first job in `Location` while anything is to be made, else 200. What is there
+    serves until the new artifact is ready.
+    """
+    registrar = services.registrar
+    version = registrar.resolve(registrar.find(namespace, name), parse_reference(ref))
+    profiles = list(dict.fromkeys(wanted.profiles or registrar.wanted(version)))
+    speaker_id = SpeakerId.of_record(namespace, version.record)
+    claims = registrar.ensure(speaker_id, version, profiles, force=wanted.force)
+    indexed = registrar.find(namespace, name)
+    version = registrar.resolve(indexed, version.number)
+    standings = [registrar.explained(registrar.standing(indexed, version, one)) for one in profiles]
+    shown = [rendering.descriptor(indexed, version, one) for one in standings]
+    first, last = (shown[0].profile, shown[-1].profile) if shown else (None, None)
+    body = Page[ArtifactDescriptor](data=shown, first_id=first, last_id=last)
+    job_id = next((claim.job_id for claim in claims.values() if claim.job_id), None)
+    if job_id is None:
+        return answer(request, body)
+    return answer(request, body, status=202, headers={"Location": f"/v1/jobs/{job_id}", "Retry-After": "1"})
 
 
 @router.get("/jobs", responses=examples.JOBS, dependencies=[JOBS_READ])
@@ -52,7 +103,7 @@ async def get_job(
     request: Request,
     services: ServicesDep,
     namespace: NamespaceDep,
-    job_id: Annotated[str, Path(description="From an upload, a list or a descriptor.")],
+    job_id: JobId,
     wait: WaitSeconds = 0,
 ) -> Response:
     """One job. With `wait`, answers as soon as anything about it changes, or it has finished."""
@@ -68,6 +119,18 @@ async def get_job(
         speaker, wait, lambda: services.jobs.get(namespace, job_id), changed, request.is_disconnected
     )
     return answer(request, await run_in_threadpool(rendering.job, services.registrar, seen))
+
+
+@router.post("/jobs/{job_id}/cancel", responses=examples.CANCEL, dependencies=[JOBS_CANCEL, AT_STORE])
+def cancel_job(request: Request, services: ServicesDep, namespace: NamespaceDep, job_id: JobId) -> Response:
+    """Cancel a job that has not finished. A worker that is at it publishes nothing; what was served before
+    serves on.
+
+    Canceling it again answers the same. It stays canceled, also where every voice must have the artifact,
+    until somebody extracts it with `force` or the profile's encoder changes.
+    """
+    record = cancel(services.registrar, namespace, job_id)
+    return answer(request, rendering.job(services.registrar, record))
 
 
 @router.get("/profiles", responses=examples.PROFILES, dependencies=[ANY_KEY])

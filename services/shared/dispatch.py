@@ -43,5 +43,10 @@ class RqDispatcher:
             return "failed"
         return "alive" if status in _ALIVE else "gone"
 
+    def remove(self, job_id: str, profile: str) -> None:
+        """Take a job out of the queue. One that a worker has taken is left to it: it finds out by itself."""
+        with unavailable_without_redis():
+            self._queue(profile).remove_waiting(job_id)
+
     def _queue(self, profile: str) -> SafeQueue:
         return SafeQueue(queue_name(profile), connection=self._connection)

@@ -326,9 +326,14 @@ class SpeakerIndex(Gate):
         job_id: str | None = None,
         claimed: str = "",
         error: str | None = None,
+        canceled: bool = False,
         rebuilding: bool = False,
     ) -> bool:
-        """Record that an extraction was given up, and end its job. Returns whether the version is live."""
+        """Record that an extraction was given up, and end its job. Returns whether the version is live.
+
+        Args:
+            canceled: somebody canceled the job. It goes on while its attempt is publishing.
+        """
         return bool(
             self._run(
                 "failed",
@@ -342,6 +347,7 @@ class SpeakerIndex(Gate):
                 job=job_id,
                 claimed=claimed,
                 error=error,
+                canceled=canceled or None,
             )
         )
 

@@ -109,6 +109,14 @@ return taken
 """
 
 
+REMOVE = """
+-- KEYS: queue, job.  ARGV: job id.  The order may still name it: see LINE_UP.
+if redis.call('LREM', KEYS[1], 1, ARGV[1]) == 0 then return 0 end
+redis.call('DEL', KEYS[2])
+return 1
+"""
+
+
 class JobRefusedError(ValueError):
     """What Redis holds under a job's id is not a job of ours; the message says why."""
 
@@ -266,6 +274,10 @@ class SafeQueue(Queue):
     @property
     def _turns_key(self) -> str:
         return f"{self.key}:turns"
+
+    def remove_waiting(self, job_id: str) -> None:
+        """Forget a job that still waits in the queue. Nothing happens to one that was taken."""
+        self.connection.eval(REMOVE, 2, self.key, job_key(job_id.encode()), job_id)
 
     def hand_back(self, job_id: bytes, pipeline: Pipeline) -> None:
         """Return a job that was taken and not started. Nothing happens if someone else was faster."""

@@ -92,6 +92,9 @@ class Dispatcher(Protocol):
     def state(self, job_id: str, profile: str) -> str:
         """`alive` (queued or running), `failed` (given up), or `gone`."""
 
+    def remove(self, job_id: str, profile: str) -> None:
+        """Take a job that nobody wants any more out of the queue, unless a worker has it already."""
+
 
 def one_by_one(steps: Iterable[Callable[[], object]]) -> None:
     """Run steps that do not depend on each other. Processes do it at once (`opening.AtOnce`)."""

@@ -110,6 +110,9 @@ class BorderedStore(ObjectStore):
         for key in keys:
             self._cross(lambda key=key: super(BorderedStore, self).delete([key]))
 
+    def remove(self, *arguments: Any) -> None:
+        self._cross(lambda: super(BorderedDispatcher, self).remove(*arguments))
+
     def _cross(self, do: Callable[[], Any]) -> Any:
         return self.border.cross(do, Unavailable("The object store is not available."))
 

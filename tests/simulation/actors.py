@@ -10,6 +10,7 @@ import numpy as np
 
 from services.shared.artifact_upload import ReadyArtifact, give_artifact
 from services.shared.audio import DecodedClip, ReferenceAudio
+from services.shared.cancellation import cancel
 from services.shared.domain import AliasFact
 from services.shared.facts import SpeakerId
 from services.shared.index_reading import IndexedSpeaker
@@ -102,6 +103,13 @@ def precompute(world: World, process: Process, name: str) -> None:
     version = world.random.choice(indexed.speaker.versions)
     profile = world.random.choice(sorted(registrar.catalogue.names))
     registrar.ensure(speaker_of(name), version, [profile], force=world.random.random() < 0.3)
+
+
+def cancel_job(world: World, process: Process, job_id: str) -> None:
+    """What a call to cancel does."""
+    losses = world.counts["redis_is_replaced"]
+    cancel(process.registrar, NAMESPACE, job_id)
+    world.ledger.canceled[job_id] = losses
 
 
 def bring_artifact(world: World, process: Process, name: str) -> None:

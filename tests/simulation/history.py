@@ -68,6 +68,7 @@ class History:
             (self._delete, likely(0, 0.03)),
             (self._move_alias, likely(0, 0.02)),
             (self._precompute, likely(0, 0.03)),
+            (self._cancel, likely(0, 0.02)),
             (self._bring_artifact, likely(0, 0.02)),
             (self._read, 0.08),
             (self._work, 0.15),
@@ -197,6 +198,14 @@ class History:
     def _precompute(self) -> None:
         name = self._name()
         self._ask("precompute", name, lambda process: actors.precompute(self.world, process, name))
+
+    def _cancel(self) -> None:
+        waiting = [job for job in self.world.queue.jobs.values() if job.state in {"queued", "started"}]
+        if waiting:
+            job, owner = self.world.random.choice(waiting), self.world.random.choice(APIS)
+            self._start(
+                "cancel", owner, lambda process: actors.cancel_job(self.world, process, job.id), job.id[-6:]
+            )
 
     def _bring_artifact(self) -> None:
         name = self._name()

@@ -54,6 +54,9 @@ class Ledger:
     moved_by_hand: set[str] = field(default_factory=set)
     """vuids that somebody tried to make the default."""
 
+    canceled: dict[str, int] = field(default_factory=dict)
+    """Id of a job that was said to be canceled -> how often Redis had been lost when that was asked for."""
+
     def begin(self, kind: str, speaker_id: SpeakerId, moment: int, content: int = 0) -> Attempt:
         attempt = Attempt(kind, speaker_id, moment, content=content)
         self.attempts.append(attempt)

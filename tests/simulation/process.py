@@ -185,6 +185,9 @@ class Process:
             )
         )
 
+    def remove(self, job_id: str, profile: str) -> None:
+        self._call_queue(f"remove {job_id}", lambda: self.world.queue.remove(job_id))
+
     def finish(self, job: QueuedJob, holder: object, *, again: bool) -> None:
         """The worker is through with a job it took."""
         self._call_queue(

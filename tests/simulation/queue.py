@@ -34,6 +34,12 @@ class ModelledQueue:
     def enqueue(self, job_id: str, profile: str, arguments: Mapping[str, Any]) -> None:
         self.jobs.setdefault(job_id, QueuedJob(job_id, profile, arguments))
 
+    def remove(self, job_id: str) -> None:
+        """Unless somebody has it."""
+        job = self.jobs.get(job_id)
+        if job is not None and job.state == "queued":
+            del self.jobs[job_id]
+
     def state(self, job_id: str, now: float) -> str:
         job = self.jobs.get(job_id)
         if job is None or (job.state == "finished" and now - job.ended_at > RESULT_SECONDS):

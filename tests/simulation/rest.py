@@ -153,6 +153,9 @@ def _check_jobs(world: World) -> None:
         job = {name.decode(): value.decode() for name, value in raw.hgetall(key).items()}
         if job["state"] not in FINISHED_STATES:
             raise Violation(f"job has not ended: {json.dumps(job)}")
+        losses = world.ledger.canceled.get(job["id"])
+        if losses == world.counts["redis_is_replaced"] and job["state"] != "canceled":
+            raise Violation(f"job was said to be canceled: {json.dumps(job)}")
         listed = [
             state
             for state in sorted(FINISHED_STATES | {"queued", "processing"})

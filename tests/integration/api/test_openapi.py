@@ -64,6 +64,8 @@ def test_every_route_is_in_it(document: dict[str, Any]):
         "GET /v1/voices/{name}/versions/{ref}/artifacts/{profile}/file",
         "GET /v1/jobs",
         "GET /v1/jobs/{job_id}",
+        "POST /v1/jobs/{job_id}/cancel",
+        "POST /v1/voices/{name}/versions/{ref}/extractions",
         "GET /v1/profiles",
         "GET /v1/keys",
         "POST /v1/keys",
@@ -148,7 +150,11 @@ def test_every_example_is_what_its_schema_says(document: dict[str, Any]):
         for media_type, content in operation.get("requestBody", {}).get("content", {}).items():
             if media_type != MEDIA_TYPE:  # a file, which no example shows
                 contract.validate(content["example"], content["schema"])
-                assert what in {"POST /v1/audio/voices", "POST /v1/keys"}
+                assert what in {
+                    "POST /v1/audio/voices",
+                    "POST /v1/keys",
+                    "POST /v1/voices/{name}/versions/{ref}/extractions",
+                }
     assert checked > 80
 
 

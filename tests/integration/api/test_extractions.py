@@ -1,0 +1,203 @@
+"""Extractions that are asked for, and jobs that are canceled: by HTTP, SDK and command line."""
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from speaker_registry import RegistryClient, cli
+from speaker_registry.errors import (
+    ArtifactNotReady,
+    CacheUnsupported,
+    InvalidAudio,
+    JobFinished,
+    JobNotFound,
+)
+from tests.integration.api.registry import EMBEDDING, OTHER_CLIP, PROFILE, WIDER, Registry, until
+
+
+@pytest.fixture(autouse=True)
+def address(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPEAKER_REGISTRY_URL", registry.url)
+
+
+def extractions(name: str, ref: int | str = "default") -> str:
+    return f"/v1/voices/{name}/versions/{ref}/extractions"
+
+
+def ask(registry: Registry, name: str, ref: int | str = "default", **said: Any) -> Any:
+    return registry.client.post(extractions(name, ref), json=said)
+
+
+# -- asking for one
+
+
+def test_a_profile_that_no_voice_must_have_is_extracted_where_somebody_asks(registry: Registry, name: str):
+    """Of the version that is named, whatever the name stands for."""
+    registry.ready(name)
+    registry.ready(name, clip=OTHER_CLIP)
+    asked = ask(registry, name, 1, profiles=[WIDER])
+    (made,) = asked.json()["data"]
+    assert (asked.status_code, asked.headers["Location"]) == (202, f"/v1/jobs/{made['job_id']}")
+    assert (made["version"], made["profile"], made["state"]) == (1, WIDER, "pending")
+    again = ask(registry, name, 1, profiles=[WIDER, WIDER, PROFILE])
+    assert [one["job_id"] for one in again.json()["data"]] == [made["job_id"], None], "it is joined"
+    registry.worker.finish_all(name)
+    done = ask(registry, name, 1, profiles=[WIDER])
+    assert (done.status_code, done.json()["data"][0]["state"]) == (200, "ready")
+    assert "Location" not in done.headers
+
+
+def test_without_profiles_all_that_are_required_are_meant(registry: Registry, name: str):
+    """As with an upload."""
+    registry.ready(name)
+    assert [one["profile"] for one in ask(registry, name).json()["data"]] == [PROFILE]
+
+
+def test_by_force_it_is_made_again(registry: Registry, name: str):
+    """What is there serves meanwhile."""
+    registry.ready(name)
+    before = registry.file(name)
+    (made,) = ask(registry, name, profiles=[PROFILE], force=True).json()["data"]
+    assert made["state"] == "ready"
+    assert made["job_id"]
+    assert registry.file(name).content == before.content
+    registry.worker.finish_all(name)
+    assert registry.file(name).content != before.content
+
+
+@pytest.mark.parametrize(
+    ("said", "status", "code"),
+    [
+        ({"profiles": ["nonsense"]}, 404, "profile_unknown"),
+        ({"profiles": []}, 400, "invalid_request"),
+        ({"profiles": "all"}, 400, "invalid_request"),
+        ({"profile": PROFILE}, 400, "invalid_request"),
+        ({"force": "perhaps"}, 400, "invalid_request"),
+    ],
+)
+def test_what_cannot_be_asked_for_is_refused(
+    registry: Registry, name: str, said: dict[str, Any], status: int, code: str
+):
+    """Before anything is begun."""
+    registry.ready(name)
+    refused = ask(registry, name, **said)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (status, code)
+    assert ask(registry, "nobody").status_code == 404
+    assert ask(registry, name, 9).status_code == 404
+
+
+def test_an_embedding_has_nothing_to_extract(registry: Registry, name: str):
+    """SDK and command line say so."""
+    registry.upload(name, clip=None, speaker_embedding=EMBEDDING)
+    with RegistryClient(registry.url, retries=0) as client, pytest.raises(CacheUnsupported):
+        client.extract(name, WIDER)
+    assert cli.main(["extract", name, "--profile", WIDER]) == 1
+
+
+# -- canceling one
+
+
+def test_a_job_is_canceled(registry: Registry, name: str):
+    """And again, with the same answer."""
+    job_id = registry.upload(name)["job_id"]
+    canceled = registry.client.post(f"/v1/jobs/{job_id}/cancel")
+    assert canceled.status_code == 200
+    assert (canceled.json()["id"], canceled.json()["state"]) == (job_id, "canceled")
+    assert canceled.json()["finished_at"]
+    assert registry.client.post(f"/v1/jobs/{job_id}/cancel").json() == canceled.json()
+    assert registry.client.get(f"/v1/jobs/{job_id}").json() == canceled.json()
+    (status,) = registry.client.get(f"/v1/voices/{name}").json()["artifacts"]
+    assert (status["state"], status["error"].partition(":")[0]) == ("failed", "canceled")
+    assert registry.worker.take_all(name) == []
+
+
+def test_whoever_waits_for_it_hears_of_it_at_once(registry: Registry, name: str):
+    """Long polls for the job, the artifact and the voice."""
+    job_id = registry.upload(name)["job_id"]
+    registry.worker.take_all(name)
+    get, post = registry.client.get, registry.client.post
+    with ThreadPoolExecutor() as pool:
+        waiting = [
+            pool.submit(get, f"/v1/jobs/{job_id}", params={"wait": 30}),
+            pool.submit(get, f"/v1/voices/{name}/versions/1/artifacts/{PROFILE}", params={"wait": 30}),
+            pool.submit(post, f"/v1/audio/voices/{name}/cache", params={"wait": 30}),
+        ]
+        until(lambda: registry.changes.waiting == len(waiting))
+        assert registry.client.post(f"/v1/jobs/{job_id}/cancel").status_code == 200
+        job, artifact, cached = (one.result(15) for one in waiting)
+    assert job.json()["state"] == "canceled"
+    assert (artifact.status_code, cached.status_code) == (409, 409)
+    assert "canceled" in cached.json()["error"]["message"]
+
+
+def test_what_has_ended_cannot_be_canceled(registry: Registry, name: str):
+    """Nor what there is not; with codes that the SDK knows."""
+    job_id = registry.ready(name)["job_id"]
+    late = registry.client.post(f"/v1/jobs/{job_id}/cancel")
+    assert (late.status_code, late.json()["error"]["code"]) == (409, "job_finished")
+    assert late.headers["x-should-retry"] == "false"
+    with RegistryClient(registry.url, retries=0) as client:
+        with pytest.raises(JobFinished, match="succeeded"):
+            client.cancel(job_id)
+        with pytest.raises(JobNotFound):
+            client.cancel("job_none")
+
+
+# -- by SDK and command line
+
+
+def test_the_sdk_extracts_waits_and_cancels(registry: Registry, name: str):
+    """In the words that its users know."""
+    registry.ready(name)
+    with RegistryClient(registry.url, retries=0) as client:
+        made = client.extract(f"{name}@1", WIDER)
+        assert (made.state, made.version) == ("pending", 1)
+        assert made.job_id
+        with pytest.raises(ArtifactNotReady, match="queued"):
+            client.wait_job(made.job_id, timeout=0)
+        assert client.cancel(made.job_id).state == "canceled"
+        assert client.wait_job(made.job_id).state == "canceled"
+        forced = client.extract(name, WIDER, force=True)
+        assert forced.job_id
+        with registry.worker.working():
+            assert client.wait_job(forced.job_id).state == "succeeded"
+        assert client.extract(name, WIDER).state == "ready"
+
+
+def test_the_command_line_extracts_and_cancels(
+    registry: Registry, name: str, capsys: pytest.CaptureFixture[str]
+):
+    """For scripts as well: `--json` has the job's id."""
+    registry.ready(name)
+    words = ["extract", f"{name}@1", "--profile", WIDER]
+    assert cli.main([*words, "--json"]) == 0
+    out = capsys.readouterr().out
+    made = json.loads(out[out.index("{\n") : out.rindex("\n}") + 2])
+    assert cli.main(["cancel", made["job_id"]]) == 0
+    assert f"canceled {made['job_id']}: {name}@1 for {WIDER}" in capsys.readouterr().out
+    assert cli.main(words) == 1, "it stays canceled"
+    assert "canceled" in capsys.readouterr().err
+    with registry.worker.working():
+        assert cli.main([*words, "--force", "--wait"]) == 0
+    assert f"{name}@1 is ready" in capsys.readouterr().out
+    assert cli.main(words) == 0
+    assert f"{name}@1 is ready for {WIDER}" in capsys.readouterr().out
+
+
+def test_a_forced_extraction_that_fails_is_not_taken_for_done(
+    registry: Registry, name: str, capsys: pytest.CaptureFixture[str]
+):
+    """The artifact from before is ready all the while."""
+    registry.ready(name)
+    with ThreadPoolExecutor() as pool:
+        words = ["extract", name, "--profile", PROFILE, "--force", "--wait", "--timeout", "20"]
+        waiting = pool.submit(cli.main, words)
+        queued = {"voice": name, "state": "queued"}
+        until(lambda: bool(registry.client.get("/v1/jobs", params=queued).json()["data"]))
+        registry.worker.fail_all(name, InvalidAudio("No speech was found."))
+        assert waiting.result(30) == 1
+    assert "No speech was found." in capsys.readouterr().err
+    with RegistryClient(registry.url, retries=0) as client:
+        assert client.wait_ready(name).state == "ready"

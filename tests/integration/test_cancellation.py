@@ -1,0 +1,239 @@
+"""Canceling jobs, on a real Valkey, RQ's queues and a real local folder: what is canceled stays so, and what
+was served serves on.
+"""
+
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from services.shared.announcements import ask_for_sweep
+from services.shared.cancellation import cancel
+from services.shared.index import DIRTY
+from services.shared.valkey import ValkeyServer
+from speaker_registry.errors import JobFinished, JobNotFound, Unavailable
+from tests.integration.storage import (
+    NAMESPACE,
+    NEXT_FINGERPRINT,
+    PROFILE,
+    Border,
+    Storage,
+    speaker_id,
+)
+
+
+@pytest.fixture
+def storage(tmp_path: Path, valkey: ValkeyServer, redis_client: object) -> Iterator[Storage]:
+    with Storage(tmp_path / "bucket", valkey.url) as storage:
+        yield storage
+
+
+def job_of(storage: Storage, name: str) -> str:
+    """The open one."""
+    (job,) = storage.jobs(name, open_only=True)
+    return job.id
+
+
+def standing(storage: Storage, name: str, number: int = 1) -> tuple[str, str | None]:
+    indexed = storage.index.load(speaker_id(name))
+    version = next(one for one in indexed.speaker.versions if one.number == number)
+    found = storage.registrar.standing(indexed, version, PROFILE)
+    return found.state, found.error and found.error.partition(":")[0]
+
+
+def extract(storage: Storage, name: str, *, force: bool = False) -> str | None:
+    version = storage.index.load(speaker_id(name)).speaker.default
+    claims = storage.registrar.ensure(speaker_id(name), version, [PROFILE], force=force)
+    return claims[PROFILE].job_id
+
+
+def test_a_job_that_waits_is_canceled_and_gone_from_the_queue(storage: Storage):
+    """No worker will ever see it."""
+    storage.register("alice")
+    job_id = job_of(storage, "alice")
+    assert cancel(storage.registrar, NAMESPACE, job_id).state == "canceled"
+    assert storage.registrar.dispatcher.state(job_id, PROFILE) == "gone"
+    assert storage.raw.llen(f"rq:queue:extract.{PROFILE}") == 0
+    assert storage.take() == []
+    assert standing(storage, "alice") == ("failed", "canceled")
+
+
+def test_housekeeping_does_not_start_it_again(storage: Storage):
+    """The profile is required of every voice; still, somebody has said no."""
+    storage.register("alice")
+    cancel(storage.registrar, NAMESPACE, job_of(storage, "alice"))
+    for _ in range(3):
+        ask_for_sweep(storage.index.ungated)
+        storage.clock.sleep(20)
+        storage.housekeeper.turn()
+    assert not storage.raw.exists(DIRTY)
+    assert storage.jobs("alice", open_only=True) == []
+    assert standing(storage, "alice") == ("failed", "canceled")
+
+
+def test_it_stays_canceled_when_redis_is_lost(storage: Storage):
+    """The job's record goes with Redis; that it was canceled is a fact."""
+    storage.register("alice")
+    cancel(storage.registrar, NAMESPACE, job_of(storage, "alice"))
+    storage.raw.flushall()
+    storage.housekeeper.rebuild()
+    storage.housekeeper.sweep()
+    assert standing(storage, "alice") == ("failed", "canceled")
+    assert storage.jobs("alice") == []
+
+
+def test_a_running_job_ends_without_publishing(storage: Storage):
+    """Its worker notices when it is about to publish."""
+    storage.register("alice")
+    (work,) = storage.take()
+    storage.publisher.progress(work, "encoding", 1)
+    assert cancel(storage.registrar, NAMESPACE, work.job_id).state == "canceled"
+    assert storage.publish(work) is False
+    assert [job.state for job in storage.jobs("alice")] == ["canceled"]
+    assert storage.served("alice") is None
+    assert not any(key.endswith((".safetensors", ".json")) for key in storage.objects("alice"))
+
+
+def test_a_canceled_job_that_fails_stays_canceled(storage: Storage):
+    """What becomes of it does not matter any more."""
+    storage.register("alice")
+    (work,) = storage.take()
+    cancel(storage.registrar, NAMESPACE, work.job_id)
+    storage.publisher.fail(work, Unavailable("away"))
+    assert [job.state for job in storage.jobs("alice")] == ["canceled"]
+    assert standing(storage, "alice") == ("failed", "canceled")
+
+
+@pytest.mark.parametrize("moment", ["said so", "begun"])
+def test_it_is_too_late_once_the_artifact_is_being_stored(storage: Storage, moment: str):
+    """Whoever is told that it was canceled must not find the artifact in force afterwards."""
+    storage.register("alice")
+    (work,) = storage.take()
+    refused: list[JobFinished] = []
+    may_publish = storage.publisher._may_publish
+
+    def begin_then_cancel(*given: object) -> bool:
+        if moment == "said so":
+            storage.publisher.progress(work, "publishing", 2)
+        begun = may_publish(*given)  # type: ignore[arg-type]
+        with pytest.raises(JobFinished, match="storing its artifact") as caught:
+            cancel(storage.registrar, NAMESPACE, work.job_id)
+        refused.append(caught.value)
+        return begun
+
+    storage.publisher._may_publish = begin_then_cancel  # type: ignore[method-assign]
+    assert storage.publish(work) is True
+    assert len(refused) == 1
+    assert standing(storage, "alice") == ("ready", None)
+    storage.settle()
+    storage.check_settled("alice")
+
+
+def test_what_a_dead_attempt_began_to_publish_does_not_protect_the_next_one(storage: Storage):
+    """Else a job whose worker died at the wrong moment could never be canceled."""
+    storage.register("alice")
+    (work,) = storage.take()
+    storage.index.begin(
+        work.speaker_id, work.job_id, work.attempt, work.flight, work.akey, token=f"1-{work.token}"
+    )
+    (again,) = storage.take()
+    assert again.attempt == 2
+    assert cancel(storage.registrar, NAMESPACE, work.job_id).state == "canceled"
+    assert storage.publish(again) is False
+
+
+def test_to_cancel_twice_is_to_cancel_once(storage: Storage):
+    """Whoever got no answer asks again."""
+    storage.register("alice")
+    job_id = job_of(storage, "alice")
+    first = cancel(storage.registrar, NAMESPACE, job_id)
+    storage.clock.sleep(5)
+    assert cancel(storage.registrar, NAMESPACE, job_id) == first
+
+
+def test_what_has_ended_cannot_be_canceled(storage: Storage):
+    """Nor what there is not."""
+    storage.ready("alice")
+    (done,) = storage.jobs("alice")
+    with pytest.raises(JobFinished, match=f"'{done.id}' is succeeded; only one that is queued"):
+        cancel(storage.registrar, NAMESPACE, done.id)
+    for namespace, job_id in ((NAMESPACE, "job_none"), ("tenant", done.id)):
+        with pytest.raises(JobNotFound):
+            cancel(storage.registrar, namespace, job_id)
+    assert standing(storage, "alice") == ("ready", None)
+
+
+def test_what_was_served_serves_on(storage: Storage):
+    """A forced extraction that is canceled leaves the artifact that was there."""
+    storage.ready("alice")
+    served = storage.served("alice")
+    extract(storage, "alice", force=True)
+    cancel(storage.registrar, NAMESPACE, job_of(storage, "alice"))
+    assert storage.served("alice") == served
+    assert standing(storage, "alice") == ("ready", None)
+    storage.settle()
+    storage.check_settled("alice")
+
+
+def test_force_makes_what_was_canceled(storage: Storage):
+    """Without it a canceled extraction stays canceled, as a failed one stays failed."""
+    storage.register("alice")
+    cancel(storage.registrar, NAMESPACE, job_of(storage, "alice"))
+    assert extract(storage, "alice") is None
+    assert extract(storage, "alice", force=True)
+    storage.finish_all("alice")
+    assert standing(storage, "alice") == ("ready", None)
+
+
+def test_a_newer_encoder_makes_it(storage: Storage):
+    """It was this computation that was canceled."""
+    storage.register("alice")
+    cancel(storage.registrar, NAMESPACE, job_of(storage, "alice"))
+    storage.announce(NEXT_FINGERPRINT)
+    storage.housekeeper.turn()
+    storage.finish_all("alice")
+    assert standing(storage, "alice") == ("ready", None)
+
+
+def test_a_job_for_which_there_never_was_a_worker_is_canceled(tmp_path: Path, valkey: ValkeyServer):
+    """Nobody has said with what its artifact would be made."""
+    storage = Storage(tmp_path / "bucket", valkey.url)
+    storage.raw.flushall()
+    storage.housekeeper.rebuild()
+    storage.register("alice")
+    cancel(storage.registrar, NAMESPACE, job_of(storage, "alice"))
+    storage.housekeeper.sweep()
+    assert storage.jobs("alice", open_only=True) == []
+    assert standing(storage, "alice") == ("failed", "canceled")
+    storage.index.close()
+    storage.raw.close()
+
+
+def test_others_in_the_queue_are_left(storage: Storage):
+    for name in ("alice", "bob", "carol"):
+        storage.register(name, number=len(name))
+    cancel(storage.registrar, NAMESPACE, job_of(storage, "bob"))
+    assert [work.version.record.name for work in storage.take()] == ["alice", "carol"]
+
+
+@pytest.mark.parametrize("way", Border.WAYS)
+def test_whichever_call_fails_asking_again_cancels_it(storage: Storage, way: str):
+    """And in between nothing is half canceled: the job goes on, or it is canceled for good."""
+    for call in range(1, 20):
+        name = f"voice-{call}"
+        storage.register(name, number=call)
+        job_id = job_of(storage, name)
+        with storage.border.failing(call, way) as reached:
+            with suppress(Unavailable):
+                assert cancel(storage.registrar, NAMESPACE, job_id).state == "canceled"
+            if not reached():
+                break
+        assert cancel(storage.registrar, NAMESPACE, job_id).state == "canceled"
+        storage.clock.sleep(20)
+        storage.housekeeper.turn()
+        assert storage.jobs(name, open_only=True) == []
+        assert storage.index.load(speaker_id(name)).speaker.versions == storage.truth(name).versions
+    else:
+        raise AssertionError("canceling makes too many calls")
+    assert call > 4
