@@ -64,8 +64,7 @@ class _Wanted:
         """Raises `VoiceNotFound`, `VersionNotFound`, `AliasNotFound`, `ProfileUnknown`."""
         registrar = self.services.registrar
         registrar.catalogue.get(self.profile)
-        indexed = registrar.find(self.namespace, self.name)
-        version = registrar.resolve(indexed, self.reference)
+        indexed, version = registrar.find_version(self.namespace, self.name, self.reference)
         standing = registrar.explained(registrar.standing(indexed, version, self.profile))
         required = self.profile in registrar.catalogue.required
         speaker_id = SpeakerId.of_record(self.namespace, version.record)
@@ -151,8 +150,7 @@ def list_artifacts(
 ) -> Response:
     """Where a version stands with each profile."""
     registrar = services.registrar
-    indexed = registrar.find(namespace, name)
-    version = registrar.resolve(indexed, parse_reference(ref))
+    indexed, version = registrar.find_version(namespace, name, parse_reference(ref))
     shown = [rendering.descriptor(indexed, version, one) for one in registrar.standings(indexed, version)]
     first, last = (shown[0].profile, shown[-1].profile) if shown else (None, None)
     return answer(request, Page[ArtifactDescriptor](data=shown, first_id=first, last_id=last))

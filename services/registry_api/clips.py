@@ -23,7 +23,7 @@ def get_clip(
     but `audio:read` is enough.
     """
     registrar = services.registrar
-    version = registrar.resolve(registrar.find(namespace, name), parse_reference(ref))
+    _, version = registrar.find_version(namespace, name, parse_reference(ref))
     clip = clip_of(version)
     headers = file_headers(f"sha256:{clip.sha256}", version) | {"Content-Disposition": "attachment"}
     if (said := without_bytes(request, headers, clip.size, clip.mime_type)) is not None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from services.shared.domain import SpeakerVersion
 from services.shared.facts import SpeakerId
+from services.shared.index import Also
 from services.shared.index_reading import IndexedSpeaker
 from services.shared.jobs import Jobs
 from services.shared.registrar import Registrar
@@ -52,6 +53,8 @@ class Precompute:
         self._name = name
         self._profiles = [profile] if profile else list(registrar.catalogue.required)
         self._jobs: list[str] = []
+        self._begun = Also()
+        """The version that the jobs are of: the name may come to stand for another one."""
         self._message: str | None = None
         self.speaker_id = SpeakerId.of(namespace, parse_speaker_name(name))
         """Whose changes to wait for; known for certain after `start`, since the name may be a voice's id."""
@@ -68,6 +71,7 @@ class Precompute:
             Unsound: the bytes of an artifact that only its owner can bring are lost.
         """
         indexed, version = self._find()
+        self._begun = Also(vuid=version.vuid)
         standings = [self._registrar.standing(indexed, version, name) for name in self._profiles]
         if not force:
             for ready in filter(None, [one.artifact for one in standings]):
@@ -90,7 +94,7 @@ class Precompute:
         return Look(version, standings, flying, list(self._failures(standings, flying)))
 
     def _find(self) -> tuple[IndexedSpeaker, SpeakerVersion]:
-        indexed = self._registrar.find(self._namespace, self._name)
+        indexed = self._registrar.find(self._namespace, self._name, self._begun)
         version = indexed.speaker.default
         self.speaker_id = SpeakerId.of_record(self._namespace, version.record)
         if not version.extractable:

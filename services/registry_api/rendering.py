@@ -36,7 +36,7 @@ def voice(registrar: Registrar, indexed: IndexedSpeaker) -> schemas.Voice:
         created_at=speaker.default.record.created_at,
         version=speaker.default.number,
         latest=speaker.newest.number,
-        versions=len(speaker.versions),
+        versions=indexed.version_count,
         aliases={DEFAULT: speaker.default.number, **aliases},
         state=registrar.state(indexed, speaker.default),
         artifacts=_statuses(standings),

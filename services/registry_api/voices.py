@@ -104,16 +104,15 @@ def list_versions(
     after: Annotated[int, Query(ge=0, description="`last_id` of the page before.")] = 0,
 ) -> Response:
     """Versions, newest first; the next page is `after` the last number."""
-    indexed = services.registrar.find(namespace, name)
-    older = [one for one in reversed(indexed.speaker.versions) if not after or one.number < after]
-    shown = [rendering.version(services.registrar, indexed, one) for one in older[:limit]]
+    indexed, page, more = services.registrar.versions(namespace, name, before=after or None, limit=limit)
+    shown = [rendering.version(services.registrar, indexed, one) for one in page]
     return answer(
         request,
         Page[VoiceVersion](
             data=shown,
             first_id=str(shown[0].version) if shown else None,
             last_id=str(shown[-1].version) if shown else None,
-            has_more=len(older) > limit,
+            has_more=more,
         ),
     )
 
@@ -123,6 +122,5 @@ def get_version(
     request: Request, services: ServicesDep, namespace: NamespaceDep, name: VoiceName, ref: Reference
 ) -> Response:
     """One version, by number or alias."""
-    indexed = services.registrar.find(namespace, name)
-    version = services.registrar.resolve(indexed, parse_reference(ref))
+    indexed, version = services.registrar.find_version(namespace, name, parse_reference(ref))
     return answer(request, rendering.version(services.registrar, indexed, version))

@@ -53,12 +53,11 @@ def extract(
     serves until the new artifact is ready.
     """
     registrar = services.registrar
-    version = registrar.resolve(registrar.find(namespace, name), parse_reference(ref))
+    _, version = registrar.find_version(namespace, name, parse_reference(ref))
     profiles = list(dict.fromkeys(wanted.profiles or registrar.wanted(version)))
     speaker_id = SpeakerId.of_record(namespace, version.record)
     claims = registrar.ensure(speaker_id, version, profiles, force=wanted.force)
-    indexed = registrar.find(namespace, name)
-    version = registrar.resolve(indexed, version.number)
+    indexed, version = registrar.find_version(namespace, name, version.number)
     standings = [registrar.explained(registrar.standing(indexed, version, one)) for one in profiles]
     shown = [rendering.descriptor(indexed, version, one) for one in standings]
     first, last = (shown[0].profile, shown[-1].profile) if shown else (None, None)

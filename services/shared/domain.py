@@ -358,9 +358,9 @@ class Speaker:
         for version in self.versions:
             if version.number == number:
                 return version
-        known = ", ".join(str(version.number) for version in self.versions[-10:])
         raise VersionNotFound(
-            f"Voice '{self.newest.record.name}' has no version {number}. It has: {known}.", param="ref"
+            f"Voice '{self.newest.record.name}' has no version {number}. The newest is {self.newest.number}.",
+            param="ref",
         )
 
 

@@ -18,7 +18,7 @@ from services.shared.redis_access import connect, unavailable_without_redis
 from speaker_registry.errors import Unavailable
 
 BOOT = "sr:boot"
-LAYOUT = 2
+LAYOUT = 3
 """Of keys and fields. An index of another one is built anew, as that of another bucket is."""
 _LUA = Path(__file__).parent / "lua"
 
@@ -80,6 +80,10 @@ class Gate:
             # The server was replaced and its index rebuilt while the call was on its way: the new one is
             # good.
             return prepared(keys=keys, args=[self._stamp, parameters])
+
+    def queue(self, pipeline: Pipeline, script: str, keys: list[str], parameters: str) -> None:
+        """Put a call of one of `lua/` into a pipeline of `read`."""
+        self._scripts[script](keys=keys, args=[self._trusted_stamp(), parameters], client=pipeline)
 
     def read(self, ask: Callable[[Pipeline], object]) -> list[Any]:
         """Answers to what `ask` puts into a pipeline, all from one moment.

@@ -7,7 +7,7 @@ housekeeping and the rebuild. It is trusted only while the gate is open (`gate`)
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import redis
@@ -26,7 +26,7 @@ from services.shared.domain import (
 )
 from services.shared.facts import SpeakerId
 from services.shared.gate import BOOT, Gate, GateClosed
-from services.shared.index_reading import Flight, IndexedSpeaker, read_hash
+from services.shared.index_reading import Flight, IndexedSpeaker, read_hash, read_look
 from services.shared.redis_access import unavailable_without_redis
 from speaker_registry.errors import (
     Conflict,
@@ -110,6 +110,24 @@ class Claim:
     build: int = 1
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Also:
+    """Versions that a look reads beside those that it always reads. Those that do not exist are left out."""
+
+    number: int | None = None
+    vuid: str | None = None
+    idempotency: str | None = None
+    """Hash of the Idempotency-Key that a version was registered with."""
+    limit: int | None = None
+    """So many of the newest versions."""
+    before: int | None = None
+    """With `limit`: only versions with a smaller number."""
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+
 class SpeakerIndex(Gate):
     """All that Redis knows of speakers and the jobs' records. Methods raise `GateClosed` or `Unavailable`."""
 
@@ -145,13 +163,15 @@ class SpeakerIndex(Gate):
             self._run("reset", speaker_id, rebuilding=True, token=token, wholly=True)
 
     def _run(self, script: str, speaker_id: SpeakerId, *, rebuilding: bool = False, **args: Any) -> Any:
-        keys = [speaker_key(speaker_id), BOOT, EVENTS, names_key(speaker_id.namespace), DIRTY]
-        parameters = self._json(speaker_id, rebuilding, args)
+        keys, parameters = self._keys(speaker_id), self._json(speaker_id, rebuilding, args)
         with tracing.span(f"index.{script}", kind="client"), unavailable_without_redis():
             try:
                 return self.call(script, keys, parameters, rebuilding=rebuilding)
             except redis.ResponseError as error:
                 raise _refusal(error, speaker_id) from error
+
+    def _keys(self, speaker_id: SpeakerId) -> list[str]:
+        return [speaker_key(speaker_id), BOOT, EVENTS, names_key(speaker_id.namespace), DIRTY]
 
     def _json(self, speaker_id: SpeakerId, quiet: bool, args: Mapping[str, Any]) -> str:
         given = {
@@ -263,6 +283,7 @@ class SpeakerIndex(Gate):
                 created_at=record.created_at,
                 key=record.key,
                 record=record.to_json(),
+                idempotency=record.idempotency,
             )
         )
 
@@ -494,6 +515,24 @@ class SpeakerIndex(Gate):
                 pipeline.hgetall(speaker_key(speaker_id))
 
         return [read_hash(fields) for fields in self.read(ask)]
+
+    def look(self, speaker_id: SpeakerId, also: Also | None = None) -> IndexedSpeaker:
+        """One consistent look at what answers need of a speaker. It costs the same with one version and
+        with a thousand.
+
+        The speaker has its marks and aliases, and of its versions the oldest, the newest, those that aliases
+        point to, and those that `also` names.
+        """
+        return read_look(self._run("look", speaker_id, **(also.arguments if also else {})))
+
+    def look_many(self, speaker_ids: Sequence[SpeakerId]) -> list[IndexedSpeaker]:
+        """The same of several speakers, in the given order."""
+
+        def ask(pipeline: Pipeline) -> None:
+            for speaker_id in speaker_ids:
+                self.queue(pipeline, "look", self._keys(speaker_id), self._json(speaker_id, True, {}))
+
+        return [read_look(answer) for answer in self.read(ask)]
 
     def usage(self, namespace: str) -> tuple[int, int]:
         """How many live speakers a namespace has, and the bytes their versions were uploaded with."""

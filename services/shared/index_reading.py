@@ -2,8 +2,9 @@
 it.
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from services.shared.domain import (
     AliasFact,
@@ -37,6 +38,13 @@ class IndexedSpeaker:
     flights: tuple[Flight, ...] = ()
     deleting: int = 0
     """Seq of the last delete that was begun: what is not behind it may be gone any moment."""
+    left_out: int = 0
+    """Live versions that were not read, and so are not among the speaker's."""
+
+    @property
+    def version_count(self) -> int:
+        """How many live versions the speaker has, read or not."""
+        return len(self.speaker.versions) + self.left_out
 
     def flight(self, vuid: str, profile: str, fingerprint: str | None) -> Flight | None:
         """What is in flight for this artifact; a flight without a fingerprint yet will be of the current
@@ -74,6 +82,13 @@ def read_hash(fields: Mapping[str, str]) -> IndexedSpeaker:
     )
     flights = tuple(_flight(name, value) for name, value in by_kind["f"].items())
     return IndexedSpeaker(speaker, flights, int(fields.get("rdel", 0)))
+
+
+def read_look(answer: Sequence[Any]) -> IndexedSpeaker:
+    """What `lua/look.lua` answers, as values."""
+    count, *fields = answer
+    indexed = read_hash(dict(zip(fields[::2], fields[1::2], strict=True)))
+    return replace(indexed, left_out=int(count) - len(indexed.speaker.versions))
 
 
 def _versions(by_kind: Mapping[str, Mapping[str, str]]) -> Iterator[SpeakerVersion]:

@@ -24,7 +24,7 @@ from services.shared.domain import (
     fold_artifacts,
 )
 from services.shared.facts import SpeakerId, list_several_times, read_facts
-from services.shared.index import Rivals
+from services.shared.index import Also, Rivals
 from services.shared.index_reading import Flight
 from services.shared.jobs import Jobs
 from services.shared.packaging import package
@@ -109,7 +109,9 @@ class Publisher:
             return None
         flight = Flight(job.vuid, job.profile, job.fingerprint, job_id, processing=True)
         attempt = self._index.start(speaker_id, job_id, flight, worker=maker.worker)
-        version = self._index.load(speaker_id).speaker.by_vuid(job.vuid) if attempt else None
+        if not attempt:
+            return None
+        version = self._index.look(speaker_id, Also(vuid=job.vuid)).speaker.by_vuid(job.vuid)
         if version is None or version.record.clip is None:
             return None
         akey = version.artifact_key(job.profile, maker.fingerprint, job.build)
@@ -223,7 +225,7 @@ class Publisher:
         """Another attempt has it, or the version is gone: end this job, unless it is the other attempt's
         too.
         """
-        indexed = self._index.load(work.speaker_id)
+        indexed = self._index.look(work.speaker_id, Also(vuid=work.version.vuid))
         version = indexed.speaker.by_vuid(work.version.vuid)
         done = version is not None and work.akey in version.artifacts
         if done or self._is_last(work):

@@ -5,7 +5,7 @@ Order of every write: blobs, then the fact (the commit), then the index. A crash
 leaves what was served before; housekeeping finishes what was committed. Knows no HTTP and no encoder.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -26,7 +26,7 @@ from services.shared.domain import (
 from services.shared.fact_pages import Cursor, page_of_slugs
 from services.shared.facts import SpeakerId, read_certain
 from services.shared.gate import GateClosed
-from services.shared.index import PENDING_MOVE_SECONDS, AliasMoved, Claim, SpeakerIndex, voice_damaged
+from services.shared.index import PENDING_MOVE_SECONDS, AliasMoved, Also, Claim, SpeakerIndex, voice_damaged
 from services.shared.index_reading import IndexedSpeaker
 from services.shared.keyring import Keyring
 from services.shared.profiles import Profile, ProfileCatalogue
@@ -54,6 +54,8 @@ log = structlog.get_logger()
 
 MAX_PAGE_OF_FACTS = 101
 """Speakers whose records are read for one page: what the API's largest page needs."""
+_PAGE = 20
+"""Versions read at a time where the newest that serves is looked for. Nearly always it is among the first."""
 _TRIES = 3
 """To promote, or to delete by id, each time on what is true by then."""
 
@@ -102,6 +104,16 @@ def one_by_one(steps: Iterable[Callable[[], object]]) -> None:
         step()
 
 
+def _newest(
+    versions: Sequence[SpeakerVersion], before: int | None, limit: int | None
+) -> list[SpeakerVersion]:
+    """The newest `limit` of those with a number below `before`, newest first."""
+    return [one for one in reversed(versions) if before is None or one.number < before][:limit]
+
+
+_NOTHING_ELSE = Also()
+
+
 class Registrar:
     """Every method takes a namespace first and raises our errors: `VoiceNotFound`, `Unavailable`, …"""
 
@@ -131,18 +143,22 @@ class Registrar:
 
     # -- reading
 
-    def find(self, namespace: str, name: str) -> IndexedSpeaker:
-        """A live speaker by its name; where no voice has that name, by its voice's id.
+    def find(self, namespace: str, name: str, also: Also = _NOTHING_ELSE) -> IndexedSpeaker:
+        """A live speaker by its name; where no voice has that name, by its voice's id. It has the versions
+        that `SpeakerIndex.look` reads.
 
         Raises:
             InvalidVoiceName, VoiceNotFound, VoiceDamaged.
         """
-        _, indexed = self._locate(namespace, name, self.look_up)
+        return self._find(namespace, name, also)[1]
+
+    def _find(self, namespace: str, name: str, also: Also) -> tuple[SpeakerId, IndexedSpeaker]:
+        speaker_id, indexed = self._locate(namespace, name, self.look_up, also)
         if indexed.speaker.damaged:
             raise voice_damaged(name)
         if not indexed.speaker.live:
             raise VoiceNotFound(f"Voice '{name}' not found", param="name")
-        return indexed
+        return speaker_id, indexed
 
     def identify(self, namespace: str, name: str) -> SpeakerId:
         """Which speaker a name or a voice's id stands for, as in `find`. There need not be one.
@@ -156,24 +172,62 @@ class Registrar:
         return self._locate(namespace, name, self.look_up)[0]
 
     def _locate(
-        self, namespace: str, name: str, load: Callable[[SpeakerId], IndexedSpeaker]
+        self,
+        namespace: str,
+        name: str,
+        look: Callable[[SpeakerId, Also], IndexedSpeaker],
+        also: Also = _NOTHING_ELSE,
     ) -> tuple[SpeakerId, IndexedSpeaker]:
         """Look for a speaker by name, and where there is none, by the id that the name may be."""
         parsed = parse_speaker_name(name)
         by_name = SpeakerId.of(namespace, parsed)
-        named = load(by_name)
+        named = look(by_name, also)
         voice_id = parse_voice_id(parsed.key)
         if voice_id is None or named.speaker.live or named.speaker.damaged:
             return by_name, named
         by_id = SpeakerId(namespace, voice_id.slug)
-        meant = load(by_id)
+        meant = look(by_id, replace(also, vuid=voice_id.vuid))
         # Not another life of the same name: whoever has its id does not mean that.
         return (by_name, named) if meant.speaker.by_vuid(voice_id.vuid) is None else (by_id, meant)
 
-    def look_up(self, speaker_id: SpeakerId) -> IndexedSpeaker:
-        """From the index; from the facts themselves while the index cannot be trusted or reached."""
+    def find_version(
+        self, namespace: str, name: str, reference: int | str
+    ) -> tuple[IndexedSpeaker, SpeakerVersion]:
+        """A live speaker and the version that a reference stands for. Reads few other versions.
+
+        Raises `InvalidVoiceName`, `VoiceNotFound`, `VoiceDamaged`, `VersionNotFound`, `AliasNotFound`.
+        """
+        number = reference if isinstance(reference, int) else None
+        limit = _PAGE if reference == LATEST else None
+        speaker_id, indexed = self._find(namespace, name, Also(number=number, limit=limit))
+        if reference != LATEST:
+            return indexed, indexed.speaker.resolve(reference)
+        for seen, version in self._newest_first(speaker_id, indexed):
+            if self.state(seen, version) == "ready":
+                return seen, version
+        return indexed, indexed.speaker.newest
+
+    def _newest_first(
+        self, speaker_id: SpeakerId, indexed: IndexedSpeaker
+    ) -> Iterator[tuple[IndexedSpeaker, SpeakerVersion]]:
+        """All versions, each with the look that it was read by. `indexed` is a look at the newest `_PAGE` of
+        them; older ones are looked up a page at a time.
+        """
+        before = None
+        while True:
+            page = _newest(indexed.speaker.versions, before, _PAGE if indexed.left_out else None)
+            yield from ((indexed, version) for version in page)
+            if not indexed.left_out or not page:
+                return
+            before = page[-1].number
+            indexed = self.look_up(speaker_id, Also(limit=_PAGE, before=before))
+
+    def look_up(self, speaker_id: SpeakerId, also: Also = _NOTHING_ELSE) -> IndexedSpeaker:
+        """What `SpeakerIndex.look` reads. While the index cannot be trusted or reached: all that the facts
+        say.
+        """
         try:
-            return self.index.load(speaker_id)
+            return self.index.look(speaker_id, also)
         except (GateClosed, Unavailable):
             with self.reading_facts():
                 return IndexedSpeaker(read_certain(self.store, speaker_id).speaker)
@@ -194,7 +248,7 @@ class Registrar:
         ids = [SpeakerId.of(namespace, SpeakerName(key, key)) for key in keys[:limit]]
         entries = [
             (key, indexed)
-            for key, indexed in zip(keys, self.index.load_many(ids), strict=False)
+            for key, indexed in zip(keys, self.index.look_many(ids), strict=False)
             if indexed.speaker.live
         ]
         return SpeakerPage(entries, last=keys[:limit][-1] if keys else after, more=len(keys) > limit)
@@ -248,11 +302,15 @@ class Registrar:
     def wanted(self, version: SpeakerVersion) -> tuple[str, ...]:
         return wanted_profiles(version, self.catalogue.required)
 
-    def resolve(self, indexed: IndexedSpeaker, reference: int | str) -> SpeakerVersion:
-        """The version a reference stands for. Raises `VersionNotFound`, `AliasNotFound`."""
-        versions = indexed.speaker.versions if reference == LATEST else ()
-        complete = frozenset(one.vuid for one in versions if self.state(indexed, one) == "ready")
-        return indexed.speaker.resolve(reference, complete)
+    def versions(
+        self, namespace: str, name: str, *, before: int | None, limit: int
+    ) -> tuple[IndexedSpeaker, list[SpeakerVersion], bool]:
+        """A live speaker, a page of its versions below the number `before`, newest first, and whether there
+        are more. Raises what `find` raises.
+        """
+        indexed = self.find(namespace, name, Also(before=before, limit=limit + 1))
+        page = _newest(indexed.speaker.versions, before, limit + 1)
+        return indexed, page[:limit], len(page) > limit
 
     # -- deleting
 
@@ -269,7 +327,7 @@ class Registrar:
             VoiceNotFound; PreconditionFailed: it changed after it was checked. Unavailable.
         """
         for _ in range(_TRIES):
-            speaker_id, before = self._locate(namespace, name, self.index.load)
+            speaker_id, before = self._locate(namespace, name, self.index.look)
             if check is not None and before.speaker.live:
                 check(before)
             # By its id, only this life of the name is meant: another must not take its place unnoticed.
@@ -380,8 +438,8 @@ class Registrar:
                 have both take effect at once.
         """
         for _ in range(_TRIES):
-            indexed = self.index.load(speaker_id)
-            heir = self._heir(indexed, completing)
+            indexed = self.index.look(speaker_id, Also(limit=_PAGE))
+            heir = self._heir(speaker_id, indexed, completing)
             if heir is None:
                 return None
             moved = indexed.speaker.alias_facts.get(DEFAULT)
@@ -407,7 +465,9 @@ class Registrar:
         log.info("promotion.put_off", speaker=str(speaker_id))
         return None
 
-    def _heir(self, indexed: IndexedSpeaker, completing: tuple[str, str] | None) -> "_Heir | None":
+    def _heir(
+        self, speaker_id: SpeakerId, indexed: IndexedSpeaker, completing: tuple[str, str] | None
+    ) -> "_Heir | None":
         """The version that `default` should be moved to."""
         speaker = indexed.speaker
         if not speaker.live:
@@ -415,10 +475,10 @@ class Registrar:
         moved = speaker.alias_facts.get(DEFAULT)
         chosen = moved.seq if moved is not None and not moved.automatic else 0
         served = self._served_or_coming(indexed, speaker.default)
-        for version in reversed(speaker.versions):
-            if version is speaker.default or version.seq < chosen:
+        for seen, version in self._newest_first(speaker_id, indexed):
+            if version.vuid == speaker.default.vuid or version.seq < chosen:
                 break
-            ready, done = self._progress(indexed, version, completing)
+            ready, done = self._progress(seen, version, completing)
             if done and ready and ready >= served:
                 return _Heir(version, ready)
         return None if self._is_certain(speaker) else self._incumbent(indexed, completing)

@@ -25,7 +25,7 @@ from services.shared.domain import (
     given_key,
 )
 from services.shared.facts import SpeakerId
-from services.shared.index import COMMIT_SECONDS, NamespaceFull, key_reused
+from services.shared.index import COMMIT_SECONDS, Also, NamespaceFull, key_reused
 from services.shared.index_reading import IndexedSpeaker
 from services.shared.packaging import package
 from services.shared.profiles import Profile, ProfileCatalogue
@@ -158,7 +158,7 @@ class _Registration:
         """The version this request made before: by its Idempotency-Key, or because the newest one is just
         this.
         """
-        indexed = self._registrar.index.load(self._id)
+        indexed = self._registrar.index.look(self._id, Also(idempotency=self._idempotency))
         for version in reversed(indexed.speaker.versions):
             if version.seq < indexed.deleting:
                 return None  # whoever wants it now must not lose it to a delete from before
@@ -248,7 +248,8 @@ class _Registration:
         version = SpeakerVersion(seq=self._place.seq, record=record)
         jobs = self._set_going(version)
         log.info("version.registered", speaker=str(self._id), vuid=self._vuid, number=record.number)
-        return Registered(*_as_it_is_now(registrar.index.load(self._id), version), True, jobs)
+        now = registrar.index.look(self._id, Also(vuid=self._vuid))
+        return Registered(*_as_it_is_now(now, version), True, jobs)
 
     def _set_going(self, version: SpeakerVersion) -> dict[str, str]:
         """The version is committed: what goes wrong from here on is housekeeping's to repair, not the

@@ -15,6 +15,7 @@ from services.shared.domain import (
     ArtifactFact,
     Fact,
     FailureFact,
+    Speaker,
     TombstoneFact,
     VersionFact,
     VoidFact,
@@ -22,7 +23,7 @@ from services.shared.domain import (
 )
 from services.shared.facts import SpeakerId
 from services.shared.gate import BOOT
-from services.shared.index import SpeakerIndex, names_key, speaker_key
+from services.shared.index import Also, SpeakerIndex, names_key, speaker_key
 from services.shared.valkey import ValkeyServer
 from tests.speaker_facts import histories, without_losers
 
@@ -93,13 +94,29 @@ class Told:
         uploaded = sum(version.record.uploaded_bytes for version in told.versions)
         assert self.index.usage(self.speaker_id.namespace) == (told.live, uploaded)
         assert self.remembered() <= {version.vuid for version in told.versions}
+        self.check_looks(told)
+
+    def check_looks(self, told: Speaker) -> None:
+        """A look at few versions says of these what a look at all says, and the same of the speaker."""
+        looks = [(Also(vuid=one.vuid), one) for one in told.versions]
+        looks += [(Also(number=one.number), told.resolve(one.number)) for one in told.versions]
+        for also, wanted in [*looks, (None, None)]:
+            indexed = self.index.look(self.speaker_id, also)
+            seen = indexed.speaker
+            assert wanted is None or seen.by_vuid(wanted.vuid) == wanted
+            assert indexed.version_count == len(told.versions)
+            assert (seen.versions[:1], seen.versions[-1:]) == (told.versions[:1], told.versions[-1:])
+            assert (seen.aliases, seen.alias_facts) == (told.aliases, told.alias_facts)
+            for mark in ("tombstone", "damaged", "seq", "number", "created_at", "live"):
+                assert getattr(seen, mark) == getattr(told, mark)
+        newest = self.index.look(self.speaker_id, Also(limit=2)).speaker.versions
+        assert newest[-2:] == told.versions[-2:]
 
     def remembered(self) -> set[str]:
         """The versions that the index keeps anything of."""
         fields = self.index.redis.hkeys(speaker_key(self.speaker_id))
-        return {
-            field.split(":")[1] for field in fields if field[:2] in {"v:", "r:", "b:", "g:", "x:", "w:", "f:"}
-        }
+        kinds = {"v:", "r:", "b:", "g:", "x:", "w:", "f:", "k:"}
+        return {field.split(":")[1] for field in fields if field[:2] in kinds and field != "k:"}
 
 
 def possible(order: list[Fact]) -> Iterator[Fact]:

@@ -82,7 +82,7 @@ def refuse(*_: object, **__: object) -> None:
 def test_uploads_of_one_voice_at_the_same_time_lose_none(storage: Storage):
     """Each gets a version of its own, in one order, with its own clip."""
     made = at_once(16, lambda one: storage.register("alice", number=one))
-    versions = storage.registrar.find(NAMESPACE, "alice").speaker.versions
+    versions = storage.index.load(speaker_id("alice")).speaker.versions
     assert [version.number for version in versions] == list(range(1, 17))
     times = [version.record.created_at for version in versions]
     assert all(before < after for before, after in pairwise(times))

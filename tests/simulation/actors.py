@@ -13,6 +13,7 @@ from services.shared.audio import DecodedClip, ReferenceAudio
 from services.shared.cancellation import cancel
 from services.shared.domain import AliasFact
 from services.shared.facts import SpeakerId
+from services.shared.index import Also
 from services.shared.index_reading import IndexedSpeaker
 from services.shared.publication import Assignment
 from services.shared.registration import Registered, Upload, register_clip, register_embedding
@@ -87,7 +88,7 @@ def delete(process: Process, name: str) -> IndexedSpeaker:
 def move_by_hand(world: World, process: Process, name: str, alias: str) -> None:
     """What a call to move an alias does."""
     speaker_id = speaker_of(name)
-    speaker = process.registrar.find(NAMESPACE, name).speaker
+    speaker = process.registrar.find(NAMESPACE, name, Also(limit=1000)).speaker
     vuid = world.random.choice(speaker.versions).vuid
     if alias == DEFAULT:
         world.ledger.moved_by_hand.add(vuid)
@@ -99,7 +100,7 @@ def move_by_hand(world: World, process: Process, name: str, alias: str) -> None:
 
 def precompute(world: World, process: Process, name: str) -> None:
     registrar = process.registrar
-    indexed = registrar.find(NAMESPACE, name)
+    indexed = registrar.find(NAMESPACE, name, Also(limit=1000))
     version = world.random.choice(indexed.speaker.versions)
     profile = world.random.choice(sorted(registrar.catalogue.names))
     registrar.ensure(speaker_of(name), version, [profile], force=world.random.random() < 0.3)
@@ -115,7 +116,7 @@ def cancel_job(world: World, process: Process, job_id: str) -> None:
 def bring_artifact(world: World, process: Process, name: str) -> None:
     """What an upload of a ready artifact does."""
     registrar = process.registrar
-    indexed = registrar.find(NAMESPACE, name)
+    indexed = registrar.find(NAMESPACE, name, Also(limit=1000))
     version = world.random.choice(indexed.speaker.versions)
     profile = world.random.choice(sorted(registrar.catalogue.names))
     announced = registrar.announcements.current(profile)

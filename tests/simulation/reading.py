@@ -5,12 +5,16 @@ from dataclasses import dataclass, field
 
 from services.shared.domain import ArtifactRecord, Speaker, SpeakerVersion, given_key
 from services.shared.facts import SpeakerId, read_speaker
+from services.shared.index import Also
 from speaker_registry.artifact import Artifact, sha256_digest
 from speaker_registry.names import DEFAULT
 from tests.simulation.ledger import Ledger, Violation
 from tests.simulation.process import Process
 from tests.simulation.scheduler import current
 from tests.simulation.world import World
+
+ALL_VERSIONS = Also(limit=1000)
+"""For looks: no history has as many."""
 
 
 @dataclass
@@ -35,7 +39,7 @@ class SeenDefault:
 def read(world: World, memory: Memory, process: Process, speaker_id: SpeakerId) -> None:
     """Look a speaker up as a GET does, fetch every artifact, and check all of it."""
     began = world.moment
-    speaker = process.registrar.look_up(speaker_id).speaker
+    speaker = process.registrar.look_up(speaker_id, ALL_VERSIONS).speaker
     if was_lied_to():
         return  # whoever asks again is told the truth
     check_versions(world.ledger, speaker_id, speaker, began, world.moment)

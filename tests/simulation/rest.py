@@ -12,7 +12,7 @@ from speaker_registry.names import DEFAULT
 from speaker_registry.schemas import FINISHED_STATES
 from tests.simulation.ledger import Violation
 from tests.simulation.process import Process
-from tests.simulation.reading import artifacts_of, check_registered_once, check_versions
+from tests.simulation.reading import ALL_VERSIONS, artifacts_of, check_registered_once, check_versions
 from tests.simulation.world import World
 
 
@@ -20,7 +20,7 @@ def check_promises_kept(world: World, process: Process) -> None:
     """Without waiting for the daily sweep: what was acknowledged is there, and ready or said to have
     failed."""
     for speaker_id in speaker_ids(world.truth):
-        indexed = process.registrar.look_up(speaker_id)
+        indexed = process.registrar.look_up(speaker_id, ALL_VERSIONS)
         check_versions(world.ledger, speaker_id, indexed.speaker, world.moment, world.moment)
         if indexed.flights:
             raise Violation(f"{speaker_id} still waits for {indexed.flights}")
@@ -34,7 +34,7 @@ def check_everything(world: World, process: Process) -> None:
     """After the daily sweep, with every grace over."""
     for speaker_id in speaker_ids(world.truth):
         truth = read_speaker(world.truth, speaker_id)
-        indexed = process.registrar.look_up(speaker_id)
+        indexed = process.registrar.look_up(speaker_id, ALL_VERSIONS)
         _check_same(speaker_id, indexed.speaker, truth)
         check_versions(world.ledger, speaker_id, truth, world.moment, world.moment)
         check_registered_once(world, speaker_id, truth)

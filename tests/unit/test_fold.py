@@ -190,7 +190,7 @@ def test_latest_is_the_newest_complete_version_else_the_newest():
 
 
 def test_no_other_version_stands_in_for_a_number():
-    with pytest.raises(VersionNotFound, match=r"no version 2\. It has: 1, 3\."):
+    with pytest.raises(VersionNotFound, match=r"no version 2\. The newest is 3\."):
         fold([version(1), version(3)]).resolve(2)
 
 

@@ -12,6 +12,10 @@
 --   g:{vuid}:{akey}              token of the one call that began to publish it, '*': several did
 --   x:{vuid}:{akey}              {attempt}:{JSON of the failure record}
 --   f:{vuid}:{profile}:{fp}      {job id}:{queued|processing}, the one computation in flight (fp empty: not known yet)
+--   k:{vuid}                     names of its r:, x:, w: and f: fields, without the vuid; what they name may be gone
+--   k:                           names of the a: and p: fields; what they name may be gone
+--   i:{idempotency}              vuid of the version that was registered with that key
+-- Beside it, `order`: {seq}:{vuid} of the live versions, scored by number. `look` reads single versions by these.
 -- KEYS: speaker hash, boot, events, names, dirty      ARGV: what the caller trusts boot to be (empty: rebuilding), JSON
 local speaker, boot, events, names, dirty = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local a = cjson.decode(ARGV[2])
@@ -22,6 +26,15 @@ local function raise_mark(field, value)
   if value and value > mark(field) then redis.call('HSET', speaker, field, string.format('%.0f', value)) end
 end
 local function void(vuid, akey) return redis.call('HEXISTS', speaker, 'w:' .. vuid .. ':' .. akey) == 1 end
+local order = 'sr:order:' .. a.speaker
+local function in_order(seq, vuid) return string.format('%015.0f:', seq) .. vuid end
+-- Makes a field known to `look`. vuid: of the version that it belongs to; empty: none. field: its name without the vuid.
+local function note(vuid, field)
+  local noted = redis.call('HGET', speaker, 'k:' .. vuid) or ''
+  if not string.find(noted .. ' ', ' ' .. field .. ' ', 1, true) then
+    redis.call('HSET', speaker, 'k:' .. vuid, noted .. ' ' .. field)
+  end
+end
 local function live(vuid) return redis.call('HEXISTS', speaker, 'v:' .. vuid) == 1 end
 -- What a version was uploaded with; `value` as in v:{vuid}.
 local function bytes_of(value)
@@ -99,6 +112,7 @@ local function move_alias(move)
     if order > 0 or (order == 0 and uid >= move.uid) then return 0 end
   end
   redis.call('HSET', speaker, field, string.format('%.0f', move.seq) .. ':' .. move.uid .. ':' .. move.vuid)
+  note('', field)
   event('alias.updated', {alias = move.alias, vuid = move.vuid})
   return 1
 end

@@ -12,9 +12,13 @@ for i = 1, #all, 2 do
   if string.match(all[i], '^r?[ap]:') and tonumber(string.match(all[i + 1], '^%d+')) <= a.seq then
     redis.call('HDEL', speaker, all[i])
   end
-  local kind, vuid = string.match(all[i], '^([vrbgxwf]):([^:]+)')
+  local kind, vuid = string.match(all[i], '^([vrbgxwfk]):([^:]+)')
+  if string.match(all[i], '^i:') then vuid, kind = all[i + 1], 'i' end
   if kind and dead[vuid] then
-    if kind == 'v' then count_bytes(-bytes_of(all[i + 1])) end
+    if kind == 'v' then
+      count_bytes(-bytes_of(all[i + 1]))
+      redis.call('ZREM', order, in_order(tonumber(string.match(all[i + 1], '^%d+')), vuid))
+    end
     redis.call('HDEL', speaker, all[i])
     if kind == 'f' then finish_job(string.match(all[i + 1], '^[^:]+'), 'superseded', {}) end
   end

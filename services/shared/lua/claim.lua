@@ -20,6 +20,7 @@ for _, fingerprint in ipairs({a.fingerprint, ''}) do
   end
 end
 redis.call('HSET', speaker, flight_of(a.vuid, a.profile, a.fingerprint), a.job.id .. ':queued')
+note(a.vuid, 'f:' .. a.profile .. ':' .. a.fingerprint)
 -- Every digit of the time: it is the job's score in the lists, and `tostring` keeps only 14.
 a.job.state, a.job.build, a.job.created_at = 'queued', build + 1, string.format('%.17g', a.now)
 for name, value in pairs(a.job) do redis.call('HSET', job_key(a.job.id), name, tostring(value)) end

@@ -6,6 +6,7 @@ local field = 'x:' .. a.vuid .. ':' .. a.akey
 local current = redis.call('HGET', speaker, field)
 if not void(a.vuid, a.akey) and (not current or string.match(current, '^[^:]+') < a.attempt) then
   redis.call('HSET', speaker, field, a.attempt .. ':' .. a.record)
+  note(a.vuid, 'x:' .. a.akey)
   event('artifact.failed', {vuid = a.vuid, profile = a.profile})
 end
 local flight = a.job and flight_of(a.vuid, a.profile, a.claimed)

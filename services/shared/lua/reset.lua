@@ -4,11 +4,16 @@ if redis.call('GET', 'sr:rebuild') ~= a.token then return redis.error_reply('LOS
 local key = redis.call('HGET', speaker, 'key')
 if key then redis.call('ZREM', names, key) end
 count_bytes(-mark('bytes'))
+redis.call('DEL', order)
 if a.wholly then return redis.call('DEL', speaker) end
 for _, field in ipairs(redis.call('HKEYS', speaker)) do
-  if string.match(field, '^[vaprbgxw]:') or string.match(field, '^r[ap]:') or field == 'live' or field == 'tomb' or field == 'damaged' then
+  if string.match(field, '^[vaprbgxwki]:') or string.match(field, '^r[ap]:') or field == 'live' or field == 'tomb' or field == 'damaged' then
     redis.call('HDEL', speaker, field)
   end
+end
+for _, field in ipairs(redis.call('HKEYS', speaker)) do
+  local vuid, flight = string.match(field, '^f:([^:]+):(.+)$')
+  if vuid then note(vuid, 'f:' .. flight) end
 end
 look_again(1)
 return 1

@@ -751,7 +751,7 @@ def test_a_crash_says_nothing_but_its_request_id(registry: Registry, monkeypatch
     def crash(*_: Any) -> None:
         raise RuntimeError("the secret is /var/secret")
 
-    monkeypatch.setattr(registry.registrar.index, "load", crash)
+    monkeypatch.setattr(registry.registrar.index, "look", crash)
     with httpx.Client(base_url=registry.url) as client:
         for path, code in (("/v1/voices/x", "internal_error"), ("/v1/audio/voices/x/cache", 500)):
             response = client.get(path, headers={"X-Request-Id": "req-1"})

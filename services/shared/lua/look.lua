@@ -1,0 +1,37 @@
+-- Reads what an answer needs of a speaker, so that it costs the same with one version and with a thousand: the marks, the
+-- aliases, and of the versions the oldest, the newest, those that aliases point to, and what is asked for.
+-- ARGV: number, vuid, idempotency (of one version each); limit and before (the newest versions below that number)
+-- -> how many versions are live, then names and values of fields of the hash
+local found, seen = {redis.call('ZCARD', order)}, {}
+local function read(fields)
+  for i, value in ipairs(redis.call('HMGET', speaker, unpack(fields))) do
+    if value then found[#found + 1] = fields[i]; found[#found + 1] = value end
+  end
+end
+local function noted(vuid) return string.gmatch(redis.call('HGET', speaker, 'k:' .. vuid) or '', '%S+') end
+local function read_version(vuid)
+  if seen[vuid] or not live(vuid) then return end
+  seen[vuid] = true
+  local fields = {'v:' .. vuid}
+  for name in noted(vuid) do fields[#fields + 1] = string.sub(name, 1, 2) .. vuid .. string.sub(name, 2) end
+  read(fields)
+end
+local function read_all(members)
+  for _, member in ipairs(members) do read_version(string.match(member, '^%d+:(.+)$')) end
+end
+
+read({'seq', 'num', 'at', 'tomb', 'damaged', 'rdel'})
+for field in noted('') do
+  read({field})
+  local target = string.match(redis.call('HGET', speaker, field) or '', '^%d+:[^:]+:(.+)$')
+  if target then read_version(target) end
+end
+read_all(redis.call('ZRANGE', order, 0, 0))
+read_all(redis.call('ZRANGE', order, -1, -1))
+if a.number then read_all(redis.call('ZRANGEBYSCORE', order, a.number, a.number, 'LIMIT', 0, 1)) end
+if a.vuid then read_version(a.vuid) end
+if a.idempotency then read_version(redis.call('HGET', speaker, 'i:' .. a.idempotency) or '') end
+if a.limit then
+  read_all(redis.call('ZREVRANGEBYSCORE', order, a.before and '(' .. a.before or '+inf', '-inf', 'LIMIT', 0, a.limit))
+end
+return found

@@ -1,0 +1,105 @@
+"""A voice with very many versions: what it may cost others, and what is asked of whoever makes them."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from redis import Redis
+
+from services.shared.index import Also, SpeakerIndex
+from services.shared.valkey import ValkeyServer
+from speaker_registry.names import LATEST
+from tests.integration.storage import NAMESPACE, Storage, speaker_id
+
+MANY = 200
+
+
+@pytest.fixture
+def storage(tmp_path: Path, valkey: ValkeyServer, redis_client: Redis) -> Iterator[Storage]:
+    with Storage(tmp_path / "bucket", valkey.url) as storage:
+        yield storage
+
+
+@pytest.fixture
+def crowded(storage: Storage) -> Storage:
+    """A voice of which version 1 is ready, is the default, and is followed by many that are not."""
+    storage.ready("alice")
+    record = storage.truth("alice").versions[0].record
+    first = storage.index.look(speaker_id("alice")).speaker.seq + 1
+    for number in range(2, MANY + 1):
+        copy = record.model_copy(
+            update={
+                "vuid": f"{number:032d}",
+                "number": number,
+                "ref_text": "word " * 100,
+                "idempotency": f"key{number}",
+            }
+        )
+        storage.index.apply_version(speaker_id("alice"), first + number, copy)
+    return storage
+
+
+def test_a_look_reads_the_versions_that_are_asked_for_and_no_others(crowded: Storage):
+    """Reading them all took 0.85 s and half a GB with 500 versions: time and room that others need."""
+    registrar = crowded.registrar
+    for reference in ("default", 1, 100, MANY):
+        indexed, version = registrar.find_version(NAMESPACE, "alice", reference)
+        assert version.number == (1 if reference == "default" else reference)
+        assert {one.number for one in indexed.speaker.versions} == {1, version.number, MANY}
+        assert indexed.version_count == MANY
+    asked_again = crowded.index.look(speaker_id("alice"), Also(idempotency="key77"))
+    assert [one.number for one in asked_again.speaker.versions] == [1, 77, MANY]
+
+
+def test_what_a_look_moves_over_the_network_does_not_grow_with_the_versions(crowded: Storage):
+    """The same bytes for a voice with two versions as for one with two hundred."""
+
+    def moved(name: str) -> int:
+        before = crowded.raw.info("stats")["total_net_output_bytes"]
+        between = crowded.raw.info("stats")["total_net_output_bytes"]
+        crowded.index.look(speaker_id(name))
+        after = crowded.raw.info("stats")["total_net_output_bytes"]
+        return int((after - between) - (between - before))
+
+    crowded.ready("bob")
+    newest = crowded.index.look(speaker_id("alice")).speaker.newest.record
+    copy = newest.model_copy(update={"vuid": f"{7:032d}", "number": 2})
+    crowded.index.apply_version(speaker_id("bob"), 10**11, copy)
+    assert abs(moved("alice") - moved("bob")) < 200
+
+
+def test_versions_are_listed_page_by_page(crowded: Storage):
+    registrar, numbers, before, more = crowded.registrar, [], None, True
+    while more:
+        indexed, page, more = registrar.versions(NAMESPACE, "alice", before=before, limit=30)
+        assert len(indexed.speaker.versions) <= 33
+        numbers += [version.number for version in page]
+        before = numbers[-1]
+    assert numbers == list(range(MANY, 0, -1))
+
+
+def test_latest_is_found_behind_any_number_of_versions_that_are_not_ready(crowded: Storage):
+    _, version = crowded.registrar.find_version(NAMESPACE, "alice", LATEST)
+    assert version.number == 1
+
+
+def test_an_upload_and_a_promotion_read_few_versions_too(crowded: Storage, monkeypatch: pytest.MonkeyPatch):
+    """Each new version must not cost more than the one before."""
+    read = []
+    look = SpeakerIndex.look
+
+    def counted(self: SpeakerIndex, *arguments: object) -> object:
+        indexed = look(self, *arguments)  # type: ignore[arg-type]
+        read.append(len(indexed.speaker.versions))
+        return indexed
+
+    def refused(*_: object) -> None:
+        raise AssertionError("all versions are read")
+
+    monkeypatch.setattr(SpeakerIndex, "look", counted)
+    monkeypatch.setattr(SpeakerIndex, "load", refused)
+    crowded.register("alice", number=2)
+    [work] = crowded.take("alice")
+    crowded.publish(work)
+    assert crowded.registrar.find(NAMESPACE, "alice").speaker.default.number == MANY + 1
+    assert max(read) <= 25
