@@ -144,6 +144,10 @@ class UploadLimits(BaseSettings):
     """Such processes kept ready: a clip that finds one is decoded in half the time. 3 MiB each."""
     decoder_wait_seconds: float = Field(10.0, gt=0)
     """How long an upload waits for one of them before it is told to come back later."""
+    require_seccomp: bool = False
+    """Whether to decode nothing where the kernel or the container rules out the seccomp filter. Without it a
+    clip that takes over its decoder can open neither files nor sockets, but make other system calls.
+    """
     held_bytes: int = Field(192 * 1024**2, gt=0)
     """Of all uploads that one API process has begun to read and not answered: in memory, and what arrives of
     them in /tmp. Others are told to come back later.

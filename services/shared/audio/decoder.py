@@ -14,13 +14,22 @@ from numpy.typing import NDArray
 
 from services.shared.audio.clip import DecodedClip, ReferenceAudio
 from services.shared.audio.judge import check_complete, error_of, judge, unsupported
-from services.shared.audio.processes import PROGRAM, Child, Crashed, NoProcess, Zygote, deadline_in
+from services.shared.audio.processes import (
+    PROGRAM,
+    Child,
+    Crashed,
+    NoProcess,
+    Unfiltered,
+    Zygote,
+    deadline_in,
+)
 from services.shared.audio.sandbox.refusal import Refused
 from services.shared.audio.sandbox.wire import Accepted, Facts, Request, Status
 from services.shared.settings import UploadLimits
 from speaker_registry.errors import InvalidAudio, PayloadTooLarge, Unavailable
 
 _RETRY_AFTER_SECONDS = 1.0
+_UNTIL_SOMEBODY_ACTS_SECONDS = 60.0
 _NOT_KNOWN_YET = "audio"
 """In the place of a container's name, where a file broke the guarded process before that was found out."""
 _SETTLE_SECONDS = 0.05
@@ -159,8 +168,15 @@ class AudioDecoder:
             zygote = Zygote(
                 memory_bytes=self._limits.decode_memory_bytes,
                 cpu_seconds=self._limits.decode_seconds,
+                filter_required=self._limits.require_seccomp,
                 program=self._program,
             )
+        except Unfiltered:
+            raise Unavailable(
+                "No clip is decoded: SPEAKER_UPLOAD_REQUIRE_SECCOMP is set, and the processor, kernel or "
+                "container rules out the seccomp filter.",
+                retry_after_seconds=_UNTIL_SOMEBODY_ACTS_SECONDS,
+            ) from None
         except NoProcess:
             raise _no_decoder() from None
         zygote.prepare(self._limits.spare_decoders)

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from services.shared.audio.sandbox.wire import (
     HELLO,
     READY,
+    UNFILTERED,
     Accepted,
     Facts,
     Malformed,
@@ -45,6 +46,10 @@ class NoProcess(Exception):
     """None could be had: the zygote is gone, or the system has no room for another process."""
 
 
+class Unfiltered(NoProcess):
+    """There will be none: a seccomp filter is required, and there can be none."""
+
+
 class Crashed(Exception):
     """The process ended, or answered with something that is no answer."""
 
@@ -52,14 +57,17 @@ class Crashed(Exception):
 class Zygote:
     """The process that forks one guarded process per clip. Safe to use from several threads."""
 
-    def __init__(self, *, memory_bytes: int, cpu_seconds: float, program: str = PROGRAM) -> None:
+    def __init__(
+        self, *, memory_bytes: int, cpu_seconds: float, filter_required: bool, program: str = PROGRAM
+    ) -> None:
         """Start it and wait until it is ready. Raises NoProcess if it does not get there; its stderr, which
-        is ours, says why.
+        is ours, says why. Raises Unfiltered if system calls cannot be filtered and `filter_required` is set.
 
         program: what Python runs in it. Tests replace it by one that misbehaves.
         """
         self._spares: deque[socket.socket] = deque()
-        arguments = [str(_FOLDER), str(memory_bytes), str(math.ceil(cpu_seconds))]
+        limits = (memory_bytes, math.ceil(cpu_seconds), int(filter_required))
+        arguments = [str(_FOLDER), *map(str, limits)]
         try:
             self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             with theirs:
@@ -67,15 +75,15 @@ class Zygote:
         except OSError:
             raise NoProcess from None
         self._control.settimeout(START_SECONDS)
-        if not self._is_ready():
+        if (word := self._first_word()) != READY:
             self.close()
-            raise NoProcess
+            raise Unfiltered if word == UNFILTERED else NoProcess
 
-    def _is_ready(self) -> bool:
+    def _first_word(self) -> bytes:
         try:
-            return self._control.recv(1) == READY
+            return self._control.recv(1)
         except OSError:
-            return False
+            return b""
 
     @property
     def pid(self) -> int:

@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from services.shared.audio import AudioDecoder
+from services.shared.audio.processes import PROGRAM
 from services.shared.settings import UploadLimits
 from speaker_registry.errors import InvalidAudio, SpeakerRegistryError, Unavailable, UnsupportedAudio
 from tests.unit.audio import clips
@@ -26,6 +27,10 @@ ROOT = Path(__file__).parents[3]
 LIMITS = UploadLimits(spare_decoders=0)
 """Without spares every child is one that decodes."""
 WAV = clips.wav()
+NO_FILTER = "import platform, soundfile; platform.machine = lambda: 'riscv64'"
+"""No filter is known for that processor. soundfile looks for its library by the processor's name, so it comes
+first.
+"""
 
 
 def misbehaving(reader: str, limits: UploadLimits = LIMITS, before: str = "") -> AudioDecoder:
@@ -34,7 +39,7 @@ def misbehaving(reader: str, limits: UploadLimits = LIMITS, before: str = "") ->
         f"import os, sys; sys.path[:0] = [sys.argv[1], {str(Path(__file__).parent)!r}]\n"
         f"import misbehaving\n{before}\n"
         "from sandbox.zygote import serve\n"
-        f"serve(misbehaving.{reader}, memory_bytes=int(sys.argv[2]), cpu_seconds=int(sys.argv[3]))\n"
+        f"serve(misbehaving.{reader}, *map(int, sys.argv[2:]))\n"
     )
     return AudioDecoder(limits.model_copy(update={"spare_decoders": 0}), program=program)
 
@@ -139,7 +144,8 @@ def test_the_kernel_limits_a_process_even_if_nobody_looks_after_it():
         assert eventually(lambda: child.rlimit(psutil.RLIMIT_CPU) == (2, 2))
         assert eventually(lambda: child.rlimit(psutil.RLIMIT_CORE) == (0, 0))
         assert child.rlimit(psutil.RLIMIT_FSIZE) == (0, 0)
-        assert child.rlimit(psutil.RLIMIT_NOFILE) == (4, 4)
+        assert child.rlimit(psutil.RLIMIT_NOFILE) == (0, 0)
+        assert child.rlimit(psutil.RLIMIT_NPROC) == (0, 0)
         opened = {number: str(Path(f"/proc/{child.pid}/fd/{number}").readlink()) for number in range(4)}
         assert [opened.pop(number) for number in range(3)] == ["/dev/null"] * 3
         assert opened[3].startswith("socket:")
@@ -339,13 +345,38 @@ def test_a_system_without_room_for_a_process_is_not_the_uploaders_fault_either()
 
 def test_a_kernel_without_the_filter_is_told_to_the_operator_once(capfd: pytest.CaptureFixture[str]):
     """Clips are decoded with one guard less. Nobody would notice."""
-    before = "import platform, soundfile; platform.machine = lambda: 'riscv64'"
-    with misbehaving("doze", before=before) as decoder:
+    with misbehaving("doze", before=NO_FILTER) as decoder:
         for _ in range(2):
             decoder.decode(WAV)
     [line] = capfd.readouterr().err.splitlines()
     assert json.loads(line)["event"] == "decoder.unfiltered"
     assert json.loads(line)["level"] == "warning"
+
+
+def test_without_the_filter_nothing_can_be_opened_all_the_same():
+    """No descriptor is left to open anything with: closing one makes no room for another."""
+    with misbehaving("try_everything", before=NO_FILTER) as decoder:
+        flags = decoder.decode(WAV).audio.samples
+    succeeded = {name for name, flag in zip(ATTEMPTS, flags, strict=False) if flag}
+    assert succeeded <= {"fork", "signal another process", "change its priority"}
+
+
+@pytest.mark.parametrize("clip", [clips.wav(), clips.flac(), clips.mp3(), clips.m4a(), clips.webm(2.0)])
+def test_without_the_filter_every_library_works_all_the_same(clip: bytes):
+    """One that opened a file only now would find no descriptor for it."""
+    program = f"import platform, soundfile; platform.machine = lambda: 'riscv64'\n{PROGRAM}"
+    with AudioDecoder(LIMITS, program=program) as decoder:
+        assert decoder.decode(clip).audio.seconds > 1
+
+
+def test_a_filter_that_is_required_and_missing_is_an_outage():
+    """For whoever would rather take no clips than decode them with one guard less."""
+    limits = UploadLimits(require_seccomp=True)
+    with misbehaving("doze", limits) as decoder:
+        assert decoder.decode(WAV).audio.seconds == 2.0
+    decoder = misbehaving("doze", limits, before=NO_FILTER)
+    with pytest.raises(Unavailable, match="SPEAKER_UPLOAD_REQUIRE_SECCOMP is set"):
+        decoder.start()
 
 
 def test_a_kernel_with_the_filter_says_nothing(capfd: pytest.CaptureFixture[str]):

@@ -68,12 +68,15 @@ def keep_only(connection: socket.socket) -> socket.socket:
 
 
 def limit_resources(memory_bytes: int, cpu_seconds: int) -> None:
-    """Bound the address space and processor time. Files, new descriptors and core dumps become impossible."""
+    """Bound the address space and processor time. New descriptors become impossible, and so do files and
+    sockets, core dumps and, unless we are root, further processes. Descriptors that are open stay usable.
+    """
     for what, limit in (
         (resource.RLIMIT_AS, memory_bytes),
         (resource.RLIMIT_CPU, cpu_seconds),
         (resource.RLIMIT_FSIZE, 0),
-        (resource.RLIMIT_NOFILE, CONNECTION + 1),
+        (resource.RLIMIT_NOFILE, 0),  # with more, closing one would make room for a file in its place
+        (resource.RLIMIT_NPROC, 0),
         (resource.RLIMIT_CORE, 0),
     ):
         resource.setrlimit(what, (limit, limit))

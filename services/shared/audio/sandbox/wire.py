@@ -23,6 +23,9 @@ another process.
 READY = b"+"
 """The zygote has imported everything."""
 
+UNFILTERED = b"-"
+"""The zygote forks no child: a seccomp filter is required, and there can be none."""
+
 MAX_CHANNELS = 8
 MIN_SAMPLE_RATE, MAX_SAMPLE_RATE = 8_000, 192_000
 """What is mixed down at all. Of anything else only these numbers are answered."""

@@ -19,29 +19,45 @@ from . import lockdown
 from .reading import Samples, Source, read_clip, warm_up
 from .refusal import Refused
 from .sniff import sniff
-from .wire import HELLO, READY, Facts, Request, pack_refusal
+from .wire import HELLO, READY, UNFILTERED, Facts, Request, pack_refusal
 
-_UNFILTERED = "processor, kernel or container rule out the seccomp filter; the other limits hold"
+_UNFILTERED = (
+    "the processor, kernel or container rules out the seccomp filter: a clip that takes over its decoder can "
+    "open nothing, but can make other system calls"
+)
 
 Read = Callable[[Source], tuple[Facts, list[Samples]]]
 
 
 def main() -> None:
     rehearsal = warm_up()
-    serve(read_clip, memory_bytes=int(sys.argv[2]), cpu_seconds=int(sys.argv[3]), rehearsal=rehearsal)
+    serve(read_clip, *map(int, sys.argv[2:]), rehearsal=rehearsal)
 
 
-def serve(read: Read, *, memory_bytes: int, cpu_seconds: int, rehearsal: Request | None = None) -> None:
+def serve(
+    read: Read,
+    memory_bytes: int,
+    cpu_seconds: int,
+    filter_required: int,
+    *,
+    rehearsal: Request | None = None,
+) -> None:
     """Fork a child for every socket handed over on descriptor 0, until the other end of that is closed.
 
     Args:
         memory_bytes: what a child may take beyond what the libraries take.
         cpu_seconds: of processor time for one clip.
+        filter_required: 1 to read no clip where system calls cannot be filtered, else 0.
         rehearsal: a clip that a child reads while it waits for its own. A fork shares its pages, and each is
             copied when it is first written to: that takes longer than decoding.
     """
     control = socket.socket(fileno=0)
-    _warn_if_unfiltered()
+    filtered = lockdown.can_forbid_system_calls()
+    if filter_required and not filtered:
+        control.send(UNFILTERED)
+        return
+    if not filtered:
+        _warn_of_missing_filter()
     _settle()
     limits = memory_bytes + _address_space(), cpu_seconds
     control.send(READY)
@@ -54,11 +70,10 @@ def serve(read: Read, *, memory_bytes: int, cpu_seconds: int, rehearsal: Request
         connection.close()
 
 
-def _warn_if_unfiltered() -> None:
-    """Clips are decoded all the same, one guard less. In the form of the API's log, where our stderr goes."""
-    if not lockdown.can_forbid_system_calls():
-        event = {"event": "decoder.unfiltered", "reason": _UNFILTERED, "level": "warning"}
-        print(json.dumps(event | {"timestamp": datetime.now(UTC).isoformat()}), file=sys.stderr, flush=True)
+def _warn_of_missing_filter() -> None:
+    """Clips are decoded all the same. In the form of the API's log, where our stderr goes."""
+    event = {"event": "decoder.unfiltered", "reason": _UNFILTERED, "level": "warning"}
+    print(json.dumps(event | {"timestamp": datetime.now(UTC).isoformat()}), file=sys.stderr, flush=True)
 
 
 def _settle() -> None:
