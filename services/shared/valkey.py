@@ -38,7 +38,8 @@ MAX_SOCKET_PATH_BYTES = 103 if sys.platform == "darwin" else 107
 BROKEN_LOG = re.compile(
     r"Bad file format reading the append only file"
     r"|(Unrecoverable error|Unexpected end of file) reading the append only file"
-    r"|AOF manifest file"
+    r"|AOF manifest file|FATAL AOF MANIFEST FILE ERROR"
+    r"|append-only dir .*Not a directory"
     r"|Unable to obtain the AOF file"
     r"|AOF loading aborted"
 )
@@ -271,7 +272,10 @@ class ValkeyServer:
     def _set_log_aside(self) -> None:
         """Keep only the newest broken one: what was erased since must not lie around in copies for ever."""
         data, aside = self.data_dir / "appendonlydir", self.data_dir / "appendonlydir.broken"
-        shutil.rmtree(aside, ignore_errors=True)
+        if aside.is_dir():
+            shutil.rmtree(aside, ignore_errors=True)
+        else:
+            aside.unlink(missing_ok=True)
         data.rename(aside)
         log.error("valkey.data_set_aside", path=str(aside), said=self._last_words())
 

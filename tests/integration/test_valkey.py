@@ -1,6 +1,7 @@
 """The embedded server: found, started, locked, killed, restarted, and never left behind."""
 
 import os
+import shutil
 import signal
 import stat
 import subprocess
@@ -187,6 +188,32 @@ def test_a_log_that_cannot_be_loaded_is_moved_aside_and_the_server_starts_empty(
     server.start()
     assert client_of(server).dbsize() == 0
     assert list(server.data_dir.glob("appendonlydir.broken/*.incr.aof"))
+
+
+MANIFEST = "appendonly.aof.manifest"
+DAMAGES = {
+    "an empty manifest": lambda log: (log / MANIFEST).write_bytes(b""),
+    "a manifest of zeros": lambda log: (log / MANIFEST).write_bytes(bytes(100)),
+    "a manifest cut off": lambda log: (log / MANIFEST).write_bytes((log / MANIFEST).read_bytes()[:10]),
+    "a manifest twice": lambda log: (log / MANIFEST).write_bytes(2 * (log / MANIFEST).read_bytes()),
+    "a manifest with a path": lambda log: (log / MANIFEST).write_bytes(b"file ../x seq 1 type i\n"),
+    "a manifest that is a folder": lambda log: ((log / MANIFEST).unlink(), (log / MANIFEST).mkdir()),
+    "nothing but the manifest": lambda log: [file.unlink() for file in log.glob("*.[ra][do][bf]")],
+    "a file in place of the folder": lambda log: (shutil.rmtree(log), log.write_bytes(b"x")),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_whatever_is_wrong_with_its_log_the_server_starts(server, damage):
+    """Power loss may leave any file empty. What the log told can be read from the bucket again."""
+    client_of(server).set("before", 1)
+    in_the_log(server)
+    for _ in range(2):  # also where one was set aside before
+        server.kill()
+        DAMAGES[damage](server.data_dir / "appendonlydir")
+        server.start()
+        assert client_of(server).dbsize() == 0
+        assert (server.data_dir / "appendonlydir.broken").exists()
 
 
 def test_a_log_cut_off_by_a_crash_is_repaired_not_moved_aside(server):
