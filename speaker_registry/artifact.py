@@ -107,6 +107,8 @@ class Manifest(BaseModel):
     """The facts behind the fingerprint: weights, revision, preprocessing, dtype, code."""
     untrained: bool = False
     """True: made with random weights, for trying out. The voice is useless."""
+    custom_weights: bool = False
+    """True: made with weights that are meant to differ from the published ones, such as fine-tuned ones."""
     voice: str
     version: int
     version_id: str
@@ -179,8 +181,9 @@ class Artifact:
 
     @property
     def _facts(self) -> str:
-        untrained = "untrained; " if self.manifest.untrained else ""
-        return f"{untrained}{self.size} bytes, {self.digest[:19]}…"
+        weights = "untrained; " if self.manifest.untrained else ""
+        weights += "custom weights; " if self.manifest.custom_weights else ""
+        return f"{weights}{self.size} bytes, {self.digest[:19]}…"
 
     def _rows(self) -> list[tuple[str, str, str]]:
         """Name, dtype and shape of each tensor, as text."""

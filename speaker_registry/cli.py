@@ -168,6 +168,8 @@ def fetch(client: "RegistryClient", arguments: argparse.Namespace) -> Output | N
     _deliver(arguments, file.data)
     if file.artifact.manifest.untrained:
         print("speaker-registry: made with untrained weights, the voice is useless", file=sys.stderr)
+    if file.artifact.manifest.custom_weights:
+        print("speaker-registry: made with custom weights, not with the published ones", file=sys.stderr)
     return None if arguments.output == "-" else _fetched(arguments.output, file)
 
 
@@ -257,7 +259,7 @@ def profiles(client: "RegistryClient", _: argparse.Namespace) -> Output:
             "yes" if profile.required else "no",
             profile.workers,
             f"{profile.sample_rate} Hz",
-            "untrained" if profile.untrained else profile.model,
+            _weights_of(profile),
             profile.licence,
         )
         for profile in found
@@ -421,6 +423,12 @@ def _readiness_text(ready: "Readiness") -> str:
     return f"{printable(ready.reference)} is {ready.state}\n{_artifact_table(ready.artifacts)}"
 
 
+def _weights_of(profile: "Profile") -> str:
+    if profile.untrained:
+        return "untrained"
+    return "custom weights" if profile.custom_weights else profile.model
+
+
 def _remarks(found: Iterable["Profile"]) -> Iterator[str]:
     """What must be known of a profile and fits into no column."""
     for profile in found:
@@ -450,6 +458,7 @@ def _fetched(path: str, file: "File") -> Output:
         "profile": manifest.profile,
         "fingerprint": manifest.fingerprint,
         "untrained": manifest.untrained,
+        "custom_weights": manifest.custom_weights,
         "computed_on": manifest.computed_on.model_dump(exclude_none=True) if manifest.computed_on else None,
     }
     what = f"{manifest.voice}@{manifest.version} for {manifest.profile}"

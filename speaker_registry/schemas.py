@@ -147,6 +147,8 @@ class ArtifactDescriptor(Schema):
     fingerprint: str | None = None
     extractor: dict[str, Any] = Field(default_factory=dict)
     untrained: bool = False
+    custom_weights: bool = False
+    """Made with weights that are meant to differ from the published ones."""
     url: str | None = None
     """Path of the file, relative to the registry's root."""
     job_id: str | None = None
@@ -238,6 +240,8 @@ class Profile(Schema):
     """Of the worker that announced it last; None while none ever did."""
     extractor: dict[str, Any] = Field(default_factory=dict)
     untrained: bool = False
+    custom_weights: bool = False
+    """Made with weights that are meant to differ from the published ones."""
     workers: int = 0
     """Live workers that serve it, loaded and warm."""
     failed_proofs: list[FailedProof] = Field(default_factory=list)

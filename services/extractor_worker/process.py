@@ -101,6 +101,8 @@ class WorkerProcess:
         tracing.start(TracesSettings(), "worker")
         names = self._settings.profiles or self._registry.profiles
         profiles = [self._registrar.catalogue.get(name) for name in names]
+        for name in self._settings.custom_weights:
+            self._registrar.catalogue.get(name)  # a mistyped name is refused, not ignored
         try:
             stations = self._announced(self._loaded(profiles))
         except DeviceLost as error:
@@ -165,6 +167,7 @@ class WorkerProcess:
             profile=profile.name,
             fingerprint=fingerprint.digest,
             untrained=fingerprint.untrained,
+            custom_weights=fingerprint.custom_weights,
             computed_on=str(extractor.computed_on),
             seconds=round(time.monotonic() - started, 2),
         )

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _CONVERTED = frozenset({".pth", ".pt", ".ckpt", ".onnx"})
 """Pickles and ONNX graphs."""
+_CUSTOM = "SPEAKER_EXTRACTOR_CUSTOM_WEIGHTS"
+"""The setting that names the profiles whose folder holds other weights than the published ones."""
 _NAMED = 3
 """Keys an error lists before it only counts."""
 _FLOATS = ("float32", "bfloat16", "float16")
@@ -49,6 +51,8 @@ class LocalWeights:
     """A folder that is a checkpoint, or that holds one per profile in sub-folders named like the profiles."""
 
     folder: Path
+    custom: bool = False
+    """Whether the files are meant to differ from the published ones, e.g. fine-tuned or saved again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,20 +76,28 @@ class UntrainedWeights:
 WeightsSource = LocalWeights | HubWeights | UntrainedWeights
 
 
-def parse_weights(text: str) -> WeightsSource:
+def parse_weights(text: str, *, custom: bool = False) -> WeightsSource:
     """Read the setting WEIGHTS: `untrained`, `hub`, `hub:<commit>`, or the path of a folder.
 
+    Args:
+        custom: see `LocalWeights`. Only a folder can be custom.
+
     Raises:
-        WeightsInvalid: empty, or a hub revision that is not a commit.
+        WeightsInvalid: empty, a hub revision that is not a commit, or custom weights that are no folder.
     """
     source, _, revision = text.strip().partition(":")
     if not source:
         raise WeightsInvalid("WEIGHTS is empty: `untrained`, `hub`, `hub:<commit>` or a folder is expected")
+    if custom and source in {"untrained", "hub"}:
+        raise WeightsInvalid(
+            f"custom weights are expected in a folder, and WEIGHTS is {text.strip()!a}: name the folder "
+            f"there, or take the profile out of {_CUSTOM}"
+        )
     if source == "untrained" and not revision:
         return UntrainedWeights()
     if source == "hub":
         return HubWeights(_commit(revision) if revision else None)
-    return LocalWeights(Path(text.strip()).expanduser())
+    return LocalWeights(Path(text.strip()).expanduser(), custom)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +110,8 @@ class Checkpoint:
     revision: str | None
     cache: Path = EXTRACTOR_CACHE
     """Where what is converted is kept."""
+    custom: bool = False
+    """See `LocalWeights`."""
 
     def read_json(self, name: str) -> dict[str, Any]:
         """Raises WeightsInvalid for a file that is not a JSON object."""
@@ -165,9 +179,10 @@ class Checkpoint:
         return converted(path, name, sha256_of_file(path), self.cache.expanduser())
 
     def facts(self, names: Iterable[str]) -> dict[str, Any]:
-        """What a fingerprint says of weights: source and sha256 of each file."""
+        """What a fingerprint says of weights: source and sha256 of each file, and whether they are custom."""
         files = {name: sha256_of_file(self.folder / name) for name in names}
-        return {"untrained": False, "repo": self.repo, "revision": self.revision, "files": files}
+        facts = {"untrained": False, "repo": self.repo, "revision": self.revision, "files": files}
+        return facts | ({"custom": True} if self.custom else {})
 
 
 def locate(
@@ -192,14 +207,24 @@ def locate(
     if isinstance(source, HubWeights):
         checkpoint = _from_hub(source, profile, weights, cache)
     else:
-        checkpoint = _from_folder(source.folder, profile, weights, cache)
+        checkpoint = _from_folder(source, profile, weights, cache)
+    advice = f"; if it is meant to be another, name the profile in {_CUSTOM}"
     for name, sha256 in known_sums(source, weights).items():
-        refuse_another(checkpoint.folder / name, name, sha256, profile=profile, repo=weights.repo)
+        try:
+            refuse_another(checkpoint.folder / name, name, sha256, profile=profile, repo=weights.repo)
+        except WeightsInvalid as error:
+            raise WeightsInvalid(
+                error.message + (advice if isinstance(source, LocalWeights) else "")
+            ) from None
     return checkpoint
 
 
 def known_sums(source: LocalWeights | HubWeights, weights: PublishedWeights) -> dict[str, str]:
-    """Name -> sha256, as far as known. Those of one commit say nothing of another's files."""
+    """Name -> sha256, as far as known. Those of one commit say nothing of another's files, and custom files
+    are meant to differ.
+    """
+    if isinstance(source, LocalWeights) and source.custom:
+        return {}
     if isinstance(source, HubWeights) and source.revision not in {None, weights.commit}:
         return {}
     return {name: sha256 for name, sha256 in weights.files.items() if sha256 is not None}
@@ -254,7 +279,8 @@ def _from_hub(source: HubWeights, profile: str, weights: PublishedWeights, cache
     return Checkpoint(folder, weights.repo, commit, cache)
 
 
-def _from_folder(folder: Path, profile: str, weights: PublishedWeights, cache: Path) -> Checkpoint:
+def _from_folder(source: LocalWeights, profile: str, weights: PublishedWeights, cache: Path) -> Checkpoint:
+    folder = source.folder
     own = folder / profile if (folder / profile).is_dir() else folder
     missing = [name for name in weights.files if not (own / name).is_file()]
     if missing:
@@ -266,7 +292,7 @@ def _from_folder(folder: Path, profile: str, weights: PublishedWeights, cache: P
             f"{', '.join(weights.files)}, either itself or in a sub-folder {profile}/. Get them with "
             f"`{command}`{unpinned}, or set WEIGHTS=untrained to try things out"
         ) from cause
-    return Checkpoint(own, None, None, cache)
+    return Checkpoint(own, None, None, cache, source.custom)
 
 
 def sha256_of_file(path: Path) -> str:

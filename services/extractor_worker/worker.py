@@ -65,7 +65,7 @@ def _prove(extractor: Extractor, profile: Profile, settings: ExtractorSettings) 
 def _loading(shelf: Shelf, profile: Profile, settings: ExtractorSettings) -> Loading:
     return Loading(
         profile=profile,
-        source=parse_weights(settings.weights),
+        source=parse_weights(settings.weights, custom=profile.name in settings.custom_weights),
         device=settings.device,
         dtype=settings.dtype,
         cache=settings.cache,

@@ -9,6 +9,7 @@ from urllib.parse import quote
 from services.shared.announcements import Announcement, FailedProof
 from services.shared.api_keys import ApiKey, Token
 from services.shared.domain import SpeakerVersion
+from services.shared.fingerprint import Fingerprint
 from services.shared.index_reading import IndexedSpeaker
 from services.shared.jobs import JobRecord
 from services.shared.keyring import Keyring
@@ -108,6 +109,7 @@ def descriptor(
             "fingerprint": record.fingerprint,
             "extractor": record.extractor,
             "untrained": record.untrained,
+            "custom_weights": Fingerprint(record.extractor).custom_weights,
             "url": base + ("" if standing.artifact else "?allow_stale=true"),
         }
     return schemas.ArtifactDescriptor(
@@ -184,6 +186,7 @@ def profile(
         fingerprint=announced.fingerprint if announced else None,
         extractor=announced.extractor if announced else {},
         untrained=announced.untrained if announced else False,
+        custom_weights=Fingerprint(announced.extractor).custom_weights if announced else False,
         workers=workers,
         failed_proofs=[
             schemas.FailedProof(worker=one.worker, device=one.device, reason=one.reason)

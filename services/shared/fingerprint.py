@@ -12,7 +12,8 @@ from speaker_registry.artifact import canonical_json, sha256_digest
 class Fingerprint:
     """Everything that determines an artifact besides the clip.
 
-    facts: plain JSON values. `facts["weights"]["untrained"]` says whether the weights are random.
+    facts: plain JSON values. `facts["weights"]["untrained"]` says whether the weights are random, and
+    `facts["weights"]["custom"]` whether they are meant to differ from the published ones.
     """
 
     facts: Mapping[str, Any]
@@ -30,3 +31,9 @@ class Fingerprint:
     @property
     def untrained(self) -> bool:
         return bool(self.facts["weights"]["untrained"])
+
+    @property
+    def custom_weights(self) -> bool:
+        """False also for facts that say nothing of weights, as those of an uploaded artifact may."""
+        weights = self.facts.get("weights")
+        return isinstance(weights, Mapping) and weights.get("custom") is True

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from services.shared.domain import ArtifactRecord, VersionRecord
+from services.shared.fingerprint import Fingerprint
 from services.shared.profiles import Profile
 from speaker_registry.artifact import (
     ComputedOn,
@@ -80,6 +81,7 @@ def package(
         fingerprint=fingerprint,
         extractor=dict(extractor or {}),
         untrained=untrained,
+        custom_weights=Fingerprint(extractor or {}).custom_weights,
         voice=version.name,
         version=version.number,
         version_id=version.vuid,

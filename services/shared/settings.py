@@ -478,6 +478,11 @@ class ExtractorSettings(BaseSettings):
     """Served by this worker, comma-separated; empty: all that the registry requires."""
     weights: str = "untrained"
     """`untrained` (random: for trying out), the path of a folder, `hub`, or `hub:<commit>`."""
+    custom_weights: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_names)] = ()
+    """Profiles, comma-separated, whose folder holds other weights than the published ones: fine-tuned, or
+    saved again. Their sums are not held against the published files; they go into the fingerprint, and every
+    surface says `custom weights`.
+    """
     device: str = Field("cpu", pattern=r"cpu|cuda(:\d+)?")
     """`cpu`, `cuda` or `cuda:N`."""
     dtype: Literal["float32", "bfloat16"] = "float32"

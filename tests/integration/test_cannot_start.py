@@ -52,3 +52,12 @@ def test_a_bucket_that_cannot_be_reached_is_named(module: str, tmp_path: Path):
     assert "bucket 'voices'" in last["reason"]
     assert last["reason"].startswith("SPEAKER_STORE_ENDPOINT: ")
     assert "\n" not in last["reason"]
+
+
+def test_a_mistyped_profile_of_custom_weights_is_named(tmp_path: Path):
+    """If it were ignored, the profile that is meant would be refused for its sums."""
+    *_, last = lines(
+        WORKER, SPEAKER_STORE_URL=tmp_path.as_uri(), SPEAKER_EXTRACTOR_CUSTOM_WEIGHTS="qwen3-tts-06b"
+    )
+    assert last["event"] == "worker.cannot_start"
+    assert last["reason"].startswith("Unknown profile 'qwen3-tts-06b'. Known: ")

@@ -89,3 +89,13 @@ def test_the_manifest_says_which_machine_computed_the_tensors() -> None:
 )
 def test_a_machine_is_shown_by_what_is_known_of_it(machine: ComputedOn, shown: str) -> None:
     assert str(machine) == shown
+
+
+@pytest.mark.parametrize("custom", [True, False])
+def test_the_manifest_says_whether_the_weights_are_custom(custom: bool) -> None:
+    """It comes from the facts behind the fingerprint, so no two places can disagree."""
+    facts = {"weights": {"untrained": False, **({"custom": True} if custom else {})}}
+    data, _ = package(version(None), PROFILE, TENSORS, fingerprint="sha256:1", attempt="1", extractor=facts)
+    artifact = Artifact.parse(data)
+    assert artifact.manifest.custom_weights is custom
+    assert ("; custom weights; " in repr(artifact)) is custom

@@ -604,6 +604,17 @@ def test_waiting_for_a_job_in_vain_answers_how_it_stands(registry: Registry, nam
     registry.worker.finish_all()
 
 
+def test_a_profile_that_is_made_with_custom_weights_says_so(start: Start):
+    """Its voices do not sound as with the published ones."""
+    registry = start(profiles=(PROFILE, WIDER))
+    assert not any(one["custom_weights"] for one in get(registry, "/v1/profiles")["data"])
+    registry.registrar.announcements.announce(
+        PROFILE, "sha256:" + "c" * 64, {"weights": {"untrained": False, "custom": True}}, untrained=False
+    )
+    shown = {one["id"]: one for one in get(registry, "/v1/profiles")["data"]}
+    assert (shown[PROFILE]["custom_weights"], shown[WIDER]["custom_weights"]) == (True, False)
+
+
 def test_profiles_say_what_they_hold_and_who_makes_them(registry: Registry):
     """An engine chooses by it, and sees whether a worker lives."""
     profiles = {one["id"]: one for one in get(registry, "/v1/profiles")["data"]}

@@ -152,3 +152,17 @@ def test_the_window_is_part_of_it() -> None:
     """Whoever compares with a server that ignores it must be able to see why codes differ after 10 s."""
     codec = fingerprint().facts["codec"]
     assert (codec["sliding_window"], codec["sliding_window_applied"]) == (250, True)
+
+
+def test_custom_weights_count_and_published_ones_do_not_say_that_they_are_published(copy: Path) -> None:
+    """Otherwise this release would make all artifacts of the one before stale."""
+    custom, published = fingerprint(source=LocalWeights(copy, custom=True)), fingerprint(copy)
+    assert (custom.custom_weights, published.custom_weights) == (True, False)
+    assert custom.digest != published.digest
+    assert "custom" not in published.facts["weights"]
+
+
+@pytest.mark.parametrize("facts", [{}, {"weights": None}, {"weights": {"custom": "no"}}, {"weights": []}])
+def test_facts_from_outside_that_say_nothing_of_weights_are_not_custom(facts: dict[str, Any]) -> None:
+    """An artifact that somebody brings may say anything there."""
+    assert not Fingerprint(facts).custom_weights

@@ -76,6 +76,44 @@ def test_a_branch_a_tag_or_half_a_commit_is_refused(revision: str) -> None:
         parse_weights(f"hub:{revision}")
 
 
+def test_a_folder_may_hold_custom_weights() -> None:
+    assert parse_weights("/srv/weights", custom=True) == LocalWeights(Path("/srv/weights"), custom=True)
+
+
+@pytest.mark.parametrize("text", ["untrained", "hub", f"hub:{COMMIT}"])
+def test_custom_weights_that_are_no_folder_are_refused(text: str) -> None:
+    """Somebody would take published or random weights for their own."""
+    with pytest.raises(
+        WeightsInvalid, match=f"expected in a folder, and WEIGHTS is '{text}': name the folder"
+    ):
+        parse_weights(text, custom=True)
+
+
+def another(copy: Path, *, custom: bool) -> weights.Checkpoint:
+    """The copy, where other files were published."""
+    published = PublishedWeights(repo=REPO, licence="none", files=dict.fromkeys(FILES, "0" * 64))
+    return locate(LocalWeights(copy, custom), profile="qwen3-tts-0.6b", weights=published)
+
+
+def test_a_folder_with_other_files_than_the_published_ones_is_refused_unless_that_is_meant(
+    copy: Path,
+) -> None:
+    """A fine-tuned model, or one that was saved again; and never a file that is merely the wrong one."""
+    with pytest.raises(
+        WeightsInvalid, match="if it is meant to be another, name the profile in SPEAKER_EXTR"
+    ):
+        another(copy, custom=False)
+    checkpoint = another(copy, custom=True)
+    sum_of_tensors = sha256_of_file(copy / "model.safetensors")
+    assert checkpoint.facts(["model.safetensors"]) == {
+        "untrained": False,
+        "repo": None,
+        "revision": None,
+        "files": {"model.safetensors": sum_of_tensors},
+        "custom": True,
+    }
+
+
 def test_an_empty_setting_says_what_is_accepted() -> None:
     """An unset variable in a deployment file must not come to mean the current folder."""
     with pytest.raises(WeightsInvalid, match="WEIGHTS is empty: `untrained`, `hub`"):

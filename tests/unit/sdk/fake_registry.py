@@ -28,9 +28,9 @@ Fault = httpx.Response | Exception | Callable[[httpx.Request], httpx.Response]
 
 
 def artifact_file(
-    voice: str = "alice", version: int = 1, profile: str = ECAPA, *, width: int = 192, untrained: bool = False
+    voice: str = "alice", version: int = 1, profile: str = ECAPA, *, width: int = 192, **facts: Any
 ) -> bytes:
-    """A small valid artifact; another width gives another size."""
+    """A small valid artifact; another width gives another size. `facts`: more of its manifest."""
     manifest = Manifest(
         profile=profile,
         model_type="ecapa",
@@ -40,7 +40,7 @@ def artifact_file(
         version_id=f"v{version}",
         created_at=1_775_133_893,
         source="audio",
-        untrained=untrained,
+        **facts,
     )
     return encode({"speaker_embedding": np.full(width, version, np.float32)}, manifest)
 

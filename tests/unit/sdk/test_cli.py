@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 import speaker_registry
+from speaker_registry.artifact import ComputedOn
 from speaker_registry.cli import main, write_atomically
 from tests.unit.sdk.fake_registry import (
     ECAPA,
@@ -278,6 +279,19 @@ def test_a_useless_voice_is_called_so(run: Run, registry: FakeRegistry, tmp_path
     version = registry.add_version("alice")
     version.files[ECAPA] = artifact_file(untrained=True)
     assert "untrained" in run("fetch", "alice", "--profile", ECAPA, "-o", str(tmp_path / "a")).err
+
+
+def test_custom_weights_are_named(run: Run, registry: FakeRegistry, tmp_path: Path):
+    """The voice will not sound as with the published ones."""
+    registry.add_version("alice").files[ECAPA] = artifact_file(
+        custom_weights=True, computed_on=ComputedOn(device="cuda", gpu="NVIDIA H200")
+    )
+    outcome = run("fetch", "alice", "--profile", ECAPA, "-o", str(tmp_path / "a"))
+    assert "made with custom weights" in outcome.err
+    assert "computed on cuda, NVIDIA H200" in outcome.out
+    document = run("fetch", "alice", "--profile", ECAPA, "-o", str(tmp_path / "a"), "--json").document
+    assert document["custom_weights"] is True
+    assert document["computed_on"] == {"device": "cuda", "gpu": "NVIDIA H200"}
 
 
 def test_waiting_ends_with_where_the_version_stands(run: Run, registry: FakeRegistry):
