@@ -23,8 +23,8 @@ from services.registry_api.wiring import Services
 from services.shared import metrics, tracing
 from services.shared.api_keys import new_token
 from services.shared.audio import AudioDecoder
+from services.shared.followed_jobs import FollowedJobs
 from services.shared.housekeeping import Housekeeper
-from services.shared.jobs import Jobs
 from services.shared.key_file import write_new_key
 from services.shared.logs import configure_logs
 from services.shared.opening import open_queue_connection, open_registrar
@@ -116,7 +116,7 @@ def _serve() -> int:
     with AudioDecoder(limits) as decoder:
         services = Services(
             registrar=registrar,
-            jobs=Jobs(registrar.index),
+            jobs=FollowedJobs(registrar),
             decoder=decoder,
             changes=Changes(registry.redis_address),
             housekeeper=Housekeeper(registrar, HousekeepingSettings()),

@@ -1,17 +1,18 @@
 """One `cache` call: which artifacts it is about, which jobs it waits for, how they stand. Knows no HTTP."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from services.shared.domain import SpeakerVersion
 from services.shared.facts import SpeakerId
-from services.shared.index import Also
+from services.shared.index import Also, Claim
 from services.shared.index_reading import IndexedSpeaker
-from services.shared.jobs import Jobs
+from services.shared.jobs import JobRecord, Jobs
 from services.shared.registrar import Registrar
 from services.shared.repair import artifact_or_replacement
 from services.shared.status import Standing, worst
-from speaker_registry.errors import ArtifactFailed, CacheUnsupported
+from speaker_registry.errors import ArtifactFailed, CacheUnsupported, JobNotFound, Unavailable
 from speaker_registry.names import parse_speaker_name
 from speaker_registry.schemas import CacheStatus
 
@@ -55,6 +56,7 @@ class Precompute:
         self._jobs: list[str] = []
         self._begun = Also()
         """The version that the jobs are of: the name may come to stand for another one."""
+        self._force = False
         self._message: str | None = None
         self.speaker_id = SpeakerId.of(namespace, parse_speaker_name(name))
         """Whose changes to wait for; known for certain after `start`, since the name may be a voice's id."""
@@ -78,7 +80,8 @@ class Precompute:
                 artifact_or_replacement(self._registrar, self.speaker_id, version, ready)
         possible = [one.profile.name for one in standings if not one.unsupported]
         claims = self._registrar.ensure(self.speaker_id, version, possible or self._profiles, force=force)
-        self._jobs = [claim.job_id for claim in claims.values() if claim.job_id]
+        self._force = force
+        self._await(claims)
         if all(claim.outcome == "ready" for claim in claims.values()):
             self._message = ALREADY_VALID
         return self.look()
@@ -91,7 +94,36 @@ class Precompute:
             for name in self._profiles
         ]
         flying = [flight.job_id for flight in indexed.flights if flight.job_id in self._jobs]
-        return Look(version, standings, flying, list(self._failures(standings, flying)))
+        ended = [] if flying else self._records()
+        flying += [job.id for job in ended if not job.finished]
+        if not flying:
+            flying += self._start_anew(version, ended)
+        return Look(version, standings, flying, list(self._failures(standings, flying, ended)))
+
+    def _await(self, claims: Mapping[str, Claim]) -> None:
+        """Wait for the jobs of these claims. Looked at once, they can be followed over a loss of Redis."""
+        self._jobs = [claim.job_id for claim in claims.values() if claim.job_id]
+        with suppress(Unavailable):
+            self._records()
+
+    def _records(self) -> list[JobRecord]:
+        """Of the jobs that this call waits for, as far as they are known."""
+        found = []
+        for job_id in self._jobs:
+            with suppress(JobNotFound):
+                found.append(self._job_records.get(self._namespace, job_id))
+        return found
+
+    def _start_anew(self, version: SpeakerVersion, ended: Sequence[JobRecord]) -> list[str]:
+        """Forced extractions that were lost with Redis. Housekeeping starts only those again without which
+        there would be no artifact.
+        """
+        lost = [job for job in ended if job.state == "superseded" and job.vuid == version.vuid]
+        if not lost or not self._force:
+            return []
+        profiles = [job.profile for job in lost]
+        self._await(self._registrar.ensure(self.speaker_id, version, profiles, force=True))
+        return self._jobs
 
     def _find(self) -> tuple[IndexedSpeaker, SpeakerVersion]:
         indexed = self._registrar.find(self._namespace, self._name, self._begun)
@@ -106,15 +138,16 @@ class Precompute:
             )
         return indexed, version
 
-    def _failures(self, standings: Sequence[Standing], flying: Sequence[str]) -> list[str]:
+    def _failures(
+        self, standings: Sequence[Standing], flying: Sequence[str], ended: Sequence[JobRecord]
+    ) -> list[str]:
         """A failed profile; and a job of ours that failed although what was there before still serves."""
         failed = [f"{one.profile.name}: {one.error}" for one in standings if one.state == "failed"]
         if failed or flying:
             return failed
-        records = [self._job_records.get(self._namespace, job_id) for job_id in self._jobs]
         return [
             f"{one.profile}: {one.error['code']}: {one.error['message']}"
-            for one in records
+            for one in ended
             if one.state == "failed" and one.error
         ]
 

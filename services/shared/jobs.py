@@ -5,6 +5,8 @@ The scripts in `lua/` write the records; here they are read.
 
 import json
 import math
+import threading
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
@@ -55,6 +57,15 @@ class JobRecord:
         return self.state in FINISHED_STATES
 
     @classmethod
+    def claimed(cls, job: Mapping[str, Any], *, build: int, at: float) -> "JobRecord":
+        """As a claim at that time has just made it of the fields `job`."""
+        fields = {name: str(value) for name, value in job.items()}
+        forced = "true" if job["forced"] else "false"
+        return cls.read(
+            fields | {"forced": forced, "state": "queued", "build": str(build), "created_at": str(at)}
+        )
+
+    @classmethod
     def read(cls, fields: Mapping[str, str]) -> "JobRecord":
         """From the hash as the scripts wrote it."""
         return cls(
@@ -95,6 +106,28 @@ class JobPage:
     found: list[JobRecord]
     last: str | None
     more: bool
+
+
+class SeenJobs:
+    """The jobs that this process has seen last, so that they can be followed when Redis has lost their
+    records. For all threads.
+    """
+
+    def __init__(self, most: int = 5_000) -> None:
+        self._most = most
+        self._lock = threading.Lock()
+        self._records: OrderedDict[str, JobRecord] = OrderedDict()
+
+    def put(self, record: JobRecord) -> None:
+        with self._lock:
+            self._records[record.id] = record
+            self._records.move_to_end(record.id)
+            if len(self._records) > self._most:
+                self._records.popitem(last=False)
+
+    def get(self, job_id: str) -> JobRecord | None:
+        with self._lock:
+            return self._records.get(job_id)
 
 
 class Jobs:

@@ -28,6 +28,7 @@ from services.shared.facts import SpeakerId, read_certain
 from services.shared.gate import GateClosed
 from services.shared.index import PENDING_MOVE_SECONDS, AliasMoved, Also, Claim, SpeakerIndex, voice_damaged
 from services.shared.index_reading import IndexedSpeaker
+from services.shared.jobs import JobRecord, SeenJobs
 from services.shared.keyring import Keyring
 from services.shared.profiles import Profile, ProfileCatalogue
 from services.shared.queue import queue_name
@@ -138,6 +139,7 @@ class Registrar:
         self.clock = clock
         self.run_all = run_all
         self.keyring = Keyring(store, index, clock, run_all)
+        self.seen_jobs = SeenJobs()
         self.reading_facts: Callable[[], AbstractContextManager[None]] = nullcontext
         """Surrounds reads that are answered from the facts. The API limits how many there are at a time."""
 
@@ -389,6 +391,21 @@ class Registrar:
         fingerprint = announced.fingerprint if announced else ""
         job_id = f"job_{self.clock.new_id()}"
 
+        job: dict[str, Any] = {
+            "id": job_id,
+            "ns": speaker_id.namespace,
+            "slug": speaker_id.slug,
+            "name": version.record.name,
+            "vuid": version.vuid,
+            "number": version.number,
+            "profile": profile.name,
+            "fingerprint": fingerprint,
+            "forced": force,
+            "max_attempts": self.settings.max_attempts,
+            "queue": queue_name(profile.name),
+            "attempt": 0,
+            **({"traceparent": parent} if (parent := tracing.traceparent()) else {}),
+        }
         claim = self.index.claim(
             speaker_id,
             vuid=version.vuid,
@@ -397,23 +414,10 @@ class Registrar:
             base=without_build(version.artifact_key(profile.name, fingerprint, 0)) if fingerprint else "",
             force=force,
             steal=steal,
-            job={
-                "id": job_id,
-                "ns": speaker_id.namespace,
-                "slug": speaker_id.slug,
-                "name": version.record.name,
-                "vuid": version.vuid,
-                "number": version.number,
-                "profile": profile.name,
-                "fingerprint": fingerprint,
-                "forced": force,
-                "max_attempts": self.settings.max_attempts,
-                "queue": queue_name(profile.name),
-                "attempt": 0,
-                **({"traceparent": parent} if (parent := tracing.traceparent()) else {}),
-            },
+            job=job,
         )
         if claim.outcome == "claimed":
+            self.seen_jobs.put(JobRecord.claimed(job, build=claim.build, at=self.clock.now()))
             self.dispatcher.enqueue(job_id, profile.name, {"job": job_id, "speaker": str(speaker_id)})
         return claim
 

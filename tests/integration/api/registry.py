@@ -23,8 +23,8 @@ from services.registry_api.limits import Pace
 from services.registry_api.server import server_config
 from services.registry_api.wiring import Services
 from services.shared.audio import AudioDecoder
+from services.shared.followed_jobs import FollowedJobs
 from services.shared.housekeeping import Housekeeper
-from services.shared.jobs import Jobs
 from services.shared.opening import open_registrar
 from services.shared.settings import (
     AccessSettings,
@@ -83,7 +83,7 @@ class Registry:
         self.redis = redis.Redis.from_url(redis_url)
         registry = RegistrySettings(redis_url=redis_url, **settings)
         self.registrar = open_registrar(StoreSettings(url=folder.as_uri()), registry)
-        self.jobs = Jobs(self.registrar.index)
+        self.jobs = FollowedJobs(self.registrar)
         self.changes = Changes(redis_url)
         self.housekeeper = Housekeeper(self.registrar, HousekeepingSettings())
         self.worker = StandIn(self.registrar)

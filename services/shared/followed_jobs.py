@@ -1,0 +1,97 @@
+"""Jobs that can be followed over a loss of Redis.
+
+Redis may lose a job's record. The extraction goes on, or housekeeping starts it anew under another id.
+Callers wait for an artifact, not for a record, so a job that Redis does not know any more is looked for by
+what it was for. Only the memory of this process tells what that was; a job that it never saw is not found.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+from services.shared.cancellation import CANCELED
+from services.shared.domain import SpeakerVersion
+from services.shared.facts import SpeakerId
+from services.shared.gate import GateClosed
+from services.shared.index import Also
+from services.shared.index_reading import IndexedSpeaker
+from services.shared.jobs import JobRecord, Jobs
+from services.shared.registrar import Registrar
+from speaker_registry.errors import JobNotFound, Unavailable
+from speaker_registry.schemas import JobState
+
+
+class FollowedJobs(Jobs):
+    """As `Jobs`; finds what became of jobs that this process has seen before."""
+
+    def __init__(self, registrar: Registrar) -> None:
+        super().__init__(registrar.index)
+        self._registrar = registrar
+        self._seen = registrar.seen_jobs
+
+    def get(self, namespace: str, job_id: str) -> JobRecord:
+        """The record; or, of a job that this process has seen and Redis does not know any more or cannot be
+        asked about, what has become of what it was for.
+
+        Raises:
+            JobNotFound: also for another namespace's. Unavailable: nobody can tell.
+        """
+        try:
+            record = super().get(namespace, job_id)
+        except (JobNotFound, Unavailable):
+            seen = self._seen.get(job_id)
+            if seen is None or seen.namespace != namespace:
+                raise
+            return self._outcome(seen)
+        self._seen.put(record)
+        return self._outcome(record) if record.state == "superseded" else record
+
+    def _outcome(self, job: JobRecord) -> JobRecord:
+        """The job as its artifact, or the job that took its place, says."""
+        speaker_id = SpeakerId(job.namespace, job.slug)
+        try:
+            indexed, certain = self._registrar.index.look(speaker_id, Also(vuid=job.vuid)), True
+        except (GateClosed, Unavailable):
+            indexed, certain = self._registrar.look_up(speaker_id), False
+        version = indexed.speaker.by_vuid(job.vuid)
+        if version is None:
+            return self._ended(job, "superseded")
+        return self._by_artifact(job, version) or (
+            self._by_successor(job, indexed, version) if certain else job
+        )
+
+    def _by_artifact(self, job: JobRecord, version: SpeakerVersion) -> JobRecord | None:
+        akey = version.artifact_key(job.profile, job.fingerprint or self._fingerprint(job.profile), job.build)
+        if akey in version.artifacts:
+            return self._ended(job, "succeeded", stage="done", done=job.total)
+        failure = version.failures.get(akey)
+        if failure is None:
+            return None
+        if failure.code == CANCELED:
+            return self._ended(job, "canceled")
+        error = {
+            "code": failure.code,
+            "message": failure.message,
+            "retryable": False,
+            "attempt": failure.attempts,
+        }
+        return self._ended(job, "failed", attempt=failure.attempts, error=error)
+
+    def _by_successor(self, job: JobRecord, indexed: IndexedSpeaker, version: SpeakerVersion) -> JobRecord:
+        for flight in indexed.flights:
+            if (flight.vuid, flight.profile) == (job.vuid, job.profile) and flight.job_id != job.id:
+                successor = super().get(job.namespace, flight.job_id)
+                return replace(successor, id=job.id, created_at=job.created_at)
+        if job.finished or version.artifact(job.profile) is not None:
+            # Nobody makes a second one by itself, where the first still serves.
+            return self._ended(job, "superseded")
+        # Housekeeping is about to start it anew.
+        return replace(job, state="queued", attempt=0, stage="queued", done=0, started_at=None, worker=None)
+
+    def _fingerprint(self, profile: str) -> str:
+        announced = self._registrar.announcements.current(profile)
+        return announced.fingerprint if announced else ""
+
+    def _ended(self, job: JobRecord, state: JobState, **changes: Any) -> JobRecord:
+        if job.finished and job.state == state:
+            return job
+        return replace(job, state=state, finished_at=self._registrar.clock.now(), **changes)
