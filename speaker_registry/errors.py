@@ -44,6 +44,7 @@ SpeakerRegistryError
 ├── QuotaExceeded
 ├── RateLimited                    passing: so many at a time, again after `retry_after_seconds`
 ├── Unavailable                    passing: try again after `retry_after_seconds`
+│   ├── VoiceUnreadable            the bucket does not hand out a record of it now; other voices are served
 │   └── VoiceDamaged               not passing: somebody must restore a record, or delete the voice
 └── WorkerError                    raised while extracting; ends up in a job's `error`
     ├── WeightsMissing
@@ -257,6 +258,10 @@ class RateLimited(SpeakerRegistryError):
 class Unavailable(SpeakerRegistryError):
     code = "unavailable"
     retryable = True
+
+
+class VoiceUnreadable(Unavailable):
+    code = "voice_unreadable"
 
 
 class VoiceDamaged(Unavailable):

@@ -27,24 +27,38 @@ class DurableFolder:
         _make(self._temporary)
 
     def put(self, key: str, data: bytes) -> None:
+        self._put(key, data, replace=True)
+
+    def create(self, key: str, data: bytes) -> bool:
+        """Put it unless there is a file under this key already. Returns whether it was put."""
+        return self._put(key, data, replace=False)
+
+    def _put(self, key: str, data: bytes, *, replace: bool) -> bool:
         temporary, target = self._temporary / uuid4().hex, self._root / key
         try:
             _write(temporary, data)
-            self._move(temporary, target)
-        except BaseException:
+            moved = self._move(temporary, target, replace=replace)
+        finally:
             temporary.unlink(missing_ok=True)
-            raise
         with suppress(FileNotFoundError):  # deleted meanwhile, and its folder with it
             sync_folder(target.parent)
+        return moved
 
-    def _move(self, temporary: Path, target: Path) -> None:
-        """Into its folder, which is made first if it is missing, durably with all above it."""
+    def _move(self, temporary: Path, target: Path, *, replace: bool) -> bool:
+        """Move a file into its folder, which is made first if it is missing, durably with all above it.
+
+        Returns whether it was moved: without `replace` it is not, where there is a file already.
+        """
         with self._locked():
+            if not replace and target.exists():
+                return False
+            os.utime(temporary)  # its date is that of its landing, which decides which of two was first
             missing = _missing(target.parent)
             try:
                 for folder in missing:
                     folder.mkdir(mode=0o700)
                 temporary.replace(target)
+                return True
             finally:
                 # All at the end: the file system then writes its journal once, not once for each.
                 for folder in missing:

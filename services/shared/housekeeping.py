@@ -53,7 +53,7 @@ from services.shared.redis_access import unavailable_without_redis
 from services.shared.registrar import Registrar
 from services.shared.settings import HousekeepingSettings
 from services.shared.status import unsupported_reason
-from services.shared.store import Listing
+from services.shared.store import Listing, ObjectUnavailable
 from services.shared.suspicion import confirmed
 from speaker_registry.errors import JobNotFound, LeaseExpired, Unavailable
 
@@ -62,6 +62,8 @@ log = structlog.get_logger()
 _seldom = Seldom(60.0)
 _LOOK_AGAIN_SOON_SECONDS = 3.0
 _LOOK_AGAIN_SECONDS = 15.0
+_TRY_AGAIN_SECONDS = 60.0
+"""To read what the store did not hand out."""
 _LOOK_MUCH_LATER_SECONDS = 300.0
 _LOCK_SECONDS = 20.0
 """Without a sign of life its holder is taken for dead. Any longer, and a rebuild that was killed would keep
@@ -236,6 +238,9 @@ class Housekeeper:
         """Trouble with one speaker must not keep the others from being looked after, nor the gate closed."""
         try:
             return work(speaker_id)
+        except ObjectUnavailable as error:
+            log.error("speaker.unreadable", speaker=str(speaker_id), error=str(error))
+            return otherwise
         except (Unavailable, RebuildLost):
             raise
         except Exception:
@@ -252,13 +257,16 @@ class Housekeeper:
             # What is put in force now stays in force, so no earlier one may have been left out.
             certain = read_certain(self._store, speaker_id, listings=2)
         self._index.apply(speaker_id, certain.speaker)
-        if certain.complete:  # else what looks as if it were missing may be there in a moment
+        unreadable = self._index.load(speaker_id).speaker.unreadable
+        if certain.complete and not unreadable:  # else what looks as if it were missing may be there
             for flight in self._index.load(speaker_id).flights:
                 self._check_flight(speaker_id, self._index.load(speaker_id), flight)
             self._extract_missing(speaker_id, self._index.load(speaker_id))
         self._registrar.promote(speaker_id)
         if not certain.complete:
             return _LOOK_AGAIN_SOON_SECONDS
+        if unreadable:
+            return _TRY_AGAIN_SECONDS
         return _LOOK_AGAIN_SECONDS if self._index.load(speaker_id).flights else None
 
     def _extract_missing(self, speaker_id: SpeakerId, indexed: IndexedSpeaker) -> None:
@@ -424,7 +432,7 @@ class Housekeeper:
         FOREIGN.inc(found.foreign)
         keys = [*self._confirmed(speaker_id, listing, found.presumed), *found.certain]
         if keys:
-            self._store.delete(keys)
+            self._store.delete(keys)  # the others also where one cannot be deleted
             log.info("garbage.collected", speaker=str(speaker_id), objects=len(keys))
             for key in keys:
                 GARBAGE.labels(_kind(key)).inc()

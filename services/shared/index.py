@@ -37,6 +37,7 @@ from speaker_registry.errors import (
     VoiceDamaged,
     VoiceExists,
     VoiceNotFound,
+    VoiceUnreadable,
 )
 
 _TENANTS = "sr:in:"
@@ -395,6 +396,7 @@ class SpeakerIndex(Gate):
             number=truth.number,
             created_at=truth.created_at,
             damaged=truth.damaged,
+            unreadable=" ".join(truth.unreadable),
         )
         if truth.tombstone:
             self.apply_tombstone(
@@ -617,6 +619,15 @@ def voice_damaged(name: str) -> VoiceDamaged:
     )
 
 
+def voice_unreadable(name: str) -> VoiceUnreadable:
+    """The log names the object."""
+    return VoiceUnreadable(
+        f"A record of voice '{name}' cannot be read from the bucket now, so nobody can tell what the name "
+        "stands for. It is tried again; the log names the object.",
+        retry_after_seconds=60,
+    )
+
+
 def _refusal(error: redis.ResponseError, speaker_id: SpeakerId) -> Exception:
     """What a script's error reply means to a caller; the error itself if it is none of ours."""
     ours: dict[str, Exception] = {
@@ -633,6 +644,7 @@ def _refusal(error: redis.ResponseError, speaker_id: SpeakerId) -> Exception:
         ),
         "NOTFOUND": VoiceNotFound(f"Voice '{speaker_id.slug}' not found"),
         "REUSED": key_reused(),
+        "UNREADABLE": voice_unreadable(speaker_id.slug),
         "DAMAGED": voice_damaged(speaker_id.slug),
         "LANDING": Unavailable(
             "An earlier attempt of this request may still be stored: try again later.", retry_after_seconds=60

@@ -76,6 +76,7 @@ def read_hash(fields: Mapping[str, str]) -> IndexedSpeaker:
         alias_facts=aliases_in_force(moves, versions),
         tombstone=int(fields.get("tomb", 0)),
         damaged=int(fields.get("damaged", 0)),
+        unreadable=tuple(fields.get("unreadable", "").split()),
         seq=int(fields.get("seq", 0)),
         number=int(fields.get("num", 0)),
         created_at=int(fields.get("at", 0)),

@@ -21,6 +21,7 @@ from services.shared.domain import (
     ArtifactRecord,
     FailureRecord,
     SpeakerVersion,
+    UnreadableFact,
     fold_artifacts,
 )
 from services.shared.facts import SpeakerId, list_several_times, read_facts
@@ -31,9 +32,9 @@ from services.shared.packaging import package
 from services.shared.profiles import Profile
 from services.shared.registrar import Registrar
 from services.shared.repair import Decode, sound_rendition
-from services.shared.store import DATED_WITHIN, Store
+from services.shared.store import DATED_WITHIN, ObjectUnavailable, Store
 from speaker_registry.artifact import ComputedOn, canonical_json
-from speaker_registry.errors import JobNotFound, SpeakerRegistryError, Unavailable
+from speaker_registry.errors import ExtractorFailed, JobNotFound, SpeakerRegistryError, Unavailable
 
 log = structlog.get_logger()
 
@@ -133,9 +134,17 @@ class Publisher:
         )
 
     def read_clip(self, work: Assignment) -> ReferenceAudio:
-        """The decoded clip of the version, restored where the bucket has lost it. Raises `ClipDamaged`."""
+        """The decoded clip of the version, restored where the bucket has lost it.
+
+        Raises:
+            ClipDamaged. ExtractorFailed: the bucket does not hand it out now, while it serves other objects:
+                this job is tried again, and others need not wait.
+        """
         assert self._decode is not None
-        return sound_rendition(self._store, work.speaker_id, work.version, self._decode)
+        try:
+            return sound_rendition(self._store, work.speaker_id, work.version, self._decode)
+        except ObjectUnavailable:
+            raise ExtractorFailed("The clip cannot be read from the bucket now.") from None
 
     def progress(self, work: Assignment, stage: str, done: int) -> None:
         """For whoever watches; never worth failing for."""
@@ -316,8 +325,10 @@ def landed_first(
     because one may leave out what is there.
     """
     listing = list_several_times(store, speaker_id.artifact_prefix(vuid, akey), listings)
-    facts = [fact for fact in read_facts(store, listing) if isinstance(fact, ArtifactFact)]
-    return fold_artifacts(facts).get(vuid, {}).get(akey)
+    facts = list(read_facts(store, listing))
+    if any(isinstance(fact, UnreadableFact) for fact in facts):
+        raise ObjectUnavailable("It cannot be told which artifact landed first.", retry_after_seconds=60)
+    return fold_artifacts(fact for fact in facts if isinstance(fact, ArtifactFact)).get(vuid, {}).get(akey)
 
 
 def put_in_force(

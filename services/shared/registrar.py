@@ -26,7 +26,15 @@ from services.shared.domain import (
 from services.shared.fact_pages import Cursor, page_of_slugs
 from services.shared.facts import SpeakerId, read_certain
 from services.shared.gate import GateClosed
-from services.shared.index import PENDING_MOVE_SECONDS, AliasMoved, Also, Claim, SpeakerIndex, voice_damaged
+from services.shared.index import (
+    PENDING_MOVE_SECONDS,
+    AliasMoved,
+    Also,
+    Claim,
+    SpeakerIndex,
+    voice_damaged,
+    voice_unreadable,
+)
 from services.shared.index_reading import IndexedSpeaker
 from services.shared.jobs import JobRecord, SeenJobs
 from services.shared.keyring import Keyring
@@ -156,6 +164,8 @@ class Registrar:
 
     def _find(self, namespace: str, name: str, also: Also) -> tuple[SpeakerId, IndexedSpeaker]:
         speaker_id, indexed = self._locate(namespace, name, self.look_up, also)
+        if indexed.speaker.unreadable:
+            raise voice_unreadable(name)
         if indexed.speaker.damaged:
             raise voice_damaged(name)
         if not indexed.speaker.live:
@@ -185,7 +195,7 @@ class Registrar:
         by_name = SpeakerId.of(namespace, parsed)
         named = look(by_name, also)
         voice_id = parse_voice_id(parsed.key)
-        if voice_id is None or named.speaker.live or named.speaker.damaged:
+        if voice_id is None or named.speaker.live or named.speaker.damaged or named.speaker.unreadable:
             return by_name, named
         by_id = SpeakerId(namespace, voice_id.slug)
         meant = look(by_id, replace(also, vuid=voice_id.vuid))

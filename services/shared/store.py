@@ -21,7 +21,7 @@ from uuid import uuid4
 import httpx
 import obstore
 import structlog
-from obstore.exceptions import BaseError
+from obstore.exceptions import AlreadyExistsError, BaseError, NotSupportedError
 from obstore.store import LocalStore, S3Store
 
 from services.shared import tracing
@@ -64,8 +64,15 @@ _REASONS = (
 """What is worth logging of obstore's messages; the rest of them names keys, and so persons."""
 
 
+_SENTINEL = ".sentinel"
+"""An object of the store's own. While it can be read, trouble with another object is that object's own."""
+OBJECT_RETRY_AFTER_SECONDS = 60.0
+
+
 class ObjectUnavailable(Unavailable):
-    """The store answers, and does not do its part for this one object: others must not wait for that."""
+    """The store answers, and does not do its part for this one object: it is archived, its disk block is bad,
+    its owner is another. Others must not wait for that.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +94,20 @@ class Listing:
 class Store(Protocol):
     """Keys are parts of `[A-Za-z0-9._-]` joined by `/`, a prefix ends with `/` or is empty; else ValueError.
 
-    Every method raises `Unavailable` when the store does not do its part in time.
+    Every method raises `Unavailable` when the store does not do its part in time; `get` and `delete` raise
+    `ObjectUnavailable` where it does so for other objects.
     """
 
     def put(self, key: str, data: bytes) -> None:
         """Store an object, durably once this returns. A key is never put again with other content."""
+
+    def create(self, key: str, data: bytes) -> bool | None:
+        """Store an object unless there is one under this key already, whoever else does so at the same time.
+
+        Returns whether it was stored; None if this store has no conditional writes, and then nothing was.
+        After a lost reply the answer may be False though it was this call that stored it.
+        """
+        ...
 
     def get(self, key: str) -> bytes:
         """The whole object, or FileNotFoundError."""
@@ -106,7 +122,9 @@ class Store(Protocol):
         ...
 
     def delete(self, keys: Iterable[str]) -> None:
-        """Remove objects; one that is not there is fine."""
+        """Remove objects; one that is not there is fine. Takes any key that was listed. Where one cannot be
+        removed, the others are all the same.
+        """
 
     def check(self) -> None:
         """Return if the store answers, within seconds."""
@@ -147,6 +165,28 @@ class ObjectStore:
                 # In one request: the parts of an interrupted multipart upload would stay, and are not listed.
                 obstore.put(self._client, key, data, use_multipart=False)
 
+    def create(self, key: str, data: bytes) -> bool | None:
+        check_key(key)
+        if self._folder:
+            with self._translating("put"):
+                return self._folder.create(key, data)
+        probe = f"{PROBES}{uuid4().hex}/create"
+        try:
+            if not self._creates(probe, data) or self._creates(probe, data):
+                return None
+        finally:
+            self.delete([probe])
+        return self._creates(key, data)
+
+    def _creates(self, key: str, data: bytes) -> bool:
+        """Whether a conditional write did write. A store that knows no conditions always does."""
+        with self._translating("put"):
+            try:
+                obstore.put(self._client, key, data, mode="create", use_multipart=False)
+            except (AlreadyExistsError, NotSupportedError):
+                return False
+        return True
+
     def get(self, key: str) -> bytes:
         check_key(key)
         with self._translating("get"):
@@ -175,7 +215,23 @@ class ObjectStore:
         return Listing(tuple(sorted(found, key=lambda stored: stored.key)), taken_at)
 
     def delete(self, keys: Iterable[str]) -> None:
-        keys = [check_key(key) for key in keys]
+        keys = [_check_listed(key) for key in keys]
+        try:
+            self._delete(keys)
+        except ObjectUnavailable:
+            self._delete_one_by_one(keys)
+
+    def _delete_one_by_one(self, keys: Iterable[str]) -> None:
+        failure: ObjectUnavailable | None = None
+        for key in keys:
+            try:
+                self._delete([key])
+            except ObjectUnavailable as error:
+                failure = error
+        if failure is not None:
+            raise failure
+
+    def _delete(self, keys: builtins.list[str]) -> None:
         with self._translating("delete"):
             if self._folder:
                 self._folder.delete(keys)
@@ -188,6 +244,7 @@ class ObjectStore:
             obstore.list(self._impatient, ".check/").collect()
 
     def probe(self) -> None:
+        self.put(_SENTINEL, b"{}")
         _probe(self)
 
     def sweep_temporary(self, older_than: timedelta) -> int:
@@ -212,13 +269,27 @@ class ObjectStore:
                     result = "missing"
                     raise FileNotFoundError("no such object") from None
                 log.error("store.failed", operation=operation, reason=_reason(error))
-                unavailable = Unavailable(
-                    "The object store is not available.", retry_after_seconds=RETRY_AFTER_SECONDS
-                )
+                unavailable = self._unavailable(operation)
                 unavailable.add_note(f"{operation}: {_reason(error)}")  # for whoever runs us
                 raise unavailable from None
             finally:
                 STORE_SECONDS.labels(operation, result).observe(perf_counter() - began)
+
+    def _unavailable(self, operation: str) -> Unavailable:
+        """What a failure is to callers: the store's, or that of one object."""
+        if operation in {"get", "delete"} and self._serves_others():
+            return ObjectUnavailable(
+                "The object store does not give access to one object.",
+                retry_after_seconds=OBJECT_RETRY_AFTER_SECONDS,
+            )
+        return Unavailable("The object store is not available.", retry_after_seconds=RETRY_AFTER_SECONDS)
+
+    def _serves_others(self) -> bool:
+        try:
+            obstore.get(self._impatient, _SENTINEL).bytes()
+        except (BaseError, OSError):
+            return False
+        return True
 
     def _says_missing(self, error: Exception) -> bool:
         """Whether the object is missing, not bucket or folder: obstore raises the same for either."""
@@ -232,6 +303,13 @@ class ObjectStore:
 def check_key(key: str) -> str:
     """The key, or ValueError."""
     if len(key) >= MAX_KEY_BYTES or not _KEY.fullmatch(key):
+        raise ValueError(f"not a key: {key[:80]!a}")
+    return key
+
+
+def _check_listed(key: str) -> str:
+    """The key of an object that was listed, whoever put it there; ValueError if it leads elsewhere."""
+    if "\0" in key or any(part in {"", ".", ".."} for part in key.split("/")):
         raise ValueError(f"not a key: {key[:80]!a}")
     return key
 

@@ -27,9 +27,9 @@ from services.shared.opening import open_registrar
 from services.shared.registrar import Registrar
 from services.shared.registration import Upload, register_clip
 from services.shared.settings import HousekeepingSettings, RegistrySettings, StoreSettings
-from services.shared.store import Listing
+from services.shared.store import Listing, ObjectUnavailable
 from services.shared.valkey import ValkeyServer
-from speaker_registry.errors import Unavailable, VoiceDamaged, VoiceNotFound
+from speaker_registry.errors import Unavailable, VoiceDamaged, VoiceNotFound, VoiceUnreadable
 from speaker_registry.names import parse_speaker_name
 from tests.integration.api.worker import StandIn
 
@@ -173,6 +173,8 @@ def test_files_of_others_stop_nothing(
         bucket / "_keys" / "abcdefgh",
         bucket / "_registry" / ".DS_Store",
         bucket / ALICE.prefix / ".DS_Store",
+        bucket / ALICE.prefix / "a copy of it.wav",
+        bucket / ALICE.prefix / "d" / "café~",
         bucket / ALICE.prefix / "r" / "000000000001.ver.copy",
         bucket / "default" / "v" / "Not a speaker" / "r" / "x",
     ]
@@ -187,7 +189,7 @@ def test_files_of_others_stop_nothing(
     assert alice.speaker.newest.record.name == "Alice"
     housekeeper.turn()
     housekeeper.sweep()
-    assert FOREIGN._value.get() == counted + 2
+    assert FOREIGN._value.get() == counted + 4
     assert all(path.exists() for path in foreign)
     worker.announce()
     assert registrar.announcements.current(profile) is not None
@@ -197,7 +199,7 @@ def test_files_of_others_stop_nothing(
     registrar.delete("default", "Alice")
     age(bucket, 2 * DAY)
     housekeeper.sweep()
-    (left,) = (bucket / ALICE.prefix).rglob("*.*")
+    (left,) = (path for path in (bucket / ALICE.prefix).rglob("*") if path.is_file())
     assert ".del." in left.name
 
 
@@ -429,6 +431,74 @@ def test_a_voice_that_cannot_be_read_costs_nobody_else_theirs(
     assert registrar.index.gate_open()
     assert [one.speaker.newest.record.name for one in registrar.page("default", limit=10).speakers] == ["Bob"]
     assert registrar.find("default", "Bob").speaker.live
+
+
+@pytest.mark.parametrize("which", [".ver.", ".json"])
+def test_a_record_that_the_store_refuses_costs_nobody_else_theirs(
+    registrar: Registrar,
+    housekeeper: Housekeeper,
+    redis_client: Redis,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    which: str,
+):
+    """An object that was archived, or a bad sector, once kept the gate closed for everybody."""
+    worker = StandIn(registrar)
+    worker.announce()
+    for name in ("Alice", "Bob"):
+        register(registrar, name)
+        worker.finish_all(name)
+    age(tmp_path / "bucket", 2 * DAY)
+    get = registrar.store.get
+
+    def refuse(key: str) -> bytes:
+        if key.startswith(ALICE.prefix) and which in key:
+            raise ObjectUnavailable("archived")
+        return get(key)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(registrar.store, "get", refuse)
+        housekeeper.settle(ALICE)
+        assert registrar.find("default", "alice").speaker.live, "the index knows it"
+        redis_client.flushall()
+        with pytest.raises(VoiceUnreadable, match="'alice' cannot be read"):
+            registrar.find("default", "alice")
+        housekeeper.turn()
+        assert registrar.index.gate_open()
+        with pytest.raises(VoiceUnreadable, match="'alice' cannot be read"):
+            registrar.find("default", "alice")
+        with pytest.raises(VoiceUnreadable):
+            register(registrar, "Alice", words="other words")
+        (bob,) = registrar.page("default", limit=10).speakers
+        assert bob.speaker.newest.record.name == "Bob"
+        registrar.delete("default", "Bob")
+        age(tmp_path / "bucket", 2 * DAY)
+        housekeeper.sweep()
+        assert len(registrar.store.list("default/v/bob/").objects) == 1, "only the tombstone"
+        assert housekeeper.settle(ALICE) == pytest.approx(60)
+    housekeeper.settle(ALICE)
+    indexed = registrar.find("default", "alice")
+    assert registrar.state(indexed, indexed.speaker.default) == "ready"
+
+
+def test_an_unreadable_voice_can_be_deleted(
+    registrar: Registrar, housekeeper: Housekeeper, redis_client: Redis, monkeypatch: pytest.MonkeyPatch
+):
+    """And its numbers are not used again."""
+    register(registrar, "Alice")
+
+    def refuse(key: str) -> bytes:
+        raise ObjectUnavailable("archived")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(registrar.store, "get", refuse)
+        redis_client.flushall()
+        housekeeper.turn()
+        registrar.delete("default", "Alice")
+    with pytest.raises(VoiceNotFound):
+        registrar.find("default", "alice")
+    register(registrar, "Alice")
+    assert registrar.find("default", "alice").speaker.default.number == 2
 
 
 @pytest.mark.parametrize("rebuilt", [True, False])

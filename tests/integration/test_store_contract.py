@@ -124,6 +124,20 @@ def test_a_key_that_stores_would_treat_differently_is_refused(store: ObjectStore
     assert keys(store) == []
 
 
+def test_an_object_is_created_once_whoever_else_tries(
+    store: ObjectStore, threads: ThreadPoolExecutor
+) -> None:
+    """None: this store has no conditional writes, says so, and writes nothing."""
+    created = list(threads.map(lambda number: store.create("n/first", b"%d" % number), range(8)))
+    if None in created:
+        assert set(created) == {None}
+        assert keys(store) == []
+        return
+    assert created.count(True) == 1
+    assert store.get("n/first") == b"%d" % created.index(True)
+    assert keys(store, ".probe/") == []
+
+
 def test_sixteen_writers_at_once_lose_nothing(store: ObjectStore, threads: ThreadPoolExecutor) -> None:
     """They make and empty the same folders, where a careless store would pull one away under a writer."""
 

@@ -18,7 +18,7 @@ from structlog.testing import capture_logs
 from services.shared import opening
 from services.shared.opening import open_registrar
 from services.shared.settings import RegistrySettings
-from services.shared.store import ObjectStore, StoreUnfit, open_store, prepare_bucket
+from services.shared.store import ObjectStore, ObjectUnavailable, StoreUnfit, open_store, prepare_bucket
 from speaker_registry.errors import Unavailable
 from tests.integration.conftest import bucket_settings
 from tests.servers import CutOff, Request, Response, S3Proxy, S3Server
@@ -206,6 +206,45 @@ def test_a_404_that_is_not_the_stores_is_not_taken_for_a_missing_object(proxy: F
     proxy.lasting = lambda _proxy, _request: Response(404, body=b"<html>no such route</html>")
     with pytest.raises(Unavailable):
         behind(proxy).get(KEY)
+
+
+@pytest.mark.parametrize("answer", [403, 500])
+@pytest.mark.parametrize("operation", ["get", "delete"])
+def test_trouble_with_one_object_is_told_from_an_outage(
+    proxy: FaultyProxy, operation: str, answer: int
+) -> None:
+    """An archived object is refused for ever. Whoever took that for an outage would wait for ever."""
+    store = filled(behind(proxy, retry_seconds=0.3))
+    store.probe()
+
+    def refuse_one(request: Request) -> Response:
+        refused = request.method == operation.upper() and request.path.endswith("/1")
+        return status(answer)(proxy, request) if refused else proxy.forward(request)
+
+    proxy.answer = refuse_one
+    with pytest.raises(ObjectUnavailable):
+        OPERATIONS[operation](store)
+    proxy.answer = lambda request: status(answer)(proxy, request)
+    with pytest.raises(Unavailable) as caught:
+        OPERATIONS[operation](store)
+    assert not isinstance(caught.value, ObjectUnavailable)
+
+
+def test_an_object_that_cannot_be_removed_keeps_no_other(proxy: FaultyProxy) -> None:
+    store = filled(behind(proxy, retry_seconds=0.3))
+    store.probe()
+    stubborn = [f"n/{number}" for number in range(3)]
+    for key in stubborn:
+        store.put(key, DATA)
+
+    def answer(request: Request) -> Response:
+        refused = request.method == "DELETE" and request.path.endswith("n/1")
+        return status(403)(proxy, request) if refused else proxy.forward(request)
+
+    proxy.answer = answer
+    with pytest.raises(ObjectUnavailable):
+        store.delete(stubborn)
+    assert [stored.key for stored in store.list("n/").objects] == ["n/1"]
 
 
 def test_only_a_get_can_find_an_object_missing(proxy: FaultyProxy) -> None:

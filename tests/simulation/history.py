@@ -102,6 +102,8 @@ class History:
             world.replace_server(roll_back=world.random.random() < 0.5)
         if world.happens("somebody_litters"):
             world.litter.add(litter(world.random, world.truth))
+        if world.happens("object_is_cursed"):
+            self._curse()
         if world.happens("process_dies"):
             self._restart(world.random.choice([*APIS, *WORKERS]))
         if world.actors and world.happens("actor_hangs"):
@@ -110,6 +112,16 @@ class History:
             ours = [actor for actor in world.actors if actor.name.startswith(("house", "gc"))]
             among = ours if ours and world.random.random() < 0.5 else world.actors
             world.random.choice(among).asleep_until = world.time + seconds
+
+    def _curse(self) -> None:
+        """Nobody can read one of the objects any more. Deleting it is possible."""
+        world = self.world
+        ours = [one.key for one in world.truth.list("default/v/").objects if one.key not in world.litter]
+        if ours:
+            key = world.random.choice(ours)
+            world.note(f"   cursed: {key}")
+            world.cursed.add(key)
+            world.were_cursed.add(key)
 
     def _step_one(self) -> None:
         awake = [actor for actor in self.world.actors if actor.asleep_until <= self.world.time]
@@ -311,6 +323,7 @@ class History:
         self._renew_workers()
         self._let_housekeeping_run(turns=14)
         rest.check_promises_kept(world, world.processes["api-1"])
+        world.cursed.clear()
         for _ in range(3):
             world.advance(50_000)
             self._let_housekeeping_run(turns=6)

@@ -16,9 +16,11 @@ from services.shared.facts import SpeakerId
 from services.shared.index_reading import IndexedSpeaker
 from services.shared.publication import Assignment, Publisher
 from services.shared.registrar import Registrar
-from services.shared.store import Listing, Store
+from services.shared.store import Listing, ObjectUnavailable, Store
+from speaker_registry.errors import Unavailable
 from speaker_registry.names import parse_speaker_name
 from tests.simulation.process import Parts, SimulatedHousekeeper, SimulatedIndex
+from tests.simulation.store import ModelledStore
 
 
 @dataclass(frozen=True)
@@ -124,7 +126,24 @@ def parse_without_looking(key: str) -> facts.ParsedKey | None:
     return facts.parse_key(key)
 
 
+def give_up_on_all(self: ModelledStore, key: str) -> bytes:
+    """Takes one object that cannot be read for an outage of the store."""
+    try:
+        return _GET(self, key)
+    except ObjectUnavailable:
+        raise Unavailable("The object store is not available.") from None
+
+
+_GET = ModelledStore.get
+
+
 MISTAKES = {
+    "one unreadable object is taken for an outage": Mistake(
+        replaced={"tests.simulation.store.ModelledStore.get": give_up_on_all}
+    ),
+    "an unreadable version is taken for none": Mistake(
+        replaced={"services.shared.facts._unreadable": lambda key: None}
+    ),
     "one listing is enough to collect garbage": Mistake(Parts(housekeeper=BelievesOneListing)),
     "what is said to be missing is taken for swept": Mistake(
         replaced={"services.shared.facts.read_object": believe_the_first_answer}

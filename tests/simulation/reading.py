@@ -42,6 +42,8 @@ def read(world: World, memory: Memory, process: Process, speaker_id: SpeakerId) 
     speaker = process.registrar.look_up(speaker_id, ALL_VERSIONS).speaker
     if was_lied_to():
         return  # whoever asks again is told the truth
+    if is_unreadable(world, speaker_id, speaker):
+        return
     check_versions(world.ledger, speaker_id, speaker, began, world.moment)
     check_registered_once(world, speaker_id, speaker)
     _check_default(world, memory, process, speaker_id, speaker, began)
@@ -57,6 +59,13 @@ def check_registered_once(world: World, speaker_id: SpeakerId, speaker: Speaker)
     lost = world.counts["redis_is_replaced"]
     if world.settings.registration_policy == "immutable" and not lost and len(speaker.versions) > 1:
         raise Violation(f"{speaker_id} is immutable and has {len(speaker.versions)} versions")
+
+
+def is_unreadable(world: World, speaker_id: SpeakerId, speaker: Speaker) -> bool:
+    """Whether a speaker is said to be unreadable, for which there has to be a reason."""
+    if speaker.unreadable and not any(key.startswith(speaker_id.prefix) for key in world.were_cursed):
+        raise Violation(f"{speaker_id} is said to be unreadable: {speaker.unreadable}")
+    return bool(speaker.unreadable)
 
 
 def was_lied_to() -> bool:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Protocol, TypeVar
 
-from services.shared.store import Listing, StoredObject, check_key, check_prefix
+from services.shared.store import Listing, ObjectUnavailable, StoredObject, check_key, check_prefix
 from speaker_registry.errors import Unavailable
 from tests.simulation.scheduler import Killed, current, pause
 
@@ -24,6 +24,8 @@ Found = TypeVar("Found")
 class Nature(Protocol):
     """What the store asks of the world around it."""
 
+    cursed: set[str]
+    """Keys of objects that cannot be read."""
     store_clock_behind: float
     """Seconds."""
 
@@ -120,6 +122,9 @@ class ModelledStore:
     def get(self, key: str) -> bytes:
         self._call(f"get {key}")
         data = self._truth.get(key)
+        if key in self._nature.cursed:
+            self._nature.note("   store fails: not this one")
+            raise ObjectUnavailable("Not this one.", retry_after_seconds=60)
         if self._nature.happens("store_hides") and self._may_lie(key):
             raise FileNotFoundError("no such object")
         return data

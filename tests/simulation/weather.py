@@ -33,6 +33,8 @@ class Weather:
     process_dies: float = 0.01
     redis_is_replaced: float = 0.003
     actor_hangs: float = 0.01
+    object_is_cursed: float = 0.003
+    """An object cannot be read any more, by nobody, until the world comes to rest."""
     somebody_litters: float = 0.01
     """Somebody else puts an object into the bucket that is none of ours."""
 

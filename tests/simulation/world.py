@@ -39,6 +39,9 @@ class World:
         self.truth = PerfectStore(lambda: self.time)
         self.store = ModelledStore(self, self.truth)
         self.store.on_put = self._saw_put
+        self.cursed: set[str] = set()
+        self.were_cursed: set[str] = set()
+        """Keys of objects that cannot be read now, or could not be at some time."""
         self.litter: set[str] = set()
         """Keys of objects that are none of ours."""
         self.queue = ModelledQueue()

@@ -1,7 +1,8 @@
 -- Prepended to every script. One hash holds all that the index knows of a speaker:
 --   seq num at tomb live key     high-water marks, the tombstone's seq, number of live versions, the speaker's key
 --   bytes                        what its live versions were uploaded with, as far as {names}:bytes counts them
---   damaged                      seq of a version that was not deleted and whose record cannot be read
+--   damaged                      seq of a version that was not deleted and whose record is damaged or cannot be read now
+--   unreadable                   names of the versions (vuid) and artifacts (vuid:akey) whose record cannot be read now
 --   v:{vuid}                     {seq}:{JSON of the version record}
 --   a:{alias}  p:{alias}         {seq}:{uid}:{vuid}, the last move by hand and the highest automatic one
 --   ra:{alias}  rdel             {seq}:{now}, the last place reserved for a move by hand; {seq}, for a tombstone

@@ -2,7 +2,7 @@
 raise_mark('seq', a.seq); raise_mark('num', a.number); raise_mark('at', a.created_at)
 if a.seq <= mark('tomb') then return 0 end
 redis.call('HSET', speaker, 'tomb', string.format('%.0f', a.seq))
-if mark('damaged') <= a.seq then redis.call('HDEL', speaker, 'damaged') end
+if mark('damaged') <= a.seq then redis.call('HDEL', speaker, 'damaged', 'unreadable') end
 local all, dead, killed = redis.call('HGETALL', speaker), {}, 0
 for i = 1, #all, 2 do
   local vuid = string.match(all[i], '^v:(.+)$')

@@ -3,7 +3,7 @@
 -- same request again; what an attempt stores may land)   for als: alias, expected, pending (seconds it may take), and of a
 -- promotion automatic, vuid (its target), serves (the profiles that are ready of it)
 -- for del: unchanged (the last seq that the caller has seen)
--- -> {seq, number, created_at, vuid}, or an error: DAMAGED, QUOTA, EXISTS, NOTFOUND, MOVED, REUSED, LANDING, FULL, RESERVED
+-- -> {seq, number, created_at, vuid}, or an error: DAMAGED, UNREADABLE, QUOTA, EXISTS, NOTFOUND, MOVED, REUSED, LANDING, FULL, RESERVED
 local kept = a.idempotency and 'sr:place:' .. a.speaker .. ':' .. a.idempotency
 local only = a.immutable and 'sr:place:' .. a.speaker -- an immutable speaker has one place at a time, whoever has it
 local function keep(place)
@@ -24,7 +24,9 @@ if place.seq > math.max(mark('tomb'), mark('rdel'), base) then
   if landing then return redis.error_reply('LANDING') end
 end
 local damaged, is_live = mark('damaged') > 0, mark('live') > 0
-if a.kind == 'del' then is_live = is_live or damaged elseif damaged then return redis.error_reply('DAMAGED') end
+if a.kind == 'del' then is_live = is_live or damaged elseif damaged then
+  return redis.error_reply(redis.call('HEXISTS', speaker, 'unreadable') == 1 and 'UNREADABLE' or 'DAMAGED')
+end
 if a.kind == 'ver' then
   if is_live and a.immutable then return redis.error_reply('EXISTS') end
   local taken = cjson.decode(only and redis.call('GET', only) or '{"seq":0}')

@@ -7,7 +7,7 @@ count_bytes(-mark('bytes'))
 redis.call('DEL', order)
 if a.wholly then return redis.call('DEL', speaker) end
 for _, field in ipairs(redis.call('HKEYS', speaker)) do
-  if string.match(field, '^[vaprbgxwki]:') or string.match(field, '^r[ap]:') or field == 'live' or field == 'tomb' or field == 'damaged' then
+  if string.match(field, '^[vaprbgxwki]:') or string.match(field, '^r[ap]:') or field == 'live' or field == 'tomb' or field == 'damaged' or field == 'unreadable' then
     redis.call('HDEL', speaker, field)
   end
 end
