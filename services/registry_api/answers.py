@@ -14,7 +14,8 @@ from speaker_registry.errors import PreconditionFailed
 
 
 def etag_of(content: bytes) -> str:
-    return f'"{hashlib.sha256(content).hexdigest()[:32]}"'
+    """The tag of a JSON answer. It is weak, because the answer may be sent compressed: see `compression`."""
+    return f'W/"{hashlib.sha256(content).hexdigest()[:32]}"'
 
 
 def answer(
@@ -65,11 +66,11 @@ def json_bytes(body: BaseModel | dict[str, Any]) -> bytes:
 
 
 def matches(header: str | None, tag: str) -> bool:
-    """Whether a list of tags (`If-None-Match`, `If-Match`) names this one."""
+    """Whether a list of tags (`If-None-Match`, `If-Match`) names this one, weak or not."""
     if header is None:
         return False
     tags = {one.strip().removeprefix("W/") for one in header.split(",")}
-    return tag in tags or "*" in tags
+    return tag.removeprefix("W/") in tags or "*" in tags
 
 
 def check_if_match(request: Request, body: BaseModel) -> None:

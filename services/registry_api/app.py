@@ -12,11 +12,13 @@ from fastapi_offline import FastAPIOffline
 from starlette.middleware.cors import CORSMiddleware
 
 from services.registry_api import artifacts, clips, compat, examples, health, keys, problems, voices, work
+from services.registry_api.compression import JsonCompression
 from services.registry_api.forms import FORM_BYTES
 from services.registry_api.headers import AnswerHeaders
 from services.registry_api.limits import Pace, RequestIds, RequestLimits
 from services.registry_api.local import LocalOnly
 from services.registry_api.pressure import Pressure
+from services.registry_api.routing import TrailingSlashes
 from services.registry_api.rules import check_rules, without_security
 from services.registry_api.signals import RequestSignals
 from services.registry_api.slots import Slots
@@ -52,7 +54,8 @@ def create_app(
         description="Register a voice once; fetch its artifact for every TTS engine.",
         lifespan=lambda _: _running(services, threads),
         redoc_url=None,
-        redirect_slashes=False,  # it would redirect to whatever the Host header says
+        redirect_slashes=False,  # it would redirect to whatever the Host header says: see `TrailingSlashes`
+        generate_unique_id_function=lambda route: route.name,  # what generated clients call their methods
         # Its own traces hold paths and queries, and so names. Ours: `signals`.
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )
@@ -66,7 +69,10 @@ def create_app(
     services.registrar.reading_facts = store.one_in_thread
     problems.add_handlers(app)
     _add_routes(app, services)
+    app.add_middleware(JsonCompression)
     app.add_middleware(RequestLimits, uploads=services.limits, form_bytes=FORM_BYTES, pace=pace)
+    # Around the limits: they would refuse an upload by the path with a slash as too large.
+    app.add_middleware(TrailingSlashes, routes=lambda: app.routes)
     app.add_middleware(Pressure, max_active=max_active)
     if not services.access.required:
         app.add_middleware(LocalOnly, origins=cors_origins)

@@ -44,7 +44,7 @@ CacheWait = Annotated[float, Query(ge=0, le=300, alias="wait", description="Seco
 
 
 @router.get("", responses=examples.LIST_COMPATIBLE, dependencies=[VOICES_READ])
-def list_voices(
+def list_audio_voices(
     request: Request,
     services: ServicesDep,
     namespace: NamespaceDep,
@@ -96,7 +96,7 @@ def _listing(registrar: Registrar, page: VoicePage) -> dict[str, Any]:
     responses=examples.UPLOAD,
     dependencies=[VOICES_WRITE, COUNTED_UPLOAD],
 )
-async def create_voice(
+async def create_audio_voice(
     request: Request,
     services: ServicesDep,
     namespace: NamespaceDep,
@@ -158,7 +158,7 @@ def _registered(registrar: Registrar, registered: Registered) -> dict[str, Any]:
 
 
 @router.delete("/{name}", responses=examples.DELETE_COMPATIBLE, dependencies=[VOICES_DELETE, AT_STORE])
-def delete_voice(
+def delete_audio_voice(
     request: Request, services: ServicesDep, namespace: NamespaceDep, name: VoiceName
 ) -> Response:
     """Delete a voice with all its versions: unresolvable at once."""
@@ -172,7 +172,7 @@ def delete_voice(
 
 
 @router.get("/{name}/cache", responses=examples.CACHE_STATUS, dependencies=[VOICES_READ])
-def cache_status(
+def get_cache_status(
     request: Request,
     services: ServicesDep,
     namespace: NamespaceDep,
@@ -185,7 +185,7 @@ def cache_status(
 
 
 @router.post("/{name}/cache", responses=examples.CACHE, dependencies=[JOBS_WRITE])
-async def cache(
+async def fill_cache(
     request: Request,
     services: ServicesDep,
     namespace: NamespaceDep,

@@ -331,19 +331,19 @@ REFUSED_COMPATIBLE: Responses = {
 _OF_THE_VOICE = {"name": "$response.body#/name"}
 _OF_THE_VERSION = {**_OF_THE_VOICE, "ref": "$response.body#/voice/version"}
 _ABOUT_THE_VOICE = {
-    "get_voice_v1_voices__name__get": _OF_THE_VOICE,
-    "list_versions_v1_voices__name__versions_get": _OF_THE_VOICE,
-    "get_version_v1_voices__name__versions__ref__get": _OF_THE_VERSION,
-    "list_artifacts_v1_voices__name__versions__ref__artifacts_get": _OF_THE_VERSION,
-    "cache_status_v1_audio_voices__name__cache_get": _OF_THE_VOICE,
-    "delete_voice_v1_audio_voices__name__delete": _OF_THE_VOICE,
-    "get_job_v1_jobs__job_id__get": {"job_id": "$response.body#/voice/job_id"},
+    "get_voice": _OF_THE_VOICE,
+    "list_versions": _OF_THE_VOICE,
+    "get_version": _OF_THE_VERSION,
+    "list_artifacts": _OF_THE_VERSION,
+    "get_cache_status": _OF_THE_VOICE,
+    "delete_audio_voice": _OF_THE_VOICE,
+    "get_job": {"job_id": "$response.body#/voice/job_id"},
 }
 _OF_THE_KEY = {"key_id": "$response.body#/id"}
 _ABOUT_THE_KEY = {
-    "get_key_v1_keys__key_id__get": _OF_THE_KEY,
-    "rotate_key_v1_keys__key_id__rotate_post": _OF_THE_KEY,
-    "revoke_key_v1_keys__key_id__delete": _OF_THE_KEY,
+    "get_key": _OF_THE_KEY,
+    "rotate_key": _OF_THE_KEY,
+    "revoke_key": _OF_THE_KEY,
 }
 
 VOICES: Responses = {

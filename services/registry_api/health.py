@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from fastapi import Request
 from starlette.concurrency import run_in_threadpool
@@ -16,17 +17,18 @@ from services.shared.metrics import exposition
 from speaker_registry.errors import SpeakerRegistryError, Unavailable
 
 REMEMBERED_SECONDS = 0.5
+_ICON = Path(__file__).with_name("favicon.ico").read_bytes()
 router = Router(tags=["health"])
 
 
 @router.get("/healthz", responses=examples.HEALTH, dependencies=[PUBLIC])
-async def healthz() -> dict[str, str]:
+async def get_health() -> dict[str, str]:
     """The event loop runs. Says nothing about what it depends on: restarting us would not mend that."""
     return {"status": "ok"}
 
 
 @router.get("/readyz", responses=examples.READY, dependencies=[PUBLIC])
-async def readyz(request: Request) -> Response:
+async def get_readiness(request: Request) -> Response:
     """Store and index answer, and the index is trusted. Without the index reads go on; writes wait."""
     readiness = request.app.state.readiness
     assert isinstance(readiness, Readiness)
@@ -37,10 +39,17 @@ async def readyz(request: Request) -> Response:
 
 
 @router.get("/metrics", responses=examples.METRICS, response_class=Response, dependencies=[METRICS])
-def metrics(request: Request) -> Response:
+def get_metrics(request: Request) -> Response:
     """For Prometheus: what this process has counted, and what Redis says of queues and index."""
     content, media_type = exposition(request.headers.get("accept", ""))
     return Response(content, headers={"Cache-Control": "no-store", "Content-Type": media_type})
+
+
+@router.get("/favicon.ico", include_in_schema=False, response_class=Response, dependencies=[PUBLIC])
+async def get_favicon() -> Response:
+    """The icon that browsers show beside the page of documentation."""
+    headers = {"Cache-Control": "public, max-age=604800"}
+    return Response(_ICON, headers=headers, media_type="image/x-icon")
 
 
 class Readiness:

@@ -1,11 +1,14 @@
-"""Routers whose every GET answers HEAD too, as RFC 9110 wants it. Knows no routes but those that are treated
-unlike others before they are reached.
+"""How requests find their routes: every GET answers HEAD too, and a slash at the end of a path leads to the
+path without it. Knows no routes but those that are treated unlike others before they are reached.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from fastapi import APIRouter
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Match
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 UPLOAD = ("POST", "/v1/audio/voices")
 """Method and path of the route that takes clips."""
@@ -24,3 +27,30 @@ class Router(APIRouter):
             super().add_api_route(
                 path, endpoint, **{**options, "methods": ["HEAD"], "include_in_schema": False}
             )
+
+
+class TrailingSlashes:
+    """Redirects `/path/` to `/path` (307: with the same method and body) where a route has that path.
+
+    The address in the answer is relative. So it stays on the host, the scheme and the prefix that the client
+    used, however many proxies are in between, and no Host header can lead elsewhere.
+    """
+
+    def __init__(self, app: ASGIApp, *, routes: Callable[[], Sequence[BaseRoute]]) -> None:
+        self._app = app
+        self._routes = routes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path: bytes = scope.get("raw_path") or b""
+        if scope["type"] == "http" and path.endswith(b"/") and self._is_route_without_slash(scope):
+            *_, last, _ = path.split(b"/")
+            query = b"?" + scope["query_string"] if scope["query_string"] else b""
+            location = (b"../" + last + query).decode("latin-1")
+            return await Response(status_code=307, headers={"Location": location})(scope, receive, send)
+        return await self._app(scope, receive, send)
+
+    def _is_route_without_slash(self, scope: Scope) -> bool:
+        shorter = {**scope, "path": scope["path"][:-1], "raw_path": scope["raw_path"][:-1]}
+        if not shorter["path"] or shorter["path"].endswith("/"):
+            return False
+        return any(route.matches(shorter)[0] is not Match.NONE for route in self._routes())

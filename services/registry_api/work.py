@@ -38,7 +38,7 @@ JobId = Annotated[str, Path(description="From an upload, a list or a descriptor.
     openapi_extra=examples.EXTRACTION_BODY,
     dependencies=[JOBS_WRITE],
 )
-def extract(
+def create_extractions(
     request: Request,
     services: ServicesDep,
     namespace: NamespaceDep,

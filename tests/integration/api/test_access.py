@@ -89,6 +89,7 @@ EXPECTED = {
     "POST /v1/keys/{key_id}/rotate": {"admin"},
     "GET /metrics": {"admin"},
     "GET /healthz": None,
+    "GET /favicon.ico": None,
     "GET /readyz": None,
 }
 """Keys for any one of these may ask; None: anybody. Written down a second time, so that nobody opens a route

@@ -641,10 +641,11 @@ def test_every_get_has_an_etag_that_saves_the_body(registry: Registry, name: str
     paths += [audio_path(name)]
     for path in paths:
         tag = registry.client.get(path).headers["ETag"]
-        for given in (tag, f"W/{tag}", f'"other", {tag}', "*"):
+        strong = tag.removeprefix("W/")
+        for given in (strong, f"W/{strong}", f'"other", {strong}', f'"other", W/{strong}', "*"):
             same = registry.client.get(path, headers={"If-None-Match": given})
             assert (same.status_code, same.content, same.headers["ETag"]) == (304, b"", tag), (path, given)
-        for other in ('"other"', tag.strip('"'), "", ", ".join(['"x"'] * 2000)):
+        for other in ('"other"', strong.strip('"'), "", ", ".join(['"x"'] * 2000)):
             assert registry.client.get(path, headers={"If-None-Match": other}).status_code == 200, (
                 path,
                 other,
@@ -663,7 +664,9 @@ def test_every_get_has_a_head_that_says_the_same_without_the_body(registry: Regi
     paths = [one.format(**values) for values in (there, not_there) for one in templates]
     for path in (*paths, "/docs", "/openapi.json"):
         got, head = (
-            registry.client.request(method, path, headers={"X-Request-Id": "req_1"})
+            registry.client.request(
+                method, path, headers={"X-Request-Id": "req_1", "Accept-Encoding": "identity"}
+            )
             for method in ("GET", "HEAD")
         )
         assert (head.status_code, head.content) == (got.status_code, b""), path
@@ -864,6 +867,7 @@ def test_reads_go_on_from_the_facts_without_the_index(start: Start, tmp_path: Pa
         ready = ready_now(registry)
         assert (ready.status_code, ready.json()["parts"]["store"]) == (503, "ok")
         assert "cannot be reached" in ready.json()["parts"]["index"]
+        until(lambda: registry.file("alice").status_code == 200)  # facts are believed once they are certain
         assert registry.file("alice").content == file.content
         assert get(registry, "/v1/voices/alice")["state"] == "ready"
         assert keys(get(registry, "/v1/voices")) == ["alice"]
@@ -889,7 +893,7 @@ def test_an_index_that_lost_everything_is_not_believed(start: Start):
     registry.redis.flushdb()
     ready = ready_now(registry)
     assert (ready.status_code, ready.json()["parts"]) == (503, {"store": "ok", "index": "being rebuilt"})
-    assert registry.file("alice").status_code == 200
+    until(lambda: registry.file("alice").status_code == 200)  # facts are believed once they are certain
     assert keys(get(registry, "/v1/voices")) == ["alice"]
     refused = registry.post_voice("bob")
     assert (refused.status_code, refused.json()["error"]["reason"]) == (503, "unavailable")
