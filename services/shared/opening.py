@@ -13,6 +13,7 @@ import structlog
 
 from services.shared.announcements import Announcements
 from services.shared.bucket import StoreUnreachable, describe
+from services.shared.bucket_place import check_place
 from services.shared.clock import Clock
 from services.shared.dispatch import RqDispatcher
 from services.shared.facts import bucket_identity
@@ -77,7 +78,8 @@ def _open_bucket(settings: StoreSettings, clock: Clock) -> tuple[ObjectStore, st
     store = open_store(settings)
     try:
         store.probe()
-        return store, bucket_identity(store, clock.new_id())
+        place = check_place(store, settings, clock)
+        return store, bucket_identity(store, clock.new_id()) + (place.suffix if place else "")
     except Unavailable as error:
         cause = "; ".join(getattr(error, "__notes__", [error.message]))
         raise StoreUnreachable(describe(settings, cause)) from None
