@@ -13,6 +13,7 @@ from starlette.concurrency import run_in_threadpool
 
 from services.registry_api.callers import ANONYMOUS, Caller
 from services.registry_api.rates import MINUTE, Rates
+from services.registry_api.shares import Shares
 from services.registry_api.slots import Slots
 from services.registry_api.tokens import Tokens
 from services.shared.api_keys import ALL_SCOPES, ANY_NAMESPACE, Token, is_secret_of, parse_token
@@ -54,7 +55,8 @@ class Access:
         keyring: all keys. None: keys are not needed, and everybody may do everything, as often as he likes.
         rates: counts what is done with them.
         bootstrap: a key with all rights that is in no bucket. tokens: reads JWTs; None: none are taken.
-        failures_per_minute: of one address, until it is told to wait.
+        failures_per_minute: of one address, until it is told to wait. waiting_requests, arriving_uploads:
+        of one key at the same time; None: any number.
     """
 
     def __init__(
@@ -65,8 +67,12 @@ class Access:
         bootstrap: Token | None = None,
         tokens: Tokens | None = None,
         failures_per_minute: int = 60,
+        waiting_requests: int | None = None,
+        arriving_uploads: int | None = None,
     ) -> None:
         self.required = keyring is not None
+        self.waits = Shares(waiting_requests, "requests that wait")
+        self.uploads = Shares(arriving_uploads, "uploads on their way")
         self.rates = rates or Rates.unlimited()
         self._keyring = keyring
         self._bootstrap = bootstrap
@@ -209,6 +215,8 @@ def open_access(
         bootstrap=bootstrap,
         tokens=Tokens(access) if access.oidc_issuer else None,
         failures_per_minute=rates.failures_per_minute,
+        waiting_requests=rates.waiting_requests,
+        arriving_uploads=rates.arriving_uploads,
     )
 
 

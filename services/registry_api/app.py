@@ -70,7 +70,14 @@ def create_app(
     problems.add_handlers(app)
     _add_routes(app, services)
     app.add_middleware(JsonCompression)
-    app.add_middleware(RequestLimits, uploads=services.limits, form_bytes=FORM_BYTES, pace=pace)
+    app.add_middleware(
+        RequestLimits,
+        uploads=services.limits,
+        form_bytes=FORM_BYTES,
+        pace=pace,
+        arriving=services.access.uploads,
+        shared=services.access.required,
+    )
     # Around the limits: they would refuse an upload by the path with a slash as too large.
     app.add_middleware(TrailingSlashes, routes=lambda: app.routes)
     app.add_middleware(Pressure, max_active=max_active)

@@ -13,11 +13,13 @@ from starlette.responses import Response
 
 from services.registry_api import examples, rendering
 from services.registry_api.answers import answer, file_headers, without_bytes
+from services.registry_api.callers import Caller
 from services.registry_api.routing import Router
 from services.registry_api.rules import ARTIFACTS_READ, COUNTED_UPLOAD, VOICES_WRITE
 from services.registry_api.slots import Slots
 from services.registry_api.wiring import (
     AllowStale,
+    CallerDep,
     NamespaceDep,
     ProfileName,
     Reference,
@@ -59,6 +61,7 @@ class _Wanted:
     reference: int | str
     profile: str
     allow_stale: bool
+    caller: Caller
 
     def look(self) -> "_Found":
         """Raises `VoiceNotFound`, `VersionNotFound`, `AliasNotFound`, `ProfileUnknown`."""
@@ -128,9 +131,10 @@ async def _wanted(
     name: VoiceName,
     ref: Reference,
     profile: ProfileName,
+    caller: CallerDep,
     allow_stale: AllowStale = False,
 ) -> _Wanted:
-    return _Wanted(services, namespace, name, parse_reference(ref), profile, allow_stale)
+    return _Wanted(services, namespace, name, parse_reference(ref), profile, allow_stale, caller)
 
 
 WantedDep = Annotated[_Wanted, Depends(_wanted)]
@@ -240,9 +244,16 @@ def _give(wanted: _Wanted, body: bytes, fingerprint: str | None) -> bool:
 async def _settled(request: Request, wanted: _Wanted, wait: float) -> _Found:
     found = await run_in_threadpool(wanted.look)
     if wait and not found.settled:
-        found = await wanted.services.changes.wait_until(
-            str(found.speaker_id), wait, wanted.look, lambda one: one.settled, request.is_disconnected
-        )
+        question = ("artifact", wanted.name, wanted.reference, wanted.profile, wanted.allow_stale)
+        with wanted.services.access.waits.held(wanted.caller):
+            found = await wanted.services.changes.wait_until(
+                str(found.speaker_id),
+                question,
+                wait,
+                wanted.look,
+                lambda one: one.settled,
+                request.is_disconnected,
+            )
     if found.fault is not None:
         raise found.fault
     return found

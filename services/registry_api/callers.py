@@ -24,6 +24,11 @@ class Caller:
     """What its limits count for: keys that followed one another are one. None: its id."""
 
     @property
+    def counts_as(self) -> str:
+        """Whose limits and shares its requests count for."""
+        return self.counted_as or self.id
+
+    @property
     def for_any(self) -> bool:
         """Whoever runs the registry is for any namespace; tenants have their own."""
         return self.namespace == ANY_NAMESPACE

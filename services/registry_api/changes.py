@@ -1,14 +1,17 @@
-"""Waiting for something to change: follows the index's event stream and wakes who waits. Knows no voices.
+"""Waiting for something to change: follows the index's event stream and wakes those who wait. Knows no
+voices.
 
-Events only wake: whoever waits looks again for itself, and looks once a second anyway, so a lost event costs
+All who wait for the same answer share the looks at it, so a look costs the same for one and for a thousand.
+Events only wake: the looks say what is true, and one is taken every second anyway, so a lost event costs
 a second.
 """
 
 import asyncio
+import contextvars
 import json
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Hashable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import redis.asyncio
 import structlog
@@ -23,6 +26,10 @@ log = structlog.get_logger()
 _seldom = Seldom(60.0)
 LOOK_AGAIN_SECONDS = 1.0
 """Without any event."""
+_LOOKS_PER_SECOND = 100
+"""Without any event, of all watches together: where there are more, each of them looks less often."""
+_LOOKS_AT_ONCE = 2
+"""They run beside the requests, which need the processor too."""
 
 Seen = TypeVar("Seen")
 
@@ -32,7 +39,9 @@ class Changes:
 
     def __init__(self, url: str) -> None:
         self._redis = redis.asyncio.Redis.from_url(url, decode_responses=True, socket_timeout=10)
-        self._waiting: dict[str, set[asyncio.Event]] = {}
+        self._watches: dict[str, dict[Hashable, _Watch[Any]]] = {}
+        """By speaker, then by question. Bounded by the connections: each has somebody who waits."""
+        self._looks = asyncio.Semaphore(_LOOKS_AT_ONCE)
         self.closing: Callable[[], bool] = lambda: False
         """Whether the process is to end: then nobody is kept waiting."""
 
@@ -64,44 +73,107 @@ class Changes:
         return [entry for _, entries in streams or [] for entry in entries]
 
     def _wake(self, speaker: str) -> None:
-        for event in self._waiting.get(speaker, ()):
-            event.set()
+        for watch in self._watches.get(speaker, {}).values():
+            watch.changed.set()
 
     async def wait_until(
         self,
         speaker: str,
+        question: Hashable,
         seconds: float,
         look: Callable[[], Seen],
         done: Callable[[Seen], bool],
         abandoned: Callable[[], Awaitable[bool]],
     ) -> Seen:
-        """Look, in a thread, until `done` says so, the time is up, nobody waits any more, or we are to end.
+        """Look, in a thread, until `done` says so, the time is up, the caller hung up, or the process ends.
 
-        Returns what was seen last.
+        Calls with the same `speaker` and `question` share their looks, so their `look` must answer the same.
+
+        Returns what was seen last. Raises what `look` raises.
         """
-        deadline = asyncio.get_running_loop().time() + seconds
-        with self._subscribed(speaker) as changed:
-            while True:
-                changed.clear()
-                seen = await run_in_threadpool(look)
-                left = deadline - asyncio.get_running_loop().time()
-                if done(seen) or left <= 0 or self.closing() or await abandoned():
-                    return seen
-                with suppress(TimeoutError), waiting():
-                    await asyncio.wait_for(changed.wait(), min(left, LOOK_AGAIN_SECONDS))
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + seconds
+        with waiting(), self._joined(speaker, question, look) as watch:
+            seen = await watch.first_look()
+            while not done(seen) and not self.closing() and not await abandoned():
+                left = deadline - loop.time()
+                if left <= 0:
+                    break
+                with suppress(TimeoutError):
+                    seen = await asyncio.wait_for(watch.next_look(), left)
+            return seen
 
     @property
     def waiting(self) -> int:
-        """Who waits for anything now."""
-        return sum(len(events) for events in self._waiting.values())
+        """How many requests wait for anything now."""
+        return sum(watch.joined for watches in self._watches.values() for watch in watches.values())
 
     @contextmanager
-    def _subscribed(self, speaker: str) -> Iterator[asyncio.Event]:
-        event = asyncio.Event()
-        self._waiting.setdefault(speaker, set()).add(event)
+    def _joined(self, speaker: str, question: Hashable, look: Callable[[], Seen]) -> Iterator["_Watch[Seen]"]:
+        watches = self._watches.setdefault(speaker, {})
+        watch = watches.get(question)
+        if watch is None:
+            watch = watches[question] = _Watch(look, self._looks, self._interval)
+        watch.joined += 1
         try:
-            yield event
+            yield watch
         finally:
-            self._waiting[speaker].discard(event)
-            if not self._waiting[speaker]:
-                del self._waiting[speaker]
+            watch.joined -= 1
+            if not watch.joined:
+                watch.end()
+                del watches[question]
+                if not watches:
+                    del self._watches[speaker]
+
+    def _interval(self) -> float:
+        many = sum(len(watches) for watches in self._watches.values())
+        return max(LOOK_AGAIN_SECONDS, many / _LOOKS_PER_SECOND)
+
+
+class _Watch(Generic[Seen]):
+    """One question that somebody waits to have answered differently. Its looks run as a task of their own."""
+
+    def __init__(
+        self, look: Callable[[], Seen], looks: asyncio.Semaphore, interval: Callable[[], float]
+    ) -> None:
+        self.joined = 0
+        self.changed = asyncio.Event()
+        """Set: the next look is due now."""
+        self._look = look
+        self._looks = looks
+        self._interval = interval
+        self._waiting: list[asyncio.Future[Seen]] = []
+        """Those who are told what the next look shows that begins."""
+        # Not in the context of the request that came first: its log lines and spans are its own.
+        self._task = asyncio.create_task(self._run(), context=contextvars.Context())
+
+    async def first_look(self) -> Seen:
+        """What a look shows that begins from now on."""
+        self.changed.set()
+        return await self.next_look()
+
+    def next_look(self) -> "asyncio.Future[Seen]":
+        future: asyncio.Future[Seen] = asyncio.get_running_loop().create_future()
+        self._waiting.append(future)
+        return future
+
+    def end(self) -> None:
+        self._task.cancel()
+
+    async def _run(self) -> None:
+        while True:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self.changed.wait(), self._interval())
+            async with self._looks:
+                self.changed.clear()
+                told, self._waiting = self._waiting, []
+                try:
+                    seen = await run_in_threadpool(self._look)
+                except Exception as error:  # noqa: BLE001 - raised by those who wait
+                    for future in told:
+                        if not future.done():
+                            future.set_exception(error)
+                else:
+                    for future in told:
+                        if not future.done():
+                            future.set_result(seen)

@@ -15,10 +15,19 @@ from services.registry_api.forms import OPENAPI, parse_upload
 from services.registry_api.paging import VoicePage, find_voices, key_of
 from services.registry_api.precompute import Precompute
 from services.registry_api.routing import Router
-from services.registry_api.rules import COUNTED_UPLOAD, JOBS_WRITE, VOICES_DELETE, VOICES_READ, VOICES_WRITE
+from services.registry_api.rules import (
+    COUNTED_IF_FORCED,
+    COUNTED_UPLOAD,
+    JOBS_WRITE,
+    VOICES_DELETE,
+    VOICES_READ,
+    VOICES_WRITE,
+    Force,
+)
 from services.registry_api.wiring import (
     AT_STORE,
     After,
+    CallerDep,
     NamespaceDep,
     Services,
     ServicesDep,
@@ -184,31 +193,38 @@ def get_cache_status(
     return answer(request, _without_nulls(precompute.body(precompute.look())))
 
 
-@router.post("/{name}/cache", responses=examples.CACHE, dependencies=[JOBS_WRITE])
+@router.post("/{name}/cache", responses=examples.CACHE, dependencies=[JOBS_WRITE, COUNTED_IF_FORCED])
 async def fill_cache(
     request: Request,
     services: ServicesDep,
     namespace: NamespaceDep,
     name: VoiceName,
     slots: StoreSlotsDep,
+    caller: CallerDep,
     profile: CacheProfile = None,
-    force: Annotated[bool, Query(description="Extract again even what is there or failed.")] = False,
+    force: Force = False,
     wait: CacheWait = 60,
 ) -> Response:
     """See to it that a voice's artifacts are there, and wait for them. Calls at the same time join one
     extraction.
 
-    `force` extracts again; what there is serves until the new artifact is ready. Not ready within `wait`
-    seconds: 202.
+    `force` extracts again, and counts as an upload; what there is serves until the new artifact is ready.
+    Not ready within `wait` seconds: 202.
     """
     precompute = Precompute(services.registrar, services.jobs, namespace, name, profile)
     async with slots.one():
         seen = await run_in_threadpool(precompute.start, force=force)
     if not seen.finished:
         speaker = str(precompute.speaker_id)
-        seen = await services.changes.wait_until(
-            speaker, wait, precompute.look, lambda one: one.finished, request.is_disconnected
-        )
+        with services.access.waits.held(caller):
+            seen = await services.changes.wait_until(
+                speaker,
+                precompute.question,
+                wait,
+                precompute.look,
+                lambda one: one.finished,
+                request.is_disconnected,
+            )
     precompute.raise_if_failed(seen)
     body = precompute.body(seen)
     if seen.finished:

@@ -5,7 +5,8 @@ body. Pure ASGI.
 import asyncio
 import re
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from urllib.parse import unquote_to_bytes
 
@@ -13,8 +14,10 @@ import structlog
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from services.registry_api.callers import Caller
 from services.registry_api.problems import render
 from services.registry_api.routing import UPLOAD
+from services.registry_api.shares import Shares
 from services.shared.settings import UploadLimits
 from speaker_registry.errors import InvalidRequest, PayloadTooLarge, SpeakerRegistryError, Unavailable
 
@@ -32,8 +35,14 @@ class Pace:
 
     idle_seconds: float = 30
     """Between two pieces of it."""
-    whole_seconds: float = 600
-    """From the first to the last: 10 MiB at 140 kbit/s."""
+    start_seconds: float = 30
+    """After these the body must keep up with `bytes_per_second`."""
+    bytes_per_second: float = 16 * 1024
+    """Of what has come so far, on average. 10 MiB take 670 s at most."""
+
+    def seconds_for(self, size: int) -> float:
+        """When more than `size` bytes must have come, in seconds after the request's head."""
+        return self.start_seconds + size / self.bytes_per_second
 
 
 class RequestIds:
@@ -65,16 +74,30 @@ class RequestLimits:
 
     Args:
         uploads: how large a clip may be, and what all bodies that are here at the same time may take.
-        form_bytes: what a body may hold besides the clip.
+        form_bytes: what a body may hold besides the clip. arriving: how many uploads one caller may have on
+        their way. shared: whether callers are told apart, so that each has a share of the room.
     """
 
-    def __init__(self, app: ASGIApp, *, uploads: UploadLimits, form_bytes: int, pace: Pace) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        uploads: UploadLimits,
+        form_bytes: int,
+        pace: Pace,
+        arriving: Shares | None = None,
+        shared: bool = False,
+    ) -> None:
         self._app = app
         self._uploads = uploads
         self._form_bytes = form_bytes
         self._pace = pace
-        self._held_bytes = 0
-        """Of uploads that are not answered yet."""
+        share = max(uploads.held_bytes // 2, uploads.max_bytes + form_bytes) if shared else None
+        self._room = _Room(
+            uploads.held_bytes,
+            Shares(share, "bytes of uploads on their way"),
+            arriving or Shares(None, "uploads on their way"),
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -83,12 +106,12 @@ class RequestLimits:
         largest = self._uploads.max_bytes + self._form_bytes if upload else MAX_JSON_BYTES
         if refusal := _fault_of_head(scope) or _fault_of_length(scope) or self._fault_of_size(scope, largest):
             return await render(Request(scope), refusal)(scope, receive, send)
-        hold = self._hold if upload else None
-        body = _CountedBody(receive, largest, self._too_large, hold, self._pace)
-        try:
+        if not upload:
+            body = _CountedBody(receive, largest, self._too_large, None, self._pace)
             return await self._app(scope, body, send)
-        finally:
-            self._held_bytes -= body.held
+        with self._room.held(scope) as hold:
+            body = _CountedBody(receive, largest, self._too_large, hold, self._pace)
+            return await self._app(scope, body, send)
 
     def _fault_of_size(self, scope: Scope, largest: int) -> SpeakerRegistryError | None:
         """By what is said of it."""
@@ -100,14 +123,49 @@ class RequestLimits:
             return too_large(self._uploads.max_bytes, got)
         return PayloadTooLarge(f"The body has {got} bytes; accepted here: {largest}.")
 
-    def _hold(self, size: int) -> None:
-        """Raises `Unavailable` if there is no room for so much more."""
-        if self._held_bytes + size > self._uploads.held_bytes:
-            raise Unavailable(
-                "Too many uploads are arriving at the same time. Send it again in a moment.",
-                retry_after_seconds=1,
-            )
-        self._held_bytes += size
+
+class _Room:
+    """For uploads that are not answered yet: `most_bytes` of all together, and of each caller its share. Used
+    by the event loop alone.
+    """
+
+    def __init__(self, most_bytes: int, sizes: Shares, uploads: Shares) -> None:
+        self._free = most_bytes
+        self._sizes = sizes
+        self._uploads = uploads
+
+    @contextmanager
+    def held(self, scope: Scope) -> Iterator[Callable[[int], None]]:
+        """Yields what makes room for so many bytes more of this request; it is freed at the end.
+
+        What is yielded raises `RateLimited` where its caller's share is used up, `Unavailable` where there is
+        no room for anybody.
+        """
+        held = 0
+        caller: Caller | None = None
+
+        def hold(size: int) -> None:
+            nonlocal held, caller
+            if caller is None and "caller" in scope:  # `rules` finds it out before the body is read
+                self._uploads.take(scope["caller"])
+                caller = scope["caller"]
+            if size > self._free:
+                raise Unavailable(
+                    "Too many uploads are arriving at the same time. Send it again in a moment.",
+                    retry_after_seconds=1,
+                )
+            if caller is not None:
+                self._sizes.take(caller, size)
+            self._free -= size
+            held += size
+
+        try:
+            yield hold
+        finally:
+            self._free += held
+            if caller is not None:
+                self._sizes.give_back(caller, held)
+                self._uploads.give_back(caller)
 
 
 def _is_upload(scope: Scope) -> bool:
@@ -178,11 +236,9 @@ class _CountedBody:
         self._too_large = too_large
         self._hold = hold
         self._pace = pace
-        self._deadline = asyncio.get_running_loop().time() + pace.whole_seconds
+        self._began = asyncio.get_running_loop().time()
         self._seen = 0
         self._done = False
-        self.held = 0
-        """Bytes that room was made for."""
 
     async def __call__(self) -> Message:
         message = await self._next()
@@ -194,19 +250,19 @@ class _CountedBody:
                 raise self._too_large(self._largest, f"more than {self._largest}")
             if self._hold is not None:
                 self._hold(size)
-                self.held += size
         return message
 
     async def _next(self) -> Message:
         if self._done:  # now it waits for the caller to hang up, however long the answer takes
             return await self._receive()
-        left = self._deadline - asyncio.get_running_loop().time()
+        due = self._began + self._pace.seconds_for(self._seen)
+        left = due - asyncio.get_running_loop().time()
         try:
             return await asyncio.wait_for(self._receive(), min(left, self._pace.idle_seconds))
         except TimeoutError:
             raise InvalidRequest(
-                f"The body arrives too slowly. Accepted: pauses of {self._pace.idle_seconds:g} s, and "
-                f"{self._pace.whole_seconds:g} s for all of it."
+                f"The body arrives too slowly. Accepted: pauses of {self._pace.idle_seconds:g} s, and after "
+                f"{self._pace.start_seconds:g} s at least {self._pace.bytes_per_second:g} bytes a second."
             ) from None
 
 

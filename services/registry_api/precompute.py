@@ -1,6 +1,6 @@
 """One `cache` call: which artifacts it is about, which jobs it waits for, how they stand. Knows no HTTP."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -85,6 +85,11 @@ class Precompute:
         if all(claim.outcome == "ready" for claim in claims.values()):
             self._message = ALREADY_VALID
         return self.look()
+
+    @property
+    def question(self) -> Hashable:
+        """Equal for calls whose looks answer the same."""
+        return ("cache", self._name, tuple(self._profiles), tuple(self._jobs), self._force)
 
     def look(self) -> Look:
         """Where it stands now. The voice may be gone: then it is not found."""

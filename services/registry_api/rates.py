@@ -89,7 +89,7 @@ class Rates:
             own, common = caller.uploads_per_minute, settings.namespace_uploads_per_minute
         else:
             own, common = caller.requests_per_minute, settings.namespace_requests_per_minute
-        who = f"key:{caller.counted_as or caller.id}"
+        who = f"key:{caller.counts_as}"
         own_limit = Limit(what, who, own or self.of_every_key(what))
         return own_limit, Limit(what, f"namespace:{namespace}", common)
 

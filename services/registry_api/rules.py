@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Annotated, Any
 
 import structlog
-from fastapi import FastAPI, Request, Security
+from fastapi import FastAPI, Query, Request, Security
 from fastapi.routing import RouteContext, iter_route_contexts
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer, SecurityScopes
 
@@ -102,9 +102,18 @@ async def _admit_to_keys(
         )
 
 
-async def _count_upload(request: Request) -> None:
+async def count_upload(request: Request) -> None:
     """Raises `RateLimited`."""
     await _count(request, access_of(request), UPLOADS)
+
+
+Force = Annotated[bool, Query(description="Extract again even what is there or failed.")]
+
+
+async def _count_if_forced(request: Request, force: Force = False) -> None:
+    """Raises `RateLimited`."""
+    if force:
+        await count_upload(request)
 
 
 async def _count(request: Request, access: Access, what: str) -> None:
@@ -169,8 +178,12 @@ def needs(*scopes: str) -> Any:
     return Security(_admit, scopes=scopes)
 
 
-COUNTED_UPLOAD = Security(_count_upload)
+COUNTED_UPLOAD = Security(count_upload)
 """Of a route, after its rule: it takes an upload."""
+
+
+COUNTED_IF_FORCED = Security(_count_if_forced)
+"""Of a route, after its rule: with `force` it makes as much work as an upload."""
 
 
 async def _anybody() -> None:

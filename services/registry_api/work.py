@@ -2,17 +2,18 @@
 
 from typing import Annotated
 
-from fastapi import Path, Query, Request
+from fastapi import Depends, Path, Query, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from services.registry_api import examples, rendering
 from services.registry_api.answers import answer
 from services.registry_api.routing import Router
-from services.registry_api.rules import ANY_KEY, JOBS_CANCEL, JOBS_READ, JOBS_WRITE
+from services.registry_api.rules import ANY_KEY, JOBS_CANCEL, JOBS_READ, JOBS_WRITE, count_upload
 from services.registry_api.wiring import (
     AT_STORE,
     After,
+    CallerDep,
     Limit,
     NamespaceDep,
     Reference,
@@ -28,6 +29,13 @@ from speaker_registry.schemas import ArtifactDescriptor, ExtractionRequest, Job,
 
 router = Router(prefix="/v1", tags=["jobs and profiles"])
 
+
+async def _count_if_forced(request: Request, wanted: ExtractionRequest) -> None:
+    """Raises `RateLimited`."""
+    if wanted.force:
+        await count_upload(request)
+
+
 JobId = Annotated[str, Path(description="From an upload, a list or a descriptor.")]
 
 
@@ -36,7 +44,7 @@ JobId = Annotated[str, Path(description="From an upload, a list or a descriptor.
     status_code=202,
     responses=examples.EXTRACTIONS,
     openapi_extra=examples.EXTRACTION_BODY,
-    dependencies=[JOBS_WRITE],
+    dependencies=[JOBS_WRITE, Depends(_count_if_forced)],
 )
 def create_extractions(
     request: Request,
@@ -49,8 +57,8 @@ def create_extractions(
     """Have artifacts of a version made, and say where each of them stands. Extractions that run already are
     joined.
 
-    The answer is 202 with the first job in `Location` while anything is to be made, else 200. What is there
-    serves until the new artifact is ready.
+    `force` counts as an upload. The answer is 202 with the first job in `Location` while anything is to be
+    made, else 200. What is there serves until the new artifact is ready.
     """
     registrar = services.registrar
     _, version = registrar.find_version(namespace, name, parse_reference(ref))
@@ -103,6 +111,7 @@ async def get_job(
     services: ServicesDep,
     namespace: NamespaceDep,
     job_id: JobId,
+    caller: CallerDep,
     wait: WaitSeconds = 0,
 ) -> Response:
     """One job. With `wait`, answers as soon as anything about it changes, or it has finished."""
@@ -114,9 +123,15 @@ async def get_job(
         return (now.state, now.attempt, now.done) != (before.state, before.attempt, before.done)
 
     speaker = str(SpeakerId(before.namespace, before.slug))
-    seen = await services.changes.wait_until(
-        speaker, wait, lambda: services.jobs.get(namespace, job_id), changed, request.is_disconnected
-    )
+    with services.access.waits.held(caller):
+        seen = await services.changes.wait_until(
+            speaker,
+            ("job", job_id),
+            wait,
+            lambda: services.jobs.get(namespace, job_id),
+            changed,
+            request.is_disconnected,
+        )
     return answer(request, await run_in_threadpool(rendering.job, services.registrar, seen))
 
 

@@ -16,7 +16,7 @@ def test_once_the_body_is_there_nobody_has_to_send_anything_in_time():
         seen.extend([(await receive())["type"], (await receive())["type"]])
 
     async def run() -> None:
-        pace = Pace(idle_seconds=0.05, whole_seconds=0.05)
+        pace = Pace(idle_seconds=0.05, start_seconds=0.05)
         limited = RequestLimits(app, uploads=UploadLimits(max_bytes=10), form_bytes=0, pace=pace)
         scope = {"type": "http", "method": "POST", "path": "/", "query_string": b"", "headers": []}
         request = asyncio.create_task(limited(scope, messages.get, messages.put))

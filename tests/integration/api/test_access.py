@@ -651,6 +651,41 @@ def test_uploads_are_limited_apart(start: Start):
     assert closed.client.get("/v1/voices", headers=bearer(first)).status_code == 200
 
 
+def test_a_forced_extraction_counts_as_an_upload(start: Start):
+    """It makes the workers as much work, and was counted nowhere."""
+    closed = start(access=CLOSED, rates=RateSettings(uploads_per_minute=3))
+    stop_the_minute(closed)
+    token = key(closed)
+    closed.post_voice("alice", headers=bearer(token))
+    cache = "/v1/audio/voices/alice/cache?wait=0"
+    forced = [closed.client.post(f"{cache}&force=true", headers=bearer(token)).status_code for _ in range(2)]
+    extractions = "/v1/voices/alice/versions/1/extractions"
+    again = closed.client.post(extractions, json={"force": True}, headers=bearer(token))
+    unforced = closed.client.post(cache, headers=bearer(token))
+    assert (forced, again.status_code, unforced.status_code) == ([202, 202], 429, 202)
+
+
+def test_one_key_s_waiting_requests_leave_connections_to_others(start: Start):
+    """1,500 long polls of one key were answered 202 after a minute; nearly every second other request 503."""
+    closed = start(access=CLOSED, rates=RateSettings(waiting_requests=2))
+    one, other = key(closed), key(closed)
+    closed.post_voice("alice", headers=bearer(one))
+    path = f"/v1/voices/alice/versions/1/artifacts/{PROFILE}?wait=30"
+
+    def ask(token: str) -> httpx.Response:
+        return closed.client.get(path, headers=bearer(token))
+
+    with ThreadPoolExecutor(3) as threads:
+        waiting = [threads.submit(ask, one) for _ in range(2)]
+        until(lambda: closed.changes.waiting == 2)
+        refused = ask(one)
+        assert (refused.status_code, refused.headers["Retry-After"]) == (429, "1")
+        waiting.append(threads.submit(ask, other))
+        until(lambda: closed.changes.waiting == 3)
+        closed.worker.finish_all("alice")
+        assert [answer.result().status_code for answer in waiting] == [200] * 3
+
+
 def test_the_quota_says_what_is_left(start: Start):
     """Before bulk work."""
     closed = start(access=CLOSED, max_uploaded=7, max_stored_bytes=10 * len(CLIP))

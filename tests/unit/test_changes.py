@@ -1,0 +1,135 @@
+"""Waiting for changes, without Redis: what the looks cost, and that no change is missed."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from services.registry_api.changes import Changes
+from speaker_registry.errors import VoiceNotFound
+
+ALICE = "default/alice"
+
+
+class Voice:
+    """Something that is looked at, and changes when it is told to."""
+
+    def __init__(self) -> None:
+        self.ready = False
+        self.gone = False
+        self.looks = 0
+
+    def look(self) -> bool:
+        self.looks += 1
+        if self.gone:
+            raise VoiceNotFound("Voice 'alice' not found")
+        return self.ready
+
+
+async def nobody_left() -> bool:
+    return False
+
+
+def run(scenario: Callable[[Changes], Awaitable[None]]) -> None:
+    async def main() -> None:
+        await asyncio.wait_for(scenario(Changes("redis://127.0.0.1:1")), 30)
+
+    asyncio.run(main())
+
+
+def wait(changes: Changes, voice: Voice, question: str = "file", seconds: float = 20) -> "asyncio.Task[Any]":
+    waiting = changes.wait_until(ALICE, question, seconds, voice.look, bool, nobody_left)
+    return asyncio.create_task(waiting)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0.001)
+
+
+def test_all_who_wait_for_the_same_share_one_look():
+    """1,500 requests of one key that each looked for themselves left others without an answer."""
+    voice = Voice()
+
+    async def scenario(changes: Changes) -> None:
+        waiting = [wait(changes, voice) for _ in range(500)]
+        await until(lambda: voice.looks > 0 and changes.waiting == 500)
+        voice.ready = True
+        changes._wake(ALICE)
+        assert await asyncio.gather(*waiting) == [True] * 500
+
+    run(scenario)
+    assert voice.looks <= 5
+
+
+def test_a_change_while_a_look_is_on_its_way_is_seen_by_the_next():
+    """A look that began before a request came may show what was before."""
+    voice = Voice()
+
+    async def scenario(changes: Changes) -> None:
+        first = wait(changes, voice)
+        await until(lambda: voice.looks == 1)
+        voice.ready = True
+        second = wait(changes, voice)
+        assert await asyncio.gather(first, second) == [True, True]
+
+    run(scenario)
+
+
+def test_a_lost_event_costs_no_more_than_a_second():
+    voice = Voice()
+
+    async def scenario(changes: Changes) -> None:
+        waiting = wait(changes, voice)
+        await until(lambda: voice.looks == 1)
+        voice.ready = True
+        assert await waiting
+
+    run(scenario)
+
+
+def test_who_waits_for_something_else_has_looks_of_its_own():
+    file, job = Voice(), Voice()
+
+    async def scenario(changes: Changes) -> None:
+        waiting = [wait(changes, file), wait(changes, job, "job")]
+        await until(lambda: file.looks > 0 and job.looks > 0)
+        file.ready = True
+        changes._wake(ALICE)
+        assert await waiting[0]
+        assert changes.waiting == 1
+        job.ready = True
+        changes._wake(ALICE)
+        assert await waiting[1]
+
+    run(scenario)
+
+
+def test_what_a_look_raises_reaches_all_who_wait():
+    voice = Voice()
+
+    async def scenario(changes: Changes) -> None:
+        waiting = [wait(changes, voice) for _ in range(3)]
+        await until(lambda: voice.looks > 0)
+        voice.gone = True
+        changes._wake(ALICE)
+        for one in waiting:
+            with pytest.raises(VoiceNotFound):
+                await one
+        assert changes.waiting == 0
+
+    run(scenario)
+
+
+def test_the_last_look_is_answered_when_the_time_is_up_and_nothing_is_left_behind():
+    voice = Voice()
+
+    async def scenario(changes: Changes) -> None:
+        assert await wait(changes, voice, seconds=0) is False
+        assert await wait(changes, voice, seconds=0.01) is False
+        assert changes.waiting == 0
+        assert not changes._watches
+        await until(lambda: len(asyncio.all_tasks()) <= 2)  # this one, and the one that watches the time
+
+    run(scenario)

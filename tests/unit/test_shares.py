@@ -1,0 +1,113 @@
+"""What one caller may hold of a process, and how slowly a body may arrive."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from services.registry_api.callers import Caller
+from services.registry_api.limits import Pace, RequestLimits
+from services.registry_api.shares import Shares
+from services.shared.settings import UploadLimits
+from speaker_registry.errors import RateLimited
+
+ALICE = Caller("alice", "default", frozenset())
+BOB = Caller("bob", "default", frozenset())
+
+
+def test_a_caller_holds_no_more_than_its_share_and_others_have_theirs():
+    shares = Shares(2, "requests that wait")
+    with shares.held(ALICE), shares.held(ALICE):
+        with pytest.raises(RateLimited, match="requests that wait beyond its share of 2"), shares.held(ALICE):
+            raise AssertionError
+        with shares.held(BOB):
+            pass
+    with shares.held(ALICE):
+        pass
+    assert not shares._held
+
+
+def test_a_key_that_followed_another_has_no_share_of_its_own():
+    shares = Shares(1, "uploads")
+    rotated = Caller("newer", "default", frozenset(), counted_as="alice")
+    with shares.held(ALICE), pytest.raises(RateLimited), shares.held(rotated):
+        raise AssertionError
+
+
+class Uploads:
+    """Requests whose bodies arrive piece by piece, as the test sends them."""
+
+    def __init__(self, **limits: Any) -> None:
+        uploads = UploadLimits(max_bytes=100, held_bytes=400)
+        self.app = RequestLimits(self._route, uploads=uploads, form_bytes=0, pace=Pace(), **limits)
+
+    async def _route(self, scope: Any, receive: Any, send: Any) -> None:
+        scope["caller"] = scope["of"]  # as `rules` does, before the body is read
+        while (await receive()).get("more_body"):
+            pass
+
+    def begin(self, caller: Caller) -> "tuple[asyncio.Task[None], asyncio.Queue[dict[str, Any]]]":
+        pieces: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        scope = {"type": "http", "method": "PUT", "path": "/", "query_string": b"", "headers": []}
+        scope["of"] = caller
+        return asyncio.create_task(self.app(scope, pieces.get, _nowhere)), pieces
+
+
+async def _nowhere(_: Any) -> None:
+    pass
+
+
+def piece(size: int, *, more: bool) -> dict[str, Any]:
+    return {"type": "http.request", "body": b"x" * size, "more_body": more}
+
+
+def test_uploads_that_do_not_end_leave_room_for_those_of_others():
+    """With one key, somebody took all the room there is, and kept it."""
+
+    async def run() -> None:
+        uploads = Uploads(shared=True)
+        held = []
+        for _ in range(2):
+            task, pieces = uploads.begin(ALICE)
+            await pieces.put(piece(99, more=True))
+            held.append((task, pieces))
+        task, pieces = uploads.begin(ALICE)
+        await pieces.put(piece(99, more=True))
+        with pytest.raises(RateLimited, match="bytes of uploads on their way beyond its share of 200"):
+            await task
+        task, pieces = uploads.begin(BOB)
+        await pieces.put(piece(99, more=False))
+        await task
+        for task, pieces in held:
+            await pieces.put(piece(1, more=False))
+            await task
+        again, pieces = uploads.begin(ALICE)
+        await pieces.put(piece(99, more=False))
+        await again
+
+    asyncio.run(run())
+
+
+def test_one_caller_has_so_many_uploads_on_their_way_and_no_more():
+    """Each holds a connection, however little of it has come."""
+
+    async def run() -> None:
+        uploads = Uploads(arriving=Shares(1, "uploads on their way"))
+        first, pieces = uploads.begin(ALICE)
+        await pieces.put(piece(1, more=True))
+        second, more = uploads.begin(ALICE)
+        await more.put(piece(1, more=True))
+        with pytest.raises(RateLimited, match="uploads on their way beyond its share of 1"):
+            await second
+        await pieces.put(piece(1, more=False))
+        await first
+
+    asyncio.run(run())
+
+
+def test_a_body_has_time_in_proportion_to_what_has_come():
+    """A byte now and then kept a body going for ten minutes."""
+    pace = Pace(idle_seconds=30, start_seconds=30, bytes_per_second=1000)
+    assert pace.seconds_for(0) == 30
+    assert pace.seconds_for(100) == pytest.approx(30.1)
+    assert pace.seconds_for(60_000) == 90
