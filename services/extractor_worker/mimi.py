@@ -156,7 +156,9 @@ class CodecEncoder:
         dtype: torch.dtype,
     ) -> None:
         self.books = books
-        self.model = _on(device, _load(config, tensors, dtype))
+        # Servers cast the whole model, and so round the frequencies of rotary positions. Loading in a dtype
+        # leaves those in float32: in bfloat16, one code in ten would be another.
+        self.model = _on(device, _load(config, tensors, dtype).to(dtype))
 
     def encode(self, samples: Tensor) -> Tensor:
         """Encode clips of equal length.

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from services.extractor_worker.ecapa import SpeakerEncoder, SpeakerEncoderConfig
+from services.extractor_worker.extractor import Dtype
 from services.extractor_worker.libraries import library_facts
 from services.extractor_worker.mel import MelSettings, log_mel
 from services.extractor_worker.mimi import CodecConfig, CodecEncoder, codec_layout
@@ -86,7 +87,7 @@ class Qwen3TTSExtractor(TorchExtractor[PreparedClip, EncodedClip]):
             weights=weights.facts,
             mel=asdict(self._mel),
             speaker_encoder=asdict(weights.speaker),
-            codec=asdict(weights.codec) | {"books": _BOOKS, "sliding_window_applied": True},
+            codec=asdict(weights.codec) | _codec_facts(loading.dtype),
             libraries=library_facts("transformers"),
         )
         self._min_samples = weights.speaker.min_frames * self._mel.hop
@@ -132,6 +133,14 @@ class Qwen3TTSExtractor(TorchExtractor[PreparedClip, EncodedClip]):
             "speaker_embedding": encoded.embedding[0].float(),  # [D]
             "ref_code": encoded.codes[0].T.to(torch.int32),  # [T, 16]
         }
+
+
+def _codec_facts(dtype: Dtype) -> dict[str, Any]:
+    """What the code decides. Rotary frequencies are only mentioned where rounding them changes codes, so that
+    the fingerprints of float32 artifacts do not change with it.
+    """
+    facts: dict[str, Any] = {"books": _BOOKS, "sliding_window_applied": True}
+    return facts if dtype == "float32" else facts | {"rotary_frequencies": dtype}
 
 
 def _published(checkpoint: Checkpoint, width: int) -> _Weights:
