@@ -18,6 +18,7 @@ recorded in goldens.npz under `made_with`.
 import argparse
 import json
 import sys
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ from speechbrain.processing.features import InputNormalization
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 from tests.unit.extractors import signals  # noqa: E402 — a script has no package to be imported from
+from tools.truth import float64, golden, some_frames  # noqa: E402
 
 OUT = ROOT / "tests/data/ecapa_voxceleb_tiny"
 SEED = 20
@@ -65,12 +67,14 @@ def main() -> None:
     out.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(SEED)
     torch.set_num_threads(2)
-    reference = classifier(architecture)
-    torch.save(reference.mods.embedding_model.state_dict(), out / "embedding_model.ckpt")
-    arrays = {**clip_goldens(reference), **resampled_goldens(reference)}
+    model = ECAPA_TDNN(80, **architecture).eval()
+    make_norms_matter(model)
+    torch.save(model.state_dict(), out / "embedding_model.ckpt")
+    arrays = {**clip_goldens(model), **resampled_goldens(model)}
     arrays["made_with"] = np.array(json.dumps(made_with(), sort_keys=True))
     np.savez_compressed(out / "goldens.npz", **arrays)
     print(arrays["made_with"])
+    print({name: float(array) for name, array in arrays.items() if name.endswith("_deviation")})
     print(sum(path.stat().st_size for path in out.iterdir()), "bytes")
 
 
@@ -79,10 +83,8 @@ def made_with() -> dict[str, Any]:
     return {**facts, "seed": SEED}
 
 
-def classifier(architecture: dict[str, Any], device: str = "cpu") -> EncoderClassifier:
+def classifier(model: ECAPA_TDNN, device: str = "cpu") -> EncoderClassifier:
     """What hyperparams.yaml would build. Without `normalize`, mean_var_norm_emb is not asked for."""
-    model = ECAPA_TDNN(80, **architecture).eval()
-    make_norms_matter(model)
     modules = {
         "compute_features": Fbank(n_mels=80),
         "mean_var_norm": InputNormalization(norm_type="sentence", std_norm=False),
@@ -104,39 +106,59 @@ def make_norms_matter(model: ECAPA_TDNN) -> None:
             module.num_batches_tracked.fill_(1000)
 
 
-def clip_goldens(reference: EncoderClassifier) -> dict[str, np.ndarray]:
+def clip_goldens(model: ECAPA_TDNN) -> dict[str, np.ndarray]:
     """Embedding and bands of every clip; a sample of the frames, or the file would be mostly bands."""
     arrays: dict[str, np.ndarray] = {}
     for name, seconds in CLIPS.items():
-        clip = signals.speechlike(seconds, SAMPLE_RATE)
-        bands = normalised_bands(reference, clip)
-        arrays[f"sha256_{name}"] = np.array(signals.digest(clip))
-        arrays[f"bands_{name}"] = np.concatenate([bands[:-4:16], bands[-4:]])
-        arrays[f"embedding_{name}"] = embedding(reference, clip)
+        clip = torch.from_numpy(signals.speechlike(seconds, SAMPLE_RATE))
+        arrays[f"sha256_{name}"] = np.array(signals.digest(clip.numpy()))
+        exact, computed = both(normalised_bands, model, clip, clip)
+        arrays |= golden(f"bands_{name}", some_frames(exact), some_frames(computed), amplitudes)
+        arrays |= golden(f"embedding_{name}", *both(embedding, model, clip, clip))
     return arrays
 
 
-def resampled_goldens(reference: EncoderClassifier) -> dict[str, np.ndarray]:
+def resampled_goldens(model: ECAPA_TDNN) -> dict[str, np.ndarray]:
     """From another rate through torchaudio's kernel to the embedding."""
     arrays: dict[str, np.ndarray] = {}
+    kernel = torchaudio.transforms.Resample
     for name, rate in RESAMPLED.items():
-        source = signals.speechlike(3.01, rate)
-        resampled = torchaudio.transforms.Resample(rate, SAMPLE_RATE)(torch.from_numpy(source)).numpy()
-        arrays[f"sha256_{name}"] = np.array(signals.digest(source))
-        arrays[f"embedding_{name}"] = embedding(reference, resampled)
+        source = torch.from_numpy(signals.speechlike(3.01, rate))
+        resampled = kernel(rate, SAMPLE_RATE)(source)
+        exact = kernel(rate, SAMPLE_RATE, dtype=torch.float64)(source.double())
+        arrays[f"sha256_{name}"] = np.array(signals.digest(source.numpy()))
+        arrays |= golden(f"embedding_{name}", *both(embedding, model, resampled, exact))
     return arrays
 
 
-@torch.inference_mode()
-def normalised_bands(reference: EncoderClassifier, clip: np.ndarray) -> np.ndarray:
-    """float32 [T, 80], as the embedding model sees them."""
-    bands = reference.mods.compute_features(torch.from_numpy(clip)[None])
-    return reference.mods.mean_var_norm(bands, torch.ones(1))[0].numpy()
+def both(
+    compute: Callable[[EncoderClassifier, torch.Tensor], torch.Tensor],
+    model: ECAPA_TDNN,
+    clip: torch.Tensor,
+    exact_clip: torch.Tensor,
+) -> tuple[np.ndarray, np.ndarray]:
+    """In float64, the front end included, and in float32."""
+    computed = compute(classifier(model), clip).numpy()
+    with float64():
+        exact = compute(classifier(model.double()), exact_clip.double()).numpy()
+    model.float()
+    return exact, computed
+
+
+def amplitudes(decibels: np.ndarray) -> np.ndarray:
+    return 10 ** (decibels / 20)
 
 
 @torch.inference_mode()
-def embedding(reference: EncoderClassifier, clip: np.ndarray) -> np.ndarray:
-    return reference.encode_batch(torch.from_numpy(clip)[None])[0, 0].numpy()
+def normalised_bands(reference: EncoderClassifier, clip: torch.Tensor) -> torch.Tensor:
+    """[T, 80], as the embedding model sees them."""
+    bands = reference.mods.compute_features(clip[None])
+    return reference.mods.mean_var_norm(bands, torch.ones(1))[0]
+
+
+@torch.inference_mode()
+def embedding(reference: EncoderClassifier, clip: torch.Tensor) -> torch.Tensor:
+    return reference.encode_batch(clip[None])[0, 0]
 
 
 if __name__ == "__main__":

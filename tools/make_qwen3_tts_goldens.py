@@ -66,8 +66,8 @@ SPEAKER_ENCODER = {
     "enc_se_channels": 16,
 }
 # On processors with AMX, oneDNN (torch 2.13) convolves bfloat16 wrongly from 16 channels into 32 with kernel
-# 12 and stride 6. It has special code for strided convolutions of fewer than 32 channels, which takes blocks of
-# 16 output channels in pairs if their number is even. One convolution here uses it, with three blocks.
+# 12 and stride 6. It has special code for strided convolutions of fewer than 32 channels, which takes blocks
+# of 16 output channels in pairs if their number is even. One convolution here uses it, with three blocks.
 CODEC_ENCODER = {
     "_frame_rate": 12.5,
     "attention_bias": False,

@@ -31,6 +31,7 @@ import torchaudio
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 from tests.unit.extractors import signals  # noqa: E402 — a script has no package to be imported from
+from tools.truth import float64, golden, replaced, some_frames  # noqa: E402
 
 OUT = ROOT / "tests/data/voxcpm2_tiny"
 SEED = 4
@@ -68,16 +69,20 @@ def main() -> None:
     vae = load_checkpoint(engine)
     arrays: dict[str, np.ndarray] = {}
     for name, seconds in CLIPS.items():
-        arrays |= golden(engine, vae, name, signals.speechlike(seconds, RATE))
+        clip = signals.speechlike(seconds, RATE)
+        arrays |= goldens(engine, vae, name, clip, clip)
+        arrays[f"sha256_{name}"] = np.array(signals.digest(clip))
+    kernel = torchaudio.transforms.Resample
     for name, rate in RESAMPLED.items():
-        source = signals.speechlike(1.01, rate)
-        resampled = torchaudio.transforms.Resample(rate, RATE)(torch.from_numpy(source)).numpy()
-        arrays |= golden(engine, vae, name, resampled)
-        arrays[f"sha256_{name}"] = np.array(signals.digest(source))
+        source = torch.from_numpy(signals.speechlike(1.01, rate))
+        exact = kernel(rate, RATE, dtype=torch.float64)(source.double()).numpy()
+        arrays |= goldens(engine, vae, name, kernel(rate, RATE)(source).numpy(), exact)
+        arrays[f"sha256_{name}"] = np.array(signals.digest(source.numpy()))
     arrays["made_with"] = np.array(json.dumps(made_with(), sort_keys=True))
     np.savez_compressed(OUT / "goldens.npz", **arrays)
     print(arrays["made_with"])
     print({name: (value.shape, float(value.std())) for name, value in arrays.items() if value.ndim})
+    print({name: float(value) for name, value in arrays.items() if name.endswith("_deviation")})
     print(sum(path.stat().st_size for path in OUT.iterdir()), "bytes")
 
 
@@ -121,8 +126,22 @@ def load_checkpoint(engine: ModuleType) -> Any:
     return vae.float().eval()
 
 
-def golden(engine: ModuleType, vae: Any, name: str, clip: np.ndarray) -> dict[str, np.ndarray]:
-    """What the engine makes of a clip at 16 kHz, float32 [P, 4, 64] each."""
+def goldens(
+    engine: ModuleType, vae: Any, name: str, clip: np.ndarray, exact_clip: np.ndarray
+) -> dict[str, np.ndarray]:
+    """Both tensors of a clip at 16 kHz: some patches of [P, 4, 64]."""
+    computed = latents(engine, vae, clip)
+    with float64():
+        exact = latents(engine, vae.double(), exact_clip.astype(np.float64))
+    vae.float()
+    arrays: dict[str, np.ndarray] = {}
+    for tensor, value in exact.items():
+        arrays |= golden(f"{tensor}_{name}", some_frames(value), some_frames(computed[tensor]))
+    return arrays
+
+
+def latents(engine: ModuleType, vae: Any, clip: np.ndarray) -> dict[str, np.ndarray]:
+    """What the engine makes of a clip at 16 kHz, [P, 4, 64] each, in the clip's dtype."""
     model = SimpleNamespace(
         audio_vae=vae,
         patch_size=PATCH_FRAMES,
@@ -130,16 +149,21 @@ def golden(engine: ModuleType, vae: Any, name: str, clip: np.ndarray) -> dict[st
         _encode_sample_rate=vae.sample_rate,
         device="cpu",
     )
+
+    def load(path: str, *, sr: int, **_: Any) -> tuple[np.ndarray, int]:
+        """As librosa does at its own rate, but also in float64."""
+        return soundfile.read(path, dtype=clip.dtype.name)[0], sr
+
     with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
         path = Path(folder) / "clip.wav"
-        soundfile.write(path, clip, RATE, subtype="FLOAT")
-        encoded = {
-            tensor: engine.VoxCPM2Model._encode_wav(model, str(path), padding_mode=side).contiguous().numpy()
-            for tensor, side in (("ref_audio_feat", "right"), ("audio_feat", "left"))
-        }
-    return {f"{tensor}_{name}": value for tensor, value in encoded.items()} | {
-        f"sha256_{name}": np.array(signals.digest(clip))
-    }
+        soundfile.write(path, clip, RATE, subtype="DOUBLE")
+        with replaced(engine.librosa, "load", load):
+            return {
+                tensor: engine.VoxCPM2Model._encode_wav(model, str(path), padding_mode=side)
+                .contiguous()
+                .numpy()
+                for tensor, side in (("ref_audio_feat", "right"), ("audio_feat", "left"))
+            }
 
 
 if __name__ == "__main__":

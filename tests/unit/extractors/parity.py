@@ -56,18 +56,20 @@ def assert_near(ours: np.ndarray, exact: np.ndarray, deviation: float, half_step
     assert error <= allowed, f"off by {error:.2e}, {allowed:.2e} is allowed"
 
 
-def assert_same_codes(ours: np.ndarray, goldens: Goldens, name: str) -> None:
+def assert_same_codes(ours: np.ndarray, goldens: Goldens, name: str, frames: int = 0) -> None:
     """Fails where a code differs that must be the same on every processor.
 
     A frame's codes follow from each other. The golden says of each frame how many of its first codes were won
     by more than rounding can change.
 
     Args:
-        ours: [T, books].
+        ours: in the shape of the golden.
         name: of the golden [T, books], to which `{name}_certain` [T] belongs.
+        frames: 1 where both are [books, T].
     """
     codes, certain = goldens[name], goldens[f"{name}_certain"]
     assert ours.shape == codes.shape
+    codes, ours = np.moveaxis(codes, frames, 0), np.moveaxis(ours, frames, 0)
     assert certain.mean() >= 0.95 * codes.shape[1], "too few codes are certain for the comparison to say much"
     counted = np.arange(codes.shape[1]) < certain[:, None]
     different = (ours != codes) & counted

@@ -1,6 +1,5 @@
 """The speaker encoder as a graph: what is refused, what threads may change, what a random one is."""
 
-from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -11,12 +10,12 @@ import pytest
 import torch
 from onnx import helper, numpy_helper
 from torch import Tensor
-from torch.nn import functional
 
 from services.extractor_worker.campplus import MIN_SAMPLES, CamPlusPlus
 from services.extractor_worker.campplus_untrained import CamPlusPlusConfig, untrained_campplus
 from services.extractor_worker.kaldi_fbank import FbankSettings, fbank
 from speaker_registry.errors import WeightsInvalid
+from tests.unit.extractors.campplus_oracle import Oracle
 from tests.unit.extractors.cosyvoice3_tiny import TINY, load_ming
 from tests.unit.extractors.signals import speechlike
 
@@ -166,59 +165,8 @@ def test_the_random_one_computes_what_cam_plus_plus_does(frames: int) -> None:
         for one in onnx.load_model_from_string(model).graph.initializer
     }
     expected = Oracle(weights, SMALL)(features)
-    assert np.allclose(CamPlusPlus(model).embed(features.numpy()), expected.numpy(), atol=2e-5)
+    assert np.allclose(CamPlusPlus(model).embed(features.numpy()), expected.numpy(), atol=5e-6)
 
 
 def test_another_seed_is_another_encoder() -> None:
     assert untrained_campplus(1, SMALL) != untrained_campplus(0, SMALL) == untrained_campplus(0, SMALL)
-
-
-class Oracle:
-    """CAM++ with batch norms that have seen nothing, and so do next to nothing."""
-
-    def __init__(self, weights: Mapping[str, Tensor], config: CamPlusPlusConfig) -> None:
-        self.weights, self.config = weights, config
-
-    def __call__(self, features: Tensor) -> Tensor:
-        """[T, 80] -> [192]."""
-        hidden = relu(self.flat(features.T[None, None], "head.first"))  # [1, C, 80, T]
-        for index, stride in enumerate((2, 1, 2, 1)):
-            short = self.flat(hidden, f"head.{index}.short", stride) if stride > 1 else hidden
-            inner = relu(self.flat(hidden, f"head.{index}.a", stride))
-            hidden = relu(self.flat(inner, f"head.{index}.b") + short)
-        hidden = relu(self.flat(hidden, "head.last", 2)).flatten(1, 2)  # [1, C', T]
-        hidden = relu(self.over_time(hidden, "tdnn", stride=2))
-        for block, (layers, dilation) in enumerate(
-            zip(self.config.layers, self.config.dilations, strict=True)
-        ):
-            for layer in range(layers):
-                added = self.layer(hidden, f"block{block}.{layer}", dilation)
-                hidden = torch.cat([hidden, added], dim=1)
-            hidden = self.over_time(relu(norm(hidden)), f"transit{block}")
-        hidden = relu(norm(hidden))
-        statistics = torch.cat([hidden.mean(2), hidden.std(2, unbiased=True)], dim=1)
-        return self.over_time(statistics[..., None], "dense")[0, :, 0]
-
-    def layer(self, hidden: Tensor, name: str, dilation: int) -> Tensor:
-        hidden = relu(norm(self.over_time(relu(norm(hidden)), f"{name}.in")))
-        segments = hidden.split(self.config.segment, dim=2)
-        means = [part.mean(2, keepdim=True).expand_as(part) for part in segments]
-        context = hidden.mean(2, keepdim=True) + torch.cat(means, dim=2)
-        gate = self.over_time(relu(self.over_time(context, f"{name}.squeeze")), f"{name}.gate")
-        return self.over_time(hidden, f"{name}.local", dilation=dilation) * gate.sigmoid()
-
-    def flat(self, hidden: Tensor, name: str, stride: int = 1) -> Tensor:
-        weight = self.weights[f"{name}.conv.weight"]
-        return norm(functional.conv2d(hidden, weight, stride=(stride, 1), padding=weight.shape[2] // 2))
-
-    def over_time(self, hidden: Tensor, name: str, stride: int = 1, dilation: int = 1) -> Tensor:
-        weight, bias = self.weights[f"{name}.conv.weight"], self.weights.get(f"{name}.conv.bias")
-        padding = dilation * (weight.shape[2] // 2)
-        return functional.conv1d(hidden, weight, bias, stride, padding, dilation)
-
-
-relu: Callable[[Tensor], Tensor] = torch.relu
-
-
-def norm(hidden: Tensor) -> Tensor:
-    return hidden / (1 + 1e-5) ** 0.5

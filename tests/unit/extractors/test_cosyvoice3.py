@@ -1,8 +1,8 @@
 """The artifact is the one vLLM-Omni computes for CosyVoice3 from the same weights.
 
 The weights are a random tiny checkpoint in the published layout; tools/make_cosyvoice3_goldens.py made it and
-the goldens with s3tokenizer and vLLM-Omni's own functions. Tokens are compared exactly, because the generator
-saw to it that no digit came out narrowly.
+the goldens with s3tokenizer and vLLM-Omni's own functions. Tokens are compared wherever rounding cannot
+change them.
 """
 
 import dataclasses
@@ -39,6 +39,7 @@ from tests.unit.extractors.cosyvoice3_tiny import (
     load_cosyvoice,
     load_ming,
 )
+from tests.unit.extractors.parity import assert_parity, assert_same_codes
 
 
 def sampled(feat: np.ndarray) -> np.ndarray:
@@ -50,21 +51,21 @@ def sampled(feat: np.ndarray) -> np.ndarray:
 def test_the_tokens_are_s3tokenizers(goldens: Goldens, name: str) -> None:
     """Every one of them: they are what the language model continues."""
     tokens = extract(cosyvoice(), golden_clip(name))[0]["speech_token"]
-    assert np.array_equal(tokens[0], goldens[f"tokens_{name}"])
+    assert_same_codes(tokens, goldens, f"tokens_{name}", frames=1)
 
 
 @pytest.mark.parametrize("name", [*CLIPS, *RATES])
 def test_the_mel_is_vllm_omnis(goldens: Goldens, name: str) -> None:
-    """Natural logarithms. The engine builds its triangles in float32, which makes most of the difference."""
+    """Natural logarithms, compared as what they are taken of."""
     feat = extract(cosyvoice(), golden_clip(name))[0]["speech_feat"]
-    assert np.abs(sampled(feat[0]) - goldens[f"feat_{name}"]).max() <= 2e-5
+    assert_parity(sampled(feat[0]), goldens, f"feat_{name}", np.exp)
 
 
 @pytest.mark.parametrize("name", [*CLIPS, *RATES])
 def test_the_embedding_is_vllm_omnis(goldens: Goldens, name: str) -> None:
     """By way of 24 kHz, whatever the clip's own rate."""
     embedding = extract(cosyvoice(), golden_clip(name))[0]["embedding"]
-    assert np.abs(embedding[0] - goldens[f"embedding_{name}"]).max() <= 2e-6
+    assert_parity(embedding[0], goldens, f"embedding_{name}")
 
 
 def test_the_goldens_can_tell(goldens: Goldens) -> None:
@@ -72,7 +73,6 @@ def test_the_goldens_can_tell(goldens: Goldens) -> None:
     assert len(np.unique(goldens["tokens_12.4"])) > 100
     assert np.abs(goldens["embedding_3.0"] - goldens["embedding_12.4"]).max() > 1e-2
     assert np.abs(goldens["embedding_44100"] - goldens["ming_44100"]).max() > 5e-5  # 24 kHz on the way shows
-    assert json.loads(str(goldens["made_with"]))["smallest_margin"] > 2e-5
 
 
 @pytest.mark.parametrize("samples", [1320, 1439, 1440, 1920, 24_000, 24_480, 47_999, 48_001])
@@ -107,7 +107,7 @@ def test_a_clip_among_others_is_the_clip_alone() -> None:
         assert all(np.array_equal(ours[name], alone[name]) for name in alone)
 
 
-def test_the_number_of_threads_hardly_matters() -> None:
+def test_the_number_of_threads_hardly_matters(goldens: Goldens) -> None:
     """Workers have different numbers of cores, and one fingerprint."""
     clip = golden_clip("7.31")
     torch.set_num_threads(1)
@@ -115,7 +115,8 @@ def test_the_number_of_threads_hardly_matters() -> None:
     torch.set_num_threads(2)
     two = extract(cosyvoice(), clip)[0]
     assert np.array_equal(one["speech_token"], two["speech_token"])
-    assert np.abs(one["speech_feat"] - two["speech_feat"]).max() <= 1e-6
+    for feat in (one["speech_feat"], two["speech_feat"]):
+        assert_parity(sampled(feat[0]), goldens, "feat_7.31", np.exp)
     assert np.array_equal(one["embedding"], two["embedding"])  # it is on one thread in any case
 
 

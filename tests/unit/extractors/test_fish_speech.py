@@ -1,7 +1,7 @@
 """The codes are those that fish-speech 0.1.0, and for Audio8 vLLM-Omni, compute from the same weights.
 
 The weights are a random tiny checkpoint in the published layout; tools/make_fish_speech_goldens.py made it
-and the goldens, and saw to it that no code won narrowly: so codes are compared exactly.
+and the goldens. Codes are compared wherever rounding cannot change them.
 """
 
 import dataclasses
@@ -35,6 +35,7 @@ from tests.unit.extractors.fish_speech_tiny import (
     profile,
     with_codec,
 )
+from tests.unit.extractors.parity import assert_parity, assert_same_codes
 from tests.unit.extractors.signals import speechlike
 
 TINY = fish_speech_tiny.TINY
@@ -43,7 +44,6 @@ RATES = [16_000, 24_000, 48_000]
 WINDOW_FRAMES = 128
 """Frames of codes that either window is long."""
 LATENT_STRIDE = 8
-TOLERANCE = 1e-5
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,8 @@ def latents(extractor: FishSpeechExtractor, clip: ReferenceAudio) -> np.ndarray:
 @pytest.mark.parametrize("name", CLIPS)
 def test_the_codes_are_fish_speechs(goldens: Goldens, extractor: FishSpeechExtractor, name: str) -> None:
     """A voice registered here must sound as if the engine had cloned it itself."""
-    assert np.array_equal(codes(extractor, golden_clip(goldens, name, 44_100))[0], goldens[f"codes_{name}"])
+    ours = codes(extractor, golden_clip(goldens, name, 44_100))[0]
+    assert_same_codes(ours, goldens, f"codes_{name}")
 
 
 @pytest.mark.parametrize("name", CLIPS)
@@ -74,14 +75,14 @@ def test_what_is_quantized_is_fish_speechs(
 ) -> None:
     """Codes forgive what a real codebook, larger by far, would not."""
     ours = latents(extractor, golden_clip(goldens, name, 44_100))[::LATENT_STRIDE]
-    assert np.abs(ours - goldens[f"latents_{name}"]).max() <= TOLERANCE
+    assert_parity(ours, goldens, f"latents_{name}")
 
 
 @pytest.mark.parametrize("name", CLIPS)
 def test_audio8s_codes_are_audio8s(goldens: Goldens, name: str) -> None:
     """The same encoder but for the last bit of an entry."""
     ours = codes(load(kind=TinyAudio8), golden_clip(goldens, name, 44_100))[0]
-    assert np.array_equal(ours, goldens[f"audio8_codes_{name}"])
+    assert_same_codes(ours, goldens, f"audio8_codes_{name}")
 
 
 @pytest.mark.parametrize("rate", RATES)
@@ -90,20 +91,20 @@ def test_another_rate_goes_through_torchaudios_kernel(
 ) -> None:
     """Most clips are not 44.1 kHz."""
     ours = codes(extractor, golden_clip(goldens, str(rate), rate))[0]
-    assert np.array_equal(ours, goldens[f"codes_{rate}"])
+    assert_same_codes(ours, goldens, f"codes_{rate}")
 
 
-def test_the_goldens_have_many_codes_and_no_close_calls(goldens: Goldens) -> None:
-    """Of one code everywhere, or of codes that a rounding would change, equality would mean nothing."""
+def test_the_goldens_have_many_codes(goldens: Goldens) -> None:
+    """If they were the same everywhere, equality would mean nothing."""
     assert all(len(np.unique(book)) > 20 for book in goldens["codes_12.4"].T)
-    assert json.loads(str(goldens["made_with"]))["smallest_margin"] > 2e-5
 
 
 @pytest.mark.parametrize("window", [{"encoder_window": 4096}, {"pre_window": 1024}])
 def test_the_windows_are_where_the_goldens_have_them(goldens: Goldens, window: dict[str, int]) -> None:
     """A wider one changes the codes after it, and none before: both windows show in the goldens."""
     ours = codes(load(kind=with_codec(**window)), golden_clip(goldens, "12.4", 44_100))[0]
-    changed = (ours != goldens["codes_12.4"]).any(axis=1)
+    certain = np.arange(ours.shape[1]) < goldens["codes_12.4_certain"][:, None]
+    changed = ((ours != goldens["codes_12.4"]) & certain).any(axis=1)
     assert not changed[:WINDOW_FRAMES].any()
     assert changed[WINDOW_FRAMES:].any()
 
@@ -122,7 +123,7 @@ def test_positions_are_rounded_to_bfloat16(
     assert (transformer._rope_table(torch.device("cpu")) - table).abs().max() < 4e-3
     monkeypatch.setattr(transformer, "_rope_table", lambda _: table)
     ours = latents(extractor, golden_clip(goldens, "3.0", 44_100))[::LATENT_STRIDE]
-    assert np.abs(ours - goldens["latents_3.0"]).max() > 10 * TOLERANCE
+    assert np.abs(ours - goldens["latents_3.0"]).max() > 20 * goldens["latents_3.0_deviation"]
 
 
 @pytest.mark.parametrize("kind", [TinyFishSpeech, TinyAudio8])
@@ -131,7 +132,7 @@ def test_fish_speech_rounds_an_entry_as_training_does(
 ) -> None:
     """It subtracts the latent and adds it again, which in float32 is not quite the entry; Audio8 does not."""
     book = load(kind=kind)._encoder.quantizer.quantizer.quantizers[0]
-    hidden = torch.from_numpy(goldens["latents_3.0"]).T[None]
+    hidden = torch.from_numpy(goldens["latents_3.0"]).float().T[None]
     indices, entries = book.nearest(hidden)
     exact = book.codebook.weight[indices].transpose(1, 2)
     assert torch.allclose(entries, exact, atol=1e-6)
@@ -141,7 +142,8 @@ def test_fish_speech_rounds_an_entry_as_training_does(
 def test_the_number_of_threads_hardly_matters(goldens: Goldens, extractor: FishSpeechExtractor) -> None:
     """Workers have different numbers of cores, and one fingerprint."""
     torch.set_num_threads(1)
-    assert np.array_equal(codes(extractor, golden_clip(goldens, "7.31", 44_100))[0], goldens["codes_7.31"])
+    ours = codes(extractor, golden_clip(goldens, "7.31", 44_100))[0]
+    assert_same_codes(ours, goldens, "codes_7.31")
 
 
 # --- shapes
@@ -256,7 +258,8 @@ def test_engines_run_this_codec_in_float32(goldens: Goldens) -> None:
     extractor = load(dtype="bfloat16")
     assert extractor.fingerprint.facts["dtype"] == "float32"
     assert extractor.fingerprint == load().fingerprint
-    assert np.array_equal(codes(extractor, golden_clip(goldens, "1.0", 44_100))[0], goldens["codes_1.0"])
+    clip = golden_clip(goldens, "1.0", 44_100)
+    assert np.array_equal(codes(extractor, clip)[0], codes(load(), clip)[0])
 
 
 def test_profile_and_weights_count() -> None:

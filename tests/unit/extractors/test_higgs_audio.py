@@ -2,7 +2,7 @@
 from the same weights.
 
 The weights are a random tiny checkpoint in the published layout; tools/make_higgs_audio_goldens.py made it
-and the goldens. Codes are compared exactly, because the generator saw to it that no code won narrowly.
+and the goldens. Codes are compared wherever rounding cannot change them.
 """
 
 from types import SimpleNamespace
@@ -33,6 +33,7 @@ from tests.unit.extractors.higgs_audio_tiny import (
     load_higgs,
     load_omnivoice,
 )
+from tests.unit.extractors.parity import assert_parity, assert_same_codes
 from tests.unit.extractors.pauses import paused
 
 CLIPS = ["1.0", "3.0", "7.31", "12.4"]
@@ -58,14 +59,15 @@ def checked(goldens: Goldens, name: str, samples: np.ndarray, rate: int = 24_000
 @pytest.mark.parametrize("name", CLIPS)
 def test_the_codes_are_the_servers(goldens: Goldens, tiny: HiggsAudioExtractor, name: str) -> None:
     """A voice registered here must sound as if the engine had cloned it itself."""
-    assert np.array_equal(extract(tiny, golden_clip(goldens, name, 24_000))[0], goldens[f"codes_{name}"])
+    ours = extract(tiny, golden_clip(goldens, name, 24_000))[0]
+    assert_same_codes(ours, goldens, f"codes_{name}", frames=1)
 
 
 @pytest.mark.parametrize("rate", [16_000, 44_100])
 def test_from_another_rate_they_are_too(goldens: Goldens, tiny: HiggsAudioExtractor, rate: int) -> None:
     """Most clips are not 24 kHz."""
     clip = checked(goldens, str(rate), signals.speechlike(3.01, rate), rate)
-    assert np.array_equal(extract(tiny, clip)[0], goldens[f"codes_{rate}"])
+    assert_same_codes(extract(tiny, clip)[0], goldens, f"codes_{rate}", frames=1)
 
 
 @pytest.mark.parametrize(
@@ -77,16 +79,17 @@ def test_the_kernel_is_the_one_torchaudio_builds_in_float32(
 ) -> None:
     """On the way to 24 kHz, and inside the model from there to 16 kHz."""
     clip = torch.from_numpy(signals.speechlike(0.1337, source, seed=1))
-    golden = goldens[f"resample_{source}_{target}"]
-    assert np.abs(resample(clip, source, target, KERNEL_FLOAT32).numpy() - golden).max() <= 5e-7
+    name = f"resample_{source}_{target}"
+    assert_parity(resample(clip, source, target, KERNEL_FLOAT32).numpy(), goldens, name)
     if source == 44_100:
-        assert np.abs(resample(clip, source, target, KERNEL).numpy() - golden).max() > 5e-7
+        with pytest.raises(AssertionError, match="is allowed"):
+            assert_parity(resample(clip, source, target, KERNEL).numpy(), goldens, name)
 
 
 def test_omnivoice_has_the_same_codes(goldens: Goldens) -> None:
     """As long as nobody asks for more: vLLM-Omni does the same for both."""
     ours = extract(load_omnivoice(), golden_clip(goldens, "7.31", 24_000))[0]
-    assert np.array_equal(ours, goldens["codes_7.31"])
+    assert_same_codes(ours, goldens, "codes_7.31", frames=1)
 
 
 @pytest.mark.parametrize("name", PACKAGE)
@@ -94,7 +97,7 @@ def test_with_all_steps_the_codes_are_the_packages(goldens: Goldens, name: str) 
     """Louder, without silence, cut to whole frames: in this order."""
     clip = checked(goldens, name, paused(*PACKAGE[name]))
     ours = extract(load_omnivoice(**EVERYTHING), clip)[0]
-    assert np.array_equal(ours, goldens[f"package_trimmed_{name}"])
+    assert_same_codes(ours, goldens, f"package_trimmed_{name}", frames=1)
 
 
 @pytest.mark.parametrize("name", PACKAGE)
@@ -102,7 +105,7 @@ def test_without_trimming_they_are_the_packages_that_does_not_trim(goldens: Gold
     """What it calls `preprocess_prompt=False`."""
     clip = checked(goldens, name, paused(*PACKAGE[name]))
     ours = extract(load_omnivoice(loudness=True, whole_frames=True), clip)[0]
-    assert np.array_equal(ours, goldens[f"package_untrimmed_{name}"])
+    assert_same_codes(ours, goldens, f"package_untrimmed_{name}", frames=1)
 
 
 @pytest.mark.parametrize("setting", EVERYTHING)
@@ -157,8 +160,8 @@ def test_a_clip_among_others_is_the_clip_alone(goldens: Goldens, tiny: HiggsAudi
 
 def test_the_dtype_that_others_compute_in_changes_nothing(goldens: Goldens) -> None:
     """Servers load this model in float32, whatever theirs runs in."""
-    extractor = load_higgs(dtype="bfloat16")
-    assert np.array_equal(extract(extractor, golden_clip(goldens, "1.0", 24_000))[0], goldens["codes_1.0"])
+    extractor, clip = load_higgs(dtype="bfloat16"), golden_clip(goldens, "1.0", 24_000)
+    assert np.array_equal(extract(extractor, clip)[0], extract(load_higgs(), clip)[0])
     assert extractor.fingerprint == load_higgs().fingerprint
 
 
@@ -166,7 +169,7 @@ def test_the_number_of_threads_does_not_matter(goldens: Goldens, tiny: HiggsAudi
     """Workers have different numbers of cores, and one fingerprint."""
     clip = golden_clip(goldens, "3.0", 24_000)
     torch.set_num_threads(1)
-    assert np.array_equal(extract(tiny, clip)[0], goldens["codes_3.0"])
+    assert_same_codes(extract(tiny, clip)[0], goldens, "codes_3.0", frames=1)
 
 
 def test_the_example_goes_through_all_three_steps(tiny: HiggsAudioExtractor) -> None:
