@@ -170,8 +170,9 @@ class Listing(Generic[Item]):
     def following(self, page: Page[Item]) -> Self | None:
         """What is left to read after a page; None at the end."""
         left = None if self.limit is None else self.limit - len(page.data)
-        # A page that leads to itself would be read for ever.
-        stuck = not page.data or page.last_id == self.params.get("after")
+        # A page that leads to itself would be read for ever. An empty one that leads on is none of these: the
+        # registry looked at some items, and none of them was wanted.
+        stuck = page.last_id == self.params.get("after")
         if not page.has_more or page.last_id is None or stuck or left == 0:
             return None
         return dataclasses.replace(self, params={**self.params, "after": page.last_id}, limit=left)

@@ -66,6 +66,7 @@ def create_app(
     app.state.access = services.access
     app.state.readiness = health.Readiness(services)
     app.state.upload_slots, app.state.store_slots = uploads, store
+    app.state.whole_list = asyncio.Semaphore(1)
     services.registrar.reading_facts = store.one_in_thread
     problems.add_handlers(app)
     _add_routes(app, services)

@@ -2,6 +2,7 @@
 run unchanged.
 """
 
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 from fastapi import Query, Request
@@ -12,7 +13,7 @@ from services.registry_api import examples, rendering
 from services.registry_api.answers import answer
 from services.registry_api.fields import Fields, read_fields
 from services.registry_api.forms import OPENAPI, parse_upload
-from services.registry_api.paging import VoicePage, find_voices, key_of
+from services.registry_api.paging import AT_ONCE, VoicePage, find_voices, key_of
 from services.registry_api.precompute import Precompute
 from services.registry_api.routing import Router
 from services.registry_api.rules import (
@@ -24,6 +25,7 @@ from services.registry_api.rules import (
     VOICES_WRITE,
     Force,
 )
+from services.registry_api.whole_list import DEFAULT_VOICE, WholeList
 from services.registry_api.wiring import (
     AT_STORE,
     After,
@@ -42,7 +44,7 @@ from services.shared.index_reading import IndexedSpeaker
 from services.shared.registrar import Registrar
 from services.shared.registration import Registered, register_clip, register_embedding
 from services.shared.status import worst
-from speaker_registry.errors import InvalidAudio
+from speaker_registry.errors import InvalidAudio, Unavailable
 from speaker_registry.names import parse_speaker_name
 from speaker_registry.schemas import CacheStatus, Deleted
 
@@ -62,7 +64,11 @@ def list_audio_voices(
     profile: Usable = None,
     ready: Annotated[bool, Query(description="Only voices whose artifacts are ready.")] = False,
 ) -> Response:
-    """All voices, or a page of them with `limit`; `profile` and `ready` keep those usable for it."""
+    """All voices, or a page of them with `limit`; `profile` and `ready` keep those usable for it.
+
+    More than 100 voices without `limit` are sent while they are read, without an ETag. A page may have few or
+    none although `has_more` says that there are more to search. The next one goes on from `last_id`.
+    """
     registrar = services.registrar
     if profile is not None:
         registrar.catalogue.get(profile)
@@ -70,8 +76,21 @@ def list_audio_voices(
     def usable(indexed: IndexedSpeaker) -> bool:
         return _usable(registrar, indexed, profile, ready=ready)
 
-    page = find_voices(registrar, namespace, after=after, limit=limit, wanted=usable)
-    return answer(request, _listing(registrar, page))
+    def find(after: str) -> VoicePage:
+        return find_voices(registrar, namespace, after=after, limit=limit or AT_ONCE, wanted=usable)
+
+    page = find(after)
+    if limit is not None or not page.more:
+        return answer(request, _listing(registrar, page))
+    if page.of_facts:
+        raise Unavailable(
+            "The index is away, and a list from the bucket is given page by page: ask again in a moment, or "
+            "with 'limit' from 1 to 100.",
+            retry_after_seconds=5,
+        )
+    if request.method == "HEAD":
+        return Response(headers={"Cache-Control": "private, no-cache"}, media_type="application/json")
+    return WholeList(page, find, lambda page: _entries(registrar, page), request.app.state.whole_list)
 
 
 def _usable(registrar: Registrar, indexed: IndexedSpeaker, profile: str | None, *, ready: bool) -> bool:
@@ -83,16 +102,21 @@ def _usable(registrar: Registrar, indexed: IndexedSpeaker, profile: str | None, 
     return not any(standing.unsupported for standing in standings)
 
 
+def _entries(registrar: Registrar, page: VoicePage) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
+    """Of each voice its key, and what `uploaded_voices` and `data` say of it."""
+    for indexed in page.found:
+        one = rendering.uploaded_voice(registrar, indexed)
+        short = {name: one[name] for name in ("id", "name", "created_at")}
+        yield key_of(indexed), one, {"object": "audio.voice", **short}
+
+
 def _listing(registrar: Registrar, page: VoicePage) -> dict[str, Any]:
-    uploaded = [rendering.uploaded_voice(registrar, indexed) for indexed in page.found]
+    entries = list(_entries(registrar, page))
     return {
-        "voices": sorted({*(key_of(indexed) for indexed in page.found), "default"}),
-        "uploaded_voices": uploaded,
+        "voices": sorted({*(key for key, _, _ in entries), DEFAULT_VOICE}),
+        "uploaded_voices": [uploaded for _, uploaded, _ in entries],
         "object": "list",
-        "data": [
-            {"object": "audio.voice", "id": one["id"], "name": one["name"], "created_at": one["created_at"]}
-            for one in uploaded
-        ],
+        "data": [short for _, _, short in entries],
         "first_id": page.first,
         "last_id": page.last or None,
         "has_more": page.more,

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 from services.shared.index_reading import IndexedSpeaker
 from services.shared.registrar import Registrar
-from speaker_registry.errors import Unavailable
 
-LOOKED_AT = 2_000
-"""Voices that one filtered page looks at, at most: `more` then says that there is more to look at."""
-_AT_ONCE = 500
+LOOKED_AT = 200
+"""Voices that one filtered page looks at, at most: `more` then says that there is more to look at. It takes
+about as long as a page of 100 voices, however many voices there are and however few are wanted."""
+AT_ONCE = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +19,8 @@ class VoicePage:
     found: list[IndexedSpeaker]
     last: str
     more: bool
+    of_facts: bool = False
+    """Whether the index was away."""
 
     @property
     def first(self) -> str | None:
@@ -30,42 +32,33 @@ def find_voices(
     namespace: str,
     *,
     after: str,
-    limit: int | None,
+    limit: int,
     wanted: Callable[[IndexedSpeaker], bool],
+    part: str | None = None,
 ) -> VoicePage:
-    """Up to `limit` wanted voices, or all, from the one after the cursor `after`. Voices that come or go
-    between two pages neither hide nor repeat others. While the index is away, a page may hold fewer than
-    `limit` although there are more.
+    """Up to `limit` wanted voices from the one after the cursor `after`, among the next `LOOKED_AT`. Where
+    `more` is true, the next page goes on from `last`, also where this one has fewer than `limit` or none.
+    Voices that come or go between two pages neither hide nor repeat others. While the index is away, a page
+    looks at fewer.
 
-    Raises:
-        Unavailable: the index is away, and all voices were asked for, which are more than one page.
+    Args:
+        part: of the key. Names are searched before voices are looked at, so that this takes in far more.
     """
     found: list[IndexedSpeaker] = []
-    last, looked_at, more = after, 0, True
-    while more and (limit is None or looked_at < LOOKED_AT):
-        page = registrar.page(namespace, after=last, limit=_AT_ONCE if limit is None else limit + 1)
+    last, looked_at, more, size = after, 0, True, min(AT_ONCE, limit + 1)
+    while more and looked_at < LOOKED_AT:
+        page = registrar.page(namespace, after=last, limit=size, part=part)
         for cursor, indexed in page.entries:
             if wanted(indexed):
                 if len(found) == limit:
                     return VoicePage(found, last, True)
                 found.append(indexed)
             last = cursor
-        looked_at += len(page.entries)
-        last, more = page.last, page.more
+        looked_at += size
+        last, more, size = page.last, page.more, AT_ONCE
         if page.of_facts and more:
-            return _only_page(found, last, limit)
+            return VoicePage(found, last, True, of_facts=True)
     return VoicePage(found, last, more)
-
-
-def _only_page(found: list[IndexedSpeaker], last: str, limit: int | None) -> VoicePage:
-    """While the index is away each request reads the records of one page at most."""
-    if limit is None:
-        raise Unavailable(
-            "The index is away, and a list from the bucket is given page by page: ask again in a moment, or "
-            "with 'limit' from 1 to 100.",
-            retry_after_seconds=5,
-        )
-    return VoicePage(found, last, True)
 
 
 def key_of(indexed: IndexedSpeaker) -> str:

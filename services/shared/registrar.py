@@ -61,6 +61,8 @@ from speaker_registry.schemas import ArtifactState
 
 log = structlog.get_logger()
 
+NAMES_SEARCHED = 5_000
+"""For a part of the name, on one page."""
 MAX_PAGE_OF_FACTS = 101
 """Speakers whose records are read for one page: what the API's largest page needs."""
 _PAGE = 20
@@ -244,26 +246,36 @@ class Registrar:
             with self.reading_facts():
                 return IndexedSpeaker(read_certain(self.store, speaker_id).speaker)
 
-    def page(self, namespace: str, *, after: str = "", limit: int) -> SpeakerPage:
-        """Up to `limit` live speakers by key, from the one after the cursor `after`.
+    def page(self, namespace: str, *, after: str = "", limit: int, part: str | None = None) -> SpeakerPage:
+        """Up to `limit` live speakers by key, from the one after the cursor `after`. With `part`, only those
+        whose key holds it, among the next `NAMES_SEARCHED`.
 
         While the index cannot be trusted or reached, the page is made from the facts: of up to
         `MAX_PAGE_OF_FACTS` speakers, in the order that `fact_pages` tells.
         """
         try:
-            return self._page_of_index(namespace, Cursor.parse(after).key, limit)
+            return self._page_of_index(namespace, Cursor.parse(after).key, limit, part)
         except (GateClosed, Unavailable):
-            return self._page_of_facts(namespace, after, limit)
+            page = self._page_of_facts(namespace, after, limit)
+            if part is None:
+                return page
+            named = [entry for entry in page.entries if part in entry[1].speaker.newest.record.key]
+            return replace(page, entries=named)
 
-    def _page_of_index(self, namespace: str, after: str, limit: int) -> SpeakerPage:
-        keys = self.index.names(namespace, after=after, limit=limit + 1)
-        ids = [SpeakerId.of(namespace, SpeakerName(key, key)) for key in keys[:limit]]
+    def _page_of_index(self, namespace: str, after: str, limit: int, part: str | None) -> SpeakerPage:
+        searched = limit if part is None else NAMES_SEARCHED
+        keys = self.index.names(namespace, after=after, limit=searched + 1)
+        named = [key for key in keys[:searched] if part is None or part in key]
+        more, last = len(keys) > searched, keys[:searched][-1] if keys else after
+        if len(named) > limit:
+            more, last = True, named[limit - 1]
+        ids = [SpeakerId.of(namespace, SpeakerName(key, key)) for key in named[:limit]]
         entries = [
             (key, indexed)
-            for key, indexed in zip(keys, self.index.look_many(ids), strict=False)
+            for key, indexed in zip(named, self.index.look_many(ids), strict=False)
             if indexed.speaker.live
         ]
-        return SpeakerPage(entries, last=keys[:limit][-1] if keys else after, more=len(keys) > limit)
+        return SpeakerPage(entries, last=last, more=more)
 
     def _page_of_facts(self, namespace: str, after: str, limit: int) -> SpeakerPage:
         """Lists the namespace's folders, and reads the records of the speakers on the page."""

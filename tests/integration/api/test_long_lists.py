@@ -1,0 +1,67 @@
+"""Lists of more voices than one page: sent in pieces, or searched a piece at a time."""
+
+import pytest
+
+from services.registry_api import compat, paging
+from services.shared import registrar
+from services.shared.index import SpeakerIndex
+from speaker_registry import RegistryClient
+from tests.integration.api.conftest import Start
+from tests.integration.api.registry import WIDER, Registry
+
+NAMES = ("a", "b", "c", "default", "e", "ä")
+
+
+@pytest.fixture
+def many(start: Start) -> Registry:
+    registry = start()
+    for name in NAMES:
+        registry.upload(name, clip=None, speaker_embedding=str([0.5] * 1024))
+    registry.upload("z", ref_text="Said.")
+    return registry
+
+
+def test_a_list_in_pieces_says_what_the_list_in_one_piece_says(
+    many: Registry, monkeypatch: pytest.MonkeyPatch
+):
+    """Clients of vLLM-Omni ask for all voices, and read it as one JSON document."""
+    for path in ("/v1/audio/voices", f"/v1/audio/voices?profile={WIDER}", "/v1/audio/voices?after=b"):
+        whole = many.client.get(path)
+        with monkeypatch.context() as patches:
+            patches.setattr(compat, "AT_ONCE", 2)
+            patches.setattr(paging, "LOOKED_AT", 2)
+            pieces = many.client.get(path)
+            head = many.client.head(path)
+        assert pieces.json() == whole.json()
+        assert "etag" in whole.headers
+        assert "etag" not in pieces.headers
+        assert (head.status_code, head.content) == (200, b"")
+
+
+@pytest.mark.parametrize("search", ["q=nobody", f"profile={WIDER}&state=failed", "state=processing"])
+def test_a_search_looks_at_so_many_voices_however_few_it_finds(
+    many: Registry, monkeypatch: pytest.MonkeyPatch, search: str
+):
+    """With 20,000 voices and limit=1 it took 20,000 looks, two at a time: 2.3 s of everybody's time."""
+    looked_at = []
+    look_many = SpeakerIndex.look_many
+    monkeypatch.setattr(
+        SpeakerIndex, "look_many", lambda self, ids: looked_at.extend(ids) or look_many(self, ids)
+    )
+    monkeypatch.setattr(paging, "AT_ONCE", 2)
+    monkeypatch.setattr(paging, "LOOKED_AT", 3)
+    monkeypatch.setattr(registrar, "NAMES_SEARCHED", 2)
+    page = many.client.get(f"/v1/voices?limit=1&{search}").json()
+    assert (page["data"], page["has_more"]) == ([], True)
+    assert len(looked_at) <= 4
+    assert page["last_id"] in NAMES
+
+
+def test_the_sdk_searches_on_over_pages_without_any(many: Registry, monkeypatch: pytest.MonkeyPatch):
+    """It stopped at the first page that had none, and said that there were none."""
+    monkeypatch.setattr(paging, "LOOKED_AT", 1)
+    monkeypatch.setattr(paging, "AT_ONCE", 2)
+    monkeypatch.setattr(registrar, "NAMES_SEARCHED", 2)
+    with RegistryClient(many.url) as client:
+        assert [voice.name for voice in client.list(q="Z")] == ["z"]
+        assert [voice.name for voice in client.list(state="pending")] == ["z"]
