@@ -10,6 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
@@ -136,9 +137,11 @@ class Child:
     def _listen(self, stream: IO[bytes]) -> None:
         """Until it has closed its end: a pipe that nobody empties would stop it."""
         while line := stream.readline(_MAX_LINE_BYTES):
-            if self._raw and not self._raw.closed:
-                self._raw.write(line)
-                self._raw.flush()
+            # A full disk, or closed by now: no reason to stop listening.
+            with suppress(OSError, ValueError):
+                if self._raw:
+                    self._raw.write(line)
+                    self._raw.flush()
             self._hear(line.decode(errors="replace").rstrip())
         stream.close()
 

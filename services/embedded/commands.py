@@ -3,6 +3,7 @@
 import logging
 import signal
 import sys
+from contextlib import suppress
 from typing import Any
 
 import structlog
@@ -12,6 +13,7 @@ from services.embedded.demo import demo
 from services.embedded.log_lines import coloured, level, readable
 from services.embedded.settings import EmbeddedSettings
 from services.embedded.supervisor import STOP_SECONDS, EmbeddedRegistry, StartFailed
+from services.shared.logs import Lines
 from services.shared.settings import explain
 
 
@@ -38,15 +40,21 @@ def main(arguments: list[str]) -> int:
 
 def run(settings: EmbeddedSettings) -> int:
     """Keep a registry running until Ctrl-C or SIGTERM."""
-    print(f"starting (profiles: {settings.profiles}; weights: {settings.weights}) …", flush=True)
+    _say(f"starting (profiles: {settings.profiles}; weights: {settings.weights}) …")
     with EmbeddedRegistry(settings, show=logging.INFO) as registry:
-        print(_welcome(registry, settings), flush=True)
+        _say(_welcome(registry, settings))
         try:
             registry.watch()
         except KeyboardInterrupt:
-            print(_farewell(), flush=True)
-    print("stopped; the data stays", flush=True)
+            _say(_farewell())
+    _say("stopped; the data stays")
     return 0
+
+
+def _say(text: str) -> None:
+    """To standard output, if somebody takes it: a full disk under it must not end the registry."""
+    with suppress(OSError, ValueError):
+        print(text, flush=True)
 
 
 def _welcome(registry: EmbeddedRegistry, settings: EmbeddedSettings) -> str:
@@ -96,7 +104,7 @@ def _configure_logs() -> None:
     structlog.configure(
         processors=[structlog.stdlib.add_log_level, render],
         wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=lambda *_: Lines(sys.stderr),
     )
 
 

@@ -16,7 +16,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import TracebackType
-from typing import Self
+from typing import IO, Self
 
 import httpx
 import structlog
@@ -25,8 +25,10 @@ from services.embedded.bootstrap_key import bootstrap_key_file
 from services.embedded.children import Child
 from services.embedded.log_lines import coloured
 from services.embedded.settings import EmbeddedSettings
+from services.shared.folder_lock import FolderInUseError, only_user_of
 from services.shared.settings import AccessSettings, ApiSettings
 from services.shared.valkey import (
+    LOCK_WAIT_SECONDS,
     MAX_SOCKET_PATH_BYTES,
     DataDirectoryInUseError,
     ValkeyError,
@@ -113,15 +115,33 @@ class EmbeddedRegistry:
         self.port = _claim_port(host, self._settings.port)
         self.url = f"http://{_bracketed(ApiSettings(host=host).own_host)}:{self.port}"
         _make_data_folder(data)
+        self._hold(data)
         self.key_file = self._key_file(data)
         redis_url = self._settings.redis_url or self._start_valkey(data / "redis")
         environment = self._environment(data, redis_url)
         own = {"api": environment, "worker": _with_next_metrics_port(environment)}
-        raw = self._stack.enter_context(self._log_path.open("ab")) if self._log_path else None
+        raw = self._open_log()
         for name, module in (("api", "services.registry_api"), ("worker", "services.extractor_worker")):
             self.children[name] = Child(name, module, own[name], self._show, raw)
             self.children[name].start()
         self._wait_until_up()
+
+    def _open_log(self) -> IO[bytes] | None:
+        """Unbuffered: what a full disk did not take is left out, and does not come back when it is closed."""
+        if self._log_path is None:
+            return None
+        try:
+            return self._stack.enter_context(self._log_path.open("ab", buffering=0))
+        except OSError as error:
+            log.warning("log.cannot_be_written", path=str(self._log_path), reason=error.strerror)
+            return None
+
+    def _hold(self, data: Path) -> None:
+        """Registries on one bucket have to share a Redis: with one each they give out the same numbers."""
+        try:
+            self._stack.enter_context(only_user_of(data, wait_seconds=LOCK_WAIT_SECONDS))
+        except FolderInUseError:
+            raise _in_use(data) from None
 
     def _key_file(self, data: Path) -> Path | None:
         try:
@@ -139,9 +159,7 @@ class EmbeddedRegistry:
             self.valkey = ValkeyServer(folder, socket_path=self._short_socket_path(folder))
             self.valkey.start()
         except DataDirectoryInUseError:
-            raise StartFailed(
-                f"Another registry runs on {folder.parent}: stop it, or set DATA to another folder."
-            ) from None
+            raise _in_use(folder.parent) from None
         except ValkeyError as error:
             raise StartFailed(f"Valkey could not be started: {error}") from None
         return self.valkey.url
@@ -234,6 +252,10 @@ class EmbeddedRegistry:
             if self.valkey is not None:
                 self.valkey.stop(seconds=0)
             self._stack.close()
+
+
+def _in_use(data: Path) -> StartFailed:
+    return StartFailed(f"Another registry runs on {data}: stop it, or set DATA to another folder.")
 
 
 def _with_next_metrics_port(environment: Mapping[str, str]) -> Mapping[str, str]:

@@ -37,7 +37,7 @@ def configure_logs(level: str = "INFO") -> None:
     # Not by way of `logging`: every request has a line, and that would double its price.
     structlog.configure(
         processors=[*shared, *renderers],
-        logger_factory=lambda *_: _Lines(sys.stderr),
+        logger_factory=lambda *_: Lines(sys.stderr),
         wrapper_class=structlog.make_filtering_bound_logger(importance),
         cache_logger_on_first_use=True,
     )
@@ -84,8 +84,8 @@ class Seldom:
             return True
 
 
-class _Lines(structlog.WriteLogger):
-    """Writes ours. Where nobody reads them any more, what is logged goes on all the same."""
+class Lines(structlog.WriteLogger):
+    """Writes log lines. Where nobody reads them any more, or the disk is full, only they are lost."""
 
     def msg(self, message: str) -> None:
         with suppress(OSError, ValueError):

@@ -5,7 +5,6 @@ takes it down again. What it holds can be rebuilt from the bucket, so a log that
 Knows nothing of jobs or keys, and does not watch the server: its owner asks `running` and calls `restart`.
 """
 
-import fcntl
 import importlib.util
 import os
 import re
@@ -26,6 +25,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from services.shared.child import spawn
+from services.shared.folder_lock import lock_within
 
 log = structlog.get_logger(__name__)
 
@@ -239,18 +239,10 @@ class ValkeyServer:
         self.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.data_dir.chmod(0o700)
         lock = os.open(self.data_dir / "valkey.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        deadline = time.monotonic() + LOCK_WAIT_SECONDS
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    os.close(lock)
-                    raise DataDirectoryInUseError(f"another server uses {self.data_dir}") from None
-                time.sleep(0.05)
-            else:
-                self._lock = lock
-                return
+        if not lock_within(lock, LOCK_WAIT_SECONDS):
+            os.close(lock)
+            raise DataDirectoryInUseError(f"another server uses {self.data_dir}")
+        self._lock = lock
 
     def _release_data_dir(self) -> None:
         if self._lock is not None:

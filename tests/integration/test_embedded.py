@@ -24,6 +24,7 @@ import pytest
 from safetensors.numpy import load
 
 from services.embedded.supervisor import STOP_SECONDS
+from services.shared.valkey import ValkeyServer
 from speaker_registry import RegistryClient
 from tests.queue_workers import wait_until
 
@@ -196,6 +197,16 @@ def test_a_second_one_on_the_same_data_is_refused(run: Run, fresh: Run):
     assert fresh.process.wait(UP_SECONDS) == 1
     assert f"Another registry runs on {run.data}" in fresh.text
     assert httpx.get(f"{run.url}/readyz").status_code == 200
+
+
+def test_a_second_one_with_a_redis_of_its_own_is_refused_as_well(run: Run, fresh: Run, tmp_path: Path):
+    """Each Redis would give out version 1 of the same voice."""
+    run.up()
+    fresh.data = run.data
+    with ValkeyServer(tmp_path / "another") as server:
+        fresh.start(REDIS_URL=server.url)
+        assert fresh.process.wait(UP_SECONDS) == 1
+    assert f"Another registry runs on {run.data}" in fresh.text
 
 
 def test_a_child_that_is_killed_is_started_again(run: Run):

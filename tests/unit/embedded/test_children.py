@@ -1,8 +1,18 @@
-"""When a child that ended is started again."""
+"""When a child that ended is started again, and what becomes of what it says."""
 
+import os
+import subprocess
+import sys
 from itertools import accumulate
+from pathlib import Path
 
-from services.embedded.children import LONGEST_PAUSE_SECONDS, STEADY_SECONDS, pause_before_restart
+import pytest
+
+from services.embedded.children import LONGEST_PAUSE_SECONDS, STEADY_SECONDS, Child, pause_before_restart
+
+ROOT = Path(__file__).parents[3]
+FULL = Path("/dev/full")
+"""Whatever is written to it finds no space left."""
 
 
 def test_a_child_that_keeps_ending_is_started_ever_more_rarely():
@@ -16,3 +26,45 @@ def test_a_child_that_keeps_ending_is_started_ever_more_rarely():
 def test_a_child_that_ran_well_is_started_again_at_once():
     """One kill after a day is no reason to wait."""
     assert pause_before_restart(LONGEST_PAUSE_SECONDS, lived=STEADY_SECONDS + 1) == 0.0
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="no /dev/full here")
+def test_a_child_is_listened_to_though_its_log_cannot_be_written():
+    """A pipe that nobody empties would stop the child, and the registry with it."""
+    heard: list[str] = []
+    with FULL.open("wb", buffering=0) as full:
+        child = Child("child", "this", dict(os.environ), lambda line, _: heard.append(line), full)
+        child.start()
+        child.last_words()
+        child.kill()
+    assert heard[0].startswith("The Zen of Python")
+    assert len(heard) > 15
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="no /dev/full here")
+@pytest.mark.parametrize(
+    "program",
+    [
+        "commands._configure_logs(); structlog.get_logger().error('restart.failed', reason='x')",
+        "commands._say('stopped; the data stays')",
+        "EmbeddedRegistry(EmbeddedSettings(), show=0)._show('a line', 50)",
+        "commands._configure_logs()\n"
+        "EmbeddedRegistry(EmbeddedSettings(), log_path=Path('/proc/no/such/log'))._open_log()",
+    ],
+)
+def test_a_terminal_or_file_that_takes_no_more_ends_nothing(program: str):
+    """`make run > log` on a disk that is full: what was to be logged is lost, and nothing else."""
+    imports = (
+        "import structlog\nfrom pathlib import Path\nfrom services.embedded import commands\n"
+        "from services.embedded.settings import EmbeddedSettings\n"
+        "from services.embedded.supervisor import EmbeddedRegistry\n"
+    )
+    with FULL.open("wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", f"{imports}{program}\nimport os; os._exit(7)"],
+            cwd=ROOT,
+            stdout=full,
+            stderr=full,
+            check=False,
+        )
+    assert done.returncode == 7
