@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from services.shared.bucket import StoreUnfit
 from services.shared.clock import Clock
 from services.shared.domain import Record
+from services.shared.facts import list_several_times
 from services.shared.logs import configure_logs
 from services.shared.settings import LogSettings, StoreSettings, explain, without_credentials
 from services.shared.store import Store, open_store
@@ -75,7 +76,9 @@ def make_own(store: Store, settings: StoreSettings, clock: Clock) -> Place:
 
 
 def _last(store: Store) -> Place | None:
-    keys = sorted(stored.key for stored in store.list(_FOLDER).objects if _NAME.fullmatch(stored.key))
+    keys = sorted(
+        stored.key for stored in list_several_times(store, _FOLDER, 2).objects if _NAME.fullmatch(stored.key)
+    )
     if not keys:
         return None
     try:

@@ -11,7 +11,7 @@
     _profiles/{profile}/{seq:012d}.{uid}.json                           a worker announced a fingerprint
     _keys/{id}/made.{sha256 of its JSON}.json                           an API key was made
                end.{at:012d}.{uid}                                      somebody ended it
-    _registry/{uid}                                                     the smallest one names the bucket
+    _registry/                                                          which bucket this is, see `identity`
 
 Everything of one speaker lies under one prefix, so erasing it needs no reference counts. All objects are
 immutable and uniquely named: a lost reply, a late write or a repeated one does no harm.
@@ -222,7 +222,7 @@ class KeyEndKey:
 
 @dataclass(frozen=True, slots=True)
 class MarkerKey:
-    """Of an object that may name the bucket."""
+    """Of a candidate for the bucket's identity."""
 
     uid: str
 
@@ -437,12 +437,3 @@ def speaker_ids(store: Store) -> Iterator[SpeakerId]:
         if is_namespace(namespace):
             slugs = store.folders(f"{namespace}/v/")
             yield from (SpeakerId(namespace, slug) for slug in slugs if is_slug(slug))
-
-
-def bucket_identity(store: Store, new_id: str) -> str:
-    """What tells this bucket from all others, made on first use: an index built for one must not pass for
-    another's.
-    """
-    if not store.list("_registry/").objects:
-        store.put(f"_registry/{new_id}", b"{}")
-    return min(stored.key for stored in store.list("_registry/").objects).rpartition("/")[2]

@@ -16,7 +16,7 @@ from services.shared.bucket import StoreUnreachable, describe
 from services.shared.bucket_place import check_place
 from services.shared.clock import Clock
 from services.shared.dispatch import RqDispatcher
-from services.shared.facts import bucket_identity
+from services.shared.identity import bucket_identity
 from services.shared.index import SpeakerIndex
 from services.shared.profiles import ProfileCatalogue
 from services.shared.redis_access import connect
@@ -79,7 +79,7 @@ def _open_bucket(settings: StoreSettings, clock: Clock) -> tuple[ObjectStore, st
     try:
         store.probe()
         place = check_place(store, settings, clock)
-        return store, bucket_identity(store, clock.new_id()) + (place.suffix if place else "")
+        return store, bucket_identity(store, clock) + (place.suffix if place else "")
     except Unavailable as error:
         cause = "; ".join(getattr(error, "__notes__", [error.message]))
         raise StoreUnreachable(describe(settings, cause)) from None

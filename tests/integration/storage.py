@@ -20,8 +20,9 @@ from services.shared.clock import Clock
 from services.shared.dispatch import RqDispatcher
 from services.shared.domain import Speaker
 from services.shared.durable_folder import DurableFolder
-from services.shared.facts import SpeakerId, bucket_identity, read_speaker
+from services.shared.facts import SpeakerId, read_speaker
 from services.shared.housekeeping import Housekeeper
+from services.shared.identity import bucket_identity
 from services.shared.index import DIRTY, SpeakerIndex
 from services.shared.jobs import JobRecord, Jobs
 from services.shared.opening import open_queue_connection
@@ -170,7 +171,7 @@ class Storage:
             local, impatient=local, clock=self.clock.of_store, folder=DurableFolder(folder)
         )
         self.store.border = self.border
-        identity = bucket_identity(self.store, self.clock.new_id())
+        identity = bucket_identity(self.store, self.clock)
         self.index = SpeakerIndex(redis_url, identity, clock=self.clock.now)
         put_at_border(self.index.redis, self.border)
         put_at_border(self.index.ungated, self.border)

@@ -16,8 +16,8 @@ from pydantic import ValidationError
 
 from services.shared import gate, redis_access
 from services.shared.domain import AliasFact
-from services.shared.facts import bucket_identity
 from services.shared.gate import BOOT, GateClosed
+from services.shared.identity import bucket_identity
 from services.shared.index import DIRTY, LANDING_SECONDS, ORPHANED_SECONDS, REPEAT_SECONDS, SpeakerIndex
 from services.shared.jobs import Jobs
 from services.shared.registration import Registered, Upload, register_clip
@@ -738,7 +738,9 @@ def test_a_fingerprint_that_redis_forgot_in_a_roll_back_is_read_from_the_facts(s
 def test_the_index_of_another_bucket_is_not_trusted(storage: Storage, opened: Open):
     """Somebody changes the bucket and keeps Redis: voices of the old one must not appear in the new one."""
     storage.ready("alice")
-    other = SpeakerIndex(storage.registrar.settings.redis_url, bucket_identity(storage.store, "unused") + "x")
+    other = SpeakerIndex(
+        storage.registrar.settings.redis_url, bucket_identity(storage.store, storage.clock) + "x"
+    )
     assert not other.gate_open()
     with pytest.raises(GateClosed):
         other.load(speaker_id("alice"))
@@ -755,7 +757,7 @@ def test_an_index_of_another_layout_is_built_anew(storage: Storage, monkeypatch:
     """Its keys are not where this version looks: every voice would seem to be gone."""
     storage.ready("alice")
     monkeypatch.setattr(gate, "LAYOUT", gate.LAYOUT + 1)
-    newer = SpeakerIndex(storage.registrar.settings.redis_url, bucket_identity(storage.store, "unused"))
+    newer = SpeakerIndex(storage.registrar.settings.redis_url, bucket_identity(storage.store, storage.clock))
     assert not newer.gate_open()
     newer.close()
 

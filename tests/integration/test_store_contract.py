@@ -10,6 +10,8 @@ from botocore.config import Config
 from structlog.testing import capture_logs
 
 from services.shared.bucket import StoreUnfit, StoreUnreachable
+from services.shared.clock import Clock
+from services.shared.identity import bucket_identity
 from services.shared.settings import StoreSettings
 from services.shared.store import ObjectStore, open_store, prepare_bucket
 from tests import servers
@@ -136,6 +138,14 @@ def test_an_object_is_created_once_whoever_else_tries(
     assert created.count(True) == 1
     assert store.get("n/first") == b"%d" % created.index(True)
     assert keys(store, ".probe/") == []
+
+
+def test_processes_that_start_at_once_agree_which_bucket_it_is(
+    store: ObjectStore, threads: ThreadPoolExecutor
+) -> None:
+    """Else they would build the index of one Redis against each other."""
+    identities = set(threads.map(lambda _: bucket_identity(store, Clock()), range(8)))
+    assert identities == {bucket_identity(store, Clock())}
 
 
 def test_sixteen_writers_at_once_lose_nothing(store: ObjectStore, threads: ThreadPoolExecutor) -> None:

@@ -129,6 +129,17 @@ def bring_artifact(world: World, process: Process, name: str) -> None:
     give_artifact(registrar, speaker_of(name), version, profile, given)
 
 
+def start(world: World, process: Process) -> None:
+    """What a process does first, again and again until it can."""
+    while not process.up:
+        try:
+            process.start()
+        except Unavailable:
+            world.sleep(2.0)
+    if process.fingerprints:
+        announce(world, process)
+
+
 def announce(world: World, process: Process) -> None:
     """What a worker does first."""
     for profile, fingerprint in process.fingerprints.items():

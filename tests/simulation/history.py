@@ -2,7 +2,7 @@
 reckoning."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,11 +53,20 @@ class History:
         world.store.on_delete = self._saw_delete
         self.names = actors.NAMES[: random.randint(1, 3)]
         self.errands = self._draw_errands()
-        for name in (*APIS, *WORKERS):
-            world.start_process(name)
+        self._start_all_at_once()
         self._run_alone("api-1", world.processes["api-1"].housekeeper.rebuild)
         self._renew_workers()
         world.weather = Weather.draw(random)
+
+    def _start_all_at_once(self) -> None:
+        """The first start of all processes, on an empty bucket and in bad weather."""
+        self.world.weather = Weather.draw(self.world.random)
+        for name in (*APIS, *WORKERS):
+            self._start_process(name)
+        while self.world.actors or self.world.expects:
+            self._advance()
+            self._step_one()
+        self.world.weather = CALM
 
     def _draw_errands(self) -> list[tuple[Callable[[], None], float]]:
         """What may begin at each step, and how likely."""
@@ -86,7 +95,7 @@ class History:
             self._advance()
             self._strike()
             for errand, odds in self.errands:
-                if self.world.random.random() < odds and len(self.world.actors) < CROWD:
+                if self.world.random.random() < odds and len(self.world.actors) < CROWD and self._up(APIS):
                     errand()
             self._step_one()
 
@@ -161,9 +170,13 @@ class History:
 
     def _ask(self, kind: str, name: str, work: Callable[[Process], Any], content: int = 0) -> Actor:
         """A client's request to either API process."""
-        actor = self._start(kind, self.world.random.choice(APIS), work, name)
+        actor = self._start(kind, self.world.random.choice(self._up(APIS)), work, name)
         actor.attempt = self.world.ledger.begin(kind, actors.speaker_of(name), self.world.moment, content)
         return actor
+
+    def _up(self, names: Sequence[str]) -> list[str]:
+        """Those processes that have started."""
+        return [name for name in names if self.world.processes[name].up]
 
     def _name(self) -> str:
         return self.world.random.choice(self.names)
@@ -182,6 +195,9 @@ class History:
         self._send(Request(self._name(), self.contents, None, spoken=False, given=True), tries=1)
 
     def _send(self, request: Request, tries: int) -> None:
+        if not self._up(APIS):
+            self.world.later(5, f"repeated: {request}", lambda: self._send(request, tries))
+            return
         self.requests.append(request)
         actor = self._ask(
             "upload", request.name, lambda process: actors.upload(process, request), request.content
@@ -214,7 +230,7 @@ class History:
     def _cancel(self) -> None:
         waiting = [job for job in self.world.queue.jobs.values() if job.state in {"queued", "started"}]
         if waiting:
-            job, owner = self.world.random.choice(waiting), self.world.random.choice(APIS)
+            job, owner = self.world.random.choice(waiting), self.world.random.choice(self._up(APIS))
             self._start(
                 "cancel", owner, lambda process: actors.cancel_job(self.world, process, job.id), job.id[-6:]
             )
@@ -231,14 +247,17 @@ class History:
     # -- errands of ours
 
     def _keep_house(self) -> None:
-        owner = self.world.random.choice(APIS)
+        owner = self.world.random.choice(self._up(APIS))
         if not any(actor.name == f"house  @{owner}" for actor in self.world.actors):
             self._start("house", owner, lambda process: process.housekeeper.turn())
 
     def _collect_garbage(self) -> None:
         name = self._name()
         self._start(
-            "gc", self.world.random.choice(APIS), lambda process: actors.collect_garbage(process, name), name
+            "gc",
+            self.world.random.choice(self._up(APIS)),
+            lambda process: actors.collect_garbage(process, name),
+            name,
         )
 
     def _announce(self) -> None:
@@ -251,9 +270,11 @@ class History:
         self.world.kill_process(name)
         self._bury()
         fingerprint = f"sha256:{self.encoder}"
-        self.world.start_process(name, {profile.name: fingerprint for profile in PROFILES})
-        if name in WORKERS:
-            self._start("announce", name, lambda process: actors.announce(self.world, process))
+        self._start_process(name, {profile.name: fingerprint for profile in PROFILES})
+
+    def _start_process(self, name: str, fingerprints: Mapping[str, str] | None = None) -> None:
+        self.world.make_process(name, fingerprints)
+        self._start("start", name, lambda process: actors.start(self.world, process))
 
     def _renew_workers(self) -> None:
         """So that there is one for what was announced last."""
@@ -264,7 +285,7 @@ class History:
 
     def _work(self) -> None:
         world = self.world
-        workers = [name for name in WORKERS if world.processes[name].in_service]
+        workers = [name for name in self._up(WORKERS) if world.processes[name].in_service]
         if workers and (waiting := world.queue.waiting()):
             job = world.random.choice(waiting)
             if world.happens("job_vanishes"):
@@ -366,6 +387,6 @@ def run(seed: int, server: Server, parts: Parts | None = None, steps: int = STEP
         for actor in world.actors:
             actor.kill()
         for process in world.processes.values():
-            process.index.close()
+            process.stop()
     world.counts["events"] = len(world.events)
     return world.counts

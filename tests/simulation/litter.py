@@ -39,6 +39,8 @@ _STRANGE = (
     "_keys/abcdefgh/made.x.json",
     "_keys/abcdefgh/end.1.x",
     "_registry/000",
+    "_registry/" + "0" * 32,
+    "_registry/" + "0" * 31 + "1",
 )
 
 

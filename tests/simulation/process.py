@@ -15,6 +15,7 @@ from services.shared.announcements import Announcements
 from services.shared.clock import Clock
 from services.shared.facts import SpeakerId
 from services.shared.housekeeping import Housekeeper
+from services.shared.identity import bucket_identity
 from services.shared.index import SpeakerIndex
 from services.shared.profiles import Profile, ProfileCatalogue
 from services.shared.publication import Maker, Publisher
@@ -28,8 +29,6 @@ from tests.simulation.queue import ModelledQueue, QueuedJob
 from tests.simulation.scheduler import current, pause
 from tests.simulation.server import Server
 from tests.simulation.store import ModelledStore, Nature
-
-BUCKET = "bucket"
 
 
 def _profile(name: str, width: int, *, ref_text_required: bool = False) -> Profile:
@@ -57,6 +56,7 @@ class Surroundings(Nature, Protocol):
     def random_bits(self, count: int) -> int: ...
     def sleep(self, seconds: float) -> None: ...
     def hold_lock(self, key: str, seconds: float) -> None: ...
+    def saw_identity(self, identity: str) -> None: ...
     def saw_place_asked_for(self, vuid: str) -> None: ...
     def saw_claim(self, speaker_id: SpeakerId, claimed: Mapping[str, Any]) -> None: ...
 
@@ -143,10 +143,29 @@ class Process:
         self.world = world
         self.name = name
         self.fingerprints = fingerprints
+        self.up = False
+        """It has started."""
         self.in_service = False
         """A worker takes jobs once it has announced what it makes."""
-        clock = SimulatedClock(world, skew)
-        self.index = parts.index(world.server.url, BUCKET, clock=clock.now)
+        self._parts = parts
+        self._settings = settings
+        self._housekeeping = housekeeping
+        self._clock = SimulatedClock(world, skew)
+
+    def start(self) -> None:
+        """What `__main__` does first. Raises `Unavailable`."""
+        identity = bucket_identity(self.world.store, self._clock)
+        self.world.saw_identity(identity)
+        self._build(identity)
+        self.up = True
+
+    def stop(self) -> None:
+        if self.up:
+            self.index.close()
+
+    def _build(self, identity: str) -> None:
+        world, parts, clock = self.world, self._parts, self._clock
+        self.index = parts.index(world.server.url, identity, clock=clock.now)
         self.index.world = world
         self._script_names = {script.sha: name for name, script in self.index._scripts.items()}
         for client in (self.index.redis, self.index.ungated):
@@ -156,13 +175,13 @@ class Process:
             store=world.store,
             index=self.index,
             announcements=announcements,
-            catalogue=ProfileCatalogue(PROFILES, settings.profiles),
+            catalogue=ProfileCatalogue(PROFILES, self._settings.profiles),
             dispatcher=self,
-            settings=settings,
+            settings=self._settings,
             clock=clock,
         )
         self.publisher = parts.publisher(self.registrar, _cannot_decode)
-        self.housekeeper = parts.housekeeper(self.registrar, housekeeping)
+        self.housekeeper = parts.housekeeper(self.registrar, self._housekeeping)
 
     def maker(self, profile: str) -> Maker:
         return Maker(

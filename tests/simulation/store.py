@@ -10,7 +10,7 @@ import builtins
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from services.shared.store import Listing, ObjectUnavailable, StoredObject, check_key, check_prefix
 from speaker_registry.errors import Unavailable
@@ -19,11 +19,14 @@ from tests.simulation.scheduler import Killed, current, pause
 SIGNED_SECONDS = 900.0
 
 Found = TypeVar("Found")
+Result = TypeVar("Result")
 
 
 class Nature(Protocol):
     """What the store asks of the world around it."""
 
+    creates_only: bool
+    """The store has conditional writes."""
     cursed: set[str]
     """Keys of objects that cannot be read."""
     store_clock_behind: float
@@ -59,6 +62,12 @@ class PerfectStore:
             return self._objects[check_key(key)][0]
         except KeyError:
             raise FileNotFoundError("no such object") from None
+
+    def create(self, key: str, data: bytes) -> bool:
+        if key in self._objects:
+            return False
+        self.put(key, data)
+        return True
 
     def list(self, prefix: str) -> Listing:
         check_prefix(prefix)
@@ -102,22 +111,32 @@ class ModelledStore:
 
     def put(self, key: str, data: bytes) -> None:
         self.on_put(key)
+        self._write(f"put {key}", lambda: self._truth.put(key, data))
+
+    def create(self, key: str, data: bytes) -> bool | None:
+        if not self._nature.creates_only:
+            self._call("probe conditional writes")
+            return None
+        return self._write(f"create {key}", lambda: self._truth.create(key, data))
+
+    def _write(self, what: str, land: Callable[[], Result]) -> Result:
         signed_at = self._nature.time
         try:
-            pause(f"put {key}")
+            pause(what)
         except Killed:
             if self._nature.happens("store_lands_late"):
-                self._land_late(key, data, signed_at)
+                self._land_late(what, land, signed_at)
             raise
         if self._nature.time - signed_at > SIGNED_SECONDS:
             raise self._failure("its signature is void")
         if self._nature.happens("store_refuses"):
             raise self._failure("not done")
         if self._nature.happens("store_lands_late"):
-            self._land_late(key, data, signed_at)
+            self._land_late(what, land, signed_at)
             raise self._failure("it lands later")
-        self._truth.put(key, data)
+        result = land()
         self._may_lose_the_reply()
+        return result
 
     def get(self, key: str) -> bytes:
         self._call(f"get {key}")
@@ -188,11 +207,9 @@ class ModelledStore:
         if self._nature.happens("store_forgets_to_answer"):
             raise self._failure("done, but not answered")
 
-    def _land_late(self, key: str, data: bytes, signed_at: float) -> None:
+    def _land_late(self, what: str, land: Callable[[], Any], signed_at: float) -> None:
         left = max(0.0, signed_at + SIGNED_SECONDS - self._nature.time)
-        self._nature.later(
-            self._nature.within(0, left), f"landed late: {key}", lambda: self._truth.put(key, data)
-        )
+        self._nature.later(self._nature.within(0, left), f"landed late: {what}", land)
 
     def _failure(self, how: str) -> Unavailable:
         self._nature.note(f"   store fails: {how}")

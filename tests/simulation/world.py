@@ -45,6 +45,8 @@ class World:
         self.litter: set[str] = set()
         """Keys of objects that are none of ours."""
         self.queue = ModelledQueue()
+        self.creates_only = self.random.random() < 0.5
+        self._identity = ""
         self.actors: list[Actor] = []
         self.processes: dict[str, Process] = {}
         self._coming: list[tuple[float, int, str, Callable[[], None]]] = []
@@ -108,8 +110,8 @@ class World:
 
     # -- processes and what they do
 
-    def start_process(self, kind: str, fingerprints: Mapping[str, str] | None = None) -> Process:
-        """In the place of an earlier one of that name, if there is one."""
+    def make_process(self, kind: str, fingerprints: Mapping[str, str] | None = None) -> Process:
+        """In the place of an earlier one of that name, if there is one. It is not started yet."""
         process = Process(
             self,
             kind,
@@ -129,7 +131,7 @@ class World:
         for actor in self.actors:
             if actor.owner is old:
                 actor.kill()
-        old.index.close()
+        old.stop()
 
     def spawn(self, name: str, process: Process, work: Callable[[], Any]) -> Actor:
         actor = Actor(name, work, process)
@@ -162,7 +164,8 @@ class World:
         self.server.replace(roll_back=roll_back)
         self.queue.jobs = ModelledQueue(self._kept_queue).snapshot() if roll_back else {}
         for process in self.processes.values():
-            disconnect(process.index)
+            if process.up:
+                disconnect(process.index)
 
     def hold_lock(self, key: str, seconds: float) -> None:
         """A lock's time to live is in the world's time."""
@@ -182,6 +185,13 @@ class World:
         actor = scheduler.current()
         if actor is None or actor.attempt is None or actor.attempt.kind != "upload":
             raise Violation(f"{actor and actor.name} created a version: {key}")
+
+    def saw_identity(self, identity: str) -> None:
+        """All processes that ever start agree which bucket this is."""
+        self.note(f"the bucket is {identity}")
+        self._identity = self._identity or identity
+        if identity != self._identity:
+            raise Violation(f"the bucket was {self._identity} and is {identity}")
 
     def saw_place_asked_for(self, vuid: str) -> None:
         """A repeated upload may be given the vuid that an earlier attempt asked for."""
