@@ -1,8 +1,7 @@
 """`speaker-registry`, the command line: arguments to calls of `RegistryClient`, answers to text or JSON.
 
-Exit codes: 0 done; 1 the registry, or a file, says no; 2 wrong usage; 3 no registry can be reached; 130
-interrupted; 141 whoever read our output has gone. Knows no HTTP. The client is loaded only when it is needed,
-so that `--help` is quick.
+Exit codes are listed in `command.EXIT_CODES` and by `--help`. Knows no HTTP. The client is loaded only when
+it is needed, so that `--help` and completion are quick.
 """
 
 import argparse
@@ -16,12 +15,11 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 import speaker_registry
+from speaker_registry import completion
 from speaker_registry.command import (
     INTERRUPTED,
     OK,
     PIPE_CLOSED,
-    REFUSED,
-    UNREACHABLE,
     USAGE,
     CommandError,
     Output,
@@ -29,11 +27,13 @@ from speaker_registry.command import (
     add_common,
     add_limit,
     confirm,
+    exit_codes,
     list_document,
     seconds,
+    status_of,
     when,
 )
-from speaker_registry.errors import ArtifactFailed, SpeakerRegistryError, Unavailable
+from speaker_registry.errors import ArtifactFailed, SpeakerRegistryError
 from speaker_registry.key_commands import add_keys, show_quota
 from speaker_registry.terminal import facts, printable, table
 
@@ -49,6 +49,10 @@ if TYPE_CHECKING:
         Voice,
         VoiceVersion,
     )
+
+
+_PROGRAM = "speaker-registry"
+_MAX_EMBEDDING_BYTES = 1024**2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -71,16 +75,24 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(words: list[str]) -> int:
+    if completion.is_asked():
+        completion.complete(parser())
+    if not words:
+        words = ["--help"]
     as_json = "--json" in words
     try:
         arguments = parser().parse_args(words)
-        with _client(arguments.url) as client:
-            output: Output | None = arguments.command(client, arguments)
+        output: Output | None
+        if arguments.command is print_completion:
+            output = print_completion(arguments)
+        else:
+            with _client(arguments.url) as client:
+                output = arguments.command(client, arguments)
     except BrokenPipeError:
         raise
     except (CommandError, SpeakerRegistryError, OSError) as error:
         print(_complaint(error, as_json), file=sys.stderr)
-        return _status(error)
+        return status_of(error)
     if output is not None:
         print(json.dumps(output.document, indent=2) if as_json else output.text, flush=True)
     return OK
@@ -93,16 +105,10 @@ def _client(url: str | None) -> "RegistryClient":
         raise CommandError(str(error)) from None
 
 
-def _status(error: Exception) -> int:
-    if isinstance(error, CommandError):
-        return error.status
-    return UNREACHABLE if isinstance(error, Unavailable) else REFUSED
-
-
 def _complaint(error: Exception, as_json: bool) -> str:
     message, request_id = _message(error), getattr(error, "request_id", None)
     if as_json:
-        code = error.code if isinstance(error, SpeakerRegistryError) else _LOCAL_CODES[_status(error)]
+        code = error.code if isinstance(error, SpeakerRegistryError) else _local_code(error)
         param = getattr(error, "param", None)
         body = {"code": code, "message": message, "param": param, "request_id": request_id}
         return json.dumps({"error": body})
@@ -112,7 +118,8 @@ def _complaint(error: Exception, as_json: bool) -> str:
     return "\n".join([*lines, *filter(None, [getattr(error, "usage", "")])])
 
 
-_LOCAL_CODES = {USAGE: "usage", REFUSED: "local_error"}
+def _local_code(error: Exception) -> str:
+    return "usage" if status_of(error) == USAGE else "local_error"
 
 
 def _message(error: Exception) -> str:
@@ -249,6 +256,11 @@ def delete(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
     return Output({"name": arguments.name, "deleted": True}, f"deleted {printable(arguments.name)}")
 
 
+def print_completion(arguments: argparse.Namespace) -> Output:
+    code = completion.script(_PROGRAM, arguments.shell)
+    return Output({"shell": arguments.shell, "script": code}, code.rstrip("\n"))
+
+
 def profiles(client: "RegistryClient", _: argparse.Namespace) -> Output:
     found = list(client.profiles())
     head = ("PROFILE", "MODEL TYPE", "REQUIRED", "WORKERS", "CLIP", "WEIGHTS", "LICENCE")
@@ -296,10 +308,15 @@ def _clip(argument: str | None) -> Path | IO[bytes] | None:
 def _embedding(argument: str | None) -> Any:
     if argument is None:
         return None
+    where = "standard input" if argument == "-" else argument
+    with contextlib.nullcontext(sys.stdin.buffer) if argument == "-" else Path(argument).open("rb") as file:
+        text = file.read(_MAX_EMBEDDING_BYTES + 1)
+    if len(text) > _MAX_EMBEDDING_BYTES:
+        raise CommandError(f"{where} holds over {_MAX_EMBEDDING_BYTES} bytes, too many for an embedding")
     try:
-        return json.loads(Path(argument).read_bytes())
+        return json.loads(text)
     except ValueError:
-        raise CommandError(f"{argument} holds no JSON list of numbers") from None
+        raise CommandError(f"{where} holds no JSON list of numbers") from None
 
 
 def _ref_text(arguments: argparse.Namespace) -> str | None:
@@ -483,9 +500,12 @@ class _Version(argparse.Action):
 
 def parser() -> argparse.ArgumentParser:
     root = Parser(
-        prog="speaker-registry",
+        prog=_PROGRAM,
         description="Register voices and fetch their artifacts.",
-        epilog="Environment: SPEAKER_REGISTRY_URL, SPEAKER_REGISTRY_API_KEY, SPEAKER_REGISTRY_NAMESPACE.",
+        epilog="environment:\n"
+        "  SPEAKER_REGISTRY_URL, SPEAKER_REGISTRY_API_KEY, SPEAKER_REGISTRY_NAMESPACE\n\n"
+        f"{exit_codes()}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     root.set_defaults(json=False, url=None)
     add_common(root)
@@ -510,7 +530,11 @@ def _add_register(command: argparse.ArgumentParser) -> None:
     spoken.add_argument("--ref-text", metavar="T", help="what is said in the clip, word for word")
     spoken.add_argument("--ref-text-file", metavar="FILE", help="the same, from a UTF-8 file")
     command.add_argument("--description", metavar="D")
-    command.add_argument("--embedding", metavar="FILE", help="a JSON list of numbers instead of a clip")
+    command.add_argument(
+        "--embedding",
+        metavar="FILE",
+        help="a JSON list of numbers instead of a clip, - for standard input",
+    )
     command.add_argument("--wait", action="store_true", help="until all required profiles are ready")
     _add_timeout(command)
 
@@ -585,6 +609,10 @@ def _add_delete(command: argparse.ArgumentParser) -> None:
     command.add_argument("--yes", action="store_true", help="do not ask")
 
 
+def _add_completion(command: argparse.ArgumentParser) -> None:
+    command.add_argument("shell", choices=completion.SHELLS)
+
+
 def _add_nothing(command: argparse.ArgumentParser) -> None:
     pass
 
@@ -608,4 +636,5 @@ _COMMANDS = (
     ("profiles", profiles, "List the profiles and who can make them.", _add_nothing),
     ("quota", show_quota, "Show what is left before something is refused.", _add_nothing),
     ("keys", None, "Make, list, rotate and revoke API keys.", add_keys),
+    ("completion", print_completion, "Print what a shell needs to complete commands.", _add_completion),
 )

@@ -9,8 +9,32 @@ import sys
 from collections.abc import Iterable
 from typing import Any, NamedTuple, NoReturn
 
+from speaker_registry.errors import (
+    ArtifactFailed,
+    ArtifactNotReady,
+    InvalidApiKey,
+    NotFound,
+    PermissionDenied,
+    Unavailable,
+    VoiceDamaged,
+)
+
 _LONGEST_SECONDS = 365 * 86_400
-OK, REFUSED, USAGE, UNREACHABLE, INTERRUPTED, PIPE_CLOSED = 0, 1, 2, 3, 130, 141
+OK, REFUSED, USAGE, UNREACHABLE, DENIED, NOT_FOUND, FAILED, NOT_READY = 0, 1, 2, 3, 4, 5, 6, 8
+INTERRUPTED, PIPE_CLOSED = 130, 141
+EXIT_CODES = {
+    OK: "done",
+    REFUSED: "the registry, or a file, says no",
+    USAGE: "wrong usage",
+    UNREACHABLE: "no registry can be reached, or it cannot answer now",
+    DENIED: "an API key is needed, or another one",
+    NOT_FOUND: "there is no such voice, version, profile, job or key",
+    FAILED: "an artifact could not be extracted, or its job was canceled",
+    NOT_READY: "an artifact is not ready in the time given",
+    INTERRUPTED: "interrupted",
+    PIPE_CLOSED: "whoever read the output has gone",
+}
+"""What the help says of them. 4 and 8 mean the same for `gh`."""
 
 
 class CommandError(Exception):
@@ -27,6 +51,28 @@ class Output(NamedTuple):
 
     document: object
     text: str
+
+
+def status_of(error: Exception) -> int:
+    """The exit code of what ended a command."""
+    if isinstance(error, CommandError):
+        return error.status
+    if isinstance(error, VoiceDamaged):  # the registry could be reached, and asking again is no use
+        return REFUSED
+    kinds: dict[type[Exception] | tuple[type[Exception], ...], int] = {
+        Unavailable: UNREACHABLE,
+        (InvalidApiKey, PermissionDenied): DENIED,
+        NotFound: NOT_FOUND,
+        ArtifactFailed: FAILED,
+        ArtifactNotReady: NOT_READY,
+    }
+    return next((status for kind, status in kinds.items() if isinstance(error, kind)), REFUSED)
+
+
+def exit_codes() -> str:
+    """The table of exit codes for the help."""
+    lines = [f"  {code:>3}  {meaning}" for code, meaning in EXIT_CODES.items()]
+    return "\n".join(["exit codes:", *lines])
 
 
 def confirm(command: str, question: str) -> None:

@@ -2,14 +2,13 @@
 `healthy`, whether one beats.
 """
 
+import argparse
 import logging
 import os
 import sys
 from pathlib import Path
 
 from services.extractor_worker import beat_file, download
-
-USAGE = 2
 
 
 def main(words: list[str]) -> int:
@@ -19,14 +18,40 @@ def main(words: list[str]) -> int:
     if words == ["healthy"]:
         return beat_file.main()
     if words:
-        print(f"usage: {_program()} [healthy | download --help]", file=sys.stderr)
-        return USAGE
+        try:
+            _parser().parse_args(words)
+        except SystemExit as end:  # after --help, and for wrong arguments
+            return int(end.code or 0)
     # Before the following, in which a health check would find the beat of the process before us.
     beat_file.forget()
     # It brings torch, which takes seconds and is not needed for the above.
     from services.extractor_worker.worker import work  # noqa: PLC0415
 
     return work()
+
+
+def _parser() -> argparse.ArgumentParser:
+    """For the help, and to refuse what is none of it. Health checks, which are frequent, do not need it."""
+    from services.extractor_worker.heartbeat import EXIT_UNFINISHED  # noqa: PLC0415  it brings Redis and RQ
+
+    parser = argparse.ArgumentParser(
+        prog=_program(),
+        description="Without a command: take extraction jobs from the queue until told to stop. Environment "
+        "variables configure it (SPEAKER_WORKER_*, SPEAKER_EXTRACTOR_*, SPEAKER_STORE_*, SPEAKER_REDIS_URL "
+        "and others): README.md lists them.",
+        epilog="exit codes:\n"
+        "    0  told to stop, and stopped\n"
+        "    1  settings or models are wrong; with healthy: the worker does not beat\n"
+        "    2  wrong usage\n"
+        f"   {EXIT_UNFINISHED}  ended with jobs unfinished, which other workers take over: start it again",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    healthy = "Say by the exit code whether the worker on this machine beats (SPEAKER_WORKER_BEAT_FILE)."
+    commands.add_parser("healthy", help=healthy, description=healthy)
+    commands.add_parser("download", help="Fetch the weights of profiles beforehand, see download --help.")
+    return parser
 
 
 def _program() -> str:

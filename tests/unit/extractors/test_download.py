@@ -385,7 +385,8 @@ def test_a_worker_takes_no_other_words():
     words = [sys.executable, "-m", "services.extractor_worker", "downlaod"]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert done.stderr == "usage: python -m services.extractor_worker [healthy | download --help]\n"
+    assert done.stderr.startswith("usage: python -m services.extractor_worker ")
+    assert "'downlaod'" in done.stderr
 
 
 def test_two_profiles_of_one_name_are_a_message_and_no_traceback(download: Download, tmp_path: Path) -> None:

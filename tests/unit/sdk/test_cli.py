@@ -3,6 +3,8 @@
 import io
 import json
 import os
+import re
+import shutil
 import stat
 import subprocess
 import sys
@@ -16,6 +18,7 @@ import pytest
 import speaker_registry
 from speaker_registry.artifact import ComputedOn
 from speaker_registry.cli import main, write_atomically
+from speaker_registry.command import EXIT_CODES
 from tests.unit.sdk.fake_registry import (
     ECAPA,
     QWEN,
@@ -106,6 +109,16 @@ def test_an_embedding_is_registered_from_a_file(run: Run, registry: FakeRegistry
     for text, status in (("no json", 2), ('{"a": 1}', 1)):
         path.write_text(text)
         assert run("register", "alice", "--embedding", str(path), "--consent", "yes").status == status
+
+
+def test_an_embedding_may_come_from_standard_input(
+    run: Run, registry: FakeRegistry, monkeypatch: pytest.MonkeyPatch
+):
+    """`python embed.py | speaker-registry register alice --embedding -`. What is too long is not read."""
+    for text, status in ((b"[0.5, 1]", 0), (b"no json", 2), (b"[" + b"1," * 600_000, 2)):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text)))
+        assert run("register", "alice", "--embedding", "-", "--consent", "yes").status == status
+    assert [form_of(one)["speaker_embedding"] for one in registry.requests] == [b"[0.5,1.0]"]
 
 
 def test_registering_can_wait_until_the_voice_is_usable(run: Run, registry: FakeRegistry, clip: str):
@@ -304,7 +317,7 @@ def test_waiting_ends_with_where_the_version_stands(run: Run, registry: FakeRegi
     failed = registry.add_version("bob", "failed")
     failed.errors[ECAPA] = "silent"
     outcome = run("wait", "bob", "--json")
-    assert (outcome.status, outcome.out, outcome.error["code"]) == (1, "", "artifact_failed")
+    assert (outcome.status, outcome.out, outcome.error["code"]) == (6, "", "artifact_failed")
     registry.add_version("carol", "pending")
     assert run("wait", "carol", "--timeout", "0", "--json").error["code"] == "artifact_not_ready"
 
@@ -374,7 +387,7 @@ def test_an_error_of_the_registry_is_one_line_and_no_traceback(run: Run, registr
         error_answer(404, "voice_not_found", "there is no voice 'bob'", request_id="req_9")
     )
     outcome = run("show", "bob")
-    assert outcome == Outcome(1, "", "speaker-registry: there is no voice 'bob' (req_9)\n")
+    assert outcome == Outcome(5, "", "speaker-registry: there is no voice 'bob' (req_9)\n")
     registry.faults.append(error_answer(404, "voice_not_found", "no", param="name", request_id="req_9"))
     assert run("show", "bob", "--json").error == {
         "code": "voice_not_found", "message": "no", "param": "name", "request_id": "req_9",
@@ -391,7 +404,7 @@ def test_no_registry_is_a_status_of_its_own(run: Run, registry: FakeRegistry):
 @pytest.mark.parametrize(
     "words",
     [
-        (),
+        ("keys",),
         ("frobnicate",),
         ("list", "--state", "sleepy"),
         ("register", "alice", "--consent", "yes"),
@@ -514,6 +527,141 @@ def test_the_version_is_told(run: Run):
     """For bug reports."""
     assert run("--version").out == f"speaker-registry {speaker_registry.__version__}\n"
     assert run("--help").status == 0
+
+
+# -- how commands end
+
+
+@pytest.mark.parametrize(
+    ("answer", "status"),
+    [
+        (error_answer(400, "invalid_request"), 1),
+        (error_answer(409, "voice_exists"), 1),
+        (error_answer(503, "voice_damaged"), 1),
+        (error_answer(500, "internal_error"), 1),
+        (error_answer(503, "unavailable"), 3),
+        (httpx.ConnectError("no route"), 3),
+        (error_answer(401, "invalid_api_key"), 4),
+        (error_answer(403, "permission_denied"), 4),
+        (error_answer(404, "voice_not_found"), 5),
+        (error_answer(404, "profile_unknown"), 5),
+        (error_answer(409, "artifact_failed"), 6),
+        (error_answer(409, "artifact_not_ready"), 8),
+    ],
+    ids=lambda one: str(one) if isinstance(one, int) else "",
+)
+def test_every_kind_of_end_has_an_exit_code(
+    run: Run, registry: FakeRegistry, answer: httpx.Response | Exception, status: int
+):
+    """Scripts act by it: what is not there is registered, what is not ready is waited for."""
+    registry.faults.append(answer)
+    assert run("show", "alice").status == status
+
+
+def test_a_wait_that_timed_out_is_told_from_a_voice_that_is_not_there(run: Run, registry: FakeRegistry):
+    """The one is worth another try, the other is not."""
+    registry.add_version("alice", "pending")
+    assert run("wait", "alice", "--timeout", "0").status == 8
+    assert run("wait", "nobody", "--timeout", "0").status == 5
+    registry.add_version("bob", "failed")
+    assert run("wait", "bob", "--timeout", "0").status == 6
+
+
+def test_the_help_names_every_exit_code(run: Run):
+    """Nobody should have to read the source for them."""
+    said = run("--help").out
+    documented = {int(one) for one in re.findall(r"^ +(\d+)  \S", said, re.MULTILINE)}
+    assert documented == {0, 1, 2, 3, 4, 5, 6, 8, 130, 141}
+    assert documented == set(EXIT_CODES)
+
+
+def test_without_a_command_the_help_is_shown(run: Run):
+    """As `gh` and `hf` do it: whoever types the bare name wants to know what there is."""
+    outcome = run()
+    assert (outcome.status, outcome.err) == (0, "")
+    assert outcome.out == run("--help").out
+
+
+# -- completion
+
+
+def completions(line: str, *, shell: str = "bash") -> list[str]:
+    """What a shell is told, when somebody presses Tab at the end of the line."""
+    code = "import os, sys; from speaker_registry.cli import main; sys.exit(main())"
+    environment = {
+        **os.environ,
+        "_ARGCOMPLETE": "1",
+        "_ARGCOMPLETE_SHELL": shell,
+        "_ARGCOMPLETE_IFS": "\n",
+        "_ARGCOMPLETE_STDOUT_FILENAME": "/dev/stdout",
+        "COMP_LINE": line,
+        "COMP_POINT": str(len(line)),
+        "COMP_TYPE": "9",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, env=environment, text=True, check=True
+    )
+    return sorted(one.partition("\\")[0].strip().partition("\t")[0] for one in done.stdout.splitlines())
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_commands_options_and_choices_are_completed(shell: str):
+    """In the shells that people use."""
+
+    def completed(line: str) -> set[str]:
+        return {one.partition(":")[0].strip() for one in completions(line, shell=shell)}
+
+    assert completed("speaker-registry ex") == {"extract"}
+    assert {"create", "list", "rotate", "revoke"} <= completed("speaker-registry keys ")
+    assert {"--profile", "--force", "--wait"} <= completed("speaker-registry extract alice --")
+    assert {"pending", "ready"} <= completed("speaker-registry list --state ")
+
+
+def test_files_are_completed_where_a_file_is_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """And nowhere else: no voice is called like what happens to lie in the folder."""
+    (tmp_path / "wren.flac").touch()
+    monkeypatch.chdir(tmp_path)
+    assert completions("speaker-registry register alice w") == ["wren.flac"]
+    assert completions("speaker-registry put alice@1 w") == ["wren.flac"]
+    assert completions("speaker-registry show w") == []
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_script_for_a_shell_is_printed(run: Run, shell: str, monkeypatch: pytest.MonkeyPatch):
+    """Without a registry: it is installed before there is one."""
+    monkeypatch.delenv("SPEAKER_REGISTRY_URL")
+    outcome = run("completion", shell)
+    assert (outcome.status, outcome.err) == (0, "")
+    assert "speaker-registry" in outcome.out
+    program = shutil.which(shell)
+    if program is not None:  # the shell itself can read it
+        subprocess.run([program, "-n"], input=outcome.out, text=True, check=True, timeout=30)
+
+
+def test_bash_completes_by_its_script(run: Run, tmp_path: Path):
+    """From the script to the answer, as an interactive bash would ask."""
+    (tmp_path / "speaker-registry").write_text(
+        f"#!{sys.executable}\nimport sys\nfrom speaker_registry.cli import main\nsys.exit(main())\n"
+    )
+    (tmp_path / "speaker-registry").chmod(0o755)
+    script = run("completion", "bash").out
+    asked = """
+COMP_WORDS=(speaker-registry can); COMP_CWORD=1; COMP_LINE="speaker-registry can"; COMP_POINT=${#COMP_LINE}
+COMP_TYPE=9
+function=$(complete -p speaker-registry | sed 's/.* -F \\([^ ]*\\).*/\\1/')
+$function speaker-registry can speaker-registry
+echo "found: ${COMPREPLY[*]}"
+"""
+    path = os.pathsep.join([str(tmp_path), os.environ["PATH"]])
+    done = subprocess.run(
+        ["bash", "-c", script + asked],
+        env={**os.environ, "PATH": path, "PYTHONPATH": str(Path(__file__).parents[3])},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stdout.strip() == "found: cancel", done.stderr
 
 
 CHILD = """

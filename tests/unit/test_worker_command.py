@@ -1,0 +1,37 @@
+"""What `speaker-registry-worker` says of itself; what it does is tested where it runs."""
+
+import subprocess
+import sys
+
+import pytest
+
+from services.extractor_worker.__main__ import main
+from services.extractor_worker.heartbeat import EXIT_UNFINISHED
+
+
+def said_by(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "services.extractor_worker", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.parametrize("word", ["--help", "-h"])
+def test_its_help_says_what_it_does_and_how_it_ends(word: str):
+    """Without torch, which takes seconds to load, and without starting a worker."""
+    done = said_by(word)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("usage: python -m services.extractor_worker")
+    for expected in ("download", "healthy", "SPEAKER_EXTRACTOR_", "exit codes:", f"{EXIT_UNFINISHED}  "):
+        assert expected in done.stdout
+
+
+def test_the_help_of_a_command_is_its_own():
+    """`download` has options."""
+    assert "--profiles" in said_by("download", "--help").stdout
+    assert said_by("healthy", "--help").returncode == 0
+
+
+@pytest.mark.parametrize("words", [["nonsense"], ["--nonsense"], ["healthy", "now"]])
+def test_other_words_are_wrong_usage(words: list[str], capsys: pytest.CaptureFixture[str]):
+    """A slip must not start a worker."""
+    assert main(words) == 2
+    assert capsys.readouterr().err.startswith("usage: ")
