@@ -148,7 +148,7 @@ class Housekeeper:
 
     def _look_after_due(self) -> None:
         for speaker_id, seen in self._index.due(self._settings.speakers_per_turn):
-            seconds = self._safely(self.settle, speaker_id, otherwise=_LOOK_MUCH_LATER_SECONDS)
+            seconds = self._safely(self._look_after, speaker_id, otherwise=_LOOK_MUCH_LATER_SECONDS)
             self._index.look_again(speaker_id, seconds, seen=seen)
 
     @contextmanager
@@ -246,6 +246,28 @@ class Housekeeper:
         except Exception:
             log.exception("speaker.skipped", speaker=str(speaker_id))
             return otherwise
+
+    def _look_after(self, speaker_id: SpeakerId) -> float | None:
+        """Settle a speaker, and erase what was deleted of it once the grace period has ended.
+
+        Returns when to look again, in seconds; None: all is settled and erased.
+        """
+        again = self.settle(speaker_id), self._erase(speaker_id)
+        return min((seconds for seconds in again if seconds is not None), default=None)
+
+    def _erase(self, speaker_id: SpeakerId) -> float | None:
+        """Returns in how many seconds the grace period ends; None: there is nothing more to erase."""
+        due_in = self._erasure_due_in(speaker_id)
+        if due_in is None or due_in > 0:
+            return due_in
+        self.collect_garbage(speaker_id)
+        return None
+
+    def _erasure_due_in(self, speaker_id: SpeakerId) -> float | None:
+        if not self._index.load(speaker_id).speaker.tombstone:
+            return None  # nothing was ever deleted: spares the listing
+        grace = timedelta(seconds=self._settings.deleted_grace_seconds)
+        return erasure_due_in(self._store.list(speaker_id.prefix), deleted_grace=grace)
 
     def settle(self, speaker_id: SpeakerId) -> float | None:
         """Apply facts whose script call was lost, see to missing artifacts and lost jobs, promote.
@@ -402,6 +424,10 @@ class Housekeeper:
     def _sweep_one(self, sign: Sign, speaker_id: SpeakerId) -> None:
         self._safely(self.settle, speaker_id, otherwise=None)
         self._safely(self.collect_garbage, speaker_id, otherwise=0)
+        # Redis may have been lost since the delete, and with it when to look again.
+        due_in = self._safely(self._erasure_due_in, speaker_id, otherwise=None)
+        if due_in is not None:
+            self._index.look_within(speaker_id, due_in)
         sign()
 
     def _note(self, sweep: _Sweep) -> None:
@@ -506,6 +532,18 @@ def unreachable(
             case _ if not forgiven and _is_dead_record(key, truth.tombstone):
                 records.append(stored.key)
     return Unreachable((*data, *records), tuple(presumed), foreign)
+
+
+def erasure_due_in(listing: Listing, *, deleted_grace: timedelta) -> float | None:
+    """Seconds until what was deleted of a speaker is to be erased; 0: now; None: nothing is left to erase.
+    Pure.
+    """
+    objects = [(stored, parse_key(stored.key)) for stored in listing.objects]
+    tombstone = max((key.seq for _, key in objects if isinstance(key, TombstoneFact)), default=0)
+    if not any(key is not None and _is_dead_record(key, tombstone) for _, key in objects):
+        return None
+    buried_at = max(stored.last_modified for stored, key in objects if _is_tombstone(key, tombstone))
+    return max(0.0, (buried_at + deleted_grace - listing.taken_at).total_seconds())
 
 
 def _artifacts(speaker: Speaker) -> set[tuple[str, str]]:

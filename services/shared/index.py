@@ -572,6 +572,11 @@ class SpeakerIndex(Gate):
             if seen is not None:
                 yield speaker_id, seen
 
+    def look_within(self, speaker_id: SpeakerId, seconds: float) -> None:
+        """Have housekeeping look at a speaker in so many seconds at the latest."""
+        with unavailable_without_redis():
+            self.redis.zadd(DIRTY, {str(speaker_id): self._clock() + seconds}, lt=True)
+
     def look_again(self, speaker_id: SpeakerId, seconds: float | None, *, seen: float) -> float | None:
         """Put off the next look at a speaker, or end it (None), unless something happened since `seen`.
 

@@ -21,6 +21,7 @@ from services.shared.audio import DecodedClip, ReferenceAudio
 from services.shared.durable_folder import TEMPORARY
 from services.shared.facts import SpeakerId
 from services.shared.housekeeping import Housekeeper, Sign
+from services.shared.index import DIRTY
 from services.shared.jobs import KEPT_SECONDS, Jobs
 from services.shared.metrics import FOREIGN
 from services.shared.opening import open_registrar
@@ -32,6 +33,7 @@ from services.shared.valkey import ValkeyServer
 from speaker_registry.errors import Unavailable, VoiceDamaged, VoiceNotFound, VoiceUnreadable
 from speaker_registry.names import parse_speaker_name
 from tests.integration.api.worker import StandIn
+from tests.integration.storage import Storage
 
 ALICE = SpeakerId("default", "alice")
 DAY = 86_400
@@ -603,3 +605,73 @@ def test_trouble_ends_no_housekeeper(registrar: Registrar, monkeypatch: pytest.M
     monkeypatch.setattr(housekeeper, "turn", turn)
     housekeeper.run(stop)
     assert turns == 3
+
+
+# -- erasing what was deleted
+
+
+@pytest.fixture
+def storage(tmp_path: Path, valkey: ValkeyServer, redis_client: Redis) -> Iterator[Storage]:
+    """Whose time is moved on by the test."""
+    with Storage(tmp_path / "bucket", valkey.url) as storage:
+        yield storage
+
+
+@pytest.fixture
+def patient(storage: Storage) -> Housekeeper:
+    """It keeps what was deleted for a day, and has just swept: the next sweep is far away."""
+    housekeeper = Housekeeper(storage.registrar, HousekeepingSettings(sweep_seconds=100 * DAY))
+    housekeeper.sweep()
+    return housekeeper
+
+
+def left_of(storage: Storage, name: str) -> list[str]:
+    prefix = SpeakerId.of("default", parse_speaker_name(name)).prefix
+    return [stored.key for stored in storage.store.list(prefix).objects]
+
+
+def test_what_was_deleted_is_erased_when_its_grace_ends(storage: Storage, patient: Housekeeper):
+    """Not at the next daily sweep, which may be another day later."""
+    storage.ready("Alice")
+    storage.registrar.delete("default", "Alice")
+    for hours in (1, 12, 10.9):
+        storage.clock.sleep(hours * 3600)
+        patient.turn()
+        assert len(left_of(storage, "Alice")) > 3
+    storage.clock.sleep(600)
+    patient.turn()
+    (left,) = left_of(storage, "Alice")
+    assert ".del." in left
+    storage.clock.sleep(60)
+    patient.turn()
+    assert not storage.raw.exists(DIRTY), "and nobody looks at it any more"
+
+
+def test_a_voice_that_was_registered_again_loses_only_what_was_deleted(
+    storage: Storage, patient: Housekeeper
+):
+    storage.ready("Alice")
+    storage.registrar.delete("default", "Alice")
+    before = set(left_of(storage, "Alice"))
+    storage.ready("Alice", number=2)
+    storage.clock.sleep(DAY + 60)
+    patient.turn()
+    assert storage.served("Alice")
+    assert len(before & set(left_of(storage, "Alice"))) == 1
+
+
+def test_an_erasure_is_due_in_time_also_when_redis_was_lost(storage: Storage, patient: Housekeeper):
+    """Redis knows when to look; after a loss of it the sweep finds out anew."""
+    storage.ready("Alice")
+    storage.registrar.delete("default", "Alice")
+    patient.turn()
+    storage.raw.flushall()
+    patient.turn()
+    storage.raw.delete(DIRTY)
+    patient.sweep()
+    storage.clock.sleep(DAY - 600)
+    patient.turn()
+    assert len(left_of(storage, "Alice")) > 3
+    storage.clock.sleep(1200)
+    patient.turn()
+    assert len(left_of(storage, "Alice")) == 1
