@@ -42,6 +42,9 @@ _CLIP_SECONDS = (2.0, 1.3)
 """The first clip is encoded alone. Where a device takes several at once, it is encoded beside the second too,
 which is padded then."""
 
+_MOST_KEPT = 500
+"""Remembered proofs, of a few kilobytes each; a worker needs one for each of its profiles."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
@@ -247,8 +250,15 @@ class KeptProofs:
                 part = Path(folder) / "part"
                 part.write_text(json.dumps(content, indent=1, sort_keys=True), encoding="utf-8")
                 part.replace(self._path(about))
+            self._forget_oldest()
         except OSError as error:
             log.warning("proof.not_kept", reason=error.strerror or str(error))
+
+    def _forget_oldest(self) -> None:
+        """Every upgrade leaves proofs behind that nobody will ask for again."""
+        kept = sorted(self._folder.glob("*.json"), key=lambda path: path.stat().st_mtime)
+        for path in kept[:-_MOST_KEPT]:
+            path.unlink(missing_ok=True)
 
     def _path(self, about: Mapping[str, Any]) -> Path:
         name = sha256_digest(canonical_json(dict(about)).encode()).removeprefix("sha256:")

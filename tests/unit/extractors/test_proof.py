@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -375,6 +376,17 @@ def test_a_remembered_proof_that_is_damaged_counts_for_nothing(proofs: Proofs, c
     kept.write_text(content)
     assert proofs.made()
     assert json.loads(kept.read_text())["about"]["machine"]["torch"] == "2.13.0"
+
+
+def test_only_the_newest_proofs_are_remembered(proofs: Proofs, monkeypatch: pytest.MonkeyPatch):
+    """A folder that lives through hundreds of upgrades does not grow for ever."""
+    monkeypatch.setattr(proof, "_MOST_KEPT", 2)
+    kept = KeptProofs(proofs.folder)
+    for number in range(4):
+        kept.keep({"fingerprint": number}, [])
+        for path in proofs.folder.iterdir():
+            os.utime(path, (path.stat().st_mtime - 10,) * 2)
+    assert [kept.holds({"fingerprint": number}) for number in range(4)] == [False, False, True, True]
 
 
 def test_a_folder_that_cannot_be_written_costs_time_alone(proofs: Proofs):
