@@ -1,7 +1,8 @@
-"""Writing to a local folder: what was acknowledged survives a power cut, what was deleted stays deleted.
+"""A local folder as a store: what was acknowledged survives a power cut, what was deleted stays deleted.
 
-Objects appear whole or not at all, under a name whose folders are durable too. Knows no object store and no
-settings; reading and listing are somebody else's.
+Objects appear whole or not at all, under a name whose folders are durable too. Whatever other programs put
+into the folder is listed as well, under any name. Knows no object store and no settings; reading a file is
+somebody else's.
 """
 
 import errno
@@ -64,6 +65,18 @@ class DurableFolder:
                 for folder in missing:
                     if folder.parent.is_dir():
                         sync_folder(folder.parent)
+
+    def files(self, prefix: str) -> Iterator[tuple[str, os.stat_result]]:
+        """Every file under a prefix, in no order: its key, and what the file system says of it.
+
+        Links to folders are followed, except for those that lead to a folder above: such a link is a file.
+        """
+        above = {_same_file(folder) for folder in (self._root / prefix, *(self._root / prefix).parents)}
+        return _walk(self._root / prefix, prefix, frozenset(above - {None}))
+
+    def folders(self, prefix: str) -> list[str]:
+        """Names of the folders under a prefix, in no order."""
+        return [entry.name for entry in _entries(self._root / prefix) if entry.is_dir()]
 
     def delete(self, keys: Iterable[str]) -> None:
         """Remove objects, and the folders that this leaves empty: their names may be those of persons."""
@@ -145,6 +158,35 @@ def _write(file: Path, data: bytes) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            return list(entries)
+    except (FileNotFoundError, NotADirectoryError):  # deleted a moment ago
+        return []
+
+
+def _walk(
+    folder: Path, prefix: str, above: frozenset[tuple[int, int] | None]
+) -> Iterator[tuple[str, os.stat_result]]:
+    for entry in _entries(folder):
+        key, inside = f"{prefix}{entry.name}", _same_file(Path(entry)) if entry.is_dir() else None
+        if inside is not None and inside not in above:
+            yield from _walk(Path(entry), f"{key}/", above | {inside})
+            continue
+        with suppress(FileNotFoundError):
+            yield key, entry.stat(follow_symlinks=False)
+
+
+def _same_file(path: Path) -> tuple[int, int] | None:
+    """Equal for two paths to the same file; None if there is none."""
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return None
+    return status.st_dev, status.st_ino
 
 
 def _make(folder: Path) -> None:

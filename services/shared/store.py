@@ -196,9 +196,12 @@ class ObjectStore:
     def folders(self, prefix: str) -> builtins.list[str]:
         check_prefix(prefix)
         with self._translating("list"):
-            self._check_folder()
-            found = obstore.list_with_delimiter(self._client, prefix or None)["common_prefixes"]
-        names = sorted(path.rstrip("/").rpartition("/")[2] for path in found)
+            if self._folder:
+                self._folder.check()
+                names = sorted(self._folder.folders(prefix))
+            else:
+                found = obstore.list_with_delimiter(self._client, prefix or None)["common_prefixes"]
+                names = sorted(path.rstrip("/").rpartition("/")[2] for path in found)
         return names if prefix else [name for name in names if not name.startswith(".")]
 
     def list(self, prefix: str) -> Listing:
@@ -206,13 +209,18 @@ class ObjectStore:
         with self._translating("list"):
             self._check_folder()
             taken_at = self._clock()
-            found = [
-                StoredObject(meta["path"], meta["size"], meta["last_modified"])
-                for page in obstore.list(self._client, prefix or None, chunk_size=1000)
-                for meta in page
-                if prefix or not meta["path"].startswith(".")
-            ]
+            found = [one for one in self._found(prefix) if prefix or not one.key.startswith(".")]
         return Listing(tuple(sorted(found, key=lambda stored: stored.key)), taken_at)
+
+    def _found(self, prefix: str) -> Iterator[StoredObject]:
+        if self._folder:
+            # Not by obstore: one file whose name it does not take hides all others.
+            for key, status in self._folder.files(prefix):
+                yield StoredObject(key, status.st_size, datetime.fromtimestamp(status.st_mtime, UTC))
+            return
+        for page in obstore.list(self._client, prefix or None, chunk_size=1000):
+            for meta in page:
+                yield StoredObject(meta["path"], meta["size"], meta["last_modified"])
 
     def delete(self, keys: Iterable[str]) -> None:
         keys = [_check_listed(key) for key in keys]

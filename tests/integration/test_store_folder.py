@@ -347,3 +347,26 @@ def test_sweeping_removes_folders_that_a_killed_writer_left_empty(store: ObjectS
     store.delete(["n/v/bob/r/1"])
     store.sweep_temporary(timedelta(0))
     store.put("n/v/bob/r/1", b"1")
+
+
+def test_a_folder_lists_whatever_lies_in_it(tmp_path: Path) -> None:
+    """Other programs put files there. One whose name no bucket would take must not hide all others."""
+    store = open_store(StoreSettings(url=tmp_path.as_uri()))
+    store.put("n/v/alice/r/1", b"1")
+    folder = tmp_path / "n/v/alice/r"
+    odd = ["tab\there", "line\nbreak", "a b", "x~", "é", "a%20b", "#1", "back\\slash", ".hidden"]
+    for name in odd:
+        (folder / name).write_bytes(b"odd")
+    (folder / "nowhere").symlink_to("/nonexistent/file")
+    (folder / "round").symlink_to(tmp_path / "n/v")
+    os.mkfifo(folder / "pipe")
+    (tmp_path / "n/v/tab\tfolder").mkdir()
+    (tmp_path / "n/v/tab\tfolder" / "x").write_bytes(b"odd")
+
+    listed = {stored.key for stored in store.list("n/v/alice/").objects}
+    assert {f"n/v/alice/r/{name}" for name in ("1", *odd, "nowhere", "pipe")} <= listed
+    assert "alice" in store.folders("n/v/")
+    store.delete(listed)
+    assert store.list("n/v/alice/").objects == ()
+    assert "alice" not in store.folders("n/v/")
+    assert (tmp_path / "n/v/tab\tfolder" / "x").exists(), "a link is removed, never what it leads to"
