@@ -88,7 +88,8 @@ class SpeakerEncoder(nn.Module):
         Args:
             mel: [B, T, mel_dim] in the dtype of the weights; T >= `config.min_frames`.
             frames: int64 [B], of each clip, where they differ; each >= `config.min_frames`. The embeddings
-                are then those of the clips alone up to rounding (float32: 3e-6; bfloat16: 8e-3).
+                are then those of the clips alone up to rounding errors: a few units of the last place of the
+                largest value.
 
         Returns:
             [B, enc_dim], not normalised.

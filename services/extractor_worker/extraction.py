@@ -1,10 +1,10 @@
 """The handler of extraction jobs: takes each in hand, prepares clips ahead of the device, encodes, publishes.
 
 Preparing and publishing run on threads, so that the device waits for neither bucket nor resampler; the device
-sees as many clips at once as the extractor's `batch_seconds` allows, so that an artifact is what it would be
-if its clip were alone. One bad clip fails alone. Where a batch is too much for the device, half of it is
-tried. An outage of bucket or index is no clip's fault: it is waited for, and uses up no attempts. Without its
-device the process ends: its jobs come back, in another.
+sees as many clips at once as the extractor's `batch_seconds` allows, so that company changes an artifact by
+no more than rounding errors, and on a CPU not at all. One bad clip fails alone. Where a batch is too much for
+the device, half of it is tried. An outage of bucket or index is no clip's fault: it is waited for, and uses
+up no attempts. Without its device the process ends: its jobs come back, in another.
 """
 
 import time

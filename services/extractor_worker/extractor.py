@@ -27,7 +27,8 @@ class Extractor(Protocol):
     profile_name: str
     fingerprint: Fingerprint
     batch_seconds: float
-    """So many seconds of audio, padded to the longest clip, may be encoded at once; 0: one clip at a time."""
+    """How many seconds of audio, padded to the longest clip, are encoded at once. With 0, clips are encoded
+    one by one, and no artifact depends on what else is encoded."""
 
     @property
     def computed_on(self) -> ComputedOn:
@@ -37,7 +38,11 @@ class Extractor(Protocol):
         """On the CPU: resample, compute features. Raises InvalidAudio for a clip the encoder cannot take."""
 
     def encode(self, prepared: Sequence[Any]) -> Sequence[Any]:
-        """On the device. Every clip comes out as if it had been alone.
+        """On the device.
+
+        Clips that are encoded together (`batch_seconds`) do not mix, but a batch is summed in another order
+        than a clip alone. Real numbers then differ by rounding errors, and a code that is chosen from them
+        may be another one where two entries are equally near. The extractor's docstring says by how much.
 
         Raises:
             ExtractorOutOfMemory: the device could not hold this much at once.

@@ -1,7 +1,12 @@
 """What Qwen3-TTS needs of a voice: a speaker embedding and codes. Knows both encoders and their files.
 
-Alone and among others a clip gets the same codes and, up to rounding, the same embedding. They are what the
-qwen-tts package computes from the same weights and 24 kHz samples (over 10 s: with the codec's window).
+Both are what the qwen-tts package computes from the same weights and 24 kHz samples (over 10 s: with the
+codec's window), and in bfloat16 what vLLM-Omni computes.
+
+A clip's codes do not depend on what is encoded beside it. On a GPU embeddings are computed together, and sums
+are made in another order. At the published size with random weights, whose values reach 80, embeddings moved
+by up to 1.4e-4 in float32, where those of clips alone have errors of 8e-5; in bfloat16 by up to 1.0, with
+errors of 0.6.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
@@ -109,8 +114,8 @@ class Qwen3TTSExtractor(TorchExtractor[PreparedClip, EncodedClip]):
         return EncodedClip(embedding, self._codes(prepared))
 
     def _encode_all(self, prepared: Sequence[PreparedClip]) -> list[EncodedClip]:
-        """Embeddings at once, which changes no more than rounding does; codes one clip at a time, because
-        the last frame hears what follows it.
+        """Embeddings at once, which changes them by rounding errors; codes one clip at a time, because the
+        last frame hears what follows it.
         """
         if len(prepared) == 1:
             return [self._encode(prepared[0])]

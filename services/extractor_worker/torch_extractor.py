@@ -89,8 +89,8 @@ class TorchExtractor(ABC, Generic[Prepared, Encoded]):
     """Part of the fingerprint. Raise it with every change, here or in what is imported, that changes a
     result."""
     batch_seconds: float = 0.0
-    """Of padded audio that may be encoded at once. More than 0 only where company moves a result by no more
-    than rounding does."""
+    """How many seconds of padded audio may be encoded at once. More than 0 only where company changes a
+    result by no more than rounding errors."""
     gpu_batch_seconds: ClassVar[float] = 0.0
     """The same, where it is only so on a GPU: a CPU gains nothing from company, it computes the padding."""
     always_float32: ClassVar[bool] = False
@@ -125,7 +125,7 @@ class TorchExtractor(ABC, Generic[Prepared, Encoded]):
 
     @torch.inference_mode()
     def encode(self, prepared: Sequence[Prepared]) -> list[Encoded]:
-        """On the device. Every clip comes out as if it had been alone.
+        """On the device. What company changes, `Extractor.encode` says.
 
         Raises `ExtractorOutOfMemory`, `DeviceLost`.
         """
@@ -184,8 +184,8 @@ class TorchExtractor(ABC, Generic[Prepared, Encoded]):
     def _finish(self, encoded: Encoded) -> Mapping[str, Tensor]: ...
 
     def _encode_all(self, prepared: Sequence[Prepared]) -> list[Encoded]:
-        """One by one. To be overridden, with `batch_seconds`, only where company moves a result by no more
-        than rounding does.
+        """One by one. To be overridden, with `batch_seconds`, only where company changes a result by no more
+        than rounding errors.
         """
         return [self._encode(clip) for clip in prepared]
 
