@@ -404,7 +404,13 @@ class Quota(Schema):
     namespace: str
     voices: Usage
     bytes: Usage
-    """Of clips and embeddings, as they were sent; artifacts do not count."""
+    """Of clips, embeddings, texts and brought artifacts, as they were sent. Artifacts that the registry makes
+    do not count.
+    """
+    max_versions: int
+    """Of one voice."""
+    max_builds: int
+    """How often one artifact may be made by force, or brought."""
     max_clip_bytes: int
     requests_per_minute: Rate
     """Of this key."""

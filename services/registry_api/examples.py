@@ -594,6 +594,8 @@ QUOTA: Responses = {
             "namespace": "default",
             "voices": {"used": 12, "limit": 1000},
             "bytes": {"used": 1_593_576, "limit": None},
+            "max_versions": 1000,
+            "max_builds": 20,
             "max_clip_bytes": 10485760,
             "requests_per_minute": _RATE,
             "uploads_per_minute": {"limit": 600, "remaining": 600, "reset_seconds": 21},

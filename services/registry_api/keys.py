@@ -214,6 +214,8 @@ async def _quota(services: Services, caller: Caller, namespace: str, voices: int
         namespace=namespace,
         voices=Usage(used=voices, limit=settings.max_uploaded),
         bytes=Usage(used=stored, limit=settings.max_stored_bytes),
+        max_versions=settings.max_versions,
+        max_builds=settings.max_builds,
         max_clip_bytes=services.limits.max_bytes,
         requests_per_minute=own_requests,
         uploads_per_minute=own_uploads,

@@ -13,16 +13,18 @@ import structlog
 from services.shared.domain import GIVEN_FINGERPRINT, ArtifactRecord, SpeakerVersion
 from services.shared.facts import SpeakerId
 from services.shared.fingerprint import Fingerprint
+from services.shared.index import NamespaceFull
 from services.shared.packaging import applying_tensors, package
 from services.shared.profiles import Profile
 from services.shared.publication import PUBLISH_SECONDS, landed_first, put_in_force
-from services.shared.registrar import Registrar
+from services.shared.registrar import Registrar, too_many_builds
 from services.shared.status import cache_unsupported, missing_transcript
 from speaker_registry.artifact import Manifest, content_digest
 from speaker_registry.errors import (
     Conflict,
     FingerprintMismatch,
     InvalidArtifact,
+    QuotaExceeded,
     Unavailable,
     VoiceDeleted,
 )
@@ -74,13 +76,16 @@ def give_artifact(
     tensors = applying_tensors(version.record, profile, given.tensors)
     if served is not None and served.content_digest == content_digest(tensors):
         return False
+    build = 1 + version.last_build(profile.name, origin.fingerprint)
+    if build > registrar.settings.max_builds:
+        raise too_many_builds(version, profile.name, registrar.settings.max_builds)
     data, record = package(
         version.record,
         profile,
         tensors,
         fingerprint=origin.fingerprint,
         attempt=f"{registrar.clock.new_id()}-upload",
-        build=1 + version.last_build(profile.name, origin.fingerprint),
+        build=build,
         extractor=origin.extractor,
         untrained=origin.untrained,
         computed_on=manifest.computed_on if manifest else None,
@@ -161,7 +166,17 @@ def _publish(
     blob_key = speaker_id.artifact_blob_key(vuid, akey, record)
     fact_key = speaker_id.artifact_fact_key(vuid, akey, record)
     store.put(blob_key, data)
-    answer = index.begin_upload(speaker_id, vuid, akey, token=record.attempt)
+    most = registrar.settings.max_stored_bytes
+    try:
+        answer = index.begin_upload(
+            speaker_id, vuid, akey, token=record.attempt, size=record.size, max_stored_bytes=most
+        )
+    except NamespaceFull:
+        store.delete([blob_key])
+        raise QuotaExceeded(
+            f"Artifact of {record.size} bytes refused: all uploads together may take {most}, see GET "
+            "/v1/quota. Delete a voice before bringing more, or raise the cap via SPEAKER_MAX_BYTES."
+        ) from None
     if answer != 1:
         store.delete([blob_key])
         raise _lost(version, record, dead=answer < 0)

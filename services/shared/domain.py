@@ -113,7 +113,9 @@ class VersionRecord(Record):
     @property
     def uploaded_bytes(self) -> int:
         """What counts against a quota."""
-        return (self.clip.size if self.clip else 0) + sum(artifact.size for artifact in self.given)
+        texts = (self.name, self.consent, self.ref_text, self.description)
+        source = (self.clip.size if self.clip else 0) + sum(artifact.size for artifact in self.given)
+        return source + sum(len(text.encode()) for text in texts if text)
 
 
 @dataclass(frozen=True, slots=True)

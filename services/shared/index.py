@@ -85,6 +85,10 @@ class AliasMoved(Conflict):
     code = "alias_moved"
 
 
+class TooManyVersions(QuotaExceeded):
+    """The speaker has as many versions as one may have."""
+
+
 class NamespaceFull(QuotaExceeded):
     """An upload would take more than what is left of the namespace's bytes."""
 
@@ -102,8 +106,8 @@ class Reservation:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Answer to a claim. `outcome`: claimed, flying, ready, failed or dead. `job_id` of ours or the one to
-    join.
+    """Answer to a claim. `outcome`: claimed, flying, ready, failed, dead, or full: it was made as often as it
+    may be. `job_id` of ours or the one to join.
     """
 
     outcome: str
@@ -190,6 +194,7 @@ class SpeakerIndex(Gate):
         immutable: bool,
         bytes_to_store: int = 0,
         max_stored_bytes: int | None = None,
+        max_versions: int | None = None,
         vuid: str = "",
         request: str = "",
         idempotency: str | None = None,
@@ -198,11 +203,13 @@ class SpeakerIndex(Gate):
 
         Args:
             max_speakers, max_stored_bytes: of the namespace; what is on its way at the same moment may go
-                beyond. vuid: for the new version. request, idempotency: hashes; the same pair again, within
-            `REPEAT_SECONDS`, is given the same place and vuid, so that both make the same version.
+                beyond. max_versions: of the speaker. vuid: for the new version. request, idempotency: hashes;
+                the same pair again, within `REPEAT_SECONDS`, is given the same place and vuid, so that both
+                make the same version.
 
         Raises:
-            QuotaExceeded; VoiceExists: a live speaker may not be overwritten; RegistrationInProgress: nor one
+            QuotaExceeded, NamespaceFull, TooManyVersions; VoiceExists: a live speaker may not be
+            overwritten; RegistrationInProgress: nor one
             that another request has reserved a place for and may still register; IdempotencyKeyReused;
             VoiceDamaged; Unavailable: after that, as long as the last attempt may still land.
         """
@@ -214,6 +221,7 @@ class SpeakerIndex(Gate):
                 max_speakers=max_speakers,
                 bytes=bytes_to_store,
                 max_bytes=max_stored_bytes,
+                max_versions=max_versions,
                 immutable=immutable,
                 vuid=vuid,
                 request=request,
@@ -425,6 +433,7 @@ class SpeakerIndex(Gate):
         base: str,
         job: Mapping[str, Any],
         force: bool = False,
+        max_builds: int | None = None,
         steal: str | None = None,
     ) -> Claim:
         """Ask to be the one who computes. `job`: the record's fields, `id` and `ns` among them."""
@@ -436,6 +445,7 @@ class SpeakerIndex(Gate):
             fingerprint=fingerprint,
             base=base,
             force=force,
+            max_builds=max_builds,
             steal=steal,
             job=dict(job),
         )
@@ -478,9 +488,31 @@ class SpeakerIndex(Gate):
             )
         )
 
-    def begin_upload(self, speaker_id: SpeakerId, vuid: str, akey: str, *, token: str) -> int:
-        """The same where no job made the artifact: 1 yes, 0 there is one already, -2 the version is dead."""
-        return int(self._run("begin", speaker_id, vuid=vuid, akey=akey, token=token))
+    def begin_upload(
+        self,
+        speaker_id: SpeakerId,
+        vuid: str,
+        akey: str,
+        *,
+        token: str,
+        size: int = 0,
+        max_stored_bytes: int | None = None,
+    ) -> int:
+        """The same where no job made the artifact: 1 yes, 0 there is one already, -2 the version is dead.
+
+        Raises `NamespaceFull` if its `size` is more than what is left of the namespace's bytes.
+        """
+        return int(
+            self._run(
+                "begin",
+                speaker_id,
+                vuid=vuid,
+                akey=akey,
+                token=token,
+                bytes=size,
+                max_bytes=max_stored_bytes,
+            )
+        )
 
     def set_job(
         self,
@@ -640,6 +672,7 @@ def _refusal(error: redis.ResponseError, speaker_id: SpeakerId) -> Exception:
         "LOST": RebuildLost(),
         "RIVALS": Rivals(),
         "QUOTA": QuotaExceeded("Uploaded voice limit reached."),
+        "VERSIONS": TooManyVersions("The voice has as many versions as it may have."),
         "FULL": NamespaceFull("The uploads of this namespace take as much as they may."),
         "EXISTS": VoiceExists(f"Voice '{speaker_id.slug}' already exists."),
         "RESERVED": RegistrationInProgress(

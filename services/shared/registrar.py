@@ -53,6 +53,7 @@ from services.shared.status import (
 from services.shared.store import Store
 from speaker_registry.errors import (
     PreconditionFailed,
+    QuotaExceeded,
     Unavailable,
     VoiceNotFound,
 )
@@ -123,6 +124,15 @@ def _newest(
 
 
 _NOTHING_ELSE = Also()
+
+
+def too_many_builds(version: SpeakerVersion, profile: str, most: int) -> QuotaExceeded:
+    return QuotaExceeded(
+        f"The artifact of version {version.number} of voice '{version.record.name}' for profile '{profile}' "
+        f"was made {most} times already, which is as often as SPEAKER_MAX_BUILDS accepts. Register the clip "
+        "as a new version with dedupe=false, or raise the cap.",
+        param="profile",
+    )
 
 
 class Registrar:
@@ -396,7 +406,9 @@ class Registrar:
                 continue
             if reason := unsupported_reason(version, profile):
                 raise cache_unsupported(reason)
-            claims[name] = self.claim(speaker_id, version, profile, force=force)
+            claims[name] = self.claim(speaker_id, version, profile, force=force, limited=True)
+            if claims[name].outcome == "full":
+                raise too_many_builds(version, name, self.settings.max_builds)
         return claims
 
     def claim(
@@ -406,9 +418,12 @@ class Registrar:
         profile: Profile,
         *,
         force: bool = False,
+        limited: bool = False,
         steal: str | None = None,
     ) -> Claim:
-        """One claim, and the job behind it if the claim is ours."""
+        """One claim, and the job behind it if the claim is ours. With `limited`, an artifact that was made as
+        often as the settings accept is not made again.
+        """
         announced = self.announcements.current(profile.name)
         fingerprint = announced.fingerprint if announced else ""
         job_id = f"job_{self.clock.new_id()}"
@@ -435,6 +450,7 @@ class Registrar:
             fingerprint=fingerprint,
             base=without_build(version.artifact_key(profile.name, fingerprint, 0)) if fingerprint else "",
             force=force,
+            max_builds=self.settings.max_builds if limited else None,
             steal=steal,
             job=job,
         )

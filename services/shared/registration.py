@@ -25,7 +25,7 @@ from services.shared.domain import (
     given_key,
 )
 from services.shared.facts import SpeakerId
-from services.shared.index import COMMIT_SECONDS, Also, NamespaceFull, key_reused
+from services.shared.index import COMMIT_SECONDS, Also, NamespaceFull, TooManyVersions, key_reused
 from services.shared.index_reading import IndexedSpeaker
 from services.shared.packaging import package
 from services.shared.profiles import Profile, ProfileCatalogue
@@ -171,8 +171,11 @@ class _Registration:
             return Registered(indexed, version, False, _jobs_of(indexed, version))
         return None
 
-    def reserve(self, bytes_to_store: int) -> None:
-        settings = self._registrar.settings
+    def reserve(self, source_bytes: int) -> None:
+        """`source_bytes`: of the clip or embedding. The texts count too, since Redis holds them."""
+        settings, upload = self._registrar.settings, self._upload
+        texts = (upload.name.name, upload.consent, upload.ref_text, upload.description)
+        bytes_to_store = source_bytes + sum(len(text.encode()) for text in texts if text)
         try:
             self._place = self._registrar.index.reserve_version(
                 self._id,
@@ -180,10 +183,16 @@ class _Registration:
                 immutable=settings.registration_policy == "immutable",
                 bytes_to_store=bytes_to_store,
                 max_stored_bytes=settings.max_stored_bytes,
+                max_versions=settings.max_versions,
                 vuid=self._vuid,
                 request=self._request,
                 idempotency=self._idempotency,
             )
+        except TooManyVersions:
+            raise QuotaExceeded(
+                f"Voice '{upload.name.name}' has {settings.max_versions} versions, which is as many as "
+                "SPEAKER_MAX_VERSIONS accepts. Delete the voice, take another name, or raise the cap."
+            ) from None
         except NamespaceFull:
             raise QuotaExceeded(
                 f"Upload of {bytes_to_store} bytes refused: all uploads together may take "

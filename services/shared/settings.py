@@ -234,9 +234,13 @@ class RegistrySettings(BaseSettings):
     max_uploaded: int = Field(1000, gt=0, validation_alias="SPEAKER_MAX_UPLOADED")
     """Voices in one namespace, at most."""
     max_stored_bytes: int | None = Field(None, gt=0, validation_alias="SPEAKER_MAX_BYTES")
-    """Of all clips and embeddings in one namespace, as they were sent; artifacts, made here or brought, do
-    not count. Without it: as much as there is room for.
+    """Of all clips, embeddings, texts and brought artifacts in one namespace, as they were sent. Artifacts
+    that are made here do not count. Without it: as much as there is room for.
     """
+    max_versions: int = Field(1000, gt=0, validation_alias="SPEAKER_MAX_VERSIONS")
+    """Of one voice, at most. Each takes 2.5 KiB of Redis, and its texts."""
+    max_builds: int = Field(20, gt=0, validation_alias="SPEAKER_MAX_BUILDS")
+    """Of one artifact: how often it may be made by force, or brought, at most."""
     registration_policy: Literal["overwrite", "immutable"] = Field(
         "overwrite", validation_alias="VLLM_OMNI_SPEAKER_REGISTRATION_POLICY"
     )

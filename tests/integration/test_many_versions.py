@@ -3,15 +3,19 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from redis import Redis
 
+from services.shared.artifact_upload import ReadyArtifact, give_artifact
 from services.shared.index import Also, SpeakerIndex
 from services.shared.valkey import ValkeyServer
+from speaker_registry.errors import QuotaExceeded
 from speaker_registry.names import LATEST
-from tests.integration.storage import NAMESPACE, Storage, speaker_id
+from tests.integration.storage import NAMESPACE, PROFILE, Storage, speaker_id
 
 MANY = 200
+CONSENT = "cons_1"
 
 
 @pytest.fixture
@@ -103,3 +107,88 @@ def test_an_upload_and_a_promotion_read_few_versions_too(crowded: Storage, monke
     crowded.publish(work)
     assert crowded.registrar.find(NAMESPACE, "alice").speaker.default.number == MANY + 1
     assert max(read) <= 25
+
+
+# -- limits
+
+
+def test_a_voice_has_so_many_versions_and_no_more(tmp_path: Path, valkey: ValkeyServer, redis_client: Redis):
+    """One key filled Redis with versions of a single voice, which nobody counted."""
+    with Storage(tmp_path / "bucket", valkey.url, max_versions=2) as storage:
+        for number in (1, 2):
+            storage.register("alice", number=number)
+        with pytest.raises(QuotaExceeded, match="has 2 versions, which is as many as SPEAKER_MAX_VERSIONS"):
+            storage.register("alice", number=3)
+        assert storage.register("alice", number=2).created is False, "the same again is no new version"
+        storage.register("bob", number=3)
+        storage.registrar.delete(NAMESPACE, "alice")
+        assert storage.register("alice", number=3).version.number == 3
+
+
+def test_texts_count_as_the_bytes_that_redis_holds(tmp_path: Path, valkey: ValkeyServer, redis_client: Redis):
+    """Clips lie in the bucket; 72 KB of texts with each lay in Redis, and counted nowhere."""
+    with Storage(tmp_path / "bucket", valkey.url, max_stored_bytes=10_000) as storage:
+        said = "Größe " * 100
+        storage.register("alice", ref_text=said, description="Low.")
+        used = len(b"clip 1") + len("alice") + len(CONSENT) + len(said.encode()) + len("Low.")
+        assert storage.index.usage(NAMESPACE) == (1, used)
+        with pytest.raises(QuotaExceeded, match="may take 10000, see GET /v1/quota"):
+            storage.register("bob", ref_text="x" * (10_000 - used))
+        storage.registrar.delete(NAMESPACE, "alice")
+        assert storage.index.usage(NAMESPACE) == (0, 0)
+
+
+def bring(storage: Storage, name: str, value: float) -> bool:
+    version = storage.registrar.find(NAMESPACE, name).speaker.newest
+    tensors = {
+        "speaker_embedding": np.full(1024, value, np.float32),
+        "ref_code": np.zeros((15, 16), np.int32),
+    }
+    given = ReadyArtifact(tensors=tensors, fingerprint=storage.fingerprint)
+    return give_artifact(storage.registrar, speaker_id(name), version, PROFILE, given)
+
+
+def test_artifacts_that_are_brought_count_and_those_that_are_made_do_not(storage: Storage):
+    """They are uploads like any other, as large as their sender likes."""
+    storage.ready("alice")
+    before = storage.index.usage(NAMESPACE)[1]
+    assert before == len(b"clip 1") + len("alice") + len(CONSENT)
+    assert bring(storage, "alice", 0.5)
+    brought = storage.registrar.find(NAMESPACE, "alice").speaker.newest.artifact(PROFILE, storage.fingerprint)
+    assert brought is not None
+    assert storage.index.usage(NAMESPACE)[1] == before + brought.size
+    storage.registrar.delete(NAMESPACE, "alice")
+    assert storage.index.usage(NAMESPACE)[1] == 0
+
+
+def test_an_artifact_that_there_is_no_room_for_leaves_nothing_behind(
+    tmp_path: Path, valkey: ValkeyServer, redis_client: Redis
+):
+    with Storage(tmp_path / "bucket", valkey.url, max_stored_bytes=2000) as storage:
+        storage.register("alice")
+        objects = storage.objects("alice")
+        with pytest.raises(QuotaExceeded, match=r"Artifact of \d+ bytes refused"):
+            bring(storage, "alice", 0.5)
+        assert storage.objects("alice") == objects
+
+
+def test_an_artifact_is_made_so_often_by_force_and_no_more(
+    tmp_path: Path, valkey: ValkeyServer, redis_client: Redis
+):
+    """300 forced builds left 509 objects and 264 KB in Redis, which counted nowhere."""
+    with Storage(tmp_path / "bucket", valkey.url, max_builds=2) as storage:
+        storage.ready("alice")
+        registrar = storage.registrar
+
+        def force() -> None:
+            version = registrar.find(NAMESPACE, "alice").speaker.newest
+            registrar.ensure(speaker_id("alice"), version, [PROFILE], force=True)
+            storage.finish_all("alice")
+
+        force()
+        with pytest.raises(QuotaExceeded, match=r"made 2 times already.*SPEAKER_MAX_BUILDS"):
+            force()
+        with pytest.raises(QuotaExceeded, match="made 2 times already"):
+            bring(storage, "alice", 0.5)
+        version = registrar.find(NAMESPACE, "alice").speaker.newest
+        assert registrar.ensure(speaker_id("alice"), version, [PROFILE])[PROFILE].outcome == "ready"

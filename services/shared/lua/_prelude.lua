@@ -1,6 +1,6 @@
 -- Prepended to every script. One hash holds all that the index knows of a speaker:
 --   seq num at tomb live key     high-water marks, the tombstone's seq, number of live versions, the speaker's key
---   bytes                        what its live versions were uploaded with, as far as {names}:bytes counts them
+--   bytes                        what its live versions were uploaded with, texts and brought artifacts too, as far as {names}:bytes counts them
 --   damaged                      seq of a version that was not deleted and whose record is damaged or cannot be read now
 --   unreadable                   names of the versions (vuid) and artifacts (vuid:akey) whose record cannot be read now
 --   v:{vuid}                     {seq}:{JSON of the version record}
@@ -42,7 +42,15 @@ local function bytes_of(value)
   local record, bytes = cjson.decode(string.match(value, '^%d+:(.+)$')), 0
   if type(record.clip) == 'table' then bytes = record.clip.size end
   for _, artifact in ipairs(record.given or {}) do bytes = bytes + artifact.size end
+  for _, text in ipairs({'name', 'consent', 'ref_text', 'description'}) do
+    if type(record[text]) == 'string' then bytes = bytes + #record[text] end
+  end
   return bytes
+end
+-- Of an artifact, if somebody brought it; `value` as in r:{vuid}:{akey}, or nothing.
+local function bytes_brought(value)
+  local record = cjson.decode(string.match(value or '', '^[^:]+:(.+)$') or '{}')
+  return string.match(record.attempt or '', '%-upload$') and record.size or 0
 end
 -- Of this speaker, and of all in its namespace.
 local function count_bytes(bytes)

@@ -19,6 +19,7 @@ for i = 1, #all, 2 do
       count_bytes(-bytes_of(all[i + 1]))
       redis.call('ZREM', order, in_order(tonumber(string.match(all[i + 1], '^%d+')), vuid))
     end
+    if kind == 'r' then count_bytes(-bytes_brought(all[i + 1])) end
     redis.call('HDEL', speaker, all[i])
     if kind == 'f' then finish_job(string.match(all[i + 1], '^[^:]+'), 'superseded', {}) end
   end

@@ -1,4 +1,5 @@
--- May this attempt publish? ARGV: vuid, akey, token, and of a job's attempt: job, attempt, profile, fingerprint (of the claim)
+-- May this attempt publish? ARGV: vuid, akey, token, and of a job's attempt: job, attempt, profile, fingerprint (of the claim);
+-- of what somebody brings bytes and max_bytes (of it, of all in the namespace)
 -- -> 1 go, 0 another attempt took over or its artifact is there already, -2 the version is dead
 if not live(a.vuid) then return -2 end
 if redis.call('HEXISTS', speaker, 'r:' .. a.vuid .. ':' .. a.akey) == 1 or void(a.vuid, a.akey) then return 0 end
@@ -6,6 +7,9 @@ if a.job then
   local flight = redis.call('HGET', speaker, flight_of(a.vuid, a.profile, a.fingerprint))
   if not flight or string.match(flight, '^[^:]+') ~= a.job then return 0 end
   if tonumber(redis.call('HGET', job_key(a.job), 'attempt') or '0') ~= a.attempt then return 0 end
+end
+if a.max_bytes and tonumber(redis.call('GET', names .. ':bytes') or '0') + a.bytes > a.max_bytes then
+  return redis.error_reply('FULL')
 end
 look_again(10)
 local begun = 'g:' .. a.vuid .. ':' .. a.akey

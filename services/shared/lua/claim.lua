@@ -1,6 +1,6 @@
 -- Single flight: at most one computation per (version, profile, fingerprint). ARGV: vuid, profile, fingerprint (or ''),
--- base (akey without build, or ''), force, steal (job id whose flight may be taken over), job {id, …}
--- -> {'claimed', job id, build} you enqueue it | {'flying', job id} join it | {'ready'} | {'failed'} | {'dead'}
+-- base (akey without build, or ''), force, max_builds, steal (job id whose flight may be taken over), job {id, …}
+-- -> {'claimed', job id, build} you enqueue it | {'flying', job id} join it | {'ready'} | {'failed'} | {'dead'} | {'full'}
 if not live(a.vuid) then return {'dead'} end
 local build = tonumber(redis.call('HGET', speaker, 'b:' .. a.vuid .. ':' .. a.base) or '0')
 if a.base ~= '' and not a.force then
@@ -19,6 +19,7 @@ for _, fingerprint in ipairs({a.fingerprint, ''}) do
     redis.call('HDEL', speaker, field)
   end
 end
+if a.max_builds and build >= a.max_builds then return {'full'} end
 redis.call('HSET', speaker, flight_of(a.vuid, a.profile, a.fingerprint), a.job.id .. ':queued')
 note(a.vuid, 'f:' .. a.profile .. ':' .. a.fingerprint)
 -- Every digit of the time: it is the job's score in the lists, and `tostring` keeps only 14.

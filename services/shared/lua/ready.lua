@@ -15,6 +15,7 @@ if not current then
   redis.call('HDEL', speaker, begun)
   current = a.winner .. ':' .. a.record
   redis.call('HSET', speaker, field, current)
+  count_bytes(bytes_brought(current))
   note(a.vuid, 'r:' .. a.base .. '-' .. a.build)
   local best = 'b:' .. a.vuid .. ':' .. a.base
   if a.build > mark(best) then redis.call('HSET', speaker, best, a.build) end

@@ -1,9 +1,9 @@
 -- Takes the next place in this speaker's order. ARGV: kind 'ver'|'als'|'del', now
--- for ver: max_speakers, bytes and max_bytes (of this upload, of all in the namespace), immutable, vuid, request, idempotency, repeats and landing (seconds: a place may be given to the
+-- for ver: max_speakers, max_versions, bytes and max_bytes (of this upload, of all in the namespace), immutable, vuid, request, idempotency, repeats and landing (seconds: a place may be given to the
 -- same request again; what an attempt stores may land)   for als: alias, expected, pending (seconds it may take), and of a
 -- promotion automatic, vuid (its target), serves (the profiles that are ready of it)
 -- for del: unchanged (the last seq that the caller has seen)
--- -> {seq, number, created_at, vuid}, or an error: DAMAGED, UNREADABLE, QUOTA, EXISTS, NOTFOUND, MOVED, REUSED, LANDING, FULL, RESERVED
+-- -> {seq, number, created_at, vuid}, or an error: DAMAGED, UNREADABLE, QUOTA, EXISTS, NOTFOUND, MOVED, REUSED, LANDING, FULL, VERSIONS, RESERVED
 local kept = a.idempotency and 'sr:place:' .. a.speaker .. ':' .. a.idempotency
 local only = a.immutable and 'sr:place:' .. a.speaker -- an immutable speaker has one place at a time, whoever has it
 local function keep(place)
@@ -37,6 +37,7 @@ if a.kind == 'ver' then
     return {taken.seq, taken.number, taken.created_at, taken.vuid}
   end
   if not is_live and redis.call('ZCARD', names) >= a.max_speakers then return redis.error_reply('QUOTA') end
+  if a.max_versions and mark('live') >= a.max_versions then return redis.error_reply('VERSIONS') end
   local stored = tonumber(redis.call('GET', names .. ':bytes') or '0')
   if a.max_bytes and stored + a.bytes > a.max_bytes then return redis.error_reply('FULL') end
 elseif not is_live then

@@ -3,6 +3,7 @@
 if not live(a.vuid) then return 0 end
 local key = a.vuid .. ':' .. a.base .. '-' .. a.build
 if redis.call('HSETNX', speaker, 'w:' .. key, 1) == 1 then
+  count_bytes(-bytes_brought(redis.call('HGET', speaker, 'r:' .. key)))
   note(a.vuid, 'w:' .. a.base .. '-' .. a.build)
   redis.call('HDEL', speaker, 'r:' .. key, 'x:' .. key, 'g:' .. key)
   local best = 'b:' .. a.vuid .. ':' .. a.base

@@ -694,7 +694,8 @@ def test_the_quota_says_what_is_left(start: Start):
     closed.upload("alice", headers=bearer(token))
     quota = closed.client.get("/v1/quota", headers=bearer(token)).json()
     assert quota["voices"] == {"used": 1, "limit": 7}
-    assert quota["bytes"] == {"used": len(CLIP), "limit": 10 * len(CLIP)}
+    assert quota["bytes"] == {"used": len(CLIP) + len("alicecons_1"), "limit": 10 * len(CLIP)}
+    assert (quota["max_versions"], quota["max_builds"]) == (1000, 20)
     assert quota["requests_per_minute"]["remaining"] == 98
     assert quota["uploads_per_minute"]["remaining"] == 599
     assert quota["namespace_requests_per_minute"]["limit"] is None
@@ -703,16 +704,16 @@ def test_the_quota_says_what_is_left(start: Start):
 
 def test_bytes_are_limited_by_namespace(start: Start):
     """What is deleted makes room."""
-    open_to_all = start(max_stored_bytes=2 * len(CLIP) + 10)
+    open_to_all = start(max_stored_bytes=2 * len(CLIP) + 20)
     for name in ("a", "b"):
         open_to_all.upload(name)
     refused = open_to_all.post_voice("c")
     assert refused.status_code == 400  # as vLLM-Omni answers any upload that it does not take
     assert refused.json()["error"]["reason"] == "quota_exceeded"
-    assert str(2 * len(CLIP) + 10) in refused.json()["error"]["message"]
+    assert str(2 * len(CLIP) + 20) in refused.json()["error"]["message"]
     open_to_all.client.delete("/v1/voices/a")
     open_to_all.upload("c")
-    assert open_to_all.client.get("/v1/quota").json()["bytes"]["used"] == 2 * len(CLIP)
+    assert open_to_all.client.get("/v1/quota").json()["bytes"]["used"] == 2 * (len(CLIP) + len("acons_1"))
 
 
 def test_limits_do_not_apply_where_no_key_is_needed(start: Start):
