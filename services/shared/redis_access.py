@@ -2,6 +2,7 @@
 there.
 """
 
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ import structlog
 from redis.backoff import ExponentialWithJitterBackoff, NoBackoff
 from redis.exceptions import ClusterDownError, NoScriptError, OutOfMemoryError, ReadOnlyError
 from redis.retry import Retry
+from redis.utils import str_if_bytes
 
 from services.shared.logs import Seldom
 from services.shared.settings import without_credentials
@@ -36,6 +38,9 @@ PROBE_SECONDS = 0.3
 CONNECT_SECONDS = 1.0
 OPEN_SECONDS = 1.0
 """The pause between two probes of a server that does not answer."""
+RECHECK_SECONDS = 10.0
+"""A connection that is older than this is made anew before it is used again. A server that begins to evict
+keys while connections are open is noticed in that time."""
 _seldom = Seldom(60.0)
 """Every request may meet the same trouble; whoever runs us reads of it once a minute."""
 _SLICE_SECONDS = 0.05
@@ -46,6 +51,18 @@ class SilentServerError(redis.TimeoutError):
     """The breaker is open: the server does not answer."""
 
 
+class EvictingServerError(redis.RedisError):
+    """The server throws keys away when its memory is full, so nothing that it says about an index can be
+    trusted.
+    """
+
+    def __init__(self, policy: str) -> None:
+        super().__init__(
+            f"Redis evicts keys when its memory is full: its maxmemory-policy is '{policy}'. "
+            "Accepted: noeviction."
+        )
+
+
 class WritesUnsafeError(redis.ResponseError):
     """The server refuses writes that it could not save (MISCONF) or replicate (NOREPLICAS)."""
 
@@ -54,6 +71,7 @@ class ServerBusyError(redis.ResponseError):
     """The server runs a script that does not end, and answers nothing else meanwhile (BUSY)."""
 
 
+_POLICY = re.compile(r"maxmemory_policy:(\S+)")
 _OUR_CLASSES = {"MISCONF": WritesUnsafeError, "NOREPLICAS": WritesUnsafeError, "BUSY": ServerBusyError}
 """Error codes for which redis-py has no class. It removes the codes of those it has."""
 
@@ -172,6 +190,8 @@ def _guarded(kind: type[Any], breaker: Breaker, address: str) -> type[Any]:
     """
 
     class Guarded(kind):  # type: ignore[misc]
+        connected_at = 0.0
+
         def set_parser(self, parser_class: type[Any]) -> None:
             super().set_parser(_with_our_classes(parser_class))
 
@@ -184,6 +204,26 @@ def _guarded(kind: type[Any], breaker: Breaker, address: str) -> type[Any]:
             except (redis.ConnectionError, redis.TimeoutError) as error:
                 _log_unreachable(address, error)
                 raise
+
+        def connect(self) -> None:
+            # The pool calls this before it lends a connection, so no transaction is under way.
+            if self._sock is not None and time.monotonic() - self.connected_at > RECHECK_SECONDS:
+                self.disconnect()
+            super().connect()
+
+        def on_connect_check_health(self, check_health: bool = True) -> None:
+            super().on_connect_check_health(check_health)
+            self.connected_at = time.monotonic()
+            self._check_eviction()
+
+        def _check_eviction(self) -> None:
+            self.send_command("INFO", "memory")
+            policy = _POLICY.search(str_if_bytes(self.read_response()))
+            if policy is not None and policy[1] != "noeviction":
+                self.disconnect()
+                if _seldom.due(("redis.evicts", address, policy[1])):
+                    log.error("redis.evicts", setting="SPEAKER_REDIS_URL", address=address, policy=policy[1])
+                raise EvictingServerError(policy[1])
 
         def _connect(self) -> Any:
             try:
@@ -249,6 +289,8 @@ def unavailable_without_redis() -> Iterator[None]:
             raise
         _log_refusal(error)
         raise Unavailable(message, retry_after_seconds=5) from error
+    except EvictingServerError as error:
+        raise Unavailable(str(error), retry_after_seconds=60) from error
     except (redis.ConnectionError, redis.TimeoutError) as error:
         raise Unavailable("The index cannot be reached now.", retry_after_seconds=2) from error
 

@@ -1,0 +1,49 @@
+"""A Redis that throws keys away when its memory is full cannot hold the index."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from services.shared import redis_access
+from services.shared.valkey import ValkeyServer
+from speaker_registry.errors import Unavailable
+from tests.integration.storage import Storage
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> Iterator[Storage]:
+    with (
+        ValkeyServer(tmp_path / "redis", port=0) as server,
+        Storage(tmp_path / "bucket", server.url) as storage,
+    ):
+        yield storage
+
+
+@pytest.mark.parametrize("policy", ["allkeys-lru", "volatile-ttl"])
+@pytest.mark.parametrize("connected", [True, False], ids=["while connected", "at the start"])
+def test_any_policy_but_noeviction_closes_the_gate(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch, policy: str, *, connected: bool
+):
+    """33 of 120 acknowledged voices were 404, `/readyz` was ok, and then came a second version 1."""
+    storage.ready("alice")
+    storage.clock.sleep(4)
+    storage.raw.config_set("maxmemory-policy", policy)
+    if connected:
+        monkeypatch.setattr(redis_access, "RECHECK_SECONDS", -1.0)  # connections are old by now
+    else:
+        for client in (storage.index.redis, storage.index.ungated):
+            client.connection_pool.disconnect()
+    with capture_logs() as logs, pytest.raises(Unavailable, match=f"'{policy}'. Accepted: noeviction"):
+        storage.housekeeper.turn()
+    assert [line["policy"] for line in logs if line["event"] == "redis.evicts"] == [policy]
+    with pytest.raises(Unavailable, match="noeviction"):
+        storage.register("alice", number=2)
+    with pytest.raises(Unavailable, match="noeviction"):
+        storage.index.gate_open()  # which is what /readyz shows
+    assert storage.served("alice")[0] == 1, "from the facts"
+
+    storage.raw.config_set("maxmemory-policy", "noeviction")
+    storage.settle()
+    assert storage.register("alice", number=2).version.number == 2
