@@ -71,8 +71,7 @@ class DurableFolder:
 
         Links to folders are followed, except for those that lead to a folder above: such a link is a file.
         """
-        above = {_same_file(folder) for folder in (self._root / prefix, *(self._root / prefix).parents)}
-        return _walk(self._root / prefix, prefix, frozenset(above - {None}))
+        return _walk(str(self._root / prefix), prefix)
 
     def folders(self, prefix: str) -> list[str]:
         """Names of the folders under a prefix, in no order."""
@@ -160,7 +159,7 @@ def _write(file: Path, data: bytes) -> None:
         os.close(descriptor)
 
 
-def _entries(folder: Path) -> list[os.DirEntry[str]]:
+def _entries(folder: Path | str) -> list[os.DirEntry[str]]:
     try:
         with os.scandir(folder) as entries:
             return list(entries)
@@ -168,25 +167,20 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
         return []
 
 
-def _walk(
-    folder: Path, prefix: str, above: frozenset[tuple[int, int] | None]
-) -> Iterator[tuple[str, os.stat_result]]:
+def _walk(folder: str, prefix: str) -> Iterator[tuple[str, os.stat_result]]:
     for entry in _entries(folder):
-        key, inside = f"{prefix}{entry.name}", _same_file(Path(entry)) if entry.is_dir() else None
-        if inside is not None and inside not in above:
-            yield from _walk(Path(entry), f"{key}/", above | {inside})
-            continue
-        with suppress(FileNotFoundError):
-            yield key, entry.stat(follow_symlinks=False)
+        if entry.is_dir(follow_symlinks=False) or (entry.is_dir() and not _leads_up(entry)):
+            yield from _walk(entry.path, f"{prefix}{entry.name}/")
+        else:
+            with suppress(FileNotFoundError):
+                yield f"{prefix}{entry.name}", entry.stat(follow_symlinks=False)
 
 
-def _same_file(path: Path) -> tuple[int, int] | None:
-    """Equal for two paths to the same file; None if there is none."""
-    try:
-        status = path.stat()
-    except FileNotFoundError:
-        return None
-    return status.st_dev, status.st_ino
+def _leads_up(link: os.DirEntry[str]) -> bool:
+    """Whether a link leads to a folder above it: whoever followed it would never come to an end."""
+    with suppress(FileNotFoundError):
+        return any(folder.samefile(link) for folder in Path(link.path).parents)
+    return True  # just deleted, the link or what it leads to
 
 
 def _make(folder: Path) -> None:
