@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, TemporaryFile
 from types import TracebackType
 from typing import IO, Self
 
@@ -45,6 +45,9 @@ STOP_SECONDS = 8.0
 VALKEY_STOP_SECONDS = 5.0
 _PATIENCE_SECONDS = 30.0
 """After these, whoever waits for a start is told what it is at, and again after as many."""
+_ROOM_BYTES = 1024**2
+_TEMPORARY = "speaker-registry-"
+_ELSEWHERE = (Path("/tmp"), Path("/dev/shm"))  # noqa: S108 - a folder of our own is made in it
 _SILENT = logging.CRITICAL + 1
 _HELD_BACK = 100
 """Lines."""
@@ -117,7 +120,7 @@ class EmbeddedRegistry:
         _make_data_folder(data)
         self._hold(data)
         self.key_file = self._key_file(data)
-        redis_url = self._settings.redis_url or self._start_valkey(data / "redis")
+        redis_url = self._settings.redis_url or self._start_valkey(self._redis_folder(data))
         environment = self._environment(data, redis_url)
         own = {"api": environment, "worker": _with_next_metrics_port(environment)}
         raw = self._open_log()
@@ -154,12 +157,25 @@ class EmbeddedRegistry:
         """One with all rights, for who runs in this process."""
         return self.key_file.read_text().strip() if self.key_file else AccessSettings().bootstrap
 
+    def _redis_folder(self, data: Path) -> Path:
+        """In DATA. Where that cannot be written, a temporary one: the index can be rebuilt in it."""
+        reason = why_not_writable(data)
+        if reason is None:
+            return data / "redis"
+        log.error("data.read_only", path=str(data), reason=reason)
+        parents = [parent for parent in _ELSEWHERE if why_not_writable(parent) is None]
+        if not parents:
+            raise StartFailed(
+                f"DATA is {data}, which cannot be written ({reason}), nor can a temporary folder."
+            )
+        return Path(self._stack.enter_context(TemporaryDirectory(prefix=_TEMPORARY, dir=parents[0])))
+
     def _start_valkey(self, folder: Path) -> str:
         try:
             self.valkey = ValkeyServer(folder, socket_path=self._short_socket_path(folder))
             self.valkey.start()
         except DataDirectoryInUseError:
-            raise _in_use(folder.parent) from None
+            raise _in_use(self._settings.data.absolute()) from None
         except ValkeyError as error:
             raise StartFailed(f"Valkey could not be started: {error}") from None
         return self.valkey.url
@@ -169,7 +185,7 @@ class EmbeddedRegistry:
         path = folder / "valkey.sock"
         if len(os.fsencode(path)) <= MAX_SOCKET_PATH_BYTES:
             return path
-        return Path(self._stack.enter_context(TemporaryDirectory(prefix="speaker-registry-"))) / path.name
+        return Path(self._stack.enter_context(TemporaryDirectory(prefix=_TEMPORARY))) / path.name
 
     def _environment(self, data: Path, redis_url: str) -> Mapping[str, str]:
         return {
@@ -252,6 +268,18 @@ class EmbeddedRegistry:
             if self.valkey is not None:
                 self.valkey.stop(seconds=0)
             self._stack.close()
+
+
+def why_not_writable(folder: Path) -> str | None:
+    """None if a clip's worth of bytes can be written to it."""
+    try:
+        with TemporaryFile(dir=folder) as file:
+            file.write(bytes(_ROOM_BYTES))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        return error.strerror or str(error)
+    return None
 
 
 def _in_use(data: Path) -> StartFailed:

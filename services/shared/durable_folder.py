@@ -105,12 +105,15 @@ class DurableFolder:
         return removed
 
     def check(self) -> None:
-        """Raise OSError where nothing can be written, as when a volume went away and left its mount point."""
+        """Raise OSError where the folder is not there, as when a volume went away and left its mount point.
+
+        A folder that cannot be written, because the disk is read-only, is there: its objects can be read.
+        """
         if not self.is_there():
-            raise OSError(errno.EACCES, "the folder is not there or not writable")
+            raise OSError(errno.EACCES, "the folder is not there or not readable")
 
     def is_there(self) -> bool:
-        return os.access(self._temporary, os.W_OK | os.X_OK)
+        return os.access(self._temporary, os.R_OK | os.X_OK)
 
     def _sync_without_empty(self, folder: Path) -> None:
         while True:

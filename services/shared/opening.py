@@ -77,12 +77,24 @@ def _open_bucket(settings: StoreSettings, clock: Clock) -> tuple[ObjectStore, st
     prepare_bucket(settings)
     store = open_store(settings)
     try:
-        store.probe()
+        _probe(store, settings)
         place = check_place(store, settings, clock)
         return store, bucket_identity(store, clock) + (place.suffix if place else "")
     except Unavailable as error:
         cause = "; ".join(getattr(error, "__notes__", [error.message]))
         raise StoreUnreachable(describe(settings, cause)) from None
+
+
+def _probe(store: ObjectStore, settings: StoreSettings) -> None:
+    """A folder of ours that cannot be written, because the disk is full or read-only, can be read all the
+    same: writes are refused one by one, until there is room again.
+    """
+    try:
+        store.probe()
+    except Unavailable as error:
+        if settings.folder is None or not store.list("_registry/").objects:
+            raise
+        log.error("store.read_only", reason="; ".join(getattr(error, "__notes__", [error.message])))
 
 
 class AtOnce:

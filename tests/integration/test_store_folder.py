@@ -285,6 +285,66 @@ def test_a_full_disk_is_unavailable_and_costs_nothing_that_is_stored(tmp_path: P
     assert_fails_cleanly(full, tmp_path / "store", ["n/v/0", "n/v/1", "n/v/before"])
 
 
+REOPENING = """
+from pathlib import Path
+from services.shared.clock import Clock
+from services.shared.opening import _open_bucket
+from services.shared.settings import StoreSettings
+from speaker_registry.errors import Unavailable
+settings = StoreSettings(url=Path(sys.argv[1]).as_uri())
+first, identity = _open_bucket(settings, Clock())
+first.put("n/v/before", b"1")
+{stop_writing}
+again, same = _open_bucket(settings, Clock())
+again.check()
+listed = [stored.key for stored in again.list("n/").objects]
+try:
+    again.put("n/v/after", b"2" * 10_000)
+except Unavailable:
+    print(same == identity, listed, again.get("n/v/before"))
+"""
+
+
+def assert_reads_go_on(command: list[str], folder: Path) -> None:
+    done = subprocess.run([*command, str(folder)], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "True ['n/v/before'] b'1'"
+
+
+def test_a_folder_that_takes_no_bytes_is_opened_for_reading(folder: Path) -> None:
+    """After a restart on a full disk every voice is served as before. Possible everywhere: see above."""
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))"
+    program = OPEN + REOPENING.format(stop_writing=limit)
+    assert_reads_go_on([sys.executable, "-c", program], folder)
+
+
+STOP_WRITING = {
+    "full": """
+from contextlib import suppress
+with suppress(OSError), (Path(sys.argv[1]).parent / "x").open("wb", 0) as file:
+    while file.write(bytes(4096)):
+        pass
+""",
+    "read-only": """
+import subprocess
+subprocess.run(["mount", "-o", "remount,ro", str(Path(sys.argv[1]).parent)], check=True)
+""",
+}
+
+
+@pytest.mark.parametrize("state", STOP_WRITING)
+def test_a_disk_that_is_full_or_read_only_is_opened_for_reading(tmp_path: Path, state: str) -> None:
+    mounting = f'mount -t tmpfs -o size=1m none {tmp_path} && exec "$@"'
+    inside = ["unshare", "--mount", "sh", "-c", mounting, "sh"]
+    if (
+        not shutil.which("unshare")
+        or subprocess.run([*inside, "true"], capture_output=True, check=False).returncode
+    ):
+        pytest.skip("may not mount a small file system here")
+    program = OPEN + REOPENING.format(stop_writing=STOP_WRITING[state])
+    assert_reads_go_on([*inside, sys.executable, "-c", program], tmp_path / "store")
+
+
 def test_a_file_that_shrinks_while_it_is_read_is_not_returned(
     store: ObjectStore, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

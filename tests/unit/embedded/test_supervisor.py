@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from services.embedded import supervisor
 from services.embedded.settings import EmbeddedSettings
-from services.embedded.supervisor import EmbeddedRegistry
+from services.embedded.supervisor import EmbeddedRegistry, StartFailed, why_not_writable
 
 PROFILE = "qwen3-tts-0.6b"
 
@@ -77,3 +78,30 @@ def test_it_is_not_up_before_it_is_ready(api: StubApi, tmp_path: Path):
     registry.url = api.url
     registry._wait_until_up()
     assert api.looks == [503, 503, 200]
+
+
+def test_where_data_cannot_be_written_redis_has_a_folder_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """What it holds can be rebuilt; voices are served as before."""
+    data, elsewhere = tmp_path / "data", tmp_path / "elsewhere"
+    data.mkdir(), elsewhere.mkdir()
+    registry = EmbeddedRegistry(EmbeddedSettings(data=data, profiles=PROFILE))
+    monkeypatch.setattr(supervisor, "_ELSEWHERE", (elsewhere,))
+    assert registry._redis_folder(data) == data / "redis"
+    full = {data}
+    monkeypatch.setattr(supervisor, "why_not_writable", lambda folder: "no space" if folder in full else None)
+    found = registry._redis_folder(data)
+    assert found.parent == elsewhere
+    registry.stop()
+    assert not found.exists()
+    full.add(elsewhere)
+    with pytest.raises(StartFailed, match=r"cannot be written \(no space\), nor can a temporary folder"):
+        registry._redis_folder(data)
+
+
+def test_a_folder_is_asked_by_writing_to_it(tmp_path: Path):
+    """Permissions say nothing of a full disk."""
+    assert why_not_writable(tmp_path) is None
+    assert list(tmp_path.iterdir()) == []
+    assert why_not_writable(Path("/proc"))
