@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup demo run test test-full check format bench soak clean
+.PHONY: help setup demo run test test-processors test-full check format bench soak clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -26,6 +26,14 @@ run: $(STAMP) ## keep the embedded registry running (HOST, PORT, DATA, PROFILES,
 
 test: $(STAMP) ## run the whole test suite
 	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+# What the three libraries that compute may use of the processor: by default, what one without AVX-512 has.
+ATEN ?= avx2
+MKL ?= AVX2
+ONEDNN ?= AVX2
+test-processors: $(STAMP) ## run the encoders' tests as another processor would compute (ATEN, MKL, ONEDNN)
+	ATEN_CPU_CAPABILITY=$(ATEN) MKL_ENABLE_INSTRUCTIONS=$(MKL) ONEDNN_MAX_CPU_ISA=$(ONEDNN) \
+		$(BIN)/python -m pytest -n 2 --dist loadfile tests/unit/extractors
 
 test-full: $(STAMP) ## the same, and all encoders at their full size (minutes of arithmetic, 10 GiB of memory)
 	$(BIN)/python -m pytest -m "" -n 2 --dist loadfile
