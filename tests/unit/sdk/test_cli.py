@@ -361,6 +361,22 @@ def test_profiles_are_listed_with_the_terms_of_their_weights(run: Run, monkeypat
     assert lines[-3:] == ["", f"{ECAPA}: Ask\\nfirst.", f"{ECAPA}: No encoder."]
 
 
+def test_profiles_say_whose_encoder_failed_its_proof_and_whose_weights_are_custom(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+):
+    """Neither can be told by listening to one voice."""
+    plain = FakeRegistry._profile
+    failed = {"worker": "gpu-7", "device": "cuda:0", "reason": "codes: 12.00% of the codes are equal"}
+
+    def unproven(registry: FakeRegistry, profile: str) -> dict[str, Any]:
+        return plain(registry, profile) | {"custom_weights": True, "failed_proofs": [failed]}
+
+    monkeypatch.setattr(FakeRegistry, "_profile", unproven)
+    shown = run("profiles").out
+    assert f"{ECAPA}: not served by gpu-7 (cuda:0). codes: 12.00% of the codes are equal" in shown
+    assert "custom weights" in shown
+
+
 def test_deleting_asks_first(run: Run, registry: FakeRegistry, monkeypatch: pytest.MonkeyPatch):
     """A person; a script has to say that it means it."""
 
