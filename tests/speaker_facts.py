@@ -12,6 +12,7 @@ from services.shared.domain import (
     AliasFact,
     ArtifactFact,
     ArtifactRecord,
+    CensusFact,
     ClipRecord,
     Fact,
     FailureFact,
@@ -147,6 +148,8 @@ def histories(draw: st.DrawFn) -> list[Fact]:
     facts: list[Fact] = [*versions]
     for seq in sorted(draw(st.lists(seqs, max_size=2))):
         facts.append(_tombstone(seq, facts, draw(st.integers(0, 1))))
+    for seq in draw(st.lists(seqs, max_size=1)):
+        facts.append(CensusFact(seq, frozenset(vuid(one) for one in draw(st.sets(which)))))
     for _ in range(draw(st.integers(0, 2))):
         alias = draw(st.sampled_from(("default", "prod.v1")))
         facts.append(moved(draw(seqs), draw(which), alias, uid=next(ids)))

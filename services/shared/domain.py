@@ -161,6 +161,25 @@ class TombstoneFact:
     created_at: int
 
 
+@dataclass(frozen=True, slots=True)
+class CensusFact:
+    """The versions that count of all whose place is at most `seq`.
+
+    It is taken after a loss of Redis, before the first upload: places that had been reserved before the loss,
+    and their numbers, may be given out again. A version from one of those that lands after the census never
+    happened. Of several censuses the last one decides.
+    """
+
+    seq: int
+    vuids: frozenset[str]
+
+    def counts(self, seq: int, vuid: str) -> bool:
+        """Whether a version happened, as far as this census says."""
+        return seq > self.seq or vuid in self.vuids
+
+
+NO_CENSUS = CensusFact(0, frozenset())
+
 AUTOMATIC = "auto-"
 """Start of the uid of an alias move that nobody asked for."""
 
@@ -222,6 +241,7 @@ Fact = (
     | DamagedFact
     | UnreadableFact
     | TombstoneFact
+    | CensusFact
     | AliasFact
     | ArtifactFact
     | FailureFact
@@ -297,6 +317,8 @@ class Speaker:
     alias_facts: Mapping[str, AliasFact] = field(default_factory=dict)
     """The move of each alias that counts, also where its target is dead. None from before the tombstone."""
     tombstone: int = 0
+    census: CensusFact = field(default=NO_CENSUS, compare=False)
+    """The last one. Only the facts tell it."""
     damaged: int = 0
     """Seq of the last version that was not deleted and whose record cannot be read; 0: there is none."""
     unreadable: tuple[str, ...] = ()
@@ -369,6 +391,8 @@ class Speaker:
 def fold(facts: Iterable[Fact]) -> Speaker:
     """What the facts of one speaker say. Any order, duplicates harmless."""
     facts = list(facts)
+    censuses = (fact for fact in facts if isinstance(fact, CensusFact))
+    census = max(censuses, key=lambda fact: fact.seq, default=NO_CENSUS)
     versions = {fact.record.vuid: fact for fact in facts if isinstance(fact, VersionFact)}
     damaged = [fact for fact in facts if isinstance(fact, DamagedFact)]
     unreadable = [fact for fact in facts if isinstance(fact, UnreadableFact)]
@@ -377,6 +401,7 @@ def fold(facts: Iterable[Fact]) -> Speaker:
     void = _void_keys(facts)
     artifacts = fold_artifacts(fact for fact in facts if isinstance(fact, ArtifactFact))
     failures = _last_failures(fact for fact in facts if isinstance(fact, FailureFact))
+    counted = {vuid: fact for vuid, fact in versions.items() if census.counts(fact.seq, vuid)}
     live = [
         SpeakerVersion(
             seq=fact.seq,
@@ -385,10 +410,10 @@ def fold(facts: Iterable[Fact]) -> Speaker:
             failures=_without(void.get(vuid, set()), failures.get(vuid, {})),
             void=frozenset(void.get(vuid, ())),
         )
-        for vuid, fact in versions.items()
+        for vuid, fact in counted.items()
         if fact.seq > tombstone
     ]
-    marks = [(fact.record.number, fact.record.created_at) for fact in versions.values()]
+    marks = [(fact.record.number, fact.record.created_at) for fact in counted.values()]
     marks += [(fact.number, fact.created_at) for fact in damaged]
     marks += [(fact.number, fact.created_at) for fact in unreadable]
     marks += [(fact.number, fact.created_at) for fact in tombstones]
@@ -398,8 +423,12 @@ def fold(facts: Iterable[Fact]) -> Speaker:
             (fact for fact in facts if isinstance(fact, AliasFact) and fact.seq > tombstone), live
         ),
         tombstone=tombstone,
-        damaged=max((fact.seq for fact in damaged if fact.seq > tombstone), default=0),
-        unreadable=_unreadable(unreadable, tombstone, live),
+        census=census,
+        damaged=max(
+            (fact.seq for fact in damaged if fact.seq > tombstone and census.counts(fact.seq, fact.vuid)),
+            default=0,
+        ),
+        unreadable=_unreadable(unreadable, tombstone, census, live),
         seq=max(_seqs(facts), default=0),
         number=max((number for number, _ in marks), default=0),
         created_at=max((created_at for _, created_at in marks), default=0),
@@ -407,25 +436,27 @@ def fold(facts: Iterable[Fact]) -> Speaker:
 
 
 def _unreadable(
-    facts: list[UnreadableFact], tombstone: int, live: Iterable[SpeakerVersion]
+    facts: list[UnreadableFact], tombstone: int, census: CensusFact, live: Iterable[SpeakerVersion]
 ) -> tuple[str, ...]:
-    """Those of versions that no tombstone covers, without void artifacts."""
+    """Those of versions that count and that no tombstone covers, without void artifacts."""
     void = {version.vuid: version.void for version in live}
-    void |= {fact.vuid: frozenset() for fact in facts if fact.akey is None and fact.seq > tombstone}
+    void |= {
+        fact.vuid: frozenset()
+        for fact in facts
+        if fact.akey is None and fact.seq > tombstone and census.counts(fact.seq, fact.vuid)
+    }
     return tuple(
         sorted({fact.name for fact in facts if fact.vuid in void and fact.akey not in void[fact.vuid]})
     )
 
 
 def in_order(versions: Iterable[SpeakerVersion]) -> tuple[SpeakerVersion, ...]:
-    """Oldest first. Equal numbers exist only after a loss of Redis: then the smaller (seq, vuid) keeps the
-    number.
-    """
+    """Oldest first. No two that count have the same number: after a loss of Redis a census sees to that."""
     return tuple(sorted(versions, key=lambda version: (version.number, version.seq, version.vuid)))
 
 
 def _seqs(facts: Iterable[Fact]) -> Iterable[int]:
-    placed = VersionFact | DamagedFact | UnreadableFact | TombstoneFact | AliasFact
+    placed = VersionFact | DamagedFact | UnreadableFact | TombstoneFact | CensusFact | AliasFact
     return (fact.seq for fact in facts if isinstance(fact, placed))
 
 

@@ -3,6 +3,7 @@
     {namespace}/v/{slug}/r/{seq:012d}.ver.{vuid}.{number}.{created_at}.{sha256 of its JSON}   a version
                            {seq:012d}.als.{alias}.{vuid}.{uid}          an alias was moved
                            {seq:012d}.del.{number}.{created_at}.{uid}   every version up to seq is dead
+                           {seq:012d}.cen.{sha256 of its JSON}          the versions up to seq that count
                          d/{vuid}/blob/{sha256}                         bytes as uploaded, and decoded
                                   art/{akey}/{attempt}.{sha256}.safetensors   artifact bytes
                                              {attempt}.{sha256}.json    the artifact is published
@@ -22,17 +23,19 @@ reads a listing: what it does not know is ignored.
 
 import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
 import structlog
+from pydantic import TypeAdapter
 
 from services.shared.domain import (
     AUTOMATIC,
     AliasFact,
     ArtifactFact,
     ArtifactRecord,
+    CensusFact,
     DamagedFact,
     Fact,
     FailureFact,
@@ -51,6 +54,7 @@ from speaker_registry.names import SpeakerName, is_namespace, slug_of
 
 log = structlog.get_logger()
 
+_VUIDS = TypeAdapter(tuple[str, ...])
 _HASHED_SLUG = re.compile(r"x-[0-9a-f]{40}")
 _ID = r"[0-9a-f]{32}"
 _UID = r"[0-9a-zA-Z-]{1,150}"
@@ -120,6 +124,9 @@ class SpeakerId:
     def tombstone_key(self, fact: TombstoneFact, uid: str) -> str:
         return f"{self.prefix}r/{fact.seq:012d}.del.{fact.number}.{fact.created_at}.{uid}"
 
+    def census_key(self, seq: int, body: bytes) -> str:
+        return f"{self.prefix}r/{seq:012d}.cen.{hashlib.sha256(body).hexdigest()}"
+
     def data_prefix(self, vuid: str) -> str:
         return f"{self.prefix}d/{vuid}/"
 
@@ -184,6 +191,14 @@ class ArtifactKey:
 
 
 @dataclass(frozen=True, slots=True)
+class CensusKey:
+    """Of a census: which versions up to `seq` count is in its body."""
+
+    seq: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
 class FailureKey:
     """Of the fact that an extraction was given up."""
 
@@ -228,7 +243,15 @@ class MarkerKey:
 
 
 SpeakerKey = (
-    VersionKey | AliasFact | TombstoneFact | NewerRecordKey | BlobKey | ArtifactKey | FailureKey | VoidFact
+    VersionKey
+    | CensusKey
+    | AliasFact
+    | TombstoneFact
+    | NewerRecordKey
+    | BlobKey
+    | ArtifactKey
+    | FailureKey
+    | VoidFact
 )
 """Of an object of one speaker. Facts that have no more to say than their key are themselves."""
 ParsedKey = SpeakerKey | AnnouncementKey | KeyMadeKey | KeyEndKey | MarkerKey
@@ -272,6 +295,8 @@ def _parse_record(seq: int, kind: str, rest: str) -> SpeakerKey | None:
     if kind == "ver":
         match = _VERSION.fullmatch(rest)
         return VersionKey(seq, match[1], int(match[2]), int(match[3]), match[4]) if match else None
+    if kind == "cen":
+        return CensusKey(seq, rest) if re.fullmatch(_SHA256, rest) else None
     if kind == "als":
         match = _ALIAS.fullmatch(rest)
         return AliasFact(seq, match[1], match[2], match[3]) if match else None
@@ -308,7 +333,18 @@ def read_certain(store: Store, speaker_id: SpeakerId, *, listings: int = 1) -> C
     Args:
         listings: how many to put together. One may leave out what is there.
     """
-    listing = list_several_times(store, speaker_id.prefix, listings)
+    return certain_of(store, list_several_times(store, speaker_id.prefix, listings))
+
+
+def truth_of(store: Store) -> Callable[[SpeakerId], Speaker]:
+    """How `SpeakerIndex` reads a speaker that it does not know: with two listings, because a number that one
+    leaves out would be given out again.
+    """
+    return lambda speaker_id: read_certain(store, speaker_id, listings=2).speaker
+
+
+def certain_of(store: Store, listing: Listing) -> Certain:
+    """The same, of a listing that was taken already."""
     uncertain_from = listing.taken_at.replace(microsecond=0) - DATED_WITHIN
     certain = [
         stored
@@ -321,7 +357,11 @@ def read_certain(store: Store, speaker_id: SpeakerId, *, listings: int = 1) -> C
 
 def list_several_times(store: Store, prefix: str, times: int) -> Listing:
     """All that any of the listings tells of, dated as the first: one listing may leave out what is there."""
-    listings = [store.list(prefix) for _ in range(times)]
+    return together([store.list(prefix) for _ in range(times)])
+
+
+def together(listings: Sequence[Listing]) -> Listing:
+    """All that any of some listings of one prefix tells of, dated as the first."""
     objects = {stored.key: stored for listing in listings for stored in listing.objects}
     return Listing(tuple(objects[key] for key in sorted(objects)), listings[0].taken_at)
 
@@ -346,13 +386,24 @@ def read_facts(store: Store, listing: Listing) -> Iterator[Fact]:
         key = parse_key(stored.key)
         if isinstance(key, AliasFact | TombstoneFact | VoidFact):
             yield key
-        elif isinstance(key, VersionKey | FailureKey) or (isinstance(key, ArtifactKey) and key.published):
+        elif isinstance(key, VersionKey | CensusKey | FailureKey) or (
+            isinstance(key, ArtifactKey) and key.published
+        ):
             fact = _read_fact(store, stored, key)
             if fact is not None:
                 yield fact
 
 
-def _read_fact(store: Store, stored: StoredObject, key: VersionKey | ArtifactKey | FailureKey) -> Fact | None:
+def _is_published(key: "RecordKey") -> bool:
+    """False for an artifact's bytes."""
+    return not isinstance(key, ArtifactKey) or key.published
+
+
+RecordKey = VersionKey | CensusKey | ArtifactKey | FailureKey
+"""Of a fact that has more to say than its key."""
+
+
+def _read_fact(store: Store, stored: StoredObject, key: RecordKey) -> Fact | None:
     """None: it was swept since the listing, or it is damaged and can be made anew."""
     try:
         body = read_object(store, stored.key)
@@ -365,15 +416,22 @@ def _read_fact(store: Store, stored: StoredObject, key: VersionKey | ArtifactKey
         if isinstance(key, VersionKey):
             _report("version.damaged", "record", stored.key, error)
             return DamagedFact(key.seq, key.vuid, key.number, key.created_at)
+        if isinstance(key, CensusKey):
+            _report("census.damaged", "record", stored.key, error)
+            return DamagedFact(key.seq, "", 0, 0)  # nobody can tell which of its versions count
         _report("fact.damaged", "record", stored.key, error)
         return None
 
 
-def _fact_of(stored: StoredObject, key: VersionKey | ArtifactKey | FailureKey, body: bytes) -> Fact:
+def _fact_of(stored: StoredObject, key: RecordKey, body: bytes) -> Fact:
     """Raises ValueError: it is damaged."""
     match key:
         case VersionKey():
             return VersionFact(key.seq, _read_version(body, key, stored.key.split("/")[2]))
+        case CensusKey():
+            if hashlib.sha256(body).hexdigest() != key.sha256:
+                raise ValueError("the census is not what was written")
+            return CensusFact(key.seq, frozenset(_VUIDS.validate_json(body)))
         case ArtifactKey():
             return ArtifactFact(key.vuid, key.akey, stored.last_modified, _read_artifact(body, key))
         case FailureKey():
@@ -385,11 +443,13 @@ def _report(event: str, kind: str, key: str, error: Exception) -> None:
     INTEGRITY_FAILURES.labels(kind).inc()
 
 
-def _unreadable(key: VersionKey | ArtifactKey | FailureKey) -> UnreadableFact | None:
+def _unreadable(key: RecordKey) -> UnreadableFact | None:
     """None for a failure: at worst the extraction is tried again."""
     match key:
         case VersionKey():
             return UnreadableFact(key.vuid, seq=key.seq, number=key.number, created_at=key.created_at)
+        case CensusKey():
+            return UnreadableFact("", seq=key.seq)
         case ArtifactKey():
             return UnreadableFact(key.vuid, akey=key.akey)
     return None

@@ -1,10 +1,13 @@
-"""Redis, as long as it is the server, and the run of it, that the index of our bucket was built on.
+"""Redis, as long as it holds the index that was begun on this run of the server for our bucket.
 
-`BOOT` says which run that is. It is looked at on every new connection, before any other command, in every
-script, and with every read: a restart, a fail-over, a roll-back or a flush cannot go unnoticed. Knows nothing
-of what the index holds.
+`BOOT` names the run of the server, the bucket, the layout of the keys, and the *epoch* of the index. A server
+that was restarted, replaced, rolled back or emptied does not hold what it should; the first caller who
+notices begins an index of a new epoch there, which takes one script call. Nothing is known in it yet:
+`SpeakerIndex` admits each speaker when it is needed. `BOOT` is looked at on every new connection, in every
+script, and with every read, so no loss goes unnoticed. Knows nothing of what the index holds.
 """
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,33 +21,49 @@ from services.shared.redis_access import connect, unavailable_without_redis
 from speaker_registry.errors import Unavailable
 
 BOOT = "sr:boot"
-LAYOUT = 3
-"""Of keys and fields. An index of another one is built anew, as that of another bucket is."""
+LAYOUT = 4
+"""Of keys and fields. An index of another layout is begun anew, as that of another bucket is."""
 _LUA = Path(__file__).parent / "lua"
+_OPEN = (_LUA / "open.lua").read_text()
 
 
 class GateClosed(Unavailable):
-    """The index is not the one this server's data was built into: read the facts, or wait for the rebuild."""
+    """The index cannot be used now: it is being rebuilt, or its server does not accept writes."""
 
     def __init__(self) -> None:
         super().__init__("The index is being rebuilt; try again shortly.", retry_after_seconds=1)
 
 
-class Gate:
-    """Connections and scripts that work only while the index may be trusted."""
+class RedisTaken(GateClosed):
+    """The server holds the index of another bucket, so another registry may be using it."""
 
-    def __init__(self, url: str, bucket: str) -> None:
-        """`bucket`: the identity of the bucket whose facts the index shows."""
+    def __init__(self) -> None:
+        Unavailable.__init__(
+            self,
+            "Redis holds the index of another bucket. Accepted: a Redis of its own for each registry, or "
+            "this one once it has been emptied.",
+            retry_after_seconds=60,
+        )
+
+
+class Gate:
+    """Connections and scripts that work only on the index of the present epoch."""
+
+    def __init__(self, url: str, bucket: str, clock: Callable[[], float] = time.time) -> None:
+        """`bucket`: the identity of the bucket whose facts the index shows. `clock`: in Unix seconds."""
         self._bucket = bucket
+        self._clock = clock
         self._stamp = ""
         self.redis = connect(url, connect_hook=self._on_connect)
         """Its connections exist only while the gate is open."""
         self.ungated = connect(url)
-        """For what must work while the gate is closed: rebuild, locks, health."""
+        """For what must work while the gate is closed: opening it, locks, health."""
+        self._open = self.ungated.register_script(_OPEN)
         prelude = (_LUA / "_prelude.lua").read_text()
         self._scripts: dict[str, Script] = {
             path.stem: self.redis.register_script(prelude + path.read_text())
             for path in _LUA.glob("[a-z]*.lua")
+            if path.stem != "open"
         }
 
     def close(self) -> None:
@@ -53,71 +72,114 @@ class Gate:
 
     @property
     def stamp(self) -> str:
-        """Of the server that was trusted last."""
+        """What `BOOT` held when it was last looked at. Another one means another index."""
         return self._stamp
 
+    @property
+    def epoch(self) -> int:
+        """Of the index that was trusted last. No older one reserved a place beyond it."""
+        return _epoch_of(self._stamp)
+
     def gate_open(self) -> bool:
-        """Whether the index may be trusted. Raises `Unavailable` if the server cannot be reached."""
-        with unavailable_without_redis():
-            return self.ungated.get(BOOT) == self.server_stamp()
+        """Whether the index may be used; one is begun if there is none.
 
-    def server_stamp(self) -> str:
-        """Of the server that answers now."""
-        with unavailable_without_redis():
-            return self._stamp_of(self.ungated.info("server"))
-
-    def call(self, script: str, keys: list[str], parameters: str, *, rebuilding: bool) -> Any:
-        """Run one of `lua/`; with `rebuilding` whether the gate is open or not."""
-        prepared = self._scripts[script]
-        if rebuilding:
-            return prepared(keys=keys, args=["", parameters], client=self.ungated)
-        stamp = self._trusted_stamp()
+        Raises `Unavailable` if the server cannot be reached.
+        """
         try:
-            return prepared(keys=keys, args=[stamp, parameters])
-        except redis.ResponseError:
-            if stamp == self._stamp:
-                raise
-            # The server was replaced and its index rebuilt while the call was on its way: the new one is
-            # good.
-            return prepared(keys=keys, args=[self._stamp, parameters])
+            self.open()
+        except GateClosed:
+            return False
+        return True
 
     def queue(self, pipeline: Pipeline, script: str, keys: list[str], parameters: str) -> None:
         """Put a call of one of `lua/` into a pipeline of `read`."""
         self._scripts[script](keys=keys, args=[self._trusted_stamp(), parameters], client=pipeline)
 
-    def read(self, ask: Callable[[Pipeline], object]) -> list[Any]:
-        """Answers to what `ask` puts into a pipeline, all from one moment.
+    def open(self) -> str:
+        """Trust the index on the server that answers now, and begin it if there is none. Returns its stamp.
 
         Raises:
-            GateClosed, Unavailable.
+            RedisTaken. GateClosed: the server does not accept writes. Unavailable: it cannot be reached.
         """
+        with unavailable_without_redis():
+            prefix = self._prefix_of(self.ungated.info("server"))
+            try:
+                self._stamp = str(self._open(keys=[BOOT], args=self._opening(prefix)))
+            except redis.ResponseError as error:
+                raise _refusal(error) from error
+        return self._stamp
+
+    def call(self, script: str, keys: list[str], parameters: str) -> Any:
+        """Run one of `lua/` on the present index; on the next one, if this one was lost meanwhile."""
+        prepared = self._scripts[script]
+        try:
+            return prepared(keys=keys, args=[self._trusted_stamp(), parameters])
+        except redis.ResponseError as error:
+            if not str(error).startswith("GATE"):
+                raise
+            return prepared(keys=keys, args=[self.open(), parameters])
+
+    def read(self, ask: Callable[[Pipeline], object]) -> list[Any]:
+        """Answers to what `ask` puts into a pipeline, all from one moment. Raises `GateClosed`,
+        `Unavailable`.
+        """
+        return self.read_epoch(lambda pipeline, _: ask(pipeline))[1]
+
+    def read_epoch(self, ask: Callable[[Pipeline, int], object]) -> tuple[int, list[Any]]:
+        """The same, for an `ask` that needs the epoch of the index. Returns the epoch and the answers."""
         with tracing.span("index.read", kind="client"), unavailable_without_redis():
-            pipeline = self.redis.pipeline(transaction=True)
-            pipeline.get(BOOT)
-            ask(pipeline)
-            boot, *answers = pipeline.execute()
-        if boot != self._stamp:
-            raise GateClosed
-        return answers
+            for _ in range(2):
+                stamp = self._trusted_stamp()
+                pipeline = self.redis.pipeline(transaction=True)
+                pipeline.get(BOOT)
+                ask(pipeline, _epoch_of(stamp))
+                boot, *answers = pipeline.execute(raise_on_error=False)
+                if boot == stamp:
+                    return _epoch_of(stamp), [_checked(answer) for answer in answers]
+                self.open()
+        raise GateClosed
 
     def _on_connect(self, connection: Any) -> None:
         """Before any other command of a new connection: whose data is this?"""
         connection.on_connect()
         connection.send_command("INFO", "server")
-        stamp = self._stamp_of(connection.read_response())
+        prefix = self._prefix_of(connection.read_response())
         connection.send_command("GET", BOOT)
-        if connection.read_response() != stamp:
+        boot = connection.read_response()
+        try:
+            if not str(boot or "").startswith(prefix):
+                connection.send_command("EVAL", _OPEN, 1, BOOT, *self._opening(prefix))
+                boot = connection.read_response()
+        except redis.ResponseError as error:
             connection.disconnect()  # or the pool would hand it out as checked
-            raise GateClosed
-        self._stamp = stamp
+            raise _refusal(error) from error
+        self._stamp = str(boot)
 
-    def _stamp_of(self, info: Any) -> str:
-        """What `BOOT` holds once this run of the server has the index of our bucket."""
+    def _prefix_of(self, info: Any) -> str:
+        """What `BOOT` begins with if this run of the server has an index of our bucket."""
         text = f"run_id:{info['run_id']}" if isinstance(info, dict) else str(info)
         run_id = next(line.partition(":")[2] for line in text.splitlines() if line.startswith("run_id:"))
-        return f"{run_id}/{self._bucket}/{LAYOUT}"
+        return f"{run_id}/{self._bucket}/{LAYOUT}/"
+
+    def _opening(self, prefix: str) -> list[str | float]:
+        """The arguments of `lua/open.lua`."""
+        return [prefix, f"/{self._bucket}/", self._clock(), self.epoch]
 
     def _trusted_stamp(self) -> str:
         if not self._stamp:
             self.redis.ping()  # the first connection tells
         return self._stamp
+
+
+def _checked(answer: Any) -> Any:
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
+
+
+def _refusal(error: redis.ResponseError) -> GateClosed:
+    return RedisTaken() if str(error).startswith("TAKEN") else GateClosed()
+
+
+def _epoch_of(stamp: str) -> int:
+    return int(stamp.rpartition("/")[2] or 0)

@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
+from itertools import islice, zip_longest
 from typing import TypeVar, cast
 
 import structlog
@@ -18,8 +19,10 @@ from redis.exceptions import LockError
 from redis.lock import Lock
 
 from services.shared.announcements import SWEEPS_ASKED
+from services.shared.census import take_census
 from services.shared.domain import (
     AliasFact,
+    CensusFact,
     Fact,
     FailureRecord,
     Record,
@@ -32,18 +35,22 @@ from services.shared.domain import (
 from services.shared.facts import (
     ArtifactKey,
     BlobKey,
+    CensusKey,
     FailureKey,
     NewerRecordKey,
     ParsedKey,
     SpeakerId,
     SpeakerKey,
     VersionKey,
+    certain_of,
+    is_slug,
     parse_key,
     read_certain,
     read_facts,
     speaker_ids,
+    together,
 )
-from services.shared.index import LONGEST_PUT_OFF_SECONDS, RebuildLost
+from services.shared.index import LONGEST_PUT_OFF_SECONDS, WINDOW_SECONDS, EpochOver
 from services.shared.index_reading import Flight, IndexedSpeaker
 from services.shared.jobs import KEPT_SECONDS, JobRecord, Jobs
 from services.shared.logs import Seldom
@@ -56,6 +63,7 @@ from services.shared.status import unsupported_reason
 from services.shared.store import Listing, ObjectUnavailable
 from services.shared.suspicion import confirmed
 from speaker_registry.errors import JobNotFound, LeaseExpired, Unavailable
+from speaker_registry.names import is_namespace
 
 log = structlog.get_logger()
 
@@ -82,6 +90,10 @@ _LISTINGS_APART_SECONDS = 3600.0
 a replica of the store shows what was true before.
 """
 
+_ADMITTED_AT_A_TIME = 16
+"""Speakers, by one thread."""
+
+Item = TypeVar("Item")
 Result = TypeVar("Result")
 Otherwise = TypeVar("Otherwise")
 Sign = Callable[[], None]
@@ -131,13 +143,13 @@ class Housekeeper:
             stop.wait(self._settings.turn_seconds)
 
     def turn(self) -> None:
-        """Rebuild if the gate is closed, else look after the speakers that are due, and now and then after
-        all.
+        """Admit the speakers that the index does not know yet, look after those that are due, and now and
+        then after all.
         """
-        if not self._index.gate_open():
+        self._index.open()
+        if not self._index.complete():
             with self._only_one("rebuild") as sign:
                 self.rebuild(sign)
-            return
         if not self._requirements_told:
             self._registrar.announcements.require(self._registrar.catalogue.required)
             self._requirements_told = True
@@ -155,7 +167,7 @@ class Housekeeper:
     def _only_one(self, what: str) -> Iterator[Sign]:
         """Skip the work if somebody else is at it. Losing the lock half-way is harmless."""
         # Killed with its clients, a server brings their locks back from its log. Another run, other locks.
-        name = f"sr:lock:{what}:{self._index.server_stamp()}"
+        name = f"sr:lock:{what}:{self._index.stamp}"
         lock = self._index.ungated.lock(name, timeout=_LOCK_SECONDS, blocking=False, thread_local=False)
         with unavailable_without_redis():
             if not lock.acquire():
@@ -184,51 +196,87 @@ class Housekeeper:
     # -- rebuild
 
     def rebuild(self, sign: Sign = lambda: None) -> int:
-        """Build the index from the bucket and open the gate. Returns the number of speakers.
+        """Admit every speaker of the bucket to the index. Returns how many it did not know yet.
 
-        Whoever begins last finishes: what others have begun is refused from then on, so nobody forgets a
-        speaker that another has just rebuilt.
+        Reads and writes go on meanwhile: whoever needs a speaker admits it. A rebuild that was stopped goes
+        on where it was, because what the index knows is not read again. Raises `Unavailable`.
         """
-        token, began, result = self._clock.new_id(), self._clock.monotonic(), "failed"
+        began, result = self._clock.monotonic(), "failed"
+        self._index.open()
         try:
             with REBUILDING.track_inprogress():
-                speakers = self._rebuild_all(token, sign)
-            result = "done"
-        except RebuildLost:
+                admitted, done = self._admit_all(self._index.epoch, sign)
+            result = "done" if done else "stopped"
+        except EpochOver:
             result = "lost"
-            return 0
+            raise
         finally:
             REBUILDS.labels(result).inc()
         REBUILD_SECONDS.observe(self._clock.monotonic() - began)
-        log.info("index.rebuilt", speakers=speakers)
-        return speakers
+        log.info("index.rebuilt", speakers=admitted, done=done)
+        return admitted
 
-    def _rebuild_all(self, token: str, sign: Sign) -> int:
-        stamp = self._index.begin_rebuild(token)
-        self._registrar.announcements.forget()
-        known = set(speaker_ids(self._store))
-        self._index.forget_all_but(known, token)
-        threads = self._settings.rebuild_threads
-        self._for_each(lambda speaker_id: self._rebuild_one(speaker_id, token, sign), known, threads)
-        # What landed since the first listing.
-        self._for_each(lambda speaker_id: self._catch_up(speaker_id, sign), speaker_ids(self._store), threads)
-        self._index.open_gate(stamp, token)
-        return len(known)
+    def _admit_all(self, epoch: int, sign: Sign) -> tuple[int, bool]:
+        """How many were admitted, and whether that was all of them."""
+        admitted = 0
+        for wave in _batches(self._listings(), _ADMITTED_AT_A_TIME * self._settings.rebuild_threads):
+            if self._stop.is_set():
+                return admitted, False
+            admitted += self._admit_wave(wave, epoch)
+            sign()
+            self._look_after_due()
+        self._index.forget_older(self._is_known)
+        self._index.set_complete(epoch)
+        return admitted, True
 
-    def _for_each(
-        self, work: Callable[[SpeakerId], None], speakers: Iterable[SpeakerId], threads: int
-    ) -> None:
+    def _listings(self) -> Iterator[tuple[SpeakerId, Listing]]:
+        """What lies in the bucket, speaker by speaker. Everything is listed twice, because one listing may
+        leave out what is there.
+        """
+        for namespace in filter(is_namespace, self._store.folders("")):
+            prefix = f"{namespace}/v/"
+            for slug, listing in _merged(self._store.listings(prefix), self._store.listings(prefix)):
+                if is_slug(slug):
+                    yield SpeakerId(namespace, slug), listing
+
+    def _admit_wave(self, wave: Sequence[tuple[SpeakerId, Listing]], epoch: int) -> int:
+        unknown = set(self._index.unknown([speaker_id for speaker_id, _ in wave]))
+        left = [(speaker_id, listing) for speaker_id, listing in wave if speaker_id in unknown]
+        some = list(_batches(iter(left), _ADMITTED_AT_A_TIME))
+        self._for_each(partial(self._admit_some, epoch), some, self._settings.rebuild_threads)
+        return len(left)
+
+    def _admit_some(self, epoch: int, some: Sequence[tuple[SpeakerId, Listing]]) -> None:
+        for speaker_id, listing in some:
+            self._safely(partial(self._admit, epoch, listing), speaker_id, otherwise=None)
+
+    def _admit(self, epoch: int, listing: Listing, speaker_id: SpeakerId) -> None:
+        certain = certain_of(self._store, listing)
+        grace = timedelta(seconds=self._settings.deleted_grace_seconds)
+        look = (
+            not certain.complete
+            or self._is_unfinished(speaker_id, certain.speaker)
+            or erasure_due_in(listing, deleted_grace=grace) is not None
+        )
+        listed = listing.taken_at.timestamp()
+        self._index.tell(speaker_id, certain.speaker, epoch=epoch, listed=listed, look=look)
+
+    def _is_unfinished(self, speaker_id: SpeakerId, truth: Speaker) -> bool:
+        """Whether something is still to be made of a speaker, or to be promoted."""
+        indexed = IndexedSpeaker(truth)
+        return self._registrar.promotable(speaker_id, indexed) or any(
+            self._registrar.standing(indexed, version, profile).state == "pending"
+            for version in truth.versions
+            for profile in self._registrar.wanted(version)
+        )
+
+    def _is_known(self, speaker_id: SpeakerId) -> bool:
+        return bool(self._store.list(speaker_id.prefix).objects)
+
+    def _for_each(self, work: Callable[[Item], object], items: Sequence[Item], threads: int) -> None:
         """In any order; in parallel, because each is mostly waiting for the bucket."""
         with ThreadPoolExecutor(threads) as pool:
-            list(pool.map(partial(self._safely, work, otherwise=None), speakers))
-
-    def _rebuild_one(self, speaker_id: SpeakerId, token: str, sign: Sign) -> None:
-        self._index.reset(speaker_id, token)
-        self._catch_up(speaker_id, sign)
-
-    def _catch_up(self, speaker_id: SpeakerId, sign: Sign) -> None:
-        self._index.apply(speaker_id, read_certain(self._store, speaker_id).speaker, rebuilding=True)
-        sign()
+            list(pool.map(work, items))
 
     # -- one speaker
 
@@ -241,7 +289,7 @@ class Housekeeper:
         except ObjectUnavailable as error:
             log.error("speaker.unreadable", speaker=str(speaker_id), error=str(error))
             return otherwise
-        except (Unavailable, RebuildLost):
+        except Unavailable:
             raise
         except Exception:
             log.exception("speaker.skipped", speaker=str(speaker_id))
@@ -274,11 +322,14 @@ class Housekeeper:
 
         Returns when to look again, in seconds; None: all is settled.
         """
+        epoch, listed = self._index.epoch, self._clock.now()
         certain = read_certain(self._store, speaker_id)
         if _artifacts(certain.speaker) - _artifacts(self._index.load(speaker_id).speaker):
             # What is put in force now stays in force, so no earlier one may have been left out.
             certain = read_certain(self._store, speaker_id, listings=2)
-        self._index.apply(speaker_id, certain.speaker)
+        self._index.tell(speaker_id, certain.speaker, epoch=epoch, listed=listed)
+        if self._index.look(speaker_id).census == "pending":
+            take_census(self._store, self._index, speaker_id, self._clock)
         unreadable = self._index.load(speaker_id).speaker.unreadable
         if certain.complete and not unreadable:  # else what looks as if it were missing may be there
             for flight in self._index.load(speaker_id).flights:
@@ -367,12 +418,18 @@ class Housekeeper:
     # -- all speakers
 
     def _sweep_is_due(self) -> bool:
+        """Where it was asked for, or is long ago; and once after a loss of Redis, when all that had been on
+        its way has landed.
+        """
         with unavailable_without_redis():
             swept, asked = cast(list[str | None], self._index.redis.mget(SWEPT, SWEEPS_ASKED))
-        at, _, answered = (swept or "0:").partition(":")
-        ago = self._clock.now() - float(at)
-        by_another_clock = ago < -LONGEST_PUT_OFF_SECONDS  # which has been set back since
-        return answered != (asked or "0") or ago > self._settings.sweep_seconds or by_another_clock
+        at, _, answered = (swept or "0:0").partition(":")
+        if answered != (asked or "0"):
+            return True
+        now, began, settled = self._clock.now(), float(at), self._index.epoch / 100 + WINDOW_SECONDS
+        by_another_clock = began - now > LONGEST_PUT_OFF_SECONDS  # which has been set back since
+        due = max(settled, began + self._settings.sweep_seconds)
+        return by_another_clock or now > due or began < settled < now
 
     def sweep(self, sign: Sign = lambda: None) -> None:
         """Settle every speaker, delete what nobody can reach, forget old jobs. Goes on where one was stopped.
@@ -412,7 +469,7 @@ class Housekeeper:
 
     def _begin_sweep(self) -> _Sweep:
         """Or go on with the one that was begun."""
-        stamp = self._index.server_stamp()
+        stamp = self._index.stamp
         with unavailable_without_redis():
             asked, told = cast(list[str | None], self._index.redis.mget(SWEEPS_ASKED, _SWEEPING))
         begun = _Sweep.model_validate_json(told) if told else None
@@ -484,8 +541,9 @@ class Unreachable:
     certain: tuple[str, ...]
     """Keys of what a fact says is garbage: a tombstone covers it. Data comes before records."""
     presumed: tuple[str, ...]
-    """Keys of what is garbage because something is missing: no record names it, or no other artifact landed
-    earlier. A store that leaves something out of one listing must not make it so.
+    """Keys of what is garbage because something is missing: no record names it, no other artifact landed
+    earlier, or no later census counts it. A store that leaves something out of one listing must not make it
+    so.
     """
     foreign: int
     """How many objects are not ours and stay."""
@@ -507,13 +565,24 @@ def unreachable(
     """
     truth = fold(facts)
     objects = [(stored, parse_key(stored.key)) for stored in listing.objects]
-    recorded = {key.vuid for _, key in objects if isinstance(key, VersionKey)}
-    dead = recorded - {version.vuid for version in truth.versions}
+    versions = [key for _, key in objects if isinstance(key, VersionKey)]
+    recorded = {key.vuid for key in versions}
+    left_out = {
+        key.vuid
+        for key in versions
+        if key.seq > truth.tombstone and not truth.census.counts(key.seq, key.vuid)
+    }
+    dead = recorded - left_out - {version.vuid for version in truth.versions}
     buried_at = max(
         (stored.last_modified for stored, key in objects if _is_tombstone(key, truth.tombstone)), default=None
     )
     forgiven = buried_at is not None and listing.taken_at - buried_at < deleted_grace
     gone = buried_at is not None and not truth.versions
+    # Until then a later census may count what this one leaves out.
+    final = any(
+        _is_census(key, truth.census.seq) and listing.taken_at - stored.last_modified > grace
+        for stored, key in objects
+    )
     data, records, presumed, foreign = [], [], [], 0
     for stored, key in objects:
         old = listing.taken_at - stored.last_modified > grace
@@ -527,10 +596,19 @@ def unreachable(
                 if key.vuid in dead:
                     if not forgiven:
                         data.append(stored.key)
-                elif old and (key.vuid not in recorded or _lost_the_race(key, truth, indexed)):
+                elif (
+                    final
+                    if key.vuid in left_out
+                    else old and (key.vuid not in recorded or _lost_the_race(key, truth, indexed))
+                ):
                     presumed.append(stored.key)
-            case _ if not forgiven and _is_dead_record(key, truth.tombstone):
-                records.append(stored.key)
+            case _ if _is_dead_record(key, truth.tombstone):
+                if not forgiven:
+                    records.append(stored.key)
+            case _ if final and _is_left_out(key, truth.census):
+                presumed.append(stored.key)
+    # Data before records: else what a crash leaves would be nobody's.
+    presumed.sort(key=lambda key: isinstance(parse_key(key), VersionKey | CensusKey))
     return Unreachable((*data, *records), tuple(presumed), foreign)
 
 
@@ -549,6 +627,22 @@ def erasure_due_in(listing: Listing, *, deleted_grace: timedelta) -> float | Non
 def _artifacts(speaker: Speaker) -> set[tuple[str, str]]:
     """(vuid, akey) of all that are in force."""
     return {(version.vuid, akey) for version in speaker.versions for akey in version.artifacts}
+
+
+def _merged(*walks: Iterator[tuple[str, Listing]]) -> Iterator[tuple[str, Listing]]:
+    """Each folder with all that any walk found in it. All come by the same folders in much the same order."""
+    waiting: dict[str, Listing] = {}
+    for step in zip_longest(*walks):
+        for slug, listing in filter(None, step):
+            if slug in waiting:
+                yield slug, together([waiting.pop(slug), listing])
+            else:
+                waiting[slug] = listing
+    yield from waiting.items()
+
+
+def _batches(items: Iterator[Item], size: int) -> Iterator[tuple[Item, ...]]:
+    return iter(lambda: tuple(islice(items, size)), ())
 
 
 def _kind(key: str) -> str:
@@ -575,11 +669,22 @@ def _is_tombstone(key: ParsedKey | None, seq: int) -> bool:
     return isinstance(key, TombstoneFact) and key.seq == seq
 
 
+def _is_census(key: ParsedKey | None, seq: int) -> bool:
+    return isinstance(key, CensusKey) and key.seq == seq
+
+
+def _is_left_out(key: ParsedKey, census: CensusFact) -> bool:
+    """A version that does not count as a census says, or an older census."""
+    if isinstance(key, VersionKey):
+        return not census.counts(key.seq, key.vuid)
+    return isinstance(key, CensusKey) and key.seq < census.seq
+
+
 def _is_dead_record(key: ParsedKey, tombstone: int) -> bool:
     """A version or an alias that the tombstone covers, or an older tombstone. The last one keeps the marks
     for ever.
     """
-    if not isinstance(key, VersionKey | AliasFact | TombstoneFact | NewerRecordKey):
+    if not isinstance(key, VersionKey | CensusKey | AliasFact | TombstoneFact | NewerRecordKey):
         return False
     return key.seq < tombstone or (key.seq == tombstone and not isinstance(key, TombstoneFact))
 

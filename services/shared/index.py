@@ -1,13 +1,17 @@
 """The Redis view of the facts: fast to read, puts writes in order, and may be lost at any time.
 
-Every change is one Lua script (`lua/`), idempotent and order-free, and the same scripts serve requests,
-housekeeping and the rebuild. It is trusted only while the gate is open (`gate`). Knows nothing of the bucket.
+Every change is one Lua script (`lua/`), idempotent and order-free. An index that was begun on a new or
+emptied server (`gate`) knows no speaker: each is *admitted* when it is first needed, or by housekeeping in
+the background, by telling the index all that its facts say. So reads and writes go on at once after a loss.
+How facts are read is the caller's business: `truth` does it.
 """
 
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
+from itertools import islice
 from typing import Any
 
 import redis
@@ -26,7 +30,7 @@ from services.shared.domain import (
 )
 from services.shared.facts import SpeakerId
 from services.shared.gate import BOOT, Gate, GateClosed
-from services.shared.index_reading import Flight, IndexedSpeaker, read_hash, read_look
+from services.shared.index_reading import NOTHING, Flight, IndexedSpeaker, read_hash, read_look
 from services.shared.redis_access import unavailable_without_redis
 from speaker_registry.errors import (
     Conflict,
@@ -65,14 +69,33 @@ store may still be busy with counts."""
 
 LONGEST_PUT_OFF_SECONDS = 600.0
 """No look at a speaker is put off for longer."""
+WINDOW_SECONDS = LANDING_SECONDS + 60
+"""What was reserved before an index was begun may land until then; a minute for clocks that differ."""
+COMPLETE = "sr:complete"
+"""Epoch of the index that every speaker of the bucket was admitted to."""
+_TRIES = 3
+"""The server may be lost again while a speaker is being admitted."""
+
 _LOOKING_SECONDS = 120.0
 """Longer than the scripts ever put off a look, so that every call for one shows while somebody looks."""
+_LIVE, _UNSETTLED, _NOT_COUNTED = 1, 2, 3
 _NOBODY = SpeakerId("no", "speaker")
 """For scripts that are about no speaker."""
 
 
-class RebuildLost(Exception):
-    """Somebody else finished the rebuild or began it anew: nothing is ours to forget any more."""
+class _NotAdmitted(Exception):
+    """The present index does not know the speaker yet."""
+
+
+class EpochOver(Unavailable):
+    """The index was lost while facts were being read for it."""
+
+    def __init__(self) -> None:
+        super().__init__("The index was lost meanwhile; try again.", retry_after_seconds=1)
+
+
+class CensusDue(Exception):
+    """Before a version of this speaker is reserved, a census has to say which older ones count."""
 
 
 class Rivals(Exception):
@@ -136,53 +159,114 @@ class Also:
 class SpeakerIndex(Gate):
     """All that Redis knows of speakers and the jobs' records. Methods raise `GateClosed` or `Unavailable`."""
 
-    def __init__(self, url: str, bucket: str, *, clock: Callable[[], float] = time.time) -> None:
-        """`bucket`: the identity of the bucket whose facts it shows."""
-        super().__init__(url, bucket)
-        self._clock = clock
+    def __init__(
+        self,
+        url: str,
+        bucket: str,
+        truth: Callable[[SpeakerId], Speaker],
+        *,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`bucket`: the identity of the bucket whose facts it shows. `truth`: what these say of a speaker."""
+        super().__init__(url, bucket, clock)
+        self._truth = truth
 
-    # -- the rebuild
+    # -- admitting speakers
 
-    def begin_rebuild(self, token: str) -> str:
-        """From here on only the rebuild of this `token` may forget anything and open the gate.
-
-        Returns what to open it with. Raises `RebuildLost` if it is open.
-        """
-        stamp = self.server_stamp()
-        self._run("begin_rebuild", _NOBODY, rebuilding=True, stamp=stamp, token=token)
-        return stamp
-
-    def open_gate(self, stamp: str, token: str) -> None:
-        """The rebuild is done, if the server is still the one it began on. Raises `RebuildLost`."""
-        self._run("open_gate", _NOBODY, rebuilding=True, stamp=stamp, token=token)
-
-    def reset(self, speaker_id: SpeakerId, token: str) -> None:
-        """Forget what the facts are about to tell again. Raises `RebuildLost`."""
-        self._run("reset", speaker_id, rebuilding=True, token=token)
-
-    def forget_all_but(self, known: Set[SpeakerId], token: str) -> None:
-        """In a rebuild: speakers that the bucket does not know. Raises `RebuildLost`."""
+    def complete(self) -> bool:
+        """Whether every speaker of the bucket has been admitted to this index."""
         with unavailable_without_redis():
-            found = [_id_of(key) for key in self.ungated.scan_iter(f"{_TENANTS}*:v:*", count=1000)]
-        for speaker_id in (one for one in dict.fromkeys(found) if one not in known):
-            self._run("reset", speaker_id, rebuilding=True, token=token, wholly=True)
+            return bool(self.ungated.get(COMPLETE) == str(self.epoch))
 
-    def _run(self, script: str, speaker_id: SpeakerId, *, rebuilding: bool = False, **args: Any) -> Any:
-        keys, parameters = self._keys(speaker_id), self._json(speaker_id, rebuilding, args)
+    def set_complete(self, epoch: int) -> None:
+        """Every speaker of the bucket was admitted in this epoch. Raises `EpochOver`."""
+        self._run("complete", _NOBODY, unknown=True, listed_in=str(epoch))
+
+    def unknown(self, speaker_ids: Sequence[SpeakerId]) -> list[SpeakerId]:
+        """Those that were not admitted to this index yet."""
+        epoch, answers = self.read_epoch(
+            lambda pipeline, _: [pipeline.hget(speaker_key(one), "epoch") for one in speaker_ids]
+        )
+        return [one for one, known in zip(speaker_ids, answers, strict=True) if known != str(epoch)]
+
+    def admit(self, speaker_id: SpeakerId, *, unless_empty: bool = False) -> bool:
+        """Read a speaker's facts, and tell the index all of them. Returns whether there were any.
+
+        Args:
+            unless_empty: leave nothing behind where there are none.
+
+        Raises:
+            EpochOver.
+        """
+        epoch, listed = self.epoch, self._clock()
+        truth = self._truth(speaker_id)
+        if truth.seq > 0 or not unless_empty:
+            self.tell(speaker_id, truth, epoch=epoch, listed=listed, look=True)
+        return truth.seq > 0
+
+    def tell(
+        self, speaker_id: SpeakerId, truth: Speaker, *, epoch: int, listed: float, look: bool = False
+    ) -> None:
+        """Tell the index everything that a speaker's facts say. What it knows already stays as it is; a
+        speaker that it does not know yet is admitted.
+
+        Args:
+            epoch: of the index when the facts were listed, or earlier: what was acknowledged in that epoch
+            may be
+                missing in the listing. listed: when they were, or earlier. look: housekeeping is to look at
+                the speaker, if it is admitted.
+
+        Raises:
+            EpochOver: the index is another one by now. Nothing was told.
+        """
+        told = {"listed_in": str(epoch), "listed": listed, "look": look, **_told(truth)}
+        self._run("tell", speaker_id, unknown=True, **told)
+
+    def forget_older(self, known: Callable[[SpeakerId], bool]) -> int:
+        """Remove what indexes of older epochs have left of speakers that the bucket does not know.
+
+        Returns how many keys that were.
+        """
+        epoch, removed = str(self.epoch), 0
+        with unavailable_without_redis():
+            for keys in _batches(self.ungated.scan_iter(f"{_TENANTS}*", count=1000)):
+                old = [key for key in keys if ":names:" in key and key.split(":")[4] != epoch]
+                hashes = [key for key in keys if ":v:" in key and not known(_id_of(key))]
+                pipeline = self.ungated.pipeline(transaction=False)
+                for key in hashes:
+                    pipeline.hget(key, "epoch")
+                admitted = pipeline.execute()
+                old += [key for key, one in zip(hashes, admitted, strict=True) if one != epoch]
+                removed += len(old)
+                if old:
+                    self.ungated.unlink(*old)
+        return removed
+
+    def _run(self, script: str, speaker_id: SpeakerId, **args: Any) -> Any:
+        """Run a script about a speaker, which is admitted first if this index does not know it yet."""
+        for _ in range(_TRIES):
+            try:
+                return self._run_once(script, speaker_id, args)
+            except _NotAdmitted:
+                with suppress(EpochOver):
+                    self.admit(speaker_id)
+        raise GateClosed
+
+    def _run_once(self, script: str, speaker_id: SpeakerId, args: Mapping[str, Any]) -> Any:
         with tracing.span(f"index.{script}", kind="client"), unavailable_without_redis():
             try:
-                return self.call(script, keys, parameters, rebuilding=rebuilding)
+                return self.call(script, self._keys(speaker_id), self._json(speaker_id, args))
             except redis.ResponseError as error:
                 raise _refusal(error, speaker_id) from error
 
     def _keys(self, speaker_id: SpeakerId) -> list[str]:
         return [speaker_key(speaker_id), BOOT, EVENTS, names_key(speaker_id.namespace), DIRTY]
 
-    def _json(self, speaker_id: SpeakerId, quiet: bool, args: Mapping[str, Any]) -> str:
-        given = {
-            name: value for name, value in args.items() if value is not None
-        }  # Lua's null would count as true
-        return json.dumps({"speaker": str(speaker_id), "now": self._clock(), "quiet": quiet, **given})
+    def _json(self, speaker_id: SpeakerId, args: Mapping[str, Any]) -> str:
+        # Lua's null would count as true.
+        given = {name: value for name, value in args.items() if value is not None}
+        about = {"speaker": str(speaker_id), "now": self._clock(), "window": WINDOW_SECONDS}
+        return json.dumps(about | given)
 
     # -- order
 
@@ -211,12 +295,13 @@ class SpeakerIndex(Gate):
             QuotaExceeded, NamespaceFull, TooManyVersions; VoiceExists: a live speaker may not be
             overwritten; RegistrationInProgress: nor one
             that another request has reserved a place for and may still register; IdempotencyKeyReused;
-            VoiceDamaged; Unavailable: after that, as long as the last attempt may still land.
+            VoiceDamaged; CensusDue; Unavailable: after that, as long as the last attempt may still land.
         """
         return Reservation(
             *self._run(
                 "reserve",
                 speaker_id,
+                new=True,
                 kind="ver",
                 max_speakers=max_speakers,
                 bytes=bytes_to_store,
@@ -233,7 +318,7 @@ class SpeakerIndex(Gate):
 
     def reserve_tombstone(self, speaker_id: SpeakerId, *, unchanged: int | None = None) -> Reservation:
         """Raises `VoiceNotFound`; `AliasMoved` if `unchanged` is not its last seq any more."""
-        return Reservation(*self._run("reserve", speaker_id, kind="del", unchanged=unchanged))
+        return Reservation(*self._run("reserve", speaker_id, new=True, kind="del", unchanged=unchanged))
 
     def reserve_alias(self, speaker_id: SpeakerId, alias: str, *, expected: int | None = None) -> int:
         """For a move by hand. Returns the seq. The move has to be put within `PENDING_MOVE_SECONDS`.
@@ -277,36 +362,28 @@ class SpeakerIndex(Gate):
 
     # -- facts
 
-    def apply_version(
-        self, speaker_id: SpeakerId, seq: int, record: VersionRecord, *, rebuilding: bool = False
-    ) -> bool:
-        """Returns whether it is live."""
-        return bool(
-            self._run(
-                "apply_version",
-                speaker_id,
-                rebuilding=rebuilding,
-                seq=seq,
-                vuid=record.vuid,
-                number=record.number,
-                created_at=record.created_at,
-                key=record.key,
-                record=record.to_json(),
-                idempotency=record.idempotency,
+    def apply_version(self, speaker_id: SpeakerId, seq: int, record: VersionRecord) -> bool:
+        """Returns whether it is live.
+
+        Raises:
+            Unavailable: its place was reserved in an index that was lost since. A census will say whether it
+                counts, so it must not be acknowledged yet.
+        """
+        answer = self._run("apply_version", speaker_id, **_version(seq, record))
+        if answer in {_UNSETTLED, _NOT_COUNTED}:
+            raise Unavailable(
+                "The index was lost while this version was being registered; send the same request again.",
+                retry_after_seconds=1,
             )
-        )
+        return bool(answer == _LIVE)
 
-    def apply_tombstone(
-        self, speaker_id: SpeakerId, seq: int, number: int, created_at: int, *, rebuilding: bool = False
-    ) -> int:
+    def apply_tombstone(self, speaker_id: SpeakerId, seq: int, number: int, created_at: int) -> int:
         """Returns how many versions it killed."""
-        args = {"seq": seq, "number": number, "created_at": created_at}
-        return int(self._run("apply_tombstone", speaker_id, rebuilding=rebuilding, **args))
+        return int(self._run("apply_tombstone", speaker_id, seq=seq, number=number, created_at=created_at))
 
-    def apply_alias(self, speaker_id: SpeakerId, fact: AliasFact, *, rebuilding: bool = False) -> bool:
+    def apply_alias(self, speaker_id: SpeakerId, fact: AliasFact) -> bool:
         """Returns whether it is the last move."""
-        args = _move(fact)
-        return bool(self._run("apply_alias", speaker_id, rebuilding=rebuilding, **args))
+        return bool(self._run("apply_alias", speaker_id, **_move(fact)))
 
     def apply_artifact(
         self,
@@ -319,7 +396,6 @@ class SpeakerIndex(Gate):
         claimed: str = "",
         promotion: AliasFact | None = None,
         alone: str | None = None,
-        rebuilding: bool = False,
     ) -> str | None:
         """Put an artifact in force, end the job that made it, and move the alias that waited for it, all at
         once.
@@ -330,14 +406,7 @@ class SpeakerIndex(Gate):
         winner = self._run(
             "ready",
             speaker_id,
-            rebuilding=rebuilding,
-            vuid=vuid,
-            base=without_build(akey),
-            build=record.build,
-            winner=record.winner,
-            record=record.to_json(),
-            profile=record.profile,
-            fingerprint=record.fingerprint,
+            **_artifact(vuid, akey, record),
             job=job_id,
             claimed=claimed,
             promotion=_move(promotion) if promotion else None,
@@ -357,7 +426,6 @@ class SpeakerIndex(Gate):
         claimed: str = "",
         error: str | None = None,
         canceled: bool = False,
-        rebuilding: bool = False,
     ) -> bool:
         """Record that an extraction was given up, and end its job. Returns whether the version is live.
 
@@ -368,12 +436,7 @@ class SpeakerIndex(Gate):
             self._run(
                 "failed",
                 speaker_id,
-                rebuilding=rebuilding,
-                vuid=vuid,
-                akey=akey,
-                attempt=record.attempt,
-                record=record.to_json(),
-                profile=record.profile,
+                **_failure(vuid, akey, record),
                 job=job_id,
                 claimed=claimed,
                 error=error,
@@ -381,45 +444,23 @@ class SpeakerIndex(Gate):
             )
         )
 
-    def apply_void(self, speaker_id: SpeakerId, fact: VoidFact, *, rebuilding: bool = False) -> bool:
+    def apply_void(self, speaker_id: SpeakerId, fact: VoidFact) -> bool:
         """Let an artifact count no more: its bytes were lost. Returns whether the version is live."""
-        return bool(
-            self._run(
-                "void",
-                speaker_id,
-                rebuilding=rebuilding,
-                vuid=fact.vuid,
-                base=without_build(fact.akey),
-                build=build_of(fact.akey),
-            )
-        )
+        return bool(self._run("void", speaker_id, **_void(fact.vuid, fact.akey)))
 
-    def apply(self, speaker_id: SpeakerId, truth: Speaker, *, rebuilding: bool = False) -> None:
-        """Everything the facts say. What is there already stays as it is."""
-        self._run(
-            "apply_marks",
-            speaker_id,
-            rebuilding=rebuilding,
-            seq=truth.seq,
-            number=truth.number,
-            created_at=truth.created_at,
-            damaged=truth.damaged,
-            unreadable=" ".join(truth.unreadable),
-        )
-        if truth.tombstone:
-            self.apply_tombstone(
-                speaker_id, truth.tombstone, truth.number, truth.created_at, rebuilding=rebuilding
-            )
-        for version in truth.versions:
-            self.apply_version(speaker_id, version.seq, version.record, rebuilding=rebuilding)
-            for akey in version.void:
-                self.apply_void(speaker_id, VoidFact(version.vuid, akey), rebuilding=rebuilding)
-            for akey, artifact in version.artifacts.items():
-                self.apply_artifact(speaker_id, version.vuid, akey, artifact, rebuilding=rebuilding)
-            for akey, failure in version.failures.items():
-                self.apply_failure(speaker_id, version.vuid, akey, failure, rebuilding=rebuilding)
-        for fact in truth.alias_facts.values():
-            self.apply_alias(speaker_id, fact, rebuilding=rebuilding)
+    # -- the census
+
+    def begin_census(self, speaker_id: SpeakerId) -> tuple[int, bytes] | None:
+        """Fix which versions count of those from before this index, if that is still to be said.
+
+        Returns place and body of the fact that has to be put before `end_census`; None where none is due.
+        """
+        found = self._run("census", speaker_id)
+        return (int(found[0]), str(found[1]).encode()) if found else None
+
+    def end_census(self, speaker_id: SpeakerId, high: int) -> None:
+        """Its fact is in the bucket."""
+        self._run("census", speaker_id, put=high)
 
     # -- computing
 
@@ -542,13 +583,26 @@ class SpeakerIndex(Gate):
         return self.load_many([speaker_id])[0]
 
     def load_many(self, speaker_ids: Sequence[SpeakerId]) -> list[IndexedSpeaker]:
-        """Several speakers in one round trip, in the given order."""
-
-        def ask(pipeline: Pipeline) -> None:
-            for speaker_id in speaker_ids:
-                pipeline.hgetall(speaker_key(speaker_id))
-
-        return [read_hash(fields) for fields in self.read(ask)]
+        """Several speakers in one round trip, in the given order. Those not known yet are admitted first."""
+        nothing: set[SpeakerId] = set()
+        for _ in range(_TRIES):
+            epoch, (complete, *hashes) = self.read_epoch(lambda pipeline, _: _ask_for(pipeline, speaker_ids))
+            known = [fields.get("epoch") == str(epoch) for fields in hashes]
+            absent = {
+                one: fields
+                for one, fields, is_known in zip(speaker_ids, hashes, known, strict=True)
+                if not is_known and one not in nothing and (fields or complete != str(epoch))
+            }
+            if not absent:
+                return [
+                    read_hash(fields) if is_known else NOTHING
+                    for fields, is_known in zip(hashes, known, strict=True)
+                ]
+            with suppress(EpochOver):
+                nothing.update(
+                    one for one, fields in absent.items() if not self.admit(one, unless_empty=not fields)
+                )
+        raise GateClosed
 
     def look(self, speaker_id: SpeakerId, also: Also | None = None) -> IndexedSpeaker:
         """One consistent look at what answers need of a speaker. It costs the same with one version and
@@ -557,33 +611,65 @@ class SpeakerIndex(Gate):
         The speaker has its marks and aliases, and of its versions the oldest, the newest, those that aliases
         point to, and those that `also` names.
         """
-        return read_look(self._run("look", speaker_id, **(also.arguments if also else {})))
+        arguments = also.arguments if also else {}
+        for _ in range(_TRIES):
+            try:
+                return read_look(self._run_once("look", speaker_id, {"unknown": True, **arguments}))
+            except _NotAdmitted:
+                with suppress(EpochOver):
+                    if not self.admit(speaker_id, unless_empty=True):
+                        return NOTHING
+        raise GateClosed
 
     def look_many(self, speaker_ids: Sequence[SpeakerId]) -> list[IndexedSpeaker]:
         """The same of several speakers, in the given order."""
 
         def ask(pipeline: Pipeline) -> None:
             for speaker_id in speaker_ids:
-                self.queue(pipeline, "look", self._keys(speaker_id), self._json(speaker_id, True, {}))
+                parameters = self._json(speaker_id, {"unknown": True})
+                self.queue(pipeline, "look", self._keys(speaker_id), parameters)
 
-        return [read_look(answer) for answer in self.read(ask)]
+        try:
+            return [read_look(answer) for answer in self.read(ask)]
+        except redis.ResponseError as error:
+            if not isinstance(_refusal(error, _NOBODY), _NotAdmitted):
+                raise
+            return [self.look(speaker_id) for speaker_id in speaker_ids]
 
     def usage(self, namespace: str) -> tuple[int, int]:
-        """How many live speakers a namespace has, and the bytes their versions were uploaded with."""
-        names = names_key(namespace)
+        """How many live speakers a namespace has, and the bytes their versions were uploaded with.
 
-        def ask(pipeline: Pipeline) -> None:
+        Raises `GateClosed` until all speakers have been admitted.
+        """
+
+        def ask(pipeline: Pipeline, epoch: int) -> None:
+            names = f"{names_key(namespace)}:{epoch}"
+            pipeline.get(COMPLETE)
             pipeline.zcard(names)
             pipeline.get(f"{names}:bytes")
 
-        speakers, stored = self.read(ask)
+        speakers, stored = self._of_complete(ask)
         return int(speakers), int(stored or 0)
 
     def names(self, namespace: str, *, after: str = "", limit: int) -> list[str]:
-        """Keys of live speakers, sorted, from the one after `after`."""
+        """Keys of live speakers, sorted, from the one after `after`.
+
+        Raises `GateClosed` until all speakers have been admitted.
+        """
         start = f"({after}" if after else "-"
-        (keys,) = self.read(lambda pipeline: pipeline.zrangebylex(names_key(namespace), start, "+", 0, limit))
+
+        def ask(pipeline: Pipeline, epoch: int) -> None:
+            pipeline.get(COMPLETE)
+            pipeline.zrangebylex(f"{names_key(namespace)}:{epoch}", start, "+", 0, limit)
+
+        (keys,) = self._of_complete(ask)
         return list(keys)
+
+    def _of_complete(self, ask: Callable[[Pipeline, int], None]) -> list[Any]:
+        epoch, (complete, *answers) = self.read_epoch(ask)
+        if complete != str(epoch):
+            raise GateClosed
+        return answers
 
     def due(self, limit: int) -> Iterator[tuple[SpeakerId, float]]:
         """Speakers that housekeeping is to look at now, each with what `look_again` wants to know as `seen`.
@@ -614,8 +700,84 @@ class SpeakerIndex(Gate):
 
         Returns the next look's `seen`; None if there is none or it is not ours to put off.
         """
-        score = self._run("look_again", speaker_id, seconds=seconds, seen=seen)
+        score = self._run("look_again", speaker_id, unknown=True, seconds=seconds, seen=seen)
         return float(score) if score else None
+
+
+def _batches(keys: Iterator[str]) -> Iterator[tuple[str, ...]]:
+    return iter(lambda: tuple(islice(keys, 1000)), ())
+
+
+def _ask_for(pipeline: Pipeline, speaker_ids: Iterable[SpeakerId]) -> None:
+    pipeline.get(COMPLETE)
+    for speaker_id in speaker_ids:
+        pipeline.hgetall(speaker_key(speaker_id))
+
+
+def _told(truth: Speaker) -> dict[str, Any]:
+    """All that the facts say of a speaker, as `lua/tell.lua` reads it."""
+    census = truth.census
+    marks = {"seq": truth.seq, "number": truth.number, "created_at": truth.created_at}
+    artifacts = [
+        _artifact(version.vuid, akey, record)
+        for version in truth.versions
+        for akey, record in version.artifacts.items()
+    ]
+    failures = [
+        _failure(version.vuid, akey, record)
+        for version in truth.versions
+        for akey, record in version.failures.items()
+    ]
+    return {
+        "marks": marks,
+        "damaged": truth.damaged,
+        "unreadable": " ".join(truth.unreadable),
+        "census": {"high": census.seq, "vuids": sorted(census.vuids)} if census.seq else None,
+        "tombstone": marks | {"seq": truth.tombstone} if truth.tombstone else None,
+        "versions": [_version(version.seq, version.record) for version in truth.versions],
+        "void": [_void(version.vuid, akey) for version in truth.versions for akey in version.void],
+        "artifacts": artifacts,
+        "failures": failures,
+        "moves": [_move(fact) for fact in truth.alias_facts.values()],
+    }
+
+
+def _version(seq: int, record: VersionRecord) -> dict[str, Any]:
+    return {
+        "seq": seq,
+        "vuid": record.vuid,
+        "number": record.number,
+        "created_at": record.created_at,
+        "key": record.key,
+        "record": record.to_json(),
+        **({"idempotency": record.idempotency} if record.idempotency else {}),
+    }
+
+
+def _artifact(vuid: str, akey: str, record: ArtifactRecord) -> dict[str, Any]:
+    return {
+        "vuid": vuid,
+        "base": without_build(akey),
+        "build": record.build,
+        "winner": record.winner,
+        "record": record.to_json(),
+        "profile": record.profile,
+        "fingerprint": record.fingerprint,
+    }
+
+
+def _failure(vuid: str, akey: str, record: FailureRecord) -> dict[str, Any]:
+    return {
+        "vuid": vuid,
+        "akey": akey,
+        "attempt": record.attempt,
+        "record": record.to_json(),
+        "profile": record.profile,
+    }
+
+
+def _void(vuid: str, akey: str) -> dict[str, Any]:
+    return {"vuid": vuid, "base": without_build(akey), "build": build_of(akey)}
 
 
 def _move(fact: AliasFact) -> dict[str, Any]:
@@ -669,7 +831,9 @@ def _refusal(error: redis.ResponseError, speaker_id: SpeakerId) -> Exception:
     """What a script's error reply means to a caller; the error itself if it is none of ours."""
     ours: dict[str, Exception] = {
         "GATE": GateClosed(),
-        "LOST": RebuildLost(),
+        "ABSENT": _NotAdmitted(),
+        "EPOCH": EpochOver(),
+        "CENSUS": CensusDue(),
         "RIVALS": Rivals(),
         "QUOTA": QuotaExceeded("Uploaded voice limit reached."),
         "VERSIONS": TooManyVersions("The voice has as many versions as it may have."),

@@ -4,7 +4,7 @@ it.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from services.shared.domain import (
     AliasFact,
@@ -16,6 +16,11 @@ from services.shared.domain import (
     aliases_in_force,
     in_order,
 )
+
+CensusState = Literal["settled", "due", "pending"]
+"""`due`: a census has to be taken before a version is registered, or one from before the index acknowledged.
+`pending`: one was begun, and its fact may not be in the bucket yet.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +45,8 @@ class IndexedSpeaker:
     """Seq of the last delete that was begun: what is not behind it may be gone any moment."""
     left_out: int = 0
     """Live versions that were not read, and so are not among the speaker's."""
+    census: CensusState = "settled"
+    """Only a look tells it."""
 
     @property
     def version_count(self) -> int:
@@ -60,6 +67,10 @@ class IndexedSpeaker:
             ),
             None,
         )
+
+
+NOTHING = IndexedSpeaker(Speaker())
+"""Of a name that was never used."""
 
 
 def read_hash(fields: Mapping[str, str]) -> IndexedSpeaker:
@@ -87,9 +98,9 @@ def read_hash(fields: Mapping[str, str]) -> IndexedSpeaker:
 
 def read_look(answer: Sequence[Any]) -> IndexedSpeaker:
     """What `lua/look.lua` answers, as values."""
-    count, *fields = answer
+    count, census, *fields = answer
     indexed = read_hash(dict(zip(fields[::2], fields[1::2], strict=True)))
-    return replace(indexed, left_out=int(count) - len(indexed.speaker.versions))
+    return replace(indexed, left_out=int(count) - len(indexed.speaker.versions), census=census)
 
 
 def _versions(by_kind: Mapping[str, Mapping[str, str]]) -> Iterator[SpeakerVersion]:

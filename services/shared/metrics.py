@@ -137,7 +137,13 @@ WORKER_BEAT = _gauge("worker_last_beat_timestamp_seconds", "When the worker last
 # -- what all API processes see alike, asked of Redis at every scrape
 
 REDIS_UP = _asked("redis_up", "1: Redis answered this scrape. 0: what it knows is missing.")
-GATE_OPEN = _asked("index_gate_open", "1: the index is trusted. 0: it is being rebuilt, and writes wait.")
+GATE_OPEN = _asked(
+    "index_gate_open", "1: the index can be used. 0: Redis does not accept one, and writes wait."
+)
+INDEX_COMPLETE = _asked(
+    "index_complete",
+    "1: the index knows every voice. 0: it is being rebuilt; lists are read from the bucket meanwhile.",
+)
 QUEUE_DEPTH = _asked(
     "queue_depth",
     "Jobs in a profile's queue. state: queued, moving (taken, not started yet), running.",
@@ -174,11 +180,11 @@ STORE_SECONDS = _histogram(
 )
 REBUILDS = _counter(
     "index_rebuilds",
-    "Rebuilds of the index. result: done, lost (another process finished it), failed.",
+    "Rebuilds of the index. result: done, stopped (the process ended), lost (Redis was lost again), failed.",
     "result",
-    known=("done", "lost", "failed"),
+    known=("done", "stopped", "lost", "failed"),
 )
-REBUILDING = _gauge("index_rebuilding", "1 while this process rebuilds the index.")
+REBUILDING = _gauge("index_rebuilding", "1 while this process reads the voices that the index does not know.")
 REBUILD_SECONDS = _histogram("index_rebuild_seconds", "Rebuilds of the index that were done.", buckets=_SLOW)
 LAST_SWEEP = _asked(
     "last_sweep_timestamp_seconds", "When the last sweep of all voices began that was finished; 0: none was."

@@ -16,6 +16,7 @@ from services.shared.bucket import StoreUnreachable, describe
 from services.shared.bucket_place import check_place
 from services.shared.clock import Clock
 from services.shared.dispatch import RqDispatcher
+from services.shared.facts import truth_of
 from services.shared.identity import bucket_identity
 from services.shared.index import SpeakerIndex
 from services.shared.profiles import ProfileCatalogue
@@ -40,7 +41,7 @@ def open_registrar(store_settings: StoreSettings, settings: RegistrySettings) ->
     """
     clock = Clock()
     store, identity = _patiently(partial(_open_bucket, store_settings, clock), store_settings, clock)
-    index = SpeakerIndex(settings.redis_address, identity, clock=clock.now)
+    index = SpeakerIndex(settings.redis_address, identity, truth_of(store), clock=clock.now)
     return Registrar(
         store=store,
         index=index,

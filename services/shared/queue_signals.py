@@ -43,6 +43,7 @@ class _Queue:
 @dataclass(frozen=True, slots=True)
 class _Answer:
     gate_open: bool
+    index_complete: bool
     queues: Mapping[str, _Queue]
     """By profile."""
     waiting_since: Mapping[str, datetime]
@@ -100,6 +101,7 @@ class RedisSignals(Collector):
         queues, quarantined, persistence, swept = self._lengths()
         return _Answer(
             gate_open=self._registrar.index.gate_open(),
+            index_complete=self._registrar.index.complete(),
             queues=queues,
             waiting_since=self._waiting_since(queues),
             workers=self._registrar.announcements.workers_of(queues),
@@ -159,6 +161,7 @@ def _append_log_ok(persistence: Mapping[str, Any]) -> bool | None:
 
 def _families(answer: _Answer) -> Iterator[GaugeMetricFamily]:
     yield _single(metrics.GATE_OPEN, answer.gate_open)
+    yield _single(metrics.INDEX_COMPLETE, answer.index_complete)
     yield _single(metrics.QUARANTINED, answer.quarantined)
     yield _single(metrics.LAST_SWEEP, answer.swept_at)
     if answer.append_log_ok is not None:

@@ -507,6 +507,10 @@ class Registrar:
         log.info("promotion.put_off", speaker=str(speaker_id))
         return None
 
+    def promotable(self, speaker_id: SpeakerId, indexed: IndexedSpeaker) -> bool:
+        """Whether `default` is to be moved."""
+        return self._heir(speaker_id, indexed, None) is not None
+
     def _heir(
         self, speaker_id: SpeakerId, indexed: IndexedSpeaker, completing: tuple[str, str] | None
     ) -> "_Heir | None":

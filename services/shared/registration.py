@@ -7,6 +7,7 @@ encoder.
 
 import hashlib
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,6 +16,7 @@ import numpy as np
 import structlog
 
 from services.shared.audio import DecodedClip
+from services.shared.census import take_census
 from services.shared.domain import (
     GIVEN_FINGERPRINT,
     ArtifactRecord,
@@ -25,7 +27,16 @@ from services.shared.domain import (
     given_key,
 )
 from services.shared.facts import SpeakerId
-from services.shared.index import COMMIT_SECONDS, Also, NamespaceFull, TooManyVersions, key_reused
+from services.shared.gate import GateClosed
+from services.shared.index import (
+    COMMIT_SECONDS,
+    Also,
+    CensusDue,
+    NamespaceFull,
+    Reservation,
+    TooManyVersions,
+    key_reused,
+)
 from services.shared.index_reading import IndexedSpeaker
 from services.shared.packaging import package
 from services.shared.profiles import Profile, ProfileCatalogue
@@ -42,6 +53,9 @@ from speaker_registry.errors import (
 from speaker_registry.names import SpeakerName
 
 log = structlog.get_logger()
+
+_TRIES = 3
+"""To take a census: Redis may be lost again meanwhile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,7 +172,7 @@ class _Registration:
         """The version this request made before: by its Idempotency-Key, or because the newest one is just
         this.
         """
-        indexed = self._registrar.index.look(self._id, Also(idempotency=self._idempotency))
+        indexed = self._settled()
         for version in reversed(indexed.speaker.versions):
             if version.seq < indexed.deleting:
                 return None  # whoever wants it now must not lose it to a delete from before
@@ -171,23 +185,43 @@ class _Registration:
             return Registered(indexed, version, False, _jobs_of(indexed, version))
         return None
 
+    def _settled(self) -> IndexedSpeaker:
+        """The speaker as the index knows it, once it is certain which of its versions count."""
+        for _ in range(_TRIES):
+            indexed = self._registrar.index.look(self._id, Also(idempotency=self._idempotency))
+            if indexed.census == "settled":
+                return indexed
+            self._take_census()
+        raise GateClosed
+
+    def _take_census(self) -> None:
+        take_census(self._registrar.store, self._registrar.index, self._id, self._clock)
+
+    def _reserve(self, bytes_to_store: int) -> Reservation:
+        settings = self._registrar.settings
+        for _ in range(_TRIES):
+            with suppress(CensusDue):
+                return self._registrar.index.reserve_version(
+                    self._id,
+                    max_speakers=settings.max_uploaded,
+                    immutable=settings.registration_policy == "immutable",
+                    bytes_to_store=bytes_to_store,
+                    max_stored_bytes=settings.max_stored_bytes,
+                    max_versions=settings.max_versions,
+                    vuid=self._vuid,
+                    request=self._request,
+                    idempotency=self._idempotency,
+                )
+            self._take_census()
+        raise GateClosed
+
     def reserve(self, source_bytes: int) -> None:
         """`source_bytes`: of the clip or embedding. The texts count too, since Redis holds them."""
         settings, upload = self._registrar.settings, self._upload
         texts = (upload.name.name, upload.consent, upload.ref_text, upload.description)
         bytes_to_store = source_bytes + sum(len(text.encode()) for text in texts if text)
         try:
-            self._place = self._registrar.index.reserve_version(
-                self._id,
-                max_speakers=settings.max_uploaded,
-                immutable=settings.registration_policy == "immutable",
-                bytes_to_store=bytes_to_store,
-                max_stored_bytes=settings.max_stored_bytes,
-                max_versions=settings.max_versions,
-                vuid=self._vuid,
-                request=self._request,
-                idempotency=self._idempotency,
-            )
+            self._place = self._reserve(bytes_to_store)
         except TooManyVersions:
             raise QuotaExceeded(
                 f"Voice '{upload.name.name}' has {settings.max_versions} versions, which is as many as "

@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from itertools import islice
 from time import perf_counter
 from typing import Protocol
 from uuid import uuid4
@@ -117,6 +118,12 @@ class Store(Protocol):
         """Everything under a prefix, including what was put a moment ago."""
         ...
 
+    def listings(self, prefix: str) -> Iterator[tuple[str, Listing]]:
+        """Everything under a prefix, folder by folder: the name of each immediate folder, in no order,
+        and what is in it. One request serves many folders.
+        """
+        ...
+
     def folders(self, prefix: str) -> builtins.list[str]:
         """Names of the immediate folders under a prefix that hold anything."""
         ...
@@ -210,7 +217,31 @@ class ObjectStore:
             self._check_folder()
             taken_at = self._clock()
             found = [one for one in self._found(prefix) if prefix or not one.key.startswith(".")]
-        return Listing(tuple(sorted(found, key=lambda stored: stored.key)), taken_at)
+        return _listing(found, taken_at)
+
+    def listings(self, prefix: str) -> Iterator[tuple[str, Listing]]:
+        check_prefix(prefix)
+        with self._translating("list"):
+            self._check_folder()
+            taken_at = self._clock()
+        found: builtins.list[StoredObject] = []
+        for stored in self._in_portions(self._found(prefix)):
+            # A folder's objects follow one another: a bucket sorts keys, and a folder is walked depth first.
+            if found and _folder_of(stored.key, prefix) != _folder_of(found[0].key, prefix):
+                yield _folder_of(found[0].key, prefix), _listing(found, taken_at)
+                found = []
+            found.append(stored)
+        if found:
+            yield _folder_of(found[0].key, prefix), _listing(found, taken_at)
+
+    def _in_portions(self, found: Iterator[StoredObject]) -> Iterator[StoredObject]:
+        """The same, asked for 1,000 at a time: each portion may fail."""
+        while True:
+            with self._translating("list"):
+                portion = builtins.list(islice(found, 1000))
+            if not portion:
+                return
+            yield from portion
 
     def _found(self, prefix: str) -> Iterator[StoredObject]:
         if self._folder:
@@ -306,6 +337,15 @@ class ObjectStore:
         if self._folder:
             return self._folder.is_there()
         return "<Code>NoSuchKey</Code>" in str(error)
+
+
+def _listing(found: Iterable[StoredObject], taken_at: datetime) -> Listing:
+    return Listing(tuple(sorted(found, key=lambda stored: stored.key)), taken_at)
+
+
+def _folder_of(key: str, prefix: str) -> str:
+    """The immediate folder under a prefix that a key is in; empty where it is in none."""
+    return key[len(prefix) :].rpartition("/")[0].partition("/")[0]
 
 
 def check_key(key: str) -> str:

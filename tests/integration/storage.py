@@ -20,10 +20,10 @@ from services.shared.clock import Clock
 from services.shared.dispatch import RqDispatcher
 from services.shared.domain import Speaker
 from services.shared.durable_folder import DurableFolder
-from services.shared.facts import SpeakerId, read_speaker
+from services.shared.facts import SpeakerId, read_speaker, truth_of
 from services.shared.housekeeping import Housekeeper
 from services.shared.identity import bucket_identity
-from services.shared.index import DIRTY, SpeakerIndex
+from services.shared.index import DIRTY, WINDOW_SECONDS, SpeakerIndex
 from services.shared.jobs import JobRecord, Jobs
 from services.shared.opening import open_queue_connection
 from services.shared.profiles import ProfileCatalogue
@@ -104,6 +104,9 @@ class BorderedStore(ObjectStore):
     def list(self, prefix: str) -> Any:
         return self._cross(lambda: super(BorderedStore, self).list(prefix))
 
+    def listings(self, prefix: str) -> Any:
+        return self._cross(lambda: super(BorderedStore, self).listings(prefix))
+
     def folders(self, prefix: str) -> Any:
         return self._cross(lambda: super(BorderedStore, self).folders(prefix))
 
@@ -139,12 +142,12 @@ def put_at_border(client: redis.Redis, border: Border) -> None:
         made = pipeline(*arguments, **options)
         run = made.execute
 
-        def execute_pipeline() -> Any:
+        def execute_pipeline(**options: Any) -> Any:
             commands = list(made.command_stack)  # gone once it has run
 
             def do() -> Any:
                 made.command_stack = list(commands)
-                return run()
+                return run(**options)
 
             return border.cross(do, redis.ConnectionError("cut"))
 
@@ -172,7 +175,7 @@ class Storage:
         )
         self.store.border = self.border
         identity = bucket_identity(self.store, self.clock)
-        self.index = SpeakerIndex(redis_url, identity, clock=self.clock.now)
+        self.index = SpeakerIndex(redis_url, identity, truth_of(self.store), clock=self.clock.now)
         put_at_border(self.index.redis, self.border)
         put_at_border(self.index.ungated, self.border)
         dispatcher = BorderedDispatcher(open_queue_connection(given), job_seconds=60)
@@ -193,6 +196,9 @@ class Storage:
     def __enter__(self) -> Self:
         for script in self.index._scripts.values():  # else the first use of each makes calls of its own
             self.raw.script_load(script.script)
+        self.clock.ahead = -2 * WINDOW_SECONDS  # nothing that was reserved before it can land any more
+        self.index.open()
+        self.clock.ahead = 0.0
         self.housekeeper.rebuild()
         self.announce(FINGERPRINT)
         self.housekeeper.turn()  # the sweep that this asks for: it would settle whatever tests leave open

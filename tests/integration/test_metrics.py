@@ -129,7 +129,12 @@ def test_after_a_known_scenario_the_counts_are_exact(registry: RegistryProcesses
     }
     failures = {("missing",): 1, ("damaged",): 1, ("record",): 0}
     assert api.series("registry_integrity_failures_total") == failures
-    assert api.series("registry_index_rebuilds_total") == {("done",): 1, ("lost",): 0, ("failed",): 0}
+    assert api.series("registry_index_rebuilds_total") == {
+        ("done",): 1,
+        ("stopped",): 0,
+        ("lost",): 0,
+        ("failed",): 0,
+    }
     assert api.value("registry_index_rebuild_seconds_count") == 1
     # The probe at the start asks for what is not there: before it puts anything, and after it deleted it.
     assert api.value("registry_store_seconds_count", op="get", result="missing") == 2 * PROBED + 1

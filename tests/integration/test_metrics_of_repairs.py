@@ -9,7 +9,7 @@ import pytest
 from redis import Redis
 
 from services.extractor_worker.batch_worker import BatchWorker
-from services.shared.index import RebuildLost
+from services.shared.index import EpochOver
 from services.shared.metrics import REGISTRY
 from services.shared.queue import RETRIES, SafeJob, SafeQueue, enqueue, queue_name
 from services.shared.queue_maintenance import reap
@@ -174,31 +174,31 @@ def test_a_record_that_cannot_be_read_is_an_integrity_failure(storage: Storage, 
 
 
 def test_whether_a_rebuild_is_under_way_is_shown(storage: Storage, monkeypatch: pytest.MonkeyPatch):
-    """While one is, a closed gate wakes nobody."""
-    shown, open_gate = [], storage.index.open_gate
+    """Lists are slow, or refused, as long as one is."""
+    shown, set_complete = [], storage.index.set_complete
 
-    def look(*arguments: str) -> None:
+    def look(epoch: int) -> None:
         shown.append(REGISTRY.get_sample_value("registry_index_rebuilding"))
-        open_gate(*arguments)
+        set_complete(epoch)
 
-    monkeypatch.setattr(storage.index, "open_gate", look)
+    monkeypatch.setattr(storage.index, "set_complete", look)
     storage.raw.delete("sr:boot")
     storage.housekeeper.turn()
     assert (shown, REGISTRY.get_sample_value("registry_index_rebuilding")) == ([1], 0)
 
 
 def test_rebuilds_are_counted_by_their_end(storage: Storage, monkeypatch: pytest.MonkeyPatch):
-    """One after another that fails keeps the gate closed."""
+    """One after another that fails leaves lists to be read from the bucket."""
     storage.raw.delete("sr:boot")
     with counted(REBUILDS, result="done") as done:
         storage.housekeeper.turn()
-    for error, end in ((RebuildLost(), "lost"), (Unavailable("gone"), "failed")):
+    for error, end in ((EpochOver(), "lost"), (Unavailable("gone"), "failed")):
         storage.raw.delete("sr:boot")
 
         def fail(*_: object, error: Exception = error) -> None:
             raise error
 
-        monkeypatch.setattr(storage.index, "open_gate", fail)
+        monkeypatch.setattr(storage.index, "set_complete", fail)
         with counted(REBUILDS, result=end) as rise, suppress(Unavailable):
             storage.housekeeper.turn()
         assert rise == [1]

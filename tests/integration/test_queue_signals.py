@@ -37,12 +37,21 @@ def samples(signals: RedisSignals) -> dict[tuple[str, ...], float]:
     }
 
 
-def test_a_closed_gate_is_shown_as_one(storage: Storage, signals: RedisSignals):
-    """Redis is up, and yet nobody can register anything."""
-    assert samples(signals)["registry_index_gate_open",] == 1
+def test_an_index_that_knows_not_every_voice_is_shown_as_one(storage: Storage, signals: RedisSignals):
+    """Redis is up, and lists are slow or refused."""
+    assert samples(signals)["registry_index_complete",] == 1
     storage.raw.delete("sr:boot")
     shown = samples(signals)
-    assert (shown["registry_redis_up",], shown["registry_index_gate_open",]) == (1, 0)
+    assert (shown["registry_redis_up",], shown["registry_index_gate_open",]) == (1, 1)
+    assert shown["registry_index_complete",] == 0
+    storage.housekeeper.turn()
+    assert samples(signals)["registry_index_complete",] == 1
+
+
+def test_a_redis_of_another_registry_is_shown_as_a_closed_gate(storage: Storage, signals: RedisSignals):
+    """Redis is up, and yet nobody can register anything."""
+    storage.raw.set("sr:boot", "some run/another bucket/3/1")
+    assert samples(signals)["registry_index_gate_open",] == 0
 
 
 def test_which_profiles_every_voice_must_have_is_shown_also_without_redis(

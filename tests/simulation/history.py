@@ -109,6 +109,7 @@ class History:
         world = self.world
         if world.happens("redis_is_replaced"):
             world.replace_server(roll_back=world.random.random() < 0.5)
+            self._slow_down_uploads()
         if world.happens("somebody_litters"):
             world.litter.add(litter(world.random, world.truth))
         if world.happens("object_is_cursed"):
@@ -122,6 +123,12 @@ class History:
             among = ours if ours and world.random.random() < 0.5 else world.actors
             world.random.choice(among).asleep_until = world.time + seconds
 
+    def _slow_down_uploads(self) -> None:
+        """Half of the uploads on their way go on only after others of the same voice have come and gone."""
+        for actor in self.world.actors:
+            if actor.name.startswith("upload") and self.world.random.random() < 0.5:
+                actor.asleep_until = self.world.time + self.world.random.uniform(5, 400)
+
     def _curse(self) -> None:
         """Nobody can read one of the objects any more. Deleting it is possible."""
         world = self.world
@@ -134,7 +141,7 @@ class History:
 
     def _step_one(self) -> None:
         awake = [actor for actor in self.world.actors if actor.asleep_until <= self.world.time]
-        if self.world.random.random() < 0.3:  # else a rebuild would take most of the history
+        if self.world.random.random() < 0.5:  # else a rebuild would take most of the history
             awake = [actor for actor in awake if actor.name.startswith("house")] or awake
         if awake:
             self.world.step(self.world.random.choice(awake))

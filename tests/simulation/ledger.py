@@ -51,6 +51,8 @@ class Ledger:
     """By vuid, in the order of the answers."""
     answers: dict[str, Acknowledged] = field(default_factory=dict)
     """Idempotency key -> its last answer."""
+    numbered: dict[tuple[SpeakerId, int], SpeakerVersion] = field(default_factory=dict)
+    """The version that was acknowledged first under a number of its speaker."""
     moved_by_hand: set[str] = field(default_factory=set)
     """vuids that somebody tried to make the default."""
 
@@ -97,6 +99,9 @@ class Ledger:
         if key is not None:
             self._check_repeat(key, answer)
             self.answers[key] = answer
+        promised = self.numbered.setdefault((answer.author.speaker_id, version.number), version)
+        if promised.vuid != version.vuid:
+            raise Violation(f"number {version.number} is {promised.vuid}, and now {version.vuid}")
         if version.vuid not in self.acknowledged:
             for old, *_ in self.acknowledged.values():
                 if old.author.speaker_id == answer.author.speaker_id:

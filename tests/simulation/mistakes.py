@@ -5,7 +5,7 @@ Each is a mistake that somebody could make in good faith, and what each breaks d
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -36,8 +36,8 @@ class Mistake:
 class Trusting(SimulatedIndex):
     """Takes whatever server answers for the one that the index was built on."""
 
-    def _stamp_of(self, info: Any) -> str:
-        return "some server"
+    def _prefix_of(self, info: Any) -> str:
+        return f"some server/{super()._prefix_of(info).partition('/')[2]}"
 
 
 def rewritten(script: str, right: str, wrong: str) -> type[SimulatedIndex]:
@@ -52,6 +52,13 @@ def rewritten(script: str, right: str, wrong: str) -> type[SimulatedIndex]:
             self._scripts[script] = self.redis.register_script(text.replace(right, wrong))
 
     return Rewritten
+
+
+class TakesNoCensus(rewritten("reserve", "if known and census_due()", "if false")):  # type: ignore[misc]
+    """Gives numbers out again while those who had them before a loss of Redis may still use them."""
+
+    def load_many(self, speaker_ids: Sequence[SpeakerId]) -> list[IndexedSpeaker]:
+        return [replace(indexed, census="settled") for indexed in super().load_many(speaker_ids)]
 
 
 class NeverReadsFactsAgain(SimulatedHousekeeper):
@@ -171,22 +178,39 @@ MISTAKES = {
     "a worker writes the version": Mistake(Parts(publisher=WritesTheVersionAgain)),
     "a delete leaves no fact": Mistake(Parts(registrar=DeletesInTheIndexOnly)),
     "a late version comes back from the dead": Mistake(
-        Parts(index=rewritten("apply_version", "if a.seq <= mark('tomb') then return 0 end", ""))
+        Parts(index=rewritten("apply_version", "  if v.seq <= mark('tomb') then return 0 end\n", ""))
     ),
     "the last artifact wins": Mistake(
         Parts(
             publisher=LooksAtNobody,
-            index=rewritten("ready", "if not current then", "if true then a.alone = nil"),
+            index=rewritten(
+                "ready",
+                "  if not current then\n    local begun",
+                "  if true then alone = nil\n    local begun",
+            ),
         )
     ),
     "two may extract the same": Mistake(
         Parts(index=rewritten("claim", "  if flight then", "  if false then"))
     ),
     "an artifact is put in force after the delete": Mistake(
-        Parts(index=rewritten("ready", "if not live(a.vuid) then return 'dead' end", "")),
+        Parts(index=rewritten("ready", "if not live(r.vuid) then return 'dead' end", "")),
+    ),
+    "numbers are given out again": Mistake(Parts(index=TakesNoCensus)),
+    "what the census may not count is acknowledged": Mistake(
+        Parts(index=rewritten("apply_version", "v.seq > epoch and 1 or 2", "1"))
+    ),
+    "what the census does not count is told": Mistake(
+        Parts(index=rewritten("apply_version", "if not counts(v.seq, v.vuid) then return 3 end", ""))
+    ),
+    "facts that were listed before a loss are told after it": Mistake(
+        Parts(index=rewritten("tell", "if a.listed_in ~= epoch_text", "if false"))
+    ),
+    "who is not admitted yet is new": Mistake(
+        Parts(index=rewritten("reserve", "if not new or unsettled(a.now)", "if false"))
     ),
     "a reserved place is not exclusive": Mistake(
-        Parts(index=rewritten("reserve", "if taken.seq > math.max(mark('tomb'), base)", "if false"))
+        Parts(index=rewritten("reserve", "if taken.seq > math.max(mark('tomb'), epoch)", "if false"))
     ),
     "times of creation follow the clock": Mistake(
         Parts(index=rewritten("reserve", "math.max(math.floor(a.now), created_at + 1)", "math.floor(a.now)"))

@@ -5,7 +5,7 @@ What leaves the process pauses first, and may fail there. Knows how the real obj
 what is done with them.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, Protocol
 
@@ -13,7 +13,7 @@ import redis
 
 from services.shared.announcements import Announcements
 from services.shared.clock import Clock
-from services.shared.facts import SpeakerId
+from services.shared.facts import SpeakerId, truth_of
 from services.shared.housekeeping import Housekeeper
 from services.shared.identity import bucket_identity
 from services.shared.index import SpeakerIndex
@@ -88,8 +88,8 @@ class SimulatedIndex(SpeakerIndex):
 
     world: Surroundings
 
-    def _stamp_of(self, info: Any) -> str:
-        return self.world.server.identity(super()._stamp_of(info))
+    def _prefix_of(self, info: Any) -> str:
+        return self.world.server.identity(super()._prefix_of(info))
 
     def reserve_version(self, speaker_id: SpeakerId, **asked: Any) -> Any:
         self.world.saw_place_asked_for(asked["vuid"])
@@ -105,9 +105,9 @@ class SimulatedIndex(SpeakerIndex):
 class SimulatedHousekeeper(Housekeeper):
     """In one thread: the world decides what happens at the same time."""
 
-    def _for_each(self, work: Callable[[SpeakerId], None], speaker_ids: Any, threads: int) -> None:
-        for speaker_id in sorted(speaker_ids, key=str):
-            work(speaker_id)
+    def _for_each(self, work: Callable[[Any], object], items: Sequence[Any], threads: int) -> None:
+        for item in items:
+            work(item)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,7 +165,7 @@ class Process:
 
     def _build(self, identity: str) -> None:
         world, parts, clock = self.world, self._parts, self._clock
-        self.index = parts.index(world.server.url, identity, clock=clock.now)
+        self.index = parts.index(world.server.url, identity, truth_of(world.store), clock=clock.now)
         self.index.world = world
         self._script_names = {script.sha: name for name, script in self.index._scripts.items()}
         for client in (self.index.redis, self.index.ungated):
@@ -234,8 +234,10 @@ class Process:
         def make_pipeline(*arguments: Any, **options: Any) -> Any:
             made = pipeline(*arguments, **options)
             run = made.execute
-            made.execute = lambda: self._call(
-                " ".join(str(command[0][0]) for command in made.command_stack), run, repeatable=False
+            made.execute = lambda **options: self._call(
+                " ".join(str(command[0][0]) for command in made.command_stack),
+                lambda: run(**options),
+                repeatable=False,
             )
             return made
 

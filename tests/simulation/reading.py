@@ -46,6 +46,7 @@ def read(world: World, memory: Memory, process: Process, speaker_id: SpeakerId) 
         return
     check_versions(world.ledger, speaker_id, speaker, began, world.moment)
     check_registered_once(world, speaker_id, speaker)
+    check_numbers(world.ledger, speaker_id, speaker)
     _check_default(world, memory, process, speaker_id, speaker, began)
     for version in speaker.versions:
         for akey, record in artifacts_of(version):
@@ -93,6 +94,16 @@ def check_versions(ledger: Ledger, speaker_id: SpeakerId, speaker: Speaker, bega
             raise Violation(f"version {vuid} of {speaker_id} was made by nobody")
         if ledger.must_be_gone(vuid, began):
             raise Violation(f"version {vuid} of {speaker_id} is there after its delete was acknowledged")
+
+
+def check_numbers(ledger: Ledger, speaker_id: SpeakerId, speaker: Speaker) -> None:
+    """An acknowledged `name@N` never changes its bytes, for ever."""
+    for version in speaker.versions:
+        promised = ledger.numbered.get((speaker_id, version.number))
+        if promised is not None and promised.vuid != version.vuid:
+            raise Violation(
+                f"{speaker_id}@{version.number} was promised to {promised.vuid}, and is {version.vuid}"
+            )
 
 
 def _check_default(

@@ -12,7 +12,13 @@ from speaker_registry.names import DEFAULT
 from speaker_registry.schemas import FINISHED_STATES
 from tests.simulation.ledger import Violation
 from tests.simulation.process import Process
-from tests.simulation.reading import ALL_VERSIONS, artifacts_of, check_registered_once, check_versions
+from tests.simulation.reading import (
+    ALL_VERSIONS,
+    artifacts_of,
+    check_numbers,
+    check_registered_once,
+    check_versions,
+)
 from tests.simulation.world import World
 
 
@@ -43,6 +49,7 @@ def check_everything(world: World, process: Process) -> None:
         _check_same(speaker_id, indexed.speaker, truth)
         check_versions(world.ledger, speaker_id, truth, world.moment, world.moment)
         check_registered_once(world, speaker_id, truth)
+        check_numbers(world.ledger, speaker_id, truth)
         for version in truth.versions:
             _check_made(process, indexed, version)
         _check_default(process, indexed, truth)

@@ -22,7 +22,7 @@ class Server(Protocol):
     """For looking without being noticed."""
 
     def identity(self, told: str) -> str:
-        """What the server calls its run, given what it really said."""
+        """What `BOOT` begins with on this server, given what a real one would make of it."""
         ...
 
     def remember(self) -> None:
@@ -44,7 +44,7 @@ class ModelledServer:
         self._snapshot: Mapping[bytes, bytes] = {}
 
     def identity(self, told: str) -> str:
-        return f"run {self._run}"
+        return f"run {self._run}/{told.partition('/')[2]}"
 
     def remember(self) -> None:
         # Locks would come back without their time to live.

@@ -7,7 +7,7 @@ keys as text only.
 """
 
 import builtins
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol, TypeVar
@@ -71,9 +71,16 @@ class PerfectStore:
 
     def list(self, prefix: str) -> Listing:
         check_prefix(prefix)
+        return self._list(prefix)
+
+    def _list(self, prefix: str) -> Listing:
         found = sorted(key for key in self._objects if key.startswith(prefix))
         objects = tuple(StoredObject(key, len(self._objects[key][0]), self._objects[key][1]) for key in found)
         return Listing(objects, self._now())
+
+    def listings(self, prefix: str) -> Iterator[tuple[str, Listing]]:
+        for folder in self.folders(prefix):
+            yield folder, self._list(f"{prefix}{folder}/")  # whatever it is called
 
     def folders(self, prefix: str) -> builtins.list[str]:
         check_prefix(prefix)
@@ -150,10 +157,20 @@ class ModelledStore:
 
     def list(self, prefix: str) -> Listing:
         self._call(f"list {prefix}")
-        listing = self._truth.list(prefix)
+        return self._as_told(self._truth.list(prefix))
+
+    def _as_told(self, listing: Listing) -> Listing:
         objects = self._perhaps_without_one(listing.objects, lambda stored: stored.key)
         taken_at = datetime.fromtimestamp(self._nature.time - self._nature.store_clock_behind, UTC)
         return replace(listing, objects=tuple(objects), taken_at=taken_at)
+
+    def listings(self, prefix: str) -> Iterator[tuple[str, Listing]]:
+        """One page at a time, each of one folder."""
+        told = set(self.folders(prefix))
+        for folder, listing in self._truth.listings(prefix):
+            if folder in told:
+                self._call(f"listings {prefix}{folder}/")
+                yield folder, self._as_told(listing)
 
     def folders(self, prefix: str) -> builtins.list[str]:
         self._call(f"folders {prefix}")

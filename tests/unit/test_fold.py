@@ -17,6 +17,7 @@ from services.shared.announcements import Announcement
 from services.shared.domain import (
     AliasFact,
     ArtifactFact,
+    CensusFact,
     DamagedFact,
     Fact,
     FailureFact,
@@ -297,6 +298,31 @@ def test_a_version_whose_only_artifact_is_void_is_extracted_again():
     assert state_of([*facts, made(1, "c", build=2)]) == "ready"
 
 
+# -- a census, after a loss of Redis
+
+
+def test_of_two_versions_with_one_number_the_census_says_which_counts():
+    """The first was reserved before Redis was lost, and landed when its number had been given out again."""
+    late, acknowledged = version(2, number=2), version(12, number=2)
+    counted = CensusFact(10, frozenset({vuid(1)}))
+    speaker = fold([version(1), counted, late, acknowledged])
+    assert [one.vuid for one in speaker.versions] == [vuid(1), vuid(12)]
+    assert speaker.resolve(2).vuid == vuid(12)
+
+
+def test_a_later_census_decides_for_all_before_it():
+    """One that an earlier loss left behind may land after it."""
+    stale, last = CensusFact(10, frozenset({vuid(1)})), CensusFact(20, frozenset({vuid(1), vuid(2)}))
+    assert [one.vuid for one in fold([version(1), version(2), last, stale]).versions] == [vuid(1), vuid(2)]
+
+
+def test_a_census_that_cannot_be_read_damages_its_voice_until_a_later_one():
+    """Nobody can tell which of its versions count."""
+    unreadable = DamagedFact(10, "", 0, 0)
+    assert fold([version(1), unreadable]).damaged == 10
+    assert fold([version(1), unreadable, CensusFact(20, frozenset({vuid(1)}))]).live
+
+
 # -- in the bucket
 
 
@@ -314,9 +340,13 @@ def key_of(fact: Fact, uid: str = "u" * 32) -> str:
             return ALICE.failure_key(of, akey, record)
         case VoidFact():
             return ALICE.void_key(fact, uid)
+        case CensusFact(seq, _):
+            return ALICE.census_key(seq, body_of(fact))
 
 
 def body_of(fact: Fact) -> bytes:
+    if isinstance(fact, CensusFact):
+        return json.dumps(sorted(fact.vuids)).encode()
     return fact.record.to_json().encode() if hasattr(fact, "record") else b"{}"
 
 
@@ -620,8 +650,11 @@ def test_a_collection_that_dies_half_way_changes_nothing(
 @given(buckets())
 def test_data_goes_before_the_records_that_name_it(bucket: tuple[list[Fact], dict[str, datetime], datetime]):
     """The other way round, a crash would leave a deleted voice's data for another day: nobody recorded it."""
-    kinds = [key.split("/")[3] for key in garbage(*bucket)]
-    assert kinds == sorted(kinds)
+    keys = garbage(*bucket)
+    data, records = ([key for key in keys if key.split("/")[3] == kind] for kind in "dr")
+    for record in (key for key in records if ".ver." in key):
+        named = record.split(".ver.")[1].split(".")[0]
+        assert all(keys.index(key) < keys.index(record) for key in data if f"/d/{named}/" in key)
 
 
 def all_landed(facts: list[Fact], at: datetime = NOON) -> dict[str, datetime]:
@@ -636,6 +669,16 @@ def test_of_a_deleted_voice_only_the_tombstone_stays():
     last = key_of(deleted(5, 2))
     assert set(garbage(facts, landed, NOON + DELETED_GRACE)) == set(landed) - {last}
     assert garbage([deleted(5, 2)], {last: NOON}, NOON + timedelta(days=9999)) == []
+
+
+def test_what_a_census_leaves_out_goes_once_no_later_one_can_bring_it_back():
+    """Its uploader was told to send it again. The census that leaves it out stays."""
+    facts = [version(1), version(2), CensusFact(10, frozenset({vuid(1)})), CensusFact(9, frozenset())]
+    landed = all_landed(facts)
+    assert garbage(facts, landed, NOON + GRACE) == []
+    left_out = {key for key, fact in blobs(facts) if fact is facts[1]}
+    gone = left_out | {key_of(facts[1]), key_of(facts[3])}
+    assert set(garbage(facts, landed, NOON + GRACE + timedelta(seconds=1))) == gone
 
 
 def test_a_deleted_voice_stays_whole_for_its_grace():

@@ -1,8 +1,10 @@
 -- Prepended to every script. One hash holds all that the index knows of a speaker:
+--   epoch listed                 the index that it was admitted to, and when the facts it was told then were listed
 --   seq num at tomb live key     high-water marks, the tombstone's seq, number of live versions, the speaker's key
 --   bytes                        what its live versions were uploaded with, texts and brought artifacts too, as far as {names}:bytes counts them
 --   damaged                      seq of a version that was not deleted and whose record is damaged or cannot be read now
 --   unreadable                   names of the versions (vuid) and artifacts (vuid:akey) whose record cannot be read now
+--   census                       {high}:{put|pending}:{JSON of vuids}: of the places up to high only these versions count
 --   v:{vuid}                     {seq}:{JSON of the version record}
 --   a:{alias}  p:{alias}         {seq}:{uid}:{vuid}, the last move by hand and the highest automatic one
 --   ra:{alias}  rdel             {seq}:{now}, the last place reserved for a move by hand; {seq}, for a tombstone
@@ -17,10 +19,24 @@
 --   k:                           names of the a: and p: fields; what they name may be gone
 --   i:{idempotency}              vuid of the version that was registered with that key
 -- Beside it, `order`: {seq}:{vuid} of the live versions, scored by number. `look` reads single versions by these.
--- KEYS: speaker hash, boot, events, names, dirty      ARGV: what the caller trusts boot to be (empty: rebuilding), JSON
-local speaker, boot, events, names, dirty = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+-- KEYS: speaker hash, boot, events, names (of any epoch), dirty      ARGV: what the caller trusts boot to be, JSON
+local speaker, boot, events, dirty = KEYS[1], KEYS[2], KEYS[3], KEYS[5]
 local a = cjson.decode(ARGV[2])
-if ARGV[1] ~= '' and redis.call('GET', boot) ~= ARGV[1] then return redis.error_reply('GATE closed') end
+if redis.call('GET', boot) ~= ARGV[1] then return redis.error_reply('GATE closed') end
+-- Every place that was reserved before this index was begun is at most `epoch`. Its names are its own: those of an
+-- older index are never read again.
+local epoch_text = string.match(ARGV[1], '%d+$')
+local epoch = tonumber(epoch_text)
+local names = KEYS[4] .. ':' .. epoch_text
+local known = redis.call('HGET', speaker, 'epoch') == epoch_text
+-- What was reserved before a loss of Redis may land until then.
+local function unsettled(at) return at < epoch / 100 + a.window end
+if not known and not a.unknown then
+  -- Once every speaker of the bucket has been admitted, one without a hash is new. Not earlier: an upload from before
+  -- the loss may have landed since.
+  local new = a.new and redis.call('GET', 'sr:complete') == epoch_text and redis.call('EXISTS', speaker) == 0
+  if not new or unsettled(a.now) then return redis.error_reply('ABSENT') end
+end
 
 local function mark(field) return tonumber(redis.call('HGET', speaker, field) or '0') end
 local function raise_mark(field, value)
@@ -59,7 +75,7 @@ local function count_bytes(bytes)
   redis.call('INCRBY', names .. ':bytes', bytes)
 end
 local function event(kind, fields)
-  if a.quiet then return end -- a rebuild tells nothing new
+  if not known then return end -- a speaker that is only being admitted has no news
   fields.type = kind; fields.speaker = a.speaker; fields.at = a.now
   redis.call('XADD', events, 'MAXLEN', '~', '50000', '*', 'd', cjson.encode(fields))
 end
@@ -124,4 +140,137 @@ local function move_alias(move)
   note('', field)
   event('alias.updated', {alias = move.alias, vuid = move.vuid})
   return 1
+end
+
+-- Whether a version counts, as far as the last census says: one that was reserved before a loss of Redis and landed
+-- after the census never happened, for its number has been given out again.
+local function census()
+  local high, state, vuids = string.match(redis.call('HGET', speaker, 'census') or '', '^(%d+):(%a+):(.+)$')
+  return tonumber(high or '0'), state, vuids
+end
+local function counts(seq, vuid)
+  local high, _, vuids = census()
+  return seq > high or string.find(vuids, '"' .. vuid .. '"', 1, true) ~= nil
+end
+local function census_due()
+  local high, state = census()
+  return unsettled(tonumber(redis.call('HGET', speaker, 'listed') or '0')) and (high < epoch or state ~= 'put')
+end
+-- Removes versions with all that was made from them. Returns how many there were.
+local function remove_versions(is_dead)
+  local all, dead, removed = redis.call('HGETALL', speaker), {}, 0
+  for i = 1, #all, 2 do
+    local vuid = string.match(all[i], '^v:(.+)$')
+    if vuid and is_dead(tonumber(string.match(all[i + 1], '^%d+')), vuid) then dead[vuid] = true; removed = removed + 1 end
+  end
+  if removed == 0 then return 0 end
+  for i = 1, #all, 2 do
+    local kind, vuid = string.match(all[i], '^([vrbgxwfk]):([^:]+)')
+    if string.match(all[i], '^i:') then vuid, kind = all[i + 1], 'i' end
+    if kind and dead[vuid] then
+      if kind == 'v' then
+        count_bytes(-bytes_of(all[i + 1]))
+        redis.call('ZREM', order, in_order(tonumber(string.match(all[i + 1], '^%d+')), vuid))
+      end
+      if kind == 'r' then count_bytes(-bytes_brought(all[i + 1])) end
+      redis.call('HDEL', speaker, all[i])
+      if kind == 'f' then finish_job(string.match(all[i + 1], '^[^:]+'), 'superseded', {}) end
+    end
+  end
+  if redis.call('HINCRBY', speaker, 'live', -removed) <= 0 then
+    redis.call('ZREM', names, redis.call('HGET', speaker, 'key'))
+  end
+  return removed
+end
+-- Of a later place than the present census, or the present one once it has been put.
+local function tell_census(high, state, vuids)
+  local present, told = census()
+  if high < present or (high == present and told == 'put') then return end
+  redis.call('HSET', speaker, 'census', string.format('%.0f:%s:%s', high, state, vuids))
+  remove_versions(function(seq, vuid) return not counts(seq, vuid) end)
+end
+-- Returns 0: dead, 1: live, 2: live, but from before this index: not to be acknowledged before a census counts it,
+-- 3: not counted.
+local function tell_version(v)
+  if not counts(v.seq, v.vuid) then return 3 end
+  raise_mark('seq', v.seq); raise_mark('num', v.number); raise_mark('at', v.created_at)
+  if v.seq <= mark('tomb') then return 0 end
+  local value = string.format('%.0f', v.seq) .. ':' .. v.record
+  if redis.call('HSETNX', speaker, 'v:' .. v.vuid, value) == 1 then
+    count_bytes(bytes_of(value))
+    redis.call('HINCRBY', speaker, 'live', 1)
+    redis.call('ZADD', order, v.number, in_order(v.seq, v.vuid))
+    if v.idempotency then redis.call('HSET', speaker, 'i:' .. v.idempotency, v.vuid) end
+    redis.call('HSET', speaker, 'key', v.key)
+    redis.call('ZADD', names, 0, v.key)
+    event('version.created', {vuid = v.vuid, version = v.number})
+  end
+  return v.seq > epoch and 1 or 2
+end
+-- Returns how many versions it killed. Their jobs are superseded, moves of aliases forgotten.
+local function tell_tombstone(t)
+  raise_mark('seq', t.seq); raise_mark('num', t.number); raise_mark('at', t.created_at)
+  if t.seq <= mark('tomb') then return 0 end
+  redis.call('HSET', speaker, 'tomb', string.format('%.0f', t.seq))
+  if mark('damaged') <= t.seq then redis.call('HDEL', speaker, 'damaged', 'unreadable') end
+  for _, field in ipairs(redis.call('HKEYS', speaker)) do
+    if string.match(field, '^r?[ap]:') and tonumber(string.match(redis.call('HGET', speaker, field), '^%d+')) <= t.seq then
+      redis.call('HDEL', speaker, field)
+    end
+  end
+  local killed = remove_versions(function(seq) return seq <= t.seq end)
+  event('voice.deleted', {versions = killed})
+  return killed
+end
+-- Puts an artifact in force, unless one already is. Returns the winner in force; 'dead'; 'void' where its bytes were lost
+-- since; nothing, where `alone` is not the token of the only call that may have begun to publish.
+local function tell_artifact(r, alone)
+  if not live(r.vuid) then return 'dead' end
+  if void(r.vuid, r.base .. '-' .. r.build) then return 'void' end
+  local field = 'r:' .. r.vuid .. ':' .. r.base .. '-' .. r.build
+  local current = redis.call('HGET', speaker, field)
+  if not current then
+    local begun = 'g:' .. r.vuid .. ':' .. r.base .. '-' .. r.build
+    if alone and redis.call('HGET', speaker, begun) ~= alone then return nil end
+    redis.call('HDEL', speaker, begun)
+    current = r.winner .. ':' .. r.record
+    redis.call('HSET', speaker, field, current)
+    count_bytes(bytes_brought(current))
+    note(r.vuid, 'r:' .. r.base .. '-' .. r.build)
+    local best = 'b:' .. r.vuid .. ':' .. r.base
+    if r.build > mark(best) then redis.call('HSET', speaker, best, r.build) end
+    event('artifact.ready', {vuid = r.vuid, profile = r.profile, fingerprint = r.fingerprint})
+  end
+  return string.match(current, '^[^:]+')
+end
+-- Records that an extraction was given up. A ready artifact makes it meaningless, in any order. Returns 1; 0: dead.
+local function tell_failure(x)
+  if not live(x.vuid) then return 0 end
+  local field = 'x:' .. x.vuid .. ':' .. x.akey
+  local current = redis.call('HGET', speaker, field)
+  if not void(x.vuid, x.akey) and (not current or string.match(current, '^[^:]+') < x.attempt) then
+    redis.call('HSET', speaker, field, x.attempt .. ':' .. x.record)
+    note(x.vuid, 'x:' .. x.akey)
+    event('artifact.failed', {vuid = x.vuid, profile = x.profile})
+  end
+  return 1
+end
+-- An artifact's bytes were lost: it counts no more, and its build is not used again. Returns 1; 0: the version is dead.
+local function tell_void(w)
+  if not live(w.vuid) then return 0 end
+  local key = w.vuid .. ':' .. w.base .. '-' .. w.build
+  if redis.call('HSETNX', speaker, 'w:' .. key, 1) == 1 then
+    count_bytes(-bytes_brought(redis.call('HGET', speaker, 'r:' .. key)))
+    note(w.vuid, 'w:' .. w.base .. '-' .. w.build)
+    redis.call('HDEL', speaker, 'r:' .. key, 'x:' .. key, 'g:' .. key)
+    local best = 'b:' .. w.vuid .. ':' .. w.base
+    if w.build > mark(best) then redis.call('HSET', speaker, best, w.build) end
+    event('artifact.void', {vuid = w.vuid})
+    if known then look_again(1) end
+  end
+  return 1
+end
+local function expect_readable()
+  if mark('damaged') == 0 then return nil end
+  return redis.error_reply(redis.call('HEXISTS', speaker, 'unreadable') == 1 and 'UNREADABLE' or 'DAMAGED')
 end

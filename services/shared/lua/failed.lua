@@ -1,14 +1,7 @@
 -- Records that an extraction was given up. ARGV: vuid, akey, attempt, record, profile, and where there is a job: job,
--- claimed, error, or canceled instead of that -> 1 recorded, 0 dead. A ready artifact makes it meaningless, in any order.
+-- claimed, error, or canceled instead of that -> 1 recorded, 0 dead.
 -- A job is not canceled while its attempt publishes: what that has stored may be in force any moment.
-if not live(a.vuid) then return 0 end
-local field = 'x:' .. a.vuid .. ':' .. a.akey
-local current = redis.call('HGET', speaker, field)
-if not void(a.vuid, a.akey) and (not current or string.match(current, '^[^:]+') < a.attempt) then
-  redis.call('HSET', speaker, field, a.attempt .. ':' .. a.record)
-  note(a.vuid, 'x:' .. a.akey)
-  event('artifact.failed', {vuid = a.vuid, profile = a.profile})
-end
+if tell_failure(a) == 0 then return 0 end
 local flight = a.job and flight_of(a.vuid, a.profile, a.claimed)
 if a.canceled then
   local begun = redis.call('HGET', speaker, 'g:' .. a.vuid .. ':' .. a.akey)

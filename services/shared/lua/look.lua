@@ -1,8 +1,15 @@
 -- Reads what an answer needs of a speaker, so that it costs the same with one version and with a thousand: the marks, the
 -- aliases, and of the versions the oldest, the newest, those that aliases point to, and what is asked for.
 -- ARGV: number, vuid, idempotency (of one version each); limit and before (the newest versions below that number)
--- -> how many versions are live, then names and values of fields of the hash
-local found, seen = {redis.call('ZCARD', order)}, {}
+-- -> how many versions are live, the state of the census, then names and values of fields of the hash
+if not known then
+  local complete = redis.call('GET', 'sr:complete') == epoch_text
+  if not complete or redis.call('EXISTS', speaker) == 1 then return redis.error_reply('ABSENT') end
+  return {0, 'settled'}
+end
+local _, counted = census()
+local state = counted == 'pending' and counted or census_due() and 'due' or 'settled'
+local found, seen = {redis.call('ZCARD', order), state}, {}
 local function read(fields)
   for i, value in ipairs(redis.call('HMGET', speaker, unpack(fields))) do
     if value then found[#found + 1] = fields[i]; found[#found + 1] = value end

@@ -3,7 +3,8 @@
 -- same request again; what an attempt stores may land)   for als: alias, expected, pending (seconds it may take), and of a
 -- promotion automatic, vuid (its target), serves (the profiles that are ready of it)
 -- for del: unchanged (the last seq that the caller has seen)
--- -> {seq, number, created_at, vuid}, or an error: DAMAGED, UNREADABLE, QUOTA, EXISTS, NOTFOUND, MOVED, REUSED, LANDING, FULL, VERSIONS, RESERVED
+-- -> {seq, number, created_at, vuid}, or an error: DAMAGED, UNREADABLE, QUOTA, EXISTS, NOTFOUND, MOVED, REUSED, LANDING, FULL,
+-- VERSIONS, RESERVED, CENSUS
 local kept = a.idempotency and 'sr:place:' .. a.speaker .. ':' .. a.idempotency
 local only = a.immutable and 'sr:place:' .. a.speaker -- an immutable speaker has one place at a time, whoever has it
 local function keep(place)
@@ -11,10 +12,9 @@ local function keep(place)
   for _, key in ipairs({kept or only, kept and only or nil}) do redis.call('SET', key, cjson.encode(place), 'EX', a.repeats + a.landing) end
 end
 local place = cjson.decode(kept and redis.call('GET', kept) or '{"seq":0}')
-local base = tonumber(redis.call('GET', 'sr:base') or '0')
 -- The same request again makes the same version, unless a delete came between or may still land. Not for ever: a first
 -- attempt's blobs become garbage. And no other place while its last attempt may still land: it would be there twice.
-if place.seq > math.max(mark('tomb'), mark('rdel'), base) then
+if place.seq > math.max(mark('tomb'), mark('rdel'), epoch) then
   local repeatable, landing = a.now - place.first < a.repeats, a.now - place.at < a.landing
   if (repeatable or landing) and place.request ~= a.request then return redis.error_reply('REUSED') end
   if repeatable then
@@ -24,13 +24,12 @@ if place.seq > math.max(mark('tomb'), mark('rdel'), base) then
   if landing then return redis.error_reply('LANDING') end
 end
 local damaged, is_live = mark('damaged') > 0, mark('live') > 0
-if a.kind == 'del' then is_live = is_live or damaged elseif damaged then
-  return redis.error_reply(redis.call('HEXISTS', speaker, 'unreadable') == 1 and 'UNREADABLE' or 'DAMAGED')
-end
+if a.kind == 'del' then is_live = is_live or damaged elseif damaged then return expect_readable() end
 if a.kind == 'ver' then
+  if known and census_due() then return redis.error_reply('CENSUS') end
   if is_live and a.immutable then return redis.error_reply('EXISTS') end
   local taken = cjson.decode(only and redis.call('GET', only) or '{"seq":0}')
-  if taken.seq > math.max(mark('tomb'), base) and a.now - taken.at < a.landing then
+  if taken.seq > math.max(mark('tomb'), epoch) and a.now - taken.at < a.landing then
     local ours = taken.request == a.request and taken.idempotency == a.idempotency and a.now - taken.first < a.repeats
     if not ours then return redis.error_reply('RESERVED') end
     keep(taken)
@@ -64,7 +63,9 @@ for seq, other in pairs(promotions) do
     return redis.error_reply('MOVED')
   end
 end
-raise_mark('seq', base)
+raise_mark('seq', epoch)
+redis.call('HSET', speaker, 'epoch', epoch_text)
+if not known then redis.call('HSET', speaker, 'listed', string.format('%.3f', a.now)) end
 local seq = redis.call('HINCRBY', speaker, 'seq', 1)
 if a.kind == 'del' then redis.call('HSET', speaker, 'rdel', seq) end
 if a.automatic then

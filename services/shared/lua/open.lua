@@ -1,0 +1,14 @@
+-- Begins an index on this server, unless there is one already. Needs no prelude. KEYS: boot
+-- ARGV: what boot begins with if this run of the server has our index, '/' and the bucket's identity and '/', now, the last
+-- epoch the caller knows of (or 0) -> what boot holds; error TAKEN: it is the index of another bucket
+local present = redis.call('GET', KEYS[1])
+if present and string.sub(present, 1, #ARGV[1]) == ARGV[1] then return present end
+-- Two registries would take the server from each other with every call.
+if present and not string.find(present, ARGV[2], 1, true) then return redis.error_reply('TAKEN') end
+-- Every place from now on is behind the clock, and so behind everything that was reserved before the loss.
+local last = math.max(tonumber(redis.call('GET', 'sr:base') or '0'), tonumber(ARGV[4]))
+local epoch = string.format('%.0f', math.max(math.floor(tonumber(ARGV[3])) * 100, last + 100000))
+redis.call('SET', 'sr:base', epoch)
+redis.call('DEL', 'sr:complete', 'sr:profiles')
+redis.call('SET', KEYS[1], ARGV[1] .. epoch)
+return ARGV[1] .. epoch

@@ -1,0 +1,47 @@
+-- Tells the index what the facts of one speaker say. What it knows already stays as it is. A speaker that this index does not
+-- know yet is admitted: what an older index knew of it is forgotten first, except for the marks (they only rise) and the
+-- flights (jobs prove them). ARGV: listed (when the facts were listed), marks, damaged, unreadable (names of versions and
+-- artifacts whose record cannot be read now, separated by spaces), census and tombstone where there is
+-- one, versions, void (artifacts), artifacts, failures, moves -> 1 admitted, 0 it was known
+if a.listed_in ~= epoch_text then return redis.error_reply('EPOCH over') end -- what landed since may be missing
+local admitted, flights = not known, {}
+if admitted then
+  redis.call('DEL', order)
+  for _, field in ipairs(redis.call('HKEYS', speaker)) do
+    local vuid, flight = string.match(field, '^f:([^:]+):(.+)$')
+    if vuid then flights[#flights + 1] = {vuid, 'f:' .. flight} end
+    if not vuid and field ~= 'seq' and field ~= 'num' and field ~= 'at' and field ~= 'rdel' then
+      redis.call('HDEL', speaker, field)
+    end
+  end
+  redis.call('HSET', speaker, 'epoch', epoch_text)
+  for _, flight in ipairs(flights) do note(flight[1], flight[2]) end
+end
+if a.listed > mark('listed') then redis.call('HSET', speaker, 'listed', string.format('%.3f', a.listed)) end
+raise_mark('seq', a.marks.seq); raise_mark('num', a.marks.number); raise_mark('at', a.marks.created_at)
+-- What the index knows already is served all the same.
+local unknown = {}
+for name in string.gmatch(a.unreadable, '%S+') do
+  local found = redis.call('HEXISTS', speaker, 'v:' .. name) + redis.call('HEXISTS', speaker, 'r:' .. name)
+  if found == 0 then table.insert(unknown, name) end
+end
+if #unknown > 0 then
+  a.damaged = math.max(a.damaged, a.marks.seq)
+  redis.call('HSET', speaker, 'unreadable', table.concat(unknown, ' '))
+else
+  redis.call('HDEL', speaker, 'unreadable')
+end
+if a.damaged > mark('tomb') then
+  redis.call('HSET', speaker, 'damaged', string.format('%.0f', a.damaged))
+else
+  redis.call('HDEL', speaker, 'damaged')
+end
+if a.census then tell_census(a.census.high, 'put', cjson.encode(a.census.vuids)) end
+if a.tombstone then tell_tombstone(a.tombstone) end
+for _, version in ipairs(a.versions) do tell_version(version) end
+for _, one in ipairs(a.void) do tell_void(one) end
+for _, artifact in ipairs(a.artifacts) do tell_artifact(artifact) end
+for _, failure in ipairs(a.failures) do tell_failure(failure) end
+for _, move in ipairs(a.moves) do move_alias(move) end
+if admitted and (a.look or #flights > 0) then look_again(1) end
+return admitted and 1 or 0
