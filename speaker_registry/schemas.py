@@ -164,7 +164,7 @@ class ExtractionRequest(BaseModel):
 
     profiles: list[str] | None = Field(default=None, min_length=1, max_length=64)
     """All that the version must have, without it."""
-    force: bool = False
+    force: bool = Field(default=False, strict=True)
     """Make them again even where they are there, have failed or were canceled."""
 
 

@@ -75,6 +75,7 @@ def test_by_force_it_is_made_again(registry: Registry, name: str):
         ({"profiles": "all"}, 400, "invalid_request"),
         ({"profile": PROFILE}, 400, "invalid_request"),
         ({"force": "perhaps"}, 400, "invalid_request"),
+        ({"force": 0}, 400, "invalid_request"),
     ],
 )
 def test_what_cannot_be_asked_for_is_refused(
