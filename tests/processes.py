@@ -65,6 +65,7 @@ class RegistryProcesses:
         self.pace_file = folder / "pace"
         self.pace(0)
         self._start_seconds = 60 if worker.startswith("tests.") else 600
+        self._key = environment.get("SPEAKER_AUTH_BOOTSTRAP_KEY", "")
         common = {
             **os.environ,
             **environment,
@@ -127,7 +128,7 @@ class RegistryProcesses:
     def _ready(self, url: str) -> bool:
         for child in self.children:
             assert child.exit_status is None, f"{child.name} ended: {child.last_words()}"
-        return _serves(url, len(self.workers))
+        return _serves(url, len(self.workers), self._key)
 
     @contextmanager
     def registrar(self) -> Iterator[Registrar]:
@@ -155,10 +156,11 @@ class RegistryProcesses:
         self._stack.close()
 
 
-def _serves(url: str, workers: int) -> bool:
+def _serves(url: str, workers: int, key: str) -> bool:
     with suppress(httpx.TransportError):
         if httpx.get(f"{url}/readyz").status_code == 200:
-            served = httpx.get(f"{url}/v1/profiles").json()["data"]
+            head = {"Authorization": f"Bearer {key}"} if key else {}
+            served = httpx.get(f"{url}/v1/profiles", headers=head).json()["data"]
             return all(one["workers"] >= workers for one in served if one["id"] == PROFILE)
     return False
 

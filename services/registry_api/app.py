@@ -28,6 +28,8 @@ from speaker_registry import __version__
 
 _PACE = Pace()
 _STORE_WAIT_SECONDS = 5
+_SEARCH_WAIT_SECONDS = 5
+_TOO_MANY_SEARCHES = "Too many searches at the same time. Search again in a moment."
 _OTHER_THREADS = 16
 """For looks at keys, health and metrics."""
 
@@ -67,6 +69,7 @@ def create_app(
     app.state.readiness = health.Readiness(services)
     app.state.upload_slots, app.state.store_slots = uploads, store
     app.state.whole_list = asyncio.Semaphore(1)
+    app.state.search_slots = Slots(1, wait_seconds=_SEARCH_WAIT_SECONDS, refusal=_TOO_MANY_SEARCHES)
     services.registrar.reading_facts = store.one_in_thread
     problems.add_handlers(app)
     _add_routes(app, services)

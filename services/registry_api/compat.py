@@ -28,6 +28,7 @@ from services.registry_api.rules import (
 from services.registry_api.whole_list import DEFAULT_VOICE, WholeList
 from services.registry_api.wiring import (
     AT_STORE,
+    SEARCHING,
     After,
     CallerDep,
     NamespaceDep,
@@ -54,7 +55,7 @@ CacheProfile = Annotated[str | None, Query(description="This profile; all requir
 CacheWait = Annotated[float, Query(ge=0, le=300, alias="wait", description="Seconds until 202 instead.")]
 
 
-@router.get("", responses=examples.LIST_COMPATIBLE, dependencies=[VOICES_READ])
+@router.get("", responses=examples.LIST_COMPATIBLE, dependencies=[VOICES_READ, SEARCHING])
 def list_audio_voices(
     request: Request,
     services: ServicesDep,

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from services.shared.index_reading import IndexedSpeaker
 from services.shared.registrar import Registrar
 
-LOOKED_AT = 200
+LOOKED_AT = 100
 """Voices that one filtered page looks at, at most: `more` then says that there is more to look at. It takes
-about as long as a page of 100 voices, however many voices there are and however few are wanted."""
+as long as a page of 100 voices, however many voices there are and however few are wanted."""
 AT_ONCE = 100
 
 

@@ -12,6 +12,7 @@ from services.registry_api.routing import Router
 from services.registry_api.rules import VOICES_DELETE, VOICES_READ
 from services.registry_api.wiring import (
     AT_STORE,
+    SEARCHING,
     After,
     Limit,
     NamespaceDep,
@@ -28,7 +29,7 @@ from speaker_registry.schemas import ArtifactState, Page, Voice, VoiceVersion
 router = Router(prefix="/v1/voices", tags=["voices"])
 
 
-@router.get("", responses=examples.VOICES, dependencies=[VOICES_READ])
+@router.get("", responses=examples.VOICES, dependencies=[VOICES_READ, SEARCHING])
 def list_voices(
     request: Request,
     services: ServicesDep,

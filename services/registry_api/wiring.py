@@ -56,6 +56,16 @@ async def _at_store(slots: Annotated[Slots, Depends(_store_slots)]) -> AsyncIter
         yield
 
 
+async def _searching(request: Request) -> AsyncIterator[None]:
+    if request.query_params.keys() & {"q", "state", "profile", "ready"}:
+        slots = request.app.state.search_slots
+        assert isinstance(slots, Slots)
+        async with slots.one():
+            yield
+    else:
+        yield
+
+
 async def _namespace(request: Request) -> str:
     """Every request is about one, which `access` found out."""
     namespace = request.scope["namespace"]
@@ -76,6 +86,8 @@ AT_STORE = Depends(_at_store, scope="function")
 """Of routes that are for what is in the bucket. Has an end before the answer is sent: who reads it slowly
 keeps nobody from the bucket.
 """
+SEARCHING = Depends(_searching, scope="function")
+"""Of lists: searches wait for each other and hold no worker slot meanwhile, so other requests go on."""
 NamespaceDep = Annotated[str, Depends(_namespace)]
 CallerDep = Annotated[Caller, Depends(_caller)]
 WaitSeconds = Annotated[float, Query(ge=0, le=60, alias="wait", description="Hold the answer back so long.")]

@@ -149,3 +149,19 @@ def test_who_gets_nothing_from_the_bucket_in_time_is_told_so(
     assert refused.headers["Retry-After"] == "1"
     assert f"{AT_STORE} requests wait for the bucket already" in refused.json()["error"]["message"]
     assert narrow.file("voice-1").status_code == 200
+
+
+def test_searches_wait_for_each_other_and_keep_nobody_from_anything_else(
+    narrow: Registry, monkeypatch: pytest.MonkeyPatch
+):
+    """Eight callers who searched all the time had other requests refused."""
+    hanging = Standstill(narrow.registrar.index.names)
+    with monkeypatch.context() as patches:
+        patches.setattr(narrow.registrar.index, "names", hanging)
+        with asking(*[lambda: narrow.client.get("/v1/voices?q=nobody")] * 4) as answers:
+            until(lambda: hanging.calls == 1)
+            for _ in range(5):
+                assert narrow.client.get("/v1/voices/voice-0").status_code == 200
+            assert hanging.calls == 1
+            hanging.go_on()
+            assert {answer.result().status_code for answer in answers} == {200}
