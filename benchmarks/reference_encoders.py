@@ -40,7 +40,7 @@ def qwen3_tts(width: int, device: str) -> Extract:
     tokenizer.config, tokenizer.device = tokenizer.model.config, tokenizer.model.device
 
     def extract(samples: Samples) -> object:
-        mel = torch.from_numpy(maker.mel(samples))[None].to(device)  # [1, M, 128]
+        mel = maker.mel(torch.from_numpy(samples))[None].to(device)  # [1, M, 128]
         return encoder(mel).cpu(), tokenizer.encode(samples, sr=24_000).audio_codes[0].cpu()
 
     return extract
@@ -179,7 +179,9 @@ def higgs_audio(device: str) -> Extract:
 def ecapa(device: str) -> Extract:
     """SpeechBrain."""
     maker = import_module("tools.make_ecapa_voxceleb_goldens")
-    classifier = maker.classifier(maker.PUBLISHED, device)
+    model = maker.ECAPA_TDNN(80, **maker.PUBLISHED).eval()
+    maker.make_norms_matter(model)
+    classifier = maker.classifier(model, device)
     return lambda samples: classifier.encode_batch(torch.from_numpy(samples)[None]).cpu()
 
 
@@ -191,7 +193,7 @@ def dac(profile: str, device: str) -> Extract:
         encoder_dim=64, encoder_rates=ratios, decoder_rates=ratios[::-1], n_codebooks=books, sample_rate=rate
     )
     codec = codec.to(device).eval()
-    return lambda samples: codec.encode(maker.padded(codec, samples).to(device))[1].cpu()
+    return lambda samples: codec.encode(maker.padded(codec, torch.from_numpy(samples)).to(device))[1].cpu()
 
 
 def speech_tokenizer(device: str) -> Extract:
