@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from services.shared.audio import AudioDecoder
-from services.shared.facts import SpeakerId
 from services.shared.publication import Publisher
 from speaker_registry.artifact import Artifact, sha256_digest
 from speaker_registry.errors import ClipDamaged
@@ -101,8 +100,8 @@ def test_a_lost_artifact_stays_void_when_redis_is_lost(registry: Registry, name:
     assert registry.file(name).status_code == 202
     registry.redis.flushall()
     registry.housekeeper.rebuild()
-    registry.housekeeper.settle(SpeakerId("default", name))
     assert registry.file(name).status_code == 202
+    assert registry.client.post(CACHE.format(name), params={"wait": 0}).json()["cache_status"] == "pending"
     registry.worker.finish_all(name)
     assert registry.file(name).status_code == 200
 
