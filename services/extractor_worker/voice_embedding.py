@@ -67,9 +67,11 @@ def _read_guarded() -> None:
     import torch  # noqa: PLC0415 - whoever only asks does not need it
 
     torch.set_num_threads(1)
-    rehearsal = io.BytesIO()
-    torch.save(torch.zeros(1, 1, dtype=torch.bfloat16), rehearsal)
-    _to_npy(rehearsal.getvalue())  # imports all that is imported late
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        # Each kind of number once: torch looks at the processor, and imports, when it first needs to.
+        rehearsal = io.BytesIO()
+        torch.save(torch.zeros(1, 64, dtype=dtype), rehearsal)
+        _to_npy(rehearsal.getvalue())
     taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     lockdown.limit_resources(taken + _MEMORY_BYTES, int(_SECONDS))
     lockdown.forbid_system_calls()
