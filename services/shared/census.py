@@ -10,7 +10,7 @@ was acknowledged stays one version's for ever, however often Redis is lost and h
 
 from services.shared.clock import Clock
 from services.shared.facts import SpeakerId, read_certain
-from services.shared.index import SpeakerIndex
+from services.shared.index import SpeakerIndex, Told
 from services.shared.store import Store
 
 
@@ -23,7 +23,7 @@ def take_census(store: Store, index: SpeakerIndex, speaker_id: SpeakerId, clock:
     """
     epoch, listed = index.epoch, clock.now()
     truth = read_certain(store, speaker_id, listings=2).speaker
-    index.tell(speaker_id, truth, epoch=epoch, listed=listed)
+    index.tell(speaker_id, Told(truth, listed), epoch=epoch)
     begun = index.begin_census(speaker_id)
     if begun is not None:
         high, body = begun

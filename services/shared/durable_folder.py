@@ -66,6 +66,18 @@ class DurableFolder:
                     if folder.parent.is_dir():
                         sync_folder(folder.parent)
 
+    def read(self, key: str) -> bytes:
+        """The whole object. Raises FileNotFoundError, also where a folder has that name; OSError."""
+        try:
+            with (self._root / key).open("rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                data = file.read()
+        except (IsADirectoryError, NotADirectoryError):
+            raise FileNotFoundError(errno.ENOENT, "no such object") from None
+        if len(data) != size:  # as while a backup is restored over it
+            raise OSError(errno.EIO, f"{len(data)} of {size} bytes came")
+        return data
+
     def files(self, prefix: str) -> Iterator[tuple[str, os.stat_result]]:
         """Every file under a prefix, in no order: its key, and what the file system says of it.
 

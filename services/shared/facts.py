@@ -23,7 +23,7 @@ reads a listing: what it does not know is ignored.
 
 import hashlib
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -49,7 +49,7 @@ from services.shared.domain import (
     fold,
 )
 from services.shared.metrics import INTEGRITY_FAILURES
-from services.shared.store import DATED_WITHIN, Listing, ObjectUnavailable, Store, StoredObject
+from services.shared.store import DATED_WITHIN, Listing, ObjectUnavailable, Store, StoredObject, together
 from speaker_registry.names import SpeakerName, is_namespace, slug_of
 
 log = structlog.get_logger()
@@ -358,12 +358,6 @@ def certain_of(store: Store, listing: Listing) -> Certain:
 def list_several_times(store: Store, prefix: str, times: int) -> Listing:
     """All that any of the listings tells of, dated as the first: one listing may leave out what is there."""
     return together([store.list(prefix) for _ in range(times)])
-
-
-def together(listings: Sequence[Listing]) -> Listing:
-    """All that any of some listings of one prefix tells of, dated as the first."""
-    objects = {stored.key: stored for listing in listings for stored in listing.objects}
-    return Listing(tuple(objects[key] for key in sorted(objects)), listings[0].taken_at)
 
 
 def _depends_on_the_second(key: str) -> bool:

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from itertools import islice, zip_longest
+from itertools import islice
 from typing import TypeVar, cast
 
 import structlog
@@ -48,9 +48,8 @@ from services.shared.facts import (
     read_certain,
     read_facts,
     speaker_ids,
-    together,
 )
-from services.shared.index import LONGEST_PUT_OFF_SECONDS, WINDOW_SECONDS, EpochOver
+from services.shared.index import LONGEST_PUT_OFF_SECONDS, WINDOW_SECONDS, EpochOver, Told
 from services.shared.index_reading import Flight, IndexedSpeaker
 from services.shared.jobs import KEPT_SECONDS, JobRecord, Jobs
 from services.shared.logs import Seldom
@@ -230,12 +229,9 @@ class Housekeeper:
         return admitted, True
 
     def _listings(self) -> Iterator[tuple[SpeakerId, Listing]]:
-        """What lies in the bucket, speaker by speaker. Everything is listed twice, because one listing may
-        leave out what is there.
-        """
+        """What lies in the bucket, speaker by speaker."""
         for namespace in filter(is_namespace, self._store.folders("")):
-            prefix = f"{namespace}/v/"
-            for slug, listing in _merged(self._store.listings(prefix), self._store.listings(prefix)):
+            for slug, listing in self._store.listings(f"{namespace}/v/"):
                 if is_slug(slug):
                     yield SpeakerId(namespace, slug), listing
 
@@ -247,10 +243,14 @@ class Housekeeper:
         return len(left)
 
     def _admit_some(self, epoch: int, some: Sequence[tuple[SpeakerId, Listing]]) -> None:
-        for speaker_id, listing in some:
-            self._safely(partial(self._admit, epoch, listing), speaker_id, otherwise=None)
+        read = [
+            (speaker_id, self._safely(partial(self._read, listing), speaker_id, otherwise=None))
+            for speaker_id, listing in some
+        ]
+        self._index.tell_many([(speaker_id, told) for speaker_id, told in read if told], epoch=epoch)
 
-    def _admit(self, epoch: int, listing: Listing, speaker_id: SpeakerId) -> None:
+    def _read(self, listing: Listing, speaker_id: SpeakerId) -> Told:
+        """What the facts of a speaker say. It is looked at again if something is left to do."""
         certain = certain_of(self._store, listing)
         grace = timedelta(seconds=self._settings.deleted_grace_seconds)
         look = (
@@ -258,8 +258,7 @@ class Housekeeper:
             or self._is_unfinished(speaker_id, certain.speaker)
             or erasure_due_in(listing, deleted_grace=grace) is not None
         )
-        listed = listing.taken_at.timestamp()
-        self._index.tell(speaker_id, certain.speaker, epoch=epoch, listed=listed, look=look)
+        return Told(certain.speaker, listing.taken_at.timestamp(), look)
 
     def _is_unfinished(self, speaker_id: SpeakerId, truth: Speaker) -> bool:
         """Whether something is still to be made of a speaker, or to be promoted."""
@@ -327,7 +326,7 @@ class Housekeeper:
         if _artifacts(certain.speaker) - _artifacts(self._index.load(speaker_id).speaker):
             # What is put in force now stays in force, so no earlier one may have been left out.
             certain = read_certain(self._store, speaker_id, listings=2)
-        self._index.tell(speaker_id, certain.speaker, epoch=epoch, listed=listed)
+        self._index.tell(speaker_id, Told(certain.speaker, listed), epoch=epoch)
         if self._index.look(speaker_id).census == "pending":
             take_census(self._store, self._index, speaker_id, self._clock)
         unreadable = self._index.load(speaker_id).speaker.unreadable
@@ -627,18 +626,6 @@ def erasure_due_in(listing: Listing, *, deleted_grace: timedelta) -> float | Non
 def _artifacts(speaker: Speaker) -> set[tuple[str, str]]:
     """(vuid, akey) of all that are in force."""
     return {(version.vuid, akey) for version in speaker.versions for akey in version.artifacts}
-
-
-def _merged(*walks: Iterator[tuple[str, Listing]]) -> Iterator[tuple[str, Listing]]:
-    """Each folder with all that any walk found in it. All come by the same folders in much the same order."""
-    waiting: dict[str, Listing] = {}
-    for step in zip_longest(*walks):
-        for slug, listing in filter(None, step):
-            if slug in waiting:
-                yield slug, together([waiting.pop(slug), listing])
-            else:
-                waiting[slug] = listing
-    yield from waiting.items()
 
 
 def _batches(items: Iterator[Item], size: int) -> Iterator[tuple[Item, ...]]:

@@ -128,6 +128,18 @@ class Reservation:
 
 
 @dataclass(frozen=True, slots=True)
+class Told:
+    """What the index is told of a speaker."""
+
+    truth: Speaker
+    """As its facts say."""
+    listed: float
+    """When these were listed, or earlier. Unix seconds."""
+    look: bool = False
+    """Housekeeping is to look at the speaker, if it is admitted."""
+
+
+@dataclass(frozen=True, slots=True)
 class Claim:
     """Answer to a claim. `outcome`: claimed, flying, ready, failed, dead, or full: it was made as often as it
     may be. `job_id` of ours or the one to join.
@@ -201,26 +213,33 @@ class SpeakerIndex(Gate):
         epoch, listed = self.epoch, self._clock()
         truth = self._truth(speaker_id)
         if truth.seq > 0 or not unless_empty:
-            self.tell(speaker_id, truth, epoch=epoch, listed=listed, look=True)
+            self.tell(speaker_id, Told(truth, listed, look=True), epoch=epoch)
         return truth.seq > 0
 
-    def tell(
-        self, speaker_id: SpeakerId, truth: Speaker, *, epoch: int, listed: float, look: bool = False
-    ) -> None:
+    def tell(self, speaker_id: SpeakerId, told: Told, *, epoch: int) -> None:
         """Tell the index everything that a speaker's facts say. What it knows already stays as it is; a
         speaker that it does not know yet is admitted.
 
         Args:
-            epoch: of the index when the facts were listed, or earlier: what was acknowledged in that epoch
-            may be
-                missing in the listing. listed: when they were, or earlier. look: housekeeping is to look at
-                the speaker, if it is admitted.
+            epoch: of the index when the facts were listed, or earlier. What was acknowledged in a later one
+                may be missing in the listing.
 
         Raises:
             EpochOver: the index is another one by now. Nothing was told.
         """
-        told = {"listed_in": str(epoch), "listed": listed, "look": look, **_told(truth)}
-        self._run("tell", speaker_id, unknown=True, **told)
+        self._run("tell", speaker_id, **_telling(told, epoch))
+
+    def tell_many(self, speakers: Sequence[tuple[SpeakerId, Told]], *, epoch: int) -> None:
+        """The same of several speakers, in one round trip."""
+        with tracing.span("index.tell", kind="client"), unavailable_without_redis():
+            pipeline = self.redis.pipeline(transaction=False)
+            for speaker_id, told in speakers:
+                parameters = self._json(speaker_id, _telling(told, epoch))
+                self.queue(pipeline, "tell", self._keys(speaker_id), parameters)
+            answers = pipeline.execute(raise_on_error=False)
+        for (speaker_id, told), answer in zip(speakers, answers, strict=True):
+            if isinstance(answer, Exception):
+                self.tell(speaker_id, told, epoch=epoch)  # says what is wrong, or was
 
     def forget_older(self, known: Callable[[SpeakerId], bool]) -> int:
         """Remove what indexes of older epochs have left of speakers that the bucket does not know.
@@ -230,13 +249,14 @@ class SpeakerIndex(Gate):
         epoch, removed = str(self.epoch), 0
         with unavailable_without_redis():
             for keys in _batches(self.ungated.scan_iter(f"{_TENANTS}*", count=1000)):
-                old = [key for key in keys if ":names:" in key and key.split(":")[4] != epoch]
-                hashes = [key for key in keys if ":v:" in key and not known(_id_of(key))]
+                hashes = [key for key in keys if ":v:" in key]
                 pipeline = self.ungated.pipeline(transaction=False)
                 for key in hashes:
                     pipeline.hget(key, "epoch")
-                admitted = pipeline.execute()
-                old += [key for key, one in zip(hashes, admitted, strict=True) if one != epoch]
+                admitted = dict(zip(hashes, pipeline.execute(), strict=True))
+                stale = [key for key in hashes if admitted[key] != epoch]
+                old = [key for key in stale if not known(_id_of(key))]
+                old += [key for key in keys if ":names:" in key and key.split(":")[4] != epoch]
                 removed += len(old)
                 if old:
                     self.ungated.unlink(*old)
@@ -714,8 +734,14 @@ def _ask_for(pipeline: Pipeline, speaker_ids: Iterable[SpeakerId]) -> None:
         pipeline.hgetall(speaker_key(speaker_id))
 
 
-def _told(truth: Speaker) -> dict[str, Any]:
-    """All that the facts say of a speaker, as `lua/tell.lua` reads it."""
+def _telling(told: Told, epoch: int) -> dict[str, Any]:
+    """The arguments of `lua/tell.lua`."""
+    about = {"unknown": True, "listed_in": str(epoch), "listed": told.listed, "look": told.look}
+    return about | _all_of(told.truth)
+
+
+def _all_of(truth: Speaker) -> dict[str, Any]:
+    """All that the facts say of a speaker."""
     census = truth.census
     marks = {"seq": truth.seq, "number": truth.number, "created_at": truth.created_at}
     artifacts = [

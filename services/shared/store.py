@@ -9,12 +9,12 @@ Names that start with a dot at the top belong to the store itself and are never 
 import builtins
 import errno
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from itertools import islice
+from itertools import groupby, islice, zip_longest
 from time import perf_counter
 from typing import Protocol
 from uuid import uuid4
@@ -120,7 +120,8 @@ class Store(Protocol):
 
     def listings(self, prefix: str) -> Iterator[tuple[str, Listing]]:
         """Everything under a prefix, folder by folder: the name of each immediate folder, in no order,
-        and what is in it. One request serves many folders.
+        and what is in it. One request serves many folders. What one answer of a bucket leaves out is there
+        all the same, because everything is asked for twice.
         """
         ...
 
@@ -197,6 +198,8 @@ class ObjectStore:
     def get(self, key: str) -> bytes:
         check_key(key)
         with self._translating("get"):
+            if self._folder:
+                return self._folder.read(key)
             result = obstore.get(self._client, key)
             return _whole(bytes(result.bytes()), result.meta["size"])
 
@@ -220,19 +223,19 @@ class ObjectStore:
         return _listing(found, taken_at)
 
     def listings(self, prefix: str) -> Iterator[tuple[str, Listing]]:
+        if self._folder:  # a file system leaves nothing out
+            return self._walk(prefix)
+        return merged(self._walk(prefix), self._walk(prefix))
+
+    def _walk(self, prefix: str) -> Iterator[tuple[str, Listing]]:
         check_prefix(prefix)
         with self._translating("list"):
             self._check_folder()
             taken_at = self._clock()
-        found: builtins.list[StoredObject] = []
-        for stored in self._in_portions(self._found(prefix)):
-            # A folder's objects follow one another: a bucket sorts keys, and a folder is walked depth first.
-            if found and _folder_of(stored.key, prefix) != _folder_of(found[0].key, prefix):
-                yield _folder_of(found[0].key, prefix), _listing(found, taken_at)
-                found = []
-            found.append(stored)
-        if found:
-            yield _folder_of(found[0].key, prefix), _listing(found, taken_at)
+        # A folder's objects follow one another: a bucket sorts keys, and a folder is walked depth first.
+        objects = self._in_portions(self._found(prefix))
+        for folder, found in groupby(objects, key=lambda stored: _folder_of(stored.key, prefix)):
+            yield folder, _listing(found, taken_at)
 
     def _in_portions(self, found: Iterator[StoredObject]) -> Iterator[StoredObject]:
         """The same, asked for 1,000 at a time: each portion may fail."""
@@ -341,6 +344,24 @@ class ObjectStore:
 
 def _listing(found: Iterable[StoredObject], taken_at: datetime) -> Listing:
     return Listing(tuple(sorted(found, key=lambda stored: stored.key)), taken_at)
+
+
+def merged(*walks: Iterator[tuple[str, Listing]]) -> Iterator[tuple[str, Listing]]:
+    """Each folder with all that any walk found in it. All come by the same folders in much the same order."""
+    waiting: dict[str, Listing] = {}
+    for step in zip_longest(*walks):
+        for folder, listing in filter(None, step):
+            if folder in waiting:
+                yield folder, together([waiting.pop(folder), listing])
+            else:
+                waiting[folder] = listing
+    yield from waiting.items()
+
+
+def together(listings: Sequence[Listing]) -> Listing:
+    """All that any of some listings of one prefix tells of, dated as the first."""
+    objects = {stored.key: stored for listing in listings for stored in listing.objects}
+    return Listing(tuple(objects[key] for key in sorted(objects)), listings[0].taken_at)
 
 
 def _folder_of(key: str, prefix: str) -> str:

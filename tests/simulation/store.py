@@ -12,7 +12,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol, TypeVar
 
-from services.shared.store import Listing, ObjectUnavailable, StoredObject, check_key, check_prefix
+from services.shared.store import Listing, ObjectUnavailable, StoredObject, check_key, check_prefix, merged
 from speaker_registry.errors import Unavailable
 from tests.simulation.scheduler import Killed, current, pause
 
@@ -165,6 +165,9 @@ class ModelledStore:
         return replace(listing, objects=tuple(objects), taken_at=taken_at)
 
     def listings(self, prefix: str) -> Iterator[tuple[str, Listing]]:
+        return merged(self._walk(prefix), self._walk(prefix))
+
+    def _walk(self, prefix: str) -> Iterator[tuple[str, Listing]]:
         """One page at a time, each of one folder."""
         told = set(self.folders(prefix))
         for folder, listing in self._truth.listings(prefix):
