@@ -53,7 +53,7 @@ from services.shared.index import LONGEST_PUT_OFF_SECONDS, WINDOW_SECONDS, Epoch
 from services.shared.index_reading import Flight, IndexedSpeaker
 from services.shared.jobs import KEPT_SECONDS, JobRecord, Jobs
 from services.shared.logs import Seldom
-from services.shared.metrics import FOREIGN, GARBAGE, REBUILD_SECONDS, REBUILDING, REBUILDS, REPAIRS
+from services.shared.metrics import FOREIGN, GARBAGE, REBUILD_SECONDS, REBUILDS, REPAIRS
 from services.shared.publication import Publisher
 from services.shared.redis_access import unavailable_without_redis
 from services.shared.registrar import Registrar
@@ -203,8 +203,7 @@ class Housekeeper:
         began, result = self._clock.monotonic(), "failed"
         self._index.open()
         try:
-            with REBUILDING.track_inprogress():
-                admitted, done = self._admit_all(self._index.epoch, sign)
+            admitted, done = self._admit_all(self._index.epoch, sign)
             result = "done" if done else "stopped"
         except EpochOver:
             result = "lost"

@@ -184,7 +184,6 @@ REBUILDS = _counter(
     "result",
     known=("done", "stopped", "lost", "failed"),
 )
-REBUILDING = _gauge("index_rebuilding", "1 while this process reads the voices that the index does not know.")
 REBUILD_SECONDS = _histogram("index_rebuild_seconds", "Rebuilds of the index that were done.", buckets=_SLOW)
 LAST_SWEEP = _asked(
     "last_sweep_timestamp_seconds", "When the last sweep of all voices began that was finished; 0: none was."

@@ -10,7 +10,6 @@ from redis import Redis
 
 from services.extractor_worker.batch_worker import BatchWorker
 from services.shared.index import EpochOver
-from services.shared.metrics import REGISTRY
 from services.shared.queue import RETRIES, SafeJob, SafeQueue, enqueue, queue_name
 from services.shared.queue_maintenance import reap
 from services.shared.settings import WorkerSettings
@@ -171,20 +170,6 @@ def test_a_record_that_cannot_be_read_is_an_integrity_failure(storage: Storage, 
     with counted("registry_integrity_failures_total", kind="record") as rise:
         storage.truth("alice")
     assert rise == [1]
-
-
-def test_whether_a_rebuild_is_under_way_is_shown(storage: Storage, monkeypatch: pytest.MonkeyPatch):
-    """Lists are slow, or refused, as long as one is."""
-    shown, set_complete = [], storage.index.set_complete
-
-    def look(epoch: int) -> None:
-        shown.append(REGISTRY.get_sample_value("registry_index_rebuilding"))
-        set_complete(epoch)
-
-    monkeypatch.setattr(storage.index, "set_complete", look)
-    storage.raw.delete("sr:boot")
-    storage.housekeeper.turn()
-    assert (shown, REGISTRY.get_sample_value("registry_index_rebuilding")) == ([1], 0)
 
 
 def test_rebuilds_are_counted_by_their_end(storage: Storage, monkeypatch: pytest.MonkeyPatch):

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
+from services.shared.facts import SpeakerId
 from services.shared.fingerprint import Fingerprint
 from speaker_registry import cli
 from speaker_registry.artifact import Artifact, Manifest, encode
 from tests.integration.api.conftest import Start
-from tests.integration.api.registry import CLIP, EMBEDDING, OTHER_CLIP, PROFILE, WIDER, Registry
+from tests.integration.api.registry import CLIP, EMBEDDING, OTHER_CLIP, PROFILE, WIDER, Registry, until
 from tests.integration.api.worker import FINGERPRINT
 
 VOXTRAL = "voxtral"
@@ -122,7 +123,13 @@ def test_it_survives_the_loss_of_redis(start: Start):
     put(registry, "alice", file(tensors(seconds_of(registry, "alice"))))
     before = registry.file("alice").content
     registry.redis.flushdb()
-    registry.housekeeper.turn()
+
+    def is_served() -> bool:  # once its facts are certain
+        served = registry.file("alice").status_code == 200
+        registry.housekeeper.settle(SpeakerId("default", "alice"))
+        return served
+
+    until(is_served)
     assert registry.file("alice").content == before
 
 

@@ -34,6 +34,8 @@ def own_valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ValkeyServe
 @pytest.fixture
 def registry(start: Start, own_valkey: ValkeyServer) -> Registry:
     """One that asks for keys and counts requests, with a voice that has its artifact."""
+    with Redis.from_url(own_valkey.url) as redis:
+        redis.flushall()  # the test before had another bucket
     registry = start(
         own_valkey.url,
         access=AccessSettings(bootstrap_key=SecretStr(str(BOOTSTRAP))),
