@@ -14,7 +14,7 @@ from services.registry_api.routing import Router
 from services.registry_api.rules import METRICS, PUBLIC
 from services.registry_api.wiring import Services
 from services.shared.metrics import exposition
-from speaker_registry.errors import SpeakerRegistryError, Unavailable
+from speaker_registry.errors import SpeakerRegistryError
 
 REMEMBERED_SECONDS = 0.5
 _ICON = Path(__file__).with_name("favicon.ico").read_bytes()
@@ -76,19 +76,14 @@ class Readiness:
         return found
 
 
-def _checks(services: Services) -> dict[str, Callable[[], None]]:
+def _checks(services: Services) -> dict[str, Callable[[], object]]:
     return {
         "store": services.registrar.store.check,
-        "index": lambda: _check_gate(services),
+        "index": services.registrar.index.open,
     }
 
 
-def _check_gate(services: Services) -> None:
-    if not services.registrar.index.gate_open():
-        raise Unavailable("being rebuilt")
-
-
-def _state(check: Callable[[], None]) -> str:
+def _state(check: Callable[[], object]) -> str:
     try:
         check()
     except SpeakerRegistryError as error:

@@ -1,10 +1,11 @@
 """Redis, as long as it holds the index that was begun on this run of the server for our bucket.
 
-`BOOT` names the run of the server, the bucket, the layout of the keys, and the *epoch* of the index. A server
-that was restarted, replaced, rolled back or emptied does not hold what it should; the first caller who
-notices begins an index of a new epoch there, which takes one script call. Nothing is known in it yet:
-`SpeakerIndex` admits each speaker when it is needed. `BOOT` is looked at on every new connection, in every
-script, and with every read, so no loss goes unnoticed. Knows nothing of what the index holds.
+`BOOT` names the run of the server and how many keys it has evicted so far, the bucket, the layout of the
+keys, and the *epoch* of the index. A server that was restarted, replaced, rolled back or emptied, or that
+threw keys away, does not hold what it should; the first caller who notices begins an index of a new epoch
+there, which takes one script call. Nothing is known in it yet: `SpeakerIndex` admits each speaker when it
+is needed. `BOOT` is looked at on every new connection, in every script, and with every read, so no loss
+goes unnoticed. Knows nothing of what the index holds.
 """
 
 import time
@@ -102,7 +103,7 @@ class Gate:
             RedisTaken. GateClosed: the server does not accept writes. Unavailable: it cannot be reached.
         """
         with unavailable_without_redis():
-            prefix = self._prefix_of(self.ungated.info("server"))
+            prefix = self._prefix_of(self.ungated.info("server", "stats"))
             try:
                 self._stamp = str(self._open(keys=[BOOT], args=self._opening(prefix)))
             except redis.ResponseError as error:
@@ -142,7 +143,7 @@ class Gate:
     def _on_connect(self, connection: Any) -> None:
         """Before any other command of a new connection: whose data is this?"""
         connection.on_connect()
-        connection.send_command("INFO", "server")
+        connection.send_command("INFO", "server", "stats")
         prefix = self._prefix_of(connection.read_response())
         connection.send_command("GET", BOOT)
         boot = connection.read_response()
@@ -156,10 +157,13 @@ class Gate:
         self._stamp = str(boot)
 
     def _prefix_of(self, info: Any) -> str:
-        """What `BOOT` begins with if this run of the server has an index of our bucket."""
-        text = f"run_id:{info['run_id']}" if isinstance(info, dict) else str(info)
-        run_id = next(line.partition(":")[2] for line in text.splitlines() if line.startswith("run_id:"))
-        return f"{run_id}/{self._bucket}/{LAYOUT}/"
+        """What `BOOT` begins with if this run of the server has an index of our bucket, and nothing of it was
+        evicted.
+        """
+        if not isinstance(info, dict):
+            lines = (line.partition(":") for line in str(info).splitlines())
+            info = {name: value for name, _, value in lines}
+        return f"{info['run_id']}.{info['evicted_keys']}/{self._bucket}/{LAYOUT}/"
 
     def _opening(self, prefix: str) -> list[str | float]:
         """The arguments of `lua/open.lua`."""

@@ -1,9 +1,11 @@
 """A Redis that throws keys away when its memory is full cannot hold the index."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import redis
 from structlog.testing import capture_logs
 
 from services.shared import redis_access
@@ -47,3 +49,21 @@ def test_any_policy_but_noeviction_closes_the_gate(
     storage.raw.config_set("maxmemory-policy", "noeviction")
     storage.settle()
     assert storage.register("alice", number=2).version.number == 2
+
+
+def test_an_index_of_which_something_was_evicted_is_begun_anew(storage: Storage):
+    """The policy was wrong for a while, and is right again. Nobody can tell which voices are missing."""
+    storage.ready("alice")
+    storage.clock.sleep(4)
+    epoch = storage.index.epoch
+    storage.raw.config_set("maxmemory-policy", "allkeys-random")
+    storage.raw.config_set("maxmemory", 1)
+    with suppress(redis.ResponseError):  # all is evicted that can be, and it is not enough
+        storage.raw.set("one", "more")
+    storage.raw.config_set("maxmemory", 0)
+    storage.raw.config_set("maxmemory-policy", "noeviction")
+    for client in (storage.index.redis, storage.index.ungated):
+        client.connection_pool.disconnect()
+    assert storage.served("alice")[0] == 1
+    assert storage.register("alice", number=2).version.number == 2
+    assert storage.index.epoch > epoch

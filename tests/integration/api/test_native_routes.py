@@ -908,6 +908,15 @@ def test_an_index_that_lost_everything_is_no_outage(start: Start):
     assert keys(get(registry, "/v1/voices")) == ["alice", "bob"]
 
 
+def test_a_redis_of_another_registry_is_said_to_be_one(start: Start):
+    """Two registries that share one would take it from each other."""
+    registry = start()
+    registry.redis.set("sr:boot", "some run/another bucket/4/1")
+    ready = ready_now(registry)
+    assert (ready.status_code, ready.json()["parts"]["store"]) == (503, "ok")
+    assert ready.json()["parts"]["index"].startswith("Redis holds the index of another bucket. Accepted:")
+
+
 # -- clips
 
 
