@@ -398,7 +398,8 @@ def fold(facts: Iterable[Fact]) -> Speaker:
     unreadable = [fact for fact in facts if isinstance(fact, UnreadableFact)]
     tombstones = [fact for fact in facts if isinstance(fact, TombstoneFact)]
     tombstone = max((fact.seq for fact in tombstones), default=0)
-    void = _void_keys(facts)
+    void = _keys_of(fact for fact in facts if isinstance(fact, VoidFact))
+    unclear = _keys_of(unreadable)  # which of several landed first
     artifacts = fold_artifacts(fact for fact in facts if isinstance(fact, ArtifactFact))
     failures = _last_failures(fact for fact in facts if isinstance(fact, FailureFact))
     counted = {vuid: fact for vuid, fact in versions.items() if census.counts(fact.seq, vuid)}
@@ -406,7 +407,7 @@ def fold(facts: Iterable[Fact]) -> Speaker:
         SpeakerVersion(
             seq=fact.seq,
             record=fact.record,
-            artifacts=_without(void.get(vuid, set()), artifacts.get(vuid, {})),
+            artifacts=_without(void.get(vuid, set()) | unclear.get(vuid, set()), artifacts.get(vuid, {})),
             failures=_without(void.get(vuid, set()), failures.get(vuid, {})),
             void=frozenset(void.get(vuid, ())),
         )
@@ -495,13 +496,13 @@ def _lands_before(fact: ArtifactFact, other: ArtifactFact) -> bool:
     return fact.record.winner > other.record.winner
 
 
-def _void_keys(facts: Iterable[Fact]) -> dict[str, set[str]]:
-    """vuid -> keys of void artifacts."""
-    void: dict[str, set[str]] = {}
+def _keys_of(facts: Iterable[VoidFact | UnreadableFact]) -> dict[str, set[str]]:
+    """vuid -> keys of the artifacts that they are about."""
+    keys: dict[str, set[str]] = {}
     for fact in facts:
-        if isinstance(fact, VoidFact):
-            void.setdefault(fact.vuid, set()).add(fact.akey)
-    return void
+        if fact.akey is not None:
+            keys.setdefault(fact.vuid, set()).add(fact.akey)
+    return keys
 
 
 def _without(keys: Set[str], records: Mapping[str, _R]) -> dict[str, _R]:

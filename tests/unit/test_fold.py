@@ -298,6 +298,15 @@ def test_a_version_whose_only_artifact_is_void_is_extracted_again():
     assert state_of([*facts, made(1, "c", build=2)]) == "ready"
 
 
+def test_of_several_artifacts_none_counts_while_one_of_them_cannot_be_read():
+    """It may have landed first: what is put in force now would have to change when it can be read again."""
+    first, second = made(1, "a"), made(1, "b", second=5)
+    assert fold([version(1), first, second]).versions[0].artifacts == {first.akey: first.record}
+    speaker = fold([version(1), UnreadableFact(first.vuid, akey=first.akey), second])
+    assert speaker.versions[0].artifacts == {}
+    assert speaker.unreadable
+
+
 # -- a census, after a loss of Redis
 
 
