@@ -296,9 +296,13 @@ class Storage:
         raise AssertionError(f"never settled: {self.raw.zrange(DIRTY, 0, -1)}")
 
     def sweep(self) -> None:
-        """What is garbage goes, with every grace over."""
-        self.clock.sleep(2 * 86_400)
-        self.housekeeper.turn()
+        """Collect what is garbage, as two daily sweeps do once every grace period has ended.
+
+        The first one remembers what looks like garbage; the second one deletes it if it still does.
+        """
+        for _ in range(2):
+            self.clock.sleep(2 * 86_400)
+            self.housekeeper.turn()
 
     def check_settled(self, name: str) -> None:
         """Nothing is open, the index says what the facts say, and everything wanted is there."""
