@@ -231,13 +231,16 @@ def test_a_delete_that_races_an_extraction_leaves_nothing(
 
 
 def left_after_sweeping(registry: RegistryProcesses, names: dict[str, str]) -> dict[str, list[str]]:
-    """Kinds of the objects that no grace protects any more and housekeeping would still keep."""
+    """The kinds of the objects that housekeeping would keep if every grace period were over, by voice."""
     kept = {}
     with registry.registrar() as registrar:
         for name in names:
-            listing = registrar.store.list(SpeakerId("default", name).prefix)
+            speaker_id = SpeakerId("default", name)
+            listing = registrar.store.list(speaker_id.prefix)
             facts = list(read_facts(registrar.store, listing))
-            swept = set(unreachable(listing, facts, grace=timedelta(0), deleted_grace=timedelta(0)))
+            indexed = registrar.index.load(speaker_id).speaker
+            found = unreachable(listing, facts, indexed, grace=timedelta(0), deleted_grace=timedelta(0))
+            swept = {*found.certain, *found.presumed}
             keys = [stored.key for stored in listing.objects if stored.key not in swept]
             kept[name] = [key.rpartition("/")[2].split(".")[1] for key in keys]
     return kept
