@@ -87,10 +87,18 @@ class ProxiedRegistry(Registry):
         )
 
     def stored(self) -> Stored:
-        """Of the voices; what the processes say of themselves changes all the time."""
+        """The stored state of the voices. What the processes say of themselves changes all the time, and so
+        does the time at which housekeeping last listed a voice.
+        """
         files = [path for path in self.folder.rglob("*") if path.is_file()]
         objects = {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
-        return Stored(objects, {key: self.redis.dump(key) for key in self.redis.scan_iter("sr:in:default:*")})
+        return Stored(objects, {key: self._content(key) for key in self.redis.scan_iter("sr:in:default:*")})
+
+    def _content(self, key: bytes) -> object:
+        if self.redis.type(key) != b"hash":
+            return self.redis.dump(key)
+        fields = cast(dict[bytes, bytes], self.redis.hgetall(key))
+        return {field: value for field, value in fields.items() if field != b"listed"}
 
 
 class HeldWorkers(StandIn):

@@ -52,8 +52,8 @@ class Stored:
 
     objects: Mapping[str, str]
     """Key -> hash of the content."""
-    keys: Mapping[bytes, bytes | None]
-    """Redis key -> its serialised value."""
+    keys: Mapping[bytes, object]
+    """Redis key -> its value, in a form that can be compared."""
 
 
 class Registry:
