@@ -45,6 +45,7 @@ def events(registry: RegistryProcesses) -> list[Event]:
         client.post(f"{UPLOAD}/wren/cache", params={"profile": OPTIONAL_PROFILE})
         [artifact] = registry.bucket.rglob("*.safetensors")
         artifact.unlink()
+        registry.pace(0.5)  # so that the answer is there before the artifact
         client.get(f"/v1/voices/wren/versions/1/artifacts/{PROFILE}/file")
         client.post(f"{UPLOAD}/wren/cache")
         client.get("/no/such/place")

@@ -22,6 +22,8 @@ FILE = "/v1/voices/{name}/versions/{ref}/artifacts/{profile}/file"
 CACHE = "/v1/audio/voices/{name}/cache"
 PAGE = "https://page.example"
 """From which a browser may ask."""
+JOBS = {(PROFILE, "finished"): 3, (OPTIONAL_PROFILE, "failed"): 1}
+"""The jobs of the scenario: one extraction, and two more after the file was lost."""
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +52,10 @@ def file_of(client: httpx.Client, name: str, profile: str = PROFILE, **headers: 
 
 
 def play(registry: RegistryProcesses, client: httpx.Client) -> None:
-    """The scenario: uploads, one repeated, two refused; all that can become of a request for a file."""
+    """Play the scenario: uploads, of which one is repeated and two are refused, and requests for files with
+    every possible result. A file that was extracted and lost is extracted again; one that came with the
+    registration cannot be.
+    """
     registry.pace(0.5)
     clip = noise_clip(1)[0]
     assert upload(client, "wren", clip).json()["created"] is True
@@ -66,52 +71,61 @@ def play(registry: RegistryProcesses, client: httpx.Client) -> None:
     assert file_of(client, "nobody").status_code == 404
     assert file_of(client, "wren", OPTIONAL_PROFILE).status_code == 404
     assert file_of(client, "wren", "made-up").status_code == 404
-    registry.pace(0)
     refused = client.post(CACHE.format(name="wren"), params={"profile": OPTIONAL_PROFILE})
     assert refused.status_code == 409
     assert file_of(client, "wren", OPTIONAL_PROFILE).status_code == 409
-    [stored] = registry.bucket.rglob("*.safetensors")
-    whole = stored.read_bytes()
-    stored.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-    assert file_of(client, "wren").status_code == 500
-    stored.unlink()
-    assert file_of(client, "wren").status_code == 500
+    for spoil in (_change_last_byte, Path.unlink):
+        for stored in list(registry.bucket.rglob("*.safetensors")):
+            spoil(stored)
+        assert file_of(client, "wren").status_code == 202
+        assert client.post(CACHE.format(name="wren")).status_code == 200
+    extracted = set(registry.bucket.rglob("*.safetensors"))
+    given = {"name": "owl", "consent": "cons_1", "speaker_embedding": str([0.5] * 1024)}
+    assert client.post(UPLOAD, data=given).status_code == 200
+    [stored] = set(registry.bucket.rglob("*.safetensors")) - extracted
+    _change_last_byte(stored)
+    assert file_of(client, "owl").status_code == 500
     assert client.get("/no/such/place").status_code == 404
     assert client.request("BREW", "/v1/voices").status_code == 405
     asked_first = {"Origin": PAGE, "Access-Control-Request-Method": "GET"}
     assert client.options("/v1/voices", headers=asked_first).status_code == 200
 
 
+def _change_last_byte(file: Path) -> None:
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+
+
 def test_after_a_known_scenario_the_counts_are_exact(registry: RegistryProcesses, client: httpx.Client):
-    """A number nobody can rely on is worse than none: it is believed."""
+    """Metrics that are wrong are worse than none, since people believe them."""
     play(registry, client)
     worker_url = registry.metrics_urls["worker0"]
     api_url, name = registry.metrics_urls["api0"], "registry_http_requests_total"
     # The last ones of each: an answer is out a moment before it is counted.
-    wait_until(lambda: Scrape.of(worker_url).series("registry_jobs_total", result="failed") != {})
+    wait_until(lambda: Scrape.of(worker_url).series("registry_jobs_total") == JOBS)
     wait_until(lambda: Scrape.of(api_url).series(name, method="OPTIONS") != {})
     api, worker = Scrape.of(api_url), Scrape.of(worker_url)
     waiting_room = ("/readyz", "/v1/profiles")  # asked by the fixture, until everything was ready
     requests = api.series("registry_http_requests_total")
     assert {key: count for key, count in requests.items() if key[1] not in waiting_room} == {
-        ("POST", UPLOAD, "200"): 2,
+        ("POST", UPLOAD, "200"): 3,
         ("POST", UPLOAD, "400"): 2,
-        ("POST", CACHE, "200"): 1,
+        ("POST", CACHE, "200"): 3,
         ("POST", CACHE, "409"): 1,
         ("GET", FILE, "200"): 2,
-        ("GET", FILE, "202"): 1,
+        ("GET", FILE, "202"): 3,
         ("GET", FILE, "304"): 1,
         ("GET", FILE, "404"): 3,
         ("GET", FILE, "409"): 1,
-        ("GET", FILE, "500"): 2,
+        ("GET", FILE, "500"): 1,
         ("GET", "none", "404"): 1,
         ("other", "/v1/voices", "405"): 1,
         ("OPTIONS", "none", "200"): 1,
     }
     timed = api.series("registry_http_request_duration_seconds_count")
-    assert timed["GET", FILE] == 10
-    assert timed["POST", UPLOAD] == 4
-    uploads = {("created",): 1, ("repeated",): 1, ("refused",): 2, ("failed",): 0}
+    assert timed["GET", FILE] == 11
+    assert timed["POST", UPLOAD] == 5
+    uploads = {("created",): 2, ("repeated",): 1, ("refused",): 2, ("failed",): 0}
     assert api.series("registry_uploads_total") == uploads
     assert api.series("registry_upload_rejected_total") == {
         ("unsupported_audio",): 1,
@@ -119,16 +133,17 @@ def test_after_a_known_scenario_the_counts_are_exact(registry: RegistryProcesses
     }
     assert api.series("registry_artifact_requests_total") == {
         (PROFILE, "hit"): 2,
-        (PROFILE, "pending"): 1,
+        (PROFILE, "pending"): 3,
         (PROFILE, "not_modified"): 1,
         (PROFILE, "miss"): 1,
-        (PROFILE, "error"): 2,
+        (PROFILE, "error"): 1,
         (OPTIONAL_PROFILE, "miss"): 1,
         (OPTIONAL_PROFILE, "failed"): 1,
         ("unknown", "miss"): 1,
     }
-    failures = {("missing",): 1, ("damaged",): 1, ("record",): 0}
+    failures = {("missing",): 1, ("damaged",): 2, ("record",): 0, ("unreadable",): 0}
     assert api.series("registry_integrity_failures_total") == failures
+    assert api.value("registry_reconcile_repairs_total", kind="artifact_void") == 2
     assert api.series("registry_index_rebuilds_total") == {
         ("done",): 1,
         ("stopped",): 0,
@@ -136,24 +151,25 @@ def test_after_a_known_scenario_the_counts_are_exact(registry: RegistryProcesses
         ("failed",): 0,
     }
     assert api.value("registry_index_rebuild_seconds_count") == 1
-    # The probe at the start asks for what is not there: before it puts anything, and after it deleted it.
-    assert api.value("registry_store_seconds_count", op="get", result="missing") == 2 * PROBED + 1
+    # The probe at the start asks for objects before it puts them, and again after it deleted them.
+    # The store is asked twice for the file that is missing.
+    assert api.value("registry_store_seconds_count", op="get", result="missing") == 2 * PROBED + 2
     assert_the_worker_counted(worker)
 
 
 def assert_the_worker_counted(worker: Scrape) -> None:
-    assert worker.series("registry_jobs_total") == {(PROFILE, "finished"): 1, (OPTIONAL_PROFILE, "failed"): 1}
+    assert worker.series("registry_jobs_total") == JOBS
     assert worker.series("registry_artifact_compute_seconds_count") == {
-        (PROFILE, "prepare"): 1,
-        (PROFILE, "encode"): 1,
-        (PROFILE, "publish"): 1,
+        (PROFILE, "prepare"): 3,
+        (PROFILE, "encode"): 3,
+        (PROFILE, "publish"): 3,
         (OPTIONAL_PROFILE, "prepare"): 1,
         (OPTIONAL_PROFILE, "encode"): 1,
     }
     seconds = worker.value("registry_artifact_compute_seconds_sum", profile=PROFILE, step="encode")
     assert seconds is not None
-    assert 0.5 <= seconds < 5
-    assert worker.series("registry_batch_size_sum") == {(PROFILE,): 1, (OPTIONAL_PROFILE,): 1}
+    assert 1.5 <= seconds < 5
+    assert worker.series("registry_batch_size_sum") == {(PROFILE,): 3, (OPTIONAL_PROFILE,): 1}
     beat = worker.value("registry_worker_last_beat_timestamp_seconds")
     assert beat is not None
     assert 0 <= time.time() - beat < 5
