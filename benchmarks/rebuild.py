@@ -33,12 +33,12 @@ MODEL = SpeakerId("default", "voice-model")
 def main() -> bool:
     """Print the table. Returns whether the goals were met."""
     with tempfile.TemporaryDirectory() as folder, RegistryProcesses(Path(folder), environment={}) as registry:
-        caller, clip = Caller(registry.urls[0]), CLIP.read_bytes()
-        _upload(caller, MODEL.slug, clip)
+        clip = CLIP.read_bytes()
+        _upload(Caller(registry.urls[0]), MODEL.slug, clip)
         names = list(_copies(registry.bucket, VOICES))
         _seconds_to_rebuild(registry)
         idle = _seconds_to_rebuild(registry)
-        waits = _uploads_after_a_loss(registry, caller, names, clip)
+        waits = _uploads_after_a_loss(registry, Caller(registry.urls[0]), names, clip)
     first, median, longest = waits[0], statistics.median(waits), max(waits)
     print("| | seen | goal |\n|---|---|---|")
     print(f"| voices/s read again, of {VOICES:,} | {VOICES / idle:,.0f} | {GOAL_VOICES:,} |")
