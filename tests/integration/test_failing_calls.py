@@ -316,6 +316,7 @@ def test_a_rebuild_that_failed_goes_on(storage: Storage, way: str):
     assert storage.served("alice") == before
 
 
+@pytest.mark.timeout(600)  # every trial announces an encoder, for which all voices before it are looked at
 def test_a_new_fingerprint_reaches_every_voice(storage: Storage, way: str):
     """A worker that failed to announce it says so again when it is started again."""
     trials = Trials(storage, way)
