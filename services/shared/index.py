@@ -11,8 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from itertools import islice
-from typing import Any
+from typing import Any, cast
 
 import redis
 from redis.client import Pipeline
@@ -247,20 +246,26 @@ class SpeakerIndex(Gate):
         Returns how many keys that were.
         """
         epoch, removed = str(self.epoch), 0
+        cursor: int | None = None
         with unavailable_without_redis():
-            for keys in _batches(self.ungated.scan_iter(f"{_TENANTS}*", count=1000)):
-                hashes = [key for key in keys if ":v:" in key]
-                pipeline = self.ungated.pipeline(transaction=False)
-                for key in hashes:
-                    pipeline.hget(key, "epoch")
-                admitted = dict(zip(hashes, pipeline.execute(), strict=True))
-                stale = [key for key in hashes if admitted[key] != epoch]
-                old = [key for key in stale if not known(_id_of(key))]
-                old += [key for key in keys if ":names:" in key and key.split(":")[4] != epoch]
-                removed += len(old)
-                if old:
-                    self.ungated.unlink(*old)
+            while cursor != 0:
+                page = self.ungated.scan(cursor or 0, match=f"{_TENANTS}*", count=1000)
+                cursor, keys = cast(tuple[int, list[str]], page)
+                removed += self._forget(keys, epoch, known)
         return removed
+
+    def _forget(self, keys: Iterable[str], epoch: str, known: Callable[[SpeakerId], bool]) -> int:
+        behind = {key: key.removeprefix(_TENANTS).split(":")[1:3] for key in keys}  # the namespace
+        hashes = [key for key, (kind, *_) in behind.items() if kind == "v"]
+        pipeline = self.ungated.pipeline(transaction=False)
+        for key in hashes:
+            pipeline.hget(key, "epoch")
+        stale = [key for key, admitted in zip(hashes, pipeline.execute(), strict=True) if admitted != epoch]
+        old = [key for key in stale if not known(_id_of(key))]
+        old += [key for key, (kind, *begun) in behind.items() if kind == "names" and begun != [epoch]]
+        if old:
+            self.ungated.unlink(*old)
+        return len(old)
 
     def _run(self, script: str, speaker_id: SpeakerId, **args: Any) -> Any:
         """Run a script about a speaker, which is admitted first if this index does not know it yet."""
@@ -722,10 +727,6 @@ class SpeakerIndex(Gate):
         """
         score = self._run("look_again", speaker_id, unknown=True, seconds=seconds, seen=seen)
         return float(score) if score else None
-
-
-def _batches(keys: Iterator[str]) -> Iterator[tuple[str, ...]]:
-    return iter(lambda: tuple(islice(keys, 1000)), ())
 
 
 def _ask_for(pipeline: Pipeline, speaker_ids: Iterable[SpeakerId]) -> None:

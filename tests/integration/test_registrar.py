@@ -860,6 +860,21 @@ def test_an_index_of_another_layout_is_begun_anew(storage: Storage, monkeypatch:
 RESERVED = ("jobs", "job", "names", "v", "in", "rate", "place", "lock", "keys", "boot")
 
 
+def test_a_rebuild_forgets_no_namespace_whatever_it_is_called(storage: Storage):
+    """What is left of an older index is told by the place of a word in a key, not by the word."""
+    for namespace in RESERVED:
+        upload = Upload(name=parse_speaker_name("alice"), consent="c")
+        register_clip(storage.registrar, namespace, upload, *clip(1))
+    lose_redis(storage)
+    storage.raw.set("sr:in:default:names", "of an older layout")
+    storage.housekeeper.rebuild()
+    assert storage.index.complete()
+    assert not storage.raw.exists("sr:in:default:names")
+    for namespace in RESERVED:
+        assert storage.index.names(namespace, limit=9) == ["alice"]
+        assert storage.registrar.find(namespace, "alice").speaker.live
+
+
 def test_namespaces_have_nothing_in_common_whatever_they_are_called(storage: Storage):
     """Also after what our own keys are called."""
     for namespace in RESERVED:
