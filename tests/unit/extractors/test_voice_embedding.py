@@ -77,20 +77,20 @@ def test_the_process_that_reads_can_open_nothing() -> None:
     program = (
         "import services.extractor_worker.voice_embedding as guarded\n"
         "def attack(data):\n"
-        "    if attack.armed:\n"
+        "    if data == b'hostile':  # not the rehearsals\n"
         "        for path in ('/etc/passwd', '/proc/self/environ'):\n"
         "            try: open(path); print('opened', path)\n"
         "            except OSError: pass\n"
         "        import os\n"
         "        try: os.fork(); print('forked')\n"
         "        except OSError: pass\n"
-        "    attack.armed = True\n"
         "    return b'done'\n"
-        "attack.armed = False\n"
         "guarded._to_npy = attack\n"
         "guarded._read_guarded()\n"
     )
-    answer = subprocess.run([sys.executable, "-c", program], input=b"x", capture_output=True, check=False)
+    answer = subprocess.run(
+        [sys.executable, "-c", program], input=b"hostile", capture_output=True, check=False
+    )
     assert answer.stdout == b"done", answer.stderr
 
 
