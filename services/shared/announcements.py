@@ -164,12 +164,6 @@ class Announcements:
             remembered = self._remembered[profile] = _Remembered(found, until)
         return remembered.announcement
 
-    def forget(self) -> None:
-        """Before a rebuild: the copies may be older than the facts."""
-        with unavailable_without_redis():
-            self._index.ungated.delete(_PROFILES)
-        self.look_anew()
-
     def look_anew(self) -> None:
         """What is remembered from here on was looked up after this."""
         self._remembered.clear()

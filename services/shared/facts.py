@@ -388,11 +388,6 @@ def read_facts(store: Store, listing: Listing) -> Iterator[Fact]:
                 yield fact
 
 
-def _is_published(key: "RecordKey") -> bool:
-    """False for an artifact's bytes."""
-    return not isinstance(key, ArtifactKey) or key.published
-
-
 RecordKey = VersionKey | CensusKey | ArtifactKey | FailureKey
 """Of a fact that has more to say than its key."""
 

@@ -328,9 +328,10 @@ class Housekeeper:
         self._index.tell(speaker_id, Told(certain.speaker, listed), epoch=epoch)
         if self._index.look(speaker_id).census == "pending":
             take_census(self._store, self._index, speaker_id, self._clock)
-        unreadable = self._index.load(speaker_id).speaker.unreadable
+        indexed = self._index.load(speaker_id)
+        unreadable = indexed.speaker.unreadable
         if certain.complete and not unreadable:  # else what looks as if it were missing may be there
-            for flight in self._index.load(speaker_id).flights:
+            for flight in indexed.flights:
                 self._check_flight(speaker_id, self._index.load(speaker_id), flight)
             self._extract_missing(speaker_id, self._index.load(speaker_id))
         self._registrar.promote(speaker_id)

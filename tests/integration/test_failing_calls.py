@@ -335,4 +335,5 @@ def test_a_new_fingerprint_reaches_every_voice(storage: Storage, way: str):
 def forget_announcements(storage: Storage) -> None:
     """Each trial makes as many calls as the one before only if the history is as long."""
     storage.store.delete([stored.key for stored in storage.store.list("_profiles/").objects])
-    storage.registrar.announcements.forget()
+    storage.raw.delete("sr:profiles")
+    storage.registrar.announcements.look_anew()
