@@ -3,7 +3,7 @@ folder. Time is moved on by the test; any call that leaves the process can be ma
 """
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -240,10 +240,10 @@ class Storage:
 
     # -- what workers do
 
-    def announce(self, fingerprint: str) -> None:
-        """From now on, artifacts are made with it."""
+    def announce(self, fingerprint: str, profiles: Iterable[str] | None = None) -> None:
+        """From now on, artifacts are made with it: those of all profiles, or of these."""
         self.fingerprint = fingerprint
-        for profile in self.registrar.catalogue.names:
+        for profile in self.registrar.catalogue.names if profiles is None else profiles:
             self.registrar.announcements.announce(profile, fingerprint, {}, untrained=False)
 
     def take(self, name: str | None = None) -> list[Assignment]:

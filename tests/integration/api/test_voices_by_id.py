@@ -99,16 +99,12 @@ def test_a_delete_by_id_spares_a_voice_that_took_the_name_meanwhile(
 ):
     """Between finding the voice and its end, somebody else deletes it and registers another."""
     old = registry.ready(name)["id"]
-    index = registry.registrar.index
-    reserve: Callable[..., object] = index.reserve_tombstone
 
-    def replaced_first(*given: object, **more: object) -> object:
-        monkeypatch.undo()
+    def replace() -> None:
         registry.registrar.delete("default", name)
         registry.ready(name)
-        return reserve(*given, **more)
 
-    monkeypatch.setattr(index, "reserve_tombstone", replaced_first)
+    once_before_a_delete(registry, monkeypatch, replace)
     assert registry.client.delete(f"/v1/voices/{old}").status_code == 404
     assert registry.client.get(f"/v1/voices/{name}").status_code == 200
 
@@ -118,17 +114,24 @@ def test_a_delete_by_id_is_not_stopped_by_another_change(
 ):
     """A new version, or a promotion, does not make it another voice."""
     voice_id = registry.ready(name)["id"]
+    once_before_a_delete(registry, monkeypatch, lambda: registry.upload(name, clip=OTHER_CLIP))
+    assert registry.client.delete(f"/v1/voices/{voice_id}").status_code == 204
+    assert registry.client.get(f"/v1/voices/{name}").status_code == 404
+
+
+def once_before_a_delete(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch, happen: Callable[[], object]
+) -> None:
+    """Let something happen after the next delete has found its voice, and before it takes effect."""
     index = registry.registrar.index
     reserve: Callable[..., object] = index.reserve_tombstone
 
-    def changed_first(*given: object, **more: object) -> object:
+    def late(*given: object, **more: object) -> object:
         monkeypatch.undo()
-        registry.upload(name, clip=OTHER_CLIP)
+        happen()
         return reserve(*given, **more)
 
-    monkeypatch.setattr(index, "reserve_tombstone", changed_first)
-    assert registry.client.delete(f"/v1/voices/{voice_id}").status_code == 204
-    assert registry.client.get(f"/v1/voices/{name}").status_code == 404
+    monkeypatch.setattr(index, "reserve_tombstone", late)
 
 
 def test_a_name_comes_before_an_id(registry: Registry, name: str):
