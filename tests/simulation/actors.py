@@ -4,6 +4,7 @@ that it is simulated."""
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -143,12 +144,8 @@ def start(world: World, process: Process) -> None:
 def announce(world: World, process: Process) -> None:
     """What a worker does first."""
     for profile, fingerprint in process.fingerprints.items():
-        patiently(
-            world,
-            lambda profile=profile, fingerprint=fingerprint: process.registrar.announcements.announce(
-                profile, fingerprint, {}, untrained=False
-            ),
-        )
+        say = partial(process.registrar.announcements.announce, profile, fingerprint, {}, untrained=False)
+        patiently(world, say)
     process.in_service = True
 
 

@@ -75,10 +75,12 @@ class NeverReadsFactsAgain(SimulatedHousekeeper):
 class WritesTheVersionAgain(Publisher):
     """As a worker that keeps its state in the voice's own record does."""
 
-    def publish(self, work: Assignment, tensors: Mapping[str, np.ndarray]) -> bool:
+    def publish(
+        self, work: Assignment, tensors: Mapping[str, np.ndarray], used_seconds: float | None = None
+    ) -> bool:
         key = work.speaker_id.version_key(work.version.seq, work.version.record)
         self._store.put(key, work.version.record.to_json().encode())
-        return super().publish(work, tensors)
+        return super().publish(work, tensors, used_seconds)
 
 
 class LooksAtNobody(Publisher):

@@ -220,7 +220,8 @@ class Process:
     # -- what leaves the process towards Redis
 
     def _put_under_control(self, client: redis.Redis) -> None:
-        execute, pipeline = client.execute_command, client.pipeline
+        patched: Any = client
+        execute, pipeline = patched.execute_command, patched.pipeline
 
         def execute_command(*arguments: Any, **options: Any) -> Any:
             def do() -> Any:
@@ -241,8 +242,7 @@ class Process:
             )
             return made
 
-        client.execute_command = execute_command  # type: ignore[method-assign]
-        client.pipeline = make_pipeline  # type: ignore[method-assign]
+        patched.execute_command, patched.pipeline = execute_command, make_pipeline
 
     def _call(self, what: str, do: Callable[[], Any], *, repeatable: bool) -> Any:
         pause(what)

@@ -46,7 +46,7 @@ class Actor:
 
     @property
     def done(self) -> bool:
-        return self._greenlet.dead
+        return bool(self._greenlet.dead)
 
     @property
     def waiting(self) -> bool:

@@ -65,7 +65,7 @@ class World:
             "deleted_grace_seconds": self.random.choice([0, 0, 600]),
         }
         self.housekeeping = HousekeepingSettings.model_construct(
-            **HousekeepingSettings(**given).model_dump() | parts.housekeeping
+            **{**HousekeepingSettings(**given).model_dump(), **parts.housekeeping}
         )
 
     # -- time and chance
