@@ -16,7 +16,7 @@ from services.registry_api.rates import MINUTE, Rates
 from services.registry_api.shares import Shares
 from services.registry_api.slots import Slots
 from services.registry_api.tokens import Tokens
-from services.shared.api_keys import ALL_SCOPES, ANY_NAMESPACE, Token, is_secret_of, parse_token
+from services.shared.api_keys import ALL_SCOPES, ANY_NAMESPACE, ApiKey, Token, is_secret_of, parse_token
 from services.shared.keyring import FRESH_SECONDS, Keyring
 from services.shared.registrar import Registrar
 from services.shared.settings import AccessSettings, ApiSettings, RateSettings
@@ -103,6 +103,23 @@ class Access:
             self._count_failure(address)
             raise
 
+    def known_caller(self, sent: str | None) -> Caller | None:
+        """Whose key or token was sent, as far as that is known already; None where it is not.
+
+        This tells requests apart before they are admitted. It admits nobody: see `caller`.
+        """
+        if self._keyring is None:
+            return ANONYMOUS
+        token = parse_token(sent) if sent is not None else None
+        if token is None:
+            return self._known_token_caller(sent or "")
+        if self._is_bootstrap(token):
+            return _bootstrap_caller(token)
+        key = self._keyring.find(token.id)
+        if key is None or not is_secret_of(key, token) or self._keyring.state(key) != "active":
+            return None
+        return _key_caller(key)
+
     async def _known_caller(self, keyring: Keyring, sent: str | None, address: str) -> Caller:
         if sent is None:
             raise InvalidApiKey("No API key was sent. Accepted: 'Authorization: Bearer sreg_…'.")
@@ -111,13 +128,16 @@ class Access:
         token = parse_token(sent)
         if token is None:
             raise InvalidApiKey("This is no API key: mistyped, or cut short. Accepted: 'sreg_…', whole.")
-        if self._bootstrap is not None and hmac.compare_digest(str(token), str(self._bootstrap)):
-            return Caller(token.id, ANY_NAMESPACE, ALL_SCOPES)
+        if self._is_bootstrap(token):
+            return _bootstrap_caller(token)
         return await self._key_caller(keyring, token, address)
+
+    def _is_bootstrap(self, token: Token) -> bool:
+        return self._bootstrap is not None and hmac.compare_digest(str(token), str(self._bootstrap))
 
     async def _token_caller(self, tokens: Tokens, sent: str, address: str) -> Caller:
         """Who sends a good one again is not kept waiting by others of his address that send bad ones."""
-        digest, now = hashlib.sha256(sent.encode()).digest(), self.rates.now()
+        digest, now = _digest(sent), self.rates.now()
         known = self._good_tokens.get(digest)
         if known is not None and now - known.checked_at < _GOOD_SECONDS:
             return known.caller
@@ -126,6 +146,10 @@ class Access:
         caller = await run_in_threadpool(tokens.caller, sent)
         self._good_tokens[digest] = _GoodToken(caller, now)
         return caller
+
+    def _known_token_caller(self, sent: str) -> Caller | None:
+        known = self._good_tokens.get(_digest(sent))
+        return known.caller if known is not None else None
 
     async def _key_caller(self, keyring: Keyring, token: Token, address: str) -> Caller:
         await self._refresh(keyring)
@@ -138,15 +162,7 @@ class Access:
         assert key is not None
         keyring.check_active(key)
         keyring.used(token.id)
-        record = key.record
-        return Caller(
-            id=record.id,
-            counted_as=record.first,
-            namespace=record.namespace,
-            scopes=ALL_SCOPES & set(record.scopes),
-            requests_per_minute=record.requests_per_minute,
-            uploads_per_minute=record.uploads_per_minute,
-        )
+        return _key_caller(key)
 
     async def _refresh(self, keyring: Keyring) -> None:
         """Waits only where what is known may be wrong; else it is looked at beside the request."""
@@ -180,6 +196,27 @@ class Access:
                 "next one.",
                 retry_after_seconds=self.rates.reset_seconds(),
             ) from None
+
+
+def _digest(sent: str) -> bytes:
+    """What a JWT is remembered by."""
+    return hashlib.sha256(sent.encode()).digest()
+
+
+def _bootstrap_caller(token: Token) -> Caller:
+    return Caller(token.id, ANY_NAMESPACE, ALL_SCOPES)
+
+
+def _key_caller(key: ApiKey) -> Caller:
+    record = key.record
+    return Caller(
+        id=record.id,
+        counted_as=record.first,
+        namespace=record.namespace,
+        scopes=ALL_SCOPES & set(record.scopes),
+        requests_per_minute=record.requests_per_minute,
+        uploads_per_minute=record.uploads_per_minute,
+    )
 
 
 class NoWayIn(Exception):

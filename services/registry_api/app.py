@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 
 from anyio import to_thread
 from fastapi import FastAPI
@@ -13,13 +14,14 @@ from starlette.middleware.cors import CORSMiddleware
 
 from services.registry_api import artifacts, clips, compat, examples, health, keys, problems, voices, work
 from services.registry_api.compression import JsonCompression
+from services.registry_api.fair_queue import FairQueue
 from services.registry_api.forms import FORM_BYTES
 from services.registry_api.headers import AnswerHeaders
 from services.registry_api.limits import Pace, RequestIds, RequestLimits
 from services.registry_api.local import LocalOnly
 from services.registry_api.pressure import Pressure
 from services.registry_api.routing import TrailingSlashes
-from services.registry_api.rules import check_rules, without_security
+from services.registry_api.rules import check_rules, tenant_of, without_security
 from services.registry_api.signals import RequestSignals
 from services.registry_api.slots import Slots
 from services.registry_api.wiring import Services
@@ -68,7 +70,7 @@ def create_app(
     app.state.access = services.access
     app.state.readiness = health.Readiness(services)
     app.state.upload_slots, app.state.store_slots = uploads, store
-    app.state.whole_list = asyncio.Semaphore(1)
+    app.state.whole_lists = FairQueue(1)
     app.state.search_slots = Slots(1, wait_seconds=_SEARCH_WAIT_SECONDS, refusal=_TOO_MANY_SEARCHES)
     services.registrar.reading_facts = store.one_in_thread
     problems.add_handlers(app)
@@ -84,7 +86,7 @@ def create_app(
     )
     # Around the limits: they would refuse an upload by the path with a slash as too large.
     app.add_middleware(TrailingSlashes, routes=lambda: app.routes)
-    app.add_middleware(Pressure, max_active=max_active)
+    app.add_middleware(Pressure, max_active=max_active, tenant_of=partial(tenant_of, services.access))
     if not services.access.required:
         app.add_middleware(LocalOnly, origins=cors_origins)
     _allow_web_pages(app, cors_origins)

@@ -91,7 +91,8 @@ def list_audio_voices(
         )
     if request.method == "HEAD":
         return Response(headers={"Cache-Control": "private, no-cache"}, media_type="application/json")
-    return WholeList(page, find, lambda page: _entries(registrar, page), request.app.state.whole_list)
+    lists = request.app.state.whole_lists
+    return WholeList(page, find, lambda page: _entries(registrar, page), lists, namespace)
 
 
 def _usable(registrar: Registrar, indexed: IndexedSpeaker, profile: str | None, *, ready: bool) -> bool:

@@ -13,6 +13,8 @@ import structlog
 from fastapi import FastAPI, Query, Request, Security
 from fastapi.routing import RouteContext, iter_route_contexts
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer, SecurityScopes
+from starlette.datastructures import Headers
+from starlette.types import Scope
 
 from services.registry_api.access import Access
 from services.registry_api.callers import OWN_NAMESPACE, Caller
@@ -45,6 +47,21 @@ def address_of(host: str) -> str:
     if address.ipv4_mapped is not None:
         return str(address.ipv4_mapped)
     return str(ipaddress.ip_network((address, 64), strict=False))
+
+
+def tenant_of(access: Access, scope: Scope) -> str:
+    """Whose share of a process a request uses, told from its head: its namespace, or, where its key is not
+    known, its address.
+    """
+    headers = Headers(scope=scope)
+    scheme, _, sent = headers.get("authorization", "").partition(" ")
+    caller = access.known_caller(sent.strip() if scheme.lower() == "bearer" else None)
+    if caller is None:
+        return f"address {address_of(scope['client'][0] if scope.get('client') else '')}"
+    if caller.for_any:
+        asked = headers.get(NAMESPACE_HEADER, OWN_NAMESPACE)
+        return f"namespace {asked if is_namespace(asked) else OWN_NAMESPACE}"
+    return f"namespace {caller.namespace}"
 
 
 async def _admit(

@@ -7,42 +7,45 @@ from contextvars import ContextVar
 
 from anyio import NoEventLoopError, from_thread
 
-from services.registry_api.pressure import waiting
-from speaker_registry.errors import Unavailable
+from services.registry_api.fair_queue import FairQueue
+from services.registry_api.pressure import tenant_of_request, waiting
 
 _QUEUE = 8
-"""Requests that wait, at most, for each that has a slot."""
+"""Requests of one tenant that wait, at most, for each slot there is."""
 
 
 class Slots:
-    """As many requests at a time as that somebody bears. They are not at work meanwhile: however slow he is,
-    requests that do not need him go on. A few others wait here, without a thread each: threads are few, and
-    all other requests need them too.
+    """Limits how many requests use a slow dependency at once. They hold no worker slot meanwhile, so a slow
+    bucket or decoder cannot block requests that don't need it. A few others wait here, tenant by tenant and
+    without a thread each: threads are few, and all other requests need them too.
 
     Args:
-        many: at the same time. wait_seconds: for a slot. refusal: what is said to whom there is none for.
+        many: at the same time. wait_seconds: for a slot. refusal: what a request is told that gets none while
+            others of all tenants have them.
     """
 
     def __init__(self, many: int, *, wait_seconds: float, refusal: str) -> None:
         self.many = many
-        self._slots = asyncio.Semaphore(many)
+        self._queue = FairQueue(many)
         self._wait_seconds = wait_seconds
         self._refusal = refusal
-        self._waiting = 0
         self._held: ContextVar[bool] = ContextVar("held", default=False)
         """Whether this request has a slot already."""
 
     @asynccontextmanager
     async def one(self) -> AsyncIterator[None]:
-        """Raises `Unavailable` if none came free in time, or too many wait for one."""
+        """Raises `RateLimited` or `Unavailable` if none came free in time, or too many of the tenant's
+        requests wait.
+        """
+        tenant = tenant_of_request()
         with waiting():
-            await self._acquire()
+            began = await self._acquire(tenant)
             self._held.set(True)
             try:
                 yield
             finally:
                 self._held.set(False)
-                self._slots.release()
+                self._release(tenant, began)
 
     @contextmanager
     def one_in_thread(self) -> Iterator[None]:
@@ -54,8 +57,9 @@ class Slots:
         if self._held.get():
             yield
             return
+        tenant = tenant_of_request()
         try:
-            from_thread.run(self._acquire)
+            began = from_thread.run(self._acquire, tenant)
         except NoEventLoopError:
             yield
             return
@@ -63,21 +67,17 @@ class Slots:
             with _meanwhile():
                 yield
         finally:
-            from_thread.run_sync(self._slots.release)
+            from_thread.run_sync(self._release, tenant, began)
 
-    async def _acquire(self) -> None:
-        if self._waiting >= _QUEUE * self.many:
-            raise self._unavailable()
-        self._waiting += 1
-        try:
-            await asyncio.wait_for(self._slots.acquire(), self._wait_seconds)
-        except TimeoutError:
-            raise self._unavailable() from None
-        finally:
-            self._waiting -= 1
+    async def _acquire(self, tenant: str) -> float:
+        """Returns when."""
+        full = self._queue.waiting(tenant) >= _QUEUE * self.many
+        if full or not await self._queue.admit(tenant, self._wait_seconds):
+            raise self._queue.refusal(tenant, self._refusal)
+        return asyncio.get_running_loop().time()
 
-    def _unavailable(self) -> Unavailable:
-        return Unavailable(self._refusal, retry_after_seconds=1)
+    def _release(self, tenant: str, began: float) -> None:
+        self._queue.leave(tenant, asyncio.get_running_loop().time() - began)
 
 
 @contextmanager

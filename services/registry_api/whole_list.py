@@ -18,6 +18,7 @@ from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from services.registry_api.answers import json_bytes
+from services.registry_api.fair_queue import FairQueue
 from services.registry_api.paging import VoicePage
 from speaker_registry.artifact import canonical_json
 from speaker_registry.errors import Unavailable
@@ -37,8 +38,9 @@ class WholeList(StreamingResponse):
 
     Args:
         first: the first page, which has been found already. find: the page after a cursor. entries: of a
-            page, in its order: each voice's key, and what `uploaded_voices` and `data` say of it. turn: held
-            while a page is made, so that one list at a time takes the processor.
+            page, in its order: each voice's key, and what `uploaded_voices` and `data` say of it. lists: in
+            which the list waits to make each page, so that one at a time takes the processor. tenant: whose
+            list it is.
     """
 
     def __init__(
@@ -46,12 +48,14 @@ class WholeList(StreamingResponse):
         first: VoicePage,
         find: Callable[[str], VoicePage],
         entries: Callable[[VoicePage], Iterator[tuple[str, dict[str, Any], dict[str, Any]]]],
-        turn: asyncio.Semaphore,
+        lists: FairQueue,
+        tenant: str,
     ) -> None:
         self._page = first
         self._find = find
         self._entries = entries
-        self._turn = turn
+        self._lists = lists
+        self._tenant = tenant
         self._first_id: str | None = None
         self._body = self._made()
         headers = {"Cache-Control": "private, no-cache"}
@@ -93,7 +97,7 @@ class WholeList(StreamingResponse):
 
     async def _in_turn(self, make: Callable[[], bytes]) -> bytes:
         """Takes half of the time, and leaves the other half to other requests."""
-        async with self._turn:
+        async with self._lists.turn(self._tenant):
             began = time.monotonic()
             made = await run_in_threadpool(make)
             await asyncio.sleep(time.monotonic() - began)

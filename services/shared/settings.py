@@ -339,9 +339,10 @@ class ApiSettings(BaseSettings):
     max_connections: int = Field(2000, gt=0)
     """Open at the same time; more are answered 503."""
     max_active: int = Field(8, gt=0)
-    """Requests at work at the same time; more wait for their turn, and are answered 503 where too many wait
-    for longer than a burst takes. Fewer are at work then, if the process is late. What waits, for its body, a
-    change, a decoder or the bucket, does not count.
+    """Requests at work at the same time. More wait, those of each namespace in a queue of their own, and are
+    answered 429 or 503 where too many wait for longer than a burst takes. While several namespaces ask, each
+    has an equal share. Fewer are at work if the process is late. What waits, for its body, a change, a
+    decoder or the bucket, does not count.
     """
     max_at_store: int = Field(16, gt=0)
     """Requests that fetch from the bucket, or delete there, at the same time; more wait for their turn. From

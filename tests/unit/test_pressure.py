@@ -9,6 +9,7 @@ import pytest
 
 from services.registry_api import pressure
 from services.registry_api.pressure import Pressure, waiting
+from services.registry_api.slots import Slots
 
 App = Callable[..., Awaitable[None]]
 
@@ -18,24 +19,28 @@ class Requests:
 
     def __init__(self, app: App | None = None, *, max_active: int = 2) -> None:
         self.go_on = asyncio.Event()
-        self.pressure = Pressure(app or self._answer_when_told, max_active=max_active)
+        self.pressure = Pressure(
+            app or self._answer_when_told, max_active=max_active, tenant_of=lambda scope: scope["tenant"]
+        )
 
     async def _answer_when_told(self, _: Any, __: Any, send: Any) -> None:
         await self.go_on.wait()
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b""})
 
-    def start(self, path: str = "/v1/voices", receive: Any = None) -> "asyncio.Task[list[dict[str, Any]]]":
-        return asyncio.create_task(self._request(path, receive))
+    def start(
+        self, path: str = "/v1/voices", receive: Any = None, tenant: str = "a"
+    ) -> "asyncio.Task[list[dict[str, Any]]]":
+        return asyncio.create_task(self._request(path, receive, tenant))
 
-    async def _request(self, path: str, receive: Any) -> list[dict[str, Any]]:
+    async def _request(self, path: str, receive: Any, tenant: str) -> list[dict[str, Any]]:
         sent: list[dict[str, Any]] = []
 
         async def send(message: dict[str, Any]) -> None:
             sent.append(message)
 
         scope = {"type": "http", "method": "GET", "path": path, "query_string": b"", "headers": []}
-        await self.pressure(scope, receive, send)
+        await self.pressure({**scope, "tenant": tenant}, receive, send)
         return sent
 
 
@@ -62,7 +67,7 @@ def test_what_comes_on_top_is_refused_after_a_while():
         assert "2 requests are at work" in json.loads(body["body"])["error"]["message"]
         requests.go_on.set()
         assert [(await one)[0]["status"] for one in (first, second)] == [200, 200]
-        assert requests.pressure.places.taken == 0
+        assert requests.pressure.places.queue.taken == 0
         assert (await requests.start())[0]["status"] == 200
 
     run(test)
@@ -104,10 +109,12 @@ def run_by_clock(test: Callable[[Clock, Requests], Awaitable[None]], monkeypatch
     asyncio.run(by_clock())
 
 
-async def crowd(clock: Clock, requests: Requests, seconds: float, late: float = 0.0) -> None:
+async def crowd(
+    clock: Clock, requests: Requests, seconds: float, late: float = 0.0, tenant: str = "a"
+) -> None:
     """More than can be served, for so long."""
     for _ in range(round(seconds / 0.1)):
-        requests.start()
+        requests.start(tenant=tenant)
         await clock.go(0.1, late)
 
 
@@ -161,14 +168,55 @@ def test_where_refusals_are_late_fewer_are_at_work(monkeypatch: pytest.MonkeyPat
     async def test(clock: Clock, requests: Requests) -> None:
         places = requests.pressure.places
         await crowd(clock, requests, 5, late=0.005)
-        assert places.limit == 4
+        assert places.queue.limit == 4
         await crowd(clock, requests, 10, late=0.02)
-        assert places.limit == 2
+        assert places.queue.limit == 2
         requests.go_on.set()
         for _ in range(400):
             await requests.start()
-        assert places.limit == 4
-        assert places.taken == 0
+        assert places.queue.limit == 4
+        assert places.queue.taken == 0
+
+    run_by_clock(test, monkeypatch)
+
+
+def test_a_crowd_of_one_tenant_is_told_to_wait_and_those_of_others_are_served(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """They all waited in one line, and where that was long for long, everybody was refused."""
+
+    async def test(clock: Clock, requests: Requests) -> None:
+        modest = requests.start(tenant="modest")
+        await crowd(clock, requests, 5, tenant="greedy")
+        assert requests.pressure.places.queue.taken == 3, "greedy has two places of four"
+        over_share = requests.start(tenant="greedy")
+        others = [requests.start(tenant="modest") for _ in range(2)]
+        await clock.go(0.5)
+        assert not any(other.done() for other in (modest, *others)), "two are at work, and one may wait"
+        head, body = over_share.result()
+        assert head["status"] == 429
+        assert (b"retry-after", b"1") in head["headers"]
+        assert "its share while others ask is 2" in json.loads(body["body"])["error"]["message"]
+        requests.go_on.set()
+        assert {(await other)[0]["status"] for other in (modest, *others)} == {200}
+        await clock.go(1)
+        assert requests.pressure.places.queue.taken == 0
+
+    run_by_clock(test, monkeypatch)
+
+
+def test_while_others_ask_refusals_of_one_tenant_are_spread(monkeypatch: pytest.MonkeyPatch):
+    """Callers that ask again at once, whatever they are told, kept the event loop busy with refusals."""
+
+    async def test(clock: Clock, requests: Requests) -> None:
+        requests.start(tenant="modest")
+        await crowd(clock, requests, 5, tenant="greedy")
+        again = [requests.start(tenant="greedy") for _ in range(200)]
+        for seconds, refused in ((0.1, 10), (0.4, 50)):
+            await clock.go(seconds)
+            assert abs(sum(task.done() for task in again) - refused) <= 2
+        await clock.go(0.6)
+        assert all(task.done() for task in again), "none waits for longer than in a burst"
 
     run_by_clock(test, monkeypatch)
 
@@ -187,7 +235,7 @@ def test_a_burst_that_is_over_soon_is_served():
         at_work: list[int] = []
 
         async def app(scope: Any, _: Any, send: Any) -> None:
-            at_work.append(requests.pressure.places.taken)
+            at_work.append(requests.pressure.places.queue.taken)
             await asyncio.sleep(0.001)
             served.append(scope["path"])
             await send({"type": "http.response.start", "status": 200, "headers": []})
@@ -198,26 +246,7 @@ def test_a_burst_that_is_over_soon_is_served():
         assert {(await task)[0]["status"] for task in tasks} == {200}
         assert served == [f"/v1/{number}" for number in range(10)]
         assert max(at_work) == 2
-        assert requests.pressure.places.taken == 0
-
-    run(test)
-
-
-@pytest.mark.usefixtures("patient")
-def test_only_so_many_wait_for_a_place():
-    """What would wait in vain is refused at once."""
-
-    async def test() -> None:
-        requests = Requests()
-        waiting = [requests.start() for _ in range(2 + 32)]
-        await beginning()
-        one_more = requests.start()
-        await beginning()
-        assert one_more.done()
-        assert not any(task.done() for task in waiting)
-        requests.go_on.set()
-        assert {(await task)[0]["status"] for task in waiting} == {200}
-        assert requests.pressure.places.taken == 0
+        assert requests.pressure.places.queue.taken == 0
 
     run(test)
 
@@ -234,13 +263,13 @@ def test_a_place_that_nobody_takes_any_more_is_given_to_the_next(given: bool):
         gone, next_one = requests.start(), requests.start()
         await beginning()
         if given:
-            requests.pressure.places.change(-1)
+            requests.pressure.places.queue.leave("a", 0.0)
         gone.cancel()
         await beginning()
         requests.go_on.set()
         assert (await next_one)[0]["status"] == 200
         await asyncio.gather(*working)
-        assert requests.pressure.places.taken == (-1 if given else 0)
+        assert requests.pressure.places.queue.taken == (-1 if given else 0)
 
     run(test)
 
@@ -276,10 +305,10 @@ def test_who_waits_is_not_at_work():
         requests = Requests(app)
         polls = [requests.start() for _ in range(100)]
         await beginning()
-        assert requests.pressure.places.taken == 0
+        assert requests.pressure.places.queue.taken == 0
         changed.set()
         assert {(await poll)[0]["status"] for poll in polls} == {200}
-        assert requests.pressure.places.taken == 0
+        assert requests.pressure.places.queue.taken == 0
 
     run(test)
 
@@ -297,11 +326,11 @@ def test_a_body_that_is_slow_takes_no_place():
         requests = Requests(app)
         uploads = [requests.start(receive=pieces.get) for _ in range(10)]
         await beginning()
-        assert requests.pressure.places.taken == 0
+        assert requests.pressure.places.queue.taken == 0
         for _ in uploads:
             pieces.put_nowait({"type": "http.request"})
         assert {(await upload)[0]["status"] for upload in uploads} == {200}
-        assert requests.pressure.places.taken == 0
+        assert requests.pressure.places.queue.taken == 0
 
     run(test)
 
@@ -319,10 +348,36 @@ def test_an_answer_that_is_read_slowly_takes_no_place():
         requests = Requests(app)
         tasks = [requests.start() for _ in range(5)]
         await beginning()
-        assert requests.pressure.places.taken == 0
+        assert requests.pressure.places.queue.taken == 0
         read.set()
         await asyncio.gather(*tasks)
-        assert requests.pressure.places.taken == 0
+        assert requests.pressure.places.queue.taken == 0
+
+    run(test)
+
+
+def test_who_waits_for_a_dependency_waits_for_requests_of_its_own_tenant():
+    """All waited for the bucket in one line, and where one tenant filled it the others were refused."""
+
+    async def test() -> None:
+        slots = Slots(2, wait_seconds=60, refusal="Too many.")
+        served: list[str] = []
+        go_on = asyncio.Event()
+
+        async def app(scope: Any, _: Any, send: Any) -> None:
+            async with slots.one():
+                await go_on.wait()
+                served.append(scope["tenant"])
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+
+        requests = Requests(app)
+        tasks = [requests.start(tenant="greedy") for _ in range(10)]
+        await beginning()
+        tasks += [requests.start(tenant=tenant) for tenant in ("modest", "third")]
+        await beginning()
+        go_on.set()
+        await asyncio.gather(*tasks)
+        assert set(served[2:4]) == {"modest", "third"}
 
     run(test)
 
@@ -339,7 +394,7 @@ def test_what_fails_gives_its_place_back():
         for _ in range(5):
             with pytest.raises(RuntimeError):
                 await requests.start()
-        assert requests.pressure.places.taken == 0
+        assert requests.pressure.places.queue.taken == 0
 
     run(test)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from services.registry_api.fair_queue import FairQueue
 from services.registry_api.paging import VoicePage
 from services.registry_api.whole_list import WholeList
 from speaker_registry.errors import Unavailable
@@ -28,7 +29,7 @@ class Pages:
             yield key, {"name": key, "text": "x" * 1000}, {"id": key}
 
     def listed(self) -> WholeList:
-        return WholeList(self.find(""), self.find, self.entries, asyncio.Semaphore(1))
+        return WholeList(self.find(""), self.find, self.entries, FairQueue(1), "")
 
 
 def run(pages: Pages, **messages: Any) -> list[dict[str, Any]]:
@@ -85,13 +86,13 @@ def test_who_does_not_read_has_no_page_made_and_keeps_nobody_from_it():
     """The turn to make a page is not held while one is sent."""
 
     async def main() -> None:
-        pages, turn = Pages(1000), asyncio.Semaphore(1)
-        slow = WholeList(pages.find(""), pages.find, pages.entries, turn)._made()
+        pages, lists = Pages(1000), FairQueue(1)
+        slow = WholeList(pages.find(""), pages.find, pages.entries, lists, "")._made()
         for _ in range(5):
             await anext(slow)
         made = pages.found
         others = Pages(20)
-        quick = WholeList(others.find(""), others.find, others.entries, turn)._made()
+        quick = WholeList(others.find(""), others.find, others.entries, lists, "")._made()
         parts = [part async for part in quick]
         assert len(json.loads(b"".join(parts))["data"]) == 40
         assert pages.found == made
@@ -108,7 +109,7 @@ def test_a_list_that_cannot_be_finished_is_cut_off():
         return VoicePage([], "v", True, of_facts=True)
 
     async def main() -> None:
-        listed = WholeList(pages.find(""), away, pages.entries, asyncio.Semaphore(1))
+        listed = WholeList(pages.find(""), away, pages.entries, FairQueue(1), "")
         parts: list[bytes] = []
 
         async def read() -> None:

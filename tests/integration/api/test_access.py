@@ -17,8 +17,8 @@ from pydantic import SecretStr, ValidationError
 
 from services.registry_api import rules
 from services.registry_api.access import NoWayIn, open_access
-from services.registry_api.rules import accepted_scopes, check_rules, our_routes
-from services.shared.api_keys import ALL_SCOPES, Token, new_token
+from services.registry_api.rules import accepted_scopes, check_rules, our_routes, tenant_of
+from services.shared.api_keys import ALL_SCOPES, Token, new_token, parse_token
 from services.shared.settings import AccessSettings, ApiSettings, RateSettings
 from speaker_registry import RegistryClient, cli
 from speaker_registry.errors import (
@@ -55,6 +55,36 @@ def key(registry: Registry, *scopes: str, **said: Any) -> str:
     assert response.status_code == 201, response.text
     made: str = response.json()["key"]
     return made
+
+
+def parsed(token: str) -> Token:
+    found = parse_token(token)
+    assert found is not None
+    return found
+
+
+def tenant_told_from(registry: Registry, headers: dict[str, str], address: str = "192.0.2.7") -> str:
+    sent = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+    return tenant_of(registry.app.state.access, {"type": "http", "headers": sent, "client": (address, 1)})
+
+
+def test_a_request_takes_the_share_of_its_namespace_or_while_its_key_is_unknown_of_its_address(
+    closed: Registry,
+):
+    """All keys of a tenant have one share together, and keys that are made up have none of a tenant's."""
+    first, second = (key(closed, namespace="tenant-1") for _ in range(2))
+    assert tenant_told_from(closed, bearer(first)) == tenant_told_from(closed, bearer(second))
+    assert tenant_told_from(closed, bearer(first)) == "namespace tenant-1"
+    named = bearer(BOOTSTRAP, **{rules.NAMESPACE_HEADER: "tenant-1"})
+    assert tenant_told_from(closed, named) == "namespace tenant-1"
+    assert tenant_told_from(closed, bearer(BOOTSTRAP)) == "namespace default"
+    revoked = closed.client.delete(f"/v1/keys/{parsed(first).id}", headers=bearer(BOOTSTRAP))
+    assert revoked.status_code == 204
+    forged = str(parsed(second))[:-8] + str(new_token())[-8:]
+    for strange in (first, forged, new_token(), "eyJhbGciOi", ""):
+        assert tenant_told_from(closed, bearer(strange)) == "address 192.0.2.7"
+    assert tenant_told_from(closed, {}) == "address 192.0.2.7"
+    assert tenant_told_from(closed, {}, "2001:db8::1") == tenant_told_from(closed, {}, "2001:db8::2")
 
 
 # -- the matrix

@@ -10,6 +10,7 @@ import httpx
 import pytest
 from pydantic import SecretStr
 
+from services.registry_api import pressure
 from services.shared.api_keys import new_token
 from services.shared.settings import AccessSettings
 from tests.integration.api.conftest import Start
@@ -131,6 +132,32 @@ def test_keys_that_are_made_or_looked_for_stop_nobody(start: Start, monkeypatch:
             looking.go_on()
             assert {answer.result().status_code for answer in unknown} == {401}
         assert {answer.result().status_code for answer in made} == {201}
+
+
+def test_requests_of_one_tenant_that_do_not_end_keep_no_other_tenant_waiting(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+):
+    """They waited in one line, so whoever asked most was all that was answered."""
+    token = new_token()
+    access = AccessSettings(bootstrap_key=SecretStr(str(token)))
+    closed = start(max_active=2 * AT_WORK, max_at_store=AT_STORE, access=access)
+    theirs, ours = ({"Authorization": f"Bearer {token}", "X-Speaker-Namespace": name} for name in "ab")
+    real = closed.registrar.page
+    hanging = Standstill(real)
+
+    def page(namespace: str, **wanted: Any) -> Any:
+        return hanging(namespace, **wanted) if namespace == "a" else real(namespace, **wanted)
+
+    monkeypatch.setattr(closed.registrar, "page", page)
+    monkeypatch.setattr(pressure, "PATIENCE_SECONDS", 60)
+    assert closed.client.get("/v1/voices", headers=ours).status_code == 200
+    with asking(*[lambda: closed.client.get("/v1/voices", headers=theirs)] * 10) as answers:
+        until(lambda: hanging.calls == AT_WORK)
+        for _ in range(5):
+            assert closed.client.get("/v1/voices", headers=ours).status_code == 200
+        assert hanging.calls == AT_WORK
+        hanging.go_on()
+        assert {answer.result().status_code for answer in answers} == {200}
 
 
 def test_who_gets_nothing_from_the_bucket_in_time_is_told_so(

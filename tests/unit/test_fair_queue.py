@@ -1,0 +1,178 @@
+"""Whose request is next, and how many one tenant may have at the same time."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from services.registry_api.fair_queue import ABOUT_SECONDS, FairQueue
+from speaker_registry.errors import RateLimited, Unavailable
+
+
+class Requests:
+    """To one queue, on one loop whose clock stands still. Each is served for `seconds` and ends at once."""
+
+    def __init__(self, limit: int = 1) -> None:
+        self.queue = FairQueue(limit)
+        self.served: list[str] = []
+
+    def start(self, tenants: str, seconds: float = 1.0) -> "list[asyncio.Task[None]]":
+        """One for each letter."""
+        return [asyncio.create_task(self._request(tenant, seconds)) for tenant in tenants]
+
+    async def _request(self, tenant: str, seconds: float) -> None:
+        await self.queue.admit(tenant)
+        self.served.append(tenant)
+        self.queue.leave(tenant, seconds)
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    async def with_time_standing_still() -> None:
+        loop = asyncio.get_running_loop()
+        with pytest.MonkeyPatch.context() as patches:
+            patches.setattr(loop, "time", lambda: 0.0)
+            await test()
+
+    asyncio.run(with_time_standing_still())
+
+
+def test_tenants_take_turns_however_much_one_of_them_asks():
+    """They waited in one line, so whoever asked most was served most."""
+
+    async def test() -> None:
+        requests = Requests()
+        await requests.queue.admit("a")
+        tasks = requests.start("aaaaaabbc")
+        await asyncio.sleep(0)
+        requests.queue.leave("a", 1.0)
+        await asyncio.gather(*tasks)
+        assert "".join(requests.served) == "bcabaaaaa"
+
+    run(test)
+
+
+def test_a_tenant_whose_requests_take_long_has_fewer_of_them_served():
+    """The share is of the time, not of the number."""
+
+    async def test() -> None:
+        requests = Requests()
+        await requests.queue.admit("x")
+        tasks = requests.start("aaa", seconds=4.0) + requests.start("b" * 12)
+        await asyncio.sleep(0)
+        requests.queue.leave("x", 0.0)
+        await asyncio.gather(*tasks)
+        assert "".join(requests.served) == "abbbbabbbbabbbb"
+
+    run(test)
+
+
+def test_a_tenant_that_comes_back_has_saved_nothing_up():
+    """Else it could keep all others out for as long as it was away."""
+
+    async def test() -> None:
+        requests = Requests()
+        await asyncio.gather(*requests.start("a" * 100))
+        requests.served.clear()
+        await requests.queue.admit("a")
+        tasks = requests.start("aaabbb")
+        await asyncio.sleep(0)
+        requests.queue.leave("a", 1.0)
+        await asyncio.gather(*tasks)
+        assert "".join(requests.served) == "bababa"
+
+    run(test)
+
+
+def test_while_others_ask_nobody_has_more_than_a_share(monkeypatch: pytest.MonkeyPatch):
+    """What has begun is not interrupted, so one tenant's long requests would keep the others from all places.
+    Alone, a tenant has all of them.
+    """
+
+    async def test() -> None:
+        now = 0.0
+        monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now)
+        queue = FairQueue(4)
+        alone = [asyncio.create_task(queue.admit("a")) for _ in range(5)]
+        await asyncio.sleep(0)
+        assert queue.taken == 4
+        for _ in alone:
+            queue.leave("a", 1.0)
+            await asyncio.sleep(0)
+        await queue.admit("b")
+        queue.leave("b", 1.0)
+        beside = [asyncio.create_task(queue.admit("a")) for _ in range(5)]
+        await asyncio.sleep(0)
+        assert queue.taken == 2
+        assert await asyncio.create_task(queue.admit("b"))
+        assert queue.taken == 3
+        queue.leave("b", 1.0)
+        now += ABOUT_SECONDS + 1
+        beside.append(asyncio.create_task(queue.admit("a")))
+        await asyncio.sleep(0)
+        assert queue.taken == 4, "b asks no more"
+        for _ in beside:
+            queue.leave("a", 1.0)
+            await asyncio.sleep(0)
+        assert queue.taken == 0
+
+    asyncio.run(test())
+
+
+def test_only_a_tenant_that_has_its_share_is_told_that_it_asks_too_much():
+    """A caller that others keep waiting can do nothing about it."""
+
+    async def test() -> None:
+        queue = FairQueue(2)
+        assert isinstance(queue.refusal("a", "All is taken."), Unavailable)
+        await queue.admit("a")
+        await queue.admit("a")
+        assert isinstance(queue.refusal("a", "All is taken."), Unavailable), "it is alone"
+        waiting = asyncio.create_task(queue.admit("b"))
+        await asyncio.sleep(0)
+        assert isinstance(queue.refusal("a", "All is taken."), RateLimited)
+        assert "its share while others ask is 1" in queue.refusal("a", "All is taken.").message
+        assert queue.refusal("b", "All is taken.").message == "All is taken."
+        assert isinstance(queue.refusal("b", "All is taken."), Unavailable)
+        queue.leave("a", 1.0)
+        assert await waiting
+
+    run(test)
+
+
+def test_tenants_that_ask_no_more_are_forgotten(monkeypatch: pytest.MonkeyPatch):
+    """There is no end of names; but what a tenant still holds is counted."""
+
+    async def test() -> None:
+        now = 0.0
+        monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now)
+        queue = FairQueue(4)
+        await queue.admit("holds")
+        for number in range(1000):
+            now += 0.1
+            await queue.admit(f"tenant-{number}")
+            queue.leave(f"tenant-{number}", 0.01)
+        assert len(queue._tenants) <= 10 * ABOUT_SECONDS + 2
+        queue.leave("holds", 1.0)
+        assert queue.taken == 0
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize("given", [False, True], ids=["waiting", "just admitted"])
+def test_a_request_that_is_given_up_keeps_nobody_waiting(given: bool):
+    async def test() -> None:
+        queue = FairQueue(1)
+        await queue.admit("a")
+        gone, next_one = (asyncio.create_task(queue.admit(tenant)) for tenant in "bc")
+        await asyncio.sleep(0)
+        if given:
+            queue.leave("a", 1.0)
+        gone.cancel()
+        await asyncio.sleep(0)
+        if not given:
+            queue.leave("a", 1.0)
+        assert await next_one
+        queue.leave("c", 1.0)
+        assert queue.taken == 0
+
+    run(test)
