@@ -1,8 +1,10 @@
 """Four tenants at one API process, one of which behaves badly: what the three others notice.
 
-The three fetch, revalidate and list at a fixed rate, each with a key and voices of its own. The fourth does
-one bad thing in each phase, as fast as answers come. Its many voices and versions are written into the index
-alone, which is what requests read.
+The three fetch and list at a fixed rate, each with a key and voices of its own. The fourth does one bad
+thing in each phase, as fast as answers come. Before each such phase there is one in which it does nothing, so
+each is compared with what the machine could do just then. After it the fourth does the same to a server that
+answers everything with 204: what is slower then than without it is so because callers and registry share the
+processors. Its many voices and versions are written into the index alone, which is what requests read.
 """
 
 import asyncio
@@ -10,9 +12,11 @@ import os
 import random
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
@@ -20,21 +24,25 @@ from typing import Any
 
 import httpx
 
-from benchmarks.http_load import Ask, Load, stream
+from benchmarks.http_load import Answer, Ask, Load, stream
 from benchmarks.overload import SERVED, _p99
 from benchmarks.upload_to_ready import BOUNDARY, form
 from services.shared.api_keys import new_token
 from services.shared.facts import SpeakerId
 from services.shared.registrar import Registrar
 from speaker_registry.names import SpeakerName
-from tests.processes import PROFILE, RegistryProcesses
+from tests.processes import PROFILE, RegistryProcesses, free_port
 from tests.unit.audio import clips
 
-SECONDS = float(os.environ.get("NEIGHBOURS_SECONDS", "8"))
+ROUNDS = int(os.environ.get("NEIGHBOURS_ROUNDS", "3"))
+"""Each goes through all phases."""
+SECONDS = float(os.environ.get("NEIGHBOURS_SECONDS", "6"))
 """Of each phase."""
 PER_SECOND = float(os.environ.get("NEIGHBOURS_PER_SECOND", "40"))
 """Requests of the three others together."""
 MANY_VOICES = int(os.environ.get("NEIGHBOURS_VOICES", "20000"))
+ONLY = os.environ.get("NEIGHBOURS_ONLY", "")
+"""Of the bad things, those with this in their name."""
 MANY_VERSIONS = 1000
 TEXT = "word " * 800
 GOAL_RATIO = 3.0
@@ -43,6 +51,8 @@ BAD = "bad"
 OTHERS = ("b", "c", "d")
 CLIP = clips.wav(1.2)
 FORM = {"Content-Type": f"multipart/form-data; boundary={BOUNDARY}"}
+_BEGINS_SECONDS, _ENDS_SECONDS = 2.0, 1.0
+"""The fourth is at it for so long before the others begin and after they have ended."""
 
 
 # -- the others
@@ -72,78 +82,124 @@ def others(url: str, keys: Mapping[str, str]) -> Load:
     return asyncio.run(main())
 
 
-# -- the fourth: each takes a client with its key, and goes on until it is canceled
+# -- the fourth
 
 
-async def _again(client: httpx.AsyncClient, callers: int, method: str, *paths: str) -> None:
-    async def caller(number: int) -> None:
-        while True:
-            with suppress(httpx.HTTPError):
-                await client.request(method, paths[number % len(paths)])
+@dataclass
+class Fourth:
+    """What it does: each method goes on until it is canceled. `statuses`: of the answers it gets; 0: none."""
 
-    await asyncio.gather(*(caller(number) for number in range(callers)))
+    client: httpx.AsyncClient
+    statuses: "Counter[int]" = field(default_factory=Counter)
+
+    async def versions(self) -> None:
+        path = "/v1/voices/many"
+        artifact = f"{path}/versions/500/artifacts/{PROFILE}"
+        await self._again(16, "GET", path, artifact, f"{path}/versions/latest", f"{path}/versions?limit=100")
+
+    async def whole_lists(self) -> None:
+        await self._again(4, "GET", "/v1/audio/voices")
+
+    async def searches(self) -> None:
+        searched = ("q=nobody", "state=failed", f"profile={PROFILE}&state=processing")
+        await self._again(8, "GET", *(f"/v1/voices?limit=1&{one}" for one in searched))
+
+    async def long_polls(self) -> None:
+        await self._again(600, "GET", f"/v1/voices/slow/versions/1/artifacts/{PROFILE}?wait=30")
+
+    async def forced(self) -> None:
+        await self._again(8, "POST", "/v1/audio/voices/clip/cache?force=true&wait=0")
+
+    async def endless_uploads(self) -> None:
+        async def trickle() -> Any:
+            yield form("endless", CLIP)[:-60]
+            while True:
+                await asyncio.sleep(1)
+                yield b"x"
+
+        async def caller() -> None:
+            while True:
+                await self._ask("POST", "/v1/audio/voices", content=trickle(), headers=FORM)
+
+        await asyncio.gather(*(caller() for _ in range(200)))
+
+    async def _again(self, callers: int, method: str, *paths: str) -> None:
+        async def caller(number: int) -> None:
+            while True:
+                await self._ask(method, paths[number % len(paths)])
+
+        await asyncio.gather(*(caller(number) for number in range(callers)))
+
+    async def _ask(self, method: str, path: str, **options: Any) -> None:
+        try:
+            answer = await self.client.request(method, path, **options)
+        except httpx.HTTPError:
+            self.statuses[0] += 1
+            await asyncio.sleep(0.01)
+        else:
+            self.statuses[answer.status_code] += 1
 
 
-async def versions(client: httpx.AsyncClient) -> None:
-    path = "/v1/voices/many"
-    artifact = f"{path}/versions/500/artifacts/{PROFILE}"
-    await _again(client, 16, "GET", path, artifact, f"{path}/versions/latest", f"{path}/versions?limit=100")
-
-
-async def whole_lists(client: httpx.AsyncClient) -> None:
-    await _again(client, 4, "GET", "/v1/audio/voices")
-
-
-async def searches(client: httpx.AsyncClient) -> None:
-    searched = ("q=nobody", "state=failed", f"profile={PROFILE}&state=processing")
-    await _again(client, 8, "GET", *(f"/v1/voices?limit=1&{one}" for one in searched))
-
-
-async def long_polls(client: httpx.AsyncClient) -> None:
-    await _again(client, 600, "GET", f"/v1/voices/slow/versions/1/artifacts/{PROFILE}?wait=30")
-
-
-async def forced(client: httpx.AsyncClient) -> None:
-    await _again(client, 8, "POST", "/v1/audio/voices/clip/cache?force=true&wait=0")
-
-
-async def endless_uploads(client: httpx.AsyncClient) -> None:
-    async def trickle() -> Any:
-        yield form("endless", CLIP)[:-60]
-        while True:
-            await asyncio.sleep(1)
-            yield b"x"
-
-    async def caller() -> None:
-        while True:
-            with suppress(httpx.HTTPError):
-                await client.post("/v1/audio/voices", content=trickle(), headers=FORM)
-
-    await asyncio.gather(*(caller() for _ in range(200)))
-
-
-THINGS: dict[str, tuple[str, Any]] = {
-    "reads of a voice with 1,000 versions of 4 KB": ("versions", versions),
-    "lists of all of 20,000 voices": ("whole_lists", whole_lists),
-    "searches of 20,000 voices": ("searches", searches),
-    "600 long polls for what nobody makes": ("long_polls", long_polls),
-    "forced extractions": ("forced", forced),
-    "200 uploads that never end": ("endless_uploads", endless_uploads),
+THINGS = {
+    "reads of a voice with 1,000 versions of 4 KB, 16 callers": "versions",
+    "lists of all of its voices, 4 callers": "whole_lists",
+    "searches, 8 callers": "searches",
+    "600 long polls for what nobody makes": "long_polls",
+    "forced extractions, 8 callers": "forced",
+    "200 uploads that never end": "endless_uploads",
 }
 
 
-def misbehave(url: str, key: str, what: str, seconds: float) -> None:
-    """In a process of its own."""
-    do = next(one for name, one in THINGS.values() if name == what)
+def misbehave(url: str, key: str, what: str) -> "Counter[int]":
+    """In a process of its own, while the others ask. Returns the statuses of the answers it got."""
 
-    async def main() -> None:
+    async def main() -> "Counter[int]":
         limits = httpx.Limits(max_connections=None)
         head = {"Authorization": f"Bearer {key}"}
         async with httpx.AsyncClient(base_url=url, headers=head, timeout=60, limits=limits) as client:
+            fourth = Fourth(client)
             with suppress(TimeoutError):
-                await asyncio.wait_for(do(client), seconds)
+                seconds = _BEGINS_SECONDS + SECONDS + _ENDS_SECONDS
+                await asyncio.wait_for(getattr(fourth, what)(), seconds)
+        return fourth.statuses
+
+    return asyncio.run(main())
+
+
+# -- a server that has nothing to do
+
+
+class _NoContent(asyncio.Protocol):
+    """Answers 204 to every head, and to nothing else that comes."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self._transport.write(b"HTTP/1.1 204 No Content\r\n\r\n" * data.count(b" HTTP/1.1\r\n"))
+
+
+def answer_nothing(port: int) -> None:
+    """Until the process is ended."""
+
+    async def main() -> None:
+        server = await asyncio.get_running_loop().create_server(_NoContent, "127.0.0.1", port)
+        await server.serve_forever()
 
     asyncio.run(main())
+
+
+@contextmanager
+def trivial_server() -> Iterator[str]:
+    port = free_port()
+    process = get_context("spawn").Process(target=answer_nothing, args=(port,), daemon=True)
+    process.start()
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        process.join()
 
 
 # -- what there is
@@ -185,33 +241,93 @@ def many() -> Iterator[tuple[str, int]]:
     yield from ((f"many-{number:05d}", 1) for number in range(MANY_VOICES))
 
 
-@contextmanager
-def process() -> Iterator[ProcessPoolExecutor]:
-    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
-        yield pool
+# -- the phases
 
 
-def phase(url: str, keys: Mapping[str, str], what: str | None) -> Load:
-    with process() as pool:
-        bad: Future[None] | None = None
-        if what is not None:
-            bad = pool.submit(misbehave, url, keys[BAD], what, SECONDS + 4)
-            time.sleep(2)  # until it is at it
-        load = pool.submit(others, url, keys).result()
-        if bad is not None:
-            bad.result()
-    return load
+@dataclass
+class Seen:
+    """What came of the phases of one kind, in all rounds. `bad`: statuses that the fourth got."""
+
+    answers: list[Answer] = field(default_factory=list)
+    unsent: int = 0
+    seconds: float = 0.0
+    bad: "Counter[int]" = field(default_factory=Counter)
+
+    def add(self, load: Load, bad: "Counter[int]") -> None:
+        self.answers += load.answers
+        self.unsent += load.unsent
+        self.seconds += load.seconds
+        self.bad += bad
+
+    @property
+    def served(self) -> list[Answer]:
+        return [answer for answer in self.answers if answer.status in SERVED]
+
+    @property
+    def p99(self) -> float:
+        return _p99(self.served) if len(self.served) > 1 else float("inf")
+
+    def failures(self) -> str:
+        """By status; 0: the connection broke."""
+        statuses = Counter(answer.status for answer in self.answers if answer.status not in SERVED)
+        told = [f"{many} × {status}" for status, many in sorted(statuses.items())]
+        return ", ".join(told + [f"{self.unsent} unsent"] * bool(self.unsent)) or "0"
+
+    def goal_reached(self, alone: "Seen") -> bool:
+        return len(self.served) == len(self.answers) + self.unsent and self.p99 <= GOAL_RATIO * alone.p99
 
 
-def row(name: str, load: Load, alone: Load) -> str:
-    served = load.of(*SERVED)
-    failed = len(load.answers) + load.unsent - len(served)
-    if not served:
-        return f"| {name} | 0 | – | – | – | {failed} |"
-    middle, p99 = median(answer.seconds for answer in served), _p99(served)
-    ratio = p99 / _p99(alone.of(*SERVED))
-    rate = load.rate(*SERVED)
-    return f"| {name} | {rate:.0f} | {1e3 * middle:.1f} | {1e3 * p99:.1f} | {ratio:.1f} | {failed} |"
+class Phases:
+    """Runs them, with a process for the others and one for the fourth."""
+
+    def __init__(self, url: str, trivial: str, keys: Mapping[str, str], pool: ProcessPoolExecutor) -> None:
+        self._url, self._trivial, self._keys, self._pool = url, trivial, keys, pool
+
+    def alone(self, into: Seen) -> None:
+        into.add(self._others(), Counter())
+
+    def beside(self, what: str, into: Seen, *, trivial: bool = False) -> None:
+        url = self._trivial if trivial else self._url
+        bad = self._pool.submit(misbehave, url, self._keys[BAD], what)
+        time.sleep(_BEGINS_SECONDS)  # until it is at it
+        load = self._others()
+        into.add(load, bad.result())
+
+    def _others(self) -> Load:
+        return self._pool.submit(others, self._url, self._keys).result()
+
+
+HEAD = (
+    "| what the fourth tenant does | others alone: median ms | p99 ms | meanwhile: served/s | median ms "
+    "| p99 ms | x alone | failed | the fourth asks for a 204: p99 ms | x alone | the fourth: served/s "
+    "| 429/s | 5xx/s |\n|---|---|---|---|---|---|---|---|---|---|---|---|---|"
+)
+
+
+def row(name: str, alone: Seen, seen: Seen, trivial: Seen) -> str:
+    cells = [
+        name,
+        *(f"{1e3 * value:.1f}" for value in (_median(alone), alone.p99)),
+        f"{len(seen.served) / seen.seconds:.0f}",
+        *(f"{1e3 * value:.1f}" for value in (_median(seen), seen.p99)),
+        f"{seen.p99 / alone.p99:.1f}",
+        seen.failures(),
+        f"{1e3 * trivial.p99:.1f}",
+        f"{trivial.p99 / alone.p99:.1f}",
+        *(f"{rate:.1f}" for rate in _rates(seen)),
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def _median(seen: Seen) -> float:
+    return median(answer.seconds for answer in seen.served) if seen.served else float("inf")
+
+
+def _rates(seen: Seen) -> Iterator[float]:
+    """Of the fourth's answers: what was served, 429, 5xx."""
+    seconds = ROUNDS * (_BEGINS_SECONDS + SECONDS + _ENDS_SECONDS)
+    for served in (SERVED, (429,), range(500, 600)):
+        yield sum(many for status, many in seen.bad.items() if status in served) / seconds
 
 
 def main() -> bool:
@@ -225,19 +341,22 @@ def main() -> bool:
     with (
         tempfile.TemporaryDirectory() as folder,
         RegistryProcesses(Path(folder), environment=environment) as registry,
+        trivial_server() as trivial,
+        ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool,
     ):
-        keys = prepare(registry, bootstrap)
-        url = registry.urls[0]
-        phase(url, keys, None)  # warm
-        alone = phase(url, keys, None)
-        print("| what the fourth tenant does | others served/s | median ms | p99 ms | x alone | failed |")
-        print("|---|---|---|---|---|---|")
-        print(row("nothing", alone, alone), flush=True)
-        reached = True
-        for name, (what, _) in THINGS.items():
-            load = phase(url, keys, what)
-            print(row(name, load, alone), flush=True)
-            failed = len(load.answers) != len(load.of(*SERVED)) or bool(load.unsent)
-            reached &= not failed and _p99(load.of(*SERVED)) <= GOAL_RATIO * _p99(alone.of(*SERVED))
+        phases = Phases(registry.urls[0], trivial, prepare(registry, bootstrap), pool)
+        phases.alone(Seen())  # warm
+        things = {name: what for name, what in THINGS.items() if ONLY in what}
+        seen = {name: (Seen(), Seen(), Seen()) for name in things}
+        for _ in range(ROUNDS):
+            for name, what in things.items():
+                alone, meanwhile, control = seen[name]
+                phases.alone(alone)
+                phases.beside(what, meanwhile)
+                phases.beside(what, control, trivial=True)
+    print(HEAD)
+    for name, (alone, meanwhile, control) in seen.items():
+        print(row(name, alone, meanwhile, control))
+    reached = all(meanwhile.goal_reached(alone) for alone, meanwhile, _ in seen.values())
     print(f"\nGoals {'reached' if reached else 'missed'}.")
     return reached

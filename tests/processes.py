@@ -75,7 +75,7 @@ class RegistryProcesses:
             "LIGHT_WORKER_PACE": str(self.pace_file),
         }
         self._raw = self._stack.enter_context((folder / "log").open("ab"))
-        ports = [_free_port() for _ in range(apis)]
+        ports = [free_port() for _ in range(apis)]
         self.metrics_urls: dict[str, str] = {}
         """By the process's name."""
         self.urls = [f"http://127.0.0.1:{port}" for port in ports]
@@ -86,7 +86,7 @@ class RegistryProcesses:
         self.workers = [self._child(f"worker{number}", worker, common) for number in range(workers)]
 
     def _child(self, name: str, module: str, environment: Mapping[str, str]) -> Child:
-        port = str(_free_port())
+        port = str(free_port())
         self.metrics_urls[name] = f"http://127.0.0.1:{port}/metrics"
         own = {**environment, "SPEAKER_METRICS_PORT": port}
         return Child(name, module, own, show=lambda line, importance: None, raw=self._raw)
@@ -165,7 +165,7 @@ def _serves(url: str, workers: int, key: str) -> bool:
     return False
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
