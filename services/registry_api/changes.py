@@ -10,13 +10,15 @@ import asyncio
 import contextvars
 import json
 from collections.abc import Awaitable, Callable, Hashable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractAsyncContextManager, contextmanager, suppress
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import redis.asyncio
 import structlog
 from starlette.concurrency import run_in_threadpool
 
+from services.registry_api.fair_queue import FairQueue
 from services.registry_api.pressure import waiting
 from services.shared.index import EVENTS
 from services.shared.logs import Seldom
@@ -29,7 +31,7 @@ LOOK_AGAIN_SECONDS = 1.0
 _LOOKS_PER_SECOND = 100
 """Without any event, of all watches together: where there are more, each of them looks less often."""
 _LOOKS_AT_ONCE = 2
-"""They run beside the requests, which need the processor too."""
+"""They run beside the requests, which need the processor too. Namespaces take turns."""
 
 Seen = TypeVar("Seen")
 
@@ -41,7 +43,7 @@ class Changes:
         self._redis = redis.asyncio.Redis.from_url(url, decode_responses=True, socket_timeout=10)
         self._watches: dict[str, dict[Hashable, _Watch[Any]]] = {}
         """By speaker, then by question. Bounded by the connections: each has somebody who waits."""
-        self._looks = asyncio.Semaphore(_LOOKS_AT_ONCE)
+        self._looks = FairQueue(_LOOKS_AT_ONCE)
         self.closing: Callable[[], bool] = lambda: False
         """Whether the process is to end: then nobody is kept waiting."""
 
@@ -113,7 +115,9 @@ class Changes:
         watches = self._watches.setdefault(speaker, {})
         watch = watches.get(question)
         if watch is None:
-            watch = watches[question] = _Watch(look, self._looks, self._interval)
+            watch = watches[question] = _Watch(
+                look, partial(self._looks.turn, _namespace_of(speaker)), self._interval
+            )
         watch.joined += 1
         try:
             yield watch
@@ -130,17 +134,24 @@ class Changes:
         return max(LOOK_AGAIN_SECONDS, many / _LOOKS_PER_SECOND)
 
 
+def _namespace_of(speaker: str) -> str:
+    return speaker.partition("/")[0]
+
+
 class _Watch(Generic[Seen]):
     """One question that somebody waits to have answered differently. Its looks run as a task of their own."""
 
     def __init__(
-        self, look: Callable[[], Seen], looks: asyncio.Semaphore, interval: Callable[[], float]
+        self,
+        look: Callable[[], Seen],
+        turn: Callable[[], AbstractAsyncContextManager[None]],
+        interval: Callable[[], float],
     ) -> None:
         self.joined = 0
         self.changed = asyncio.Event()
         """Set: the next look is due now."""
         self._look = look
-        self._looks = looks
+        self._turn = turn
         self._interval = interval
         self._waiting: list[asyncio.Future[Seen]] = []
         """Those who are told what the next look shows that begins."""
@@ -164,7 +175,7 @@ class _Watch(Generic[Seen]):
         while True:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self.changed.wait(), self._interval())
-            async with self._looks:
+            async with self._turn():
                 self.changed.clear()
                 told, self._waiting = self._waiting, []
                 try:

@@ -1,6 +1,7 @@
 """Waiting for changes, without Redis: what the looks cost, and that no change is missed."""
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -19,9 +20,11 @@ class Voice:
         self.ready = False
         self.gone = False
         self.looks = 0
+        self.before: Callable[[], object] = lambda: None
 
     def look(self) -> bool:
         self.looks += 1
+        self.before()
         if self.gone:
             raise VoiceNotFound("Voice 'alice' not found")
         return self.ready
@@ -38,8 +41,10 @@ def run(scenario: Callable[[Changes], Awaitable[None]]) -> None:
     asyncio.run(main())
 
 
-def wait(changes: Changes, voice: Voice, question: str = "file", seconds: float = 20) -> "asyncio.Task[Any]":
-    waiting = changes.wait_until(ALICE, question, seconds, voice.look, bool, nobody_left)
+def wait(
+    changes: Changes, voice: Voice, question: str = "file", seconds: float = 20, speaker: str = ALICE
+) -> "asyncio.Task[Any]":
+    waiting = changes.wait_until(speaker, question, seconds, voice.look, bool, nobody_left)
     return asyncio.create_task(waiting)
 
 
@@ -73,6 +78,31 @@ def test_a_change_while_a_look_is_on_its_way_is_seen_by_the_next():
         voice.ready = True
         second = wait(changes, voice)
         assert await asyncio.gather(first, second) == [True, True]
+
+    run(scenario)
+
+
+def test_looks_for_one_namespace_do_not_wait_for_all_those_of_another():
+    """One that waited for hundreds of voices kept everybody else's looks in line."""
+    go_on = threading.Event()
+    hanging = [Voice() for _ in range(20)]
+    for voice in hanging:
+        voice.before = go_on.wait
+    ours = Voice()
+    ours.ready = True
+
+    async def scenario(changes: Changes) -> None:
+        theirs = [wait(changes, voice, str(number)) for number, voice in enumerate(hanging)]
+        await until(lambda: sum(voice.looks for voice in hanging) == 2)
+        waiting = wait(changes, ours, speaker="other/alice")
+        await asyncio.sleep(0)
+        await until(lambda: changes._looks.waiting("other") == 1)
+        for voice in hanging:
+            voice.ready = True
+        go_on.set()
+        assert await waiting
+        assert sum(voice.looks for voice in hanging) < 10
+        assert await asyncio.gather(*theirs) == [True] * 20
 
     run(scenario)
 
