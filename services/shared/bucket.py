@@ -6,7 +6,7 @@ Knows how to connect, not what a store promises: that is `services.shared.store`
 import errno
 import ssl
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 from email.utils import parsedate_to_datetime
 from time import monotonic
@@ -27,6 +27,7 @@ from services.shared.settings import StoreSettings, without_credentials
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
+    from mypy_boto3_s3.type_defs import ListObjectsV2OutputTypeDef
     from obstore.store import S3Credential
 
 log = structlog.get_logger(__name__)
@@ -132,6 +133,38 @@ class BucketClock:
         return parsedate_to_datetime(answer.headers["Date"])
 
 
+class AnyKeys:
+    """Lists the bucket by boto3, which takes every key that S3 takes. obstore is ten times as fast, and fails
+    where one key has an empty part, `.`, `..` or a control character: anybody's object would hide ours.
+
+    Every method raises `BOTO3_ERRORS`.
+    """
+
+    def __init__(self, settings: StoreSettings) -> None:
+        self._settings = settings
+        self._root = f"{settings.prefix}/" if settings.prefix else ""
+
+    def objects(self, prefix: str, after: str) -> Iterator[tuple[str, int, datetime]]:
+        """Key, size in bytes and time of every object under a prefix whose key comes after this one."""
+        start = self._root + after if after else ""
+        for page in self._pages(prefix, StartAfter=start):
+            for found in page.get("Contents", ()):
+                yield found["Key"].removeprefix(self._root), found["Size"], found["LastModified"]
+
+    def folders(self, prefix: str) -> Iterator[str]:
+        """Each immediate folder under a prefix, as a prefix of its own."""
+        for page in self._pages(prefix, Delimiter="/"):
+            for found in page.get("CommonPrefixes", ()):
+                yield found["Prefix"].removeprefix(self._root)
+
+    def _pages(self, prefix: str, **options: Any) -> Iterator["ListObjectsV2OutputTypeDef"]:
+        paginator = _boto3_client(self._settings).get_paginator("list_objects_v2")
+        return iter(paginator.paginate(Bucket=self._settings.bucket, Prefix=self._root + prefix, **options))
+
+
+BOTO3_ERRORS = (BotoCoreError, ClientError)
+
+
 def prepare_bucket(settings: StoreSettings) -> None:
     """Log what would keep deleted objects alive in the bucket. With `create_bucket`, make a missing one.
 
@@ -158,7 +191,10 @@ def prepare_bucket(settings: StoreSettings) -> None:
 def describe(settings: StoreSettings, cause: str, *, code: str = "") -> str:
     """One line: the setting to look at, the store's address without credentials, and what is wrong."""
     setting = _SETTINGS.get(code, "SPEAKER_STORE_ENDPOINT" if settings.endpoint else "SPEAKER_STORE_URL")
-    where = f"bucket '{settings.bucket}' at {settings.endpoint or 'AWS'}"
+    if settings.folder:
+        where = f"the folder '{settings.folder}'"
+    else:
+        where = f"bucket '{settings.bucket}' at {settings.endpoint or 'AWS'}"
     return " ".join(without_credentials(f"{setting}: {where} cannot be used: {cause}").split())
 
 

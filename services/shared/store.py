@@ -22,11 +22,11 @@ from uuid import uuid4
 import httpx
 import obstore
 import structlog
-from obstore.exceptions import AlreadyExistsError, BaseError, NotSupportedError
+from obstore.exceptions import AlreadyExistsError, BaseError, InvalidPathError, NotSupportedError
 from obstore.store import LocalStore, S3Store
 
 from services.shared import tracing
-from services.shared.bucket import BucketClock, connect
+from services.shared.bucket import BOTO3_ERRORS, AnyKeys, BucketClock, connect
 from services.shared.bucket import StoreUnfit as StoreUnfit  # noqa: PLC0414 - callers see one module
 from services.shared.bucket import prepare_bucket as prepare_bucket  # noqa: PLC0414
 from services.shared.durable_folder import DurableFolder
@@ -155,6 +155,7 @@ class ObjectStore:
         impatient: LocalStore | S3Store,
         clock: Callable[[], datetime],
         folder: DurableFolder | None = None,
+        any_keys: AnyKeys | None = None,
     ) -> None:
         self._client = client
         self._impatient = impatient
@@ -163,6 +164,8 @@ class ObjectStore:
         """The store's."""
         self._folder = folder
         """Does all writing to a local folder: obstore never syncs."""
+        self._any_keys = any_keys
+        """Lists a bucket in which obstore met a key that it refuses."""
 
     def put(self, key: str, data: bytes) -> None:
         check_key(key)
@@ -210,9 +213,17 @@ class ObjectStore:
                 self._folder.check()
                 names = sorted(self._folder.folders(prefix))
             else:
-                found = obstore.list_with_delimiter(self._client, prefix or None)["common_prefixes"]
-                names = sorted(path.rstrip("/").rpartition("/")[2] for path in found)
+                names = sorted(
+                    path.removesuffix("/").rpartition("/")[2] for path in self._found_folders(prefix)
+                )
         return names if prefix else [name for name in names if not name.startswith(".")]
+
+    def _found_folders(self, prefix: str) -> Iterable[str]:
+        try:
+            return obstore.list_with_delimiter(self._client, prefix or None)["common_prefixes"]
+        except InvalidPathError:
+            assert self._any_keys
+            return self._any_keys.folders(prefix)
 
     def list(self, prefix: str) -> Listing:
         check_prefix(prefix)
@@ -252,9 +263,16 @@ class ObjectStore:
             for key, status in self._folder.files(prefix):
                 yield StoredObject(key, status.st_size, datetime.fromtimestamp(status.st_mtime, UTC))
             return
-        for page in obstore.list(self._client, prefix or None, chunk_size=1000):
-            for meta in page:
-                yield StoredObject(meta["path"], meta["size"], meta["last_modified"])
+        last = ""
+        try:
+            for page in obstore.list(self._client, prefix or None, chunk_size=1000):
+                for meta in page:
+                    last = meta["path"]
+                    yield StoredObject(last, meta["size"], meta["last_modified"])
+        except InvalidPathError:
+            assert self._any_keys
+            for key, size, modified in self._any_keys.objects(prefix, after=last):
+                yield StoredObject(key, size, modified)
 
     def delete(self, keys: Iterable[str]) -> None:
         keys = [_check_listed(key) for key in keys]
@@ -306,7 +324,7 @@ class ObjectStore:
             try:
                 yield
                 result = "ok"
-            except (BaseError, OSError, httpx.HTTPError) as error:
+            except (BaseError, OSError, httpx.HTTPError, *BOTO3_ERRORS) as error:
                 if operation == "get" and self._says_missing(error):
                     result = "missing"
                     raise FileNotFoundError("no such object") from None
@@ -395,7 +413,9 @@ def open_store(settings: StoreSettings) -> ObjectStore:
         return ObjectStore(local, impatient=local, clock=partial(datetime.now, UTC), folder=folder)
     client = connect(settings, request_seconds=settings.request_seconds, retry_seconds=settings.retry_seconds)
     impatient = connect(settings, request_seconds=CHECK_SECONDS, retry_seconds=0)
-    return ObjectStore(client, impatient=impatient, clock=BucketClock(client, settings))
+    return ObjectStore(
+        client, impatient=impatient, clock=BucketClock(client, settings), any_keys=AnyKeys(settings)
+    )
 
 
 def _whole(data: bytes, size: int) -> bytes:

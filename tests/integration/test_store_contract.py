@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
 
 import boto3
 import pytest
@@ -18,11 +19,25 @@ from tests import servers
 from tests.integration.conftest import bucket_settings
 from tests.servers import Request, Response, S3Proxy, S3Server
 
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
+
 
 @pytest.fixture(scope="module")
 def threads() -> Iterator[ThreadPoolExecutor]:
     with ThreadPoolExecutor(16) as pool:
         yield pool
+
+
+def boto3_client(endpoint: str | None) -> "S3Client":
+    return boto3.client(
+        "s3",
+        endpoint_url=endpoint,
+        region_name="us-east-1",
+        aws_access_key_id=servers.KEY_ID,
+        aws_secret_access_key=servers.SECRET,
+        config=Config(s3={"addressing_style": "path"}),
+    )
 
 
 def keys(store: ObjectStore, prefix: str = "") -> list[str]:
@@ -109,6 +124,44 @@ def test_folders_are_the_immediate_ones_that_hold_something(store: ObjectStore) 
     store.delete(["n/v/alice/r/1", "n/v/alice/d/x/y", "m/v/carol/r/1"])
     assert store.folders("n/v/") == ["bob"]
     assert store.folders("") == ["n"]
+
+
+@pytest.fixture(scope="module")
+def in_two_pages(moto_server: S3Server) -> StoreSettings:
+    """A bucket with more objects than one answer of a server lists."""
+    settings = bucket_settings(moto_server)
+    for key in _OURS:
+        open_store(settings).put(key, b"12345")
+    return settings
+
+
+_OURS = {*(f"n/v/alice/r/{number:04}" for number in range(1100)), "n/v/al/r/1", "n/v/bob/r/1"}
+
+
+@pytest.mark.parametrize(
+    "foreign",
+    ["n//x", "n/v//r/1", "n/v/alice/r//", "n/v/bob/./r", "n/v/al/../r", "n/v/\x01/r", "n/v/al\nice/r", "/x"],
+    ids=ascii,
+)
+def test_a_key_that_only_s3_takes_hides_no_other(in_two_pages: StoreSettings, foreign: str) -> None:
+    """Anybody who may write to the bucket can put it there, and consoles and sync tools do."""
+    store = open_store(in_two_pages)
+    s3 = boto3_client(in_two_pages.endpoint)
+    bucket, key = in_two_pages.bucket, f"{in_two_pages.prefix}/{foreign}"
+    s3.put_object(Bucket=bucket, Key=key, Body=b"x")
+    try:
+        for prefix in ("", "n/"):
+            listed = keys(store, prefix)
+            assert set(listed) - {foreign} == _OURS
+            assert len(listed) == len(set(listed))
+        walked = {
+            key for _, listing in store.listings("n/v/") for key in (one.key for one in listing.objects)
+        }
+        assert walked - {foreign} == _OURS
+        assert "n" in store.folders("")
+        assert {"al", "alice", "bob"} <= set(store.folders("n/v/"))
+    finally:
+        s3.delete_object(Bucket=bucket, Key=key)
 
 
 def test_what_belongs_to_the_store_itself_is_not_listed(store: ObjectStore) -> None:
@@ -288,14 +341,7 @@ def test_a_bucket_that_keeps_what_is_deleted_is_warned_about(moto_server: S3Serv
     """Versioning turns every erase into a promise that is not kept."""
     settings = bucket_settings(moto_server, url="s3://versioned-bucket", create_bucket=True)
     prepare_bucket(settings)
-    client = boto3.client(
-        "s3",
-        endpoint_url=moto_server.endpoint,
-        region_name="us-east-1",
-        aws_access_key_id=servers.KEY_ID,
-        aws_secret_access_key=servers.SECRET,
-        config=Config(s3={"addressing_style": "path"}),
-    )
+    client = boto3_client(moto_server.endpoint)
     client.put_bucket_versioning(Bucket="versioned-bucket", VersioningConfiguration={"Status": "Enabled"})
     with capture_logs() as logs:
         prepare_bucket(settings)
