@@ -249,8 +249,8 @@ class Profile(Schema):
 
 
 class UploadedVoice(BaseModel):
-    """One entry of vLLM-Omni's `uploaded_voices`, with ours added. `ref_text` and `speaker_description` only
-    if set.
+    """One entry of vLLM-Omni's `uploaded_voices`, with ours added. `ref_text`, `speaker_description` and
+    `reason` only if set.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -266,6 +266,8 @@ class UploadedVoice(BaseModel):
     version: int
     cache_status: ArtifactState
     stale: bool
+    reason: str | None = None
+    """Why nothing happens for now although it is pending: no worker serves a profile."""
 
 
 class OpenAIVoice(Schema):

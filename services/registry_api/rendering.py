@@ -199,7 +199,9 @@ def uploaded_voice(registrar: Registrar, indexed: IndexedSpeaker) -> dict[str, A
     """One entry of vLLM-Omni's `uploaded_voices`: its keys as it writes them, and ours."""
     one = indexed.speaker.default
     record = one.record
-    standings = [registrar.standing(indexed, one, name) for name in registrar.wanted(one)]
+    standings = [
+        registrar.explained(registrar.standing(indexed, one, name)) for name in registrar.wanted(one)
+    ]
     entry: dict[str, Any] = {
         "name": record.name,
         "consent": record.consent,
@@ -216,6 +218,7 @@ def uploaded_voice(registrar: Registrar, indexed: IndexedSpeaker) -> dict[str, A
         cache_status=worst(standings),
         stale=any(standing.artifact is None and standing.stale is not None for standing in standings),
     )
+    entry.update(_if_set(reason=next((standing.reason for standing in standings if standing.reason), None)))
     return entry
 
 

@@ -190,9 +190,10 @@ LAST_SWEEP = _asked(
 )
 REPAIRS = _counter(
     "reconcile_repairs",
-    "What housekeeping put right. kind: extraction_resumed (nothing was on its way), job_lost (the queue did "
-    "not know it), job_given_up (its workers died), job_closed (it had ended, its record had not), "
-    "artifact_void (its bytes were lost, it is extracted again), rendition_restored (decoded again).",
+    "What was put right, by housekeeping or by whoever met lost bytes. kind: extraction_resumed (nothing was "
+    "on its way), job_lost (the queue did not know it), job_given_up (its workers died), job_closed (it had "
+    "ended, its record had not), artifact_void (its bytes were lost, it is extracted again), "
+    "rendition_restored (decoded again).",
     "kind",
     known=(
         *("extraction_resumed", "job_lost", "job_given_up", "job_closed"),

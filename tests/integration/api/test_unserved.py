@@ -33,6 +33,7 @@ def reasons(registry: Registry, name: str, job_id: str) -> dict[str, str | None]
         "version": get(f"/v1/voices/{name}/versions/1")["artifacts"][0]["reason"],
         "artifacts": get(artifact)["data"][0]["reason"],
         "descriptor": get(f"{artifact}/{PROFILE}")["reason"],
+        "uploaded_voices": get("/v1/audio/voices")["uploaded_voices"][0].get("reason"),
         "cache": get(f"/v1/audio/voices/{name}/cache").get("reason"),
     }
 
