@@ -39,7 +39,6 @@ SpeakerRegistryError
 │   ├── JobFinished                too late to cancel it
 │   ├── ApiKeyEnded                revoked or expired: it stays so
 │   ├── ApiKeysOff                 this registry asks for no keys, so none can be made
-│   ├── IdempotencyInProgress
 │   └── PreconditionFailed
 ├── QuotaExceeded
 ├── RateLimited                    passing: so many at a time, again after `retry_after_seconds`
@@ -235,11 +234,6 @@ class ApiKeyEnded(Conflict):
 
 class ApiKeysOff(Conflict):
     code = "api_keys_off"
-
-
-class IdempotencyInProgress(Conflict):
-    code = "idempotency_in_progress"
-    retryable = True
 
 
 class PreconditionFailed(Conflict):

@@ -1,6 +1,6 @@
 """Where a bucket is, which tells a copy from the original. Knows nothing of what else is in a bucket.
 
-    _place/{seq:06d}.{uid}   JSON: where the bucket was when it was made a registry's own; the last one counts
+Each object under `_place/` is a JSON that says where the bucket was when it was made a registry's own.
 
 A copy carries everything along that tells an original from other buckets. Two registries would take it for
 the same one, so a bucket that says that it is elsewhere is refused until somebody decides.
@@ -8,7 +8,6 @@ the same one, so a bucket that says that it is elsewhere is refused until somebo
 `python -m services.shared.bucket_place` makes the bucket of the settings a registry of its own.
 """
 
-import re
 import sys
 
 import structlog
@@ -17,7 +16,7 @@ from pydantic import ValidationError
 from services.shared.bucket import StoreUnfit
 from services.shared.clock import Clock
 from services.shared.domain import Record
-from services.shared.facts import list_several_times
+from services.shared.facts import PlaceKey, list_several_times, parse_key
 from services.shared.logs import configure_logs
 from services.shared.settings import LogSettings, StoreSettings, explain, without_credentials
 from services.shared.store import Store, open_store
@@ -26,7 +25,6 @@ from speaker_registry.errors import SpeakerRegistryError, Unavailable
 log = structlog.get_logger()
 
 _FOLDER = "_place/"
-_NAME = re.compile(r"_place/(\d{6})\.([0-9a-f]{32})")
 
 
 class BucketCopied(StoreUnfit):
@@ -76,17 +74,16 @@ def make_own(store: Store, settings: StoreSettings, clock: Clock) -> Place:
 
 
 def _last(store: Store) -> Place | None:
-    keys = sorted(
-        stored.key for stored in list_several_times(store, _FOLDER, 2).objects if _NAME.fullmatch(stored.key)
-    )
-    if not keys:
+    listed = [stored.key for stored in list_several_times(store, _FOLDER, 2).objects]
+    last = max((key for key in listed if isinstance(parse_key(key), PlaceKey)), default=None)
+    if last is None:
         return None
     try:
-        return Place.model_validate_json(store.get(keys[-1]))
+        return Place.model_validate_json(store.get(last))
     except FileNotFoundError:  # listed a moment ago
         raise Unavailable("The object store lists an object that it does not return.") from None
     except ValidationError:
-        raise StoreUnfit(f"SPEAKER_STORE_URL: the object {keys[-1]} in the bucket is damaged") from None
+        raise StoreUnfit(f"SPEAKER_STORE_URL: the object {last} in the bucket is damaged") from None
 
 
 def _put(store: Store, settings: StoreSettings, clock: Clock, *, seq: int) -> Place:

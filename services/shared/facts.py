@@ -13,6 +13,7 @@
     _keys/{id}/made.{sha256 of its JSON}.json                           an API key was made
                end.{at:012d}.{uid}                                      somebody ended it
     _registry/                                                          which bucket this is, see `identity`
+    _place/{seq:06d}.{uid}                                              where it is, see `bucket_place`
 
 Everything of one speaker lies under one prefix, so erasing it needs no reference counts. All objects are
 immutable and uniquely named: a lost reply, a late write or a repeated one does no harm.
@@ -74,6 +75,7 @@ _MADE = re.compile(rf"made\.({_SHA256})\.json")
 _END = re.compile(r"end\.(\d{12})\.([0-9a-f]{12})[0-9a-f]{20}")
 _KEY_ID = re.compile(r"[0-9a-z]{8}")
 _MARKER = re.compile(_ID)
+_PLACE = re.compile(rf"(\d{{6}})\.{_ID}")
 
 
 def is_slug(text: str) -> bool:
@@ -242,6 +244,13 @@ class MarkerKey:
     uid: str
 
 
+@dataclass(frozen=True, slots=True)
+class PlaceKey:
+    """Of the fact that says where the bucket is. The one with the highest number counts."""
+
+    seq: int
+
+
 SpeakerKey = (
     VersionKey
     | CensusKey
@@ -254,7 +263,7 @@ SpeakerKey = (
     | VoidFact
 )
 """Of an object of one speaker. Facts that have no more to say than their key are themselves."""
-ParsedKey = SpeakerKey | AnnouncementKey | KeyMadeKey | KeyEndKey | MarkerKey
+ParsedKey = SpeakerKey | AnnouncementKey | KeyMadeKey | KeyEndKey | MarkerKey | PlaceKey
 
 
 def parse_key(key: str) -> ParsedKey | None:
@@ -265,13 +274,11 @@ def parse_key(key: str) -> ParsedKey | None:
         case ["_profiles", profile, name] if match := _ANNOUNCEMENT.fullmatch(name):
             return AnnouncementKey(profile, int(match[1]), match[2])
         case ["_keys", key_id, name] if _KEY_ID.fullmatch(key_id):
-            if match := _MADE.fullmatch(name):
-                return KeyMadeKey(key_id, match[1])
-            if match := _END.fullmatch(name):
-                # The id is a UUIDv7: it begins with the milliseconds at which it was made.
-                return KeyEndKey(key_id, int(match[1]), int(match[2], 16) // 1000)
+            return _parse_of_api_key(key_id, name)
         case ["_registry", name] if _MARKER.fullmatch(name):
             return MarkerKey(name)
+        case ["_place", name] if match := _PLACE.fullmatch(name):
+            return PlaceKey(int(match[1]))
     return None
 
 
@@ -288,6 +295,15 @@ def _parse_of_speaker(parts: list[str]) -> SpeakerKey | None:
                 return FailureKey(vuid, akey, match[1])
             if _VOID.fullmatch(name):
                 return VoidFact(vuid, akey)
+    return None
+
+
+def _parse_of_api_key(key_id: str, name: str) -> KeyMadeKey | KeyEndKey | None:
+    if match := _MADE.fullmatch(name):
+        return KeyMadeKey(key_id, match[1])
+    if match := _END.fullmatch(name):
+        # The id is a UUIDv7: it begins with the milliseconds at which it was made.
+        return KeyEndKey(key_id, int(match[1]), int(match[2], 16) // 1000)
     return None
 
 

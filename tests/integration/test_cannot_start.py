@@ -54,6 +54,17 @@ def test_a_bucket_that_cannot_be_reached_is_named(module: str, tmp_path: Path):
     assert "\n" not in last["reason"]
 
 
+def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path):
+    """By its path, not as a bucket that nobody has set."""
+    in_the_way = tmp_path / "voices"
+    in_the_way.write_bytes(b"")
+    *_, last = lines(API, SPEAKER_STORE_URL=in_the_way.as_uri(), SPEAKER_STORE_START_SECONDS="0")
+    assert last["event"].endswith(".cannot_start")
+    assert last["reason"].startswith("SPEAKER_STORE_URL: ")
+    assert str(in_the_way) in last["reason"]
+    assert "bucket" not in last["reason"]
+
+
 def test_a_mistyped_profile_of_custom_weights_is_named(tmp_path: Path):
     """If it were ignored, the profile that is meant would be refused for its sums."""
     *_, last = lines(
