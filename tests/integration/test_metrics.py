@@ -10,7 +10,10 @@ from typing import Any
 import httpx
 import pytest
 
-from services.shared.store import PROBED
+from services.shared.clock import Clock
+from services.shared.identity import bucket_identity
+from services.shared.settings import StoreSettings
+from services.shared.store import PROBED, open_store
 from speaker_registry import __version__
 from tests.process_load import noise_clip
 from tests.processes import OPTIONAL_PROFILE, PROFILE, QUICK, RegistryProcesses
@@ -28,9 +31,13 @@ JOBS = {(PROFILE, "finished"): 3, (OPTIONAL_PROFILE, "failed"): 1}
 
 @pytest.fixture(scope="module")
 def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RegistryProcesses]:
-    """One API, one worker whose clips all fail for the optional profile."""
+    """One API, one worker whose clips all fail for the optional profile. The bucket has its identity before
+    they start, or the one that comes first would look for it in vain.
+    """
     environment = {**QUICK, "LIGHT_WORKER_FAILS": OPTIONAL_PROFILE, "SPEAKER_API_CORS_ORIGINS": PAGE}
-    with RegistryProcesses(tmp_path_factory.mktemp("metrics"), environment=environment) as running:
+    running = RegistryProcesses(tmp_path_factory.mktemp("metrics"), environment=environment)
+    bucket_identity(open_store(StoreSettings(url=running.bucket.as_uri())), Clock())
+    with running:
         yield running
 
 
