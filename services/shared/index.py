@@ -425,8 +425,11 @@ class SpeakerIndex(Gate):
         """Put an artifact in force, end the job that made it, and move the alias that waited for it, all at
         once.
 
-        Returns the winner in force; None: dead. Raises `Rivals` if `begin` let through others than the token
-        `alone`.
+        Returns the winner in force; None: dead.
+
+        Raises:
+            Rivals: `begin` let through others than the token `alone`.
+            VoiceDamaged, VoiceUnreadable: nobody can tell whether the version is dead.
         """
         winner = self._run(
             "ready",
@@ -539,6 +542,9 @@ class SpeakerIndex(Gate):
 
         Args:
             token: unique to this call, for `apply_artifact`.
+
+        Raises:
+            VoiceDamaged, VoiceUnreadable: nobody can tell whether the version is dead.
         """
         return int(
             self._run(

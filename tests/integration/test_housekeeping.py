@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import numpy as np
@@ -33,7 +34,7 @@ from services.shared.valkey import ValkeyServer
 from speaker_registry.errors import Unavailable, VoiceDamaged, VoiceNotFound, VoiceUnreadable
 from speaker_registry.names import parse_speaker_name
 from tests.integration.api.worker import StandIn
-from tests.integration.storage import Storage
+from tests.integration.storage import Storage, digest
 
 ALICE = SpeakerId("default", "alice")
 DAY = 86_400
@@ -74,8 +75,8 @@ def age(bucket: Path, seconds: float) -> None:
 def remember_longer(client: Redis) -> None:
     """As if the first listing of each voice had been taken two hours earlier."""
     for name in client.scan_iter("sr:suspicion:*"):
-        for digest, at in client.hgetall(name).items():
-            client.hset(name, digest, float(at) - 7200)
+        for key, at in client.hgetall(name).items():
+            client.hset(name, key, float(at) - 7200)
 
 
 def files(bucket: Path) -> set[str]:
@@ -517,6 +518,33 @@ def test_a_voice_that_cannot_be_read_can_be_deleted(
         registrar.find("default", "alice")
     register(registrar, "Alice")
     assert registrar.find("default", "alice").speaker.default.number == 2
+
+
+@pytest.mark.parametrize("read", [archived, emptied])
+def test_what_was_published_stays_while_its_version_cannot_be_read(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch, read: Callable[[str], bytes]
+):
+    """An index that could not read a version does not know it. That does not make it dead: an artifact that
+    was deleted for that could have been served from the facts already, and came back with other bytes.
+    """
+    storage.register("alice")
+    (work,) = storage.take("alice")
+    get, put_in_force = storage.store.get, storage.index.apply_artifact
+
+    def after_a_loss(*given: Any, **more: Any) -> object:
+        storage.raw.flushall()
+        storage.index.redis.connection_pool.disconnect()
+        monkeypatch.setattr(storage.store, "get", lambda key: (read if ".ver." in key else get)(key))
+        return put_in_force(*given, **more)
+
+    monkeypatch.setattr(storage.index, "apply_artifact", after_a_loss)
+    with pytest.raises(Unavailable, match=r"cannot be read|is damaged"):
+        storage.publish(work)
+    (stored,) = [key for key in storage.objects("alice") if key.endswith(".safetensors")]
+    monkeypatch.undo()
+    storage.sweep()
+    storage.check_settled("alice")
+    assert storage.served("alice") == (1, digest(storage.store.get(stored)))
 
 
 @pytest.mark.parametrize("rebuilt", [True, False])

@@ -270,6 +270,8 @@ local function tell_void(w)
   end
   return 1
 end
+-- An error where a record of the speaker cannot be read, else nothing. A version that is not live is certainly dead only where
+-- there is none: the index does not know versions that could not be read when it was begun.
 local function expect_readable()
   if mark('damaged') == 0 then return nil end
   return redis.error_reply(redis.call('HEXISTS', speaker, 'unreadable') == 1 and 'UNREADABLE' or 'DAMAGED')

@@ -1,7 +1,7 @@
 -- May this attempt publish? ARGV: vuid, akey, token, and of a job's attempt: job, attempt, profile, fingerprint (of the claim);
 -- of what somebody brings bytes and max_bytes (of it, of all in the namespace)
--- -> 1 go, 0 another attempt took over or its artifact is there already, -2 the version is dead
-if not live(a.vuid) then return -2 end
+-- -> 1 go, 0 another attempt took over or its artifact is there already, -2 the version is dead; error FULL, DAMAGED, UNREADABLE
+if not live(a.vuid) then return expect_readable() or -2 end
 if redis.call('HEXISTS', speaker, 'r:' .. a.vuid .. ':' .. a.akey) == 1 or void(a.vuid, a.akey) then return 0 end
 if a.job then
   local flight = redis.call('HGET', speaker, flight_of(a.vuid, a.profile, a.fingerprint))
