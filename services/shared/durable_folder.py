@@ -8,7 +8,7 @@ somebody else's.
 import errno
 import fcntl
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
@@ -17,6 +17,9 @@ from uuid import uuid4
 
 TEMPORARY = ".tmp"
 """Beside the objects, so that a rename out of it stays on one file system."""
+
+Skips = Callable[[str], bool]
+"""Says of the key of an object, or of a folder, which ends with `/`, whether a listing leaves it out."""
 
 
 class DurableFolder:
@@ -69,25 +72,30 @@ class DurableFolder:
     def read(self, key: str) -> bytes:
         """The whole object. Raises FileNotFoundError, also where a folder has that name; OSError."""
         try:
-            with (self._root / key).open("rb") as file:
+            with open(f"{self._root}/{key}", "rb", buffering=0) as file:  # noqa: PTH123 - twice as fast
                 size = os.fstat(file.fileno()).st_size
-                data = file.read()
+                data = file.read(size + 1)
         except (IsADirectoryError, NotADirectoryError):
             raise FileNotFoundError(errno.ENOENT, "no such object") from None
         if len(data) != size:  # as while a backup is restored over it
             raise OSError(errno.EIO, f"{len(data)} of {size} bytes came")
         return data
 
-    def files(self, prefix: str) -> Iterator[tuple[str, os.stat_result]]:
+    def files(self, prefix: str, skips: Skips) -> Iterator[tuple[str, os.stat_result]]:
         """Every file under a prefix, in no order: its key, and what the file system says of it.
 
         Links to folders are followed, except for those that lead to a folder above: such a link is a file.
-        """
-        return _walk(str(self._root / prefix), prefix)
 
-    def folders(self, prefix: str) -> list[str]:
-        """Names of the folders under a prefix, in no order."""
-        return [entry.name for entry in _entries(self._root / prefix) if entry.is_dir()]
+        Args:
+            skips: says of a file's key, or of a folder's, which ends with `/`, whether it is left out.
+        """
+        return _walk(str(self._root / prefix), prefix, skips)
+
+    def folders(self, prefix: str) -> Iterator[str]:
+        """Names of the folders under a prefix, in no order, read from the disk as they are asked for. Links
+        are followed as in `files`.
+        """
+        return (entry.name for entry in _entries(self._root / prefix) if _is_folder(entry))
 
     def delete(self, keys: Iterable[str]) -> None:
         """Remove objects, and the folders that this leaves empty: their names may be those of persons."""
@@ -174,21 +182,25 @@ def _write(file: Path, data: bytes) -> None:
         os.close(descriptor)
 
 
-def _entries(folder: Path | str) -> list[os.DirEntry[str]]:
-    try:
-        with os.scandir(folder) as entries:
-            return list(entries)
-    except (FileNotFoundError, NotADirectoryError):  # deleted a moment ago
-        return []
+def _entries(folder: Path | str) -> Iterator[os.DirEntry[str]]:
+    # Missing: deleted a moment ago.
+    with suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as entries:
+        yield from entries
 
 
-def _walk(folder: str, prefix: str) -> Iterator[tuple[str, os.stat_result]]:
+def _walk(folder: str, prefix: str, skips: Skips) -> Iterator[tuple[str, os.stat_result]]:
     for entry in _entries(folder):
-        if entry.is_dir(follow_symlinks=False) or (entry.is_dir() and not _leads_up(entry)):
-            yield from _walk(entry.path, f"{prefix}{entry.name}/")
-        else:
+        key = f"{prefix}{entry.name}"
+        if _is_folder(entry):
+            if not skips(f"{key}/"):
+                yield from _walk(entry.path, f"{key}/", skips)
+        elif not skips(key):
             with suppress(FileNotFoundError):
-                yield f"{prefix}{entry.name}", entry.stat(follow_symlinks=False)
+                yield key, entry.stat(follow_symlinks=False)
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    return entry.is_dir(follow_symlinks=False) or (entry.is_dir() and not _leads_up(entry))
 
 
 def _leads_up(link: os.DirEntry[str]) -> bool:

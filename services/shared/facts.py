@@ -24,8 +24,8 @@ reads a listing: what it does not know is ignored.
 
 import hashlib
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Self
 
 import structlog
@@ -76,6 +76,7 @@ _END = re.compile(r"end\.(\d{12})\.([0-9a-f]{12})[0-9a-f]{20}")
 _KEY_ID = re.compile(r"[0-9a-z]{8}")
 _MARKER = re.compile(_ID)
 _PLACE = re.compile(rf"(\d{{6}})\.{_ID}")
+_DATA = re.compile(r"[^/]*/v/[^/]*/d/[^/]*/(?:blob/|art/[^/]*/[^/]*\.safetensors\Z)")
 
 
 def is_slug(text: str) -> bool:
@@ -322,6 +323,13 @@ def _parse_record(seq: int, kind: str, rest: str) -> SpeakerKey | None:
     return NewerRecordKey(seq)
 
 
+def is_data(key: str) -> bool:
+    """Whether an object of a speaker, or a folder (`…/`), is bytes that no fact is in. `Skips` for listings
+    whose facts alone are wanted.
+    """
+    return _DATA.match(key) is not None
+
+
 # -- reading facts
 
 
@@ -362,13 +370,13 @@ def truth_of(store: Store) -> Callable[[SpeakerId], Speaker]:
 def certain_of(store: Store, listing: Listing) -> Certain:
     """The same, of a listing that was taken already."""
     uncertain_from = listing.taken_at.replace(microsecond=0) - DATED_WITHIN
+    objects = parsed(listing)
     certain = [
-        stored
-        for stored in listing.objects
-        if stored.last_modified < uncertain_from or not _depends_on_the_second(stored.key)
+        (stored, key)
+        for stored, key in objects
+        if stored.last_modified < uncertain_from or not _depends_on_the_second(key)
     ]
-    speaker = fold(read_facts(store, replace(listing, objects=tuple(certain))))
-    return Certain(speaker, complete=len(certain) == len(listing.objects))
+    return Certain(fold(_facts_among(store, certain)), complete=len(certain) == len(objects))
 
 
 def list_several_times(store: Store, prefix: str, times: int) -> Listing:
@@ -376,9 +384,9 @@ def list_several_times(store: Store, prefix: str, times: int) -> Listing:
     return together([store.list(prefix) for _ in range(times)])
 
 
-def _depends_on_the_second(key: str) -> bool:
+def _depends_on_the_second(key: ParsedKey | None) -> bool:
     """Whether it says that an artifact is published, or is a promotion, which says that one is ready."""
-    match parse_key(key):
+    match key:
         case ArtifactKey(published=True):
             return True
         case AliasFact() as fact:
@@ -392,8 +400,16 @@ def read_facts(store: Store, listing: Listing) -> Iterator[Fact]:
     A damaged artifact or failure is logged and left out, so that it is made anew. A damaged version is a
     `DamagedFact`. A version or an artifact that the store lists and does not hand out is an `UnreadableFact`.
     """
-    for stored in listing.objects:
-        key = parse_key(stored.key)
+    return _facts_among(store, parsed(listing))
+
+
+def parsed(listing: Listing) -> list[tuple[StoredObject, ParsedKey | None]]:
+    """Each object with what it is by its key."""
+    return [(stored, parse_key(stored.key)) for stored in listing.objects]
+
+
+def _facts_among(store: Store, objects: Iterable[tuple[StoredObject, ParsedKey | None]]) -> Iterator[Fact]:
+    for stored, key in objects:
         if isinstance(key, AliasFact | TombstoneFact | VoidFact):
             yield key
         elif isinstance(key, VersionKey | CensusKey | FailureKey) or (

@@ -5,8 +5,9 @@ Any number of processes may run this at once: everything is idempotent, and a lo
 """
 
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -43,6 +44,7 @@ from services.shared.facts import (
     SpeakerKey,
     VersionKey,
     certain_of,
+    is_data,
     is_slug,
     parse_key,
     read_certain,
@@ -59,7 +61,7 @@ from services.shared.redis_access import unavailable_without_redis
 from services.shared.registrar import Registrar
 from services.shared.settings import HousekeepingSettings
 from services.shared.status import unsupported_reason
-from services.shared.store import Listing, ObjectUnavailable
+from services.shared.store import Listing, ObjectUnavailable, TakeListing
 from services.shared.suspicion import confirmed
 from speaker_registry.errors import JobNotFound, LeaseExpired, Unavailable
 from speaker_registry.names import is_namespace
@@ -89,12 +91,13 @@ _LISTINGS_APART_SECONDS = 3600.0
 a replica of the store shows what was true before.
 """
 
-_ADMITTED_AT_A_TIME = 16
-"""Speakers, by one thread."""
+_ADMITTED_AT_A_TIME = 32
+"""Speakers that are read by one thread, and told to the index in one round trip."""
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 Otherwise = TypeVar("Otherwise")
+Listed = tuple[SpeakerId, TakeListing]
 Sign = Callable[[], None]
 """Called now and then by long work: whoever does it is still at it."""
 
@@ -216,48 +219,54 @@ class Housekeeper:
 
     def _admit_all(self, epoch: int, sign: Sign) -> tuple[int, bool]:
         """How many were admitted, and whether that was all of them."""
-        admitted = 0
-        for wave in _batches(self._listings(), _ADMITTED_AT_A_TIME * self._settings.rebuild_threads):
+        admitted, looked_at = 0, self._clock.monotonic()
+        # A folder is read at the speed of the processor: threads would only be in each other's way.
+        threads = 1 if self._store.is_local else self._settings.rebuild_threads
+        batches = _batches(self._listings(), _ADMITTED_AT_A_TIME)
+        for told in self._in_parallel(self._read_unknown, batches, threads):
             if self._stop.is_set():
                 return admitted, False
-            admitted += self._admit_wave(wave, epoch)
+            self._index.tell_many(told, epoch=epoch)
+            admitted += len(told)
             sign()
-            self._look_after_due()
+            if self._clock.monotonic() - looked_at >= self._settings.turn_seconds:
+                self._look_after_due()
+                looked_at = self._clock.monotonic()
         self._index.forget_older(self._is_known)
         self._index.set_complete(epoch)
         return admitted, True
 
-    def _listings(self) -> Iterator[tuple[SpeakerId, Listing]]:
-        """What lies in the bucket, speaker by speaker."""
+    def _listings(self) -> Iterator[Listed]:
+        """Where the facts of each speaker in the bucket lie."""
         for namespace in filter(is_namespace, self._store.folders("")):
-            for slug, listing in self._store.listings(f"{namespace}/v/"):
+            for slug, take in self._store.listings(f"{namespace}/v/", skips=is_data):
                 if is_slug(slug):
-                    yield SpeakerId(namespace, slug), listing
+                    yield SpeakerId(namespace, slug), take
 
-    def _admit_wave(self, wave: Sequence[tuple[SpeakerId, Listing]], epoch: int) -> int:
-        unknown = set(self._index.unknown([speaker_id for speaker_id, _ in wave]))
-        left = [(speaker_id, listing) for speaker_id, listing in wave if speaker_id in unknown]
-        some = list(_batches(iter(left), _ADMITTED_AT_A_TIME))
-        self._for_each(partial(self._admit_some, epoch), some, self._settings.rebuild_threads)
-        return len(left)
-
-    def _admit_some(self, epoch: int, some: Sequence[tuple[SpeakerId, Listing]]) -> None:
+    def _read_unknown(self, some: Sequence[Listed]) -> list[tuple[SpeakerId, Told]]:
+        """What the facts say of those that the index does not know yet."""
+        unknown = set(self._index.unknown([speaker_id for speaker_id, _ in some]))
         read = [
-            (speaker_id, self._safely(partial(self._read, listing), speaker_id, otherwise=None))
-            for speaker_id, listing in some
+            (speaker_id, self._safely(partial(self._read, take), speaker_id, otherwise=None))
+            for speaker_id, take in some
+            if speaker_id in unknown
         ]
-        self._index.tell_many([(speaker_id, told) for speaker_id, told in read if told], epoch=epoch)
+        return [(speaker_id, told) for speaker_id, told in read if told]
 
-    def _read(self, listing: Listing, speaker_id: SpeakerId) -> Told:
+    def _read(self, take: TakeListing, speaker_id: SpeakerId) -> Told:
         """What the facts of a speaker say. It is looked at again if something is left to do."""
+        listing = take()
         certain = certain_of(self._store, listing)
-        grace = timedelta(seconds=self._settings.deleted_grace_seconds)
         look = (
             not certain.complete
             or self._is_unfinished(speaker_id, certain.speaker)
-            or erasure_due_in(listing, deleted_grace=grace) is not None
+            or self._has_to_erase(certain.speaker, listing)
         )
         return Told(certain.speaker, listing.taken_at.timestamp(), look)
+
+    def _has_to_erase(self, truth: Speaker, listing: Listing) -> bool:
+        grace = timedelta(seconds=self._settings.deleted_grace_seconds)
+        return truth.tombstone > 0 and erasure_due_in(listing, deleted_grace=grace) is not None
 
     def _is_unfinished(self, speaker_id: SpeakerId, truth: Speaker) -> bool:
         """Whether something is still to be made of a speaker, or to be promoted."""
@@ -271,10 +280,22 @@ class Housekeeper:
     def _is_known(self, speaker_id: SpeakerId) -> bool:
         return bool(self._store.list(speaker_id.prefix).objects)
 
-    def _for_each(self, work: Callable[[Item], object], items: Sequence[Item], threads: int) -> None:
-        """In any order; in parallel, because each is mostly waiting for the bucket."""
-        with ThreadPoolExecutor(threads) as pool:
-            list(pool.map(work, items))
+    def _in_parallel(
+        self, work: Callable[[Item], Result], items: Iterable[Item], threads: int
+    ) -> Iterator[Result]:
+        """What `work` returns for each item, in order. Threads do the work, as most of it is waiting for the
+        bucket. No more items are taken ahead than there are threads.
+        """
+        pool, under_way = ThreadPoolExecutor(threads), deque[Future[Result]]()
+        try:
+            for item in items:
+                under_way.append(pool.submit(work, item))
+                if len(under_way) > threads:
+                    yield under_way.popleft().result()
+            while under_way:
+                yield under_way.popleft().result()
+        finally:
+            pool.shutdown(cancel_futures=True)
 
     # -- one speaker
 
@@ -446,7 +467,8 @@ class Housekeeper:
             if self._stop.is_set():
                 return
             some = left[at : at + _SWEPT_AT_A_TIME]
-            self._for_each(partial(self._sweep_one, sign), some, self._settings.sweep_threads)
+            for _ in self._in_parallel(self._sweep_one, some, self._settings.sweep_threads):
+                sign()
             self._note(sweep.model_copy(update={"done": str(some[-1])}))
             self._look_after_due()
             sign()
@@ -477,14 +499,13 @@ class Housekeeper:
             return begun
         return _Sweep(stamp=stamp, began=self._clock.now(), asked=asked or "0")
 
-    def _sweep_one(self, sign: Sign, speaker_id: SpeakerId) -> None:
+    def _sweep_one(self, speaker_id: SpeakerId) -> None:
         self._safely(self.settle, speaker_id, otherwise=None)
         self._safely(self.collect_garbage, speaker_id, otherwise=0)
         # Redis may have been lost since the delete, and with it when to look again.
         due_in = self._safely(self._erasure_due_in, speaker_id, otherwise=None)
         if due_in is not None:
             self._index.look_within(speaker_id, due_in)
-        sign()
 
     def _note(self, sweep: _Sweep) -> None:
         with unavailable_without_redis():

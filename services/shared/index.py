@@ -782,7 +782,7 @@ def _version(seq: int, record: VersionRecord) -> dict[str, Any]:
         "number": record.number,
         "created_at": record.created_at,
         "key": record.key,
-        "record": record.to_json(),
+        "record": record.model_dump_json(),
         **({"idempotency": record.idempotency} if record.idempotency else {}),
     }
 
@@ -793,7 +793,7 @@ def _artifact(vuid: str, akey: str, record: ArtifactRecord) -> dict[str, Any]:
         "base": without_build(akey),
         "build": record.build,
         "winner": record.winner,
-        "record": record.to_json(),
+        "record": record.model_dump_json(),
         "profile": record.profile,
         "fingerprint": record.fingerprint,
     }
@@ -804,7 +804,7 @@ def _failure(vuid: str, akey: str, record: FailureRecord) -> dict[str, Any]:
         "vuid": vuid,
         "akey": akey,
         "attempt": record.attempt,
-        "record": record.to_json(),
+        "record": record.model_dump_json(),
         "profile": record.profile,
     }
 

@@ -289,7 +289,7 @@ class HousekeepingSettings(BaseSettings):
     deleted_grace_seconds: float = Field(86_400, ge=0)
     """A deleted voice's data stays this long."""
     rebuild_threads: int = Field(16, gt=0)
-    """Voices read at the same time while the index is rebuilt."""
+    """Voices read at the same time while the index is rebuilt from a bucket. One thread reads a folder."""
     sweep_threads: int = Field(4, gt=0)
     """Voices looked at at the same time in a sweep, which is in no hurry."""
 

@@ -16,7 +16,7 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from itertools import groupby, islice, zip_longest
 from time import perf_counter
-from typing import Protocol
+from typing import Protocol, TypeVar
 from uuid import uuid4
 
 import httpx
@@ -29,12 +29,14 @@ from services.shared import tracing
 from services.shared.bucket import BOTO3_ERRORS, AnyKeys, BucketClock, connect
 from services.shared.bucket import StoreUnfit as StoreUnfit  # noqa: PLC0414 - callers see one module
 from services.shared.bucket import prepare_bucket as prepare_bucket  # noqa: PLC0414
-from services.shared.durable_folder import DurableFolder
+from services.shared.durable_folder import DurableFolder, Skips
 from services.shared.metrics import STORE_SECONDS
 from services.shared.settings import StoreSettings
 from speaker_registry.errors import Unavailable
 
 log = structlog.get_logger(__name__)
+
+Found = TypeVar("Found")
 
 _PART = r"(?!\.\.?(?:/|$))[A-Za-z0-9._-]{1,255}"
 _KEY = re.compile(rf"{_PART}(?:/{_PART})*")
@@ -92,12 +94,28 @@ class Listing:
     """The store's clock before the first page, never ahead: ages computed with it err on the young side."""
 
 
+TakeListing = Callable[[], Listing]
+
+
+def _nothing(_: str) -> bool:
+    """The `Skips` that leaves nothing out."""
+    return False
+
+
+def _is_our_own(key: str) -> bool:
+    """The `Skips` of what belongs to the store itself."""
+    return key.startswith(".")
+
+
 class Store(Protocol):
     """Keys are parts of `[A-Za-z0-9._-]` joined by `/`, a prefix ends with `/` or is empty; else ValueError.
 
     Every method raises `Unavailable` when the store does not do its part in time; `get` and `delete` raise
     `ObjectUnavailable` where it does so for other objects.
     """
+
+    is_local: bool
+    """Whether it is on this machine. Reading then costs processor time, and hardly ever waits."""
 
     def put(self, key: str, data: bytes) -> None:
         """Store an object, durably once this returns. A key is never put again with other content."""
@@ -118,10 +136,15 @@ class Store(Protocol):
         """Everything under a prefix, including what was put a moment ago."""
         ...
 
-    def listings(self, prefix: str) -> Iterator[tuple[str, Listing]]:
+    def listings(self, prefix: str, skips: Skips = _nothing) -> Iterator[tuple[str, TakeListing]]:
         """Everything under a prefix, folder by folder: the name of each immediate folder, in no order,
-        and what is in it. One request serves many folders. What one answer of a bucket leaves out is there
-        all the same, because everything is asked for twice.
+        and how to list what is in it. Of a bucket that was taken already, as one request serves many folders;
+        what one answer leaves out is there all the same, because everything is asked for twice. In a local
+        folder it costs as much as `list`, so several threads may do it.
+
+        Args:
+            skips: what is left out. Its keys begin with `prefix`. A folder that holds nothing else may be
+                missing.
         """
         ...
 
@@ -162,6 +185,7 @@ class ObjectStore:
         """The same, but gives up at once."""
         self._clock = clock
         """The store's."""
+        self.is_local = folder is not None
         self._folder = folder
         """Does all writing to a local folder: obstore never syncs."""
         self._any_keys = any_keys
@@ -227,42 +251,50 @@ class ObjectStore:
 
     def list(self, prefix: str) -> Listing:
         check_prefix(prefix)
+        return self._list(prefix, _nothing if prefix else _is_our_own)
+
+    def _list(self, prefix: str, skips: Skips) -> Listing:
         with self._translating("list"):
             self._check_folder()
             taken_at = self._clock()
-            found = [one for one in self._found(prefix) if prefix or not one.key.startswith(".")]
-        return _listing(found, taken_at)
+            return _listing(self._found(prefix, skips), taken_at)
 
-    def listings(self, prefix: str) -> Iterator[tuple[str, Listing]]:
-        if self._folder:  # a file system leaves nothing out
-            return self._walk(prefix)
-        return merged(self._walk(prefix), self._walk(prefix))
-
-    def _walk(self, prefix: str) -> Iterator[tuple[str, Listing]]:
+    def listings(self, prefix: str, skips: Skips = _nothing) -> Iterator[tuple[str, TakeListing]]:
         check_prefix(prefix)
+        if self._folder:
+            for name in self._in_portions(self._folder.folders(prefix)):
+                yield name, partial(self._list, f"{prefix}{name}/", skips)
+        else:
+            for name, listing in merged(self._walk(prefix, skips), self._walk(prefix, skips)):
+                yield name, partial(_same, listing)
+
+    def _walk(self, prefix: str, skips: Skips) -> Iterator[tuple[str, Listing]]:
         with self._translating("list"):
-            self._check_folder()
             taken_at = self._clock()
-        # A folder's objects follow one another: a bucket sorts keys, and a folder is walked depth first.
-        objects = self._in_portions(self._found(prefix))
+        # A folder's objects follow one another: a bucket sorts keys.
+        objects = self._in_portions(self._found(prefix, skips))
         for folder, found in groupby(objects, key=lambda stored: _folder_of(stored.key, prefix)):
             yield folder, _listing(found, taken_at)
 
-    def _in_portions(self, found: Iterator[StoredObject]) -> Iterator[StoredObject]:
+    def _in_portions(self, found: Iterator[Found]) -> Iterator[Found]:
         """The same, asked for 1,000 at a time: each portion may fail."""
         while True:
             with self._translating("list"):
+                self._check_folder()
                 portion = builtins.list(islice(found, 1000))
             if not portion:
                 return
             yield from portion
 
-    def _found(self, prefix: str) -> Iterator[StoredObject]:
+    def _found(self, prefix: str, skips: Skips) -> Iterator[StoredObject]:
         if self._folder:
             # Not by obstore: one file whose name it does not take hides all others.
-            for key, status in self._folder.files(prefix):
+            for key, status in self._folder.files(prefix, skips):
                 yield StoredObject(key, status.st_size, datetime.fromtimestamp(status.st_mtime, UTC))
             return
+        yield from (stored for stored in self._found_in_bucket(prefix) if not skips(stored.key))
+
+    def _found_in_bucket(self, prefix: str) -> Iterator[StoredObject]:
         last = ""
         try:
             for page in obstore.list(self._client, prefix or None, chunk_size=1000):
@@ -358,6 +390,10 @@ class ObjectStore:
         if self._folder:
             return self._folder.is_there()
         return "<Code>NoSuchKey</Code>" in str(error)
+
+
+def _same(listing: Listing) -> Listing:
+    return listing
 
 
 def _listing(found: Iterable[StoredObject], taken_at: datetime) -> Listing:

@@ -104,8 +104,8 @@ class BorderedStore(ObjectStore):
     def list(self, prefix: str) -> Any:
         return self._cross(lambda: super(BorderedStore, self).list(prefix))
 
-    def listings(self, prefix: str) -> Any:
-        return self._cross(lambda: super(BorderedStore, self).listings(prefix))
+    def listings(self, *arguments: Any, **options: Any) -> Any:
+        return self._cross(lambda: super(BorderedStore, self).listings(*arguments, **options))
 
     def folders(self, prefix: str) -> Any:
         return self._cross(lambda: super(BorderedStore, self).folders(prefix))

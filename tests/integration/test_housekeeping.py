@@ -5,7 +5,7 @@ sweeps, and that trouble with one speaker stays with that one.
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +22,7 @@ from services.shared.audio import DecodedClip, ReferenceAudio
 from services.shared.durable_folder import TEMPORARY
 from services.shared.facts import SpeakerId
 from services.shared.housekeeping import Housekeeper, Sign
-from services.shared.index import DIRTY, WINDOW_SECONDS
+from services.shared.index import DIRTY, WINDOW_SECONDS, Told
 from services.shared.jobs import KEPT_SECONDS, Jobs
 from services.shared.metrics import FOREIGN
 from services.shared.opening import open_registrar
@@ -86,6 +86,34 @@ def files(bucket: Path) -> set[str]:
 def test_the_first_turn_admits_every_speaker(registrar: Registrar):
     Housekeeper(registrar, HousekeepingSettings()).turn()
     assert registrar.index.complete()
+
+
+def test_a_rebuild_reads_no_further_ahead_than_it_has_threads(
+    registrar: Registrar, redis_client: Redis, monkeypatch: pytest.MonkeyPatch
+):
+    """A million voices must not be in memory together."""
+    names = [f"voice-{number}" for number in range(6)]
+    for name in names:
+        register(registrar, name)
+    redis_client.flushall()
+    read, told, tell_many = [0], [0], registrar.index.tell_many
+    ahead: list[int] = []
+
+    def count_read(batch: Sequence[SpeakerId]) -> list[SpeakerId]:
+        read[0] += len(batch)
+        return list(batch)
+
+    def count_told(speakers: Sequence[tuple[SpeakerId, Told]], *, epoch: int) -> None:
+        told[0] += len(speakers)
+        tell_many(speakers, epoch=epoch)
+        ahead.append(read[0] - told[0])
+
+    monkeypatch.setattr(housekeeping, "_ADMITTED_AT_A_TIME", 1)
+    monkeypatch.setattr(registrar.index, "unknown", count_read)
+    monkeypatch.setattr(registrar.index, "tell_many", count_told)
+    assert Housekeeper(registrar, HousekeepingSettings()).rebuild() == len(names)
+    assert max(ahead) <= 1, "one thread reads a folder"
+    assert len(registrar.page("default", limit=10).entries) == len(names)
 
 
 def test_a_sweep_takes_what_crashed_writers_left_and_nothing_else(

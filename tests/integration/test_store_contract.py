@@ -12,6 +12,8 @@ from structlog.testing import capture_logs
 
 from services.shared.bucket import StoreUnfit, StoreUnreachable
 from services.shared.clock import Clock
+from services.shared.durable_folder import Skips
+from services.shared.facts import is_data
 from services.shared.identity import bucket_identity
 from services.shared.settings import StoreSettings
 from services.shared.store import ObjectStore, open_store, prepare_bucket
@@ -44,6 +46,12 @@ def keys(store: ObjectStore, prefix: str = "") -> list[str]:
     return [stored.key for stored in store.list(prefix).objects]
 
 
+def listed(store: ObjectStore, prefix: str, skips: Skips) -> dict[str, list[str]]:
+    return {
+        folder: [stored.key for stored in take().objects] for folder, take in store.listings(prefix, skips)
+    }
+
+
 @pytest.mark.parametrize("size", [0, 1, 70_000, 7_000_000])
 def test_an_object_comes_back_as_it_was_put(store: ObjectStore, size: int) -> None:
     """The largest is beyond where obstore would upload in parts, which leave garbage when interrupted."""
@@ -65,6 +73,21 @@ def test_getting_what_is_not_there_raises_file_not_found(store: ObjectStore, key
     store.put("a/b/c.json", b"{}")
     with pytest.raises(FileNotFoundError):
         store.get(key)
+
+
+def test_listings_go_folder_by_folder_and_leave_out_what_is_not_wanted(store: ObjectStore) -> None:
+    """A rebuild of a million voices does not even look at their clips. But a voice may be called `blob`."""
+    uid, akey = "0" * 32, "0-1"
+    wanted = ["n/v/al/r/1", f"n/v/al/d/{uid}/art/{akey}/x.json", "n/v/blob/r/1", f"n/v/blob/d/{uid}/x/y"]
+    data = [f"n/v/al/d/{uid}/blob/x", f"n/v/al/d/{uid}/art/{akey}/x.safetensors", f"n/v/blob/d/{uid}/blob/x"]
+    for key in (*wanted, *data, "n/v/beside", "n/w/al/r/1"):
+        store.put(key, b"1")
+    found = listed(store, "n/v/", is_data)
+    assert {folder: sorted(keys) for folder, keys in found.items() if folder} == {
+        "al": sorted(wanted[:2]),
+        "blob": sorted(wanted[2:]),
+    }
+    assert len([key for keys in listed(store, "n/v/", lambda _: False).values() for key in keys]) >= 7
 
 
 def test_a_deleted_object_is_gone(store: ObjectStore) -> None:
@@ -154,9 +177,7 @@ def test_a_key_that_only_s3_takes_hides_no_other(in_two_pages: StoreSettings, fo
             listed = keys(store, prefix)
             assert set(listed) - {foreign} == _OURS
             assert len(listed) == len(set(listed))
-        walked = {
-            key for _, listing in store.listings("n/v/") for key in (one.key for one in listing.objects)
-        }
+        walked = {stored.key for _, take in store.listings("n/v/") for stored in take().objects}
         assert walked - {foreign} == _OURS
         assert "n" in store.folders("")
         assert {"al", "alice", "bob"} <= set(store.folders("n/v/"))

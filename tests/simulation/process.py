@@ -5,7 +5,7 @@ What leaves the process pauses first, and may fail there. Knows how the real obj
 what is done with them.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, Protocol
 
@@ -105,9 +105,8 @@ class SimulatedIndex(SpeakerIndex):
 class SimulatedHousekeeper(Housekeeper):
     """In one thread: the world decides what happens at the same time."""
 
-    def _for_each(self, work: Callable[[Any], object], items: Sequence[Any], threads: int) -> None:
-        for item in items:
-            work(item)
+    def _in_parallel(self, work: Callable[[Any], Any], items: Iterable[Any], threads: int) -> Iterator[Any]:
+        return map(work, items)
 
 
 @dataclass(frozen=True, kw_only=True)

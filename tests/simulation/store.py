@@ -10,9 +10,19 @@ import builtins
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
-from services.shared.store import Listing, ObjectUnavailable, StoredObject, check_key, check_prefix, merged
+from services.shared.durable_folder import Skips
+from services.shared.store import (
+    Listing,
+    ObjectUnavailable,
+    StoredObject,
+    TakeListing,
+    check_key,
+    check_prefix,
+    merged,
+)
 from speaker_registry.errors import Unavailable
 from tests.simulation.scheduler import Killed, current, pause
 
@@ -42,6 +52,8 @@ class Nature(Protocol):
 
 class PerfectStore:
     """Implements `services.shared.store.Store` without a fault. `clock`: the store's, in Unix seconds."""
+
+    is_local = False
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -78,9 +90,10 @@ class PerfectStore:
         objects = tuple(StoredObject(key, len(self._objects[key][0]), self._objects[key][1]) for key in found)
         return Listing(objects, self._now())
 
-    def listings(self, prefix: str) -> Iterator[tuple[str, Listing]]:
+    def listings(self, prefix: str, skips: Skips = lambda _: False) -> Iterator[tuple[str, TakeListing]]:
         for folder in self.folders(prefix):
-            yield folder, self._list(f"{prefix}{folder}/")  # whatever it is called
+            listing = self._list(f"{prefix}{folder}/")  # whatever it is called
+            yield folder, partial(_without, listing, skips)
 
     def folders(self, prefix: str) -> builtins.list[str]:
         check_prefix(prefix)
@@ -104,8 +117,14 @@ class PerfectStore:
         return datetime.fromtimestamp(int(self._clock()), UTC)
 
 
+def _without(listing: Listing, skips: Skips) -> Listing:
+    return replace(listing, objects=tuple(one for one in listing.objects if not skips(one.key)))
+
+
 class ModelledStore:
     """Implements `services.shared.store.Store`, for actors."""
+
+    is_local = False
 
     def __init__(self, nature: Nature, truth: PerfectStore) -> None:
         self._nature = nature
@@ -164,16 +183,17 @@ class ModelledStore:
         taken_at = datetime.fromtimestamp(self._nature.time - self._nature.store_clock_behind, UTC)
         return replace(listing, objects=tuple(objects), taken_at=taken_at)
 
-    def listings(self, prefix: str) -> Iterator[tuple[str, Listing]]:
-        return merged(self._walk(prefix), self._walk(prefix))
+    def listings(self, prefix: str, skips: Skips = lambda _: False) -> Iterator[tuple[str, TakeListing]]:
+        for folder, listing in merged(self._walk(prefix), self._walk(prefix)):
+            yield folder, partial(_without, listing, skips)
 
     def _walk(self, prefix: str) -> Iterator[tuple[str, Listing]]:
         """One page at a time, each of one folder."""
         told = set(self.folders(prefix))
-        for folder, listing in self._truth.listings(prefix):
+        for folder, take in self._truth.listings(prefix):
             if folder in told:
                 self._call(f"listings {prefix}{folder}/")
-                yield folder, self._as_told(listing)
+                yield folder, self._as_told(take())
 
     def folders(self, prefix: str) -> builtins.list[str]:
         self._call(f"folders {prefix}")
