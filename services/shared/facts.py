@@ -265,6 +265,8 @@ SpeakerKey = (
 )
 """Of an object of one speaker. Facts that have no more to say than their key are themselves."""
 ParsedKey = SpeakerKey | AnnouncementKey | KeyMadeKey | KeyEndKey | MarkerKey | PlaceKey
+Keyed = tuple[StoredObject, ParsedKey | None]
+"""An object, and what it is by its key."""
 
 
 def parse_key(key: str) -> ParsedKey | None:
@@ -403,12 +405,11 @@ def read_facts(store: Store, listing: Listing) -> Iterator[Fact]:
     return _facts_among(store, parsed(listing))
 
 
-def parsed(listing: Listing) -> list[tuple[StoredObject, ParsedKey | None]]:
-    """Each object with what it is by its key."""
+def parsed(listing: Listing) -> list[Keyed]:
     return [(stored, parse_key(stored.key)) for stored in listing.objects]
 
 
-def _facts_among(store: Store, objects: Iterable[tuple[StoredObject, ParsedKey | None]]) -> Iterator[Fact]:
+def _facts_among(store: Store, objects: Iterable[Keyed]) -> Iterator[Fact]:
     for stored, key in objects:
         if isinstance(key, AliasFact | TombstoneFact | VoidFact):
             yield key

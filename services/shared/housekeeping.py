@@ -6,14 +6,14 @@ Any number of processes may run this at once: everything is idempotent, and a lo
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from itertools import islice
-from typing import TypeVar, cast
+from typing import Self, TypeVar, cast
 
 import structlog
 from redis.exceptions import LockError
@@ -23,7 +23,6 @@ from services.shared.announcements import SWEEPS_ASKED
 from services.shared.census import take_census
 from services.shared.domain import (
     AliasFact,
-    CensusFact,
     Fact,
     FailureRecord,
     Record,
@@ -38,15 +37,16 @@ from services.shared.facts import (
     BlobKey,
     CensusKey,
     FailureKey,
+    Keyed,
     NewerRecordKey,
     ParsedKey,
     SpeakerId,
-    SpeakerKey,
     VersionKey,
     certain_of,
     is_data,
     is_slug,
     parse_key,
+    parsed,
     read_certain,
     read_facts,
     speaker_ids,
@@ -61,7 +61,7 @@ from services.shared.redis_access import unavailable_without_redis
 from services.shared.registrar import Registrar
 from services.shared.settings import HousekeepingSettings
 from services.shared.status import unsupported_reason
-from services.shared.store import Listing, ObjectUnavailable, TakeListing
+from services.shared.store import Listing, ObjectUnavailable, StoredObject, TakeListing
 from services.shared.suspicion import confirmed
 from speaker_registry.errors import JobNotFound, LeaseExpired, Unavailable
 from speaker_registry.names import is_namespace
@@ -98,6 +98,10 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 Otherwise = TypeVar("Otherwise")
 Listed = tuple[SpeakerId, TakeListing]
+_DATA = BlobKey | ArtifactKey | FailureKey | VoidFact
+"""What lies in the folder of a version."""
+_RECORDS = VersionKey | CensusKey | AliasFact | TombstoneFact | NewerRecordKey
+"""What lies in the folder of a speaker's records."""
 Sign = Callable[[], None]
 """Called now and then by long work: whoever does it is still at it."""
 
@@ -583,64 +587,112 @@ def unreachable(
         grace: how long data without a record may belong to an upload or a worker still on its way.
         deleted_grace: how long a deleted voice's data stays.
     """
-    truth = fold(facts)
-    objects = [(stored, parse_key(stored.key)) for stored in listing.objects]
-    versions = [key for _, key in objects if isinstance(key, VersionKey)]
-    recorded = {key.vuid for key in versions}
-    left_out = {
-        key.vuid
-        for key in versions
-        if key.seq > truth.tombstone and not truth.census.counts(key.seq, key.vuid)
-    }
-    dead = recorded - left_out - {version.vuid for version in truth.versions}
-    buried_at = max(
-        (stored.last_modified for stored, key in objects if _is_tombstone(key, truth.tombstone)), default=None
-    )
-    forgiven = buried_at is not None and listing.taken_at - buried_at < deleted_grace
-    gone = buried_at is not None and not truth.versions
-    # Until then a later census may count what this one leaves out.
-    final = any(
-        _is_census(key, truth.census.seq) and listing.taken_at - stored.last_modified > grace
-        for stored, key in objects
-    )
-    data, records, presumed, foreign = [], [], [], 0
-    for stored, key in objects:
-        old = listing.taken_at - stored.last_modified > grace
-        match key:
-            case None:
-                if not gone and _folder_of_version(stored.key) not in dead:
-                    foreign += 1
-                elif not forgiven:
-                    data.append(stored.key)
-            case BlobKey() | ArtifactKey() | FailureKey() | VoidFact():
-                if key.vuid in dead:
-                    if not forgiven:
-                        data.append(stored.key)
-                elif (
-                    final
-                    if key.vuid in left_out
-                    else old and (key.vuid not in recorded or _lost_the_race(key, truth, indexed))
-                ):
-                    presumed.append(stored.key)
-            case _ if _is_dead_record(key, truth.tombstone):
-                if not forgiven:
-                    records.append(stored.key)
-            case _ if final and _is_left_out(key, truth.census):
-                presumed.append(stored.key)
-    # Data before records: else what a crash leaves would be nobody's.
-    presumed.sort(key=lambda key: isinstance(parse_key(key), VersionKey | CensusKey))
-    return Unreachable((*data, *records), tuple(presumed), foreign)
+    objects, truth = parsed(listing), fold(facts)
+    judge = _Judge.of(objects, truth, indexed, listing.taken_at, grace=grace, deleted_grace=deleted_grace)
+    certain = [(stored, key) for stored, key in objects if judge.is_certain(stored, key)]
+    presumed = [(stored, key) for stored, key in objects if judge.is_presumed(stored, key)]
+    foreign = sum(judge.is_foreign(stored, key) for stored, key in objects)
+    return Unreachable(_data_first(certain), _data_first(presumed), foreign)
+
+
+def _data_first(objects: Iterable[Keyed]) -> tuple[str, ...]:
+    """The keys, those of records last: what a crash leaves of the data would be nobody's without them."""
+    return tuple(stored.key for stored, key in sorted(objects, key=lambda one: isinstance(one[1], _RECORDS)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Judge:
+    """Tells garbage among the objects of one speaker from what is needed."""
+
+    truth: Speaker
+    indexed: Speaker
+    recorded: Set[str]
+    """Versions (vuid) that have a record, as the two below."""
+    left_out: Set[str]
+    """Those that the census does not count."""
+    dead: Set[str]
+    """Those that a tombstone covers."""
+    gone: bool
+    """The speaker was deleted, with all its versions."""
+    forgiven: bool
+    """It was deleted so lately that nothing of it goes yet."""
+    final: bool
+    """No later census can count what this one leaves out."""
+    old_before: datetime
+
+    @classmethod
+    def of(
+        cls,
+        objects: Sequence[Keyed],
+        truth: Speaker,
+        indexed: Speaker,
+        taken_at: datetime,
+        *,
+        grace: timedelta,
+        deleted_grace: timedelta,
+    ) -> Self:
+        versions = [key for _, key in objects if isinstance(key, VersionKey)]
+        recorded = {key.vuid for key in versions}
+        left_out = {
+            key.vuid
+            for key in versions
+            if key.seq > truth.tombstone and not truth.census.counts(key.seq, key.vuid)
+        }
+        buried_at = _last_put(objects, partial(_is_tombstone, seq=truth.tombstone))
+        return cls(
+            truth=truth,
+            indexed=indexed,
+            recorded=recorded,
+            left_out=left_out,
+            dead=recorded - left_out - {version.vuid for version in truth.versions},
+            gone=buried_at is not None and not truth.versions,
+            forgiven=buried_at is not None and taken_at - buried_at < deleted_grace,
+            final=any(
+                _is_census(key, truth.census.seq) and taken_at - stored.last_modified > grace
+                for stored, key in objects
+            ),
+            old_before=taken_at - grace,
+        )
+
+    def is_foreign(self, stored: StoredObject, key: ParsedKey | None) -> bool:
+        """It is not ours, and stays."""
+        return key is None and not self.gone and _folder_of_version(stored.key) not in self.dead
+
+    def is_certain(self, stored: StoredObject, key: ParsedKey | None) -> bool:
+        """A tombstone covers it, and the grace period of that is over."""
+        if self.forgiven or self.is_foreign(stored, key):
+            return False
+        if isinstance(key, _DATA):
+            return key.vuid in self.dead
+        return key is None or _is_dead_record(key, self.truth.tombstone)
+
+    def is_presumed(self, stored: StoredObject, key: ParsedKey | None) -> bool:
+        """Something is missing that would need it."""
+        if not isinstance(key, _DATA):
+            return self.final and key is not None and self._is_left_out(key)
+        if key.vuid in self.dead or key.vuid in self.left_out:
+            return self.final and key.vuid in self.left_out
+        needed = key.vuid in self.recorded and not _lost_the_race(key, self.truth, self.indexed)
+        return stored.last_modified < self.old_before and not needed
+
+    def _is_left_out(self, key: ParsedKey) -> bool:
+        """A version that does not count as the census says, or an older census."""
+        if _is_dead_record(key, self.truth.tombstone):
+            return False
+        if isinstance(key, VersionKey):
+            return not self.truth.census.counts(key.seq, key.vuid)
+        return isinstance(key, CensusKey) and key.seq < self.truth.census.seq
 
 
 def erasure_due_in(listing: Listing, *, deleted_grace: timedelta) -> float | None:
     """Seconds until what was deleted of a speaker is to be erased; 0: now; None: nothing is left to erase.
     Pure.
     """
-    objects = [(stored, parse_key(stored.key)) for stored in listing.objects]
+    objects = parsed(listing)
     tombstone = max((key.seq for _, key in objects if isinstance(key, TombstoneFact)), default=0)
-    if not any(key is not None and _is_dead_record(key, tombstone) for _, key in objects):
+    buried_at = _last_put(objects, partial(_is_tombstone, seq=tombstone))
+    if buried_at is None or not any(_is_dead_record(key, tombstone) for _, key in objects):
         return None
-    buried_at = max(stored.last_modified for stored, key in objects if _is_tombstone(key, tombstone))
     return max(0.0, (buried_at + deleted_grace - listing.taken_at).total_seconds())
 
 
@@ -673,6 +725,10 @@ def _folder_of_version(key: str) -> str | None:
     return None
 
 
+def _last_put(objects: Iterable[Keyed], is_meant: Callable[[ParsedKey | None], bool]) -> datetime | None:
+    return max((stored.last_modified for stored, key in objects if is_meant(key)), default=None)
+
+
 def _is_tombstone(key: ParsedKey | None, seq: int) -> bool:
     return isinstance(key, TombstoneFact) and key.seq == seq
 
@@ -681,23 +737,16 @@ def _is_census(key: ParsedKey | None, seq: int) -> bool:
     return isinstance(key, CensusKey) and key.seq == seq
 
 
-def _is_left_out(key: ParsedKey, census: CensusFact) -> bool:
-    """A version that does not count as a census says, or an older census."""
-    if isinstance(key, VersionKey):
-        return not census.counts(key.seq, key.vuid)
-    return isinstance(key, CensusKey) and key.seq < census.seq
-
-
-def _is_dead_record(key: ParsedKey, tombstone: int) -> bool:
+def _is_dead_record(key: ParsedKey | None, tombstone: int) -> bool:
     """A version or an alias that the tombstone covers, or an older tombstone. The last one keeps the marks
     for ever.
     """
-    if not isinstance(key, VersionKey | CensusKey | AliasFact | TombstoneFact | NewerRecordKey):
+    if not isinstance(key, _RECORDS):
         return False
     return key.seq < tombstone or (key.seq == tombstone and not isinstance(key, TombstoneFact))
 
 
-def _lost_the_race(key: SpeakerKey, truth: Speaker, indexed: Speaker) -> bool:
+def _lost_the_race(key: ParsedKey, truth: Speaker, indexed: Speaker) -> bool:
     """An artifact's object that is not of the one in force, though there is one, and facts and index agree
     which that is.
     """
