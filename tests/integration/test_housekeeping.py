@@ -431,18 +431,18 @@ def test_one_speaker_that_cannot_be_settled_does_not_keep_the_others_from_it(
     registrar: Registrar, housekeeper: Housekeeper, monkeypatch: pytest.MonkeyPatch
 ):
     """As after a bug in a release that wrote something we cannot read."""
-    settled: list[str] = []
+    settled: set[str] = set()  # on a slow machine, Bob is settled twice: also because a look is due
 
     def promote(speaker_id: SpeakerId) -> None:
         if speaker_id == ALICE:
             raise ValueError("unexpected")
-        settled.append(speaker_id.slug)
+        settled.add(speaker_id.slug)
 
     register(registrar, "Alice")
     register(registrar, "Bob")
     monkeypatch.setattr(registrar, "promote", promote)
     housekeeper.sweep()
-    assert settled == ["bob"]
+    assert settled == {"bob"}
 
 
 def test_a_voice_that_cannot_be_read_costs_nobody_else_theirs(
