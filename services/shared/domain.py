@@ -391,37 +391,21 @@ class Speaker:
 def fold(facts: Iterable[Fact]) -> Speaker:
     """What the facts of one speaker say. Any order, duplicates harmless."""
     facts = list(facts)
-    censuses = (fact for fact in facts if isinstance(fact, CensusFact))
-    census = max(censuses, key=lambda fact: fact.seq, default=NO_CENSUS)
-    versions = {fact.record.vuid: fact for fact in facts if isinstance(fact, VersionFact)}
-    damaged = [fact for fact in facts if isinstance(fact, DamagedFact)]
-    unreadable = [fact for fact in facts if isinstance(fact, UnreadableFact)]
-    tombstones = [fact for fact in facts if isinstance(fact, TombstoneFact)]
+    census = max(_of_kind(CensusFact, facts), key=lambda fact: fact.seq, default=NO_CENSUS)
+    damaged, unreadable = _of_kind(DamagedFact, facts), _of_kind(UnreadableFact, facts)
+    tombstones = _of_kind(TombstoneFact, facts)
     tombstone = max((fact.seq for fact in tombstones), default=0)
-    void = _keys_of(fact for fact in facts if isinstance(fact, VoidFact))
-    unclear = _keys_of(unreadable)  # which of several landed first
-    artifacts = fold_artifacts(fact for fact in facts if isinstance(fact, ArtifactFact))
-    failures = _last_failures(fact for fact in facts if isinstance(fact, FailureFact))
-    counted = {vuid: fact for vuid, fact in versions.items() if census.counts(fact.seq, vuid)}
-    live = [
-        SpeakerVersion(
-            seq=fact.seq,
-            record=fact.record,
-            artifacts=_without(void.get(vuid, set()) | unclear.get(vuid, set()), artifacts.get(vuid, {})),
-            failures=_without(void.get(vuid, set()), failures.get(vuid, {})),
-            void=frozenset(void.get(vuid, ())),
-        )
-        for vuid, fact in counted.items()
-        if fact.seq > tombstone
-    ]
-    marks = [(fact.record.number, fact.record.created_at) for fact in counted.values()]
+    versions = {fact.record.vuid: fact for fact in _of_kind(VersionFact, facts)}
+    counted = [fact for vuid, fact in versions.items() if census.counts(fact.seq, vuid)]
+    live = _with_what_was_made([fact for fact in counted if fact.seq > tombstone], facts)
+    marks = [(fact.record.number, fact.record.created_at) for fact in counted]
     marks += [(fact.number, fact.created_at) for fact in damaged]
     marks += [(fact.number, fact.created_at) for fact in unreadable]
     marks += [(fact.number, fact.created_at) for fact in tombstones]
     return Speaker(
         versions=in_order(live),
         alias_facts=aliases_in_force(
-            (fact for fact in facts if isinstance(fact, AliasFact) and fact.seq > tombstone), live
+            (fact for fact in _of_kind(AliasFact, facts) if fact.seq > tombstone), live
         ),
         tombstone=tombstone,
         census=census,
@@ -434,6 +418,28 @@ def fold(facts: Iterable[Fact]) -> Speaker:
         number=max((number for number, _ in marks), default=0),
         created_at=max((created_at for _, created_at in marks), default=0),
     )
+
+
+def _of_kind(kind: type[_R], facts: Iterable[Fact]) -> list[_R]:
+    return [fact for fact in facts if isinstance(fact, kind)]
+
+
+def _with_what_was_made(versions: Iterable[VersionFact], facts: Iterable[Fact]) -> list[SpeakerVersion]:
+    """Each version with its artifacts and failures."""
+    void = _keys_of(_of_kind(VoidFact, facts))
+    unclear = _keys_of(_of_kind(UnreadableFact, facts))  # which of several landed first
+    artifacts = fold_artifacts(_of_kind(ArtifactFact, facts))
+    failures = _last_failures(_of_kind(FailureFact, facts))
+    return [
+        SpeakerVersion(
+            seq=fact.seq,
+            record=fact.record,
+            artifacts=_without(void.get(vuid, set()) | unclear.get(vuid, set()), artifacts.get(vuid, {})),
+            failures=_without(void.get(vuid, set()), failures.get(vuid, {})),
+            void=frozenset(void.get(vuid, ())),
+        )
+        for vuid, fact in ((fact.record.vuid, fact) for fact in versions)
+    ]
 
 
 def _unreadable(
