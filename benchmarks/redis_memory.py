@@ -11,12 +11,13 @@ import numpy as np
 from redis import Redis
 
 from services.shared.audio import DecodedClip, ReferenceAudio
+from services.shared.clock import Clock
 from services.shared.housekeeping import Housekeeper
 from services.shared.logs import configure_logs
-from services.shared.opening import open_registrar
+from services.shared.opening import registrar_over
 from services.shared.registrar import Registrar
 from services.shared.registration import Upload, register_clip
-from services.shared.settings import HousekeepingSettings, RegistrySettings, StoreSettings
+from services.shared.settings import HousekeepingSettings, RegistrySettings
 from services.shared.valkey import ValkeyServer
 from speaker_registry.names import parse_speaker_name
 from tests.integration.api.worker import StandIn
@@ -36,7 +37,7 @@ def main() -> bool:
     """Print the table. There is no goal."""
     configure_logs("WARNING")
     with tempfile.TemporaryDirectory() as folder, ValkeyServer(Path(folder) / "redis") as valkey:
-        registrar = registrar_in_memory(Path(folder), valkey.url, VOICES)
+        registrar = registrar_in_memory(valkey.url, VOICES)
         with Redis.from_url(valkey.url) as redis:
             Housekeeper(registrar, HousekeepingSettings()).rebuild()
             empty = _bytes(redis)
@@ -56,16 +57,10 @@ def main() -> bool:
     return True
 
 
-def registrar_in_memory(folder: Path, url: str, voices: int) -> Registrar:
+def registrar_in_memory(url: str, voices: int) -> Registrar:
     """The services' own, but its bucket is in memory."""
-    registrar = open_registrar(
-        StoreSettings(url=(folder / "bucket").as_uri()),
-        RegistrySettings(redis_url=url, max_uploaded=10 * voices),
-    )
-    store = PerfectStore(time.time)
-    registrar.store = store
-    registrar.announcements._store = store
-    return registrar
+    settings = RegistrySettings(redis_url=url, max_uploaded=10 * voices)
+    return registrar_over(PerfectStore(time.time), "0" * 32, settings, Clock())
 
 
 def register_voices(registrar: Registrar, voices: int) -> None:

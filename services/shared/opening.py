@@ -23,7 +23,7 @@ from services.shared.profiles import ProfileCatalogue
 from services.shared.redis_access import connect
 from services.shared.registrar import Registrar
 from services.shared.settings import RegistrySettings, StoreSettings
-from services.shared.store import ObjectStore, open_store, prepare_bucket
+from services.shared.store import ObjectStore, Store, open_store, prepare_bucket
 from speaker_registry.errors import Unavailable
 
 log = structlog.get_logger()
@@ -41,6 +41,11 @@ def open_registrar(store_settings: StoreSettings, settings: RegistrySettings) ->
     """
     clock = Clock()
     store, identity = _patiently(partial(_open_bucket, store_settings, clock), store_settings, clock)
+    return registrar_over(store, identity, settings, clock)
+
+
+def registrar_over(store: Store, identity: str, settings: RegistrySettings, clock: Clock) -> Registrar:
+    """A registrar over a store whose bucket has this identity. Raises `ProfileUnknown`."""
     index = SpeakerIndex(settings.redis_address, identity, truth_of(store), clock=clock.now)
     return Registrar(
         store=store,
