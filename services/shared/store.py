@@ -26,7 +26,7 @@ from obstore.exceptions import AlreadyExistsError, BaseError, InvalidPathError, 
 from obstore.store import LocalStore, S3Store
 
 from services.shared import tracing
-from services.shared.bucket import BOTO3_ERRORS, AnyKeys, BucketClock, connect
+from services.shared.bucket import BOTO3_ERRORS, AnyKeys, BucketClock, connect, describe
 from services.shared.bucket import StoreUnfit as StoreUnfit  # noqa: PLC0414 - callers see one module
 from services.shared.bucket import prepare_bucket as prepare_bucket  # noqa: PLC0414
 from services.shared.durable_folder import DurableFolder, Skips
@@ -443,9 +443,16 @@ def check_prefix(prefix: str) -> None:
 
 
 def open_store(settings: StoreSettings) -> ObjectStore:
-    """The store that the settings name. A local folder is made; a bucket is not yet talked to."""
+    """The store that the settings name. A local folder is made; a bucket is not yet talked to.
+
+    Raises:
+        StoreUnfit: the folder cannot be made.
+    """
     if settings.folder:
-        folder, local = DurableFolder(settings.folder), LocalStore(settings.folder)
+        try:
+            folder, local = DurableFolder(settings.folder), LocalStore(settings.folder)
+        except OSError as error:
+            raise StoreUnfit(describe(settings, _reason(error))) from None
         return ObjectStore(local, impatient=local, clock=partial(datetime.now, UTC), folder=folder)
     client = connect(settings, request_seconds=settings.request_seconds, retry_seconds=settings.retry_seconds)
     impatient = connect(settings, request_seconds=CHECK_SECONDS, retry_seconds=0)
