@@ -5,7 +5,7 @@ the real code.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from unittest.mock import patch
@@ -32,10 +32,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ValkeyServer]:
         yield running
 
 
-def _live_through(seeds: range, server: ValkeyServer, parts: Parts) -> None:
+def _live_through(
+    seeds: range, server: ValkeyServer, parts: Parts | None = None, odds: Mapping[str, float] | None = None
+) -> None:
     """Raises `Broken`, with the seed and what led to it."""
     for seed in seeds:
-        run(seed, ModelledServer(server.url), parts)
+        run(seed, ModelledServer(server.url), parts, odds)
 
 
 @pytest.mark.timeout(3600)
@@ -43,7 +45,7 @@ def _live_through(seeds: range, server: ValkeyServer, parts: Parts) -> None:
 def test_no_history_breaks_a_promise(server: ValkeyServer, share: int):
     """What is acknowledged stays, what is deleted stays deleted, nothing served ever changes, and at rest
     all is done."""
-    _live_through(range(share, SEEDS, SHARES), server, Parts())
+    _live_through(range(share, SEEDS, SHARES), server)
 
 
 def test_nor_with_a_server_that_is_really_killed(tmp_path: Path):
@@ -52,7 +54,7 @@ def test_nor_with_a_server_that_is_really_killed(tmp_path: Path):
     killed = 0
     for seed in range(REALLY_KILLED):
         with ValkeyServer(tmp_path / str(seed)) as server:
-            killed += run(seed, RestartedServer(server), Parts())["redis_is_replaced"]
+            killed += run(seed, RestartedServer(server))["redis_is_replaced"]
     assert killed >= REALLY_KILLED
 
 
@@ -65,4 +67,4 @@ def test_a_seeded_mistake_is_caught(server: ValkeyServer, mistake: str):
         for name, other in wrong.replaced.items():
             replaced.enter_context(patch(name, other))
         with pytest.raises(Broken):
-            _live_through(range(wrong.within), server, wrong.parts)
+            _live_through(range(wrong.within), server, wrong.parts, wrong.odds)

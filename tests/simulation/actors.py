@@ -1,7 +1,6 @@
 """What clients, workers and operators do. Ordinary code against the registry's own classes; it does not know
 that it is simulated."""
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -9,23 +8,28 @@ from typing import TypeVar
 
 import numpy as np
 
+from services.registry_api.precompute import Precompute
 from services.shared.artifact_upload import ReadyArtifact, give_artifact
-from services.shared.audio import DecodedClip, ReferenceAudio
 from services.shared.cancellation import cancel
 from services.shared.domain import AliasFact
-from services.shared.facts import SpeakerId
+from services.shared.facts import SpeakerId, read_speaker
+from services.shared.followed_jobs import FollowedJobs
 from services.shared.index import Also
 from services.shared.index_reading import IndexedSpeaker
+from services.shared.jobs import JobRecord
 from services.shared.publication import Assignment
 from services.shared.registration import Registered, Upload, register_clip, register_embedding
 from speaker_registry.errors import (
     ExtractorFailed,
     InvalidArtifact,
+    JobNotFound,
     LeaseExpired,
     SpeakerRegistryError,
     Unavailable,
 )
 from speaker_registry.names import DEFAULT, parse_speaker_name
+from tests.simulation.clips import clip_of, content_of, embedding_of
+from tests.simulation.ledger import Violation
 from tests.simulation.process import Process
 from tests.simulation.queue import QueuedJob
 from tests.simulation.world import World
@@ -68,20 +72,6 @@ def upload(process: Process, request: Request) -> Registered:
     return register_clip(process.registrar, NAMESPACE, described, data, clip)
 
 
-def embedding_of(content: int) -> np.ndarray:
-    return np.array([content, 0, 0, 0], np.float32)
-
-
-def clip_of(content: int) -> tuple[DecodedClip, bytes]:
-    samples = np.full(16, content, np.float32)
-    clip = DecodedClip(ReferenceAudio(samples, 16), "wav", "pcm_s16le", "audio/wav", 1)
-    return clip, b"clip %d" % content
-
-
-def sha256_of_clip(content: int) -> str:
-    return hashlib.sha256(b"clip %d" % content).hexdigest()
-
-
 def delete(process: Process, name: str) -> IndexedSpeaker:
     return process.registrar.delete(NAMESPACE, name)
 
@@ -100,6 +90,39 @@ def move_by_hand(world: World, process: Process, name: str, alias: str) -> None:
 
 
 def precompute(world: World, process: Process, name: str) -> None:
+    """What a call to `cache` with `wait` does."""
+    registrar = process.registrar
+    profile = world.random.choice([None, *sorted(registrar.catalogue.names)])
+    call = Precompute(registrar, FollowedJobs(registrar), NAMESPACE, name, profile)
+    look, deadline = call.start(force=world.random.random() < 0.3), world.time + PATIENCE_SECONDS
+    while not look.finished and world.time < deadline:
+        world.sleep(5.0)
+        look = call.look()
+
+
+def follow(world: World, process: Process, job_id: str) -> None:
+    """What a call to a job with `wait` does, in the process that started the job."""
+    jobs, deadline = FollowedJobs(process.registrar), world.time + PATIENCE_SECONDS
+    while world.time < deadline:
+        try:
+            job = jobs.get(NAMESPACE, job_id)
+        except JobNotFound:
+            raise Violation(f"{job_id} is not found by those who wait for it") from None
+        if job.finished:
+            check_outcome(world, job)
+            return
+        world.sleep(5.0)
+
+
+def check_outcome(world: World, job: JobRecord) -> None:
+    """A job that succeeded has left an artifact."""
+    version = read_speaker(world.truth, SpeakerId(job.namespace, job.slug)).by_vuid(job.vuid)
+    if job.state == "succeeded" and version and not version.artifact(job.profile) and not version.void:
+        raise Violation(f"{job.id} is said to have succeeded, and there is no artifact")
+
+
+def extract_some(world: World, process: Process, name: str) -> None:
+    """What a call for the extraction of any version does."""
     registrar = process.registrar
     indexed = registrar.find(NAMESPACE, name, Also(limit=1000))
     version = world.random.choice(indexed.speaker.versions)
@@ -175,10 +198,9 @@ def extract(world: World, process: Process, job: QueuedJob) -> bool:
     try:
         tensors = encode(world, process, work)
         patiently(world, lambda: process.publisher.publish(work, tensors))
-    except (SpeakerRegistryError, FileNotFoundError) as error:
-        failure = error if isinstance(error, SpeakerRegistryError) else ExtractorFailed("No clip.")
-        patiently(world, lambda: process.publisher.fail(work, failure))
-        return failure.retryable and work.attempt < work.max_attempts
+    except SpeakerRegistryError as error:
+        patiently(world, partial(process.publisher.fail, work, error))
+        return error.retryable and work.attempt < work.max_attempts
     return False
 
 
@@ -196,7 +218,7 @@ def encode(world: World, process: Process, work: Assignment) -> dict[str, np.nda
     width = work.maker.profile.embedding_width
     assert width
     noise = [world.random.random() for _ in range(width - 1)]
-    return {"speaker_embedding": np.array([clip.samples[0], *noise], np.float32)}
+    return {"speaker_embedding": np.array([content_of(clip), *noise], np.float32)}
 
 
 def patiently(world: World, step: Callable[[], Result]) -> Result:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from services.shared.facts import SpeakerId, read_speaker
+from services.shared.facts import SpeakerId, read_speaker, speaker_ids
 from speaker_registry.errors import SpeakerRegistryError, Unavailable
 from tests.simulation import actors, reading, rest
 from tests.simulation.actors import Request
@@ -17,7 +17,7 @@ from tests.simulation.queue import LEASE_SECONDS, QueuedJob
 from tests.simulation.reading import Memory
 from tests.simulation.scheduler import Actor
 from tests.simulation.server import Server
-from tests.simulation.weather import CALM, Weather
+from tests.simulation.weather import CALM
 from tests.simulation.world import World
 
 STEPS = 900
@@ -56,11 +56,11 @@ class History:
         self._start_all_at_once()
         self._run_alone("api-1", world.processes["api-1"].housekeeper.rebuild)
         self._renew_workers()
-        world.weather = Weather.draw(random)
+        world.draw_weather()
 
     def _start_all_at_once(self) -> None:
         """The first start of all processes, on an empty bucket and in bad weather."""
-        self.world.weather = Weather.draw(self.world.random)
+        self.world.draw_weather()
         for name in (*APIS, *WORKERS):
             self._start_process(name)
         while self.world.actors or self.world.expects:
@@ -76,7 +76,8 @@ class History:
             (self._upload_embedding, likely(0, 0.01)),
             (self._delete, likely(0, 0.03)),
             (self._move_alias, likely(0, 0.02)),
-            (self._precompute, likely(0, 0.03)),
+            (self._precompute, likely(0, 0.02)),
+            (self._extract, likely(0, 0.02)),
             (self._cancel, likely(0, 0.02)),
             (self._bring_artifact, likely(0, 0.02)),
             (self._read, 0.08),
@@ -114,6 +115,8 @@ class History:
             world.litter.add(litter(world.random, world.truth))
         if world.happens("object_is_cursed"):
             self._curse()
+        if world.happens("bytes_are_lost"):
+            self._lose_bytes()
         if world.happens("process_dies"):
             self._restart(world.random.choice([*APIS, *WORKERS]))
         if world.actors and world.happens("actor_hangs"):
@@ -132,12 +135,28 @@ class History:
     def _curse(self) -> None:
         """Nobody can read one of the objects any more. Deleting it is possible."""
         world = self.world
-        ours = [one.key for one in world.truth.list("default/v/").objects if one.key not in world.litter]
-        if ours:
+        if ours := self._objects():
             key = world.random.choice(ours)
             world.note(f"   cursed: {key}")
             world.cursed.add(key)
             world.were_cursed.add(key)
+
+    def _lose_bytes(self) -> None:
+        """A clip, as uploaded or decoded, or an artifact's file is damaged or gone."""
+        world = self.world
+        if data := [key for key in self._objects() if "/blob/" in key or key.endswith(".safetensors")]:
+            key = world.random.choice(data)
+            world.note(f"   lost: {key}")
+            world.lost.add(key)
+            if world.random.random() < 0.5:
+                world.truth.damage(key)
+            else:
+                world.truth.delete([key])
+
+    def _objects(self) -> list[str]:
+        """Keys of all that lies in the bucket of speakers and is ours."""
+        world = self.world
+        return [one.key for one in world.truth.list("default/v/").objects if one.key not in world.litter]
 
     def _step_one(self) -> None:
         awake = [actor for actor in self.world.actors if actor.asleep_until <= self.world.time]
@@ -215,6 +234,9 @@ class History:
                 self.world.ledger.acknowledge(
                     request.key, actor.result.version, actor.attempt, self.world.moment
                 )
+                if actor.result.created and self.world.random.random() < 0.3:
+                    for job_id in actor.result.jobs.values():
+                        self._follow(job_id, actor.owner)
             elif outcome in {"failed", "killed"} and tries > 1:
                 self.world.later(
                     self.world.within(1, 40), f"repeated: {request}", lambda: self._send(request, tries - 1)
@@ -233,6 +255,18 @@ class History:
     def _precompute(self) -> None:
         name = self._name()
         self._ask("precompute", name, lambda process: actors.precompute(self.world, process, name))
+
+    def _extract(self) -> None:
+        name = self._name()
+        self._ask("extract", name, lambda process: actors.extract_some(self.world, process, name))
+
+    def _follow(self, job_id: str, owner: Process) -> None:
+        """Somebody waits for a job at the process that has started it."""
+        here = self.world.processes[owner.name] is owner and owner.registrar.seen_jobs.get(job_id)
+        if here and len(self.world.actors) < CROWD:
+            self._start(
+                "follow", owner.name, lambda process: actors.follow(self.world, process, job_id), job_id[-6:]
+            )
 
     def _cancel(self) -> None:
         waiting = [job for job in self.world.queue.jobs.values() if job.state in {"queued", "started"}]
@@ -352,9 +386,10 @@ class History:
         self._let_housekeeping_run(turns=14)
         rest.check_promises_kept(world, world.processes["api-1"])
         world.cursed.clear()
-        for _ in range(3):
-            world.advance(50_000)
-            self._let_housekeeping_run(turns=6)
+        self._let_a_sweep_run()
+        self._run_alone("api-1", self._read_everything)  # who asks for what is lost has it made again
+        for _ in range(2):
+            self._let_a_sweep_run()
         rest.check_everything(world, world.processes["api-1"])
 
     def _let_all_finish(self) -> None:
@@ -362,6 +397,10 @@ class History:
             self.world.advance(5)
             self._reap()
             self._step_one()
+
+    def _let_a_sweep_run(self) -> None:
+        self.world.advance(50_000)
+        self._let_housekeeping_run(turns=6)
 
     def _let_housekeeping_run(self, turns: int) -> None:
         """For about as many times 15 seconds, with workers at work."""
@@ -374,6 +413,11 @@ class History:
                 self._work()
                 self._step_one()
 
+    def _read_everything(self) -> None:
+        process = self.world.processes["api-1"]
+        for speaker_id in speaker_ids(self.world.truth):
+            reading.read(self.world, self.memory, process, speaker_id)
+
     def _run_alone(self, owner: str, work: Callable[[], Any]) -> None:
         self._start("start", owner, lambda _: work())
         while self.world.actors:
@@ -381,9 +425,19 @@ class History:
             self._step_one()
 
 
-def run(seed: int, server: Server, parts: Parts | None = None, steps: int = STEPS) -> Counter[str]:
-    """Raises `Broken` if a promise was; else tells how often what happened."""
-    world = World(seed, server, parts or Parts())
+def run(
+    seed: int,
+    server: Server,
+    parts: Parts | None = None,
+    odds: Mapping[str, float] | None = None,
+    steps: int = STEPS,
+) -> Counter[str]:
+    """Raises `Broken` if a promise was; else tells how often what happened.
+
+    Args:
+        odds: of faults that are as likely in every history, instead of drawn.
+    """
+    world = World(seed, server, parts or Parts(), odds or {})
     try:
         history = History(world)
         history.live(steps)

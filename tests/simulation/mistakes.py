@@ -7,18 +7,24 @@ Each is a mistake that somebody could make in good faith, and what each breaks d
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
+from unittest.mock import ANY
 
 import numpy as np
 
 from services.shared import facts
+from services.shared.audio import ReferenceAudio
+from services.shared.blobs import clip_of, read_artifact
 from services.shared.clock import Clock
-from services.shared.domain import ArtifactRecord
+from services.shared.domain import ArtifactRecord, SpeakerVersion
 from services.shared.facts import SpeakerId
+from services.shared.housekeeping import Unreachable, unreachable
 from services.shared.index_reading import IndexedSpeaker
+from services.shared.jobs import Jobs
 from services.shared.publication import Assignment, Publisher
 from services.shared.registrar import Registrar
+from services.shared.repair import Decode
 from services.shared.store import Listing, ObjectUnavailable, Store
-from speaker_registry.errors import Unavailable
+from speaker_registry.errors import ClipDamaged, Unavailable
 from speaker_registry.names import parse_speaker_name
 from tests.simulation.process import Parts, SimulatedHousekeeper, SimulatedIndex
 from tests.simulation.store import ModelledStore
@@ -31,6 +37,8 @@ class Mistake:
     """Histories until it is found, at most."""
     replaced: Mapping[str, Any] = field(default_factory=dict)
     """Of our modules: `module.name` -> what takes its place."""
+    odds: Mapping[str, float] = field(default_factory=dict)
+    """Of the faults that it takes, where it would be found late with the usual ones."""
 
 
 class Trusting(SimulatedIndex):
@@ -154,7 +162,61 @@ def the_smallest_marker(store: Store, clock: Clock) -> str:
     return min(stored.key for stored in store.list("_registry/").objects).rpartition("/")[2]
 
 
+def spare_strangers(*arguments: Any, **options: Any) -> Unreachable:
+    """What is not ours stays, also of a deleted voice."""
+    found = unreachable(*arguments, **options)
+    return replace(found, certain=tuple(key for key in found.certain if facts.parse_key(key)))
+
+
+def believe_the_rendition(
+    store: Store, speaker_id: SpeakerId, version: SpeakerVersion, decode: Decode
+) -> ReferenceAudio:
+    """Whatever is there is what was stored."""
+    key = speaker_id.blob_key(version.vuid, clip_of(version).rendition_sha256)
+    try:
+        return ReferenceAudio.from_bytes(store.get(key))
+    except FileNotFoundError:
+        raise ClipDamaged("The decoded clip is missing.") from None
+
+
+def replace_nothing(
+    registrar: Registrar, speaker_id: SpeakerId, version: SpeakerVersion, record: ArtifactRecord
+) -> bytes:
+    """Says that an artifact is lost, and leaves it at that."""
+    return read_artifact(registrar.store, speaker_id, version, record)
+
+
+def follow_nothing(registrar: Registrar) -> Jobs:
+    """What Redis does not know is not there."""
+    return Jobs(registrar.index)
+
+
+LOSSES = {"redis_is_replaced": 0.01}
+LOST_BYTES = {"bytes_are_lost": 0.03}
+
 MISTAKES = {
+    "what cannot be read is taken for dead": Mistake(
+        Parts(index=rewritten("ready", "expect_readable() or 'dead'", "'dead'")),
+        odds=LOSSES | {"object_is_cursed": 0.01},
+    ),
+    "a worker trusts the clip that it reads": Mistake(
+        replaced={"services.shared.publication.sound_rendition": believe_the_rendition}, odds=LOST_BYTES
+    ),
+    "stored bytes are not held against their digests": Mistake(
+        replaced={"services.shared.blobs.sha256_digest": lambda data: ANY}, odds=LOST_BYTES
+    ),
+    "a lost artifact is not made again": Mistake(
+        replaced={"tests.simulation.reading.artifact_or_replacement": replace_nothing}, odds=LOST_BYTES
+    ),
+    "one answer is enough to take bytes for lost": Mistake(
+        replaced={"services.shared.blobs._LOOKS": 1}, odds={"store_hides": 0.05}
+    ),
+    "a job that Redis has lost is not found": Mistake(
+        replaced={"tests.simulation.actors.FollowedJobs": follow_nothing}, odds=LOSSES
+    ),
+    "what is not ours outlives the voice": Mistake(
+        replaced={"services.shared.housekeeping.unreachable": spare_strangers}
+    ),
     "the smallest marker names the bucket": Mistake(
         replaced={"tests.simulation.process.bucket_identity": the_smallest_marker}
     ),
@@ -200,7 +262,8 @@ MISTAKES = {
     ),
     "numbers are given out again": Mistake(Parts(index=TakesNoCensus)),
     "what the census may not count is acknowledged": Mistake(
-        Parts(index=rewritten("apply_version", "v.seq > epoch and 1 or 2", "1"))
+        Parts(index=rewritten("apply_version", "v.seq > epoch and 1 or 2", "1")),
+        odds={"redis_is_replaced": 0.03, "store_lands_late": 0.1},
     ),
     "what the census does not count is told": Mistake(
         Parts(index=rewritten("apply_version", "if not counts(v.seq, v.vuid) then return 3 end", ""))

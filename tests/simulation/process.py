@@ -7,7 +7,7 @@ what is done with them.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, Protocol
+from typing import Any, Protocol
 
 import redis
 
@@ -24,7 +24,7 @@ from services.shared.redis_access import unavailable_without_redis
 from services.shared.registrar import Registrar
 from services.shared.settings import HousekeepingSettings, RegistrySettings
 from speaker_registry.artifact import TensorSpec
-from speaker_registry.errors import InvalidAudio
+from tests.simulation.clips import decode
 from tests.simulation.queue import ModelledQueue, QueuedJob
 from tests.simulation.scheduler import current, pause
 from tests.simulation.server import Server
@@ -121,10 +121,6 @@ class Parts:
     """Settings, unchecked."""
 
 
-def _cannot_decode(_: bytes) -> NoReturn:
-    raise InvalidAudio("Clips of a simulated world are not decoded.")
-
-
 class Process:
     """`fingerprints`: of the profiles it extracts, if it is a worker."""
 
@@ -179,7 +175,7 @@ class Process:
             settings=self._settings,
             clock=clock,
         )
-        self.publisher = parts.publisher(self.registrar, _cannot_decode)
+        self.publisher = parts.publisher(self.registrar, decode)
         self.housekeeper = parts.housekeeper(self.registrar, self._housekeeping)
 
     def maker(self, profile: str) -> Maker:

@@ -1,12 +1,15 @@
 """What a client sees when it reads, held against the ledger. Every check here holds at every moment of every
 history."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from services.shared.blobs import Unsound
 from services.shared.domain import ArtifactRecord, Speaker, SpeakerVersion, given_key
 from services.shared.facts import SpeakerId, read_speaker
 from services.shared.index import Also
+from services.shared.repair import artifact_or_replacement
 from speaker_registry.artifact import Artifact, sha256_digest
+from speaker_registry.errors import VoiceNotFound
 from speaker_registry.names import DEFAULT
 from tests.simulation.ledger import Ledger, Violation
 from tests.simulation.process import Process
@@ -124,6 +127,8 @@ def _check_default(
     if before is None or was is None or was is default:
         return
     if not {was.vuid, default.vuid} & world.ledger.moved_by_hand:
+        if was.void:  # what was lost, no promotion has taken from anybody
+            before = replace(before, serves=before.serves & serves(process, was))
         _check_succession(speaker_id, was, default, before, now)
 
 
@@ -153,14 +158,21 @@ def _check_artifact(
     akey: str,
     record: ArtifactRecord,
 ) -> None:
-    """Its bytes are there, are what the record says, come from this version's clip, and never change."""
+    """Its bytes are what the record says, come from this version's clip, and never change. Where they are
+    lost it is made again, unless it came with the registration.
+    """
     try:
-        data = process.registrar.store.get(speaker_id.artifact_blob_key(version.vuid, akey, record))
-    except FileNotFoundError:
-        if was_lied_to():
-            return
-        _check_it_may_be_missing(world, speaker_id, version, akey)
+        data = artifact_or_replacement(process.registrar, speaker_id, version, record)
+    except VoiceNotFound:
+        if not was_lied_to():
+            _check_it_may_be_missing(world, speaker_id, version, akey)
         return
+    except Unsound:
+        if not (record in version.record.given and is_lost(world, speaker_id, version, akey, record)):
+            raise Violation(f"artifact {version.vuid} {akey} cannot be served") from None
+        return
+    if data is None:
+        return  # it is extracted again
     if sha256_digest(data) != record.digest:
         raise Violation(f"artifact {version.vuid} {akey} is not what its record says")
     made_from = Artifact.parse(data).tensors["speaker_embedding"][0]
@@ -169,6 +181,13 @@ def _check_artifact(
     before = memory.served.setdefault((version.vuid, akey), record.winner)
     if before != record.winner:
         raise Violation(f"artifact {version.vuid} {akey} was {before} and is {record.winner}")
+
+
+def is_lost(
+    world: World, speaker_id: SpeakerId, version: SpeakerVersion, akey: str, record: ArtifactRecord
+) -> bool:
+    """Whether the world has lost an artifact's bytes."""
+    return speaker_id.artifact_blob_key(version.vuid, akey, record) in world.lost
 
 
 def _check_it_may_be_missing(world: World, speaker_id: SpeakerId, version: SpeakerVersion, akey: str) -> None:

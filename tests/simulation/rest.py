@@ -8,6 +8,7 @@ from services.shared.domain import Speaker, SpeakerVersion
 from services.shared.facts import SpeakerId, read_speaker, speaker_ids
 from services.shared.index import speaker_key
 from services.shared.index_reading import IndexedSpeaker
+from speaker_registry.errors import ClipDamaged
 from speaker_registry.names import DEFAULT
 from speaker_registry.schemas import FINISHED_STATES
 from tests.simulation.ledger import Violation
@@ -18,6 +19,7 @@ from tests.simulation.reading import (
     check_numbers,
     check_registered_once,
     check_versions,
+    is_lost,
 )
 from tests.simulation.world import World
 
@@ -54,6 +56,7 @@ def check_everything(world: World, process: Process) -> None:
             _check_made(process, indexed, version)
         _check_default(process, indexed, truth)
         _check_objects(world, speaker_id, truth)
+        _check_lost(world, speaker_id, truth)
         _check_forgotten(world, speaker_id, truth)
     _check_names(world, process)
     _check_jobs(world)
@@ -122,10 +125,27 @@ def _check_objects(world: World, speaker_id: SpeakerId, truth: Speaker) -> None:
         seq = int(name.partition(".")[0]) if kind == "r" else truth.tombstone + 1
         if seq < truth.tombstone or (seq == truth.tombstone and ".del." not in name):
             raise Violation(f"left of what a tombstone covers: {key}")
+    keys |= world.lost
     if missing := [
         key for version in truth.versions for key in needed(speaker_id, version) if key not in keys
     ]:
         raise Violation(f"missing: {missing}")
+
+
+def _check_lost(world: World, speaker_id: SpeakerId, truth: Speaker) -> None:
+    """What was lost and could be made again was, and nothing else is said to be lost."""
+    for version in truth.versions:
+        for akey, record in version.artifacts.items():
+            if is_lost(world, speaker_id, version, akey, record):
+                raise Violation(f"artifact {version.vuid} {akey} is lost and was not made again")
+        clip = version.record.clip
+        blobs = (
+            {speaker_id.blob_key(version.vuid, one) for one in (clip.sha256, clip.rendition_sha256)}
+            if clip
+            else set()
+        )
+        if not blobs <= world.lost and any(one.code == ClipDamaged.code for one in version.failures.values()):
+            raise Violation(f"the clip of {version.vuid} is said to be lost")
 
 
 def _check_forgotten(world: World, speaker_id: SpeakerId, truth: Speaker) -> None:
@@ -133,7 +153,8 @@ def _check_forgotten(world: World, speaker_id: SpeakerId, truth: Speaker) -> Non
     raw: Any = world.server.raw
     for field in sorted(name.decode() for name in raw.hkeys(speaker_key(speaker_id))):
         kind, _, rest = field.partition(":")
-        if kind in {"v", "r", "b", "g", "x", "f"} and truth.by_vuid(rest.partition(":")[0]) is None:
+        vuid = rest.partition(":")[0]
+        if kind in {"v", "r", "b", "g", "x", "w", "f", "k"} and vuid and truth.by_vuid(vuid) is None:
             raise Violation(f"left of a dead version in the index of {speaker_id}: {field}")
 
 

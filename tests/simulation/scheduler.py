@@ -18,7 +18,7 @@ class Killed(BaseException):
 class Actor:
     """A piece of work on its way. `calling`: what it is about to do; None before its first call."""
 
-    def __init__(self, name: str, work: Callable[[], Any], owner: object) -> None:
+    def __init__(self, name: str, work: Callable[[], Any], owner: Any) -> None:
         self.name = name
         self.owner = owner
         self.calling: str | None = None

@@ -66,6 +66,12 @@ class PerfectStore:
         """Somebody else puts an object here, under any name."""
         self._objects[key] = (data, self._now())
 
+    def damage(self, key: str) -> None:
+        """A bad disk: the last quarter of an object reads as zeros from now on."""
+        data, date = self._objects[key]
+        kept = len(data) * 3 // 4
+        self._objects[key] = (data[:kept] + bytes(len(data) - kept), date)
+
     def __contains__(self, key: str) -> bool:
         return key in self._objects
 

@@ -1,6 +1,7 @@
 """How bad things are in one history: the odds of every fault. Drawn per seed, so that faults also come alone
 and in pairs."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from random import Random
 
@@ -35,16 +36,19 @@ class Weather:
     actor_hangs: float = 0.01
     object_is_cursed: float = 0.003
     """An object cannot be read any more, by nobody, until the world comes to rest."""
+    bytes_are_lost: float = 0.005
+    """Of a clip or an artifact, for good."""
     somebody_litters: float = 0.01
     """Somebody else puts an object into the bucket that is none of ours."""
 
     @classmethod
-    def draw(cls, random: Random) -> "Weather":
-        """Each fault is absent in a third of all histories, and twice as likely as usual in another third."""
+    def draw(cls, random: Random, known: Mapping[str, float]) -> "Weather":
+        """Each fault is absent in a third of all histories, and twice as likely as usual in another third.
+        `known`: odds that are not drawn.
+        """
         usual = cls()
-        return replace(
-            usual, **{field.name: getattr(usual, field.name) * random.randrange(3) for field in fields(cls)}
-        )
+        drawn = {field.name: getattr(usual, field.name) * random.randrange(3) for field in fields(cls)}
+        return replace(usual, **{**drawn, **known})
 
 
 CALM = Weather(**{field.name: 0.0 for field in fields(Weather)})

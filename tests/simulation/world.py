@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping
 from random import Random
 from typing import Any
 
-from services.shared.facts import SpeakerId
+from services.shared.domain import VoidFact
+from services.shared.facts import SpeakerId, VersionKey, parse_key
 from services.shared.settings import HousekeepingSettings, RegistrySettings
 from tests.simulation import scheduler
 from tests.simulation.ledger import Ledger, Violation
@@ -18,19 +19,22 @@ from tests.simulation.queue import ModelledQueue, QueuedJob
 from tests.simulation.scheduler import Actor
 from tests.simulation.server import Server, disconnect
 from tests.simulation.store import ModelledStore, PerfectStore
-from tests.simulation.weather import CALM
+from tests.simulation.weather import CALM, Weather
 
 FINISHED = {b"succeeded", b"failed", b"canceled", b"superseded"}
 
 
 class World:
-    """`weather`: how bad it is now. `events`: all that happened, as (time, who, what)."""
+    """`odds`: of the faults whose odds are not drawn. `weather`: how bad it is now. `events`: all that
+    happened, as (time, who, what).
+    """
 
-    def __init__(self, seed: int, server: Server, parts: Parts) -> None:
+    def __init__(self, seed: int, server: Server, parts: Parts, odds: Mapping[str, float]) -> None:
         self.random = Random(seed)
         self.parts = parts
         self.time = 1_800_000_000.0
         self.weather = CALM
+        self._odds = odds
         self.events: list[tuple[float, str, str]] = []
         self.counts: Counter[str] = Counter()
         self.ledger = Ledger()
@@ -42,6 +46,8 @@ class World:
         self.cursed: set[str] = set()
         self.were_cursed: set[str] = set()
         """Keys of objects that cannot be read now, or could not be at some time."""
+        self.lost: set[str] = set()
+        """Keys of clips and artifacts whose bytes are missing or damaged."""
         self.litter: set[str] = set()
         """Keys of objects that are none of ours."""
         self.queue = ModelledQueue()
@@ -69,6 +75,9 @@ class World:
         )
 
     # -- time and chance
+
+    def draw_weather(self) -> None:
+        self.weather = Weather.draw(self.random, self._odds)
 
     def happens(self, fault: str) -> bool:
         odds = getattr(self.weather, fault)
@@ -180,11 +189,18 @@ class World:
     # -- what may never happen, noticed while it happens
 
     def _saw_put(self, key: str) -> None:
-        if "/r/" not in key or ".ver." not in key:
-            return
-        actor = scheduler.current()
-        if actor is None or actor.attempt is None or actor.attempt.kind != "upload":
-            raise Violation(f"{actor and actor.name} created a version: {key}")
+        match parse_key(key):
+            case VersionKey():
+                actor = scheduler.current()
+                if actor is None or actor.attempt is None or actor.attempt.kind != "upload":
+                    raise Violation(f"{actor and actor.name} created a version: {key}")
+            case VoidFact():
+                self._check_lost(key.rpartition("/")[0])
+
+    def _check_lost(self, folder: str) -> None:
+        """Only an artifact whose bytes are lost may be said to be void."""
+        if not any(key.startswith(folder) for key in self.lost):
+            raise Violation(f"an artifact is said to be void whose bytes are there: {folder}")
 
     def saw_identity(self, identity: str) -> None:
         """All processes that ever start agree which bucket this is."""
