@@ -7,7 +7,11 @@ if present and string.sub(present, 1, #ARGV[1]) == ARGV[1] then return present e
 if present and not string.find(present, ARGV[2], 1, true) then return redis.error_reply('TAKEN') end
 -- Every place from now on is behind the clock, and so behind everything that was reserved before the loss.
 local last = math.max(tonumber(redis.call('GET', 'sr:base') or '0'), tonumber(ARGV[4]))
-local epoch = string.format('%.0f', math.max(math.floor(tonumber(ARGV[3])) * 100, last + 100000))
+-- It follows the clock: a server that was rolled back may not know the last epoch, and nobody here either. Where losses come
+-- faster than clocks agree, a second more does; where the clock was set back, as many places as the last index can have given.
+local clock = math.floor(tonumber(ARGV[3])) * 100
+local step = last > clock + 1000 and 100000 or 100
+local epoch = string.format('%.0f', math.max(clock, last + step))
 redis.call('SET', 'sr:base', epoch)
 redis.call('DEL', 'sr:complete', 'sr:profiles')
 redis.call('SET', KEYS[1], ARGV[1] .. epoch)
