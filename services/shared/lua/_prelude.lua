@@ -52,6 +52,14 @@ local function note(vuid, field)
     redis.call('HSET', speaker, 'k:' .. vuid, noted .. ' ' .. field)
   end
 end
+local function unnote(vuid, field)
+  local left = {}
+  for one in string.gmatch(redis.call('HGET', speaker, 'k:' .. vuid) or '', '%S+') do
+    if one ~= field then table.insert(left, one) end
+  end
+  redis.call('HDEL', speaker, 'k:' .. vuid)
+  if #left > 0 then redis.call('HSET', speaker, 'k:' .. vuid, ' ' .. table.concat(left, ' ')) end
+end
 local function live(vuid) return redis.call('HEXISTS', speaker, 'v:' .. vuid) == 1 end
 -- What a version was uploaded with; `value` as in v:{vuid}.
 local function bytes_of(value)
@@ -100,11 +108,17 @@ local function finish_job(id, state, fields)
   move_job(id, state, fields)
 end
 local function flight_of(vuid, profile, fingerprint) return 'f:' .. vuid .. ':' .. profile .. ':' .. fingerprint end
+local function forget_flight(field)
+  redis.call('HDEL', speaker, field)
+  -- A version that was dead when the index was begun has nothing else there, and no tombstone forgets it again.
+  local vuid, rest = string.match(field, '^f:([^:]+):(.+)$')
+  if not live(vuid) then unnote(vuid, 'f:' .. rest) end
+end
 -- Ends the flight that belongs to this job, if it still does.
 local function land(field, id, state, fields)
   local flight = redis.call('HGET', speaker, field)
   if not flight or string.match(flight, '^[^:]+') ~= id then return false end
-  redis.call('HDEL', speaker, field)
+  forget_flight(field)
   finish_job(id, state, fields)
   return true
 end

@@ -3,7 +3,7 @@
 local state = redis.call('HGET', job_key(a.job), 'state')
 if a.vuid then
   local field = flight_of(a.vuid, a.profile, a.claimed)
-  if string.match(redis.call('HGET', speaker, field) or '', '^[^:]*') == a.job then redis.call('HDEL', speaker, field) end
+  if string.match(redis.call('HGET', speaker, field) or '', '^[^:]*') == a.job then forget_flight(field) end
 end
 if state ~= 'queued' and state ~= 'processing' then return 0 end
 if a.state == 'queued' or a.state == 'processing' then
