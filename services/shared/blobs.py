@@ -76,11 +76,17 @@ def _read(store: Store, speaker_id: SpeakerId, version: SpeakerVersion, key: str
         if data is not None and sha256_digest(data) == digest:
             return data
         how = "missing" if data is None else "damaged"
-    if how == "missing" and read_speaker(store, speaker_id).by_vuid(version.vuid) is None:
+    if how == "missing" and _is_deleted(store, speaker_id, version.vuid):
         raise VoiceNotFound(f"Voice '{version.record.name}' not found", param="name")
     log.error(f"integrity.{how}", vuid=version.vuid, digest=digest)
     INTEGRITY_FAILURES.labels(how).inc()
     raise Unsound(how)
+
+
+def _is_deleted(store: Store, speaker_id: SpeakerId, vuid: str) -> bool:
+    """Whether a version was certainly deleted, and is not just one whose record cannot be read now."""
+    truth = read_speaker(store, speaker_id)
+    return truth.by_vuid(vuid) is None and not truth.damaged and not truth.unreadable
 
 
 def _get(store: Store, key: str) -> bytes | None:
