@@ -261,10 +261,6 @@ MISTAKES = {
         Parts(index=rewritten("ready", "if not live(r.vuid) then return 'dead' end", "")),
     ),
     "numbers are given out again": Mistake(Parts(index=TakesNoCensus)),
-    "what the census may not count is acknowledged": Mistake(
-        Parts(index=rewritten("apply_version", "v.seq > epoch and 1 or 2", "1")),
-        odds={"redis_is_replaced": 0.03, "store_lands_late": 0.1},
-    ),
     "what the census does not count is told": Mistake(
         Parts(index=rewritten("apply_version", "if not counts(v.seq, v.vuid) then return 3 end", ""))
     ),
