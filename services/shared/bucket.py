@@ -134,8 +134,8 @@ class BucketClock:
 
 
 class AnyKeys:
-    """Lists the bucket by boto3, which takes every key that S3 takes. obstore is ten times as fast, and fails
-    where one key has an empty part, `.`, `..` or a control character: anybody's object would hide ours.
+    """The bucket by boto3, which takes every key that S3 takes. obstore is ten times as fast at listing, and
+    fails where one key has an empty part, `.`, `..` or a control character: anybody's object would hide ours.
 
     Every method raises `BOTO3_ERRORS`.
     """
@@ -156,6 +156,10 @@ class AnyKeys:
         for page in self._pages(prefix, Delimiter="/"):
             for found in page.get("CommonPrefixes", ()):
                 yield found["Prefix"].removeprefix(self._root)
+
+    def delete(self, key: str) -> None:
+        """One that is not there is fine."""
+        _boto3_client(self._settings).delete_object(Bucket=self._settings.bucket, Key=self._root + key)
 
     def _pages(self, prefix: str, **options: Any) -> Iterator["ListObjectsV2OutputTypeDef"]:
         paginator = _boto3_client(self._settings).get_paginator("list_objects_v2")

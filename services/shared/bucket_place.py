@@ -8,7 +8,9 @@ the same one, so a bucket that says that it is elsewhere is refused until somebo
 `python -m services.shared.bucket_place` makes the bucket of the settings a registry of its own.
 """
 
+import argparse
 import sys
+from collections.abc import Sequence
 
 import structlog
 from pydantic import ValidationError
@@ -93,8 +95,18 @@ def _put(store: Store, settings: StoreSettings, clock: Clock, *, seq: int) -> Pl
     return place
 
 
-def main() -> int:
-    """Returns the exit status."""
+def _parser() -> argparse.ArgumentParser:
+    return argparse.ArgumentParser(
+        prog="python -m services.shared.bucket_place",
+        description="Make a copy of a bucket a registry of its own. Run it once, before the copy's first API "
+        "process or worker starts.",
+        epilog="It reads the settings SPEAKER_STORE_*, as those processes do. A folder needs no such thing.",
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Returns the exit status. `arguments`: those of the command line, if None."""
+    _parser().parse_args(arguments)
     configure_logs()
     try:
         configure_logs(LogSettings().level)

@@ -40,6 +40,8 @@ Found = TypeVar("Found")
 
 _PART = r"(?!\.\.?(?:/|$))[A-Za-z0-9._-]{1,255}"
 _KEY = re.compile(rf"{_PART}(?:/{_PART})*")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_NO_PARTS = {"", ".", ".."}
 MAX_KEY_BYTES = 1000
 """S3 allows 1024, the bucket's prefix included."""
 
@@ -307,7 +309,7 @@ class ObjectStore:
                 yield StoredObject(key, size, modified)
 
     def delete(self, keys: Iterable[str]) -> None:
-        keys = [_check_listed(key) for key in keys]
+        keys = builtins.list(keys)
         try:
             self._delete(keys)
         except ObjectUnavailable:
@@ -326,9 +328,13 @@ class ObjectStore:
     def _delete(self, keys: builtins.list[str]) -> None:
         with self._translating("delete"):
             if self._folder:
-                self._folder.delete(keys)
-            else:
-                obstore.delete(self._client, keys)
+                self._folder.delete([_check_listed(key) for key in keys])
+                return
+            obstore.delete(self._client, [key for key in keys if _is_path(key)])
+            for key in keys:
+                if not _is_path(key):
+                    assert self._any_keys
+                    self._any_keys.delete(key)
 
     def check(self) -> None:
         with self._translating("check"):
@@ -431,10 +437,15 @@ def check_key(key: str) -> str:
 
 
 def _check_listed(key: str) -> str:
-    """The key of an object that was listed, whoever put it there; ValueError if it leads elsewhere."""
-    if "\0" in key or any(part in {"", ".", ".."} for part in key.split("/")):
+    """The key of a file that was listed, whoever put it there; ValueError if it leads elsewhere."""
+    if "\0" in key or any(part in _NO_PARTS for part in key.split("/")):
         raise ValueError(f"not a key: {key[:80]!a}")
     return key
+
+
+def _is_path(key: str) -> bool:
+    """Whether obstore takes a key."""
+    return not _CONTROL.search(key) and not any(part in _NO_PARTS for part in key.split("/"))
 
 
 def check_prefix(prefix: str) -> None:

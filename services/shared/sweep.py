@@ -5,8 +5,10 @@ now and then: this is for whoever wants to say when. Asked twice, it is done onc
 1 settings wrong, 75 not now.
 """
 
+import argparse
 import sys
 import time
+from collections.abc import Sequence
 
 import structlog
 from pydantic import ValidationError
@@ -25,8 +27,9 @@ PATIENCE_SECONDS = 300.0
 PAUSE_SECONDS = 5.0
 
 
-def main(patience_seconds: float = PATIENCE_SECONDS) -> int:
-    """Returns the exit status."""
+def main(arguments: Sequence[str] | None = None, *, patience_seconds: float = PATIENCE_SECONDS) -> int:
+    """Returns the exit status. `arguments`: those of the command line, if None."""
+    _parser().parse_args(arguments)
     configure_logs()
     try:
         configure_logs(LogSettings().level)
@@ -35,6 +38,16 @@ def main(patience_seconds: float = PATIENCE_SECONDS) -> int:
         log.error("sweep.cannot_start", reason=explain(error))
         return WRONG
     return _ask(settings.redis_address, time.monotonic() + patience_seconds)
+
+
+def _parser() -> argparse.ArgumentParser:
+    return argparse.ArgumentParser(
+        prog="python -m services.shared.sweep",
+        description="Ask the API processes to settle every voice now, and to delete what nobody can reach.",
+        epilog="It reads SPEAKER_REDIS_URL, and SPEAKER_REDIS_PASSWORD if that is set. While Redis does not "
+        f"answer, it asks again for {PATIENCE_SECONDS:g} s. Exit status: {ASKED} asked, {WRONG} settings "
+        f"wrong, {NOT_NOW} Redis did not answer in time.",
+    )
 
 
 def _ask(redis_address: str, deadline: float) -> int:

@@ -73,7 +73,7 @@ def test_a_copy_can_be_made_a_registry_of_its_own(
     before = identity(original)
     for name, value in environment(copy).items():
         monkeypatch.setenv(name, value)
-    assert bucket_place.main() == 0
+    assert bucket_place.main([]) == 0
     assert identity(copy) != before
     assert identity(copy) == identity(copy)
     assert identity(original) == before

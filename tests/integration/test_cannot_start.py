@@ -72,3 +72,14 @@ def test_a_mistyped_profile_of_custom_weights_is_named(tmp_path: Path):
     )
     assert last["event"] == "worker.cannot_start"
     assert last["reason"].startswith("Unknown profile 'qwen3-tts-06b'. Known: ")
+
+
+@pytest.mark.parametrize("module", ["services.shared.sweep", "services.shared.bucket_place"])
+@pytest.mark.parametrize("argument", ["--help", "--nonsense"])
+def test_a_command_that_takes_no_arguments_does_nothing_when_it_is_given_some(module: str, argument: str):
+    """Whoever asks for help wants no bucket taken over."""
+    command = [sys.executable, "-m", module, argument]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=30)
+    assert done.returncode == (0 if argument == "--help" else 2)
+    assert f"usage: python -m {module}" in done.stdout + done.stderr
+    assert '"event"' not in done.stderr

@@ -182,7 +182,8 @@ def test_a_key_that_only_s3_takes_hides_no_other(in_two_pages: StoreSettings, fo
         assert "n" in store.folders("")
         assert {"al", "alice", "bob"} <= set(store.folders("n/v/"))
     finally:
-        s3.delete_object(Bucket=bucket, Key=key)
+        store.delete([foreign])
+    assert s3.list_objects_v2(Bucket=bucket, Prefix=key)["KeyCount"] == 0
 
 
 def test_what_belongs_to_the_store_itself_is_not_listed(store: ObjectStore) -> None:

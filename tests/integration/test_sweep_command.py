@@ -63,5 +63,5 @@ def test_a_sweep_that_cannot_be_asked_for_says_not_now(tmp_path: Path, monkeypat
     monkeypatch.setenv("SPEAKER_REDIS_URL", "redis://127.0.0.1:1/0")
     monkeypatch.setattr(sweep, "PAUSE_SECONDS", 0.1)
     started = time.monotonic()
-    assert sweep.main(patience_seconds=0.3) == sweep.NOT_NOW
+    assert sweep.main([], patience_seconds=0.3) == sweep.NOT_NOW
     assert 0.3 <= time.monotonic() - started < 10

@@ -335,7 +335,7 @@ def test_a_census_that_cannot_be_read_damages_its_voice_until_a_later_one():
 # -- in the bucket
 
 
-def key_of(fact: Fact, uid: str = "u" * 32) -> str:
+def key_of(fact: Fact, uid: str = "a" * 32) -> str:
     match fact:
         case VersionFact(seq, record):
             return ALICE.version_key(seq, record)
@@ -700,7 +700,7 @@ def test_a_deleted_voice_stays_whole_for_its_grace():
 
 def test_the_grace_of_a_deleted_voice_begins_with_the_last_delete_that_landed():
     """Two of one seq exist only after a loss of Redis, as does a version of the same."""
-    landed = {key_of(deleted(2), "first"): NOON, key_of(deleted(2), "second"): NOON + timedelta(hours=1)}
+    landed = {key_of(deleted(2), "1" * 32): NOON, key_of(deleted(2), "2" * 32): NOON + timedelta(hours=1)}
     landed |= all_landed([version(2)], NOON + timedelta(hours=9))
     facts = [version(2), deleted(2)]
     assert garbage(facts, landed, NOON + timedelta(hours=1) + DELETED_GRACE - timedelta(seconds=1)) == []
