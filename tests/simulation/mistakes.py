@@ -4,7 +4,7 @@ nothing.
 Each is a mistake that somebody could make in good faith, and what each breaks differs.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest.mock import ANY
@@ -128,6 +128,10 @@ def believe_the_first_answer(store: Store, key: str) -> bytes | None:
         return None
 
 
+def parsed_by(parse: Callable[[str], facts.ParsedKey | None]) -> Callable[[Listing], list[facts.Keyed]]:
+    return lambda listing: [(stored, parse(stored.key)) for stored in listing.objects]
+
+
 def parse_generously(key: str) -> facts.ParsedKey | None:
     """Whatever lies among the data of a speaker is ours."""
     match key.split("/"):
@@ -226,15 +230,17 @@ MISTAKES = {
     "an unreadable version is taken for none": Mistake(
         replaced={"services.shared.facts._unreadable": lambda key: None}
     ),
-    "one listing is enough to collect garbage": Mistake(Parts(housekeeper=BelievesOneListing)),
+    "one listing is enough to collect garbage": Mistake(
+        Parts(housekeeper=BelievesOneListing), odds={"store_omits": 0.05}
+    ),
     "what is said to be missing is taken for swept": Mistake(
         replaced={"services.shared.facts.read_object": believe_the_first_answer}
     ),
     "what is not ours is collected": Mistake(
-        replaced={"services.shared.housekeeping.parse_key": parse_generously}
+        replaced={"services.shared.housekeeping.parsed": parsed_by(parse_generously)}
     ),
     "what is not ours cannot be parsed": Mistake(
-        replaced={"services.shared.housekeeping.parse_key": parse_without_looking}
+        replaced={"services.shared.housekeeping.parsed": parsed_by(parse_without_looking)}
     ),
     "any server is trusted": Mistake(Parts(index=Trusting)),
     "garbage collection without grace": Mistake(Parts(housekeeping={"grace_seconds": 0.0})),
@@ -260,7 +266,9 @@ MISTAKES = {
     "an artifact is put in force after the delete": Mistake(
         Parts(index=rewritten("ready", "if not live(r.vuid) then return 'dead' end", "")),
     ),
-    "numbers are given out again": Mistake(Parts(index=TakesNoCensus)),
+    "numbers are given out again": Mistake(
+        Parts(index=TakesNoCensus), odds=LOSSES | {"store_lands_late": 0.05}
+    ),
     "what the census does not count is told": Mistake(
         Parts(index=rewritten("apply_version", "if not counts(v.seq, v.vuid) then return 3 end", ""))
     ),
