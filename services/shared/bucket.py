@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 from email.utils import parsedate_to_datetime
+from functools import cached_property
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -159,11 +160,16 @@ class AnyKeys:
 
     def delete(self, key: str) -> None:
         """One that is not there is fine."""
-        _boto3_client(self._settings).delete_object(Bucket=self._settings.bucket, Key=self._root + key)
+        self._client.delete_object(Bucket=self._settings.bucket, Key=self._root + key)
 
     def _pages(self, prefix: str, **options: Any) -> Iterator["ListObjectsV2OutputTypeDef"]:
-        paginator = _boto3_client(self._settings).get_paginator("list_objects_v2")
+        paginator = self._client.get_paginator("list_objects_v2")
         return iter(paginator.paginate(Bucket=self._settings.bucket, Prefix=self._root + prefix, **options))
+
+    @cached_property
+    def _client(self) -> "S3Client":
+        """Made when it is first needed, which in most buckets is never, and kept: making one takes long."""
+        return _boto3_client(self._settings)
 
 
 BOTO3_ERRORS = (BotoCoreError, ClientError)

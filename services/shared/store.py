@@ -41,7 +41,6 @@ Found = TypeVar("Found")
 _PART = r"(?!\.\.?(?:/|$))[A-Za-z0-9._-]{1,255}"
 _KEY = re.compile(rf"{_PART}(?:/{_PART})*")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
-_NO_PARTS = {"", ".", ".."}
 MAX_KEY_BYTES = 1000
 """S3 allows 1024, the bucket's prefix included."""
 
@@ -438,14 +437,18 @@ def check_key(key: str) -> str:
 
 def _check_listed(key: str) -> str:
     """The key of a file that was listed, whoever put it there; ValueError if it leads elsewhere."""
-    if "\0" in key or any(part in _NO_PARTS for part in key.split("/")):
+    if "\0" in key or _has_odd_part(key):
         raise ValueError(f"not a key: {key[:80]!a}")
     return key
 
 
 def _is_path(key: str) -> bool:
     """Whether obstore takes a key."""
-    return not _CONTROL.search(key) and not any(part in _NO_PARTS for part in key.split("/"))
+    return not _CONTROL.search(key) and not _has_odd_part(key)
+
+
+def _has_odd_part(key: str) -> bool:
+    return any(part in {"", ".", ".."} for part in key.split("/"))
 
 
 def check_prefix(prefix: str) -> None:
