@@ -20,6 +20,17 @@ class Requests:
         """One for each letter."""
         return [asyncio.create_task(self._request(tenant, seconds)) for tenant in tenants]
 
+    async def served_after(self, first: str, seconds: float, *asking: tuple[str, float]) -> str:
+        """The order in which those are served that ask while one of the tenant `first` has the only place,
+        which it leaves after so many seconds. `asking`: as the arguments of `start`.
+        """
+        await self.queue.admit(first)
+        tasks = [task for tenants, each in asking for task in self.start(tenants, each)]
+        await asyncio.sleep(0)
+        self.queue.leave(first, seconds)
+        await asyncio.gather(*tasks)
+        return "".join(self.served)
+
     async def _request(self, tenant: str, seconds: float) -> None:
         await self.queue.admit(tenant)
         self.served.append(tenant)
@@ -40,13 +51,7 @@ def test_tenants_take_turns_however_much_one_of_them_asks():
     """They waited in one line, so whoever asked most was served most."""
 
     async def test() -> None:
-        requests = Requests()
-        await requests.queue.admit("a")
-        tasks = requests.start("aaaaaabbc")
-        await asyncio.sleep(0)
-        requests.queue.leave("a", 1.0)
-        await asyncio.gather(*tasks)
-        assert "".join(requests.served) == "bcabaaaaa"
+        assert await Requests().served_after("a", 1.0, ("aaaaaabbc", 1.0)) == "bcabaaaaa"
 
     run(test)
 
@@ -55,13 +60,8 @@ def test_a_tenant_whose_requests_take_long_has_fewer_of_them_served():
     """The share is of the time, not of the number."""
 
     async def test() -> None:
-        requests = Requests()
-        await requests.queue.admit("x")
-        tasks = requests.start("aaa", seconds=4.0) + requests.start("b" * 12)
-        await asyncio.sleep(0)
-        requests.queue.leave("x", 0.0)
-        await asyncio.gather(*tasks)
-        assert "".join(requests.served) == "abbbbabbbbabbbb"
+        served = await Requests().served_after("x", 0.0, ("aaa", 4.0), ("b" * 12, 1.0))
+        assert served == "abbbbabbbbabbbb"
 
     run(test)
 
@@ -73,12 +73,7 @@ def test_a_tenant_that_comes_back_has_saved_nothing_up():
         requests = Requests()
         await asyncio.gather(*requests.start("a" * 100))
         requests.served.clear()
-        await requests.queue.admit("a")
-        tasks = requests.start("aaabbb")
-        await asyncio.sleep(0)
-        requests.queue.leave("a", 1.0)
-        await asyncio.gather(*tasks)
-        assert "".join(requests.served) == "bababa"
+        assert await requests.served_after("a", 1.0, ("aaabbb", 1.0)) == "bababa"
 
     run(test)
 
