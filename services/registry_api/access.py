@@ -56,7 +56,8 @@ class Access:
         rates: counts what is done with them.
         bootstrap: a key with all rights that is in no bucket. tokens: reads JWTs; None: none are taken.
         failures_per_minute: of one address, until it is told to wait. waiting_requests, arriving_uploads:
-        of one key at the same time; None: any number.
+        of one key at the same time; None: any number. connections: to this process. All keys of a namespace
+        together may keep half of these busy with requests that wait, and half with uploads.
     """
 
     def __init__(
@@ -69,10 +70,12 @@ class Access:
         failures_per_minute: int = 60,
         waiting_requests: int | None = None,
         arriving_uploads: int | None = None,
+        connections: int | None = None,
     ) -> None:
         self.required = keyring is not None
-        self.waits = Shares(waiting_requests, "requests that wait")
-        self.uploads = Shares(arriving_uploads, "uploads on their way")
+        half = max(1, connections // 2) if connections is not None else None
+        self.waits = Shares("requests that wait", of_key=waiting_requests, of_namespace=half)
+        self.uploads = Shares("uploads on their way", of_key=arriving_uploads, of_namespace=half)
         self.rates = rates or Rates.unlimited()
         self._keyring = keyring
         self._bootstrap = bootstrap
@@ -254,6 +257,7 @@ def open_access(
         failures_per_minute=rates.failures_per_minute,
         waiting_requests=rates.waiting_requests,
         arriving_uploads=rates.arriving_uploads,
+        connections=api.max_connections,
     )
 
 

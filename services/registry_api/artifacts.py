@@ -245,7 +245,7 @@ async def _settled(request: Request, wanted: _Wanted, wait: float) -> _Found:
     found = await run_in_threadpool(wanted.look)
     if wait and not found.settled:
         question = ("artifact", wanted.name, wanted.reference, wanted.profile, wanted.allow_stale)
-        with wanted.services.access.waits.held(wanted.caller):
+        with wanted.services.access.waits.held(wanted.caller, wanted.namespace):
             found = await wanted.services.changes.wait_until(
                 str(found.speaker_id),
                 question,

@@ -242,7 +242,7 @@ async def fill_cache(
         seen = await run_in_threadpool(precompute.start, force=force)
     if not seen.finished:
         speaker = str(precompute.speaker_id)
-        with services.access.waits.held(caller):
+        with services.access.waits.held(caller, namespace):
             seen = await services.changes.wait_until(
                 speaker,
                 precompute.question,

@@ -74,8 +74,8 @@ class RequestLimits:
 
     Args:
         uploads: how large a clip may be, and what all bodies that are here at the same time may take.
-        form_bytes: what a body may hold besides the clip. arriving: how many uploads one caller may have on
-        their way. shared: whether callers are told apart, so that each has a share of the room.
+        form_bytes: what a body may hold besides the clip. arriving: how many uploads callers may have on
+        their way. shared: whether callers are told apart; each namespace has half of the room at most then.
     """
 
     def __init__(
@@ -95,8 +95,8 @@ class RequestLimits:
         share = max(uploads.held_bytes // 2, uploads.max_bytes + form_bytes) if shared else None
         self._room = _Room(
             uploads.held_bytes,
-            Shares(share, "bytes of uploads on their way"),
-            arriving or Shares(None, "uploads on their way"),
+            Shares("bytes of uploads on their way", of_namespace=share),
+            arriving or Shares("uploads on their way"),
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -125,8 +125,8 @@ class RequestLimits:
 
 
 class _Room:
-    """For uploads that are not answered yet: `most_bytes` of all together, and of each caller its share. Used
-    by the event loop alone.
+    """For uploads that are not answered yet: `most_bytes` of all together, and of each namespace its share.
+    Used by the event loop alone.
     """
 
     def __init__(self, most_bytes: int, sizes: Shares, uploads: Shares) -> None:
@@ -138,24 +138,25 @@ class _Room:
     def held(self, scope: Scope) -> Iterator[Callable[[int], None]]:
         """Yields what makes room for so many bytes more of this request; it is freed at the end.
 
-        What is yielded raises `RateLimited` where its caller's share is used up, `Unavailable` where there is
-        no room for anybody.
+        What is yielded raises `RateLimited` where a share of its caller is used up, `Unavailable` where there
+        is no room for anybody.
         """
         held = 0
-        caller: Caller | None = None
+        holder: tuple[Caller, str] | None = None
 
         def hold(size: int) -> None:
-            nonlocal held, caller
-            if caller is None and "caller" in scope:  # `rules` finds it out before the body is read
-                self._uploads.take(scope["caller"])
-                caller = scope["caller"]
+            nonlocal held, holder
+            if holder is None and "caller" in scope:  # `rules` finds it out before the body is read
+                found = scope["caller"], scope["namespace"]
+                self._uploads.take(*found)
+                holder = found
             if size > self._free:
                 raise Unavailable(
                     "Too many uploads are arriving at the same time. Send it again in a moment.",
                     retry_after_seconds=1,
                 )
-            if caller is not None:
-                self._sizes.take(caller, size)
+            if holder is not None:
+                self._sizes.take(*holder, size)
             self._free -= size
             held += size
 
@@ -163,9 +164,9 @@ class _Room:
             yield hold
         finally:
             self._free += held
-            if caller is not None:
-                self._sizes.give_back(caller, held)
-                self._uploads.give_back(caller)
+            if holder is not None:
+                self._sizes.give_back(*holder, held)
+                self._uploads.give_back(*holder)
 
 
 def _is_upload(scope: Scope) -> bool:

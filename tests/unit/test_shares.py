@@ -1,6 +1,7 @@
 """What one caller may hold of a process, and how slowly a body may arrive."""
 
 import asyncio
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -12,26 +13,47 @@ from services.shared.settings import UploadLimits
 from speaker_registry.errors import RateLimited
 
 ALICE = Caller("alice", "default", frozenset())
-BOB = Caller("bob", "default", frozenset())
+BOB = Caller("bob", "other", frozenset())
+CAROL = Caller("carol", "default", frozenset())
 
 
 def test_a_caller_holds_no_more_than_its_share_and_others_have_theirs():
-    shares = Shares(2, "requests that wait")
-    with shares.held(ALICE), shares.held(ALICE):
-        with pytest.raises(RateLimited, match="requests that wait beyond its share of 2"), shares.held(ALICE):
+    shares = Shares("requests that wait", of_key=2)
+    with shares.held(ALICE, "a"), shares.held(ALICE, "a"):
+        with (
+            pytest.raises(RateLimited, match="API key has requests that wait beyond its share of 2"),
+            shares.held(ALICE, "a"),
+        ):
             raise AssertionError
-        with shares.held(BOB):
+        with shares.held(BOB, "a"):
             pass
-    with shares.held(ALICE):
+    with shares.held(ALICE, "a"):
         pass
     assert not shares._held
 
 
 def test_a_key_that_followed_another_has_no_share_of_its_own():
-    shares = Shares(1, "uploads")
+    shares = Shares("uploads", of_key=1)
     rotated = Caller("newer", "default", frozenset(), counted_as="alice")
-    with shares.held(ALICE), pytest.raises(RateLimited), shares.held(rotated):
+    with shares.held(ALICE, "a"), pytest.raises(RateLimited), shares.held(rotated, "a"):
         raise AssertionError
+
+
+def test_many_keys_of_one_namespace_leave_room_for_others():
+    """A tenant that may make keys had as many shares as it liked."""
+    shares = Shares("requests that wait", of_key=2, of_namespace=3)
+    keys = [Caller(f"key-{number}", "a", frozenset()) for number in range(4)]
+    with ExitStack() as held:
+        for one in keys[:3]:
+            held.enter_context(shares.held(one, "a"))
+        with (
+            pytest.raises(RateLimited, match="namespace has requests that wait beyond its share of 3"),
+            shares.held(keys[3], "a"),
+        ):
+            raise AssertionError
+        with shares.held(BOB, "b"):
+            pass
+    assert not shares._held
 
 
 class Uploads:
@@ -43,6 +65,7 @@ class Uploads:
 
     async def _route(self, scope: Any, receive: Any, send: Any) -> None:
         scope["caller"] = scope["of"]  # as `rules` does, before the body is read
+        scope["namespace"] = scope["of"].namespace
         while (await receive()).get("more_body"):
             pass
 
@@ -62,7 +85,7 @@ def piece(size: int, *, more: bool) -> dict[str, Any]:
 
 
 def test_uploads_that_do_not_end_leave_room_for_those_of_others():
-    """With one key, somebody took all the room there is, and kept it."""
+    """With one key, somebody took all the room there is, and kept it. With two keys, still."""
 
     async def run() -> None:
         uploads = Uploads(shared=True)
@@ -71,9 +94,11 @@ def test_uploads_that_do_not_end_leave_room_for_those_of_others():
             task, pieces = uploads.begin(ALICE)
             await pieces.put(piece(99, more=True))
             held.append((task, pieces))
-        task, pieces = uploads.begin(ALICE)
+        task, pieces = uploads.begin(CAROL)
         await pieces.put(piece(99, more=True))
-        with pytest.raises(RateLimited, match="bytes of uploads on their way beyond its share of 200"):
+        with pytest.raises(
+            RateLimited, match="namespace has bytes of uploads on their way beyond its share of 200"
+        ):
             await task
         task, pieces = uploads.begin(BOB)
         await pieces.put(piece(99, more=False))
@@ -92,7 +117,7 @@ def test_one_caller_has_so_many_uploads_on_their_way_and_no_more():
     """Each holds a connection, however little of it has come."""
 
     async def run() -> None:
-        uploads = Uploads(arriving=Shares(1, "uploads on their way"))
+        uploads = Uploads(arriving=Shares("uploads on their way", of_key=1))
         first, pieces = uploads.begin(ALICE)
         await pieces.put(piece(1, more=True))
         second, more = uploads.begin(ALICE)
