@@ -22,7 +22,7 @@ from services.shared.redis_access import connect, unavailable_without_redis
 from speaker_registry.errors import Unavailable
 
 BOOT = "sr:boot"
-LAYOUT = 4
+LAYOUT = 5
 """Of keys and fields. An index of another layout is begun anew, as that of another bucket is."""
 _LUA = Path(__file__).parent / "lua"
 _OPEN = (_LUA / "open.lua").read_text()

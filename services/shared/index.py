@@ -161,6 +161,8 @@ class Also:
     """So many of the newest versions."""
     before: int | None = None
     """With `limit`: only versions with a smaller number."""
+    made: bool | None = None
+    """With `limit`: only versions that have had an artifact. Others are passed over without being read."""
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -783,6 +785,7 @@ def _version(seq: int, record: VersionRecord) -> dict[str, Any]:
         "created_at": record.created_at,
         "key": record.key,
         "record": record.model_dump_json(),
+        "given": bool(record.given),
         **({"idempotency": record.idempotency} if record.idempotency else {}),
     }
 

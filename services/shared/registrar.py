@@ -124,6 +124,7 @@ def _newest(
 
 
 _NOTHING_ELSE = Also()
+_NEWEST_MADE = Also(limit=_PAGE, made=True)
 
 
 def too_many_builds(version: SpeakerVersion, profile: str, most: int) -> QuotaExceeded:
@@ -222,8 +223,8 @@ class Registrar:
         Raises `InvalidVoiceName`, `VoiceNotFound`, `VoiceDamaged`, `VersionNotFound`, `AliasNotFound`.
         """
         number = reference if isinstance(reference, int) else None
-        limit = _PAGE if reference == LATEST else None
-        speaker_id, indexed = self._find(namespace, name, Also(number=number, limit=limit))
+        also = Also(number=number) if reference != LATEST else _NEWEST_MADE
+        speaker_id, indexed = self._find(namespace, name, also)
         if reference != LATEST:
             return indexed, indexed.speaker.resolve(reference)
         for seen, version in self._newest_first(speaker_id, indexed):
@@ -232,10 +233,10 @@ class Registrar:
         return indexed, indexed.speaker.newest
 
     def _newest_first(
-        self, speaker_id: SpeakerId, indexed: IndexedSpeaker
+        self, speaker_id: SpeakerId, indexed: IndexedSpeaker, also: Also = _NEWEST_MADE
     ) -> Iterator[tuple[IndexedSpeaker, SpeakerVersion]]:
-        """All versions, each with the look that it was read by. `indexed` is a look at the newest `_PAGE` of
-        them; older ones are looked up a page at a time.
+        """All versions that have artifacts, and perhaps others, each with the look that it was read by.
+        `indexed` is a look by `also`, at the newest of them; older ones are looked up a page at a time.
         """
         before = None
         while True:
@@ -244,7 +245,7 @@ class Registrar:
             if not indexed.left_out or not page:
                 return
             before = page[-1].number
-            indexed = self.look_up(speaker_id, Also(limit=_PAGE, before=before))
+            indexed = self.look_up(speaker_id, replace(also, before=before))
 
     def look_up(self, speaker_id: SpeakerId, also: Also = _NOTHING_ELSE) -> IndexedSpeaker:
         """What `SpeakerIndex.look` reads. While the index cannot be trusted or reached: all that the facts
@@ -480,8 +481,10 @@ class Registrar:
                 have both take effect at once.
         """
         for _ in range(_TRIES):
-            indexed = self.index.look(speaker_id, Also(limit=_PAGE))
-            heir = self._heir(speaker_id, indexed, completing)
+            # What is just being completed may have no artifact yet.
+            also = replace(_NEWEST_MADE, vuid=completing[0] if completing is not None else None)
+            indexed = self.index.look(speaker_id, also)
+            heir = self._heir(speaker_id, indexed, also, completing)
             if heir is None:
                 return None
             moved = indexed.speaker.alias_facts.get(DEFAULT)
@@ -509,20 +512,24 @@ class Registrar:
 
     def promotable(self, speaker_id: SpeakerId, indexed: IndexedSpeaker) -> bool:
         """Whether `default` is to be moved."""
-        return self._heir(speaker_id, indexed, None) is not None
+        return self._heir(speaker_id, indexed, _NEWEST_MADE, None) is not None
 
     def _heir(
-        self, speaker_id: SpeakerId, indexed: IndexedSpeaker, completing: tuple[str, str] | None
+        self,
+        speaker_id: SpeakerId,
+        indexed: IndexedSpeaker,
+        also: Also,
+        completing: tuple[str, str] | None,
     ) -> "_Heir | None":
-        """The version that `default` should be moved to."""
+        """The version that `default` should be moved to. `indexed` is a look by `also`."""
         speaker = indexed.speaker
         if not speaker.live:
             return None
         moved = speaker.alias_facts.get(DEFAULT)
         chosen = moved.seq if moved is not None and not moved.automatic else 0
         served = self._served_or_coming(indexed, speaker.default)
-        for seen, version in self._newest_first(speaker_id, indexed):
-            if version.vuid == speaker.default.vuid or version.seq < chosen:
+        for seen, version in self._newest_first(speaker_id, indexed, also):
+            if version.number <= speaker.default.number or version.seq < chosen:
                 break
             ready, done = self._progress(seen, version, completing)
             if done and ready and ready >= served:

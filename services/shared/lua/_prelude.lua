@@ -15,7 +15,8 @@
 --   g:{vuid}:{akey}              token of the one call that began to publish it, '*': several did
 --   x:{vuid}:{akey}              {attempt}:{JSON of the failure record}
 --   f:{vuid}:{profile}:{fp}      {job id}:{queued|processing}, the one computation in flight (fp empty: not known yet)
---   k:{vuid}                     names of its r:, x:, w: and f: fields, without the vuid; what they name may be gone
+--   k:{vuid}                     names of its r:, x:, w: and f: fields, without the vuid; what they name may be gone;
+--                                and r: alone, if it came with artifacts
 --   k:                           names of the a: and p: fields; what they name may be gone
 --   i:{idempotency}              vuid of the version that was registered with that key
 -- Beside it, `order`: {seq}:{vuid} of the live versions, scored by number. `look` reads single versions by these.
@@ -214,6 +215,7 @@ local function tell_version(v)
     count_bytes(bytes_of(value))
     redis.call('HINCRBY', speaker, 'live', 1)
     redis.call('ZADD', order, v.number, in_order(v.seq, v.vuid))
+    if v.given then note(v.vuid, 'r:') end
     if v.idempotency then redis.call('HSET', speaker, 'i:' .. v.idempotency, v.vuid) end
     redis.call('HSET', speaker, 'key', v.key)
     redis.call('ZADD', names, 0, v.key)

@@ -1,6 +1,7 @@
 -- Reads what an answer needs of a speaker, so that it costs the same with one version and with a thousand: the marks, the
 -- aliases, and of the versions the oldest, the newest, those that aliases point to, and what is asked for.
--- ARGV: number, vuid, idempotency (of one version each); limit and before (the newest versions below that number)
+-- ARGV: number, vuid, idempotency (of one version each); limit and before (the newest versions below that number), and with
+-- made only of those that have had an artifact
 -- -> how many versions are live, the state of the census, then names and values of fields of the hash
 if not known then
   local complete = redis.call('GET', 'sr:complete') == epoch_text
@@ -39,6 +40,14 @@ if a.number then read_all(redis.call('ZRANGEBYSCORE', order, a.number, a.number,
 if a.vuid then read_version(a.vuid) end
 if a.idempotency then read_version(redis.call('HGET', speaker, 'i:' .. a.idempotency) or '') end
 if a.limit then
-  read_all(redis.call('ZREVRANGEBYSCORE', order, a.before and '(' .. a.before or '+inf', '-inf', 'LIMIT', 0, a.limit))
+  local below, wanted = a.before and '(' .. a.before or '+inf', a.limit
+  for _, member in ipairs(redis.call('ZREVRANGEBYSCORE', order, below, '-inf', 'LIMIT', 0, a.made and -1 or a.limit)) do
+    local vuid = string.match(member, '^%d+:(.+)$')
+    if not a.made or string.find(redis.call('HGET', speaker, 'k:' .. vuid) or '', ' r:', 1, true) then
+      read_version(vuid)
+      wanted = wanted - 1
+      if wanted == 0 then break end
+    end
+  end
 end
 return found
