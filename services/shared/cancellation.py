@@ -8,6 +8,7 @@ import structlog
 
 from services.shared.domain import FailureRecord, SpeakerVersion
 from services.shared.facts import SpeakerId
+from services.shared.index import Also
 from services.shared.index_reading import Flight
 from services.shared.jobs import JobRecord, Jobs
 from services.shared.registrar import Registrar
@@ -39,7 +40,7 @@ def cancel(registrar: Registrar, namespace: str, job_id: str) -> JobRecord:
         return job
     _check_unfinished(job)
     speaker_id = SpeakerId(job.namespace, job.slug)
-    indexed = registrar.index.load(speaker_id)
+    indexed = registrar.index.look(speaker_id, Also(vuid=job.vuid))
     version = indexed.speaker.by_vuid(job.vuid)
     flight = next((one for one in indexed.flights if one.job_id == job_id), None)
     if version is None or flight is None:  # nobody waits for its artifact any more

@@ -51,7 +51,7 @@ from services.shared.facts import (
     read_facts,
     speaker_ids,
 )
-from services.shared.index import LONGEST_PUT_OFF_SECONDS, WINDOW_SECONDS, EpochOver, Told
+from services.shared.index import LONGEST_PUT_OFF_SECONDS, WINDOW_SECONDS, Also, EpochOver, Told
 from services.shared.index_reading import Flight, IndexedSpeaker
 from services.shared.jobs import KEPT_SECONDS, JobRecord, Jobs
 from services.shared.logs import Seldom
@@ -335,7 +335,7 @@ class Housekeeper:
         return None
 
     def _erasure_due_in(self, speaker_id: SpeakerId) -> float | None:
-        if not self._index.load(speaker_id).speaker.tombstone:
+        if not self._index.look(speaker_id).speaker.tombstone:
             return None  # nothing was ever deleted: spares the listing
         grace = timedelta(seconds=self._settings.deleted_grace_seconds)
         return erasure_due_in(self._store.list(speaker_id.prefix), deleted_grace=grace)
@@ -354,19 +354,21 @@ class Housekeeper:
         if self._index.look(speaker_id).census == "pending":
             take_census(self._store, self._index, speaker_id, self._clock)
         indexed = self._index.load(speaker_id)
-        unreadable = indexed.speaker.unreadable
+        unreadable, under_way = indexed.speaker.unreadable, bool(indexed.flights)
         if certain.complete and not unreadable:  # else what looks as if it were missing may be there
-            for flight in indexed.flights:
-                self._check_flight(speaker_id, self._index.load(speaker_id), flight)
-            self._extract_missing(speaker_id, self._index.load(speaker_id))
+            if self._check_flights(speaker_id, indexed):
+                indexed = self._index.load(speaker_id)
+            under_way = self._extract_missing(speaker_id, indexed) > 0 or bool(indexed.flights)
         self._registrar.promote(speaker_id)
         if not certain.complete:
             return _LOOK_AGAIN_SOON_SECONDS
         if unreadable:
             return _TRY_AGAIN_SECONDS
-        return _LOOK_AGAIN_SECONDS if self._index.load(speaker_id).flights else None
+        return _LOOK_AGAIN_SECONDS if under_way else None
 
-    def _extract_missing(self, speaker_id: SpeakerId, indexed: IndexedSpeaker) -> None:
+    def _extract_missing(self, speaker_id: SpeakerId, indexed: IndexedSpeaker) -> int:
+        """Returns how many extractions were begun."""
+        begun = 0
         for version in indexed.speaker.versions:
             for name in self._registrar.wanted(version):
                 standing = self._registrar.standing(indexed, version, name)
@@ -374,13 +376,25 @@ class Housekeeper:
                     log.info("extraction.resumed", speaker=str(speaker_id), vuid=version.vuid, profile=name)
                     REPAIRS.labels("extraction_resumed").inc()
                     self._registrar.claim(speaker_id, version, standing.profile)
+                    begun += 1
+        return begun
 
-    def _check_flight(self, speaker_id: SpeakerId, indexed: IndexedSpeaker, flight: Flight) -> None:
-        """A flight must have a job behind it that somebody will run."""
-        version = indexed.speaker.by_vuid(flight.vuid)
-        state = self._registrar.dispatcher.state(flight.job_id, flight.profile)
-        if version is not None and state == "alive":
-            return
+    def _check_flights(self, speaker_id: SpeakerId, indexed: IndexedSpeaker) -> int:
+        """Each flight must have a job behind it that somebody will run. Returns how many had none."""
+        lost, live = 0, {version.vuid for version in indexed.speaker.versions}
+        for flight in indexed.flights:
+            state = self._registrar.dispatcher.state(flight.job_id, flight.profile)
+            if flight.vuid not in live or state != "alive":
+                self._replace(speaker_id, flight, state)
+                lost += 1
+        return lost
+
+    def _replace(self, speaker_id: SpeakerId, flight: Flight, state: str) -> None:
+        """End a flight whose job is in that state, or which nobody wants any more; begin another if one is
+        wanted.
+        """
+        # Anew, and its version alone: a voice may have a thousand versions, each with a flight.
+        version = self._index.look(speaker_id, Also(vuid=flight.vuid)).speaker.by_vuid(flight.vuid)
         job = self._job(speaker_id, flight)
         if version is None or job is None:
             self._close(speaker_id, flight, "superseded")

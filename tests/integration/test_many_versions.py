@@ -8,7 +8,11 @@ import pytest
 from redis import Redis
 
 from services.shared.artifact_upload import ReadyArtifact, give_artifact
+from services.shared.facts import SpeakerId
+from services.shared.housekeeping import Housekeeper
 from services.shared.index import Also, SpeakerIndex
+from services.shared.index_reading import IndexedSpeaker
+from services.shared.settings import HousekeepingSettings
 from services.shared.valkey import ValkeyServer
 from speaker_registry.errors import QuotaExceeded
 from speaker_registry.names import LATEST
@@ -99,7 +103,7 @@ def test_versions_are_listed_page_by_page(crowded: Storage):
 def test_latest_is_found_behind_any_number_of_versions_that_are_not_ready(
     crowded: Storage, monkeypatch: pytest.MonkeyPatch
 ):
-    """Each version was read until one was ready: with a thousand, a quarter of a second of everybody's time."""
+    """Each version was read until one was ready: with a thousand, for a quarter of a second."""
     read = count_versions_read(monkeypatch)
     _, version = crowded.registrar.find_version(NAMESPACE, "alice", LATEST)
     assert version.number == 1
@@ -130,6 +134,33 @@ def test_an_upload_and_a_promotion_read_few_versions_too(crowded: Storage, monke
     crowded.publish(work)
     assert crowded.registrar.find(NAMESPACE, "alice").speaker.default.number == MANY + 1
     assert max(read) <= 5
+
+
+@pytest.mark.parametrize("lost", [False, True], ids=["jobs wait", "jobs are lost"])
+def test_housekeeping_reads_all_versions_no_more_often_with_many_jobs(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch, lost: bool
+):
+    """It read them all once for each job: with a thousand of each, that was all that a process did."""
+    for number in range(1, 21):
+        storage.register("alice", number=number)
+    if lost:
+        for job in storage.jobs("alice"):
+            storage.registrar.dispatcher.remove(job.id, job.profile)
+    loads = []
+    load = SpeakerIndex.load
+
+    def counted(self: SpeakerIndex, speaker_id: SpeakerId) -> IndexedSpeaker:
+        loads.append(speaker_id)
+        return load(self, speaker_id)
+
+    monkeypatch.setattr(SpeakerIndex, "load", counted)
+    housekeeper = Housekeeper(storage.registrar, HousekeepingSettings())
+    assert housekeeper.settle(speaker_id("alice")) is not None
+    assert len(loads) <= 3
+    waiting = {job.id for job in storage.jobs("alice", open_only=True)}
+    assert len(waiting) == 20
+    dispatcher = storage.registrar.dispatcher
+    assert {dispatcher.state(job, PROFILE) for job in waiting} == {"alive"}
 
 
 # -- limits

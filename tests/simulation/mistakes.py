@@ -73,8 +73,7 @@ class NeverReadsFactsAgain(SimulatedHousekeeper):
     """Trusts that whoever put a fact has told the index as well."""
 
     def settle(self, speaker_id: SpeakerId) -> float | None:
-        for flight in self._index.load(speaker_id).flights:
-            self._check_flight(speaker_id, self._index.load(speaker_id), flight)
+        self._check_flights(speaker_id, self._index.load(speaker_id))
         self._extract_missing(speaker_id, self._index.load(speaker_id))
         self._registrar.promote(speaker_id)
         return None
