@@ -275,6 +275,11 @@ class SpeakerVersion:
         """Whether there is a clip to extract anything from."""
         return self.record.clip is not None
 
+    @property
+    def rank(self) -> tuple[int, int, str]:
+        """The younger of two versions of a speaker has the higher one."""
+        return self.record.number, self.seq, self.vuid
+
     def artifact_key(self, profile: str, fingerprint: str, build: int) -> str:
         """What an artifact that is extracted from it is stored under."""
         clip = self.record.clip
@@ -459,7 +464,7 @@ def _unreadable(
 
 def in_order(versions: Iterable[SpeakerVersion]) -> tuple[SpeakerVersion, ...]:
     """Oldest first. No two that count have the same number: after a loss of Redis a census sees to that."""
-    return tuple(sorted(versions, key=lambda version: (version.number, version.seq, version.vuid)))
+    return tuple(sorted(versions, key=lambda version: version.rank))
 
 
 def _seqs(facts: Iterable[Fact]) -> Iterable[int]:

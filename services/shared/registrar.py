@@ -529,7 +529,7 @@ class Registrar:
         chosen = moved.seq if moved is not None and not moved.automatic else 0
         served = self._served_or_coming(indexed, speaker.default)
         for seen, version in self._newest_first(speaker_id, indexed, also):
-            if version.number <= speaker.default.number or version.seq < chosen:
+            if version.rank <= speaker.default.rank or version.seq < chosen:
                 break
             ready, done = self._progress(seen, version, completing)
             if done and ready and ready >= served:
