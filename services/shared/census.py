@@ -22,7 +22,7 @@ def take_census(store: Store, index: SpeakerIndex, speaker_id: SpeakerId, clock:
         Unavailable.
     """
     epoch, listed = index.epoch, clock.now()
-    truth = read_certain(store, speaker_id, listings=2).speaker
+    truth = read_certain(store, speaker_id, listings=2)
     index.tell(speaker_id, Told(truth, listed), epoch=epoch)
     begun = index.begin_census(speaker_id)
     if begun is not None:

@@ -330,6 +330,10 @@ class Speaker:
     """Versions and artifacts that were not deleted and whose record the store does not hand out now, as
     `UnreadableFact.name`.
     """
+    undecided: bool = field(default=False, compare=False)
+    """Whether artifacts or automatic moves were left out because they are so young that others may still take
+    their place. Only the facts tell it.
+    """
     seq: int = 0
     number: int = 0
     created_at: int = 0

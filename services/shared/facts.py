@@ -25,7 +25,7 @@ reads a listing: what it does not know is ignored.
 import hashlib
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import structlog
@@ -340,21 +340,12 @@ def read_speaker(store: Store, speaker_id: SpeakerId) -> Speaker:
     return fold(read_facts(store, store.list(speaker_id.prefix)))
 
 
-@dataclass(frozen=True, slots=True)
-class Certain:
-    """What is true about one speaker, as far as nothing that lands from now on can change it."""
-
-    speaker: Speaker
-    complete: bool
-    """False if something was left out that will be certain in a few seconds."""
-
-
-def read_certain(store: Store, speaker_id: SpeakerId, *, listings: int = 1) -> Certain:
+def read_certain(store: Store, speaker_id: SpeakerId, *, listings: int = 1) -> Speaker:
     """The truth about one speaker, without what may still change.
 
     Buckets date objects to the second, and of two artifacts of one second the younger attempt counts. So this
     leaves out artifacts that another may still join in their second, and promotions to what may only just
-    have become ready.
+    have become ready. The speaker is `undecided` then, for a few seconds.
 
     Args:
         listings: how many to put together. One may leave out what is there.
@@ -366,10 +357,10 @@ def truth_of(store: Store) -> Callable[[SpeakerId], Speaker]:
     """How `SpeakerIndex` reads a speaker that it does not know: with two listings, because a number that one
     leaves out would be given out again.
     """
-    return lambda speaker_id: read_certain(store, speaker_id, listings=2).speaker
+    return lambda speaker_id: read_certain(store, speaker_id, listings=2)
 
 
-def certain_of(store: Store, listing: Listing) -> Certain:
+def certain_of(store: Store, listing: Listing) -> Speaker:
     """The same, of a listing that was taken already."""
     uncertain_from = listing.taken_at.replace(microsecond=0) - DATED_WITHIN
     objects = parsed(listing)
@@ -378,7 +369,7 @@ def certain_of(store: Store, listing: Listing) -> Certain:
         for stored, key in objects
         if stored.last_modified < uncertain_from or not _depends_on_the_second(key)
     ]
-    return Certain(fold(_facts_among(store, certain)), complete=len(certain) == len(objects))
+    return replace(fold(_facts_among(store, certain)), undecided=len(certain) < len(objects))
 
 
 def list_several_times(store: Store, prefix: str, times: int) -> Listing:

@@ -260,13 +260,9 @@ class Housekeeper:
     def _read(self, take: TakeListing, speaker_id: SpeakerId) -> Told:
         """What the facts of a speaker say. It is looked at again if something is left to do."""
         listing = take()
-        certain = certain_of(self._store, listing)
-        look = (
-            not certain.complete
-            or self._is_unfinished(speaker_id, certain.speaker)
-            or self._has_to_erase(certain.speaker, listing)
-        )
-        return Told(certain.speaker, listing.taken_at.timestamp(), look)
+        truth = certain_of(self._store, listing)
+        look = self._is_unfinished(speaker_id, truth) or self._has_to_erase(truth, listing)
+        return Told(truth, listing.taken_at.timestamp(), look)
 
     def _has_to_erase(self, truth: Speaker, listing: Listing) -> bool:
         grace = timedelta(seconds=self._settings.deleted_grace_seconds)
@@ -346,21 +342,21 @@ class Housekeeper:
         Returns when to look again, in seconds; None: all is settled.
         """
         epoch, listed = self._index.epoch, self._clock.now()
-        certain = read_certain(self._store, speaker_id)
-        if _artifacts(certain.speaker) - _artifacts(self._index.load(speaker_id).speaker):
+        truth = read_certain(self._store, speaker_id)
+        if _artifacts(truth) - _artifacts(self._index.load(speaker_id).speaker):
             # What is put in force now stays in force, so no earlier one may have been left out.
-            certain = read_certain(self._store, speaker_id, listings=2)
-        self._index.tell(speaker_id, Told(certain.speaker, listed), epoch=epoch)
+            truth = read_certain(self._store, speaker_id, listings=2)
+        self._index.tell(speaker_id, Told(truth, listed), epoch=epoch)
         if self._index.look(speaker_id).census == "pending":
             take_census(self._store, self._index, speaker_id, self._clock)
         indexed = self._index.load(speaker_id)
         unreadable, under_way = indexed.speaker.unreadable, bool(indexed.flights)
-        if certain.complete and not unreadable:  # else what looks as if it were missing may be there
+        if not truth.undecided and not unreadable:  # else what looks as if it were missing may be there
             if self._check_flights(speaker_id, indexed):
                 indexed = self._index.load(speaker_id)
             under_way = self._extract_missing(speaker_id, indexed) > 0 or bool(indexed.flights)
         self._registrar.promote(speaker_id)
-        if not certain.complete:
+        if truth.undecided:
             return _LOOK_AGAIN_SOON_SECONDS
         if unreadable:
             return _TRY_AGAIN_SECONDS

@@ -135,7 +135,9 @@ class Told:
     listed: float
     """When these were listed, or earlier. Unix seconds."""
     look: bool = False
-    """Housekeeping is to look at the speaker, if it is admitted."""
+    """Housekeeping is to look at the speaker, if it is admitted. It does so anyway where the truth is
+    undecided.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -507,7 +509,16 @@ class SpeakerIndex(Gate):
         max_builds: int | None = None,
         steal: str | None = None,
     ) -> Claim:
-        """Ask to be the one who computes. `job`: the record's fields, `id` and `ns` among them."""
+        """Ask to be the one who computes.
+
+        Args:
+            job: the record's fields, `id` and `ns` among them. force: compute it also where it is ready or
+            was given up.
+
+        Raises:
+            Unavailable: with `force`, for a few seconds after a loss of Redis, where artifacts were published
+                just before it. Their builds must not be given out again.
+        """
         outcome, *rest = self._run(
             "claim",
             speaker_id,
@@ -767,6 +778,7 @@ def _all_of(truth: Speaker) -> dict[str, Any]:
         "marks": marks,
         "damaged": truth.damaged,
         "unreadable": " ".join(truth.unreadable),
+        "undecided": truth.undecided,
         "census": {"high": census.seq, "vuids": sorted(census.vuids)} if census.seq else None,
         "tombstone": marks | {"seq": truth.tombstone} if truth.tombstone else None,
         "versions": [_version(version.seq, version.record) for version in truth.versions],
@@ -888,5 +900,10 @@ def _refusal(error: redis.ResponseError, speaker_id: SpeakerId) -> Exception:
             "An earlier attempt of this request may still be stored: try again later.", retry_after_seconds=60
         ),
         "MOVED": AliasMoved("The alias was moved meanwhile."),
+        "UNDECIDED": Unavailable(
+            f"The index was lost a moment ago, and the new one does not know yet what was published of voice "
+            f"'{speaker_id.slug}' just before. Force the extraction again in a few seconds.",
+            retry_after_seconds=3,
+        ),
     }
     return ours.get(str(error).partition(" ")[0], error)

@@ -255,7 +255,7 @@ class Registrar:
             return self.index.look(speaker_id, also)
         except (GateClosed, Unavailable):
             with self.reading_facts():
-                return IndexedSpeaker(read_certain(self.store, speaker_id).speaker)
+                return IndexedSpeaker(read_certain(self.store, speaker_id))
 
     def page(self, namespace: str, *, after: str = "", limit: int, part: str | None = None) -> SpeakerPage:
         """Up to `limit` live speakers by key, from the one after the cursor `after`. With `part`, only those
@@ -295,7 +295,7 @@ class Registrar:
             found: dict[str, Speaker] = {}
 
             def read(slug: str) -> None:
-                found[slug] = read_certain(self.store, SpeakerId(namespace, slug)).speaker
+                found[slug] = read_certain(self.store, SpeakerId(namespace, slug))
 
             self.run_all([partial(read, slug) for slug in page.slugs])
         entries = [

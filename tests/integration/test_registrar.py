@@ -25,6 +25,7 @@ from services.shared.index import (
     LANDING_SECONDS,
     ORPHANED_SECONDS,
     REPEAT_SECONDS,
+    Claim,
     SpeakerIndex,
     speaker_key,
 )
@@ -722,6 +723,47 @@ def test_a_version_from_before_the_loss_is_acknowledged_only_once_a_census_count
     again = storage.register("alice", number=2, idempotency_key="the same")
     assert (again.created, again.version.number) == (False, 2)
     assert storage.truth("alice").census.vuids >= {again.version.vuid}
+
+
+ADMITTED: dict[str, Callable[[Storage], Any]] = {
+    "by a request": lambda storage: storage.registrar.find(NAMESPACE, "alice"),
+    "by a rebuild": lambda storage: storage.housekeeper.rebuild(),
+}
+
+
+@pytest.mark.parametrize("admit", ADMITTED.values(), ids=ADMITTED)
+def test_a_forced_rebuild_right_after_a_loss_takes_no_number_that_is_taken(
+    storage: Storage, tmp_path: Path, admit: Callable[[Storage], Any]
+):
+    """The artifact is too young to tell whether it counts, so the new index does not know its build. Given
+    out again, the rebuild would be taken for done as soon as that is known, and the old artifact would stay.
+    """
+    version = storage.ready("alice").version
+    storage.clock.sleep(10)
+    old = storage.objects("alice")
+
+    def extract(*, force: bool) -> Claim:
+        """For a profile that nobody has to have: housekeeping does not miss its artifact."""
+        return storage.registrar.ensure(speaker_id("alice"), version, [WIDER], force=force)[WIDER]
+
+    extract(force=False)
+    storage.finish_all("alice")
+    before = storage.served("alice", WIDER)
+    (fact,) = (key for key in storage.objects("alice") if key.endswith(".json") and key not in old)
+    later = storage.clock.now() + 100
+    os.utime(tmp_path / "bucket" / fact, (later, later))
+    lose_redis(storage)
+    admit(storage)
+    with pytest.raises(Unavailable, match="Force the extraction again in a few seconds") as refused:
+        extract(force=True)
+    assert refused.value.retry_after_seconds == 3
+    storage.settle()
+    assert storage.served("alice", WIDER) == before
+    claim = extract(force=True)
+    assert (claim.outcome, claim.build) == ("claimed", 2)
+    storage.finish_all("alice")
+    assert storage.served("alice", WIDER) not in (before, None)
+    storage.check_settled("alice")
 
 
 def _held_before_its_fact(storage: Storage, name: str, **said: Any) -> Callable[[], Registered]:

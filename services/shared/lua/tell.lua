@@ -1,8 +1,9 @@
 -- Tells the index what the facts of one speaker say. What it knows already stays as it is. A speaker that this index does not
 -- know yet is admitted: what an older index knew of it is forgotten first, except for the marks (they only rise) and the
 -- flights (jobs prove them). ARGV: listed (when the facts were listed), marks, damaged, unreadable (names of versions and
--- artifacts whose record cannot be read now, separated by spaces), census and tombstone where there is
--- one, versions, void (artifacts), artifacts, failures, moves -> 1 admitted, 0 it was known
+-- artifacts whose record cannot be read now, separated by spaces), undecided (whether artifacts or moves were left out because
+-- they are too young), census and tombstone where there is one, versions, void (artifacts), artifacts, failures, moves
+-- -> 1 admitted, 0 it was known
 if a.listed_in ~= epoch_text then return redis.error_reply('EPOCH over') end -- what landed since may be missing
 local admitted, flights = not known, {}
 if admitted then
@@ -36,6 +37,12 @@ if a.damaged > mark('tomb') then
 else
   redis.call('HDEL', speaker, 'damaged')
 end
+-- A speaker that was known already was told its young artifacts when they were published.
+if not a.undecided then
+  redis.call('HDEL', speaker, 'undecided')
+elseif admitted then
+  redis.call('HSET', speaker, 'undecided', 1)
+end
 if a.census then tell_census(a.census.high, 'put', cjson.encode(a.census.vuids)) end
 if a.tombstone then tell_tombstone(a.tombstone) end
 for _, version in ipairs(a.versions) do tell_version(version) end
@@ -43,5 +50,5 @@ for _, one in ipairs(a.void) do tell_void(one) end
 for _, artifact in ipairs(a.artifacts) do tell_artifact(artifact) end
 for _, failure in ipairs(a.failures) do tell_failure(failure) end
 for _, move in ipairs(a.moves) do move_alias(move) end
-if admitted and (a.look or #flights > 0) then look_again(1) end
+if admitted and (a.look or a.undecided or #flights > 0) then look_again(1) end
 return admitted and 1 or 0
