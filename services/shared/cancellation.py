@@ -26,7 +26,7 @@ def cancel(registrar: Registrar, namespace: str, job_id: str) -> JobRecord:
 
     Canceling a canceled job changes nothing. What was served before serves on. The voice counts as failed for
     the job's profile until somebody extracts it with force, or the profile's artifacts are made with
-    something newer.
+    something newer. A profile that had no worker yet is made with something newer once it has one.
 
     Returns:
         The job, canceled.

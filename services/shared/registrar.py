@@ -449,7 +449,7 @@ class Registrar:
             vuid=version.vuid,
             profile=profile.name,
             fingerprint=fingerprint,
-            base=without_build(version.artifact_key(profile.name, fingerprint, 0)) if fingerprint else "",
+            base=without_build(version.artifact_key(profile.name, fingerprint, 0)),
             force=force,
             max_builds=self.settings.max_builds if limited else None,
             steal=steal,

@@ -197,15 +197,20 @@ def test_a_newer_encoder_makes_it(storage: Storage):
 
 
 def test_a_job_for_which_there_never_was_a_worker_is_canceled(tmp_path: Path, valkey: ValkeyServer):
-    """Nobody has said with what its artifact would be made."""
+    """Nobody has said with what its artifact would be made. It stays canceled until somebody insists."""
     storage = Storage(tmp_path / "bucket", valkey.url)
     storage.raw.flushall()
     storage.housekeeper.rebuild()
     storage.register("alice")
     cancel(storage.registrar, NAMESPACE, job_of(storage, "alice"))
     storage.housekeeper.sweep()
+    assert not storage.register("alice").created, "the same again"
+    assert extract(storage, "alice") is None
     assert storage.jobs("alice", open_only=True) == []
+    assert storage.raw.llen(f"rq:queue:extract.{PROFILE}") == 0
     assert standing(storage, "alice") == ("failed", "canceled")
+    assert extract(storage, "alice", force=True) == job_of(storage, "alice")
+    assert standing(storage, "alice") == ("pending", None)
     storage.index.close()
     storage.raw.close()
 

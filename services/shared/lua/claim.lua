@@ -1,12 +1,12 @@
 -- Single flight: at most one computation per (version, profile, fingerprint). ARGV: vuid, profile, fingerprint (or ''),
--- base (akey without build, or ''), force, max_builds, steal (job id whose flight may be taken over), job {id, …}
+-- base (akey without build), force, max_builds, steal (job id whose flight may be taken over), job {id, …}
 -- -> {'claimed', job id, build} you enqueue it | {'flying', job id} join it | {'ready'} | {'failed'} | {'dead'} | {'full'};
 -- error UNDECIDED
 if not live(a.vuid) then return {'dead'} end
 -- The build that would be given out may be that of an artifact which the index was not told of yet.
 if a.force and redis.call('HEXISTS', speaker, 'undecided') == 1 then return redis.error_reply('UNDECIDED') end
 local build = tonumber(redis.call('HGET', speaker, 'b:' .. a.vuid .. ':' .. a.base) or '0')
-if a.base ~= '' and not a.force then
+if not a.force then
   for one = build, 1, -1 do -- the first is ready, unless its bytes were lost
     if redis.call('HEXISTS', speaker, 'r:' .. a.vuid .. ':' .. a.base .. '-' .. one) == 1 then return {'ready'} end
   end
