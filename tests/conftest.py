@@ -1,14 +1,21 @@
-"""What several test files share: a real Valkey, and the marker that goes with the folder. Knows no domain."""
+"""What several test files share: a real Valkey, the marker that goes with the folder, Hypothesis' settings.
+Knows no domain.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 from redis import Redis
 
 from services.shared.valkey import ValkeyServer
 
 HERE = Path(__file__).parent
+
+# On a slow or busy processor an example takes any time, and so does drawing it.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -31,7 +31,7 @@ from services.shared.valkey import ValkeyServer
 from speaker_registry.errors import Unavailable
 from tests.speaker_facts import histories, without_losers
 
-EXAMPLES = settings(derandomize=True, deadline=None, max_examples=150)
+EXAMPLES = settings(derandomize=True, max_examples=150)
 _numbers = itertools.count(1)
 _facts: dict[SpeakerId, list[Fact]] = {}
 """What the bucket holds of each speaker."""

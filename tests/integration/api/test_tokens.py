@@ -227,7 +227,7 @@ JSON = st.recursive(
 CLAIMS = ("iss", "aud", "sub", "exp", "nbf", "iat", "jti", "scope", "speaker_namespace")
 
 
-@settings_of_hypothesis(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings_of_hypothesis(suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(odd=st.dictionaries(st.sampled_from(CLAIMS), JSON, max_size=3))
 @example(odd={"exp": math.inf})
 @example(odd={"exp": [1]})
