@@ -42,7 +42,7 @@ PER_SECOND = float(os.environ.get("NEIGHBOURS_PER_SECOND", "40"))
 """Requests of the three others together."""
 MANY_VOICES = int(os.environ.get("NEIGHBOURS_VOICES", "20000"))
 ONLY = os.environ.get("NEIGHBOURS_ONLY", "")
-"""Of the bad things, those with this in their name."""
+"""Of the bad things, those with this in the name of their method (`THINGS`)."""
 MANY_VERSIONS = 1000
 TEXT = "word " * 800
 GOAL_RATIO = 3.0
@@ -332,6 +332,9 @@ def _rates(seen: Seen) -> Iterator[float]:
 
 def main() -> bool:
     """Print the table. Returns whether the goals are reached."""
+    things = {name: what for name, what in THINGS.items() if ONLY in what}
+    if not things:
+        raise SystemExit(f"NEIGHBOURS_ONLY is {ONLY!r}; accepted: a part of {', '.join(THINGS.values())}.")
     bootstrap = str(new_token())
     environment = {
         "SPEAKER_MAX_UPLOADED": "1000000",
@@ -346,7 +349,6 @@ def main() -> bool:
     ):
         phases = Phases(registry.urls[0], trivial, prepare(registry, bootstrap), pool)
         phases.alone(Seen())  # warm
-        things = {name: what for name, what in THINGS.items() if ONLY in what}
         seen = {name: (Seen(), Seen(), Seen()) for name in things}
         for _ in range(ROUNDS):
             for name, what in things.items():
