@@ -97,6 +97,10 @@ class CensusDue(Exception):
     """Before a version of this speaker is reserved, a census has to say which older ones count."""
 
 
+class AlreadyMade(Exception):
+    """A version of this speaker has been registered with this Idempotency-Key since the caller looked."""
+
+
 class Rivals(Exception):
     """Another publish of the same artifact was let through: wait until what it stores cannot come first."""
 
@@ -324,7 +328,8 @@ class SpeakerIndex(Gate):
             QuotaExceeded, NamespaceFull, TooManyVersions; VoiceExists: a live speaker may not be
             overwritten; RegistrationInProgress: nor one
             that another request has reserved a place for and may still register; IdempotencyKeyReused;
-            VoiceDamaged; CensusDue; Unavailable: after that, as long as the last attempt may still land.
+            VoiceDamaged; CensusDue; AlreadyMade; Unavailable: after that, as long as the last attempt may
+            still land.
         """
         return Reservation(
             *self._run(
@@ -882,6 +887,7 @@ def _refusal(error: redis.ResponseError, speaker_id: SpeakerId) -> Exception:
         "ABSENT": _NotAdmitted(),
         "EPOCH": EpochOver(),
         "CENSUS": CensusDue(),
+        "MADE": AlreadyMade(),
         "RIVALS": Rivals(),
         "QUOTA": QuotaExceeded("Uploaded voice limit reached."),
         "VERSIONS": TooManyVersions("The voice has as many versions as it may have."),

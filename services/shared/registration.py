@@ -30,6 +30,7 @@ from services.shared.facts import SpeakerId
 from services.shared.gate import GateClosed
 from services.shared.index import (
     COMMIT_SECONDS,
+    AlreadyMade,
     Also,
     CensusDue,
     NamespaceFull,
@@ -106,9 +107,9 @@ def register_clip(
         rendition_sha256=hashlib.sha256(rendition).hexdigest(),
     )
     registration = _Registration(registrar, namespace, upload, facts.sha256)
+    registration.reserve(facts.size)
     if registration.served is not None:
         return registration.served
-    registration.reserve(facts.size)
     registration.put_blobs({facts.sha256: data, facts.rendition_sha256: rendition})
     return registration.commit(source="audio", clip=facts)
 
@@ -125,9 +126,9 @@ def register_embedding(
     profiles = _profiles_taking(registrar.catalogue, embedding)
     source = hashlib.sha256(embedding.tobytes()).hexdigest()
     registration = _Registration(registrar, namespace, upload, source)
+    registration.reserve(embedding.nbytes * len(profiles))
     if registration.served is not None:
         return registration.served
-    registration.reserve(embedding.nbytes * len(profiles))
     given = tuple(registration.put_given(profile, embedding) for profile in profiles)
     return registration.commit(source="embedding", embedding_width=len(embedding), given=given)
 
@@ -166,7 +167,8 @@ class _Registration:
             upload.name.name, source_sha256, upload.ref_text, upload.consent, upload.description
         )
         self._idempotency = _hash(upload.idempotency_key) if upload.idempotency_key else None
-        self.served = self._repeat()
+        self.served: Registered | None = None
+        """What this request made before, once `reserve` has looked for it."""
 
     def _repeat(self) -> Registered | None:
         """The version this request made before: by its Idempotency-Key, or because the newest one is just
@@ -191,16 +193,19 @@ class _Registration:
             indexed = self._registrar.index.look(self._id, Also(idempotency=self._idempotency))
             if indexed.census == "settled":
                 return indexed
-            self._take_census()
+            take_census(self._registrar.store, self._registrar.index, self._id, self._clock)
         raise GateClosed
 
-    def _take_census(self) -> None:
-        take_census(self._registrar.store, self._registrar.index, self._id, self._clock)
-
-    def _reserve(self, bytes_to_store: int) -> Reservation:
+    def _reserve(self, bytes_to_store: int) -> Reservation | None:
+        """A new place; None where the request is served already. After a refusal the version is looked for
+        again: another attempt of this request may have made it, or a census have counted it.
+        """
         settings = self._registrar.settings
         for _ in range(_TRIES):
-            with suppress(CensusDue):
+            self.served = self._repeat()
+            if self.served is not None:
+                return None
+            with suppress(CensusDue, AlreadyMade):
                 return self._registrar.index.reserve_version(
                     self._id,
                     max_speakers=settings.max_uploaded,
@@ -212,16 +217,20 @@ class _Registration:
                     request=self._request,
                     idempotency=self._idempotency,
                 )
-            self._take_census()
         raise GateClosed
 
     def reserve(self, source_bytes: int) -> None:
-        """`source_bytes`: of the clip or embedding. The texts count too, since Redis holds them."""
+        """Take the next place for a new version, unless the request has made one already, which is `served`
+        then.
+
+        Args:
+            source_bytes: of the clip or embedding. The texts count too, since Redis holds them.
+        """
         settings, upload = self._registrar.settings, self._upload
         texts = (upload.name.name, upload.consent, upload.ref_text, upload.description)
         bytes_to_store = source_bytes + sum(len(text.encode()) for text in texts if text)
         try:
-            self._place = self._reserve(bytes_to_store)
+            place = self._reserve(bytes_to_store)
         except TooManyVersions:
             raise QuotaExceeded(
                 f"Voice '{upload.name.name}' has {settings.max_versions} versions, which is as many as "
@@ -244,7 +253,8 @@ class _Registration:
                 f"Voice '{self._upload.name.name}' already exists and VLLM_OMNI_SPEAKER_REGISTRATION_POLICY "
                 f"is 'immutable'; delete it first via DELETE /v1/audio/voices/{key}."
             ) from None
-        self._vuid = self._place.vuid
+        if place is not None:
+            self._place, self._vuid = place, place.vuid
 
     def put_blobs(self, blobs: Mapping[str, bytes]) -> None:
         """By sha256."""

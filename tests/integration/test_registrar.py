@@ -146,6 +146,72 @@ def test_one_request_sent_many_times_at_once_makes_one_version(storage: Storage)
     assert len(storage.jobs("alice")) == 1
 
 
+Meanwhile = Callable[[Callable[[], object]], None]
+
+
+@pytest.fixture
+def before_it_reserves(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> Meanwhile:
+    """Call it with what is to happen once, after the next upload has looked for what it made before."""
+    reserve = storage.index.reserve_version
+
+    def before_the_next(happening: Callable[[], object]) -> None:
+        def first(*given: Any, **said: Any) -> Any:
+            monkeypatch.setattr(storage.index, "reserve_version", reserve)
+            happening()
+            return reserve(*given, **said)
+
+        monkeypatch.setattr(storage.index, "reserve_version", first)
+
+    return before_the_next
+
+
+def test_one_request_sent_twice_makes_one_version_though_redis_is_lost_between(
+    storage: Storage, before_it_reserves: Meanwhile
+):
+    """The second looked before the first was registered, and its place is forgotten with the old server."""
+    made = []
+
+    def meanwhile() -> None:
+        made.append(storage.register("alice", idempotency_key="k"))
+        lose_redis(storage)
+
+    before_it_reserves(meanwhile)
+    again = storage.register("alice", idempotency_key="k")
+    assert (again.version.vuid, again.created) == (made[0].version.vuid, False)
+    assert len(storage.truth("alice").versions) == 1
+
+
+def test_a_key_is_good_for_one_request_though_redis_is_lost_between(
+    storage: Storage, before_it_reserves: Meanwhile
+):
+    """As above, with another clip: it is no repeat."""
+
+    def meanwhile() -> None:
+        storage.register("alice", idempotency_key="k")
+        lose_redis(storage)
+
+    before_it_reserves(meanwhile)
+    with pytest.raises(IdempotencyKeyReused):
+        storage.register("alice", number=2, idempotency_key="k")
+    assert len(storage.truth("alice").versions) == 1
+
+
+def test_a_version_that_a_delete_may_take_is_not_made_again_for_its_key(
+    storage: Storage, before_it_reserves: Meanwhile
+):
+    """Whoever sends it again wants a version that stays."""
+    made = []
+
+    def meanwhile() -> None:
+        made.append(storage.register("alice", idempotency_key="k"))
+        storage.index.reserve_tombstone(speaker_id("alice"))
+
+    before_it_reserves(meanwhile)
+    again = storage.register("alice", idempotency_key="k")
+    assert again.created
+    assert again.version.vuid != made[0].version.vuid
+
+
 def test_one_key_for_different_requests_at_once_is_good_for_one_of_them(storage: Storage):
     """The others must not be given its place: two clips would share one version."""
 

@@ -280,6 +280,10 @@ MISTAKES = {
     "a reserved place is not exclusive": Mistake(
         Parts(index=rewritten("reserve", "if taken.seq > math.max(mark('tomb'), epoch)", "if false"))
     ),
+    "what a key has made is looked for only before a place is asked for": Mistake(
+        Parts(index=rewritten("reserve", "return redis.error_reply('MADE')", "")),
+        odds=LOSSES | {"redis_forgets_to_answer": 0.03},
+    ),
     "times of creation follow the clock": Mistake(
         Parts(index=rewritten("reserve", "math.max(math.floor(a.now), created_at + 1)", "math.floor(a.now)"))
     ),

@@ -4,7 +4,12 @@
 -- promotion automatic, vuid (its target), serves (the profiles that are ready of it)
 -- for del: unchanged (the last seq that the caller has seen)
 -- -> {seq, number, created_at, vuid}, or an error: DAMAGED, UNREADABLE, QUOTA, EXISTS, NOTFOUND, MOVED, REUSED, LANDING, FULL,
--- VERSIONS, RESERVED, CENSUS
+-- VERSIONS, RESERVED, CENSUS, MADE (by an earlier attempt of this request, or another request with its key)
+-- Whoever asks has looked for the version before. It may have been registered since, and the place that it was given be lost
+-- with another server. It is no answer where a delete that was begun after it may still take it.
+local made = a.idempotency and redis.call('HGET', speaker, 'i:' .. a.idempotency)
+local of_made = made and redis.call('HGET', speaker, 'v:' .. made)
+if of_made and tonumber(string.match(of_made, '^%d+')) > mark('rdel') then return redis.error_reply('MADE') end
 local kept = a.idempotency and 'sr:place:' .. a.speaker .. ':' .. a.idempotency
 local only = a.immutable and 'sr:place:' .. a.speaker -- an immutable speaker has one place at a time, whoever has it
 local function keep(place)
