@@ -120,14 +120,14 @@ class Precompute:
         return found
 
     def _start_anew(self, version: SpeakerVersion, ended: Sequence[JobRecord]) -> list[str]:
-        """Forced extractions that were lost with Redis. Housekeeping starts only those again without which
-        there would be no artifact.
+        """Extractions that were lost with Redis. Housekeeping starts only those again that every voice must
+        have, where there is no artifact yet.
         """
         lost = [job for job in ended if job.state == "superseded" and job.vuid == version.vuid]
-        if not lost or not self._force:
+        if not lost:
             return []
         profiles = [job.profile for job in lost]
-        self._await(self._registrar.ensure(self.speaker_id, version, profiles, force=True))
+        self._await(self._registrar.ensure(self.speaker_id, version, profiles, force=self._force))
         return self._jobs
 
     def _find(self) -> tuple[IndexedSpeaker, SpeakerVersion]:

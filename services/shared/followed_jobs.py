@@ -5,6 +5,7 @@ Callers wait for an artifact, not for a record, so a job that Redis does not kno
 what it was for. Only the memory of this process tells what that was; a job that it never saw is not found.
 """
 
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +13,7 @@ from services.shared.cancellation import CANCELED
 from services.shared.domain import SpeakerVersion
 from services.shared.facts import SpeakerId
 from services.shared.gate import GateClosed
-from services.shared.index import Also
+from services.shared.index import Also, voice_unreadable
 from services.shared.index_reading import IndexedSpeaker
 from services.shared.jobs import JobRecord, Jobs
 from services.shared.registrar import Registrar
@@ -36,14 +37,14 @@ class FollowedJobs(Jobs):
             JobNotFound: also for another namespace's. Unavailable: nobody can tell.
         """
         try:
-            record = super().get(namespace, job_id)
+            job = super().get(namespace, job_id)
         except (JobNotFound, Unavailable):
             seen = self._seen.get(job_id)
             if seen is None or seen.namespace != namespace:
                 raise
-            return self._outcome(seen)
-        self._seen.put(record)
-        return self._outcome(record) if record.state == "superseded" else record
+            return seen if seen.finished and seen.state != "superseded" else self._outcome(seen)
+        self._seen.put(job)
+        return self._outcome(job) if job.state == "superseded" else job
 
     def _outcome(self, job: JobRecord) -> JobRecord:
         """The job as its artifact, or the job that took its place, says."""
@@ -53,11 +54,15 @@ class FollowedJobs(Jobs):
         except (GateClosed, Unavailable):
             indexed, certain = self._registrar.look_up(speaker_id), False
         version = indexed.speaker.by_vuid(job.vuid)
+        if version is None and job.vuid in indexed.speaker.unreadable:
+            raise voice_unreadable(job.name)
         if version is None:
             return self._ended(job, "superseded")
-        return self._by_artifact(job, version) or (
-            self._by_successor(job, indexed, version) if certain else job
-        )
+        if ended := self._by_artifact(job, version):
+            return ended
+        if certain:
+            return self._by_successor(job, indexed, version)
+        return _to_be_made(job) if job.finished else job
 
     def _by_artifact(self, job: JobRecord, version: SpeakerVersion) -> JobRecord | None:
         akey = version.artifact_key(job.profile, job.fingerprint or self._fingerprint(job.profile), job.build)
@@ -77,15 +82,19 @@ class FollowedJobs(Jobs):
         return self._ended(job, "failed", attempt=failure.attempts, error=error)
 
     def _by_successor(self, job: JobRecord, indexed: IndexedSpeaker, version: SpeakerVersion) -> JobRecord:
-        for flight in indexed.flights:
-            if (flight.vuid, flight.profile) == (job.vuid, job.profile) and flight.job_id != job.id:
-                successor = super().get(job.namespace, flight.job_id)
-                return replace(successor, id=job.id, created_at=job.created_at)
-        if job.finished or version.artifact(job.profile) is not None:
-            # Nobody makes a second one by itself, where the first still serves.
-            return self._ended(job, "superseded")
-        # Housekeeping is about to start it anew.
-        return replace(job, state="queued", attempt=0, stage="queued", done=0, started_at=None, worker=None)
+        wanted = (job.vuid, job.profile)
+        flights = [flight for flight in indexed.flights if (flight.vuid, flight.profile) == wanted]
+        for flight in flights:
+            if flight.job_id != job.id:
+                # Redis may be lost again between two questions: then the successor shares the job's fate.
+                with suppress(JobNotFound, Unavailable):
+                    successor = super().get(job.namespace, flight.job_id)
+                    if successor.state != "superseded":  # else its own successor is on its way
+                        return replace(successor, id=job.id, created_at=job.created_at)
+        missing = [standing.profile.name for standing in self._registrar.missing(indexed, version)]
+        if flights or job.profile in missing:  # housekeeping is about to start it anew
+            return _to_be_made(job)
+        return self._ended(job, "superseded")
 
     def _fingerprint(self, profile: str) -> str:
         announced = self._registrar.announcements.current(profile)
@@ -95,3 +104,17 @@ class FollowedJobs(Jobs):
         if job.finished and job.state == state:
             return job
         return replace(job, state=state, finished_at=self._registrar.clock.now(), **changes)
+
+
+def _to_be_made(job: JobRecord) -> JobRecord:
+    """The job as one that has not begun."""
+    return replace(
+        job,
+        state="queued",
+        attempt=0,
+        stage="queued",
+        done=0,
+        started_at=None,
+        finished_at=None,
+        worker=None,
+    )

@@ -366,13 +366,12 @@ class Housekeeper:
         """Returns how many extractions were begun."""
         begun = 0
         for version in indexed.speaker.versions:
-            for name in self._registrar.wanted(version):
-                standing = self._registrar.standing(indexed, version, name)
-                if standing.state == "pending" and standing.job_id is None:
-                    log.info("extraction.resumed", speaker=str(speaker_id), vuid=version.vuid, profile=name)
-                    REPAIRS.labels("extraction_resumed").inc()
-                    self._registrar.claim(speaker_id, version, standing.profile)
-                    begun += 1
+            for profile in [standing.profile for standing in self._registrar.missing(indexed, version)]:
+                about = {"speaker": str(speaker_id), "vuid": version.vuid, "profile": profile.name}
+                log.info("extraction.resumed", **about)
+                REPAIRS.labels("extraction_resumed").inc()
+                self._registrar.claim(speaker_id, version, profile)
+                begun += 1
         return begun
 
     def _check_flights(self, speaker_id: SpeakerId, indexed: IndexedSpeaker) -> int:

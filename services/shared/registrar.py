@@ -330,6 +330,11 @@ class Registrar:
         """Why nobody extracts for this profile; None if a worker does. May ask Redis, as `explained`."""
         return None if self.announcements.is_served(profile) else waiting_reason(profile)
 
+    def missing(self, indexed: IndexedSpeaker, version: SpeakerVersion) -> list[Standing]:
+        """What is wanted of the version and nobody is making. Housekeeping starts it."""
+        standings = [self.standing(indexed, version, name) for name in self.wanted(version)]
+        return [one for one in standings if one.state == "pending" and one.job_id is None]
+
     def state(self, indexed: IndexedSpeaker, version: SpeakerVersion) -> ArtifactState:
         """Of the version as a whole: the worst over what is wanted of it."""
         return worst(self.standing(indexed, version, profile) for profile in self.wanted(version))

@@ -5,6 +5,7 @@ Each is a mistake that somebody could make in good faith, and what each breaks d
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest.mock import ANY
@@ -216,6 +217,10 @@ MISTAKES = {
     ),
     "a job that Redis has lost is not found": Mistake(
         replaced={"tests.simulation.actors.FollowedJobs": follow_nothing}, odds=LOSSES
+    ),
+    "a job is lost with its successor": Mistake(
+        replaced={"services.shared.followed_jobs.suppress": lambda *errors: nullcontext()},
+        odds=LOSSES | {"job_vanishes": 0.2},
     ),
     "what is not ours outlives the voice": Mistake(
         replaced={"services.shared.housekeeping.unreachable": spare_strangers}

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from typing import Any
 
 import httpx
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from speaker_registry.errors import InvalidAudio
 from tests.integration.api.conftest import Start
 from tests.integration.api.registry import Registry, until
+from tests.integration.storage import WIDER, speaker_id
 
 
 @pytest.fixture
@@ -31,16 +33,16 @@ def lose_redis(registry: Registry) -> None:
     registry.registrar.index.redis.connection_pool.disconnect()
 
 
-def work_until_done(registry: Registry, answer: Future[httpx.Response]) -> None:
+def work_until(registry: Registry, done: Callable[[], bool]) -> None:
     """Housekeeping repairs what was lost, and a worker takes what is queued."""
     registry.worker.announce()
 
-    def done() -> bool:
+    def work() -> bool:
         registry.housekeeper.turn()
         registry.worker.finish_all()
-        return answer.done()
+        return done()
 
-    until(done)
+    until(work)
 
 
 def test_a_job_that_is_waited_for_is_found_again(registry: Registry):
@@ -55,7 +57,7 @@ def test_a_job_that_is_waited_for_is_found_again(registry: Registry):
 
     with waiting(registry, follow) as answer:
         lose_redis(registry)
-        work_until_done(registry, answer)
+        work_until(registry, answer.done)
     assert answer.result().status_code == 200, answer.result().text
     assert (answer.result().json()["id"], answer.result().json()["state"]) == (job_id, "succeeded")
 
@@ -67,6 +69,67 @@ def test_a_job_can_be_asked_about_while_redis_knows_nothing(registry: Registry):
     answer = registry.client.get(f"/v1/jobs/{job_id}")
     assert (answer.status_code, answer.json()["state"]) == (200, "queued")
     registry.client.delete("/v1/voices/alice")
+
+
+def _state(registry: Registry, job_id: str) -> str:
+    answer = registry.client.get(f"/v1/jobs/{job_id}")
+    assert answer.status_code == 200, answer.text
+    return str(answer.json()["state"])
+
+
+def _replace_lost_job(registry: Registry, name: str) -> None:
+    """The queue loses a voice's job, and housekeeping starts another in its place."""
+    for key in registry.redis.scan_iter("rq:*"):
+        registry.redis.delete(key)
+    registry.registrar.index.look_within(speaker_id(name), 0)
+    registry.housekeeper.turn()
+
+
+def test_a_job_is_followed_though_its_successor_is_lost_as_well(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch
+):
+    """Redis is emptied between two questions of one answer. It was 404 `job_not_found`."""
+    job_id = registry.upload("alice")["job_id"]
+    _replace_lost_job(registry, "alice")
+    look = registry.registrar.index.look
+
+    def look_before_the_loss(*asked: Any) -> Any:
+        monkeypatch.undo()
+        seen = look(*asked)
+        assert [flight.job_id for flight in seen.flights] != [job_id]
+        lose_redis(registry)
+        return seen
+
+    monkeypatch.setattr(registry.registrar.index, "look", look_before_the_loss)
+    assert _state(registry, job_id) == "queued"
+    assert _state(registry, job_id) == "queued", "although the last that Redis said was that it is superseded"
+    work_until(registry, lambda: _state(registry, job_id) == "succeeded")
+
+
+def test_a_job_has_not_ended_while_housekeeping_starts_its_successor(registry: Registry):
+    """It closes the record before it claims the extraction anew."""
+    job_id = registry.upload("alice")["job_id"]
+    registry.registrar.index.set_job(speaker_id("alice"), job_id, "superseded")
+    assert _state(registry, job_id) == "queued"
+
+
+def test_a_job_that_nobody_starts_again_has_ended(registry: Registry):
+    """No voice must have its artifact, so housekeeping does not make it. It was `queued` for ever."""
+    registry.upload("alice")
+    asked = registry.client.post("/v1/voices/alice/versions/1/extractions", json={"profiles": [WIDER]})
+    job_id = asked.headers["Location"].rpartition("/")[2]
+    lose_redis(registry)
+    assert _state(registry, job_id) == "superseded"
+
+
+def test_a_job_that_succeeded_stays_so_whatever_becomes_of_its_artifact(registry: Registry):
+    job_id = registry.ready("alice")["job_id"]
+    assert _state(registry, job_id) == "succeeded"
+    for file in registry.folder.rglob("*.safetensors"):
+        file.unlink()
+    assert registry.file("alice").status_code != 200
+    lose_redis(registry)
+    assert _state(registry, job_id) == "succeeded"
 
 
 def test_a_job_whose_voice_was_deleted_has_ended(registry: Registry):
@@ -105,7 +168,20 @@ def test_a_cache_call_waits_on_for_the_artifact(registry: Registry):
         registry, lambda: registry.client.post("/v1/audio/voices/alice/cache", params={"wait": 20})
     ) as answer:
         lose_redis(registry)
-        work_until_done(registry, answer)
+        work_until(registry, answer.done)
+    assert answer.result().status_code == 200, answer.result().text
+    assert answer.result().json()["cache_status"] == "ready"
+
+
+def test_an_extraction_that_no_voice_must_have_is_started_again_for_those_who_wait(registry: Registry):
+    """Housekeeping starts only the others."""
+    registry.ready("alice")
+    asked = {"wait": 20, "profile": WIDER}
+    with waiting(
+        registry, lambda: registry.client.post("/v1/audio/voices/alice/cache", params=asked)
+    ) as answer:
+        lose_redis(registry)
+        work_until(registry, answer.done)
     assert answer.result().status_code == 200, answer.result().text
     assert answer.result().json()["cache_status"] == "ready"
 
@@ -119,6 +195,6 @@ def test_a_forced_extraction_that_was_lost_is_started_again(registry: Registry):
         registry, lambda: registry.client.post("/v1/audio/voices/alice/cache", params=forced)
     ) as answer:
         lose_redis(registry)
-        work_until_done(registry, answer)
+        work_until(registry, answer.done)
     assert answer.result().status_code == 200, answer.result().text
     assert registry.file("alice").headers["ETag"] != before
