@@ -125,7 +125,7 @@ def _serve() -> int:
             registrar=registrar,
             jobs=FollowedJobs(registrar),
             decoder=decoder,
-            changes=Changes(registry.redis_address),
+            changes=Changes(registry.redis_address, registrar.seen_jobs.hear),
             housekeeper=Housekeeper(registrar, HousekeepingSettings()),
             limits=limits,
             access=open_access(settings, AccessSettings(), RateSettings(), registrar),

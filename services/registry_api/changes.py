@@ -3,13 +3,13 @@ voices.
 
 All who wait for the same answer share the looks at it, so a look costs the same for one and for a thousand.
 Events only wake: the looks say what is true, and one is taken every second anyway, so a lost event costs
-a second.
+a second. Whoever else wants to hear of all events is handed each.
 """
 
 import asyncio
 import contextvars
 import json
-from collections.abc import Awaitable, Callable, Hashable, Iterator
+from collections.abc import Awaitable, Callable, Hashable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from functools import partial
 from typing import Any, Generic, TypeVar
@@ -30,6 +30,8 @@ LOOK_AGAIN_SECONDS = 1.0
 """Without any event."""
 _LOOKS_PER_SECOND = 100
 """Without any event, of all watches together: where there are more, each of them looks less often."""
+_HEARD_BACK_SECONDS = 600
+"""A process that starts hears of what happened so long before."""
 _LOOKS_AT_ONCE = 2
 """They run beside the requests, which need the processor too. Namespaces take turns."""
 
@@ -39,7 +41,9 @@ Seen = TypeVar("Seen")
 class Changes:
     """One per process; `follow` runs as a task of its loop."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, hear: Callable[[Mapping[str, Any]], object]) -> None:
+        """`hear`: called in the loop with every event, some of them twice."""
+        self._hear = hear
         self._redis = redis.asyncio.Redis.from_url(url, decode_responses=True, socket_timeout=10)
         self._watches: dict[str, dict[Hashable, _Watch[Any]]] = {}
         """By speaker, then by question. Bounded by the connections: each has somebody who waits."""
@@ -50,25 +54,34 @@ class Changes:
     async def follow(self) -> None:
         """Read the stream until cancelled. Redis may come and go."""
         last: str | None = None
+        interrupted = True
         while True:
             try:
-                last = last or await self._newest()
-                for position, fields in await self._read_after(last):
+                if interrupted:
+                    last, interrupted = await self._resume_after(last), False
+                for position, fields in await self._read_after(last or "0-0"):
                     last = position
-                    self._wake(json.loads(fields["d"])["speaker"])
+                    event = json.loads(fields["d"])
+                    self._wake(event["speaker"])
+                    self._hear(event)
             except asyncio.CancelledError:
                 await self._redis.aclose()
                 raise
             except (redis.RedisError, OSError, ValueError, KeyError) as error:
                 if _seldom.due(type(error)):
                     log.warning("changes.interrupted", error=type(error).__name__)
-                last = None  # the server may be another one
+                interrupted = True
                 await asyncio.sleep(0.5)
 
-    async def _newest(self) -> str:
-        """Where to go on from. Redis's own `$` is another place each time: what came between is lost."""
+    async def _resume_after(self, last: str | None) -> str:
+        """Where to go on from, after `last` was read. Redis's own `$` is another place each time: what came
+        between is lost.
+        """
         entries: Any = await self._redis.xrevrange(EVENTS, count=1)
-        return str(entries[0][0]) if entries else "0-0"
+        newest = str(entries[0][0]) if entries else "0-0"
+        if last is None:
+            return f"{max(0, _place(newest)[0] - 1000 * _HEARD_BACK_SECONDS)}-0"
+        return min(last, newest, key=_place)  # the server may be another one, which has not come as far
 
     async def _read_after(self, last: str) -> list[tuple[str, dict[str, str]]]:
         streams: Any = await self._redis.xread({EVENTS: last}, block=2000, count=500)
@@ -132,6 +145,12 @@ class Changes:
     def _interval(self) -> float:
         many = sum(len(watches) for watches in self._watches.values())
         return max(LOOK_AGAIN_SECONDS, many / _LOOKS_PER_SECOND)
+
+
+def _place(position: str) -> tuple[int, int]:
+    """Of an event in the stream: milliseconds of the server's clock, and a number within one."""
+    milliseconds, _, number = position.partition("-")
+    return int(milliseconds), int(number)
 
 
 def _namespace_of(speaker: str) -> str:

@@ -2,7 +2,9 @@
 
 Redis may lose a job's record. The extraction goes on, or housekeeping starts it anew under another id.
 Callers wait for an artifact, not for a record, so a job that Redis does not know any more is looked for by
-what it was for. Only the memory of this process tells what that was; a job that it never saw is not found.
+what it was for. The memory of this process tells what that was: of each job that it claimed, joined or was
+asked about, and of those that others claimed, which the index's events tell it (`SeenJobs`). A job that it
+never heard of is not found.
 """
 
 from contextlib import suppress

@@ -109,8 +109,8 @@ class JobPage:
 
 
 class SeenJobs:
-    """The jobs that this process has seen last, so that they can be followed when Redis has lost their
-    records. For all threads.
+    """The jobs that this process has seen or heard of last, so that they can be followed when Redis has lost
+    their records. For all threads.
     """
 
     def __init__(self, most: int = 5_000) -> None:
@@ -120,10 +120,24 @@ class SeenJobs:
 
     def put(self, record: JobRecord) -> None:
         with self._lock:
-            self._records[record.id] = record
-            self._records.move_to_end(record.id)
-            if len(self._records) > self._most:
-                self._records.popitem(last=False)
+            self._keep(record)
+
+    def put_claimed(self, job: Mapping[str, Any], *, build: int, at: float) -> None:
+        """As a claim has made it, by whichever process. What was seen of the job since is newer."""
+        record = JobRecord.claimed(job, build=build, at=at)
+        with self._lock:
+            self._keep(self._records.get(record.id, record))
+
+    def hear(self, event: Mapping[str, Any]) -> None:
+        """Remember the job that an event of the index says was claimed."""
+        if job := event.get("claimed"):
+            self.put_claimed(job, build=int(job["build"]), at=float(job["created_at"]))
+
+    def _keep(self, record: JobRecord) -> None:
+        self._records[record.id] = record
+        self._records.move_to_end(record.id)
+        if len(self._records) > self._most:
+            self._records.popitem(last=False)
 
     def get(self, job_id: str) -> JobRecord | None:
         with self._lock:

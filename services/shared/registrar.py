@@ -36,7 +36,7 @@ from services.shared.index import (
     voice_unreadable,
 )
 from services.shared.index_reading import IndexedSpeaker
-from services.shared.jobs import JobRecord, SeenJobs
+from services.shared.jobs import SeenJobs
 from services.shared.keyring import Keyring
 from services.shared.profiles import Profile, ProfileCatalogue
 from services.shared.queue import queue_name
@@ -460,8 +460,10 @@ class Registrar:
             steal=steal,
             job=job,
         )
+        if claim.job_id:  # ours, or the one to join
+            known = job | {"id": claim.job_id}
+            self.seen_jobs.put_claimed(known, build=claim.build, at=self.clock.now())
         if claim.outcome == "claimed":
-            self.seen_jobs.put(JobRecord.claimed(job, build=claim.build, at=self.clock.now()))
             self.dispatcher.enqueue(job_id, profile.name, {"job": job_id, "speaker": str(speaker_id)})
         return claim
 

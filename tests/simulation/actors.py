@@ -101,7 +101,7 @@ def precompute(world: World, process: Process, name: str) -> None:
 
 
 def follow(world: World, process: Process, job_id: str) -> None:
-    """What a call to a job with `wait` does, in the process that started the job."""
+    """What a call to a job with `wait` does."""
     jobs, deadline = FollowedJobs(process.registrar), world.time + PATIENCE_SECONDS
     while world.time < deadline:
         try:
@@ -121,13 +121,14 @@ def check_outcome(world: World, job: JobRecord) -> None:
         raise Violation(f"{job.id} is said to have succeeded, and there is no artifact")
 
 
-def extract_some(world: World, process: Process, name: str) -> None:
-    """What a call for the extraction of any version does."""
+def extract_some(world: World, process: Process, name: str) -> list[str]:
+    """What a call for the extraction of any version does. Returns ids of the jobs that it tells of."""
     registrar = process.registrar
     indexed = registrar.find(NAMESPACE, name, Also(limit=1000))
     version = world.random.choice(indexed.speaker.versions)
     profile = world.random.choice(sorted(registrar.catalogue.names))
-    registrar.ensure(speaker_of(name), version, [profile], force=world.random.random() < 0.3)
+    claims = registrar.ensure(speaker_of(name), version, [profile], force=world.random.random() < 0.3)
+    return [claim.job_id for claim in claims.values() if claim.job_id]
 
 
 def cancel_job(world: World, process: Process, job_id: str) -> None:

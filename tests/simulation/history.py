@@ -2,7 +2,7 @@
 reckoning."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import patch
@@ -236,9 +236,7 @@ class History:
                 self.world.ledger.acknowledge(
                     request.key, actor.result.version, actor.attempt, self.world.moment
                 )
-                if actor.result.created and self.world.random.random() < 0.3:
-                    for job_id in actor.result.jobs.values():
-                        self._follow(job_id, actor.owner)
+                self._follow(actor.result.jobs.values(), actor.owner if actor.result.created else None)
             elif outcome in {"failed", "killed"} and tries > 1:
                 self.world.later(
                     self.world.within(1, 40), f"repeated: {request}", lambda: self._send(request, tries - 1)
@@ -260,15 +258,27 @@ class History:
 
     def _extract(self) -> None:
         name = self._name()
-        self._ask("extract", name, lambda process: actors.extract_some(self.world, process, name))
+        actor = self._ask("extract", name, lambda process: actors.extract_some(self.world, process, name))
 
-    def _follow(self, job_id: str, owner: Process) -> None:
-        """Somebody waits for a job at the process that has started it."""
-        here = self.world.processes[owner.name] is owner and owner.registrar.seen_jobs.get(job_id)
-        if here and len(self.world.actors) < CROWD:
-            self._start(
-                "follow", owner.name, lambda process: actors.follow(self.world, process, job_id), job_id[-6:]
-            )
+        def then(outcome: str) -> None:
+            if outcome == "done":
+                self._follow(actor.result, actor.owner)
+
+        actor.then = then
+
+    def _follow(self, job_ids: Iterable[str], owner: Process | None) -> None:
+        """Somebody may wait for jobs, at the process that claimed or joined them or at any other that was
+        there when they were claimed."""
+        if self.world.random.random() > 0.3:
+            return
+        for job_id in job_ids:
+            there = [*self.world.told.get(job_id, []), *([owner] if owner else [])]
+            still = sorted({one.name for one in there if self.world.processes[one.name] is one} & {*APIS})
+            if still and len(self.world.actors) < CROWD:
+                self._start_follower(job_id, self.world.random.choice(still))
+
+    def _start_follower(self, job_id: str, owner: str) -> None:
+        self._start("follow", owner, lambda process: actors.follow(self.world, process, job_id), job_id[-6:])
 
     def _cancel(self) -> None:
         waiting = [job for job in self.world.queue.jobs.values() if job.state in {"queued", "started"}]

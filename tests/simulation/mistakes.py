@@ -218,6 +218,9 @@ MISTAKES = {
     "a job that Redis has lost is not found": Mistake(
         replaced={"tests.simulation.actors.FollowedJobs": follow_nothing}, odds=LOSSES
     ),
+    "a process knows only the jobs that it claimed itself": Mistake(
+        replaced={"services.shared.jobs.SeenJobs.hear": lambda self, event: None}, odds=LOSSES
+    ),
     "a job is lost with its successor": Mistake(
         replaced={"services.shared.followed_jobs.suppress": lambda *errors: nullcontext()},
         odds=LOSSES | {"job_vanishes": 0.2},

@@ -59,6 +59,8 @@ class Surroundings(Nature, Protocol):
     def saw_identity(self, identity: str) -> None: ...
     def saw_place_asked_for(self, vuid: str) -> None: ...
     def saw_claim(self, speaker_id: SpeakerId, claimed: Mapping[str, Any]) -> None: ...
+    def tell_news(self) -> None: ...
+    def tell_old_news(self, process: "Process") -> None: ...
 
 
 class SimulatedClock(Clock):
@@ -96,7 +98,10 @@ class SimulatedIndex(SpeakerIndex):
         return super().reserve_version(speaker_id, **asked)
 
     def claim(self, speaker_id: SpeakerId, **asked: Any) -> Any:
-        claim = super().claim(speaker_id, **asked)
+        try:
+            claim = super().claim(speaker_id, **asked)
+        finally:
+            self.world.tell_news()
         if claim.outcome == "claimed":
             self.world.saw_claim(speaker_id, asked)
         return claim
@@ -153,6 +158,7 @@ class Process:
         self.world.saw_identity(identity)
         self._build(identity)
         self.up = True
+        self.world.tell_old_news(self)
 
     def stop(self) -> None:
         if self.up:

@@ -4,13 +4,15 @@ Everything that happens is decided by the seed. Knows what can go wrong, not wha
 """
 
 import heapq
+import json
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from random import Random
 from typing import Any
 
 from services.shared.domain import VoidFact
 from services.shared.facts import SpeakerId, VersionKey, parse_key
+from services.shared.index import EVENTS
 from services.shared.settings import HousekeepingSettings, RegistrySettings
 from tests.simulation import scheduler
 from tests.simulation.ledger import Ledger, Violation
@@ -58,6 +60,9 @@ class World:
         self._coming: list[tuple[float, int, str, Callable[[], None]]] = []
         self._kept_queue: dict[str, QueuedJob] = {}
         self._claims: dict[tuple[str, str, str], tuple[int, str]] = {}
+        self.told: dict[str, list[Process]] = {}
+        """Id of a job -> processes that were there when it was claimed."""
+        self._last_told = "0-0"
         self._run = 0
         self._locks: dict[str, float] = {}
         profiles = [profile.name for profile in PROFILES]
@@ -171,6 +176,7 @@ class World:
         self._run += 1
         self.note("redis rolled back" if roll_back else "redis emptied")
         self.server.replace(roll_back=roll_back)
+        self._last_told = "0-0"
         self.queue.jobs = ModelledQueue(self._kept_queue).snapshot() if roll_back else {}
         for process in self.processes.values():
             if process.up:
@@ -185,6 +191,25 @@ class World:
                 self.server.raw.delete(key)
 
         self.later(seconds, f"expires unless kept: {key}", expire)
+
+    def tell_news(self) -> None:
+        """All processes hear of what happened in the index. In a real one `Changes` reads it."""
+        for position, event in self._events_after(self._last_told):
+            self._last_told = position
+            for process in self.processes.values():
+                if process.up:
+                    process.registrar.seen_jobs.hear(event)
+
+    def tell_old_news(self, process: Process) -> None:
+        """A process that starts hears of the last minutes."""
+        for _, event in self._events_after("0-0"):
+            if event["at"] > self.time - 600:
+                process.registrar.seen_jobs.hear(event)
+
+    def _events_after(self, position: str) -> Iterator[tuple[str, dict[str, Any]]]:
+        entries: Any = self.server.raw.xrange(EVENTS, min=f"({position}")
+        for at, fields in entries:
+            yield at.decode(), json.loads(fields[b"d"])
 
     # -- what may never happen, noticed while it happens
 
@@ -220,6 +245,7 @@ class World:
         what = (claimed["vuid"], claimed["profile"], claimed["fingerprint"])
         run, job_id = self._claims.get(what, (self._run, ""))
         self._claims[what] = (self._run, claimed["job"]["id"])
+        self.told[claimed["job"]["id"]] = [process for process in self.processes.values() if process.up]
         if run != self._run or job_id in {"", claimed["job"]["id"]}:
             return
         state = self.server.raw.hget(f"sr:job:{job_id}", "state")

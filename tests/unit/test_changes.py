@@ -36,7 +36,7 @@ async def nobody_left() -> bool:
 
 def run(scenario: Callable[[Changes], Awaitable[None]]) -> None:
     async def main() -> None:
-        await asyncio.wait_for(scenario(Changes("redis://127.0.0.1:1")), 30)
+        await asyncio.wait_for(scenario(Changes("redis://127.0.0.1:1", lambda event: None)), 30)
 
     asyncio.run(main())
 
@@ -161,5 +161,38 @@ def test_the_last_look_is_answered_when_the_time_is_up_and_nothing_is_left_behin
         assert changes.waiting == 0
         assert not changes._watches
         await until(lambda: len(asyncio.all_tasks()) <= 2)  # this one, and the one that watches the time
+
+    run(scenario)
+
+
+class Stream:
+    """Redis' stream of events, as far as reading it begins."""
+
+    def __init__(self, *positions: str) -> None:
+        self.positions = positions
+
+    async def xrevrange(self, _: str, *, count: int) -> list[tuple[str, dict[str, str]]]:
+        return [(position, {}) for position in reversed(self.positions)][:count]
+
+
+@pytest.mark.parametrize(
+    ("there", "last", "expected"),
+    [
+        (["1800000000000-0", "1800000000000-7"], None, "1799999400000-0"),
+        ([], None, "0-0"),
+        (["1800000000000-10"], "1800000000000-9", "1800000000000-9"),
+        (["1800000000000-10"], "1800000000001-0", "1800000000000-10"),
+        ([], "1800000000000-9", "0-0"),
+    ],
+    ids=["ten minutes back", "nothing there", "where it was", "a server whose clock is behind", "emptied"],
+)
+def test_reading_begins_a_while_back_and_goes_on_where_it_was(
+    there: list[str], last: str | None, expected: str
+):
+    """What happened while nobody read is heard of all the same."""
+
+    async def scenario(changes: Changes) -> None:
+        changes._redis = Stream(*there)
+        assert await changes._resume_after(last) == expected
 
     run(scenario)

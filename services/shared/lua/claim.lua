@@ -1,6 +1,6 @@
 -- Single flight: at most one computation per (version, profile, fingerprint). ARGV: vuid, profile, fingerprint (or ''),
 -- base (akey without build), force, max_builds, steal (job id whose flight may be taken over), job {id, …}
--- -> {'claimed', job id, build} you enqueue it | {'flying', job id} join it | {'ready'} | {'failed'} | {'dead'} | {'full'};
+-- -> {'claimed', job id, build} you enqueue it | {'flying', job id, build} join it | {'ready'} | {'failed'} | {'dead'} | {'full'};
 -- error UNDECIDED
 if not live(a.vuid) then return {'dead'} end
 -- The build that would be given out may be that of an artifact which the index was not told of yet.
@@ -18,7 +18,7 @@ for _, fingerprint in ipairs({a.fingerprint, ''}) do
   if flight then
     local id = string.match(flight, '^[^:]+')
     if id == a.job.id then return {'claimed', id, build + 1} end -- our own call, repeated after a lost reply
-    if id ~= a.steal then return {'flying', id} end
+    if id ~= a.steal then return {'flying', id, tonumber(redis.call('HGET', job_key(id), 'build') or build + 1)} end
     redis.call('HDEL', speaker, field)
   end
 end
@@ -30,6 +30,6 @@ a.job.state, a.job.build, a.job.created_at = 'queued', build + 1, string.format(
 for name, value in pairs(a.job) do redis.call('HSET', job_key(a.job.id), name, tostring(value)) end
 redis.call('ZADD', 'sr:jobs:' .. a.job.ns, a.now, a.job.id)
 redis.call('ZADD', 'sr:jobs:' .. a.job.ns .. ':queued', a.now, a.job.id)
-event('job.updated', {job = a.job.id, state = 'queued'})
+event('job.updated', {job = a.job.id, state = 'queued', claimed = a.job}) -- all fields, for `SeenJobs`: Redis may lose the record
 look_again(10)
 return {'claimed', a.job.id, build + 1}

@@ -84,7 +84,7 @@ class Registry:
         registry = RegistrySettings(redis_url=redis_url, **settings)
         self.registrar = open_registrar(StoreSettings(url=folder.as_uri()), registry)
         self.jobs = FollowedJobs(self.registrar)
-        self.changes = Changes(redis_url)
+        self.changes = Changes(redis_url, self.registrar.seen_jobs.hear)
         self.housekeeper = Housekeeper(self.registrar, HousekeepingSettings())
         self.worker = StandIn(self.registrar)
         self._announced = announced

@@ -8,10 +8,11 @@ from typing import Any
 import httpx
 import pytest
 
+from services.shared.jobs import SeenJobs
 from speaker_registry.errors import InvalidAudio
-from tests.integration.api.conftest import Start
+from tests.integration.api.conftest import Start, empty
 from tests.integration.api.registry import Registry, until
-from tests.integration.storage import WIDER, speaker_id
+from tests.integration.storage import PROFILE, WIDER, speaker_id
 
 
 @pytest.fixture
@@ -151,6 +152,30 @@ def test_a_job_that_failed_or_was_canceled_is_shown_as_that(registry: Registry):
     shown = registry.client.get(f"/v1/jobs/{failed}").json()
     assert (shown["state"], shown["error"]["code"]) == ("failed", "invalid_audio")
     assert registry.client.get(f"/v1/jobs/{canceled}").json()["state"] == "canceled"
+
+
+@pytest.mark.parametrize("started", ["before", "after"])
+def test_another_process_finds_a_job_that_was_claimed_elsewhere(start: Start, valkey: Any, started: str):
+    """Callers ask whichever replica a proxy sends them to. The other one has never been asked before."""
+    url = empty(valkey, 12)
+    one = start(url)
+    others = [start(url, folder=one.folder)] if started == "before" else []
+    job_id = one.upload("alice")["job_id"]
+    (other,) = others or [start(url, folder=one.folder)]
+    until(lambda: other.registrar.seen_jobs.get(job_id) is not None)
+    lose_redis(one)
+    assert _state(other, job_id) == "queued"
+
+
+def test_a_process_remembers_a_job_that_it_joined(registry: Registry):
+    """Another one claimed it, and its event may be lost with Redis."""
+    job_id = registry.upload("alice")["job_id"]
+    registrar, forgetful = registry.registrar, SeenJobs()
+    registrar.seen_jobs, registry.jobs._seen = forgetful, forgetful
+    asked = registry.client.post("/v1/voices/alice/versions/1/extractions", json={"profiles": [PROFILE]})
+    assert asked.headers["Location"].endswith(job_id)
+    lose_redis(registry)
+    assert _state(registry, job_id) == "queued"
 
 
 @pytest.mark.parametrize("known", [True, False])

@@ -1,0 +1,54 @@
+"""What a process remembers of jobs, so that they can be followed when Redis has lost their records."""
+
+from dataclasses import replace
+from typing import Any
+
+from services.shared.jobs import JobRecord, SeenJobs
+
+
+def claimed(number: int) -> dict[str, Any]:
+    """The event of a claim, as the index tells it."""
+    job = {
+        "id": f"job_{number}",
+        "ns": "default",
+        "slug": "alice",
+        "name": "Alice",
+        "vuid": "0" * 32,
+        "number": 1,
+        "profile": "ecapa",
+        "fingerprint": "",
+        "forced": False,
+        "max_attempts": 3,
+        "queue": "extract",
+        "state": "queued",
+        "build": 2,
+        "created_at": "1800000000.125",
+    }
+    return {"type": "job.updated", "speaker": "default/alice", "job": job["id"], "claimed": job}
+
+
+def test_an_event_tells_what_a_job_was_claimed_for():
+    jobs = SeenJobs()
+    jobs.hear(claimed(1))
+    jobs.hear({"type": "voice.deleted", "speaker": "default/alice"})
+    heard = jobs.get("job_1")
+    assert heard == JobRecord.read({key: str(value) for key, value in claimed(1)["claimed"].items()})
+    assert (heard.build, heard.created_at, heard.forced) == (2, 1800000000.125, False)
+
+
+def test_what_was_seen_of_a_job_is_newer_than_its_claim():
+    """A process that starts hears of claims again."""
+    jobs = SeenJobs()
+    jobs.hear(claimed(1))
+    done = replace(jobs.get("job_1"), state="succeeded")
+    jobs.put(done)
+    jobs.hear(claimed(1))
+    assert jobs.get("job_1") == done
+
+
+def test_the_oldest_are_forgotten_first():
+    """All processes claim, for as long as this one runs."""
+    jobs = SeenJobs(most=2)
+    for number in (1, 2, 1, 3):
+        jobs.hear(claimed(number))
+    assert [number for number in (1, 2, 3) if jobs.get(f"job_{number}")] == [1, 3]
