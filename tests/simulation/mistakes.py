@@ -5,7 +5,6 @@ Each is a mistake that somebody could make in good faith, and what each breaks d
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest.mock import ANY
@@ -221,10 +220,6 @@ MISTAKES = {
     "a process knows only the jobs that it claimed itself": Mistake(
         replaced={"services.shared.jobs.SeenJobs.hear": lambda self, event: None}, odds=LOSSES
     ),
-    "a job is lost with its successor": Mistake(
-        replaced={"services.shared.followed_jobs.suppress": lambda *errors: nullcontext()},
-        odds=LOSSES | {"job_vanishes": 0.2},
-    ),
     "what is not ours outlives the voice": Mistake(
         replaced={"services.shared.housekeeping.unreachable": spare_strangers}
     ),
@@ -287,10 +282,6 @@ MISTAKES = {
     ),
     "a reserved place is not exclusive": Mistake(
         Parts(index=rewritten("reserve", "if taken.seq > math.max(mark('tomb'), epoch)", "if false"))
-    ),
-    "what a key has made is looked for only before a place is asked for": Mistake(
-        Parts(index=rewritten("reserve", "return redis.error_reply('MADE')", "")),
-        odds=LOSSES | {"redis_forgets_to_answer": 0.03},
     ),
     "times of creation follow the clock": Mistake(
         Parts(index=rewritten("reserve", "math.max(math.floor(a.now), created_at + 1)", "math.floor(a.now)"))
