@@ -127,7 +127,11 @@ class Precompute:
         if not lost:
             return []
         profiles = [job.profile for job in lost]
-        self._await(self._registrar.ensure(self.speaker_id, version, profiles, force=self._force))
+        try:
+            claims = self._registrar.ensure(self.speaker_id, version, profiles, force=self._force)
+        except Unavailable:  # just after the loss: the next look tries again
+            return [job.id for job in lost]
+        self._await(claims)
         return self._jobs
 
     def _find(self) -> tuple[IndexedSpeaker, SpeakerVersion]:

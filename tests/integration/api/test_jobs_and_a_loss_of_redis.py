@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from services.shared.jobs import SeenJobs
-from speaker_registry.errors import InvalidAudio
+from speaker_registry.errors import InvalidAudio, Unavailable
 from tests.integration.api.conftest import Start, empty
 from tests.integration.api.registry import Registry, until
 from tests.integration.storage import PROFILE, WIDER, speaker_id
@@ -211,14 +211,27 @@ def test_an_extraction_that_no_voice_must_have_is_started_again_for_those_who_wa
     assert answer.result().json()["cache_status"] == "ready"
 
 
-def test_a_forced_extraction_that_was_lost_is_started_again(registry: Registry):
-    """Nobody else would: there is an artifact. And that one must not pass for the new one."""
+@pytest.mark.parametrize("refused", [0, 1])
+def test_a_forced_extraction_that_was_lost_is_started_again(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch, refused: int
+):
+    """Nobody else would: there is an artifact. And that one must not pass for the new one. For a few seconds
+    after a loss it may be refused.
+    """
     registry.ready("alice")
     before = registry.file("alice").headers["ETag"]
+    ensure, refusals = registry.registrar.ensure, [Unavailable("Too early.")] * refused
+
+    def ensure_later(*asked: Any, **options: Any) -> Any:
+        if refusals:
+            raise refusals.pop()
+        return ensure(*asked, **options)
+
     forced = {"wait": 20, "force": "true"}
     with waiting(
         registry, lambda: registry.client.post("/v1/audio/voices/alice/cache", params=forced)
     ) as answer:
+        monkeypatch.setattr(registry.registrar, "ensure", ensure_later)
         lose_redis(registry)
         work_until(registry, answer.done)
     assert answer.result().status_code == 200, answer.result().text
