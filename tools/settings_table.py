@@ -42,13 +42,7 @@ def _first_sentence(cls: type[BaseSettings]) -> str:
 def _variables(cls: type[BaseSettings]) -> Iterator[tuple[str, str, str]]:
     texts = _docstrings(cls)
     for field, info in cls.model_fields.items():
-        yield _variable(cls, field, info), _default(info), texts.get(field, "")
-
-
-def _variable(cls: type[BaseSettings], field: str, info: FieldInfo) -> str:
-    if isinstance(info.validation_alias, str):
-        return info.validation_alias
-    return (cls.model_config.get("env_prefix", "") + field).upper()
+        yield shared.variable_of(cls, field), _default(info), texts.get(field, "")
 
 
 def _default(info: FieldInfo) -> str:

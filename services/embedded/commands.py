@@ -14,6 +14,7 @@ from services.embedded.log_lines import coloured, level, readable
 from services.embedded.settings import EmbeddedSettings
 from services.embedded.supervisor import STOP_SECONDS, EmbeddedRegistry, StartFailed
 from services.shared.logs import Lines
+from services.shared.mistyped import warn_of_unknown_variables
 from services.shared.settings import explain
 
 
@@ -26,6 +27,7 @@ def main(arguments: list[str]) -> int:
     _configure_logs()
     try:
         _end_on_signals()
+        warn_of_unknown_variables()
         return commands[arguments[0]](EmbeddedSettings())
     except ValidationError as error:
         print(explain(error), file=sys.stderr)

@@ -18,6 +18,7 @@ from services.extractor_worker.torch_extractor import Loading, Shelf
 from services.extractor_worker.weights import parse_weights
 from services.shared.logs import configure_logs
 from services.shared.metrics import CannotListen
+from services.shared.mistyped import warn_of_unknown_variables
 from services.shared.profiles import Profile
 from services.shared.settings import ExtractorSettings, LogSettings, explain
 from services.shared.store import StoreUnfit
@@ -34,6 +35,7 @@ def work() -> int:
     configure_logs()
     try:
         configure_logs(LogSettings().level)
+        warn_of_unknown_variables()
         device = ExtractorSettings().device
         if device == "cpu":
             keep_freed_memory()

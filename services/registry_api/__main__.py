@@ -27,6 +27,7 @@ from services.shared.followed_jobs import FollowedJobs
 from services.shared.housekeeping import Housekeeper
 from services.shared.key_file import write_new_key
 from services.shared.logs import configure_logs
+from services.shared.mistyped import warn_of_unknown_variables
 from services.shared.opening import open_queue_connection, open_registrar
 from services.shared.queue_signals import RedisSignals
 from services.shared.settings import (
@@ -70,6 +71,7 @@ def main(arguments: Sequence[str]) -> int:
     configure_logs()
     try:
         configure_logs(LogSettings().level)
+        warn_of_unknown_variables()
         return _serve()
     except ValidationError as error:
         log.error("api.cannot_start", reason=explain(error))

@@ -20,6 +20,7 @@ from services.shared.clock import Clock
 from services.shared.domain import Record
 from services.shared.facts import PlaceKey, list_several_times, parse_key
 from services.shared.logs import configure_logs
+from services.shared.mistyped import warn_of_unknown_variables
 from services.shared.settings import LogSettings, StoreSettings, explain, without_credentials
 from services.shared.store import Store, open_store
 from speaker_registry.errors import SpeakerRegistryError, Unavailable
@@ -110,6 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     configure_logs()
     try:
         configure_logs(LogSettings().level)
+        warn_of_unknown_variables()
         settings = StoreSettings()
         if settings.folder:
             log.error("bucket_place.not_needed", reason="SPEAKER_STORE_URL is a folder, which can be copied")

@@ -171,6 +171,14 @@ class UploadLimits(BaseSettings):
         return self
 
 
+def variable_of(settings: type[BaseSettings], field: str) -> str:
+    """What a field of a settings class is called in the environment."""
+    alias = settings.model_fields[field].validation_alias
+    return (
+        alias if isinstance(alias, str) else f"{settings.model_config.get('env_prefix', '')}{field}".upper()
+    )
+
+
 def explain(error: ValidationError) -> str:
     """What is wrong with settings, for whoever set them: one line per variable, with the value unless it may
     be a secret.

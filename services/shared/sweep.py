@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from services.shared.announcements import ask_for_sweep
 from services.shared.logs import configure_logs
+from services.shared.mistyped import warn_of_unknown_variables
 from services.shared.redis_access import connect
 from services.shared.settings import LogSettings, RegistrySettings, explain
 from speaker_registry.errors import Unavailable
@@ -33,6 +34,7 @@ def main(arguments: Sequence[str] | None = None, *, patience_seconds: float = PA
     configure_logs()
     try:
         configure_logs(LogSettings().level)
+        warn_of_unknown_variables()
         settings = RegistrySettings()
     except ValidationError as error:
         log.error("sweep.cannot_start", reason=explain(error))

@@ -20,13 +20,7 @@ FOREIGN = {
 """Read by others in our processes."""
 
 
-def variable(cls: type[BaseSettings], field: str) -> str:
-    """What a field is called in the environment."""
-    alias = cls.model_fields[field].validation_alias
-    return alias if isinstance(alias, str) else f"{cls.model_config.get('env_prefix', '')}{field}".upper()
-
-
-VARIABLES = {variable(cls, field) for cls in CLASSES for field in cls.model_fields}
+VARIABLES = {settings.variable_of(cls, field) for cls in CLASSES for field in cls.model_fields}
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from services.embedded.children import ROOT
 from tests.deploy.composed import free_ports
 
 API, WORKER, SWEEP = "services.registry_api", "services.extractor_worker", "services.shared.sweep"
+PLACE = "services.shared.bucket_place"
 SECRET = "6b1f0c9a4e"
 
 
@@ -33,6 +34,16 @@ def test_a_level_that_there_is_not_is_named(module: str):
     *_, last = lines(module, SPEAKER_LOG_LEVEL="loud")
     assert last["event"].endswith(".cannot_start")
     assert last["reason"].startswith("SPEAKER_LOG_LEVEL: ")
+
+
+@pytest.mark.parametrize("module", [API, WORKER, SWEEP, PLACE])
+def test_a_mistyped_variable_is_named_before_anything_can_go_wrong(module: str):
+    """It may be why the process cannot start."""
+    first, *_ = lines(
+        module, SPEAKER_UPLOAD_MAXBYTES=SECRET, SPEAKER_MAX_VERSIONS="many", SPEAKER_STORE_URL="voices"
+    )
+    assert (first["event"], first["level"]) == ("setting.unknown", "warning")
+    assert (first["variable"], first["nearest"]) == ("SPEAKER_UPLOAD_MAXBYTES", "SPEAKER_UPLOAD_MAX_BYTES")
 
 
 @pytest.mark.parametrize("module", [API, WORKER])
@@ -74,7 +85,7 @@ def test_a_mistyped_profile_of_custom_weights_is_named(tmp_path: Path):
     assert last["reason"].startswith("Unknown profile 'qwen3-tts-06b'. Known: ")
 
 
-@pytest.mark.parametrize("module", ["services.shared.sweep", "services.shared.bucket_place"])
+@pytest.mark.parametrize("module", [SWEEP, PLACE])
 @pytest.mark.parametrize("argument", ["--help", "--nonsense"])
 def test_a_command_that_takes_no_arguments_does_nothing_when_it_is_given_some(module: str, argument: str):
     """Whoever asks for help wants no bucket taken over."""

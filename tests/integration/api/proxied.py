@@ -19,11 +19,10 @@ from services.shared.jobs import JobRecord, Jobs
 from services.shared.opening import open_registrar
 from services.shared.publication import Assignment
 from services.shared.registrar import Registrar
-from services.shared.settings import RegistrySettings, StoreSettings
+from services.shared.settings import RegistrySettings, StoreSettings, variable_of
 from speaker_registry.names import parse_speaker_name, slug_of
 from speaker_registry.schemas import FINISHED_STATES
 from tests.deploy.composed import ComposedRegistry
-from tests.deploy.environment import variable
 from tests.integration.api.contract import Contract
 from tests.integration.api.registry import PROFILE, WIDER, Registry, Stored, until
 from tests.integration.api.worker import StandIn
@@ -153,7 +152,7 @@ def _named(settings: Mapping[str, Any]) -> dict[str, str]:
     values = {
         name: ",".join(value) if isinstance(value, tuple) else str(value) for name, value in settings.items()
     }
-    return {variable(RegistrySettings, name): value for name, value in values.items()}
+    return {variable_of(RegistrySettings, name): value for name, value in values.items()}
 
 
 class _Waiting:

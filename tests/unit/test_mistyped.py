@@ -1,0 +1,50 @@
+"""A name that nothing reads is told, with the one that was probably meant."""
+
+import pytest
+from structlog.testing import capture_logs
+
+from services.shared.mistyped import nearest, warn_of_unknown_variables
+from services.shared.settings import RegistrySettings, UploadLimits
+
+
+def told(*names: str) -> list[tuple[str, str | None]]:
+    """Which of these variables are warned of, and which name is proposed for each."""
+    with capture_logs() as lines:
+        warn_of_unknown_variables(dict.fromkeys(names, "hunter2"))
+    assert "hunter2" not in str(lines), "values may be secret"
+    assert all((line["event"], line["log_level"]) == ("setting.unknown", "warning") for line in lines)
+    return [(line["variable"], line.get("nearest")) for line in lines]
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("SPEAKER_UPLOAD_MAXBYTES", "SPEAKER_UPLOAD_MAX_BYTES"),
+        ("SPEAKER_STORE_URI", "SPEAKER_STORE_URL"),
+        ("SPEAKER_REGISTRATION_POLICY", "VLLM_OMNI_SPEAKER_REGISTRATION_POLICY"),
+        ("speaker_auth_require", "SPEAKER_AUTH_REQUIRED"),
+        ("SPEAKER_XYZ", None),
+    ],
+)
+def test_a_variable_that_nothing_reads_is_told_with_the_nearest_one(name: str, meant: str | None):
+    """Its value would be ignored in silence, and the default be taken."""
+    assert told(name) == [(name, meant)]
+
+
+def test_variables_that_are_read_are_not_told():
+    """In any case, with a prefix or a name of their own, and those of the SDK."""
+    fields = [f"SPEAKER_UPLOAD_{field}" for field in UploadLimits.model_fields]
+    aliases = [str(field.validation_alias) for field in RegistrySettings.model_fields.values()]
+    assert told(*fields, *aliases, "SPEAKER_REGISTRY_URL", "SPEAKER_REGISTRY_API_KEY", "PATH") == []
+
+
+def test_variables_that_kubernetes_sets_for_a_service_are_not_told():
+    """It sets them in every container, for each Service of the namespace."""
+    port = "SPEAKER_REGISTRY_PORT_8300_TCP"
+    assert told("SPEAKER_REGISTRY_SERVICE_HOST", "SPEAKER_REGISTRY_SERVICE_PORT", port, f"{port}_ADDR") == []
+    assert told("SPEAKER_REGISTRY_PORT") == [("SPEAKER_REGISTRY_PORT", "SPEAKER_REGISTRY_URL")]
+
+
+def test_a_name_of_any_length_is_compared_quickly():
+    """A request may hold one of kilobytes; only its beginning is looked at."""
+    assert nearest("profile" + "x" * 16_000, ["profile", "profile" + "x" * 121]) == "profile" + "x" * 121
