@@ -49,7 +49,8 @@ from speaker_registry.errors import InvalidAudio, Unavailable
 from speaker_registry.names import parse_speaker_name
 from speaker_registry.schemas import CacheStatus, Deleted
 
-router = Router(prefix="/v1/audio/voices", tags=["vLLM-Omni compatible"])
+router = Router(prefix="/v1/audio/voices", tags=["vLLM-Omni compatible"], any_query=True)
+"""Ignores fields and parameters that it does not know, because clients of OpenAI and vLLM-Omni send some."""
 
 CacheProfile = Annotated[str | None, Query(description="This profile; all required ones without it.")]
 CacheWait = Annotated[float, Query(ge=0, le=300, alias="wait", description="Seconds until 202 instead.")]

@@ -289,7 +289,7 @@ _COMPATIBLE_READ: Responses = {**_COMPATIBLE, 304: _READ[304]}
 _NO_KEY_MESSAGE = "No API key was sent. Accepted: 'Authorization: Bearer sreg_…'."
 _NOT_FOR_THIS_MESSAGE = "This API key is for artifacts:read; needed: voices:write."
 _TOO_OFTEN_MESSAGE = "Over 60000 requests a minute with this API key."
-REFUSED: Responses = {
+_DENIED: Responses = {
     401: _error(
         "No API key, or one that is not known, expired or revoked.",
         _NO_KEY_MESSAGE,
@@ -304,6 +304,8 @@ REFUSED: Responses = {
     ),
 }
 """By any route that needs a key."""
+REFUSED: Responses = {**_DENIED, 400: _INVALID}
+"""By any route of ours: each refuses query parameters that it does not take."""
 REFUSED_COMPATIBLE: Responses = {
     401: _compatible(
         "No API key, or one that is not known, expired or revoked.",
@@ -508,6 +510,7 @@ EXTRACTION_BODY = {
 }
 PROFILES: Responses = {
     200: _json("All profiles.", _page(_PROFILE, "qwen3-tts-0.6b"), schemas.Page[schemas.Profile]),
+    404: _NO_PROFILE,
     **_READ,
 }
 _KEY = {
@@ -698,7 +701,7 @@ class Readiness(BaseModel):
 
 HEALTH: Responses = {200: _json("Alive.", {"status": "ok"}, Health)}
 METRICS: Responses = {
-    **REFUSED,
+    **_DENIED,
     **_COMMON,
     200: {
         "description": "In the text format of Prometheus, or as OpenMetrics for who asks for that.",

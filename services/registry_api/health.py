@@ -18,7 +18,7 @@ from speaker_registry.errors import SpeakerRegistryError
 
 REMEMBERED_SECONDS = 0.5
 _ICON = Path(__file__).with_name("favicon.ico").read_bytes()
-router = Router(tags=["health"])
+router = Router(tags=["health"], any_query=True)
 
 
 @router.get("/healthz", responses=examples.HEALTH, dependencies=[PUBLIC])

@@ -17,6 +17,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Match
 
 from services.registry_api.headers import safe_headers
+from services.registry_api.parameters import body_fields, unknown
 from services.registry_api.signals import ERROR_CODE, route_of
 from speaker_registry import errors
 from speaker_registry.artifact import canonical_json
@@ -154,7 +155,7 @@ def add_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     def _invalid(request: Request, error: RequestValidationError) -> Response:
-        return render(request, _from_validation(error))
+        return render(request, _from_validation(request, error))
 
     @app.exception_handler(HTTPException)
     def _http(request: Request, error: HTTPException) -> Response:
@@ -182,10 +183,12 @@ def add_handlers(app: FastAPI) -> None:
         return response
 
 
-def _from_validation(error: RequestValidationError) -> SpeakerRegistryError:
+def _from_validation(request: Request, error: RequestValidationError) -> SpeakerRegistryError:
     """The first fault, with the value as it came, and what is accepted."""
     fault = error.errors()[0]
     place = str(fault["loc"][-1])
+    if fault["type"] == "extra_forbidden":
+        return unknown("Field", place, body_fields(request.scope["route"]))
     value = ascii(fault.get("input"))[:80]
     message = f"'{place}' is {value}: {fault['msg'][:1].lower()}{fault['msg'][1:]}."
     return errors.InvalidRequest(message, param=place)

@@ -1,14 +1,18 @@
-"""How requests find their routes: every GET answers HEAD too, and a slash at the end of a path leads to the
-path without it. Knows no routes but those that are treated unlike others before they are reached.
+"""How requests find their routes: every GET answers HEAD too, a slash at the end of a path leads to the path
+without it, and query parameters that a route does not take are refused. Knows no routes but those that are
+treated unlike others before they are reached.
 """
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Depends
+from fastapi.routing import APIRoute
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Receive, Scope, Send
+
+from services.registry_api.parameters import OnlyKnownParameters
 
 UPLOAD = ("POST", "/v1/audio/voices")
 """Method and path of the route that takes clips."""
@@ -19,14 +23,33 @@ WATCHING = frozenset({"/healthz", "/readyz", "/metrics"})
 class Router(APIRouter):
     """HEAD is answered by the same function, of whose answer the server leaves the body out. It is not in the
     OpenAPI document.
+
+    Args:
+        any_query: ignore query parameters that a route does not take, instead of refusing them.
     """
 
+    def __init__(self, *, any_query: bool = False, **options: Any) -> None:
+        super().__init__(**options)
+        self._any_query = any_query
+
     def add_api_route(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
-        super().add_api_route(path, endpoint, **options)
+        self._add(path, endpoint, options)
         if options.get("methods") == ["GET"]:
-            super().add_api_route(
-                path, endpoint, **{**options, "methods": ["HEAD"], "include_in_schema": False}
-            )
+            self._add(path, endpoint, {**options, "methods": ["HEAD"], "include_in_schema": False})
+
+    def _add(self, path: str, endpoint: Callable[..., Any], options: dict[str, Any]) -> None:
+        if self._any_query:
+            super().add_api_route(path, endpoint, **options)
+            return
+        check = OnlyKnownParameters()
+        # After the route's rule, so that callers without a key are told that first. Before the rest, so that
+        # a refused request counts as no upload, and nothing of its body is read.
+        given = options.get("dependencies") or []
+        dependencies = [*given[:1], Depends(check), *given[1:]]
+        super().add_api_route(path, endpoint, **{**options, "dependencies": dependencies})
+        made = self.routes[-1]
+        assert isinstance(made, APIRoute)
+        check.learn(made)
 
 
 class TrailingSlashes:

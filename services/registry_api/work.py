@@ -148,10 +148,14 @@ def cancel_job(request: Request, services: ServicesDep, namespace: NamespaceDep,
 
 
 @router.get("/profiles", responses=examples.PROFILES, dependencies=[ANY_KEY])
-def list_profiles(request: Request, services: ServicesDep) -> Response:
-    """What artifacts there can be, what they hold, and who can make them now."""
+def list_profiles(request: Request, services: ServicesDep, limit: Limit = 100, after: After = "") -> Response:
+    """What artifacts there can be, what they hold, and who can make them now. By name."""
     registrar = services.registrar
-    names = registrar.catalogue.names
+    if after:
+        registrar.catalogue.get(after)
+    following = [facts for facts in registrar.catalogue if facts.name > after]
+    page = following[:limit]
+    names = [facts.name for facts in page]
     workers = registrar.announcements.workers_of(names)
     failed_proofs = registrar.announcements.failed_proofs_of(names)
     shown = [
@@ -162,6 +166,8 @@ def list_profiles(request: Request, services: ServicesDep) -> Response:
             workers=workers[facts.name],
             failed_proofs=failed_proofs[facts.name],
         )
-        for facts in registrar.catalogue
+        for facts in page
     ]
-    return answer(request, Page[Profile](data=shown, first_id=shown[0].id, last_id=shown[-1].id))
+    first, last = (shown[0].id, shown[-1].id) if shown else (None, None)
+    has_more = len(following) > limit
+    return answer(request, Page[Profile](data=shown, first_id=first, last_id=last, has_more=has_more))

@@ -605,6 +605,24 @@ def test_waiting_for_a_job_in_vain_answers_how_it_stands(registry: Registry, nam
     registry.worker.finish_all()
 
 
+def test_profiles_are_listed_page_by_page(registry: Registry):
+    """As all lists are; the SDK asks with a limit."""
+    everything = [one["id"] for one in get(registry, "/v1/profiles")["data"]]
+    assert everything == sorted(everything)
+    seen: list[str] = []
+    page: dict[str, Any] = {"has_more": True}
+    while page["has_more"]:
+        page = get(registry, "/v1/profiles", limit=7, after=seen[-1] if seen else "")
+        assert (page["first_id"], page["last_id"]) == (page["data"][0]["id"], page["data"][-1]["id"])
+        seen += [one["id"] for one in page["data"]]
+    assert seen == everything
+    last = get(registry, "/v1/profiles", after=everything[-1])
+    assert (last["data"], last["last_id"], last["has_more"]) == ([], None, False)
+    assert error_of(registry.client.get("/v1/profiles?after=nope")) == (404, "profile_unknown")
+    with RegistryClient(registry.url) as client:
+        assert [profile.id for profile in client.profiles()] == everything
+
+
 def test_a_profile_that_is_made_with_custom_weights_says_so(start: Start):
     """Its voices do not sound as with the published ones."""
     registry = start(profiles=(PROFILE, WIDER))

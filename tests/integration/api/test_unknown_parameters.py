@@ -1,0 +1,119 @@
+"""What a route does not take is refused on the registry's own routes, and ignored on vLLM-Omni's."""
+
+from typing import Any
+
+import httpx
+import pytest
+from pydantic import SecretStr
+
+from services.registry_api.rules import our_routes
+from services.shared.api_keys import new_token
+from services.shared.settings import AccessSettings
+from speaker_registry import RegistryClient
+from tests.integration.api.conftest import Start
+from tests.integration.api.registry import PROFILE, Registry
+
+TOLERANT = ("/v1/audio/", "/healthz", "/readyz", "/metrics", "/favicon.ico")
+BODIES: dict[str, dict[str, Any]] = {
+    "/v1/voices/{name}/versions/{ref}/extractions": {},
+    "/v1/keys": {"name": "test", "scopes": ["engine"]},
+}
+
+
+def told(response: httpx.Response) -> tuple[int, str, str | None, str]:
+    error = response.json()["error"]
+    return response.status_code, error["code"], error["param"], error["message"]
+
+
+def test_every_route_of_ours_refuses_a_parameter_that_it_does_not_take(registry: Registry):
+    """A mistyped one would be ignored, and the answer be about something else than was asked."""
+    routes = [route for route in our_routes(registry.app) if not str(route.path).startswith(TOLERANT)]
+    assert len(routes) > 15
+    for route in routes:
+        path = str(route.path).format(name="x", ref="1", profile=PROFILE, job_id="job_x", key_id="x")
+        for method in route.methods or ():
+            said = BODIES.get(str(route.path)) if method == "POST" else None
+            response = registry.client.request(method, path, params={"surprise": "1"}, json=said)
+            keys_are_off = path.startswith("/v1/keys")  # which is said first
+            assert response.status_code == (409 if keys_are_off else 400), (method, path)
+            if method != "HEAD" and not keys_are_off:
+                assert told(response)[:3] == (400, "invalid_request", "surprise"), (method, path)
+
+
+@pytest.mark.parametrize(
+    ("path", "param", "says"),
+    [
+        (
+            "/v1/voices?profil=x",
+            "profil",
+            "Query parameter 'profil' is not known here; did you mean 'profile'? "
+            "Accepted: after, limit, profile, q, state.",
+        ),
+        (
+            "/v1/jobs?limit=1&waits=5",
+            "waits",
+            "Query parameter 'waits' is not known here. Accepted: after, limit, profile, state, voice.",
+        ),
+        (
+            f"/v1/voices/x/versions/1/artifacts/{PROFILE}/file?stale=true",
+            "stale",
+            "did you mean 'allow_stale'? Accepted: allow_stale, wait.",
+        ),
+        ("/v1/voices/x?%00%0a=1", "\0\n", r"Query parameter '\x00\n' is not known here. Accepted: none."),
+    ],
+)
+def test_the_error_names_the_parameter_the_nearest_one_and_all_that_are_accepted(
+    registry: Registry, path: str, param: str, says: str
+):
+    """Whoever mistyped it need not look anything up."""
+    status, code, named, message = told(registry.client.get(path))
+    assert (status, code, named) == (400, "invalid_request", param)
+    assert says in message
+
+
+def test_a_field_of_a_body_that_is_not_taken_is_named_too(registry: Registry, name: str):
+    """In the same words."""
+    registry.upload(name)
+    path = f"/v1/voices/{name}/versions/1/extractions"
+    assert told(registry.client.post(path, json={"profile": PROFILE})) == (
+        400,
+        "invalid_request",
+        "profile",
+        "Field 'profile' is not known here; did you mean 'profiles'? Accepted: force, profiles.",
+    )
+
+
+def test_the_sdk_sends_nothing_that_is_not_taken(registry: Registry, name: str):
+    """Each of its calls that has parameters."""
+    job = registry.upload(name)["job_id"]
+    registry.worker.finish_all(name)
+    with RegistryClient(registry.url) as client:
+        assert list(client.list(profile=PROFILE, state="ready", q=name, limit=1))
+        assert list(client.versions(name, limit=1))
+        assert list(client.jobs(voice=name, profile=PROFILE, state="succeeded", limit=1))
+        assert client.job(job, wait=1).state == "succeeded"
+        assert list(client.profiles())
+        assert client.wait_ready(name).state == "ready"
+        assert client.download(name, PROFILE, wait=1).data
+        assert client.descriptor(name, PROFILE, wait=1).digest
+        assert client.extract(name, PROFILE).state == "ready"
+        assert client.quota()
+        client.delete(name)
+
+
+def test_the_routes_of_vllm_omni_ignore_what_they_do_not_know(registry: Registry, name: str):
+    """Clients of other servers send fields of theirs, and have to work unchanged."""
+    registry.upload(name, params={"surprise": "1"}, model="tts-1", speed="1.0")
+    for method, path in (
+        ("GET", "/v1/audio/voices"),
+        ("GET", f"/v1/audio/voices/{name}/cache"),
+        ("DELETE", f"/v1/audio/voices/{name}"),
+    ):
+        response = registry.client.request(method, path, params={"surprise": "1"})
+        assert response.status_code == 200, response.text
+
+
+def test_who_may_not_ask_is_told_that_first(start: Start):
+    """Whoever has no key learns nothing else, and is counted among those who guess keys."""
+    closed = start(access=AccessSettings(bootstrap_key=SecretStr(str(new_token()))))
+    assert closed.client.get("/v1/voices?surprise=1").status_code == 401
