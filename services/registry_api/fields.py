@@ -73,7 +73,8 @@ async def read_fields(request: Request) -> AsyncIterator[Fields]:
             form, encoding = await _read_urlencoded(request), "utf-8"
         else:
             raise InvalidRequest(
-                f"Content-Type is {ascii(content_type)[:80]}; accepted: multipart/form-data.",
+                f"Content-Type is {ascii(content_type)[:80]}; accepted: multipart/form-data, and without a "
+                "file application/x-www-form-urlencoded.",
                 param="Content-Type",
             )
     except MultiPartException as error:

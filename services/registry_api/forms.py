@@ -131,11 +131,19 @@ def _required(fields: Fields, field: str, *, max_length: int) -> str:
     """As it came; a name of blanks is the names' business."""
     text = fields.text(field, max_length=max_length)
     if not text or (field != "name" and not text.strip()):
-        sent = ", ".join(sorted(fields.names & {*_FIELDS})) or "none of the known ones"
-        raise InvalidRequest(f"Field '{field}' is missing or empty; sent were: {sent}.", param=field)
+        raise InvalidRequest(f"Field '{field}' is missing or empty; {_sent(fields)}.", param=field)
     if field != "name":
         _check_characters(field, text)
     return text
+
+
+def _sent(fields: Fields) -> str:
+    """Which fields were sent; and unknown ones, which are ignored, because a mistyped one may be the reason."""
+    known = ", ".join(sorted(fields.names & {*_FIELDS})) or "none of the known ones"
+    unknown = [ascii(name)[:40] for name in sorted(fields.names - {*_FIELDS})]
+    if not unknown:
+        return f"sent were: {known}"
+    return f"sent were: {known}; not known here: {', '.join(unknown)}; accepted: {', '.join(_FIELDS)}"
 
 
 def _text(fields: Fields, field: str) -> str | None:

@@ -26,6 +26,7 @@ from tests.unit.audio.bad_clips import BAD, BadClip
 GOOD = "good"
 VOICES = "/v1/audio/voices"
 MIB = 1024**2
+FORMS = "multipart/form-data, and without a file application/x-www-form-urlencoded"
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -115,6 +116,12 @@ def test_a_bad_clip_leaves_the_good_voice_of_that_name_alone(registry: Registry)
         ({"name": None}, "name", "Field 'name' is missing or empty; sent were: audio_sample, consent."),
         ({"name": ""}, "name", "Field 'name' is missing or empty"),
         ({"consent": None}, "consent", "Field 'consent' is missing or empty; sent were: audio_sample, name."),
+        (
+            {"consent": None, "concent": "cons_1"},
+            "consent",
+            "Field 'consent' is missing or empty; sent were: audio_sample, name; not known here: 'concent'; "
+            "accepted: name, consent, audio_sample, speaker_embedding, ref_text, speaker_description.",
+        ),
         ({"consent": ""}, "consent", "Field 'consent' is missing or empty"),
         ({"consent": " \t "}, "consent", "Field 'consent' is missing or empty"),
         ({"consent": "x" * 2001}, "consent", "Field 'consent' has 2001 characters; accepted: 2000."),
@@ -364,14 +371,14 @@ def test_a_text_field_of_megabytes_is_refused(registry: Registry):
 )
 def test_another_kind_of_body_is_refused(registry: Registry, content_type: str):
     """The message says which it was and which is taken."""
-    shown = f"Content-Type is '{content_type}'; accepted: multipart/form-data."
+    shown = f"Content-Type is '{content_type}'; accepted: {FORMS}."
     check(post(registry, whole_form(), content_type), shown, param="Content-Type")
 
 
 def test_no_body_at_all_is_refused(registry: Registry):
     """What a bare `curl -X POST` sends."""
     answer = raw.ask(registry.port, raw.head("POST", VOICES))
-    check(answer, "Content-Type is ''; accepted: multipart/form-data.", param="Content-Type")
+    check(answer, f"Content-Type is ''; accepted: {FORMS}.", param="Content-Type")
 
 
 # -- sizes
