@@ -75,8 +75,8 @@ Data: {data}  (bucket/ is the truth, redis/ can be rebuilt from it){remarks}
 
 Try it:
   curl {with_key}-F name=alice -F consent=cons_1 -F audio_sample=@{clip} {url}/v1/audio/voices
-  curl {with_key}-X POST {url}/v1/audio/voices/alice/cache
-  curl {with_key}-o alice.safetensors {url}/v1/voices/alice/versions/default/artifacts/{profile}/file
+  curl {with_key}-X POST '{url}/v1/audio/voices/alice/cache?wait=300'
+  curl {with_key}--fail -o alice.safetensors {url}/v1/voices/alice/versions/default/artifacts/{profile}/file
 
 Ctrl-C stops it.
 """

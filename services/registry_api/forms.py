@@ -138,7 +138,7 @@ def _required(fields: Fields, field: str, *, max_length: int) -> str:
 
 
 def _sent(fields: Fields) -> str:
-    """Which fields were sent; and unknown ones, which are ignored, because a mistyped one may be the reason."""
+    """Which fields were sent, and which unknown ones were ignored: a mistyped one may be the reason."""
     known = ", ".join(sorted(fields.names & {*_FIELDS})) or "none of the known ones"
     unknown = [ascii(name)[:40] for name in sorted(fields.names - {*_FIELDS})]
     if not unknown:

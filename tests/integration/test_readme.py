@@ -5,7 +5,10 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -56,6 +59,37 @@ def test_the_shell_examples_work_in_their_order(registry: EmbeddedRegistry, tmp_
     assert {file.name for file in tmp_path.glob("*.safetensors")} == {"wren.safetensors", "rowan.safetensors"}
     with RegistryClient(registry.url) as client:
         assert list(client.list()) == [], "the examples clean up behind themselves"
+
+
+@contextmanager
+def answering(status: int) -> Iterator[str]:
+    """The address of a server that answers every request with this status and a JSON body."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(b'{"state": "pending"}')
+
+        def log_message(self, *_: object) -> None:
+            """Nothing: the output of a test is for its faults."""
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@pytest.mark.parametrize("status", [200, 202, 404, 503])
+def test_only_an_artifact_is_kept_as_one(status: int, tmp_path: Path):
+    """The JSON of a 202, saved as a safetensors file, fails much later, in some engine."""
+    [fetch] = [block for block in blocks("bash") if "/file" in block]
+    with answering(status) as url:
+        script = fetch.replace(DEFAULT_URL, url).replace("/tmp/", f"{tmp_path}/")
+        done = subprocess.run(["bash", "-c", script], capture_output=True, timeout=30, check=False)
+    assert (tmp_path / "wren.safetensors").exists() == (status == 200)
+    assert (done.returncode == 0) == (status == 200)
+    assert (b"pending" in done.stdout) == (status != 200), "whoever pasted it sees why"
 
 
 @pytest.mark.parametrize("example", blocks("python"))
