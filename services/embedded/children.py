@@ -16,7 +16,7 @@ from typing import IO
 
 import structlog
 
-from services.embedded.log_lines import level, parse, readable, reason, worth_showing
+from services.embedded.log_lines import is_of_a_request, level, parse, readable, reason, worth_showing
 from services.shared.child import spawn
 
 log = structlog.get_logger()
@@ -100,7 +100,7 @@ class Child:
 
     @property
     def last_line(self) -> str:
-        """What it said last, so far."""
+        """What it said last, so far, about what it is at."""
         return self._last_lines[-1] if self._last_lines else "nothing yet"
 
     def last_words(self) -> str:
@@ -150,10 +150,12 @@ class Child:
         if event is None:
             self._tell(line, logging.WARNING)
         elif worth_showing(event):
-            self._tell(readable(self.name, event), level(event))
+            # While a start takes long, we ask the API all the time: those lines would hide all others.
+            self._tell(readable(self.name, event), level(event), keep=not is_of_a_request(event))
             if level(event) >= logging.ERROR:
                 self._complaint = reason(event)
 
-    def _tell(self, line: str, importance: int) -> None:
-        self._last_lines.append(line)
+    def _tell(self, line: str, importance: int, *, keep: bool = True) -> None:
+        if keep:
+            self._last_lines.append(line)
         self._show(line, importance)

@@ -32,6 +32,11 @@ def worth_showing(event: Mapping[str, Any]) -> bool:
     return level(event) >= logging.WARNING or bool(_OUR_EVENT.fullmatch(str(event["event"])))
 
 
+def is_of_a_request(event: Mapping[str, Any]) -> bool:
+    """Whether it is a line of the access log, which says what others ask and not what the process is at."""
+    return str(event["event"]) == "request.done"
+
+
 def readable(who: str, event: Mapping[str, Any]) -> str:
     """`12:01:59 worker  artifact.published  job_id=job_0123… seconds=1.2`, and tracebacks under it."""
     fields = " ".join(f"{name}={_short(value)}" for name, value in event.items() if name not in _KNOWN)

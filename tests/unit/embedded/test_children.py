@@ -41,6 +41,17 @@ def test_a_child_is_listened_to_though_its_log_cannot_be_written():
     assert len(heard) > 15
 
 
+def test_what_a_child_is_at_is_no_line_of_the_access_log():
+    """While a start takes long, the API is asked ten times a second whether it is up."""
+    heard: list[str] = []
+    child = Child("api", "this", {}, lambda line, _: heard.append(line))
+    child._hear('{"event": "index.rebuilding", "level": "info", "done": 7}')
+    child._hear('{"event": "request.done", "level": "info", "route": "/v1/profiles", "status": 503}')
+    assert "index.rebuilding" in child.last_line
+    assert "request.done" not in child.last_words()
+    assert len(heard) == 2, "shown are all"
+
+
 @pytest.mark.skipif(not FULL.exists(), reason="no /dev/full here")
 @pytest.mark.parametrize(
     "program",
