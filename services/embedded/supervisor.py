@@ -20,6 +20,7 @@ from typing import IO, Self
 
 import httpx
 import structlog
+from pydantic import ValidationError
 
 from services.embedded.bootstrap_key import bootstrap_key_file
 from services.embedded.children import Child
@@ -149,6 +150,8 @@ class EmbeddedRegistry:
     def _key_file(self, data: Path) -> Path | None:
         try:
             return bootstrap_key_file(self._settings.host, data)
+        except ValidationError:  # of a setting, which says itself what is wrong
+            raise
         except (ValueError, OSError) as error:
             raise StartFailed(f"HOST is {self._settings.host!r}: {error}") from None
 

@@ -235,18 +235,18 @@ def open_access(
         NoWayIn, also where strangers would have one; Unavailable.
     """
     try:
-        required = access.required_at(api)
+        reason = access.why_required_at(api)
     except ValueError as error:
         raise NoWayIn(str(error)) from None
-    if not required:
+    if reason is None:
         return Access()
     bootstrap = _bootstrap_token(access)
     keyring = registrar.keyring
     keyring.look()
     if bootstrap is None and access.oidc_issuer is None and not _an_admin_in(keyring):
         raise NoWayIn(
-            f"SPEAKER_API_HOST is {api.host!r} and API keys are needed; there is none yet that could make "
-            "others. `python -m services.registry_api new-key --out FILE` writes one: give the file by "
+            f"{reason}, so requests need an API key, and there is none that could make others. Write one by "
+            "`python -m services.registry_api new-key --out FILE`, and give that file by "
             "SPEAKER_AUTH_BOOTSTRAP_KEY_FILE."
         )
     return Access(

@@ -420,20 +420,38 @@ class AccessSettings(BaseSettings):
 
     def required_at(self, api: ApiSettings) -> bool:
         """Whether requests need a key. Raises ValueError where that would let strangers in."""
-        if self.required is False and not api.loopback:
+        return self.why_required_at(api) is not None
+
+    def why_required_at(self, api: ApiSettings) -> str | None:
+        """The setting because of which requests need a key; None where they need none.
+
+        Raises:
+            ValueError: that would let strangers in.
+        """
+        if self.required is False:
+            self._check_no_strangers(api)
+            return None
+        reasons = {
+            "SPEAKER_AUTH_REQUIRED is true": self.required,
+            f"SPEAKER_API_HOST is {api.host!r}, which is not loopback": not api.loopback,
+            # Whom a proxy lets through may be anybody.
+            "SPEAKER_API_TRUSTED_PROXIES is set": api.trusted_proxies,
+            "SPEAKER_AUTH_BOOTSTRAP_KEY (or its file) is set": self.bootstrap is not None,
+            "SPEAKER_AUTH_OIDC_ISSUER is set": self.oidc_issuer,
+        }
+        return next((reason for reason, holds in reasons.items() if holds), None)
+
+    def _check_no_strangers(self, api: ApiSettings) -> None:
+        if not api.loopback:
             raise ValueError(
                 f"SPEAKER_API_HOST is {api.host!r} and SPEAKER_AUTH_REQUIRED is false: without API keys the "
                 "registry listens on loopback only (127.0.0.1, ::1, localhost)"
             )
-        if self.required is False and api.trusted_proxies:
+        if api.trusted_proxies:
             raise ValueError(
                 "SPEAKER_API_TRUSTED_PROXIES is set and SPEAKER_AUTH_REQUIRED is false: without API keys no "
                 "proxy may stand in front of the registry"
             )
-        if self.required is not None:
-            return self.required
-        strangers = not api.loopback or bool(api.trusted_proxies)  # whom a proxy lets through may be anybody
-        return strangers or self.bootstrap is not None or self.oidc_issuer is not None
 
 
 class RateSettings(BaseSettings):

@@ -322,6 +322,7 @@ def test_beyond_loopback_it_makes_a_key_and_asks_for_it(fresh: Run):
             {"HOST": "0.0.0.0", "SPEAKER_AUTH_REQUIRED": "false"},
             "HOST is '0.0.0.0': SPEAKER_API_HOST is '0.0.0.0' and SPEAKER_AUTH_REQUIRED is false: without",
         ),
+        ({"SPEAKER_AUTH_REQUIRED": "perhaps"}, "SPEAKER_AUTH_REQUIRED: "),
         ({"PROFILES": "qwen3"}, "PROFILES: Unknown profile 'qwen3'. Known: "),
         ({"WEIGHTS": "/no/such"}, "WEIGHTS: there is no folder /no/such"),
         (

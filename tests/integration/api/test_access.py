@@ -779,11 +779,36 @@ def test_without_redis_reads_go_on(start: Start, valkey: Any, monkeypatch: pytes
 def test_beyond_loopback_the_registry_needs_keys(registry: Registry):
     """It does not come up where nobody could come in, or everybody."""
     world = ApiSettings(host="0.0.0.0")
-    with pytest.raises(NoWayIn, match="API keys are needed; there is none yet"):
+    with pytest.raises(NoWayIn, match="need an API key, and there is none that could make others"):
         open_access(world, AccessSettings(), RateSettings(), registry.registrar)
     with pytest.raises(NoWayIn, match="listens on loopback only"):
         open_access(world, AccessSettings(required=False), RateSettings(), registry.registrar)
     assert open_access(world, CLOSED, RateSettings(), registry.registrar).required
+
+
+@pytest.mark.parametrize(
+    ("api", "access", "reason"),
+    [
+        ({}, {"required": True}, "SPEAKER_AUTH_REQUIRED is true, so"),
+        ({"host": "0.0.0.0"}, {"required": True}, "SPEAKER_AUTH_REQUIRED is true, so"),
+        ({"host": "0.0.0.0"}, {}, "SPEAKER_API_HOST is '0.0.0.0', which is not loopback, so"),
+        ({"trusted_proxies": "10.0.0.0/8"}, {}, "SPEAKER_API_TRUSTED_PROXIES is set, so"),
+    ],
+)
+def test_who_lacks_a_first_key_is_told_which_setting_asks_for_it_and_how_to_make_one(
+    registry: Registry, api: dict[str, Any], access: dict[str, Any], reason: str
+):
+    """Another setting than the one they know of would send them looking in the wrong place."""
+    with pytest.raises(NoWayIn) as caught:
+        open_access(
+            ApiSettings.model_validate(api),
+            AccessSettings.model_validate(access),
+            RateSettings(),
+            registry.registrar,
+        )
+    assert str(caught.value).startswith(reason)
+    assert "new-key --out FILE" in str(caught.value)
+    assert "SPEAKER_AUTH_BOOTSTRAP_KEY_FILE" in str(caught.value)
 
 
 def test_a_key_from_before_is_a_way_in(start: Start):
