@@ -18,7 +18,13 @@ import httpx
 import obstore
 import structlog
 from botocore.config import Config
-from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError, IncompleteReadError
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    HTTPClientError,
+    IncompleteReadError,
+    NoCredentialsError,
+)
 from botocore.exceptions import ConnectionError as ConnectionFailed
 from botocore.parsers import ResponseParserError
 from obstore.auth.boto3 import Boto3CredentialProvider
@@ -43,8 +49,15 @@ _SETTINGS = {
     "AccessDenied": "SPEAKER_STORE_ACCESS_KEY_ID",
     "InvalidAccessKeyId": "SPEAKER_STORE_ACCESS_KEY_ID",
     "SignatureDoesNotMatch": "SPEAKER_STORE_ACCESS_KEY_ID",
+    "NoCredentialsError": "SPEAKER_STORE_ACCESS_KEY_ID",
+    "PartialCredentialsError": "SPEAKER_STORE_ACCESS_KEY_ID",
+    "CredentialRetrievalError": "SPEAKER_STORE_ACCESS_KEY_ID",
 }
-"""The setting that is most likely wrong, by the code of an S3 error."""
+"""The setting that is most likely wrong, by the code of an S3 error, or the class of one of boto3's own."""
+_NO_CREDENTIALS = (
+    "no credentials are given by SPEAKER_STORE_ACCESS_KEY_ID and SPEAKER_STORE_SECRET_ACCESS_KEY (or …_FILE),"
+    " and boto3 finds none (AWS_*, its files, web identity, the machine's role)"
+)
 _PASSING = (ConnectionFailed, HTTPClientError, IncompleteReadError, ResponseParserError)
 _MISSING = {"404", "NoSuchBucket"}
 _CREATED_MEANWHILE = {"BucketAlreadyOwnedByYou", "BucketAlreadyExists", "OperationAborted"}
@@ -61,7 +74,7 @@ class StoreUnreachable(StoreUnfit):
 
 
 def connect(settings: StoreSettings, *, request_seconds: float, retry_seconds: float) -> S3Store:
-    """A client of the bucket, which it does not talk to yet. ValueError where no credentials are found."""
+    """A client of the bucket, which it does not talk to yet. StoreUnfit where no credentials are found."""
     options: dict[str, Any] = {"endpoint": settings.endpoint} if settings.endpoint else {}
     if settings.region:
         options["region"] = settings.region
@@ -95,13 +108,20 @@ def _credentials(settings: StoreSettings) -> Callable[[], "S3Credential"]:
     """Always a provider: left alone, obstore would mix keys given here with an AWS_SESSION_TOKEN."""
     key_id, secret = settings.access_key_id, settings.secret
     if not key_id or not secret:
-        return Boto3CredentialProvider()
+        try:
+            return Boto3CredentialProvider()
+        except ValueError:
+            raise _without_credentials(settings) from None
     return lambda: {
         "access_key_id": key_id,
         "secret_access_key": secret,
         "token": None,
         "expires_at": None,
     }
+
+
+def _without_credentials(settings: StoreSettings) -> StoreUnfit:
+    return StoreUnfit(describe(settings, _NO_CREDENTIALS, code=NoCredentialsError.__name__))
 
 
 class BucketClock:
@@ -194,8 +214,11 @@ def prepare_bucket(settings: StoreSettings) -> None:
         ) from None
     except _PASSING as error:
         raise StoreUnreachable(describe(settings, f"{type(error).__name__}: {error}")) from None
+    except NoCredentialsError:
+        raise _without_credentials(settings) from None
     except (BotoCoreError, ValueError) as error:
-        raise StoreUnfit(describe(settings, f"{type(error).__name__}: {error}")) from None
+        name = type(error).__name__
+        raise StoreUnfit(describe(settings, f"{name}: {error}", code=name)) from None
 
 
 def describe(settings: StoreSettings, cause: str, *, code: str = "") -> str:

@@ -5,6 +5,8 @@
 
 import ipaddress
 import re
+import stat
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Literal, Self
 from urllib.parse import quote, unquote, urlsplit
@@ -13,7 +15,6 @@ from pydantic import (
     AfterValidator,
     BeforeValidator,
     Field,
-    FilePath,
     SecretStr,
     ValidationError,
     model_validator,
@@ -48,6 +49,20 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def _readable(path: Path) -> Path:
+    """Raises ValueError. Whoever opens it later could not name the variable that it is from."""
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would wait for its writer
+            raise ValueError("this is no regular file")
+        path.open("rb").close()
+    except OSError as error:
+        raise ValueError(f"this file cannot be read: {error.strerror}") from None
+    return path
+
+
+ReadableFile = Annotated[Path, AfterValidator(_readable)]
+
+
 def _secret_of(given: SecretStr | None, file: Path | None) -> str | None:
     """As it was given, or from the file."""
     if file:
@@ -79,9 +94,9 @@ class StoreSettings(BaseSettings):
     """Without keys here, boto3 looks for them: AWS_*, its files, web identity, the machine's role."""
     secret_access_key: SecretStr | None = None
     """Goes with the key id; rather give a file."""
-    secret_access_key_file: FilePath | None = None
+    secret_access_key_file: ReadableFile | None = None
     """A file holding the secret key, as container secrets are mounted."""
-    ca_file: FilePath | None = None
+    ca_file: ReadableFile | None = None
     """Certificates (PEM) of a private authority that signed the endpoint's."""
     allow_http: bool = False
     """Send audio and signatures in the clear to an endpoint on another machine."""
@@ -101,9 +116,17 @@ class StoreSettings(BaseSettings):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if bool(self.access_key_id) != bool(self.secret_access_key or self.secret_access_key_file):
-            raise ValueError("access_key_id and secret_access_key (or its file) go together")
+            raise ValueError(
+                "SPEAKER_STORE_ACCESS_KEY_ID and SPEAKER_STORE_SECRET_ACCESS_KEY (or …_FILE) go together: "
+                "one of the two is missing"
+            )
+        if self.access_key_id and not self.secret:
+            raise ValueError(f"SPEAKER_STORE_SECRET_ACCESS_KEY_FILE: {self.secret_access_key_file} is empty")
         if self.endpoint and not self.allow_http and not _private(self.endpoint):
-            raise ValueError("endpoint is plain http on another machine: use https, or set allow_http")
+            raise ValueError(
+                f"SPEAKER_STORE_ENDPOINT: {without_credentials(self.endpoint)} is plain http on another "
+                "machine; use https, or set SPEAKER_STORE_ALLOW_HTTP=true"
+            )
         return self
 
     @property
@@ -161,12 +184,13 @@ class UploadLimits(BaseSettings):
     def _some_length_is_accepted(self) -> Self:
         if self.min_seconds > self.max_seconds:
             raise ValueError(
-                f"min_seconds {self.min_seconds:g} is more than max_seconds {self.max_seconds:g}"
+                f"SPEAKER_UPLOAD_MIN_SECONDS is {self.min_seconds:g}, which is more than "
+                f"SPEAKER_UPLOAD_MAX_SECONDS, {self.max_seconds:g}"
             )
         if self.held_bytes < 2 * self.max_bytes:
             raise ValueError(
-                f"held_bytes {self.held_bytes} is less than twice max_bytes {self.max_bytes}: there would be "
-                "no room for an upload"
+                f"SPEAKER_UPLOAD_HELD_BYTES is {self.held_bytes}, which is less than twice "
+                f"SPEAKER_UPLOAD_MAX_BYTES, {self.max_bytes}: there would be no room for an upload"
             )
         return self
 
@@ -194,16 +218,32 @@ def _explained(fault: ErrorDetails, settings: type[BaseSettings] | None) -> str:
     field = str(fault["loc"][0])
     prefix = settings.model_config.get("env_prefix") if settings else None
     variable = field if field.isupper() else f"{prefix or ''}{field}".upper()
-    value = repr(without_credentials(str(fault["input"])))
-    if fault["type"] == "missing" or value in said or _secret(field, settings):
+    given = str(fault["input"])
+    value = repr(without_credentials(given))
+    if fault["type"] == "missing" or value in said:
         return f"{variable}: {said}"
+    if not _may_be_shown(field, given, settings):
+        return f"{variable}: {said}; its value may be a secret, and is not shown"
     return f"{variable}: {said}; it is {value:.200}"
 
 
-def _secret(field: str, settings: type[BaseSettings] | None) -> bool:
-    """By its name, or by its type."""
+def _may_be_shown(field: str, given: str, settings: type[BaseSettings] | None) -> bool:
+    """A field is secret by its name, or by its type. Where it names a file, the name is none; but some people
+    set the secret itself there.
+    """
     known = settings.model_fields.get(field) if settings else None
-    return bool(_SECRET.search(field)) or (known is not None and "SecretStr" in str(known.annotation))
+    kind = str(known.annotation) if known else ""
+    if not _SECRET.search(field) and "SecretStr" not in kind:
+        return True
+    return "Path" in kind and _lies_in_a_folder(Path(given))
+
+
+def _lies_in_a_folder(path: Path) -> bool:
+    """Whether a path begins with a folder that exists, which a secret does not."""
+    parents = path.parts[:-1]
+    with suppress(OSError):
+        return len(parents) > path.is_absolute() and Path(*parents[:2]).is_dir()
+    return False  # a part of it is too long for a name
 
 
 def _private(endpoint: str) -> bool:
@@ -259,7 +299,7 @@ class RegistrySettings(BaseSettings):
     """`redis://`, `rediss://` or `unix://`; one primary."""
     redis_password: SecretStr | None = Field(None, validation_alias="SPEAKER_REDIS_PASSWORD")
     """Instead of one in the URL; rather give a file."""
-    redis_password_file: FilePath | None = Field(None, validation_alias="SPEAKER_REDIS_PASSWORD_FILE")
+    redis_password_file: ReadableFile | None = Field(None, validation_alias="SPEAKER_REDIS_PASSWORD_FILE")
     """A file holding it, as container secrets are mounted."""
     job_seconds: int = Field(120, gt=0, le=LONGEST_JOB_SECONDS, validation_alias="SPEAKER_JOB_SECONDS")
     """One attempt, at most: a worker that takes longer is taken for hung. At most 86400."""
@@ -267,7 +307,9 @@ class RegistrySettings(BaseSettings):
     @model_validator(mode="after")
     def _one_password(self) -> Self:
         if self.redis_password and self.redis_password_file:
-            raise ValueError("redis_password and redis_password_file: give one of them")
+            raise ValueError(
+                "SPEAKER_REDIS_PASSWORD and SPEAKER_REDIS_PASSWORD_FILE are set: give one of them"
+            )
         return self
 
     @property
@@ -330,7 +372,9 @@ class WorkerSettings(BaseSettings):
     def _consistent(self) -> Self:
         if self.beat_seconds * 3 > self.lease_seconds:
             raise ValueError(
-                "lease_seconds must be at least three times beat_seconds: a late beat is no death"
+                f"SPEAKER_WORKER_LEASE_SECONDS is {self.lease_seconds}, which is less than three times "
+                f"SPEAKER_WORKER_BEAT_SECONDS, {self.beat_seconds:g}: a worker would lose its jobs for one "
+                "late beat"
             )
         return self
 
@@ -390,7 +434,7 @@ class AccessSettings(BaseSettings):
     """
     bootstrap_key: SecretStr | None = None
     """A key with all rights, to make others with. Rather give a file."""
-    bootstrap_key_file: FilePath | None = None
+    bootstrap_key_file: ReadableFile | None = None
     """A file holding it, as container secrets are mounted: `python -m services.registry_api new-key --out
     FILE` writes one that only its owner can read.
     """
@@ -406,11 +450,18 @@ class AccessSettings(BaseSettings):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.bootstrap_key and self.bootstrap_key_file:
-            raise ValueError("bootstrap_key and bootstrap_key_file: give one of them")
+            raise ValueError(
+                "SPEAKER_AUTH_BOOTSTRAP_KEY and SPEAKER_AUTH_BOOTSTRAP_KEY_FILE are set: give one of them"
+            )
         if bool(self.oidc_issuer) != bool(self.oidc_audience):
-            raise ValueError("oidc_issuer and oidc_audience go together")
+            raise ValueError(
+                "SPEAKER_AUTH_OIDC_ISSUER and SPEAKER_AUTH_OIDC_AUDIENCE go together: one of them is missing"
+            )
         if self.oidc_issuer and not _private(self.oidc_issuer):
-            raise ValueError("oidc_issuer is plain http on another machine: use https")
+            raise ValueError(
+                f"SPEAKER_AUTH_OIDC_ISSUER: {without_credentials(self.oidc_issuer)} is plain http on another "
+                "machine; use https"
+            )
         return self
 
     @property

@@ -443,14 +443,16 @@ def test_without_keys_boto3_looks_for_them(rclone_server: S3Server, monkeypatch:
 
 
 def test_without_any_keys_opening_fails(rclone_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At start, where somebody looks; not at the first upload."""
+    """At start, where somebody looks; not at the first upload. By the settings that would give some."""
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/dev/null")
     monkeypatch.setenv("AWS_CONFIG_FILE", "/dev/null")
-    with pytest.raises(ValueError, match="credentials"):
-        open_store(bucket_settings(rclone_server, access_key_id=None, secret_access_key=None))
+    keyless = bucket_settings(rclone_server, access_key_id=None, secret_access_key=None)
+    for use in (open_store, prepare_bucket):
+        with pytest.raises(StoreUnfit, match=r"^SPEAKER_STORE_ACCESS_KEY_ID: .* no credentials are given by"):
+            use(keyless)
 
 
 @pytest.fixture(scope="module")

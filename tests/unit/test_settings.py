@@ -1,5 +1,6 @@
 """What whoever sets a variable is told when its value is none that we take."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,11 +9,14 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from services.embedded.settings import EmbeddedSettings
 from services.shared.settings import (
+    AccessSettings,
     LogSettings,
     RegistrySettings,
     StoreSettings,
     UploadLimits,
+    WorkerSettings,
     explain,
+    variable_of,
 )
 
 
@@ -75,7 +79,68 @@ def test_credentials_in_a_url_are_not_shown():
 def test_of_settings_that_contradict_each_other_only_the_message_is_shown():
     """What pydantic has as their value is everything that was given."""
     said = told(StoreSettings, url="s3://voices", secret_access_key="hunter2")
-    assert said == "access_key_id and secret_access_key (or its file) go together"
+    assert said == (
+        "SPEAKER_STORE_ACCESS_KEY_ID and SPEAKER_STORE_SECRET_ACCESS_KEY (or …_FILE) go together: one of the "
+        "two is missing"
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "given"),
+    [
+        (StoreSettings, {"url": "s3://voices", "secret_access_key": "x"}),
+        (StoreSettings, {"url": "s3://voices", "endpoint": "http://s3.example.org"}),
+        (UploadLimits, {"min_seconds": 9, "max_seconds": 8}),
+        (UploadLimits, {"held_bytes": 1}),
+        (RegistrySettings, {"redis_password": "x", "redis_password_file": __file__}),
+        (WorkerSettings, {"beat_seconds": 20}),
+        (AccessSettings, {"bootstrap_key": "x", "bootstrap_key_file": __file__}),
+        (AccessSettings, {"oidc_issuer": "https://issuer.example"}),
+        (AccessSettings, {"oidc_issuer": "http://issuer.example", "oidc_audience": "x"}),
+    ],
+)
+def test_settings_that_contradict_each_other_are_called_as_they_are_set(
+    settings: type[BaseSettings], given: dict[str, Any]
+):
+    """Whoever sets variables does not know the names of our fields."""
+    said = told(settings, **given)
+    assert any(variable_of(settings, field) in said for field in given)
+    assert not any(f" {field}" in f" {said}" for field in settings.model_fields if "_" in field)
+
+
+@pytest.mark.parametrize("kind", ["missing", "folder", "unreadable"])
+def test_the_file_of_a_secret_that_cannot_be_read_is_named(kind: str, tmp_path: Path):
+    """Its name is no secret, and without it nobody knows what to look at."""
+    file = tmp_path / "key"
+    if kind == "folder":
+        file.mkdir()
+    elif kind == "unreadable":
+        file.symlink_to(file)
+    said = told(StoreSettings, url="s3://voices", access_key_id="GK1", secret_access_key_file=str(file))
+    reason = {
+        "missing": "this file cannot be read: No such file or directory",
+        "folder": "this is no regular file",
+        "unreadable": "this file cannot be read: Too many levels of symbolic links",
+    }[kind]
+    assert said == f"SPEAKER_STORE_SECRET_ACCESS_KEY_FILE: {reason}; it is '{file}'"
+
+
+@pytest.mark.parametrize("secret", ["hunter2", "hun/ter/2", "/hunter2", "/hun/ter2", "h" * 300 + "/2"])
+def test_a_secret_that_was_set_where_its_file_belongs_is_not_shown(secret: str):
+    """A mistake that is easily made, and the line goes to a log."""
+    said = told(StoreSettings, url="s3://voices", access_key_id="GK1", secret_access_key_file=secret)
+    assert said.startswith("SPEAKER_STORE_SECRET_ACCESS_KEY_FILE: this file cannot be read: ")
+    assert said.endswith("its value may be a secret, and is not shown")
+    assert secret not in said
+
+
+def test_an_empty_file_of_a_secret_is_named(tmp_path: Path):
+    """It would be passed over for whatever boto3 finds."""
+    (tmp_path / "key").write_text("\n")
+    said = told(
+        StoreSettings, url="s3://voices", access_key_id="GK1", secret_access_key_file=str(tmp_path / "key")
+    )
+    assert said == f"SPEAKER_STORE_SECRET_ACCESS_KEY_FILE: {tmp_path / 'key'} is empty"
 
 
 def test_what_is_missing_has_no_value():
