@@ -106,7 +106,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit status. `arguments`: those of the command line, if None."""
+    """Returns the exit status: 0 also for a folder, which needs nothing. `arguments`: those of the command
+    line, if None.
+    """
     _parser().parse_args(arguments)
     configure_logs()
     try:
@@ -114,8 +116,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         warn_of_unknown_variables()
         settings = StoreSettings()
         if settings.folder:
-            log.error("bucket_place.not_needed", reason="SPEAKER_STORE_URL is a folder, which can be copied")
-            return 1
+            log.info("bucket_place.not_needed", reason="SPEAKER_STORE_URL is a folder, which has no place")
+            return 0
         make_own(open_store(settings), settings, Clock())
     except ValidationError as error:
         log.error("bucket_place.failed", reason=explain(error))

@@ -16,14 +16,14 @@ PLACE = "services.shared.bucket_place"
 SECRET = "6b1f0c9a4e"
 
 
-def lines(module: str, **environment: str) -> list[dict[str, str]]:
-    """What it logs before it ends with status 1."""
+def lines(module: str, *, status: int = 1, **environment: str) -> list[dict[str, str]]:
+    """What it logs before it ends with this status."""
     given = {name: value for name, value in os.environ.items() if not name.startswith("SPEAKER_")}
     command = [sys.executable, "-m", module]
     done = subprocess.run(
         command, env={**given, **environment}, cwd=ROOT, capture_output=True, text=True, check=False
     )
-    assert done.returncode == 1
+    assert done.returncode == status
     assert SECRET not in done.stdout + done.stderr
     return [json.loads(line) for line in done.stderr.splitlines()]
 
@@ -94,3 +94,10 @@ def test_a_command_that_takes_no_arguments_does_nothing_when_it_is_given_some(mo
     assert done.returncode == (0 if argument == "--help" else 2)
     assert f"usage: python -m {module}" in done.stdout + done.stderr
     assert '"event"' not in done.stderr
+
+
+def test_a_folder_has_no_place_and_that_is_no_error(tmp_path: Path):
+    """It can be moved and copied, so the command has nothing to do, and a script that runs it goes on."""
+    [line] = lines(PLACE, status=0, SPEAKER_STORE_URL=tmp_path.as_uri())
+    assert (line["event"], line["level"]) == ("bucket_place.not_needed", "info")
+    assert line["reason"] == "SPEAKER_STORE_URL is a folder, which has no place"
