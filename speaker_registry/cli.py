@@ -17,9 +17,11 @@ from typing import IO, TYPE_CHECKING, Any, NoReturn
 import speaker_registry
 from speaker_registry import completion
 from speaker_registry.command import (
+    ADVICE,
     INTERRUPTED,
     OK,
     PIPE_CLOSED,
+    REFUSED,
     USAGE,
     CommandError,
     Output,
@@ -33,7 +35,7 @@ from speaker_registry.command import (
     status_of,
     when,
 )
-from speaker_registry.errors import ArtifactFailed, SpeakerRegistryError
+from speaker_registry.errors import ArtifactFailed, InvalidArtifact, SpeakerRegistryError
 from speaker_registry.key_commands import add_keys, show_quota
 from speaker_registry.terminal import facts, printable, table
 
@@ -115,7 +117,8 @@ def _complaint(error: Exception, as_json: bool) -> str:
     lines = [
         f"speaker-registry: {printable(message)}" + (f" ({printable(request_id)})" if request_id else "")
     ]
-    return "\n".join([*lines, *filter(None, [getattr(error, "usage", "")])])
+    advice = ADVICE.get(error.code, "") if isinstance(error, SpeakerRegistryError) else ""
+    return "\n".join([*lines, *filter(None, [getattr(error, "usage", ""), advice and f"hint: {advice}"])])
 
 
 def _local_code(error: Exception) -> str:
@@ -192,8 +195,8 @@ def clip(client: "RegistryClient", arguments: argparse.Namespace) -> Output | No
 
 
 def put(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
-    source = sys.stdin.buffer if arguments.file == "-" else Path(arguments.file)
-    made = client.put(arguments.speaker, arguments.profile, source, fingerprint=arguments.fingerprint)
+    data = _artifact(arguments.file)
+    made = client.put(arguments.speaker, arguments.profile, data, fingerprint=arguments.fingerprint)
     text = (
         f"{printable(made.voice)}@{made.version} is {made.state} for {printable(made.profile)}: {made.digest}"
     )
@@ -303,6 +306,21 @@ def _clip(argument: str | None) -> Path | IO[bytes] | None:
     if argument == "-":
         return sys.stdin.buffer
     return None if argument is None else Path(argument)
+
+
+def _artifact(argument: str) -> bytes:
+    """Raises `CommandError` for what is no safetensors file, before it is sent."""
+    from speaker_registry.artifact import read_tensors  # noqa: PLC0415  only this command needs them
+    from speaker_registry.session import read_clip  # noqa: PLC0415
+
+    data = read_clip(sys.stdin.buffer if argument == "-" else Path(argument), "artifact")
+    try:
+        read_tensors(data)
+    except InvalidArtifact as error:
+        where = "standard input" if argument == "-" else argument
+        message = f"{where} is no artifact: {error.message}; accepted: a safetensors file"
+        raise CommandError(message, status=REFUSED) from None
+    return data
 
 
 def _embedding(argument: str | None) -> Any:

@@ -37,6 +37,21 @@ EXIT_CODES = {
 """What the help says of them. 4 and 8 mean the same for `gh`."""
 
 
+ADVICE = {
+    "voice_exists": "`speaker-registry delete NAME` deletes it, so that it can be registered again",
+    "embedding_dim_mismatch": "`speaker-registry put NAME@REF FILE --profile P` brings an embedding for one "
+    "profile, in a safetensors file, to a voice that was registered with a clip",
+    "artifact_not_found": "`speaker-registry extract NAME@REF --profile P` has it made",
+    "artifact_stale": "`speaker-registry extract NAME@REF --profile P` has a new one made",
+    "artifact_failed": "`speaker-registry extract NAME@REF --profile P --force` tries it again",
+    "artifact_not_ready": "`speaker-registry wait NAME@REF --timeout SECONDS` waits for it",
+    "artifact_schema": "`speaker-registry put NAME@REF FILE --profile P --fingerprint SHA256` says what made "
+    "a file that does not say it itself",
+    "invalid_api_key": "the environment variable SPEAKER_REGISTRY_API_KEY gives the key",
+}
+"""What the command line has for what a message of the registry advises to do by HTTP, by the error's code."""
+
+
 class CommandError(Exception):
     """A command cannot be carried out as it stands, whatever the registry says."""
 

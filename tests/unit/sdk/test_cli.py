@@ -16,9 +16,10 @@ import httpx
 import pytest
 
 import speaker_registry
+from speaker_registry import errors
 from speaker_registry.artifact import ComputedOn
-from speaker_registry.cli import main, write_atomically
-from speaker_registry.command import EXIT_CODES
+from speaker_registry.cli import main, parser, write_atomically
+from speaker_registry.command import ADVICE, EXIT_CODES
 from tests.unit.sdk.fake_registry import (
     ECAPA,
     QWEN,
@@ -408,6 +409,45 @@ def test_an_error_of_the_registry_is_one_line_and_no_traceback(run: Run, registr
     assert run("show", "bob", "--json").error == {
         "code": "voice_not_found", "message": "no", "param": "name", "request_id": "req_9",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("code", ADVICE)
+def test_an_error_that_advises_a_request_is_followed_by_the_command_for_it(
+    run: Run, registry: FakeRegistry, code: str
+):
+    """Whoever uses the command line need not know the routes. Programs act on the code."""
+    registry.faults.append(error_answer(409, code, "delete it first via DELETE /v1/audio/voices/bob."))
+    assert run("show", "bob").err.splitlines() == [
+        "speaker-registry: delete it first via DELETE /v1/audio/voices/bob.",
+        f"hint: {ADVICE[code]}",
+    ]
+    registry.faults.append(error_answer(409, code, "no"))
+    assert "hint" not in run("show", "bob", "--json").err
+
+
+def test_the_advised_commands_are_ones_that_there_are():
+    """With their options; and the codes are those of errors."""
+    assert ADVICE.keys() <= errors.BY_CODE.keys()
+    commands = [
+        words for said in ADVICE.values() for words in re.findall(r"`speaker-registry ([^`]*)`", said)
+    ]
+    assert len(commands) == len(ADVICE) - 1
+    for words in commands:
+        parser().parse_args(words.replace("SECONDS", "60").split())
+
+
+@pytest.mark.parametrize("content", [b"RIFF", b"", b"\x02\0\0\0\0\0\0\0{]"])
+def test_what_is_no_safetensors_file_is_not_sent(
+    run: Run, registry: FakeRegistry, tmp_path: Path, content: bytes
+):
+    """The path is what whoever mistyped it looks for; the registry does not know it."""
+    path = tmp_path / "voice.pt"
+    path.write_bytes(content)
+    outcome = run("put", "alice@1", str(path), "--profile", ECAPA)
+    assert outcome.status == 1
+    assert outcome.err.startswith(f"speaker-registry: {path} is no artifact: ")
+    assert outcome.err.endswith("; accepted: a safetensors file\n")
+    assert registry.requests == []
 
 
 def test_no_registry_is_a_status_of_its_own(run: Run, registry: FakeRegistry):
