@@ -227,7 +227,8 @@ _BAD_UPLOAD = _compatible(
 _TOO_LARGE = _compatible(
     "The clip is too large, or the form.",
     413,
-    "File size exceeds maximum limit of 10MB. Got 10485761 bytes.",
+    "File size exceeds maximum limit of 10MB. Got 10485761 bytes. Accepted: clips of up to 10485760 bytes "
+    "(10 MiB); the form's other fields do not count.",
     "BadRequestError",
     "payload_too_large",
 )

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from services.registry_api.fields import Fields
-from services.registry_api.limits import too_large
+from services.registry_api.limits import clip_too_large
 from services.shared.registration import Upload
 from speaker_registry.errors import InvalidEmbedding, InvalidRequest
 from speaker_registry.names import parse_speaker_name
@@ -52,7 +52,8 @@ OPENAPI: dict[str, Any] = {
                         "audio_sample": {
                             "type": "string",
                             "format": "binary",
-                            "description": "WAV, FLAC, MP3, OGG, AAC, M4A or WebM; 1 to 30 s; 10 MiB.",
+                            "description": "WAV, FLAC, MP3, OGG, AAC, M4A or WebM; 1 to 30 s; up to 10 MiB "
+                            "(10485760 bytes), in which the other fields do not count.",
                         },
                         "speaker_embedding": {
                             "type": "string",
@@ -168,7 +169,7 @@ def _clip(fields: Fields, max_bytes: int) -> bytes | None:
     if file is None:
         return None
     if file.size is not None and file.size > max_bytes:
-        raise too_large(max_bytes, str(file.size))
+        raise clip_too_large(max_bytes, file.size)
     return file.file.read()
 
 

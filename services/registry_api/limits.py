@@ -104,24 +104,26 @@ class RequestLimits:
             return await self._app(scope, receive, send)
         upload = _is_upload(scope)
         largest = self._uploads.max_bytes + self._form_bytes if upload else MAX_JSON_BYTES
-        if refusal := _fault_of_head(scope) or _fault_of_length(scope) or self._fault_of_size(scope, largest):
+        too_large = self._form_too_large if _is_form(scope) else _body_too_large
+        refusal = (
+            _fault_of_head(scope) or _fault_of_length(scope) or _fault_of_size(scope, largest, too_large)
+        )
+        if refusal:
             return await render(Request(scope), refusal)(scope, receive, send)
         if not upload:
-            body = _CountedBody(receive, largest, self._too_large, None, self._pace)
+            body = _CountedBody(receive, largest, too_large, None, self._pace)
             return await self._app(scope, body, send)
         with self._room.held(scope) as hold:
-            body = _CountedBody(receive, largest, self._too_large, hold, self._pace)
+            body = _CountedBody(receive, largest, too_large, hold, self._pace)
             return await self._app(scope, body, send)
 
-    def _fault_of_size(self, scope: Scope, largest: int) -> SpeakerRegistryError | None:
-        """By what is said of it."""
-        said = [int(value) for name, value in scope["headers"] if name == b"content-length"]
-        return self._too_large(largest, str(said[0])) if said and said[0] > largest else None
-
-    def _too_large(self, largest: int, got: str) -> PayloadTooLarge:
-        if largest > MAX_JSON_BYTES:
-            return too_large(self._uploads.max_bytes, got)
-        return PayloadTooLarge(f"The body has {got} bytes; accepted here: {largest}.")
+    def _form_too_large(self, _: int, got: str) -> PayloadTooLarge:
+        max_clip_bytes = self._uploads.max_bytes
+        return PayloadTooLarge(
+            f"{_in_vllm_omnis_words(max_clip_bytes, got)} This counts the whole form. Accepted: a clip of up "
+            f"to {_exactly(max_clip_bytes)}, and {self._form_bytes} bytes for all else in the form.",
+            param="audio_sample",
+        )
 
 
 class _Room:
@@ -170,7 +172,23 @@ class _Room:
 
 
 def _is_upload(scope: Scope) -> bool:
-    return scope["method"] == "PUT" or (scope["method"], scope["path"]) == UPLOAD
+    return scope["method"] == "PUT" or _is_form(scope)
+
+
+def _is_form(scope: Scope) -> bool:
+    return (scope["method"], scope["path"]) == UPLOAD
+
+
+def _fault_of_size(
+    scope: Scope, largest: int, too_large: Callable[[int, str], PayloadTooLarge]
+) -> SpeakerRegistryError | None:
+    """By what is said of the body."""
+    said = [int(value) for name, value in scope["headers"] if name == b"content-length"]
+    return too_large(largest, str(said[0])) if said and said[0] > largest else None
+
+
+def _body_too_large(largest: int, got: str) -> PayloadTooLarge:
+    return PayloadTooLarge(f"The body has {got} bytes; accepted here: {largest}.")
 
 
 def _fault_of_length(scope: Scope) -> SpeakerRegistryError | None:
@@ -267,9 +285,19 @@ class _CountedBody:
             ) from None
 
 
-def too_large(max_clip_bytes: int, got: str) -> PayloadTooLarge:
-    """In vLLM-Omni's words."""
+def clip_too_large(max_clip_bytes: int, size: int) -> PayloadTooLarge:
+    """Of the file itself, without the rest of its form."""
     return PayloadTooLarge(
-        f"File size exceeds maximum limit of {max_clip_bytes / 1024**2:g}MB. Got {got} bytes.",
+        f"{_in_vllm_omnis_words(max_clip_bytes, str(size))} Accepted: clips of up to "
+        f"{_exactly(max_clip_bytes)}; the form's other fields do not count.",
         param="audio_sample",
     )
+
+
+def _in_vllm_omnis_words(max_clip_bytes: int, got: str) -> str:
+    """Its clients look for this sentence. What it calls MB are MiB."""
+    return f"File size exceeds maximum limit of {max_clip_bytes / 1024**2:g}MB. Got {got} bytes."
+
+
+def _exactly(size: int) -> str:
+    return f"{size} bytes ({size / 1024**2:g} MiB)"

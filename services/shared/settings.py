@@ -156,7 +156,7 @@ class UploadLimits(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="SPEAKER_UPLOAD_", env_ignore_empty=True, frozen=True)
 
     max_bytes: int = Field(10 * 1024**2, gt=0)
-    """Of the file as uploaded."""
+    """Of a clip's file as uploaded, 10 MiB by default. The form may have 256 KiB besides it."""
     min_seconds: float = Field(1.0, gt=0)
     """A clip of exactly this length is accepted. Below, speaker encoders have little to go by."""
     max_seconds: float = Field(LONGEST_CLIP_SECONDS, gt=0)

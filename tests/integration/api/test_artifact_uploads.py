@@ -287,7 +287,8 @@ def test_unknown_voices_versions_and_profiles_are_not_found(registry: Registry, 
 
 def test_a_file_that_is_too_large_is_refused(registry: Registry, name: str, brought: bytes):
     response = put(registry, name, bytes(11 * 1024**2))
-    refused(response, 413, "payload_too_large", "10MB")
+    refused(response, 413, "payload_too_large", "The body has 11534336 bytes; accepted here: 10747904.")
+    assert response.json()["error"]["param"] is None, "there is no form"
 
 
 @pytest.mark.parametrize("ref_text", [None, "What is said."])

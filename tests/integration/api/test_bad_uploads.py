@@ -26,6 +26,11 @@ from tests.unit.audio.bad_clips import BAD, BadClip
 GOOD = "good"
 VOICES = "/v1/audio/voices"
 MIB = 1024**2
+ACCEPTED_CLIP = "Accepted: clips of up to 10485760 bytes (10 MiB); the form's other fields do not count."
+ACCEPTED_FORM = (
+    "This counts the whole form. Accepted: a clip of up to 10485760 bytes (10 MiB), and 262144 bytes for all "
+    "else in the form."
+)
 FORMS = "multipart/form-data, and without a file application/x-www-form-urlencoded"
 
 
@@ -387,7 +392,7 @@ def test_no_body_at_all_is_refused(registry: Registry):
 def test_a_clip_of_one_byte_too_many_is_refused(registry: Registry):
     """The boundary itself: 10 MiB are taken."""
     response = registry.post_voice("new", clip=bytes(10 * MIB + 1))
-    says = "File size exceeds maximum limit of 10MB. Got 10485761 bytes."
+    says = f"File size exceeds maximum limit of 10MB. Got 10485761 bytes. {ACCEPTED_CLIP}"
     check(response, says, status=413, code="payload_too_large", param="audio_sample")
 
 
@@ -405,7 +410,7 @@ def test_a_body_that_declares_too_much_is_refused_before_it_is_sent(registry: Re
         f"Content-Type: {CONTENT_TYPE['Content-Type']}",
     ]
     answer = raw.ask(registry.port, raw.head("POST", VOICES, *lines))
-    says = "File size exceeds maximum limit of 10MB. Got 10000000000 bytes."
+    says = f"File size exceeds maximum limit of 10MB. Got 10000000000 bytes. {ACCEPTED_FORM}"
     check(answer, says, status=413, code="payload_too_large", param="audio_sample")
 
 
@@ -417,7 +422,7 @@ def test_a_caller_who_sends_far_too_much_still_gets_to_read_why(registry: Regist
     headers = {**CONTENT_TYPE, **({} if chunked else {"Content-Length": str(len(body))})}
     response = registry.client.post(VOICES, content=pieces, headers=headers)
     got = "more than 10747904" if chunked else str(len(body))
-    says = f"File size exceeds maximum limit of 10MB. Got {got} bytes."
+    says = f"File size exceeds maximum limit of 10MB. Got {got} bytes. {ACCEPTED_FORM}"
     check(response, says, status=413, code="payload_too_large", param="audio_sample")
 
 
@@ -426,7 +431,7 @@ def test_a_clip_without_declared_length_is_counted_as_it_arrives(registry: Regis
     body = whole_form(audio_sample=bytes(10 * MIB + 1))
     pieces = (body[start : start + 65536] for start in range(0, len(body), 65536))
     response = registry.client.post(VOICES, content=pieces, headers=CONTENT_TYPE)
-    says = "File size exceeds maximum limit of 10MB. Got 10485761 bytes."
+    says = f"File size exceeds maximum limit of 10MB. Got 10485761 bytes. {ACCEPTED_CLIP}"
     check(response, says, status=413, code="payload_too_large", param="audio_sample")
 
 
