@@ -21,6 +21,7 @@ from pydantic import BaseModel, Field, ValidationError
 from speaker_registry.artifact import canonical_json
 from speaker_registry.errors import InvalidEmbedding, InvalidReference, InvalidRequest, Unavailable
 from speaker_registry.exchange import Plan, Policy, Reply, Request, exchange
+from speaker_registry.faults import refusal
 from speaker_registry.names import DEFAULT, SpeakerName, parse_reference, parse_speaker_name
 from speaker_registry.schemas import (
     ApiKey,
@@ -373,8 +374,8 @@ def key_request(
         )
     except ValidationError as error:
         fault = error.errors()[0]
-        place = str(fault["loc"][0])
-        raise InvalidRequest(f"'{place}' is {fault['input']!a:.80}: {fault['msg']}", param=place) from None
+        said = refusal(fault, fault["loc"], ApiKeyRequest.model_json_schema())
+        raise InvalidRequest(said, param=str(fault["loc"][0])) from None
 
 
 def _given(**values: str | None) -> dict[str, str]:

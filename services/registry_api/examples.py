@@ -158,7 +158,7 @@ def _compatible(description: str, status: int, message: str, kind: str, reason: 
 
 _INVALID = _error(
     "A parameter is not what is accepted; the message names it.",
-    "'limit' is '0': input should be greater than or equal to 1.",
+    "'limit' is '0'; accepted: a whole number from 1 to 100.",
     "invalid_request",
 )
 _BAD_NAME = _error(
@@ -266,7 +266,7 @@ _BAD_COMPATIBLE_NAME = _compatible(
 _BAD_PARAMETER = _compatible(
     "A parameter is not what is accepted; the message names it.",
     400,
-    "'limit' is '0': input should be greater than or equal to 1.",
+    "'limit' is '0'; accepted: a whole number from 1 to 100.",
     "BadRequestError",
     "invalid_request",
 )

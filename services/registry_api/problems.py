@@ -17,7 +17,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Match
 
 from services.registry_api.headers import safe_headers
-from services.registry_api.parameters import body_fields, unknown
+from services.registry_api.parameters import explain
 from services.registry_api.signals import ERROR_CODE, route_of
 from speaker_registry import errors
 from speaker_registry.artifact import canonical_json
@@ -155,10 +155,14 @@ def add_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     def _invalid(request: Request, error: RequestValidationError) -> Response:
-        return render(request, _from_validation(request, error))
+        return render(request, explain(request, error))
 
     @app.exception_handler(HTTPException)
     def _http(request: Request, error: HTTPException) -> Response:
+        if isinstance(
+            error.__cause__, SpeakerRegistryError
+        ):  # ours, of a JSON body that is too large or slow
+            return render(request, error.__cause__)
         allowed = _allowed_methods(request) if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED else ""
         response = render(request, _from_http(request, error, allowed), error.status_code)
         response.headers.update(error.headers or {})
@@ -183,17 +187,6 @@ def add_handlers(app: FastAPI) -> None:
         return response
 
 
-def _from_validation(request: Request, error: RequestValidationError) -> SpeakerRegistryError:
-    """The first fault, with the value as it came, and what is accepted."""
-    fault = error.errors()[0]
-    place = str(fault["loc"][-1])
-    if fault["type"] == "extra_forbidden":
-        return unknown("Field", place, body_fields(request.scope["route"]))
-    value = ascii(fault.get("input"))[:80]
-    message = f"'{place}' is {value}: {fault['msg'][:1].lower()}{fault['msg'][1:]}."
-    return errors.InvalidRequest(message, param=place)
-
-
 def _allowed_methods(request: Request) -> str:
     """Of every route with this path; the framework names those of the first only."""
     methods: set[str] = set()
@@ -210,4 +203,6 @@ def _from_http(request: Request, error: HTTPException, allowed: str) -> SpeakerR
         return errors.NotFound(f"There is no {ascii(request.url.path)[1:-1][:200]} here.")
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         return errors.InvalidRequest(f"{request.method[:20]} is not supported here; accepted: {allowed}.")
+    if error.status_code == HTTPStatus.BAD_REQUEST:  # of a body that is not even text
+        return errors.InvalidRequest("The body cannot be read; accepted: JSON in UTF-8.", param="body")
     return errors.InvalidRequest(str(error.detail))

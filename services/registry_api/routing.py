@@ -43,7 +43,7 @@ class Router(APIRouter):
             return
         check = OnlyKnownParameters()
         # After the route's rule, so that callers without a key are told that first. Before the rest, so that
-        # a refused request counts as no upload, and nothing of its body is read.
+        # a refused request counts as no upload, and waits for no decoder and no bucket.
         given = options.get("dependencies") or []
         dependencies = [*given[:1], Depends(check), *given[1:]]
         super().add_api_route(path, endpoint, **{**options, "dependencies": dependencies})

@@ -22,6 +22,8 @@ from pydantic import (
 from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from speaker_registry.faults import accepted, own_words, part
+
 _BUCKET = r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]"
 _STORE_URL = re.compile(rf"file://(localhost)?/[^?#]+|s3://{_BUCKET}(/[A-Za-z0-9_-][A-Za-z0-9._-]*)*")
 
@@ -212,19 +214,31 @@ def explain(error: ValidationError) -> str:
 
 
 def _explained(fault: ErrorDetails, settings: type[BaseSettings] | None) -> str:
-    said = fault["msg"].removeprefix("Value error, ")
     if not fault["loc"]:
-        return said  # of several fields together: their values are all that were given, secrets too
+        return own_words(fault) or fault["msg"]  # of several fields together, whose values may be secrets
     field = str(fault["loc"][0])
     prefix = settings.model_config.get("env_prefix") if settings else None
     variable = field if field.isupper() else f"{prefix or ''}{field}".upper()
-    given = str(fault["input"])
+    if fault["type"] == "missing":
+        return f"{variable}: it must be set"
+    said, given = _said(fault, field, settings), str(fault["input"])
     value = repr(without_credentials(given))
-    if fault["type"] == "missing" or value in said:
+    if value in said:
         return f"{variable}: {said}"
     if not _may_be_shown(field, given, settings):
         return f"{variable}: {said}; its value may be a secret, and is not shown"
     return f"{variable}: {said}; it is {value:.200}"
+
+
+def _said(fault: ErrorDetails, field: str, settings: type[BaseSettings] | None) -> str:
+    """What our validators say, or else what the field accepts."""
+    if own := own_words(fault):
+        return own
+    schemas = (
+        [settings.model_json_schema(by_alias=by_alias) for by_alias in (True, False)] if settings else []
+    )
+    words = next(filter(None, (accepted(part(schema, [field])) for schema in schemas)), None)
+    return f"accepted is {words}" if words else fault["msg"]
 
 
 def _may_be_shown(field: str, given: str, settings: type[BaseSettings] | None) -> bool:

@@ -331,12 +331,12 @@ def test_beyond_loopback_it_makes_a_key_and_asks_for_it(fresh: Run):
         ),
         (
             {"PORT": "http"},
-            "PORT: Input should be a valid integer, unable to parse string as an integer; it is 'http'",
+            "PORT: accepted is a whole number from 0 to 65535; it is 'http'",
         ),
         ({"DATA": "/dev/null/data"}, "DATA is /dev/null/data, which cannot be used: Not a directory."),
         (
             {"SPEAKER_MAX_UPLOADED": "0"},
-            "The api could not start: SPEAKER_MAX_UPLOADED: Input should be",
+            "The api could not start: SPEAKER_MAX_UPLOADED: accepted is a whole number of at least 1; it",
         ),
     ],
 )

@@ -50,12 +50,14 @@ def test_a_wrong_value_is_shown(monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(ValidationError) as caught:
         UploadLimits()
     assert explain(caught.value).splitlines() == [
-        "SPEAKER_UPLOAD_MAX_BYTES: Input should be a valid integer, unable to parse string as an integer; "
-        "it is '10MB'",
-        "SPEAKER_UPLOAD_DECODERS: Input should be greater than 0; it is '0'",
+        "SPEAKER_UPLOAD_MAX_BYTES: accepted is a whole number of at least 1; it is '10MB'",
+        "SPEAKER_UPLOAD_DECODERS: accepted is a whole number of at least 1; it is '0'",
     ]
-    assert told(LogSettings, level="LOUD").endswith("it is 'LOUD'")
-    assert told(RegistrySettings, SPEAKER_MAX_ATTEMPTS="9").startswith("SPEAKER_MAX_ATTEMPTS: ")
+    levels = "'DEBUG', 'INFO', 'WARNING', 'ERROR'"
+    assert told(LogSettings, level="LOUD") == f"SPEAKER_LOG_LEVEL: accepted is {levels}; it is 'LOUD'"
+    attempts = "SPEAKER_MAX_ATTEMPTS: accepted is a whole number from 1 to 4; it is '9'"
+    assert told(RegistrySettings, SPEAKER_MAX_ATTEMPTS="9") == attempts
+    assert told(RegistrySettings, max_attempts="9").endswith("a whole number from 1 to 4; it is '9'")
 
 
 def test_a_value_is_not_told_twice():
@@ -144,4 +146,4 @@ def test_an_empty_file_of_a_secret_is_named(tmp_path: Path):
 
 
 def test_what_is_missing_has_no_value():
-    assert told(StoreSettings) == "SPEAKER_STORE_URL: Field required"
+    assert told(StoreSettings) == "SPEAKER_STORE_URL: it must be set"

@@ -22,6 +22,9 @@ def address(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPEAKER_REGISTRY_URL", registry.url)
 
 
+PROFILES = "a list of 1 to 64 entries, each of them text"
+
+
 def extractions(name: str, ref: int | str = "default") -> str:
     return f"/v1/voices/{name}/versions/{ref}/extractions"
 
@@ -68,23 +71,75 @@ def test_by_force_it_is_made_again(registry: Registry, name: str):
 
 
 @pytest.mark.parametrize(
-    ("said", "status", "code"),
+    ("said", "param", "says"),
     [
-        ({"profiles": ["nonsense"]}, 404, "profile_unknown"),
-        ({"profiles": []}, 400, "invalid_request"),
-        ({"profiles": "all"}, 400, "invalid_request"),
-        ({"profile": PROFILE}, 400, "invalid_request"),
-        ({"force": "perhaps"}, 400, "invalid_request"),
-        ({"force": 0}, 400, "invalid_request"),
+        ({"profiles": []}, "profiles", f"'profiles' is []; accepted: {PROFILES}."),
+        ({"profiles": "all"}, "profiles", f"'profiles' is 'all'; accepted: {PROFILES}."),
+        ({"profiles": ["a", 5]}, "profiles", "'profiles[1]' is 5; accepted: text."),
+        (
+            {"profile": PROFILE},
+            "profile",
+            "Field 'profile' is not known here; did you mean 'profiles'? Accepted",
+        ),
+        ({"force": "perhaps"}, "force", "'force' is 'perhaps'; accepted: true or false."),
+        ({"force": 0}, "force", "'force' is 0; accepted: true or false."),
+        ("all", "body", "The body is 'all'; accepted: a JSON object with force, profiles."),
     ],
 )
-def test_what_cannot_be_asked_for_is_refused(
-    registry: Registry, name: str, said: dict[str, Any], status: int, code: str
-):
+def test_what_cannot_be_asked_for_is_refused(registry: Registry, name: str, said: Any, param: str, says: str):
+    """Before anything is begun, and with what can be asked for."""
+    registry.ready(name)
+    refused = registry.client.post(extractions(name), json=said)
+    error = refused.json()["error"]
+    assert (refused.status_code, error["code"], error["param"]) == (400, "invalid_request", param)
+    assert error["message"].startswith(says)
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (b"", "The body is missing; accepted: a JSON object with force, profiles."),
+        (
+            b'{"force": tru}',
+            "The body is no JSON: expecting value at character 10; accepted: a JSON object with",
+        ),
+        (b'{"a": "\xff"}', "The body cannot be read; accepted: JSON in UTF-8."),
+    ],
+)
+def test_a_body_that_is_no_json_is_refused(registry: Registry, name: str, body: bytes, says: str):
+    """With the place up to which it is some."""
+    registry.ready(name)
+    headers = {"Content-Type": "application/json"}
+    refused = registry.client.post(extractions(name), content=body, headers=headers)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "invalid_request")
+    assert refused.json()["error"]["message"].startswith(says)
+
+
+@pytest.mark.parametrize("sent", ["application/x-www-form-urlencoded", "text/plain", None])
+def test_json_that_is_not_said_to_be_json_is_refused_as_that(registry: Registry, name: str, sent: str | None):
+    """What `curl -d` sends without a header of its own."""
+    registry.ready(name)
+    headers = {} if sent is None else {"Content-Type": sent}
+    error = registry.client.post(extractions(name), content=b"{}", headers=headers).json()["error"]
+    assert error["message"] == f"Content-Type is '{sent or ''}'; accepted: application/json."
+    assert (error["code"], error["param"]) == ("invalid_request", "Content-Type")
+
+
+def test_json_that_turns_out_too_large_is_called_that(registry: Registry, name: str):
+    """Not damaged, which it is only because we stopped to read it."""
+    registry.ready(name)
+    pieces = (b" " * 1000 for _ in range(70))
+    headers = {"Content-Type": "application/json"}
+    response = registry.client.post(extractions(name), content=pieces, headers=headers)
+    assert (response.status_code, response.json()["error"]["code"]) == (413, "payload_too_large")
+    assert response.json()["error"]["message"] == "The body has more than 65536 bytes; accepted here: 65536."
+
+
+def test_what_there_is_not_cannot_be_extracted_from(registry: Registry, name: str):
     """Before anything is begun."""
     registry.ready(name)
-    refused = ask(registry, name, **said)
-    assert (refused.status_code, refused.json()["error"]["code"]) == (status, code)
+    refused = ask(registry, name, profiles=["nonsense"])
+    assert (refused.status_code, refused.json()["error"]["code"]) == (404, "profile_unknown")
     assert ask(registry, "nobody").status_code == 404
     assert ask(registry, name, 9).status_code == 404
 

@@ -1,0 +1,101 @@
+"""What is wrong with a value, in our words: what was given, and what is accepted. Made of what pydantic found
+and of the JSON schema that it held the value against; knows neither HTTP nor settings.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic_core import ErrorDetails
+
+Schema = Mapping[str, Any]
+
+_SHOWN_CHARACTERS = 80
+_KINDS = {
+    "array": "a list",
+    "boolean": "true or false",
+    "integer": "a whole number",
+    "number": "a number",
+    "object": "a JSON object",
+    "string": "text",
+}
+
+
+def refusal(fault: ErrorDetails, path: Sequence[str | int], schema: Schema) -> str:
+    """One clause without a full stop, such as `'limit' is '0'; accepted: a whole number from 1 to 100`.
+
+    Args:
+        path: leads from the schema to the value, by names and, in lists, by positions.
+    """
+    first, *rest = path
+    place = f"'{first}{''.join(f'[{step}]' for step in rest)}'"
+    value, words = shown(fault["input"]), accepted(part(schema, path))
+    if fault["type"] == "missing":
+        return f"{place} is missing" + (f"; accepted: {words}" if words else "")
+    if own := own_words(fault):
+        return f"{place} is {value}: {own}"
+    return f"{place} is {value}; accepted: {words}" if words else f"{place} is {value}: {fault['msg']}"
+
+
+def shown(value: object) -> str:
+    """As much of a value as fits into a message."""
+    return ascii(value)[:_SHOWN_CHARACTERS]
+
+
+def own_words(fault: ErrorDetails) -> str | None:
+    """What a validator of ours said; None where it was one of pydantic's."""
+    return fault["msg"].removeprefix("Value error, ") if fault["type"] == "value_error" else None
+
+
+def part(schema: Schema, path: Sequence[str | int]) -> Schema:
+    """What a schema says of one of its fields or entries; empty if nothing."""
+    found: Schema = _without_null(schema)
+    for step in path:
+        below = found.get("items", {}) if isinstance(step, int) else found.get("properties", {}).get(step, {})
+        found = _without_null(below)
+    return found
+
+
+def accepted(schema: Schema) -> str:
+    """What a schema accepts, in words; empty if it does not say."""
+    schema = _without_null(schema)
+    if "enum" in schema:
+        return ", ".join(map(repr, schema["enum"]))
+    kind = schema.get("type", "")
+    words = _KINDS.get(kind, "")
+    if kind in {"integer", "number"}:
+        return words + _range(schema, whole=kind == "integer")
+    if kind == "string":
+        pattern = f" like {schema['pattern']}" if "pattern" in schema else ""
+        return words + _size(schema, "minLength", "maxLength", "characters") + pattern
+    if kind == "array":
+        entries = accepted(schema.get("items", {}))
+        size = _size(schema, "minItems", "maxItems", "entries")
+        return words + size + (f", each of them {entries}" if entries else "")
+    if kind == "object" and schema.get("properties"):
+        return f"{words} with {', '.join(sorted(schema['properties']))}"
+    return words
+
+
+def _without_null(schema: Schema) -> Schema:
+    """Of what may be left out, what may be given."""
+    kinds = [one for one in schema.get("anyOf", ()) if one.get("type") != "null"]
+    return kinds[0] if len(kinds) == 1 else schema
+
+
+def _range(schema: Schema, *, whole: bool) -> str:
+    low, high = schema.get("minimum"), schema.get("maximum")
+    if whole and "exclusiveMinimum" in schema:
+        low = schema["exclusiveMinimum"] + 1
+    elif "exclusiveMinimum" in schema:
+        return f" above {schema['exclusiveMinimum']:g}" + (f", up to {high:g}" if high is not None else "")
+    if low is not None and high is not None:
+        return f" from {low} to {high}"
+    if low is not None:
+        return f" of at least {low}"
+    return f" of up to {high}" if high is not None else ""
+
+
+def _size(schema: Schema, least: str, most: str, what: str) -> str:
+    if most in schema:
+        return f" of {f'{schema[least]} to' if least in schema else 'up to'} {schema[most]} {what}"
+    return f" of {schema[least]} or more {what}" if least in schema else ""

@@ -1,0 +1,76 @@
+"""What is said of a value that is not accepted."""
+
+from typing import Annotated, Any, Literal
+
+import pytest
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from speaker_registry.faults import accepted, refusal
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        (Annotated[int, Field(ge=1, le=100)], "a whole number from 1 to 100"),
+        (Annotated[int | None, Field(gt=0, le=10**9)], "a whole number from 1 to 1000000000"),
+        (Annotated[int, Field(gt=0)], "a whole number of at least 1"),
+        (Annotated[int, Field(le=7)], "a whole number of up to 7"),
+        (Annotated[float, Field(ge=0, le=60)], "a number from 0 to 60"),
+        (Annotated[float, Field(gt=0, le=30)], "a number above 0, up to 30"),
+        (Annotated[float, Field(gt=0)], "a number above 0"),
+        (Annotated[float, Field(ge=0.5)], "a number of at least 0.5"),
+        (bool, "true or false"),
+        (str | None, "text"),
+        (Annotated[str, Field(max_length=512)], "text of up to 512 characters"),
+        (Annotated[str, Field(min_length=1)], "text of 1 or more characters"),
+        (Annotated[str | None, Field(pattern="^a+$")], "text like ^a+$"),
+        (Literal["ready", "failed"], "'ready', 'failed'"),
+        (list[str] | None, "a list, each of them text"),
+        (
+            Annotated[list[Literal["a", "b"]], Field(min_length=1, max_length=64)],
+            "a list of 1 to 64 entries, each of them 'a', 'b'",
+        ),
+        (dict[str, int], "a JSON object"),
+        (int | str, ""),
+        (Any, ""),
+    ],
+)
+def test_what_is_accepted_is_said_in_words(kind: Any, words: str):
+    """Of a type and its bounds, all of it: whoever mends one mistake must not run into the next."""
+    assert accepted(TypeAdapter(kind).json_schema()) == words
+
+
+def _even(number: int) -> int:
+    if number % 2:
+        raise ValueError("an even one is needed")
+    return number
+
+
+class Order(BaseModel):
+    """With all that can be wrong with one."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    count: Annotated[int, Field(ge=0, le=9), AfterValidator(_even)] = 0
+    names: list[str] = []
+    name: Annotated[str, Field(max_length=3)]
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"name": "a", "count": "x"}, "'count' is 'x'; accepted: a whole number from 0 to 9"),
+        ({"name": "a", "count": 10}, "'count' is 10; accepted: a whole number from 0 to 9"),
+        ({"name": "a", "count": 3}, "'count' is 3: an even one is needed"),
+        ({"name": "a", "names": ["b", 5]}, "'names[1]' is 5; accepted: text"),
+        ({"name": "a", "names": "b"}, "'names' is 'b'; accepted: a list, each of them text"),
+        ({}, "'name' is missing; accepted: text of up to 3 characters"),
+        ({"name": "é" * 100}, "'name' is '" + r"\xe9" * 19 + r"\xe; accepted: text of up to 3 characters"),
+    ],
+)
+def test_a_refusal_says_what_was_given_and_what_is_accepted(given: dict[str, Any], says: str):
+    """In our words, not in the library's."""
+    with pytest.raises(ValidationError) as caught:
+        Order.model_validate(given)
+    [fault] = caught.value.errors()
+    assert refusal(fault, fault["loc"], Order.model_json_schema()) == says
