@@ -13,6 +13,7 @@ from http import HTTPStatus
 from typing import Any, cast
 
 import h11
+import structlog
 import uvicorn
 from fastapi import FastAPI
 from starlette.requests import Request
@@ -23,13 +24,21 @@ from services.registry_api.limits import MAX_HEAD_BYTES, RequestIds
 from services.registry_api.problems import envelope, render
 from services.registry_api.signals import NO_ROUTE, OTHER_METHOD, RequestSignals
 from services.shared import metrics
+from services.shared.logs import Seldom
 from services.shared.settings import ApiSettings
 from speaker_registry.errors import InvalidRequest, Unavailable
+
+log = structlog.get_logger()
 
 HEAD_SECONDS = 10.0
 """For a request's head; for what is left of its body once it has its answer; and for whatever else is sent
 when nothing is read any more.
 """
+_TLS_BEGINS = b"\x16\x03"
+"""A handshake record of any version: RFC 8446, 5.1."""
+_TLS_TOLD_SECONDS = 60.0
+_tls_told = Seldom(_TLS_TOLD_SECONDS)
+"""By address."""
 
 
 def server_config(
@@ -140,6 +149,10 @@ class ImpatientHttp(H11Protocol):
     def data_received(self, data: bytes) -> None:
         if self._line.lingers:
             return
+        begins = self.conn.their_state is h11.IDLE and not self.conn.trailing_data[0]
+        if begins and data.startswith(_TLS_BEGINS):
+            self._refuse_tls()
+            return
         super().data_received(data)
         self._watch()
 
@@ -202,6 +215,17 @@ class ImpatientHttp(H11Protocol):
             f"This is not HTTP/1.1 as we read it. Accepted: a head of up to {MAX_HEAD_BYTES} bytes, one "
             "Content-Length of digits or one Transfer-Encoding: chunked, and no control characters.",
         )
+
+    def _refuse_tls(self) -> None:
+        """Answer a client that speaks HTTPS. It cannot read the answer, so the log tells whoever runs us."""
+        address = self.client[0] if self.client else None
+        if _tls_told.due(address):
+            log.warning(
+                "connection.speaks_https",
+                address=address,
+                reason="this port speaks HTTP: the client must use http://, or a proxy must end TLS in front",
+            )
+        self._refuse(HTTPStatus.BAD_REQUEST, "This port speaks HTTP, not HTTPS.")
 
     def _refuse(self, status: HTTPStatus, message: str) -> None:
         """Answer in place of the application, which never saw the request, and hang up."""

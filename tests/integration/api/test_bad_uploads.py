@@ -5,6 +5,7 @@ it is stored, and the voices that are there go on being served.
 import contextlib
 import io
 import socket
+import ssl
 import threading
 import time
 import zipfile
@@ -13,8 +14,11 @@ from typing import Any
 
 import httpx
 import pytest
+from structlog.testing import capture_logs
 
+from services.registry_api import server
 from services.registry_api.limits import Pace
+from services.shared.logs import Seldom
 from speaker_registry.errors import InvalidAudio
 from tests.integration.api import raw
 from tests.integration.api.conftest import Start
@@ -384,6 +388,23 @@ def test_no_body_at_all_is_refused(registry: Registry):
     """What a bare `curl -X POST` sends."""
     answer = raw.ask(registry.port, raw.head("POST", VOICES))
     check(answer, f"Content-Type is ''; accepted: {FORMS}.", param="Content-Type")
+
+
+def test_a_client_that_speaks_https_is_mentioned_in_the_log_once_a_minute(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    """It sees an error of its TLS library; only the log can say why. It may try again and again."""
+    monkeypatch.setattr(server, "_tls_told", Seldom(60))
+    context = ssl.create_default_context()
+    with capture_logs() as lines:
+        for _ in range(3):
+            with raw.connected(registry.port) as connection, pytest.raises(ssl.SSLError):
+                context.wrap_socket(connection, server_hostname="localhost")
+        until(lambda: any(line["event"] == "connection.speaks_https" for line in lines))
+    [told] = [line for line in lines if line["event"] == "connection.speaks_https"]
+    assert (told["log_level"], told["address"]) == ("warning", "127.0.0.1")
+    assert "Invalid HTTP" not in caplog.text
+    assert registry.client.get("/healthz").status_code == 200
 
 
 # -- sizes
