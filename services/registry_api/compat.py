@@ -5,7 +5,7 @@ run unchanged.
 from collections.abc import Iterator
 from typing import Annotated, Any
 
-from fastapi import Query, Request
+from fastapi import Header, Query, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
@@ -126,6 +126,19 @@ def _listing(registrar: Registrar, page: VoicePage) -> dict[str, Any]:
     }
 
 
+IdempotencyKey = Annotated[
+    str | None,
+    Header(
+        alias="Idempotency-Key",
+        description="Makes the request safe to repeat: with the same key it is answered with the version "
+        "that the first attempt made, until the voice is deleted; or, for half an hour, with one that was "
+        "there already with that clip and these words. Another request with the same key is refused (422). A "
+        "key of one voice means nothing for another.",
+        json_schema_extra={"minLength": 1, "maxLength": 255},
+    ),
+]
+
+
 @router.post(
     "",
     openapi_extra=OPENAPI,
@@ -137,6 +150,7 @@ async def create_audio_voice(
     services: ServicesDep,
     namespace: NamespaceDep,
     slots: UploadSlotsDep,
+    idempotency_key: IdempotencyKey = None,
     dedupe: Annotated[
         bool, Query(description="False: a new version even of the same clip and words.")
     ] = True,
@@ -147,17 +161,25 @@ async def create_audio_voice(
     again (same source, transcript, consent) is the same version, unless `dedupe=false`.
     """
     async with read_fields(request) as fields, slots.one():
-        return await run_in_threadpool(_register, request, services, namespace, fields, dedupe=dedupe)
+        return await run_in_threadpool(
+            _register, request, services, namespace, fields, idempotency_key=idempotency_key, dedupe=dedupe
+        )
 
 
 def _register(
-    request: Request, services: Services, namespace: str, fields: Fields, *, dedupe: bool
+    request: Request,
+    services: Services,
+    namespace: str,
+    fields: Fields,
+    *,
+    idempotency_key: str | None,
+    dedupe: bool,
 ) -> Response:
     registrar = services.registrar
     form = parse_upload(
         fields,
         max_clip_bytes=services.limits.max_bytes,
-        idempotency_key=request.headers.get("idempotency-key"),
+        idempotency_key=idempotency_key,
         dedupe=dedupe,
     )
     if form.embedding is not None:

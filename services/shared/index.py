@@ -162,7 +162,7 @@ class Also:
     number: int | None = None
     vuid: str | None = None
     idempotency: str | None = None
-    """Hash of the Idempotency-Key that a version was registered with."""
+    """Hash of the Idempotency-Key that a version was registered with, or answered with."""
     limit: int | None = None
     """So many of the newest versions."""
     before: int | None = None
@@ -395,6 +395,15 @@ class SpeakerIndex(Gate):
         return int(seq)
 
     # -- facts
+
+    def remember_answer(self, speaker_id: SpeakerId, vuid: str, idempotency: str) -> bool:
+        """A request with this Idempotency-Key is to be answered with a version that was there already, and so
+        will be its repeats within `REPEAT_SECONDS`, unless Redis is lost.
+
+        Returns False if the version is dead, or the key stands for another one.
+        """
+        arguments = {"vuid": vuid, "idempotency": idempotency, "repeats": REPEAT_SECONDS}
+        return bool(self._run("answer", speaker_id, **arguments))
 
     def apply_version(self, speaker_id: SpeakerId, seq: int, record: VersionRecord) -> bool:
         """Returns whether it is live.

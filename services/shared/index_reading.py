@@ -47,6 +47,8 @@ class IndexedSpeaker:
     """Live versions that were not read, and so are not among the speaker's."""
     census: CensusState = "settled"
     """Only a look tells it."""
+    keyed: str | None = None
+    """Vuid of the version that the Idempotency-Key of the look stands for."""
 
     @property
     def version_count(self) -> int:
@@ -99,8 +101,10 @@ def read_hash(fields: Mapping[str, str]) -> IndexedSpeaker:
 def read_look(answer: Sequence[Any]) -> IndexedSpeaker:
     """What `lua/look.lua` answers, as values."""
     count, census, *fields = answer
-    indexed = read_hash(dict(zip(fields[::2], fields[1::2], strict=True)))
-    return replace(indexed, left_out=int(count) - len(indexed.speaker.versions), census=census)
+    found = dict(zip(fields[::2], fields[1::2], strict=True))
+    indexed = read_hash(found)
+    left_out = int(count) - len(indexed.speaker.versions)
+    return replace(indexed, left_out=left_out, census=census, keyed=found.get("keyed"))
 
 
 def _versions(by_kind: Mapping[str, Mapping[str, str]]) -> Iterator[SpeakerVersion]:

@@ -178,14 +178,23 @@ class _Registration:
         for version in reversed(indexed.speaker.versions):
             if version.seq < indexed.deleting:
                 return None  # whoever wants it now must not lose it to a delete from before
-            newest = version is indexed.speaker.newest
-            if self._idempotency and version.record.idempotency == self._idempotency:
+            if version.vuid == indexed.keyed:
                 if version.record.request != self._request:
                     raise key_reused()
-            elif not (newest and self._upload.dedupe and version.record.request == self._request):
+            elif version is not indexed.speaker.newest or not self._is_just(version):
                 continue
             return Registered(indexed, version, False, _jobs_of(indexed, version))
         return None
+
+    def _is_just(self, version: SpeakerVersion) -> bool:
+        """Whether a version, which another request made, is the answer to this one as well. A repeat of this
+        one gets the same answer then, whatever has been registered meanwhile.
+        """
+        if not self._upload.dedupe or version.record.request != self._request:
+            return False
+        if self._idempotency is None:
+            return True
+        return self._registrar.index.remember_answer(self._id, version.vuid, self._idempotency)
 
     def _settled(self) -> IndexedSpeaker:
         """The speaker as the index knows it, once it is certain which of its versions count."""

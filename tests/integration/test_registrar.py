@@ -226,6 +226,36 @@ def test_one_key_for_different_requests_at_once_is_good_for_one_of_them(storage:
     assert len(storage.objects("alice")) == 3, "its record, its clip, its rendition"
 
 
+def test_a_key_that_met_a_version_that_was_there_stands_for_it(storage: Storage):
+    """A late repeat of an upload that had long been answered took the voice back from a newer one."""
+    first = storage.register("alice").version
+    met = storage.register("alice", idempotency_key="k")
+    assert (met.version.vuid, met.created) == (first.vuid, False)
+    storage.register("alice", number=2)
+    again = storage.register("alice", idempotency_key="k")
+    assert (again.version.vuid, again.created) == (first.vuid, False)
+    with pytest.raises(IdempotencyKeyReused):
+        storage.register("alice", number=3, idempotency_key="k")
+    other = storage.register("alice", idempotency_key="another")
+    assert (other.version.number, other.created) == (3, True)
+
+
+def test_a_key_that_met_a_version_means_the_same_while_others_register_it_again(storage: Storage):
+    first = storage.register("alice").version
+    storage.register("alice", idempotency_key="k")
+    storage.register("alice", number=2)
+    storage.register("alice")  # the first clip, as the newest version
+    assert storage.register("alice", idempotency_key="k").version.vuid == first.vuid
+
+
+def test_a_request_whose_first_attempt_is_on_its_way_is_no_repeat_of_another(storage: Storage):
+    """Both attempts would have been answered, with different versions."""
+    slow = _held_before_its_fact(storage, "alice", idempotency_key="k")
+    storage.register("alice")  # the same, by somebody else
+    again = storage.register("alice", idempotency_key="k")
+    assert slow().version.vuid == again.version.vuid
+
+
 @pytest.mark.parametrize("changed", [{"number": 2}, {"ref_text": "hello"}, {"description": "d"}])
 def test_an_idempotency_key_is_good_for_one_request(storage: Storage, changed: dict[str, Any]):
     storage.register("alice", idempotency_key="k")

@@ -21,6 +21,8 @@
 --   k:                           names of the a: and p: fields; what they name may be gone
 --   i:{idempotency}              vuid of the version that was registered with that key
 -- Beside it, `order`: {seq}:{vuid} of the live versions, scored by number. `look` reads single versions by these.
+-- For a while sr:place:{speaker}:{idempotency} holds the place that a request was given, and sr:answered:{speaker}:{idempotency}
+-- the vuid of the version that it was answered with because that was there already.
 -- KEYS: speaker hash, boot, events, names (of any epoch), dirty      ARGV: what the caller trusts boot to be, JSON
 local speaker, boot, events, dirty = KEYS[1], KEYS[2], KEYS[3], KEYS[5]
 local a = cjson.decode(ARGV[2])
@@ -63,6 +65,15 @@ local function unnote(vuid, field)
   if #left > 0 then redis.call('HSET', speaker, 'k:' .. vuid, ' ' .. table.concat(left, ' ')) end
 end
 local function live(vuid) return redis.call('HEXISTS', speaker, 'v:' .. vuid) == 1 end
+-- Of the version that an Idempotency-Key stands for; nothing if it is new, or that version is dead.
+local function keyed(idempotency)
+  local vuid = redis.call('HGET', speaker, 'i:' .. idempotency) or redis.call('GET', 'sr:answered:' .. a.speaker .. ':' .. idempotency)
+  return vuid and live(vuid) and vuid or nil
+end
+local function place_of(key) return cjson.decode(redis.call('GET', key) or '{"seq":0}') end
+local function place_key(idempotency) return 'sr:place:' .. a.speaker .. ':' .. idempotency end
+-- Whether a place that was given to a request is its own still, and no delete came between or may still land.
+local function is_valid(place) return place.seq > math.max(mark('tomb'), mark('rdel'), epoch) end
 -- What a version was uploaded with; `value` as in v:{vuid}.
 local function bytes_of(value)
   local record, bytes = cjson.decode(string.match(value, '^%d+:(.+)$')), 0

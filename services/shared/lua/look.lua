@@ -38,7 +38,11 @@ read_all(redis.call('ZRANGE', order, 0, 0))
 read_all(redis.call('ZRANGE', order, -1, -1))
 if a.number then read_all(redis.call('ZRANGEBYSCORE', order, a.number, a.number, 'LIMIT', 0, 1)) end
 if a.vuid then read_version(a.vuid) end
-if a.idempotency then read_version(redis.call('HGET', speaker, 'i:' .. a.idempotency) or '') end
+local by_key = a.idempotency and keyed(a.idempotency)
+if by_key then
+  read_version(by_key)
+  found[#found + 1] = 'keyed'; found[#found + 1] = by_key
+end
 if a.limit then
   local below, wanted = a.before and '(' .. a.before or '+inf', a.limit
   for _, member in ipairs(redis.call('ZREVRANGEBYSCORE', order, below, '-inf', 'LIMIT', 0, a.made and -1 or a.limit)) do

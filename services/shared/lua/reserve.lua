@@ -7,19 +7,20 @@
 -- VERSIONS, RESERVED, CENSUS, MADE (by an earlier attempt of this request, or another request with its key)
 -- Whoever asks has looked for the version before. It may have been registered since, and the place that it was given be lost
 -- with another server. It is no answer where a delete that was begun after it may still take it.
-local made = a.idempotency and redis.call('HGET', speaker, 'i:' .. a.idempotency)
-local of_made = made and redis.call('HGET', speaker, 'v:' .. made)
-if of_made and tonumber(string.match(of_made, '^%d+')) > mark('rdel') then return redis.error_reply('MADE') end
-local kept = a.idempotency and 'sr:place:' .. a.speaker .. ':' .. a.idempotency
+local made = a.idempotency and keyed(a.idempotency)
+if made and tonumber(string.match(redis.call('HGET', speaker, 'v:' .. made), '^%d+')) > mark('rdel') then
+  return redis.error_reply('MADE')
+end
+local kept = a.idempotency and place_key(a.idempotency)
 local only = a.immutable and 'sr:place:' .. a.speaker -- an immutable speaker has one place at a time, whoever has it
 local function keep(place)
   place.at = a.now
   for _, key in ipairs({kept or only, kept and only or nil}) do redis.call('SET', key, cjson.encode(place), 'EX', a.repeats + a.landing) end
 end
-local place = cjson.decode(kept and redis.call('GET', kept) or '{"seq":0}')
+local place = kept and place_of(kept) or {seq = 0}
 -- The same request again makes the same version, unless a delete came between or may still land. Not for ever: a first
 -- attempt's blobs become garbage. And no other place while its last attempt may still land: it would be there twice.
-if place.seq > math.max(mark('tomb'), mark('rdel'), epoch) then
+if is_valid(place) then
   local repeatable, landing = a.now - place.first < a.repeats, a.now - place.at < a.landing
   if (repeatable or landing) and place.request ~= a.request then return redis.error_reply('REUSED') end
   if repeatable then
