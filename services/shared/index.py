@@ -97,6 +97,12 @@ class CensusDue(Exception):
     """Before a version of this speaker is reserved, a census has to say which older ones count."""
 
 
+class FactsDue(Exception):
+    """Before a version of this speaker is reserved, the index has to be told its facts. What was stored for
+    an earlier place may have landed, and whoever stored it have died before the index was told.
+    """
+
+
 class AlreadyMade(Exception):
     """A version of this speaker has been registered with this Idempotency-Key since the caller looked."""
 
@@ -328,8 +334,8 @@ class SpeakerIndex(Gate):
             QuotaExceeded, NamespaceFull, TooManyVersions; VoiceExists: a live speaker may not be
             overwritten; RegistrationInProgress: nor one
             that another request has reserved a place for and may still register; IdempotencyKeyReused;
-            VoiceDamaged; CensusDue; AlreadyMade; Unavailable: after that, as long as the last attempt may
-            still land.
+            VoiceDamaged; CensusDue; FactsDue; AlreadyMade; Unavailable: after that, as long as the last
+            attempt may still land.
         """
         return Reservation(
             *self._run(
@@ -897,6 +903,7 @@ def _refusal(error: redis.ResponseError, speaker_id: SpeakerId) -> Exception:
         "EPOCH": EpochOver(),
         "CENSUS": CensusDue(),
         "MADE": AlreadyMade(),
+        "UNTOLD": FactsDue(),
         "RIVALS": Rivals(),
         "QUOTA": QuotaExceeded("Uploaded voice limit reached."),
         "VERSIONS": TooManyVersions("The voice has as many versions as it may have."),

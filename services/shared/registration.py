@@ -7,7 +7,6 @@ encoder.
 
 import hashlib
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -33,6 +32,7 @@ from services.shared.index import (
     AlreadyMade,
     Also,
     CensusDue,
+    FactsDue,
     NamespaceFull,
     Reservation,
     TooManyVersions,
@@ -214,7 +214,7 @@ class _Registration:
             self.served = self._repeat()
             if self.served is not None:
                 return None
-            with suppress(CensusDue, AlreadyMade):
+            try:
                 return self._registrar.index.reserve_version(
                     self._id,
                     max_speakers=settings.max_uploaded,
@@ -226,6 +226,10 @@ class _Registration:
                     request=self._request,
                     idempotency=self._idempotency,
                 )
+            except FactsDue:
+                self._registrar.index.admit(self._id)
+            except (CensusDue, AlreadyMade):
+                continue
         raise GateClosed
 
     def reserve(self, source_bytes: int) -> None:

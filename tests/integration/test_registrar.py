@@ -26,6 +26,7 @@ from services.shared.index import (
     ORPHANED_SECONDS,
     REPEAT_SECONDS,
     Claim,
+    FactsDue,
     SpeakerIndex,
     speaker_key,
 )
@@ -130,6 +131,9 @@ def test_a_request_keeps_its_place_while_it_is_repeated(storage: Storage):
     with pytest.raises(Unavailable, match="An earlier attempt of this request may still be stored"):
         attempt()
     storage.clock.sleep(LANDING_SECONDS)
+    with pytest.raises(FactsDue):  # what it stored may be there, and the index not know
+        attempt()
+    storage.index.admit(speaker_id("alice"))
     assert attempt() != first
 
 
@@ -210,6 +214,49 @@ def test_a_version_that_a_delete_may_take_is_not_made_again_for_its_key(
     again = storage.register("alice", idempotency_key="k")
     assert again.created
     assert again.version.vuid != made[0].version.vuid
+
+
+def _died_after_its_fact(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An upload that stores a version, and the index is not told; nor does housekeeping come for an hour."""
+
+    def die(*_: object) -> bool:
+        raise Unavailable("Killed.")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(storage.index, "apply_version", die)
+        with pytest.raises(Unavailable):
+            storage.register("alice", idempotency_key="k")
+    storage.clock.sleep(REPEAT_SECONDS + 2 * LANDING_SECONDS)
+
+
+def test_a_key_finds_its_version_though_the_index_was_never_told(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+):
+    _died_after_its_fact(storage, monkeypatch)
+    (version,) = storage.truth("alice").versions
+    again = storage.register("alice", idempotency_key="k")
+    assert (again.version.vuid, again.created) == (version.vuid, False)
+    assert len(storage.truth("alice").versions) == 1
+
+
+def test_an_immutable_voice_is_not_registered_again_though_the_index_was_never_told(
+    redis_client: object, opened: Open, monkeypatch: pytest.MonkeyPatch
+):
+    storage = opened(registration_policy="immutable")
+    _died_after_its_fact(storage, monkeypatch)
+    with pytest.raises(VoiceExists):
+        storage.register("alice", number=2)
+    assert len(storage.truth("alice").versions) == 1
+
+
+def test_a_voice_is_read_again_only_where_a_place_of_it_is_open(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+):
+    """Reading a thousand versions before each upload would cost more than the upload."""
+    storage.register("alice", idempotency_key="k")
+    storage.clock.sleep(2 * LANDING_SECONDS)
+    monkeypatch.setattr(storage.index, "admit", lambda *_: pytest.fail("its facts were read"))
+    assert storage.register("alice", number=2, idempotency_key="l").version.number == 2
 
 
 def test_one_key_for_different_requests_at_once_is_good_for_one_of_them(storage: Storage):

@@ -8,6 +8,7 @@
 --   census                       {high}:{put|pending}:{JSON of vuids}: of the places up to high only these versions count
 --   v:{vuid}                     {seq}:{JSON of the version record}
 --   a:{alias}  p:{alias}         {seq}:{uid}:{vuid}, the last move by hand and the highest automatic one
+--   open                         JSON: vuid -> when its place was given out last. Its fact may be in the bucket; the index was not told
 --   ra:{alias}  rdel             {seq}:{now}, the last place reserved for a move by hand; {seq}, for a tombstone
 --   rp:{alias}                   {last seq}:{JSON}, automatic moves on their way: seq -> at, vuid, serves
 --   r:{vuid}:{akey}              {winner}:{JSON of the artifact record}
@@ -216,10 +217,18 @@ local function tell_census(high, state, vuids)
   redis.call('HSET', speaker, 'census', string.format('%.0f:%s:%s', high, state, vuids))
   remove_versions(function(seq, vuid) return not counts(seq, vuid) end)
 end
+-- Places of versions that somebody may have taken and died before the index was told.
+local function open_places() return cjson.decode(redis.call('HGET', speaker, 'open') or '{}') end
+local function keep_open(places)
+  if next(places) == nil then redis.call('HDEL', speaker, 'open')
+  else redis.call('HSET', speaker, 'open', cjson.encode(places)) end
+end
 -- Returns 0: dead, 1: live, 2: live, but from before this index: not to be acknowledged before a census counts it,
 -- 3: not counted.
 local function tell_version(v)
   if not counts(v.seq, v.vuid) then return 3 end
+  local places = open_places()
+  if places[v.vuid] then places[v.vuid] = nil; keep_open(places) end
   raise_mark('seq', v.seq); raise_mark('num', v.number); raise_mark('at', v.created_at)
   if v.seq <= mark('tomb') then return 0 end
   local value = string.format('%.0f', v.seq) .. ':' .. v.record

@@ -4,7 +4,8 @@
 -- promotion automatic, vuid (its target), serves (the profiles that are ready of it)
 -- for del: unchanged (the last seq that the caller has seen)
 -- -> {seq, number, created_at, vuid}, or an error: DAMAGED, UNREADABLE, QUOTA, EXISTS, NOTFOUND, MOVED, REUSED, LANDING, FULL,
--- VERSIONS, RESERVED, CENSUS, MADE (by an earlier attempt of this request, or another request with its key)
+-- VERSIONS, RESERVED, CENSUS, MADE (by an earlier attempt of this request, or another request with its key),
+-- UNTOLD (the facts are to be told first)
 -- Whoever asks has looked for the version before. It may have been registered since, and the place that it was given be lost
 -- with another server. It is no answer where a delete that was begun after it may still take it.
 local made = a.idempotency and keyed(a.idempotency)
@@ -13,8 +14,17 @@ if made and tonumber(string.match(redis.call('HGET', speaker, 'v:' .. made), '^%
 end
 local kept = a.idempotency and place_key(a.idempotency)
 local only = a.immutable and 'sr:place:' .. a.speaker -- an immutable speaker has one place at a time, whoever has it
+-- Neither an immutable speaker nor a key may have two versions, and what landed of an earlier place may not have been told.
+if a.kind == 'ver' and (kept or only) then
+  for _, at in pairs(open_places()) do
+    if a.now - at >= a.landing and mark('listed') < at + a.landing then return redis.error_reply('UNTOLD') end
+  end
+end
 local function keep(place)
   place.at = a.now
+  local places = open_places()
+  places[place.vuid] = a.now
+  keep_open(places)
   for _, key in ipairs({kept or only, kept and only or nil}) do redis.call('SET', key, cjson.encode(place), 'EX', a.repeats + a.landing) end
 end
 local place = kept and place_of(kept) or {seq = 0}

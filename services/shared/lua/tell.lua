@@ -19,6 +19,12 @@ if admitted then
   for _, flight in ipairs(flights) do note(flight[1], flight[2]) end
 end
 if a.listed > mark('listed') then redis.call('HSET', speaker, 'listed', string.format('%.3f', a.listed)) end
+-- What was stored for these has landed by now, if it ever will, and so it is told.
+local places = open_places()
+for vuid, at in pairs(places) do
+  if at + a.window <= mark('listed') then places[vuid] = nil end
+end
+keep_open(places)
 raise_mark('seq', a.marks.seq); raise_mark('num', a.marks.number); raise_mark('at', a.marks.created_at)
 -- What the index knows already is served all the same.
 local unknown = {}
