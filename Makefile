@@ -1,27 +1,42 @@
-# Every target does its own set-up: a virtual environment in .venv with the versions of constraints.txt.
+# Every target does its own set-up: a virtual environment in .venv with the versions of constraints.txt, of what
+# the registry needs to run, or of that and of what tests and lint need.
 .DEFAULT_GOAL := help
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
+RUNNABLE := $(VENV)/.installed-to-run
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup demo run test test-processors test-full check format bench soak clean
+# Two of these would install into one environment at the same time.
+.NOTPARALLEL:
+.PHONY: help setup setup-all demo run test test-processors test-full check format bench soak clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
 
-setup: $(STAMP) ## create the virtual environment and install the pinned packages
+setup: $(RUNNABLE) ## create .venv with the pinned packages that the registry needs to run
+setup-all: $(STAMP) ## the same, with those that tests and lint need
 
-$(STAMP): pyproject.toml constraints.txt
+# $(1): what is installed, in words. $(2): the dependency groups for it.
+define install
+	@echo "Installing $(1) into $(VENV): this takes minutes the first time."
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check --upgrade -c constraints.txt pip
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[embedded,traces]' --group test --group lint
+	$(BIN)/pip install --disable-pip-version-check -c constraints.txt -e '.[embedded,traces]' $(2)
+endef
+
+$(RUNNABLE): pyproject.toml constraints.txt
+	$(call install,what the registry needs to run)
 	@touch $@
 
-demo: $(STAMP) ## a voice goes in, its artifact comes out: the whole way, on this machine, then everything stops
+$(STAMP): pyproject.toml constraints.txt
+	$(call install,what the registry and its tests need,--group test --group lint)
+	@touch $(RUNNABLE) $@
+
+demo: $(RUNNABLE) ## a voice goes in, its artifact comes out: the whole way, on this machine, then everything stops
 	@$(BIN)/python -m services.embedded demo
 
-run: $(STAMP) ## keep the embedded registry running (HOST, PORT, DATA, PROFILES, WEIGHTS)
+run: $(RUNNABLE) ## keep the embedded registry running (HOST, PORT, DATA, PROFILES, WEIGHTS)
 	@exec $(BIN)/python -m services.embedded run
 
 test: $(STAMP) ## run the whole test suite

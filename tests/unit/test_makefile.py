@@ -1,0 +1,44 @@
+"""What the make targets set up before they do their own work."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def commands(target: str, environment: Path) -> str:
+    """What make would run for a target whose virtual environment is in this folder."""
+    return subprocess.run(
+        ["make", "--dry-run", target, f"VENV={environment}"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=True,
+    ).stdout
+
+
+@pytest.mark.parametrize("target", ["setup", "demo", "run"])
+def test_who_only_wants_to_run_it_installs_nothing_for_tests(target: str, tmp_path: Path):
+    """Those packages take as long again, and the first impression is the wait. It says what it does."""
+    first = commands(target, tmp_path / "venv")
+    assert "--group" not in first
+    assert "pip install --disable-pip-version-check -c constraints.txt -e '.[embedded,traces]'" in first
+    assert first.startswith('echo "Installing what the registry needs to run into ')
+
+
+@pytest.mark.parametrize("target", ["setup-all", "test", "check", "format", "bench", "soak", "test-full"])
+def test_what_tests_and_lint_need_is_installed_for_them(target: str, tmp_path: Path):
+    """Also after `make run`, which does not bring it."""
+    (tmp_path / ".installed-to-run").touch()
+    assert "--group test --group lint" in commands(target, tmp_path)
+
+
+def test_after_the_tests_there_is_nothing_left_to_install(tmp_path: Path):
+    """Whoever has run them can run the registry."""
+    for stamp in (".installed", ".installed-to-run"):
+        (tmp_path / stamp).touch()
+    for target in ("demo", "test"):
+        assert "pip" not in commands(target, tmp_path)
