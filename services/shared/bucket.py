@@ -155,8 +155,9 @@ class BucketClock:
 
 
 class AnyKeys:
-    """The bucket by boto3, which takes every key that S3 takes. obstore is ten times as fast at listing, and
+    """The bucket by boto3, which takes every key that S3 takes. obstore is ten times as fast at listing. It
     fails where one key has an empty part, `.`, `..` or a control character: anybody's object would hide ours.
+    And it leaves out the slash at the end of a key.
 
     Every method raises `BOTO3_ERRORS`.
     """
@@ -165,7 +166,7 @@ class AnyKeys:
         self._settings = settings
         self._root = f"{settings.prefix}/" if settings.prefix else ""
 
-    def objects(self, prefix: str, after: str) -> Iterator[tuple[str, int, datetime]]:
+    def objects(self, prefix: str, after: str = "") -> Iterator[tuple[str, int, datetime]]:
         """Key, size in bytes and time of every object under a prefix whose key comes after this one."""
         start = self._root + after if after else ""
         for page in self._pages(prefix, StartAfter=start):

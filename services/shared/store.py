@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from itertools import groupby, islice, zip_longest
+from itertools import groupby, islice, starmap, zip_longest
 from time import perf_counter
 from typing import Protocol, TypeVar
 from uuid import uuid4
@@ -258,7 +258,12 @@ class ObjectStore:
         with self._translating("list"):
             self._check_folder()
             taken_at = self._clock()
-            return _listing(self._found(prefix, skips), taken_at)
+            listing = _listing(self._found(prefix, skips), taken_at)
+            if self._any_keys and any(_may_be_marker(stored, prefix) for stored in listing.objects):
+                # obstore names the marker of a folder, `a/`, as `a`, and could not delete it by that name.
+                objects = starmap(StoredObject, self._any_keys.objects(prefix))
+                return _listing((stored for stored in objects if not skips(stored.key)), taken_at)
+            return listing
 
     def listings(self, prefix: str, skips: Skips = _nothing) -> Iterator[tuple[str, TakeListing]]:
         check_prefix(prefix)
@@ -304,8 +309,7 @@ class ObjectStore:
                     yield StoredObject(last, meta["size"], meta["last_modified"])
         except InvalidPathError:
             assert self._any_keys
-            for key, size, modified in self._any_keys.objects(prefix, after=last):
-                yield StoredObject(key, size, modified)
+            yield from starmap(StoredObject, self._any_keys.objects(prefix, after=last))
 
     def delete(self, keys: Iterable[str]) -> None:
         keys = builtins.list(keys)
@@ -395,6 +399,11 @@ class ObjectStore:
         if self._folder:
             return self._folder.is_there()
         return "<Code>NoSuchKey</Code>" in str(error)
+
+
+def _may_be_marker(stored: StoredObject, prefix: str) -> bool:
+    """Consoles put an empty object `a/` where somebody makes a folder. We put no empty ones."""
+    return stored.size == 0 or not stored.key.startswith(prefix)
 
 
 def _same(listing: Listing) -> Listing:

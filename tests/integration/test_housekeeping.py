@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import boto3
 import numpy as np
 import pytest
+from botocore.config import Config
 from redis import Redis
 
 from services.shared import housekeeping
@@ -33,8 +35,11 @@ from services.shared.store import Listing, ObjectUnavailable
 from services.shared.valkey import ValkeyServer
 from speaker_registry.errors import Unavailable, VoiceDamaged, VoiceNotFound, VoiceUnreadable
 from speaker_registry.names import parse_speaker_name
+from tests.integration.api.registry import until
 from tests.integration.api.worker import StandIn
+from tests.integration.conftest import bucket_settings
 from tests.integration.storage import Storage, digest
+from tests.servers import S3Server
 
 ALICE = SpeakerId("default", "alice")
 DAY = 86_400
@@ -665,6 +670,44 @@ def test_trouble_ends_no_housekeeper(registrar: Registrar, monkeypatch: pytest.M
 
 
 # -- erasing what was deleted
+
+
+def test_markers_of_folders_go_with_a_deleted_voice(
+    moto_server: S3Server, valkey: ValkeyServer, redis_client: Redis
+):
+    """Consoles make them where somebody opens a folder. Their keys name the voice."""
+    settings = bucket_settings(moto_server)
+    registrar = open_registrar(settings, RegistrySettings(redis_url=valkey.url))
+    with closing(registrar.index):
+        housekeeper = Housekeeper(registrar, HousekeepingSettings(deleted_grace_seconds=0))
+        housekeeper.turn()
+        register(registrar, "Alice")
+        register(registrar, "Bob")
+        (vuid,) = [one.vuid for one in registrar.find("default", "alice").speaker.versions]
+        prefixes = ["default/v/bob/", ALICE.prefix, f"{ALICE.prefix}d/", ALICE.data_prefix(vuid)]
+        for prefix in prefixes:
+            put_marker(settings, prefix)
+        registrar.delete("default", "Alice")
+
+        def left() -> list[str]:
+            housekeeper.sweep()
+            return [stored.key for stored in registrar.store.list(ALICE.prefix).objects]
+
+        until(lambda: len(left()) == 1)
+        (tombstone,) = left()
+        assert ".del." in tombstone
+        assert "default/v/bob/" in {stored.key for stored in registrar.store.list("default/v/bob/").objects}
+
+
+def put_marker(settings: StoreSettings, key: str) -> None:
+    boto3.client(
+        "s3",
+        endpoint_url=settings.endpoint,
+        region_name=settings.region,
+        aws_access_key_id=settings.access_key_id,
+        aws_secret_access_key=settings.secret,
+        config=Config(s3={"addressing_style": "path"}),
+    ).put_object(Bucket=settings.bucket, Key=f"{settings.prefix}/{key}", Body=b"")
 
 
 @pytest.fixture

@@ -186,6 +186,22 @@ def test_a_key_that_only_s3_takes_hides_no_other(in_two_pages: StoreSettings, fo
     assert s3.list_objects_v2(Bucket=bucket, Prefix=key)["KeyCount"] == 0
 
 
+def test_markers_of_folders_are_listed_and_deleted_as_what_they_are(moto_server: S3Server) -> None:
+    """Consoles put an object `a/` where somebody makes a folder `a`; its name may be that of a person."""
+    settings = bucket_settings(moto_server)
+    store, s3 = open_store(settings), boto3_client(settings.endpoint)
+    markers = {"n/v/al/", "n/v/al/d/", "n/v/al/d/x/"}
+    for marker in markers:
+        s3.put_object(Bucket=settings.bucket, Key=f"{settings.prefix}/{marker}", Body=b"")
+    for key in ("n/v/al/r/1", "n/v/alice/r/1"):
+        store.put(key, b"1")
+    assert keys(store, "n/v/al/") == sorted({*markers, "n/v/al/r/1"})
+    store.delete(keys(store, "n/v/al/"))
+    left = s3.list_objects_v2(Bucket=settings.bucket, Prefix=f"{settings.prefix}/n/")["Contents"]
+    assert [found["Key"] for found in left] == [f"{settings.prefix}/n/v/alice/r/1"]
+    assert store.folders("n/v/") == ["alice"]
+
+
 def test_what_belongs_to_the_store_itself_is_not_listed(store: ObjectStore) -> None:
     """Whoever walks over all namespaces must not stumble over a probe of another process."""
     store.put(".probe/x/1", b"1")
