@@ -1,6 +1,7 @@
 """Where a bucket is, which tells a copy from the original. Knows nothing of what else is in a bucket.
 
-Each object under `_place/` is a JSON that says where the bucket was when it was made a registry's own.
+Each object under `_place/` is a JSON that says where the bucket was when it was made a registry's own. The
+one with the highest number counts. One that is damaged, or that somebody else put there, says nothing.
 
 A copy carries everything along that tells an original from other buckets. Two registries would take it for
 the same one, so a bucket that says that it is elsewhere is refused until somebody decides.
@@ -11,6 +12,7 @@ the same one, so a bucket that says that it is elsewhere is refused until somebo
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import structlog
 from pydantic import ValidationError
@@ -18,16 +20,18 @@ from pydantic import ValidationError
 from services.shared.bucket import StoreUnfit
 from services.shared.clock import Clock
 from services.shared.domain import Record
-from services.shared.facts import PlaceKey, list_several_times, parse_key
+from services.shared.facts import PlaceKey, list_several_times, parse_key, read_object
 from services.shared.logs import configure_logs
+from services.shared.metrics import INTEGRITY_FAILURES
 from services.shared.mistyped import warn_of_unknown_variables
 from services.shared.settings import LogSettings, StoreSettings, explain, without_credentials
-from services.shared.store import Store, open_store
-from speaker_registry.errors import SpeakerRegistryError, Unavailable
+from services.shared.store import ObjectUnavailable, Store, open_store
+from speaker_registry.errors import SpeakerRegistryError
 
 log = structlog.get_logger()
 
 _FOLDER = "_place/"
+_LAST_SEQ = 10**6 - 1
 
 
 class BucketCopied(StoreUnfit):
@@ -56,42 +60,103 @@ def check_place(store: Store, settings: StoreSettings, clock: Clock) -> Place | 
     """Where the bucket is, written down at the first start. None for a local folder, which people may move.
 
     Raises:
-        BucketCopied; Unavailable.
+        BucketCopied; StoreUnfit: what it says is damaged; Unavailable.
     """
     if settings.folder:
         return None
-    place = _last(store) or _put(store, settings, clock, seq=1)
+    found = _find(store)
+    place = found.place or _put(store, settings, clock, seq=1)
     if place.where != where(settings):
         raise BucketCopied(
             f"SPEAKER_STORE_URL: the bucket at '{where(settings)}' says that it is '{place.where}'. If it is "
             "a copy, make it a registry of its own by `python -m services.shared.bucket_place`. If it is the "
-            f"same bucket by another name or address, set SPEAKER_STORE_KNOWN_AS='{place.where}'"
+            f"same bucket by another name or address, set SPEAKER_STORE_KNOWN_AS='{place.where}'{found.note}"
         )
     return place
 
 
 def make_own(store: Store, settings: StoreSettings, clock: Clock) -> Place:
-    """From now on the bucket is where the settings say, and another one than it was copied from."""
-    last = _last(store)
-    return _put(store, settings, clock, seq=last.seq + 1 if last else 2)
+    """From now on the bucket is where the settings say, and another one than it was copied from.
+
+    Raises:
+        StoreUnfit: an object that somebody else put there comes after every other.
+    """
+    listed = _listed(store)
+    highest = listed[-1].seq if listed else 1
+    # Behind the last number there is none: of several with it, those of later ids come later.
+    place = _put(store, settings, clock, seq=min(highest + 1, _LAST_SEQ))
+    counts = _find(store).place
+    if counts is not None and counts != place:
+        raise StoreUnfit(
+            f"SPEAKER_STORE_URL: the object {_key_of(counts)} in the bucket comes after every other: delete "
+            "it, and run this again"
+        )
+    return place
 
 
-def _last(store: Store) -> Place | None:
-    listed = [stored.key for stored in list_several_times(store, _FOLDER, 2).objects]
-    last = max((key for key in listed if isinstance(parse_key(key), PlaceKey)), default=None)
-    if last is None:
-        return None
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What the objects under `_place/` say."""
+
+    place: Place | None
+    """The highest one that is whole. None: there is none at all."""
+    left_out: tuple[str, ...]
+    """Keys of those above it that are damaged or cannot be read."""
+
+    @property
+    def note(self) -> str:
+        """For an error message."""
+        return (
+            f". Damaged or unreadable, and so left out: {', '.join(self.left_out)}" if self.left_out else ""
+        )
+
+
+def _find(store: Store) -> _Found:
+    """Raises `StoreUnfit` where there are some, and none of them is whole: a copy must not pass for the
+    original.
+    """
+    left_out: list[str] = []
+    for key in reversed(_listed(store)):
+        place = _read(store, key)
+        if place is not None:
+            return _Found(place, tuple(left_out))
+        left_out.append(_key_of(key))
+    if left_out:
+        raise StoreUnfit(
+            "SPEAKER_STORE_URL: the bucket does not say where it is, because these objects are damaged or "
+            f"cannot be read: {', '.join(left_out)}. Restore them from a backup. Or, if the bucket is a copy "
+            "of another registry's, run `python -m services.shared.bucket_place`; if it is not, delete them"
+        )
+    return _Found(None, ())
+
+
+def _listed(store: Store) -> list[PlaceKey]:
+    """Lowest first. From two listings: one may leave out the highest."""
+    listed = (parse_key(stored.key) for stored in list_several_times(store, _FOLDER, 2).objects)
+    return sorted((key for key in listed if isinstance(key, PlaceKey)), key=lambda key: (key.seq, key.uid))
+
+
+def _read(store: Store, key: PlaceKey) -> Place | None:
+    """None if it is damaged or cannot be read, which is logged."""
     try:
-        return Place.model_validate_json(store.get(last))
-    except FileNotFoundError:  # listed a moment ago
-        raise Unavailable("The object store lists an object that it does not return.") from None
-    except ValidationError:
-        raise StoreUnfit(f"SPEAKER_STORE_URL: the object {last} in the bucket is damaged") from None
+        body = read_object(store, _key_of(key))
+        place = Place.model_validate_json(body or b"")
+        if (place.seq, place.uid) != (key.seq, key.uid):
+            raise ValueError("the record is of another place than its key says")
+    except (ValueError, ObjectUnavailable) as error:
+        log.error("place.damaged", key=_key_of(key), error=str(error))
+        INTEGRITY_FAILURES.labels("record").inc()
+        return None
+    return place
+
+
+def _key_of(place: PlaceKey | Place) -> str:
+    return f"{_FOLDER}{place.seq:06d}.{place.uid}"
 
 
 def _put(store: Store, settings: StoreSettings, clock: Clock, *, seq: int) -> Place:
     place = Place(seq=seq, uid=clock.new_id(), where=where(settings))
-    store.put(f"{_FOLDER}{seq:06d}.{place.uid}", place.to_json().encode())
+    store.put(_key_of(place), place.to_json().encode())
     log.info("bucket.placed", where=place.where, seq=seq)
     return place
 

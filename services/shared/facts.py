@@ -75,7 +75,7 @@ _MADE = re.compile(rf"made\.({_SHA256})\.json")
 _END = re.compile(r"end\.(\d{12})\.([0-9a-f]{12})[0-9a-f]{20}")
 _KEY_ID = re.compile(r"[0-9a-z]{8}")
 _MARKER = re.compile(_ID)
-_PLACE = re.compile(rf"(\d{{6}})\.{_ID}")
+_PLACE = re.compile(rf"([0-9]{{6}})\.({_ID})")
 _DATA = re.compile(r"[^/]*/v/[^/]*/d/[^/]*/(?:blob/|art/[^/]*/[^/]*\.safetensors\Z)")
 
 
@@ -247,9 +247,10 @@ class MarkerKey:
 
 @dataclass(frozen=True, slots=True)
 class PlaceKey:
-    """Of the fact that says where the bucket is. The one with the highest number counts."""
+    """Of a fact that says where the bucket is. Of those that are whole the highest counts."""
 
     seq: int
+    uid: str
 
 
 SpeakerKey = (
@@ -281,7 +282,7 @@ def parse_key(key: str) -> ParsedKey | None:
         case ["_registry", name] if _MARKER.fullmatch(name):
             return MarkerKey(name)
         case ["_place", name] if match := _PLACE.fullmatch(name):
-            return PlaceKey(int(match[1]))
+            return PlaceKey(int(match[1]), match[2])
     return None
 
 

@@ -1,10 +1,12 @@
 """A copied bucket is recognised, and refused until somebody has decided whose it is."""
 
+import json
 from collections.abc import Mapping
 
 import pytest
 
 from services.shared import bucket_place
+from services.shared.bucket import StoreUnfit
 from services.shared.bucket_place import BucketCopied
 from services.shared.opening import open_registrar
 from services.shared.registrar import Registrar
@@ -44,6 +46,11 @@ def copy(rclone_server: S3Server, original: StoreSettings) -> StoreSettings:
     return settings
 
 
+def set_environment(monkeypatch: pytest.MonkeyPatch, settings: StoreSettings) -> None:
+    for name, value in environment(settings).items():
+        monkeypatch.setenv(name, value)
+
+
 def environment(settings: StoreSettings) -> Mapping[str, str]:
     return {
         "SPEAKER_STORE_URL": settings.url,
@@ -71,12 +78,65 @@ def test_a_copy_can_be_made_a_registry_of_its_own(
 ):
     """By one command; the original stays what it is."""
     before = identity(original)
-    for name, value in environment(copy).items():
-        monkeypatch.setenv(name, value)
+    set_environment(monkeypatch, copy)
     assert bucket_place.main([]) == 0
     assert identity(copy) != before
     assert identity(copy) == identity(copy)
     assert identity(original) == before
+
+
+LAST_ID = "_place/999999." + "a" * 32
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b'{"seq":1,"uid":"x","where":"elsewhere"}'])
+def test_a_damaged_object_after_all_others_says_nothing(original: StoreSettings, body: bytes):
+    """Once nothing could come after it, and no process started any more."""
+    before = identity(original)
+    open_store(original).put(LAST_ID, body)
+    assert identity(original) == before
+
+
+def test_a_copy_with_a_damaged_object_after_all_others_can_be_made_a_registry_of_its_own(
+    original: StoreSettings, copy: StoreSettings, monkeypatch: pytest.MonkeyPatch
+):
+    """Any number of times."""
+    open_store(copy).put(LAST_ID, b"of somebody else")
+    with pytest.raises(BucketCopied, match=f"left out: {LAST_ID}"):
+        opened(copy)
+    set_environment(monkeypatch, copy)
+    seen = {identity(original)}
+    for _ in range(2):
+        assert bucket_place.main([]) == 0
+        assert identity(copy) == identity(copy)
+        assert identity(copy) not in seen
+        seen.add(identity(copy))
+
+
+def test_an_object_that_comes_after_every_other_is_named(
+    copy: StoreSettings, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+):
+    """Made by hand: only a person can tell what it is for."""
+    uid = "f" * 32
+    body = json.dumps({"seq": 999_999, "uid": uid, "where": "elsewhere"})
+    open_store(copy).put(f"_place/999999.{uid}", body.encode())
+    with pytest.raises(BucketCopied, match="'elsewhere'"):
+        opened(copy)
+    set_environment(monkeypatch, copy)
+    assert bucket_place.main([]) == 1
+    assert f"_place/999999.{uid} in the bucket comes after every other: delete it" in capfd.readouterr().err
+
+
+def test_a_bucket_that_says_nothing_readable_is_refused_until_somebody_decides(
+    original: StoreSettings, copy: StoreSettings, monkeypatch: pytest.MonkeyPatch
+):
+    """A copy must not pass for the original because what tells the two apart is damaged."""
+    (place,) = [stored.key for stored in open_store(copy).list("_place/").objects]
+    open_store(copy).put(place, b"")
+    with pytest.raises(StoreUnfit, match=f"does not say where it is, .*: {place}. Restore"):
+        opened(copy)
+    set_environment(monkeypatch, copy)
+    assert bucket_place.main([]) == 0
+    assert identity(copy) != identity(original)
 
 
 def test_the_same_bucket_by_another_address_is_told_so(original: StoreSettings):
