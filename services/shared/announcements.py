@@ -15,7 +15,7 @@ from pydantic import Field
 
 from services.shared.clock import Clock
 from services.shared.domain import Record
-from services.shared.facts import AnnouncementKey, list_several_times, parse_key, read_object
+from services.shared.facts import LAST_SEQ, AnnouncementKey, list_several_times, parse_key, read_object
 from services.shared.gate import GateClosed
 from services.shared.index import SpeakerIndex
 from services.shared.metrics import INTEGRITY_FAILURES
@@ -129,7 +129,7 @@ class Announcements:
             )
         made = Announcement(
             profile=profile,
-            seq=keys[-1].seq + 1 if keys else 1,
+            seq=min(keys[-1].seq + 1, LAST_SEQ) if keys else 1,  # at the end the later id decides
             uid=self._clock.new_id(),
             fingerprint=fingerprint,
             extractor=dict(extractor),

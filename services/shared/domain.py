@@ -8,7 +8,7 @@ the same rules (`lua/`); a property test holds the two equal.
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -19,6 +19,8 @@ from speaker_registry.names import DEFAULT, LATEST, key_of_name
 Source = Literal["audio", "embedding"]
 _R = TypeVar("_R")
 
+SizeInBytes = Annotated[int, Field(ge=0, le=10**12)]
+"""More than an upload may have, and few enough to be added up in Redis."""
 GIVEN_FINGERPRINT = "given"
 """Of an artifact that somebody brought: no encoder made it, so none can make it stale."""
 
@@ -29,6 +31,7 @@ class Record(BaseModel):
     model_config = ConfigDict(
         frozen=True,
         extra="ignore",
+        allow_inf_nan=False,  # JSON has no word for them, so they would not be read back
         hide_input_in_errors=True,  # errors are logged, transcripts never
     )
 
@@ -48,7 +51,7 @@ class ArtifactRecord(Record):
     digest: str
     """`sha256:…` of the file."""
     content_digest: str
-    size: int
+    size: SizeInBytes
     tensors: dict[str, TensorInfo]
     extractor: dict[str, Any] = Field(default_factory=dict)
     untrained: bool = False
@@ -76,7 +79,7 @@ class ClipRecord(Record):
     """The uploaded clip."""
 
     sha256: str
-    size: int
+    size: SizeInBytes
     mime_type: str
     seconds: float
     sample_rate: int

@@ -47,6 +47,7 @@ from services.shared.domain import (
     VersionFact,
     VersionRecord,
     VoidFact,
+    build_of,
     fold,
 )
 from services.shared.metrics import INTEGRITY_FAILURES
@@ -55,24 +56,33 @@ from speaker_registry.names import SpeakerName, is_namespace, slug_of
 
 log = structlog.get_logger()
 
+LAST_SEQ, LAST_NUMBER, LAST_CREATED_AT, LAST_BUILD = 10**12 - 1, 10**9 - 1, 10**10 - 1, 10**4 - 1
+"""The highest that keys hold. What says more is not ours, and whoever gives these out stops there: a record
+with one more digit would be nobody's. Places follow the clock, 100 for each second, so they and `created_at`
+have these digits until the year 2286.
+"""
+MAX_RECORD_BYTES = 2**24
+"""More than any record has, and little enough to be read whole."""
 _VUIDS = TypeAdapter(tuple[str, ...])
 _HASHED_SLUG = re.compile(r"x-[0-9a-f]{40}")
 _ID = r"[0-9a-f]{32}"
 _UID = r"[0-9a-zA-Z-]{1,150}"
 _SHA256 = r"[0-9a-z]{64}"
 _WINNER = rf"{_UID}\.{_SHA256}"
-_SEQ = r"\d{12,15}"
-_NUMBER = r"\d{1,15}"
+_SEQ = r"[0-9]{12}"
+_NUMBER = r"[0-9]{1,9}"
+_CREATED_AT = r"[0-9]{1,10}"
+_AKEY = re.compile(r"[0-9a-zA-Z._-]{1,200}-[1-9][0-9]{0,3}")
 _RECORD = re.compile(rf"({_SEQ})\.([a-z]{{3}})\.([0-9a-zA-Z._-]+)")
-_VERSION = re.compile(rf"({_ID})\.({_NUMBER})\.({_NUMBER})\.({_SHA256})")
-_ALIAS = re.compile(rf"([a-z][a-z0-9._-]{{0,63}})\.({_ID})\.((?:{AUTOMATIC}\d{{12,15}}-)?{_ID})")
-_TOMBSTONE = re.compile(rf"({_NUMBER})\.({_NUMBER})\.{_ID}")
+_VERSION = re.compile(rf"({_ID})\.({_NUMBER})\.({_CREATED_AT})\.({_SHA256})")
+_ALIAS = re.compile(rf"([a-z][a-z0-9._-]{{0,63}})\.({_ID})\.((?:{AUTOMATIC}{_SEQ}-)?{_ID})")
+_TOMBSTONE = re.compile(rf"({_NUMBER})\.({_CREATED_AT})\.{_ID}")
 _ARTIFACT = re.compile(rf"({_WINNER})\.(safetensors|json)")
 _FAILURE = re.compile(rf"({_UID})\.failed")
 _VOID = re.compile(rf"{_UID}\.void")
-_ANNOUNCEMENT = re.compile(rf"({_SEQ})\.({_UID})\.json")
+_ANNOUNCEMENT = re.compile(rf"({_SEQ})\.({_ID})\.json")
 _MADE = re.compile(rf"made\.({_SHA256})\.json")
-_END = re.compile(r"end\.(\d{12})\.([0-9a-f]{12})[0-9a-f]{20}")
+_END = re.compile(r"end\.([0-9]{12})\.([0-9a-f]{12})[0-9a-f]{20}")
 _KEY_ID = re.compile(r"[0-9a-z]{8}")
 _MARKER = re.compile(_ID)
 _PLACE = re.compile(rf"([0-9]{{6}})\.({_ID})")
@@ -292,7 +302,7 @@ def _parse_of_speaker(parts: list[str]) -> SpeakerKey | None:
             return _parse_record(int(match[1]), match[2], match[3])
         case ["d", vuid, "blob", sha256] if re.fullmatch(_ID, vuid) and re.fullmatch(_SHA256, sha256):
             return BlobKey(vuid)
-        case ["d", vuid, "art", akey, name] if re.fullmatch(_ID, vuid):
+        case ["d", vuid, "art", akey, name] if re.fullmatch(_ID, vuid) and _AKEY.fullmatch(akey):
             if match := _ARTIFACT.fullmatch(name):
                 return ArtifactKey(vuid, akey, match[1], match[2] == "json")
             if match := _FAILURE.fullmatch(name):
@@ -420,12 +430,13 @@ RecordKey = VersionKey | CensusKey | ArtifactKey | FailureKey
 def _read_fact(store: Store, stored: StoredObject, key: RecordKey) -> Fact | None:
     """None: it was swept since the listing, or it is damaged and can be made anew."""
     try:
+        if stored.size > MAX_RECORD_BYTES:
+            raise ValueError(f"{stored.size} bytes are no record; accepted: {MAX_RECORD_BYTES} at most")
         body = read_object(store, stored.key)
+        return _fact_of(stored, key, body) if body is not None else None
     except ObjectUnavailable as error:
         _report("fact.unreadable", "unreadable", stored.key, error)
         return _unreadable(key)
-    try:
-        return _fact_of(stored, key, body) if body is not None else None
     except ValueError as error:
         if isinstance(key, VersionKey):
             _report("version.damaged", "record", stored.key, error)
@@ -449,7 +460,7 @@ def _fact_of(stored: StoredObject, key: RecordKey, body: bytes) -> Fact:
         case ArtifactKey():
             return ArtifactFact(key.vuid, key.akey, stored.last_modified, _read_artifact(body, key))
         case FailureKey():
-            return FailureFact(key.vuid, key.akey, FailureRecord.model_validate_json(body))
+            return FailureFact(key.vuid, key.akey, _read_failure(body, key))
 
 
 def _report(event: str, kind: str, key: str, error: Exception) -> None:
@@ -500,8 +511,15 @@ def _read_version(body: bytes, key: VersionKey, slug: str) -> VersionRecord:
 
 def _read_artifact(body: bytes, key: ArtifactKey) -> ArtifactRecord:
     record = ArtifactRecord.model_validate_json(body)
-    if record.winner != key.winner:
+    if (record.winner, record.build) != (key.winner, build_of(key.akey)):
         raise ValueError("the record is of another artifact than its key says")
+    return record
+
+
+def _read_failure(body: bytes, key: FailureKey) -> FailureRecord:
+    record = FailureRecord.model_validate_json(body)
+    if record.attempt != key.attempt:
+        raise ValueError("the record is of another attempt than its key says")
     return record
 
 

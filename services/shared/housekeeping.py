@@ -63,7 +63,7 @@ from services.shared.settings import HousekeepingSettings
 from services.shared.status import unsupported_reason
 from services.shared.store import Listing, ObjectUnavailable, StoredObject, TakeListing
 from services.shared.suspicion import confirmed
-from speaker_registry.errors import JobNotFound, LeaseExpired, Unavailable
+from speaker_registry.errors import JobNotFound, LeaseExpired, Unavailable, VoiceDamaged, VoiceUnreadable
 from speaker_registry.names import is_namespace
 
 log = structlog.get_logger()
@@ -305,7 +305,7 @@ class Housekeeper:
         """Trouble with one speaker must not keep the others from being looked after, nor the gate closed."""
         try:
             return work(speaker_id)
-        except ObjectUnavailable as error:
+        except (ObjectUnavailable, VoiceDamaged, VoiceUnreadable) as error:
             log.error("speaker.unreadable", speaker=str(speaker_id), error=str(error))
             return otherwise
         except Unavailable:

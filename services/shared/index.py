@@ -27,7 +27,7 @@ from services.shared.domain import (
     build_of,
     without_build,
 )
-from services.shared.facts import SpeakerId
+from services.shared.facts import LAST_BUILD, LAST_CREATED_AT, LAST_NUMBER, LAST_SEQ, SpeakerId
 from services.shared.gate import BOOT, Gate, GateClosed
 from services.shared.index_reading import NOTHING, Flight, IndexedSpeaker, read_hash, read_look
 from services.shared.redis_access import unavailable_without_redis
@@ -75,6 +75,7 @@ COMPLETE = "sr:complete"
 _TRIES = 3
 """The server may be lost again while a speaker is being admitted."""
 
+_LAST = {"seq": LAST_SEQ, "number": LAST_NUMBER, "created_at": LAST_CREATED_AT}
 _LOOKING_SECONDS = 120.0
 """Longer than the scripts ever put off a look, so that every call for one shows while somebody looks."""
 _LIVE, _UNSETTLED, _NOT_COUNTED = 1, 2, 3
@@ -334,8 +335,8 @@ class SpeakerIndex(Gate):
             QuotaExceeded, NamespaceFull, TooManyVersions; VoiceExists: a live speaker may not be
             overwritten; RegistrationInProgress: nor one
             that another request has reserved a place for and may still register; IdempotencyKeyReused;
-            VoiceDamaged; CensusDue; FactsDue; AlreadyMade; Unavailable: after that, as long as the last
-            attempt may still land.
+            VoiceDamaged: also where a record has the last place there is; CensusDue; FactsDue; AlreadyMade;
+            Unavailable: after that, as long as the last attempt may still land.
         """
         return Reservation(
             *self._run(
@@ -343,6 +344,7 @@ class SpeakerIndex(Gate):
                 speaker_id,
                 new=True,
                 kind="ver",
+                last=_LAST,
                 max_speakers=max_speakers,
                 bytes=bytes_to_store,
                 max_bytes=max_stored_bytes,
@@ -358,7 +360,8 @@ class SpeakerIndex(Gate):
 
     def reserve_tombstone(self, speaker_id: SpeakerId, *, unchanged: int | None = None) -> Reservation:
         """Raises `VoiceNotFound`; `AliasMoved` if `unchanged` is not its last seq any more."""
-        return Reservation(*self._run("reserve", speaker_id, new=True, kind="del", unchanged=unchanged))
+        place = self._run("reserve", speaker_id, new=True, kind="del", last=_LAST, unchanged=unchanged)
+        return Reservation(*place)
 
     def reserve_alias(self, speaker_id: SpeakerId, alias: str, *, expected: int | None = None) -> int:
         """For a move by hand. Returns the seq. The move has to be put within `PENDING_MOVE_SECONDS`.
@@ -370,7 +373,13 @@ class SpeakerIndex(Gate):
             VoiceNotFound; VoiceDamaged; AliasMoved: another move is in force, or may be on its way.
         """
         seq, *_ = self._run(
-            "reserve", speaker_id, kind="als", alias=alias, expected=expected, pending=PENDING_MOVE_SECONDS
+            "reserve",
+            speaker_id,
+            kind="als",
+            last=_LAST,
+            alias=alias,
+            expected=expected,
+            pending=PENDING_MOVE_SECONDS,
         )
         return int(seq)
 
@@ -391,6 +400,7 @@ class SpeakerIndex(Gate):
             "reserve",
             speaker_id,
             kind="als",
+            last=_LAST,
             alias=alias,
             expected=expected,
             automatic=True,
@@ -533,7 +543,7 @@ class SpeakerIndex(Gate):
 
         Args:
             job: the record's fields, `id` and `ns` among them. force: compute it also where it is ready or
-            was given up.
+            was given up. max_builds: of one artifact; None: as many as keys can tell apart.
 
         Raises:
             Unavailable: with `force`, for a few seconds after a loss of Redis, where artifacts were published
@@ -547,7 +557,7 @@ class SpeakerIndex(Gate):
             fingerprint=fingerprint,
             base=base,
             force=force,
-            max_builds=max_builds,
+            max_builds=max_builds or LAST_BUILD,
             steal=steal,
             job=dict(job),
         )
@@ -886,6 +896,13 @@ def voice_damaged(name: str) -> VoiceDamaged:
     )
 
 
+def voice_exhausted(name: str) -> VoiceDamaged:
+    return VoiceDamaged(
+        f"A record of voice '{name}' in the bucket has the last place, number or date that there is, so none "
+        "can come after it. Delete the voice, and take another name."
+    )
+
+
 def voice_unreadable(name: str) -> VoiceUnreadable:
     """The log names the object."""
     return VoiceUnreadable(
@@ -918,6 +935,7 @@ def _refusal(error: redis.ResponseError, speaker_id: SpeakerId) -> Exception:
         "REUSED": key_reused(),
         "UNREADABLE": voice_unreadable(speaker_id.slug),
         "DAMAGED": voice_damaged(speaker_id.slug),
+        "EXHAUSTED": voice_exhausted(speaker_id.slug),
         "LANDING": Unavailable(
             "An earlier attempt of this request may still be stored: try again later.", retry_after_seconds=60
         ),

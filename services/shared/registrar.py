@@ -55,6 +55,7 @@ from speaker_registry.errors import (
     PreconditionFailed,
     QuotaExceeded,
     Unavailable,
+    VoiceDamaged,
     VoiceNotFound,
 )
 from speaker_registry.names import DEFAULT, LATEST, SpeakerName, parse_speaker_name, parse_voice_id
@@ -506,7 +507,7 @@ class Registrar:
                 )
             except AliasMoved:
                 continue
-            except VoiceNotFound:
+            except (VoiceNotFound, VoiceDamaged):
                 return None
             if self.clock.monotonic() - began > PENDING_MOVE_SECONDS:
                 return None  # nobody waits for it any more

@@ -301,7 +301,7 @@ class RegistrySettings(BaseSettings):
     """
     max_versions: int = Field(1000, gt=0, validation_alias="SPEAKER_MAX_VERSIONS")
     """Of one voice, at most. Each takes 2.5 KiB of Redis, and its texts."""
-    max_builds: int = Field(20, gt=0, validation_alias="SPEAKER_MAX_BUILDS")
+    max_builds: int = Field(20, gt=0, lt=10_000, validation_alias="SPEAKER_MAX_BUILDS")
     """Of one artifact: how often it may be made by force, or brought, at most."""
     registration_policy: Literal["overwrite", "immutable"] = Field(
         "overwrite", validation_alias="VLLM_OMNI_SPEAKER_REGISTRATION_POLICY"

@@ -429,6 +429,57 @@ def test_what_is_none_of_ours_is_no_fact(name: str):
     assert read({f"{ALICE.prefix}r/{name}": b"{}", key_of(version(1)): body_of(version(1))}) == [version(1)]
 
 
+TOP_SEQ, TOP_NUMBER, TOP_DATE = "9" * 12, "9" * 9, "9" * 10
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "default/v/alice/r/{}.ver." + f"{vuid(1)}.{{}}.{{}}.{'a' * 64}",
+        "default/v/alice/r/{}.del.{}.{}." + "b" * 32,
+    ],
+)
+def test_a_place_number_or_date_beyond_the_last_is_none_of_ours(key: str):
+    """What came after it would have a digit more, and be lost. Nobody is given these before the year 2286."""
+    assert parse_key(key.format(TOP_SEQ, TOP_NUMBER, TOP_DATE)) is not None
+    for beyond in (
+        ("1" + "0" * 12, "1", "1"),
+        ("9" * 15, "1", "1"),
+        ("0" + TOP_SEQ, "1", "1"),
+        (TOP_SEQ, "1" + "0" * 9, "1"),
+        (TOP_SEQ, "1", "253402300799"),
+    ):
+        assert parse_key(key.format(*beyond)) is None
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        f"default/v/alice/r/{'9' * 13}.als.default.{vuid(1)}.{'a' * 32}",
+        f"default/v/alice/r/{TOP_SEQ}.als.default.{vuid(1)}.auto-{'9' * 13}-{'a' * 32}",
+        f"default/v/alice/r/{'9' * 13}.cen.{'a' * 64}",
+        f"_profiles/ecapa/{'9' * 13}.{'a' * 32}.json",
+        f"_profiles/ecapa/{TOP_SEQ}.zzz.json",
+    ],
+)
+def test_more_digits_than_we_write_are_none_of_ours(key: str):
+    assert parse_key(key) is None
+
+
+@pytest.mark.parametrize("key", [key_of(fact) for fact in (version(1), moved(2, 1), deleted(3))])
+def test_digits_of_other_scripts_are_none_of_ours(key: str):
+    """Python takes them for numbers, and no store for a part of a key."""
+    assert parse_key(key.replace("0000", "\u0660" * 4, 1)) is None
+
+
+@pytest.mark.parametrize("akey", ["foo", "b-1 (copy)", "b-0", "b-10000", "b-", "b-x"])
+def test_an_artifact_that_names_no_build_is_none_of_ours(akey: str):
+    """Somebody copied its folder. Asked for the build of that, everybody's rebuild once came to an end."""
+    for name in ("x.void", "x.failed", f"x.{'a' * 64}.json"):
+        assert parse_key(f"default/v/alice/d/{vuid(1)}/art/{akey}/{name}") is None
+    assert parse_key(f"default/v/alice/d/{vuid(1)}/art/given-qwen3-tts-0.6b-1/x.void") is not None
+
+
 @given(
     st.one_of(st.text(), st.from_regex(r"(default|_\w+)/(v|\w+)/[a-z.]+(/[rd0-9a-z.]+){1,4}", fullmatch=True))
 )
@@ -468,6 +519,43 @@ def test_a_record_under_the_name_of_another_is_damaged():
         DamagedFact(2, vuid(2), 1, first.record.created_at),
         second,
     ]
+
+
+def test_an_artifact_of_another_build_than_its_key_says_is_damaged():
+    """The index counts builds one by one: a record of build 1e9 would keep everybody waiting."""
+    one = made(1, "a")
+    assert read({key_of(one): body_of(made(1, "a", build=999_999_999))}) == []
+    assert read({key_of(one): body_of(one)}) == [one]
+
+
+def test_a_failure_of_another_attempt_than_its_key_says_is_damaged():
+    """The index tells attempt and record apart by a colon."""
+    one = gave_up(1, "a")
+    assert read({key_of(one): body_of(gave_up(1, "a:b"))}) == []
+
+
+@pytest.mark.parametrize(
+    "change", [('"size":10', '"size":1' + "0" * 400), ('"seconds":1.5', '"seconds":NaN')], ids=["size", "NaN"]
+)
+def test_a_version_with_a_number_that_nobody_can_add_is_damaged(change: tuple[str, str]):
+    """The index could neither count it nor hand it out again, and failed for everybody."""
+    fact = version(1)
+    body = body_of(fact).replace(*(part.encode() for part in change))
+    assert body != body_of(fact)
+    key = key_of(fact).rpartition(".")[0] + "." + hashlib.sha256(body).hexdigest()
+    assert [type(one) for one in read({key: body})] == [DamagedFact]
+
+
+def test_a_record_that_is_too_big_to_be_one_is_not_read():
+    """It would take the memory of whoever looks at the voice."""
+
+    def get(key: str) -> bytes:
+        raise AssertionError
+
+    fact = version(1)
+    listing = Listing((StoredObject(key_of(fact), 5 * 10**9, NOON),), NOON)
+    store = SimpleNamespace(get=get, list=lambda prefix: listing)
+    assert [type(one) for one in read_facts(store, listing)] == [DamagedFact]
 
 
 class Denying(PerfectStore):

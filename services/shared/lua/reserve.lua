@@ -2,9 +2,9 @@
 -- for ver: max_speakers, max_versions, bytes and max_bytes (of this upload, of all in the namespace), immutable, vuid, request, idempotency, repeats and landing (seconds: a place may be given to the
 -- same request again; what an attempt stores may land)   for als: alias, expected, pending (seconds it may take), and of a
 -- promotion automatic, vuid (its target), serves (the profiles that are ready of it)
--- for del: unchanged (the last seq that the caller has seen)
+-- for del: unchanged (the last seq that the caller has seen)      for all: last {seq, number, created_at}, the highest there are
 -- -> {seq, number, created_at, vuid}, or an error: DAMAGED, UNREADABLE, QUOTA, EXISTS, NOTFOUND, MOVED, REUSED, LANDING, FULL,
--- VERSIONS, RESERVED, CENSUS, MADE (by an earlier attempt of this request, or another request with its key),
+-- VERSIONS, RESERVED, CENSUS, EXHAUSTED, MADE (by an earlier attempt of this request, or another request with its key),
 -- UNTOLD (the facts are to be told first)
 -- Whoever asks has looked for the version before. It may have been registered since, and the place that it was given be lost
 -- with another server. It is no answer where a delete that was begun after it may still take it.
@@ -79,10 +79,15 @@ for seq, other in pairs(promotions) do
     return redis.error_reply('MOVED')
   end
 end
-raise_mark('seq', epoch)
+-- A record beyond the last place would be nobody's. Only a delete can still be told: with the last place, it covers all others.
+local seq = math.max(mark('seq'), epoch) + 1
+local created_at = a.kind == 'ver' and math.max(math.floor(a.now), mark('at') + 1) or mark('at')
+local exhausted = seq > a.last.seq or (a.kind == 'ver' and (mark('num') >= a.last.number or created_at > a.last.created_at))
+if exhausted and a.kind ~= 'del' then return redis.error_reply('EXHAUSTED') end
+seq = math.min(seq, a.last.seq)
+raise_mark('seq', seq)
 redis.call('HSET', speaker, 'epoch', epoch_text)
 if not known then redis.call('HSET', speaker, 'listed', string.format('%.3f', a.now)) end
-local seq = redis.call('HINCRBY', speaker, 'seq', 1)
 if a.kind == 'del' then redis.call('HSET', speaker, 'rdel', seq) end
 if a.automatic then
   promotions[string.format('%.0f', seq)] = {at = a.now, vuid = a.vuid, serves = a.serves}
@@ -90,10 +95,9 @@ if a.automatic then
 elseif a.kind == 'als' then
   redis.call('HSET', speaker, 'ra:' .. a.alias, string.format('%.0f:%.3f', seq, a.now))
 end
-local number, created_at = mark('num'), mark('at')
+local number = mark('num')
 if a.kind == 'ver' then
   number = redis.call('HINCRBY', speaker, 'num', 1)
-  created_at = math.max(math.floor(a.now), created_at + 1)
   redis.call('HSET', speaker, 'at', string.format('%.0f', created_at))
 end
 if a.kind == 'ver' and (kept or only) then

@@ -1,0 +1,161 @@
+"""Objects that somebody else put into the bucket, by hand or by mistake, under keys as ours: each harms the
+voice that it belongs to, and nothing else.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from redis import Redis
+
+from services.shared.domain import TombstoneFact
+from services.shared.facts import LAST_CREATED_AT, LAST_NUMBER, LAST_SEQ, parse_key
+from services.shared.valkey import ValkeyServer
+from speaker_registry.errors import VoiceDamaged, VoiceNotFound
+from tests.integration.storage import (
+    FINGERPRINT,
+    NAMESPACE,
+    NEXT_FINGERPRINT,
+    PROFILE,
+    Storage,
+    speaker_id,
+)
+
+ALICE = speaker_id("alice")
+YEARS = 200 * 365 * 86_400
+
+
+@pytest.fixture
+def storage(tmp_path: Path, valkey: ValkeyServer, redis_client: Redis) -> Iterator[Storage]:
+    """Alice and Bob are ready."""
+    with Storage(tmp_path / "bucket", valkey.url) as storage:
+        storage.ready("alice")
+        storage.ready("bob")
+        yield storage
+
+
+def lose_redis(storage: Storage) -> None:
+    storage.clock.sleep(4)  # what landed just now is not certain yet
+    storage.raw.flushall()
+    storage.index.redis.connection_pool.disconnect()
+
+
+def put_version(storage: Storage, **said: Any) -> None:
+    """A version of Alice's, made by hand after her first one."""
+    first = storage.truth("alice").versions[0]
+    seq = said.pop("seq", first.seq + 1)
+    said = {"number": 2, "created_at": first.record.created_at + 1} | said
+    record = first.record.model_copy(update={"vuid": storage.clock.new_id(), **said})
+    storage.store.put(ALICE.version_key(seq, record), record.to_json().encode())
+
+
+def put_census(storage: Storage, seq: int, vuids: list[str]) -> None:
+    body = json.dumps(vuids).encode()
+    storage.store.put(ALICE.census_key(seq, body), body)
+
+
+def check_bob(storage: Storage) -> None:
+    """He is served and can be changed, and the index is whole."""
+    storage.settle()
+    assert storage.index.complete()
+    assert storage.served("bob") is not None
+    last = storage.truth("bob").number
+    assert storage.ready("bob", number=last + 1).version.number == last + 1
+    assert storage.served("bob")[0] == last + 1
+    storage.check_settled("bob")
+    assert "bob" in storage.index.names(NAMESPACE, limit=9)
+
+
+@pytest.mark.parametrize("seq", [LAST_SEQ + 1, 10**15 - 1])
+def test_a_record_with_a_place_that_nobody_was_given_harms_nothing(storage: Storage, seq: int):
+    """The next place would have had a digit more than anybody reads: the version was lost."""
+    put_version(storage, seq=seq)
+    lose_redis(storage)
+    assert storage.ready("alice", number=2).version.number == 2
+    lose_redis(storage)
+    assert [one.number for one in storage.registrar.find(NAMESPACE, "alice").speaker.versions] == [1, 2]
+    assert storage.served("alice")[0] == 2
+    check_bob(storage)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [{"seq": LAST_SEQ}, {"number": LAST_NUMBER}, {"created_at": LAST_CREATED_AT}],
+    ids=["place", "number", "date"],
+)
+def test_nothing_is_registered_after_the_last_place_number_or_date(storage: Storage, said: dict[str, int]):
+    """It would be acknowledged, and then be nobody's."""
+    put_version(storage, **said)
+    lose_redis(storage)
+    before = set(storage.objects("alice"))
+    with pytest.raises(VoiceDamaged, match="the last place, number or date"):
+        storage.register("alice", number=3)
+    assert {key for key in set(storage.objects("alice")) - before if ".cen." not in key} == set()
+    assert storage.served("alice") is not None
+    storage.sweep()
+    check_bob(storage)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [{"seq": LAST_SEQ}, {"number": LAST_NUMBER}, {"created_at": LAST_CREATED_AT}],
+    ids=["place", "number", "date"],
+)
+def test_a_voice_with_the_last_place_number_or_date_can_be_deleted_and_erased(
+    storage: Storage, said: dict[str, int]
+):
+    """It is somebody's voice."""
+    put_version(storage, **said)
+    lose_redis(storage)
+    storage.registrar.delete(NAMESPACE, "alice")
+    with pytest.raises(VoiceNotFound):
+        storage.registrar.find(NAMESPACE, "alice")
+    lose_redis(storage)
+    with pytest.raises(VoiceNotFound):
+        storage.registrar.find(NAMESPACE, "alice")
+    check_bob(storage)
+    storage.sweep()
+    (left,) = storage.objects("alice")
+    assert ".del." in left
+
+
+@pytest.mark.parametrize("kind", ["version", "census", "damaged census", "damaged version"])
+def test_a_voice_with_a_record_from_the_future_can_be_deleted_and_registered_again(
+    storage: Storage, kind: str
+):
+    """What is written in it is taken at its word, for its own voice."""
+    later = storage.truth("alice").seq + YEARS * 100
+    if kind == "version":
+        put_version(storage, seq=later, created_at=storage.truth("alice").created_at + YEARS)
+    elif kind == "census":
+        put_census(storage, later, [storage.truth("alice").versions[0].vuid])
+    else:
+        ours = {"damaged census": "cen", "damaged version": f"ver.{'a' * 32}.2.1800000000"}[kind]
+        storage.store.put(f"{ALICE.prefix}r/{later}.{ours}.{'0' * 64}", b"of somebody else")
+    lose_redis(storage)
+    check_bob(storage)
+    storage.registrar.delete(NAMESPACE, "alice")
+    storage.sweep()
+    (tombstone,) = storage.objects("alice")
+    parsed = parse_key(tombstone)
+    assert isinstance(parsed, TombstoneFact)
+    assert parsed.seq > later
+
+    again = storage.ready("alice", number=5).version
+    assert again.number > 1
+    served = storage.served("alice")
+    lose_redis(storage)
+    assert storage.served("alice") == served
+    assert storage.registrar.find(NAMESPACE, "alice").speaker.newest.vuid == again.vuid
+    check_bob(storage)
+
+
+def test_a_damaged_announcement_with_the_last_place_is_followed_by_others(storage: Storage):
+    """The next worker that starts says again what it makes."""
+    storage.store.put(f"_profiles/{PROFILE}/{LAST_SEQ}.{'0' * 32}.json", b"of somebody else")
+    for fingerprint in (FINGERPRINT, NEXT_FINGERPRINT):
+        storage.announce(fingerprint, [PROFILE])
+        lose_redis(storage)
+        assert storage.registrar.announcements.current(PROFILE).fingerprint == fingerprint
