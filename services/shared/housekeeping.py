@@ -230,8 +230,7 @@ class Housekeeper:
         for told in self._in_parallel(self._read_unknown, batches, threads):
             if self._stop.is_set():
                 return admitted, False
-            self._index.tell_many(told, epoch=epoch)
-            admitted += len(told)
+            admitted += self._tell_many(told, epoch)
             sign()
             if self._clock.monotonic() - looked_at >= self._settings.turn_seconds:
                 self._look_after_due()
@@ -239,6 +238,31 @@ class Housekeeper:
         self._index.forget_older(self._is_known)
         self._index.set_complete(epoch)
         return admitted, True
+
+    def _tell_many(self, speakers: Sequence[tuple[SpeakerId, Told]], epoch: int) -> int:
+        """Admit some speakers. Returns how many could be."""
+        try:
+            self._index.tell_many(speakers, epoch=epoch)
+            return len(speakers)
+        except Unavailable:
+            raise
+        except Exception:
+            log.exception("speakers.told_one_by_one")  # what one of them says makes no sense
+            return sum(self._tell(speaker_id, told, epoch) for speaker_id, told in speakers)
+
+    def _tell(self, speaker_id: SpeakerId, told: Told, epoch: int) -> bool:
+        def tell(speaker_id: SpeakerId) -> bool:
+            self._index.tell(speaker_id, told, epoch=epoch)
+            return True
+
+        return self._or_keep_unknown(tell, speaker_id) is not None
+
+    def _or_keep_unknown(self, work: Callable[[SpeakerId], Result], speaker_id: SpeakerId) -> Result | None:
+        """What `work` returns. None where a speaker cannot be admitted: it is no new one all the same."""
+        found = self._safely(work, speaker_id, otherwise=None)
+        if found is None:
+            self._index.keep_unknown(speaker_id)
+        return found
 
     def _listings(self) -> Iterator[Listed]:
         """Where the facts of each speaker in the bucket lie."""
@@ -251,7 +275,7 @@ class Housekeeper:
         """What the facts say of those that the index does not know yet."""
         unknown = set(self._index.unknown([speaker_id for speaker_id, _ in some]))
         read = [
-            (speaker_id, self._safely(partial(self._read, take), speaker_id, otherwise=None))
+            (speaker_id, self._or_keep_unknown(partial(self._read, take), speaker_id))
             for speaker_id, take in some
             if speaker_id in unknown
         ]

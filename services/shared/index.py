@@ -255,6 +255,13 @@ class SpeakerIndex(Gate):
             if isinstance(answer, Exception):
                 self.tell(speaker_id, told, epoch=epoch)  # says what is wrong, or was
 
+    def keep_unknown(self, speaker_id: SpeakerId) -> None:
+        """There is such a speaker, and it could not be admitted. Once all others have been, it must not pass
+        for a new one: whoever needs it tries again.
+        """
+        with unavailable_without_redis():
+            self.redis.hsetnx(speaker_key(speaker_id), "epoch", "")
+
     def forget_older(self, known: Callable[[SpeakerId], bool]) -> int:
         """Remove what indexes of older epochs have left of speakers that the bucket does not know.
 

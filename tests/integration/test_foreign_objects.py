@@ -3,15 +3,18 @@ voice that it belongs to, and nothing else.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from redis import Redis
 
-from services.shared.domain import TombstoneFact
+from services.shared import housekeeping
+from services.shared import index as speaker_index
+from services.shared.domain import Speaker, TombstoneFact
 from services.shared.facts import LAST_CREATED_AT, LAST_NUMBER, LAST_SEQ, parse_key
+from services.shared.store import Listing, Store
 from services.shared.valkey import ValkeyServer
 from speaker_registry.errors import VoiceDamaged, VoiceNotFound
 from tests.integration.storage import (
@@ -149,6 +152,45 @@ def test_a_voice_with_a_record_from_the_future_can_be_deleted_and_registered_aga
     lose_redis(storage)
     assert storage.served("alice") == served
     assert storage.registrar.find(NAMESPACE, "alice").speaker.newest.vuid == again.vuid
+    check_bob(storage)
+
+
+def _of_alice(work: Callable[..., Any], whose: Callable[..., bool]) -> Callable[..., Any]:
+    """The same, but fails for Alice."""
+
+    def fail(*arguments: Any, **more: Any) -> Any:
+        if whose(*arguments):
+            raise ValueError("unexpected")
+        return work(*arguments, **more)
+
+    return fail
+
+
+def _is_listing_of_alice(_: Store, listing: Listing) -> bool:
+    return any(stored.key.startswith(ALICE.prefix) for stored in listing.objects)
+
+
+def _is_alice(truth: Speaker) -> bool:
+    return any(version.record.name == "alice" for version in truth.versions)
+
+
+@pytest.mark.parametrize("what", ["reading", "telling"])
+def test_a_voice_that_cannot_be_admitted_keeps_no_other_out_and_is_no_new_one(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch, what: str
+):
+    """Taken for a new one once all others are there, its numbers would be given out again."""
+    lose_redis(storage)
+    with monkeypatch.context() as patched:
+        if what == "reading":
+            certain_of = _of_alice(housekeeping.certain_of, _is_listing_of_alice)
+            patched.setattr(housekeeping, "certain_of", certain_of)
+        else:
+            patched.setattr(speaker_index, "_all_of", _of_alice(speaker_index._all_of, _is_alice))
+        storage.housekeeper.rebuild()
+    assert storage.index.complete()
+    assert storage.index.names(NAMESPACE, limit=9) == ["bob"]
+    assert storage.registrar.find(NAMESPACE, "alice").speaker.live, "admitted when it is needed"
+    assert storage.ready("alice", number=2).version.number == 2
     check_bob(storage)
 
 

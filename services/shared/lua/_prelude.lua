@@ -1,5 +1,6 @@
 -- Prepended to every script. One hash holds all that the index knows of a speaker:
---   epoch listed                 the index that it was admitted to, and when the facts it was told then were listed
+--   epoch listed                 the index that it was admitted to (empty: it could not be), and when the facts it was told then
+--                                were listed
 --   seq num at tomb live key     high-water marks, the tombstone's seq, number of live versions, the speaker's key
 --   bytes                        what its live versions were uploaded with, texts and brought artifacts too, as far as {names}:bytes counts them
 --   damaged                      seq of a version that was not deleted and whose record is damaged or cannot be read now
