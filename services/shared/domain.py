@@ -139,19 +139,24 @@ class DamagedFact:
 
 @dataclass(frozen=True, slots=True)
 class UnreadableFact:
-    """The store lists a version or an artifact, and does not hand out its record. It may do so later."""
+    """The store lists a version, a census or an artifact, and does not hand out its record. It may do so
+    later.
+    """
 
     vuid: str
+    """Empty: it is a census."""
     akey: str | None = None
     """Of an artifact."""
     seq: int = 0
-    """Of a version, as the two below."""
+    """Of a version, as the two below, or of a census."""
     number: int = 0
     created_at: int = 0
 
     @property
     def name(self) -> str:
-        """`vuid` of a version, `vuid:akey` of an artifact."""
+        """`vuid` of a version, `vuid:akey` of an artifact, `census-{seq}` of a census."""
+        if not self.vuid:
+            return f"census-{self.seq}"
         return self.vuid if self.akey is None else f"{self.vuid}:{self.akey}"
 
 
@@ -330,8 +335,8 @@ class Speaker:
     damaged: int = 0
     """Seq of the last version that was not deleted and whose record cannot be read; 0: there is none."""
     unreadable: tuple[str, ...] = ()
-    """Versions and artifacts that were not deleted and whose record the store does not hand out now, as
-    `UnreadableFact.name`.
+    """Versions, censuses and artifacts that were not deleted and whose record the store does not hand out
+    now, as `UnreadableFact.name`.
     """
     undecided: bool = field(default=False, compare=False)
     """Whether artifacts or automatic moves were left out because they are so young that others may still take

@@ -14,9 +14,9 @@ from services.shared import housekeeping
 from services.shared import index as speaker_index
 from services.shared.domain import Speaker, TombstoneFact
 from services.shared.facts import LAST_CREATED_AT, LAST_NUMBER, LAST_SEQ, parse_key
-from services.shared.store import Listing, Store
+from services.shared.store import Listing, ObjectUnavailable, Store
 from services.shared.valkey import ValkeyServer
-from speaker_registry.errors import VoiceDamaged, VoiceNotFound
+from speaker_registry.errors import VoiceDamaged, VoiceNotFound, VoiceUnreadable
 from tests.integration.storage import (
     FINGERPRINT,
     NAMESPACE,
@@ -192,6 +192,37 @@ def test_a_voice_that_cannot_be_admitted_keeps_no_other_out_and_is_no_new_one(
     assert storage.registrar.find(NAMESPACE, "alice").speaker.live, "admitted when it is needed"
     assert storage.ready("alice", number=2).version.number == 2
     check_bob(storage)
+
+
+def test_a_voice_whose_census_is_not_handed_out_waits_for_it(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+):
+    """An index without it would count versions that never happened."""
+    lose_redis(storage)
+    storage.ready("alice", number=2)
+    assert any(".cen." in key for key in storage.objects("alice"))
+    get = storage.store.get
+
+    def archived(key: str) -> bytes:
+        if ".cen." in key:
+            raise ObjectUnavailable("archived")
+        return get(key)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(storage.store, "get", archived)
+        storage.housekeeper.settle(ALICE)
+        assert storage.served("alice")[0] == 2, "the index knows what it says"
+        lose_redis(storage)
+        with pytest.raises(VoiceUnreadable):
+            storage.registrar.find(NAMESPACE, "alice")
+        with pytest.raises(VoiceUnreadable):
+            storage.register("alice", number=3)
+        assert storage.register("bob", number=2).created
+    storage.clock.sleep(60)
+    check_bob(storage)
+    storage.settle()
+    assert storage.ready("alice", number=3).version.number == 3
+    storage.check_settled("alice")
 
 
 def test_a_damaged_announcement_with_the_last_place_is_followed_by_others(storage: Storage):

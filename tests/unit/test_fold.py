@@ -558,6 +558,16 @@ def test_a_record_that_is_too_big_to_be_one_is_not_read():
     assert [type(one) for one in read_facts(store, listing)] == [DamagedFact]
 
 
+def test_a_census_that_is_not_handed_out_leaves_nothing_to_guess():
+    """Which of the versions count?"""
+    store = Denying(1000)
+    census = CensusFact(10, frozenset({vuid(1)}))
+    store.put(key_of(census), body_of(census))
+    (unreadable,) = read_facts(store, store.list(ALICE.prefix))
+    speaker = fold([version(1), unreadable])
+    assert (speaker.live, speaker.unreadable) == (False, ("census-10",))
+
+
 class Denying(PerfectStore):
     """Lists everything, and says so many times that an object is missing."""
 

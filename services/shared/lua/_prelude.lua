@@ -4,7 +4,8 @@
 --   seq num at tomb live key     high-water marks, the tombstone's seq, number of live versions, the speaker's key
 --   bytes                        what its live versions were uploaded with, texts and brought artifacts too, as far as {names}:bytes counts them
 --   damaged                      seq of a version that was not deleted and whose record is damaged or cannot be read now
---   unreadable                   names of the versions (vuid) and artifacts (vuid:akey) whose record cannot be read now
+--   unreadable                   names of the versions (vuid), censuses (census-seq) and artifacts (vuid:akey) whose record
+--                                cannot be read now
 --   undecided                    1: artifacts or moves were too young to tell when it was admitted, and it was not told them since
 --   census                       {high}:{put|pending}:{JSON of vuids}: of the places up to high only these versions count
 --   v:{vuid}                     {seq}:{JSON of the version record}

@@ -1,9 +1,9 @@
 -- Tells the index what the facts of one speaker say. What it knows already stays as it is. A speaker that this index does not
 -- know yet is admitted: what an older index knew of it is forgotten first, except for the marks (they only rise) and the
--- flights (jobs prove them). ARGV: listed (when the facts were listed), marks, damaged, unreadable (names of versions and
--- artifacts whose record cannot be read now, separated by spaces), undecided (whether artifacts or moves were left out because
--- they are too young), census and tombstone where there is one, versions, void (artifacts), artifacts, failures, moves
--- -> 1 admitted, 0 it was known
+-- flights (jobs prove them). ARGV: listed (when the facts were listed), marks, damaged, unreadable (names of versions,
+-- censuses and artifacts whose record cannot be read now, separated by spaces), undecided (whether artifacts or moves were left
+-- out because they are too young), census and tombstone where there is one, versions, void (artifacts), artifacts, failures,
+-- moves -> 1 admitted, 0 it was known
 if a.listed_in ~= epoch_text then return redis.error_reply('EPOCH over') end -- what landed since may be missing
 local admitted, flights = not known, {}
 if admitted then
@@ -30,7 +30,8 @@ raise_mark('seq', a.marks.seq); raise_mark('num', a.marks.number); raise_mark('a
 local unknown = {}
 for name in string.gmatch(a.unreadable, '%S+') do
   local found = redis.call('HEXISTS', speaker, 'v:' .. name) + redis.call('HEXISTS', speaker, 'r:' .. name)
-  if found == 0 then table.insert(unknown, name) end
+  local of_census = tonumber(string.match(name, '^census%-(%d+)$') or '')
+  if found == 0 and not (of_census and of_census <= (census())) then table.insert(unknown, name) end
 end
 if #unknown > 0 then
   a.damaged = math.max(a.damaged, a.marks.seq)
