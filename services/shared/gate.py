@@ -1,11 +1,13 @@
 """Redis, as long as it holds the index that was begun on this run of the server for our bucket.
 
-`BOOT` names the run of the server and how many keys it has evicted so far, the bucket, the layout of the
-keys, and the *epoch* of the index. A server that was restarted, replaced, rolled back or emptied, or that
-threw keys away, does not hold what it should; the first caller who notices begins an index of a new epoch
-there, which takes one script call. Nothing is known in it yet: `SpeakerIndex` admits each speaker when it
-is needed. `BOOT` is looked at on every new connection, in every script, and with every read, so no loss
-goes unnoticed. Knows nothing of what the index holds.
+`BOOT` names the run of the server, how many keys it has evicted so far and the history of its data, the
+bucket, the layout of the keys, and the *epoch* of the index. A server that was restarted, replaced, rolled
+back or emptied, that took another's data over, or that threw keys away, does not hold what it should; nor
+does one with an older epoch than the caller knows. The first caller who notices begins an index of a new
+epoch there, which takes one script call. Nothing is known in it yet: `SpeakerIndex` admits each speaker when
+it is needed. `BOOT` is looked at on every new connection, in every script, and with every read, so no loss
+goes unnoticed. Data that were taken over from another server may hold the same `BOOT`: that is noticed by the
+next `open`, which housekeeping calls every second. Knows nothing of what the index holds.
 """
 
 import time
@@ -24,6 +26,8 @@ from speaker_registry.errors import Unavailable
 BOOT = "sr:boot"
 LAYOUT = 5
 """Of keys and fields. An index of another layout is begun anew, as that of another bucket is."""
+_SECTIONS = ("server", "stats", "replication")
+"""Of INFO: what tells one history of a server's data from another."""
 _LUA = Path(__file__).parent / "lua"
 _OPEN = (_LUA / "open.lua").read_text()
 
@@ -103,7 +107,7 @@ class Gate:
             RedisTaken. GateClosed: the server does not accept writes. Unavailable: it cannot be reached.
         """
         with unavailable_without_redis():
-            prefix = self._prefix_of(self.ungated.info("server", "stats"))
+            prefix = self._prefix_of(self.ungated.info(*_SECTIONS))
             try:
                 self._stamp = str(self._open(keys=[BOOT], args=self._opening(prefix)))
             except redis.ResponseError as error:
@@ -143,12 +147,12 @@ class Gate:
     def _on_connect(self, connection: Any) -> None:
         """Before any other command of a new connection: whose data is this?"""
         connection.on_connect()
-        connection.send_command("INFO", "server", "stats")
+        connection.send_command("INFO", *_SECTIONS)
         prefix = self._prefix_of(connection.read_response())
         connection.send_command("GET", BOOT)
         boot = connection.read_response()
         try:
-            if not str(boot or "").startswith(prefix):
+            if not str(boot or "").startswith(prefix) or _epoch_of(str(boot)) < self.epoch:
                 connection.send_command("EVAL", _OPEN, 1, BOOT, *self._opening(prefix))
                 boot = connection.read_response()
         except redis.ResponseError as error:
@@ -157,13 +161,15 @@ class Gate:
         self._stamp = str(boot)
 
     def _prefix_of(self, info: Any) -> str:
-        """What `BOOT` begins with if this run of the server has an index of our bucket, and nothing of it was
-        evicted.
+        """What `BOOT` begins with if this run of the server has an index of our bucket, nothing of it was
+        evicted, and the server has not taken over another one's data since. A replication id stands for one
+        history of data: a server draws another when it stops being a replica.
         """
         if not isinstance(info, dict):
             lines = (line.partition(":") for line in str(info).splitlines())
             info = {name: value for name, _, value in lines}
-        return f"{info['run_id']}.{info['evicted_keys']}/{self._bucket}/{LAYOUT}/"
+        history = f"{info['run_id']}.{info['evicted_keys']}.{info['master_replid']}"
+        return f"{history}/{self._bucket}/{LAYOUT}/"
 
     def _opening(self, prefix: str) -> list[str | float]:
         """The arguments of `lua/open.lua`."""

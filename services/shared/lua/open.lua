@@ -1,12 +1,14 @@
 -- Begins an index on this server, unless there is one already. Needs no prelude. KEYS: boot
 -- ARGV: what boot begins with if this run of the server has our index, '/' and the bucket's identity and '/', now, the last
 -- epoch the caller knows of (or 0) -> what boot holds; error TAKEN: it is the index of another bucket
-local present = redis.call('GET', KEYS[1])
-if present and string.sub(present, 1, #ARGV[1]) == ARGV[1] then return present end
+local present, known = redis.call('GET', KEYS[1]), tonumber(ARGV[4])
+local is_ours = present and string.sub(present, 1, #ARGV[1]) == ARGV[1]
+-- An older epoch than the caller knows was brought back: from a dump, into the same run of the server.
+if is_ours and tonumber(string.match(present, '%d+$')) >= known then return present end
 -- Two registries would take the server from each other with every call.
 if present and not string.find(present, ARGV[2], 1, true) then return redis.error_reply('TAKEN') end
 -- Every place from now on is behind the clock, and so behind everything that was reserved before the loss.
-local last = math.max(tonumber(redis.call('GET', 'sr:base') or '0'), tonumber(ARGV[4]))
+local last = math.max(tonumber(redis.call('GET', 'sr:base') or '0'), known)
 -- It follows the clock: a server that was rolled back may not know the last epoch, and nobody here either. Where losses come
 -- faster than clocks agree, a second more does; where the clock was set back, as many places as the last index can have given.
 local clock = math.floor(tonumber(ARGV[3])) * 100

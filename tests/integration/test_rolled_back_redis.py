@@ -1,0 +1,156 @@
+"""A Redis that is brought back to an older state of its data, while the bucket has gone on."""
+
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import pytest
+import redis
+
+from services.shared.domain import VersionRecord
+from services.shared.facts import truth_of
+from services.shared.gate import BOOT
+from services.shared.identity import bucket_identity
+from services.shared.index import Reservation, SpeakerIndex
+from services.shared.valkey import ValkeyServer
+from speaker_registry.errors import Unavailable, VoiceNotFound
+from tests.integration.api.registry import until
+from tests.integration.storage import NAMESPACE, Storage, speaker_id
+
+ALICE = speaker_id("alice")
+BringBack = Callable[[], None]
+Keep = Callable[[ValkeyServer, Path, ExitStack], BringBack]
+"""Keeps the present state of a server. What it returns brings that back."""
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[ValkeyServer]:
+    with ValkeyServer(tmp_path / "redis", port=0) as server:
+        yield server
+
+
+@pytest.fixture
+def storage(tmp_path: Path, server: ValkeyServer) -> Iterator[Storage]:
+    with Storage(tmp_path / "bucket", server.url) as storage:
+        yield storage
+
+
+def copied_log(server: ValkeyServer, folder: Path, stack: ExitStack) -> BringBack:
+    """The server is killed and started on the copy of its log."""
+    data, copy = server.data_dir / "appendonlydir", folder / "copy"
+    shutil.copytree(data, copy)
+
+    def bring_back() -> None:
+        server.kill()
+        shutil.rmtree(data)
+        shutil.copytree(copy, data)
+        server.start()
+
+    return bring_back
+
+
+def late_replica(server: ValkeyServer, folder: Path, stack: ExitStack) -> BringBack:
+    """The same run of the server takes over the data of a replica whose link broke a while ago."""
+    other = stack.enter_context(ValkeyServer(folder / "replica", port=0))
+    follow(other, server)
+    client(other).replicaof("NO", "ONE")
+
+    def bring_back() -> None:
+        follow(server, other)
+        client(server).replicaof("NO", "ONE")
+
+    return bring_back
+
+
+def follow(replica: ValkeyServer, primary: ValkeyServer) -> None:
+    client(primary).config_set("repl-diskless-sync-delay", 0)
+    client(replica).replicaof("127.0.0.1", str(primary.port))
+    until(lambda: client(replica).info("replication")["master_link_status"] == "up")
+
+
+def restored_dump(server: ValkeyServer, folder: Path, stack: ExitStack) -> BringBack:
+    """Somebody writes each key of a dump into the same run of the server, after it was emptied."""
+    keys = list(client(server).scan_iter())
+    dump = {key: client(server).dump(key) for key in keys}
+
+    def bring_back() -> None:
+        for key, value in dump.items():
+            client(server).restore(key, 0, value, replace=True)
+
+    client(server).flushall()  # those who use it begin another index meanwhile
+    return bring_back
+
+
+def client(server: ValkeyServer) -> redis.Redis:
+    return redis.Redis.from_url(server.url)
+
+
+def reserve(storage: Storage) -> Reservation:
+    return storage.index.reserve_version(ALICE, max_speakers=99, immutable=False, vuid=storage.clock.new_id())
+
+
+def commit(storage: Storage, place: Reservation, like: VersionRecord) -> bool:
+    """What an upload does last, once its clip is stored."""
+    said = {"vuid": place.vuid, "number": place.number, "created_at": place.created_at}
+    record = like.model_copy(update=said)
+    storage.store.put(ALICE.version_key(place.seq, record), record.to_json().encode())
+    return storage.index.apply_version(ALICE, place.seq, record)
+
+
+RUNNING, NEW = "a running process", "a new process"
+
+
+@pytest.mark.parametrize(
+    ("keep", "noticed_by"),
+    [
+        (copied_log, RUNNING),
+        (copied_log, NEW),
+        (late_replica, RUNNING),
+        (late_replica, NEW),
+        (restored_dump, RUNNING),  # nothing on the server could tell a new one
+    ],
+)
+def test_what_was_acknowledged_outlives_a_rollback_and_no_number_is_given_twice(
+    storage: Storage, server: ValkeyServer, tmp_path: Path, keep: Keep, noticed_by: str
+):
+    """The key that says whose index it is comes back as it was: something else has to tell."""
+    first = storage.ready("alice").version.record
+    storage.ready("carol")
+    boot = storage.raw.get(BOOT)
+    with ExitStack() as stack:
+        bring_back = keep(server, tmp_path, stack)
+        storage.ready("alice", number=2)
+        storage.ready("bob")
+        storage.registrar.delete(NAMESPACE, "carol")
+        landed, lost = reserve(storage), reserve(storage)
+        assert commit(storage, landed, first)
+        before = {name: storage.served(name) for name in ("alice", "bob")}
+        storage.clock.sleep(4)  # what landed just now is not certain yet
+
+        bring_back()
+        assert storage.raw.get(BOOT) == boot
+        if noticed_by == NEW:
+            identity = bucket_identity(storage.store, storage.clock)
+            other = SpeakerIndex(server.url, identity, truth_of(storage.store), clock=storage.clock.now)
+            with closing(other):
+                other.open()
+        else:
+            storage.index.open()  # as housekeeping does with every turn
+        assert storage.raw.get(BOOT) != boot
+        assert {name: storage.served(name) for name in before} == before
+        with pytest.raises(VoiceNotFound):
+            storage.registrar.find(NAMESPACE, "carol")
+        again = storage.register("alice", number=3).version
+        assert again.number == landed.number + 1 == lost.number
+        with pytest.raises(Unavailable):
+            commit(storage, lost, first)
+        assert storage.register("carol", number=3).version.number == 2
+
+        storage.settle()
+        for speaker in (storage.truth("alice"), storage.index.load(ALICE).speaker):
+            assert [one.number for one in speaker.versions] == [1, 2, 3, 4]
+            assert speaker.resolve(3).vuid == landed.vuid
+            assert speaker.resolve(4).vuid == again.vuid
+        for name in ("alice", "bob", "carol"):
+            storage.check_settled(name)
