@@ -26,6 +26,8 @@ from speaker_registry.errors import Unavailable
 BOOT = "sr:boot"
 LAYOUT = 5
 """Of keys and fields. An index of another layout is begun anew, as that of another bucket is."""
+_LAST_SECOND = 99 * 10**8
+"""In the year 2283: places follow the clock, 100 for each second, and have 12 digits."""
 _SECTIONS = ("server", "stats", "replication")
 """Of INFO: what tells one history of a server's data from another."""
 _LUA = Path(__file__).parent / "lua"
@@ -47,6 +49,18 @@ class RedisTaken(GateClosed):
             self,
             "Redis holds the index of another bucket. Accepted: a Redis of its own for each registry, or "
             "this one once it has been emptied.",
+            retry_after_seconds=60,
+        )
+
+
+class ClockWrong(GateClosed):
+    """An index that begins now would have no places left to give out."""
+
+    def __init__(self) -> None:
+        Unavailable.__init__(
+            self,
+            "The clock of this machine is centuries ahead, so it cannot begin an index. Accepted: a clock "
+            f"before Unix second {_LAST_SECOND}.",
             retry_after_seconds=60,
         )
 
@@ -104,7 +118,8 @@ class Gate:
         """Trust the index on the server that answers now, and begin it if there is none. Returns its stamp.
 
         Raises:
-            RedisTaken. GateClosed: the server does not accept writes. Unavailable: it cannot be reached.
+            RedisTaken, ClockWrong. GateClosed: the server does not accept writes. Unavailable: it cannot be
+            reached.
         """
         with unavailable_without_redis():
             prefix = self._prefix_of(self.ungated.info(*_SECTIONS))
@@ -155,7 +170,7 @@ class Gate:
             if not str(boot or "").startswith(prefix) or _epoch_of(str(boot)) < self.epoch:
                 connection.send_command("EVAL", _OPEN, 1, BOOT, *self._opening(prefix))
                 boot = connection.read_response()
-        except redis.ResponseError as error:
+        except (redis.ResponseError, ClockWrong) as error:
             connection.disconnect()  # or the pool would hand it out as checked
             raise _refusal(error) from error
         self._stamp = str(boot)
@@ -172,7 +187,9 @@ class Gate:
         return f"{history}/{self._bucket}/{LAYOUT}/"
 
     def _opening(self, prefix: str) -> list[str | float]:
-        """The arguments of `lua/open.lua`."""
+        """The arguments of `lua/open.lua`. Raises `ClockWrong`."""
+        if self._clock() > _LAST_SECOND:
+            raise ClockWrong
         return [prefix, f"/{self._bucket}/", self._clock(), self.epoch]
 
     def _trusted_stamp(self) -> str:
@@ -187,7 +204,9 @@ def _checked(answer: Any) -> Any:
     return answer
 
 
-def _refusal(error: redis.ResponseError) -> GateClosed:
+def _refusal(error: redis.ResponseError | ClockWrong) -> GateClosed:
+    if isinstance(error, ClockWrong):
+        return error
     return RedisTaken() if str(error).startswith("TAKEN") else GateClosed()
 
 

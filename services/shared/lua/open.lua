@@ -7,10 +7,16 @@ local is_ours = present and string.sub(present, 1, #ARGV[1]) == ARGV[1]
 if is_ours and tonumber(string.match(present, '%d+$')) >= known then return present end
 -- Two registries would take the server from each other with every call.
 if present and not string.find(present, ARGV[2], 1, true) then return redis.error_reply('TAKEN') end
--- Every place from now on is behind the clock, and so behind everything that was reserved before the loss.
+-- Every place from now on is behind the clock, and so behind everything that was reserved before the loss. That rests on:
+-- 1. Of one speaker an index gives out fewer than 100 places a second.
+-- 2. The server or the caller knows the last epoch. Where neither does, because the server was emptied or rolled back and the
+--    caller has just started, the clocks of who began that index and who begins this one differ by less than lies between.
+-- 3. A last epoch more than ten seconds ahead of the clock means that the clock was set back, and then one speaker was given
+--    fewer than 100000 places in that index. A clock that was set back to the very seconds in which the last index was begun
+--    looks like a loss right after that: of a speaker that was given 100 places since, one still on its way could be given again.
 local last = math.max(tonumber(redis.call('GET', 'sr:base') or '0'), known)
--- It follows the clock: a server that was rolled back may not know the last epoch, and nobody here either. Where losses come
--- faster than clocks agree, a second more does; where the clock was set back, as many places as the last index can have given.
+-- It stays near the clock, for a caller that does not know the last epoch: losses that come faster than clocks agree take it
+-- ahead by no more than a second each.
 local clock = math.floor(tonumber(ARGV[3])) * 100
 local step = last > clock + 1000 and 100000 or 100
 local epoch = string.format('%.0f', math.max(clock, last + step))

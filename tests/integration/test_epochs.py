@@ -1,0 +1,135 @@
+"""The rule that begins an index behind every place that was given out before (`lua/open.lua`), on a real
+Valkey whose index is lost again and again. Nothing that is reserved here ever lands, so no fact can help.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+import pytest
+from redis import Redis
+
+from services.shared.domain import Speaker
+from services.shared.facts import LAST_SEQ, SpeakerId
+from services.shared.gate import BOOT, ClockWrong
+from services.shared.index import CensusDue, SpeakerIndex, speaker_key
+from services.shared.valkey import ValkeyServer
+
+ALICE = SpeakerId("default", "alice")
+NOON = 1_800_000_000.5
+HOUR = 3600
+
+
+@dataclass
+class Registry:
+    """Processes of one registry on one server, whose clocks show the same."""
+
+    url: str
+    raw: Redis
+    now: float = NOON
+
+    def __post_init__(self) -> None:
+        self.given: list[int] = []
+        """Every place that was given out, in that order."""
+        self._opened: list[SpeakerIndex] = []
+
+    def process(self) -> SpeakerIndex:
+        """One that knows nothing yet."""
+        index = SpeakerIndex(self.url, "a bucket", lambda _: Speaker(), clock=lambda: self.now)
+        self._opened.append(index)
+        return index
+
+    def reserve(self, index: SpeakerIndex, count: int) -> None:
+        for number in range(count):
+            self.given.append(self._reserve(index, f"{len(self.given)}-{number}"))
+
+    def _reserve(self, index: SpeakerIndex, vuid: str) -> int:
+        try:
+            return index.reserve_version(ALICE, max_speakers=9, immutable=False, vuid=vuid).seq
+        except CensusDue:
+            begun = index.begin_census(ALICE)
+            assert begun
+            index.end_census(ALICE, begun[0])
+            return self._reserve(index, vuid)
+
+    def check(self) -> None:
+        """None was given out twice; and later ones come later, which is what a census relies on."""
+        assert all(before < after for before, after in pairwise(self.given))
+
+    def close(self) -> None:
+        for index in self._opened:
+            index.close()
+
+
+@pytest.fixture
+def registry(valkey: ValkeyServer, redis_client: Redis) -> Iterator[Registry]:
+    registry = Registry(valkey.url, redis_client)
+    yield registry
+    registry.close()
+
+
+def test_losses_that_come_faster_than_the_clock_give_no_place_twice(registry: Registry):
+    """Some within one second, of which the process that begins the next index knows."""
+    index = registry.process()
+    for _ in range(40):
+        registry.reserve(index, 3)
+        registry.raw.flushall()
+        registry.now += 0.05
+    registry.check()
+
+
+def test_losses_every_second_leave_the_epoch_at_the_clock(registry: Registry):
+    """So a process that knows of none of them begins behind all of them as well."""
+    index = registry.process()
+    for _ in range(40):
+        registry.reserve(index, 90)
+        registry.raw.flushall()
+        registry.now += 1
+    registry.reserve(registry.process(), 3)
+    registry.check()
+
+
+@pytest.mark.parametrize("hours", [0.01, 1, 24])
+@pytest.mark.parametrize("known_to", ["caller", "server"])
+def test_a_clock_that_was_set_back_gives_no_place_twice(registry: Registry, hours: float, known_to: str):
+    """The epoch of the last index is ahead of it, and the index may have given out many places."""
+    index = registry.process()
+    registry.reserve(index, 250)
+    for _ in range(3):
+        registry.now -= hours * HOUR
+        if known_to == "caller":
+            registry.raw.flushall()
+        else:  # a server that was restarted, and a process that was too
+            registry.raw.delete(BOOT, speaker_key(ALICE))
+            index = registry.process()
+        registry.reserve(index, 250)
+    registry.check()
+
+
+def test_an_epoch_that_only_the_caller_knows_counts(registry: Registry):
+    """The server was rolled back to before it, and the clock set back."""
+    index = registry.process()
+    registry.reserve(index, 3)
+    older = int(registry.raw.get("sr:base") or 0)
+    registry.now += HOUR
+    registry.raw.flushall()
+    registry.reserve(index, 3)
+    registry.now -= HOUR
+    registry.raw.flushall()
+    registry.raw.set("sr:base", older)
+    registry.reserve(index, 3)
+    registry.check()
+    assert index.epoch > older + 100 * HOUR
+
+
+def test_a_clock_beyond_the_last_place_begins_no_index(registry: Registry):
+    """One process whose clock is centuries ahead would leave no place for the others, for good."""
+    registry.now, noon = LAST_SEQ / 100, registry.now
+    with pytest.raises(ClockWrong, match="centuries ahead"):
+        registry.process().open()
+    with pytest.raises(ClockWrong):
+        registry.reserve(registry.process(), 1)
+    registry.now = noon
+    index = registry.process()
+    registry.reserve(index, 1)
+    assert index.epoch == int(noon) * 100
