@@ -14,12 +14,6 @@ if made and tonumber(string.match(redis.call('HGET', speaker, 'v:' .. made), '^%
 end
 local kept = a.idempotency and place_key(a.idempotency)
 local only = a.immutable and 'sr:place:' .. a.speaker -- an immutable speaker has one place at a time, whoever has it
--- Neither an immutable speaker nor a key may have two versions, and what landed of an earlier place may not have been told.
-if a.kind == 'ver' and (kept or only) then
-  for _, at in pairs(open_places()) do
-    if a.now - at >= a.landing and mark('listed') < at + a.landing then return redis.error_reply('UNTOLD') end
-  end
-end
 local function keep(place)
   place.at = a.now
   local places = open_places()
@@ -50,6 +44,10 @@ if a.kind == 'ver' then
     if not ours then return redis.error_reply('RESERVED') end
     keep(taken)
     return {taken.seq, taken.number, taken.created_at, taken.vuid}
+  end
+  -- Neither an immutable speaker nor a key may have two versions, and what landed of an earlier place may not have been told.
+  for _, at in pairs((kept or only) and open_places() or {}) do
+    if a.now - at >= a.landing and mark('listed') < at + a.landing then return redis.error_reply('UNTOLD') end
   end
   if not is_live and redis.call('ZCARD', names) >= a.max_speakers then return redis.error_reply('QUOTA') end
   if a.max_versions and mark('live') >= a.max_versions then return redis.error_reply('VERSIONS') end
