@@ -78,7 +78,8 @@ async def read_fields(request: Request) -> AsyncIterator[Fields]:
                 param="Content-Type",
             )
     except MultiPartException as error:
-        raise InvalidRequest(f"The form cannot be read: {error.message}") from None
+        said = re.sub(r"(\d)KB\b", r"\1 KiB", error.message)  # starlette divides by 1024
+        raise InvalidRequest(f"The form cannot be read: {said}") from None
     except FormParserError:
         raise InvalidRequest("The form cannot be read: it is damaged.") from None
     try:

@@ -372,7 +372,7 @@ def test_a_hundred_thousand_urlencoded_fields_are_refused(registry: Registry):
 
 def test_a_text_field_of_megabytes_is_refused(registry: Registry):
     """Texts are kept in memory while they arrive."""
-    check(post(registry, whole_form(ref_text="x" * MIB)), "exceeded maximum size of 256KB")
+    check(post(registry, whole_form(ref_text="x" * MIB)), "exceeded maximum size of 256 KiB.")
 
 
 @pytest.mark.parametrize(
