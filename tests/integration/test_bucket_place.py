@@ -8,6 +8,7 @@ import pytest
 from services.shared import bucket_place
 from services.shared.bucket import StoreUnfit
 from services.shared.bucket_place import BucketCopied
+from services.shared.clock import Clock
 from services.shared.opening import open_registrar
 from services.shared.registrar import Registrar
 from services.shared.settings import RegistrySettings, StoreSettings
@@ -112,18 +113,17 @@ def test_a_copy_with_a_damaged_object_after_all_others_can_be_made_a_registry_of
         seen.add(identity(copy))
 
 
-def test_an_object_that_comes_after_every_other_is_named(
-    copy: StoreSettings, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-):
+def test_an_object_that_comes_after_every_other_is_named(copy: StoreSettings):
     """Made by hand: only a person can tell what it is for."""
     uid = "f" * 32
     body = json.dumps({"seq": 999_999, "uid": uid, "where": "elsewhere"})
     open_store(copy).put(f"_place/999999.{uid}", body.encode())
     with pytest.raises(BucketCopied, match="'elsewhere'"):
         opened(copy)
-    set_environment(monkeypatch, copy)
-    assert bucket_place.main([]) == 1
-    assert f"_place/999999.{uid} in the bucket comes after every other: delete it" in capfd.readouterr().err
+    with pytest.raises(
+        StoreUnfit, match=f"_place/999999.{uid} in the bucket comes after every other: delete"
+    ):
+        bucket_place.make_own(open_store(copy), copy, Clock())
 
 
 def test_a_bucket_that_says_nothing_readable_is_refused_until_somebody_decides(
