@@ -284,7 +284,7 @@ MISTAKES = {
         Parts(index=rewritten("reserve", "if taken.seq > math.max(mark('tomb'), epoch)", "if false"))
     ),
     "times of creation follow the clock": Mistake(
-        Parts(index=rewritten("reserve", "math.max(math.floor(a.now), created_at + 1)", "math.floor(a.now)"))
+        Parts(index=rewritten("reserve", "math.max(math.floor(a.now), mark('at') + 1)", "math.floor(a.now)"))
     ),
 }
 """What is wrong -> processes that are."""
