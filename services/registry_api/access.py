@@ -57,7 +57,7 @@ class Access:
         bootstrap: a key with all rights that is in no bucket. tokens: reads JWTs; None: none are taken.
         failures_per_minute: of one address, until it is told to wait. waiting_requests, arriving_uploads:
         of one key at the same time; None: any number. connections: to this process. All keys of a namespace
-        together may keep half of these busy with requests that wait, and half with uploads.
+        together may keep a quarter of these busy with requests that wait, and a quarter with uploads.
     """
 
     def __init__(
@@ -73,9 +73,9 @@ class Access:
         connections: int | None = None,
     ) -> None:
         self.required = keyring is not None
-        half = max(1, connections // 2) if connections is not None else None
-        self.waits = Shares("requests that wait", of_key=waiting_requests, of_namespace=half)
-        self.uploads = Shares("uploads on their way", of_key=arriving_uploads, of_namespace=half)
+        quarter = max(1, connections // 4) if connections is not None else None
+        self.waits = Shares("requests that wait", of_key=waiting_requests, of_namespace=quarter)
+        self.uploads = Shares("uploads on their way", of_key=arriving_uploads, of_namespace=quarter)
         self.rates = rates or Rates.unlimited()
         self._keyring = keyring
         self._bootstrap = bootstrap

@@ -131,9 +131,9 @@ IdempotencyKey = Annotated[
     Header(
         alias="Idempotency-Key",
         description="Makes the request safe to repeat: with the same key it is answered with the version "
-        "that the first attempt made, until the voice is deleted; or, for half an hour, with one that was "
-        "there already with that clip and these words. Another request with the same key is refused (422). A "
-        "key of one voice means nothing for another.",
+        "that the first attempt made, until the voice is deleted; or, for half an hour and as long as Redis "
+        "is not lost, with one that was there already with that clip and these words. Another request with "
+        "the same key is refused (422). A key of one voice means nothing for another.",
         json_schema_extra={"minLength": 1, "maxLength": 255},
     ),
 ]

@@ -14,6 +14,7 @@
                end.{at:012d}.{uid}                                      somebody ended it
     _registry/                                                          which bucket this is, see `identity`
     _place/{seq:06d}.{uid}                                              where it is, see `bucket_place`
+    _epochs/{epoch:012d}                                                an index was begun, see `epochs`
 
 Everything of one speaker lies under one prefix, so erasing it needs no reference counts. All objects are
 immutable and uniquely named: a lost reply, a late write or a repeated one does no harm.
@@ -86,6 +87,7 @@ _END = re.compile(r"end\.([0-9]{12})\.([0-9a-f]{12})[0-9a-f]{20}")
 _KEY_ID = re.compile(r"[0-9a-z]{8}")
 _MARKER = re.compile(_ID)
 _PLACE = re.compile(rf"([0-9]{{6}})\.({_ID})")
+_EPOCH = re.compile(r"[0-9]{12}")
 _DATA = re.compile(r"[^/]*/v/[^/]*/d/[^/]*/(?:blob/|art/[^/]*/[^/]*\.safetensors\Z)")
 
 
@@ -263,6 +265,13 @@ class PlaceKey:
     uid: str
 
 
+@dataclass(frozen=True, slots=True)
+class EpochKey:
+    """Of the fact that an index was begun."""
+
+    epoch: int
+
+
 SpeakerKey = (
     VersionKey
     | CensusKey
@@ -275,7 +284,7 @@ SpeakerKey = (
     | VoidFact
 )
 """Of an object of one speaker. Facts that have no more to say than their key are themselves."""
-ParsedKey = SpeakerKey | AnnouncementKey | KeyMadeKey | KeyEndKey | MarkerKey | PlaceKey
+ParsedKey = SpeakerKey | AnnouncementKey | KeyMadeKey | KeyEndKey | MarkerKey | PlaceKey | EpochKey
 Keyed = tuple[StoredObject, ParsedKey | None]
 """An object, and what it is by its key."""
 
@@ -289,10 +298,20 @@ def parse_key(key: str) -> ParsedKey | None:
             return AnnouncementKey(profile, int(match[1]), match[2])
         case ["_keys", key_id, name] if _KEY_ID.fullmatch(key_id):
             return _parse_of_api_key(key_id, name)
-        case ["_registry", name] if _MARKER.fullmatch(name):
+        case [folder, name]:
+            return _parse_of_bucket(folder, name)
+    return None
+
+
+def _parse_of_bucket(folder: str, name: str) -> MarkerKey | PlaceKey | EpochKey | None:
+    """What is said of the bucket as a whole."""
+    match folder:
+        case "_registry" if _MARKER.fullmatch(name):
             return MarkerKey(name)
-        case ["_place", name] if match := _PLACE.fullmatch(name):
+        case "_place" if match := _PLACE.fullmatch(name):
             return PlaceKey(int(match[1]), match[2])
+        case "_epochs" if _EPOCH.fullmatch(name):
+            return EpochKey(int(name))
     return None
 
 

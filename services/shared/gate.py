@@ -7,7 +7,8 @@ does one with an older epoch than the caller knows. The first caller who notices
 epoch there, which takes one script call. Nothing is known in it yet: `SpeakerIndex` admits each speaker when
 it is needed. `BOOT` is looked at on every new connection, in every script, and with every read, so no loss
 goes unnoticed. Data that were taken over from another server may hold the same `BOOT`: that is noticed by the
-next `open`, which housekeeping calls every second. Knows nothing of what the index holds.
+next `open`, which housekeeping calls every second. A server that the registry has worked without for a while
+says nothing of it either: there the bucket tells (`epochs`). Knows nothing of what the index holds.
 """
 
 import time
@@ -16,13 +17,22 @@ from pathlib import Path
 from typing import Any
 
 import redis
+import structlog
 from redis.client import Pipeline
 from redis.commands.core import Script
 
 from services.shared import tracing
+from services.shared.epochs import Epochs
+from services.shared.logs import Seldom
 from services.shared.redis_access import connect, unavailable_without_redis
 from speaker_registry.errors import Unavailable
 
+log = structlog.get_logger()
+
+_seldom = Seldom(60.0)
+_LEFT_BEHIND = (
+    "an index was begun on another Redis since: every process of the registry has to use the same one"
+)
 BOOT = "sr:boot"
 LAYOUT = 5
 """Of keys and fields. An index of another layout is begun anew, as that of another bucket is."""
@@ -68,9 +78,12 @@ class ClockWrong(GateClosed):
 class Gate:
     """Connections and scripts that work only on the index of the present epoch."""
 
-    def __init__(self, url: str, bucket: str, clock: Callable[[], float] = time.time) -> None:
-        """`bucket`: the identity of the bucket whose facts the index shows. `clock`: in Unix seconds."""
+    def __init__(self, url: str, bucket: str, epochs: Epochs, clock: Callable[[], float] = time.time) -> None:
+        """`bucket`: the identity of the bucket whose facts the index shows. `epochs`: what that knows of its
+        indexes. `clock`: in Unix seconds.
+        """
         self._bucket = bucket
+        self.epochs = epochs
         self._clock = clock
         self._stamp = ""
         self.redis = connect(url, connect_hook=self._on_connect)
@@ -118,16 +131,19 @@ class Gate:
         """Trust the index on the server that answers now, and begin it if there is none. Returns its stamp.
 
         Raises:
-            RedisTaken, ClockWrong. GateClosed: the server does not accept writes. Unavailable: it cannot be
-            reached.
+            RedisTaken, ClockWrong. GateClosed: the server does not accept writes. Unavailable: it or the
+            bucket cannot be reached.
         """
+        self.epochs.look()
+        if self._stamp and self.epoch < self.epochs.known() and _seldom.due("left behind"):
+            log.error("redis.left_behind", setting="SPEAKER_REDIS_URL", reason=_LEFT_BEHIND)
         with unavailable_without_redis():
             prefix = self._prefix_of(self.ungated.info(*_SECTIONS))
             try:
-                self._stamp = str(self._open(keys=[BOOT], args=self._opening(prefix)))
+                boot = str(self._open(keys=[BOOT], args=self._opening(prefix)))
             except redis.ResponseError as error:
                 raise _refusal(error) from error
-        return self._stamp
+        return self._trust(boot)
 
     def call(self, script: str, keys: list[str], parameters: str) -> Any:
         """Run one of `lua/` on the present index; on the next one, if this one was lost meanwhile."""
@@ -167,13 +183,23 @@ class Gate:
         connection.send_command("GET", BOOT)
         boot = connection.read_response()
         try:
-            if not str(boot or "").startswith(prefix) or _epoch_of(str(boot)) < self.epoch:
+            if not str(boot or "").startswith(prefix) or _epoch_of(str(boot)) < self._last_epoch:
                 connection.send_command("EVAL", _OPEN, 1, BOOT, *self._opening(prefix))
                 boot = connection.read_response()
-        except (redis.ResponseError, ClockWrong) as error:
+            self._trust(str(boot))
+        except (redis.ResponseError, Unavailable) as error:
             connection.disconnect()  # or the pool would hand it out as checked
             raise _refusal(error) from error
-        self._stamp = str(boot)
+
+    def _trust(self, boot: str) -> str:
+        self.epochs.note(_epoch_of(boot))
+        self._stamp = boot
+        return boot
+
+    @property
+    def _last_epoch(self) -> int:
+        """Of all indexes that this process knows of, on whichever server they were begun."""
+        return max(self.epoch, self.epochs.known())
 
     def _prefix_of(self, info: Any) -> str:
         """What `BOOT` begins with if this run of the server has an index of our bucket, nothing of it was
@@ -190,7 +216,7 @@ class Gate:
         """The arguments of `lua/open.lua`. Raises `ClockWrong`."""
         if self._clock() > _LAST_SECOND:
             raise ClockWrong
-        return [prefix, f"/{self._bucket}/", self._clock(), self.epoch]
+        return [prefix, f"/{self._bucket}/", self._clock(), self._last_epoch]
 
     def _trusted_stamp(self) -> str:
         if not self._stamp:
@@ -204,8 +230,8 @@ def _checked(answer: Any) -> Any:
     return answer
 
 
-def _refusal(error: redis.ResponseError | ClockWrong) -> GateClosed:
-    if isinstance(error, ClockWrong):
+def _refusal(error: redis.ResponseError | Unavailable) -> Unavailable:
+    if isinstance(error, Unavailable):
         return error
     return RedisTaken() if str(error).startswith("TAKEN") else GateClosed()
 

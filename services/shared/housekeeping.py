@@ -498,6 +498,7 @@ class Housekeeper:
         GARBAGE.labels("temporary").inc(swept)
         self._registrar.announcements.look_anew()
         self._registrar.keyring.sweep()
+        self._index.epochs.sweep()
         speakers = list(speaker_ids(self._store))
         left = [speaker_id for speaker_id in speakers if sweep.lies_before(speaker_id)]
         for at in range(0, len(left), _SWEPT_AT_A_TIME):

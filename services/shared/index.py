@@ -27,6 +27,7 @@ from services.shared.domain import (
     build_of,
     without_build,
 )
+from services.shared.epochs import Epochs
 from services.shared.facts import LAST_BUILD, LAST_CREATED_AT, LAST_NUMBER, LAST_SEQ, SpeakerId
 from services.shared.gate import BOOT, Gate, GateClosed
 from services.shared.index_reading import NOTHING, Flight, IndexedSpeaker, read_hash, read_look
@@ -190,11 +191,14 @@ class SpeakerIndex(Gate):
         url: str,
         bucket: str,
         truth: Callable[[SpeakerId], Speaker],
+        epochs: Epochs,
         *,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`bucket`: the identity of the bucket whose facts it shows. `truth`: what these say of a speaker."""
-        super().__init__(url, bucket, clock)
+        """`bucket`: the identity of the bucket whose facts it shows. `truth`: what these say of a speaker.
+        `epochs`: what the bucket knows of its indexes.
+        """
+        super().__init__(url, bucket, epochs, clock)
         self._truth = truth
 
     # -- admitting speakers

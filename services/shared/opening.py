@@ -16,6 +16,7 @@ from services.shared.bucket import StoreUnreachable, describe
 from services.shared.bucket_place import check_place
 from services.shared.clock import Clock
 from services.shared.dispatch import RqDispatcher
+from services.shared.epochs import Epochs
 from services.shared.facts import truth_of
 from services.shared.identity import bucket_identity
 from services.shared.index import SpeakerIndex
@@ -46,7 +47,9 @@ def open_registrar(store_settings: StoreSettings, settings: RegistrySettings) ->
 
 def registrar_over(store: Store, identity: str, settings: RegistrySettings, clock: Clock) -> Registrar:
     """A registrar over a store whose bucket has this identity. Raises `ProfileUnknown`."""
-    index = SpeakerIndex(settings.redis_address, identity, truth_of(store), clock=clock.now)
+    index = SpeakerIndex(
+        settings.redis_address, identity, truth_of(store), Epochs(store, clock), clock=clock.now
+    )
     return Registrar(
         store=store,
         index=index,

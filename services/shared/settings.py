@@ -534,12 +534,12 @@ class RateSettings(BaseSettings):
     """With all keys of a namespace together."""
     waiting_requests: int | None = Field(250, gt=0)
     """With one key at the same time: requests that wait for a change (`wait=`) in one API process. With all
-    keys of a namespace together they may be half of SPEAKER_API_MAX_CONNECTIONS.
+    keys of a namespace together they may be a quarter of SPEAKER_API_MAX_CONNECTIONS.
     """
     arriving_uploads: int | None = Field(64, gt=0)
     """With one key at the same time: uploads that one API process has begun to read and not answered.
-    With all keys of a namespace together they may be half of SPEAKER_API_MAX_CONNECTIONS, and take half of
-    SPEAKER_UPLOAD_HELD_BYTES.
+    With all keys of a namespace together they may be a quarter of SPEAKER_API_MAX_CONNECTIONS, and take half
+    of SPEAKER_UPLOAD_HELD_BYTES.
     """
     failures_per_minute: int = Field(60, gt=0)
     """Keys that are none, from one address, until it is told to wait. Counted by each API process."""

@@ -20,6 +20,7 @@ from services.shared.clock import Clock
 from services.shared.dispatch import RqDispatcher
 from services.shared.domain import Speaker
 from services.shared.durable_folder import DurableFolder
+from services.shared.epochs import Epochs
 from services.shared.facts import SpeakerId, read_speaker, truth_of
 from services.shared.housekeeping import Housekeeper
 from services.shared.identity import bucket_identity
@@ -160,6 +161,22 @@ def put_at_border(client: redis.Redis, border: Border) -> None:
     client.pipeline = make_pipeline
 
 
+class NoEpochs(Epochs):
+    """Of a bucket that keeps none: what an index knows without its help."""
+
+    def __init__(self) -> None:
+        pass
+
+    def known(self) -> int:
+        return 0
+
+    def look(self) -> None:
+        pass
+
+    def note(self, epoch: int) -> None:
+        pass
+
+
 class Storage:
     """Everything of one registry but its API and its encoders. A context manager."""
 
@@ -175,7 +192,8 @@ class Storage:
         )
         self.store.border = self.border
         identity = bucket_identity(self.store, self.clock)
-        self.index = SpeakerIndex(redis_url, identity, truth_of(self.store), clock=self.clock.now)
+        epochs = Epochs(self.store, self.clock)
+        self.index = SpeakerIndex(redis_url, identity, truth_of(self.store), epochs, clock=self.clock.now)
         put_at_border(self.index.redis, self.border)
         put_at_border(self.index.ungated, self.border)
         dispatcher = BorderedDispatcher(open_queue_connection(given), job_seconds=60)

@@ -14,6 +14,7 @@ from services.shared.facts import LAST_SEQ, SpeakerId
 from services.shared.gate import BOOT, ClockWrong
 from services.shared.index import CensusDue, SpeakerIndex, speaker_key
 from services.shared.valkey import ValkeyServer
+from tests.integration.storage import NoEpochs
 
 ALICE = SpeakerId("default", "alice")
 NOON = 1_800_000_000.5
@@ -35,7 +36,7 @@ class Registry:
 
     def process(self) -> SpeakerIndex:
         """One that knows nothing yet."""
-        index = SpeakerIndex(self.url, "a bucket", lambda _: Speaker(), clock=lambda: self.now)
+        index = SpeakerIndex(self.url, "a bucket", lambda _: Speaker(), NoEpochs(), clock=lambda: self.now)
         self._opened.append(index)
         return index
 

@@ -29,6 +29,7 @@ from services.shared.gate import BOOT
 from services.shared.index import Also, SpeakerIndex, Told, names_key, speaker_key
 from services.shared.valkey import ValkeyServer
 from speaker_registry.errors import Unavailable
+from tests.integration.storage import NoEpochs
 from tests.speaker_facts import histories, without_losers
 
 EXAMPLES = settings(derandomize=True, max_examples=150)
@@ -41,7 +42,7 @@ _facts: dict[SpeakerId, list[Fact]] = {}
 def index(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SpeakerIndex]:
     """On a server of its own: its gate is opened and closed all the time."""
     with ValkeyServer(tmp_path_factory.mktemp("valkey")) as server:
-        index = SpeakerIndex(server.url, "a bucket", lambda speaker_id: fold(_facts[speaker_id]))
+        index = SpeakerIndex(server.url, "a bucket", lambda one: fold(_facts[one]), NoEpochs())
         index.open()
         yield index
         index.close()

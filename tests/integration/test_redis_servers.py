@@ -10,6 +10,7 @@ from services.shared.facts import SpeakerId
 from services.shared.index import CensusDue, SpeakerIndex
 from services.shared.valkey import ValkeyServer
 from tests import servers
+from tests.integration.storage import NoEpochs
 
 ALICE = SpeakerId("default", "alice")
 
@@ -29,7 +30,7 @@ def redis_url(request: pytest.FixtureRequest, valkey: ValkeyServer) -> Iterator[
 
 def test_the_index_counts_versions_and_notices_a_flush(redis_url: str) -> None:
     """If anything differs between servers, it is scripts and how one server is told from another."""
-    index = SpeakerIndex(redis_url, "a bucket", lambda _: Speaker())
+    index = SpeakerIndex(redis_url, "a bucket", lambda _: Speaker(), NoEpochs())
     with Redis.from_url(redis_url) as client:
         client.flushall()
         assert _numbers(index) == [1, 2, 3]

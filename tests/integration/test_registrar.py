@@ -17,6 +17,7 @@ from pydantic import ValidationError
 
 from services.shared import gate, redis_access
 from services.shared.domain import AliasFact
+from services.shared.epochs import Epochs
 from services.shared.facts import truth_of
 from services.shared.gate import BOOT, GateClosed, RedisTaken
 from services.shared.identity import bucket_identity
@@ -1028,7 +1029,8 @@ def test_a_redis_that_holds_the_index_of_another_bucket_is_refused(storage: Stor
 
 
 def _index(storage: Storage, bucket: str) -> SpeakerIndex:
-    return SpeakerIndex(storage.registrar.settings.redis_url, bucket, truth_of(storage.store))
+    epochs = Epochs(storage.store, storage.clock)
+    return SpeakerIndex(storage.registrar.settings.redis_url, bucket, truth_of(storage.store), epochs)
 
 
 def test_an_index_of_another_layout_is_begun_anew(storage: Storage, monkeypatch: pytest.MonkeyPatch):

@@ -9,6 +9,7 @@ import pytest
 import redis
 
 from services.shared.domain import VersionRecord
+from services.shared.epochs import LOOK_SECONDS, Epochs
 from services.shared.facts import truth_of
 from services.shared.gate import BOOT
 from services.shared.identity import bucket_identity
@@ -132,7 +133,8 @@ def test_what_was_acknowledged_outlives_a_rollback_and_no_number_is_given_twice(
         assert storage.raw.get(BOOT) == boot
         if noticed_by == NEW:
             identity = bucket_identity(storage.store, storage.clock)
-            other = SpeakerIndex(server.url, identity, truth_of(storage.store), clock=storage.clock.now)
+            truth, epochs = truth_of(storage.store), Epochs(storage.store, storage.clock)
+            other = SpeakerIndex(server.url, identity, truth, epochs, clock=storage.clock.now)
             with closing(other):
                 other.open()
         else:
@@ -154,3 +156,85 @@ def test_what_was_acknowledged_outlives_a_rollback_and_no_number_is_given_twice(
             assert speaker.resolve(4).vuid == again.vuid
         for name in ("alice", "bob", "carol"):
             storage.check_settled(name)
+
+
+@pytest.mark.parametrize("noticed_by", [RUNNING, NEW])
+def test_a_redis_that_the_registry_worked_without_for_a_while_is_begun_anew(
+    storage: Storage, server: ValkeyServer, tmp_path: Path, noticed_by: str
+):
+    """An address or a setting led to another Redis, and back: nothing of the first one says so."""
+    storage.ready("alice")
+    storage.ready("carol")
+    stale = storage.served("alice")
+    with (
+        ValkeyServer(tmp_path / "other redis", port=0) as other,
+        Storage(tmp_path / "bucket", other.url) as meanwhile,
+    ):
+        meanwhile.ready("alice", number=2)
+        newest = meanwhile.served("alice")
+        meanwhile.registrar.delete(NAMESPACE, "carol")
+        meanwhile.ready("bob")
+        meanwhile.clock.sleep(4)
+    boot = storage.raw.get(BOOT)
+    assert storage.served("alice") == stale != newest, "nobody has looked yet"
+    with ExitStack() as stack:
+        if noticed_by == NEW:
+            storage = stack.enter_context(Storage(tmp_path / "bucket", server.url))
+            storage.clock.sleep(4)  # what landed just now was not certain
+            storage.settle()
+        else:
+            storage.clock.sleep(LOOK_SECONDS + 4)
+            storage.index.open()  # as housekeeping does with every turn
+        assert storage.raw.get(BOOT) != boot
+        assert storage.served("alice") == newest
+        assert storage.served("bob") is not None
+        with pytest.raises(VoiceNotFound):
+            storage.registrar.find(NAMESPACE, "carol")
+        assert storage.register("alice", number=3).version.number == 3
+        assert storage.register("carol", number=3).version.number == 2
+        for name in ("alice", "bob", "carol"):
+            storage.settle()
+            storage.finish_all(name)
+            storage.check_settled(name)
+
+
+def test_the_bucket_knows_an_index_before_it_is_used(storage: Storage):
+    """One that began an index and was killed would leave no trace of it."""
+    putting = storage.store.put
+
+    def refuse(key: str, data: bytes) -> None:
+        if key.startswith("_epochs/"):
+            raise Unavailable("The object store cannot be reached.")
+        putting(key, data)
+
+    storage.ready("alice")
+    storage.store.put = refuse  # type: ignore[method-assign]
+    storage.raw.flushall()
+    with pytest.raises(Unavailable):
+        storage.index.load(ALICE)
+    assert storage.registrar.find(NAMESPACE, "alice").speaker.live, "read from the facts"
+    storage.store.put = putting  # type: ignore[method-assign]
+    assert storage.index.load(ALICE).speaker.live
+    listed = [stored.key for stored in storage.store.list("_epochs/").objects]
+    assert f"_epochs/{storage.index.epoch:012d}" in listed
+
+
+def test_a_sweep_leaves_the_highest_epoch_alone(storage: Storage):
+    for _ in range(3):
+        storage.raw.flushall()
+        storage.index.open()
+    storage.sweep()
+    [left] = storage.store.list("_epochs/").objects
+    assert left.key == f"_epochs/{storage.index.epoch:012d}"
+
+
+@pytest.mark.parametrize("foreign", ["999999999999", "12", "readme.txt", "000000000001/x"])
+def test_what_others_put_among_the_epochs_changes_nothing(storage: Storage, foreign: str):
+    storage.ready("alice")
+    epoch = storage.index.epoch
+    storage.store.put(f"_epochs/{foreign}", b"")
+    storage.clock.sleep(LOOK_SECONDS + 1)
+    storage.index.open()
+    assert storage.index.epoch == epoch
+    storage.sweep()
+    assert storage.served("alice") is not None

@@ -377,7 +377,13 @@ class History:
                 self.world.queue.reap(job, now)
 
     def _saw_delete(self, key: str) -> None:
-        """Nothing that a live version names may ever be deleted, what is not ours only after a delete."""
+        """Nothing that a live version names may ever be deleted, nor the last epoch; what is not ours only
+        after a delete.
+        """
+        if key.startswith("_epochs/"):
+            if key >= max(stored.key for stored in self.world.truth.list("_epochs/").objects):
+                raise Violation(f"deleted, though it is the last epoch: {key}")
+            return
         if not key.startswith("default/v/"):
             raise Violation(f"deleted, though it is of no speaker: {key}")
         speaker_id = SpeakerId("default", key.split("/")[2])

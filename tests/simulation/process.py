@@ -13,6 +13,7 @@ import redis
 
 from services.shared.announcements import Announcements
 from services.shared.clock import Clock
+from services.shared.epochs import Epochs
 from services.shared.facts import SpeakerId, truth_of
 from services.shared.housekeeping import Housekeeper
 from services.shared.identity import bucket_identity
@@ -166,7 +167,8 @@ class Process:
 
     def _build(self, identity: str) -> None:
         world, parts, clock = self.world, self._parts, self._clock
-        self.index = parts.index(world.server.url, identity, truth_of(world.store), clock=clock.now)
+        truth, epochs = truth_of(world.store), Epochs(world.store, clock)
+        self.index = parts.index(world.server.url, identity, truth, epochs, clock=clock.now)
         self.index.world = world
         self._script_names = {script.sha: name for name, script in self.index._scripts.items()}
         for client in (self.index.redis, self.index.ungated):

@@ -9,8 +9,7 @@ if is_ours and tonumber(string.match(present, '%d+$')) >= known then return pres
 if present and not string.find(present, ARGV[2], 1, true) then return redis.error_reply('TAKEN') end
 -- Every place from now on is behind the clock, and so behind everything that was reserved before the loss. That rests on:
 -- 1. Of one speaker an index gives out fewer than 100 places a second.
--- 2. The server or the caller knows the last epoch. Where neither does, because the server was emptied or rolled back and the
---    caller has just started, the clocks of who began that index and who begins this one differ by less than lies between.
+-- 2. The caller knows the last epoch: from the bucket, if it has just started (`epochs`).
 -- 3. A last epoch more than ten seconds ahead of the clock means that the clock was set back, and then one speaker was given
 --    fewer than 100000 places in that index. A clock that was set back to the very seconds in which the last index was begun
 --    looks like a loss right after that: of a speaker that was given 100 places since, one still on its way could be given again.
