@@ -9,6 +9,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import boto3
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -449,6 +450,7 @@ def test_without_any_keys_opening_fails(rclone_server: S3Server, monkeypatch: py
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/dev/null")
     monkeypatch.setenv("AWS_CONFIG_FILE", "/dev/null")
+    monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)  # it keeps the keys that another test gave
     keyless = bucket_settings(rclone_server, access_key_id=None, secret_access_key=None)
     for use in (open_store, prepare_bucket):
         with pytest.raises(StoreUnfit, match=r"^SPEAKER_STORE_ACCESS_KEY_ID: .* no credentials are given by"):

@@ -112,13 +112,6 @@ class DeletesInTheIndexOnly(Registrar):
         return before
 
 
-class BelievesOneListing(SimulatedHousekeeper):
-    """Takes what one listing does not show for gone."""
-
-    def _confirmed(self, speaker_id: SpeakerId, listing: Listing, presumed: Sequence[str]) -> list[str]:
-        return list(presumed)
-
-
 def believe_the_first_answer(store: Store, key: str) -> bytes | None:
     """What is said to be missing was swept."""
     try:
@@ -232,11 +225,8 @@ MISTAKES = {
     "an unreadable version is taken for none": Mistake(
         replaced={"services.shared.facts._unreadable": lambda key: None}
     ),
-    "one listing is enough to collect garbage": Mistake(
-        Parts(housekeeper=BelievesOneListing), odds={"store_omits": 0.05}
-    ),
     "what is said to be missing is taken for swept": Mistake(
-        replaced={"services.shared.facts.read_object": believe_the_first_answer}
+        replaced={"services.shared.facts.read_object": believe_the_first_answer}, odds={"store_hides": 0.1}
     ),
     "what is not ours is collected": Mistake(
         replaced={"services.shared.housekeeping.parsed": parsed_by(parse_generously)}

@@ -65,7 +65,7 @@ def test_settings_that_contradict_each_other_are_not_healthy(
     """The worker itself does not start with them either."""
     monkeypatch.setenv("SPEAKER_WORKER_LEASE_SECONDS", "3")
     assert main() == 1
-    assert "lease_seconds" in capsys.readouterr().err
+    assert "SPEAKER_WORKER_LEASE_SECONDS is 3" in capsys.readouterr().err
 
 
 def test_a_file_that_cannot_be_written_stops_no_worker(tmp_path: Path):

@@ -1,5 +1,6 @@
 """What the make targets set up before they do their own work."""
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -17,6 +18,8 @@ def commands(target: str, environment: Path) -> str:
         text=True,
         timeout=30,
         check=True,
+        # Else a make that runs the tests hands its own flags down.
+        env={name: value for name, value in os.environ.items() if not name.startswith("MAKE")},
     ).stdout
 
 
