@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 from hypothesis import HealthCheck, settings
 from redis import Redis
 
@@ -23,6 +24,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE / "integration" in item.path.parents:
             item.add_marker(pytest.mark.integration)
+
+
+@pytest.fixture(autouse=True)
+def keeps_the_logs() -> Iterator[None]:
+    """No test may configure the logs of the test process: later tests would look for their lines in vain. A
+    command that does so runs in a process of its own, or with `configure_logs` replaced.
+    """
+    yield
+    configured = structlog.get_config()["cache_logger_on_first_use"]
+    if configured:
+        structlog.reset_defaults()
+    assert not configured
 
 
 @pytest.fixture(scope="session")

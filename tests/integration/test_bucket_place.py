@@ -48,6 +48,8 @@ def copy(rclone_server: S3Server, original: StoreSettings) -> StoreSettings:
 
 
 def set_environment(monkeypatch: pytest.MonkeyPatch, settings: StoreSettings) -> None:
+    # This process keeps its own.
+    monkeypatch.setattr(bucket_place, "configure_logs", lambda level="INFO": None)
     for name, value in environment(settings).items():
         monkeypatch.setenv(name, value)
 
