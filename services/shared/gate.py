@@ -34,7 +34,7 @@ _LEFT_BEHIND = (
     "an index was begun on another Redis since: every process of the registry has to use the same one"
 )
 BOOT = "sr:boot"
-LAYOUT = 5
+LAYOUT = 6
 """Of keys and fields. An index of another layout is begun anew, as that of another bucket is."""
 _LAST_SECOND = 99 * 10**8
 """In the year 2283: places follow the clock, 100 for each second, and have 12 digits."""

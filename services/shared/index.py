@@ -101,7 +101,8 @@ class CensusDue(Exception):
 
 class FactsDue(Exception):
     """Before a version of this speaker is reserved, the index has to be told its facts. What was stored for
-    an earlier place may have landed, and whoever stored it have died before the index was told.
+    an earlier place may have landed, and whoever stored it have died before the index was told; or a delete
+    was begun that can land no more.
     """
 
 
@@ -370,7 +371,11 @@ class SpeakerIndex(Gate):
         )
 
     def reserve_tombstone(self, speaker_id: SpeakerId, *, unchanged: int | None = None) -> Reservation:
-        """Raises `VoiceNotFound`; `AliasMoved` if `unchanged` is not its last seq any more."""
+        """The place of a tombstone, to be put within `COMMIT_SECONDS`. Until the tombstone is told, or for
+        `WINDOW_SECONDS`, no version before it is given to a repeated upload.
+
+        Raises `VoiceNotFound`; `AliasMoved` if `unchanged` is not its last seq any more.
+        """
         place = self._run("reserve", speaker_id, new=True, kind="del", last=_LAST, unchanged=unchanged)
         return Reservation(*place)
 

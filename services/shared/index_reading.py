@@ -42,7 +42,9 @@ class IndexedSpeaker:
     speaker: Speaker
     flights: tuple[Flight, ...] = ()
     deleting: int = 0
-    """Seq of the last delete that was begun: what is not behind it may be gone any moment."""
+    """Seq of a delete that was begun and may still take effect: what is not behind it may be gone any moment.
+    0: there is none.
+    """
     left_out: int = 0
     """Live versions that were not read, and so are not among the speaker's."""
     census: CensusState = "settled"
@@ -95,7 +97,7 @@ def read_hash(fields: Mapping[str, str]) -> IndexedSpeaker:
         created_at=int(fields.get("at", 0)),
     )
     flights = tuple(_flight(name, value) for name, value in by_kind["f"].items())
-    return IndexedSpeaker(speaker, flights, int(fields.get("rdel", 0)))
+    return IndexedSpeaker(speaker, flights, int(fields.get("rdel", "0").partition(":")[0]))
 
 
 def read_look(answer: Sequence[Any]) -> IndexedSpeaker:

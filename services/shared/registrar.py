@@ -27,6 +27,7 @@ from services.shared.fact_pages import Cursor, page_of_slugs
 from services.shared.facts import SpeakerId, read_certain
 from services.shared.gate import GateClosed
 from services.shared.index import (
+    COMMIT_SECONDS,
     PENDING_MOVE_SECONDS,
     AliasMoved,
     Also,
@@ -373,6 +374,7 @@ class Registrar:
                 check(before)
             # By its id, only this life of the name is meant: another must not take its place unnoticed.
             by_id = speaker_id != SpeakerId.of(namespace, parse_speaker_name(name))
+            started = self.clock.monotonic()
             try:
                 place = self.index.reserve_tombstone(
                     speaker_id, unchanged=before.speaker.seq if check is not None or by_id else None
@@ -385,6 +387,9 @@ class Registrar:
                     raise PreconditionFailed(f"Voice '{name}' has just changed.", param="If-Match") from None
         else:
             raise Unavailable(f"Voice '{name}' is being changed all the time.", retry_after_seconds=1)
+        if self.clock.monotonic() - started > COMMIT_SECONDS:
+            # Uploads that are repeated from now on may be answered with what this would delete.
+            raise Unavailable("Deleting took too long; send the request again.", retry_after_seconds=1)
         fact = TombstoneFact(place.seq, place.number, place.created_at)
         self.store.put(speaker_id.tombstone_key(fact, self.clock.new_id()), b"{}")
         killed = self.index.apply_tombstone(speaker_id, place.seq, place.number, place.created_at)

@@ -22,10 +22,12 @@ from services.shared.facts import truth_of
 from services.shared.gate import BOOT, GateClosed, RedisTaken
 from services.shared.identity import bucket_identity
 from services.shared.index import (
+    COMMIT_SECONDS,
     DIRTY,
     LANDING_SECONDS,
     ORPHANED_SECONDS,
     REPEAT_SECONDS,
+    WINDOW_SECONDS,
     Claim,
     FactsDue,
     SpeakerIndex,
@@ -743,6 +745,48 @@ def test_a_deleted_voice_is_gone_at_once_and_comes_back_only_as_a_new_one(storag
     storage.check_settled("alice")
     versions = {key.split("/d/")[1].split("/")[0] for key in storage.objects("alice") if "/d/" in key}
     assert len(versions) == 1, "nothing is left of the first"
+
+
+@pytest.mark.parametrize("key", ["k", None])
+def test_a_delete_that_never_lands_counts_only_while_it_may(storage: Storage, key: str | None):
+    """Its process was killed before it stored anything. While nobody knows that, a repeated upload must not
+    be answered with what would be deleted; for ever would mean a second version for each key.
+    """
+    first = storage.register("alice", idempotency_key=key)
+    storage.index.reserve_tombstone(speaker_id("alice"))
+    storage.clock.sleep(WINDOW_SECONDS - 10)
+    storage.index.admit(speaker_id("alice"))
+    assert storage.index.look(speaker_id("alice")).deleting
+    storage.clock.sleep(20)
+    again = storage.register("alice", idempotency_key=key)
+    assert (again.version.vuid, again.created) == (first.version.vuid, False)
+    assert not storage.index.look(speaker_id("alice")).deleting
+    assert len(storage.truth("alice").versions) == 1
+
+
+def test_a_delete_that_landed_is_not_on_its_way_any_more(storage: Storage, monkeypatch: pytest.MonkeyPatch):
+    """Else the next upload would read all facts first."""
+    storage.register("alice")
+    storage.registrar.delete(NAMESPACE, "alice")
+    storage.clock.sleep(2 * WINDOW_SECONDS)
+    monkeypatch.setattr(storage.index, "admit", lambda *_: pytest.fail("its facts were read"))
+    assert storage.register("alice", number=2, idempotency_key="l").created
+
+
+def test_a_delete_that_slept_for_too_long_stores_nothing(storage: Storage, monkeypatch: pytest.MonkeyPatch):
+    """By then a repeated upload may have been answered with the version that it would delete."""
+    storage.register("alice", idempotency_key="k")
+    reserve = storage.index.reserve_tombstone
+
+    def reserve_and_sleep(*given: Any, **said: Any) -> Any:
+        place = reserve(*given, **said)
+        storage.clock.sleep(COMMIT_SECONDS + 1)
+        return place
+
+    monkeypatch.setattr(storage.index, "reserve_tombstone", reserve_and_sleep)
+    with pytest.raises(Unavailable, match="took too long"):
+        storage.registrar.delete(NAMESPACE, "alice")
+    assert storage.truth("alice").live
 
 
 def test_a_delete_of_a_voice_that_changed_meanwhile_is_refused(storage: Storage):

@@ -187,7 +187,8 @@ class History:
         world.note(f"{actor.name}: {outcome} {type(error).__name__ if error else ''}")
         world.counts[f"{actor.name.split()[0]} {outcome}"] += 1
         if actor.attempt is not None:
-            actor.attempt.ended, actor.attempt.outcome = world.moment, outcome
+            actor.attempt.ended, actor.attempt.ended_at = world.moment, world.time
+            actor.attempt.outcome = outcome
         actor.then(outcome)
 
     # -- errands of clients
@@ -199,7 +200,8 @@ class History:
     def _ask(self, kind: str, name: str, work: Callable[[Process], Any], content: int = 0) -> Actor:
         """A client's request to either API process."""
         actor = self._start(kind, self.world.random.choice(self._up(APIS)), work, name)
-        actor.attempt = self.world.ledger.begin(kind, actors.speaker_of(name), self.world.moment, content)
+        world = self.world
+        actor.attempt = world.ledger.begin(kind, actors.speaker_of(name), world.moment, world.time, content)
         return actor
 
     def _up(self, names: Sequence[str]) -> list[str]:

@@ -8,6 +8,10 @@ from dataclasses import dataclass, field
 
 from services.shared.domain import SpeakerVersion
 from services.shared.facts import SpeakerId
+from services.shared.index import WINDOW_SECONDS
+
+FORGOTTEN_SECONDS = WINDOW_SECONDS + 120
+"""After a delete that came to nothing; the clocks of two processes may differ by a minute each."""
 
 
 class Violation(BaseException):
@@ -26,9 +30,20 @@ class Attempt:
     outcome: str = "running"
     content: int = 0
     """Of an upload: what stands for its clip."""
+    began_at: float = 0.0
+    ended_at: float | None = None
+    """Seconds of the world's time."""
+    stored: bool = False
+    """Of a delete: its tombstone was on its way to the bucket, whether or not it came there."""
 
     def over_by(self, moment: int) -> bool:
         return self.ended is not None and self.ended < moment
+
+    def came_to_nothing_by(self, seconds: float) -> bool:
+        """Whether this is a delete that ended before it stored anything, and so long ago that everybody knows
+        by this time.
+        """
+        return not self.stored and self.ended_at is not None and self.ended_at + FORGOTTEN_SECONDS < seconds
 
 
 @dataclass(frozen=True)
@@ -59,8 +74,10 @@ class Ledger:
     canceled: dict[str, int] = field(default_factory=dict)
     """Id of a job that was said to be canceled -> how often Redis had been lost when that was asked for."""
 
-    def begin(self, kind: str, speaker_id: SpeakerId, moment: int, content: int = 0) -> Attempt:
-        attempt = Attempt(kind, speaker_id, moment, content=content)
+    def begin(
+        self, kind: str, speaker_id: SpeakerId, moment: int, seconds: float, content: int = 0
+    ) -> Attempt:
+        attempt = Attempt(kind, speaker_id, moment, content=content, began_at=seconds)
         self.attempts.append(attempt)
         return attempt
 
@@ -110,7 +127,15 @@ class Ledger:
 
     def _check_repeat(self, key: str, answer: Acknowledged) -> None:
         before = self.answers.get(key)
-        if before and before.version.vuid != answer.version.vuid and not self.may_be_gone(before, answer.at):
+        if before is None or before.version.vuid == answer.version.vuid:
+            return
+        # The second version was made up when its author came, though it may be answered much later.
+        if not any(
+            one.began < answer.at
+            and not one.over_by(before.asker.began)
+            and not one.came_to_nothing_by(answer.author.began_at)
+            for one in self.deletes(answer.author.speaker_id)
+        ):
             raise Violation(
                 f"key {key} was answered with {before.version.vuid} and now with {answer.version.vuid}"
             )

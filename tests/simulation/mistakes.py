@@ -273,6 +273,10 @@ MISTAKES = {
     "a reserved place is not exclusive": Mistake(
         Parts(index=rewritten("reserve", "if taken.seq > math.max(mark('tomb'), epoch)", "if false"))
     ),
+    "a delete that never landed counts for ever": Mistake(
+        Parts(index=rewritten("tell", "if deleting > 0 and since", "if false and since")),
+        odds={"process_dies": 0.03},
+    ),
     "times of creation follow the clock": Mistake(
         Parts(index=rewritten("reserve", "math.max(math.floor(a.now), mark('at') + 1)", "math.floor(a.now)"))
     ),

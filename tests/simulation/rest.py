@@ -149,8 +149,10 @@ def _check_lost(world: World, speaker_id: SpeakerId, truth: Speaker) -> None:
 
 
 def _check_forgotten(world: World, speaker_id: SpeakerId, truth: Speaker) -> None:
-    """Redis holds nothing of a dead version either."""
+    """Redis holds nothing of a dead version either, nor of a delete that never landed."""
     raw: Any = world.server.raw
+    if raw.hexists(speaker_key(speaker_id), "rdel"):
+        raise Violation(f"a delete of {speaker_id} still counts as on its way")
     for field in sorted(name.decode() for name in raw.hkeys(speaker_key(speaker_id))):
         kind, _, rest = field.partition(":")
         vuid = rest.partition(":")[0]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from random import Random
 from typing import Any
 
-from services.shared.domain import VoidFact
+from services.shared.domain import TombstoneFact, VoidFact
 from services.shared.facts import SpeakerId, VersionKey, parse_key
 from services.shared.index import EVENTS
 from services.shared.settings import HousekeepingSettings, RegistrySettings
@@ -219,6 +219,9 @@ class World:
                 actor = scheduler.current()
                 if actor is None or actor.attempt is None or actor.attempt.kind != "upload":
                     raise Violation(f"{actor and actor.name} created a version: {key}")
+            case TombstoneFact():
+                if (actor := scheduler.current()) and actor.attempt:
+                    actor.attempt.stored = True
             case VoidFact():
                 self._check_lost(key.rpartition("/")[0])
 

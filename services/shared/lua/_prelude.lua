@@ -11,7 +11,7 @@
 --   v:{vuid}                     {seq}:{JSON of the version record}
 --   a:{alias}  p:{alias}         {seq}:{uid}:{vuid}, the last move by hand and the highest automatic one
 --   open                         JSON: vuid -> when its place was given out last. Its fact may be in the bucket; the index was not told
---   ra:{alias}  rdel             {seq}:{now}, the last place reserved for a move by hand; {seq}, for a tombstone
+--   ra:{alias}  rdel             {seq}:{now}, the last place reserved for a move by hand; for a tombstone that was not told and may land
 --   rp:{alias}                   {last seq}:{JSON}, automatic moves on their way: seq -> at, vuid, serves
 --   r:{vuid}:{akey}              {winner}:{JSON of the artifact record}
 --   b:{vuid}:{base}              highest build that was ever ready of an akey without its build
@@ -73,10 +73,16 @@ local function keyed(idempotency)
   local vuid = redis.call('HGET', speaker, 'i:' .. idempotency) or redis.call('GET', 'sr:answered:' .. a.speaker .. ':' .. idempotency)
   return vuid and live(vuid) and vuid or nil
 end
+-- The last place that was reserved for something that has one record at a time, and when: ra:{alias} or rdel. 0 and 0: none.
+local function reserved(field)
+  local seq, at = string.match(redis.call('HGET', speaker, field) or '0', '^(%d+):?(.*)$')
+  return tonumber(seq), tonumber(at) or 0
+end
+local function keep_reserved(field, seq) redis.call('HSET', speaker, field, string.format('%.0f:%.3f', seq, a.now)) end
 local function place_of(key) return cjson.decode(redis.call('GET', key) or '{"seq":0}') end
 local function place_key(idempotency) return 'sr:place:' .. a.speaker .. ':' .. idempotency end
 -- Whether a place that was given to a request is its own still, and no delete came between or may still land.
-local function is_valid(place) return place.seq > math.max(mark('tomb'), mark('rdel'), epoch) end
+local function is_valid(place) return place.seq > math.max(mark('tomb'), epoch, (reserved('rdel'))) end
 -- What a version was uploaded with; `value` as in v:{vuid}.
 local function bytes_of(value)
   local record, bytes = cjson.decode(string.match(value, '^%d+:(.+)$')), 0
@@ -251,6 +257,7 @@ local function tell_tombstone(t)
   raise_mark('seq', t.seq); raise_mark('num', t.number); raise_mark('at', t.created_at)
   if t.seq <= mark('tomb') then return 0 end
   redis.call('HSET', speaker, 'tomb', string.format('%.0f', t.seq))
+  if reserved('rdel') <= t.seq then redis.call('HDEL', speaker, 'rdel') end
   if mark('damaged') <= t.seq then redis.call('HDEL', speaker, 'damaged', 'unreadable') end
   for _, field in ipairs(redis.call('HKEYS', speaker)) do
     if string.match(field, '^r?[ap]:') and tonumber(string.match(redis.call('HGET', speaker, field), '^%d+')) <= t.seq then

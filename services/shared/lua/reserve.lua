@@ -6,10 +6,13 @@
 -- -> {seq, number, created_at, vuid}, or an error: DAMAGED, UNREADABLE, QUOTA, EXISTS, NOTFOUND, MOVED, REUSED, LANDING, FULL,
 -- VERSIONS, RESERVED, CENSUS, EXHAUSTED, MADE (by an earlier attempt of this request, or another request with its key),
 -- UNTOLD (the facts are to be told first)
+-- A delete whose process died before it stored anything never lands, and counts until the facts are listed after that.
+local deleting, deleting_since = reserved('rdel')
+if a.kind == 'ver' and deleting > 0 and a.now - deleting_since >= a.window then return redis.error_reply('UNTOLD') end
 -- Whoever asks has looked for the version before. It may have been registered since, and the place that it was given be lost
 -- with another server. It is no answer where a delete that was begun after it may still take it.
 local made = a.idempotency and keyed(a.idempotency)
-if made and tonumber(string.match(redis.call('HGET', speaker, 'v:' .. made), '^%d+')) > mark('rdel') then
+if made and tonumber(string.match(redis.call('HGET', speaker, 'v:' .. made), '^%d+')) > deleting then
   return redis.error_reply('MADE')
 end
 local kept = a.idempotency and place_key(a.idempotency)
@@ -62,8 +65,8 @@ if a.expected then
   local automatic, target = string.match(redis.call('HGET', speaker, 'p:' .. a.alias) or '', '^(%d+):[^:]+:(.+)$')
   local registered = string.match(target and redis.call('HGET', speaker, 'v:' .. target) or '0', '^%d+')
   local in_force = tonumber(registered) > by_hand and tonumber(automatic) or by_hand
-  local reserved, at = string.match(redis.call('HGET', speaker, 'ra:' .. a.alias) or '0:0', '^(%d+):(.+)$')
-  local on_its_way = not a.automatic and tonumber(reserved) > by_hand and a.now - tonumber(at) < a.pending
+  local last, at = reserved('ra:' .. a.alias)
+  local on_its_way = not a.automatic and last > by_hand and a.now - at < a.pending
   if on_its_way or in_force ~= a.expected then return redis.error_reply('MOVED') end
 end
 -- Of two promotions on their way any may come into force, and the other after it. Where they go to versions that do not serve
@@ -86,12 +89,12 @@ seq = math.min(seq, a.last.seq)
 raise_mark('seq', seq)
 redis.call('HSET', speaker, 'epoch', epoch_text)
 if not known then redis.call('HSET', speaker, 'listed', string.format('%.3f', a.now)) end
-if a.kind == 'del' then redis.call('HSET', speaker, 'rdel', seq) end
+if a.kind == 'del' then keep_reserved('rdel', seq) end
 if a.automatic then
   promotions[string.format('%.0f', seq)] = {at = a.now, vuid = a.vuid, serves = a.serves}
   keep_promotions(a.alias, seq, promotions)
 elseif a.kind == 'als' then
-  redis.call('HSET', speaker, 'ra:' .. a.alias, string.format('%.0f:%.3f', seq, a.now))
+  keep_reserved('ra:' .. a.alias, seq)
 end
 local number = mark('num')
 if a.kind == 'ver' then

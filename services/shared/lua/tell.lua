@@ -25,6 +25,8 @@ for vuid, at in pairs(places) do
   if at + a.window <= mark('listed') then places[vuid] = nil end
 end
 keep_open(places)
+local deleting, since = reserved('rdel')
+if deleting > 0 and since + a.window <= mark('listed') then redis.call('HDEL', speaker, 'rdel') end
 raise_mark('seq', a.marks.seq); raise_mark('num', a.marks.number); raise_mark('at', a.marks.created_at)
 -- What the index knows already is served all the same.
 local unknown = {}
