@@ -110,6 +110,19 @@ class AlreadyMade(Exception):
     """A version of this speaker has been registered with this Idempotency-Key since the caller looked."""
 
 
+class Undecided(Unavailable):
+    """The index was lost a moment ago, and what was published of this speaker just before it is too young to
+    be told.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"The index was lost a moment ago, and the new one does not know yet what was published of voice "
+            f"'{name}' just before. Send the request again in a few seconds.",
+            retry_after_seconds=3,
+        )
+
+
 class Rivals(Exception):
     """Another publish of the same artifact was let through: wait until what it stores cannot come first."""
 
@@ -562,8 +575,7 @@ class SpeakerIndex(Gate):
             was given up. max_builds: of one artifact; None: as many as keys can tell apart.
 
         Raises:
-            Unavailable: with `force`, for a few seconds after a loss of Redis, where artifacts were published
-                just before it. Their builds must not be given out again.
+            Undecided: with `force`. The builds of what was published must not be given out again.
         """
         outcome, *rest = self._run(
             "claim",
@@ -603,20 +615,17 @@ class SpeakerIndex(Gate):
             token: unique to this call, for `apply_artifact`.
 
         Raises:
-            VoiceDamaged, VoiceUnreadable: nobody can tell whether the version is dead.
+            VoiceDamaged, VoiceUnreadable: nobody can tell whether the version is dead. Undecided.
         """
-        return int(
-            self._run(
-                "begin",
-                speaker_id,
-                job=job_id,
-                attempt=attempt,
-                vuid=flight.vuid,
-                profile=flight.profile,
-                fingerprint=flight.fingerprint,
-                akey=akey,
-                token=token,
-            )
+        return self._begin(
+            speaker_id,
+            job=job_id,
+            attempt=attempt,
+            vuid=flight.vuid,
+            profile=flight.profile,
+            fingerprint=flight.fingerprint,
+            akey=akey,
+            token=token,
         )
 
     def begin_upload(
@@ -631,19 +640,19 @@ class SpeakerIndex(Gate):
     ) -> int:
         """The same where no job made the artifact: 1 yes, 0 there is one already, -2 the version is dead.
 
-        Raises `NamespaceFull` if its `size` is more than what is left of the namespace's bytes.
+        Raises:
+            NamespaceFull: its `size` is more than what is left of the namespace's bytes. Undecided.
         """
-        return int(
-            self._run(
-                "begin",
-                speaker_id,
-                vuid=vuid,
-                akey=akey,
-                token=token,
-                bytes=size,
-                max_bytes=max_stored_bytes,
-            )
+        return self._begin(
+            speaker_id, vuid=vuid, akey=akey, token=token, bytes=size, max_bytes=max_stored_bytes
         )
+
+    def _begin(self, speaker_id: SpeakerId, **args: Any) -> int:
+        try:
+            return int(self._run("begin", speaker_id, **args))
+        except Undecided:
+            self.admit(speaker_id)  # housekeeping does so too, where an API process is there
+            return int(self._run("begin", speaker_id, **args))
 
     def set_job(
         self,
@@ -956,10 +965,6 @@ def _refusal(error: redis.ResponseError, speaker_id: SpeakerId) -> Exception:
             "An earlier attempt of this request may still be stored: try again later.", retry_after_seconds=60
         ),
         "MOVED": AliasMoved("The alias was moved meanwhile."),
-        "UNDECIDED": Unavailable(
-            f"The index was lost a moment ago, and the new one does not know yet what was published of voice "
-            f"'{speaker_id.slug}' just before. Force the extraction again in a few seconds.",
-            retry_after_seconds=3,
-        ),
+        "UNDECIDED": Undecided(speaker_id.slug),
     }
     return ours.get(str(error).partition(" ")[0], error)

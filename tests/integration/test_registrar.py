@@ -942,7 +942,7 @@ def test_a_forced_rebuild_right_after_a_loss_takes_no_number_that_is_taken(
     os.utime(tmp_path / "bucket" / fact, (later, later))
     lose_redis(storage)
     admit(storage)
-    with pytest.raises(Unavailable, match="Force the extraction again in a few seconds") as refused:
+    with pytest.raises(Unavailable, match="Send the request again in a few seconds") as refused:
         extract(force=True)
     assert refused.value.retry_after_seconds == 3
     storage.settle()
@@ -952,6 +952,31 @@ def test_a_forced_rebuild_right_after_a_loss_takes_no_number_that_is_taken(
     storage.finish_all("alice")
     assert storage.served("alice", WIDER) not in (before, None)
     storage.check_settled("alice")
+
+
+def test_an_artifact_that_is_brought_right_after_a_loss_replaces_none_that_was_served(
+    storage: Storage, tmp_path: Path
+):
+    """The one that was served is too young to tell whether it counts, so the new index does not know it. Of
+    two in the same second the later one would count, and what engines have cached would change.
+    """
+    version = storage.ready("alice").version
+    served = storage.served("alice")
+    (fact,) = (key for key in storage.objects("alice") if key.endswith(".json") and "/art/" in key)
+    later = storage.clock.now() + 100
+    os.utime(tmp_path / "bucket" / fact, (later, later))
+    lose_redis(storage)
+
+    def bring() -> int:
+        akey = version.artifact_key(PROFILE, storage.fingerprint, 1)
+        return storage.index.begin_upload(speaker_id("alice"), version.vuid, akey, token="token")
+
+    with pytest.raises(Unavailable, match="Send the request again in a few seconds") as refused:
+        bring()
+    assert refused.value.retry_after_seconds == 3
+    storage.clock.sleep(110)  # nobody keeps house: an API process may not be there
+    assert bring() == 0, "there is one already"
+    assert storage.served("alice") == served
 
 
 def _held_before_its_fact(storage: Storage, name: str, **said: Any) -> Callable[[], Registered]:
