@@ -363,24 +363,20 @@ class SpeakerIndex(Gate):
             VoiceDamaged: also where a record has the last place there is; CensusDue; FactsDue; AlreadyMade;
             Unavailable: after that, as long as the last attempt may still land.
         """
-        return Reservation(
-            *self._run(
-                "reserve",
-                speaker_id,
-                new=True,
-                kind="ver",
-                last=_LAST,
-                max_speakers=max_speakers,
-                bytes=bytes_to_store,
-                max_bytes=max_stored_bytes,
-                max_versions=max_versions,
-                immutable=immutable,
-                vuid=vuid,
-                request=request,
-                idempotency=idempotency,
-                landing=LANDING_SECONDS,
-                repeats=REPEAT_SECONDS,
-            )
+        return self._reserve(
+            speaker_id,
+            "ver",
+            new=True,
+            max_speakers=max_speakers,
+            bytes=bytes_to_store,
+            max_bytes=max_stored_bytes,
+            max_versions=max_versions,
+            immutable=immutable,
+            vuid=vuid,
+            request=request,
+            idempotency=idempotency,
+            landing=LANDING_SECONDS,
+            repeats=REPEAT_SECONDS,
         )
 
     def reserve_tombstone(self, speaker_id: SpeakerId, *, unchanged: int | None = None) -> Reservation:
@@ -389,8 +385,7 @@ class SpeakerIndex(Gate):
 
         Raises `VoiceNotFound`; `AliasMoved` if `unchanged` is not its last seq any more.
         """
-        place = self._run("reserve", speaker_id, new=True, kind="del", last=_LAST, unchanged=unchanged)
-        return Reservation(*place)
+        return self._reserve(speaker_id, "del", new=True, unchanged=unchanged)
 
     def reserve_alias(self, speaker_id: SpeakerId, alias: str, *, expected: int | None = None) -> int:
         """For a move by hand. Returns the seq. The move has to be put within `PENDING_MOVE_SECONDS`.
@@ -401,16 +396,8 @@ class SpeakerIndex(Gate):
         Raises:
             VoiceNotFound; VoiceDamaged; AliasMoved: another move is in force, or may be on its way.
         """
-        seq, *_ = self._run(
-            "reserve",
-            speaker_id,
-            kind="als",
-            last=_LAST,
-            alias=alias,
-            expected=expected,
-            pending=PENDING_MOVE_SECONDS,
-        )
-        return int(seq)
+        move = {"alias": alias, "expected": expected, "pending": PENDING_MOVE_SECONDS}
+        return self._reserve(speaker_id, "als", **move).seq
 
     def reserve_promotion(
         self, speaker_id: SpeakerId, alias: str, *, expected: int, vuid: str, serves: Iterable[str]
@@ -425,19 +412,12 @@ class SpeakerIndex(Gate):
             VoiceNotFound; VoiceDamaged; AliasMoved: another move is in force, or on its way to a version
             that serves other profiles.
         """
-        seq, *_ = self._run(
-            "reserve",
-            speaker_id,
-            kind="als",
-            last=_LAST,
-            alias=alias,
-            expected=expected,
-            automatic=True,
-            vuid=vuid,
-            serves=",".join(sorted(serves)),
-            pending=PENDING_PROMOTION_SECONDS,
-        )
-        return int(seq)
+        move = {"alias": alias, "expected": expected, "pending": PENDING_PROMOTION_SECONDS}
+        target = {"vuid": vuid, "serves": ",".join(sorted(serves))}
+        return self._reserve(speaker_id, "als", automatic=True, **move, **target).seq
+
+    def _reserve(self, speaker_id: SpeakerId, kind: str, **args: Any) -> Reservation:
+        return Reservation(*self._run("reserve", speaker_id, kind=kind, last=_LAST, **args))
 
     # -- facts
 
