@@ -58,18 +58,17 @@ class Epochs:
 
     def sweep(self) -> None:
         """Forget all but the highest. Raises `Unavailable`."""
-        self._look()
-        self._store.delete([_key_of(epoch) for epoch in self._listed() if epoch < self.known()])
+        listed = self._look()
+        self._store.delete([_key_of(epoch) for epoch in listed if epoch < self.known()])
 
-    def _look(self) -> None:
+    def _look(self) -> list[int]:
+        """Returns all that the bucket has, those among them that no process of ours put."""
         self._looked_at = self._clock.monotonic()
         latest = int(self._clock.now() + _AHEAD_SECONDS) * 100
-        listed = [epoch for epoch in self._listed() if epoch <= latest]
-        self._known = max(*listed, self._known or 0, 0)
-
-    def _listed(self) -> list[int]:
         keys = (parse_key(stored.key) for stored in self._store.list(_FOLDER).objects)
-        return [key.epoch for key in keys if isinstance(key, EpochKey)]
+        listed = [key.epoch for key in keys if isinstance(key, EpochKey)]
+        self._known = max([self._known or 0, *(epoch for epoch in listed if epoch <= latest)])
+        return listed
 
 
 def _key_of(epoch: int) -> str:

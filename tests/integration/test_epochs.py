@@ -69,24 +69,19 @@ def registry(valkey: ValkeyServer, redis_client: Redis) -> Iterator[Registry]:
     registry.close()
 
 
-def test_losses_that_come_faster_than_the_clock_give_no_place_twice(registry: Registry):
-    """Some within one second, of which the process that begins the next index knows."""
+@pytest.mark.parametrize(("seconds", "places", "finally_new"), [(0.05, 3, False), (1, 90, True)])
+def test_losses_in_quick_succession_give_no_place_twice(
+    registry: Registry, seconds: float, places: int, finally_new: bool
+):
+    """Some within one second, of which the process that begins the next index knows. Those every second leave
+    the epoch at the clock: a new process that knows of none of them begins behind all of them as well.
+    """
     index = registry.process()
     for _ in range(40):
-        registry.reserve(index, 3)
+        registry.reserve(index, places)
         registry.raw.flushall()
-        registry.now += 0.05
-    registry.check()
-
-
-def test_losses_every_second_leave_the_epoch_at_the_clock(registry: Registry):
-    """So a process that knows of none of them begins behind all of them as well."""
-    index = registry.process()
-    for _ in range(40):
-        registry.reserve(index, 90)
-        registry.raw.flushall()
-        registry.now += 1
-    registry.reserve(registry.process(), 3)
+        registry.now += seconds
+    registry.reserve(registry.process() if finally_new else index, 3)
     registry.check()
 
 
