@@ -235,10 +235,10 @@ class Registrar:
         return indexed, indexed.speaker.newest
 
     def _newest_first(
-        self, speaker_id: SpeakerId, indexed: IndexedSpeaker, also: Also = _NEWEST_MADE
+        self, speaker_id: SpeakerId, indexed: IndexedSpeaker, vuid: str | None = None
     ) -> Iterator[tuple[IndexedSpeaker, SpeakerVersion]]:
-        """All versions that have artifacts, and perhaps others, each with the look that it was read by.
-        `indexed` is a look by `also`, at the newest of them; older ones are looked up a page at a time.
+        """All versions that have artifacts, the one of this vuid, and perhaps others, each with the look that
+        it was read by. `indexed` is a look at the newest of them; older ones are looked up a page at a time.
         """
         before = None
         while True:
@@ -247,7 +247,7 @@ class Registrar:
             if not indexed.left_out or not page:
                 return
             before = page[-1].number
-            indexed = self.look_up(speaker_id, replace(also, before=before))
+            indexed = self.look_up(speaker_id, replace(_NEWEST_MADE, vuid=vuid, before=before))
 
     def look_up(self, speaker_id: SpeakerId, also: Also = _NOTHING_ELSE) -> IndexedSpeaker:
         """What `SpeakerIndex.look` reads. While the index cannot be trusted or reached: all that the facts
@@ -493,11 +493,11 @@ class Registrar:
             completing: (vuid, profile) of an artifact that is to be taken for ready: so its publisher can
                 have both take effect at once.
         """
+        vuid, _ = completing or (None, None)
         for _ in range(_TRIES):
             # What is just being completed may have no artifact yet.
-            also = replace(_NEWEST_MADE, vuid=completing[0] if completing is not None else None)
-            indexed = self.index.look(speaker_id, also)
-            heir = self._heir(speaker_id, indexed, also, completing)
+            indexed = self.index.look(speaker_id, replace(_NEWEST_MADE, vuid=vuid))
+            heir = self._heir(speaker_id, indexed, completing)
             if heir is None:
                 return None
             moved = indexed.speaker.alias_facts.get(DEFAULT)
@@ -525,23 +525,25 @@ class Registrar:
 
     def promotable(self, speaker_id: SpeakerId, indexed: IndexedSpeaker) -> bool:
         """Whether `default` is to be moved."""
-        return self._heir(speaker_id, indexed, _NEWEST_MADE, None) is not None
+        return self._heir(speaker_id, indexed) is not None
 
     def _heir(
         self,
         speaker_id: SpeakerId,
         indexed: IndexedSpeaker,
-        also: Also,
-        completing: tuple[str, str] | None,
+        completing: tuple[str, str] | None = None,
     ) -> "_Heir | None":
-        """The version that `default` should be moved to. `indexed` is a look by `also`."""
+        """The version that `default` should be moved to. `indexed` is a look at the newest that have
+        artifacts, and at what is being completed.
+        """
         speaker = indexed.speaker
         if not speaker.live:
             return None
         moved = speaker.alias_facts.get(DEFAULT)
         chosen = moved.seq if moved is not None and not moved.automatic else 0
         served = self._served_or_coming(indexed, speaker.default)
-        for seen, version in self._newest_first(speaker_id, indexed, also):
+        vuid, _ = completing or (None, None)
+        for seen, version in self._newest_first(speaker_id, indexed, vuid):
             if version.rank <= speaker.default.rank or version.seq < chosen:
                 break
             ready, done = self._progress(seen, version, completing)
