@@ -129,6 +129,7 @@ class Keyring:
         self._learning = threading.Lock()
         self._looked_at = float("-inf")
         self._failed: _Failure | None = None
+        self._unreadable = set[str]()  # bounded: keys of objects that were listed last
         self._looking = threading.Lock()
         self._anew_at = float("-inf")
         self._reading_anew = threading.Lock()
@@ -183,15 +184,15 @@ class Keyring:
 
     def _look(self, began: float) -> None:
         told = self._ask()
-        if told is not None and told == self._known.told:
-            self._read_anew_if_due(told, began)
-            return
-        try:
-            self._read_all(told, began)
-        except Unavailable as error:
-            self._failed = _Failure(self._clock.monotonic(), error)
-            raise
-        self._anew_at = began + _ALL_ANEW_SECONDS
+        if told is None or told != self._known.told:
+            try:
+                self._read_all(told, began)
+            except Unavailable as error:
+                self._failed = _Failure(self._clock.monotonic(), error)
+                raise
+            if not self._unreadable:
+                self._anew_at = began + _ALL_ANEW_SECONDS
+        self._read_anew_if_due(told, began)
 
     def _ask(self) -> tuple[str, str | None] | None:
         """What Redis says now; None where it cannot be asked or trusted."""
@@ -201,34 +202,42 @@ class Keyring:
             return None
         return self._index.stamp, value
 
-    def _read_anew_if_due(self, told: tuple[str, str | None], began: float) -> None:
-        """Nobody waits for that: what is known is good, for Redis says so. A bucket that is slow or away must
-        not stop every request twice a minute.
+    def _read_anew_if_due(self, told: tuple[str, str | None] | None, began: float) -> None:
+        """Nobody waits for that: what is known is good, for Redis says so, or it lacks only what cannot be
+        read. A bucket that is slow or away must not stop every request twice a minute.
         """
         if began >= self._anew_at:
             self._anew_at = began + _ALL_ANEW_SECONDS
             self._beside(partial(self._read_anew, told, began))
 
-    def _read_anew(self, told: tuple[str, str | None], began: float) -> None:
+    def _read_anew(self, told: tuple[str, str | None] | None, began: float) -> None:
         if not self._reading_anew.acquire(blocking=False):
             return  # the one before still waits for the bucket
         try:
-            self._read_all(told, began)
+            self._read_all(told, began, also=frozenset(self._unreadable))
         except Exception as error:  # noqa: BLE001 - it is tried again; Redis says meanwhile what happens
             log.warning("keys.not_read_anew", error=type(error).__name__)
         finally:
             self._reading_anew.release()
 
-    def _read_all(self, told: tuple[str, str | None] | None, began: float) -> _Facts:
-        """`told` was asked for after `began`, and before this."""
+    def _read_all(
+        self, told: tuple[str, str | None] | None, began: float, also: frozenset[str] = frozenset()
+    ) -> _Facts:
+        """`told` was asked for after `began`, and before this. `also`: unreadable objects to try again. The
+        store may take half a minute to refuse one, so requests do not wait for those twice.
+        """
         facts = _facts_in(self._store.list(_FOLDER).objects)
+        self._unreadable.intersection_update(key for key, _ in facts.made.values())
+        put_off = self._unreadable - also
         known = self._known
         # One listing may leave out what is there. A key goes only when two in a row lack it; an end stays.
         missing = frozenset(known.keys.keys() - facts.made.keys())
         records = {
             key_id: key.record for key_id, key in known.keys.items() if key_id not in known.missing & missing
         }
-        new = [key_id for key_id in facts.made if key_id not in records]
+        new = [
+            key_id for key_id, (key, _) in facts.made.items() if key_id not in records and key not in put_off
+        ]
         self._run_all([partial(self._read_one, key_id, *facts.made[key_id], records) for key_id in new])
         keys = {key_id: ApiKey(record, _ends(key_id, known, facts)) for key_id, record in records.items()}
         self._learn(_Known(keys, told, began, missing))
@@ -251,9 +260,14 @@ class Keyring:
             record = ApiKeyRecord.model_validate_json(body)
             if record.id != key_id:
                 raise ValueError("the record is of another key")
-        except (ValueError, ObjectUnavailable) as error:
+        except ObjectUnavailable as error:
+            self._unreadable.add(key)
+            log.error("key.unreadable", key_id=key_id, error=str(error))
+            return
+        except ValueError as error:
             log.error("key.damaged", key_id=key_id, error=str(error))
             return
+        self._unreadable.discard(key)
         into[key_id] = record
 
     # -- changes

@@ -13,6 +13,7 @@ from services.shared import keyring as keyring_module
 from services.shared.api_keys import ApiKey, Token, is_secret_of
 from services.shared.keyring import FRESH_SECONDS, KEPT_SECONDS, Keyring
 from services.shared.opening import AtOnce
+from services.shared.store import ObjectUnavailable
 from services.shared.valkey import ValkeyServer
 from speaker_registry.errors import (
     ApiKeyEnded,
@@ -273,6 +274,41 @@ def test_a_record_that_was_changed_opens_nothing(storage: Storage, tmp_path: Pat
     (path,) = (tmp_path / "bucket" / "_keys" / token.id).iterdir()
     path.write_bytes(path.read_bytes().replace(b'"engine"', b'"admin"'))
     assert state(process(storage), token.id) is None
+
+
+def test_a_key_that_cannot_be_read_keeps_nobody_waiting(storage: Storage, monkeypatch: pytest.MonkeyPatch):
+    """A store that fails for one object for ever is asked for half a minute each time. That was for every
+    request to wait for: at each change of any key, and without Redis all the time.
+    """
+    other = process(storage)
+    good, bad = (make(other)[0] for _ in range(2))
+    later: list[Callable[[], None]] = []
+    keys, get, asked = process(storage, later.append), storage.store.get, list[str]()
+
+    def refuse_one(key: str) -> bytes:
+        if bad.id not in key:
+            return get(key)
+        asked.append(key)
+        raise ObjectUnavailable("archived")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(storage.store, "get", refuse_one)
+        assert (state(keys, good.id), state(keys, bad.id)) == ("active", None)
+        make(other)
+        storage.clock.sleep(1)
+        assert state(keys, good.id) == "active"
+        patch.setattr(storage.index, "read", refuse)
+        for _ in range(3):
+            storage.clock.sleep(1)
+            assert state(keys, good.id) == "active"
+        assert len(asked) == 1
+        later.pop()()
+        assert len(asked) == 2, "again, beside the requests"
+    storage.clock.sleep(31)
+    keys.look()
+    later.pop()()
+    keys.look()
+    assert state(keys, bad.id) == "active"
 
 
 def test_long_ended_keys_are_forgotten(storage: Storage):
