@@ -1,5 +1,8 @@
 """Redis answers and takes no writes: it is full, a read-only replica, or cannot save or replicate them. Reads
 go on as if nothing had happened, and writes are answered 503 with Retry-After.
+
+Before errors were told apart by class, every request was answered 500 while the server was full or read-only,
+reads included.
 """
 
 import time

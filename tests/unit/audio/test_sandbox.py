@@ -361,7 +361,9 @@ def test_without_the_filter_nothing_can_be_opened_all_the_same():
     assert succeeded <= {"fork", "signal another process", "change its priority"}
 
 
-@pytest.mark.parametrize("clip", [clips.wav(), clips.flac(), clips.mp3(), clips.m4a(), clips.webm(2.0)])
+@pytest.mark.parametrize(
+    "clip", [clips.wav(), clips.flac(), clips.mp3(), clips.ogg(), clips.adts(), clips.m4a(), clips.webm(2.0)]
+)
 def test_without_the_filter_every_library_works_all_the_same(clip: bytes):
     """One that opened a file only now would find no descriptor for it."""
     program = f"import platform, soundfile; platform.machine = lambda: 'riscv64'\n{PROGRAM}"
