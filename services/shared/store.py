@@ -238,9 +238,8 @@ class ObjectStore:
                 self._folder.check()
                 names = sorted(self._folder.folders(prefix))
             else:
-                names = sorted(
-                    path.removesuffix("/").rpartition("/")[2] for path in self._found_folders(prefix)
-                )
+                found = _under(prefix, self._found_folders(prefix))
+                names = sorted(path.removesuffix("/").rpartition("/")[2] for path in found)
         return names if prefix else [name for name in names if not name.startswith(".")]
 
     def _found_folders(self, prefix: str) -> Iterable[str]:
@@ -261,7 +260,8 @@ class ObjectStore:
             listing = _listing(self._found(prefix, skips), taken_at)
             if self._any_keys and any(_may_be_marker(stored, prefix) for stored in listing.objects):
                 # obstore names the marker of a folder, `a/`, as `a`, and could not delete it by that name.
-                objects = starmap(StoredObject, self._any_keys.objects(prefix))
+                named = _under(prefix, self._any_keys.objects(prefix), key=lambda found: found[0])
+                objects = starmap(StoredObject, named)
                 return _listing((stored for stored in objects if not skips(stored.key)), taken_at)
             return listing
 
@@ -298,7 +298,8 @@ class ObjectStore:
             for key, status in self._folder.files(prefix, skips):
                 yield StoredObject(key, status.st_size, datetime.fromtimestamp(status.st_mtime, UTC))
             return
-        yield from (stored for stored in self._found_in_bucket(prefix) if not skips(stored.key))
+        found = _under(prefix, self._found_in_bucket(prefix), key=lambda stored: stored.key)
+        yield from (stored for stored in found if not skips(stored.key))
 
     def _found_in_bucket(self, prefix: str) -> Iterator[StoredObject]:
         last = ""
@@ -482,6 +483,18 @@ def open_store(settings: StoreSettings) -> ObjectStore:
     return ObjectStore(
         client, impatient=impatient, clock=BucketClock(client, settings), any_keys=AnyKeys(settings)
     )
+
+
+def _under(prefix: str, found: Iterable[Found], *, key: Callable[[Found], str] = str) -> Iterator[Found]:
+    """The same objects or folders. Raises OSError where one of them does not lie under the prefix.
+
+    A proxy that mixes up answers would otherwise give one voice the records of another one, even of another
+    namespace.
+    """
+    for one in found:
+        if not f"{key(one)}/".startswith(prefix):  # a folder's marker comes without its slash
+            raise OSError(errno.EIO, "the store answered with the list of another prefix")
+        yield one
 
 
 def _whole(data: bytes, size: int) -> bytes:

@@ -209,6 +209,32 @@ def test_a_404_that_is_not_the_stores_is_not_taken_for_a_missing_object(proxy: F
         behind(proxy).get(KEY)
 
 
+@pytest.mark.parametrize("operation", ["list", "folders", "listings"])
+def test_the_list_of_another_prefix_is_no_answer(proxy: FaultyProxy, operation: str) -> None:
+    """A proxy that mixes up the answers of two requests gave one voice the records of another one: they were
+    served under its name, and its own versions were lost.
+    """
+    store = filled(behind(proxy))
+    store.put("other/v/dave/r/1", DATA)
+    ask: dict[str, Callable[[str], Any]] = {
+        "list": store.list,
+        "folders": store.folders,
+        "listings": lambda prefix: [take() for _, take in store.listings(prefix)],
+    }
+    answers: list[Response] = []
+
+    def keep(request: Request) -> Response:
+        answers.append(proxy.forward(request))
+        return answers[-1]
+
+    proxy.answer = keep
+    ask[operation]("other/v/")
+    other = next(answer for answer in answers if b"other/v/dave" in answer.body)
+    proxy.answer = lambda request: other
+    with pytest.raises(Unavailable):
+        ask[operation]("default/v/")
+
+
 @pytest.mark.parametrize("answer", [403, 500])
 @pytest.mark.parametrize("operation", ["get", "delete"])
 def test_trouble_with_one_object_is_told_from_an_outage(
