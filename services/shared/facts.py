@@ -451,8 +451,7 @@ def _read_fact(store: Store, stored: StoredObject, key: RecordKey) -> Fact | Non
     try:
         if stored.size > MAX_RECORD_BYTES:
             raise ValueError(f"{stored.size} bytes are no record; accepted: {MAX_RECORD_BYTES} at most")
-        body = read_object(store, stored.key)
-        return _fact_of(stored, key, body) if body is not None else None
+        return _read_twice(store, stored, key)
     except ObjectUnavailable as error:
         _report("fact.unreadable", "unreadable", stored.key, error)
         return _unreadable(key)
@@ -465,6 +464,24 @@ def _read_fact(store: Store, stored: StoredObject, key: RecordKey) -> Fact | Non
             return DamagedFact(key.seq, "", 0, 0)  # nobody can tell which of its versions count
         _report("fact.damaged", "record", stored.key, error)
         return None
+
+
+def _read_twice(store: Store, stored: StoredObject, key: RecordKey) -> Fact | None:
+    """None: the object is gone. A store may hand out wrong bytes once, so a record counts as damaged only
+    when it is read again and still makes no sense.
+
+    Raises:
+        ValueError: the record is damaged. ObjectUnavailable.
+    """
+    body = read_object(store, stored.key)
+    if body is None:
+        return None
+    try:
+        return _fact_of(stored, key, body)
+    except ValueError as error:
+        log.warning("fact.read_again", key=stored.key, error=str(error))
+    body = read_object(store, stored.key)
+    return _fact_of(stored, key, body) if body is not None else None
 
 
 def _fact_of(stored: StoredObject, key: RecordKey, body: bytes) -> Fact:

@@ -293,7 +293,9 @@ class Housekeeper:
         return truth.tombstone > 0 and erasure_due_in(listing, deleted_grace=grace) is not None
 
     def _is_unfinished(self, speaker_id: SpeakerId, truth: Speaker) -> bool:
-        """Whether something is still to be made of a speaker, or to be promoted."""
+        """Whether something is still to be made of a speaker, to be promoted, or to be read again."""
+        if truth.damaged or truth.unreadable:
+            return True
         indexed = IndexedSpeaker(truth)
         return self._registrar.promotable(speaker_id, indexed) or any(
             self._registrar.standing(indexed, version, profile).state == "pending"
@@ -384,6 +386,8 @@ class Housekeeper:
             return _LOOK_AGAIN_SOON_SECONDS
         if unreadable:
             return _TRY_AGAIN_SECONDS
+        if indexed.speaker.damaged:  # by one wrong answer of the store perhaps, or restored in a while
+            return _LOOK_MUCH_LATER_SECONDS
         return _LOOK_AGAIN_SECONDS if under_way else None
 
     def _extract_missing(self, speaker_id: SpeakerId, indexed: IndexedSpeaker) -> int:
@@ -538,12 +542,13 @@ class Housekeeper:
         return _Sweep(stamp=stamp, began=self._clock.now(), asked=asked or "0")
 
     def _sweep_one(self, speaker_id: SpeakerId) -> None:
-        self._safely(self.settle, speaker_id, otherwise=None)
+        again = self._safely(self.settle, speaker_id, otherwise=_LOOK_MUCH_LATER_SECONDS)
         self._safely(self.collect_garbage, speaker_id, otherwise=0)
         # Redis may have been lost since the delete, and with it when to look again.
         due_in = self._safely(self._erasure_due_in, speaker_id, otherwise=None)
-        if due_in is not None:
-            self._index.look_within(speaker_id, due_in)
+        for seconds in (again, due_in):
+            if seconds is not None:
+                self._index.look_within(speaker_id, seconds)
 
     def _note(self, sweep: _Sweep) -> None:
         with unavailable_without_redis():

@@ -304,12 +304,15 @@ class Storage:
     # -- rest
 
     def settle(self) -> None:
-        """Housekeeping looks after what is due, workers after what is queued, until nothing is."""
+        """Housekeeping looks after what is due, workers after what is queued, until nothing is.
+
+        A voice with a damaged record is looked at again every five minutes.
+        """
         for _ in range(20):
             self.clock.sleep(20)
             self.housekeeper.turn()
             self.finish_all()
-            if not self.raw.exists(DIRTY):
+            if not self.raw.zcount(DIRTY, "-inf", self.clock.now() + 100):
                 return
         raise AssertionError(f"never settled: {self.raw.zrange(DIRTY, 0, -1)}")
 

@@ -619,6 +619,37 @@ def test_a_restored_record_is_found_by_the_next_sweep(
     assert registrar.find("default", "alice").speaker.default.number == 1
 
 
+@pytest.mark.parametrize("found_by", ["a rebuild", "a request", "a sweep"])
+def test_a_restored_record_is_found_without_a_sweep(
+    registrar: Registrar, housekeeper: Housekeeper, redis_client: Redis, tmp_path: Path, found_by: str
+):
+    """Sweeps are a day apart. Until the next one the voice answered that it is damaged."""
+    worker = StandIn(registrar)
+    worker.announce()
+    register(registrar, "Alice")
+    worker.finish_all("Alice")
+    age(tmp_path / "bucket", 2 * DAY)
+    housekeeper.settle(ALICE)
+    (record,) = (tmp_path / "bucket" / ALICE.prefix / "r").glob("*.ver.*")
+    written = record.read_bytes()
+    record.write_bytes(b"")
+    redis_client.delete(DIRTY)
+    if found_by == "a sweep":
+        housekeeper.sweep()
+    else:
+        redis_client.flushall()
+    if found_by == "a rebuild":
+        housekeeper.turn()
+    with pytest.raises(VoiceDamaged):
+        registrar.find("default", "alice")
+    assert redis_client.zscore(DIRTY, str(ALICE)) is not None, "it is on the list of what is looked at"
+    assert housekeeper.settle(ALICE) == pytest.approx(300)
+
+    record.write_bytes(written)
+    assert housekeeper.settle(ALICE) is None
+    assert registrar.find("default", "alice").speaker.default.number == 1
+
+
 def test_two_processes_do_not_rebuild_at_the_same_time(registrar: Registrar, redis_client: Redis):
     """It would do no harm, but twice the work, and on a big bucket that is minutes."""
     redis_client.set(f"sr:lock:rebuild:{registrar.index.open()}", "another process", px=20_000)

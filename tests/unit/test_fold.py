@@ -590,6 +590,31 @@ def test_what_is_listed_and_said_to_be_missing_is_asked_for_again(fact: Fact):
     assert [type(one) for one in read_facts(store, store.list(ALICE.prefix))] == [type(fact)]
 
 
+class Garbling(PerfectStore):
+    """Hands out half of an object so many times, and says nothing of it."""
+
+    def __init__(self, times: int) -> None:
+        super().__init__(lambda: 0.0)
+        self.times = times
+
+    def get(self, key: str) -> bytes:
+        body = super().get(key)
+        self.times -= 1
+        return body[: len(body) // 2] if self.times >= 0 else body
+
+
+@pytest.mark.parametrize(
+    "fact",
+    [version(1), made(1, "a"), gave_up(1, "b"), CensusFact(10, frozenset({vuid(1)}))],
+    ids=lambda fact: type(fact).__name__,
+)
+def test_what_makes_no_sense_is_read_again_before_it_counts_as_damaged(fact: Fact):
+    """A damaged record makes the whole voice unusable: its owner is told to restore or to delete it."""
+    store = Garbling(1)
+    store.put(key_of(fact), body_of(fact))
+    assert [type(one) for one in read_facts(store, store.list(ALICE.prefix))] == [type(fact)]
+
+
 def test_what_is_listed_and_never_handed_out_is_unreadable():
     """It is there, and nobody knows what it says: no other may take its place."""
     store = Denying(99)
