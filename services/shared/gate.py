@@ -39,7 +39,9 @@ LAYOUT = 6
 _LAST_SECOND = 99 * 10**8
 """In the year 2283: places follow the clock, 100 for each second, and have 12 digits."""
 _SECTIONS = ("server", "stats", "replication")
-"""Of INFO: what tells one history of a server's data from another."""
+"""Of INFO: where `_HISTORY` is."""
+_HISTORY = ("run_id", "evicted_keys", "master_replid")
+"""What tells one history of a server's data from another."""
 _LUA = Path(__file__).parent / "lua"
 _OPEN = (_LUA / "open.lua").read_text()
 
@@ -71,6 +73,19 @@ class ClockWrong(GateClosed):
             self,
             "The clock of this machine is centuries ahead, so it cannot begin an index. Accepted: a clock "
             f"before Unix second {_LAST_SECOND}.",
+            retry_after_seconds=60,
+        )
+
+
+class InfoMissing(GateClosed):
+    """The server does not say what would tell that its data were lost."""
+
+    def __init__(self, missing: list[str]) -> None:
+        Unavailable.__init__(
+            self,
+            f"The INFO of this Redis-compatible server lacks {' and '.join(missing)}, so nobody could notice "
+            "that it has lost data. Accepted: Valkey or Redis from 7.2, whose INFO has "
+            f"{', '.join(_HISTORY)}.",
             retry_after_seconds=60,
         )
 
@@ -131,8 +146,8 @@ class Gate:
         """Trust the index on the server that answers now, and begin it if there is none. Returns its stamp.
 
         Raises:
-            RedisTaken, ClockWrong. GateClosed: the server does not accept writes. Unavailable: it or the
-            bucket cannot be reached.
+            RedisTaken, ClockWrong, InfoMissing. GateClosed: the server does not accept writes.
+            Unavailable: it or the bucket cannot be reached.
         """
         self.epochs.look()
         if self._stamp and self.epoch < self.epochs.known() and _seldom.due("left behind"):
@@ -179,10 +194,11 @@ class Gate:
         """Before any other command of a new connection: whose data is this?"""
         connection.on_connect()
         connection.send_command("INFO", *_SECTIONS)
-        prefix = self._prefix_of(connection.read_response())
+        info = connection.read_response()
         connection.send_command("GET", BOOT)
         boot = connection.read_response()
         try:
+            prefix = self._prefix_of(info)
             if not str(boot or "").startswith(prefix) or _epoch_of(str(boot)) < self._last_epoch:
                 connection.send_command("EVAL", _OPEN, 1, BOOT, *self._opening(prefix))
                 boot = connection.read_response()
@@ -204,13 +220,15 @@ class Gate:
     def _prefix_of(self, info: Any) -> str:
         """What `BOOT` begins with if this run of the server has an index of our bucket, nothing of it was
         evicted, and the server has not taken over another one's data since. A replication id stands for one
-        history of data: a server draws another when it stops being a replica.
+        history of data: a server draws another when it stops being a replica. Raises `InfoMissing`.
         """
         if not isinstance(info, dict):
             lines = (line.partition(":") for line in str(info).splitlines())
             info = {name: value for name, _, value in lines}
-        history = f"{info['run_id']}.{info['evicted_keys']}.{info['master_replid']}"
-        return f"{history}/{self._bucket}/{LAYOUT}/"
+        history = [str(info.get(name, "")) for name in _HISTORY]
+        if missing := [name for name, value in zip(_HISTORY, history, strict=True) if not value]:
+            raise InfoMissing(missing)
+        return f"{'.'.join(history)}/{self._bucket}/{LAYOUT}/"
 
     def _opening(self, prefix: str) -> list[str | float]:
         """The arguments of `lua/open.lua`. Raises `ClockWrong`."""

@@ -5,8 +5,10 @@ from collections.abc import Iterator
 import pytest
 from redis import Redis
 
+from services.shared import gate
 from services.shared.domain import Speaker
 from services.shared.facts import SpeakerId
+from services.shared.gate import InfoMissing
 from services.shared.index import CensusDue, SpeakerIndex
 from services.shared.valkey import ValkeyServer
 from tests import servers
@@ -48,3 +50,19 @@ def _numbers(index: SpeakerIndex) -> list[int]:
     high, _ = index.begin_census(ALICE) or (0, b"")
     index.end_census(ALICE, high)
     return [index.reserve_version(ALICE, max_speakers=10, immutable=False).number for _ in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("sections", "missing"), [(["server", "stats"], "master_replid"), (["stats"], "run_id and master_replid")]
+)
+def test_a_server_that_does_not_tell_its_history_is_refused(
+    valkey: ValkeyServer, monkeypatch: pytest.MonkeyPatch, sections: list[str], missing: str
+) -> None:
+    """As other servers do that speak the protocol: the message says what they lack and what is accepted."""
+    monkeypatch.setattr(gate, "_SECTIONS", sections)
+    index = SpeakerIndex(valkey.url, "a bucket", lambda _: Speaker(), NoEpochs())
+    assert not index.gate_open()
+    for use in (index.open, lambda: index.load(ALICE)):
+        with pytest.raises(InfoMissing, match=f"lacks {missing}, so .* Accepted: Valkey or Redis from 7.2"):
+            use()
+    index.close()
