@@ -35,7 +35,9 @@ _LEFT_BEHIND = (
 )
 BOOT = "sr:boot"
 LAYOUT = 6
-"""Of keys and fields. An index of another layout is begun anew, as that of another bucket is."""
+"""Of keys and fields. An index of a lower layout is begun anew. One of a higher layout is a newer release's,
+and left to it: two releases would take the index from each other with every call.
+"""
 _LAST_SECOND = 99 * 10**8
 """In the year 2283: places follow the clock, 100 for each second, and have 12 digits."""
 _SECTIONS = ("server", "stats", "replication")
@@ -61,6 +63,19 @@ class RedisTaken(GateClosed):
             self,
             "Redis holds the index of another bucket. Accepted: a Redis of its own for each registry, or "
             "this one once it has been emptied.",
+            retry_after_seconds=60,
+        )
+
+
+class LayoutNewer(GateClosed):
+    """The server holds an index that a newer release began, and whose keys this one cannot read."""
+
+    def __init__(self, layout: str) -> None:
+        Unavailable.__init__(
+            self,
+            f"Redis holds an index of layout {layout}, which a newer release has begun; this process knows "
+            f"layout {LAYOUT}. Accepted: this process, once it is upgraded; or, to go back to its release, "
+            "this Redis, once every process of the newer release is stopped and Redis is emptied (FLUSHDB).",
             retry_after_seconds=60,
         )
 
@@ -146,7 +161,7 @@ class Gate:
         """Trust the index on the server that answers now, and begin it if there is none. Returns its stamp.
 
         Raises:
-            RedisTaken, ClockWrong, InfoMissing. GateClosed: the server does not accept writes.
+            RedisTaken, LayoutNewer, ClockWrong, InfoMissing. GateClosed: the server does not accept writes.
             Unavailable: it or the bucket cannot be reached.
         """
         self.epochs.look()
@@ -234,7 +249,7 @@ class Gate:
         """The arguments of `lua/open.lua`. Raises `ClockWrong`."""
         if self._clock() > _LAST_SECOND:
             raise ClockWrong
-        return [prefix, f"/{self._bucket}/", self._clock(), self._last_epoch]
+        return [prefix, f"/{self._bucket}/", self._clock(), self._last_epoch, LAYOUT]
 
     def _trusted_stamp(self) -> str:
         if not self._stamp:
@@ -251,7 +266,10 @@ def _checked(answer: Any) -> Any:
 def _refusal(error: redis.ResponseError | Unavailable) -> Unavailable:
     if isinstance(error, Unavailable):
         return error
-    return RedisTaken() if str(error).startswith("TAKEN") else GateClosed()
+    code, _, rest = str(error).partition(" ")
+    if code == "NEWER":
+        return LayoutNewer(rest)
+    return RedisTaken() if code == "TAKEN" else GateClosed()
 
 
 def _epoch_of(stamp: str) -> int:

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -17,9 +17,9 @@ from pydantic import ValidationError
 
 from services.shared import gate, redis_access
 from services.shared.domain import AliasFact
-from services.shared.epochs import Epochs
+from services.shared.epochs import LOOK_SECONDS, Epochs
 from services.shared.facts import truth_of
-from services.shared.gate import BOOT, GateClosed, RedisTaken
+from services.shared.gate import BOOT, GateClosed, LayoutNewer, RedisTaken
 from services.shared.identity import bucket_identity
 from services.shared.index import (
     COMMIT_SECONDS,
@@ -1102,15 +1102,51 @@ def _index(storage: Storage, bucket: str) -> SpeakerIndex:
     return SpeakerIndex(storage.registrar.settings.redis_url, bucket, truth_of(storage.store), epochs)
 
 
-def test_an_index_of_another_layout_is_begun_anew(storage: Storage, monkeypatch: pytest.MonkeyPatch):
-    """Its keys are not where this version looks: every voice would seem to be gone."""
+def test_an_index_of_a_lower_layout_is_begun_anew_once(storage: Storage, monkeypatch: pytest.MonkeyPatch):
+    """Its keys are not where a newer release looks: every voice would seem to be gone. An older release that
+    runs at the same time leaves the index to the newer one: reads go by the facts, writes wait.
+    """
     storage.ready("alice")
-    monkeypatch.setattr(gate, "LAYOUT", gate.LAYOUT + 1)
+    storage.clock.sleep(4)
+    epoch, newer_layout = storage.index.epoch, gate.LAYOUT + 1
     newer = _index(storage, bucket_identity(storage.store, storage.clock))
-    epoch = storage.index.epoch
-    assert newer.load(speaker_id("alice")).speaker.live, "read from its facts"
-    assert newer.epoch > epoch
-    newer.close()
+    with closing(newer), monkeypatch.context() as newer_release:
+        newer_release.setattr(gate, "LAYOUT", newer_layout)
+        assert newer.load(speaker_id("alice")).speaker.live, "read from its facts"
+        begun = newer.epoch
+        assert begun > epoch
+
+    for _ in range(2):
+        assert not storage.index.gate_open()
+        assert storage.served("alice") is not None
+        with pytest.raises(LayoutNewer, match=f"layout {newer_layout}, .* layout {gate.LAYOUT}. Accepted"):
+            storage.register("bob")
+    assert storage.raw.get(BOOT) == newer.stamp, "it was not begun again"
+    started = _index(storage, bucket_identity(storage.store, storage.clock))
+    with closing(started), pytest.raises(LayoutNewer):
+        started.load(speaker_id("alice"))
+
+    storage.clock.sleep(LOOK_SECONDS + 1)
+    storage.raw.flushdb()  # the way back to the older release
+    assert storage.register("bob").version.number == 1
+    assert storage.index.load(speaker_id("alice")).speaker.live
+    assert storage.index.epoch > begun
+
+
+def test_a_lower_layout_is_refused_also_where_the_server_has_lost_the_index(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+):
+    """Else each restart of the server would begin one index for each release."""
+    storage.index.open()
+    boot = storage.raw.get(BOOT)
+    before, _, after = boot.partition(f"/{gate.LAYOUT}/")
+    lost = f"another{before}/{gate.LAYOUT + 4}/{after}"
+    storage.raw.set(BOOT, lost)
+    with pytest.raises(LayoutNewer, match=f"layout {gate.LAYOUT + 4}"):
+        storage.index.open()
+    assert storage.raw.get(BOOT) == lost
+    storage.raw.set(BOOT, lost.replace(f"/{gate.LAYOUT + 4}/", f"/{gate.LAYOUT - 1}/"))
+    assert storage.index.open().startswith(f"{before}/{gate.LAYOUT}/"), "begun anew"
 
 
 RESERVED = ("jobs", "job", "names", "v", "in", "rate", "place", "lock", "keys", "boot")
