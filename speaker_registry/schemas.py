@@ -312,6 +312,8 @@ class Uploaded(OpenAIVoice):
     voice: NewVoice
     created: bool
     """False: this very request was served before, and this is what came of it."""
+    warnings: list[str] | None = None
+    """Fields of the form that were ignored, with what was probably meant. Only if there are any."""
 
 
 class CacheStatus(Schema):

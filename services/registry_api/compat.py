@@ -2,7 +2,7 @@
 run unchanged.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
 
 from fastapi import Header, Query, Request
@@ -12,7 +12,7 @@ from starlette.responses import Response
 from services.registry_api import examples, rendering
 from services.registry_api.answers import answer
 from services.registry_api.fields import Fields, read_fields
-from services.registry_api.forms import OPENAPI, parse_upload
+from services.registry_api.forms import OPENAPI, ignored, parse_upload
 from services.registry_api.paging import AT_ONCE, VoicePage, find_voices, key_of
 from services.registry_api.precompute import Precompute
 from services.registry_api.routing import Router
@@ -158,7 +158,8 @@ async def create_audio_voice(
     """Register a voice from a clip or a ready speaker embedding; extraction starts at once.
 
     The same name again is a new version; the old one serves until the new one is ready. The same request
-    again (same source, transcript, consent) is the same version, unless `dedupe=false`.
+    again (same source, transcript, consent) is the same version, unless `dedupe=false`. Fields of the form
+    that are not known here are ignored, and `warnings` of the answer names them.
     """
     async with read_fields(request) as fields, slots.one():
         return await run_in_threadpool(
@@ -188,7 +189,7 @@ def _register(
         assert form.clip is not None
         registered = register_clip(registrar, namespace, form.upload, form.clip, _decode(services, form.clip))
     headers = {} if registered.created else {"Idempotent-Replayed": "true"}
-    return answer(request, _registered(registrar, registered), headers=headers)
+    return answer(request, _registered(registrar, registered, ignored(fields)), headers=headers)
 
 
 def _decode(services: Services, clip: bytes) -> DecodedClip:
@@ -200,7 +201,7 @@ def _decode(services: Services, clip: bytes) -> DecodedClip:
         raise
 
 
-def _registered(registrar: Registrar, registered: Registered) -> dict[str, Any]:
+def _registered(registrar: Registrar, registered: Registered, warnings: Sequence[str]) -> dict[str, Any]:
     entry = rendering.uploaded(registrar, registered.indexed, registered.version)
     entry["job_id"] = next(iter(registered.jobs.values()), None)
     entry["jobs"] = dict(registered.jobs)
@@ -212,6 +213,7 @@ def _registered(registrar: Registrar, registered: Registered) -> dict[str, Any]:
         "name": entry["name"],
         "created_at": entry["created_at"],
         "created": registered.created,
+        **({"warnings": list(warnings)} if warnings else {}),
     }
 
 

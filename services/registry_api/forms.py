@@ -12,6 +12,7 @@ import numpy as np
 
 from services.registry_api.fields import Fields
 from services.registry_api.limits import clip_too_large
+from services.registry_api.parameters import unknown
 from services.shared.registration import Upload
 from speaker_registry.errors import InvalidEmbedding, InvalidRequest
 from speaker_registry.names import parse_speaker_name
@@ -118,6 +119,16 @@ def parse_upload(
             "Either 'audio_sample' or 'speaker_embedding' must be provided", param="audio_sample"
         )
     return UploadForm(upload, clip, embedding)
+
+
+def ignored(fields: Fields) -> list[str]:
+    """What to tell the sender of each field that is none of ours, with the one that was probably meant.
+
+    Clients of vLLM-Omni may send fields of theirs, so they are no error; but a mistyped optional one would
+    otherwise be missed by nobody until the voice sounds wrong.
+    """
+    names = sorted(fields.names - {*_FIELDS})
+    return [f"{unknown('Field', name, _FIELDS).message} The field was ignored." for name in names]
 
 
 def _checked_key(key: str | None) -> str | None:

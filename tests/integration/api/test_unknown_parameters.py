@@ -113,6 +113,19 @@ def test_the_routes_of_vllm_omni_ignore_what_they_do_not_know(registry: Registry
         assert response.status_code == 200, response.text
 
 
+def test_an_upload_says_which_fields_it_ignored(registry: Registry, name: str):
+    """A transcript under a mistyped name is missed by nobody until the voice sounds wrong."""
+    response = registry.post_voice(name, reftext="Hello there.", model="tts-1")
+    assert response.status_code == 200, response.text
+    accepted = "audio_sample, consent, name, ref_text, speaker_description, speaker_embedding"
+    assert response.json()["warnings"] == [
+        f"Field 'model' is not known here. Accepted: {accepted}. The field was ignored.",
+        f"Field 'reftext' is not known here; did you mean 'ref_text'? Accepted: {accepted}. "
+        "The field was ignored.",
+    ]
+    assert "warnings" not in registry.post_voice(name).json(), "nothing was ignored"
+
+
 def test_who_may_not_ask_is_told_that_first(start: Start):
     """Whoever has no key learns nothing else, and is counted among those who guess keys."""
     closed = start(access=AccessSettings(bootstrap_key=SecretStr(str(new_token()))))
