@@ -24,7 +24,7 @@ from services.shared.epochs import Epochs
 from services.shared.facts import SpeakerId, read_speaker, truth_of
 from services.shared.housekeeping import Housekeeper
 from services.shared.identity import bucket_identity
-from services.shared.index import DIRTY, WINDOW_SECONDS, SpeakerIndex
+from services.shared.index import DIRTY, WINDOW_SECONDS, SpeakerIndex, Undecided
 from services.shared.jobs import JobRecord, Jobs
 from services.shared.opening import open_queue_connection
 from services.shared.profiles import ProfileCatalogue
@@ -272,7 +272,12 @@ class Storage:
         return [work for work in found if work is not None]
 
     def publish(self, work: Assignment) -> bool:
-        return self.publisher.publish(work, tensors(work))
+        """Right after a loss of Redis it waits, as workers do."""
+        try:
+            return self.publisher.publish(work, tensors(work))
+        except Undecided:
+            self.clock.sleep(10)
+            return self.publisher.publish(work, tensors(work))
 
     def finish_all(self, name: str | None = None) -> None:
         for work in self.take(name):
