@@ -62,7 +62,7 @@ class Changes:
                 for position, fields in await self._read_after(last or "0-0"):
                     last = position
                     event = json.loads(fields["d"])
-                    self._wake(event["speaker"])
+                    self._wake(event)
                     self._hear(event)
             except asyncio.CancelledError:
                 await self._redis.aclose()
@@ -87,9 +87,11 @@ class Changes:
         streams: Any = await self._redis.xread({EVENTS: last}, block=2000, count=500)
         return [entry for _, entries in streams or [] for entry in entries]
 
-    def _wake(self, speaker: str) -> None:
-        for watch in self._watches.get(speaker, {}).values():
-            watch.changed.set()
+    def _wake(self, event: Mapping[str, Any]) -> None:
+        goes_on = event.get("type") == "job.updated" and event.get("state") == "processing"
+        for watch in self._watches.get(event["speaker"], {}).values():
+            if watch.of_progress or not goes_on:
+                watch.changed.set()
 
     async def wait_until(
         self,
@@ -99,16 +101,22 @@ class Changes:
         look: Callable[[], Seen],
         done: Callable[[Seen], bool],
         abandoned: Callable[[], Awaitable[bool]],
+        *,
+        of_progress: bool = False,
     ) -> Seen:
         """Look, in a thread, until `done` says so, the time is up, the caller hung up, or the process ends.
 
         Calls with the same `speaker` and `question` share their looks, so their `look` must answer the same.
 
+        Args:
+            of_progress: whether it matters how far a job has come that goes on. Each extraction has several
+                such events. Where only its end matters, they cause no look.
+
         Returns what was seen last. Raises what `look` raises.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
-        with waiting(), self._joined(speaker, question, look) as watch:
+        with waiting(), self._joined(speaker, question, look, of_progress) as watch:
             seen = await watch.first_look()
             while not done(seen) and not self.closing() and not await abandoned():
                 left = deadline - loop.time()
@@ -124,13 +132,14 @@ class Changes:
         return sum(watch.joined for watches in self._watches.values() for watch in watches.values())
 
     @contextmanager
-    def _joined(self, speaker: str, question: Hashable, look: Callable[[], Seen]) -> Iterator["_Watch[Seen]"]:
+    def _joined(
+        self, speaker: str, question: Hashable, look: Callable[[], Seen], of_progress: bool
+    ) -> Iterator["_Watch[Seen]"]:
         watches = self._watches.setdefault(speaker, {})
         watch = watches.get(question)
         if watch is None:
-            watch = watches[question] = _Watch(
-                look, partial(self._looks.turn, _namespace_of(speaker)), self._interval
-            )
+            turn = partial(self._looks.turn, _namespace_of(speaker))
+            watch = watches[question] = _Watch(look, turn, self._interval, of_progress)
         watch.joined += 1
         try:
             yield watch
@@ -165,8 +174,10 @@ class _Watch(Generic[Seen]):
         look: Callable[[], Seen],
         turn: Callable[[], AbstractAsyncContextManager[None]],
         interval: Callable[[], float],
+        of_progress: bool,
     ) -> None:
         self.joined = 0
+        self.of_progress = of_progress
         self.changed = asyncio.Event()
         """Set: the next look is due now."""
         self._look = look

@@ -131,6 +131,7 @@ async def get_job(
             lambda: services.jobs.get(namespace, job_id),
             changed,
             request.is_disconnected,
+            of_progress=True,
         )
     return answer(request, await run_in_threadpool(rendering.job, services.registrar, seen))
 

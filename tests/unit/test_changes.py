@@ -11,6 +11,7 @@ from services.registry_api.changes import Changes
 from speaker_registry.errors import VoiceNotFound
 
 ALICE = "default/alice"
+CHANGED = {"speaker": ALICE, "type": "artifact.ready"}
 
 
 class Voice:
@@ -63,7 +64,7 @@ def test_all_who_wait_for_the_same_share_one_look():
         waiting = [wait(changes, voice) for _ in range(500)]
         await until(lambda: voice.looks > 0 and changes.waiting == 500)
         voice.ready = True
-        changes._wake(ALICE)
+        changes._wake(CHANGED)
         assert await asyncio.gather(*waiting) == [True] * 500
 
     run(scenario)
@@ -128,12 +129,35 @@ def test_who_waits_for_something_else_has_looks_of_its_own():
         waiting = [wait(changes, file), wait(changes, job, "job")]
         await until(lambda: file.looks > 0 and job.looks > 0)
         file.ready = True
-        changes._wake(ALICE)
+        changes._wake(CHANGED)
         assert await waiting[0]
         assert changes.waiting == 1
         job.ready = True
-        changes._wake(ALICE)
+        changes._wake(CHANGED)
         assert await waiting[1]
+
+    run(scenario)
+
+
+def test_that_a_job_goes_on_makes_only_those_look_who_wait_for_that():
+    """Each extraction tells it three times, and a look costs more than the event."""
+
+    async def scenario(changes: Changes) -> None:
+        file = Voice()
+        waiting = wait(changes, file)
+        job = asyncio.create_task(
+            changes.wait_until(ALICE, "job", 20, lambda: False, bool, nobody_left, of_progress=True)
+        )
+        await until(lambda: changes.waiting == 2)
+        watches = changes._watches[ALICE]
+        await until(lambda: not any(watch.changed.is_set() for watch in watches.values()))
+        changes._wake({"speaker": ALICE, "type": "job.updated", "state": "processing"})
+        assert [question for question, watch in watches.items() if watch.changed.is_set()] == ["job"]
+        changes._wake({"speaker": ALICE, "type": "job.updated", "state": "canceled"})
+        assert watches["file"].changed.is_set()
+        job.cancel()
+        file.ready = True
+        assert await waiting
 
     run(scenario)
 
@@ -145,7 +169,7 @@ def test_what_a_look_raises_reaches_all_who_wait():
         waiting = [wait(changes, voice) for _ in range(3)]
         await until(lambda: voice.looks > 0)
         voice.gone = True
-        changes._wake(ALICE)
+        changes._wake(CHANGED)
         for one in waiting:
             with pytest.raises(VoiceNotFound):
                 await one
