@@ -913,6 +913,27 @@ def test_a_version_from_before_the_loss_is_acknowledged_only_once_a_census_count
     assert storage.truth("alice").census.vuids >= {again.version.vuid}
 
 
+def test_an_upload_of_a_new_name_soon_after_an_index_was_begun_is_refused_no_place_on_the_way(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+):
+    """Every upload takes a census then, also the first half hour of a new registry. It read the facts, told
+    them and asked for a place twice before.
+    """
+    lose_redis(storage)
+    storage.housekeeper.rebuild()
+    scripts, call = [], storage.registrar.index.call
+
+    def record(script: str, *arguments: Any) -> Any:
+        scripts.append(script)
+        return call(script, *arguments)
+
+    monkeypatch.setattr(storage.registrar.index, "call", record)
+    storage.register("alice")
+    before = scripts[: scripts.index("apply_version")]
+    assert before == ["look", "tell", "census", "census", "look", "reserve"]
+    assert storage.truth("alice").census.seq > 0
+
+
 ADMITTED: dict[str, Callable[[Storage], Any]] = {
     "by a request": lambda storage: storage.registrar.find(NAMESPACE, "alice"),
     "by a rebuild": lambda storage: storage.housekeeper.rebuild(),

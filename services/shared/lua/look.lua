@@ -6,7 +6,7 @@
 if not known then
   local complete = redis.call('GET', 'sr:complete') == epoch_text
   if not complete or redis.call('EXISTS', speaker) == 1 then return redis.error_reply('ABSENT') end
-  return {0, 'settled'}
+  return {0, unsettled(a.now) and 'due' or 'settled'} -- the census admits it
 end
 local _, counted = census()
 local state = counted == 'pending' and counted or census_due() and 'due' or 'settled'
