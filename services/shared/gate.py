@@ -237,6 +237,10 @@ class Gate:
         evicted, and the server has not taken over another one's data since. A replication id stands for one
         history of data: a server draws another when it stops being a replica. Raises `InfoMissing`.
         """
+        # It draws another also when its first replica or a backup by `--rdb` begins a backlog, and when that
+        # has expired (`repl-backlog-ttl`). That costs a rebuild for nothing, since nothing tells these from a
+        # loss: the former id is not kept (`master_replid2` is zeros, as if there had been none), and neither
+        # is it by a server that took over another one's older data and whose backlog has expired since.
         if not isinstance(info, dict):
             lines = (line.partition(":") for line in str(info).splitlines())
             info = {name: value for name, _, value in lines}
