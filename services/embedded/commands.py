@@ -62,7 +62,12 @@ def _say(text: str) -> None:
 def _welcome(registry: EmbeddedRegistry, settings: EmbeddedSettings) -> str:
     url, data, clip = registry.url, settings.data.absolute(), "examples/clips/wren.flac"
     with_key = '-H "Authorization: Bearer $KEY" ' if registry.api_key else ""
-    profile = settings.profile_names[0]
+    file = f"{url}/v1/voices/alice/versions/default/artifacts/{settings.profile_names[0]}/file?wait=60"
+    # For curl a 202 is a success, and its JSON would be kept as an artifact.
+    fetch = (
+        f"-s -o alice.part -w '%{{http_code}}' '{file}' | grep -qx 200 && mv alice.part alice.safetensors "
+        "|| cat alice.part"
+    )
     warning = (
         "\nThe weights are UNTRAINED (random): all works, the voices are useless. For real ones set WEIGHTS."
         if settings.weights == "untrained"
@@ -76,7 +81,7 @@ Data: {data}  (bucket/ is the truth, redis/ can be rebuilt from it){remarks}
 Try it:
   curl {with_key}-F name=alice -F consent=cons_1 -F audio_sample=@{clip} {url}/v1/audio/voices
   curl {with_key}-X POST '{url}/v1/audio/voices/alice/cache?wait=300'
-  curl {with_key}--fail -o alice.safetensors {url}/v1/voices/alice/versions/default/artifacts/{profile}/file
+  curl {with_key}{fetch}
 
 Ctrl-C stops it.
 """

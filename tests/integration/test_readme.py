@@ -10,9 +10,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from services.embedded.commands import _welcome
 from services.embedded.settings import EmbeddedSettings
 from services.embedded.supervisor import EmbeddedRegistry
 from speaker_registry import RegistryClient
@@ -89,6 +92,20 @@ def test_only_an_artifact_is_kept_as_one(status: int, tmp_path: Path):
         done = subprocess.run(["bash", "-c", script], capture_output=True, timeout=30, check=False)
     assert (tmp_path / "wren.safetensors").exists() == (status == 200)
     assert (done.returncode == 0) == (status == 200)
+    assert (b"pending" in done.stdout) == (status != 200), "whoever pasted it sees why"
+
+
+@pytest.mark.parametrize("status", [200, 202, 404])
+def test_what_make_run_says_to_try_keeps_only_an_artifact_as_one(status: int, tmp_path: Path):
+    """As above: curl alone takes a 202 for a success."""
+    settings = EmbeddedSettings(data=tmp_path / "data", port=0)
+    with answering(status) as url:
+        said = _welcome(cast(Any, SimpleNamespace(url=url, api_key=None, key_file=None)), settings)
+        [fetch] = [line for line in said.splitlines() if line.startswith("  curl ") and "/file" in line]
+        done = subprocess.run(
+            ["bash", "-c", fetch], cwd=tmp_path, capture_output=True, timeout=30, check=False
+        )
+    assert (tmp_path / "alice.safetensors").exists() == (status == 200)
     assert (b"pending" in done.stdout) == (status != 200), "whoever pasted it sees why"
 
 
