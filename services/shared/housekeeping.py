@@ -373,9 +373,10 @@ class Housekeeper:
             # What is put in force now stays in force, so no earlier one may have been left out.
             truth = read_certain(self._store, speaker_id, listings=2)
         self._index.tell(speaker_id, Told(truth, listed), epoch=epoch)
-        if self._index.look(speaker_id).census == "pending":
-            take_census(self._store, self._index, speaker_id, self._clock)
         indexed = self._index.load(speaker_id)
+        if indexed.census == "pending":
+            take_census(self._store, self._index, speaker_id, self._clock)
+            indexed = self._index.load(speaker_id)
         unreadable, under_way = indexed.speaker.unreadable, bool(indexed.flights)
         if not truth.undecided and not unreadable:  # else what looks as if it were missing may be there
             if self._check_flights(speaker_id, indexed):

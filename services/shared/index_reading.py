@@ -48,7 +48,7 @@ class IndexedSpeaker:
     left_out: int = 0
     """Live versions that were not read, and so are not among the speaker's."""
     census: CensusState = "settled"
-    """Only a look tells it."""
+    """Only a look tells that one is `due`."""
     keyed: str | None = None
     """Vuid of the version that the Idempotency-Key of the look stands for."""
 
@@ -97,7 +97,9 @@ def read_hash(fields: Mapping[str, str]) -> IndexedSpeaker:
         created_at=int(fields.get("at", 0)),
     )
     flights = tuple(_flight(name, value) for name, value in by_kind["f"].items())
-    return IndexedSpeaker(speaker, flights, int(fields.get("rdel", "0").partition(":")[0]))
+    deleting = int(fields.get("rdel", "0").partition(":")[0])
+    begun = fields.get("census", "").partition(":")[2].startswith("pending:")
+    return IndexedSpeaker(speaker, flights, deleting, census="pending" if begun else "settled")
 
 
 def read_look(answer: Sequence[Any]) -> IndexedSpeaker:

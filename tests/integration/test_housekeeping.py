@@ -38,7 +38,7 @@ from speaker_registry.names import parse_speaker_name
 from tests.integration.api.registry import until
 from tests.integration.api.worker import StandIn
 from tests.integration.conftest import bucket_settings
-from tests.integration.storage import Storage, digest
+from tests.integration.storage import Storage, digest, speaker_id
 from tests.servers import S3Server
 
 ALICE = SpeakerId("default", "alice")
@@ -430,6 +430,25 @@ def test_a_sweep_that_seems_to_lie_in_the_future_is_none(
     redis_client.set(housekeeping.SWEPT, f"{began}:{int(redis_client.get(SWEEPS_ASKED) or 0)}")
     housekeeper.turn()
     assert float(redis_client.get(housekeeping.SWEPT).partition(b":")[0]) < began
+
+
+def test_a_census_that_was_begun_is_ended_without_another_look_at_the_speaker(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+):
+    """Every upload causes a look by housekeeping, and what it loads says already whether one was begun."""
+    storage.ready("alice")
+    storage.clock.sleep(4)  # what landed just now is not certain yet
+    storage.raw.flushall()
+    storage.index.redis.connection_pool.disconnect()
+    storage.housekeeper.rebuild()
+    assert storage.index.begin_census(speaker_id("alice"))
+    looks = []
+    monkeypatch.setattr(storage.registrar, "promote", lambda speaker_id: None)
+    monkeypatch.setattr(storage.index, "look", lambda *arguments: looks.append(arguments))
+    storage.housekeeper.settle(speaker_id("alice"))
+    assert not looks
+    assert storage.index.load(speaker_id("alice")).census == "settled"
+    assert storage.truth("alice").census.vuids == {storage.truth("alice").default.vuid}
 
 
 def test_one_speaker_that_cannot_be_settled_does_not_keep_the_others_from_it(
