@@ -72,9 +72,12 @@ class DurableFolder:
     def read(self, key: str) -> bytes:
         """The whole object. Raises FileNotFoundError, also where a folder has that name; OSError."""
         try:
-            with open(f"{self._root}/{key}", "rb", buffering=0) as file:  # noqa: PTH123 - twice as fast
-                size = os.fstat(file.fileno()).st_size
-                data = file.read(size + 1)
+            descriptor = os.open(f"{self._root}/{key}", os.O_RDONLY)  # twice as fast as `open`
+            try:
+                size = os.fstat(descriptor).st_size
+                data = os.read(descriptor, size + 1)
+            finally:
+                os.close(descriptor)
         except (IsADirectoryError, NotADirectoryError):
             raise FileNotFoundError(errno.ENOENT, "no such object") from None
         if len(data) != size:  # as while a backup is restored over it
@@ -189,14 +192,17 @@ def _entries(folder: Path | str) -> Iterator[os.DirEntry[str]]:
 
 
 def _walk(folder: str, prefix: str, skips: Skips) -> Iterator[tuple[str, os.stat_result]]:
-    for entry in _entries(folder):
-        key = f"{prefix}{entry.name}"
-        if _is_folder(entry):
-            if not skips(f"{key}/"):
-                yield from _walk(entry.path, f"{key}/", skips)
-        elif not skips(key):
-            with suppress(FileNotFoundError):
-                yield key, entry.stat(follow_symlinks=False)
+    waiting = [(folder, prefix)]  # one generator for each folder would take a tenth longer
+    while waiting:
+        folder, prefix = waiting.pop()
+        for entry in _entries(folder):
+            key = f"{prefix}{entry.name}"
+            if _is_folder(entry):
+                if not skips(f"{key}/"):
+                    waiting.append((entry.path, f"{key}/"))
+            elif not skips(key):
+                with suppress(FileNotFoundError):
+                    yield key, entry.stat(follow_symlinks=False)
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
