@@ -7,11 +7,13 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from services.shared import redis_access
 from services.shared.domain import (
     AliasFact,
     ArtifactFact,
@@ -40,8 +42,11 @@ _facts: dict[SpeakerId, list[Fact]] = {}
 
 @pytest.fixture(scope="module")
 def index(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SpeakerIndex]:
-    """On a server of its own: its gate is opened and closed all the time."""
-    with ValkeyServer(tmp_path_factory.mktemp("valkey")) as server:
+    """On a server of its own: its gate is opened and closed all the time. However slow the machine is, the
+    server is not taken for a silent one, whose commands fail at once.
+    """
+    patient = patch.multiple(redis_access, SUSPECT_SECONDS=60.0, ANSWER_SECONDS=60.0)
+    with patient, ValkeyServer(tmp_path_factory.mktemp("valkey")) as server:
         index = SpeakerIndex(server.url, "a bucket", lambda one: fold(_facts[one]), NoEpochs())
         index.open()
         yield index
