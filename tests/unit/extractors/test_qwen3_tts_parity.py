@@ -23,6 +23,7 @@ from tests.unit.extractors import signals
 from tests.unit.extractors.conftest import TINY, Goldens, golden_clip
 from tests.unit.extractors.parity import (
     HALF_STEP_BFLOAT16,
+    HALF_STEP_FLOAT32,
     assert_near,
     assert_parity,
     assert_same_codes,
@@ -152,7 +153,8 @@ def test_the_frequencies_of_rotary_positions_are_the_servers(
 ) -> None:
     """vLLM-Omni casts its whole codec, and so rounds them; a loader that casts weights only does not.
 
-    This holds on every processor. In float32 they are what they are computed to be.
+    This holds on every processor. In float32 they are what they are computed to be, by a power and a
+    division, each of which may be a few half steps off.
     """
     expected = server["rotary_frequencies"]
     if dtype == "float32":
@@ -161,7 +163,7 @@ def test_the_frequencies_of_rotary_positions_are_the_servers(
     found = [buffer.float().numpy() for name, buffer in buffers if name.endswith(".inv_freq")]
     assert found
     for frequencies in found:
-        np.testing.assert_allclose(frequencies, expected, rtol=1e-6)
+        np.testing.assert_allclose(frequencies, expected, rtol=8 * HALF_STEP_FLOAT32)
 
 
 def test_rounded_frequencies_are_in_the_fingerprint_of_bfloat16_alone(tiny: Tiny) -> None:
