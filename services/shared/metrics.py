@@ -193,11 +193,11 @@ REPAIRS = _counter(
     "What was put right, by housekeeping or by whoever met lost bytes. kind: extraction_resumed (nothing was "
     "on its way), job_lost (the queue did not know it), job_given_up (its workers died), job_closed (it had "
     "ended, its record had not), artifact_void (its bytes were lost, it is extracted again), "
-    "rendition_restored (decoded again).",
+    "rendition_restored (decoded again), clip_restored (uploaded again).",
     "kind",
     known=(
         *("extraction_resumed", "job_lost", "job_given_up", "job_closed"),
-        *("artifact_void", "rendition_restored"),
+        *("artifact_void", "rendition_restored", "clip_restored"),
     ),
 )
 GARBAGE = _counter(

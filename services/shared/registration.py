@@ -42,6 +42,7 @@ from services.shared.index_reading import IndexedSpeaker
 from services.shared.packaging import package
 from services.shared.profiles import Profile, ProfileCatalogue
 from services.shared.registrar import Registrar
+from services.shared.repair import restore_clip
 from services.shared.status import unsupported_reason
 from speaker_registry.artifact import canonical_json
 from speaker_registry.errors import (
@@ -109,6 +110,8 @@ def register_clip(
     registration = _Registration(registrar, namespace, upload, facts.sha256)
     registration.reserve(facts.size)
     if registration.served is not None:
+        speaker_id = SpeakerId.of(namespace, upload.name)
+        restore_clip(registrar.store, speaker_id, registration.served.version, data)
         return registration.served
     registration.put_blobs({facts.sha256: data, facts.rendition_sha256: rendition})
     return registration.commit(source="audio", clip=facts)

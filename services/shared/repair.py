@@ -17,7 +17,7 @@ from services.shared.metrics import REPAIRS
 from services.shared.registrar import Registrar
 from services.shared.status import unsupported_reason
 from services.shared.store import Store
-from speaker_registry.errors import ClipDamaged, InvalidAudio, PayloadTooLarge
+from speaker_registry.errors import ClipDamaged, InvalidAudio, PayloadTooLarge, Unavailable, VoiceNotFound
 
 log = structlog.get_logger()
 
@@ -46,6 +46,25 @@ def artifact_or_replacement(
     registrar.index.apply_void(speaker_id, fact)
     registrar.claim(speaker_id, version, profile)
     return None
+
+
+def restore_clip(store: Store, speaker_id: SpeakerId, version: SpeakerVersion, uploaded: bytes) -> None:
+    """Store a version's clip again where it is lost.
+
+    Args:
+        uploaded: the very clip that the version was made from, which its owner has sent once more.
+
+    Raises:
+        Unavailable: the clip is lost, and cannot be stored now.
+    """
+    try:
+        read_clip(store, speaker_id, version)
+    except Unsound:
+        store.put(speaker_id.blob_key(version.vuid, clip_of(version).sha256), uploaded)
+        log.warning("clip.restored", vuid=version.vuid)
+        REPAIRS.labels("clip_restored").inc()
+    except (VoiceNotFound, Unavailable):
+        return  # deleted since, or nobody can tell now: the clip was stored when the version was acknowledged
 
 
 def sound_rendition(

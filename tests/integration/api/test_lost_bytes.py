@@ -49,6 +49,18 @@ def publisher(registry: Registry, decoder: AudioDecoder) -> Publisher:
 
 
 @DAMAGES
+def test_a_clip_that_is_lost_is_stored_again_when_its_owner_sends_it_again(
+    registry: Registry, name: str, damage: Callable[[Path], None]
+):
+    """The upload was answered as a success, and its clip stayed lost, though it had just been sent."""
+    registry.ready(name)
+    damage(blob(registry, name, uploaded=True))
+    assert registry.upload(name)["version"] == 1
+    served = registry.client.get(f"/v1/voices/{name}/versions/1/audio")
+    assert (served.status_code, served.content) == (200, CLIP)
+
+
+@DAMAGES
 def test_an_artifact_whose_bytes_are_lost_is_extracted_again(
     registry: Registry, name: str, damage: Callable[[Path], None]
 ):
