@@ -15,12 +15,12 @@ from pydantic import Field
 
 from services.shared.clock import Clock
 from services.shared.domain import Record
-from services.shared.facts import LAST_SEQ, AnnouncementKey, list_several_times, parse_key, read_object
+from services.shared.facts import LAST_SEQ, AnnouncementKey, list_several_times, parse_key, read_record
 from services.shared.gate import GateClosed
 from services.shared.index import SpeakerIndex
 from services.shared.metrics import INTEGRITY_FAILURES
 from services.shared.redis_access import unavailable_without_redis
-from services.shared.store import ObjectUnavailable, Store
+from services.shared.store import ObjectUnavailable, Store, StoredObject
 from speaker_registry.errors import Unavailable, WorkerOutdated
 
 log = structlog.get_logger()
@@ -114,9 +114,10 @@ class Announcements:
             say that it
                 is to come back: a worker left over from before an upgrade must not undo it.
         """
-        keys = self._keys(profile)
-        history = [one for key in keys if (one := self._read(key)) is not None]
-        current = history[-1] if history and history[-1].seq == keys[-1].seq else None
+        listed = self._listed(profile)
+        history = [one for key, stored in listed if (one := self._read(key, stored)) is not None]
+        last = listed[-1][0].seq if listed else 0
+        current = history[-1] if history and history[-1].seq == last else None
         if current is not None and current.fingerprint == fingerprint:
             if self._publish(current):  # it had died half-way
                 self._ask_for_sweep()
@@ -129,7 +130,7 @@ class Announcements:
             )
         made = Announcement(
             profile=profile,
-            seq=min(keys[-1].seq + 1, LAST_SEQ) if keys else 1,  # at the end the later id decides
+            seq=min(last + 1, LAST_SEQ),  # at the end the later id decides
             uid=self._clock.new_id(),
             fingerprint=fingerprint,
             extractor=dict(extractor),
@@ -257,24 +258,26 @@ class Announcements:
         """None also where it is damaged or unreadable: an older one would make everything stale that was made
         since. The next worker that starts announces the profile again.
         """
-        keys = self._keys(profile)
-        return self._read(keys[-1]) if keys else None
+        listed = self._listed(profile)
+        return self._read(*listed[-1]) if listed else None
 
-    def _keys(self, profile: str) -> list[AnnouncementKey]:
+    def _listed(self, profile: str) -> list[tuple[AnnouncementKey, StoredObject]]:
         """Oldest first. From two listings: one may leave out the newest."""
         objects = list_several_times(self._store, _prefix(profile), 2).objects
-        keys = (key for stored in objects if isinstance(key := parse_key(stored.key), AnnouncementKey))
-        return sorted(keys, key=lambda key: (key.seq, key.uid))
+        ours = [
+            (key, stored) for stored in objects if isinstance(key := parse_key(stored.key), AnnouncementKey)
+        ]
+        return sorted(ours, key=lambda one: (one[0].seq, one[0].uid))
 
-    def _read(self, key: AnnouncementKey) -> Announcement | None:
+    def _read(self, key: AnnouncementKey, stored: StoredObject) -> Announcement | None:
         """None if it is damaged or cannot be read, which is logged."""
         try:
-            body = read_object(self._store, _key_of(key))
+            body = read_record(self._store, stored)
             announcement = Announcement.model_validate_json(body) if body is not None else None
             if announcement and (announcement.profile, announcement.seq) != (key.profile, key.seq):
                 raise ValueError("the record is not the one that its key says")
         except (ValueError, ObjectUnavailable) as error:
-            log.error("announcement.damaged", key=_key_of(key), error=str(error))
+            log.error("announcement.damaged", key=stored.key, error=str(error))
             INTEGRITY_FAILURES.labels("record").inc()
             return None
         return announcement

@@ -20,12 +20,12 @@ from pydantic import ValidationError
 from services.shared.bucket import StoreUnfit
 from services.shared.clock import Clock
 from services.shared.domain import Record
-from services.shared.facts import PlaceKey, list_several_times, parse_key, read_object
+from services.shared.facts import PlaceKey, list_several_times, parse_key, read_record
 from services.shared.logs import configure_logs
 from services.shared.metrics import INTEGRITY_FAILURES
 from services.shared.mistyped import warn_of_unknown_variables
 from services.shared.settings import LogSettings, StoreSettings, explain, without_credentials
-from services.shared.store import ObjectUnavailable, Store, open_store
+from services.shared.store import ObjectUnavailable, Store, StoredObject, open_store
 from speaker_registry.errors import SpeakerRegistryError
 
 log = structlog.get_logger()
@@ -82,7 +82,7 @@ def make_own(store: Store, settings: StoreSettings, clock: Clock) -> Place:
         StoreUnfit: an object that somebody else put there comes after every other.
     """
     listed = _listed(store)
-    highest = listed[-1].seq if listed else 1
+    highest = listed[-1][0].seq if listed else 1
     # Behind the last number there is none: of several with it, those of later ids come later.
     place = _put(store, settings, clock, seq=min(highest + 1, _LAST_SEQ))
     counts = _find(store).place
@@ -116,11 +116,11 @@ def _find(store: Store) -> _Found:
     original.
     """
     left_out: list[str] = []
-    for key in reversed(_listed(store)):
-        place = _read(store, key)
+    for key, stored in reversed(_listed(store)):
+        place = _read(store, key, stored)
         if place is not None:
             return _Found(place, tuple(left_out))
-        left_out.append(_key_of(key))
+        left_out.append(stored.key)
     if left_out:
         raise StoreUnfit(
             "SPEAKER_STORE_URL: the bucket does not say where it is, because these objects are damaged or "
@@ -130,21 +130,22 @@ def _find(store: Store) -> _Found:
     return _Found(None, ())
 
 
-def _listed(store: Store) -> list[PlaceKey]:
+def _listed(store: Store) -> list[tuple[PlaceKey, StoredObject]]:
     """Lowest first. From two listings: one may leave out the highest."""
-    listed = (parse_key(stored.key) for stored in list_several_times(store, _FOLDER, 2).objects)
-    return sorted((key for key in listed if isinstance(key, PlaceKey)), key=lambda key: (key.seq, key.uid))
+    objects = list_several_times(store, _FOLDER, 2).objects
+    ours = [(key, stored) for stored in objects if isinstance(key := parse_key(stored.key), PlaceKey)]
+    return sorted(ours, key=lambda one: (one[0].seq, one[0].uid))
 
 
-def _read(store: Store, key: PlaceKey) -> Place | None:
+def _read(store: Store, key: PlaceKey, stored: StoredObject) -> Place | None:
     """None if it is damaged or cannot be read, which is logged."""
     try:
-        body = read_object(store, _key_of(key))
+        body = read_record(store, stored)
         place = Place.model_validate_json(body or b"")
         if (place.seq, place.uid) != (key.seq, key.uid):
             raise ValueError("the record is of another place than its key says")
     except (ValueError, ObjectUnavailable) as error:
-        log.error("place.damaged", key=_key_of(key), error=str(error))
+        log.error("place.damaged", key=stored.key, error=str(error))
         INTEGRITY_FAILURES.labels("record").inc()
         return None
     return place

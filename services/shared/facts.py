@@ -449,8 +449,6 @@ RecordKey = VersionKey | CensusKey | ArtifactKey | FailureKey
 def _read_fact(store: Store, stored: StoredObject, key: RecordKey) -> Fact | None:
     """None: it was swept since the listing, or it is damaged and can be made anew."""
     try:
-        if stored.size > MAX_RECORD_BYTES:
-            raise ValueError(f"{stored.size} bytes are no record; accepted: {MAX_RECORD_BYTES} at most")
         return _read_twice(store, stored, key)
     except ObjectUnavailable as error:
         _report("fact.unreadable", "unreadable", stored.key, error)
@@ -473,7 +471,7 @@ def _read_twice(store: Store, stored: StoredObject, key: RecordKey) -> Fact | No
     Raises:
         ValueError: the record is damaged. ObjectUnavailable.
     """
-    body = read_object(store, stored.key)
+    body = read_record(store, stored)
     if body is None:
         return None
     try:
@@ -514,6 +512,17 @@ def _unreadable(key: RecordKey) -> UnreadableFact | None:
         case ArtifactKey():
             return UnreadableFact(key.vuid, akey=key.akey)
     return None
+
+
+def read_record(store: Store, stored: StoredObject) -> bytes | None:
+    """As `read_object`, of an object that is to be parsed.
+
+    Raises:
+        ValueError: it is larger than any record; it is not read. ObjectUnavailable.
+    """
+    if stored.size > MAX_RECORD_BYTES:
+        raise ValueError(f"{stored.size} bytes are no record; accepted: {MAX_RECORD_BYTES} at most")
+    return read_object(store, stored.key)
 
 
 def read_object(store: Store, key: str) -> bytes | None:

@@ -30,7 +30,7 @@ from services.shared.api_keys import (
     new_token,
 )
 from services.shared.clock import Clock
-from services.shared.facts import KeyEndKey, KeyMadeKey, parse_key, read_object
+from services.shared.facts import KeyEndKey, KeyMadeKey, parse_key, read_record
 from services.shared.gate import GateClosed
 from services.shared.index import SpeakerIndex
 from services.shared.redis_access import unavailable_without_redis
@@ -94,8 +94,8 @@ class _Failure(NamedTuple):
 class _Facts(NamedTuple):
     """What there is of keys in the bucket."""
 
-    made: dict[str, tuple[str, str]]
-    """Id -> key of the object, sha256."""
+    made: dict[str, tuple[StoredObject, str]]
+    """Id -> the object, sha256."""
     ends: dict[str, dict[str, End]]
     """Id -> key of the object -> what it says."""
 
@@ -227,7 +227,7 @@ class Keyring:
         store may take half a minute to refuse one, so requests do not wait for those twice.
         """
         facts = _facts_in(self._store.list(_FOLDER).objects)
-        self._unreadable.intersection_update(key for key, _ in facts.made.values())
+        self._unreadable.intersection_update(stored.key for stored, _ in facts.made.values())
         put_off = self._unreadable - also
         known = self._known
         # One listing may leave out what is there. A key goes only when two in a row lack it; an end stays.
@@ -236,7 +236,9 @@ class Keyring:
             key_id: key.record for key_id, key in known.keys.items() if key_id not in known.missing & missing
         }
         new = [
-            key_id for key_id, (key, _) in facts.made.items() if key_id not in records and key not in put_off
+            key_id
+            for key_id, (stored, _) in facts.made.items()
+            if key_id not in records and stored.key not in put_off
         ]
         self._run_all([partial(self._read_one, key_id, *facts.made[key_id], records) for key_id in new])
         keys = {key_id: ApiKey(record, _ends(key_id, known, facts)) for key_id, record in records.items()}
@@ -249,10 +251,12 @@ class Keyring:
             if known.listed_at >= self._known.listed_at:
                 self._known = known
 
-    def _read_one(self, key_id: str, key: str, sha256: str, into: dict[str, ApiKeyRecord]) -> None:
+    def _read_one(
+        self, key_id: str, stored: StoredObject, sha256: str, into: dict[str, ApiKeyRecord]
+    ) -> None:
         """A record that is not what was written, or cannot be read, opens nothing."""
         try:
-            body = read_object(self._store, key)
+            body = read_record(self._store, stored)
             if body is None:
                 return  # swept
             if sha256_digest(body) != f"sha256:{sha256}":
@@ -261,13 +265,13 @@ class Keyring:
             if record.id != key_id:
                 raise ValueError("the record is of another key")
         except ObjectUnavailable as error:
-            self._unreadable.add(key)
+            self._unreadable.add(stored.key)
             log.error("key.unreadable", key_id=key_id, error=str(error))
             return
         except ValueError as error:
             log.error("key.damaged", key_id=key_id, error=str(error))
             return
-        self._unreadable.discard(key)
+        self._unreadable.discard(stored.key)
         into[key_id] = record
 
     # -- changes
@@ -498,7 +502,7 @@ class Keyring:
         before = self._clock.now() - KEPT_SECONDS
         old = {key_id for key_id, key in known.items() if (key.ends_at or before) < before}
         # What made it first: an end alone opens nothing.
-        self._store.delete(facts.made[key_id][0] for key_id in old & facts.made.keys())
+        self._store.delete(facts.made[key_id][0].key for key_id in old & facts.made.keys())
         self._store.delete(key for key_id in old & facts.ends.keys() for key in facts.ends[key_id])
         self._forget_use(used - (known.keys() - old))
         if old:
@@ -551,7 +555,7 @@ def _facts_in(objects: tuple[StoredObject, ...]) -> _Facts:
     for stored in objects:
         match parse_key(stored.key):
             case KeyMadeKey(key_id, sha256):
-                facts.made[key_id] = (stored.key, sha256)
+                facts.made[key_id] = (stored, sha256)
             case KeyEndKey(key_id, at, said_at):
                 facts.ends.setdefault(key_id, {})[stored.key] = End(at, said_at)
     return facts

@@ -7,8 +7,9 @@ import pytest
 
 from services.shared import bucket_place
 from services.shared.bucket import StoreUnfit
-from services.shared.bucket_place import BucketCopied
+from services.shared.bucket_place import BucketCopied, Place
 from services.shared.clock import Clock
+from services.shared.facts import MAX_RECORD_BYTES
 from services.shared.opening import open_registrar
 from services.shared.registrar import Registrar
 from services.shared.settings import RegistrySettings, StoreSettings
@@ -96,6 +97,14 @@ def test_a_damaged_object_after_all_others_says_nothing(original: StoreSettings,
     """Once nothing could come after it, and no process started any more."""
     before = identity(original)
     open_store(original).put(LAST_ID, body)
+    assert identity(original) == before
+
+
+def test_an_object_that_is_too_large_for_a_record_is_not_read(original: StoreSettings):
+    """Whoever may write to the bucket could have every process that starts read a file of any size."""
+    before = identity(original)
+    place = Place(seq=999999, uid="a" * 32, where="elsewhere").to_json().encode()
+    open_store(original).put(LAST_ID, place.ljust(MAX_RECORD_BYTES + 1))
     assert identity(original) == before
 
 

@@ -12,8 +12,9 @@ from redis import Redis
 
 from services.shared import housekeeping
 from services.shared import index as speaker_index
+from services.shared.announcements import Announcement
 from services.shared.domain import Speaker, TombstoneFact
-from services.shared.facts import LAST_CREATED_AT, LAST_NUMBER, LAST_SEQ, parse_key
+from services.shared.facts import LAST_CREATED_AT, LAST_NUMBER, LAST_SEQ, MAX_RECORD_BYTES, parse_key
 from services.shared.store import Listing, ObjectUnavailable, Store
 from services.shared.valkey import ValkeyServer
 from speaker_registry.errors import VoiceDamaged, VoiceNotFound, VoiceUnreadable
@@ -223,6 +224,17 @@ def test_a_voice_whose_census_is_not_handed_out_waits_for_it(
     storage.settle()
     assert storage.ready("alice", number=3).version.number == 3
     storage.check_settled("alice")
+
+
+def test_an_announcement_that_is_too_large_for_one_is_not_read(storage: Storage):
+    """It is left out as a damaged one is, and the next worker's comes after it."""
+    said = Announcement(profile=PROFILE, seq=LAST_SEQ, uid="0" * 32, fingerprint="x", extractor={})
+    body = said.to_json().encode().ljust(MAX_RECORD_BYTES + 1)
+    storage.store.put(f"_profiles/{PROFILE}/{LAST_SEQ}.{'0' * 32}.json", body)
+    lose_redis(storage)
+    assert storage.registrar.announcements.current(PROFILE) is None
+    storage.announce(NEXT_FINGERPRINT, [PROFILE])
+    assert storage.registrar.announcements.current(PROFILE).fingerprint == NEXT_FINGERPRINT
 
 
 def test_a_damaged_announcement_with_the_last_place_is_followed_by_others(storage: Storage):

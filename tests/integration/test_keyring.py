@@ -1,5 +1,6 @@
 """API keys in bucket, Redis and memory, on a real Valkey and a real local folder."""
 
+import hashlib
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +12,7 @@ import pytest
 
 from services.shared import keyring as keyring_module
 from services.shared.api_keys import ApiKey, Token, is_secret_of
+from services.shared.facts import MAX_RECORD_BYTES
 from services.shared.keyring import FRESH_SECONDS, KEPT_SECONDS, Keyring
 from services.shared.opening import AtOnce
 from services.shared.store import ObjectUnavailable
@@ -56,6 +58,16 @@ def state(keys: Keyring, key_id: str) -> str | None:
         keys.look()
     found = keys.find(key_id)
     return found and keys.state(found)
+
+
+def test_a_key_whose_record_is_too_large_for_one_opens_nothing(storage: Storage):
+    """Its record is not read: whoever may write to the bucket could have every process read any size."""
+    token, key = make(process(storage))
+    body = key.record.to_json().encode().ljust(MAX_RECORD_BYTES + 1)
+    (made,) = [one.key for one in storage.store.list("_keys/").objects if token.id in one.key]
+    storage.store.delete([made])
+    storage.store.put(f"_keys/{token.id}/made.{hashlib.sha256(body).hexdigest()}.json", body)
+    assert state(process(storage), token.id) is None
 
 
 def test_a_key_is_known_to_every_process(storage: Storage):
