@@ -6,7 +6,9 @@ while ago.
 """
 
 import shutil
+import socket
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -94,6 +96,13 @@ class RestartedServer:
 
 
 def disconnect(index: SpeakerIndex) -> None:
-    """What every client of a replaced server finds: its connections are gone."""
+    """What every client of a replaced server finds: its connections are gone. One that is just being made
+    waits for the bucket, and fails with its next command.
+    """
     for client in (index.redis, index.ungated):
-        client.connection_pool.disconnect()
+        pool: Any = client.connection_pool
+        pool.disconnect(inuse_connections=False)
+        for connection in pool._in_use_connections:
+            if connection._sock is not None:
+                with suppress(OSError):
+                    connection._sock.shutdown(socket.SHUT_RDWR)
