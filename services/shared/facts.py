@@ -399,7 +399,8 @@ def certain_of(store: Store, listing: Listing) -> Speaker:
         for stored, key in objects
         if stored.last_modified < uncertain_from or not _depends_on_the_second(key)
     ]
-    return replace(fold(_facts_among(store, certain)), undecided=len(certain) < len(objects))
+    truth = fold(_facts_among(store, certain))
+    return replace(truth, undecided=True) if len(certain) < len(objects) else truth
 
 
 def list_several_times(store: Store, prefix: str, times: int) -> Listing:

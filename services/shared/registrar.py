@@ -544,13 +544,12 @@ class Registrar:
             return None
         moved = speaker.alias_facts.get(DEFAULT)
         chosen = moved.seq if moved is not None and not moved.automatic else 0
-        served = self._served_or_coming(indexed, speaker.default)
         vuid, _ = completing or (None, None)
         for seen, version in self._newest_first(speaker_id, indexed, vuid):
             if version.rank <= speaker.default.rank or version.seq < chosen:
                 break
             ready, done = self._progress(seen, version, completing)
-            if done and ready and ready >= served:
+            if done and ready and ready >= self._served_or_coming(indexed, speaker.default):
                 return _Heir(version, ready)
         return None if self._is_certain(speaker) else self._incumbent(indexed, completing)
 
