@@ -4,12 +4,14 @@ The three fetch and list at a fixed rate, each with a key and voices of its own.
 thing in each phase, as fast as answers come. Before each such phase there is one in which it does nothing, so
 each is compared with what the machine could do just then. After it the fourth does the same to a server that
 answers everything with 204: what is slower then than without it is so because callers and registry share the
-processors. Its many voices and versions are written into the index alone, which is what requests read.
+processors. The kernel tells the most memory that the API process had resident in a phase (`VmHWM`). The
+fourth's many voices and versions are written into the index alone, which is what requests read.
 """
 
 import asyncio
 import os
 import random
+import re
 import tempfile
 import time
 from collections import Counter
@@ -27,6 +29,7 @@ import httpx
 from benchmarks.http_load import Answer, Ask, Load, stream
 from benchmarks.overload import SERVED, _p99
 from benchmarks.upload_to_ready import BOUNDARY, form
+from services.embedded.children import Child
 from services.shared.api_keys import new_token
 from services.shared.facts import SpeakerId
 from services.shared.registrar import Registrar
@@ -246,18 +249,23 @@ def many() -> Iterator[tuple[str, int]]:
 
 @dataclass
 class Seen:
-    """What came of the phases of one kind, in all rounds. `bad`: statuses that the fourth got."""
+    """What came of the phases of one kind, in all rounds.
+
+    `bad`: statuses that the fourth got. `peak_mib`: the most that was resident of the API process.
+    """
 
     answers: list[Answer] = field(default_factory=list)
     unsent: int = 0
     seconds: float = 0.0
     bad: "Counter[int]" = field(default_factory=Counter)
+    peak_mib: float = 0.0
 
-    def add(self, load: Load, bad: "Counter[int]") -> None:
+    def add(self, load: Load, bad: "Counter[int]", peak_mib: float) -> None:
         self.answers += load.answers
         self.unsent += load.unsent
         self.seconds += load.seconds
         self.bad += bad
+        self.peak_mib = max(self.peak_mib, peak_mib)
 
     @property
     def served(self) -> list[Answer]:
@@ -280,18 +288,30 @@ class Seen:
 class Phases:
     """Runs them, with a process for the others and one for the fourth."""
 
-    def __init__(self, url: str, trivial: str, keys: Mapping[str, str], pool: ProcessPoolExecutor) -> None:
+    def __init__(
+        self, api: Child, url: str, trivial: str, keys: Mapping[str, str], pool: ProcessPoolExecutor
+    ) -> None:
+        self._process = Path(f"/proc/{api.pid}")
         self._url, self._trivial, self._keys, self._pool = url, trivial, keys, pool
 
     def alone(self, into: Seen) -> None:
-        into.add(self._others(), Counter())
+        self._forget_peak()
+        into.add(self._others(), Counter(), self._peak_mib())
 
     def beside(self, what: str, into: Seen, *, trivial: bool = False) -> None:
+        self._forget_peak()
         url = self._trivial if trivial else self._url
         bad = self._pool.submit(misbehave, url, self._keys[BAD], what)
         time.sleep(_BEGINS_SECONDS)  # until it is at it
         load = self._others()
-        into.add(load, bad.result())
+        into.add(load, bad.result(), self._peak_mib())
+
+    def _forget_peak(self) -> None:
+        (self._process / "clear_refs").write_text("5")
+
+    def _peak_mib(self) -> float:
+        (told,) = re.findall(r"VmHWM:\s+(\d+) kB", (self._process / "status").read_text())
+        return int(told) / 1024
 
     def _others(self) -> Load:
         return self._pool.submit(others, self._url, self._keys).result()
@@ -300,7 +320,7 @@ class Phases:
 HEAD = (
     "| what the fourth tenant does | others alone: median ms | p99 ms | meanwhile: served/s | median ms "
     "| p99 ms | x alone | failed | the fourth asks for a 204: p99 ms | x alone | the fourth: served/s "
-    "| 429/s | 5xx/s |\n|---|---|---|---|---|---|---|---|---|---|---|---|---|"
+    "| 429/s | 5xx/s | API, at most: alone MiB | meanwhile |\n" + 15 * "|---" + "|"
 )
 
 
@@ -315,6 +335,7 @@ def row(name: str, alone: Seen, seen: Seen, trivial: Seen) -> str:
         f"{1e3 * trivial.p99:.1f}",
         f"{trivial.p99 / alone.p99:.1f}",
         *(f"{rate:.1f}" for rate in _rates(seen)),
+        *(f"{one.peak_mib:.0f}" for one in (alone, seen)),
     ]
     return f"| {' | '.join(cells)} |"
 
@@ -347,7 +368,7 @@ def main() -> bool:
         trivial_server() as trivial,
         ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool,
     ):
-        phases = Phases(registry.urls[0], trivial, prepare(registry, bootstrap), pool)
+        phases = Phases(registry.apis[0], registry.urls[0], trivial, prepare(registry, bootstrap), pool)
         phases.alone(Seen())  # warm
         seen = {name: (Seen(), Seen(), Seen()) for name in things}
         for _ in range(ROUNDS):
