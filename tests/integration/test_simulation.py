@@ -15,6 +15,7 @@ import pytest
 from services.shared.valkey import ValkeyServer
 from tests.simulation.history import Broken, run
 from tests.simulation.mistakes import MISTAKES
+from tests.simulation.overlap import PAIRS, live_through, moments
 from tests.simulation.process import Parts
 from tests.simulation.server import ModelledServer, RestartedServer
 
@@ -23,6 +24,11 @@ SHARES = 8
 """The seeds are dealt to so many tests, so that a failure names a part and none runs into its time limit."""
 REALLY_KILLED = 10
 """So many seeds see another server really start."""
+
+MOMENTS = 12
+"""So many are tried of those at which Redis may be lost in two operations, or all with so many seeds as `make
+soak` asks for."""
+SOAKED = SEEDS >= 1000
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +62,17 @@ def test_nor_with_a_server_that_is_really_killed(tmp_path: Path):
         with ValkeyServer(tmp_path / str(seed)) as server:
             killed += run(seed, RestartedServer(server))["redis_is_replaced"]
     assert killed >= REALLY_KILLED
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("pair", PAIRS)
+def test_redis_may_be_lost_at_every_step_of_two_operations_that_overlap(server: ValkeyServer, pair: str):
+    """Random histories seldom meet the one step at which a loss would do harm."""
+    every = list(moments(pair, lambda: ModelledServer(server.url)))
+    assert len(every) >= 100  # else one of the operations did nothing
+    stride = 1 if SOAKED else len(every) // MOMENTS | 1  # an odd one tries both kinds of loss
+    for moment in every[::stride]:
+        live_through(moment, ModelledServer(server.url))
 
 
 @pytest.mark.timeout(600)

@@ -2,7 +2,8 @@
 reckoning."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import patch
@@ -29,13 +30,14 @@ APIS, WORKERS = ("api-1", "api-2"), ("worker-1", "worker-2")
 
 
 class Broken(AssertionError):
-    """A violation, with the seed that replays it and what led to it."""
+    """A violation, with what replays it and what led to it."""
 
-    def __init__(self, seed: int, violation: BaseException, world: World, shown: int = 40) -> None:
+    def __init__(self, history: str, violation: BaseException, world: World, shown: int = 40) -> None:
+        """`history`: which one it was, in words."""
         last = "\n".join(
             f"{time - 1.8e9:10.2f}  {who:22}  {what}" for time, who, what in world.events[-shown:]
         )
-        super().__init__(f"seed {seed}: {violation}\nthe last of {len(world.events)} events:\n{last}")
+        super().__init__(f"{history}: {violation}\nthe last of {len(world.events)} events:\n{last}")
         self.violation = violation
 
 
@@ -462,17 +464,24 @@ def run(
         odds: of faults that are as likely in every history, instead of drawn.
     """
     world = World(seed, server, parts or Parts(), odds or {})
+    with told_if_broken(f"seed {seed}", world):
+        history = History(world)
+        history.live(steps)
+        history.come_to_rest()
+    world.counts["events"] = len(world.events)
+    return world.counts
+
+
+@contextmanager
+def told_if_broken(history: str, world: World) -> Iterator[None]:
+    """Raises `Broken` for a violation inside. At the end, nothing of the world is left running."""
     try:
         with patch.object(redis_access, "SUSPECT_SECONDS", _PATIENCE_SECONDS):
-            history = History(world)
-            history.live(steps)
-            history.come_to_rest()
+            yield
     except Violation as violation:
-        raise Broken(seed, violation, world) from violation
+        raise Broken(history, violation, world) from violation
     finally:
         for actor in world.actors:
             actor.kill()
         for process in world.processes.values():
             process.stop()
-    world.counts["events"] = len(world.events)
-    return world.counts
