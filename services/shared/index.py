@@ -351,8 +351,10 @@ class SpeakerIndex(Gate):
         """The place of a version, to be used within `COMMIT_SECONDS`.
 
         Args:
-            max_speakers, max_stored_bytes: of the namespace; what is on its way at the same moment may go
-                beyond. max_versions: of the speaker. vuid: for the new version. request, idempotency: hashes;
+            max_speakers: of the namespace. A new speaker counts from here on, until it is live or what this
+                place was given for cannot land any more (`LANDING_SECONDS`). max_stored_bytes: of the
+                namespace; max_versions: of the speaker. Beyond these two may go what is on its way at the
+                same moment. vuid: for the new version. request, idempotency: hashes;
                 the same pair again, within `REPEAT_SECONDS`, is given the same place and vuid, so that both
                 make the same version.
 

@@ -294,13 +294,19 @@ class RegistrySettings(BaseSettings):
     )
     """Extracted for every upload, comma-separated."""
     max_uploaded: int = Field(1000, gt=0, validation_alias="SPEAKER_MAX_UPLOADED")
-    """Voices in one namespace, at most."""
+    """Voices in one namespace, at most. A new voice counts from its upload's start, and one whose upload
+    failed for up to 26 minutes, while it may still be stored; sent again, it is let in. While the index is
+    rebuilt after a loss of Redis, only the voices that are in count.
+    """
     max_stored_bytes: int | None = Field(None, gt=0, validation_alias="SPEAKER_MAX_BYTES")
     """Of all clips, embeddings, texts and brought artifacts in one namespace, as they were sent. Artifacts
-    that are made here do not count. Without it: as much as there is room for.
+    that are made here do not count. Uploads on their way at the same moment may go beyond. Without it: as
+    much as there is room for.
     """
     max_versions: int = Field(1000, gt=0, validation_alias="SPEAKER_MAX_VERSIONS")
-    """Of one voice, at most. Each takes 2.5 KiB of Redis, and its texts."""
+    """Of one voice, at most; uploads on their way at the same moment may go beyond. Each takes 2.5 KiB of
+    Redis, and its texts.
+    """
     max_builds: int = Field(20, gt=0, lt=10_000, validation_alias="SPEAKER_MAX_BUILDS")
     """Of one artifact: how often it may be made by force, or brought, at most."""
     registration_policy: Literal["overwrite", "immutable"] = Field(

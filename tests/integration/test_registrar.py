@@ -4,7 +4,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import replace
@@ -30,11 +30,12 @@ from services.shared.index import (
     WINDOW_SECONDS,
     Claim,
     FactsDue,
+    Reservation,
     SpeakerIndex,
     speaker_key,
 )
 from services.shared.jobs import Jobs
-from services.shared.registration import Registered, Upload, register_clip
+from services.shared.registration import Registered, Upload, _Registration, register_clip
 from services.shared.settings import HousekeepingSettings
 from services.shared.valkey import ValkeyServer
 from speaker_registry.errors import (
@@ -387,6 +388,89 @@ def test_no_more_voices_than_allowed_but_any_number_of_versions(redis_client: ob
     assert storage.register("bob", number=2).version.number == 2
     storage.registrar.delete(NAMESPACE, "alice")
     assert storage.register("carol").created
+
+
+def test_new_voices_that_come_at_once_are_no_more_than_allowed(
+    redis_client: object, opened: Open, monkeypatch: pytest.MonkeyPatch
+):
+    """Of 16 uploads that came together, 7 were let in where 5 were allowed: none had been counted yet."""
+    storage = opened(max_uploaded=5)
+    put_blobs, everybody = _Registration.put_blobs, threading.Barrier(16)
+
+    def put_blobs_together(registration: _Registration, blobs: Mapping[str, bytes]) -> None:
+        everybody.wait(60)
+        put_blobs(registration, blobs)
+
+    def upload(number: int) -> bool:
+        try:
+            return storage.register(f"voice-{number}").created
+        except QuotaExceeded:
+            everybody.wait(60)
+            return False
+
+    monkeypatch.setattr(_Registration, "put_blobs", put_blobs_together)
+    accepted = at_once(16, upload)
+    assert accepted.count(True) == 5
+    assert storage.index.usage(NAMESPACE)[0] == 5
+
+
+def reserve(storage: Storage, name: str, **asked: Any) -> Reservation:
+    """A place for a version that is on its way from now on; two voices are allowed."""
+    given = {"vuid": storage.clock.new_id(), "max_speakers": 2, "immutable": False} | asked
+    return storage.index.reserve_version(speaker_id(name), **given)
+
+
+def test_a_new_voice_on_its_way_counts_as_long_as_it_may_land(storage: Storage):
+    """It counts once, however often it is tried; and what never lands counts no more than 26 minutes."""
+    storage.register("alice")
+    reserve(storage, "bob")
+    reserve(storage, "bob")
+    with pytest.raises(QuotaExceeded):
+        reserve(storage, "carol")
+    reserve(storage, "alice")
+    storage.clock.sleep(LANDING_SECONDS + 1)
+    reserve(storage, "carol")
+    with pytest.raises(QuotaExceeded):
+        reserve(storage, "bob")
+    assert storage.register("alice", number=2).created
+    storage.registrar.delete(NAMESPACE, "alice")
+    assert storage.register("dave").created
+    with pytest.raises(QuotaExceeded):
+        reserve(storage, "alice")
+
+
+@pytest.mark.parametrize("asked", [{"request": "r", "idempotency": "k"}, {"request": "r", "immutable": True}])
+def test_a_place_that_is_asked_for_again_counts_again(storage: Storage, asked: dict[str, Any]):
+    """A place is kept longer than it counts, and others may have come meanwhile."""
+    reserve(storage, "alice", **asked)
+    storage.clock.sleep(LANDING_SECONDS - 10)
+    reserve(storage, "alice", **asked)
+    storage.clock.sleep(20)
+    reserve(storage, "bob")
+    with pytest.raises(QuotaExceeded):
+        reserve(storage, "carol")
+
+
+def test_a_place_that_others_have_taken_meanwhile_is_not_given_again(storage: Storage):
+    asked = {"request": "r", "idempotency": "k"}
+    reserve(storage, "alice", **asked)
+    storage.clock.sleep(LANDING_SECONDS + 1)
+    storage.register("bob")
+    storage.register("carol")
+    with pytest.raises(QuotaExceeded):
+        reserve(storage, "alice", **asked)
+
+
+def test_what_a_delete_does_not_take_counts_after_it(storage: Storage):
+    """An upload that began after the delete lands after it, and one that began before it does not."""
+    storage.register("alice")
+    reserve(storage, "alice")
+    tombstone = storage.index.reserve_tombstone(speaker_id("alice"))
+    reserve(storage, "alice")
+    storage.index.apply_tombstone(speaker_id("alice"), tombstone.seq, tombstone.number, tombstone.created_at)
+    storage.register("bob")
+    with pytest.raises(QuotaExceeded):
+        reserve(storage, "carol")
 
 
 def test_a_ready_embedding_is_served_at_once_and_never_made_anew(storage: Storage):

@@ -11,6 +11,7 @@
 --   v:{vuid}                     {seq}:{JSON of the version record}
 --   a:{alias}  p:{alias}         {seq}:{uid}:{vuid}, the last move by hand and the highest automatic one
 --   open                         JSON: vuid -> when its place was given out last. Its fact may be in the bucket; the index was not told
+--   coming                       the last place of those for which {names}:coming was told that the speaker may become live
 --   ra:{alias}  rdel             {seq}:{now}, the last place reserved for a move by hand; for a tombstone that was not told and may land
 --   rp:{alias}                   {last seq}:{JSON}, automatic moves on their way: seq -> at, vuid, serves
 --   r:{vuid}:{akey}              {winner}:{JSON of the artifact record}
@@ -24,6 +25,8 @@
 --   k:                           names of the a: and p: fields; what they name may be gone
 --   i:{idempotency}              vuid of the version that was registered with that key
 -- Beside it, `order`: {seq}:{vuid} of the live versions, scored by number. `look` reads single versions by these.
+-- {names}:coming holds the speakers that are not live, or being deleted, and have a place for a version that may still land;
+-- scored by when it was given out last. They count against the limit of voices.
 -- For a while sr:place:{speaker}:{idempotency} holds the place that a request was given, and sr:answered:{speaker}:{idempotency}
 -- the vuid of the version that it was answered with because that was there already.
 -- KEYS: speaker hash, boot, events, names (of any epoch), dirty      ARGV: what the caller trusts boot to be, JSON
@@ -35,6 +38,7 @@ if redis.call('GET', boot) ~= ARGV[1] then return redis.error_reply('GATE closed
 local epoch_text = string.match(ARGV[1], '%d+$')
 local epoch = tonumber(epoch_text)
 local names = KEYS[4] .. ':' .. epoch_text
+local coming = names .. ':coming'
 local known = redis.call('HGET', speaker, 'epoch') == epoch_text
 -- What was reserved before a loss of Redis may land until then.
 local function unsettled(at) return at < epoch / 100 + a.window end
@@ -231,6 +235,10 @@ local function keep_open(places)
   if next(places) == nil then redis.call('HDEL', speaker, 'open')
   else redis.call('HSET', speaker, 'open', cjson.encode(places)) end
 end
+-- What is live counts as that, unless a delete is on its way that leaves only a later place.
+local function arrived(seq)
+  if seq >= mark('coming') or (reserved('rdel')) == 0 then redis.call('ZREM', coming, a.speaker) end
+end
 -- Returns 0: dead, 1: live, 2: live, but from before this index: not to be acknowledged before a census counts it,
 -- 3: not counted.
 local function tell_version(v)
@@ -250,6 +258,7 @@ local function tell_version(v)
     redis.call('ZADD', names, 0, v.key)
     event('version.created', {vuid = v.vuid, version = v.number})
   end
+  arrived(v.seq)
   return v.seq > epoch and 1 or 2
 end
 -- Returns how many versions it killed. Their jobs are superseded, moves of aliases forgotten.
@@ -265,6 +274,7 @@ local function tell_tombstone(t)
     end
   end
   local killed = remove_versions(function(seq) return seq <= t.seq end)
+  if mark('coming') <= t.seq then redis.call('ZREM', coming, a.speaker) end
   event('voice.deleted', {versions = killed})
   return killed
 end

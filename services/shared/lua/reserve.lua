@@ -17,6 +17,19 @@ if made and tonumber(string.match(redis.call('HGET', speaker, 'v:' .. made), '^%
 end
 local kept = a.idempotency and place_key(a.idempotency)
 local only = a.immutable and 'sr:place:' .. a.speaker -- an immutable speaker has one place at a time, whoever has it
+-- A voice counts from the moment it is given a place, or uploads that come together would all find the last one free.
+local is_live = mark('live') > 0
+local function has_room()
+  redis.call('ZREMRANGEBYSCORE', coming, '-inf', a.now - a.landing)
+  if is_live or redis.call('ZSCORE', coming, a.speaker) then return true end
+  return redis.call('ZCARD', names) + redis.call('ZCARD', coming) < a.max_speakers
+end
+local function expect(seq)
+  if is_live and deleting == 0 then return end
+  raise_mark('coming', seq)
+  redis.call('ZADD', coming, a.now, a.speaker)
+  redis.call('EXPIRE', coming, a.landing)
+end
 local function keep(place)
   place.at = a.now
   local places = open_places()
@@ -31,12 +44,14 @@ if is_valid(place) then
   local repeatable, landing = a.now - place.first < a.repeats, a.now - place.at < a.landing
   if (repeatable or landing) and place.request ~= a.request then return redis.error_reply('REUSED') end
   if repeatable then
+    if not has_room() then return redis.error_reply('QUOTA') end
+    expect(place.seq)
     keep(place)
     return {place.seq, place.number, place.created_at, place.vuid}
   end
   if landing then return redis.error_reply('LANDING') end
 end
-local damaged, is_live = mark('damaged') > 0, mark('live') > 0
+local damaged = mark('damaged') > 0
 if a.kind == 'del' then is_live = is_live or damaged elseif damaged then return expect_readable() end
 if a.kind == 'ver' then
   if known and census_due() then return redis.error_reply('CENSUS') end
@@ -45,6 +60,8 @@ if a.kind == 'ver' then
   if taken.seq > math.max(mark('tomb'), epoch) and a.now - taken.at < a.landing then
     local ours = taken.request == a.request and taken.idempotency == a.idempotency and a.now - taken.first < a.repeats
     if not ours then return redis.error_reply('RESERVED') end
+    if not has_room() then return redis.error_reply('QUOTA') end
+    expect(taken.seq)
     keep(taken)
     return {taken.seq, taken.number, taken.created_at, taken.vuid}
   end
@@ -52,7 +69,7 @@ if a.kind == 'ver' then
   for _, at in pairs((kept or only) and open_places() or {}) do
     if a.now - at >= a.landing and mark('listed') < at + a.landing then return redis.error_reply('UNTOLD') end
   end
-  if not is_live and redis.call('ZCARD', names) >= a.max_speakers then return redis.error_reply('QUOTA') end
+  if not has_room() then return redis.error_reply('QUOTA') end
   if a.max_versions and mark('live') >= a.max_versions then return redis.error_reply('VERSIONS') end
   local stored = tonumber(redis.call('GET', names .. ':bytes') or '0')
   if a.max_bytes and stored + a.bytes > a.max_bytes then return redis.error_reply('FULL') end
@@ -100,6 +117,7 @@ local number = mark('num')
 if a.kind == 'ver' then
   number = redis.call('HINCRBY', speaker, 'num', 1)
   redis.call('HSET', speaker, 'at', string.format('%.0f', created_at))
+  expect(seq)
 end
 if a.kind == 'ver' and (kept or only) then
   keep({
