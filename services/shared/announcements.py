@@ -44,6 +44,10 @@ _TOLD_SECONDS = 600
 again within five minutes, so it is shown all the time.
 """
 _REMEMBERED_SECONDS = 1.0
+_UNREADABLE_SECONDS = 10.0
+"""The bucket is not asked again for so long after the newest announcement could not be read. Redis is: a
+worker may have announced the profile again.
+"""
 
 
 class Announcement(Record):
@@ -96,6 +100,7 @@ class Announcements:
         self._monotonic = monotonic
         self._remembered: dict[str, _Remembered] = {}  # bounded: only catalogue names get here
         self._served: dict[str, _Served] = {}  # likewise
+        self._unreadable_until: dict[str, float] = {}  # likewise
         self._tell = index.ungated.register_script(_TELL)
 
     def announce(
@@ -168,6 +173,7 @@ class Announcements:
     def look_anew(self) -> None:
         """What is remembered from here on was looked up after this."""
         self._remembered.clear()
+        self._unreadable_until.clear()
 
     def beat(self, worker: str, profiles: Mapping[str, str]) -> None:
         """A worker says that it is alive and serves these profiles (name -> fingerprint)."""
@@ -248,6 +254,8 @@ class Announcements:
             return self._newest_fact(profile)
         if text is not None:
             return Announcement.model_validate_json(text)
+        if self._monotonic() < self._unreadable_until.get(profile, 0.0):
+            return None
         announcement = self._newest_fact(profile)
         if announcement is not None:
             with suppress(Unavailable):  # the copy only saves the next reader a look at the bucket
@@ -259,7 +267,10 @@ class Announcements:
         since. The next worker that starts announces the profile again.
         """
         listed = self._listed(profile)
-        return self._read(*listed[-1]) if listed else None
+        newest = self._read(*listed[-1]) if listed else None
+        if listed and newest is None:
+            self._unreadable_until[profile] = self._monotonic() + _UNREADABLE_SECONDS
+        return newest
 
     def _listed(self, profile: str) -> list[tuple[AnnouncementKey, StoredObject]]:
         """Oldest first. From two listings: one may leave out the newest."""

@@ -1189,6 +1189,34 @@ def test_a_fingerprint_that_redis_forgot_in_a_roll_back_is_read_from_the_facts(s
     assert storage.registrar.announcements.current(PROFILE).fingerprint == NEXT_FINGERPRINT
 
 
+def test_an_announcement_that_cannot_be_read_is_not_read_every_second(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+):
+    """While Redis does not know the profile, each look would list its announcements again and log it."""
+    announcements, listed, list_objects = storage.registrar.announcements, [], storage.store.list
+
+    def counted(prefix: str, *given: Any, **said: Any) -> Any:
+        listed.append(prefix)
+        return list_objects(prefix, *given, **said)
+
+    [stored] = storage.store.list(f"_profiles/{PROFILE}/").objects
+    storage.store.put(stored.key.replace("/000000000001.", "/000000000002."), b"damaged")
+    storage.raw.delete("sr:profiles")
+    monkeypatch.setattr(storage.store, "list", counted)
+    announcements.look_anew()
+    for _ in range(4):
+        assert announcements.current(PROFILE) is None
+        storage.clock.sleep(2)
+    once = len(listed)
+    assert set(listed) == {f"_profiles/{PROFILE}/"}
+    assert once <= 2
+    storage.clock.sleep(4)
+    assert announcements.current(PROFILE) is None
+    assert len(listed) == 2 * once, "it may have been restored"
+    storage.announce(NEXT_FINGERPRINT)
+    assert announcements.current(PROFILE).fingerprint == NEXT_FINGERPRINT, "of that Redis knows"
+
+
 def test_a_redis_that_holds_the_index_of_another_bucket_is_refused(storage: Storage):
     """Voices of one must not appear in the other, and two registries must not take the server from each
     other.
