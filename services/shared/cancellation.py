@@ -8,14 +8,16 @@ import structlog
 
 from services.shared.domain import FailureRecord, SpeakerVersion
 from services.shared.facts import SpeakerId
-from services.shared.followed_jobs import FollowedJobs, standing_in
 from services.shared.index import Also
-from services.shared.jobs import CANCELED, JobRecord
+from services.shared.index_reading import Flight
+from services.shared.jobs import JobRecord, Jobs
 from services.shared.registrar import Registrar
 from speaker_registry.errors import JobFinished
 
 log = structlog.get_logger()
 
+CANCELED = "canceled"
+"""The code of the failure that a canceled extraction leaves."""
 _MESSAGE = "It was canceled. Extract it with force to have it made after all."
 
 
@@ -24,9 +26,7 @@ def cancel(registrar: Registrar, namespace: str, job_id: str) -> JobRecord:
 
     Canceling a canceled job changes nothing. What was served before serves on. The voice counts as failed for
     the job's profile until somebody extracts it with force, or the profile's artifacts are made with
-    something newer. A profile that had no worker yet is made with something newer once it has one. Of a job
-    that Redis has lost, the one that took its place is canceled, or what housekeeping would start in its
-    place.
+    something newer. A profile that had no worker yet is made with something newer once it has one.
 
     Returns:
         The job, canceled.
@@ -34,22 +34,19 @@ def cancel(registrar: Registrar, namespace: str, job_id: str) -> JobRecord:
     Raises:
         JobNotFound; JobFinished: it has ended otherwise, or its artifact is being stored; Unavailable.
     """
-    jobs = FollowedJobs(registrar)
+    jobs = Jobs(registrar.index)
     job = jobs.get(namespace, job_id)
     if job.state == CANCELED:
         return job
     _check_unfinished(job)
-    if job.successor:
-        return standing_in(cancel(registrar, namespace, job.successor), job)
     speaker_id = SpeakerId(job.namespace, job.slug)
     indexed = registrar.index.look(speaker_id, Also(vuid=job.vuid))
     version = indexed.speaker.by_vuid(job.vuid)
     flight = next((one for one in indexed.flights if one.job_id == job_id), None)
-    missing = version is not None and job.profile in registrar.missing_profiles(indexed, version)
-    if version is not None and (flight or missing):
-        _give_up(registrar, speaker_id, version, flight.fingerprint if flight else job.fingerprint, job)
-    if flight is None:  # nobody waits for its artifact any more
+    if version is None or flight is None:  # nobody waits for its artifact any more
         registrar.index.set_job(speaker_id, job_id, CANCELED)
+    else:
+        _give_up(registrar, speaker_id, version, flight, job)
     registrar.dispatcher.remove(job_id, job.profile)
     job = jobs.get(namespace, job_id)
     if job.state != CANCELED:
@@ -76,10 +73,10 @@ def _publishing(job: JobRecord) -> JobFinished:
 
 
 def _give_up(
-    registrar: Registrar, speaker_id: SpeakerId, version: SpeakerVersion, claimed: str, job: JobRecord
+    registrar: Registrar, speaker_id: SpeakerId, version: SpeakerVersion, flight: Flight, job: JobRecord
 ) -> None:
     announced = registrar.announcements.current(job.profile)
-    fingerprint = claimed or (announced.fingerprint if announced else "")
+    fingerprint = flight.fingerprint or (announced.fingerprint if announced else "")
     akey = version.artifact_key(job.profile, fingerprint, job.build)
     record = FailureRecord(
         profile=job.profile,
@@ -97,6 +94,6 @@ def _give_up(
         akey,
         record,
         job_id=job.id,
-        claimed=claimed,
+        claimed=flight.fingerprint,
         canceled=True,
     )

@@ -11,12 +11,13 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+from services.shared.cancellation import CANCELED
 from services.shared.domain import SpeakerVersion
 from services.shared.facts import SpeakerId
 from services.shared.gate import GateClosed
 from services.shared.index import Also, voice_unreadable
 from services.shared.index_reading import IndexedSpeaker
-from services.shared.jobs import CANCELED, JobRecord, Jobs
+from services.shared.jobs import JobRecord, Jobs
 from services.shared.registrar import Registrar
 from speaker_registry.errors import JobNotFound, Unavailable
 from speaker_registry.schemas import JobState
@@ -91,9 +92,10 @@ class FollowedJobs(Jobs):
                 with suppress(JobNotFound, Unavailable):
                     successor = super().get(job.namespace, flight.job_id)
                     if successor.state != "superseded":  # else its own successor is on its way
-                        return standing_in(successor, job)
-        if flights or job.profile in self._registrar.missing_profiles(indexed, version):
-            return _to_be_made(job)  # housekeeping is about to start it anew
+                        return replace(successor, id=job.id, created_at=job.created_at)
+        missing = [standing.profile.name for standing in self._registrar.missing(indexed, version)]
+        if flights or job.profile in missing:  # housekeeping is about to start it anew
+            return _to_be_made(job)
         return self._ended(job, "superseded")
 
     def _fingerprint(self, profile: str) -> str:
@@ -104,11 +106,6 @@ class FollowedJobs(Jobs):
         if job.finished and job.state == state:
             return job
         return replace(job, state=state, finished_at=self._registrar.clock.now(), **changes)
-
-
-def standing_in(successor: JobRecord, job: JobRecord) -> JobRecord:
-    """What callers who ask for `job` are told of the one that took its place."""
-    return replace(successor, id=job.id, created_at=job.created_at, successor=successor.id)
 
 
 def _to_be_made(job: JobRecord) -> JobRecord:

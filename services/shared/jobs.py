@@ -17,8 +17,6 @@ from speaker_registry.errors import JobNotFound
 from speaker_registry.schemas import FINISHED_STATES, JobState
 
 KEPT_SECONDS = 30 * 24 * 3600
-CANCELED = "canceled"
-"""The state of a canceled job, and the code of the failure that a canceled extraction leaves."""
 _PAGE = 200
 _SCANNED = 5_000
 """Records one filtered page looks at, at most: `more` then says that there is more to look at."""
@@ -53,8 +51,6 @@ class JobRecord:
     error: Mapping[str, Any] | None
     traceparent: str | None
     """Of the request that asked for it, where it had a trace."""
-    successor: str | None = None
-    """Id of the job that took its place and that the rest of this record is about (`FollowedJobs`)."""
 
     @property
     def finished(self) -> bool:

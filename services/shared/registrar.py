@@ -337,9 +337,6 @@ class Registrar:
         standings = [self.standing(indexed, version, name) for name in self.wanted(version)]
         return [one for one in standings if one.state == "pending" and one.job_id is None]
 
-    def missing_profiles(self, indexed: IndexedSpeaker, version: SpeakerVersion) -> list[str]:
-        return [one.profile.name for one in self.missing(indexed, version)]
-
     def state(self, indexed: IndexedSpeaker, version: SpeakerVersion) -> ArtifactState:
         """Of the version as a whole: the worst over what is wanted of it."""
         return worst(self.standing(indexed, version, profile) for profile in self.wanted(version))

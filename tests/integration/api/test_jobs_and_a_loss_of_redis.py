@@ -154,37 +154,6 @@ def test_a_job_that_failed_or_was_canceled_is_shown_as_that(registry: Registry):
     assert registry.client.get(f"/v1/jobs/{canceled}").json()["state"] == "canceled"
 
 
-@pytest.mark.parametrize("replaced", [False, True])
-def test_a_lost_job_is_canceled_as_it_is_found(registry: Registry, *, replaced: bool):
-    """With the one that took its place, or before housekeeping starts one. It was 404 `job_not_found`."""
-    job_id = registry.upload("alice")["job_id"]
-    lose_redis(registry)
-    if replaced:
-        registry.registrar.index.look_within(speaker_id("alice"), 0)
-        registry.housekeeper.turn()
-        assert registry.client.get("/v1/jobs").json()["data"]
-    answer = registry.client.post(f"/v1/jobs/{job_id}/cancel")
-    assert answer.status_code == 200, answer.text
-    assert (answer.json()["id"], answer.json()["state"]) == (job_id, "canceled")
-    again = registry.client.post(f"/v1/jobs/{job_id}/cancel")
-    assert (again.status_code, again.json()["state"]) == (200, "canceled")
-    registry.registrar.index.look_within(speaker_id("alice"), 0)
-    registry.housekeeper.turn()
-    registry.worker.announce()
-    registry.worker.finish_all()
-    assert _state(registry, job_id) == "canceled"
-    assert registry.file("alice").status_code != 200, "it was made all the same"
-
-
-def test_a_lost_job_that_has_ended_cannot_be_canceled(registry: Registry):
-    """Its voice was deleted, or nobody makes its artifact any more."""
-    job_id = registry.upload("alice")["job_id"]
-    registry.client.delete("/v1/voices/alice")
-    lose_redis(registry)
-    answer = registry.client.post(f"/v1/jobs/{job_id}/cancel")
-    assert (answer.status_code, answer.json()["error"]["code"]) == (409, "job_finished")
-
-
 @pytest.mark.parametrize("started", ["before", "after"])
 def test_another_process_finds_a_job_that_was_claimed_elsewhere(start: Start, valkey: Any, started: str):
     """Callers ask whichever replica a proxy sends them to. The other one has never been asked before."""
