@@ -134,6 +134,8 @@ class Housekeeper:
         self._settings = settings
         self._requirements_told = False
         self._stop = threading.Event()
+        self._not_admitted: set[SpeakerId] = set()
+        """Those that the last rebuild could not admit."""
 
     def run(self, stop: threading.Event) -> None:
         """Until `stop` is set. Trouble is logged and tried again: there is nobody to tell."""
@@ -223,6 +225,7 @@ class Housekeeper:
 
     def _admit_all(self, epoch: int, sign: Sign) -> tuple[int, bool]:
         """How many were admitted, and whether that was all of them."""
+        self._not_admitted.clear()
         admitted, looked_at = 0, self._clock.monotonic()
         # A folder is read at the speed of the processor: threads would only be in each other's way.
         threads = 1 if self._store.is_local else self._settings.rebuild_threads
@@ -235,9 +238,20 @@ class Housekeeper:
             if self._clock.monotonic() - looked_at >= self._settings.turn_seconds:
                 self._look_after_due()
                 looked_at = self._clock.monotonic()
+        admitted += self._admit_missed()
         self._index.forget_older(self._is_known)
         self._index.set_complete(epoch)
         return admitted, True
+
+    def _admit_missed(self) -> int:
+        """Admit those that the first listing left out: what a complete index does not know is taken for no
+        voice. Names are listed alone, which costs little.
+        """
+        admitted = 0
+        for some in _batches(speaker_ids(self._store), _ADMITTED_AT_A_TIME):
+            for speaker_id in set(self._index.unknown(some)) - self._not_admitted:
+                admitted += self._or_keep_unknown(self._index.admit, speaker_id) or 0
+        return admitted
 
     def _tell_many(self, speakers: Sequence[tuple[SpeakerId, Told]], epoch: int) -> int:
         """Admit some speakers. Returns how many could be."""
@@ -262,6 +276,7 @@ class Housekeeper:
         found = self._safely(work, speaker_id, otherwise=None)
         if found is None:
             self._index.keep_unknown(speaker_id)
+            self._not_admitted.add(speaker_id)
         return found
 
     def _listings(self) -> Iterator[Listed]:

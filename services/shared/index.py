@@ -283,9 +283,9 @@ class SpeakerIndex(Gate):
     def forget_older(self, known: Callable[[SpeakerId], bool]) -> int:
         """Remove what indexes of older epochs have left of speakers that the bucket does not know.
 
-        Returns how many keys that were.
+        Returns how many keys that were. Raises `EpochOver`: another index has been begun meanwhile.
         """
-        epoch, removed = str(self.epoch), 0
+        epoch, removed = self.epoch, 0
         cursor: int | None = None
         with unavailable_without_redis():
             while cursor != 0:
@@ -294,18 +294,22 @@ class SpeakerIndex(Gate):
                 removed += self._forget(keys, epoch, known)
         return removed
 
-    def _forget(self, keys: Iterable[str], epoch: str, known: Callable[[SpeakerId], bool]) -> int:
+    def _forget(self, keys: Iterable[str], epoch: int, known: Callable[[SpeakerId], bool]) -> int:
         behind = {key: key.removeprefix(_TENANTS).split(":")[1:3] for key in keys}  # the namespace
+        # Those of a later epoch are in use, where another process has begun another index meanwhile.
+        names = [key for key, (kind, *rest) in behind.items() if kind == "names" and _epoch_in(rest) < epoch]
+        if names:
+            self.ungated.unlink(*names)
         hashes = [key for key, (kind, *_) in behind.items() if kind == "v"]
         pipeline = self.ungated.pipeline(transaction=False)
         for key in hashes:
             pipeline.hget(key, "epoch")
-        stale = [key for key, admitted in zip(hashes, pipeline.execute(), strict=True) if admitted != epoch]
-        old = [key for key in stale if not known(_id_of(key))]
-        old += [key for key, (kind, *begun) in behind.items() if kind == "names" and begun != [epoch]]
-        if old:
-            self.ungated.unlink(*old)
-        return len(old)
+        admitted = zip(hashes, pipeline.execute(), strict=True)
+        older = [_id_of(key) for key, admitted_in in admitted if admitted_in != str(epoch)]
+        return len(names) + sum(self._forget_speaker(one, epoch) for one in older if not known(one))
+
+    def _forget_speaker(self, speaker_id: SpeakerId, epoch: int) -> int:
+        return int(self._run("forget", speaker_id, unknown=True, listed_in=str(epoch)))
 
     def _run(self, script: str, speaker_id: SpeakerId, **args: Any) -> Any:
         """Run a script about a speaker, which is admitted first if this index does not know it yet."""
@@ -873,6 +877,11 @@ def _move(fact: AliasFact) -> dict[str, Any]:
         "uid": fact.uid,
         "vuid": fact.vuid,
     }
+
+
+def _epoch_in(parts: Sequence[str]) -> int:
+    """Of what follows `names` in a key; 0: an older layout has none there."""
+    return int(parts[0]) if parts and parts[0].isdecimal() else 0
 
 
 def speaker_key(speaker_id: SpeakerId) -> str:

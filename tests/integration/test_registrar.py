@@ -29,6 +29,7 @@ from services.shared.index import (
     REPEAT_SECONDS,
     WINDOW_SECONDS,
     Claim,
+    EpochOver,
     FactsDue,
     Reservation,
     SpeakerIndex,
@@ -1298,6 +1299,38 @@ def test_a_rebuild_forgets_no_namespace_whatever_it_is_called(storage: Storage):
     for namespace in RESERVED:
         assert storage.index.names(namespace, limit=9) == ["alice"]
         assert storage.registrar.find(namespace, "alice").speaker.live
+
+
+def test_a_rebuild_of_an_older_index_takes_nothing_from_the_one_after_it(storage: Storage):
+    """Another process has begun the next one before this one forgets what is left of older ones. It used to
+    take its names: live voices were missing from the lists. A voice that is just being registered is in no
+    bucket yet.
+    """
+    storage.ready("alice")
+    with closing(_index(storage, bucket_identity(storage.store, storage.clock))) as other:
+        lose_redis(storage, reconnect=False)
+        other.open()
+        other.admit(speaker_id("alice"))
+        other.begin_census(speaker_id("bob"))
+        with pytest.raises(EpochOver):
+            storage.index.forget_older(lambda one: one == speaker_id("alice"))
+        storage.raw.set("sr:complete", str(other.epoch))
+        assert other.names(NAMESPACE, limit=9) == ["alice"]
+        assert storage.raw.exists(speaker_key(speaker_id("bob")))
+
+
+def test_a_voice_that_one_listing_leaves_out_is_rebuilt_all_the_same(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+):
+    """The store denied a whole folder once. What a complete index does not know is taken for no voice."""
+    storage.ready("alice")
+    storage.clock.sleep(4)
+    lose_redis(storage)
+    once, tell = [[]], storage.store.folders
+    monkeypatch.setattr(storage.store, "folders", lambda prefix: once.pop() if once else tell(prefix))
+    assert storage.housekeeper.rebuild() == 1
+    assert storage.index.complete()
+    assert storage.served("alice")
 
 
 def test_namespaces_have_nothing_in_common_whatever_they_are_called(storage: Storage):
