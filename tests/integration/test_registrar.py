@@ -38,6 +38,7 @@ from services.shared.index import (
 from services.shared.jobs import Jobs
 from services.shared.registration import Registered, Upload, _Registration, register_clip
 from services.shared.settings import HousekeepingSettings
+from services.shared.store import ObjectUnavailable
 from services.shared.valkey import ValkeyServer
 from speaker_registry.errors import (
     CacheUnsupported,
@@ -51,6 +52,7 @@ from speaker_registry.errors import (
     Unavailable,
     VoiceExists,
     VoiceNotFound,
+    VoiceUnreadable,
 )
 from speaker_registry.names import parse_speaker_name
 from tests.integration.api.registry import until
@@ -1281,6 +1283,38 @@ def test_a_lower_layout_is_refused_also_where_the_server_has_lost_the_index(
     assert storage.raw.get(BOOT) == lost
     storage.raw.set(BOOT, lost.replace(f"/{gate.LAYOUT + 4}/", f"/{gate.LAYOUT - 1}/"))
     assert storage.index.open().startswith(f"{before}/{gate.LAYOUT}/"), "begun anew"
+
+
+def test_an_artifact_stays_whose_version_cannot_be_read_when_it_is_told(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+):
+    """Redis was lost after its fact was stored, and the new index cannot read the version's record for now:
+    told that the version is dead, the worker would delete what it has just published.
+    """
+    storage.register("alice")
+    [work] = storage.take("alice")
+    apply, get = storage.index.apply_artifact, storage.store.get
+
+    def refuse_versions(key: str) -> bytes:
+        if ".ver." in key:
+            raise ObjectUnavailable("archived")
+        return get(key)
+
+    def lose_first(*arguments: Any, **options: Any) -> str:
+        storage.clock.sleep(4)
+        lose_redis(storage)
+        monkeypatch.setattr(storage.store, "get", refuse_versions)
+        return apply(*arguments, **options)
+
+    monkeypatch.setattr(storage.index, "apply_artifact", lose_first)
+    with pytest.raises(VoiceUnreadable):
+        storage.publish(work)
+    assert any(key.endswith(".json") for key in storage.objects("alice"))
+    assert any(key.endswith(".safetensors") for key in storage.objects("alice"))
+    monkeypatch.undo()
+    storage.housekeeper.rebuild()
+    storage.settle()
+    assert storage.served("alice")
 
 
 RESERVED = ("jobs", "job", "names", "v", "in", "rate", "place", "lock", "keys", "boot")

@@ -69,7 +69,7 @@ def test_nor_with_a_server_that_is_really_killed(tmp_path: Path):
 def test_redis_may_be_lost_at_every_step_of_two_operations_that_overlap(server: ValkeyServer, pair: str):
     """Random histories seldom meet the one step at which a loss would do harm."""
     every = list(moments(pair, lambda: ModelledServer(server.url)))
-    assert len(every) >= 100  # else one of the operations did nothing
+    assert len(every) >= 60  # else one of the operations did nothing
     stride = 1 if SOAKED else len(every) // MOMENTS | 1  # an odd one tries both kinds of loss
     for moment in every[::stride]:
         live_through(moment, ModelledServer(server.url))

@@ -191,10 +191,6 @@ LOSSES = {"redis_is_replaced": 0.01}
 LOST_BYTES = {"bytes_are_lost": 0.03}
 
 MISTAKES = {
-    "what cannot be read is taken for dead": Mistake(
-        Parts(index=rewritten("ready", "expect_readable() or 'dead'", "'dead'")),
-        odds=LOSSES | {"object_is_cursed": 0.01},
-    ),
     "a worker trusts the clip that it reads": Mistake(
         replaced={"services.shared.publication.sound_rendition": believe_the_rendition}, odds=LOST_BYTES
     ),
