@@ -191,6 +191,10 @@ class Job(Schema):
     version_id: str
     profile: str
     fingerprint: str | None = None
+    untrained: bool | None = None
+    """None where the profile's encoder has changed since, or was never announced."""
+    custom_weights: bool | None = None
+    """Made with weights that are meant to differ from the published ones. None as for `untrained`."""
     attempt: int
     max_attempts: int
     progress: JobProgress

@@ -140,6 +140,9 @@ def _segment(name: str) -> str:
 
 
 def job(registrar: Registrar, record: JobRecord) -> schemas.Job:
+    announced = registrar.announcements.current(record.profile)
+    if announced is not None and announced.fingerprint != record.fingerprint:
+        announced = None
     return schemas.Job(
         id=record.id,
         state=record.state,
@@ -148,6 +151,8 @@ def job(registrar: Registrar, record: JobRecord) -> schemas.Job:
         version_id=record.vuid,
         profile=record.profile,
         fingerprint=record.fingerprint or None,
+        untrained=announced.untrained if announced else None,
+        custom_weights=announced.custom_weights if announced else None,
         attempt=record.attempt,
         max_attempts=record.max_attempts,
         progress=schemas.JobProgress(stage=record.stage, done=record.done, total=record.total),
@@ -186,7 +191,7 @@ def profile(
         fingerprint=announced.fingerprint if announced else None,
         extractor=announced.extractor if announced else {},
         untrained=announced.untrained if announced else False,
-        custom_weights=Fingerprint(announced.extractor).custom_weights if announced else False,
+        custom_weights=announced.custom_weights if announced else False,
         workers=workers,
         failed_proofs=[
             schemas.FailedProof(worker=one.worker, device=one.device, reason=one.reason)

@@ -16,6 +16,7 @@ from pydantic import Field
 from services.shared.clock import Clock
 from services.shared.domain import Record
 from services.shared.facts import LAST_SEQ, AnnouncementKey, list_several_times, parse_key, read_record
+from services.shared.fingerprint import Fingerprint
 from services.shared.gate import GateClosed
 from services.shared.index import SpeakerIndex
 from services.shared.metrics import INTEGRITY_FAILURES
@@ -59,6 +60,11 @@ class Announcement(Record):
     fingerprint: str
     extractor: dict[str, Any] = Field(default_factory=dict)
     untrained: bool = False
+
+    @property
+    def custom_weights(self) -> bool:
+        """Whether the profile is made with weights that are meant to differ from the published ones."""
+        return Fingerprint(self.extractor).custom_weights
 
 
 class FailedProof(Record):
@@ -169,6 +175,17 @@ class Announcements:
             until = self._monotonic() + _REMEMBERED_SECONDS
             remembered = self._remembered[profile] = _Remembered(found, until)
         return remembered.announcement
+
+    def told(self, profiles: Iterable[str]) -> dict[str, Announcement]:
+        """The fingerprints of several profiles, as far as Redis holds a copy. One round trip."""
+        names = list(profiles)
+        with unavailable_without_redis():
+            texts: Any = self._index.ungated.hmget(_PROFILES, names)
+        return {
+            name: Announcement.model_validate_json(text)
+            for name, text in zip(names, texts, strict=True)
+            if text is not None
+        }
 
     def look_anew(self) -> None:
         """What is remembered from here on was looked up after this."""

@@ -164,6 +164,13 @@ PROOF_FAILED_WORKERS = _asked(
 PROFILE_REQUIRED = _asked(
     "profile_required", "1: every voice must have it. 0: only those for which it was asked.", "profile"
 )
+PROFILE_WEIGHTS = _asked(
+    "profile_weights",
+    "1: the profile is made with such weights. weights: published, custom (meant to differ from the "
+    "published ones), untrained. Missing while no worker has announced the profile.",
+    "profile",
+    "weights",
+)
 QUARANTINED = _asked("quarantined_jobs", "What was put away because it is no job of ours, up to a thousand.")
 APPEND_LOG_OK = _asked(
     "redis_append_log_ok", "0: Redis could not write its append-only file. Missing where it keeps none."

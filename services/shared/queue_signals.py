@@ -18,6 +18,7 @@ from prometheus_client.registry import Collector
 from rq.utils import utcparse
 
 from services.shared import metrics
+from services.shared.announcements import Announcement
 from services.shared.housekeeping import SWEPT
 from services.shared.queue import QUARANTINE_KEY, SafeQueue, job_key, queue_name
 from services.shared.registrar import Registrar
@@ -51,6 +52,8 @@ class _Answer:
     workers: Mapping[str, int]
     failed_proofs: Mapping[str, int]
     """By profile, how many workers."""
+    announced: Mapping[str, Announcement]
+    """By profile, where Redis knows of one."""
     quarantined: int
     append_log_ok: bool | None
     swept_at: float
@@ -109,6 +112,7 @@ class RedisSignals(Collector):
                 name: len(failed)
                 for name, failed in self._registrar.announcements.failed_proofs_of(queues).items()
             },
+            announced=self._registrar.announcements.told(queues),
             quarantined=quarantined,
             append_log_ok=_append_log_ok(persistence),
             swept_at=float(swept.partition(b":")[0]) if swept else 0,
@@ -181,6 +185,16 @@ def _families(answer: _Answer) -> Iterator[GaugeMetricFamily]:
     for name, count in answer.failed_proofs.items():
         unproven.add_metric([name], count)
     yield unproven
+    weights = metrics.PROFILE_WEIGHTS.family()
+    for name, announced in answer.announced.items():
+        weights.add_metric([name, _weights(announced)], 1)
+    yield weights
+
+
+def _weights(announced: Announcement) -> str:
+    if announced.untrained:
+        return "untrained"
+    return "custom" if announced.custom_weights else "published"
 
 
 def _single(asked: metrics.Asked, value: float) -> GaugeMetricFamily:

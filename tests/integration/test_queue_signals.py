@@ -85,6 +85,19 @@ def test_workers_whose_encoder_failed_its_proof_are_counted(storage: Storage, si
     assert samples(signals)["registry_proof_failed_workers", PROFILE] == 0
 
 
+def test_profiles_that_are_made_with_other_weights_are_shown(storage: Storage, signals: RedisSignals):
+    """Their voices do not sound as with the published ones; untrained ones are of no use at all."""
+    announce = storage.registrar.announcements.announce
+    announce("voxtral", "sha256:1", {"weights": {"custom": True}}, untrained=False)
+    announce("higgs-audio-v2", "sha256:2", {}, untrained=True)
+    shown = dict(key[1:] for key in samples(signals) if key[0] == "registry_profile_weights")
+    others = {name: weights for name, weights in shown.items() if weights != "published"}
+    assert others == {"voxtral": "custom", "higgs-audio-v2": "untrained"}
+    assert shown[PROFILE] == "published"
+    storage.raw.delete("sr:profiles")
+    assert "registry_profile_weights" not in {key[0] for key in samples(signals)}
+
+
 def test_what_was_put_away_is_counted(storage: Storage, signals: RedisSignals):
     """Until somebody has looked at it and deleted the list."""
     storage.raw.rpush(QUARANTINE_KEY, "{}", "{}")

@@ -29,6 +29,8 @@ from tests.integration.api.registry import CLIP, EMBEDDING, OTHER_CLIP, PROFILE,
 from tests.integration.api.worker import FINGERPRINT
 
 NEWER = "sha256:" + "2" * 64
+CUSTOM_WEIGHTS = {"weights": {"untrained": False, "custom": True}}
+"""As an encoder with such weights says of itself."""
 
 
 def get(registry: Registry, path: str, **params: Any) -> Any:
@@ -627,11 +629,22 @@ def test_a_profile_that_is_made_with_custom_weights_says_so(start: Start):
     """Its voices do not sound as with the published ones."""
     registry = start(profiles=(PROFILE, WIDER))
     assert not any(one["custom_weights"] for one in get(registry, "/v1/profiles")["data"])
-    registry.registrar.announcements.announce(
-        PROFILE, "sha256:" + "c" * 64, {"weights": {"untrained": False, "custom": True}}, untrained=False
-    )
+    registry.registrar.announcements.announce(PROFILE, NEWER, CUSTOM_WEIGHTS, untrained=False)
     shown = {one["id"]: one for one in get(registry, "/v1/profiles")["data"]}
     assert (shown[PROFILE]["custom_weights"], shown[WIDER]["custom_weights"]) == (True, False)
+
+
+def test_a_job_says_which_weights_it_is_made_with(start: Start):
+    """As long as they are those of the profile: of an encoder that was replaced nobody knows any more."""
+    registry = start(profiles=(PROFILE,))
+    announce = registry.registrar.announcements.announce
+    announce(PROFILE, NEWER, CUSTOM_WEIGHTS, untrained=False)
+    job_id = registry.upload("alice")["job_id"]
+    job = get(registry, f"/v1/jobs/{job_id}")
+    assert (job["fingerprint"], job["custom_weights"], job["untrained"]) == (NEWER, True, False)
+    announce(PROFILE, "sha256:" + "3" * 64, {}, untrained=True)
+    [job] = get(registry, "/v1/jobs")["data"]
+    assert (job["fingerprint"], job["custom_weights"], job["untrained"]) == (NEWER, None, None)
 
 
 def test_profiles_say_what_they_hold_and_who_makes_them(registry: Registry):
