@@ -57,11 +57,8 @@ def read(world: World, memory: Memory, process: Process, speaker_id: SpeakerId) 
 
 
 def check_registered_once(world: World, speaker_id: SpeakerId, speaker: Speaker) -> None:
-    """Under the policy `immutable` a voice has one version until it is deleted. An upload that was on its way
-    when Redis was lost may make a second.
-    """
-    lost = world.counts["redis_is_replaced"]
-    if world.settings.registration_policy == "immutable" and not lost and len(speaker.versions) > 1:
+    """Under the policy `immutable` a voice has one version until it is deleted, whenever Redis is lost."""
+    if world.settings.registration_policy == "immutable" and len(speaker.versions) > 1:
         raise Violation(f"{speaker_id} is immutable and has {len(speaker.versions)} versions")
 
 
