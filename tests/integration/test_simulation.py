@@ -5,6 +5,7 @@ the real code.
 """
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,8 +15,8 @@ import pytest
 
 from services.shared.valkey import ValkeyServer
 from tests.simulation.history import Broken, run
-from tests.simulation.mistakes import MISTAKES
-from tests.simulation.overlap import PAIRS, live_through, moments
+from tests.simulation.mistakes import MISTAKES, Mistake
+from tests.simulation.overlap import PAIRS, Moment, live_through, moments
 from tests.simulation.process import Parts
 from tests.simulation.server import ModelledServer, RestartedServer
 
@@ -75,6 +76,26 @@ def test_redis_may_be_lost_at_every_step_of_two_operations_that_overlap(server: 
         live_through(moment, ModelledServer(server.url))
 
 
+def _is_broken(moment: Moment, server: ValkeyServer, wrong: Mistake) -> bool:
+    """Whether a mistake shows at that moment, as what it is."""
+    try:
+        live_through(moment, ModelledServer(server.url), wrong.parts)
+    except Broken as broken:
+        return re.search(wrong.found_as, str(broken.violation)) is not None
+    return False
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("mistake", ["numbers are given out again", "what the census does not count is told"])
+def test_a_loss_at_a_step_of_two_operations_shows_a_mistake(server: ValkeyServer, mistake: str):
+    """Two operations that overlap would prove as little if nothing could go wrong in them."""
+    wrong = MISTAKES[mistake]
+    every = moments("an upload and another one", lambda: ModelledServer(server.url))
+    # Just before the second one begins.
+    emptied = [moment for moment in every if moment.loss == moment.stop and not moment.rolled_back]
+    assert any(_is_broken(moment, server, wrong) for moment in emptied)
+
+
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_seeded_mistake_is_caught(server: ValkeyServer, mistake: str):
@@ -83,5 +104,6 @@ def test_a_seeded_mistake_is_caught(server: ValkeyServer, mistake: str):
     with ExitStack() as replaced:
         for name, other in wrong.replaced.items():
             replaced.enter_context(patch(name, other))
-        with pytest.raises(Broken):
+        with pytest.raises(Broken) as caught:
             _live_through(range(wrong.within), server, wrong.parts, wrong.odds)
+    assert re.search(wrong.found_as, str(caught.value.violation))

@@ -4,20 +4,21 @@ nothing.
 Each is a mistake that somebody could make in good faith, and what each breaks differs.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest.mock import ANY
 
 import numpy as np
 
-from services.shared import facts
+from services.shared import facts, registration
 from services.shared.audio import ReferenceAudio
 from services.shared.blobs import clip_of, read_artifact
 from services.shared.clock import Clock
 from services.shared.domain import ArtifactRecord, SpeakerVersion
 from services.shared.facts import SpeakerId
 from services.shared.housekeeping import Unreachable, unreachable
+from services.shared.index import Also
 from services.shared.index_reading import IndexedSpeaker
 from services.shared.jobs import Jobs
 from services.shared.publication import Assignment, Publisher
@@ -32,6 +33,10 @@ from tests.simulation.store import ModelledStore
 
 @dataclass(frozen=True)
 class Mistake:
+    found_as: str
+    """A regular expression for the violation; empty: any. A mistake that is found for another reason proves
+    nothing.
+    """
     parts: Parts = field(default_factory=Parts)
     within: int = 200
     """Histories until it is found, at most."""
@@ -65,8 +70,22 @@ def rewritten(script: str, right: str, wrong: str) -> type[SimulatedIndex]:
 class TakesNoCensus(rewritten("reserve", "if known and census_due()", "if false")):  # type: ignore[misc]
     """Gives numbers out again while those who had them before a loss of Redis may still use them."""
 
-    def load_many(self, speaker_ids: Sequence[SpeakerId]) -> list[IndexedSpeaker]:
-        return [replace(indexed, census="settled") for indexed in super().load_many(speaker_ids)]
+    def look(self, speaker_id: SpeakerId, also: Also | None = None) -> IndexedSpeaker:
+        found: IndexedSpeaker = super().look(speaker_id, also)
+        return replace(found, census="settled")
+
+
+class ClaimsNoCensusIsDue(
+    rewritten("reserve", "if known and census_due()", "if known and census_due() and not a.immutable")  # type: ignore[misc]
+):
+    """Lets an immutable voice be registered while an upload from before a loss of Redis may still land."""
+
+
+class ListsOnce(SimulatedHousekeeper):
+    """Trusts that one listing of the bucket told of every voice."""
+
+    def _admit_missed(self) -> int:
+        return 0
 
 
 class NeverReadsFactsAgain(SimulatedHousekeeper):
@@ -182,63 +201,110 @@ def replace_nothing(
     return read_artifact(registrar.store, speaker_id, version, record)
 
 
+def settle_what_may_be_overwritten(self: Any) -> IndexedSpeaker:
+    """An immutable voice has only one version to count."""
+    if self._registrar.settings.registration_policy == "immutable":
+        found: IndexedSpeaker = self._registrar.index.look(self._id, Also(idempotency=self._idempotency))
+        return found
+    return _SETTLED(self)
+
+
+_SETTLED = registration._Registration._settled
+
+
 def follow_nothing(registrar: Registrar) -> Jobs:
     """What Redis does not know is not there."""
     return Jobs(registrar.index)
 
 
+_NUMBERED_TWICE = (
+    r"number \d+ is|was promised to|the index says .*, the facts say None|are out of order|has 2 versions"
+)
 LOSSES = {"redis_is_replaced": 0.01}
 LOST_BYTES = {"bytes_are_lost": 0.03}
 
 MISTAKES = {
     "a worker trusts the clip that it reads": Mistake(
-        replaced={"services.shared.publication.sound_rendition": believe_the_rendition}, odds=LOST_BYTES
+        r"was made from clip",
+        replaced={"services.shared.publication.sound_rendition": believe_the_rendition},
+        odds=LOST_BYTES,
     ),
     "stored bytes are not held against their digests": Mistake(
-        replaced={"services.shared.blobs.sha256_digest": lambda data: ANY}, odds=LOST_BYTES
+        r"was made from clip|is not what its record says",
+        replaced={"services.shared.blobs.sha256_digest": lambda data: ANY},
+        odds=LOST_BYTES,
     ),
     "a lost artifact is not made again": Mistake(
-        replaced={"tests.simulation.reading.artifact_or_replacement": replace_nothing}, odds=LOST_BYTES
+        r"cannot be served|is lost and was not made again",
+        replaced={"tests.simulation.reading.artifact_or_replacement": replace_nothing},
+        odds=LOST_BYTES,
     ),
     "one answer is enough to take bytes for lost": Mistake(
-        replaced={"services.shared.blobs._LOOKS": 1}, odds={"store_hides": 0.05}
+        r"is said to be void whose bytes are there|the clip of \w+ is said to be lost",
+        replaced={"services.shared.blobs._LOOKS": 1},
+        odds={"store_hides": 0.05},
     ),
     "a job that Redis has lost is not found": Mistake(
-        replaced={"tests.simulation.actors.FollowedJobs": follow_nothing}, odds=LOSSES
+        r"is not found by those who wait for it",
+        replaced={"tests.simulation.actors.FollowedJobs": follow_nothing},
+        odds=LOSSES,
     ),
     "a process knows only the jobs that it claimed itself": Mistake(
-        replaced={"services.shared.jobs.SeenJobs.hear": lambda self, event: None}, odds=LOSSES
+        r"is not found by those who wait for it",
+        replaced={"services.shared.jobs.SeenJobs.hear": lambda self, event: None},
+        odds=LOSSES,
     ),
     "what is not ours outlives the voice": Mistake(
-        replaced={"services.shared.housekeeping.unreachable": spare_strangers}
+        r"left in the folder of a deleted voice",
+        replaced={"services.shared.housekeeping.unreachable": spare_strangers},
     ),
     "the smallest marker names the bucket": Mistake(
-        replaced={"tests.simulation.process.bucket_identity": the_smallest_marker}
+        r"the bucket was \w+ and is \w+",
+        replaced={"tests.simulation.process.bucket_identity": the_smallest_marker},
     ),
     "one unreadable object is taken for an outage": Mistake(
-        replaced={"tests.simulation.store.ModelledStore.get": give_up_on_all}
+        r"is pending for \w+, job None|the gate stays closed",
+        replaced={"tests.simulation.store.ModelledStore.get": give_up_on_all},
     ),
     "an unreadable version is taken for none": Mistake(
-        replaced={"services.shared.facts._unreadable": lambda key: None}
+        r"deleted, though \w+ lives|is not there",
+        replaced={"services.shared.facts._unreadable": lambda key: None},
     ),
     "what is said to be missing is taken for swept": Mistake(
-        replaced={"services.shared.facts.read_object": believe_the_first_answer}, odds={"store_hides": 0.1}
+        r"deleted, though \w+ lives|is not there",
+        replaced={"services.shared.facts.read_object": believe_the_first_answer},
+        odds={"store_hides": 0.1},
     ),
     "what is not ours is collected": Mistake(
-        replaced={"services.shared.housekeeping.parsed": parsed_by(parse_generously)}
+        r"deleted, though it is none of ours",
+        replaced={"services.shared.housekeeping.parsed": parsed_by(parse_generously)},
     ),
     "what is not ours cannot be parsed": Mistake(
-        replaced={"services.shared.housekeeping.parsed": parsed_by(parse_without_looking)}
+        r"left of a dead version: ",
+        replaced={"services.shared.housekeeping.parsed": parsed_by(parse_without_looking)},
     ),
-    "any server is trusted": Mistake(Parts(index=Trusting)),
-    "garbage collection without grace": Mistake(Parts(housekeeping={"grace_seconds": 0.0})),
-    "facts are never read again": Mistake(Parts(housekeeper=NeverReadsFactsAgain)),
-    "a worker writes the version": Mistake(Parts(publisher=WritesTheVersionAgain)),
-    "a delete leaves no fact": Mistake(Parts(registrar=DeletesInTheIndexOnly)),
+    "any server is trusted": Mistake(
+        r"deleted, though \w+ lives|is not there|number \d+ is", Parts(index=Trusting)
+    ),
+    "garbage collection without grace": Mistake(
+        r"deleted, though \w+ lives", Parts(housekeeping={"grace_seconds": 0.0})
+    ),
+    "facts are never read again": Mistake(
+        r"the index says None, the facts say", Parts(housekeeper=NeverReadsFactsAgain)
+    ),
+    "a worker writes the version": Mistake(
+        r"work .* created a version", Parts(publisher=WritesTheVersionAgain)
+    ),
+    "a delete leaves no fact": Mistake(
+        r"the index says \d+, the facts say 0|is there after its delete",
+        Parts(registrar=DeletesInTheIndexOnly),
+    ),
     "a late version comes back from the dead": Mistake(
-        Parts(index=rewritten("apply_version", "  if v.seq <= mark('tomb') then return 0 end\n", ""))
+        r"the index says .*, the facts say None|is there after its delete",
+        Parts(index=rewritten("apply_version", "  if v.seq <= mark('tomb') then return 0 end\n", "")),
     ),
     "the last artifact wins": Mistake(
+        r"artifact .*: the index says|artifact .* was .* and is ",
         Parts(
             publisher=LooksAtNobody,
             index=rewritten(
@@ -246,35 +312,50 @@ MISTAKES = {
                 "  if not current then\n    local begun",
                 "  if true then alone = nil\n    local begun",
             ),
-        )
+        ),
     ),
     "two may extract the same": Mistake(
-        Parts(index=rewritten("claim", "  if flight then", "  if false then"))
+        r"was claimed again while", Parts(index=rewritten("claim", "  if flight then", "  if false then"))
     ),
     "an artifact is put in force after the delete": Mistake(
+        r"left of a dead version in the index",
         Parts(index=rewritten("ready", "if not live(r.vuid) then return 'dead' end", "")),
     ),
     "numbers are given out again": Mistake(
-        Parts(index=TakesNoCensus), odds=LOSSES | {"store_lands_late": 0.05}
+        _NUMBERED_TWICE, Parts(index=TakesNoCensus), odds=LOSSES | {"store_lands_late": 0.05}
+    ),
+    "an immutable voice needs no census": Mistake(
+        r"is immutable and has 2 versions",
+        Parts(index=ClaimsNoCensusIsDue, settings={"registration_policy": "immutable"}),
+        replaced={"services.shared.registration._Registration._settled": settle_what_may_be_overwritten},
+        odds=LOSSES | {"store_lands_late": 0.05},
+    ),
+    "a rebuild lists the bucket only once": Mistake(
+        r"acknowledged at \d+, is not there", Parts(housekeeper=ListsOnce), odds=LOSSES | {"store_omits": 0.3}
     ),
     "what the census does not count is told": Mistake(
-        Parts(index=rewritten("apply_version", "if not counts(v.seq, v.vuid) then return 3 end", ""))
+        _NUMBERED_TWICE,
+        Parts(index=rewritten("apply_version", "if not counts(v.seq, v.vuid) then return 3 end", "")),
     ),
     "facts that were listed before a loss are told after it": Mistake(
-        Parts(index=rewritten("tell", "if a.listed_in ~= epoch_text", "if false"))
+        r"", Parts(index=rewritten("tell", "if a.listed_in ~= epoch_text", "if false"))
     ),
     "who is not admitted yet is new": Mistake(
-        Parts(index=rewritten("reserve", "if not new or unsettled(a.now)", "if false"))
+        r"acknowledged at \d+, is not there",
+        Parts(index=rewritten("reserve", "if not new or unsettled(a.now)", "if false")),
     ),
     "a reserved place is not exclusive": Mistake(
-        Parts(index=rewritten("reserve", "if taken.seq > math.max(mark('tomb'), epoch)", "if false"))
+        r"is immutable and has 2 versions",
+        Parts(index=rewritten("reserve", "if taken.seq > math.max(mark('tomb'), epoch)", "if false")),
     ),
     "a delete that never landed counts for ever": Mistake(
+        r"still counts as on its way",
         Parts(index=rewritten("tell", "if deleting > 0 and since", "if false and since")),
         odds={"process_dies": 0.03},
     ),
     "times of creation follow the clock": Mistake(
-        Parts(index=rewritten("reserve", "math.max(math.floor(a.now), mark('at') + 1)", "math.floor(a.now)"))
+        r"are out of order",
+        Parts(index=rewritten("reserve", "math.max(math.floor(a.now), mark('at') + 1)", "math.floor(a.now)")),
     ),
 }
 """What is wrong -> processes that are."""

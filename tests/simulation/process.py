@@ -123,6 +123,8 @@ class Parts:
     registrar: type[Registrar] = Registrar
     publisher: type[Publisher] = Publisher
     housekeeper: type[SimulatedHousekeeper] = SimulatedHousekeeper
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Those of the registry that are not drawn."""
     housekeeping: Mapping[str, Any] = field(default_factory=dict)
     """Settings, unchecked."""
 

@@ -69,7 +69,7 @@ class World:
         self.settings = RegistrySettings(
             profiles=tuple(profiles[: self.random.randint(1, 2)]),
             registration_policy=self.random.choice(["overwrite"] * 5 + ["immutable"]),
-        )
+        ).model_copy(update=dict(parts.settings))
         given: dict[str, Any] = {
             "sweep_seconds": 40_000,
             "grace_seconds": 3600,
