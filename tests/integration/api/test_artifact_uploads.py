@@ -1,6 +1,7 @@
 """Bringing artifacts that were made elsewhere: what is taken, what is refused, and what engines get then."""
 
 import hashlib
+import json
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -224,6 +225,21 @@ def test_an_artifact_that_leaves_silence_out_goes_from_one_voice_to_another(regi
         changed = {"ref_audio_tokens": np.full((8, 20), 8, np.int64)}
         data = encode(changed, manifest.model_copy(update={"used_seconds": used}))
         refused(put(registry, there, data, profile="omnivoice"), 422, "artifact_schema", says)
+
+
+@pytest.mark.parametrize(
+    "written", ["5e-324", "1e-7", "0", "-1", "1e400", "-1e400", "NaN", "Infinity", '"long"', "[0.8]", "{}"]
+)
+def test_a_length_of_used_audio_that_is_none_is_refused(
+    registry: Registry, name: str, brought: bytes, written: str
+):
+    """As whoever writes the file by hand may write it. Lengths are rounded, so the smallest is none."""
+    plain = Artifact.parse(brought)
+    manifest = json.dumps({**plain.manifest.model_dump(mode="json"), "used_seconds": "here"})
+    metadata = {"manifest": manifest.replace('"here"', written)}
+    data = safetensors.numpy.save(dict(plain.tensors), metadata=metadata)
+    refused(put(registry, name, data), 422, "artifact_schema", "used")
+    assert registry.file(name).status_code != 200
 
 
 def test_a_file_without_a_manifest_needs_a_fingerprint_beside_it(

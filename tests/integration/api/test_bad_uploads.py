@@ -93,6 +93,14 @@ def whole_form(**changes: str | bytes | None) -> bytes:
 # -- clips
 
 
+@pytest.mark.parametrize("mark", [b"APETAGEX", b"ID3\x04\0\0\0\0\0\0", b"ID3", b"TAG"], ids=repr)
+def test_a_tag_that_breaks_off_is_refused(registry: Registry, mark: bytes):
+    """Its flags and lengths stand behind the mark, where such a file has nothing."""
+    for size in (*range(len(mark), len(mark) + 33), 128, 129):
+        response = registry.post_voice("new", clip=(mark + bytes(200))[:size])
+        check(response, "", code="unsupported_audio", param="audio_sample")
+
+
 @pytest.mark.parametrize("clip", BAD, ids=str)
 def test_a_clip_that_cannot_serve_is_refused(registry: Registry, clip: BadClip):
     """Text, archives, damaged and lying files, bombs, silence, too short and too long: all named `.wav`."""

@@ -446,3 +446,27 @@ def test_tokens_open_routes_as_keys_do(provider: Provider, start: Start):
     made = registry.client.post("/v1/keys", json=asked, headers=bearer(scope="admin"))
     assert made.status_code == 201
     assert made.json()["created_by"].startswith("jwt:")
+
+
+@pytest.mark.parametrize(
+    "scopes",
+    [None, 5, 1.5, True, {}, {"voices:read": True}, [["voices:read"]], [{"admin": 1}], [None], []],
+)
+def test_a_claim_of_scopes_without_words_opens_nothing(provider: Provider, start: Start, scopes: Any):
+    """The token is good, and allows nothing."""
+    registry = start(access=settings(provider))
+    claims = {"iss": provider.issuer, "aud": AUDIENCE, "sub": "robin", "exp": int(time.time()) + 600}
+    token = signed(RSA_KEY, {**claims, "scope": scopes})
+    refused = registry.client.get("/v1/voices", headers={"Authorization": f"Bearer {token}"})
+    assert refused.status_code == 403, refused.text
+
+
+def test_words_count_among_scopes_that_are_none(provider: Provider, start: Start):
+    """The rest is passed over, whatever it says."""
+    registry = start(access=settings(provider))
+    head = {
+        "Authorization": f"Bearer {provider.token(scope=[['admin'], {'admin': 1}, None, 5, 'voices:read'])}"
+    }
+    assert registry.client.get("/v1/voices", headers=head).status_code == 200
+    asked = {"name": "x", "scopes": ["engine"]}
+    assert registry.client.post("/v1/keys", json=asked, headers=head).status_code == 403
