@@ -19,7 +19,7 @@ from services.shared.opening import open_registrar
 from services.shared.registrar import Registrar
 from services.shared.settings import RegistrySettings, StoreSettings
 from services.shared.valkey import ValkeyServer
-from tests.queue_workers import wait_until
+from tests.queue_workers import START_SECONDS, wait_until
 
 PROFILE = "qwen3-tts-0.6b"
 OPTIONAL_PROFILE = "qwen3-tts-1.7b"
@@ -64,7 +64,7 @@ class RegistryProcesses:
         self._stack = ExitStack()
         self.pace_file = folder / "pace"
         self.pace(0)
-        self._start_seconds = 60 if worker.startswith("tests.") else 600
+        self._start_seconds = START_SECONDS if worker.startswith("tests.") else 600
         self._key = environment.get("SPEAKER_AUTH_BOOTSTRAP_KEY", "")
         common = {
             **os.environ,

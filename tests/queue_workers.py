@@ -30,9 +30,13 @@ QUICK: dict[str, Any] = {
     "poll_seconds": 0.2,
 }
 """Seconds instead of half minutes. RQ counts leases in whole seconds, so one of 2 lasts 1 to 2."""
+START_SECONDS = 150
+"""How long tests wait for processes of ours to start. On a busy machine importing torch alone can take more
+than a minute. It is less than pytest's `timeout`, so that a start that fails shows what the process said.
+"""
 
 
-def wait_until(true: Callable[[], object], seconds: float = 20) -> float:
+def wait_until(true: Callable[[], object], seconds: float = 60) -> float:
     """Returns how long it took."""
     started = time.monotonic()
     while not true():
@@ -130,6 +134,7 @@ def main(url: str, queues: str, settings: str) -> None:
     options = json.loads(settings)
     heartbeat.LAST_RESORT_SECONDS = options.pop("last_resort_seconds", heartbeat.LAST_RESORT_SECONDS)
     pause = options.pop("pause_seconds", 0)
+    poll_seconds = options.pop("poll_seconds")  # tests may wait for longer than production does
     client = Redis.from_url(url)
 
     def handler(jobs: Sequence[SafeJob]) -> list[object]:
@@ -140,7 +145,7 @@ def main(url: str, queues: str, settings: str) -> None:
         queues.split(","),
         {FUNCTION: handler},
         connection=client,
-        settings=WorkerSettings(**options),
+        settings=WorkerSettings(**options).model_copy(update={"poll_seconds": poll_seconds}),
         on_abandoned=lambda job_id, reason: client.hset("test:abandoned", job_id, reason),
     )
     worker.work()

@@ -24,11 +24,10 @@ from tests.deploy.compose_file import ROOT
 from tests.deploy.names_server import NamesServer
 from tests.deploy.tools import program
 from tests.processes import QUICK
-from tests.queue_workers import wait_until
+from tests.queue_workers import START_SECONDS, wait_until
 
 API_HOSTS = ("127.0.0.2", "127.0.0.3")
 WORKERS = 2
-START_SECONDS = 60
 
 
 class ComposedRegistry:
@@ -96,7 +95,9 @@ class ComposedRegistry:
         return (self.folder / "log").read_text(errors="replace")
 
     def whole(self) -> bool:
-        """Both replicas are ready, and each worker is seen by both."""
+        """Both replicas are ready, and each worker is seen by both. AssertionError: a process has ended."""
+        for child in (*self.apis, *self.workers):
+            assert child.exit_status is None, f"{child.name} ended: {child.last_words()}"
         return all(self.ready(host) for host in API_HOSTS) and _ok(f"{self.url}/readyz")
 
     def ready(self, host: str) -> bool:

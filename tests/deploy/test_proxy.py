@@ -15,7 +15,7 @@ from speaker_registry import RegistryClient
 from tests.deploy.composed import ComposedRegistry
 from tests.process_load import noise_clip
 from tests.processes import PROFILE
-from tests.queue_workers import wait_until
+from tests.queue_workers import START_SECONDS, wait_until
 
 pytestmark = pytest.mark.integration
 
@@ -170,5 +170,5 @@ def test_without_replicas_the_proxy_says_so_and_goes_on_when_they_are_back(
     finally:
         for api in composed.apis:
             api.start()
-        wait_until(composed.whole, 60)
+        wait_until(composed.whole, START_SECONDS)
     assert client.get("/v1/voices").status_code == 200

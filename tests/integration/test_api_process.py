@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from tests.processes import RegistryProcesses
-from tests.queue_workers import wait_until
+from tests.queue_workers import START_SECONDS, wait_until
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -29,7 +29,7 @@ def test_an_api_that_starts_while_redis_is_away_serves_reads(tmp_path: Path):
         registry.valkey.stop(seconds=5)
         api.kill()
         api.start()
-        wait_until(lambda: _status(f"{registry.urls[0]}/healthz") == 200, 30)
+        wait_until(lambda: _status(f"{registry.urls[0]}/healthz") == 200, START_SECONDS)
         assert _status(f"{registry.urls[0]}/v1/audio/voices") == 200
         assert _status(f"{registry.urls[0]}/readyz") == 503
 

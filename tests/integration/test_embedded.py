@@ -26,14 +26,12 @@ from safetensors.numpy import load
 from services.embedded.supervisor import STOP_SECONDS
 from services.shared.valkey import ValkeyServer
 from speaker_registry import RegistryClient
-from tests.queue_workers import wait_until
+from tests.queue_workers import START_SECONDS, wait_until
 
 ROOT = Path(__file__).parents[2]
 PROFILE = "qwen3-tts-0.6b"
-UP_SECONDS = 120.0
-"""A start takes seconds; other tests may be at work on the same two cores."""
-STOPPED_SECONDS = 15.0
-pytestmark = pytest.mark.timeout(300)
+STOPPED_SECONDS = 60.0
+pytestmark = pytest.mark.timeout(600)
 
 
 class Run:
@@ -62,7 +60,9 @@ class Run:
         """Running and ready; as it is, if it was."""
         if self.process is None or self.process.poll() is not None:
             self.start()
-        wait_until(lambda: "Ctrl-C stops it.\n" in self.output or self.process.poll() is not None, UP_SECONDS)
+        wait_until(
+            lambda: "Ctrl-C stops it.\n" in self.output or self.process.poll() is not None, START_SECONDS
+        )
         assert self.process.poll() is None, self.text
         return self
 
@@ -195,7 +195,7 @@ def test_a_second_one_on_the_same_data_is_refused(run: Run, fresh: Run):
     run.up()
     fresh.data = run.data
     fresh.start()
-    assert fresh.process.wait(UP_SECONDS) == 1
+    assert fresh.process.wait(START_SECONDS) == 1
     assert f"Another registry runs on {run.data}" in fresh.text
     assert httpx.get(f"{run.url}/readyz").status_code == 200
 
@@ -206,7 +206,7 @@ def test_a_second_one_with_a_redis_of_its_own_is_refused_as_well(run: Run, fresh
     fresh.data = run.data
     with ValkeyServer(tmp_path / "another") as server:
         fresh.start(REDIS_URL=server.url)
-        assert fresh.process.wait(UP_SECONDS) == 1
+        assert fresh.process.wait(START_SECONDS) == 1
     assert f"Another registry runs on {run.data}" in fresh.text
 
 
@@ -216,10 +216,10 @@ def test_a_child_that_is_killed_is_started_again(run: Run):
     for what in ("services.registry_api", "valkey-server", "services.extractor_worker"):
         killed = run.child(what)
         killed.kill()
-        wait_until(lambda gone=killed, what=what: _another(run, what, gone.pid), UP_SECONDS)
+        wait_until(lambda gone=killed, what=what: _another(run, what, gone.pid), START_SECONDS)
     with RegistryClient(url, retries=10) as client:
         wait_until(
-            lambda: all(profile.workers for profile in client.profiles() if profile.required), UP_SECONDS
+            lambda: all(profile.workers for profile in client.profiles() if profile.required), START_SECONDS
         )
         assert client.register("carol", ROOT / "examples/clips/rowan.flac", consent="cons_1").version == 1
         client.wait_ready("carol@1")
@@ -266,13 +266,13 @@ def test_a_second_ctrl_c_ends_everything_at_once(run: Run):
     run.press_ctrl_c()
     time.sleep(0.5)
     run.press_ctrl_c()
-    assert run.ends_within(4, family) == 130
+    assert run.ends_within(STOPPED_SECONDS, family) == 130
 
 
 def test_ctrl_c_stops_it_while_it_starts(fresh: Run):
     """Loading a model takes long enough to change one's mind."""
     fresh.start()
-    wait_until(lambda: len(fresh.family()) >= 4, UP_SECONDS)  # Valkey, API, its decoder, worker
+    wait_until(lambda: len(fresh.family()) >= 4, START_SECONDS)  # Valkey, API, its decoder, worker
     family = fresh.family()
     fresh.press_ctrl_c()
     assert fresh.ends_within(STOPPED_SECONDS, family) == 130
@@ -294,7 +294,7 @@ def test_ctrl_c_in_the_first_moment_is_no_traceback(fresh: Run, tmp_path: Path):
 def test_no_child_outlives_a_supervisor_that_is_killed(fresh: Run):
     """Orphans would hold the port, the data folder and the memory, and nobody would look for them."""
     fresh.start()
-    wait_until(lambda: len(fresh.family()) >= 4, UP_SECONDS)
+    wait_until(lambda: len(fresh.family()) >= 4, START_SECONDS)
     family = fresh.family()
     fresh.process.kill()
     fresh.ends_within(STOPPED_SECONDS, family)
@@ -381,7 +381,7 @@ def test_a_port_in_use_is_named(fresh: Run):
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         fresh.start(PORT=str(taken.getsockname()[1]))
-        assert fresh.process.wait(UP_SECONDS) == 1
+        assert fresh.process.wait(START_SECONDS) == 1
     assert re.search(r"^Port \d+ of 127\.0\.0\.1 cannot be had \(Address already in use\)", fresh.text, re.M)
 
 
@@ -401,7 +401,7 @@ def test_the_demo_runs_to_its_end(short_folder: Path):
         env=environment,
         capture_output=True,
         text=True,
-        timeout=2 * UP_SECONDS,
+        timeout=2 * START_SECONDS,
         check=False,
     )
     assert done.returncode == 0, done.stderr
