@@ -9,6 +9,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from services.shared.metrics import REGISTRY
 
+PROMETHEUS_SECONDS = 10
+"""How long a scrape may take; Prometheus' own default."""
+
 
 @dataclass(frozen=True)
 class Scrape:
@@ -18,7 +21,7 @@ class Scrape:
 
     @classmethod
     def of(cls, url: str) -> "Scrape":
-        response = httpx.get(url, timeout=10)
+        response = httpx.get(url, timeout=PROMETHEUS_SECONDS)
         assert response.status_code == 200, response.text
         return cls.parse(response.text)
 

@@ -1,7 +1,6 @@
 """A store whose server fails, lags, lies or is away: the true answer or `Unavailable`, nothing in between."""
 
 import ipaddress
-import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
@@ -50,7 +49,8 @@ def truncate(proxy: S3Proxy, request: Request) -> Response:
 
 
 def hang(proxy: S3Proxy, _request: Request) -> Response:
-    proxy.over.wait(30)
+    """Does not answer until the test is over: a client that waits for it runs into the test's time-out."""
+    proxy.over.wait()
     raise CutOff
 
 
@@ -132,10 +132,8 @@ def test_a_lasting_fault_ends_as_unavailable_and_in_time(
     expected = OPERATIONS[operation](store)
     hasty = open_store(settings.model_copy(update={"request_seconds": 0.3, "retry_seconds": 0.3}))
     proxy.lasting = LASTING[fault]
-    started = time.monotonic()
     with pytest.raises(Unavailable) as caught:
         OPERATIONS[operation](hasty)
-    assert time.monotonic() - started < 10  # generous: this may be a busy machine
     assert caught.value.retry_after_seconds
     proxy.lasting = None
     assert OPERATIONS[operation](store) == expected
@@ -172,13 +170,12 @@ def test_a_large_object_goes_in_one_request(proxy: FaultyProxy) -> None:
 def test_readiness_does_not_wait_for_retries(proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever asks gives up within seconds, and would take no answer for a dead process."""
     monkeypatch.setattr("services.shared.store.CHECK_SECONDS", 0.3)
-    store = behind(proxy, request_seconds=25, retry_seconds=25)
+    settings = bucket_settings(proxy.server, endpoint=proxy.endpoint)
+    store = open_store(settings.model_copy(update={"request_seconds": 600, "retry_seconds": 600}))
     store.check()
     proxy.lasting = hang
-    started = time.monotonic()
     with pytest.raises(Unavailable):
         store.check()
-    assert time.monotonic() - started < 10
 
 
 def test_a_server_that_is_not_there_is_unavailable(rclone_server: S3Server) -> None:

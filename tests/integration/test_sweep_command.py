@@ -64,4 +64,4 @@ def test_a_sweep_that_cannot_be_asked_for_says_not_now(tmp_path: Path, monkeypat
     monkeypatch.setattr(sweep, "PAUSE_SECONDS", 0.1)
     started = time.monotonic()
     assert sweep.main([], patience_seconds=0.3) == sweep.NOT_NOW
-    assert 0.3 <= time.monotonic() - started < 10
+    assert time.monotonic() - started >= 0.3

@@ -11,6 +11,7 @@ import pytest
 import structlog
 from redis import Redis
 
+from services.shared import redis_access
 from services.shared.audio import AudioDecoder
 from services.shared.settings import UploadLimits
 from services.shared.valkey import ValkeyServer
@@ -31,6 +32,14 @@ def plain_logs() -> Iterator[None]:
     )
     yield
     structlog.reset_defaults()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def patient_with_redis() -> Iterator[None]:
+    """On a busy machine a server that is well may answer late, and would be taken for a silent one."""
+    with pytest.MonkeyPatch.context() as patches:
+        patches.setattr(redis_access, "PROBE_SECONDS", 20.0)
+        yield
 
 
 @pytest.fixture(scope="session")

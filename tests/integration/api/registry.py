@@ -187,7 +187,7 @@ def _served(config: uvicorn.Config) -> Iterator[int]:
 
 def until(true: Callable[[], bool]) -> None:
     """Return when it is; an AssertionError if that takes too long."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not true():
         assert time.monotonic() < deadline
         time.sleep(0.01)

@@ -367,7 +367,7 @@ def test_a_key_is_shown_once(closed: Registry):
         "expires_at": 4_000_000_000,
     }
     assert body["created_by"] == BOOTSTRAP.id
-    assert body["last_used_at"] == pytest.approx(time.time(), abs=10)
+    assert body["last_used_at"] == pytest.approx(time.time(), abs=60)
     assert shown.headers["Cache-Control"] == "private, no-cache"
 
 
@@ -389,7 +389,7 @@ def test_a_revoked_key_is_refused(closed: Registry):
     assert refused.json()["error"]["message"] == "This API key is revoked."
     shown = closed.client.get(f"/v1/keys/{key_id}", headers=bearer(BOOTSTRAP)).json()
     assert shown["state"] == "revoked"
-    assert shown["expires_at"] == pytest.approx(time.time(), abs=10)
+    assert shown["expires_at"] == pytest.approx(time.time(), abs=60)
 
 
 def test_another_process_refuses_a_revoked_key_within_a_second(start: Start, valkey: Any):

@@ -507,7 +507,7 @@ def test_who_sends_without_end_is_hung_up_on_after_the_answer(registry: Registry
         connection.sendall(b"nonsense\r\n\r\n")
         check(raw.read_answer(connection), "This is not HTTP/1.1")
         with pytest.raises(ConnectionError):
-            send_for(10, connection)
+            send_for(60, connection)
 
 
 @pytest.mark.parametrize(
@@ -540,12 +540,11 @@ def test_a_head_that_can_be_read_in_two_ways_or_is_too_large_is_refused(
     assert any(part in answer.error["message"] for part in says.split("|"))
 
 
-def test_a_head_without_end_is_refused_while_it_comes(registry: Registry):
+def test_a_head_without_end_is_refused_while_it_comes(start: Start):
     """Not after the time a head may take: by then it would be large."""
-    started = time.monotonic()
-    answer = raw.ask(registry.port, b"GET /v1/voices HTTP/1.1\r\nX: " + b"x" * MIB)
+    patient = start(head_seconds=600)
+    answer = raw.ask(patient.port, b"GET /v1/voices HTTP/1.1\r\nX: " + b"x" * MIB)
     assert (answer.status, "a head of up to 16384 bytes" in answer.error["message"]) == (400, True)
-    assert time.monotonic() - started < 8
 
 
 def test_a_path_of_any_length_is_refused(registry: Registry):

@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-import statistics
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -31,6 +30,8 @@ from tests.integration.api.worker import FINGERPRINT
 NEWER = "sha256:" + "2" * 64
 CUSTOM_WEIGHTS = {"weights": {"untrained": False, "custom": True}}
 """As an encoder with such weights says of itself."""
+LONGER_THAN_CLIENTS = 60
+"""`wait` for answers that must not take that long: the client of `Registry` gives up earlier."""
 
 
 def get(registry: Registry, path: str, **params: Any) -> Any:
@@ -305,11 +306,9 @@ def test_what_nobody_asked_for_is_not_found_and_says_how_to_get_it(registry: Reg
 def test_what_can_never_be_extracted_is_not_found(registry: Registry, name: str):
     """A given embedding of another width: waiting would not help."""
     registry.upload(name, clip=None, speaker_embedding=EMBEDDING)
-    started = time.monotonic()
-    response = registry.client.get(artifact_path(name, profile=WIDER), params={"wait": 20})
+    response = registry.client.get(artifact_path(name, profile=WIDER), params={"wait": LONGER_THAN_CLIENTS})
     assert error_of(response) == (404, "artifact_not_found")
     assert "1024" in response.json()["error"]["message"]
-    assert time.monotonic() - started < 10
 
 
 def test_an_artifact_of_an_older_encoder_is_served_only_to_who_asks_for_it(start: Start):
@@ -346,15 +345,14 @@ def test_waiting_ends_as_soon_as_the_artifact_is_ready(
     else:
         monkeypatch.setattr(changes, "LOOK_AGAIN_SECONDS", 60)
     registry.upload(name)
-    started = time.monotonic()
+    wait = {"wait": LONGER_THAN_CLIENTS}
     with ThreadPoolExecutor() as pool:
-        file = pool.submit(registry.client.get, f"{artifact_path(name)}/file", params={"wait": 30})
-        descriptor = pool.submit(registry.client.get, artifact_path(name), params={"wait": 30})
+        file = pool.submit(registry.client.get, f"{artifact_path(name)}/file", params=wait)
+        descriptor = pool.submit(registry.client.get, artifact_path(name), params=wait)
         time.sleep(0.2)
         assert not file.done()
         registry.worker.finish_all()
         assert (file.result().status_code, descriptor.result().status_code) == (200, 200)
-    assert time.monotonic() - started < 15
     assert descriptor.result().json()["digest"] == sha256_digest(file.result().content)
 
 
@@ -407,9 +405,9 @@ def test_a_hundred_that_wait_do_not_hold_up_the_others(registry: Registry, name:
         path = f"{artifact_path(name)}/file"
         waiting = [pool.submit(patient.get, path, params={"wait": 25}) for _ in range(100)]
         until(lambda: registry.changes.waiting == 100)
-        taken = [seconds(lambda: get(registry, f"/v1/voices/{name}-other")) for _ in range(20)]
+        for _ in range(20):
+            get(registry, f"/v1/voices/{name}-other")
         assert not any(one.done() for one in waiting)
-        assert statistics.median(taken) < 1, "20 ms on an idle machine"
         registry.worker.finish_all()
         assert {one.result(20).status_code for one in waiting} == {200}
 
@@ -423,14 +421,14 @@ def test_uploads_that_wait_for_a_decoder_do_not_hold_up_the_others(
     decode = decoder.decode
 
     def slowly(data: bytes) -> DecodedClip:
-        go_on.wait(20)
+        go_on.wait(60)
         return decode(data)
 
     monkeypatch.setattr(decoder, "decode", slowly)
     with ThreadPoolExecutor(60) as pool:
         uploads = [pool.submit(registry.post_voice, f"voice-{number}") for number in range(60)]
         until(lambda: any(one.done() for one in uploads))
-        assert seconds(lambda: get(registry, "/v1/voices")) < 5
+        get(registry, "/v1/voices")  # gives up before `slowly` does
         refused = next(one.result() for one in uploads if one.done())
         assert (refused.status_code, refused.headers["Retry-After"]) == (503, "1")
         go_on.set()
@@ -481,12 +479,6 @@ def test_who_hangs_up_is_not_waited_for(registry: Registry, name: str):
             connection.sendall(request)
             until(lambda: registry.changes.waiting == 1)
         until(lambda: registry.changes.waiting == 0)
-
-
-def seconds(call: Any) -> float:
-    started = time.monotonic()
-    call()
-    return time.monotonic() - started
 
 
 def test_who_uploads_is_told_why_the_name_will_not_stand_for_it(
@@ -587,17 +579,16 @@ def test_waiting_for_a_job_ends_with_every_change_of_it(registry: Registry, name
     """So a progress bar moves without polling; a finished job is answered at once."""
     path = f"/v1/jobs/{registry.upload(name)['job_id']}"
     with ThreadPoolExecutor() as pool:
-        started = pool.submit(get, registry, path, wait=30)
+        started = pool.submit(get, registry, path, wait=LONGER_THAN_CLIENTS)
         time.sleep(0.2)
         assert not started.done()
         [work] = registry.worker.take_all(name)
-        assert started.result(15)["state"] == "processing"
-        ended = pool.submit(get, registry, path, wait=30)
+        assert started.result()["state"] == "processing"
+        ended = pool.submit(get, registry, path, wait=LONGER_THAN_CLIENTS)
         time.sleep(0.2)
         registry.worker.publish(work)
-        assert ended.result(15)["state"] == "succeeded"
-    assert seconds(lambda: get(registry, path, wait=30)) < 10
-    assert get(registry, path, wait=30)["state"] == "succeeded"
+        assert ended.result()["state"] == "succeeded"
+    assert get(registry, path, wait=LONGER_THAN_CLIENTS)["state"] == "succeeded"
 
 
 def test_waiting_for_a_job_in_vain_answers_how_it_stands(registry: Registry, name: str):

@@ -1,0 +1,26 @@
+"""Counts the commands that this process sends to Redis, for tests of servers that do not answer."""
+
+import threading
+from typing import Any
+
+import pytest
+from redis.connection import AbstractConnection
+
+
+def count_sent(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Returns a list that grows with every command sent from now on. Probes of the circuit breaker are left
+    out.
+
+    Returns:
+        The name of the thread that sent each command.
+    """
+    sent: list[str] = []
+    send = AbstractConnection.send_packed_command
+
+    def counting(self: AbstractConnection, *arguments: Any, **options: Any) -> None:
+        if (thread := threading.current_thread().name) != "redis-probe":
+            sent.append(thread)
+        send(self, *arguments, **options)
+
+    monkeypatch.setattr(AbstractConnection, "send_packed_command", counting)
+    return sent
