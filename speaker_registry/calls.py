@@ -128,6 +128,8 @@ class Registration(Schema):
     """False: the same clip with the same transcript and consent was there already; this is its version."""
     jobs: dict[str, str]
     """Profile -> id of the job that extracts it."""
+    reason: str | None = None
+    """Why nothing is extracted for now: no worker serves a profile."""
     held_back: str | None = None
     """Why the name will not stand for this version, although it is the newest."""
 
@@ -143,6 +145,7 @@ class _UploadedFacts(Schema):
     version: int
     created_at: int
     jobs: dict[str, str] = Field(default_factory=dict)
+    reason: str | None = None
     held_back: str | None = None
 
 

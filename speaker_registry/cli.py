@@ -156,9 +156,17 @@ def register(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
 
 def list_voices(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
     voices = list(client.list(profile=arguments.profile, state=arguments.state, limit=arguments.limit))
-    head = ("NAME", "VERSION", "NEWEST", "STATE", "READY FOR", "CREATED")
+    head = ("NAME", "VERSION", "NEWEST", "STATE", "READY FOR", "CREATED", "REASON")
     rows = [
-        (voice.name, voice.version, voice.latest, voice.state, _ready_for(voice), when(voice.created_at))
+        (
+            voice.name,
+            voice.version,
+            voice.latest,
+            voice.state,
+            _ready_for(voice),
+            when(voice.created_at),
+            _reason(voice),
+        )
         for voice in voices
     ]
     return Output(list_document(voices), table(head, rows))
@@ -475,11 +483,12 @@ def _remarks(found: Iterable["Profile"]) -> Iterator[str]:
 
 def _registered_text(registered: "Registration") -> str:
     reference = printable(registered.reference)
+    reason = f" ({printable(registered.reason)})" if registered.reason else ""
     if not registered.created:
-        return f"{reference} is there already, from the same clip"
+        return f"{reference} is there already, from the same clip{reason}"
     jobs = printable(", ".join(sorted(registered.jobs))) or "nothing"
     held_back = f"\n{printable(registered.held_back)}" if registered.held_back else ""
-    return f"registered {reference}; to extract: {jobs}{held_back}"
+    return f"registered {reference}; to extract: {jobs}{reason}{held_back}"
 
 
 def _fetched(path: str, file: "File") -> Output:
@@ -503,6 +512,12 @@ def _fetched(path: str, file: "File") -> Output:
 
 def _ready_for(voice: "Voice") -> str:
     return ", ".join(status.profile for status in voice.artifacts if status.state == "ready") or "-"
+
+
+def _reason(voice: "Voice") -> str:
+    """Why the voice is in its state, if anything says so."""
+    told = (status.error or status.reason for status in voice.artifacts if status.state == voice.state)
+    return next(filter(None, told), "-")
 
 
 # Arguments.

@@ -293,7 +293,7 @@ class VoiceList(Page[OpenAIVoice]):
 
 class NewVoice(BaseModel):
     """`voice` in the answer to an upload: `mime_type` and `file_size` of a clip, or `embedding_source` and
-    `embedding_dim`; `ref_text` and `speaker_description` only if set.
+    `embedding_dim`; `ref_text`, `speaker_description` and `reason` only if set.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -304,6 +304,8 @@ class NewVoice(BaseModel):
     id: str
     version: int
     cache_status: ArtifactState
+    reason: str | None = None
+    """Why nothing happens for now although it is pending: no worker serves a profile."""
     job_id: str | None
     jobs: dict[str, str]
     """Profile -> the job that extracts it."""

@@ -204,9 +204,7 @@ def uploaded_voice(registrar: Registrar, indexed: IndexedSpeaker) -> dict[str, A
     """One entry of vLLM-Omni's `uploaded_voices`: its keys as it writes them, and ours."""
     one = indexed.speaker.default
     record = one.record
-    standings = [
-        registrar.explained(registrar.standing(indexed, one, name)) for name in registrar.wanted(one)
-    ]
+    standings = _wanted_standings(registrar, indexed, one)
     entry: dict[str, Any] = {
         "name": record.name,
         "consent": record.consent,
@@ -223,8 +221,16 @@ def uploaded_voice(registrar: Registrar, indexed: IndexedSpeaker) -> dict[str, A
         cache_status=worst(standings),
         stale=any(standing.artifact is None and standing.stale is not None for standing in standings),
     )
-    entry.update(_if_set(reason=next((standing.reason for standing in standings if standing.reason), None)))
+    entry.update(_if_set(reason=_reason(standings)))
     return entry
+
+
+def _wanted_standings(registrar: Registrar, indexed: IndexedSpeaker, one: SpeakerVersion) -> list[Standing]:
+    return [registrar.explained(registrar.standing(indexed, one, name)) for name in registrar.wanted(one)]
+
+
+def _reason(standings: Iterable[Standing]) -> str | None:
+    return next((standing.reason for standing in standings if standing.reason), None)
 
 
 def _if_set(**values: str | None) -> dict[str, str]:
@@ -240,8 +246,9 @@ def uploaded(registrar: Registrar, indexed: IndexedSpeaker, one: SpeakerVersion)
     else:
         entry.update(embedding_source="direct", embedding_dim=record.embedding_width)
     entry.update(_if_set(ref_text=record.ref_text, speaker_description=record.description))
-    entry.update(id=voice_id(indexed), version=one.number, cache_status=registrar.state(indexed, one))
-    entry.update(_if_set(held_back=registrar.held_back(indexed, one)))
+    standings = _wanted_standings(registrar, indexed, one)
+    entry.update(id=voice_id(indexed), version=one.number, cache_status=worst(standings))
+    entry.update(_if_set(reason=_reason(standings), held_back=registrar.held_back(indexed, one)))
     return entry
 
 

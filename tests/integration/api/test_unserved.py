@@ -1,5 +1,6 @@
 """What waits for a worker that there is not says so, wherever somebody looks."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from services.shared.clock import Clock
 from speaker_registry import RegistryClient, cli
 from speaker_registry.errors import ArtifactNotReady, Unavailable
 from tests.integration.api.conftest import Start
-from tests.integration.api.registry import PROFILE, Registry
+from tests.integration.api.registry import CLIP, PROFILE, Registry
 from tests.integration.api.worker import FINGERPRINT
 
 REASON = f"no worker serves profile '{PROFILE}'"
@@ -24,6 +25,8 @@ def reasons(registry: Registry, name: str, job_id: str) -> dict[str, str | None]
         assert response.is_success, response.text
         return response.json()
 
+    again = registry.post_voice(name)  # the same clip: answered with the version that is there
+    assert again.is_success, again.text
     artifact = f"/v1/voices/{name}/versions/1/artifacts"
     return {
         "job": get(f"/v1/jobs/{job_id}")["reason"],
@@ -33,6 +36,7 @@ def reasons(registry: Registry, name: str, job_id: str) -> dict[str, str | None]
         "version": get(f"/v1/voices/{name}/versions/1")["artifacts"][0]["reason"],
         "artifacts": get(artifact)["data"][0]["reason"],
         "descriptor": get(f"{artifact}/{PROFILE}")["reason"],
+        "upload": again.json()["voice"].get("reason"),
         "uploaded_voices": get("/v1/audio/voices")["uploaded_voices"][0].get("reason"),
         "cache": get(f"/v1/audio/voices/{name}/cache").get("reason"),
     }
@@ -69,18 +73,24 @@ def test_what_is_being_made_has_its_worker(registry: Registry):
 
 
 def test_whoever_waits_is_told_what_for(
-    registry: Registry, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    registry: Registry,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
 ):
     """By SDK and command line: the time-out alone would not say that waiting longer is no use."""
-    registry.upload("alice")
     monkeypatch.setenv("SPEAKER_REGISTRY_URL", registry.url)
+    clip = tmp_path / "alice.wav"
+    clip.write_bytes(CLIP)
     with RegistryClient(registry.url, retries=0) as client:
+        assert client.register("alice", clip, consent="cons_1").reason == REASON
         assert [job.reason for job in client.jobs()] == [REASON]
         with pytest.raises(ArtifactNotReady, match=rf"pending \({REASON}\)"):
             client.wait_ready("alice", timeout=0)
         with pytest.raises(ArtifactNotReady, match=rf"pending \({REASON}\)"):
             client.fetch("alice@1", PROFILE)
-    for words in (["show", "alice"], ["jobs"]):
+    uploads = (["register", name, str(clip), "--consent", "cons_1"] for name in ("alice", "bob"))
+    for words in (*uploads, ["show", "alice"], ["jobs"], ["list"]):
         assert cli.main(words) == 0
         assert REASON in capsys.readouterr().out
     assert cli.main(["wait", "alice", "--timeout", "0"]) != 0
@@ -97,6 +107,7 @@ def test_without_redis_nothing_is_said_of_workers(registry: Registry, monkeypatc
     monkeypatch.setattr(registry.registrar.announcements, "workers_of", away)
     (status,) = registry.client.get("/v1/voices/alice").json()["artifacts"]
     assert (status["state"], status["reason"]) == ("pending", None)
+    assert "reason" not in registry.upload("bob"), "and no upload fails of it"
 
 
 def test_a_list_asks_for_workers_once(start: Start, monkeypatch: pytest.MonkeyPatch):

@@ -144,6 +144,7 @@ def test_voices_are_listed(run: Run, registry: FakeRegistry):
         "READY",
         "FOR",
         "CREATED",
+        "REASON",
     ]
     assert "alice" in outcome.out
     assert "声優" in outcome.out
