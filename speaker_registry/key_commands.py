@@ -98,6 +98,7 @@ def show_quota(client: "RegistryClient", _: argparse.Namespace) -> Output:
     rows = [
         ("voices", *_usage(quota.voices)),
         ("bytes of uploads", *_usage(quota.bytes)),
+        ("bytes of texts", *_usage(quota.text_bytes)),
         ("requests a minute, this key", *_rate(quota.requests_per_minute)),
         ("uploads a minute, this key", *_rate(quota.uploads_per_minute)),
         ("requests a minute, namespace", *_rate(quota.namespace_requests_per_minute)),

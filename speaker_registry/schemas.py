@@ -417,6 +417,8 @@ class Quota(Schema):
     """Of clips, embeddings, texts and brought artifacts, as they were sent. Artifacts that the registry makes
     do not count.
     """
+    text_bytes: Usage
+    """Of the names, consents, transcripts and descriptions of all versions, in UTF-8."""
     max_versions: int
     """Of one voice."""
     max_builds: int

@@ -601,6 +601,7 @@ QUOTA: Responses = {
             "namespace": "default",
             "voices": {"used": 12, "limit": 1000},
             "bytes": {"used": 1_593_576, "limit": None},
+            "text_bytes": {"used": 1_416, "limit": 67_108_864},
             "max_versions": 1000,
             "max_builds": 20,
             "max_clip_bytes": 10485760,

@@ -206,7 +206,9 @@ async def get_quota(
     return answer(request, await _quota(services, caller, namespace, *usage))
 
 
-async def _quota(services: Services, caller: Caller, namespace: str, voices: int, stored: int) -> Quota:
+async def _quota(
+    services: Services, caller: Caller, namespace: str, voices: int, stored: int, texts: int
+) -> Quota:
     settings, rates = services.registrar.settings, services.access.rates
     own_requests, all_requests = await rates.standing(caller, namespace, REQUESTS)
     own_uploads, all_uploads = await rates.standing(caller, namespace, UPLOADS)
@@ -214,6 +216,7 @@ async def _quota(services: Services, caller: Caller, namespace: str, voices: int
         namespace=namespace,
         voices=Usage(used=voices, limit=settings.max_uploaded),
         bytes=Usage(used=stored, limit=settings.max_stored_bytes),
+        text_bytes=Usage(used=texts, limit=settings.max_text_bytes),
         max_versions=settings.max_versions,
         max_builds=settings.max_builds,
         max_clip_bytes=services.limits.max_bytes,

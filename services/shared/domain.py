@@ -115,10 +115,15 @@ class VersionRecord(Record):
 
     @property
     def uploaded_bytes(self) -> int:
-        """What counts against a quota."""
-        texts = (self.name, self.consent, self.ref_text, self.description)
+        """What counts against the quota of bytes."""
         source = (self.clip.size if self.clip else 0) + sum(artifact.size for artifact in self.given)
-        return source + sum(len(text.encode()) for text in texts if text)
+        return source + self.text_bytes
+
+    @property
+    def text_bytes(self) -> int:
+        """What counts against the quota of texts."""
+        texts = (self.name, self.consent, self.ref_text, self.description)
+        return sum(len(text.encode()) for text in texts if text)
 
 
 @dataclass(frozen=True, slots=True)

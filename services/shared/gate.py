@@ -34,7 +34,7 @@ _LEFT_BEHIND = (
     "an index was begun on another Redis since: every process of the registry has to use the same one"
 )
 BOOT = "sr:boot"
-LAYOUT = 6
+LAYOUT = 7
 """Of keys and fields. An index of a lower layout is begun anew. One of a higher layout is a newer release's,
 and left to it: two releases would take the index from each other with every call.
 """

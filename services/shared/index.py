@@ -141,6 +141,10 @@ class NamespaceFull(QuotaExceeded):
     """An upload would take more than what is left of the namespace's bytes."""
 
 
+class TextsFull(QuotaExceeded):
+    """An upload's texts would take more than what is left for the texts of the namespace."""
+
+
 @dataclass(frozen=True, slots=True)
 class Reservation:
     """A place in one speaker's order."""
@@ -347,6 +351,8 @@ class SpeakerIndex(Gate):
         immutable: bool,
         bytes_to_store: int = 0,
         max_stored_bytes: int | None = None,
+        text_bytes: int = 0,
+        max_text_bytes: int | None = None,
         max_versions: int | None = None,
         vuid: str = "",
         request: str = "",
@@ -356,14 +362,14 @@ class SpeakerIndex(Gate):
 
         Args:
             max_speakers: of the namespace. A new speaker counts from here on, until it is live or what this
-                place was given for cannot land any more (`LANDING_SECONDS`). max_stored_bytes: of the
-                namespace; max_versions: of the speaker. Beyond these two may go what is on its way at the
-                same moment. vuid: for the new version. request, idempotency: hashes;
-                the same pair again, within `REPEAT_SECONDS`, is given the same place and vuid, so that both
-                make the same version.
+                place was given for cannot land any more (`LANDING_SECONDS`). max_stored_bytes,
+                max_text_bytes: of the namespace; max_versions: of the speaker. Beyond these three may go
+                what is on its way at the same moment. text_bytes: how many of bytes_to_store are texts.
+                vuid: for the new version. request, idempotency: hashes; the same pair again, within
+                `REPEAT_SECONDS`, is given the same place and vuid, so that both make the same version.
 
         Raises:
-            QuotaExceeded, NamespaceFull, TooManyVersions; VoiceExists: a live speaker may not be
+            QuotaExceeded, NamespaceFull, TextsFull, TooManyVersions; VoiceExists: a live speaker may not be
             overwritten; RegistrationInProgress: nor one
             that another request has reserved a place for and may still register; IdempotencyKeyReused;
             VoiceDamaged: also where a record has the last place there is; CensusDue; FactsDue; AlreadyMade;
@@ -376,6 +382,8 @@ class SpeakerIndex(Gate):
             max_speakers=max_speakers,
             bytes=bytes_to_store,
             max_bytes=max_stored_bytes,
+            texts=text_bytes,
+            max_texts=max_text_bytes,
             max_versions=max_versions,
             immutable=immutable,
             vuid=vuid,
@@ -721,8 +729,9 @@ class SpeakerIndex(Gate):
                 raise
             return [self.look(speaker_id) for speaker_id in speaker_ids]
 
-    def usage(self, namespace: str) -> tuple[int, int]:
-        """How many live speakers a namespace has, and the bytes their versions were uploaded with.
+    def usage(self, namespace: str) -> tuple[int, int, int]:
+        """How many live speakers a namespace has, the bytes their versions were uploaded with, and how many
+        of these bytes are texts.
 
         Raises `GateClosed` until all speakers have been admitted.
         """
@@ -732,9 +741,10 @@ class SpeakerIndex(Gate):
             pipeline.get(COMPLETE)
             pipeline.zcard(names)
             pipeline.get(f"{names}:bytes")
+            pipeline.get(f"{names}:texts")
 
-        speakers, stored = self._of_complete(ask)
-        return int(speakers), int(stored or 0)
+        speakers, stored, texts = self._of_complete(ask)
+        return int(speakers), int(stored or 0), int(texts or 0)
 
     def names(self, namespace: str, *, after: str = "", limit: int) -> list[str]:
         """Keys of live speakers, sorted, from the one after `after`.
@@ -941,6 +951,7 @@ def _refusal(error: redis.ResponseError, speaker_id: SpeakerId) -> Exception:
         "QUOTA": QuotaExceeded("Uploaded voice limit reached."),
         "VERSIONS": TooManyVersions("The voice has as many versions as it may have."),
         "FULL": NamespaceFull("The uploads of this namespace take as much as they may."),
+        "TEXTS": TextsFull("The texts of this namespace take as much as they may."),
         "EXISTS": VoiceExists(f"Voice '{speaker_id.slug}' already exists."),
         "RESERVED": RegistrationInProgress(
             f"Voice '{speaker_id.slug}' is being registered by another request, and the registration policy "

@@ -35,6 +35,7 @@ from services.shared.index import (
     FactsDue,
     NamespaceFull,
     Reservation,
+    TextsFull,
     TooManyVersions,
     key_reused,
 )
@@ -208,7 +209,7 @@ class _Registration:
             take_census(self._registrar.store, self._registrar.index, self._id, self._clock)
         raise GateClosed
 
-    def _reserve(self, bytes_to_store: int) -> Reservation | None:
+    def _reserve(self, bytes_to_store: int, text_bytes: int) -> Reservation | None:
         """A new place; None where the request is served already. After a refusal the version is looked for
         again: another attempt of this request may have made it, or a census have counted it.
         """
@@ -224,6 +225,8 @@ class _Registration:
                     immutable=settings.registration_policy == "immutable",
                     bytes_to_store=bytes_to_store,
                     max_stored_bytes=settings.max_stored_bytes,
+                    text_bytes=text_bytes,
+                    max_text_bytes=settings.max_text_bytes,
                     max_versions=settings.max_versions,
                     vuid=self._vuid,
                     request=self._request,
@@ -244,9 +247,10 @@ class _Registration:
         """
         settings, upload = self._registrar.settings, self._upload
         texts = (upload.name.name, upload.consent, upload.ref_text, upload.description)
-        bytes_to_store = source_bytes + sum(len(text.encode()) for text in texts if text)
+        text_bytes = sum(len(text.encode()) for text in texts if text)
+        bytes_to_store = source_bytes + text_bytes
         try:
-            place = self._reserve(bytes_to_store)
+            place = self._reserve(bytes_to_store, text_bytes)
         except TooManyVersions:
             raise QuotaExceeded(
                 f"Voice '{upload.name.name}' has {settings.max_versions} versions, which is as many as "
@@ -257,6 +261,13 @@ class _Registration:
                 f"Upload of {bytes_to_store} bytes refused: all uploads together may take "
                 f"{settings.max_stored_bytes}, see GET /v1/quota. Delete a voice before registering more, or "
                 "raise the cap via SPEAKER_MAX_BYTES."
+            ) from None
+        except TextsFull:
+            raise QuotaExceeded(
+                f"Upload with {text_bytes} bytes of texts refused: the names, consents, 'ref_text's and "
+                f"descriptions of all versions together may take {settings.max_text_bytes}, see GET "
+                "/v1/quota. Delete a voice before registering more, shorten the texts, or raise the cap via "
+                "SPEAKER_MAX_TEXT_BYTES."
             ) from None
         except QuotaExceeded:
             raise QuotaExceeded(

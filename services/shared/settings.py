@@ -303,6 +303,10 @@ class RegistrySettings(BaseSettings):
     that are made here do not count. Uploads on their way at the same moment may go beyond. Without it: as
     much as there is room for.
     """
+    max_text_bytes: int = Field(64 * 1024**2, gt=0, validation_alias="SPEAKER_MAX_TEXT_BYTES")
+    """Of the names, consents, transcripts and descriptions of all versions in one namespace, in UTF-8; 64 MiB
+    by default. Redis holds them. Uploads on their way at the same moment may go beyond.
+    """
     max_versions: int = Field(1000, gt=0, validation_alias="SPEAKER_MAX_VERSIONS")
     """Of one voice, at most; uploads on their way at the same moment may go beyond. Each takes 2.5 KiB of
     Redis, and its texts.

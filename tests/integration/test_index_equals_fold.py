@@ -116,7 +116,8 @@ class Telling:
         self.admit_all()
         assert self.index.names(self.speaker_id.namespace, limit=9) == ["alice"] * told.live
         uploaded = sum(version.record.uploaded_bytes for version in told.versions)
-        assert self.index.usage(self.speaker_id.namespace) == (told.live, uploaded)
+        texts = sum(version.record.text_bytes for version in told.versions)
+        assert self.index.usage(self.speaker_id.namespace) == (told.live, uploaded, texts)
         assert self.remembered() <= {version.vuid for version in told.versions}
         self.check_looks(told)
 
@@ -231,8 +232,9 @@ def test_an_index_that_counted_no_bytes_does_in_its_next_epoch(index: SpeakerInd
     """One of an older version; whose namespaces must not seem to have room for ever."""
     told = Telling.nothing(index)
     told.tell_all(history)
-    index.redis.hdel(speaker_key(told.speaker_id), "bytes")
-    index.redis.delete(f"{names_key(told.speaker_id.namespace)}:{index.epoch}:bytes")
+    names = f"{names_key(told.speaker_id.namespace)}:{index.epoch}"
+    index.redis.hdel(speaker_key(told.speaker_id), "bytes", "texts")
+    index.redis.delete(f"{names}:bytes", f"{names}:texts")
     told.lose_redis(history)
     told.check()
 

@@ -183,13 +183,45 @@ def test_texts_count_as_the_bytes_that_redis_holds(tmp_path: Path, valkey: Valke
     """Clips lie in the bucket; 72 KB of texts with each lay in Redis, and counted nowhere."""
     with Storage(tmp_path / "bucket", valkey.url, max_stored_bytes=10_000) as storage:
         said = "Größe " * 100
+        texts = len("alice") + len(CONSENT) + len(said.encode()) + len("Low.")
         storage.register("alice", ref_text=said, description="Low.")
-        used = len(b"clip 1") + len("alice") + len(CONSENT) + len(said.encode()) + len("Low.")
-        assert storage.index.usage(NAMESPACE) == (1, used)
+        used = len(b"clip 1") + texts
+        assert storage.index.usage(NAMESPACE) == (1, used, texts)
         with pytest.raises(QuotaExceeded, match="may take 10000, see GET /v1/quota"):
             storage.register("bob", ref_text="x" * (10_000 - used))
         storage.registrar.delete(NAMESPACE, "alice")
-        assert storage.index.usage(NAMESPACE) == (0, 0)
+        assert storage.index.usage(NAMESPACE) == (0, 0, 0)
+
+
+def test_texts_have_a_limit_of_their_own(tmp_path: Path, valkey: ValkeyServer, redis_client: Redis):
+    """Without one, a single key filled Redis with the texts of its versions, while the bucket had room."""
+    with Storage(tmp_path / "bucket", valkey.url, max_text_bytes=1000) as storage:
+        texts = 2 * len(f"alice{CONSENT}") + 500
+        storage.register("alice", number=1, ref_text="x" * 500)
+        storage.register("alice", number=2)
+        left = 1000 - texts - len(f"bob{CONSENT}")
+        with pytest.raises(QuotaExceeded, match=rf"with {1001 - texts} bytes.* take 1000.*_MAX_TEXT_BYTES"):
+            storage.register("bob", ref_text="x" * (left + 1))
+        assert storage.index.usage(NAMESPACE)[2] == texts
+        storage.register("bob", ref_text="x" * left)
+        assert storage.index.usage(NAMESPACE)[2] == 1000
+        assert storage.register("alice", number=2).created is False, "the same again is no new version"
+        storage.registrar.delete(NAMESPACE, "alice")
+        storage.register("carol", ref_text="x" * 500)
+
+
+def test_after_a_loss_of_redis_texts_count_as_before(
+    tmp_path: Path, valkey: ValkeyServer, redis_client: Redis
+):
+    """Or a loss would give each namespace its room once more."""
+    with Storage(tmp_path / "bucket", valkey.url, max_text_bytes=1000) as storage:
+        storage.register("alice", ref_text="x" * 900)
+        storage.raw.flushall()
+        storage.index.redis.connection_pool.disconnect()
+        storage.housekeeper.rebuild()
+        assert storage.index.usage(NAMESPACE)[2] == len(f"alice{CONSENT}") + 900
+        with pytest.raises(QuotaExceeded, match="SPEAKER_MAX_TEXT_BYTES"):
+            storage.register("bob", ref_text="x" * 100)
 
 
 def bring(storage: Storage, name: str, value: float) -> bool:

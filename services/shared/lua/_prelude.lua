@@ -3,6 +3,7 @@
 --                                were listed
 --   seq num at tomb live key     high-water marks, the tombstone's seq, number of live versions, the speaker's key
 --   bytes                        what its live versions were uploaded with, texts and brought artifacts too, as far as {names}:bytes counts them
+--   texts                        bytes of the texts of its live versions, which are in their records here, as far as {names}:texts counts them
 --   damaged                      seq of a version that was not deleted and whose record is damaged or cannot be read now
 --   unreadable                   names of the versions (vuid), censuses (census-seq) and artifacts (vuid:akey) whose record
 --                                cannot be read now
@@ -87,26 +88,32 @@ local function place_of(key) return cjson.decode(redis.call('GET', key) or '{"se
 local function place_key(idempotency) return 'sr:place:' .. a.speaker .. ':' .. idempotency end
 -- Whether a place that was given to a request is its own still, and no delete came between or may still land.
 local function is_valid(place) return place.seq > math.max(mark('tomb'), epoch, (reserved('rdel'))) end
--- What a version was uploaded with; `value` as in v:{vuid}.
+-- What a version was uploaded with, in bytes, and how many of these are texts; `value` as in v:{vuid}.
 local function bytes_of(value)
-  local record, bytes = cjson.decode(string.match(value, '^%d+:(.+)$')), 0
+  local record, bytes, texts = cjson.decode(string.match(value, '^%d+:(.+)$')), 0, 0
   if type(record.clip) == 'table' then bytes = record.clip.size end
   for _, artifact in ipairs(record.given or {}) do bytes = bytes + artifact.size end
   for _, text in ipairs({'name', 'consent', 'ref_text', 'description'}) do
-    if type(record[text]) == 'string' then bytes = bytes + #record[text] end
+    if type(record[text]) == 'string' then texts = texts + #record[text] end
   end
-  return bytes
+  return bytes + texts, texts
 end
 -- Of an artifact, if somebody brought it; `value` as in r:{vuid}:{akey}, or nothing.
 local function bytes_brought(value)
   local record = cjson.decode(string.match(value or '', '^[^:]+:(.+)$') or '{}')
   return string.match(record.attempt or '', '%-upload$') and record.size or 0
 end
--- Of this speaker, and of all in its namespace.
-local function count_bytes(bytes)
-  bytes = string.format('%.0f', math.max(bytes, -mark('bytes')) + 0) -- '-0' is no integer
-  redis.call('HINCRBY', speaker, 'bytes', bytes)
-  redis.call('INCRBY', names .. ':bytes', bytes)
+-- Of this speaker, and of all in its namespace. what: 'bytes' or 'texts'.
+local function count(what, bytes)
+  bytes = string.format('%.0f', math.max(bytes, -mark(what)) + 0) -- '-0' is no integer
+  redis.call('HINCRBY', speaker, what, bytes)
+  redis.call('INCRBY', names .. ':' .. what, bytes)
+end
+-- sign: 1 for a version that is new, -1 for one that is removed.
+local function count_version(value, sign)
+  local bytes, texts = bytes_of(value)
+  count('bytes', sign * bytes)
+  count('texts', sign * texts)
 end
 local function event(kind, fields)
   if not known then return end -- a speaker that is only being admitted has no news
@@ -209,10 +216,10 @@ local function remove_versions(is_dead)
     if string.match(all[i], '^i:') then vuid, kind = all[i + 1], 'i' end
     if kind and dead[vuid] then
       if kind == 'v' then
-        count_bytes(-bytes_of(all[i + 1]))
+        count_version(all[i + 1], -1)
         redis.call('ZREM', order, in_order(tonumber(string.match(all[i + 1], '^%d+')), vuid))
       end
-      if kind == 'r' then count_bytes(-bytes_brought(all[i + 1])) end
+      if kind == 'r' then count('bytes', -bytes_brought(all[i + 1])) end
       redis.call('HDEL', speaker, all[i])
       if kind == 'f' then finish_job(string.match(all[i + 1], '^[^:]+'), 'superseded', {}) end
     end
@@ -249,7 +256,7 @@ local function tell_version(v)
   if v.seq <= mark('tomb') then return 0 end
   local value = string.format('%.0f', v.seq) .. ':' .. v.record
   if redis.call('HSETNX', speaker, 'v:' .. v.vuid, value) == 1 then
-    count_bytes(bytes_of(value))
+    count_version(value, 1)
     redis.call('HINCRBY', speaker, 'live', 1)
     redis.call('ZADD', order, v.number, in_order(v.seq, v.vuid))
     if v.given then note(v.vuid, 'r:') end
@@ -291,7 +298,7 @@ local function tell_artifact(r, alone)
     redis.call('HDEL', speaker, begun)
     current = r.winner .. ':' .. r.record
     redis.call('HSET', speaker, field, current)
-    count_bytes(bytes_brought(current))
+    count('bytes', bytes_brought(current))
     note(r.vuid, 'r:' .. r.base .. '-' .. r.build)
     local best = 'b:' .. r.vuid .. ':' .. r.base
     if r.build > mark(best) then redis.call('HSET', speaker, best, r.build) end
@@ -316,7 +323,7 @@ local function tell_void(w)
   if not live(w.vuid) then return 0 end
   local key = w.vuid .. ':' .. w.base .. '-' .. w.build
   if redis.call('HSETNX', speaker, 'w:' .. key, 1) == 1 then
-    count_bytes(-bytes_brought(redis.call('HGET', speaker, 'r:' .. key)))
+    count('bytes', -bytes_brought(redis.call('HGET', speaker, 'r:' .. key)))
     note(w.vuid, 'w:' .. w.base .. '-' .. w.build)
     redis.call('HDEL', speaker, 'r:' .. key, 'x:' .. key, 'g:' .. key)
     local best = 'b:' .. w.vuid .. ':' .. w.base

@@ -1,10 +1,11 @@
 -- Takes the next place in this speaker's order. ARGV: kind 'ver'|'als'|'del', now
--- for ver: max_speakers, max_versions, bytes and max_bytes (of this upload, of all in the namespace), immutable, vuid, request, idempotency, repeats and landing (seconds: a place may be given to the
+-- for ver: max_speakers, max_versions, bytes and max_bytes (of this upload, of all in the namespace), texts and max_texts (the
+-- same of texts alone), immutable, vuid, request, idempotency, repeats and landing (seconds: a place may be given to the
 -- same request again; what an attempt stores may land)   for als: alias, expected, pending (seconds it may take), and of a
 -- promotion automatic, vuid (its target), serves (the profiles that are ready of it)
 -- for del: unchanged (the last seq that the caller has seen)      for all: last {seq, number, created_at}, the highest there are
 -- -> {seq, number, created_at, vuid}, or an error: DAMAGED, UNREADABLE, QUOTA, EXISTS, NOTFOUND, MOVED, REUSED, LANDING, FULL,
--- VERSIONS, RESERVED, CENSUS, EXHAUSTED, MADE (by an earlier attempt of this request, or another request with its key),
+-- TEXTS (there is no room for these), VERSIONS, RESERVED, CENSUS, EXHAUSTED, MADE (by an earlier attempt of this request, or another request with its key),
 -- UNTOLD (the facts are to be told first)
 -- A delete whose process died before it stored anything never lands, and counts until the facts are listed after that.
 local deleting, deleting_since = reserved('rdel')
@@ -71,8 +72,9 @@ if a.kind == 'ver' then
   end
   if not has_room() then return redis.error_reply('QUOTA') end
   if a.max_versions and mark('live') >= a.max_versions then return redis.error_reply('VERSIONS') end
-  local stored = tonumber(redis.call('GET', names .. ':bytes') or '0')
-  if a.max_bytes and stored + a.bytes > a.max_bytes then return redis.error_reply('FULL') end
+  local function stored(what) return tonumber(redis.call('GET', names .. ':' .. what) or '0') end
+  if a.max_bytes and stored('bytes') + a.bytes > a.max_bytes then return redis.error_reply('FULL') end
+  if a.max_texts and stored('texts') + a.texts > a.max_texts then return redis.error_reply('TEXTS') end
 elseif not is_live then
   return redis.error_reply('NOTFOUND')
 end

@@ -725,6 +725,7 @@ def test_the_quota_says_what_is_left(start: Start):
     quota = closed.client.get("/v1/quota", headers=bearer(token)).json()
     assert quota["voices"] == {"used": 1, "limit": 7}
     assert quota["bytes"] == {"used": len(CLIP) + len("alicecons_1"), "limit": 10 * len(CLIP)}
+    assert quota["text_bytes"] == {"used": len("alicecons_1"), "limit": 64 * 1024**2}
     assert (quota["max_versions"], quota["max_builds"]) == (1000, 20)
     assert quota["requests_per_minute"]["remaining"] == 98
     assert quota["uploads_per_minute"]["remaining"] == 599
