@@ -49,6 +49,8 @@ _PATIENCE_SECONDS = 30.0
 _ROOM_BYTES = 1024**2
 _TEMPORARY = "speaker-registry-"
 _ELSEWHERE = (Path("/tmp"), Path("/dev/shm"))  # noqa: S108 - a folder of our own is made in it
+_KNOWN_AS = "an embedded registry"
+"""What a bucket with a Redis beside it says of where it is: a copy of both has an index of its own."""
 _SILENT = logging.CRITICAL + 1
 _HELD_BACK = 100
 """Lines."""
@@ -195,6 +197,8 @@ class EmbeddedRegistry:
             **_FOR_ONE_PERSON,
             **os.environ,
             "SPEAKER_STORE_URL": f"{(data / 'bucket').as_uri()}",
+            "SPEAKER_STORE_CREATE_BUCKET": "true",
+            **({} if self._settings.redis_url else {"SPEAKER_STORE_KNOWN_AS": _KNOWN_AS}),
             "SPEAKER_REDIS_URL": redis_url,
             "SPEAKER_PROFILES": self._settings.profiles,
             "SPEAKER_API_HOST": self._settings.host,

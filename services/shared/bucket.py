@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 from email.utils import parsedate_to_datetime
 from functools import cached_property
+from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -197,13 +198,15 @@ BOTO3_ERRORS = (BotoCoreError, ClientError)
 
 
 def prepare_bucket(settings: StoreSettings) -> None:
-    """Log what would keep deleted objects alive in the bucket. With `create_bucket`, make a missing one.
+    """Log what would keep deleted objects alive in the bucket. With `create_bucket`, make a missing one. A
+    local folder is only checked: opening it makes it.
 
     Raises:
         StoreUnfit: there is no such bucket, or it is refused to us. StoreUnreachable: nothing useful was
             answered. Both name the setting, the address without credentials, and the cause.
     """
     if settings.folder:
+        _check_folder(settings, settings.folder)
         return
     try:
         _prepare(_boto3_client(settings), settings)
@@ -220,6 +223,22 @@ def prepare_bucket(settings: StoreSettings) -> None:
     except (BotoCoreError, ValueError) as error:
         name = type(error).__name__
         raise StoreUnfit(describe(settings, f"{name}: {error}", code=name)) from None
+
+
+def _check_folder(settings: StoreSettings, folder: Path) -> None:
+    """Raises `StoreUnfit` where it is missing and shall not be made."""
+    try:
+        missing = not folder.exists()
+    except OSError as error:
+        raise StoreUnfit(describe(settings, str(error.strerror))) from None
+    if missing and not settings.create_bucket:
+        raise _missing(settings)
+
+
+def _missing(settings: StoreSettings) -> StoreUnfit:
+    return StoreUnfit(
+        describe(settings, "there is none. SPEAKER_STORE_CREATE_BUCKET=true makes it", code="404")
+    )
 
 
 def describe(settings: StoreSettings, cause: str, *, code: str = "") -> str:
@@ -272,9 +291,7 @@ def _create_if_missing(client: "S3Client", settings: StoreSettings) -> None:
             log.info("store.bucket_not_shown", reason=_code(error))
             return
         if not settings.create_bucket:
-            raise StoreUnfit(
-                describe(settings, "there is none. SPEAKER_STORE_CREATE_BUCKET=true makes it", code="404")
-            ) from None
+            raise _missing(settings) from None
         _create(client, settings)
 
 

@@ -1,4 +1,5 @@
-"""Where a bucket is, which tells a copy from the original. Knows nothing of what else is in a bucket.
+"""Where a bucket is, which tells a copy from the original. Knows nothing of what else is in a bucket. A local
+folder is a bucket like any other here.
 
 Each object under `_place/` is a JSON that says where the bucket was when it was made a registry's own. The
 one with the highest number counts. One that is damaged, or that somebody else put there, says nothing.
@@ -25,7 +26,7 @@ from services.shared.logs import configure_logs
 from services.shared.metrics import INTEGRITY_FAILURES
 from services.shared.mistyped import warn_of_unknown_variables
 from services.shared.settings import LogSettings, StoreSettings, explain, without_credentials
-from services.shared.store import ObjectUnavailable, Store, StoredObject, open_store
+from services.shared.store import ObjectUnavailable, Store, StoredObject, open_store, prepare_bucket
 from speaker_registry.errors import SpeakerRegistryError
 
 log = structlog.get_logger()
@@ -52,18 +53,20 @@ class Place(Record):
 
 
 def where(settings: StoreSettings) -> str:
-    """Endpoint, bucket and prefix; or what the settings say that these are known as."""
-    return settings.known_as or without_credentials(f"{settings.url} at {settings.endpoint or 'AWS'}")
+    """Endpoint, bucket and prefix, or the folder; or what the settings say that these are known as."""
+    if settings.known_as:
+        return settings.known_as
+    if settings.folder:
+        return settings.folder.resolve().as_uri()
+    return without_credentials(f"{settings.url} at {settings.endpoint or 'AWS'}")
 
 
-def check_place(store: Store, settings: StoreSettings, clock: Clock) -> Place | None:
-    """Where the bucket is, written down at the first start. None for a local folder, which people may move.
+def check_place(store: Store, settings: StoreSettings, clock: Clock) -> Place:
+    """Where the bucket is, written down at the first start.
 
     Raises:
         BucketCopied; StoreUnfit: what it says is damaged; Unavailable.
     """
-    if settings.folder:
-        return None
     found = _find(store)
     place = found.place or _put(store, settings, clock, seq=1)
     if place.where != where(settings):
@@ -167,23 +170,19 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m services.shared.bucket_place",
         description="Make a copy of a bucket a registry of its own. Run it once, before the copy's first API "
         "process or worker starts.",
-        epilog="It reads the settings SPEAKER_STORE_*, as those processes do. A folder needs no such thing.",
+        epilog="It reads the settings SPEAKER_STORE_*, as those processes do.",
     )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit status: 0 also for a folder, which needs nothing. `arguments`: those of the command
-    line, if None.
-    """
+    """Returns the exit status. `arguments`: those of the command line, if None."""
     _parser().parse_args(arguments)
     configure_logs()
     try:
         configure_logs(LogSettings().level)
         warn_of_unknown_variables()
         settings = StoreSettings()
-        if settings.folder:
-            log.info("bucket_place.not_needed", reason="SPEAKER_STORE_URL is a folder, which has no place")
-            return 0
+        prepare_bucket(settings)
         make_own(open_store(settings), settings, Clock())
     except ValidationError as error:
         log.error("bucket_place.failed", reason=explain(error))

@@ -88,7 +88,7 @@ def _open_bucket(settings: StoreSettings, clock: Clock) -> tuple[ObjectStore, st
     try:
         _probe(store, settings)
         place = check_place(store, settings, clock)
-        return store, bucket_identity(store, clock) + (place.suffix if place else "")
+        return store, bucket_identity(store, clock) + place.suffix
     except Unavailable as error:
         cause = "; ".join(getattr(error, "__notes__", [error.message]))
         raise StoreUnreachable(describe(settings, cause)) from None

@@ -103,10 +103,10 @@ class StoreSettings(BaseSettings):
     allow_http: bool = False
     """Send audio and signatures in the clear to an endpoint on another machine."""
     create_bucket: bool = False
-    """Make the bucket at the start if there is none. Without it, a mistyped name is refused."""
+    """Make the bucket or the folder at the start if there is none. Without it, a mistyped name is refused."""
     known_as: str | None = Field(default=None, max_length=300)
-    """Where the bucket says that it is, if it has another name or address here. Without it, a bucket that
-    says that it is elsewhere is taken for a copy and refused.
+    """Where the bucket or the folder says that it is, if it has another name or address here. Without it, one
+    that says that it is elsewhere is taken for a copy and refused.
     """
     start_seconds: float = Field(default=30, ge=0)
     """How long a start tries again to reach the store, with longer and longer pauses, before it gives up."""

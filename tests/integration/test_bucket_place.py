@@ -1,7 +1,9 @@
 """A copied bucket is recognised, and refused until somebody has decided whose it is."""
 
 import json
+import shutil
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 
@@ -148,6 +150,24 @@ def test_a_bucket_that_says_nothing_readable_is_refused_until_somebody_decides(
     set_environment(monkeypatch, copy)
     assert bucket_place.main([]) == 0
     assert identity(copy) != identity(original)
+
+
+def test_a_copied_folder_is_refused_as_a_bucket_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """One that was moved is not told from a copy: whoever moved it says so."""
+    (tmp_path / "voices").mkdir()
+    original = StoreSettings(url=(tmp_path / "voices").as_uri())
+    before = identity(original)
+    shutil.copytree(tmp_path / "voices", tmp_path / "copy")
+    copy = StoreSettings(url=(tmp_path / "copy").as_uri())
+    with pytest.raises(BucketCopied, match=f"'{copy.url}' says that it is '{original.url}'"):
+        opened(copy)
+    assert identity(copy.model_copy(update={"known_as": original.url})) == before
+    (tmp_path / "link").symlink_to(tmp_path / "voices")
+    assert identity(StoreSettings(url=(tmp_path / "link").as_uri())) == before
+    monkeypatch.setattr(bucket_place, "configure_logs", lambda level="INFO": None)
+    monkeypatch.setenv("SPEAKER_STORE_URL", copy.url)
+    assert bucket_place.main([]) == 0
+    assert identity(copy) not in {before, identity(original)}
 
 
 def test_the_same_bucket_by_another_address_is_told_so(original: StoreSettings):

@@ -96,8 +96,13 @@ def test_a_command_that_takes_no_arguments_does_nothing_when_it_is_given_some(mo
     assert '"event"' not in done.stderr
 
 
-def test_a_folder_has_no_place_and_that_is_no_error(tmp_path: Path):
-    """It can be moved and copied, so the command has nothing to do, and a script that runs it goes on."""
-    [line] = lines(PLACE, status=0, SPEAKER_STORE_URL=tmp_path.as_uri())
-    assert (line["event"], line["level"]) == ("bucket_place.not_needed", "info")
-    assert line["reason"] == "SPEAKER_STORE_URL is a folder, which has no place"
+@pytest.mark.parametrize("module", [API, WORKER, PLACE])
+def test_a_folder_that_is_missing_is_not_made(tmp_path: Path, module: str):
+    """A typo would start a registry without a voice, and say that it is ready."""
+    mistyped = tmp_path / "voicse"
+    *_, last = lines(module, SPEAKER_STORE_URL=mistyped.as_uri(), SPEAKER_STORE_START_SECONDS="0")
+    assert last["reason"] == (
+        f"SPEAKER_STORE_URL: the folder '{mistyped}' cannot be used: there is none. "
+        "SPEAKER_STORE_CREATE_BUCKET=true makes it"
+    )
+    assert not mistyped.exists()

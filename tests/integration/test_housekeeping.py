@@ -51,7 +51,8 @@ CLIP = DecodedClip(
 @pytest.fixture
 def registrar(tmp_path: Path, valkey: ValkeyServer, redis_client: Redis) -> Iterator[Registrar]:
     registrar = open_registrar(
-        StoreSettings(url=(tmp_path / "bucket").as_uri()), RegistrySettings(redis_url=valkey.url)
+        StoreSettings(url=(tmp_path / "bucket").as_uri(), create_bucket=True),
+        RegistrySettings(redis_url=valkey.url),
     )
     yield registrar
     registrar.index.close()
@@ -363,7 +364,9 @@ def test_a_start_with_other_profiles_looks_at_every_voice(
 
     def jobs_after_start(*profiles: str) -> list[str]:
         settings = RegistrySettings(redis_url=valkey.url, profiles=profiles)
-        other = open_registrar(StoreSettings(url=(tmp_path / "bucket").as_uri()), settings)
+        other = open_registrar(
+            StoreSettings(url=(tmp_path / "bucket").as_uri(), create_bucket=True), settings
+        )
         with closing(other.index):
             Housekeeper(other, HousekeepingSettings()).turn()
         return sorted(job.profile for job in Jobs(registrar.index).page("default", limit=10).found)
@@ -683,7 +686,8 @@ def test_the_lock_of_a_dead_process_does_not_outlive_its_server(
     """Killed together and started again together, as on one machine: nobody is at the rebuild any more."""
     with ValkeyServer(tmp_path / "redis", port=0) as server:
         registrar = open_registrar(
-            StoreSettings(url=(tmp_path / "bucket").as_uri()), RegistrySettings(redis_url=server.url)
+            StoreSettings(url=(tmp_path / "bucket").as_uri(), create_bucket=True),
+            RegistrySettings(redis_url=server.url),
         )
         housekeeper = Housekeeper(registrar, HousekeepingSettings())
 

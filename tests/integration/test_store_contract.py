@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import boto3
@@ -390,6 +391,12 @@ def test_a_bucket_that_keeps_what_is_deleted_is_warned_about(moto_server: S3Serv
     }
 
 
-def test_preparing_a_local_folder_needs_nothing() -> None:
-    """So that start-up needs no case of its own."""
-    prepare_bucket(StoreSettings(url="file:///nowhere/at/all"))
+def test_a_local_folder_is_made_only_where_that_is_asked_for(tmp_path: Path) -> None:
+    """As a bucket is: a typo would start a registry without a voice."""
+    mistyped = StoreSettings(url=(tmp_path / "a" / "b").as_uri())
+    with pytest.raises(StoreUnfit, match=r"there is none.* SPEAKER_STORE_CREATE"):
+        prepare_bucket(mistyped)
+    meant = mistyped.model_copy(update={"create_bucket": True})
+    prepare_bucket(meant)
+    open_store(meant).put("_registry/x", b"1")
+    prepare_bucket(mistyped)  # it is there now

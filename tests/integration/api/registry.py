@@ -82,7 +82,7 @@ class Registry:
         self.folder = folder
         self.redis = redis.Redis.from_url(redis_url)
         registry = RegistrySettings(redis_url=redis_url, **settings)
-        self.registrar = open_registrar(StoreSettings(url=folder.as_uri()), registry)
+        self.registrar = open_registrar(StoreSettings(url=folder.as_uri(), create_bucket=True), registry)
         self.jobs = FollowedJobs(self.registrar)
         self.changes = Changes(redis_url, self.registrar.seen_jobs.hear)
         self.housekeeper = Housekeeper(self.registrar, HousekeepingSettings())
