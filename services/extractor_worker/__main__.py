@@ -32,7 +32,9 @@ def main(words: list[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     """For the help, and to refuse what is none of it. Health checks, which are frequent, do not need it."""
-    from services.extractor_worker.heartbeat import EXIT_UNFINISHED  # noqa: PLC0415  it brings Redis and RQ
+    # They bring Redis and RQ.
+    from services.extractor_worker.heartbeat import EXIT_UNFINISHED  # noqa: PLC0415
+    from services.extractor_worker.process import EXIT_NOTHING_TO_SERVE, EXIT_OUTDATED  # noqa: PLC0415
 
     parser = argparse.ArgumentParser(
         prog=_program(),
@@ -41,8 +43,9 @@ def _parser() -> argparse.ArgumentParser:
         "and others): README.md lists them.",
         epilog="exit codes:\n"
         "    0  told to stop, and stopped\n"
-        "    1  settings or models are wrong; with healthy: the worker does not beat\n"
+        f"    {EXIT_NOTHING_TO_SERVE}  settings or models are wrong; with healthy: the worker does not beat\n"
         "    2  wrong usage\n"
+        f"    {EXIT_OUTDATED}  other workers announced newer fingerprints of all its profiles: update it\n"
         f"   {EXIT_UNFINISHED}  ended with jobs unfinished, which other workers take over: start it again",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

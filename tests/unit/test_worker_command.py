@@ -1,12 +1,16 @@
 """What `speaker-registry-worker` says of itself; what it does is tested where it runs."""
 
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+import services.extractor_worker
 from services.extractor_worker.__main__ import main
-from services.extractor_worker.heartbeat import EXIT_UNFINISHED
+
+PACKAGE = Path(services.extractor_worker.__file__).parent
 
 
 def said_by(*words: str) -> subprocess.CompletedProcess[str]:
@@ -20,8 +24,16 @@ def test_its_help_says_what_it_does_and_how_it_ends(word: str):
     done = said_by(word)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("usage: python -m services.extractor_worker")
-    for expected in ("download", "healthy", "SPEAKER_EXTRACTOR_", "exit codes:", f"{EXIT_UNFINISHED}  "):
+    for expected in ("download", "healthy", "SPEAKER_EXTRACTOR_"):
         assert expected in done.stdout
+    documented = re.findall(r"^ +(\d+)  ", done.stdout.partition("exit codes:\n")[2], re.MULTILINE)
+    assert sorted(map(int, documented)) == sorted({0, 2, *exit_codes()})
+
+
+def exit_codes() -> list[int]:
+    """Whatever a module of the worker calls `EXIT_…`."""
+    sources = [path.read_text() for path in PACKAGE.rglob("*.py")]
+    return [int(code) for text in sources for code in re.findall(r"^EXIT_\w+ = (\d+)$", text, re.MULTILINE)]
 
 
 def test_the_help_of_a_command_is_its_own():
