@@ -137,6 +137,8 @@ class AudioDecoder:
             except Crashed:
                 if zygote.is_alive():
                     raise self._undecodable(label) from None
+            except Unfiltered:
+                raise _no_filter() from None
             except NoProcess:
                 time.sleep(_SETTLE_SECONDS)
         raise _no_decoder()
@@ -172,11 +174,7 @@ class AudioDecoder:
                 program=self._program,
             )
         except Unfiltered:
-            raise Unavailable(
-                "No clip is decoded: SPEAKER_UPLOAD_REQUIRE_SECCOMP is set, and the processor, kernel or "
-                "container rules out the seccomp filter.",
-                retry_after_seconds=_UNTIL_SOMEBODY_ACTS_SECONDS,
-            ) from None
+            raise _no_filter() from None
         except NoProcess:
             raise _no_decoder() from None
         zygote.prepare(self._limits.spare_decoders)
@@ -206,4 +204,12 @@ class AudioDecoder:
 def _no_decoder() -> Unavailable:
     return Unavailable(
         "No audio decoder is available. Try again in a moment.", retry_after_seconds=_RETRY_AFTER_SECONDS
+    )
+
+
+def _no_filter() -> Unavailable:
+    return Unavailable(
+        "No clip is decoded: SPEAKER_UPLOAD_REQUIRE_SECCOMP is set, and the processor, kernel or container "
+        "rules out the seccomp filter.",
+        retry_after_seconds=_UNTIL_SOMEBODY_ACTS_SECONDS,
     )

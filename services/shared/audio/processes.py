@@ -27,6 +27,7 @@ from services.shared.audio.sandbox.wire import (
     Accepted,
     Facts,
     Malformed,
+    NotFiltered,
     Request,
     receive,
     receive_verdict,
@@ -47,7 +48,7 @@ class NoProcess(Exception):
 
 
 class Unfiltered(NoProcess):
-    """There will be none: a seccomp filter is required, and there can be none."""
+    """There will be none that may read a clip: a seccomp filter is required, and there can be none."""
 
 
 class Crashed(Exception):
@@ -167,11 +168,15 @@ class Child:
 
         Raises:
             Refused: it is not. Crashed: by what the file did to it, or by the kernel for want of memory.
+            Unfiltered: it reads no file, because it lacks the filter that is required.
             TimeoutError: at the deadline (on `time.monotonic`).
         """
         with _crashes_told():
             self._send(request, deadline)
-            return receive_verdict(self._connection, deadline)
+            try:
+                return receive_verdict(self._connection, deadline)
+            except NotFiltered:
+                raise Unfiltered from None
 
     def decoded(self, max_seconds: float, deadline: float) -> tuple[Facts, NDArray[np.float32]]:
         """What the file that was asked about decodes to.

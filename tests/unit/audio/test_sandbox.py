@@ -32,7 +32,9 @@ first.
 """
 
 
-def misbehaving(reader: str, limits: UploadLimits = LIMITS, before: str = "") -> AudioDecoder:
+def misbehaving(
+    reader: str, limits: UploadLimits = LIMITS, before: str = "", spare_decoders: int = 0
+) -> AudioDecoder:
     """A decoder whose guarded processes run `reader` of misbehaving.py instead of reading the clip."""
     program = (
         f"import os, sys; sys.path[:0] = [sys.argv[1], {str(Path(__file__).parent)!r}]\n"
@@ -40,7 +42,7 @@ def misbehaving(reader: str, limits: UploadLimits = LIMITS, before: str = "") ->
         "from sandbox.zygote import serve\n"
         f"serve(misbehaving.{reader}, *map(int, sys.argv[2:]))\n"
     )
-    return AudioDecoder(limits.model_copy(update={"spare_decoders": 0}), program=program)
+    return AudioDecoder(limits.model_copy(update={"spare_decoders": spare_decoders}), program=program)
 
 
 def descendants() -> list[psutil.Process]:
@@ -374,6 +376,19 @@ def test_a_filter_that_is_required_and_missing_is_an_outage():
     decoder = misbehaving("doze", limits, before=NO_FILTER)
     with pytest.raises(Unavailable, match="SPEAKER_UPLOAD_REQUIRE_SECCOMP is set"):
         decoder.start()
+
+
+@pytest.mark.parametrize("spare_decoders", [0, 1])
+def test_a_process_that_gets_no_filter_reads_no_clip_where_one_is_required(spare_decoders: int):
+    """The zygote's own look, at its start, promises nothing for the processes that it forks later."""
+    before = "import sandbox.lockdown\nsandbox.lockdown.forbid_system_calls = lambda: False"
+    limits = UploadLimits(require_seccomp=True)
+    with misbehaving("doze", limits, before=before, spare_decoders=spare_decoders) as decoder:
+        for _ in range(2):
+            with pytest.raises(Unavailable, match="SPEAKER_UPLOAD_REQUIRE_SECCOMP is set"):
+                decoder.decode(WAV)
+    with misbehaving("doze", before=before) as decoder:
+        assert decoder.decode(WAV).audio.seconds == 2.0
 
 
 def test_a_kernel_with_the_filter_says_nothing(capfd: pytest.CaptureFixture[str]):

@@ -53,11 +53,16 @@ _ANSWER = struct.Struct("<4sBBHIQQdQddd32s")
 _MAGIC = b"pcm1"
 _VERDICT_MAGIC = b"snf1"
 _ACCEPTED = 0
+_NOT_FILTERED = 255
 """In the place of a refusal's kind."""
 
 
 class Malformed(Exception):
     """The other side sent something that is no answer."""
+
+
+class NotFiltered(Exception):
+    """The other side reads no file: a seccomp filter is required, and it could install none."""
 
 
 class Status(IntEnum):
@@ -118,18 +123,25 @@ def pack_refusal(refused: Refused) -> bytes:
     return _VERDICT.pack(_VERDICT_MAGIC, refused.kind, b"", b"", math.nan, len(message)) + message
 
 
+def pack_not_filtered() -> bytes:
+    """The only answer to any file of a child that lacks the filter it must have."""
+    return _VERDICT.pack(_VERDICT_MAGIC, _NOT_FILTERED, b"", b"", math.nan, 0)
+
+
 def receive_verdict(connection: socket.socket, deadline: float) -> Accepted:
     """Read the first answer.
 
     Raises:
         Refused: as the guarded process says it. The file may have taken that over, so the message is bounded
-            and printable; it is shown to nobody but whoever uploaded the file. Malformed; what `receive`
-            raises.
+            and printable; it is shown to nobody but whoever uploaded the file. NotFiltered; Malformed; what
+            `receive` raises.
     """
     verdict = _VERDICT.unpack(receive(connection, _VERDICT.size, deadline))
     magic, kind, container, codec, declared_seconds, size = verdict
     if magic != _VERDICT_MAGIC or size > MAX_MESSAGE_BYTES:
         raise Malformed
+    if kind == _NOT_FILTERED:
+        raise NotFiltered
     if kind != _ACCEPTED:
         raise _refusal(kind, bytes(receive(connection, size, deadline)))
     accepted = Accepted(_text(container), _text(codec), declared_seconds)

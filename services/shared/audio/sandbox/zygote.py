@@ -19,7 +19,7 @@ from . import lockdown
 from .reading import Samples, Source, read_clip, warm_up
 from .refusal import Refused
 from .sniff import sniff
-from .wire import HELLO, READY, UNFILTERED, Facts, Request, pack_refusal
+from .wire import HELLO, READY, UNFILTERED, Facts, Request, pack_not_filtered, pack_refusal
 
 _UNFILTERED = (
     "the processor, kernel or container rules out the seccomp filter: a clip that takes over its decoder can "
@@ -66,7 +66,7 @@ def serve(
         parent = os.getpid()
         with suppress(OSError):  # no more processes: the asker sees its socket closed
             if os.fork() == 0:
-                _child(connection, parent, limits, read, rehearsal)
+                _child(connection, parent, limits, bool(filter_required), read=read, rehearsal=rehearsal)
         connection.close()
 
 
@@ -94,17 +94,26 @@ def _address_space() -> int:
 
 
 def _child(
-    connection: socket.socket, parent: int, limits: tuple[int, int], read: Read, rehearsal: Request | None
+    connection: socket.socket,
+    parent: int,
+    limits: tuple[int, int],
+    filter_required: bool,
+    *,
+    read: Read,
+    rehearsal: Request | None,
 ) -> NoReturn:
     try:
         lockdown.die_with(parent)
         socket.send_fds(connection, [HELLO], [os.pidfd_open(os.getpid())])
         connection = lockdown.keep_only(connection)
         lockdown.limit_resources(*limits)
-        lockdown.forbid_system_calls()
-        if rehearsal:
-            read(Source.of(sniff(rehearsal.data), rehearsal.max_seconds))
-        _answer(Request.receive(connection), connection, read)
+        if lockdown.forbid_system_calls() or not filter_required:
+            if rehearsal:
+                read(Source.of(sniff(rehearsal.data), rehearsal.max_seconds))
+            _answer(Request.receive(connection), connection, read)
+        else:
+            Request.receive(connection)  # ending before it is sent would pass for a crash by the clip
+            connection.sendall(pack_not_filtered())
     finally:
         os._exit(0)  # also after an exception: there is nobody to tell, a missing answer says it
 
