@@ -102,7 +102,9 @@ def list_versions(
     limit: Limit = 20,
     after: Annotated[int, Query(ge=0, description="`last_id` of the page before.")] = 0,
 ) -> Response:
-    """Versions, newest first; the next page is `after` the last number."""
+    """Versions, newest first; the next page is `after` the last number. A page with long texts ends early,
+    after about 1 MiB of them: `has_more` says whether there are more versions.
+    """
     indexed, page, more = services.registrar.versions(namespace, name, before=after or None, limit=limit)
     shown = [rendering.version(services.registrar, indexed, one) for one in page]
     return answer(

@@ -195,6 +195,10 @@ class Also:
     """With `limit`: only versions with a smaller number."""
     made: bool | None = None
     """With `limit`: only versions that have had an artifact. Others are passed over without being read."""
+    max_bytes: int | None = None
+    """With `limit`: no version is read after the one with which their records have so many bytes together.
+    `IndexedSpeaker.page_end` tells where that was.
+    """
 
     @property
     def arguments(self) -> dict[str, Any]:

@@ -51,6 +51,8 @@ class IndexedSpeaker:
     """Only a look tells that one is `due`."""
     keyed: str | None = None
     """Vuid of the version that the Idempotency-Key of the look stands for."""
+    page_end: int = 0
+    """Number of the last version of the page that the look read, where `Also.max_bytes` ended it."""
 
     @property
     def version_count(self) -> int:
@@ -108,7 +110,8 @@ def read_look(answer: Sequence[Any]) -> IndexedSpeaker:
     found = dict(zip(fields[::2], fields[1::2], strict=True))
     indexed = read_hash(found)
     left_out = int(count) - len(indexed.speaker.versions)
-    return replace(indexed, left_out=left_out, census=census, keyed=found.get("keyed"))
+    page_end = int(found.get("page_end", 0))
+    return replace(indexed, left_out=left_out, census=census, keyed=found.get("keyed"), page_end=page_end)
 
 
 def _versions(by_kind: Mapping[str, Mapping[str, str]]) -> Iterator[SpeakerVersion]:

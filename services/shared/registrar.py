@@ -70,6 +70,10 @@ MAX_PAGE_OF_FACTS = 101
 """Speakers whose records are read for one page: what the API's largest page needs."""
 _PAGE = 20
 """Versions read at a time where the newest that serves is looked for. Nearly always it is among the first."""
+PAGE_BYTES = 1024**2
+"""Of the records of versions on one page, which ends early after the version with which they have so many.
+A hundred with the longest texts would be an answer of 6 MB or more.
+"""
 _TRIES = 3
 """To promote, or to delete by id, each time on what is true by then."""
 
@@ -123,6 +127,20 @@ def _newest(
 ) -> list[SpeakerVersion]:
     """The newest `limit` of those with a number below `before`, newest first."""
     return [one for one in reversed(versions) if before is None or one.number < before][:limit]
+
+
+def _page(indexed: IndexedSpeaker, before: int | None, limit: int) -> list[SpeakerVersion]:
+    """The newest `limit` versions with a number below `before`, newest first, or fewer, so that those but
+    the last have less than `PAGE_BYTES`. The index counts whole records; where it did not end the page, texts
+    count, which are most of a large one.
+    """
+    page, room = [], PAGE_BYTES
+    for version in _newest(indexed.speaker.versions, before, limit):
+        if version.number < indexed.page_end or room <= 0:
+            break  # the oldest version, and those that aliases point to, may be behind a gap
+        page.append(version)
+        room -= version.record.text_bytes
+    return page
 
 
 _NOTHING_ELSE = Also()
@@ -348,11 +366,13 @@ class Registrar:
         self, namespace: str, name: str, *, before: int | None, limit: int
     ) -> tuple[IndexedSpeaker, list[SpeakerVersion], bool]:
         """A live speaker, a page of its versions below the number `before`, newest first, and whether there
-        are more. Raises what `find` raises.
+        are more. The page may be shorter than `limit` although there are: see `PAGE_BYTES`. Raises what
+        `find` raises.
         """
-        indexed = self.find(namespace, name, Also(before=before, limit=limit + 1))
-        page = _newest(indexed.speaker.versions, before, limit + 1)
-        return indexed, page[:limit], len(page) > limit
+        indexed = self.find(namespace, name, Also(before=before, limit=limit, max_bytes=PAGE_BYTES))
+        page = _page(indexed, before, limit)
+        more = bool(page) and page[-1] is not indexed.speaker.versions[0]  # the oldest is always read
+        return indexed, page, more
 
     # -- deleting
 

@@ -100,6 +100,39 @@ def test_versions_are_listed_page_by_page(crowded: Storage):
     assert numbers == list(range(MANY, 0, -1))
 
 
+@pytest.mark.parametrize("redis", ["there", "away"])
+def test_a_page_of_versions_with_long_texts_ends_early(
+    storage: Storage, redis: str, monkeypatch: pytest.MonkeyPatch
+):
+    """A hundred with the longest texts were an answer of 6.4 MB, which was in memory in one piece."""
+    for number in range(1, 8):
+        storage.register("alice", number=number, ref_text="x" * (1 if number == 3 else 1000))
+    monkeypatch.setattr("services.shared.registrar.PAGE_BYTES", 2020)
+    if redis == "away":
+        truth = IndexedSpeaker(storage.truth("alice"))
+        monkeypatch.setattr(storage.registrar, "look_up", lambda *_: truth)
+    pages, before, more = [], None, True
+    while more:
+        indexed, page, more = storage.registrar.versions(NAMESPACE, "alice", before=before, limit=100)
+        assert redis == "away" or len(indexed.speaker.versions) <= 4, "the newest and the oldest, too"
+        pages.append([version.number for version in page])
+        before = pages[-1][-1]
+    assert [number for page in pages for number in page] == [7, 6, 5, 4, 3, 2, 1]
+    assert max(len(page) for page in pages) <= 3, "more than the room that there is"
+    assert min(len(page) for page in pages[:-1]) >= 2, "one alone does not fill it"
+
+
+def test_a_page_has_a_version_however_long_its_texts_are(storage: Storage, monkeypatch: pytest.MonkeyPatch):
+    """Else whoever follows the pages would never come to an end."""
+    for number in (1, 2, 3):
+        storage.register("alice", number=number, ref_text="x" * 1000)
+    monkeypatch.setattr("services.shared.registrar.PAGE_BYTES", 1)
+    for before, number in ((None, 3), (3, 2), (2, 1)):
+        _, page, more = storage.registrar.versions(NAMESPACE, "alice", before=before, limit=100)
+        assert ([version.number for version in page], more) == ([number], number > 1)
+    assert storage.registrar.versions(NAMESPACE, "alice", before=1, limit=100)[1:] == ([], False)
+
+
 def test_latest_is_found_behind_any_number_of_versions_that_are_not_ready(
     crowded: Storage, monkeypatch: pytest.MonkeyPatch
 ):

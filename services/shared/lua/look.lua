@@ -1,7 +1,7 @@
 -- Reads what an answer needs of a speaker, so that it costs the same with one version and with a thousand: the marks, the
 -- aliases, and of the versions the oldest, the newest, those that aliases point to, and what is asked for.
--- ARGV: number, vuid, idempotency (of one version each); limit and before (the newest versions below that number), and with
--- made only of those that have had an artifact
+-- ARGV: number, vuid, idempotency (of one version each); limit and before (the newest versions below that number), with
+-- max_bytes only until their records have so many together, and with made only of those that have had an artifact
 -- -> how many versions are live, the state of the census, then names and values of fields of the hash
 if not known then
   local complete = redis.call('GET', 'sr:complete') == epoch_text
@@ -44,13 +44,17 @@ if by_key then
   found[#found + 1] = 'keyed'; found[#found + 1] = by_key
 end
 if a.limit then
-  local below, wanted = a.before and '(' .. a.before or '+inf', a.limit
+  local below, wanted, room = a.before and '(' .. a.before or '+inf', a.limit, a.max_bytes or math.huge
   for _, member in ipairs(redis.call('ZREVRANGEBYSCORE', order, below, '-inf', 'LIMIT', 0, a.made and -1 or a.limit)) do
     local vuid = string.match(member, '^%d+:(.+)$')
     if not a.made or string.find(redis.call('HGET', speaker, 'k:' .. vuid) or '', ' r:', 1, true) then
       read_version(vuid)
-      wanted = wanted - 1
+      wanted, room = wanted - 1, room - redis.call('HSTRLEN', speaker, 'v:' .. vuid)
       if wanted == 0 then break end
+      if room <= 0 then
+        found[#found + 1] = 'page_end'; found[#found + 1] = redis.call('ZSCORE', order, member)
+        break
+      end
     end
   end
 end
