@@ -33,8 +33,10 @@ ANSWER_SECONDS = 5.0
 """How long one command may take while the server answers others."""
 SUSPECT_SECONDS = 0.3
 """The server is probed when a command has had no answer for this long."""
-PROBE_SECONDS = 0.3
-"""How long the server has to answer a probe."""
+PROBE_SECONDS = 1.0
+"""How long the server has to answer a probe. On a machine whose processors are all busy, a server that is
+well needed more than 0.3 s several times a minute: it was taken for silent, and uploads were answered 503.
+"""
 CONNECT_SECONDS = 1.0
 OPEN_SECONDS = 1.0
 """The pause between two probes of a server that does not answer."""
@@ -92,7 +94,7 @@ def connect(
     """A client that fails rather than hangs: callers answer 503 and are asked to come back.
 
     A refused connection fails at once. All clients of one server share a `Breaker`, so a server that says
-    nothing costs the commands under way about half a second, and those that come after it nothing.
+    nothing costs the commands under way a bit more than a second, and those that come after it nothing.
     """
     client = redis.Redis.from_url(
         url,

@@ -2,6 +2,7 @@
 
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
@@ -108,13 +109,14 @@ def test_a_refused_connection_opens_no_breaker():
 
 
 @contextmanager
-def slow_server() -> Iterator[str]:
-    """Answers every command at once but ECHO, which it never answers."""
+def slow_server(ping_seconds: float = 0.0) -> Iterator[str]:
+    """Answers every command at once but ECHO, which it never answers, and PING, which may take longer."""
 
     def serve(connection: socket.socket) -> None:
         with suppress(OSError), connection:
             while data := connection.recv(65536):
                 if b"ECHO" not in data:
+                    time.sleep(ping_seconds if b"PING" in data else 0.0)
                     connection.sendall(b"+OK\r\n" * data.count(b"*"))
 
     def accept(server: socket.socket) -> None:
@@ -125,6 +127,14 @@ def slow_server() -> Iterator[str]:
     with socket.create_server(("127.0.0.1", 0)) as server:
         threading.Thread(target=accept, args=(server,), daemon=True).start()
         yield f"redis://127.0.0.1:{server.getsockname()[1]}/0?protocol=2"
+
+
+def test_a_server_that_answers_late_is_not_taken_for_silent():
+    """One on a busy machine is well, and whoever took it for silent answered uploads with 503. A probe that
+    this machine itself held up is repeated.
+    """
+    with slow_server(ping_seconds=0.5) as url:
+        wait_until(lambda: redis_access._answers(url))
 
 
 def test_a_slow_command_does_not_open_the_breaker(monkeypatch: pytest.MonkeyPatch):
