@@ -8,7 +8,7 @@ import structlog
 
 from services.shared.domain import FailureRecord, SpeakerVersion
 from services.shared.facts import SpeakerId
-from services.shared.index import Also
+from services.shared.index import Also, voice_unreadable
 from services.shared.index_reading import Flight
 from services.shared.jobs import JobRecord, Jobs
 from services.shared.registrar import Registrar
@@ -33,6 +33,7 @@ def cancel(registrar: Registrar, namespace: str, job_id: str) -> JobRecord:
 
     Raises:
         JobNotFound; JobFinished: it has ended otherwise, or its artifact is being stored; Unavailable.
+        VoiceUnreadable: the record of its version cannot be read now.
     """
     jobs = Jobs(registrar.index)
     job = jobs.get(namespace, job_id)
@@ -42,6 +43,8 @@ def cancel(registrar: Registrar, namespace: str, job_id: str) -> JobRecord:
     speaker_id = SpeakerId(job.namespace, job.slug)
     indexed = registrar.index.look(speaker_id, Also(vuid=job.vuid))
     version = indexed.speaker.by_vuid(job.vuid)
+    if version is None and job.vuid in indexed.speaker.unreadable:
+        raise voice_unreadable(job.name)  # its job may be under way all the same
     flight = next((one for one in indexed.flights if one.job_id == job_id), None)
     if version is None or flight is None:  # nobody waits for its artifact any more
         registrar.index.set_job(speaker_id, job_id, CANCELED)

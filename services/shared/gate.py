@@ -140,7 +140,7 @@ class Gate:
     @property
     def epoch(self) -> int:
         """Of the index that was trusted last. No older one reserved a place beyond it."""
-        return _epoch_of(self._stamp)
+        return epoch_of(self._stamp)
 
     def gate_open(self) -> bool:
         """Whether the index may be used; one is begun if there is none.
@@ -198,10 +198,10 @@ class Gate:
                 stamp = self._trusted_stamp()
                 pipeline = self.redis.pipeline(transaction=True)
                 pipeline.get(BOOT)
-                ask(pipeline, _epoch_of(stamp))
+                ask(pipeline, epoch_of(stamp))
                 boot, *answers = pipeline.execute(raise_on_error=False)
                 if boot == stamp:
-                    return _epoch_of(stamp), [_checked(answer) for answer in answers]
+                    return epoch_of(stamp), [_checked(answer) for answer in answers]
                 self.open()
         raise GateClosed
 
@@ -214,7 +214,7 @@ class Gate:
         boot = connection.read_response()
         try:
             prefix = self._prefix_of(info)
-            if not str(boot or "").startswith(prefix) or _epoch_of(str(boot)) < self._last_epoch:
+            if not str(boot or "").startswith(prefix) or epoch_of(str(boot)) < self._last_epoch:
                 connection.send_command("EVAL", _OPEN, 1, BOOT, *self._opening(prefix))
                 boot = connection.read_response()
             self._trust(str(boot))
@@ -223,7 +223,7 @@ class Gate:
             raise _refusal(error) from error
 
     def _trust(self, boot: str) -> str:
-        self.epochs.note(_epoch_of(boot))
+        self.epochs.note(epoch_of(boot))
         self._stamp = boot
         return boot
 
@@ -276,5 +276,5 @@ def _refusal(error: redis.ResponseError | Unavailable) -> Unavailable:
     return RedisTaken() if code == "TAKEN" else GateClosed()
 
 
-def _epoch_of(stamp: str) -> int:
+def epoch_of(stamp: str) -> int:
     return int(stamp.rpartition("/")[2] or 0)

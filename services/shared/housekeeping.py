@@ -51,6 +51,7 @@ from services.shared.facts import (
     read_facts,
     speaker_ids,
 )
+from services.shared.gate import epoch_of
 from services.shared.index import LONGEST_PUT_OFF_SECONDS, WINDOW_SECONDS, Also, EpochOver, Told
 from services.shared.index_reading import Flight, IndexedSpeaker
 from services.shared.jobs import KEPT_SECONDS, JobRecord, Jobs
@@ -571,10 +572,13 @@ class Housekeeper:
             self._index.redis.set(_SWEEPING, sweep.to_json())
 
     def _end_sweep(self, sweep: _Sweep) -> None:
-        with unavailable_without_redis():
-            self._index.redis.set(SWEPT, f"{sweep.began}:{sweep.asked}")
-            self._index.redis.delete(_SWEEPING)
-        log.info("sweep.done", seconds=round(self._clock.now() - sweep.began, 1))
+        """Where Redis was lost meanwhile, another sweep is due: the counter that `asked` is from is gone."""
+        try:
+            self._index.swept(f"{sweep.began}:{sweep.asked}", epoch=epoch_of(sweep.stamp))
+        except EpochOver:
+            log.info("sweep.overtaken", began=sweep.began)
+        else:
+            log.info("sweep.done", seconds=round(self._clock.now() - sweep.began, 1))
 
     def collect_garbage(self, speaker_id: SpeakerId) -> int:
         """Delete one speaker's unreachable objects. Returns how many."""

@@ -234,6 +234,10 @@ class SpeakerIndex(Gate):
         """Every speaker of the bucket was admitted in this epoch. Raises `EpochOver`."""
         self._run("complete", _NOBODY, unknown=True, listed_in=str(epoch))
 
+    def swept(self, sweep: str, *, epoch: int) -> None:
+        """A sweep that was begun in this epoch is finished. Raises `EpochOver`: it counts for nothing."""
+        self._run("swept", _NOBODY, unknown=True, listed_in=str(epoch), swept=sweep)
+
     def unknown(self, speaker_ids: Sequence[SpeakerId]) -> list[SpeakerId]:
         """Those that were not admitted to this index yet."""
         epoch, answers = self.read_epoch(

@@ -11,8 +11,9 @@ import pytest
 from services.shared.announcements import ask_for_sweep
 from services.shared.cancellation import cancel
 from services.shared.index import DIRTY
+from services.shared.store import ObjectUnavailable
 from services.shared.valkey import ValkeyServer
-from speaker_registry.errors import JobFinished, JobNotFound, Unavailable
+from speaker_registry.errors import JobFinished, JobNotFound, Unavailable, VoiceUnreadable
 from tests.integration.storage import (
     NAMESPACE,
     NEXT_FINGERPRINT,
@@ -57,6 +58,30 @@ def test_a_job_that_waits_is_canceled_and_gone_from_the_queue(storage: Storage):
     assert storage.raw.llen(f"rq:queue:extract.{PROFILE}") == 0
     assert storage.take() == []
     assert standing(storage, "alice") == ("failed", "canceled")
+
+
+def test_it_is_not_said_to_be_canceled_while_its_version_cannot_be_read(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+):
+    """A Redis that was rolled back knows the job; a worker that is at it would publish all the same."""
+    storage.register("alice")
+    job_id = job_of(storage, "alice")
+    key, get = f"sr:job:{job_id}", storage.store.get
+    record = storage.raw.dump(key)
+
+    def refuse_versions(wanted: str) -> bytes:
+        if ".ver." in wanted:
+            raise ObjectUnavailable("archived")
+        return get(wanted)
+
+    storage.raw.flushall()
+    storage.raw.restore(key, 0, record)
+    with monkeypatch.context() as refusing:
+        refusing.setattr(storage.store, "get", refuse_versions)
+        storage.housekeeper.rebuild()
+        with pytest.raises(VoiceUnreadable):
+            cancel(storage.registrar, NAMESPACE, job_id)
+    assert storage.raw.hget(key, "state") in {b"queued", "queued"}
 
 
 def test_housekeeping_does_not_start_it_again(storage: Storage):

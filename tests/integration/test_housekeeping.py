@@ -300,6 +300,29 @@ def _fail() -> list[object]:
     raise Unavailable("gone", retry_after_seconds=1)
 
 
+def test_a_sweep_that_outlives_a_loss_of_redis_answers_no_later_question(
+    registrar: Registrar, housekeeper: Housekeeper, monkeypatch: pytest.MonkeyPatch
+):
+    """Questions are counted anew in the next index, whose second one would pass for answered."""
+    housekeeper.turn()
+    client = registrar.index.ungated
+    for _ in range(2):
+        ask_for_sweep(client)
+
+    def lose_redis(*_: object) -> None:
+        client.flushall()
+        Housekeeper(registrar, HousekeepingSettings()).rebuild()
+
+    with monkeypatch.context() as losing:
+        losing.setattr(housekeeper, "_forget_jobs", lose_redis)
+        housekeeper.sweep()
+    for _ in range(2):
+        ask_for_sweep(client)
+    assert housekeeper._sweep_is_due()
+    housekeeper.sweep()
+    assert not housekeeper._sweep_is_due()
+
+
 def test_a_process_that_is_told_to_stop_leaves_its_sweep_to_others(
     registrar: Registrar, housekeeper: Housekeeper, monkeypatch: pytest.MonkeyPatch
 ):
