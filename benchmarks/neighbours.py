@@ -9,6 +9,7 @@ fourth's many voices and versions are written into the index alone, which is wha
 """
 
 import asyncio
+import itertools
 import os
 import random
 import re
@@ -48,6 +49,11 @@ ONLY = os.environ.get("NEIGHBOURS_ONLY", "")
 """Of the bad things, those with this in the name of their method (`THINGS`)."""
 MANY_VERSIONS = 1000
 TEXT = "word " * 800
+LONG_TEXTS = {
+    "ref_text": "\N{STUDIO MICROPHONE}" * 8000,
+    "speaker_description": "\N{STUDIO MICROPHONE}" * 7000,
+}
+"""60 KB in UTF-8: nearly the longest that there may be."""
 GOAL_RATIO = 3.0
 VOICES = 5
 BAD = "bad"
@@ -94,6 +100,7 @@ class Fourth:
 
     client: httpx.AsyncClient
     statuses: "Counter[int]" = field(default_factory=Counter)
+    _started: int = field(default_factory=time.time_ns)
 
     async def versions(self) -> None:
         path = "/v1/voices/many"
@@ -112,6 +119,18 @@ class Fourth:
 
     async def forced(self) -> None:
         await self._again(8, "POST", "/v1/audio/voices/clip/cache?force=true&wait=0")
+
+    async def registers(self) -> None:
+        """Half of the callers make versions of one voice, the others a new voice with each request."""
+
+        async def caller(number: int) -> None:
+            for made in itertools.count():
+                fields = {"name": "texts" if number % 2 else f"texts-{number}-{self._started}-{made}"}
+                fields |= {"consent": f"cons_{number}_{self._started}_{made}", **LONG_TEXTS}  # always another
+                files = {"audio_sample": ("clip", CLIP)}
+                await self._ask("POST", "/v1/audio/voices", data=fields, files=files)
+
+        await asyncio.gather(*(caller(number) for number in range(8)))
 
     async def endless_uploads(self) -> None:
         async def trickle() -> Any:
@@ -150,6 +169,7 @@ THINGS = {
     "600 long polls for what nobody makes": "long_polls",
     "forced extractions, 8 callers": "forced",
     "200 uploads that never end": "endless_uploads",
+    "uploads with 60 KB of texts, to one voice and to new ones, 8 callers": "registers",
 }
 
 
@@ -320,7 +340,7 @@ class Phases:
 HEAD = (
     "| what the fourth tenant does | others alone: median ms | p99 ms | meanwhile: served/s | median ms "
     "| p99 ms | x alone | failed | the fourth asks for a 204: p99 ms | x alone | the fourth: served/s "
-    "| 429/s | 5xx/s | API, at most: alone MiB | meanwhile |\n" + 15 * "|---" + "|"
+    "| 400, 429/s | 5xx/s | API, at most: alone MiB | meanwhile |\n" + 15 * "|---" + "|"
 )
 
 
@@ -345,9 +365,11 @@ def _median(seen: Seen) -> float:
 
 
 def _rates(seen: Seen) -> Iterator[float]:
-    """Of the fourth's answers: what was served, 429, 5xx."""
+    """Of the fourth's answers: what was served; what a limit refused (400: the upload goes beyond a quota);
+    5xx.
+    """
     seconds = ROUNDS * (_BEGINS_SECONDS + SECONDS + _ENDS_SECONDS)
-    for served in (SERVED, (429,), range(500, 600)):
+    for served in (SERVED, (400, 429), range(500, 600)):
         yield sum(many for status, many in seen.bad.items() if status in served) / seconds
 
 
