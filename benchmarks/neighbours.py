@@ -305,33 +305,40 @@ class Seen:
         return len(self.served) == len(self.answers) + self.unsent and self.p99 <= GOAL_RATIO * alone.p99
 
 
+class PeakMemory:
+    """The most memory that a process had resident since it was last forgotten, as the kernel tells it."""
+
+    def __init__(self, child: Child) -> None:
+        self._process = Path(f"/proc/{child.pid}")
+
+    def forget(self) -> None:
+        (self._process / "clear_refs").write_text("5")
+
+    def mib(self) -> float:
+        (told,) = re.findall(r"VmHWM:\s+(\d+) kB", (self._process / "status").read_text())
+        return int(told) / 1024
+
+
 class Phases:
     """Runs them, with a process for the others and one for the fourth."""
 
     def __init__(
         self, api: Child, url: str, trivial: str, keys: Mapping[str, str], pool: ProcessPoolExecutor
     ) -> None:
-        self._process = Path(f"/proc/{api.pid}")
+        self._memory = PeakMemory(api)
         self._url, self._trivial, self._keys, self._pool = url, trivial, keys, pool
 
     def alone(self, into: Seen) -> None:
-        self._forget_peak()
-        into.add(self._others(), Counter(), self._peak_mib())
+        self._memory.forget()
+        into.add(self._others(), Counter(), self._memory.mib())
 
     def beside(self, what: str, into: Seen, *, trivial: bool = False) -> None:
-        self._forget_peak()
+        self._memory.forget()
         url = self._trivial if trivial else self._url
         bad = self._pool.submit(misbehave, url, self._keys[BAD], what)
         time.sleep(_BEGINS_SECONDS)  # until it is at it
         load = self._others()
-        into.add(load, bad.result(), self._peak_mib())
-
-    def _forget_peak(self) -> None:
-        (self._process / "clear_refs").write_text("5")
-
-    def _peak_mib(self) -> float:
-        (told,) = re.findall(r"VmHWM:\s+(\d+) kB", (self._process / "status").read_text())
-        return int(told) / 1024
+        into.add(load, bad.result(), self._memory.mib())
 
     def _others(self) -> Load:
         return self._pool.submit(others, self._url, self._keys).result()
