@@ -43,15 +43,15 @@ def main() -> bool:
             empty = _bytes(redis)
             register_voices(registrar, VOICES)
             with_queue = _bytes(redis)
-            _delete(redis, "rq:*")
+            _delete(redis, "rq:*", "sr:place:*", "sr:answered:*")
             with_job = _bytes(redis)
-            _delete(redis, "sr:job:*", "sr:jobs:*", "sr:place:*", "sr:events", "sr:dirty")
+            _delete(redis, "sr:job:*", "sr:jobs:*", "sr:events", "sr:dirty")
             alone = _bytes(redis)
     print("| KiB for a voice | |\n|---|---|")
     for figure, what in (
         (alone, "itself, with its version and artifact"),
         (with_job, "with the record of its job, kept for 30 days"),
-        (with_queue, "with its place in the queue, while it waits"),
+        (with_queue, "with its place in the queue, and what tells its upload if it is repeated soon"),
     ):
         print(f"| {(figure - empty) / VOICES / 1024:.1f} | {what} |")
     return True
