@@ -35,9 +35,11 @@ class Attempt:
     """Seconds of the world's time."""
     stored: bool = False
     """Of a delete: its tombstone was on its way to the bucket, whether or not it came there."""
+    landed: int = 0
+    """Of a delete that failed: when its tombstone came to the bucket all the same."""
 
     def over_by(self, moment: int) -> bool:
-        return self.ended is not None and self.ended < moment
+        return self.ended is not None and max(self.ended, self.landed) < moment
 
     def came_to_nothing_by(self, seconds: float) -> bool:
         """Whether this is a delete that ended before it stored anything, and so long ago that everybody knows

@@ -26,6 +26,7 @@ from services.shared.store import (
 from speaker_registry.errors import Unavailable
 from tests.simulation.scheduler import Killed, current, pause
 
+LATE = "landed late: "
 SIGNED_SECONDS = 900.0
 
 Found = TypeVar("Found")
@@ -255,7 +256,7 @@ class ModelledStore:
 
     def _land_late(self, what: str, land: Callable[[], Any], signed_at: float) -> None:
         left = max(0.0, signed_at + SIGNED_SECONDS - self._nature.time)
-        self._nature.later(self._nature.within(0, left), f"landed late: {what}", land)
+        self._nature.later(self._nature.within(0, left), f"{LATE}{what}", land)
 
     def _failure(self, how: str) -> Unavailable:
         self._nature.note(f"   store fails: {how}")

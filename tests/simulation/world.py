@@ -15,12 +15,12 @@ from services.shared.facts import SpeakerId, VersionKey, parse_key
 from services.shared.index import EVENTS
 from services.shared.settings import HousekeepingSettings, RegistrySettings
 from tests.simulation import scheduler
-from tests.simulation.ledger import Ledger, Violation
+from tests.simulation.ledger import Attempt, Ledger, Violation
 from tests.simulation.process import PROFILES, Parts, Process
 from tests.simulation.queue import ModelledQueue, QueuedJob
 from tests.simulation.scheduler import Actor
 from tests.simulation.server import Server, disconnect
-from tests.simulation.store import ModelledStore, PerfectStore
+from tests.simulation.store import LATE, ModelledStore, PerfectStore
 from tests.simulation.weather import CALM, Weather
 
 FINISHED = {b"succeeded", b"failed", b"canceled", b"superseded"}
@@ -59,6 +59,8 @@ class World:
         self.processes: dict[str, Process] = {}
         self._coming: list[tuple[float, int, str, Callable[[], None]]] = []
         self._kept_queue: dict[str, QueuedJob] = {}
+        self._tombstones: dict[str, Attempt] = {}
+        """By what is done to the store: whose delete it is of."""
         self._claims: dict[tuple[str, str, str], tuple[int, str]] = {}
         self.told: dict[str, list[Process]] = {}
         """Id of a job -> processes that were there when it was claimed."""
@@ -107,6 +109,8 @@ class World:
             self.time, _, what, do = heapq.heappop(self._coming)
             self.note(what)
             do()
+            if attempt := self._tombstones.get(what.removeprefix(LATE)):
+                attempt.landed = self.moment
         self.time = until
 
     @property
@@ -222,6 +226,7 @@ class World:
             case TombstoneFact():
                 if (actor := scheduler.current()) and actor.attempt:
                     actor.attempt.stored = True
+                    self._tombstones[f"put {key}"] = actor.attempt
             case VoidFact():
                 self._check_lost(key.rpartition("/")[0])
 
