@@ -115,6 +115,8 @@ class History:
         if world.happens("redis_is_replaced"):
             world.replace_server(roll_back=world.random.random() < 0.5)
             self._slow_down_uploads()
+        if world.takes_writes and world.happens("redis_takes_no_writes"):
+            world.refuse_writes()
         if world.happens("somebody_litters"):
             world.litter.add(litter(world.random, world.truth))
         if world.happens("object_is_cursed"):

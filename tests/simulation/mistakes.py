@@ -257,7 +257,7 @@ MISTAKES = {
         replaced={"services.shared.housekeeping.unreachable": spare_strangers},
     ),
     "the smallest marker names the bucket": Mistake(
-        r"the bucket was \w+ and is \w+",
+        r"the bucket was \S+ and is \S+",
         replaced={"tests.simulation.process.bucket_identity": the_smallest_marker},
     ),
     "one unreadable object is taken for an outage": Mistake(
@@ -350,6 +350,11 @@ MISTAKES = {
         r"still counts as on its way",
         Parts(index=rewritten("tell", "if deleting > 0 and since", "if false and since")),
         odds={"process_dies": 0.03},
+    ),
+    "a server that takes no writes is taken for a fault of ours": Mistake(
+        r"raised .*(OutOfMemory|ReadOnly)Error",
+        replaced={"services.shared.redis_access._MESSAGES": {}},
+        odds={"redis_takes_no_writes": 0.02},
     ),
     "times of creation follow the clock": Mistake(
         r"are out of order",

@@ -53,6 +53,8 @@ class Surroundings(Nature, Protocol):
     store: ModelledStore
     queue: ModelledQueue
     server: Server
+    takes_writes: bool
+    """Redis does."""
 
     def random_bits(self, count: int) -> int: ...
     def sleep(self, seconds: float) -> None: ...
@@ -219,8 +221,13 @@ class Process:
         )
 
     def _call_queue(self, what: str, do: Callable[[], Any], *, repeatable: bool = False) -> Any:
+        def ask() -> Any:
+            if not repeatable and not self.world.takes_writes:
+                raise redis.exceptions.OutOfMemoryError
+            return do()
+
         with unavailable_without_redis():
-            return self._call(what, do, repeatable=repeatable)
+            return self._call(what, ask, repeatable=repeatable)
 
     # -- what leaves the process towards Redis
 

@@ -31,7 +31,13 @@ class Server(Protocol):
         """Take the snapshot that a later roll-back goes to."""
 
     def replace(self, *, roll_back: bool) -> None:
-        """Another server from here on."""
+        """Another server from here on. It takes writes."""
+
+    def refuse_writes(self, *, as_replica: bool) -> None:
+        """As a replica, or because its memory is full."""
+
+    def take_writes(self) -> None:
+        """Again."""
 
 
 class ModelledServer:
@@ -40,6 +46,7 @@ class ModelledServer:
     def __init__(self, url: str) -> None:
         self.url = url
         self.raw = redis.Redis.from_url(url)
+        self.take_writes()
         self.raw.flushall()
         self.raw.script_flush("SYNC")
         self._run = 1
@@ -56,7 +63,18 @@ class ModelledServer:
             pipeline.dump(key)
         self._snapshot = dict(zip(keys, pipeline.execute(), strict=True))
 
+    def refuse_writes(self, *, as_replica: bool) -> None:
+        if as_replica:
+            self.raw.replicaof("127.0.0.1", 1)  # where nobody is: the data stays what it was
+        else:
+            self.raw.config_set("maxmemory", 1)
+
+    def take_writes(self) -> None:
+        self.raw.replicaof("NO", "ONE")
+        self.raw.config_set("maxmemory", 0)
+
     def replace(self, *, roll_back: bool) -> None:
+        self.take_writes()
         self._run += 1
         pipeline = self.raw.pipeline(transaction=False)
         pipeline.flushall()
@@ -84,6 +102,13 @@ class RestartedServer:
         shutil.rmtree(self._copy, ignore_errors=True)
         shutil.copytree(self._log, self._copy)
         self._remembers = True
+
+    def refuse_writes(self, *, as_replica: bool) -> None:
+        """Whose memory is full. A replica draws another id when it stops being one, which is a loss."""
+        self.raw.config_set("maxmemory", 1)
+
+    def take_writes(self) -> None:
+        self.raw.config_set("maxmemory", 0)
 
     def replace(self, *, roll_back: bool) -> None:
         self._valkey.kill()

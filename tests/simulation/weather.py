@@ -33,6 +33,8 @@ class Weather:
     # Per step of the history.
     process_dies: float = 0.01
     redis_is_replaced: float = 0.003
+    redis_takes_no_writes: float = 0.0
+    """Its memory is full, or it is a replica now, for up to a minute. Only in histories that ask for it."""
     actor_hangs: float = 0.01
     object_is_cursed: float = 0.003
     """An object cannot be read any more, by nobody, until the world comes to rest."""
@@ -47,7 +49,8 @@ class Weather:
         `known`: odds that are not drawn.
         """
         usual = cls()
-        drawn = {field.name: getattr(usual, field.name) * random.randrange(3) for field in fields(cls)}
+        odds = {field.name: getattr(usual, field.name) for field in fields(cls)}
+        drawn = {name: one * random.randrange(3) for name, one in odds.items() if one}
         return replace(usual, **{**drawn, **known})
 
 

@@ -54,6 +54,8 @@ class World:
         """Keys of objects that are none of ours."""
         self.queue = ModelledQueue()
         self.creates_only = self.random.random() < 0.5
+        self.takes_writes = True
+        """Redis does."""
         self._identity = ""
         self.actors: list[Actor] = []
         self.processes: dict[str, Process] = {}
@@ -180,19 +182,38 @@ class World:
         self._run += 1
         self.note("redis rolled back" if roll_back else "redis emptied")
         self.server.replace(roll_back=roll_back)
+        self.takes_writes = True
         self._last_told = "0-0"
         self.queue.jobs = ModelledQueue(self._kept_queue).snapshot() if roll_back else {}
         for process in self.processes.values():
             if process.up:
                 disconnect(process.index)
 
+    def refuse_writes(self) -> None:
+        """Redis takes none for up to a minute. It may be replaced meanwhile."""
+        run, as_replica = self._run, self.random.random() < 0.5
+        self.note("redis takes no writes")
+        self.server.refuse_writes(as_replica=as_replica)
+        self.takes_writes = False
+
+        def end() -> None:
+            if run == self._run:
+                self.server.take_writes()
+                self.takes_writes = True
+
+        self.later(self.within(1, 60), "redis takes writes again", end)
+
     def hold_lock(self, key: str, seconds: float) -> None:
         """A lock's time to live is in the world's time."""
         until = self._locks[key] = self.time + seconds
 
         def expire() -> None:
-            if self._locks[key] == until:
+            if self._locks[key] != until:
+                return
+            if self.takes_writes:
                 self.server.raw.delete(key)
+            else:
+                self.later(5, f"expires: {key}", expire)
 
         self.later(seconds, f"expires unless kept: {key}", expire)
 
