@@ -6,19 +6,16 @@ The many are written into the index alone, which is what requests read, by `neig
 """
 
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 
 import httpx
 
-from benchmarks.neighbours import BAD, MANY_VERSIONS, MANY_VOICES, PeakMemory, prepare
-from services.shared.api_keys import new_token
-from tests.processes import PROFILE, RegistryProcesses
+from benchmarks.neighbours import BAD, MANY_VERSIONS, MANY_VOICES, PeakMemory, tenants
+from tests.processes import PROFILE
 
 TIMES = 30
 FEW_TIMES = 5
@@ -106,17 +103,8 @@ def table(found: Sequence[tuple[Asked, Seen]]) -> str:
 
 def main() -> bool:
     """Print the table. There is no goal."""
-    bootstrap = str(new_token())
-    environment = {
-        "SPEAKER_MAX_UPLOADED": "1000000",
-        "SPEAKER_AUTH_BOOTSTRAP_KEY": bootstrap,
-        "SPEAKER_LOG_LEVEL": "WARNING",
-    }
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        RegistryProcesses(Path(folder), environment=environment) as registry,
-    ):
-        head = {"Authorization": f"Bearer {prepare(registry, bootstrap)[BAD]}"}
+    with tenants() as (registry, keys):
+        head = {"Authorization": f"Bearer {keys[BAD]}"}
         memory = PeakMemory(registry.apis[0])
         with httpx.Client(base_url=registry.urls[0], headers=head, timeout=60) as client:
             print(table([(asked, seen(client, memory, asked)) for asked in everything()]))

@@ -228,6 +228,22 @@ def trivial_server() -> Iterator[str]:
 # -- what there is
 
 
+@contextmanager
+def tenants() -> Iterator[tuple[RegistryProcesses, dict[str, str]]]:
+    """A registry with all that the four have, and the key of each."""
+    bootstrap = str(new_token())
+    environment = {
+        "SPEAKER_MAX_UPLOADED": "1000000",
+        "SPEAKER_AUTH_BOOTSTRAP_KEY": bootstrap,
+        "SPEAKER_LOG_LEVEL": "WARNING",
+    }
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        RegistryProcesses(Path(folder), environment=environment) as registry,
+    ):
+        yield registry, prepare(registry, bootstrap)
+
+
 def prepare(registry: RegistryProcesses, bootstrap: str) -> dict[str, str]:
     """Keys, and a few voices with artifacts for each tenant; and the many of the fourth."""
     keys = {}
@@ -385,19 +401,12 @@ def main() -> bool:
     things = {name: what for name, what in THINGS.items() if ONLY in what}
     if not things:
         raise SystemExit(f"NEIGHBOURS_ONLY is {ONLY!r}; accepted: a part of {', '.join(THINGS.values())}.")
-    bootstrap = str(new_token())
-    environment = {
-        "SPEAKER_MAX_UPLOADED": "1000000",
-        "SPEAKER_AUTH_BOOTSTRAP_KEY": bootstrap,
-        "SPEAKER_LOG_LEVEL": "WARNING",
-    }
     with (
-        tempfile.TemporaryDirectory() as folder,
-        RegistryProcesses(Path(folder), environment=environment) as registry,
+        tenants() as (registry, keys),
         trivial_server() as trivial,
         ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool,
     ):
-        phases = Phases(registry.apis[0], registry.urls[0], trivial, prepare(registry, bootstrap), pool)
+        phases = Phases(registry.apis[0], registry.urls[0], trivial, keys, pool)
         phases.alone(Seen())  # warm
         seen = {name: (Seen(), Seen(), Seen()) for name in things}
         for _ in range(ROUNDS):

@@ -88,6 +88,11 @@ class ClipRecord(Record):
     """Of the decoded mono rendition, which is what extractors read."""
 
 
+def utf8_bytes(*texts: str | None) -> int:
+    """How many bytes several texts take together."""
+    return sum(len(text.encode()) for text in texts if text)
+
+
 class VersionRecord(Record):
     """One source of a speaker: the JSON of a version fact. Never edited."""
 
@@ -122,8 +127,7 @@ class VersionRecord(Record):
     @property
     def text_bytes(self) -> int:
         """What counts against the quota of texts."""
-        texts = (self.name, self.consent, self.ref_text, self.description)
-        return sum(len(text.encode()) for text in texts if text)
+        return utf8_bytes(self.name, self.consent, self.ref_text, self.description)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from services.shared.domain import (
     SpeakerVersion,
     VersionRecord,
     given_key,
+    utf8_bytes,
 )
 from services.shared.facts import SpeakerId
 from services.shared.gate import GateClosed
@@ -246,8 +247,7 @@ class _Registration:
             source_bytes: of the clip or embedding. The texts count too, since Redis holds them.
         """
         settings, upload = self._registrar.settings, self._upload
-        texts = (upload.name.name, upload.consent, upload.ref_text, upload.description)
-        text_bytes = sum(len(text.encode()) for text in texts if text)
+        text_bytes = utf8_bytes(upload.name.name, upload.consent, upload.ref_text, upload.description)
         bytes_to_store = source_bytes + text_bytes
         try:
             place = self._reserve(bytes_to_store, text_bytes)
