@@ -136,8 +136,8 @@ def test_what_becomes_full_refuses_uploads_and_serves_what_it_has(tmp_path: Path
             assert [one["key"] for one in client.get("/v1/voices").json()["data"]] == ["kept"]
             filler.unlink()
             wait_until(lambda: upload(client, "refused").status_code == 200)
-        os.killpg(run.process.pid, signal.SIGINT)
-        run.process.wait(START_SECONDS)
+        run.family()[0].send_signal(signal.SIGTERM)
+        assert run.ended() == 0
     assert "No space left on device" in run.text
     assert "Traceback" not in run.text
 
