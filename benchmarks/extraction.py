@@ -21,8 +21,8 @@ from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from benchmarks.encoder_timing import MARK, Load
-from services.extractor_worker.catalogue import BUILT_IN as EXTRACTORS
-from services.shared.profiles import BUILT_IN
+from services.extractor_worker.engines.catalogue import BUILT_IN as EXTRACTORS
+from services.shared.model.profiles import BUILT_IN
 
 ROOT = Path(__file__).parents[1]
 SEED = 1

@@ -31,9 +31,9 @@ from benchmarks.http_load import Answer, Ask, Load, stream
 from benchmarks.overload import SERVED, _p99
 from benchmarks.upload_to_ready import BOUNDARY, form
 from services.embedded.children import Child
-from services.shared.api_keys import new_token
-from services.shared.facts import SpeakerId
-from services.shared.registrar import Registrar
+from services.shared.bucket.facts import SpeakerId
+from services.shared.keys.api_keys import new_token
+from services.shared.registry.registrar import Registrar
 from speaker_registry.names import SpeakerName
 from tests.processes import PROFILE, RegistryProcesses, free_port
 from tests.unit.audio import clips

@@ -15,15 +15,15 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.encoder_timing import Load, Samples, measure, report
-from services.extractor_worker.catalogue import load_extractor
-from services.extractor_worker.extraction import Extraction, Station
-from services.extractor_worker.extractor import Extractor
-from services.extractor_worker.host_memory import keep_freed_memory
-from services.extractor_worker.torch_extractor import Loading
-from services.extractor_worker.weights import UntrainedWeights
+from services.extractor_worker.device.host_memory import keep_freed_memory
+from services.extractor_worker.engines.catalogue import load_extractor
+from services.extractor_worker.pipeline.extraction import Extraction, Station
+from services.extractor_worker.pipeline.extractor import Extractor
+from services.extractor_worker.pipeline.torch_extractor import Loading
+from services.extractor_worker.weights.loading import UntrainedWeights
 from services.shared.audio import ReferenceAudio
-from services.shared.profiles import BUILT_IN
-from services.shared.settings import ExtractorSettings, WorkerSettings
+from services.shared.configuration.settings import ExtractorSettings, WorkerSettings
+from services.shared.model.profiles import BUILT_IN
 
 
 @dataclass(frozen=True)

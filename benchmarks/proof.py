@@ -21,15 +21,15 @@ from structlog.testing import capture_logs
 
 from benchmarks.encoder_timing import forget_peak, peak_mib, report, seconds_of
 from benchmarks.extraction import child
-from services.extractor_worker.catalogue import BUILT_IN as EXTRACTORS
-from services.extractor_worker.catalogue import load_extractor
-from services.extractor_worker.extractor import Dtype, Extractor
-from services.extractor_worker.host_memory import keep_freed_memory
-from services.extractor_worker.machine import machine_facts
-from services.extractor_worker.proof import KeptProofs, prove_once
-from services.extractor_worker.torch_extractor import Loading, Shelf
-from services.extractor_worker.weights import UntrainedWeights
-from services.shared.profiles import BUILT_IN
+from services.extractor_worker.device.host_memory import keep_freed_memory
+from services.extractor_worker.device.machine import machine_facts
+from services.extractor_worker.engines.catalogue import BUILT_IN as EXTRACTORS
+from services.extractor_worker.engines.catalogue import load_extractor
+from services.extractor_worker.pipeline.extractor import Dtype, Extractor
+from services.extractor_worker.pipeline.proof import KeptProofs, prove_once
+from services.extractor_worker.pipeline.torch_extractor import Loading, Shelf
+from services.extractor_worker.weights.loading import UntrainedWeights
+from services.shared.model.profiles import BUILT_IN
 
 PROFILES = os.environ.get("PROOF_PROFILES", ",".join(EXTRACTORS))
 DEVICE = os.environ.get("PROOF_DEVICE", "cpu")

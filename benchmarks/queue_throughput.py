@@ -18,10 +18,10 @@ from redis import Redis
 from rq import Queue, SimpleWorker
 from rq.serializers import JSONSerializer
 
-from services.extractor_worker.batch_worker import BatchWorker
-from services.shared.queue import SafeJob, SafeQueue
-from services.shared.settings import WorkerSettings
-from services.shared.valkey import ValkeyServer
+from services.embedded.valkey import ValkeyServer
+from services.extractor_worker.jobs.batch_worker import BatchWorker
+from services.shared.configuration.settings import WorkerSettings
+from services.shared.queue.rq_jobs import SafeJob, SafeQueue
 
 QUEUE = "extract.benchmark"
 FUNCTION = "benchmarks.queue_throughput.no_op"
@@ -43,7 +43,7 @@ def no_ops(jobs: Sequence[SafeJob]) -> list[None]:
 
 
 def fill(client: Redis) -> None:
-    """As many jobs as `services.shared.queue.enqueue` would make, by the faster call, of four tenants."""
+    """As many jobs as `services.shared.queue` would make, by the faster call, of four tenants."""
     client.flushall()
     jobs = [
         Queue.prepare_data(FUNCTION, kwargs={"n": n}, job_id=f"job-{n}", timeout=120, result_ttl=300)

@@ -20,10 +20,10 @@ from redis import Redis
 
 from benchmarks.queue_throughput import jobs_per_second, simple_worker
 from benchmarks.upload_to_ready import BOUNDARY, CLIP, Caller, form
-from services.shared.domain import ArtifactRecord, VersionRecord
-from services.shared.facts import SpeakerId
-from services.shared.index import COMPLETE
-from services.shared.valkey import ValkeyServer
+from services.embedded.valkey import ValkeyServer
+from services.shared.bucket.facts import SpeakerId
+from services.shared.index.speaker_index import COMPLETE
+from services.shared.model.domain import ArtifactRecord, VersionRecord
 from tests.processes import RegistryProcesses
 
 VOICES = int(os.environ.get("REBUILD_VOICES", "20000"))

@@ -10,15 +10,15 @@ from pathlib import Path
 import numpy as np
 from redis import Redis
 
+from services.embedded.valkey import ValkeyServer
+from services.registry_api.maintenance.housekeeping import Housekeeper
+from services.registry_api.operations.registration import Upload, register_clip
 from services.shared.audio import DecodedClip, ReferenceAudio
-from services.shared.clock import Clock
-from services.shared.housekeeping import Housekeeper
-from services.shared.logs import configure_logs
-from services.shared.opening import registrar_over
-from services.shared.registrar import Registrar
-from services.shared.registration import Upload, register_clip
-from services.shared.settings import HousekeepingSettings, RegistrySettings
-from services.shared.valkey import ValkeyServer
+from services.shared.configuration.settings import HousekeepingSettings, RegistrySettings
+from services.shared.model.clock import Clock
+from services.shared.registry.opening import registrar_over
+from services.shared.registry.registrar import Registrar
+from services.shared.telemetry.logs import configure_logs
 from speaker_registry.names import parse_speaker_name
 from tests.integration.api.worker import StandIn
 from tests.simulation.store import PerfectStore

@@ -12,11 +12,11 @@ from fastapi import FastAPI
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from starlette.types import ASGIApp, Message, Scope
 
-from services.registry_api.limits import RequestIds
-from services.registry_api.signals import RequestSignals
-from services.shared import tracing
-from services.shared.logs import configure_logs
-from services.shared.open_telemetry import OpenTelemetry
+from services.registry_api.protocol.signals import RequestSignals
+from services.registry_api.serving.limits import RequestIds
+from services.shared.telemetry import tracing
+from services.shared.telemetry.logs import configure_logs
+from services.shared.telemetry.open_telemetry import OpenTelemetry
 
 REQUESTS = 1000
 ROUNDS = 15

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from services.shared.durable_folder import DurableFolder
+from services.shared.bucket.durable_folder import DurableFolder
 from tests.processes import PROFILE, RegistryProcesses
 
 CLIP = Path(__file__).parents[1] / "examples" / "clips" / "wren.flac"

@@ -15,13 +15,13 @@ import torch
 from benchmarks.encoder_timing import Load, report, seconds_of
 from benchmarks.extraction import child
 from benchmarks.own_encoders import extract
-from services.extractor_worker.catalogue import load_extractor
-from services.extractor_worker.host_memory import keep_freed_memory
+from services.extractor_worker.device.host_memory import keep_freed_memory
+from services.extractor_worker.engines.catalogue import load_extractor
+from services.extractor_worker.pipeline.torch_extractor import Loading
 from services.extractor_worker.process import warm_up
-from services.extractor_worker.torch_extractor import Loading
-from services.extractor_worker.weights import UntrainedWeights
+from services.extractor_worker.weights.loading import UntrainedWeights
 from services.shared.audio import ReferenceAudio
-from services.shared.profiles import BUILT_IN
+from services.shared.model.profiles import BUILT_IN
 
 PROFILES = os.environ.get("WARM_UP_PROFILES", "qwen3-tts-0.6b,ecapa-voxceleb,speechtokenizer,cosyvoice3-0.5b")
 DEVICE = os.environ.get("WARM_UP_DEVICE", "cpu")

@@ -1,4 +1,4 @@
-"""Every error of the registry, on both sides of the wire. Knows no HTTP: `services.registry_api.problems`
+"""Every error of the registry, on both sides of the wire. Knows no HTTP: `problems` in the API
 maps these classes to status codes, and the SDK raises the same class again from the `code` it reads.
 
 SpeakerRegistryError

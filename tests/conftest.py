@@ -10,7 +10,7 @@ import structlog
 from hypothesis import HealthCheck, settings
 from redis import Redis
 
-from services.shared.valkey import ValkeyServer
+from services.embedded.valkey import ValkeyServer
 
 HERE = Path(__file__).parent
 

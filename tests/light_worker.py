@@ -19,13 +19,13 @@ from pathlib import Path
 
 import numpy as np
 
-from services.extractor_worker.extractor import DeviceLost
+from services.extractor_worker.pipeline.extractor import DeviceLost
 from services.extractor_worker.process import WorkerProcess
 from services.shared.audio import ReferenceAudio
-from services.shared.fingerprint import Fingerprint
-from services.shared.logs import configure_logs
-from services.shared.profiles import Profile
-from services.shared.settings import ExtractorSettings, LogSettings
+from services.shared.configuration.settings import ExtractorSettings, LogSettings
+from services.shared.model.fingerprint import Fingerprint
+from services.shared.model.profiles import Profile
+from services.shared.telemetry.logs import configure_logs
 from speaker_registry.artifact import ComputedOn, TensorSpec
 from speaker_registry.errors import EncoderUnproven, InvalidAudio, WeightsMissing
 

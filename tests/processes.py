@@ -15,10 +15,10 @@ import httpx
 import redis
 
 from services.embedded.children import Child
-from services.shared.opening import open_registrar
-from services.shared.registrar import Registrar
-from services.shared.settings import RegistrySettings, StoreSettings
-from services.shared.valkey import ValkeyServer
+from services.embedded.valkey import ValkeyServer
+from services.shared.configuration.settings import RegistrySettings, StoreSettings
+from services.shared.registry.opening import open_registrar
+from services.shared.registry.registrar import Registrar
 from tests.queue_workers import START_SECONDS, wait_until
 
 PROFILE = "qwen3-tts-0.6b"

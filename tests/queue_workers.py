@@ -16,10 +16,10 @@ from typing import Any
 
 from redis import Redis
 
-from services.extractor_worker import heartbeat
-from services.extractor_worker.batch_worker import BatchWorker
-from services.shared.queue import SafeJob, SafeQueue, enqueue, status_of
-from services.shared.settings import WorkerSettings
+from services.extractor_worker.jobs import heartbeat
+from services.extractor_worker.jobs.batch_worker import BatchWorker
+from services.shared.configuration.settings import WorkerSettings
+from services.shared.queue.rq_jobs import SafeJob, SafeQueue, enqueue, status_of
 
 FUNCTION = "act"
 QUICK: dict[str, Any] = {

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from services.shared.metrics import REGISTRY
+from services.shared.telemetry.metrics import REGISTRY
 
 PROMETHEUS_SECONDS = 10
 """How long a scrape may take; Prometheus' own default."""

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 from hypothesis import strategies as st
 
-from services.shared.domain import (
+from services.shared.model.domain import (
     AUTOMATIC,
     AliasFact,
     ArtifactFact,

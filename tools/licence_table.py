@@ -1,9 +1,9 @@
-"""Print the README's table of the weights' licences, made from services/shared/weights.yaml.
+"""Print the README's table of the weights' licences, made from services/shared/model/weights.yaml.
 
 .venv/bin/python -m tools.licence_table
 """
 
-from services.shared.published_weights import published_weights
+from services.shared.model.published_weights import published_weights
 
 
 def table() -> str:

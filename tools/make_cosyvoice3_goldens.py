@@ -38,7 +38,7 @@ from torchaudio.compliance import kaldi
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
-from services.extractor_worker.campplus_untrained import CamPlusPlusConfig, untrained_campplus  # noqa: E402
+from services.extractor_worker.models.campplus_untrained import CamPlusPlusConfig, untrained_campplus  # noqa: E402
 from tests.unit.extractors import signals  # noqa: E402 — a script has no package to be imported from
 from tests.unit.extractors.campplus_oracle import Oracle  # noqa: E402
 from tools.truth import float64, golden, recorded, replaced, some_frames  # noqa: E402

@@ -1,9 +1,9 @@
-"""Print the README's table of profiles, made from services/shared/profiles.py.
+"""Print the README's table of profiles, made from services/shared/model/profiles.py.
 
 .venv/bin/python -m tools.profiles_table
 """
 
-from services.shared.profiles import BUILT_IN, Profile
+from services.shared.model.profiles import BUILT_IN, Profile
 
 
 def table() -> str:

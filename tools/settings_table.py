@@ -16,7 +16,7 @@ from pydantic_core import PydanticUndefined
 from pydantic_settings import BaseSettings
 
 from services.embedded import settings as embedded
-from services.shared import settings as shared
+from services.shared.configuration import settings as shared
 
 
 def table() -> str:

@@ -1,7 +1,7 @@
 """The profile `loudness`: what its artifact holds. API processes read this, so it imports no torch."""
 
-from services.shared.profiles import Profile
-from services.shared.published_weights import PublishedWeights
+from services.shared.model.profiles import Profile
+from services.shared.model.published_weights import PublishedWeights
 from speaker_registry.artifact import TensorSpec
 
 FRAMES_PER_SECOND = 50

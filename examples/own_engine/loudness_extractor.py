@@ -3,7 +3,7 @@
 from loudness import FRAMES_PER_SECOND
 from torch import Tensor
 
-from services.extractor_worker.torch_extractor import Loading, TorchExtractor
+from services.extractor_worker.pipeline.torch_extractor import Loading, TorchExtractor
 from services.shared.audio import ReferenceAudio
 
 FLOOR = 1e-5

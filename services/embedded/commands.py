@@ -13,9 +13,9 @@ from services.embedded.demo import demo
 from services.embedded.log_lines import coloured, level, readable
 from services.embedded.settings import EmbeddedSettings
 from services.embedded.supervisor import STOP_SECONDS, EmbeddedRegistry, StartFailed
-from services.shared.logs import Lines
-from services.shared.mistyped import warn_of_unknown_variables
-from services.shared.settings import explain
+from services.shared.configuration.mistyped import warn_of_unknown_variables
+from services.shared.configuration.settings import explain
+from services.shared.telemetry.logs import Lines
 
 
 def main(arguments: list[str]) -> int:

@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import Field, StringConstraints, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from services.shared.profiles import ProfileAmbiguous, ProfileCatalogue
+from services.shared.model.profiles import ProfileAmbiguous, ProfileCatalogue
 from speaker_registry.errors import ProfileUnknown
 
 

@@ -24,17 +24,17 @@ from pydantic import ValidationError
 
 from services.embedded.bootstrap_key import bootstrap_key_file
 from services.embedded.children import Child
+from services.embedded.folder_lock import FolderInUseError, only_user_of
 from services.embedded.log_lines import coloured
 from services.embedded.settings import EmbeddedSettings
-from services.shared.folder_lock import FolderInUseError, only_user_of
-from services.shared.settings import AccessSettings, ApiSettings
-from services.shared.valkey import (
+from services.embedded.valkey import (
     LOCK_WAIT_SECONDS,
     MAX_SOCKET_PATH_BYTES,
     DataDirectoryInUseError,
     ValkeyError,
     ValkeyServer,
 )
+from services.shared.configuration.settings import AccessSettings, ApiSettings
 from speaker_registry import RegistryClient, SpeakerRegistryError
 
 log = structlog.get_logger()

@@ -8,7 +8,8 @@ import os
 import sys
 from pathlib import Path
 
-from services.extractor_worker import beat_file, download
+from services.extractor_worker.jobs import beat_file
+from services.extractor_worker.weights import download
 
 
 def main(words: list[str]) -> int:
@@ -33,7 +34,7 @@ def main(words: list[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     """For the help, and to refuse what is none of it. Health checks, which are frequent, do not need it."""
     # They bring Redis and RQ.
-    from services.extractor_worker.heartbeat import EXIT_UNFINISHED  # noqa: PLC0415
+    from services.extractor_worker.jobs.heartbeat import EXIT_UNFINISHED  # noqa: PLC0415
     from services.extractor_worker.process import EXIT_NOTHING_TO_SERVE, EXIT_OUTDATED  # noqa: PLC0415
 
     parser = argparse.ArgumentParser(

@@ -17,21 +17,13 @@ import numpy as np
 import structlog
 from pydantic import ValidationError
 
-from services.extractor_worker.batch_worker import BatchWorker
-from services.extractor_worker.beat_file import write_beat
-from services.extractor_worker.extraction import Extraction, Station
-from services.extractor_worker.extractor import DeviceLost, Extractor
-from services.extractor_worker.heartbeat import EXIT_UNFINISHED
-from services.shared import tracing
-from services.shared.announcements import FailedProof
+from services.extractor_worker.jobs.batch_worker import BatchWorker
+from services.extractor_worker.jobs.beat_file import write_beat
+from services.extractor_worker.jobs.heartbeat import EXIT_UNFINISHED
+from services.extractor_worker.pipeline.extraction import Extraction, Station
+from services.extractor_worker.pipeline.extractor import DeviceLost, Extractor
 from services.shared.audio import AudioDecoder, ReferenceAudio
-from services.shared.dispatch import EXTRACT
-from services.shared.metrics import WORKER_BEAT, listen
-from services.shared.opening import open_queue_connection, open_registrar
-from services.shared.profiles import Profile
-from services.shared.publication import Maker, Publisher
-from services.shared.queue import queue_name
-from services.shared.settings import (
+from services.shared.configuration.settings import (
     LONGEST_CLIP_SECONDS,
     ExtractorSettings,
     MetricsSettings,
@@ -42,6 +34,14 @@ from services.shared.settings import (
     WorkerSettings,
     explain,
 )
+from services.shared.index.announcements import FailedProof
+from services.shared.model.profiles import Profile
+from services.shared.queue.dispatch import EXTRACT
+from services.shared.queue.rq_jobs import queue_name
+from services.shared.registry.opening import open_queue_connection, open_registrar
+from services.shared.registry.publication import Maker, Publisher
+from services.shared.telemetry import tracing
+from services.shared.telemetry.metrics import WORKER_BEAT, listen
 from speaker_registry.errors import (
     CacheUnsupported,
     EncoderUnproven,

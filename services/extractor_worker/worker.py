@@ -7,22 +7,22 @@ import structlog
 import torch
 from pydantic import ValidationError
 
-from services.extractor_worker.catalogue import load_extractor
-from services.extractor_worker.device_memory import show_device_memory
-from services.extractor_worker.extractor import Extractor
-from services.extractor_worker.host_memory import keep_freed_memory
-from services.extractor_worker.machine import machine_facts
+from services.extractor_worker.device.device_memory import show_device_memory
+from services.extractor_worker.device.host_memory import keep_freed_memory
+from services.extractor_worker.device.machine import machine_facts
+from services.extractor_worker.engines.catalogue import load_extractor
+from services.extractor_worker.pipeline.extractor import Extractor
+from services.extractor_worker.pipeline.proof import KeptProofs, prove_once
+from services.extractor_worker.pipeline.torch_extractor import Loading, Shelf
 from services.extractor_worker.process import WorkerProcess
-from services.extractor_worker.proof import KeptProofs, prove_once
-from services.extractor_worker.torch_extractor import Loading, Shelf
-from services.extractor_worker.weights import parse_weights
-from services.shared.logs import configure_logs
-from services.shared.metrics import CannotListen
-from services.shared.mistyped import warn_of_unknown_variables
-from services.shared.profiles import Profile
-from services.shared.settings import ExtractorSettings, LogSettings, explain
-from services.shared.store import StoreUnfit
-from services.shared.tracing import TracesUnavailable
+from services.extractor_worker.weights.loading import parse_weights
+from services.shared.bucket.store import StoreUnfit
+from services.shared.configuration.mistyped import warn_of_unknown_variables
+from services.shared.configuration.settings import ExtractorSettings, LogSettings, explain
+from services.shared.model.profiles import Profile
+from services.shared.telemetry.logs import configure_logs
+from services.shared.telemetry.metrics import CannotListen
+from services.shared.telemetry.tracing import TracesUnavailable
 from speaker_registry.errors import SpeakerRegistryError
 
 log = structlog.get_logger()

@@ -14,23 +14,19 @@ import structlog
 import uvicorn
 from pydantic import ValidationError
 
-from services.registry_api.access import NoWayIn, open_access
+from services.registry_api.access.authentication import NoWayIn, open_access
 from services.registry_api.app import create_app
-from services.registry_api.changes import Changes
-from services.registry_api.open_files import room_for
-from services.registry_api.server import server_config
-from services.registry_api.wiring import Services
-from services.shared import metrics, tracing
-from services.shared.api_keys import new_token
+from services.registry_api.dependencies import Services
+from services.registry_api.maintenance.housekeeping import Housekeeper
+from services.registry_api.maintenance.queue_signals import RedisSignals
+from services.registry_api.operations.followed_jobs import FollowedJobs
+from services.registry_api.serving.changes import Changes
+from services.registry_api.serving.open_files import room_for
+from services.registry_api.serving.server import server_config
 from services.shared.audio import AudioDecoder
-from services.shared.followed_jobs import FollowedJobs
-from services.shared.housekeeping import Housekeeper
-from services.shared.key_file import write_new_key
-from services.shared.logs import configure_logs
-from services.shared.mistyped import warn_of_unknown_variables
-from services.shared.opening import open_queue_connection, open_registrar
-from services.shared.queue_signals import RedisSignals
-from services.shared.settings import (
+from services.shared.bucket.store import StoreUnfit
+from services.shared.configuration.mistyped import warn_of_unknown_variables
+from services.shared.configuration.settings import (
     AccessSettings,
     ApiSettings,
     HousekeepingSettings,
@@ -43,8 +39,12 @@ from services.shared.settings import (
     UploadLimits,
     explain,
 )
-from services.shared.store import StoreUnfit
-from services.shared.tracing import TracesUnavailable
+from services.shared.keys.api_keys import new_token
+from services.shared.keys.key_file import write_new_key
+from services.shared.registry.opening import open_queue_connection, open_registrar
+from services.shared.telemetry import metrics, tracing
+from services.shared.telemetry.logs import configure_logs
+from services.shared.telemetry.tracing import TracesUnavailable
 from speaker_registry.errors import SpeakerRegistryError
 
 log = structlog.get_logger()

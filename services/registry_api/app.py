@@ -12,20 +12,22 @@ from fastapi.routing import APIRoute
 from fastapi_offline import FastAPIOffline
 from starlette.middleware.cors import CORSMiddleware
 
-from services.registry_api import artifacts, clips, compat, examples, health, keys, problems, voices, work
-from services.registry_api.compression import JsonCompression
-from services.registry_api.fair_queue import FairQueue
-from services.registry_api.forms import FORM_BYTES
-from services.registry_api.headers import AnswerHeaders
-from services.registry_api.limits import Pace, RequestIds, RequestLimits
-from services.registry_api.local import LocalOnly
-from services.registry_api.pressure import Pressure
-from services.registry_api.routing import TrailingSlashes
-from services.registry_api.rules import check_rules, tenant_of, without_security
-from services.registry_api.signals import RequestSignals
-from services.registry_api.slots import Slots
-from services.registry_api.wiring import Services
-from services.shared.settings import UploadLimits
+from services.registry_api.access.local import LocalOnly
+from services.registry_api.access.rules import check_rules, tenant_of, without_security
+from services.registry_api.dependencies import Services
+from services.registry_api.protocol import problems
+from services.registry_api.protocol.headers import AnswerHeaders
+from services.registry_api.protocol.routing import TrailingSlashes
+from services.registry_api.protocol.signals import RequestSignals
+from services.registry_api.routes import artifacts, audio_voices, clips, health, jobs, keys, voices
+from services.registry_api.serving.compression import JsonCompression
+from services.registry_api.serving.fair_queue import FairQueue
+from services.registry_api.serving.limits import Pace, RequestIds, RequestLimits
+from services.registry_api.serving.pressure import Pressure
+from services.registry_api.serving.slots import Slots
+from services.registry_api.wire import examples
+from services.registry_api.wire.forms import FORM_BYTES
+from services.shared.configuration.settings import UploadLimits
 from speaker_registry import __version__
 
 _PACE = Pace()
@@ -128,8 +130,8 @@ def _store_slots(many: int) -> Slots:
 
 
 def _add_routes(app: FastAPI, services: Services) -> None:
-    app.include_router(compat.router, responses=examples.REFUSED_COMPATIBLE)
-    for module in (voices, clips, artifacts, work, keys):
+    app.include_router(audio_voices.router, responses=examples.REFUSED_COMPATIBLE)
+    for module in (voices, clips, artifacts, jobs, keys):
         app.include_router(module.router, responses=examples.REFUSED)
     app.include_router(health.router)
     check_rules(app)

@@ -3,7 +3,7 @@
 import http.client
 import sys
 
-from services.shared.settings import ApiSettings
+from services.shared.configuration.settings import ApiSettings
 
 ANSWER_SECONDS = 4.0
 

@@ -18,7 +18,7 @@ import httpx
 import redis
 
 from services.embedded.children import Child
-from services.shared.valkey import find_server_binary
+from services.embedded.valkey import find_server_binary
 from tests.deploy import compose_file
 from tests.deploy.compose_file import ROOT
 from tests.deploy.names_server import NamesServer

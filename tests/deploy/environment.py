@@ -6,7 +6,7 @@ from unittest.mock import patch
 
 from pydantic_settings import BaseSettings
 
-from services.shared import settings
+from services.shared.configuration import settings
 
 CLASSES = [
     cls

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import redis
 
-from services.shared.redis_access import RIGHTS
-from services.shared.valkey import find_server_binary
+from services.embedded.valkey import find_server_binary
+from services.shared.index.redis_access import RIGHTS
 from tests.deploy.compose_file import ROOT
 from tests.deploy.composed import free_ports
 from tests.deploy.manifests import containers, name_of, of_kind

@@ -13,9 +13,9 @@ import yaml
 from jsonschema import Draft202012Validator
 from redis import Redis
 
-from services.registry_api import health
-from services.shared.queue import SafeQueue, queue_name
-from services.shared.sweep import WRONG
+from services.registry_api.maintenance.sweep import WRONG
+from services.registry_api.routes import health
+from services.shared.queue.rq_jobs import SafeQueue, queue_name
 from tests.deploy.dockerfile import lineage, read
 from tests.deploy.environment import FOREIGN, check
 from tests.deploy.manifests import (

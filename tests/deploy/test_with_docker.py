@@ -12,8 +12,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from services.shared.settings import StoreSettings
-from services.shared.store import open_store
+from services.shared.bucket.store import open_store
+from services.shared.configuration.settings import StoreSettings
 from speaker_registry import RegistryClient
 from tests import servers
 from tests.deploy.compose_file import FILE, ROOT, SEAWEEDFS, services

@@ -7,8 +7,8 @@ from uuid import uuid4
 
 import pytest
 
-from services.shared.settings import StoreSettings
-from services.shared.store import ObjectStore, open_store, prepare_bucket
+from services.shared.bucket.store import ObjectStore, open_store, prepare_bucket
+from services.shared.configuration.settings import StoreSettings
 from tests import servers
 from tests.servers import S3Server
 

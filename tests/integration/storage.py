@@ -13,26 +13,31 @@ import numpy as np
 import redis
 from obstore.store import LocalStore
 
-from services.shared.announcements import Announcements
+from services.registry_api.maintenance.housekeeping import Housekeeper
+from services.registry_api.operations.registration import (
+    Registered,
+    Upload,
+    register_clip,
+    register_embedding,
+)
 from services.shared.audio import DecodedClip, ReferenceAudio
-from services.shared.blobs import read_artifact
-from services.shared.clock import Clock
-from services.shared.dispatch import RqDispatcher
-from services.shared.domain import Speaker
-from services.shared.durable_folder import DurableFolder
-from services.shared.epochs import Epochs
-from services.shared.facts import SpeakerId, read_speaker, truth_of
-from services.shared.housekeeping import Housekeeper
-from services.shared.identity import bucket_identity
-from services.shared.index import DIRTY, WINDOW_SECONDS, SpeakerIndex, Undecided
-from services.shared.jobs import JobRecord, Jobs
-from services.shared.opening import open_queue_connection
-from services.shared.profiles import ProfileCatalogue
-from services.shared.publication import Assignment, Maker, Publisher
-from services.shared.registrar import Registrar
-from services.shared.registration import Registered, Upload, register_clip, register_embedding
-from services.shared.settings import HousekeepingSettings, RegistrySettings
-from services.shared.store import ObjectStore
+from services.shared.bucket.blobs import read_artifact
+from services.shared.bucket.durable_folder import DurableFolder
+from services.shared.bucket.epochs import Epochs
+from services.shared.bucket.facts import SpeakerId, read_speaker, truth_of
+from services.shared.bucket.identity import bucket_identity
+from services.shared.bucket.store import ObjectStore
+from services.shared.configuration.settings import HousekeepingSettings, RegistrySettings
+from services.shared.index.announcements import Announcements
+from services.shared.index.jobs import JobRecord, Jobs
+from services.shared.index.speaker_index import DIRTY, WINDOW_SECONDS, SpeakerIndex, Undecided
+from services.shared.model.clock import Clock
+from services.shared.model.domain import Speaker
+from services.shared.model.profiles import ProfileCatalogue
+from services.shared.queue.dispatch import RqDispatcher
+from services.shared.registry.opening import open_queue_connection
+from services.shared.registry.publication import Assignment, Maker, Publisher
+from services.shared.registry.registrar import Registrar
 from speaker_registry.errors import Unavailable
 from speaker_registry.names import parse_speaker_name
 

@@ -30,12 +30,12 @@ from rq.results import Result
 from rq.serializers import JSONSerializer
 from rq.worker.base import BaseWorker
 
-from services.extractor_worker.batch_worker import BatchWorker
-from services.extractor_worker.heartbeat import EXIT_UNFINISHED
-from services.shared.queue import RETRIES, SafeJob, SafeQueue, enqueue, status_of
-from services.shared.queue_maintenance import reap
-from services.shared.settings import WorkerSettings
-from services.shared.valkey import ValkeyServer
+from services.embedded.valkey import ValkeyServer
+from services.extractor_worker.jobs.batch_worker import BatchWorker
+from services.extractor_worker.jobs.heartbeat import EXIT_UNFINISHED
+from services.extractor_worker.jobs.queue_maintenance import reap
+from services.shared.configuration.settings import WorkerSettings
+from services.shared.queue.rq_jobs import RETRIES, SafeJob, SafeQueue, enqueue, status_of
 from speaker_registry.errors import AudioTooShort
 from tests.queue_workers import QUICK, put, runs, statuses, supervised, wait_until, worker_process
 

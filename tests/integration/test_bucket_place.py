@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from services.shared import bucket_place
-from services.shared.bucket import StoreUnfit
-from services.shared.bucket_place import BucketCopied, Place
-from services.shared.clock import Clock
-from services.shared.facts import MAX_RECORD_BYTES
-from services.shared.opening import open_registrar
-from services.shared.registrar import Registrar
-from services.shared.settings import RegistrySettings, StoreSettings
-from services.shared.store import open_store
+from services.shared.bucket import place as bucket_place
+from services.shared.bucket.connection import StoreUnfit
+from services.shared.bucket.facts import MAX_RECORD_BYTES
+from services.shared.bucket.place import BucketCopied, Place
+from services.shared.bucket.store import open_store
+from services.shared.configuration.settings import RegistrySettings, StoreSettings
+from services.shared.model.clock import Clock
+from services.shared.registry.opening import open_registrar
+from services.shared.registry.registrar import Registrar
 from tests import servers
 from tests.integration.conftest import bucket_settings
 from tests.servers import S3Server

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from services.shared.announcements import ask_for_sweep
-from services.shared.cancellation import cancel
-from services.shared.index import DIRTY
-from services.shared.store import ObjectUnavailable
-from services.shared.valkey import ValkeyServer
+from services.embedded.valkey import ValkeyServer
+from services.registry_api.operations.cancellation import cancel
+from services.shared.bucket.store import ObjectUnavailable
+from services.shared.index.announcements import ask_for_sweep
+from services.shared.index.speaker_index import DIRTY
 from speaker_registry.errors import JobFinished, JobNotFound, Unavailable, VoiceUnreadable
 from tests.integration.storage import (
     NAMESPACE,

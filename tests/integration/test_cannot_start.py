@@ -11,8 +11,12 @@ import pytest
 from services.embedded.children import ROOT
 from tests.deploy.composed import free_ports
 
-API, WORKER, SWEEP = "services.registry_api", "services.extractor_worker", "services.shared.sweep"
-PLACE = "services.shared.bucket_place"
+API, WORKER, SWEEP = (
+    "services.registry_api",
+    "services.extractor_worker",
+    "services.registry_api.maintenance.sweep",
+)
+PLACE = "services.shared.bucket.place"
 SECRET = "6b1f0c9a4e"
 
 

@@ -24,7 +24,7 @@ import pytest
 from safetensors.numpy import load
 
 from services.embedded.supervisor import STOP_SECONDS
-from services.shared.valkey import ValkeyServer
+from services.embedded.valkey import ValkeyServer
 from speaker_registry import RegistryClient
 from tests.queue_workers import START_SECONDS, wait_until
 

@@ -9,11 +9,11 @@ from itertools import pairwise
 import pytest
 from redis import Redis
 
-from services.shared.domain import Speaker
-from services.shared.facts import LAST_SEQ, SpeakerId
-from services.shared.gate import BOOT, ClockWrong
-from services.shared.index import CensusDue, SpeakerIndex, speaker_key
-from services.shared.valkey import ValkeyServer
+from services.embedded.valkey import ValkeyServer
+from services.shared.bucket.facts import LAST_SEQ, SpeakerId
+from services.shared.index.gate import BOOT, ClockWrong
+from services.shared.index.speaker_index import CensusDue, SpeakerIndex, speaker_key
+from services.shared.model.domain import Speaker
 from tests.integration.storage import NoEpochs
 
 ALICE = SpeakerId("default", "alice")

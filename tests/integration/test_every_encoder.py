@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from services.extractor_worker.catalogue import BUILT_IN as EXTRACTORS
-from services.shared.profiles import BUILT_IN
+from services.extractor_worker.engines.catalogue import BUILT_IN as EXTRACTORS
+from services.shared.model.profiles import BUILT_IN
 from speaker_registry import RegistryClient
 from speaker_registry.artifact import check_tensors
 from tests.processes import RegistryProcesses

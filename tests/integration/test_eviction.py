@@ -8,8 +8,8 @@ import pytest
 import redis
 from structlog.testing import capture_logs
 
-from services.shared import redis_access
-from services.shared.valkey import ValkeyServer
+from services.embedded.valkey import ValkeyServer
+from services.shared.index import redis_access
 from speaker_registry.errors import Unavailable
 from tests.integration.storage import Storage
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from services.shared.artifact_upload import ReadyArtifact, give_artifact
-from services.shared.valkey import ValkeyServer
+from services.embedded.valkey import ValkeyServer
+from services.registry_api.operations.artifact_upload import ReadyArtifact, give_artifact
 from speaker_registry.errors import Conflict, Unavailable, VoiceNotFound
 from tests.integration.storage import (
     FINGERPRINT,

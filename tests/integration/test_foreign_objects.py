@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from redis import Redis
 
-from services.shared import housekeeping
-from services.shared import index as speaker_index
-from services.shared.announcements import Announcement
-from services.shared.domain import Speaker, TombstoneFact
-from services.shared.facts import LAST_CREATED_AT, LAST_NUMBER, LAST_SEQ, MAX_RECORD_BYTES, parse_key
-from services.shared.store import Listing, ObjectUnavailable, Store
-from services.shared.valkey import ValkeyServer
+from services.embedded.valkey import ValkeyServer
+from services.registry_api.maintenance import housekeeping
+from services.shared.bucket.facts import LAST_CREATED_AT, LAST_NUMBER, LAST_SEQ, MAX_RECORD_BYTES, parse_key
+from services.shared.bucket.store import Listing, ObjectUnavailable, Store
+from services.shared.index import speaker_index
+from services.shared.index.announcements import Announcement
+from services.shared.model.domain import Speaker, TombstoneFact
 from speaker_registry.errors import VoiceDamaged, VoiceNotFound, VoiceUnreadable
 from tests.integration.storage import (
     FINGERPRINT,

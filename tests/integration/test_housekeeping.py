@@ -18,21 +18,21 @@ import pytest
 from botocore.config import Config
 from redis import Redis
 
-from services.shared import housekeeping
-from services.shared.announcements import SWEEPS_ASKED, ask_for_sweep
+from services.embedded.valkey import ValkeyServer
+from services.registry_api.maintenance import housekeeping
+from services.registry_api.maintenance.housekeeping import Housekeeper, Sign
+from services.registry_api.operations.registration import Upload, register_clip
 from services.shared.audio import DecodedClip, ReferenceAudio
-from services.shared.durable_folder import TEMPORARY
-from services.shared.facts import SpeakerId
-from services.shared.housekeeping import Housekeeper, Sign
-from services.shared.index import DIRTY, WINDOW_SECONDS, Told
-from services.shared.jobs import KEPT_SECONDS, Jobs
-from services.shared.metrics import FOREIGN
-from services.shared.opening import open_registrar
-from services.shared.registrar import Registrar
-from services.shared.registration import Upload, register_clip
-from services.shared.settings import HousekeepingSettings, RegistrySettings, StoreSettings
-from services.shared.store import Listing, ObjectUnavailable
-from services.shared.valkey import ValkeyServer
+from services.shared.bucket.durable_folder import TEMPORARY
+from services.shared.bucket.facts import SpeakerId
+from services.shared.bucket.store import Listing, ObjectUnavailable
+from services.shared.configuration.settings import HousekeepingSettings, RegistrySettings, StoreSettings
+from services.shared.index.announcements import SWEEPS_ASKED, ask_for_sweep
+from services.shared.index.jobs import KEPT_SECONDS, Jobs
+from services.shared.index.speaker_index import DIRTY, WINDOW_SECONDS, Told
+from services.shared.registry.opening import open_registrar
+from services.shared.registry.registrar import Registrar
+from services.shared.telemetry.metrics import FOREIGN
 from speaker_registry.errors import Unavailable, VoiceDamaged, VoiceNotFound, VoiceUnreadable
 from speaker_registry.names import parse_speaker_name
 from tests.integration.api.registry import until

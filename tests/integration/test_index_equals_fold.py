@@ -13,8 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.shared import redis_access
-from services.shared.domain import (
+from services.embedded.valkey import ValkeyServer
+from services.shared.bucket.facts import SpeakerId
+from services.shared.index import redis_access
+from services.shared.index.gate import BOOT
+from services.shared.index.speaker_index import Also, SpeakerIndex, Told, names_key, speaker_key
+from services.shared.model.domain import (
     AliasFact,
     ArtifactFact,
     CensusFact,
@@ -26,10 +30,6 @@ from services.shared.domain import (
     VoidFact,
     fold,
 )
-from services.shared.facts import SpeakerId
-from services.shared.gate import BOOT
-from services.shared.index import Also, SpeakerIndex, Told, names_key, speaker_key
-from services.shared.valkey import ValkeyServer
 from speaker_registry.errors import Unavailable
 from tests.integration.storage import NoEpochs
 from tests.speaker_facts import histories, without_losers

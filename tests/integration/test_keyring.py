@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from services.shared import keyring as keyring_module
-from services.shared.api_keys import ApiKey, Token, is_secret_of
-from services.shared.facts import MAX_RECORD_BYTES
-from services.shared.keyring import FRESH_SECONDS, KEPT_SECONDS, Keyring
-from services.shared.opening import AtOnce
-from services.shared.store import ObjectUnavailable
-from services.shared.valkey import ValkeyServer
+from services.embedded.valkey import ValkeyServer
+from services.shared.bucket.facts import MAX_RECORD_BYTES
+from services.shared.bucket.store import ObjectUnavailable
+from services.shared.keys import keyring as keyring_module
+from services.shared.keys.api_keys import ApiKey, Token, is_secret_of
+from services.shared.keys.keyring import FRESH_SECONDS, KEPT_SECONDS, Keyring
+from services.shared.registry.opening import AtOnce
 from speaker_registry.errors import (
     ApiKeyEnded,
     ApiKeyNotFound,

@@ -8,9 +8,9 @@ from typing import Any, NoReturn
 
 import pytest
 
-from services.shared.gate import GateClosed
-from services.shared.store import Store
-from services.shared.valkey import ValkeyServer
+from services.embedded.valkey import ValkeyServer
+from services.shared.bucket.store import Store
+from services.shared.index.gate import GateClosed
 from tests.integration.storage import NAMESPACE, Storage, speaker_id
 
 

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from redis import Redis
 
-from services.shared.artifact_upload import ReadyArtifact, give_artifact
-from services.shared.facts import SpeakerId
-from services.shared.housekeeping import Housekeeper
-from services.shared.index import Also, SpeakerIndex
-from services.shared.index_reading import IndexedSpeaker
-from services.shared.settings import HousekeepingSettings
-from services.shared.valkey import ValkeyServer
+from services.embedded.valkey import ValkeyServer
+from services.registry_api.maintenance.housekeeping import Housekeeper
+from services.registry_api.operations.artifact_upload import ReadyArtifact, give_artifact
+from services.shared.bucket.facts import SpeakerId
+from services.shared.configuration.settings import HousekeepingSettings
+from services.shared.index.reading import IndexedSpeaker
+from services.shared.index.speaker_index import Also, SpeakerIndex
 from speaker_registry.errors import QuotaExceeded
 from speaker_registry.names import LATEST
 from tests.integration.storage import NAMESPACE, PROFILE, Storage, speaker_id
@@ -107,7 +107,7 @@ def test_a_page_of_versions_with_long_texts_ends_early(
     """A hundred with the longest texts were an answer of 6.4 MB, which was in memory in one piece."""
     for number in range(1, 8):
         storage.register("alice", number=number, ref_text="x" * (1 if number == 3 else 1000))
-    monkeypatch.setattr("services.shared.registrar.PAGE_BYTES", 2020)
+    monkeypatch.setattr("services.shared.registry.registrar.PAGE_BYTES", 2020)
     if redis == "away":
         truth = IndexedSpeaker(storage.truth("alice"))
         monkeypatch.setattr(storage.registrar, "look_up", lambda *_: truth)
@@ -126,7 +126,7 @@ def test_a_page_has_a_version_however_long_its_texts_are(storage: Storage, monke
     """Else whoever follows the pages would never come to an end."""
     for number in (1, 2, 3):
         storage.register("alice", number=number, ref_text="x" * 1000)
-    monkeypatch.setattr("services.shared.registrar.PAGE_BYTES", 1)
+    monkeypatch.setattr("services.shared.registry.registrar.PAGE_BYTES", 1)
     for before, number in ((None, 3), (3, 2), (2, 1)):
         _, page, more = storage.registrar.versions(NAMESPACE, "alice", before=before, limit=100)
         assert ([version.number for version in page], more) == ([number], number > 1)

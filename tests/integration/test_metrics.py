@@ -10,10 +10,10 @@ from typing import Any
 import httpx
 import pytest
 
-from services.shared.clock import Clock
-from services.shared.identity import bucket_identity
-from services.shared.settings import StoreSettings
-from services.shared.store import PROBED, open_store
+from services.shared.bucket.identity import bucket_identity
+from services.shared.bucket.store import PROBED, open_store
+from services.shared.configuration.settings import StoreSettings
+from services.shared.model.clock import Clock
 from speaker_registry import __version__
 from tests.process_load import noise_clip
 from tests.processes import OPTIONAL_PROFILE, PROFILE, QUICK, RegistryProcesses

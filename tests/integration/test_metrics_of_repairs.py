@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from redis import Redis
 
-from services.extractor_worker.batch_worker import BatchWorker
-from services.shared.index import EpochOver
-from services.shared.queue import RETRIES, SafeJob, SafeQueue, enqueue, queue_name
-from services.shared.queue_maintenance import reap
-from services.shared.settings import WorkerSettings
-from services.shared.valkey import ValkeyServer
+from services.embedded.valkey import ValkeyServer
+from services.extractor_worker.jobs.batch_worker import BatchWorker
+from services.extractor_worker.jobs.queue_maintenance import reap
+from services.shared.configuration.settings import WorkerSettings
+from services.shared.index.speaker_index import EpochOver
+from services.shared.queue.rq_jobs import RETRIES, SafeJob, SafeQueue, enqueue, queue_name
 from speaker_registry.errors import InvalidAudio, Unavailable
 from tests.integration.storage import Storage
 from tests.scraping import counted

@@ -11,7 +11,7 @@ import pytest
 
 from services.embedded.settings import EmbeddedSettings
 from services.embedded.supervisor import EmbeddedRegistry
-from services.shared.profiles import ProfileCatalogue
+from services.shared.model.profiles import ProfileCatalogue
 from speaker_registry import RegistryClient
 
 ROOT = Path(__file__).parents[2]
@@ -47,7 +47,7 @@ def run(packages: Path, program: str) -> str:
 def test_its_profile_is_in_the_catalogue(packages: Path):
     """It may be required of every upload. An API that reads it loads no torch."""
     program = (
-        "import sys; from services.shared.profiles import ProfileCatalogue;"
+        "import sys; from services.shared.model.profiles import ProfileCatalogue;"
         "profile = ProfileCatalogue.load(['loudness']).required_profiles[0];"
         "print(profile.name, profile.frame_rate, 'torch' in sys.modules)"
     )
@@ -58,11 +58,11 @@ def test_its_profile_is_in_the_catalogue(packages: Path):
 MAKING = """
 import json, math
 import numpy as np
-from services.extractor_worker.catalogue import load_extractor
-from services.extractor_worker.torch_extractor import Loading
-from services.extractor_worker.weights import UntrainedWeights
+from services.extractor_worker.engines.catalogue import load_extractor
+from services.extractor_worker.pipeline.torch_extractor import Loading
+from services.extractor_worker.weights.loading import UntrainedWeights
 from services.shared.audio import ReferenceAudio
-from services.shared.profiles import ProfileCatalogue
+from services.shared.model.profiles import ProfileCatalogue
 from speaker_registry.artifact import check_tensors
 
 profile = ProfileCatalogue.load([]).get("loudness")

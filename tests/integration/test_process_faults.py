@@ -17,9 +17,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from services.shared.facts import SpeakerId, read_facts, read_speaker, speaker_ids
-from services.shared.housekeeping import unreachable
-from services.shared.queue import SafeQueue, queue_name
+from services.registry_api.maintenance.housekeeping import unreachable
+from services.shared.bucket.facts import SpeakerId, read_facts, read_speaker, speaker_ids
+from services.shared.queue.rq_jobs import SafeQueue, queue_name
 from speaker_registry import RegistryClient
 from speaker_registry.errors import NotFound
 from speaker_registry.schemas import Job

@@ -17,9 +17,10 @@ from rq import Queue, Retry
 from rq.job import Job
 from rq.serializers import JSONSerializer
 
-from services.extractor_worker.batch_worker import BatchWorker
-from services.shared.metrics import JOBS
-from services.shared.queue import (
+from services.extractor_worker.jobs.batch_worker import BatchWorker
+from services.extractor_worker.jobs.queue_maintenance import LOCK_SECONDS, QueueMaintenance, _reap_one, reap
+from services.shared.configuration.settings import WorkerSettings
+from services.shared.queue.rq_jobs import (
     QUARANTINE_KEY,
     QUARANTINE_LENGTH,
     RETRIES,
@@ -28,8 +29,7 @@ from services.shared.queue import (
     enqueue,
     status_of,
 )
-from services.shared.queue_maintenance import LOCK_SECONDS, QueueMaintenance, _reap_one, reap
-from services.shared.settings import WorkerSettings
+from services.shared.telemetry.metrics import JOBS
 
 NAME = "extract.test"
 
@@ -494,7 +494,7 @@ def test_only_one_process_at_a_time_does_the_work(queue):
 def test_a_process_killed_in_the_middle_stops_the_others_for_seconds_only(queue, monkeypatch):
     """Stock RQ's lock stays for 15 minutes, and so does everything a crash left."""
     monkeypatch.setattr(QueueMaintenance, "_maintain", lambda *_: 1 / 0)
-    monkeypatch.setattr("services.shared.queue_maintenance.release_lock", lambda *_: None)
+    monkeypatch.setattr("services.extractor_worker.jobs.queue_maintenance.release_lock", lambda *_: None)
     with pytest.raises(ZeroDivisionError):
         QueueMaintenance([queue], owner="me").run()
     assert 0 < queue.connection.ttl(f"sr:maintenance:{NAME}") <= 5

@@ -9,10 +9,10 @@ import pytest
 import redis
 from redis import Redis
 
-from services.shared.announcements import FailedProof
-from services.shared.queue import QUARANTINE_KEY, SafeQueue, enqueue, queue_name
-from services.shared.queue_signals import RedisSignals, _append_log_ok
-from services.shared.valkey import ValkeyServer
+from services.embedded.valkey import ValkeyServer
+from services.registry_api.maintenance.queue_signals import RedisSignals, _append_log_ok
+from services.shared.index.announcements import FailedProof
+from services.shared.queue.rq_jobs import QUARANTINE_KEY, SafeQueue, enqueue, queue_name
 from tests.integration.storage import PROFILE, Storage
 
 

@@ -5,12 +5,12 @@ from collections.abc import Iterator
 import pytest
 from redis import Redis
 
-from services.shared import gate
-from services.shared.domain import Speaker
-from services.shared.facts import SpeakerId
-from services.shared.gate import InfoMissing
-from services.shared.index import CensusDue, SpeakerIndex
-from services.shared.valkey import ValkeyServer
+from services.embedded.valkey import ValkeyServer
+from services.shared.bucket.facts import SpeakerId
+from services.shared.index import gate
+from services.shared.index.gate import InfoMissing
+from services.shared.index.speaker_index import CensusDue, SpeakerIndex
+from services.shared.model.domain import Speaker
 from tests import servers
 from tests.integration.storage import NoEpochs
 

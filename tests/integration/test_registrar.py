@@ -14,13 +14,17 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from services.shared import gate, redis_access
-from services.shared.domain import AliasFact
-from services.shared.epochs import LOOK_SECONDS, Epochs
-from services.shared.facts import truth_of
-from services.shared.gate import BOOT, GateClosed, LayoutNewer, RedisTaken
-from services.shared.identity import bucket_identity
-from services.shared.index import (
+from services.embedded.valkey import ValkeyServer
+from services.registry_api.operations.registration import Registered, Upload, _Registration, register_clip
+from services.shared.bucket.epochs import LOOK_SECONDS, Epochs
+from services.shared.bucket.facts import truth_of
+from services.shared.bucket.identity import bucket_identity
+from services.shared.bucket.store import ObjectUnavailable
+from services.shared.configuration.settings import HousekeepingSettings
+from services.shared.index import gate, redis_access
+from services.shared.index.gate import BOOT, GateClosed, LayoutNewer, RedisTaken
+from services.shared.index.jobs import Jobs
+from services.shared.index.speaker_index import (
     COMMIT_SECONDS,
     DIRTY,
     LANDING_SECONDS,
@@ -34,11 +38,7 @@ from services.shared.index import (
     SpeakerIndex,
     speaker_key,
 )
-from services.shared.jobs import Jobs
-from services.shared.registration import Registered, Upload, _Registration, register_clip
-from services.shared.settings import HousekeepingSettings
-from services.shared.store import ObjectUnavailable
-from services.shared.valkey import ValkeyServer
+from services.shared.model.domain import AliasFact
 from speaker_registry.errors import (
     CacheUnsupported,
     EmbeddingWidthMismatch,

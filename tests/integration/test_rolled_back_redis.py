@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import redis
 
-from services.shared.domain import VersionRecord
-from services.shared.epochs import LOOK_SECONDS, Epochs
-from services.shared.facts import truth_of
-from services.shared.gate import BOOT
-from services.shared.identity import bucket_identity
-from services.shared.index import Reservation, SpeakerIndex
-from services.shared.valkey import ValkeyServer
+from services.embedded.valkey import ValkeyServer
+from services.shared.bucket.epochs import LOOK_SECONDS, Epochs
+from services.shared.bucket.facts import truth_of
+from services.shared.bucket.identity import bucket_identity
+from services.shared.index.gate import BOOT
+from services.shared.index.speaker_index import Reservation, SpeakerIndex
+from services.shared.model.domain import VersionRecord
 from speaker_registry.errors import Unavailable, VoiceNotFound
 from tests.integration.api.registry import until
 from tests.integration.storage import NAMESPACE, Storage, speaker_id

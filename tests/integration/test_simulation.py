@@ -13,7 +13,7 @@ from unittest.mock import patch
 
 import pytest
 
-from services.shared.valkey import ValkeyServer
+from services.embedded.valkey import ValkeyServer
 from tests.simulation.history import Broken, run
 from tests.simulation.mistakes import MISTAKES, Mistake
 from tests.simulation.overlap import PAIRS, Moment, live_through, moments

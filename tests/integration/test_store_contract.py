@@ -11,13 +11,13 @@ import pytest
 from botocore.config import Config
 from structlog.testing import capture_logs
 
-from services.shared.bucket import StoreUnfit, StoreUnreachable
-from services.shared.clock import Clock
-from services.shared.durable_folder import Skips
-from services.shared.facts import is_data
-from services.shared.identity import bucket_identity
-from services.shared.settings import StoreSettings
-from services.shared.store import ObjectStore, open_store, prepare_bucket
+from services.shared.bucket.connection import StoreUnfit, StoreUnreachable
+from services.shared.bucket.durable_folder import Skips
+from services.shared.bucket.facts import is_data
+from services.shared.bucket.identity import bucket_identity
+from services.shared.bucket.store import ObjectStore, open_store, prepare_bucket
+from services.shared.configuration.settings import StoreSettings
+from services.shared.model.clock import Clock
 from tests import servers
 from tests.integration.conftest import bucket_settings
 from tests.servers import Request, Response, S3Proxy, S3Server

@@ -15,10 +15,16 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from structlog.testing import capture_logs
 
-from services.shared import opening
-from services.shared.opening import open_registrar
-from services.shared.settings import RegistrySettings
-from services.shared.store import ObjectStore, ObjectUnavailable, StoreUnfit, open_store, prepare_bucket
+from services.shared.bucket.store import (
+    ObjectStore,
+    ObjectUnavailable,
+    StoreUnfit,
+    open_store,
+    prepare_bucket,
+)
+from services.shared.configuration.settings import RegistrySettings
+from services.shared.registry import opening
+from services.shared.registry.opening import open_registrar
 from speaker_registry.errors import Unavailable
 from tests.integration.conftest import bucket_settings
 from tests.servers import CutOff, Request, Response, S3Proxy, S3Server
@@ -169,7 +175,7 @@ def test_a_large_object_goes_in_one_request(proxy: FaultyProxy) -> None:
 
 def test_readiness_does_not_wait_for_retries(proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever asks gives up within seconds, and would take no answer for a dead process."""
-    monkeypatch.setattr("services.shared.store.CHECK_SECONDS", 0.3)
+    monkeypatch.setattr("services.shared.bucket.store.CHECK_SECONDS", 0.3)
     settings = bucket_settings(proxy.server, endpoint=proxy.endpoint)
     store = open_store(settings.model_copy(update={"request_seconds": 600, "retry_seconds": 600}))
     store.check()
@@ -410,7 +416,7 @@ def test_a_probe_clears_up_what_a_killed_one_left(
     store.put(".probe/killed/01", b"1")
     store.probe()
     assert [stored.key for stored in store.list(".probe/").objects] == [".probe/killed/01"]  # may be in use
-    monkeypatch.setattr("services.shared.store.OLD_PROBE", timedelta(seconds=-10))
+    monkeypatch.setattr("services.shared.bucket.store.OLD_PROBE", timedelta(seconds=-10))
     store.probe()
     assert store.list(".probe/").objects == ()
 

@@ -21,9 +21,9 @@ import pytest
 from obstore.store import LocalStore
 from structlog.testing import capture_logs
 
-from services.shared.durable_folder import TEMPORARY
-from services.shared.settings import StoreSettings
-from services.shared.store import ObjectStore, open_store
+from services.shared.bucket.durable_folder import TEMPORARY
+from services.shared.bucket.store import ObjectStore, open_store
+from services.shared.configuration.settings import StoreSettings
 from speaker_registry.errors import Unavailable
 
 if TYPE_CHECKING:
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parent.parent.parent
 OPEN = """
 import sys
-from services.shared.settings import StoreSettings
-from services.shared.store import open_store
+from services.shared.configuration.settings import StoreSettings
+from services.shared.bucket.store import open_store
 store = open_store(StoreSettings(url="file://" + sys.argv[1]))
 """
 
@@ -289,9 +289,9 @@ def test_a_full_disk_is_unavailable_and_costs_nothing_that_is_stored(tmp_path: P
 
 REOPENING = """
 from pathlib import Path
-from services.shared.clock import Clock
-from services.shared.opening import _open_bucket
-from services.shared.settings import StoreSettings
+from services.shared.model.clock import Clock
+from services.shared.registry.opening import _open_bucket
+from services.shared.configuration.settings import StoreSettings
 from speaker_registry.errors import Unavailable
 settings = StoreSettings(url=Path(sys.argv[1]).as_uri())
 first, identity = _open_bucket(settings, Clock())

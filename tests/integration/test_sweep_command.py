@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from services.embedded.children import ROOT
-from services.shared import sweep
-from services.shared.index import DIRTY
+from services.registry_api.maintenance import sweep
+from services.shared.index.speaker_index import DIRTY
 from speaker_registry import RegistryClient
 from tests.process_load import noise_clip
 from tests.processes import QUICK, RegistryProcesses
@@ -31,7 +31,7 @@ def test_a_sweep_that_is_asked_for_takes_the_data_of_a_deleted_voice(tmp_path: P
         wait_until(lambda: erased(registry, "gone"), 30)
         restore(backup)
         before = of_voice(registry.bucket, "kept")
-        command = [sys.executable, "-m", "services.shared.sweep"]
+        command = [sys.executable, "-m", "services.registry_api.maintenance.sweep"]
         environment = {**os.environ, "SPEAKER_REDIS_URL": registry.valkey.url}
         done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
         assert done.returncode == sweep.ASKED, done.stderr

@@ -13,7 +13,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from services.shared.jobs import Jobs
+from services.shared.index.jobs import Jobs
 from tests.process_load import noise_clip
 from tests.processes import PROFILE, QUICK, RegistryProcesses
 from tests.queue_workers import wait_until

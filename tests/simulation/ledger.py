@@ -6,9 +6,9 @@ Moments are numbers of events: what has the smaller one was over before the othe
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from services.shared.domain import SpeakerVersion
-from services.shared.facts import SpeakerId
-from services.shared.index import WINDOW_SECONDS
+from services.shared.bucket.facts import SpeakerId
+from services.shared.index.speaker_index import WINDOW_SECONDS
+from services.shared.model.domain import SpeakerVersion
 
 FORGOTTEN_SECONDS = WINDOW_SECONDS + 120
 """After a delete that came to nothing; the clocks of two processes may differ by a minute each."""

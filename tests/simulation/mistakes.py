@@ -11,20 +11,21 @@ from unittest.mock import ANY
 
 import numpy as np
 
-from services.shared import facts, registration
+from services.registry_api.maintenance.housekeeping import Unreachable, unreachable
+from services.registry_api.operations import registration
 from services.shared.audio import ReferenceAudio
-from services.shared.blobs import clip_of, read_artifact
-from services.shared.clock import Clock
-from services.shared.domain import ArtifactRecord, SpeakerVersion
-from services.shared.facts import SpeakerId
-from services.shared.housekeeping import Unreachable, unreachable
-from services.shared.index import Also
-from services.shared.index_reading import IndexedSpeaker
-from services.shared.jobs import Jobs
-from services.shared.publication import Assignment, Publisher
-from services.shared.registrar import Registrar
-from services.shared.repair import Decode
-from services.shared.store import Listing, ObjectUnavailable, Store
+from services.shared.bucket import facts
+from services.shared.bucket.blobs import clip_of, read_artifact
+from services.shared.bucket.facts import SpeakerId
+from services.shared.bucket.store import Listing, ObjectUnavailable, Store
+from services.shared.index.jobs import Jobs
+from services.shared.index.reading import IndexedSpeaker
+from services.shared.index.speaker_index import Also
+from services.shared.model.clock import Clock
+from services.shared.model.domain import ArtifactRecord, SpeakerVersion
+from services.shared.registry.publication import Assignment, Publisher
+from services.shared.registry.registrar import Registrar
+from services.shared.registry.repair import Decode
 from speaker_registry.errors import ClipDamaged, Unavailable
 from speaker_registry.names import parse_speaker_name
 from tests.simulation.process import Parts, SimulatedHousekeeper, SimulatedIndex
@@ -224,12 +225,12 @@ LOST_BYTES = {"bytes_are_lost": 0.03}
 MISTAKES = {
     "a worker trusts the clip that it reads": Mistake(
         r"was made from clip",
-        replaced={"services.shared.publication.sound_rendition": believe_the_rendition},
+        replaced={"services.shared.registry.publication.sound_rendition": believe_the_rendition},
         odds=LOST_BYTES,
     ),
     "stored bytes are not held against their digests": Mistake(
         r"was made from clip|is not what its record says",
-        replaced={"services.shared.blobs.sha256_digest": lambda data: ANY},
+        replaced={"services.shared.bucket.blobs.sha256_digest": lambda data: ANY},
         odds=LOST_BYTES,
     ),
     "a lost artifact is not made again": Mistake(
@@ -239,7 +240,7 @@ MISTAKES = {
     ),
     "one answer is enough to take bytes for lost": Mistake(
         r"is said to be void whose bytes are there|the clip of \w+ is said to be lost|cannot be served",
-        replaced={"services.shared.blobs._LOOKS": 1},
+        replaced={"services.shared.bucket.blobs._LOOKS": 1},
         odds={"store_hides": 0.05},
     ),
     "a job that Redis has lost is not found": Mistake(
@@ -249,12 +250,12 @@ MISTAKES = {
     ),
     "a process knows only the jobs that it claimed itself": Mistake(
         r"is not found by those who wait for it",
-        replaced={"services.shared.jobs.SeenJobs.hear": lambda self, event: None},
+        replaced={"services.shared.index.jobs.SeenJobs.hear": lambda self, event: None},
         odds=LOSSES,
     ),
     "what is not ours outlives the voice": Mistake(
         r"left in the folder of a deleted voice",
-        replaced={"services.shared.housekeeping.unreachable": spare_strangers},
+        replaced={"services.registry_api.maintenance.housekeeping.unreachable": spare_strangers},
     ),
     "the smallest marker names the bucket": Mistake(
         r"the bucket was \S+ and is \S+",
@@ -266,20 +267,20 @@ MISTAKES = {
     ),
     "an unreadable version is taken for none": Mistake(
         r"deleted, though \w+ lives|is not there",
-        replaced={"services.shared.facts._unreadable": lambda key: None},
+        replaced={"services.shared.bucket.facts._unreadable": lambda key: None},
     ),
     "what is said to be missing is taken for swept": Mistake(
         r"deleted, though \w+ lives|is not there",
-        replaced={"services.shared.facts.read_object": believe_the_first_answer},
+        replaced={"services.shared.bucket.facts.read_object": believe_the_first_answer},
         odds={"store_hides": 0.1},
     ),
     "what is not ours is collected": Mistake(
         r"deleted, though it is none of ours",
-        replaced={"services.shared.housekeeping.parsed": parsed_by(parse_generously)},
+        replaced={"services.registry_api.maintenance.housekeeping.parsed": parsed_by(parse_generously)},
     ),
     "what is not ours cannot be parsed": Mistake(
         r"left of a dead version: ",
-        replaced={"services.shared.housekeeping.parsed": parsed_by(parse_without_looking)},
+        replaced={"services.registry_api.maintenance.housekeeping.parsed": parsed_by(parse_without_looking)},
     ),
     "any server is trusted": Mistake(
         r"deleted, though \w+ lives|is not there|number \d+ is", Parts(index=Trusting)
@@ -325,7 +326,7 @@ MISTAKES = {
     "an immutable voice needs no census": Mistake(
         r"is immutable and has 2 versions",
         Parts(index=ClaimsNoCensusIsDue, settings={"registration_policy": "immutable"}),
-        replaced={"services.shared.registration._Registration._settled": settle_what_may_be_overwritten},
+        replaced={f"{registration.__name__}._Registration._settled": settle_what_may_be_overwritten},
         odds=LOSSES | {"store_lands_late": 0.05},
     ),
     "a rebuild lists the bucket only once": Mistake(
@@ -353,7 +354,7 @@ MISTAKES = {
     ),
     "a server that takes no writes is taken for a fault of ours": Mistake(
         r"raised .*(OutOfMemory|ReadOnly)Error",
-        replaced={"services.shared.redis_access._MESSAGES": {}},
+        replaced={"services.shared.index.redis_access._MESSAGES": {}},
         odds={"redis_takes_no_writes": 0.02},
     ),
     "times of creation follow the clock": Mistake(

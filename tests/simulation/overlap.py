@@ -8,7 +8,7 @@ tried. There are no other faults. Knows no random histories.
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from services.shared.settings import RegistrySettings
+from services.shared.configuration.settings import RegistrySettings
 from tests.simulation import actors, scheduler
 from tests.simulation.actors import Request
 from tests.simulation.history import APIS, WORKERS, History, told_if_broken

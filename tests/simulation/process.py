@@ -11,19 +11,19 @@ from typing import Any, Protocol
 
 import redis
 
-from services.shared.announcements import Announcements
-from services.shared.clock import Clock
-from services.shared.epochs import Epochs
-from services.shared.facts import SpeakerId, truth_of
-from services.shared.housekeeping import Housekeeper
-from services.shared.identity import bucket_identity
-from services.shared.index import SpeakerIndex
-from services.shared.profiles import Profile, ProfileCatalogue
-from services.shared.publication import Maker, Publisher
-from services.shared.published_weights import PublishedWeights
-from services.shared.redis_access import unavailable_without_redis
-from services.shared.registrar import Registrar
-from services.shared.settings import HousekeepingSettings, RegistrySettings
+from services.registry_api.maintenance.housekeeping import Housekeeper
+from services.shared.bucket.epochs import Epochs
+from services.shared.bucket.facts import SpeakerId, truth_of
+from services.shared.bucket.identity import bucket_identity
+from services.shared.configuration.settings import HousekeepingSettings, RegistrySettings
+from services.shared.index.announcements import Announcements
+from services.shared.index.redis_access import unavailable_without_redis
+from services.shared.index.speaker_index import SpeakerIndex
+from services.shared.model.clock import Clock
+from services.shared.model.profiles import Profile, ProfileCatalogue
+from services.shared.model.published_weights import PublishedWeights
+from services.shared.registry.publication import Maker, Publisher
+from services.shared.registry.registrar import Registrar
 from speaker_registry.artifact import TensorSpec
 from tests.simulation.clips import decode
 from tests.simulation.queue import ModelledQueue, QueuedJob

@@ -3,11 +3,11 @@ history."""
 
 from dataclasses import dataclass, field, replace
 
-from services.shared.blobs import Unsound
-from services.shared.domain import ArtifactRecord, Speaker, SpeakerVersion, given_key
-from services.shared.facts import SpeakerId, read_speaker
-from services.shared.index import Also
-from services.shared.repair import artifact_or_replacement
+from services.shared.bucket.blobs import Unsound
+from services.shared.bucket.facts import SpeakerId, read_speaker
+from services.shared.index.speaker_index import Also
+from services.shared.model.domain import ArtifactRecord, Speaker, SpeakerVersion, given_key
+from services.shared.registry.repair import artifact_or_replacement
 from speaker_registry.artifact import Artifact, sha256_digest
 from speaker_registry.errors import VoiceNotFound
 from speaker_registry.names import DEFAULT

@@ -4,10 +4,10 @@ turns."""
 import json
 from typing import Any
 
-from services.shared.domain import Speaker, SpeakerVersion
-from services.shared.facts import SpeakerId, read_speaker, speaker_ids
-from services.shared.index import speaker_key
-from services.shared.index_reading import IndexedSpeaker
+from services.shared.bucket.facts import SpeakerId, read_speaker, speaker_ids
+from services.shared.index.reading import IndexedSpeaker
+from services.shared.index.speaker_index import speaker_key
+from services.shared.model.domain import Speaker, SpeakerVersion
 from speaker_registry.errors import ClipDamaged
 from speaker_registry.names import DEFAULT
 from speaker_registry.schemas import FINISHED_STATES

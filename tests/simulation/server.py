@@ -14,8 +14,8 @@ from typing import Any, Protocol
 
 import redis
 
-from services.shared.index import SpeakerIndex
-from services.shared.valkey import ValkeyServer
+from services.embedded.valkey import ValkeyServer
+from services.shared.index.speaker_index import SpeakerIndex
 
 
 class Server(Protocol):

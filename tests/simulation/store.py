@@ -13,8 +13,8 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
-from services.shared.durable_folder import Skips
-from services.shared.store import (
+from services.shared.bucket.durable_folder import Skips
+from services.shared.bucket.store import (
     Listing,
     ObjectUnavailable,
     StoredObject,
@@ -52,7 +52,7 @@ class Nature(Protocol):
 
 
 class PerfectStore:
-    """Implements `services.shared.store.Store` without a fault. `clock`: the store's, in Unix seconds."""
+    """Implements the services' `Store` without a fault. `clock`: the store's, in Unix seconds."""
 
     is_local = False
 
@@ -129,7 +129,7 @@ def _without(listing: Listing, skips: Skips) -> Listing:
 
 
 class ModelledStore:
-    """Implements `services.shared.store.Store`, for actors."""
+    """Implements the services' `Store`, for actors."""
 
     is_local = False
 

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator, Mapping
 from random import Random
 from typing import Any
 
-from services.shared.domain import TombstoneFact, VoidFact
-from services.shared.facts import SpeakerId, VersionKey, parse_key
-from services.shared.index import EVENTS
-from services.shared.settings import HousekeepingSettings, RegistrySettings
+from services.shared.bucket.facts import SpeakerId, VersionKey, parse_key
+from services.shared.configuration.settings import HousekeepingSettings, RegistrySettings
+from services.shared.index.speaker_index import EVENTS
+from services.shared.model.domain import TombstoneFact, VoidFact
 from tests.simulation import scheduler
 from tests.simulation.ledger import Attempt, Ledger, Violation
 from tests.simulation.process import PROFILES, Parts, Process

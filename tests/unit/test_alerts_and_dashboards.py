@@ -15,7 +15,7 @@ import promql_parser
 import pytest
 import yaml
 
-from services.shared import metrics
+from services.shared.telemetry import metrics
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 ALERTS = DEPLOY / "prometheus/alerts.yaml"

@@ -4,8 +4,8 @@ import hmac
 
 import pytest
 
-from services.shared import api_keys
-from services.shared.api_keys import (
+from services.shared.keys import api_keys
+from services.shared.keys.api_keys import (
     AT_ONCE,
     ApiKey,
     ApiKeyRecord,

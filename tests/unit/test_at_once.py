@@ -6,7 +6,7 @@ import time
 import pytest
 import structlog
 
-from services.shared.opening import AtOnce
+from services.shared.registry.opening import AtOnce
 
 
 def test_steps_run_at_the_same_time():

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import structlog.testing
 
-from services.extractor_worker.beat_file import complaint, forget, main, write_beat
+from services.extractor_worker.jobs.beat_file import complaint, forget, main, write_beat
 
 
 def test_a_worker_that_beats_is_healthy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -10,7 +10,7 @@ import pytest
 from benchmarks import encoder_timing, extraction
 from benchmarks.extraction import Measured, Settings
 from benchmarks.reference_encoders import REFERENCES
-from services.extractor_worker.catalogue import BUILT_IN as EXTRACTORS
+from services.extractor_worker.engines.catalogue import BUILT_IN as EXTRACTORS
 
 PROFILE, QWEN = "ecapa-voxceleb", "qwen3-tts-0.6b"
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from services.shared.profiles import BUILT_IN
+from services.shared.model.profiles import BUILT_IN
 from speaker_registry.artifact import check_tensors
 from speaker_registry.errors import InvalidArtifact
 

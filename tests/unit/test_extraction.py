@@ -13,9 +13,9 @@ import pytest
 from structlog.contextvars import merge_contextvars
 from structlog.testing import capture_logs
 
-from services.extractor_worker.extraction import Extraction, Station
-from services.extractor_worker.extractor import DeviceLost
-from services.extractor_worker.heartbeat import EXIT_UNFINISHED
+from services.extractor_worker.jobs.heartbeat import EXIT_UNFINISHED
+from services.extractor_worker.pipeline.extraction import Extraction, Station
+from services.extractor_worker.pipeline.extractor import DeviceLost
 from speaker_registry.errors import (
     AudioTooShort,
     ExtractorFailed,

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from services.registry_api.fair_queue import ABOUT_SECONDS, FairQueue
+from services.registry_api.serving.fair_queue import ABOUT_SECONDS, FairQueue
 from speaker_registry.errors import RateLimited, Unavailable
 
 

@@ -13,8 +13,12 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from services.shared.announcements import Announcement
-from services.shared.domain import (
+from services.registry_api.maintenance.housekeeping import unreachable
+from services.shared.bucket.facts import SpeakerId, parse_key, read_certain, read_facts, read_speaker
+from services.shared.bucket.store import Listing, StoredObject, check_prefix
+from services.shared.index.announcements import Announcement
+from services.shared.index.reading import Flight, IndexedSpeaker
+from services.shared.model.domain import (
     AliasFact,
     ArtifactFact,
     CensusFact,
@@ -30,13 +34,9 @@ from services.shared.domain import (
     fold,
     given_key,
 )
-from services.shared.facts import SpeakerId, parse_key, read_certain, read_facts, read_speaker
-from services.shared.housekeeping import unreachable
-from services.shared.index_reading import Flight, IndexedSpeaker
-from services.shared.profiles import Profile
-from services.shared.published_weights import PublishedWeights
-from services.shared.status import standing
-from services.shared.store import Listing, StoredObject, check_prefix
+from services.shared.model.profiles import Profile
+from services.shared.model.published_weights import PublishedWeights
+from services.shared.registry.status import standing
 from speaker_registry.errors import AliasNotFound, InvalidVoiceName, VersionNotFound
 from speaker_registry.names import parse_speaker_name, slug_of
 from tests import speaker_facts

@@ -2,9 +2,9 @@
 
 import pytest
 
-from services.shared.clock import Clock
-from services.shared.identity import bucket_identity
-from services.shared.store import StoreUnfit
+from services.shared.bucket.identity import bucket_identity
+from services.shared.bucket.store import StoreUnfit
+from services.shared.model.clock import Clock
 from tests.simulation.store import PerfectStore
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from services.registry_api.server import LingeringTransport
+from services.registry_api.serving.server import LingeringTransport
 
 
 class Deaf(asyncio.Transport):

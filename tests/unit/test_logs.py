@@ -10,7 +10,7 @@ import pytest
 
 CRASH = """
 import structlog
-from services.shared.logs import configure_logs
+from services.shared.telemetry.logs import configure_logs
 
 configure_logs()
 
@@ -33,7 +33,7 @@ import warnings
 own = logging.getLogger("library")
 own.addHandler(logging.StreamHandler())
 own.propagate = False
-from services.shared.logs import configure_logs
+from services.shared.telemetry.logs import configure_logs
 
 configure_logs()
 own.warning("in its own form")
@@ -52,7 +52,7 @@ LEVELS = """
 import logging
 import sys
 import structlog
-from services.shared.logs import configure_logs
+from services.shared.telemetry.logs import configure_logs
 
 configure_logs(sys.argv[1])
 loggers = {name: logging.getLogger(name) for name in ("library", "httpx")}
@@ -65,7 +65,7 @@ UNHEARD = """
 import os
 import sys
 import structlog
-from services.shared.logs import configure_logs
+from services.shared.telemetry.logs import configure_logs
 
 configure_logs()
 reading, writing = os.pipe()

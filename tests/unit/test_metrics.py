@@ -13,11 +13,11 @@ import torch
 from obstore.store import LocalStore
 
 from services.embedded.supervisor import _with_next_metrics_port
-from services.extractor_worker.device_memory import show_device_memory
-from services.shared import metrics
-from services.shared.durable_folder import DurableFolder
-from services.shared.settings import MetricsSettings
-from services.shared.store import ObjectStore
+from services.extractor_worker.device.device_memory import show_device_memory
+from services.shared.bucket.durable_folder import DurableFolder
+from services.shared.bucket.store import ObjectStore
+from services.shared.configuration.settings import MetricsSettings
+from services.shared.telemetry import metrics
 from speaker_registry import __version__
 from speaker_registry.errors import Unavailable
 from tests.scraping import Scrape, counted

@@ -3,8 +3,8 @@
 import pytest
 from structlog.testing import capture_logs
 
-from services.shared.mistyped import nearest, warn_of_unknown_variables
-from services.shared.settings import RegistrySettings, UploadLimits
+from services.shared.configuration.mistyped import nearest, warn_of_unknown_variables
+from services.shared.configuration.settings import RegistrySettings, UploadLimits
 
 
 def told(*names: str) -> list[tuple[str, str | None]]:

@@ -3,10 +3,10 @@
 import pytest
 from structlog.testing import capture_logs
 
-from services.shared.bucket import StoreUnfit, StoreUnreachable
-from services.shared.clock import Clock
-from services.shared.opening import _patiently
-from services.shared.settings import StoreSettings
+from services.shared.bucket.connection import StoreUnfit, StoreUnreachable
+from services.shared.configuration.settings import StoreSettings
+from services.shared.model.clock import Clock
+from services.shared.registry.opening import _patiently
 
 SETTINGS = StoreSettings(url="s3://voices", start_seconds=30)
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.shared.domain import VersionRecord
-from services.shared.packaging import package
-from services.shared.profiles import BUILT_IN
+from services.shared.model.domain import VersionRecord
+from services.shared.model.packaging import package
+from services.shared.model.profiles import BUILT_IN
 from speaker_registry.artifact import Artifact, ComputedOn, TensorSpec
 from speaker_registry.errors import InvalidArtifact
 from tests import speaker_facts

@@ -6,11 +6,11 @@ from typing import cast
 import pytest
 from structlog.testing import capture_logs
 
-from services.registry_api.access import Access
-from services.registry_api.callers import Caller
-from services.registry_api.rates import Rates
-from services.registry_api.tokens import Tokens
-from services.shared.keyring import Keyring
+from services.registry_api.access.authentication import Access
+from services.registry_api.access.rates import Rates
+from services.registry_api.access.tokens import Tokens
+from services.registry_api.protocol.callers import Caller
+from services.shared.keys.keyring import Keyring
 from speaker_registry.errors import InvalidApiKey, RateLimited, SpeakerRegistryError
 
 GOOD = Caller("jwt:1", "default", frozenset({"engine"}))

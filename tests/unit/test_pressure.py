@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from services.registry_api import pressure
-from services.registry_api.pressure import Pressure, waiting
-from services.registry_api.slots import Slots
+from services.registry_api.serving import pressure
+from services.registry_api.serving.pressure import Pressure, waiting
+from services.registry_api.serving.slots import Slots
 
 App = Callable[..., Awaitable[None]]
 

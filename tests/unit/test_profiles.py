@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from services.shared.profiles import ProfileAmbiguous, ProfileCatalogue
+from services.shared.model.profiles import ProfileAmbiguous, ProfileCatalogue
 
 
 def install(folder: Path, package: str, profile: str) -> None:
@@ -12,7 +12,7 @@ def install(folder: Path, package: str, profile: str) -> None:
     module = package.replace("-", "_")
     (folder / f"{module}.py").write_text(
         "from dataclasses import replace\n"
-        "from services.shared.profiles import BUILT_IN\n"
+        "from services.shared.model.profiles import BUILT_IN\n"
         f"PROFILE = replace(BUILT_IN['ming-tts'], name='{profile}')\n"
     )
     facts = folder / f"{module}-1.0.dist-info"

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from services.shared.profiles import BUILT_IN
-from services.shared.published_weights import PublishedWeights, published_weights
+from services.shared.model.profiles import BUILT_IN
+from services.shared.model.published_weights import PublishedWeights, published_weights
 from tools.licence_table import table
 
 README = (Path(__file__).parents[2] / "README.md").read_text()

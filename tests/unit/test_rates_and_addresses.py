@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
-from services.registry_api.callers import Caller
-from services.registry_api.rates import Limit, Rates
-from services.registry_api.rules import address_of
-from services.shared.settings import RateSettings
+from services.registry_api.access.rates import Limit, Rates
+from services.registry_api.access.rules import address_of
+from services.registry_api.protocol.callers import Caller
+from services.shared.configuration.settings import RateSettings
 from speaker_registry.errors import RateLimited
 
 

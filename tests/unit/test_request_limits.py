@@ -3,8 +3,8 @@
 import asyncio
 from typing import Any
 
-from services.registry_api.limits import Pace, RequestLimits
-from services.shared.settings import UploadLimits
+from services.registry_api.serving.limits import Pace, RequestLimits
+from services.shared.configuration.settings import UploadLimits
 
 
 def test_once_the_body_is_there_nobody_has_to_send_anything_in_time():

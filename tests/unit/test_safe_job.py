@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from redis import Redis
 from rq.job import JobStatus
 
-from services.extractor_worker.batch_worker import HandlerContractError, call
-from services.extractor_worker.claims import fails_for_good, sort_out
-from services.shared.queue import (
+from services.extractor_worker.jobs.batch_worker import HandlerContractError, call
+from services.extractor_worker.jobs.claims import fails_for_good, sort_out
+from services.shared.configuration.settings import LONGEST_JOB_SECONDS
+from services.shared.queue.rq_jobs import (
     FAILURE_SECONDS,
     MAX_DATA_BYTES,
     RESULT_SECONDS,
@@ -29,7 +30,6 @@ from services.shared.queue import (
     enqueue,
     queue_name,
 )
-from services.shared.settings import LONGEST_JOB_SECONDS
 from speaker_registry.errors import AudioTooShort, ExtractorFailed
 
 QUEUE = SafeQueue("extract.test", Redis())
@@ -75,7 +75,7 @@ def test_a_job_is_a_function_s_name_and_ids():
         data(function="__import__('os')"),
         data(function=""),
         data(instance={"an": "object"}),
-        data(instance="services.shared.queue.SafeJob"),
+        data(instance="services.shared.queue.rq_jobs.SafeJob"),
         data(args=["rm -rf"]),
         data(kwargs=[]),
         data(kwargs={"audio": "x" * 201}),

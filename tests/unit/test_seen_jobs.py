@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from services.shared.jobs import JobRecord, SeenJobs
+from services.shared.index.jobs import JobRecord, SeenJobs
 
 
 def claimed(number: int) -> dict[str, Any]:

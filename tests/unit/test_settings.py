@@ -8,7 +8,7 @@ from pydantic import Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from services.embedded.settings import EmbeddedSettings
-from services.shared.settings import (
+from services.shared.configuration.settings import (
     AccessSettings,
     LogSettings,
     RegistrySettings,

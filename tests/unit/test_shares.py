@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from services.registry_api.callers import Caller
-from services.registry_api.limits import Pace, RequestLimits
-from services.registry_api.shares import Shares
-from services.shared.settings import UploadLimits
+from services.registry_api.protocol.callers import Caller
+from services.registry_api.serving.limits import Pace, RequestLimits
+from services.registry_api.serving.shares import Shares
+from services.shared.configuration.settings import UploadLimits
 from speaker_registry.errors import RateLimited
 
 ALICE = Caller("alice", "default", frozenset())

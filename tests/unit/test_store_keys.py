@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.shared.store import MAX_KEY_BYTES, check_key, check_prefix
+from services.shared.bucket.store import MAX_KEY_BYTES, check_key, check_prefix
 
 PART = st.from_regex(r"[A-Za-z0-9._-]{1,40}", fullmatch=True).filter(lambda part: part not in (".", ".."))
 

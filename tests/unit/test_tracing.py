@@ -10,9 +10,9 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
-from services.shared import tracing
-from services.shared.open_telemetry import OpenTelemetry
-from services.shared.settings import TracesSettings
+from services.shared.configuration.settings import TracesSettings
+from services.shared.telemetry import tracing
+from services.shared.telemetry.open_telemetry import OpenTelemetry
 from speaker_registry.errors import Unavailable, VoiceNotFound
 
 CALLER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -38,8 +38,8 @@ def test_without_settings_nothing_is_made_and_nothing_imported():
     """Most registries have no collector: they must not pay for one. (redis-py imports what it finds.)"""
     program = """
 import sys
-from services.shared import tracing
-from services.shared.settings import TracesSettings
+from services.shared.telemetry import tracing
+from services.shared.configuration.settings import TracesSettings
 tracing.start(TracesSettings(), "api")
 with tracing.span("a", kind="server") as span:
     assert span is tracing.NO_SPAN and not span.trace_id
@@ -47,8 +47,9 @@ with tracing.span("a", kind="server") as span:
     span.fail("d")
 assert tracing.traceparent() is None and not tracing.is_on()
 tracing.stop()
-import services.shared.opening, services.shared.publication, services.extractor_worker.process
-for name in ("services.shared.open_telemetry", "opentelemetry.sdk.trace", "opentelemetry.exporter"):
+import services.shared.registry.opening, services.shared.registry.publication
+import services.extractor_worker.process
+for name in ("services.shared.telemetry.open_telemetry", "opentelemetry.sdk.trace", "opentelemetry.exporter"):
     assert name not in sys.modules, name
 """
     subprocess.run([sys.executable, "-c", program], check=True)
@@ -58,7 +59,7 @@ def test_where_the_packages_are_missing_the_process_says_which_extra_has_them(
     monkeypatch: pytest.MonkeyPatch,
 ):
     """They are no part of what is needed."""
-    monkeypatch.setitem(sys.modules, "services.shared.open_telemetry", None)
+    monkeypatch.setitem(sys.modules, "services.shared.telemetry.open_telemetry", None)
     with pytest.raises(tracing.TracesUnavailable, match="Install the extra `traces`"):
         tracing.start(TracesSettings(endpoint="http://localhost:4318/v1/traces"), "api")
 

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from torch import Tensor
 
+from services.extractor_worker.pipeline.torch_extractor import Loading, TorchExtractor
 from services.extractor_worker.process import warm_up
-from services.extractor_worker.torch_extractor import Loading, TorchExtractor
-from services.extractor_worker.weights import UntrainedWeights
+from services.extractor_worker.weights.loading import UntrainedWeights
 from services.shared.audio import ReferenceAudio
-from services.shared.profiles import BUILT_IN
+from services.shared.model.profiles import BUILT_IN
 from speaker_registry.errors import AudioTooLong, ExtractorOutOfMemory
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from services.registry_api.fair_queue import FairQueue
-from services.registry_api.paging import VoicePage
-from services.registry_api.whole_list import WholeList
+from services.registry_api.serving.fair_queue import FairQueue
+from services.registry_api.wire.paging import VoicePage
+from services.registry_api.wire.whole_list import WholeList
 from speaker_registry.errors import Unavailable
 
 

@@ -3,7 +3,7 @@
 import pytest
 from pydantic import ValidationError
 
-from services.shared.settings import WorkerSettings
+from services.shared.configuration.settings import WorkerSettings
 
 
 def test_a_lease_outlasts_several_beats(monkeypatch):

@@ -25,7 +25,7 @@ from services.shared.audio.processes import (
 )
 from services.shared.audio.sandbox.refusal import Refused
 from services.shared.audio.sandbox.wire import Accepted, Facts, Request, Status
-from services.shared.settings import UploadLimits
+from services.shared.configuration.settings import UploadLimits
 from speaker_registry.errors import InvalidAudio, PayloadTooLarge, Unavailable
 
 _RETRY_AFTER_SECONDS = 1.0

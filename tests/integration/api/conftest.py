@@ -11,10 +11,10 @@ import pytest
 import structlog
 from redis import Redis
 
-from services.shared import redis_access
+from services.embedded.valkey import ValkeyServer
 from services.shared.audio import AudioDecoder
-from services.shared.settings import UploadLimits
-from services.shared.valkey import ValkeyServer
+from services.shared.configuration.settings import UploadLimits
+from services.shared.index import redis_access
 from tests.integration.api.registry import Registry
 
 _numbers = itertools.count(1)

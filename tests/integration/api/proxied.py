@@ -14,12 +14,12 @@ from typing import Any, Self, cast
 
 import httpx
 
-from services.registry_api.changes import Changes
-from services.shared.jobs import JobRecord, Jobs
-from services.shared.opening import open_registrar
-from services.shared.publication import Assignment
-from services.shared.registrar import Registrar
-from services.shared.settings import RegistrySettings, StoreSettings, variable_of
+from services.registry_api.serving.changes import Changes
+from services.shared.configuration.settings import RegistrySettings, StoreSettings, variable_of
+from services.shared.index.jobs import JobRecord, Jobs
+from services.shared.registry.opening import open_registrar
+from services.shared.registry.publication import Assignment
+from services.shared.registry.registrar import Registrar
 from speaker_registry.names import parse_speaker_name, slug_of
 from speaker_registry.schemas import FINISHED_STATES
 from tests.deploy.composed import ComposedRegistry

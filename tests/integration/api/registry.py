@@ -16,17 +16,16 @@ import httpx
 import redis
 import uvicorn
 
-from services.registry_api.access import open_access
+from services.registry_api.access.authentication import open_access
 from services.registry_api.app import create_app
-from services.registry_api.changes import Changes
-from services.registry_api.limits import Pace
-from services.registry_api.server import server_config
-from services.registry_api.wiring import Services
+from services.registry_api.dependencies import Services
+from services.registry_api.maintenance.housekeeping import Housekeeper
+from services.registry_api.operations.followed_jobs import FollowedJobs
+from services.registry_api.serving.changes import Changes
+from services.registry_api.serving.limits import Pace
+from services.registry_api.serving.server import server_config
 from services.shared.audio import AudioDecoder
-from services.shared.followed_jobs import FollowedJobs
-from services.shared.housekeeping import Housekeeper
-from services.shared.opening import open_registrar
-from services.shared.settings import (
+from services.shared.configuration.settings import (
     AccessSettings,
     ApiSettings,
     HousekeepingSettings,
@@ -35,6 +34,7 @@ from services.shared.settings import (
     StoreSettings,
     UploadLimits,
 )
+from services.shared.registry.opening import open_registrar
 from tests.integration.api.contract import Contract
 from tests.integration.api.worker import StandIn
 from tests.unit.audio import clips

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from services.shared.facts import SpeakerId
-from services.shared.fingerprint import Fingerprint
+from services.shared.bucket.facts import SpeakerId
+from services.shared.model.fingerprint import Fingerprint
 from speaker_registry import cli
 from speaker_registry.artifact import Artifact, Manifest, encode
 from tests.integration.api.conftest import Start

@@ -16,9 +16,9 @@ import httpx
 import pytest
 from structlog.testing import capture_logs
 
-from services.registry_api import server
-from services.registry_api.limits import Pace
-from services.shared.logs import Seldom
+from services.registry_api.serving import server
+from services.registry_api.serving.limits import Pace
+from services.shared.telemetry.logs import Seldom
 from speaker_registry.errors import InvalidAudio
 from tests.integration.api import raw
 from tests.integration.api.conftest import Start

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from services.registry_api.forms import MAX_CONSENT, MAX_TEXT
+from services.registry_api.wire.forms import MAX_CONSENT, MAX_TEXT
 from speaker_registry.artifact import Artifact
 from speaker_registry.errors import ExtractorFailed, InvalidAudio
 from tests.integration.api.conftest import Start

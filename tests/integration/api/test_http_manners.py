@@ -8,7 +8,7 @@ import httpx
 import pytest
 from starlette.datastructures import Headers
 
-from services.registry_api.compression import is_compressible
+from services.registry_api.serving.compression import is_compressible
 from tests.integration.api.registry import PROFILE, Registry
 from tests.unit.audio import clips
 

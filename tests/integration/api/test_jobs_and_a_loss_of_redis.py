@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from services.shared.jobs import SeenJobs
+from services.shared.index.jobs import SeenJobs
 from speaker_registry.errors import InvalidAudio, Unavailable
 from tests.integration.api.conftest import Start, empty
 from tests.integration.api.registry import Registry, until

@@ -9,11 +9,11 @@ import httpx
 import pytest
 from pydantic import SecretStr
 
-from services.registry_api import rules
-from services.registry_api.access import NoWayIn, open_access
-from services.shared import keyring
-from services.shared.api_keys import new_token
-from services.shared.settings import AccessSettings, ApiSettings, RateSettings
+from services.registry_api.access import rules
+from services.registry_api.access.authentication import NoWayIn, open_access
+from services.shared.configuration.settings import AccessSettings, ApiSettings, RateSettings
+from services.shared.keys import keyring
+from services.shared.keys.api_keys import new_token
 from speaker_registry import RegistryClient, cli
 from speaker_registry.errors import ApiKeyEnded, ApiKeyNotFound, ApiKeysOff
 from tests.integration.api.conftest import Start

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from services.shared import registrar
-from services.shared.gate import GateClosed
+from services.shared.index.gate import GateClosed
+from services.shared.registry import registrar
 from tests.integration.api.conftest import Start
 from tests.integration.api.registry import EMBEDDING, Registry, until
 from tests.integration.api.test_kept_waiting import Standstill, asking

@@ -2,9 +2,10 @@
 
 import pytest
 
-from services.registry_api import compat, paging
-from services.shared import registrar
-from services.shared.index import SpeakerIndex
+from services.registry_api.routes import audio_voices
+from services.registry_api.wire import paging
+from services.shared.index.speaker_index import SpeakerIndex
+from services.shared.registry import registrar
 from speaker_registry import RegistryClient
 from tests.integration.api.conftest import Start
 from tests.integration.api.registry import WIDER, Registry
@@ -28,7 +29,7 @@ def test_a_list_in_pieces_says_what_the_list_in_one_piece_says(
     for path in ("/v1/audio/voices", f"/v1/audio/voices?profile={WIDER}", "/v1/audio/voices?after=b"):
         whole = many.client.get(path)
         with monkeypatch.context() as patches:
-            patches.setattr(compat, "AT_ONCE", 2)
+            patches.setattr(audio_voices, "AT_ONCE", 2)
             patches.setattr(paging, "LOOKED_AT", 2)
             pieces = many.client.get(path)
             head = many.client.head(path)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from services.shared.audio import AudioDecoder
-from services.shared.publication import Publisher
+from services.shared.registry.publication import Publisher
 from speaker_registry.artifact import Artifact, sha256_digest
 from speaker_registry.errors import ClipDamaged
 from tests.integration.api.conftest import Start

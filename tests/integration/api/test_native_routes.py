@@ -14,11 +14,13 @@ from urllib.parse import quote
 import httpx
 import pytest
 
-from services.registry_api import changes, health, paging, voices
+from services.embedded.valkey import ValkeyServer
+from services.registry_api.routes import health, voices
+from services.registry_api.serving import changes
+from services.registry_api.wire import paging
 from services.shared.audio import AudioDecoder, DecodedClip
-from services.shared.facts import SpeakerId
-from services.shared.settings import UploadLimits
-from services.shared.valkey import ValkeyServer
+from services.shared.bucket.facts import SpeakerId
+from services.shared.configuration.settings import UploadLimits
 from speaker_registry import RegistryClient, cli
 from speaker_registry.artifact import Artifact, sha256_digest
 from speaker_registry.errors import AudioNotFound, InvalidAudio

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from services.registry_api import pressure
-from services.shared import redis_access
-from services.shared.valkey import ValkeyServer
+from services.embedded.valkey import ValkeyServer
+from services.registry_api.serving import pressure
+from services.shared.index import redis_access
 from tests.integration.api.conftest import Start
 from tests.integration.api.registry import Registry, until
 from tests.redis_commands import count_sent

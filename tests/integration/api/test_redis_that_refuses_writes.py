@@ -14,10 +14,10 @@ import pytest
 from pydantic import SecretStr
 from redis import Redis
 
-from services.registry_api.rates import MINUTE
-from services.shared.api_keys import new_token
-from services.shared.settings import AccessSettings, RateSettings
-from services.shared.valkey import ValkeyServer
+from services.embedded.valkey import ValkeyServer
+from services.registry_api.access.rates import MINUTE
+from services.shared.configuration.settings import AccessSettings, RateSettings
+from services.shared.keys.api_keys import new_token
 from tests.deploy.composed import free_ports
 from tests.integration.api.conftest import Start
 from tests.integration.api.registry import CLIP, EMBEDDING, PROFILE, Registry, until

@@ -5,8 +5,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from services.registry_api.server import ImpatientHttp
-from services.shared.metrics import REGISTRY
+from services.registry_api.serving.server import ImpatientHttp
+from services.shared.telemetry.metrics import REGISTRY
 from tests.integration.api import raw
 from tests.integration.api.registry import Registry, until
 

@@ -20,9 +20,9 @@ from hypothesis import settings as settings_of_hypothesis
 from hypothesis import strategies as st
 from jwt.algorithms import ECAlgorithm, RSAAlgorithm
 
-from services.registry_api import tokens as tokens_module
-from services.registry_api.tokens import Tokens
-from services.shared.settings import AccessSettings
+from services.registry_api.access import tokens as tokens_module
+from services.registry_api.access.tokens import Tokens
+from services.shared.configuration.settings import AccessSettings
 from speaker_registry.errors import InvalidApiKey, Unavailable
 from tests.integration.api.conftest import Start
 

@@ -6,9 +6,9 @@ import httpx
 import pytest
 from pydantic import SecretStr
 
-from services.registry_api.rules import our_routes
-from services.shared.api_keys import new_token
-from services.shared.settings import AccessSettings
+from services.registry_api.access.rules import our_routes
+from services.shared.configuration.settings import AccessSettings
+from services.shared.keys.api_keys import new_token
 from speaker_registry import RegistryClient
 from tests.integration.api.conftest import Start
 from tests.integration.api.registry import PROFILE, Registry

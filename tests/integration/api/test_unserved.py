@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from services.shared.announcements import Announcements
-from services.shared.clock import Clock
+from services.shared.index.announcements import Announcements
+from services.shared.model.clock import Clock
 from speaker_registry import RegistryClient, cli
 from speaker_registry.errors import ArtifactNotReady, Unavailable
 from tests.integration.api.conftest import Start

@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from services.shared.valkey import ValkeyServer
+from services.embedded.valkey import ValkeyServer
 from speaker_registry import RegistryClient, cli
 from speaker_registry.errors import VoiceNotFound
 from tests.integration.api.conftest import Start

@@ -9,11 +9,11 @@ from contextlib import contextmanager, suppress
 
 import numpy as np
 
-from services.shared.facts import SpeakerId
-from services.shared.index import Undecided
-from services.shared.jobs import Jobs
-from services.shared.publication import Assignment, Maker, Publisher
-from services.shared.registrar import Registrar
+from services.shared.bucket.facts import SpeakerId
+from services.shared.index.jobs import Jobs
+from services.shared.index.speaker_index import Undecided
+from services.shared.registry.publication import Assignment, Maker, Publisher
+from services.shared.registry.registrar import Registrar
 from speaker_registry.errors import SpeakerRegistryError
 from speaker_registry.names import parse_speaker_name, slug_of
 

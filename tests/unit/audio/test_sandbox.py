@@ -17,7 +17,7 @@ import pytest
 
 from services.shared.audio import AudioDecoder
 from services.shared.audio.processes import PROGRAM
-from services.shared.settings import UploadLimits
+from services.shared.configuration.settings import UploadLimits
 from speaker_registry.errors import InvalidAudio, SpeakerRegistryError, Unavailable, UnsupportedAudio
 from tests.unit.audio import clips
 from tests.unit.audio.misbehaving import ATTEMPTS
@@ -504,7 +504,7 @@ def test_the_asking_process_never_loads_a_decoding_library_nor_a_parser():
     program = (
         "import sys\n"
         "from services.shared.audio import AudioDecoder\n"
-        "from services.shared.settings import UploadLimits\n"
+        "from services.shared.configuration.settings import UploadLimits\n"
         "data = sys.stdin.buffer.read()\n"
         "with AudioDecoder(UploadLimits()) as decoder:\n"
         "    seconds = decoder.decode(data).audio.seconds\n"

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from services.extractor_worker.campplus_untrained import CamPlusPlusConfig
+from services.extractor_worker.models.campplus_untrained import CamPlusPlusConfig
 
 
 class Oracle:

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from services.extractor_worker.cosyvoice3 import CosyVoice3Extractor
-from services.extractor_worker.ming_tts import MingTTSExtractor
-from services.extractor_worker.s3_tokenizer import S3Config
-from services.extractor_worker.torch_extractor import Loading
-from services.extractor_worker.weights import LocalWeights
+from services.extractor_worker.engines.cosyvoice3 import CosyVoice3Extractor
+from services.extractor_worker.engines.ming_tts import MingTTSExtractor
+from services.extractor_worker.models.s3_tokenizer import S3Config
+from services.extractor_worker.pipeline.torch_extractor import Loading
+from services.extractor_worker.weights.loading import LocalWeights
 from services.shared.audio import ReferenceAudio
 from tests.unit.extractors import conftest, signals
 from tests.unit.extractors.conftest import tiny_profile

@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from services.extractor_worker.fish_dac import CodecConfig
-from services.extractor_worker.fish_speech import Audio8Extractor, FishSpeechExtractor
-from services.extractor_worker.torch_extractor import Loading
-from services.extractor_worker.weights import LocalWeights
+from services.extractor_worker.engines.fish_speech import Audio8Extractor, FishSpeechExtractor
+from services.extractor_worker.models.fish_dac import CodecConfig
+from services.extractor_worker.pipeline.torch_extractor import Loading
+from services.extractor_worker.weights.loading import LocalWeights
 from services.shared.audio import ReferenceAudio
-from services.shared.profiles import BUILT_IN, Profile
+from services.shared.model.profiles import BUILT_IN, Profile
 from tests.unit.extractors import signals
 from tests.unit.extractors.conftest import tiny_profile
 

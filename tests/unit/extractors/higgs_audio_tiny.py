@@ -5,11 +5,11 @@ from typing import Any
 
 import numpy as np
 
-from services.extractor_worker.higgs_audio import HiggsAudioExtractor, OmniVoiceExtractor
-from services.extractor_worker.torch_extractor import Loading
-from services.extractor_worker.weights import LocalWeights
+from services.extractor_worker.engines.higgs_audio import HiggsAudioExtractor, OmniVoiceExtractor
+from services.extractor_worker.pipeline.torch_extractor import Loading
+from services.extractor_worker.weights.loading import LocalWeights
 from services.shared.audio import ReferenceAudio
-from services.shared.settings import OmniVoiceSettings
+from services.shared.configuration.settings import OmniVoiceSettings
 from tests.unit.extractors.conftest import tiny_profile
 
 TINY = Path(__file__).parents[2] / "data/higgs_audio_tiny"

@@ -4,7 +4,7 @@ import hashlib
 
 import numpy as np
 
-from services.extractor_worker.speechlike import Samples, speechlike
+from services.extractor_worker.pipeline.speechlike import Samples, speechlike
 
 __all__ = ["Samples", "digest", "speechlike"]
 

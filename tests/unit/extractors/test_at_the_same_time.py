@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from services.extractor_worker.extraction import Extraction, Station
-from services.extractor_worker.extractor import Extractor
+from services.extractor_worker.pipeline.extraction import Extraction, Station
+from services.extractor_worker.pipeline.extractor import Extractor
 from services.shared.audio import ReferenceAudio
 from tests.unit.extractors import (
     signals,

@@ -11,9 +11,9 @@ import torch
 from onnx import helper, numpy_helper
 from torch import Tensor
 
-from services.extractor_worker.campplus import MIN_SAMPLES, CamPlusPlus
-from services.extractor_worker.campplus_untrained import CamPlusPlusConfig, untrained_campplus
-from services.extractor_worker.kaldi_fbank import FbankSettings, fbank
+from services.extractor_worker.features.kaldi_fbank import FbankSettings, fbank
+from services.extractor_worker.models.campplus import MIN_SAMPLES, CamPlusPlus
+from services.extractor_worker.models.campplus_untrained import CamPlusPlusConfig, untrained_campplus
 from speaker_registry.errors import WeightsInvalid
 from tests.unit.extractors.campplus_oracle import Oracle
 from tests.unit.extractors.cosyvoice3_tiny import TINY, load_ming

@@ -10,15 +10,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from services.extractor_worker.catalogue import BUILT_IN as EXTRACTORS
-from services.extractor_worker.catalogue import load_extractor
-from services.extractor_worker.extractor import Extractor
-from services.extractor_worker.mimi import CodecConfig, codec_layout
-from services.extractor_worker.torch_extractor import Loading
-from services.extractor_worker.untrained import random_tensors
-from services.extractor_worker.weights import HubWeights, UntrainedWeights
+from services.extractor_worker.engines.catalogue import BUILT_IN as EXTRACTORS
+from services.extractor_worker.engines.catalogue import load_extractor
+from services.extractor_worker.models.mimi import CodecConfig, codec_layout
+from services.extractor_worker.pipeline.extractor import Extractor
+from services.extractor_worker.pipeline.torch_extractor import Loading
+from services.extractor_worker.weights.loading import HubWeights, UntrainedWeights
+from services.extractor_worker.weights.untrained import random_tensors
 from services.shared.audio import ReferenceAudio
-from services.shared.profiles import BUILT_IN, ProfileAmbiguous
+from services.shared.model.profiles import BUILT_IN, ProfileAmbiguous
 from speaker_registry.artifact import check_tensors
 from speaker_registry.errors import ProfileUnknown, WeightsMissing
 from tests.unit.extractors.signals import speechlike
@@ -120,7 +120,7 @@ def test_encoding_never_waits_for_the_device(profile: str) -> None:
 def test_untrained_weights_are_the_same_in_every_process() -> None:
     """Two workers of one demo share a fingerprint, so they must share the weights."""
     program = (
-        "import hashlib; from services.extractor_worker.untrained import random_tensors;"
+        "import hashlib; from services.extractor_worker.weights.untrained import random_tensors;"
         "first, second = random_tensors({'a.conv.weight': (64, 32, 3), 'b.weight': (99, 7)}, 0).values();"
         "print(hashlib.sha256(first.numpy().tobytes() + second.numpy().tobytes()).hexdigest())"
     )

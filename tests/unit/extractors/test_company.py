@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from services.extractor_worker.audio_vae import AudioVaeConfig, AudioVaeEncoder
-from services.extractor_worker.ecapa import SpeakerEncoder, SpeakerEncoderConfig
-from services.extractor_worker.mel import MelSettings, log_mel
-from services.extractor_worker.modules import filled, layout_of
-from services.extractor_worker.untrained import random_tensors
+from services.extractor_worker.features.mel import MelSettings, log_mel
+from services.extractor_worker.models.audio_vae import AudioVaeConfig, AudioVaeEncoder
+from services.extractor_worker.models.ecapa import SpeakerEncoder, SpeakerEncoderConfig
+from services.extractor_worker.weights.modules import filled, layout_of
+from services.extractor_worker.weights.untrained import random_tensors
 from tests.unit.extractors.parity import HALF_STEP_BFLOAT16, HALF_STEP_FLOAT32, assert_near
 from tests.unit.extractors.signals import speechlike
 

@@ -14,16 +14,17 @@ import numpy as np
 import pytest
 import torch
 
-from services.extractor_worker import cosyvoice3, torch_extractor
-from services.extractor_worker.cosyvoice3 import CosyVoice3Extractor
-from services.extractor_worker.kaldi_fbank import FbankSettings
-from services.extractor_worker.mel import MelSettings, WhisperMelSettings
-from services.extractor_worker.s3_tokenizer import S3Config, codes_of, s3_layout
-from services.extractor_worker.torch_extractor import Shelf
-from services.extractor_worker.weights import UntrainedWeights
+from services.extractor_worker.engines import cosyvoice3
+from services.extractor_worker.engines.cosyvoice3 import CosyVoice3Extractor
+from services.extractor_worker.features.kaldi_fbank import FbankSettings
+from services.extractor_worker.features.mel import MelSettings, WhisperMelSettings
+from services.extractor_worker.models.s3_tokenizer import S3Config, codes_of, s3_layout
+from services.extractor_worker.pipeline import torch_extractor
+from services.extractor_worker.pipeline.torch_extractor import Shelf
+from services.extractor_worker.weights.loading import UntrainedWeights
 from services.shared.audio import ReferenceAudio
-from services.shared.fingerprint import Fingerprint
-from services.shared.profiles import BUILT_IN
+from services.shared.model.fingerprint import Fingerprint
+from services.shared.model.profiles import BUILT_IN
 from speaker_registry.artifact import check_tensors
 from speaker_registry.errors import AudioTooLong, AudioTooShort
 from tests.unit.extractors import signals

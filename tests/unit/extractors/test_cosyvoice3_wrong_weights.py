@@ -12,8 +12,8 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
-from services.extractor_worker import onnx_graph
-from services.extractor_worker.s3_tokenizer import S3Config
+from services.extractor_worker.models.s3_tokenizer import S3Config
+from services.extractor_worker.weights import onnx_graph
 from speaker_registry.errors import WeightsInvalid, WeightsMissing
 from tests.unit.extractors.cosyvoice3_tiny import (
     CAMPPLUS_FILE,

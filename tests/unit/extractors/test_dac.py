@@ -18,12 +18,12 @@ import pytest
 import torch
 from transformers import DacModel
 
-from services.extractor_worker import torch_extractor
-from services.extractor_worker.dac import DacExtractor
-from services.extractor_worker.torch_extractor import Loading
-from services.extractor_worker.weights import LocalWeights, UntrainedWeights
+from services.extractor_worker.engines.dac import DacExtractor
+from services.extractor_worker.pipeline import torch_extractor
+from services.extractor_worker.pipeline.torch_extractor import Loading
+from services.extractor_worker.weights.loading import LocalWeights, UntrainedWeights
 from services.shared.audio import ReferenceAudio
-from services.shared.profiles import BUILT_IN, Profile
+from services.shared.model.profiles import BUILT_IN, Profile
 from speaker_registry.artifact import check_tensors
 from speaker_registry.errors import AudioTooShort, WeightsInvalid, WeightsMissing
 from tests.unit.extractors import signals

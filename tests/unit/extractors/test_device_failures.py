@@ -11,13 +11,13 @@ import torch
 from structlog.testing import capture_logs
 from torch import Tensor
 
-from services.extractor_worker.device_failures import is_lost, memory_was_short
-from services.extractor_worker.extraction import Extraction, Station
-from services.extractor_worker.extractor import DeviceLost
-from services.extractor_worker.torch_extractor import Loading, TorchExtractor
-from services.extractor_worker.weights import UntrainedWeights
+from services.extractor_worker.device.failures import is_lost, memory_was_short
+from services.extractor_worker.pipeline.extraction import Extraction, Station
+from services.extractor_worker.pipeline.extractor import DeviceLost
+from services.extractor_worker.pipeline.torch_extractor import Loading, TorchExtractor
+from services.extractor_worker.weights.loading import UntrainedWeights
 from services.shared.audio import ReferenceAudio
-from services.shared.profiles import BUILT_IN
+from services.shared.model.profiles import BUILT_IN
 from speaker_registry.errors import ExtractorFailed, ExtractorOutOfMemory
 from tests.unit.test_extraction import PROFILE, Publisher, jobs
 

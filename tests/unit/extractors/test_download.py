@@ -14,16 +14,16 @@ from pathlib import Path
 
 import pytest
 
-from services.extractor_worker.download import REFUSED, Delivery, _deliveries, _parser
-from services.extractor_worker.weights import (
+from services.extractor_worker.weights.download import REFUSED, Delivery, _deliveries, _parser
+from services.extractor_worker.weights.loading import (
     HubWeights,
     LocalWeights,
     commit_of,
     download_command,
     locate,
 )
-from services.shared.profiles import BUILT_IN, ProfileCatalogue
-from services.shared.published_weights import PublishedWeights
+from services.shared.model.profiles import BUILT_IN, ProfileCatalogue
+from services.shared.model.published_weights import PublishedWeights
 from speaker_registry.errors import WeightsMissing
 from tests.unit.extractors.fake_hub import COMMIT, REPO, FakeHub, running
 
@@ -32,8 +32,8 @@ FILES = {"config.json": b'{"a": 1}', "codec/model.safetensors": bytes(range(256)
 SUMS = {name: hashlib.sha256(content).hexdigest() for name, content in FILES.items()}
 PROFILES = f"""
 from dataclasses import replace
-from services.shared.profiles import BUILT_IN, ProfileCatalogue
-from services.shared.published_weights import PublishedWeights
+from services.shared.model.profiles import BUILT_IN, ProfileCatalogue
+from services.shared.model.published_weights import PublishedWeights
 
 def made(name, **weights):
     facts = {{"repo": {REPO!r}, "commit": {COMMIT!r}, "licence": "CC-BY-NC-4.0", "files": {SUMS!r}}}
@@ -286,7 +286,9 @@ def test_help_names_what_can_be_fetched(download: Download):
 
 def test_it_imports_no_torch():
     """A machine that only fetches needs none, and nobody waits for it."""
-    program = "import sys, services.extractor_worker.download as _; print({'torch'} & sys.modules.keys())"
+    program = (
+        "import sys, services.extractor_worker.weights.download as _; print({'torch'} & sys.modules.keys())"
+    )
     words = [sys.executable, "-c", program]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"

@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 import torch
 
-from services.extractor_worker import ecapa_voxceleb
-from services.extractor_worker.ecapa_voxceleb import PUBLISHED, EcapaVoxCelebExtractor
-from services.extractor_worker.modules import layout_of
-from services.extractor_worker.speechbrain_fbank import FbankSettings, mel_bank
-from services.extractor_worker.torch_extractor import Loading
-from services.extractor_worker.weights import LocalWeights, UntrainedWeights
+from services.extractor_worker.engines import ecapa_voxceleb
+from services.extractor_worker.engines.ecapa_voxceleb import PUBLISHED, EcapaVoxCelebExtractor
+from services.extractor_worker.features.speechbrain_fbank import FbankSettings, mel_bank
+from services.extractor_worker.pipeline.torch_extractor import Loading
+from services.extractor_worker.weights.loading import LocalWeights, UntrainedWeights
+from services.extractor_worker.weights.modules import layout_of
 from services.shared.audio import ReferenceAudio
-from services.shared.profiles import BUILT_IN
+from services.shared.model.profiles import BUILT_IN
 from speaker_registry.artifact import check_tensors
 from speaker_registry.errors import AudioTooShort, WeightsInvalid, WeightsMissing
 from tests.unit.extractors import signals

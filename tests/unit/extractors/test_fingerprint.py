@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from services.extractor_worker import qwen3_tts, torch_extractor
-from services.extractor_worker.mel import MelSettings
-from services.extractor_worker.qwen3_tts import Qwen3TTSExtractor
-from services.extractor_worker.torch_extractor import Loading
-from services.extractor_worker.weights import HubWeights, LocalWeights, UntrainedWeights
-from services.shared.fingerprint import Fingerprint
+from services.extractor_worker.engines import qwen3_tts
+from services.extractor_worker.engines.qwen3_tts import Qwen3TTSExtractor
+from services.extractor_worker.features.mel import MelSettings
+from services.extractor_worker.pipeline import torch_extractor
+from services.extractor_worker.pipeline.torch_extractor import Loading
+from services.extractor_worker.weights.loading import HubWeights, LocalWeights, UntrainedWeights
+from services.shared.model.fingerprint import Fingerprint
 from speaker_registry.artifact import TensorSpec
 from tests.unit.extractors.conftest import TINY, TINY_WIDTH, edit_json, edit_tensors, tiny_profile
 

@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 import torch
 
-from services.extractor_worker import torch_extractor
-from services.extractor_worker.fish_dac import CodecConfig, CodecEncoder, published_name
-from services.extractor_worker.fish_speech import Audio8Extractor, FishSpeechExtractor, _groups
-from services.extractor_worker.modules import layout_of
-from services.extractor_worker.weight_norm import published_layout
-from services.extractor_worker.weights import UntrainedWeights
+from services.extractor_worker.engines.fish_speech import Audio8Extractor, FishSpeechExtractor, _groups
+from services.extractor_worker.models.fish_dac import CodecConfig, CodecEncoder, published_name
+from services.extractor_worker.models.weight_norm import published_layout
+from services.extractor_worker.pipeline import torch_extractor
+from services.extractor_worker.weights.loading import UntrainedWeights
+from services.extractor_worker.weights.modules import layout_of
 from services.shared.audio import ReferenceAudio
-from services.shared.fingerprint import Fingerprint
-from services.shared.profiles import BUILT_IN
+from services.shared.model.fingerprint import Fingerprint
+from services.shared.model.profiles import BUILT_IN
 from speaker_registry.artifact import check_tensors
 from speaker_registry.errors import AudioTooLong, AudioTooShort
 from tests.unit.extractors import fish_speech_tiny

@@ -13,15 +13,15 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from services.extractor_worker.higgs_audio import HiggsAudioExtractor, OmniVoiceExtractor
-from services.extractor_worker.higgs_audio_codec import CodecConfig, codec_layout
-from services.extractor_worker.resample import KERNEL, KERNEL_FLOAT32, resample
-from services.extractor_worker.torch_extractor import Loading, Shelf
-from services.extractor_worker.weights import LocalWeights
+from services.extractor_worker.engines.higgs_audio import HiggsAudioExtractor, OmniVoiceExtractor
+from services.extractor_worker.features.resample import KERNEL, KERNEL_FLOAT32, resample
+from services.extractor_worker.models.higgs_audio_codec import CodecConfig, codec_layout
+from services.extractor_worker.pipeline.torch_extractor import Loading, Shelf
+from services.extractor_worker.weights.loading import LocalWeights
 from services.shared.audio import ReferenceAudio
-from services.shared.packaging import package
-from services.shared.profiles import BUILT_IN
-from services.shared.settings import OmniVoiceSettings
+from services.shared.configuration.settings import OmniVoiceSettings
+from services.shared.model.packaging import package
+from services.shared.model.profiles import BUILT_IN
 from speaker_registry.artifact import check_tensors
 from speaker_registry.errors import AudioTooShort, InvalidArtifact
 from tests.unit.extractors import signals

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from services.extractor_worker.silence import SilenceRules, without_silence
+from services.extractor_worker.features.silence import SilenceRules, without_silence
 from tests.unit.extractors import higgs_audio_tiny, signals
 from tests.unit.extractors.pauses import PLANS, paused
 

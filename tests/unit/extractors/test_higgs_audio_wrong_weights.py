@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from services.extractor_worker.weights import HubWeights
+from services.extractor_worker.weights.loading import HubWeights
 from speaker_registry.errors import WeightsInvalid, WeightsMissing
 from tests.unit.extractors.conftest import edit_json, edit_tensors
 from tests.unit.extractors.higgs_audio_tiny import CONFIG, TENSORS, TINY, load_higgs

@@ -7,8 +7,8 @@ import pytest
 import scipy
 import transformers
 
-from services.extractor_worker.libraries import library_facts
-from services.shared.fingerprint import Fingerprint
+from services.extractor_worker.device.libraries import library_facts
+from services.shared.model.fingerprint import Fingerprint
 from tests.unit.extractors import cosyvoice3_tiny, higgs_audio_tiny, test_dac
 from tests.unit.extractors.conftest import load_tiny
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from services.extractor_worker import mel
-from services.extractor_worker.mel import MelSettings, log_mel, slaney_bank
+from services.extractor_worker.features import mel
+from services.extractor_worker.features.mel import MelSettings, log_mel, slaney_bank
 from tests.unit.extractors.parity import HALF_STEP_FLOAT32
 from tests.unit.extractors.signals import speechlike
 

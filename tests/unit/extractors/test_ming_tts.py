@@ -8,10 +8,11 @@ import dataclasses
 import numpy as np
 import pytest
 
-from services.extractor_worker import campplus, torch_extractor
-from services.extractor_worker.ming_tts import MingTTSExtractor
-from services.extractor_worker.weights import UntrainedWeights
-from services.shared.profiles import BUILT_IN
+from services.extractor_worker.engines.ming_tts import MingTTSExtractor
+from services.extractor_worker.models import campplus
+from services.extractor_worker.pipeline import torch_extractor
+from services.extractor_worker.weights.loading import UntrainedWeights
+from services.shared.model.profiles import BUILT_IN
 from speaker_registry.artifact import check_tensors
 from speaker_registry.errors import AudioTooShort
 from tests.unit.extractors import cosyvoice3_tiny

@@ -2,7 +2,7 @@
 
 import torch
 
-from services.extractor_worker.nearest import nearest_entries
+from services.extractor_worker.models.nearest import nearest_entries
 
 
 def test_it_is_the_nearest() -> None:

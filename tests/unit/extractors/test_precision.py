@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from services.extractor_worker.precision import exact_float32
+from services.extractor_worker.device.precision import exact_float32
 
 
 @pytest.fixture(autouse=True)

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 import torch
 
-from services.extractor_worker.extractor import Dtype
-from services.extractor_worker.qwen3_tts import Qwen3TTSExtractor
+from services.extractor_worker.engines.qwen3_tts import Qwen3TTSExtractor
+from services.extractor_worker.pipeline.extractor import Dtype
 from services.shared.audio import ReferenceAudio
 from tests.unit.extractors import signals
 from tests.unit.extractors.conftest import TINY, Goldens, golden_clip

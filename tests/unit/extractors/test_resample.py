@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from services.extractor_worker import resample as module
-from services.extractor_worker.resample import KERNEL, KERNEL_FLOAT32, SincHann, resample
+from services.extractor_worker.features import resample as module
+from services.extractor_worker.features.resample import KERNEL, KERNEL_FLOAT32, SincHann, resample
 from speaker_registry.errors import UnsupportedAudio
 from tests.unit.extractors.parity import assert_parity
 from tests.unit.extractors.signals import speechlike

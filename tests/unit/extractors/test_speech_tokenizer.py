@@ -15,14 +15,14 @@ import numpy as np
 import pytest
 import torch
 
-from services.extractor_worker.modules import layout_of
-from services.extractor_worker.seanet import SeanetConfig, SeanetEncoder, published_name
-from services.extractor_worker.speech_tokenizer import SpeechTokenizerExtractor
-from services.extractor_worker.torch_extractor import Loading
-from services.extractor_worker.weight_norm import published_layout
-from services.extractor_worker.weights import LocalWeights, UntrainedWeights
+from services.extractor_worker.engines.speech_tokenizer import SpeechTokenizerExtractor
+from services.extractor_worker.models.seanet import SeanetConfig, SeanetEncoder, published_name
+from services.extractor_worker.models.weight_norm import published_layout
+from services.extractor_worker.pipeline.torch_extractor import Loading
+from services.extractor_worker.weights.loading import LocalWeights, UntrainedWeights
+from services.extractor_worker.weights.modules import layout_of
 from services.shared.audio import ReferenceAudio
-from services.shared.profiles import BUILT_IN, Profile
+from services.shared.model.profiles import BUILT_IN, Profile
 from speaker_registry.artifact import check_tensors
 from speaker_registry.errors import AudioTooShort, WeightsInvalid, WeightsMissing
 from tests.unit.extractors import signals

@@ -10,9 +10,9 @@ from types import ModuleType
 import pytest
 import torch
 
-from services.extractor_worker import torchaudio_shim
-from services.extractor_worker.resample import SincHann
-from services.extractor_worker.torchaudio_shim import import_with_torchaudio, resample
+from services.extractor_worker.features import torchaudio_shim
+from services.extractor_worker.features.resample import SincHann
+from services.extractor_worker.features.torchaudio_shim import import_with_torchaudio, resample
 from tests.unit.extractors.signals import speechlike
 
 NAME = "wants_torchaudio"

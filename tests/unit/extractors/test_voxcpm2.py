@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 import torch
 
-from services.extractor_worker import torch_extractor
-from services.extractor_worker.audio_vae import AudioVaeConfig
-from services.extractor_worker.torch_extractor import Loading
-from services.extractor_worker.voxcpm2 import VoxCPM2Extractor
-from services.extractor_worker.weights import LocalWeights, UntrainedWeights
+from services.extractor_worker.engines.voxcpm2 import VoxCPM2Extractor
+from services.extractor_worker.models.audio_vae import AudioVaeConfig
+from services.extractor_worker.pipeline import torch_extractor
+from services.extractor_worker.pipeline.torch_extractor import Loading
+from services.extractor_worker.weights.loading import LocalWeights, UntrainedWeights
 from services.shared.audio import ReferenceAudio
-from services.shared.profiles import BUILT_IN
+from services.shared.model.profiles import BUILT_IN
 from speaker_registry.artifact import check_tensors
 from speaker_registry.errors import AudioTooShort
 from tests.unit.extractors import conftest, signals
@@ -132,10 +132,10 @@ def test_the_number_of_threads_hardly_matters(goldens: Goldens) -> None:
 def test_the_vaes_configuration_counts(monkeypatch: pytest.MonkeyPatch, field: str, value: object) -> None:
     """The order of rates is no part of any weight's size."""
     small = AudioVaeConfig(encoder_dim=4)
-    monkeypatch.setattr("services.extractor_worker.voxcpm2.AudioVaeConfig", lambda: small)
+    monkeypatch.setattr("services.extractor_worker.engines.voxcpm2.AudioVaeConfig", lambda: small)
     before = load(source=UntrainedWeights()).fingerprint
     changed = AudioVaeConfig(**asdict(small) | {field: value})
-    monkeypatch.setattr("services.extractor_worker.voxcpm2.AudioVaeConfig", lambda: changed)
+    monkeypatch.setattr("services.extractor_worker.engines.voxcpm2.AudioVaeConfig", lambda: changed)
     assert load(source=UntrainedWeights()).fingerprint.digest != before.digest
 
 

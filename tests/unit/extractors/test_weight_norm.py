@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from services.extractor_worker.weight_norm import TwoParts, folded, published_layout
+from services.extractor_worker.models.weight_norm import TwoParts, folded, published_layout
 
 Wrap = Callable[[nn.Module], nn.Module]
 

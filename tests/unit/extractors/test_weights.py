@@ -11,8 +11,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from services.extractor_worker import hub, weights
-from services.extractor_worker.weights import (
+from services.extractor_worker.weights import hub
+from services.extractor_worker.weights import loading as weights
+from services.extractor_worker.weights.loading import (
     HubWeights,
     LocalWeights,
     UntrainedWeights,
@@ -20,7 +21,7 @@ from services.extractor_worker.weights import (
     parse_weights,
     sha256_of_file,
 )
-from services.shared.published_weights import PublishedWeights
+from services.shared.model.published_weights import PublishedWeights
 from speaker_registry.errors import WeightsInvalid, WeightsMissing
 from tests.unit.extractors.conftest import TINY
 

@@ -1,0 +1,41 @@
+"""How much memory a worker uses of its device, for the metrics. Knows torch and no model."""
+
+import os
+import resource
+from pathlib import Path
+
+import torch
+
+from services.shared.telemetry.metrics import DEVICE_MEMORY
+
+
+def show_device_memory(device: torch.device) -> None:
+    """From now on every scrape asks."""
+    used, total = (_cuda_used, _cuda_total) if device.type == "cuda" else (_resident, _physical)
+    DEVICE_MEMORY.labels(str(device), "used").set_function(lambda: used(device))
+    DEVICE_MEMORY.labels(str(device), "total").set_function(lambda: total(device))
+
+
+def _cuda_used(device: torch.device) -> int:
+    """What torch keeps of it for us, in use or not. The libraries' own contexts come on top.
+
+    0 before anything is computed there: a scrape must not be what wakes the device.
+    """
+    return torch.cuda.memory_reserved(device) if _awake() else 0
+
+
+def _cuda_total(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).total_memory if _awake() else 0
+
+
+def _awake() -> bool:
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+
+
+def _resident(_: torch.device) -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize()
+
+
+def _physical(_: torch.device) -> int:
+    return os.sysconf("SC_PHYS_PAGES") * resource.getpagesize()

@@ -1,0 +1,79 @@
+"""What this process computes on: the device, its instruction set, the libraries. Knows torch and no model."""
+
+import hashlib
+import importlib
+import os
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+
+from speaker_registry.artifact import ComputedOn
+
+_INSTRUCTIONS = ("avx2", "avx512_f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_int8")
+"""Those by which torch's libraries choose their kernels."""
+_LIBRARIES = ("numpy", "onnxruntime", "scipy", "transformers")
+"""Those that compute beside torch. Some are installed only where a profile needs them."""
+_SWITCHES = (
+    "ATEN_CPU_CAPABILITY",
+    "CUBLAS_",
+    "CUDNN_",
+    "DNNL_",
+    "KMP_",
+    "MKL_",
+    "NVIDIA_TF32_OVERRIDE",
+    "OMP_NUM_THREADS",
+    "ONEDNN_",
+    "TORCH_",
+)
+"""How the environment variables begin that change which kernels run."""
+
+
+def computed_on(device: torch.device) -> ComputedOn:
+    """What a manifest says of the machine."""
+    if device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
+        return ComputedOn(device="cuda", gpu=name, torch=torch.__version__)
+    return ComputedOn(device=device.type, instruction_set=_instruction_set(), torch=torch.__version__)
+
+
+def machine_facts(device: torch.device) -> dict[str, str]:
+    """Everything about the machine that may change what an encoder computes.
+
+    A GPU counts with its serial number (UUID), because one card may be broken where others of its kind are
+    not. Of environment variables only those count that choose kernels.
+    """
+    capabilities = torch.cpu.get_capabilities()
+    facts = {
+        **computed_on(device).model_dump(exclude_none=True),
+        "cpu": f"{capabilities.get('cpu_name', '')} {_instruction_set()}",
+        "threads": str(torch.get_num_threads()),
+        "torch_build": torch.__config__.show(),
+        "cudnn": str(torch.backends.cudnn.version()),  # type: ignore[no-untyped-call]
+        "our_code": _code_digest(),
+    }
+    if device.type == "cuda":
+        card = torch.cuda.get_device_properties(device)
+        facts |= {"gpu_uuid": str(card.uuid), "gpu_architecture": f"{card.major}.{card.minor}"}
+    facts |= {name: importlib.import_module(name).__version__ for name in _LIBRARIES if find_spec(name)}
+    facts |= {name: value for name, value in os.environ.items() if name.startswith(_SWITCHES)}
+    return facts
+
+
+@cache
+def _instruction_set() -> str:
+    """E.g. `AVX512 (avx2 avx512_f avx512_bf16)`: what torch's own kernels use, and what the CPU has."""
+    capabilities = torch.cpu.get_capabilities()
+    found = " ".join(name for name in _INSTRUCTIONS if capabilities.get(name))
+    return f"{torch.backends.cpu.get_cpu_capability()} ({found})"
+
+
+@cache
+def _code_digest() -> str:
+    """sha256 of this package's source. It changes with every release, and while somebody develops."""
+    digest = hashlib.sha256()
+    package = Path(__file__).parents[1]
+    for path in sorted(package.rglob("*.py")):
+        digest.update(str(path.relative_to(package)).encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()

@@ -1,0 +1,63 @@
+"""Which extractor makes which profile's artifact. What profiles are is in `services.shared.model.profiles`.
+
+An extractor of your own comes through the entry point group `speaker_registry.extractors`, under the name of
+its profile: something that is called with a `Loading` and gives an `Extractor`.
+"""
+
+from collections.abc import Mapping
+from importlib.metadata import EntryPoint, entry_points
+
+from services.extractor_worker.pipeline.extractor import Extractor
+from services.extractor_worker.pipeline.torch_extractor import Loading
+from services.shared.model.profiles import ProfileAmbiguous
+from speaker_registry.errors import CacheUnsupported, ProfileUnknown
+
+GROUP = "speaker_registry.extractors"
+_OURS = "services.extractor_worker.engines"
+BUILT_IN: Mapping[str, str] = {
+    "qwen3-tts-0.6b": f"{_OURS}.qwen3_tts:Qwen3TTSExtractor",
+    "qwen3-tts-1.7b": f"{_OURS}.qwen3_tts:Qwen3TTSExtractor",
+    "fish-speech-s2-pro": f"{_OURS}.fish_speech:FishSpeechExtractor",
+    "audio8": f"{_OURS}.fish_speech:Audio8Extractor",
+    "cosyvoice3-0.5b": f"{_OURS}.cosyvoice3:CosyVoice3Extractor",
+    "voxcpm2": f"{_OURS}.voxcpm2:VoxCPM2Extractor",
+    "ming-tts": f"{_OURS}.ming_tts:MingTTSExtractor",
+    "omnivoice": f"{_OURS}.higgs_audio:OmniVoiceExtractor",
+    "higgs-audio-v2": f"{_OURS}.higgs_audio:HiggsAudioExtractor",
+    "ecapa-voxceleb": f"{_OURS}.ecapa_voxceleb:EcapaVoxCelebExtractor",
+    "dac-16khz": f"{_OURS}.dac:DacExtractor",
+    "dac-24khz": f"{_OURS}.dac:DacExtractor",
+    "dac-44khz": f"{_OURS}.dac:DacExtractor",
+    "speechtokenizer": f"{_OURS}.speech_tokenizer:SpeechTokenizerExtractor",
+}
+"""Profile name -> what loads its extractor. Imported when it is needed: the others' libraries are not."""
+
+
+def load_extractor(loading: Loading) -> Extractor:
+    """Load a profile's encoders onto a device.
+
+    Raises:
+        ProfileUnknown: naming the profiles there are. ProfileAmbiguous: two packages bring one for it.
+        CacheUnsupported: there is no encoder for it.
+        WeightsMissing: naming the file and how to get it.
+        WeightsInvalid: naming what is wrong with which file.
+    """
+    profile = loading.profile
+    if profile.not_extractable:
+        raise CacheUnsupported(f"no worker can serve profile '{profile.name}': {profile.not_extractable}")
+    extractor: Extractor = _entry_point(profile.name).load()(loading)
+    return extractor
+
+
+def _entry_point(profile_name: str) -> EntryPoint:
+    if profile_name in BUILT_IN:
+        return EntryPoint(profile_name, BUILT_IN[profile_name], GROUP)
+    third_party = entry_points(group=GROUP)
+    found = [entry for entry in third_party if entry.name == profile_name]
+    if not found:
+        known = ", ".join(sorted({*BUILT_IN, *third_party.names}))
+        raise ProfileUnknown(f"no extractor for profile {profile_name[:80]!a}; there are {known}")
+    if len(found) > 1:
+        values = " and ".join(entry.value for entry in found)
+        raise ProfileAmbiguous(f"profile {profile_name[:80]!a} has several extractors: {values}")
+    return found[0]

@@ -1,0 +1,161 @@
+"""What CosyVoice3 needs of a voice: speech tokens, their mel spectrogram, a speaker embedding.
+
+Prepared as vLLM-Omni does it, not as CosyVoice's own scripts do, which resample each branch from the clip's
+own rate: everything goes through 24 kHz, and from there to 16 kHz by scipy's polyphase filter for the tokens
+and by the usual kernel for the embedding. Tokens are equal; vLLM-Omni builds its mel bands in float32, which
+moves `speech_feat` by up to 2e-5.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import scipy.signal
+import torch
+from torch import Tensor
+
+from services.extractor_worker.device.libraries import library_facts
+from services.extractor_worker.features.mel import MelSettings, WhisperMelSettings, log_mel, whisper_log_mel
+from services.extractor_worker.features.resample import resample
+from services.extractor_worker.models.campplus import (
+    CAMPPLUS_FILE,
+    FBANK,
+    MIN_SAMPLES,
+    Embedding,
+    campplus_facts,
+    load_campplus,
+)
+from services.extractor_worker.models.s3_tokenizer import (
+    S3Config,
+    load_s3_tokenizer,
+    read_s3_tokenizer,
+    s3_layout,
+)
+from services.extractor_worker.pipeline.torch_extractor import Loading, TorchExtractor, untrained_facts
+from services.extractor_worker.weights.loading import Checkpoint
+from services.extractor_worker.weights.untrained import random_tensors
+from services.shared.audio import ReferenceAudio
+from speaker_registry.errors import AudioTooLong
+
+_TOKENIZER_FILE = "speech_tokenizer_v3.onnx"
+_SAMPLE_RATE = 24_000
+_MEL = MelSettings(sample_rate=_SAMPLE_RATE, window=1920, hop=480, bands=80, highest_hertz=12_000.0)
+"""To the highest frequency there is; CosyVoice2 stopped at 8 kHz."""
+_TOKEN_MEL = WhisperMelSettings()
+_UP, _DOWN = 2, 3
+"""From 24 to 16 kHz."""
+_MEL_FRAMES_PER_TOKEN = 2
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedClip:
+    """token_mel: float32 [1, 128, M]. speech_feat: float32 [1, F, 80]. embedding: float32 [192]."""
+
+    token_mel: Tensor
+    speech_feat: Tensor
+    embedding: Embedding
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedClip:
+    """codes: int64 [1, T], on the device; the others are not."""
+
+    codes: Tensor
+    speech_feat: Tensor
+    embedding: Embedding
+
+
+class CosyVoice3Extractor(TorchExtractor[PreparedClip, EncodedClip]):
+    """Tokenizer and speaker encoder, loaded. Always float32, as in the engine, and one clip at a time.
+
+    Args:
+        tokenizer: its architecture, which the published file does not say; anything else is for tests.
+
+    Raises:
+        WeightsMissing: naming the file and how to get it.
+        WeightsInvalid: naming what is wrong with which file.
+    """
+
+    code_version = 1
+    always_float32 = True
+
+    def __init__(self, loading: Loading, tokenizer: S3Config | None = None) -> None:
+        tokenizer = tokenizer or S3Config()
+        checkpoint = loading.checkpoint() if loading.seed is None else None
+        weights = _facts(checkpoint, loading)
+        super().__init__(
+            loading,
+            weights=weights,
+            tokenizer=asdict(tokenizer),
+            token_mel=asdict(_TOKEN_MEL),
+            token_resampler=f"scipy-resample-poly-{_UP}-{_DOWN}",
+            speech_feat=asdict(_MEL) | {"frames_per_token": _MEL_FRAMES_PER_TOKEN},
+            speaker_encoder=campplus_facts(),
+            libraries=library_facts("scipy"),
+        )
+        self._max_samples = tokenizer.max_frames * _TOKEN_MEL.hop * _DOWN // _UP
+        identity = weights["seed"] if checkpoint is None else weights["files"][_TOKENIZER_FILE]
+        self._tokenizer = loading.shelf.get(
+            ("s3-tokenizer", tokenizer, identity, loading.device),
+            lambda: load_s3_tokenizer(
+                tokenizer, _tokenizer_tensors(checkpoint, loading, tokenizer), loading.device
+            ),
+        )
+        self._speaker_encoder = load_campplus(loading, checkpoint)
+
+    def _prepare(self, clip: ReferenceAudio) -> PreparedClip:
+        samples = self.resampled(clip, _SAMPLE_RATE, least=_least_samples())
+        if len(samples) > self._max_samples:
+            longest = self._max_samples / _SAMPLE_RATE
+            raise AudioTooLong(f"the clip is {clip.seconds:.3f} s, the encoder takes at most {longest:.0f} s")
+        token_mel = whisper_log_mel(_for_tokens(samples), _TOKEN_MEL)  # [128, M]
+        return PreparedClip(
+            token_mel=self.pinned(token_mel[None]),
+            speech_feat=log_mel(samples[None], _MEL),
+            embedding=self._speaker_encoder(resample(samples, _SAMPLE_RATE, FBANK.sample_rate)),
+        )
+
+    def _encode(self, prepared: PreparedClip) -> EncodedClip:
+        codes = self._tokenizer(self.on_device(prepared.token_mel))
+        return EncodedClip(codes, prepared.speech_feat, prepared.embedding)
+
+    def _finish(self, encoded: EncodedClip) -> dict[str, Tensor]:
+        """Cut to as many tokens as have both their mel frames.
+
+        `speech_token`: int32 [1, T], 0 … 6560, 25 a second. `speech_token_len`: int32 [1], T. `speech_feat`:
+        float32 [1, 2 * T, 80]. `embedding`: float32 [1, 192], not normalised.
+        """
+        frames = encoded.speech_feat.shape[1]
+        tokens = min(frames // _MEL_FRAMES_PER_TOKEN, encoded.codes.shape[1])
+        return {
+            "speech_token": encoded.codes[:, :tokens].to(torch.int32),
+            "speech_token_len": torch.tensor([tokens], dtype=torch.int32),
+            "speech_feat": encoded.speech_feat[:, : _MEL_FRAMES_PER_TOKEN * tokens],
+            "embedding": torch.from_numpy(encoded.embedding)[None],
+        }
+
+
+def _least_samples() -> int:
+    """At 24 kHz: the speaker encoder needs most. More than the mel reflects, and enough for one token."""
+    return -(-MIN_SAMPLES * _DOWN // _UP)
+
+
+def _for_tokens(samples: Tensor) -> Tensor:
+    """float32 [N] at 24 kHz -> float32 [ceil(2 * N / 3)] at 16 kHz."""
+    resampled = scipy.signal.resample_poly(samples.numpy(), _UP, _DOWN)
+    return torch.from_numpy(resampled.astype(np.float32))
+
+
+def _facts(checkpoint: Checkpoint | None, loading: Loading) -> Mapping[str, Any]:
+    if checkpoint is None:
+        return untrained_facts(loading.seed or 0)
+    return checkpoint.facts([_TOKENIZER_FILE, CAMPPLUS_FILE])
+
+
+def _tokenizer_tensors(
+    checkpoint: Checkpoint | None, loading: Loading, config: S3Config
+) -> Mapping[str, Tensor]:
+    if checkpoint is None:
+        return random_tensors(s3_layout(config), loading.seed or 0)
+    return read_s3_tokenizer(checkpoint, _TOKENIZER_FILE, config)

@@ -1,0 +1,179 @@
+"""Codes of the Descript Audio Codec at 16, 24 and 44.1 kHz (Kumar et al., arXiv 2306.06546).
+
+transformers computes them; here are its published files, the layout they must have, and the zeros that make a
+clip whole frames. Only the encoding half is loaded. One clip at a time: convolutions look ahead, so zeros
+after a clip change its last frames.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from transformers import DacConfig, DacModel
+
+from services.extractor_worker.device.libraries import library_facts
+from services.extractor_worker.models.dac_layout import Layout, convolution_layout, dac_encoder_layout
+from services.extractor_worker.pipeline.torch_extractor import Loading, TorchExtractor, untrained_facts
+from services.extractor_worker.weights.loading import Checkpoint
+from services.extractor_worker.weights.modules import layout_of
+from services.extractor_worker.weights.pretrained import pretrained
+from services.extractor_worker.weights.published import expect, read_config
+from services.extractor_worker.weights.untrained import random_tensors
+from services.shared.audio import ReferenceAudio
+from services.shared.model.profiles import Profile
+from speaker_registry.errors import WeightsInvalid
+
+_CONFIG, _TENSORS = "config.json", "model.safetensors"
+_RATIOS = {320: (2, 4, 5, 8), 512: (2, 4, 8, 8)}
+"""Samples per frame -> how the published models of that hop divide it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodecConfig:
+    """A published config.json, under the names used there: what the codes depend on. transformers' defaults.
+
+    Its `hop_length` is not read: transformers' conversion script does not adapt it to the ratios.
+    """
+
+    encoder_hidden_size: int = 64
+    """Channels at the full rate; each stage doubles them."""
+    downsampling_ratios: tuple[int, ...] = (2, 4, 8, 8)
+    n_codebooks: int = 9
+    codebook_size: int = 1024
+    codebook_dim: int = 8
+    sampling_rate: int = 16_000
+
+    @property
+    def samples_per_frame(self) -> int:
+        return math.prod(self.downsampling_ratios)
+
+    @property
+    def hidden_size(self) -> int:
+        """Width of the latents, after as many doublings as there are stages."""
+        return self.encoder_hidden_size << len(self.downsampling_ratios)
+
+    def for_transformers(self) -> DacConfig:
+        # The decoder cannot be left out, so it is as narrow as halving its width at each stage allows.
+        return DacConfig(**asdict(self), decoder_hidden_size=1 << len(self.downsampling_ratios))
+
+
+class DacExtractor(TorchExtractor[Tensor, Tensor]):
+    """The codec's encoder and its books, loaded and on their device. float32, as it is published and used.
+
+    Prepared is float32 [1, 1, N], N a multiple of a frame. Encoded is int64 [1, K, T], on the device.
+
+    Raises:
+        WeightsMissing: naming the file and how to get it.
+        WeightsInvalid: naming what is wrong with which file.
+    """
+
+    code_version = 1
+    always_float32 = True
+
+    def __init__(self, loading: Loading) -> None:
+        config, tensors, facts = (
+            _published(loading.checkpoint(), loading.profile)
+            if loading.seed is None
+            else _untrained(loading.profile, loading.seed)
+        )
+        super().__init__(
+            loading,
+            weights=facts,
+            codec=asdict(config),
+            zeros="after",
+            libraries=library_facts("transformers"),
+        )
+        self._config = config
+        model = pretrained(
+            DacModel, config.for_transformers(), {**tensors, **_no_decoder(config)}, dtype=torch.float32
+        )
+        self._model = model.to(self.device)
+
+    def _prepare(self, clip: ReferenceAudio) -> Tensor:
+        samples = self.resampled(clip, self._config.sampling_rate)
+        zeros = -len(samples) % self._config.samples_per_frame
+        return self.pinned(functional.pad(samples, (0, zeros))[None, None])
+
+    def _encode(self, prepared: Tensor) -> Tensor:
+        return self._model.encode(self.on_device(prepared)).audio_codes  # type: ignore[no-any-return]
+
+    def _finish(self, encoded: Tensor) -> dict[str, Tensor]:
+        """`codes`: int64 [K, T], T = ceil(N / samples_per_frame), 0 … 1023."""
+        return {"codes": encoded[0]}
+
+
+def quantizer_layout(config: CodecConfig) -> Layout:
+    """Every tensor of the published books, without the file's prefix."""
+    hidden, narrow = config.hidden_size, config.codebook_dim
+    layout: Layout = {}
+    for book in range(config.n_codebooks):
+        name = f"quantizers.{book}"
+        layout |= convolution_layout(f"{name}.in_proj", hidden, narrow, 1)
+        layout |= convolution_layout(f"{name}.out_proj", narrow, hidden, 1)
+        layout[f"{name}.codebook.weight"] = (config.codebook_size, narrow)
+    return layout
+
+
+def _no_decoder(config: CodecConfig) -> Mapping[str, Tensor]:
+    """Zeros for the part of transformers' model that is never run."""
+    layout = layout_of(partial(DacModel, config.for_transformers()))
+    return {key: torch.zeros(shape) for key, shape in layout.items() if key.startswith("decoder.")}
+
+
+def _published(
+    checkpoint: Checkpoint, profile: Profile
+) -> tuple[CodecConfig, Mapping[str, Tensor], Mapping[str, Any]]:
+    config = _read_config(checkpoint, _architecture(profile))
+    tensors = {
+        prefix + key: tensor
+        for prefix, layout in _layouts(config).items()
+        for key, tensor in checkpoint.read_tensors(_TENSORS, prefix, layout).items()
+    }
+    return config, tensors, checkpoint.facts([_TENSORS])
+
+
+def _untrained(profile: Profile, seed: int) -> tuple[CodecConfig, Mapping[str, Tensor], Mapping[str, Any]]:
+    config = _architecture(profile)
+    layouts = _layouts(config).items()
+    layout = {prefix + key: shape for prefix, part in layouts for key, shape in part.items()}
+    return config, random_tensors(layout, seed), untrained_facts(seed)
+
+
+def _layouts(config: CodecConfig) -> Mapping[str, Layout]:
+    """By prefix."""
+    encoder = dac_encoder_layout(config.encoder_hidden_size, config.downsampling_ratios, config.hidden_size)
+    return {"encoder.": encoder, "quantizer.": quantizer_layout(config)}
+
+
+def _architecture(profile: Profile) -> CodecConfig:
+    """Of the published model whose codes the profile describes."""
+    codes = profile.tensors["codes"]
+    books, highest = codes.shape[0], codes.maximum
+    assert isinstance(books, int), "the profile says how many books there are"
+    assert highest, "the profile says how large they are"
+    assert profile.frame_rate, "the profile says how many frames there are"
+    return CodecConfig(
+        downsampling_ratios=_RATIOS[round(profile.sample_rate / profile.frame_rate)],
+        n_codebooks=books,
+        codebook_size=int(highest) + 1,
+        sampling_rate=profile.sample_rate,
+    )
+
+
+def _read_config(checkpoint: Checkpoint, expected: CodecConfig) -> CodecConfig:
+    published = checkpoint.read_json(_CONFIG)
+    expect(_CONFIG, published, "model_type", "dac")
+    config = read_config(CodecConfig, published, _CONFIG)
+    for field in ("sampling_rate", "n_codebooks", "codebook_size"):
+        expect(_CONFIG, asdict(config), field, getattr(expected, field))
+    if config.samples_per_frame != expected.samples_per_frame:
+        raise WeightsInvalid(
+            f"{_CONFIG}: downsampling_ratios make {config.samples_per_frame} samples a frame, "
+            f"{expected.samples_per_frame} are expected"
+        )
+    return config

@@ -1,0 +1,93 @@
+"""The speaker embedding of SpeechBrain's ECAPA-TDNN, trained on VoxCeleb. Knows the encoder and its file.
+
+What `EncoderClassifier.encode_batch` gives for one clip, up to the order of float32 sums. Its `normalize` is
+off by default, as here: only with it on does the published mean_var_norm_emb.ckpt count, which holds a mean
+to subtract from embeddings. So that file is not read.
+
+There is no config.json: what the published hyperparams.yaml says is written down here, because reading it
+means calling whatever it names.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+
+from services.extractor_worker.features.speechbrain_fbank import FbankSettings, fbank
+from services.extractor_worker.models.ecapa import SpeakerEncoder, SpeakerEncoderConfig
+from services.extractor_worker.pipeline.torch_extractor import Loading, TorchExtractor, untrained_facts
+from services.extractor_worker.weights.loading import Checkpoint
+from services.extractor_worker.weights.modules import filled, layout_of
+from services.extractor_worker.weights.untrained import random_tensors
+from services.shared.audio import ReferenceAudio
+
+_TENSORS = "embedding_model.ckpt"
+PUBLISHED = SpeakerEncoderConfig(
+    enc_dim=192, mel_dim=80, enc_channels=(1024, 1024, 1024, 1024, 3072), sample_rate=16_000
+)
+"""Of speechbrain/spkrec-ecapa-voxceleb."""
+
+
+class EcapaVoxCelebExtractor(TorchExtractor[Tensor, Tensor]):
+    """One clip at a time: a padded batch would change the result (cosine 0.9999 even with its lengths known).
+
+    Args:
+        loading: what for, from and onto.
+        architecture: of the weights; their file does not say.
+
+    Raises:
+        WeightsMissing: naming the file and how to get it.
+        WeightsInvalid: naming what is wrong with the file.
+    """
+
+    code_version = 1
+    always_float32 = True
+
+    def __init__(self, loading: Loading, architecture: SpeakerEncoderConfig = PUBLISHED) -> None:
+        build = partial(SpeakerEncoder, architecture, norm=nn.BatchNorm1d)
+        tensors, facts = (
+            _published(loading.checkpoint(), layout_of(build))
+            if loading.seed is None
+            else (random_tensors(layout_of(build), loading.seed), untrained_facts(loading.seed))
+        )
+        self._fbank = FbankSettings(sample_rate=architecture.sample_rate, bands=architecture.mel_dim)
+        super().__init__(
+            loading,
+            weights=facts,
+            fbank=asdict(self._fbank) | {"mean_subtracted": True},
+            speaker_encoder=asdict(architecture) | {"batch_norm": True},
+        )
+        self._min_samples = self._fbank.samples(architecture.min_frames)
+        self._encoder = filled(build, tensors).to(self.device)
+
+    def _prepare(self, clip: ReferenceAudio) -> Tensor:
+        """float32 [1, T, 80], the mean over the clip taken off each band."""
+        samples = self.resampled(clip, self._fbank.sample_rate, least=self._min_samples)
+        bands = fbank(samples[None], self._fbank)  # [1, T, 80]
+        return self.pinned(bands - bands.mean(dim=1, keepdim=True))
+
+    def _encode(self, prepared: Tensor) -> Tensor:
+        """float32 [1, D]."""
+        return self._encoder(self.on_device(prepared))  # type: ignore[no-any-return]
+
+    def _finish(self, encoded: Tensor) -> dict[str, Tensor]:
+        """`speaker_embedding`: float32 [D], not normalised."""
+        return {"speaker_embedding": encoded[0]}
+
+
+def _published(
+    checkpoint: Checkpoint, layout: Mapping[str, tuple[int, ...]]
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    names = {_published_name(key): key for key in layout}
+    wanted = {name: layout[key] for name, key in names.items()}
+    tensors = checkpoint.read_tensors(_TENSORS, "", wanted)
+    return {names[name]: tensor for name, tensor in tensors.items()}, checkpoint.facts([_TENSORS])
+
+
+def _published_name(key: str) -> str:
+    """SpeechBrain wraps each convolution and each norm: `fc.weight` is published as `fc.conv.weight`."""
+    module, _, parameter = key.rpartition(".")
+    wrapped = "norm" if module.endswith(("norm", "asp_bn")) else "conv"
+    return f"{module}.{wrapped}.{parameter}"

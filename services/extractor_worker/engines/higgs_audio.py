@@ -1,0 +1,232 @@
+"""What OmniVoice and Higgs-Audio v2 need of a voice: the codes of Higgs Audio's tokenizer. Knows its files.
+
+The artifact is what vLLM-Omni computes: the whole clip, resampled, and nothing else done to it. OmniVoice's
+own package prepares a clip first; what it does can be switched on.
+"""
+
+from collections.abc import Hashable, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from services.extractor_worker.device.libraries import library_facts
+from services.extractor_worker.features.resample import KERNEL_FLOAT32
+from services.extractor_worker.features.silence import SilenceRules, without_silence
+from services.extractor_worker.models.dac_layout import Layout
+from services.extractor_worker.models.higgs_audio_codec import (
+    HUBERT_PARTS,
+    PARTS,
+    AcousticConfig,
+    CodecConfig,
+    CodecEncoder,
+    SemanticConfig,
+    codec_layout,
+)
+from services.extractor_worker.pipeline.torch_extractor import Loading, TorchExtractor, untrained_facts
+from services.extractor_worker.weights.loading import Checkpoint
+from services.extractor_worker.weights.published import expect, read_config
+from services.extractor_worker.weights.untrained import random_tensors
+from services.shared.audio import ReferenceAudio
+from services.shared.configuration.settings import OmniVoiceSettings
+from speaker_registry.errors import AudioTooShort, WeightsInvalid
+
+_CONFIG, _TENSORS = "audio_tokenizer/config.json", "audio_tokenizer/model.safetensors"
+
+_ANOTHER = (
+    "not Higgs Audio's tokenizer; bosonai/higgs-audio-v2-tokenizer, for one, has a copy of the 3B language "
+    "model under this name"
+)
+_SAMPLE_RATE = 24_000
+_SAMPLES_PER_FRAME = 960
+_BOOKS = 8
+_EXPECTED = {
+    "sample_rate": _SAMPLE_RATE,
+    "semantic_sample_rate": 16_000,
+    "samples_per_frame": _SAMPLES_PER_FRAME,
+    "downsample_factor": 320,
+    "semantic_samples_per_frame": 320,
+    "books": _BOOKS,
+}
+"""Of a configuration. Most say how one branch's frames meet the other's."""
+_LOUDNESS = 0.1
+"""Root mean square that quieter clips are raised to."""
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedClip:
+    """samples: float32 [1, 1, N] at 24 kHz. whole: nothing was cut out of the clip."""
+
+    samples: Tensor
+    whole: bool
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedClip:
+    """codes: int64 [1, 8, T], still on the device. seconds: of audio in them; None if the whole clip's."""
+
+    codes: Tensor
+    seconds: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Weights:
+    codec: CodecConfig
+    tensors: Mapping[str, Tensor]
+    identity: Hashable
+    """Equal where two profiles have the same tokenizer."""
+    facts: Mapping[str, Any]
+
+
+class HiggsAudioExtractor(TorchExtractor[PreparedClip, EncodedClip]):
+    """Higgs Audio's tokenizer, loaded and on its device.
+
+    One clip at a time: both encoders hear padding, and even clips of one length are rounded differently
+    together.
+
+    Raises:
+        WeightsMissing: naming the file and how to get it.
+        WeightsInvalid: naming what is wrong with which file.
+    """
+
+    code_version = 1
+    always_float32 = True
+    resampler = KERNEL_FLOAT32
+
+    def __init__(self, loading: Loading, **facts: Any) -> None:
+        weights = _published(loading.checkpoint()) if loading.seed is None else _untrained(loading.seed)
+        super().__init__(
+            loading,
+            weights=weights.facts,
+            codec=asdict(weights.codec) | {"books": _BOOKS},
+            libraries=library_facts("transformers"),
+            **facts,
+        )
+        self._least_samples = weights.codec.least_samples
+        self._codec = loading.shelf.get(
+            ("higgs-audio", weights.identity, loading.device),
+            lambda: CodecEncoder(weights.codec, weights.tensors, self.device),
+        )
+
+    def used_seconds(self, encoded: EncodedClip) -> float | None:
+        return encoded.seconds
+
+    def _prepare(self, clip: ReferenceAudio) -> PreparedClip:
+        samples = self.resampled(clip, _SAMPLE_RATE, least=self._least_samples)
+        return PreparedClip(self.pinned(samples[None, None]), whole=True)
+
+    def _encode(self, prepared: PreparedClip) -> EncodedClip:
+        seconds = None if prepared.whole else prepared.samples.shape[-1] / _SAMPLE_RATE
+        return EncodedClip(self._codec.encode(self.on_device(prepared.samples)), seconds)
+
+    def _finish(self, encoded: EncodedClip) -> dict[str, Tensor]:
+        """`ref_audio_tokens`: int64 [8, T], T = floor((N + 841) / 960), 0 … 1023."""
+        return {"ref_audio_tokens": encoded.codes[0]}  # [8, T]
+
+
+class OmniVoiceExtractor(HiggsAudioExtractor):
+    """The same for OmniVoice, whose own package does more to a clip before it encodes it.
+
+    One thing it does is not to be had: clips over 20 s that have no transcript it cuts to 15 s.
+
+    Args:
+        settings: which of that to do; without, what the environment says.
+    """
+
+    def __init__(self, loading: Loading, settings: OmniVoiceSettings | None = None) -> None:
+        self._settings = settings or OmniVoiceSettings()
+        self._silence = SilenceRules()
+        super().__init__(
+            loading,
+            loudness=_LOUDNESS if self._settings.loudness else None,
+            silence=asdict(self._silence) if self._settings.trim else None,
+            multiple_of=_SAMPLES_PER_FRAME if self._settings.whole_frames else 1,
+        )
+
+    def _prepare(self, clip: ReferenceAudio) -> PreparedClip:
+        prepared = super()._prepare(clip)
+        if not (self._settings.loudness or self._settings.trim or self._settings.whole_frames):
+            return prepared
+        samples = torch.from_numpy(self._as_the_package(prepared.samples[0, 0].numpy()))
+        if len(samples) < self._least_samples:
+            left = len(samples) / _SAMPLE_RATE
+            raise AudioTooShort(f"of the clip's {clip.seconds:.3f} s only {left:.3f} s are more than silence")
+        whole = len(samples) == prepared.samples.shape[-1]
+        return PreparedClip(self.pinned(samples[None, None]), whole)
+
+    def _as_the_package(self, samples: NDArray[np.float32]) -> NDArray[np.float32]:
+        """In this order: louder, without silence, cut to whole frames."""
+        if self._settings.loudness:
+            samples = _raised(samples)
+        if self._settings.trim:
+            samples = without_silence(samples, _SAMPLE_RATE, self._silence)
+        if self._settings.whole_frames:
+            samples = samples[: len(samples) // _SAMPLES_PER_FRAME * _SAMPLES_PER_FRAME]
+        return samples
+
+
+def _raised(samples: NDArray[np.float32]) -> NDArray[np.float32]:
+    level = float(np.sqrt(np.mean(samples**2)))
+    return samples * np.float32(_LOUDNESS) / np.float32(level) if 0 < level < _LOUDNESS else samples
+
+
+def _published(checkpoint: Checkpoint) -> _Weights:
+    codec = _read_config(checkpoint)
+    facts = checkpoint.facts((_TENSORS,))
+    return _Weights(
+        codec=codec,
+        tensors=_read_tensors(checkpoint, codec_layout(codec)),
+        identity=(codec, facts["files"][_TENSORS]),
+        facts=facts,
+    )
+
+
+def _untrained(seed: int) -> _Weights:
+    codec = CodecConfig()
+    tensors = random_tensors(codec_layout(codec), seed)
+    return _Weights(codec=codec, tensors=tensors, identity=(codec, seed), facts=untrained_facts(seed))
+
+
+def _read_tensors(checkpoint: Checkpoint, layout: Layout) -> dict[str, Tensor]:
+    """Part by part: between them lies the decoder."""
+    tensors: dict[str, Tensor] = {}
+    for part in (*PARTS, *(f"semantic_model.{one}" for one in HUBERT_PARTS)):
+        wanted = {key.removeprefix(part): shape for key, shape in layout.items() if key.startswith(part)}
+        found = checkpoint.read_tensors(_TENSORS, part, wanted, if_none=_ANOTHER)
+        tensors |= {part + key: tensor for key, tensor in found.items()}
+    return tensors
+
+
+def _read_config(checkpoint: Checkpoint) -> CodecConfig:
+    published = checkpoint.read_json(_CONFIG)
+    expect(_CONFIG, published, "model_type", "higgs_audio_v2_tokenizer", why=f": this is {_ANOTHER}")
+    parts = {name: _part(published, f"{name}_model_config") for name in ("acoustic", "semantic")}
+    expect(f"{_CONFIG}: acoustic_model_config", parts["acoustic"], "model_type", "dac")
+    expect(f"{_CONFIG}: semantic_model_config", parts["semantic"], "model_type", "hubert")
+    config = replace(
+        read_config(CodecConfig, published, _CONFIG),
+        kilobits=_kilobits(published.get("target_bandwidths")),
+        acoustic=read_config(AcousticConfig, parts["acoustic"], f"{_CONFIG}: acoustic_model_config"),
+        semantic=read_config(SemanticConfig, parts["semantic"], f"{_CONFIG}: semantic_model_config"),
+    )
+    for name, value in _EXPECTED.items():
+        if getattr(config, name) != value:
+            raise WeightsInvalid(f"{_CONFIG}: {name} is {getattr(config, name)}, {value} is expected")
+    return config
+
+
+def _part(published: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    part = published.get(name)
+    if not isinstance(part, Mapping):
+        raise WeightsInvalid(f"{_CONFIG}: {name} is missing or not a JSON object")
+    return part
+
+
+def _kilobits(published: Any) -> float:
+    """The last of `target_bandwidths`, the one that is used where none is asked for."""
+    if not isinstance(published, list) or not published or not isinstance(published[-1], int | float):
+        raise WeightsInvalid(f"{_CONFIG}: target_bandwidths is {published!r:.80}, numbers are expected")
+    return float(published[-1])

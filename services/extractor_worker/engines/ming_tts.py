@@ -1,0 +1,48 @@
+"""What Ming-TTS needs of a voice: a speaker embedding (CAM++). Of Ming's files it knows only that encoder's.
+
+The engine resamples from the clip's own rate, in one step. The latents that it also makes of a clip with a
+transcript are not kept: the engine has no place to put them.
+"""
+
+import torch
+from torch import Tensor
+
+from services.extractor_worker.models.campplus import (
+    CAMPPLUS_FILE,
+    FBANK,
+    MIN_SAMPLES,
+    Embedding,
+    campplus_facts,
+    load_campplus,
+)
+from services.extractor_worker.pipeline.torch_extractor import Loading, TorchExtractor, untrained_facts
+from services.shared.audio import ReferenceAudio
+
+
+class MingTTSExtractor(TorchExtractor[Embedding, Embedding]):
+    """CAM++, loaded. Always float32, as in the engine; one clip at a time, or its context would hear padding.
+
+    Raises:
+        WeightsMissing: naming the file and how to get it.
+        WeightsInvalid: naming what is wrong with it.
+    """
+
+    code_version = 1
+    always_float32 = True
+
+    def __init__(self, loading: Loading) -> None:
+        checkpoint = loading.checkpoint() if loading.seed is None else None
+        weights = checkpoint.facts([CAMPPLUS_FILE]) if checkpoint else untrained_facts(loading.seed or 0)
+        super().__init__(loading, weights=weights, speaker_encoder=campplus_facts())
+        self._speaker_encoder = load_campplus(loading, checkpoint)
+
+    def _prepare(self, clip: ReferenceAudio) -> Embedding:
+        """All of it: nothing is left for the device."""
+        return self._speaker_encoder(self.resampled(clip, FBANK.sample_rate, least=MIN_SAMPLES))
+
+    def _encode(self, prepared: Embedding) -> Embedding:
+        return prepared
+
+    def _finish(self, encoded: Embedding) -> dict[str, Tensor]:
+        """`speaker_embedding`: float32 [192], not normalised."""
+        return {"speaker_embedding": torch.from_numpy(encoded)}

@@ -1,0 +1,206 @@
+"""What Qwen3-TTS needs of a voice: a speaker embedding and codes. Knows both encoders and their files.
+
+Both are what the qwen-tts package computes from the same weights and 24 kHz samples (over 10 s: with the
+codec's window), and in bfloat16 what vLLM-Omni computes.
+
+A clip's codes do not depend on what is encoded beside it. On a GPU embeddings are computed together, and sums
+are made in another order. At the published size with random weights, whose values reach 80, embeddings moved
+by up to 1.4e-4 in float32, where those of clips alone have errors of 8e-5; in bfloat16 by up to 1.0, with
+errors of 0.6.
+"""
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from services.extractor_worker.device.libraries import library_facts
+from services.extractor_worker.features.mel import MelSettings, log_mel
+from services.extractor_worker.models.ecapa import SpeakerEncoder, SpeakerEncoderConfig
+from services.extractor_worker.models.mimi import CodecConfig, CodecEncoder, codec_layout
+from services.extractor_worker.pipeline.extractor import Dtype
+from services.extractor_worker.pipeline.torch_extractor import Loading, TorchExtractor, untrained_facts
+from services.extractor_worker.weights.loading import Checkpoint
+from services.extractor_worker.weights.modules import filled, layout_of
+from services.extractor_worker.weights.published import expect, read_config
+from services.extractor_worker.weights.untrained import random_tensors
+from services.shared.audio import ReferenceAudio
+from speaker_registry.errors import WeightsInvalid
+
+_CONFIG, _TENSORS = "config.json", "model.safetensors"
+_CODEC_CONFIG, _CODEC_TENSORS = f"speech_tokenizer/{_CONFIG}", f"speech_tokenizer/{_TENSORS}"
+
+_ONLY_BASE = "a CustomVoice or VoiceDesign model, which has no speaker encoder; only Base models clone voices"
+_SAMPLE_RATE = 24_000
+_BOOKS = 16
+"""Of the 32 books the published codec has."""
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedClip:
+    """mel: float32 [1, M, 128], M = floor(N / 256). samples: float32 [1, 1, N] at 24 kHz."""
+
+    mel: Tensor
+    samples: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedClip:
+    """embedding: [1, D] in the encoder's dtype. codes: int64 [1, 16, T]. Both still on the device."""
+
+    embedding: Tensor
+    codes: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Weights:
+    speaker: SpeakerEncoderConfig
+    speaker_tensors: Mapping[str, Tensor]
+    codec: CodecConfig
+    codec_tensors: Mapping[str, Tensor]
+    codec_identity: Hashable
+    """Equal where two models have the same codec."""
+    facts: Mapping[str, Any]
+
+
+class Qwen3TTSExtractor(TorchExtractor[PreparedClip, EncodedClip]):
+    """Encoders of one Qwen3-TTS 12Hz Base model, loaded and on their device.
+
+    Raises:
+        WeightsMissing: naming the file and how to get it.
+        WeightsInvalid: naming what is wrong with which file.
+    """
+
+    code_version = 1
+    gpu_batch_seconds = 120.0
+
+    def __init__(self, loading: Loading) -> None:
+        width = loading.profile.embedding_width
+        assert width, "the profile says how wide the embedding is"
+        weights = (
+            _published(loading.checkpoint(), width)
+            if loading.seed is None
+            else _untrained(width, loading.seed)
+        )
+        self._mel = _mel_settings(weights.speaker)
+        super().__init__(
+            loading,
+            weights=weights.facts,
+            mel=asdict(self._mel),
+            speaker_encoder=asdict(weights.speaker),
+            codec=asdict(weights.codec) | _codec_facts(loading.dtype),
+            libraries=library_facts("transformers"),
+        )
+        self._min_samples = weights.speaker.min_frames * self._mel.hop
+        encoder = filled(partial(SpeakerEncoder, weights.speaker), weights.speaker_tensors)
+        self._speaker_encoder = encoder.to(self.device, self.dtype)
+        self._codec = loading.shelf.get(
+            ("mimi", weights.codec_identity, loading.device, self.dtype),
+            lambda: CodecEncoder(
+                weights.codec, weights.codec_tensors, books=_BOOKS, device=loading.device, dtype=self.dtype
+            ),
+        )
+
+    def _prepare(self, clip: ReferenceAudio) -> PreparedClip:
+        samples = self.resampled(clip, self._mel.sample_rate, least=self._min_samples)
+        return PreparedClip(self.pinned(log_mel(samples[None], self._mel)), self.pinned(samples[None, None]))
+
+    def _encode(self, prepared: PreparedClip) -> EncodedClip:
+        embedding = self._speaker_encoder(self.on_device(prepared.mel))
+        return EncodedClip(embedding, self._codes(prepared))
+
+    def _encode_all(self, prepared: Sequence[PreparedClip]) -> list[EncodedClip]:
+        """Embeddings at once, which changes them by rounding errors; codes one clip at a time, because the
+        last frame hears what follows it.
+        """
+        if len(prepared) == 1:
+            return [self._encode(prepared[0])]
+        frames = torch.tensor([clip.mel.shape[1] for clip in prepared])
+        mel = pad_sequence([clip.mel[0] for clip in prepared], batch_first=True)  # [B, M, 128]
+        embeddings = self._speaker_encoder(
+            self.on_device(self.pinned(mel)), self.on_device(self.pinned(frames), frames.dtype)
+        )
+        return [
+            EncodedClip(embedding[None], self._codes(clip))
+            for embedding, clip in zip(embeddings, prepared, strict=True)
+        ]
+
+    def _codes(self, prepared: PreparedClip) -> Tensor:
+        return self._codec.encode(self.on_device(prepared.samples))
+
+    def _finish(self, encoded: EncodedClip) -> dict[str, Tensor]:
+        """`speaker_embedding`: float32 [width]. `ref_code`: int32 [T, 16], T = ceil(N / 1920), 0 … 2047."""
+        return {
+            "speaker_embedding": encoded.embedding[0].float(),  # [D]
+            "ref_code": encoded.codes[0].T.to(torch.int32),  # [T, 16]
+        }
+
+
+def _codec_facts(dtype: Dtype) -> dict[str, Any]:
+    """What the code decides. Rotary frequencies are only mentioned where rounding them changes codes, so that
+    the fingerprints of float32 artifacts do not change with it.
+    """
+    facts: dict[str, Any] = {"books": _BOOKS, "sliding_window_applied": True}
+    return facts if dtype == "float32" else facts | {"rotary_frequencies": dtype}
+
+
+def _published(checkpoint: Checkpoint, width: int) -> _Weights:
+    speaker = _read_speaker_config(checkpoint, width)
+    codec = _read_codec_config(checkpoint)
+    facts = checkpoint.facts((_TENSORS, _CODEC_TENSORS))
+    return _Weights(
+        speaker=speaker,
+        speaker_tensors=checkpoint.read_tensors(
+            _TENSORS, "speaker_encoder.", layout_of(partial(SpeakerEncoder, speaker)), if_none=_ONLY_BASE
+        ),
+        codec=codec,
+        codec_tensors=checkpoint.read_tensors(_CODEC_TENSORS, "encoder.", codec_layout(codec)),
+        codec_identity=(codec, facts["files"][_CODEC_TENSORS]),
+        facts=facts,
+    )
+
+
+def _untrained(width: int, seed: int) -> _Weights:
+    speaker, codec = SpeakerEncoderConfig(enc_dim=width), CodecConfig()
+    return _Weights(
+        speaker=speaker,
+        speaker_tensors=random_tensors(layout_of(partial(SpeakerEncoder, speaker)), seed),
+        codec=codec,
+        codec_tensors=random_tensors(codec_layout(codec), seed),
+        codec_identity=(codec, seed),
+        facts=untrained_facts(seed),
+    )
+
+
+def _read_speaker_config(checkpoint: Checkpoint, width: int) -> SpeakerEncoderConfig:
+    published = checkpoint.read_json(_CONFIG)
+    expect(_CONFIG, published, "model_type", "qwen3_tts")
+    expect(_CONFIG, published, "tts_model_type", "base", why=f": this is {_ONLY_BASE}")
+    config = read_config(
+        SpeakerEncoderConfig, published.get("speaker_encoder_config"), f"{_CONFIG}: speaker_encoder_config"
+    )
+    if config.enc_dim != width:
+        raise WeightsInvalid(f"{_CONFIG}: the embedding is {config.enc_dim} wide, this profile's is {width}")
+    if config.sample_rate != _SAMPLE_RATE:
+        raise WeightsInvalid(
+            f"{_CONFIG}: the encoder takes {config.sample_rate} Hz, {_SAMPLE_RATE} is expected"
+        )
+    return config
+
+
+def _read_codec_config(checkpoint: Checkpoint) -> CodecConfig:
+    published = checkpoint.read_json(_CODEC_CONFIG)
+    expect(_CODEC_CONFIG, published, "model_type", "qwen3_tts_tokenizer_12hz")
+    expect(_CODEC_CONFIG, published, "input_sample_rate", _SAMPLE_RATE)
+    expect(_CODEC_CONFIG, published, "encoder_valid_num_quantizers", _BOOKS)
+    config = read_config(CodecConfig, published.get("encoder_config"), f"{_CODEC_CONFIG}: encoder_config")
+    expect(_CODEC_CONFIG, published, "encode_downsample_rate", config.samples_per_frame)
+    return config
+
+
+def _mel_settings(config: SpeakerEncoderConfig) -> MelSettings:
+    return MelSettings(sample_rate=config.sample_rate, bands=config.mel_dim)

@@ -1,0 +1,172 @@
+"""SpeechTokenizer's codes, the first book semantic. Knows the codebooks, the encoder and their files.
+
+The same codes as the speechtokenizer package's `encode` gives for one clip of 16 kHz samples. Of the
+published weights, the decoder and what only training needs are not used.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from services.extractor_worker.features.resample import KERNEL_FLOAT32
+from services.extractor_worker.models.nearest import nearest_entries
+from services.extractor_worker.models.seanet import SeanetConfig, SeanetEncoder, published_name
+from services.extractor_worker.models.weight_norm import Layout, folded, published_layout
+from services.extractor_worker.pipeline.torch_extractor import Loading, TorchExtractor, untrained_facts
+from services.extractor_worker.weights.loading import Checkpoint
+from services.extractor_worker.weights.modules import filled, layout_of
+from services.extractor_worker.weights.published import expect, read_config
+from services.extractor_worker.weights.untrained import random_tensors
+from services.shared.audio import ReferenceAudio
+from services.shared.model.profiles import Profile
+from speaker_registry.errors import WeightsInvalid
+
+_FOLDER = "speechtokenizer_hubert_avg"
+_CONFIG, _TENSORS = f"{_FOLDER}/config.json", f"{_FOLDER}/SpeechTokenizer.pt"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Books:
+    """Codebooks: how many, and of how many entries."""
+
+    count: int
+    size: int
+
+    @classmethod
+    def of(cls, profile: Profile) -> Self:
+        codes = profile.tensors["codes"]
+        count, last = codes.shape[0], codes.maximum
+        assert isinstance(count, int), "the profile says how many books there are"
+        assert last is not None, "and how many entries they have"
+        return cls(count=count, size=int(last) + 1)
+
+    def keys(self) -> list[str]:
+        return [f"vq.layers.{book}._codebook.embed" for book in range(self.count)]
+
+    def layout(self, width: int) -> Layout:
+        return dict.fromkeys(self.keys(), (self.size, width))
+
+    def published_layout(self, width: int) -> Layout:
+        """With what only training needs: running sums, from which the entries were made."""
+        layout: dict[str, tuple[int, ...]] = {}
+        for key in self.keys():
+            codebook = key.removesuffix("embed")
+            layout |= {f"{codebook}inited": (1,), f"{codebook}cluster_size": (self.size,)}
+            layout |= {f"{codebook}embed_avg": (self.size, width), key: (self.size, width)}
+        return layout
+
+    def stacked(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """float32 [count, size, D]."""
+        return torch.stack([tensors[key] for key in self.keys()])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Weights:
+    config: SeanetConfig
+    encoder: Mapping[str, Tensor]
+    books: Tensor
+    facts: Mapping[str, Any]
+
+
+class SpeechTokenizerExtractor(TorchExtractor[Tensor, Tensor]):
+    """One clip at a time: the LSTM runs in both directions, so padding changes every frame.
+
+    Raises:
+        WeightsMissing: naming the file and how to get it.
+        WeightsInvalid: naming what is wrong with which file.
+    """
+
+    code_version = 1
+    always_float32 = True
+    resampler = KERNEL_FLOAT32
+
+    def __init__(self, loading: Loading) -> None:
+        profile, books = loading.profile, _Books.of(loading.profile)
+        weights = (
+            _published(loading.checkpoint(), profile, books)
+            if loading.seed is None
+            else _untrained(books, loading.seed)
+        )
+        super().__init__(
+            loading,
+            weights=weights.facts,
+            sample_rate=profile.sample_rate,
+            encoder=asdict(weights.config),
+            quantizer=asdict(books),
+        )
+        self._sample_rate, self._min_samples = profile.sample_rate, weights.config.min_samples
+        self._encoder = filled(partial(SeanetEncoder, weights.config), weights.encoder).to(self.device)
+        self._books = weights.books.to(self.device)
+
+    def _prepare(self, clip: ReferenceAudio) -> Tensor:
+        """float32 [1, 1, N] at 16 kHz."""
+        return self.pinned(self.resampled(clip, self._sample_rate, least=self._min_samples)[None, None])
+
+    def _encode(self, prepared: Tensor) -> Tensor:
+        """int64 [books, T]."""
+        latents = self._encoder(self.on_device(prepared))[0]  # [D, T]
+        return quantized(latents.T, self._books)
+
+    def _finish(self, encoded: Tensor) -> dict[str, Tensor]:
+        """`codes`: int64 [8, T], T = ceil(N / 320), 0 … 1023."""
+        return {"codes": encoded}
+
+
+def quantized(latents: Tensor, books: Tensor) -> Tensor:
+    """The entry of each book that is nearest to what the books before it left over.
+
+    Args:
+        latents: float32 [T, D].
+        books: float32 [B, size, D].
+
+    Returns:
+        int64 [B, T].
+    """
+    codes, rest = [], latents
+    for book in books:
+        code = nearest_entries(rest, book)  # [T]
+        rest = rest - functional.embedding(code, book)
+        codes.append(code)
+    return torch.stack(codes)
+
+
+def _published(checkpoint: Checkpoint, profile: Profile, books: _Books) -> _Weights:
+    config = _read_config(checkpoint, profile, books)
+    layout = layout_of(partial(SeanetEncoder, config))
+    encoder = checkpoint.read_tensors(_TENSORS, "encoder.", published_layout(layout, published_name))
+    quantizer = checkpoint.read_tensors(_TENSORS, "quantizer.", books.published_layout(config.dimension))
+    return _Weights(
+        config=config,
+        encoder=folded(encoder, layout, published_name),
+        books=books.stacked(quantizer),
+        facts=checkpoint.facts([_TENSORS]),
+    )
+
+
+def _untrained(books: _Books, seed: int) -> _Weights:
+    config = SeanetConfig()
+    return _Weights(
+        config=config,
+        encoder=random_tensors(layout_of(partial(SeanetEncoder, config)), seed),
+        books=books.stacked(random_tensors(books.layout(config.dimension), seed)),
+        facts=untrained_facts(seed),
+    )
+
+
+def _read_config(checkpoint: Checkpoint, profile: Profile, books: _Books) -> SeanetConfig:
+    published = checkpoint.read_json(_CONFIG)
+    config = read_config(SeanetConfig, published, _CONFIG)
+    expect(_CONFIG, published, "sample_rate", profile.sample_rate)
+    expect(_CONFIG, published, "n_q", books.count)
+    expect(_CONFIG, published, "codebook_size", books.size)
+    frame_rate = profile.sample_rate / config.samples_per_frame
+    if frame_rate != profile.frame_rate:
+        raise WeightsInvalid(
+            f"{_CONFIG}: strides make {frame_rate:g} frames a second, {profile.frame_rate:g} are expected"
+        )
+    return config

@@ -1,0 +1,116 @@
+"""`python -m services.extractor_worker.engines.voice_embedding VOICE.pt VOICE.safetensors`: a voice
+embedding as Mistral publishes them, made into a file that `speaker-registry put` brings to the registry.
+
+Such a file is a pickle from anywhere. It is read in a process of its own that has given up files, network and
+memory before it sees a byte, and there only by torch's reader that makes nothing but tensors.
+"""
+
+import argparse
+import io
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import save
+
+from services.shared.audio.sandbox import lockdown
+from speaker_registry.artifact import check_tensors
+from speaker_registry.errors import InvalidArtifact
+
+MAX_FILE_BYTES = 64 * 1024**2
+_MEMORY_BYTES = 512 * 1024**2
+"""What reading may take beyond what torch takes."""
+_SECONDS = 60.0
+_TENSOR = "voice_embedding"
+
+
+def read_voice_embedding(data: bytes) -> NDArray[np.float32]:
+    """Read a pickled tensor, safely.
+
+    Args:
+        data: the whole `.pt` file: one tensor [L, hidden] of floating-point numbers.
+
+    Returns:
+        float32 [L, hidden], finite.
+
+    Raises:
+        InvalidArtifact: it is something else, or too large.
+    """
+    if len(data) > MAX_FILE_BYTES:
+        raise InvalidArtifact(f"the file has more than the {MAX_FILE_BYTES} bytes that are accepted")
+    command = [sys.executable, "-m", "services.extractor_worker.engines.voice_embedding", "--guarded"]
+    try:
+        answer = subprocess.run(command, input=data, capture_output=True, timeout=_SECONDS, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise InvalidArtifact(f"the file could not be read within {_SECONDS:g} s") from error
+    if answer.returncode != 0:
+        raise InvalidArtifact(
+            "the file is no torch-saved tensor [L, hidden] of floating-point numbers: "
+            "it is damaged, cut short, or holds something else"
+        )
+    embedding: NDArray[np.float32] = np.load(io.BytesIO(answer.stdout), allow_pickle=False)
+    _check(embedding)
+    return embedding
+
+
+def _check(embedding: NDArray[np.float32]) -> None:
+    from services.shared.model.profiles import BUILT_IN  # noqa: PLC0415 - the guarded process does not need it
+
+    check_tensors({_TENSOR: embedding}, BUILT_IN["voxtral"].tensors)
+
+
+def _read_guarded() -> None:
+    """In the process of its own: from stdin to stdout. Whatever goes wrong ends it."""
+    import torch  # noqa: PLC0415 - whoever only asks does not need it
+
+    torch.set_num_threads(1)
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        # Each kind of number once: torch looks at the processor, and imports, when it first needs to.
+        rehearsal = io.BytesIO()
+        torch.save(torch.zeros(1, 64, dtype=dtype), rehearsal)
+        _to_npy(rehearsal.getvalue())
+    taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    lockdown.limit_resources(taken + _MEMORY_BYTES, int(_SECONDS))
+    lockdown.forbid_system_calls()
+    sys.stdout.buffer.write(_to_npy(sys.stdin.buffer.read(MAX_FILE_BYTES)))
+    sys.stdout.buffer.flush()
+
+
+def _to_npy(data: bytes) -> bytes:
+    import torch  # noqa: PLC0415
+
+    tensor = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    if not isinstance(tensor, torch.Tensor) or tensor.ndim != 2 or not tensor.is_floating_point():
+        raise SystemExit(1)
+    buffer = io.BytesIO()
+    np.save(buffer, tensor.detach().float().contiguous().numpy(), allow_pickle=False)
+    return buffer.getvalue()
+
+
+def main() -> int:
+    """Returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="voice_embedding", description="Make a voice embedding safe to send."
+    )
+    parser.add_argument("source", type=Path, metavar="VOICE.pt")
+    parser.add_argument("target", type=Path, metavar="VOICE.safetensors")
+    arguments = parser.parse_args()
+    try:
+        with arguments.source.open("rb") as source:
+            embedding = read_voice_embedding(source.read(MAX_FILE_BYTES + 1))
+        arguments.target.write_bytes(save({_TENSOR: embedding}))
+    except (InvalidArtifact, OSError) as error:
+        print(f"{arguments.source.name}: {error}", file=sys.stderr)
+        return 1
+    print(f"{arguments.target.name}: {_TENSOR}, float32 {list(embedding.shape)}")
+    return 0
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["--guarded"]:
+        _read_guarded()
+    else:
+        sys.exit(main())

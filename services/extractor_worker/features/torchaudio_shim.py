@@ -1,0 +1,94 @@
+"""A module that says `import torchaudio`, imported where torchaudio is not: what it needs of it is here.
+
+torchaudio's wheel loads only beside the build of torch it was made for, and all that Higgs Audio's tokenizer
+wants of it is one resampling kernel. Nothing else ever sees the stand-in, not even while the import runs:
+other code asks whether torchaudio is there to decide what it may do. Knows no model.
+"""
+
+import builtins
+import functools
+import importlib
+import sys
+from collections.abc import Callable
+from importlib.util import find_spec, module_from_spec
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from services.extractor_worker.features.resample import SincHann
+
+_MAX_KERNELS = 16
+_TORCHAUDIO = "torchaudio"
+
+
+def import_with_torchaudio(name: str) -> ModuleType:
+    """Import a module whose own `import torchaudio` needs no more than `torchaudio.functional.resample`.
+
+    With the real torchaudio where that imports. Otherwise the module is made once, with the stand-in, and
+    whoever imports it later gets the same one.
+    """
+    if _imports(_TORCHAUDIO):
+        return importlib.import_module(name)
+    return sys.modules.get(name) or _made(name)
+
+
+def _imports(name: str) -> bool:
+    try:
+        importlib.import_module(name)
+    except (ImportError, OSError):  # absent, or its compiled part does not load beside this build of torch
+        return False
+    return True
+
+
+def _made(name: str) -> ModuleType:
+    spec = find_spec(name)
+    if spec is None or spec.loader is None:
+        raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+    module = module_from_spec(spec)
+    # Code that runs in a namespace with builtins of its own uses those, and with them its import statements.
+    vars(module)["__builtins__"] = {**vars(builtins), "__import__": _import_with(_stand_in())}
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _import_with(stand_in: ModuleType) -> Callable[..., ModuleType]:
+    def imported(name: str, *place: Any, **named: Any) -> ModuleType:
+        return stand_in if name == _TORCHAUDIO else builtins.__import__(name, *place, **named)
+
+    return imported
+
+
+def _stand_in() -> ModuleType:
+    torchaudio, functional = ModuleType(_TORCHAUDIO), ModuleType(f"{_TORCHAUDIO}.functional")
+    vars(functional)["resample"] = resample
+    vars(torchaudio)["functional"] = functional
+    return torchaudio
+
+
+def resample(waveform: Tensor, orig_freq: int, new_freq: int) -> Tensor:
+    """What `torchaudio.functional.resample` gives for float32 samples and its default kernel.
+
+    Args:
+        waveform: float32 [..., N], on any device.
+        orig_freq: Hz, of `waveform`.
+        new_freq: Hz, of the result.
+
+    Returns:
+        float32 [..., ceil(N * new_freq / orig_freq)].
+    """
+    if orig_freq == new_freq:
+        return waveform
+    return _kernel(orig_freq, new_freq, waveform.device)(waveform)
+
+
+@functools.lru_cache(maxsize=_MAX_KERNELS)
+def _kernel(orig_freq: int, new_freq: int, device: torch.device) -> SincHann:
+    """Built on the device, as torchaudio does."""
+    return SincHann(orig_freq, new_freq, torch.float32, device)

@@ -1,0 +1,388 @@
+"""An RQ worker that takes several jobs at once, keeps what it has loaded, and loses none of them.
+
+To RQ's tools it is a worker like any other. What differs: no step of a job can be cut in half (`claims.py`),
+a worker that dies or hangs is noticed within its lease (`heartbeat.py`), and a job that was started before
+runs alone, so that a clip which kills the process costs only itself. Knows nothing of audio or models: what
+jobs do is in the handlers.
+
+How the process ends: 0 after SIGTERM, with all it had in hand finished. `EXIT_UNFINISHED` (75) if a batch
+hung, if a handler said so by SystemExit, or if it had to stop while Redis was away and could not record
+results: those jobs come back.
+"""
+
+import json
+import os
+import secrets
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime
+from functools import partial
+from typing import Any
+
+import structlog
+from redis import ConnectionPool, Redis
+from redis.backoff import NoBackoff
+from redis.client import Pipeline
+from redis.exceptions import RedisError, WatchError
+from redis.retry import Retry
+from rq import worker_registration
+from rq.connections import get_connection_kwargs
+from rq.serializers import JSONSerializer
+from rq.suspension import WORKERS_SUSPENDED
+from rq.utils import now
+from rq.worker.base import BaseWorker, WorkerStatus
+
+from services.extractor_worker.jobs.claims import Batch, Claims, Recorded
+from services.extractor_worker.jobs.heartbeat import EXIT_UNFINISHED, Heartbeat
+from services.extractor_worker.jobs.queue_maintenance import OnAbandoned, QueueMaintenance
+from services.shared.configuration.settings import WorkerSettings
+from services.shared.index.redis_access import ANSWER_SECONDS, CONNECT_SECONDS
+from services.shared.queue.rq_jobs import SafeJob, SafeQueue
+
+log = structlog.get_logger(__name__)
+
+Handler = Callable[[Sequence[SafeJob]], Sequence[object]]
+"""Gets jobs of one function and one queue; returns as many results in the same order: JSON, or the exception
+that ended the job. One with `retryable = False` fails its job at once, any other uses up one of its retries.
+What a handler raises counts for all of its jobs."""
+
+MAX_RESULT_BYTES = 16 * 1024
+LONGEST_PAUSE_SECONDS = 5.0
+STOP_SECONDS = 3.0
+"""How long results are offered to a Redis that is away, once we are told to stop."""
+
+
+class HandlerContractError(Exception):
+    """A handler returned something else than one JSON result or exception per job."""
+
+
+class BatchWorker(BaseWorker):
+    """Load models first: `work` is where the worker appears to others.
+
+    Args:
+        queues: names. They take turns.
+        handlers: name of a job's function -> what runs it. All that can be run.
+        connection: Redis, answering in bytes. Only its address and credentials are used.
+        settings: see there.
+        name: unique among workers, also among those of the past minutes; made up if not given.
+        on_beat: called after each heartbeat, in its thread.
+        on_abandoned: called with (job id, reason) when a job is given up without a handler having said so.
+
+    """
+
+    def __init__(
+        self,
+        queues: Sequence[str],
+        handlers: Mapping[str, Handler],
+        *,
+        connection: Redis,
+        settings: WorkerSettings,
+        name: str | None = None,
+        on_beat: Callable[[], None] | None = None,
+        on_abandoned: OnAbandoned | None = None,
+    ) -> None:
+        self.settings = settings
+        redis = _impatient(connection, settings.poll_seconds)
+        self._safe_queues = [SafeQueue(queue, redis) for queue in queues]
+        """In the order of their turns, which this worker's own thread moves on."""
+        self._left = frozenset[str]()
+        """Names of queues nothing is taken from any more. Replaced as a whole, by any thread."""
+        super().__init__(
+            self._safe_queues,
+            name=name or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}",
+            connection=redis,
+            job_class=SafeJob,
+            queue_class=SafeQueue,
+            serializer=JSONSerializer,
+            prepare_for_work=False,  # it would need Redis, which may not be there yet
+        )
+        self.hostname, self.pid, self.ip_address = socket.gethostname(), os.getpid(), ""
+        self._handlers = dict(handlers)
+        self._on_abandoned = on_abandoned
+        self._heartbeat = Heartbeat(
+            redis,
+            self._announce,
+            lease_seconds=settings.lease_seconds,
+            beat_seconds=settings.beat_seconds,
+            on_beat=on_beat,
+            beat_file=settings.beat_file,
+        )
+        self._claims = Claims(
+            redis, worker=self.name, lease_seconds=settings.lease_seconds, functions=self._handlers
+        )
+        self._maintenance = QueueMaintenance(
+            self._safe_queues,
+            owner=self.name,
+            stuck_seconds=settings.stuck_seconds,
+            on_abandoned=on_abandoned,
+        )
+        self._next_maintenance = 0.0
+        self._woken: dict[Any, Any] = {queue.wake_key: "0" for queue in self._safe_queues}
+
+    # -- life --
+
+    @property
+    def connection_timeout(self) -> int:
+        """Below our client's own: RQ would raise that to seven minutes."""
+        return 0
+
+    @property
+    def stopping(self) -> bool:
+        """Told to stop: what is in hand is finished, nothing else is taken."""
+        return bool(self._stop_requested)
+
+    def progress(self) -> None:
+        """For handlers that work through their jobs in steps: gives the batch its full time again."""
+        self._heartbeat.progress()
+
+    def leave_queue(self, name: str) -> None:
+        """Take no more jobs from it; what is in hand is finished. From any thread. Raises redis-py's errors,
+        and can be repeated.
+        """
+        self._left |= {name}
+        self.queues = [queue for queue in self.queues if queue.name != name]  # what tools see
+        self.connection.srem(worker_registration.WORKERS_BY_QUEUE_KEY % name, self.key)
+
+    def work(self, burst: bool = False) -> bool:  # type: ignore[override]
+        """Run jobs until SIGTERM or SIGINT; with `burst`, until no queue has any. Returns whether any ran.
+
+        Raises:
+            SystemExit: with `EXIT_UNFINISHED`, see the module.
+
+        """
+        self._stop_on_signals()
+        self.birth_date, self._state = now(), WorkerStatus.IDLE
+        self._heartbeat.start()
+        log.info("worker.started", worker=self.name, queues=self.queue_names())
+        batches = 0
+        try:
+            while (batch := self._next_batch(burst)) is not None:
+                self._handle(batch)
+                batches += 1
+        finally:
+            self._heartbeat.stop()
+            with suppress(RedisError):
+                self.register_death()  # type: ignore[no-untyped-call]
+            log.info("worker.stopped", worker=self.name, batches=batches)
+        return batches > 0
+
+    def _stop_on_signals(self) -> None:
+        """Only set a flag. RQ's handlers raise wherever we are: between a command and its answer, say."""
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, self._request_stop)
+
+    def _request_stop(self, *_signal: object) -> None:
+        self._stop_requested = True
+
+    def _announce(self, pipeline: Pipeline) -> None:
+        """All that makes us a worker to RQ, every time: Redis may have lost it, others may have tidied."""
+        self.ip_address = self.ip_address or self._own_address()
+        self.last_heartbeat = now()
+        pipeline.hset(self.key, mapping=self.serialize())
+        pipeline.hsetnx(self.key, "state", self.get_state())
+        pipeline.expire(self.key, 2 * self.settings.lease_seconds)
+        worker_registration.register(self, pipeline)
+
+    def _own_address(self) -> str:
+        """For RQ's tools to show, and for nothing else: whatever goes wrong here costs no heartbeat."""
+        try:
+            return str(self.connection.client_info()["addr"])
+        except Exception:  # noqa: BLE001  we may not ask; redis-py trips over a blank in a socket's path
+            return "unknown"
+
+    def _pause(self, seconds: float) -> None:
+        """Sleep, in pieces: a signal sets our flag but does not end a sleep."""
+        end = time.monotonic() + seconds
+        while not self._stop_requested and (left := end - time.monotonic()) > 0:
+            time.sleep(min(left, 0.1))
+
+    # -- taking jobs --
+
+    def _next_batch(self, burst: bool) -> Batch | None:
+        """Wait for one; None when told to stop, or if none is left in a `burst`. Outlives a loss of Redis."""
+        pause = 0.1
+        while not self._stop_requested:
+            try:
+                self._maintain()
+                if batch := self._take():
+                    return batch
+                if burst:
+                    return None
+                self._wait()
+                pause = 0.1
+            except RedisError as error:
+                log.warning("redis.failed", error=str(error), seconds=pause)
+                self._pause(pause)
+                pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+        return None
+
+    def _maintain(self) -> None:
+        if time.monotonic() < self._next_maintenance:
+            return
+        self._next_maintenance = time.monotonic() + self.settings.maintenance_seconds
+        try:
+            self._maintenance.run()
+        except RedisError:
+            raise
+        except Exception:
+            log.exception("maintenance.failed")  # what it found odd must not keep us from working
+
+    def _take(self) -> Batch | None:
+        """From the first queue that has jobs. It is the last to be looked at the next time: however much
+        comes for one, the others get their turns.
+        """
+        queues = self._served
+        with self.connection.pipeline(transaction=False) as pipeline:
+            pipeline.exists(WORKERS_SUSPENDED)
+            for queue in queues:
+                pipeline.llen(queue.key)
+            suspended, *lengths = pipeline.execute()
+        self._show(WorkerStatus.SUSPENDED if suspended else WorkerStatus.IDLE)
+        if suspended:
+            return None
+        for queue, length in zip(queues, lengths, strict=True):
+            if batch := self._take_from(queue, length):
+                turn = self._safe_queues.index(queue) + 1
+                self._safe_queues = self._safe_queues[turn:] + self._safe_queues[:turn]
+                return batch
+        return None
+
+    def _take_from(self, queue: SafeQueue, length: int) -> Batch | None:
+        while length and (taken := queue.take(min(length, self.settings.batch_size))):
+            batch, refused = self._claims.claim(queue, taken, self._show_busy)
+            for job_id, reason in refused.items():
+                self._tell_abandoned(job_id, reason)
+            if batch:
+                return batch
+        return None
+
+    @property
+    def _served(self) -> list[SafeQueue]:
+        return [queue for queue in self._safe_queues if queue.name not in self._left]
+
+    def _show_busy(self, pipeline: Pipeline) -> None:
+        self.set_state(WorkerStatus.BUSY, pipeline=pipeline)
+
+    def _show(self, state: WorkerStatus) -> None:
+        if state != self.get_state():
+            self.set_state(state)
+
+    def _wait(self) -> None:
+        """For a job to be put into any of our queues, a moment at most."""
+        if self.get_state() == WorkerStatus.SUSPENDED:
+            return self._pause(self.settings.poll_seconds)
+        block = int(self.settings.poll_seconds * 1000)
+        seen: dict[Any, Any] = {queue.wake_key: self._woken[queue.wake_key] for queue in self._served}
+        if not seen:
+            return self._pause(self.settings.poll_seconds)
+        news: Any = self.connection.xread(seen, count=1, block=block)
+        for key, entries in news or []:
+            self._woken[key.decode()] = entries[-1][0]
+        return None
+
+    def _tell_abandoned(self, job_id: str, reason: str) -> None:
+        try:
+            if self._on_abandoned:
+                self._on_abandoned(job_id, reason)
+        except Exception:
+            log.exception("job.on_abandoned_failed", job_id=job_id)
+
+    # -- running and recording --
+
+    def _handle(self, batch: Batch) -> None:
+        self._heartbeat.hold((job, batch.executions[job.id]) for job in batch.jobs)
+        try:
+            results = self._run(batch.jobs)
+            self._finish(batch, results)
+        finally:
+            self._heartbeat.hold(())
+
+    def _run(self, jobs: Sequence[SafeJob]) -> dict[str, object]:
+        """Job id -> its result or exception."""
+        results: dict[str, object] = {}
+        for name in dict.fromkeys(job.function for job in jobs):
+            group = [job for job in jobs if job.function == name]
+            self._heartbeat.watch(max(_seconds(job, self.settings.job_seconds) for job in group))
+            try:
+                outcomes = call(self._handlers[name], group)
+            finally:
+                self._heartbeat.unwatch()
+            results |= {job.id: outcome for job, outcome in zip(group, outcomes, strict=True)}
+        return results
+
+    def _finish(self, batch: Batch, results: Mapping[str, object]) -> None:
+        """Record the results. While Redis is away: as long as leases last; then the jobs are for others."""
+        ended, pause = now(), 0.1
+        deadline = time.monotonic() + self.settings.lease_seconds
+        while True:
+            try:
+                self._claims.record(batch, results, ended, partial(self._count, batch, ended))
+                return None
+            except WatchError:
+                continue
+            except RedisError as error:
+                log.warning("results.not_recorded", error=str(error), jobs=list(results))
+            if self._stop_requested:
+                deadline = min(deadline, time.monotonic() + STOP_SECONDS)
+            if time.monotonic() > deadline:
+                return self._give_up(results)
+            time.sleep(pause)
+            pause = min(2 * pause, 1.0)
+
+    def _give_up(self, results: Mapping[str, object]) -> None:
+        log.error("results.lost", jobs=list(results))
+        if self._stop_requested:
+            raise SystemExit(EXIT_UNFINISHED)
+
+    def _count(self, batch: Batch, ended: datetime, pipeline: Pipeline, recorded: Recorded) -> None:
+        """What dashboards show of a worker."""
+        started = min(execution.created_at for execution in batch.executions.values())
+        pipeline.hincrby(self.key, "successful_job_count", len(recorded.finished))
+        pipeline.hincrby(self.key, "failed_job_count", len(recorded.failed))
+        pipeline.hincrbyfloat(self.key, "total_working_time", (ended - started).total_seconds())
+        self.set_state(WorkerStatus.IDLE, pipeline=pipeline)
+
+
+def _impatient(connection: Redis, poll_seconds: float) -> Redis:
+    """A client of the same server that reports every failure at once: waiting and repeating is decided here.
+
+    redis-py's own ten retries would keep a stopping worker for a minute.
+    """
+    pool = connection.connection_pool
+    options = get_connection_kwargs(connection) | {
+        "retry": Retry(NoBackoff(), 0),
+        "socket_timeout": poll_seconds + ANSWER_SECONDS,  # besides the waiting that a command asks for
+        "socket_connect_timeout": CONNECT_SECONDS,
+    }
+    return Redis(connection_pool=ConnectionPool(connection_class=pool.connection_class, **options))
+
+
+def call(handler: Handler, jobs: Sequence[SafeJob]) -> list[object]:
+    """One JSON result or exception per job, in order, whatever the handler does."""
+    try:
+        results = list(handler(jobs))
+        if len(results) != len(jobs):
+            raise HandlerContractError(f"{len(results)} results for {len(jobs)} jobs")
+    except Exception as error:  # noqa: BLE001  recorded with each of its jobs
+        return [error] * len(jobs)
+    return [result if isinstance(result, Exception) else _checked(result) for result in results]
+
+
+def _checked(result: object) -> object:
+    """RQ would replace what is not JSON by a sentence saying so, and call the job finished."""
+    try:
+        size = len(json.dumps(result))
+    except (TypeError, ValueError, RecursionError) as error:
+        return HandlerContractError(f"a result is not JSON: {error}")
+    if size > MAX_RESULT_BYTES:
+        return HandlerContractError(f"a result has {size} bytes, at most {MAX_RESULT_BYTES} go through Redis")
+    return result
+
+
+def _seconds(job: SafeJob, otherwise: float) -> float:
+    return job.timeout if job.timeout and job.timeout > 0 else otherwise

@@ -1,0 +1,132 @@
+"""Shows that a worker lives: a thread renews its entry in Redis and the leases of the jobs in its hands.
+
+The same thread is the watchdog. A call into C that hangs cannot be interrupted from Python: so the process
+ends, its leases run out, and its jobs are started again one by one. Knows neither queues nor what jobs do.
+"""
+
+import faulthandler
+import math
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import structlog
+from redis import Redis
+from redis.client import Pipeline
+from redis.exceptions import RedisError
+from rq.executions import Execution
+from rq.job import Job
+
+from services.extractor_worker.jobs.beat_file import write_beat
+
+log = structlog.get_logger(__name__)
+
+EXIT_UNFINISHED = 75
+"""EX_TEMPFAIL: the process left jobs unfinished. They come back after their lease; start a new process."""
+
+LOOK_SECONDS = 1.0
+"""Between two looks at the watchdog's deadline, which the thread is not woken for."""
+
+JOIN_SECONDS = 5
+"""A last beat into a network that swallows packets may take longer; it dies with the process."""
+
+LAST_RESORT_SECONDS = 10
+"""A call that hangs and keeps the interpreter's lock stops the thread, too. Then faulthandler's own watchdog,
+which needs no lock, ends the process (status 1) this much later."""
+
+
+class Heartbeat:
+    """Beats from `start` to `stop`.
+
+    Args:
+        redis: where to.
+        announce: adds the commands that keep the worker itself known.
+        lease_seconds: how long a job stays ours after a beat.
+        beat_seconds: between two beats.
+        on_beat: called after each, in the thread.
+        beat_file: written at each, also while Redis does not answer.
+
+    """
+
+    def __init__(
+        self,
+        redis: Redis,
+        announce: Callable[[Pipeline], None],
+        *,
+        lease_seconds: int,
+        beat_seconds: float,
+        on_beat: Callable[[], None] | None = None,
+        beat_file: Path | None = None,
+    ) -> None:
+        self._redis = redis
+        self._announce = announce
+        self._lease_seconds = lease_seconds
+        self._beat_seconds = beat_seconds
+        self._on_beat = on_beat
+        self._beat_file = beat_file
+        self._held: tuple[tuple[Job, Execution], ...] = ()
+        self._seconds = math.inf
+        self._deadline = math.inf
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self._thread.join(JOIN_SECONDS)
+
+    def hold(self, held: Iterable[tuple[Job, Execution]]) -> None:
+        """Renew the leases of these until told of others. Replaced as a whole: the thread sees old or new."""
+        self._held = tuple(held)
+
+    def watch(self, seconds: float) -> None:
+        """End the process unless `watch`, `progress` or `unwatch` is called within this time."""
+        self._seconds = seconds
+        self.progress()
+
+    def progress(self) -> None:
+        """Give the running batch its full time again."""
+        if math.isinf(self._seconds):
+            return
+        self._deadline = time.monotonic() + self._seconds
+        last_resort = self._seconds + self._beat_seconds + LAST_RESORT_SECONDS
+        faulthandler.dump_traceback_later(last_resort, exit=True, file=sys.__stderr__ or sys.stderr)
+
+    def unwatch(self) -> None:
+        self._seconds = self._deadline = math.inf
+        faulthandler.cancel_dump_traceback_later()
+
+    def _run(self) -> None:
+        next_beat = time.monotonic()
+        while not self._stopped.wait(min(LOOK_SECONDS, max(0.0, next_beat - time.monotonic()))):
+            if time.monotonic() >= self._deadline:
+                self._leave()
+            if time.monotonic() >= next_beat:
+                self._beat()
+                next_beat = time.monotonic() + self._beat_seconds
+
+    def _beat(self) -> None:
+        try:
+            write_beat(self._beat_file)
+            with self._redis.pipeline(transaction=False) as pipeline:
+                self._announce(pipeline)
+                for job, execution in self._held:
+                    execution.heartbeat(job.started_job_registry, self._lease_seconds, pipeline=pipeline)
+                pipeline.execute()
+            if self._on_beat:
+                self._on_beat()
+        except Exception as error:  # noqa: BLE001  a thread that ended would let every lease run out
+            where = None if isinstance(error, RedisError) else traceback.format_exc()
+            log.warning("heartbeat.failed", error=str(error), traceback=where)
+
+    def _leave(self) -> None:
+        log.critical("worker.hung", jobs=[job.id for job, _ in self._held], seconds=self._seconds)
+        faulthandler.dump_traceback(file=sys.__stderr__ or sys.stderr, all_threads=True)
+        sys.stdout.flush()
+        os._exit(EXIT_UNFINISHED)

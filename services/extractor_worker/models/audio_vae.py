@@ -1,0 +1,86 @@
+"""The encoder of VoxCPM2's audio VAE: 16 kHz samples in, means of 64 latents at 25 Hz out. Knows no files.
+
+Causal throughout, so zeros to the right of a clip change nothing within it, and clips of several lengths can
+share a batch. Attribute names are the key names of the published weights; `published_name` says which are
+under weight norm.
+"""
+
+import math
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from services.extractor_worker.models import weight_norm
+from services.extractor_worker.models.causal import CausalConv, ResidualUnit
+from services.extractor_worker.models.snake import Snake
+from services.extractor_worker.models.weight_norm import Layout, TwoParts
+
+_DILATIONS = (1, 3, 9)
+_KERNEL = 7
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AudioVaeConfig:
+    """`audio_vae_config` of a published config.json, under the names used there; only the encoder's part."""
+
+    encoder_dim: int = 128
+    """Channels at 16 kHz; each stage doubles them."""
+    encoder_rates: tuple[int, ...] = (2, 5, 8, 8)
+    latent_dim: int = 64
+    depthwise: bool = True
+    sample_rate: int = 16_000
+
+    @property
+    def samples_per_frame(self) -> int:
+        """640: a frame of latents is 40 ms."""
+        return math.prod(self.encoder_rates)
+
+
+class AudioVaeEncoder(nn.Module):
+    def __init__(self, config: AudioVaeConfig) -> None:
+        super().__init__()
+        width = config.encoder_dim
+        stages: list[nn.Module] = [CausalConv(1, width, _KERNEL)]
+        for rate in config.encoder_rates:
+            stages.append(Stage(width, rate, groups=width if config.depthwise else 1))
+            width *= 2
+        self.block = nn.Sequential(*stages)
+        self.fc_mu = CausalConv(width, config.latent_dim, 3)
+
+    def forward(self, samples: Tensor) -> Tensor:
+        """Encode clips.
+
+        Args:
+            samples: float32 [B, 1, N] at `sample_rate`; N a multiple of `samples_per_frame`.
+
+        Returns:
+            float32 [B, latent_dim, N / samples_per_frame].
+        """
+        return self.fc_mu(self.block(samples))  # type: ignore[no-any-return]
+
+
+class Stage(nn.Module):
+    """Three residual units, then `rate` times fewer places with twice the channels."""
+
+    def __init__(self, width: int, rate: int, groups: int) -> None:
+        super().__init__()
+        self.block = nn.Sequential(
+            *(ResidualUnit(width, dilation, CausalConv, groups) for dilation in _DILATIONS),
+            Snake(width),
+            CausalConv(width, 2 * width, 2 * rate, stride=rate),
+        )
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return self.block(hidden)  # type: ignore[no-any-return]
+
+
+def published_name(key: str) -> str | TwoParts:
+    return TwoParts.of_hooks(key) if key.endswith(".weight") else key
+
+
+def published_layout(layout: Layout) -> Layout:
+    """What a file must hold for an `AudioVaeEncoder` of this layout: with a head for the variance, which goes
+    unused. What engines take is the mean.
+    """
+    published = weight_norm.published_layout(layout, published_name)
+    return published | {key.replace("fc_mu.", "fc_logvar."): shape for key, shape in published.items()}

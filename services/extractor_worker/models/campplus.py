@@ -1,0 +1,144 @@
+"""The speaker encoder CAM++ (arXiv 2303.00332) as TTS models publish it: an ONNX graph, run by onnxruntime.
+
+Samples in, embedding out. Several engines publish it, often as the very same file, so it is loaded once per
+file. It runs on the CPU wherever the rest of an engine runs, as vLLM-Omni runs it: a GPU's kernels make other
+embeddings. (For CosyVoice3 vLLM-Omni prefers TensorRT where that is installed.)
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+import onnxruntime
+from numpy.typing import NDArray
+from torch import Tensor
+
+from services.extractor_worker.device.libraries import library_facts
+from services.extractor_worker.features.kaldi_fbank import FbankSettings, fbank
+from services.extractor_worker.models.campplus_untrained import untrained_campplus
+from services.extractor_worker.pipeline.torch_extractor import Loading
+from services.extractor_worker.weights.loading import Checkpoint, sha256_of_file
+from services.extractor_worker.weights.onnx_graph import parsed_graph, read_graph, refuse_unfit_weights
+from speaker_registry.errors import WeightsInvalid
+
+CAMPPLUS_FILE = "campplus.onnx"
+WIDTH = 192
+FBANK = FbankSettings()
+MIN_FRAMES = 4
+"""55 ms. The deviation over time, of half as many frames, needs two; TTS servers on a GPU begin at four."""
+MIN_SAMPLES = FBANK.samples_for(MIN_FRAMES)
+_THREADS = 1
+"""As TTS servers run it. Several clips are embedded at once, each on a thread of its own."""
+
+Features = NDArray[np.float32]
+Embedding = NDArray[np.float32]
+
+
+class CamPlusPlus:
+    """A loaded encoder, on the CPU. Several threads may use it at once.
+
+    Args:
+        model: the graph's file.
+        optimised: let onnxruntime rewrite the graph and choose faster layouts, as TTS servers do.
+
+    Raises:
+        WeightsInvalid: it is no ONNX graph, not all of one, or of another shape; or its weights are
+            quantised or not finite.
+    """
+
+    def __init__(self, model: bytes, *, optimised: bool = True) -> None:
+        graph = parsed_graph(model, CAMPPLUS_FILE).graph
+        try:
+            # Bytes, not a path: onnxruntime would follow a path to whatever other files the graph names.
+            self._session = onnxruntime.InferenceSession(
+                model, _options(optimised=optimised), providers=["CPUExecutionProvider"]
+            )
+            self._input = self._session.get_inputs()[0].name
+        except Exception as error:  # onnxruntime's exceptions have no class of their own in common
+            raise WeightsInvalid(f"{CAMPPLUS_FILE} is not an ONNX graph that onnxruntime can run") from error
+        refuse_unfit_weights(graph, CAMPPLUS_FILE)
+        self._check()
+
+    def __call__(self, samples: Tensor) -> Embedding:
+        """Embed a clip.
+
+        Args:
+            samples: float32 [N] at `FBANK.sample_rate`, N >= `MIN_SAMPLES`.
+
+        Returns:
+            float32 [192], not normalised.
+        """
+        return self.embed(fbank(samples, FBANK).numpy())
+
+    def embed(self, features: Features) -> Embedding:
+        """float32 [T, 80], T >= `MIN_FRAMES` -> float32 [192], not normalised."""
+        outputs = self._session.run(None, {self._input: features[None]})
+        return np.asarray(outputs[0], dtype=np.float32).reshape(-1)
+
+    def _check(self) -> None:
+        """Shapes that a graph declares may be symbols, so it is tried."""
+        inputs, outputs = self._session.get_inputs(), self._session.get_outputs()
+        if len(inputs) != 1 or len(outputs) != 1:
+            raise WeightsInvalid(
+                f"{CAMPPLUS_FILE} has {len(inputs)} inputs and {len(outputs)} outputs, one each is expected"
+            )
+        kind, shape = inputs[0].type, inputs[0].shape
+        if (
+            kind != "tensor(float)"
+            or len(shape) != 3
+            or (isinstance(shape[2], int) and shape[2] != FBANK.bands)
+        ):
+            raise WeightsInvalid(
+                f"{CAMPPLUS_FILE} takes {kind} {shape}, tensor(float) [B, T, {FBANK.bands}] is expected"
+            )
+        for frames in (MIN_FRAMES, 3 * MIN_FRAMES):  # of any length, not only of the one it was traced with
+            self._try(np.linspace(-1, 1, frames * FBANK.bands, dtype=np.float32).reshape(frames, -1))
+
+    def _try(self, features: Features) -> None:
+        try:
+            embedding = self.embed(features)
+        except Exception as error:
+            raise WeightsInvalid(
+                f"{CAMPPLUS_FILE} does not take features of shape [1, {len(features)}, {FBANK.bands}]"
+            ) from error
+        if embedding.shape != (WIDTH,):
+            raise WeightsInvalid(f"{CAMPPLUS_FILE} gives {embedding.size} values, {WIDTH} are expected")
+        if not np.isfinite(embedding).all():
+            raise WeightsInvalid(f"{CAMPPLUS_FILE} gives values that are not finite")
+
+
+def load_campplus(loading: Loading, checkpoint: Checkpoint | None) -> CamPlusPlus:
+    """From the checkpoint, or with random weights where there is none; one per file."""
+    optimised = not loading.trusted
+    if checkpoint is None:
+        seed = loading.seed or 0
+        return loading.shelf.get(
+            ("campplus", "untrained", seed),
+            lambda: CamPlusPlus(untrained_campplus(seed), optimised=optimised),
+        )
+    path = checkpoint.folder / CAMPPLUS_FILE
+    return loading.shelf.get(
+        ("campplus", sha256_of_file(path)),
+        lambda: CamPlusPlus(read_graph(path, CAMPPLUS_FILE), optimised=optimised),
+    )
+
+
+def campplus_facts() -> Mapping[str, Any]:
+    """What a fingerprint says of it besides its weights."""
+    return {
+        "fbank": asdict(FBANK),
+        "width": WIDTH,
+        "normalised": False,
+        "libraries": library_facts("onnxruntime"),
+    }
+
+
+def _options(*, optimised: bool) -> onnxruntime.SessionOptions:
+    options = onnxruntime.SessionOptions()
+    if not optimised:
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.intra_op_num_threads, options.inter_op_num_threads = _THREADS, 1
+    options.enable_mem_pattern = False  # would keep a plan for every length of clip it ever saw
+    options.log_severity_level = 3  # errors only: standard error is for logs
+    return options

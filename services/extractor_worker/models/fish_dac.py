@@ -1,0 +1,369 @@
+"""The encoder half of Fish Speech's DAC: 44.1 kHz samples in, a semantic and nine residual codes 21.5 times a
+second out. Knows no files.
+
+Written after fish-speech 0.1.0 (Apache-2.0). Causal throughout: a frame depends on nothing to its right, so
+clips of several lengths, padded with zeros, may share a batch. Attribute names are the key names of the
+published weights; `published_name` says which of those are under weight norm. What only the decoder needs
+(`post_module`, `upsample`) is not here.
+"""
+
+import functools
+import math
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from services.extractor_worker.models.causal import ResidualUnit, WrappedCausalConv
+from services.extractor_worker.models.nearest import nearest_entries
+from services.extractor_worker.models.snake import Snake
+from services.extractor_worker.models.weight_norm import TwoParts
+
+_DILATIONS = (1, 3, 9)
+_KERNEL = 7
+_WIDENING = 4
+"""Of a ConvNeXt block's inner layer."""
+_CONVNEXT_NORM_EPS = 1e-6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodecConfig:
+    """The published architecture. It comes with no configuration file: the names are the reference code's."""
+
+    sample_rate: int = 44_100
+    encoder_dim: int = 64
+    """Channels at 44.1 kHz; each stage doubles them."""
+    encoder_rates: tuple[int, ...] = (2, 4, 8, 8)
+    encoder_transformer_layers: tuple[int, ...] = (0, 0, 0, 4)
+    """After each stage."""
+    encoder_window: int = 512
+    """Frames that a frame attends to, itself among them; so it is with `pre_window`."""
+    encoder_head_dim: int = 64
+    downsample_factor: tuple[int, ...] = (2, 2)
+    pre_layers: int = 8
+    """Of `pre_module`, the transformer before the quantizers."""
+    pre_window: int = 128
+    pre_heads: int = 16
+    pre_head_dim: int = 64
+    pre_inner: int = 3072
+    semantic_codebook_size: int = 4096
+    codebook_size: int = 1024
+    n_codebooks: int = 9
+    """Residual ones, without the semantic one."""
+    codebook_dim: int = 8
+    rope_base: float = 10_000.0
+    norm_eps: float = 1e-5
+    max_frames: int = 4096
+    """Where the engines' tables of positions end: 190 s."""
+    straight_through: bool = True
+    """Whether an entry is rounded as training's straight-through estimator leaves it."""
+
+    @property
+    def width(self) -> int:
+        """Of what is quantized."""
+        return int(self.encoder_dim * 2 ** len(self.encoder_rates))
+
+    @property
+    def samples_per_frame(self) -> int:
+        """2048: the encoder's hop of 512 samples, four times."""
+        return math.prod(self.encoder_rates) * math.prod(self.downsample_factor)
+
+    @property
+    def books(self) -> int:
+        """Codes of a frame."""
+        return 1 + self.n_codebooks
+
+
+class CodecEncoder(nn.Module):
+    def __init__(self, config: CodecConfig) -> None:
+        super().__init__()
+        self.encoder = Encoder(config)
+        self.quantizer = Quantizer(config)
+
+    def forward(self, samples: Tensor) -> Tensor:
+        """Encode clips of whole frames. Zeros that follow a clip reach none of its frames.
+
+        Args:
+            samples: float32 [B, 1, N] at `sample_rate`; N a multiple of `samples_per_frame`, and of no more
+                than `max_frames` of them.
+
+        Returns:
+            int64 [B, books, N / samples_per_frame], the semantic book first.
+        """
+        return self.quantizer(self.encoder(samples))  # type: ignore[no-any-return]
+
+
+class Encoder(nn.Module):
+    def __init__(self, config: CodecConfig) -> None:
+        super().__init__()
+        width = config.encoder_dim
+        stages: list[nn.Module] = [WrappedCausalConv(1, width, _KERNEL)]
+        for rate, layers in zip(config.encoder_rates, config.encoder_transformer_layers, strict=True):
+            stages.append(Stage(width, rate, layers, config))
+            width *= 2
+        self.block = nn.Sequential(*stages, Snake(width), WrappedCausalConv(width, width, 3))
+
+    def forward(self, samples: Tensor) -> Tensor:
+        """[B, 1, N] -> [B, width, N / 512]."""
+        return self.block(samples)  # type: ignore[no-any-return]
+
+
+class Stage(nn.Module):
+    """Fewer frames, twice the channels; the last one attends as well."""
+
+    def __init__(self, width: int, rate: int, layers: int, config: CodecConfig) -> None:
+        super().__init__()
+        wide = 2 * width
+        residual = [ResidualUnit(width, dilation, WrappedCausalConv) for dilation in _DILATIONS]
+        strided = WrappedCausalConv(width, wide, 2 * rate, stride=rate)
+        self.block = nn.Sequential(
+            *residual, Snake(width), strided, _encoder_transformer(wide, layers, config)
+        )
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[B, C, T] -> [B, 2 * C, T / rate]."""
+        return self.block(hidden)  # type: ignore[no-any-return]
+
+
+class WindowedTransformer(nn.Module):
+    """Attends to the `window` last frames, the present one among them."""
+
+    def __init__(
+        self,
+        width: int,
+        *,
+        layers: int,
+        heads: int,
+        head_dim: int,
+        inner: int,
+        window: int,
+        positions: int,
+        rope_base: float,
+        norm_eps: float,
+    ) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            TransformerLayer(width, heads, head_dim, inner, norm_eps) for _ in range(layers)
+        )
+        self.norm = RMSNorm(width, norm_eps)
+        self.window = window
+        self._rope_table = partial(_rope_table, positions, head_dim, rope_base)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[B, C, T] -> [B, C, T]."""
+        hidden = hidden.transpose(1, 2)  # [B, T, C]
+        rotations = self._rope_table(hidden.device)[: hidden.shape[1]]
+        visible = self._visible(hidden)
+        for layer in self.layers:
+            hidden = layer(hidden, rotations, visible)
+        return self.norm(hidden).transpose(1, 2)  # type: ignore[no-any-return]
+
+    def _visible(self, hidden: Tensor) -> Tensor:
+        """bool [T, T]: which frames (columns) a frame (row) attends to."""
+        place = torch.arange(hidden.shape[1], device=hidden.device)
+        behind = place[:, None] - place
+        return (behind >= 0) & (behind < self.window)
+
+
+class TransformerLayer(nn.Module):
+    def __init__(self, width: int, heads: int, head_dim: int, inner: int, norm_eps: float) -> None:
+        super().__init__()
+        self.attention = Attention(width, heads, head_dim)
+        self.feed_forward = FeedForward(width, inner)
+        self.attention_norm = RMSNorm(width, norm_eps)
+        self.ffn_norm = RMSNorm(width, norm_eps)
+        self.attention_layer_scale = LayerScale(width)
+        self.ffn_layer_scale = LayerScale(width)
+
+    def forward(self, hidden: Tensor, rotations: Tensor, visible: Tensor) -> Tensor:
+        attended = self.attention(self.attention_norm(hidden), rotations, visible)
+        hidden = hidden + self.attention_layer_scale(attended)
+        widened = self.feed_forward(self.ffn_norm(hidden))
+        return hidden + self.ffn_layer_scale(widened)  # type: ignore[no-any-return]
+
+
+class Attention(nn.Module):
+    def __init__(self, width: int, heads: int, head_dim: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.wqkv = nn.Linear(width, 3 * heads * head_dim, bias=False)
+        self.wo = nn.Linear(heads * head_dim, width, bias=False)
+
+    def forward(self, hidden: Tensor, rotations: Tensor, visible: Tensor) -> Tensor:
+        of_heads = self.wqkv(hidden).reshape(*hidden.shape[:2], 3, self.heads, -1)  # [B, T, 3, H, D]
+        queries, keys, values = of_heads.unbind(2)
+        queries, keys = _rotated(queries, rotations), _rotated(keys, rotations)
+        attended = functional.scaled_dot_product_attention(
+            queries.transpose(1, 2), keys.transpose(1, 2), values.transpose(1, 2), attn_mask=visible
+        )  # [B, H, T, D]
+        return self.wo(attended.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+
+
+class FeedForward(nn.Module):
+    def __init__(self, width: int, inner: int) -> None:
+        super().__init__()
+        self.w1 = nn.Linear(width, inner, bias=False)
+        self.w2 = nn.Linear(inner, width, bias=False)
+        self.w3 = nn.Linear(width, inner, bias=False)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return self.w2(functional.silu(self.w1(hidden)) * self.w3(hidden))  # type: ignore[no-any-return]
+
+
+class RMSNorm(nn.Module):
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        power = (hidden * hidden).mean(dim=-1, keepdim=True)
+        return hidden * torch.rsqrt(power + self.eps) * self.weight
+
+
+class LayerScale(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.gamma = nn.Parameter(torch.ones(width))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return hidden * self.gamma
+
+
+class Quantizer(nn.Module):
+    """A quarter of the frames, then codes: first the semantic book's, then of what each book left over."""
+
+    def __init__(self, config: CodecConfig) -> None:
+        super().__init__()
+        width = config.width
+        self.downsample = nn.Sequential(*[Downsample(width, rate) for rate in config.downsample_factor])
+        self.pre_module = _pre_transformer(config)
+        self.semantic_quantizer = Books(1, config.semantic_codebook_size, config)
+        self.quantizer = Books(config.n_codebooks, config.codebook_size, config)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[B, C, T] -> int64 [B, books, T / 4]."""
+        residual = self.pre_module(self.downsample(hidden))
+        codes = []
+        books = [*self.semantic_quantizer.quantizers, *self.quantizer.quantizers]
+        for book in books:
+            indices, entry = book.nearest(residual)
+            codes.append(indices)
+            if book is not books[-1]:
+                residual = residual - book.out_proj(entry)
+        return torch.stack(codes, dim=1)
+
+
+class Downsample(nn.Sequential):
+    def __init__(self, width: int, rate: int) -> None:
+        super().__init__(WrappedCausalConv(width, width, rate, stride=rate), ConvNeXt(width))
+
+
+class ConvNeXt(nn.Module):
+    """arXiv 2201.03545, causal and in one dimension."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.dwconv = WrappedCausalConv(width, width, _KERNEL, groups=width)
+        self.norm = nn.LayerNorm(width, eps=_CONVNEXT_NORM_EPS)
+        self.pwconv1 = nn.Linear(width, _WIDENING * width)
+        self.pwconv2 = nn.Linear(_WIDENING * width, width)
+        self.gamma = nn.Parameter(torch.ones(width))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[B, C, T] -> [B, C, T]."""
+        inner = self.norm(self.dwconv(hidden).transpose(1, 2))  # [B, T, C]
+        inner = self.gamma * self.pwconv2(functional.gelu(self.pwconv1(inner)))
+        return hidden + inner.transpose(1, 2)  # type: ignore[no-any-return]
+
+
+class Books(nn.Module):
+    def __init__(self, count: int, size: int, config: CodecConfig) -> None:
+        super().__init__()
+        self.quantizers = nn.ModuleList(Book(size, config) for _ in range(count))
+
+
+class Book(nn.Module):
+    """A codebook in few dimensions, where the direction alone decides (ViT-VQGAN, arXiv 2110.04627)."""
+
+    def __init__(self, size: int, config: CodecConfig) -> None:
+        super().__init__()
+        self.straight_through = config.straight_through
+        self.in_proj = nn.Conv1d(config.width, config.codebook_dim, 1)
+        self.out_proj = nn.Conv1d(config.codebook_dim, config.width, 1)
+        self.codebook = nn.Embedding(size, config.codebook_dim)
+
+    def nearest(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """[B, C, T] -> int64 [B, T], and the entries [B, D, T]."""
+        latents = self.in_proj(hidden)  # [B, D, T]
+        indices = self._indices(latents.transpose(1, 2).flatten(0, 1)).reshape(len(latents), -1)
+        entries = functional.embedding(indices, self.codebook.weight).transpose(1, 2)
+        if self.straight_through:
+            entries = latents + (entries - latents)  # not quite the entries, in float32
+        return indices, entries
+
+    def _indices(self, latents: Tensor) -> Tensor:
+        """[M, D] -> int64 [M]."""
+        entries = functional.normalize(self.codebook.weight)
+        return nearest_entries(functional.normalize(latents), entries)
+
+
+def _encoder_transformer(width: int, layers: int, config: CodecConfig) -> nn.Module:
+    if not layers:
+        return nn.Identity()
+    return WindowedTransformer(
+        width,
+        layers=layers,
+        heads=width // config.encoder_head_dim,
+        head_dim=config.encoder_head_dim,
+        inner=3 * width,
+        window=config.encoder_window,
+        positions=config.max_frames * math.prod(config.downsample_factor),
+        rope_base=config.rope_base,
+        norm_eps=config.norm_eps,
+    )
+
+
+def _pre_transformer(config: CodecConfig) -> WindowedTransformer:
+    return WindowedTransformer(
+        config.width,
+        layers=config.pre_layers,
+        heads=config.pre_heads,
+        head_dim=config.pre_head_dim,
+        inner=config.pre_inner,
+        window=config.pre_window,
+        positions=config.max_frames,
+        rope_base=config.rope_base,
+        norm_eps=config.norm_eps,
+    )
+
+
+@functools.lru_cache(maxsize=8)
+def _rope_table(positions: int, head_dim: int, base: float, device: torch.device) -> Tensor:
+    """[positions, head_dim / 2, 2]: cosine and sine of each position's angles, rounded to bfloat16.
+
+    The model was trained with the rounding. Made on the CPU wherever it is used, for it to be the same there.
+    """
+    steps = torch.arange(0, head_dim, 2, device="cpu").float() / head_dim
+    angles = torch.outer(torch.arange(positions, device="cpu"), 1.0 / base**steps)
+    turns = torch.view_as_real(torch.polar(torch.ones_like(angles), angles))
+    return turns.to(torch.bfloat16).float().to(device)
+
+
+def _rotated(heads: Tensor, rotations: Tensor) -> Tensor:
+    """Turn neighbouring pairs of [B, T, H, D] by `rotations`, [T, D / 2, 2]."""
+    real, imaginary = heads.reshape(*heads.shape[:-1], -1, 2).unbind(-1)  # [B, T, H, D / 2] each
+    cosine, sine = rotations[:, None].unbind(-1)  # [T, 1, D / 2] each
+    turned = torch.stack([real * cosine - imaginary * sine, imaginary * cosine + real * sine], dim=-1)
+    return turned.flatten(-2)
+
+
+def published_name(key: str) -> str | TwoParts:
+    """Convolutions of the encoder are under torch's parametrizations, projections of the quantizers under its
+    older weight norm.
+    """
+    if key.startswith("encoder.") and key.endswith(".conv.weight"):
+        return TwoParts.of_parametrizations(key)
+    return TwoParts.of_hooks(key) if key.endswith(("in_proj.weight", "out_proj.weight")) else key

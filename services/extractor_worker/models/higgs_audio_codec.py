@@ -1,0 +1,283 @@
+"""The encoder half of Higgs Audio's tokenizer: 24 kHz samples in, eight books of codes at 25 Hz out.
+
+A DAC encoder hears the acoustics, HuBERT the speech, and a residual quantizer codes both together.
+transformers computes it; here is what it does not do for us: say which tensors the published layout has, so
+that a wrong file is refused by name, and leave the decoder out. Knows no files.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import HiggsAudioV2TokenizerConfig
+
+from services.extractor_worker.features.torchaudio_shim import import_with_torchaudio
+from services.extractor_worker.models.dac_layout import Layout, convolution_layout, dac_encoder_layout
+from services.extractor_worker.weights.pretrained import pretrained
+
+PARTS = ("acoustic_encoder.", "encoder_semantic.", "fc.", "quantizer.")
+HUBERT_PARTS = ("feature_extractor.", "feature_projection.", "encoder.")
+"""Of `semantic_model.`. Checkpoints of HuBERT may have a `masked_spec_embed` beside them, for training."""
+
+_MODULE = "transformers.models.higgs_audio_v2_tokenizer.modeling_higgs_audio_v2_tokenizer"
+_PADDING = 160
+"""16 kHz samples that transformers adds on either side of what HuBERT hears."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AcousticConfig:
+    """`acoustic_model_config` of a published config.json, under the names used there: a DAC encoder."""
+
+    encoder_hidden_size: int = 64
+    hidden_size: int = 256
+    downsampling_ratios: tuple[int, ...] = (8, 5, 4, 2, 3)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SemanticConfig:
+    """`semantic_model_config`: HuBERT as it was published in its base size."""
+
+    hidden_size: int = 768
+    num_hidden_layers: int = 12
+    num_attention_heads: int = 12
+    intermediate_size: int = 3072
+    hidden_act: str = "gelu"
+    layer_norm_eps: float = 1e-5
+    conv_dim: tuple[int, ...] = (512, 512, 512, 512, 512, 512, 512)
+    conv_kernel: tuple[int, ...] = (10, 3, 3, 3, 3, 2, 2)
+    conv_stride: tuple[int, ...] = (5, 2, 2, 2, 2, 2, 2)
+    conv_bias: bool = False
+    feat_extract_norm: str = "group"
+    feat_extract_activation: str = "gelu"
+    feat_proj_layer_norm: bool = True
+    num_conv_pos_embeddings: int = 128
+    num_conv_pos_embedding_groups: int = 16
+    conv_pos_batch_norm: bool = False
+    do_stable_layer_norm: bool = False
+
+    def __post_init__(self) -> None:
+        if not len(self.conv_dim) == len(self.conv_kernel) == len(self.conv_stride):
+            raise ValueError("conv_dim, conv_kernel and conv_stride differ in length")
+        as_base = {
+            "conv_bias": False,
+            "feat_extract_norm": "group",
+            "feat_proj_layer_norm": True,
+            "conv_pos_batch_norm": False,
+            "do_stable_layer_norm": False,
+        }
+        for name, value in as_base.items():
+            if getattr(self, name) != value:
+                raise ValueError(f"{name} is {getattr(self, name)!r}, {value!r} is expected")
+
+    @property
+    def least_samples(self) -> int:
+        """What the convolutions need for one frame."""
+        needed = 1
+        for kernel, stride in zip(reversed(self.conv_kernel), reversed(self.conv_stride), strict=True):
+            needed = (needed - 1) * stride + kernel
+        return needed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodecConfig:
+    """A published config.json, under the names used there.
+
+    Only what the codes depend on. The defaults are the published tokenizer's.
+    """
+
+    sample_rate: int = 24_000
+    semantic_sample_rate: int = 16_000
+    downsample_factor: int = 320
+    kernel_size: int = 3
+    unit_kernel_size: int = 3
+    channel_ratios: tuple[int, ...] = (1, 1)
+    strides: tuple[int, ...] = (1, 1)
+    block_dilations: tuple[int, ...] = (1, 1)
+    codebook_size: int = 1024
+    codebook_dim: int = 64
+    kilobits: float = 2.0
+    """A second: the last of `target_bandwidths`. It decides the number of books."""
+    acoustic: AcousticConfig = AcousticConfig()
+    semantic: SemanticConfig = SemanticConfig()
+
+    def __post_init__(self) -> None:
+        if len(self.channel_ratios) != len(self.strides):
+            raise ValueError("channel_ratios and strides differ in length")
+        if set(self.strides) != {1}:
+            raise ValueError(f"strides is {self.strides!r}, ones are expected")
+
+    @property
+    def samples_per_frame(self) -> int:
+        """960: a frame of codes is 40 ms."""
+        return math.prod(self.acoustic.downsampling_ratios)
+
+    @property
+    def semantic_samples_per_frame(self) -> int:
+        """320: HuBERT makes a frame every 20 ms, of which every second one is used."""
+        return math.prod(self.semantic.conv_stride)
+
+    @property
+    def books(self) -> int:
+        bits = math.ceil(math.log2(self.codebook_size))
+        frames = math.ceil(self.sample_rate / self.samples_per_frame)
+        return int(1000 * self.kilobits // (frames * bits))
+
+    @property
+    def width(self) -> int:
+        """Of what is quantized."""
+        return self.acoustic.hidden_size + self.semantic.hidden_size
+
+    @property
+    def least_samples(self) -> int:
+        """Of a clip at `sample_rate`: 119, which is one frame."""
+        heard = self.semantic.least_samples - 2 * _PADDING  # after resampling, which rounds up
+        return (heard - 1) * self.sample_rate // self.semantic_sample_rate + 1
+
+    def for_transformers(self) -> HiggsAudioV2TokenizerConfig:
+        fields = {name: _listed(value) for name, value in asdict(self).items()}
+        acoustic, semantic = fields.pop("acoustic"), fields.pop("semantic")
+        return HiggsAudioV2TokenizerConfig(
+            **fields,
+            target_bandwidths=[fields.pop("kilobits")],
+            acoustic_model_config={"model_type": "dac", **acoustic},
+            # Without the embedding of masked frames, which only training needs.
+            semantic_model_config={"model_type": "hubert", "mask_time_prob": 0.0, **semantic},
+        )
+
+
+def _listed(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _listed(inner) for name, inner in value.items()}
+    return list(value) if isinstance(value, tuple) else value
+
+
+# --- the published layout
+
+
+def codec_layout(config: CodecConfig) -> Layout:
+    """Every tensor of the published file that encoding needs."""
+    acoustic = config.acoustic
+    encoder = dac_encoder_layout(
+        acoustic.encoder_hidden_size, acoustic.downsampling_ratios, acoustic.hidden_size
+    )
+    hubert = {f"semantic_model.{key}": shape for key, shape in _hubert_layout(config.semantic).items()}
+    return {
+        **{f"acoustic_encoder.{key}": shape for key, shape in encoder.items()},
+        **_semantic_encoder_layout(config),
+        **hubert,
+        **_linear("fc", config.width, config.width),
+        **_quantizer_layout(config),
+    }
+
+
+def _semantic_encoder_layout(config: CodecConfig) -> Layout:
+    hidden = width = config.semantic.hidden_size
+    layout: Layout = {"encoder_semantic.conv.weight": (width, width, config.kernel_size)}
+    for block, ratio in enumerate(config.channel_ratios):
+        name = f"encoder_semantic.conv_blocks.{block}"
+        for unit in range(len(config.block_dilations)):
+            layout[f"{name}.res_units.{unit}.conv1.weight"] = (width, width, config.unit_kernel_size)
+            layout[f"{name}.res_units.{unit}.conv2.weight"] = (width, width, 1)
+        layout |= convolution_layout(f"{name}.conv", width, hidden * ratio, 3)
+        width = hidden * ratio
+    return layout
+
+
+def _hubert_layout(config: SemanticConfig) -> Layout:
+    layout: Layout = {}
+    widths = (1, *config.conv_dim)
+    for place, kernel in enumerate(config.conv_kernel):
+        convolution = f"feature_extractor.conv_layers.{place}.conv.weight"
+        layout[convolution] = (widths[place + 1], widths[place], kernel)
+    layout |= _norm("feature_extractor.conv_layers.0.layer_norm", config.conv_dim[0])
+    layout |= _norm("feature_projection.layer_norm", config.conv_dim[-1])
+    layout |= _linear("feature_projection.projection", config.conv_dim[-1], config.hidden_size)
+    layout |= _position_layout(config) | _norm("encoder.layer_norm", config.hidden_size)
+    for layer in range(config.num_hidden_layers):
+        layout |= _hubert_layer_layout(f"encoder.layers.{layer}", config)
+    return layout
+
+
+def _position_layout(config: SemanticConfig) -> Layout:
+    """A convolution with its weight as direction and length."""
+    name, hidden = "encoder.pos_conv_embed.conv", config.hidden_size
+    kernel, group = config.num_conv_pos_embeddings, hidden // config.num_conv_pos_embedding_groups
+    return {
+        f"{name}.bias": (hidden,),
+        f"{name}.parametrizations.weight.original0": (1, 1, kernel),
+        f"{name}.parametrizations.weight.original1": (hidden, group, kernel),
+    }
+
+
+def _hubert_layer_layout(name: str, config: SemanticConfig) -> Layout:
+    hidden, inner = config.hidden_size, config.intermediate_size
+    layout: Layout = {}
+    for projection in ("q_proj", "k_proj", "v_proj", "out_proj"):
+        layout |= _linear(f"{name}.attention.{projection}", hidden, hidden)
+    layout |= _linear(f"{name}.feed_forward.intermediate_dense", hidden, inner)
+    layout |= _linear(f"{name}.feed_forward.output_dense", inner, hidden)
+    return layout | _norm(f"{name}.layer_norm", hidden) | _norm(f"{name}.final_layer_norm", hidden)
+
+
+def _quantizer_layout(config: CodecConfig) -> Layout:
+    size, narrow, wide = config.codebook_size, config.codebook_dim, config.width
+    layout: Layout = {}
+    for book in range(config.books):
+        name = f"quantizer.quantizers.{book}"
+        layout |= {
+            f"{name}.codebook.inited": (1,),
+            f"{name}.codebook.cluster_size": (size,),
+            f"{name}.codebook.embed": (size, narrow),
+            f"{name}.codebook.embed_avg": (size, narrow),
+        }
+        layout |= _linear(f"{name}.project_in", wide, narrow) | _linear(f"{name}.project_out", narrow, wide)
+    return layout
+
+
+def _linear(name: str, taken: int, given: int) -> Layout:
+    return {f"{name}.weight": (given, taken), f"{name}.bias": (given,)}
+
+
+def _norm(name: str, width: int) -> Layout:
+    return {f"{name}.weight": (width,), f"{name}.bias": (width,)}
+
+
+# --- the model
+
+
+class CodecEncoder:
+    """A loaded tokenizer without its decoder, on one device, in float32. Not for several threads at once."""
+
+    def __init__(self, config: CodecConfig, tensors: Mapping[str, Tensor], device: torch.device) -> None:
+        kind, options = _encoder_class(), {"dtype": torch.float32}
+        self.model = pretrained(kind, config.for_transformers(), tensors, **options).to(device)
+
+    def encode(self, samples: Tensor) -> Tensor:
+        """Encode clips of equal length.
+
+        Args:
+            samples: float32 [B, 1, N] at 24 kHz, on the device.
+
+        Returns:
+            int64 [B, books, floor((N + samples_per_frame - least_samples) / samples_per_frame)].
+        """
+        return self.model.encode(samples, return_dict=False)  # type: ignore[no-any-return]
+
+
+@cache
+def _encoder_class() -> Any:
+    model: Any = import_with_torchaudio(_MODULE).HiggsAudioV2TokenizerModel
+
+    class Encoder(model):  # type: ignore[misc]  # a class that is only known once it is imported
+        """Without the decoder, which is a fifth of the weights."""
+
+        def __init__(self, config: HiggsAudioV2TokenizerConfig) -> None:
+            super().__init__(config)
+            self.acoustic_decoder, self.decoder_semantic = nn.Identity(), nn.Identity()
+            self.fc1, self.fc2 = nn.Identity(), nn.Identity()
+
+    return Encoder

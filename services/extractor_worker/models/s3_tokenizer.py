@@ -1,0 +1,206 @@
+"""The S3 speech tokenizer v3 of CosyVoice3: log-mel frames in, 25 codes a second out. Knows no audio.
+
+An encoder like Whisper's whose attention turns positions (RoPE) and remembers its neighbourhood (FSMN, a
+depthwise convolution over the values), ended by finite scalar quantisation (arXiv 2309.15505). It is
+published as an ONNX graph only; `read_s3_tokenizer` takes its weights out. One window: 30 s at most.
+
+For one clip at a time. A mask would hide all padding, but larger matrices are summed in another order, and
+what moves by 1e-5 for that flips a code in one 10 s clip of a hundred.
+"""
+
+import functools
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from services.extractor_worker.weights.loading import Checkpoint
+from services.extractor_worker.weights.modules import filled, layout_of
+
+Layout = dict[str, tuple[int, ...]]
+
+_HEAD = 64
+_ROTATION_BASE = 10_000.0
+_SHRINK = 0.9990000128746033
+"""Keeps a saturated tanh from rounding to a fourth level: float32's 0.999, as the published graph has it."""
+_LEVELS = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class S3Config:
+    """The published file has no configuration; these are its numbers."""
+
+    mel_bands: int = 128
+    width: int = 1280
+    layers: int = 12
+    memory: int = 31
+    """Positions that the memory of each sees, itself in their middle."""
+    digits: int = 8
+    """Of three levels each: 6561 codes."""
+    max_frames: int = 3000
+    """Mel frames: 30 s. Longer audio would have to be cut into windows."""
+
+    @property
+    def max_codes(self) -> int:
+        return codes_of(self.max_frames)
+
+
+def codes_of(frames: int) -> int:
+    """How many codes so many mel frames give: two strided convolutions, each rounding up."""
+    return -(-frames // 4)
+
+
+class S3Tokenizer(nn.Module):
+    """Attribute names are ours; `read_s3_tokenizer` maps the graph's to them."""
+
+    def __init__(self, config: S3Config) -> None:
+        super().__init__()
+        self.max_codes = config.max_codes
+        self.conv1 = nn.Conv1d(config.mel_bands, config.width, 3, stride=2, padding=1)
+        self.conv2 = nn.Conv1d(config.width, config.width, 3, stride=2, padding=1)
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
+        self.project_in = nn.Linear(config.width, config.digits)
+
+    def forward(self, mel: Tensor) -> Tensor:
+        """Encode clips of equal length.
+
+        Args:
+            mel: float32 [B, mel_bands, M]; M <= `config.max_frames`.
+
+        Returns:
+            int64 [B, codes_of(M)], 0 … 6560.
+        """
+        hidden = functional.gelu(self.conv2(functional.gelu(self.conv1(mel)))).transpose(1, 2)  # [B, T, D]
+        cosine, sine = _rotation(self.max_codes, mel.device)
+        rotation = cosine[: hidden.shape[1]], sine[: hidden.shape[1]]
+        for block in self.blocks:
+            hidden = block(hidden, rotation)
+        return _quantised(self.project_in(hidden))
+
+
+@functools.lru_cache(maxsize=4)
+def _rotation(positions: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Cosine and sine, [positions, 1, 64] each; made on the CPU so that every device has the same ones."""
+    steps = torch.arange(0, _HEAD, 2).float() / _HEAD
+    angles = torch.outer(torch.arange(positions).float(), 1.0 / _ROTATION_BASE**steps)  # [T, 32]
+    angles = torch.cat([angles, angles], dim=1)[:, None]  # [T, 1, 64]
+    turns = torch.polar(torch.ones_like(angles), angles).to(device)
+    return turns.real.contiguous(), turns.imag.contiguous()
+
+
+def _quantised(projected: Tensor) -> Tensor:
+    """[B, T, digits] -> int64 [B, T]: each digit is one of three levels, the first the least."""
+    digits = (projected.tanh() * _SHRINK).round().long() + 1
+    places = _LEVELS ** torch.arange(projected.shape[2], device=projected.device)
+    return (digits * places).sum(dim=2)
+
+
+class Block(nn.Module):
+    def __init__(self, config: S3Config) -> None:
+        super().__init__()
+        self.attn_norm = nn.LayerNorm(config.width)
+        self.attn = Attention(config)
+        self.mlp_norm = nn.LayerNorm(config.width)
+        self.mlp = nn.Sequential(
+            nn.Linear(config.width, 4 * config.width), nn.GELU(), nn.Linear(4 * config.width, config.width)
+        )
+
+    def forward(self, hidden: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+        hidden = hidden + self.attn(self.attn_norm(hidden), rotation)
+        return hidden + self.mlp(self.mlp_norm(hidden))  # type: ignore[no-any-return]
+
+
+class Attention(nn.Module):
+    """Written out in the reference's order: a fused kernel sums otherwise, and codes are to be equal."""
+
+    def __init__(self, config: S3Config) -> None:
+        super().__init__()
+        width = config.width
+        self.query, self.value = nn.Linear(width, width), nn.Linear(width, width)
+        self.key = nn.Linear(width, width, bias=False)
+        self.out = nn.Linear(width, width)
+        self.memory = nn.Conv1d(
+            width, width, config.memory, padding=config.memory // 2, groups=width, bias=False
+        )
+
+    def forward(self, hidden: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+        """[B, T, D] -> [B, T, D]."""
+        value = self.value(hidden)
+        query, key, heads = (
+            part.unflatten(2, (-1, _HEAD)) for part in (self.query(hidden), self.key(hidden), value)
+        )  # [B, T, H, 64] each
+        scale = _HEAD**-0.25
+        query = _turned(query, rotation).permute(0, 2, 1, 3) * scale  # [B, H, T, 64]
+        key = _turned(key, rotation).permute(0, 2, 3, 1) * scale  # [B, H, 64, T]
+        weights = (query @ key).softmax(dim=3)  # [B, H, T, T]
+        mixed = (weights @ heads.permute(0, 2, 1, 3)).permute(0, 2, 1, 3).flatten(2)  # [B, T, D]
+        return self.out(mixed) + self._remembered(value)  # type: ignore[no-any-return]
+
+    def _remembered(self, value: Tensor) -> Tensor:
+        """What each position has around it, and itself. [B, T, D] -> [B, T, D]."""
+        return self.memory(value.transpose(1, 2)).transpose(1, 2) + value  # type: ignore[no-any-return]
+
+
+def _turned(heads: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+    """Each pair of coordinates i and i + 32 turned by its position's angle. [B, T, H, 64]."""
+    first, second = heads.chunk(2, dim=3)
+    return heads * rotation[0] + torch.cat([-second, first], dim=3) * rotation[1]
+
+
+def s3_layout(config: S3Config) -> Layout:
+    return layout_of(partial(S3Tokenizer, config))
+
+
+def load_s3_tokenizer(config: S3Config, tensors: Mapping[str, Tensor], device: str) -> S3Tokenizer:
+    """float32, on its device."""
+    return filled(partial(S3Tokenizer, config), tensors).to(device, torch.float32)
+
+
+def read_s3_tokenizer(checkpoint: Checkpoint, name: str, config: S3Config) -> dict[str, Tensor]:
+    """The tensors of the published graph, as `S3Tokenizer` takes them.
+
+    Raises:
+        WeightsInvalid: the file is damaged, or its tensors are not exactly those of `config`.
+    """
+    layout = s3_layout(config)
+    stored = {key: shape[::-1] if _is_matrix(key, shape) else shape for key, shape in layout.items()}
+    tensors = checkpoint.read_tensors(name, "", stored, renamed=_renamed)
+    return {
+        key: tensor.T.contiguous() if _is_matrix(key, layout[key]) else tensor
+        for key, tensor in tensors.items()
+    }
+
+
+def _is_matrix(key: str, shape: Sequence[int]) -> bool:
+    """What the graph multiplies from the right, so that it holds the transposed weight."""
+    return key.endswith(".weight") and len(shape) == 2
+
+
+_NAMES = tuple(
+    (re.compile(pattern), name)
+    for pattern, name in (
+        (r"/(conv[12])/Conv:1:.*", r"\1.weight"),
+        (r"/(conv[12])/Conv:2:.*", r"\1.bias"),
+        (r"/(blocks\.\d+)/(attn|mlp)_ln/Mul:.*", r"\1.\2_norm.weight"),
+        (r"/(blocks\.\d+)/(attn|mlp)_ln/Add(?:_1)?:.*", r"\1.\2_norm.bias"),
+        (r"/(blocks\.\d+)/attn/(query|key|value|out)/MatMul:.*", r"\1.attn.\2.weight"),
+        (r"/(blocks\.\d+)/attn/(query|key|value|out)/Add:.*", r"\1.attn.\2.bias"),
+        (r".*:(blocks\.\d+)\.attn\.fsmn_block\.weight", r"\1.attn.memory.weight"),
+        (r"/(blocks\.\d+)/mlp/mlp\.([02])/MatMul:.*", r"\1.mlp.\2.weight"),
+        (r"/(blocks\.\d+)/mlp/mlp\.([02])/Add:.*", r"\1.mlp.\2.bias"),
+        (r"/quantizer/project_in/MatMul:.*", "project_in.weight"),
+        (r"/quantizer/project_in/Add:.*", "project_in.bias"),
+    )
+)
+"""Where in the graph each of our tensors is: `<node>:<place among its inputs>:<initialiser>` -> key."""
+
+
+def _renamed(key: str) -> str:
+    for pattern, name in _NAMES:
+        if match := pattern.fullmatch(key):
+            return match.expand(name)
+    return key

@@ -1,0 +1,335 @@
+"""The handler of extraction jobs: takes each in hand, prepares clips ahead of the device, encodes, publishes.
+
+Preparing and publishing run on threads, so that the device waits for neither bucket nor resampler; the device
+sees as many clips at once as the extractor's `batch_seconds` allows, so that company changes an artifact by
+no more than rounding errors, and on a CPU not at all. One bad clip fails alone. Where a batch is too much for
+the device, half of it is tried. An outage of bucket or index is no clip's fault: it is waited for, and uses
+up no attempts. Without its device the process ends: its jobs come back, in another.
+"""
+
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, TypeVar
+
+import structlog
+from structlog.contextvars import bound_contextvars
+
+from services.extractor_worker.jobs.heartbeat import EXIT_UNFINISHED
+from services.extractor_worker.pipeline.extractor import DeviceLost, Extractor
+from services.shared.bucket.facts import SpeakerId
+from services.shared.queue.rq_jobs import SafeJob, profile_of
+from services.shared.registry.publication import Assignment, Maker, Publisher
+from services.shared.telemetry import tracing
+from services.shared.telemetry.metrics import BATCH_SIZE, COMPUTE_SECONDS
+from speaker_registry.errors import (
+    ExtractorFailed,
+    ExtractorOutOfMemory,
+    LeaseExpired,
+    ProfileUnknown,
+    SpeakerRegistryError,
+    Unavailable,
+)
+
+log = structlog.get_logger()
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Station:
+    """One profile this worker serves, loaded and warm."""
+
+    maker: Maker
+    extractor: Extractor
+
+
+@dataclass(frozen=True, slots=True)
+class _OnItsWay:
+    """A clip between two steps. `content` is what the last step made of it; an exception if that failed."""
+
+    work: Assignment
+    station: Station
+    content: Any
+
+    @property
+    def seconds(self) -> float:
+        """Of audio."""
+        clip = self.work.version.record.clip
+        assert clip is not None
+        return clip.seconds
+
+    @property
+    def failed(self) -> bool:
+        return isinstance(self.content, Exception)
+
+    def now(self, content: Any) -> "_OnItsWay":
+        """After a step."""
+        return _OnItsWay(self.work, self.station, content)
+
+
+_Ended = Future[object]
+"""The outcome of a job that needs no further step."""
+
+
+class Extraction:
+    """Call it with jobs of one profile; it returns an outcome or an exception for each, in order. It raises
+    SystemExit, with `EXIT_UNFINISHED`, when the device is lost.
+
+    Args:
+        stations: by profile.
+        threads: how many clips are read, prepared or published at the same time. They do not limit how many
+            clips the device encodes at once.
+        patience_seconds: how long a step is tried again although bucket and index answer.
+    """
+
+    def __init__(
+        self,
+        publisher: Publisher,
+        stations: Mapping[str, Station],
+        *,
+        threads: int,
+        patience_seconds: float = 60,
+    ) -> None:
+        self._publisher = publisher
+        self._stations = stations
+        self._threads = threads
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="clip")
+        self._patience_seconds = patience_seconds
+        self.on_progress: Callable[[], None] = lambda: None
+        """Called whenever something shows that the batch is alive."""
+        self.stopping: Callable[[], bool] = lambda: False
+        """Whether the process is to end: then nothing is waited for."""
+
+    def close(self) -> None:
+        """After the last call. Where that was cut short, what was not begun is left."""
+        self._pool.shutdown(cancel_futures=True)
+
+    def __call__(self, jobs: Sequence[SafeJob]) -> list[object]:
+        waiting, going = iter(jobs), list[_Ended]()
+        coming = deque[Future[_OnItsWay | None]]()
+        self._begin(waiting, coming, self._threads)
+        while coming:
+            group = self._next_group(coming)
+            self._begin(waiting, coming, self._threads + _at_once(group))
+            going.extend(self._encode(group))
+        return [_outcome(clip) for clip in going]
+
+    def _begin(
+        self, waiting: Iterator[SafeJob], coming: "deque[Future[_OnItsWay | None]]", most: int
+    ) -> None:
+        """Begin to prepare jobs until `most` are coming: one for each thread, and the next batch for the
+        device. More would only use up their attempts' time, and prepare clips that are deleted meanwhile.
+        """
+        for job in islice(waiting, max(0, most - len(coming))):
+            coming.append(self._pool.submit(self._prepare, job))
+
+    def _prepare(self, job: SafeJob) -> _OnItsWay | None:
+        """On a thread: take the job in hand, read its clip, make it ready for the device. None: not wanted
+        any more.
+        """
+        with bound_contextvars(job_id=job.id):
+            station = self._station(job)
+            speaker_id = SpeakerId.parse(str(job.kwargs["speaker"]))
+            work = self._patiently(lambda: self._publisher.take(job.id, speaker_id, station.maker))
+            if work is None:
+                return None
+            with _step("prepare", station, [work]):
+                ready = self._attempt(lambda: self._ready_for_device(work, station))
+            return _OnItsWay(work, station, ready)
+
+    def _station(self, job: SafeJob) -> Station:
+        profile = profile_of(job.origin)
+        if profile not in self._stations:
+            raise ProfileUnknown(
+                f"This worker does not serve {profile!r}; it serves {sorted(self._stations)}."
+            )
+        return self._stations[profile]
+
+    def _ready_for_device(self, work: Assignment, station: Station) -> Any:
+        if work.attempt > work.max_attempts:
+            raise LeaseExpired(f"The worker died or hung each of the {work.max_attempts} times it tried.")
+        clip = self._patiently(lambda: self._publisher.read_clip(work))
+        return _or_leave(station, lambda: station.extractor.prepare(clip))
+
+    def _next_group(self, coming: "deque[Future[_OnItsWay | None]]") -> "list[_OnItsWay | _Ended]":
+        """The next clip, and those behind it that are prepared already and may be encoded with it."""
+        group = [self._arrived(coming.popleft())]
+        while coming and coming[0].done() and _fits(group, following := self._arrived(coming[0])):
+            coming.popleft()
+            group.append(following)
+        return group
+
+    def _arrived(self, coming: "Future[_OnItsWay | None]") -> "_OnItsWay | _Ended":
+        try:
+            clip = coming.result()
+        except Exception as error:  # noqa: BLE001 - the outcome of this job alone
+            return _done(error)
+        finally:
+            self.on_progress()
+        return _done("superseded") if clip is None else clip
+
+    def _encode(self, group: "Sequence[_OnItsWay | _Ended]") -> Iterator[_Ended]:
+        """On the device. What follows goes back to the threads."""
+        good = [clip for clip in group if isinstance(clip, _OnItsWay) and not clip.failed]
+        for clip in good:
+            self._publisher.progress(clip.work, "encoding", 1)
+        encoded = iter(self._on_device(good))
+        self.on_progress()
+        for one in group:
+            if isinstance(one, _OnItsWay):
+                yield self._pool.submit(self._finish, one if one.failed else next(encoded))
+            else:
+                yield one
+
+    def _on_device(self, clips: Sequence[_OnItsWay]) -> list[_OnItsWay]:
+        """Each with what became of it, a result or an error of ours."""
+        if not clips:
+            return []
+        if len(clips) == 1:
+            with bound_contextvars(job_id=clips[0].work.job_id):
+                return [clips[0].now(self._attempt(lambda: self._encoded(clips)[0]))]
+        try:
+            return [clip.now(one) for clip, one in zip(clips, self._encoded(clips), strict=True)]
+        except ExtractorOutOfMemory:
+            seconds = sum(clip.seconds for clip in clips)
+            log.warning("extraction.halved", clips=len(clips), seconds=seconds, job_ids=_ids(clips))
+        except Exception:
+            log.exception("extraction.batch_failed", clips=len(clips), job_ids=_ids(clips))
+        # Too much at once, or one of them cannot be encoded: which one, the halves will tell.
+        self.on_progress()
+        half = len(clips) // 2
+        return self._on_device(clips[:half]) + self._on_device(clips[half:])
+
+    def _encoded(self, clips: Sequence[_OnItsWay]) -> Sequence[Any]:
+        station = clips[0].station
+        BATCH_SIZE.labels(station.maker.profile.name).observe(len(clips))
+        with _step("encode", station, [clip.work for clip in clips]):
+            return _or_leave(station, lambda: station.extractor.encode([clip.content for clip in clips]))
+
+    def _finish(self, clip: _OnItsWay) -> object:
+        """On a thread: to tensors, into the bucket, into force; or record why not."""
+        with bound_contextvars(job_id=clip.work.job_id):
+            outcome = clip.content
+            if not isinstance(outcome, Exception):
+                self._publisher.progress(clip.work, "publishing", 2)
+                with _step("publish", clip.station, [clip.work]):
+                    outcome = self._attempt(lambda: self._publish(clip))
+            if isinstance(outcome, SpeakerRegistryError):
+                self._patiently(lambda: self._publisher.fail(clip.work, outcome))
+                if clip.work.attempt >= clip.work.max_attempts:
+                    outcome.retryable = False  # the queue would still have tries left
+            return outcome
+
+    def _publish(self, clip: _OnItsWay) -> str:
+        extractor = clip.station.extractor
+        tensors = _or_leave(clip.station, lambda: extractor.finish(clip.content))
+        seconds = extractor.used_seconds(clip.content)
+        counted = self._patiently(lambda: self._publisher.publish(clip.work, tensors, seconds))
+        return "published" if counted else "superseded"
+
+    def _patiently(self, step: Callable[[], Result]) -> Result:
+        """Try again while bucket or index are away, however long; where they are not, for a while."""
+        patience, pause = self._patience_seconds, 0.1
+        while True:
+            try:
+                return step()
+            except Unavailable as error:
+                if self.stopping() or patience <= 0:
+                    raise
+                log.warning("extraction.waits", reason=error.message, seconds=pause)
+            time.sleep(pause)
+            self.on_progress()
+            if self._publisher.in_service():
+                patience -= pause
+            pause = min(2 * pause, 2.0)
+
+    def _attempt(self, step: Callable[[], Any]) -> Any:
+        """The step's result, or what went wrong as an error of ours."""
+        try:
+            return step()
+        except SpeakerRegistryError as error:
+            _drop_values(error)
+            return error
+        except Exception as error:
+            # The text may quote the clip or a path: it goes to the log, not into the job.
+            log.exception("extraction.crashed")
+            _drop_values(error)
+            return ExtractorFailed(f"The extractor failed with {type(error).__name__}.")
+
+
+@contextmanager
+def _step(name: str, station: Station, works: Sequence[Assignment]) -> Iterator[None]:
+    """Measured, whatever becomes of it. Of clips that take a step together, each gets its share of the time;
+    in traces it is a part of whatever asked for the clip.
+    """
+    began, profile = time.perf_counter(), station.maker.profile.name
+    with ExitStack() as spans:
+        for work in works:
+            about: dict[str, str | int] = {"job.id": work.job_id, "profile": profile, "clips": len(works)}
+            spans.enter_context(
+                tracing.span(name, kind="consumer", parent=work.traceparent, attributes=about)
+            )
+        try:
+            yield
+        finally:
+            seconds = COMPUTE_SECONDS.labels(profile, name)
+            share = (time.perf_counter() - began) / len(works)
+            for _ in works:
+                seconds.observe(share)
+
+
+def _or_leave(station: Station, step: Callable[[], Result]) -> Result:
+    """An extractor's step. If the process ends, jobs in hand stay open: they come back after their lease."""
+    try:
+        return step()
+    except DeviceLost as error:
+        log.critical("device.lost", profile=station.maker.profile.name, reason=str(error))
+        raise SystemExit(EXIT_UNFINISHED) from error
+
+
+def _drop_values(error: BaseException) -> None:
+    """What is kept of an error until its batch ends must not keep the clip's tensors, as its frames do."""
+    one: BaseException | None = error
+    while one is not None:
+        traceback.clear_frames(one.__traceback__)
+        one = one.__cause__ or one.__context__
+
+
+def _fits(group: "Sequence[_OnItsWay | _Ended]", following: "_OnItsWay | _Ended") -> bool:
+    """Whether it may be encoded with the others: padded to the longest, they last no longer than allowed."""
+    clips = [clip for clip in (*group, following) if isinstance(clip, _OnItsWay) and not clip.failed]
+    if not clips:
+        return True
+    padded = len(clips) * max(clip.seconds for clip in clips)
+    return len(clips) == 1 or padded <= clips[0].station.extractor.batch_seconds
+
+
+def _at_once(group: "Sequence[_OnItsWay | _Ended]") -> int:
+    """How many clips as long as the longest of these may be encoded at once. 0: they are encoded alone."""
+    clips = [clip for clip in group if isinstance(clip, _OnItsWay) and not clip.failed]
+    if not clips:
+        return 0
+    return int(clips[0].station.extractor.batch_seconds / max(clip.seconds for clip in clips))
+
+
+def _ids(clips: Sequence[_OnItsWay]) -> list[str]:
+    return [clip.work.job_id for clip in clips]
+
+
+def _done(value: object) -> _Ended:
+    future: _Ended = Future()
+    future.set_result(value)
+    return future
+
+
+def _outcome(going: _Ended) -> object:
+    try:
+        return going.result()
+    except Exception as error:  # noqa: BLE001 - the outcome of this job alone
+        return error

@@ -1,0 +1,303 @@
+"""The proof that an encoder computes on its device what its weights say, made before it serves.
+
+A fixed clip is encoded as it will be served (device, dtype, batch), and again on a slow path that is trusted:
+a second copy of the encoder, loaded anew from the same weights, in float32 on the CPU and without oneDNN. The
+two results are compared tensor by tensor against `LIMITS`, and every weight on the device bit by bit against
+the second copy. So a kernel that computes wrongly is found, and so is memory that changed a weight.
+
+The second copy costs its size in host memory (0.1 to 1.5 GB) and one slow encoding while the proof is made;
+it is dropped afterwards. A proof that held is remembered on disk, so a restart costs neither. A proof that
+failed is never remembered.
+"""
+
+import json
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import structlog
+import torch
+from numpy.typing import NDArray
+
+from services.extractor_worker.device.host_memory import give_back_surplus
+from services.extractor_worker.pipeline.extractor import Dtype, Extractor
+from services.extractor_worker.pipeline.speechlike import speechlike
+from services.extractor_worker.pipeline.torch_extractor import TorchExtractor
+from services.shared.audio import ReferenceAudio
+from speaker_registry.artifact import TensorSpec, canonical_json, sha256_digest
+from speaker_registry.errors import EncoderUnproven
+
+log = structlog.get_logger()
+
+Tensors = Mapping[str, NDArray[Any]]
+
+_CLIP_RATE = 22_050
+"""Hz. No encoder takes it as it is, so the resampler is part of the proof."""
+_CLIP_SECONDS = (2.0, 1.3)
+"""The first clip is encoded alone. Where a device takes several at once, it is encoded beside the second too,
+which is padded then."""
+
+_MOST_KEPT = 500
+"""Remembered proofs, of a few kilobytes each; a worker needs one for each of its profiles."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """How far a result may be from the trusted path's."""
+
+    equal_codes: float
+    """Least share of codes that must be equal."""
+    cosine_distance: float
+    """Most that 1 - cosine may be between two embeddings."""
+    relative_error: float
+    """Most that ‖a - b‖ / ‖b‖ may be of tensors with a time axis, and the relative difference of the lengths
+    of two embeddings.
+    """
+
+
+LIMITS: Mapping[Dtype, Limits] = {
+    # Another order of float32 sums moves results by 1e-6 (embeddings) to 6e-6 (VoxCPM2's latents), measured
+    # on all encoders; in a padded batch on a GPU by up to 4e-4. 1e-3 leaves room for that; a wrong kernel
+    # misses it by a factor of a hundred. A cosine distance of 5e-7 is the same angle of 1e-3. Codes differ
+    # only where two entries are equally near; such a tie in an early book changes all later books of its
+    # frame, which is 4 % of Qwen3-TTS' 25 frames: 95 % allows one.
+    "float32": Limits(equal_codes=0.95, cosine_distance=5e-7, relative_error=1e-3),
+    # bfloat16 keeps 8 bits, so each layer rounds by up to 0.4 %. Rounding alone leaves 61 % to 77 % of the
+    # codes of Qwen3-TTS' tiny test checkpoint equal and 93 % to 98 % at the published size; with one of its
+    # convolutions computed wrongly (a third of its taps seen) 1 % to 7 % and 3 % to 15 % are. Embeddings move
+    # by up to 1 % in length and 5e-5 in cosine distance; a hundred times that is the cosine distance allowed.
+    "bfloat16": Limits(equal_codes=0.3, cosine_distance=5e-3, relative_error=0.1),
+}
+"""By what the encoder computes in. Stated once, tested from both sides."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What the comparison of one tensor gave, in words with the numbers in them."""
+
+    holds: bool
+    says: str
+
+
+# --- the comparison: pure
+
+
+def compare(
+    served: Tensors, trusted: Tensors, specs: Mapping[str, TensorSpec], limits: Limits
+) -> list[Finding]:
+    """Compare two encodings of one clip, tensor by tensor.
+
+    Integers are codes, and compared by the share that is equal. Floating-point tensors whose shape depends on
+    the clip's length (`T`) are compared by relative error, all others are embeddings: by cosine and length.
+
+    Args:
+        specs: the profile's, by tensor. A tensor that the profile does not know counts as an embedding.
+    """
+    if served.keys() != trusted.keys():
+        return [Finding(False, f"the tensors are {sorted(served)}, {sorted(trusted)} are expected")]
+    return [_compared(name, served[name], trusted[name], specs.get(name), limits) for name in sorted(trusted)]
+
+
+def _compared(
+    name: str, served: NDArray[Any], trusted: NDArray[Any], spec: TensorSpec | None, limits: Limits
+) -> Finding:
+    if (served.shape, served.dtype) != (trusted.shape, trusted.dtype):
+        found, expected = (f"{one.dtype} {list(one.shape)}" for one in (served, trusted))
+        return Finding(False, f"{name} is {found}, {expected} is expected")
+    if served.dtype.kind in "iu":
+        return _compared_codes(name, served, trusted, limits)
+    a, b = served.astype(np.float64).ravel(), trusted.astype(np.float64).ravel()
+    if not np.isfinite(a).all():
+        return Finding(False, f"{name} has values that are not finite")
+    per_frame = spec is not None and any(isinstance(size, str) for size in spec.shape)
+    return (_compared_frames if per_frame else _compared_embeddings)(name, a, b, limits)
+
+
+def _compared_codes(name: str, a: NDArray[Any], b: NDArray[Any], limits: Limits) -> Finding:
+    equal = float(np.mean(a == b))
+    return Finding(
+        equal >= limits.equal_codes,
+        f"{name}: {equal:.2%} of the codes are equal, at least {limits.equal_codes:.0%} are expected",
+    )
+
+
+def _compared_frames(name: str, a: NDArray[Any], b: NDArray[Any], limits: Limits) -> Finding:
+    error = _ratio(np.linalg.norm(a - b), np.linalg.norm(b))
+    return Finding(
+        error <= limits.relative_error,
+        f"{name}: the relative error is {error:.1e}, at most {limits.relative_error:.0e} is expected",
+    )
+
+
+def _compared_embeddings(name: str, a: NDArray[Any], b: NDArray[Any], limits: Limits) -> Finding:
+    lengths = np.linalg.norm(a), np.linalg.norm(b)
+    # Of unit vectors, half the squared distance: 1 - cosine itself would lose all digits near 0.
+    units = [vector / length if length else vector for vector, length in zip((a, b), lengths, strict=True)]
+    distance = float(np.sum((units[0] - units[1]) ** 2) / 2)
+    longer = _ratio(abs(lengths[0] - lengths[1]), lengths[1])
+    return Finding(
+        distance <= limits.cosine_distance and longer <= limits.relative_error,
+        f"{name}: the cosine distance is {distance:.1e}, at most {limits.cosine_distance:.0e} is expected; "
+        f"the lengths differ by {longer:.1e}, at most {limits.relative_error:.0e} is expected",
+    )
+
+
+def _ratio(difference: Any, whole: Any) -> float:
+    """0 where both are 0."""
+    if not difference:
+        return 0.0
+    return float(difference / whole) if whole else float("inf")
+
+
+# --- the proof
+
+
+def prove(
+    extractor: Extractor, load_trusted: Callable[[], Extractor], specs: Mapping[str, TensorSpec]
+) -> list[Finding]:
+    """Encode the fixed clips both ways and compare.
+
+    Args:
+        extractor: as it will serve.
+        load_trusted: loads a second copy of it, in float32 on the CPU, that shares nothing with the first.
+        specs: the profile's, by tensor.
+
+    Raises:
+        DeviceLost, ExtractorOutOfMemory, WeightsMissing, WeightsInvalid: of loading and encoding.
+    """
+    clips = [ReferenceAudio(speechlike(seconds, _CLIP_RATE), _CLIP_RATE) for seconds in _CLIP_SECONDS]
+    together = len(clips) * clips[0].seconds <= extractor.batch_seconds
+    clips = clips if together else clips[:1]
+    served = [_encoded(extractor, clips[:1])] + ([_encoded(extractor, clips)] if together else [])
+    with without_onednn():
+        trusted_extractor = load_trusted()
+        trusted = [tensors for clip in clips for tensors in _encoded(trusted_extractor, [clip])]
+    limits = LIMITS[_dtype_of(extractor)]
+    findings = [
+        finding
+        for group in served
+        for ours, theirs in zip(group, trusted, strict=False)  # alone, the second clip is not there
+        for finding in compare(ours, theirs, specs, limits)
+    ]
+    return [*findings, *_weights_compared(extractor, trusted_extractor)]
+
+
+def _encoded(extractor: Extractor, clips: Sequence[ReferenceAudio]) -> list[Tensors]:
+    encoded = extractor.encode([extractor.prepare(clip) for clip in clips])
+    return [extractor.finish(one) for one in encoded]
+
+
+def _dtype_of(extractor: Extractor) -> Dtype:
+    """What the encoder says that it computes in; one that says nothing is held to float32."""
+    return "bfloat16" if extractor.fingerprint.facts.get("dtype") == "bfloat16" else "float32"
+
+
+def _weights_compared(extractor: Extractor, trusted: Extractor) -> Iterator[Finding]:
+    """Bit by bit, because a changed weight moves a result by anything between nothing and everything."""
+    if not isinstance(extractor, TorchExtractor) or not isinstance(trusted, TorchExtractor):
+        return
+    expected = trusted.held_tensors()
+    for name, tensor in extractor.held_tensors().items():
+        other = expected.get(name)
+        if other is None or not torch.equal(tensor.cpu(), other.to(tensor.dtype)):
+            yield Finding(False, f"the weight {name} on the device is not what was loaded")
+
+
+@contextmanager
+def without_onednn() -> Iterator[None]:
+    """Compute with torch's own CPU kernels while it lasts. The switch is the process's: nothing else may be
+    encoded meanwhile.
+    """
+    onednn: Any = torch.backends.mkldnn  # a module of properties, which types cannot say
+    before, onednn.enabled = onednn.enabled, False
+    try:
+        yield
+    finally:
+        onednn.enabled = before
+
+
+# --- remembering it
+
+
+class KeptProofs:
+    """Proofs that held, one small JSON file each.
+
+    Args:
+        folder: made when the first proof is kept. Workers may share it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def holds(self, about: Mapping[str, Any]) -> bool:
+        """Whether a proof of exactly this was kept."""
+        with suppress(OSError, ValueError):
+            kept = json.loads(self._path(about).read_text(encoding="utf-8"))
+            return isinstance(kept, dict) and kept.get("about") == dict(about)
+        return False
+
+    def keep(self, about: Mapping[str, Any], findings: Sequence[Finding]) -> None:
+        """Remember that it held. A folder that cannot be written costs another proof at the next start."""
+        content = {"about": dict(about), "findings": [one.says for one in findings], "at": int(time.time())}
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=self._folder) as folder:
+                part = Path(folder) / "part"
+                part.write_text(json.dumps(content, indent=1, sort_keys=True), encoding="utf-8")
+                part.replace(self._path(about))
+            self._forget_oldest()
+        except OSError as error:
+            log.warning("proof.not_kept", reason=error.strerror or str(error))
+
+    def _forget_oldest(self) -> None:
+        """Every upgrade leaves proofs behind that nobody will ask for again."""
+        kept = sorted(self._folder.glob("*.json"), key=lambda path: path.stat().st_mtime)
+        for path in kept[:-_MOST_KEPT]:
+            path.unlink(missing_ok=True)
+
+    def _path(self, about: Mapping[str, Any]) -> Path:
+        name = sha256_digest(canonical_json(dict(about)).encode()).removeprefix("sha256:")
+        return self._folder / f"{name}.json"
+
+
+def prove_once(
+    extractor: Extractor,
+    load_trusted: Callable[[], Extractor],
+    specs: Mapping[str, TensorSpec],
+    *,
+    machine: Mapping[str, str],
+    kept: KeptProofs,
+) -> bool:
+    """Prove the encoder, unless a proof of the same encoder on the same machine is remembered.
+
+    Args:
+        machine: all that may change a result besides what the fingerprint says: `machine_facts`.
+
+    Returns:
+        Whether the proof was made now; False if it was remembered.
+
+    Raises:
+        EncoderUnproven: says which tensor differs and by how much. And what `prove` raises.
+    """
+    about = {"fingerprint": extractor.fingerprint.digest, "machine": dict(machine)}
+    name = extractor.profile_name
+    if kept.holds(about):
+        log.info("proof.remembered", profile=name)
+        return False
+    started = time.monotonic()
+    findings = prove(extractor, load_trusted, specs)
+    give_back_surplus(0)
+    seconds = round(time.monotonic() - started, 2)
+    if failed := [one.says for one in findings if not one.holds]:
+        raise EncoderUnproven(
+            f"{name}: the encoder computes something else on this device than on the trusted path: "
+            + "; ".join(dict.fromkeys(failed))
+        )
+    log.info("proof.held", profile=name, seconds=seconds, findings=[one.says for one in findings])
+    kept.keep(about, findings)
+    return True

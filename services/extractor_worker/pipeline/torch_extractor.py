@@ -1,0 +1,234 @@
+"""What all extractors that run in torch have in common, once: how clips come in, what happens on the device,
+what every fingerprint says. Knows no model.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Generic, TypeVar, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from services.extractor_worker.device.failures import is_lost, memory_was_short
+from services.extractor_worker.device.host_memory import give_back_surplus
+from services.extractor_worker.device.machine import computed_on
+from services.extractor_worker.device.precision import exact_float32
+from services.extractor_worker.features.resample import KERNEL, resample
+from services.extractor_worker.pipeline.extractor import DeviceLost, Dtype
+from services.extractor_worker.weights.loading import Checkpoint, UntrainedWeights, WeightsSource, locate
+from services.shared.audio import ReferenceAudio
+from services.shared.configuration.settings import EXTRACTOR_CACHE
+from services.shared.model.fingerprint import Fingerprint
+from services.shared.model.profiles import Profile
+from speaker_registry.artifact import ComputedOn
+from speaker_registry.errors import AudioTooShort, ExtractorOutOfMemory, SpeakerRegistryError
+
+Prepared = TypeVar("Prepared")
+Encoded = TypeVar("Encoded")
+Model = TypeVar("Model")
+
+_DTYPES: Mapping[Dtype, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+class Shelf:
+    """Models that several extractors of one process use: loaded once. As many as the process serves."""
+
+    def __init__(self) -> None:
+        self._models: dict[Hashable, Any] = {}
+
+    def get(self, key: Hashable, load: Callable[[], Model]) -> Model:
+        """`key`: all that determines the model, its place included."""
+        if key not in self._models:
+            self._models[key] = load()
+        return cast(Model, self._models[key])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loading:
+    """What an extractor is to be loaded for, from and onto."""
+
+    profile: Profile
+    source: WeightsSource
+    device: str = "cpu"
+    """As torch names it."""
+    dtype: Dtype = "float32"
+    """Of what may be computed in less than float32. An encoder that is only exact in float32 ignores it, and
+    says so in its fingerprint."""
+    shelf: Shelf = field(default_factory=Shelf)
+    cache: Path = EXTRACTOR_CACHE
+    """Where weights that have to be converted are kept."""
+    trusted: bool = False
+    """Whether this is the second copy that the first is held against: libraries other than torch compute in
+    their plainest way then, whatever it costs."""
+
+    @property
+    def seed(self) -> int | None:
+        """Of random weights; None where there are real ones."""
+        return self.source.seed if isinstance(self.source, UntrainedWeights) else None
+
+    def checkpoint(self) -> Checkpoint:
+        """The published files. Not for untrained weights. Raises `WeightsMissing`, `WeightsInvalid`."""
+        assert not isinstance(self.source, UntrainedWeights)
+        return locate(self.source, profile=self.profile.name, weights=self.profile.weights, cache=self.cache)
+
+
+class TorchExtractor(ABC, Generic[Prepared, Encoded]):
+    """An `Extractor` whose device is torch's. Subclasses say what the three steps do with one clip.
+
+    Args:
+        facts: what the fingerprint says besides profile, code version, dtype and resampler: `weights`
+            (`Checkpoint.facts`, or `untrained_facts`), the configuration, and every number of the
+            preprocessing.
+    """
+
+    code_version: ClassVar[int]
+    """Part of the fingerprint. Raise it with every change, here or in what is imported, that changes a
+    result."""
+    batch_seconds: float = 0.0
+    """How many seconds of padded audio may be encoded at once. More than 0 only where company changes a
+    result by no more than rounding errors."""
+    gpu_batch_seconds: ClassVar[float] = 0.0
+    """The same, where it is only so on a GPU: a CPU gains nothing from company, it computes the padding."""
+    always_float32: ClassVar[bool] = False
+    """For encoders that engines run in float32 whatever the rest runs in."""
+    resampler: ClassVar[str | None] = None
+    """The kernel's name, where the engine does not use the usual one."""
+
+    def __init__(self, loading: Loading, **facts: Any) -> None:
+        dtype: Dtype = "float32" if self.always_float32 else loading.dtype
+        self.profile_name = loading.profile.name
+        self.device, self.dtype = torch.device(loading.device), _DTYPES[dtype]
+        self.fingerprint = Fingerprint.of(
+            profile=loading.profile.name,
+            code=self.code_version,
+            dtype=dtype,
+            resampler=self.resampler or KERNEL,
+            **facts,
+        )
+        if self.gpu_batch_seconds and self.device.type == "cuda":
+            self.batch_seconds = self.gpu_batch_seconds
+
+    @property
+    def computed_on(self) -> ComputedOn:
+        """The device, its GPU or instruction set, and the version of torch."""
+        return computed_on(self.device)
+
+    @torch.inference_mode()
+    def prepare(self, clip: ReferenceAudio) -> Prepared:
+        """On the CPU. Raises `AudioTooShort`, `UnsupportedAudio`, `DeviceLost`."""
+        with self._while_the_device_lives():
+            return self._prepare(clip)
+
+    @torch.inference_mode()
+    def encode(self, prepared: Sequence[Prepared]) -> list[Encoded]:
+        """On the device. What company changes, `Extractor.encode` says.
+
+        Raises `ExtractorOutOfMemory`, `DeviceLost`.
+        """
+        try:
+            with self._while_the_device_lives(), exact_float32(self.device):
+                encoded = self._encode_all(prepared)
+            if self.device.type == "cpu":
+                give_back_surplus()
+            return encoded
+        except Exception as error:
+            if not memory_was_short(error):
+                raise
+        # Only here, without the error: the frames it came through hold what was computed so far.
+        torch.cuda.empty_cache()  # what is tried next gets it all
+        raise ExtractorOutOfMemory(f"the device has too little memory for {len(prepared)} clips")
+
+    @torch.inference_mode()
+    def finish(self, encoded: Encoded) -> dict[str, np.ndarray]:
+        """On the CPU: the artifact's tensors. Raises `DeviceLost`."""
+        with self._while_the_device_lives():
+            return {
+                name: np.ascontiguousarray(tensor.cpu().numpy())
+                for name, tensor in self._finish(encoded).items()
+            }
+
+    @contextmanager
+    def _while_the_device_lives(self) -> Iterator[None]:
+        """Of what goes wrong inside: is it the clip, or is the device gone? A GPU works behind our back, so
+        any step may be the one that gets to know.
+        """
+        try:
+            yield
+        except SpeakerRegistryError:
+            raise
+        except Exception as error:
+            if not memory_was_short(error) and is_lost(self.device):
+                raise DeviceLost(f"{self.device}: {error!r:.200}") from error
+            raise
+
+    def used_seconds(self, encoded: Encoded) -> float | None:  # noqa: ARG002 — for those who cut clips
+        """The whole clip."""
+        return None
+
+    def example(self) -> ReferenceAudio:
+        """Three seconds of quiet noise, at a rate that no encoder takes as it is."""
+        noise = np.random.default_rng(0).uniform(-0.1, 0.1, 3 * 22_050)
+        return ReferenceAudio(noise.astype(np.float32), 22_050)
+
+    @abstractmethod
+    def _prepare(self, clip: ReferenceAudio) -> Prepared: ...
+
+    @abstractmethod
+    def _encode(self, prepared: Prepared) -> Encoded: ...
+
+    @abstractmethod
+    def _finish(self, encoded: Encoded) -> Mapping[str, Tensor]: ...
+
+    def _encode_all(self, prepared: Sequence[Prepared]) -> list[Encoded]:
+        """One by one. To be overridden, with `batch_seconds`, only where company changes a result by no more
+        than rounding errors.
+        """
+        return [self._encode(clip) for clip in prepared]
+
+    def held_tensors(self) -> dict[str, Tensor]:
+        """Every tensor that is kept between clips: weights, books, tables. Key: where it is kept.
+
+        Looks at the extractor's own attributes and at those of the objects there.
+        """
+        found = dict(_tensors_of(self))
+        for name, value in vars(self).items():
+            if not isinstance(value, nn.Module) and hasattr(value, "__dict__"):
+                found |= {f"{name}.{key}": tensor for key, tensor in _tensors_of(value)}
+        return found
+
+    def resampled(self, clip: ReferenceAudio, sample_rate: int, *, least: int = 1) -> Tensor:
+        """float32 [N] at `sample_rate` (Hz). Raises `AudioTooShort` below `least` samples."""
+        kernel = self.resampler or KERNEL
+        samples = resample(torch.tensor(clip.samples), clip.sample_rate, sample_rate, kernel)
+        if len(samples) < least:
+            needed = least / sample_rate
+            raise AudioTooShort(
+                f"the clip is {clip.seconds:.3f} s, the encoder needs at least {needed:.3f} s"
+            )
+        return samples
+
+    def pinned(self, tensor: Tensor) -> Tensor:
+        """Page-locked where a GPU will fetch it, so that the copy does not wait for the work before it."""
+        return tensor.pin_memory() if self.device.type == "cuda" else tensor
+
+    def on_device(self, tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        """In `dtype`, else the extractor's own."""
+        return tensor.to(self.device, dtype or self.dtype, non_blocking=True)
+
+
+def _tensors_of(thing: object) -> Iterator[tuple[str, Tensor]]:
+    for name, value in vars(thing).items():
+        if isinstance(value, Tensor):
+            yield name, value
+        elif isinstance(value, nn.Module):
+            for key, tensor in (*value.named_parameters(), *value.named_buffers()):
+                yield f"{name}.{key}", tensor
+
+
+def untrained_facts(seed: int) -> dict[str, Any]:
+    """What a fingerprint says of random weights."""
+    return {"untrained": True, "seed": seed}

@@ -1,0 +1,149 @@
+"""The tensors of a published pickle or ONNX graph as a safetensors file: made once, kept, checked before
+each use. Knows no model.
+
+A pickle is read by torch's reader for untrusted files, which builds tensors and runs no code, and of which no
+more is kept than the file justifies; of a graph only the tensors are read. A hostile file can be no more than
+wrong.
+"""
+
+import tempfile
+import zipfile
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+
+from services.extractor_worker.weights.loading import sha256_of_file
+from speaker_registry.errors import WeightsInvalid
+
+PICKLES = frozenset({".pth", ".pt", ".ckpt"})
+ONNX = ".onnx"
+_RULES = 1
+"""Raise it with every change of what is kept of a file: what older rules kept is not used then."""
+_WRAPPERS = ("state_dict", "generator", "model")
+"""Names under which training code puts the tensors it saves."""
+_WRAPPING = "generator."
+"""What training code with a discriminator puts before the keys of what it publishes."""
+_SHARED = 4
+"""Tensors that share memory come out separately, so the result may be larger than the file: by this factor,
+and by a megabyte for small ones.
+"""
+
+
+def converted(path: Path, name: str, sha256: str, cache: Path) -> Path:
+    """The tensors of a file as a safetensors file, made the first time it is asked for.
+
+    Any number of processes may ask at once: each makes a whole file, and one of them stays.
+
+    Args:
+        name: of the file, for messages.
+        sha256: of its content: what the result is kept under.
+        cache: folder for the results, made if there is none.
+
+    Raises:
+        WeightsInvalid: it is no pickle of tensors by name, or no ONNX graph that has its tensors in it; or
+            the cache cannot be written.
+    """
+    stem = f"{sha256}{path.suffix}.{_RULES}"
+    if kept := _kept(cache, stem):
+        return kept
+    tensors = _initialisers(path, name) if path.suffix == ONNX else _unpickle(path, name)
+    if not tensors:
+        raise WeightsInvalid(f"{name} holds no tensors by name")
+    try:
+        return _keep(tensors, cache, stem)
+    except (OSError, SafetensorError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "the disk may be full"
+        raise WeightsInvalid(
+            f"the tensors of {name} cannot be kept as safetensors: the folder that "
+            f"SPEAKER_EXTRACTOR_CACHE names cannot be written ({reason})"
+        ) from error
+    except (ValueError, RuntimeError) as error:
+        raise WeightsInvalid(f"{name} holds tensors that safetensors cannot") from error
+
+
+def _kept(cache: Path, stem: str) -> Path | None:
+    """What was kept before, if each of its bytes is still what was written: an artifact names the published
+    file, and must not be made by another. What a crash or the disk has damaged is made again, in its place.
+    """
+    for path in cache.glob(f"{stem}.*.safetensors"):
+        with suppress(OSError):
+            if path.name == f"{stem}.{sha256_of_file(path)}.safetensors":
+                return path
+    return None
+
+
+def _keep(tensors: Mapping[str, Tensor], cache: Path, stem: str) -> Path:
+    """Under a name that says its sha256."""
+    cache.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=cache) as folder:
+        part = Path(folder) / "part"
+        # Cloned: safetensors refuses tensors that share memory.
+        save_file({key: tensor.detach().clone().contiguous() for key, tensor in tensors.items()}, part)
+        return part.replace(cache / f"{stem}.{sha256_of_file(part)}.safetensors")
+
+
+def _unpickle(path: Path, name: str) -> dict[str, Tensor]:
+    _refuse_packed(path, name)
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # a damaged pickle can raise anything
+        raise WeightsInvalid(f"{name} is damaged, cut short or holds more than tensors") from error
+    tensors = _tensors_by_name(content)
+    size, allowed = sum(map(_size, tensors.values())), _SHARED * path.stat().st_size + 2**20
+    if size > allowed:
+        raise WeightsInvalid(f"{name} describes {size} bytes of tensors, far more than it holds")
+    return tensors
+
+
+def _refuse_packed(path: Path, name: str) -> None:
+    """torch stores tensors as they are; what is compressed could unpack to any size."""
+    try:
+        with zipfile.ZipFile(path) as file:
+            packed = any(entry.compress_type != zipfile.ZIP_STORED for entry in file.infolist())
+    except zipfile.BadZipFile:  # torch's older format is no zip file; a damaged one is torch's to refuse
+        return
+    if packed:
+        raise WeightsInvalid(f"{name} is compressed, which torch's own files are not")
+
+
+def _tensors_by_name(content: Any) -> dict[str, Tensor]:
+    for wrapper in _WRAPPERS:
+        if isinstance(content, Mapping) and isinstance(content.get(wrapper), Mapping):
+            content = content[wrapper]
+    found = content.items() if isinstance(content, Mapping) else ()
+    tensors = {key: value for key, value in found if isinstance(key, str) and isinstance(value, Tensor)}
+    of_generator = {key: tensor for key, tensor in tensors.items() if key.startswith(_WRAPPING)}
+    return {key.removeprefix(_WRAPPING): tensor for key, tensor in of_generator.items()} or tensors
+
+
+def _size(tensor: Tensor) -> int:
+    """Bytes it takes when nothing is shared: a few numbers can be described as any number of them."""
+    return tensor.numel() * tensor.element_size()
+
+
+def _initialisers(path: Path, name: str) -> dict[str, Tensor]:
+    """`<node>:<place among its inputs>:<initialiser>` -> tensor, for each use of an initialiser.
+
+    Exporters invent names for initialisers that they transpose, but a node keeps the name of its module.
+    """
+    from onnx import numpy_helper  # noqa: PLC0415 — few profiles need it
+
+    from services.extractor_worker.weights.onnx_graph import parsed_graph, read_graph  # noqa: PLC0415
+
+    graph = parsed_graph(read_graph(path, name), name).graph
+    try:
+        arrays = {one.name: numpy_helper.to_array(one) for one in graph.initializer}
+    except Exception as error:  # a damaged file can raise anything
+        raise WeightsInvalid(f"{name} has tensors that cannot be read") from error
+    uses = [(node.name, place, used) for node in graph.node for place, used in enumerate(node.input)]
+    if unused := arrays.keys() - {used for _, _, used in uses}:
+        raise WeightsInvalid(f"{name} has {min(unused)}, which none of its nodes uses")
+    return {
+        f"{node}:{place}:{used}": torch.tensor(arrays[used]) for node, place, used in uses if used in arrays
+    }

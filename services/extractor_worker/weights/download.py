@@ -1,0 +1,202 @@
+"""`python -m services.extractor_worker download`: the published files of profiles, fetched before a worker
+needs them. Knows no model, and imports no torch.
+
+Exit codes: 0 all there; 1 a file is refused, or cannot be had or stored; 2 wrong usage; 3 the hub cannot be
+reached; 130 interrupted.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from services.extractor_worker.weights.hub import HubFile, HubUnreachable
+from services.extractor_worker.weights.loading import (
+    HubWeights,
+    LocalWeights,
+    commit_of,
+    known_sums,
+    refuse_another,
+)
+from services.shared.model.profiles import Profile, ProfileAmbiguous, ProfileCatalogue
+from speaker_registry.errors import ProfileUnknown, SpeakerRegistryError, WeightsInvalid
+from speaker_registry.terminal import facts, printable, table
+
+OK, REFUSED, USAGE, UNREACHABLE, INTERRUPTED = 0, 1, 2, 3, 130
+
+
+class UsageError(Exception):
+    """The command cannot be carried out as it stands."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """The files of one profile, and where they go.
+
+    to: a folder for sub-folders named like the profiles, as WEIGHTS takes it; None: the hub's cache.
+    """
+
+    profile: Profile
+    commit: str
+    to: Path | None
+
+    @property
+    def files(self) -> list[HubFile]:
+        repo = self.profile.weights.repo
+        return [
+            HubFile(repo=repo, commit=self.commit, name=name, folder=self.folder)
+            for name in self.profile.weights.files
+        ]
+
+    @property
+    def folder(self) -> Path | None:
+        return self.to / self.profile.name if self.to else None
+
+    @property
+    def sums(self) -> dict[str, str]:
+        """What a worker will hold the files against when it reads them from there."""
+        source = LocalWeights(self.to) if self.to else HubWeights(self.commit)
+        return known_sums(source, self.profile.weights)
+
+
+def main(words: Sequence[str], program: str) -> int:
+    """Fetch and return the exit code. `program`: what this is called with."""
+    try:
+        catalogue = ProfileCatalogue.load(())
+    except ProfileAmbiguous as error:
+        print(f"{program}: {error}", file=sys.stderr)
+        return REFUSED
+    parser = _parser(program, catalogue)
+    arguments = parser.parse_args(words)
+    try:
+        deliveries = list(_deliveries(arguments, catalogue))
+    except (UsageError, ProfileUnknown, WeightsInvalid) as error:
+        parser.error(str(error))
+    try:
+        for delivery in deliveries:
+            _deliver(delivery)
+    except KeyboardInterrupt:
+        print("\ninterrupted; files that are whole stay", file=sys.stderr)
+        return INTERRUPTED
+    except (SpeakerRegistryError, OSError) as error:
+        print(f"{program}: {printable(_message(error))}", file=sys.stderr)
+        return UNREACHABLE if isinstance(error, HubUnreachable) else REFUSED
+    print(f"Use with {_setting(arguments.to, arguments.commit)}")
+    return OK
+
+
+def _deliveries(arguments: argparse.Namespace, catalogue: ProfileCatalogue) -> Iterator[Delivery]:
+    """Raises before anything is fetched."""
+    names = list(dict.fromkeys(name.strip() for name in arguments.profiles.split(",") if name.strip()))
+    if not names:
+        raise UsageError("--profiles names none")
+    if arguments.commit and len(names) > 1:
+        raise UsageError("--commit is of one repository: name one profile")
+    for name in names:
+        profile = catalogue.get(name)
+        if profile.not_extractable:
+            raise UsageError(f"{name} has nothing to fetch: {profile.not_extractable}")
+        yield Delivery(profile, _commit(profile, arguments.commit), arguments.to)
+
+
+def _commit(profile: Profile, given: str | None) -> str:
+    weights = profile.weights
+    if given is None and weights.commit is None and weights.files:
+        raise UsageError(
+            f"no commit of {weights.repo} is pinned: name one with --commit, the 40 hex digits the hub shows"
+        )
+    return commit_of(HubWeights(given), weights) if weights.files else ""
+
+
+def _deliver(delivery: Delivery) -> None:
+    profile, files = delivery.profile, delivery.files
+    _introduce(delivery)
+    if not files:
+        print(f"{profile.name} needs no files\n")
+        return
+    plans = [file.planned() for file in files]
+    missing = [size for size, to_fetch in plans if to_fetch]
+    print(f"{len(missing)} of {len(files)} files to fetch, {_megabytes(sum(size or 0 for size in missing))}")
+    rows = []
+    for file, (_, to_fetch) in zip(files, plans, strict=True):
+        path = file.fetched()
+        checked = _checked(delivery, file, path, fetched=to_fetch)
+        rows.append((file.name, _megabytes(path.stat().st_size), checked))
+    print(table(("FILE", "SIZE", "SHA256"), rows))
+    print(f"in {delivery.folder or path.parents[len(Path(file.name).parts) - 1]}\n")
+
+
+def _checked(delivery: Delivery, file: HubFile, path: Path, *, fetched: bool) -> str:
+    """What we know of the content. What was fetched just now and is wrong does not stay: it would be found
+    there the next time.
+    """
+    sha256 = delivery.sums.get(file.name)
+    if sha256 is None:
+        return "not known here"
+    try:
+        refuse_another(path, file.name, sha256, profile=delivery.profile.name, repo=file.repo)
+    except WeightsInvalid as error:
+        if not fetched:
+            raise WeightsInvalid(f"{error.message}. Remove {path}, and it is fetched again") from error
+        path.resolve().unlink()
+        path.unlink(missing_ok=True)  # a link, in the hub's cache
+        raise WeightsInvalid(f"{error.message}. It was removed again") from error
+    return "as published"
+
+
+def _introduce(delivery: Delivery) -> None:
+    """What is fetched, and on what terms."""
+    weights = delivery.profile.weights
+    print(
+        facts(
+            [
+                ("profile", delivery.profile.name),
+                ("repository", weights.repo),
+                ("commit", delivery.commit or None),
+                ("licence", weights.licence),
+                ("notes", weights.notes),
+            ]
+        ),
+        flush=True,
+    )
+
+
+def _megabytes(size: int) -> str:
+    return f"{size / 1e6:.1f} MB"
+
+
+def _setting(to: Path | None, commit: str | None) -> str:
+    return f"WEIGHTS={to}" if to else f"WEIGHTS=hub:{commit}" if commit else "WEIGHTS=hub"
+
+
+def _message(error: Exception) -> str:
+    if isinstance(error, OSError) and error.filename:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)
+
+
+def _parser(program: str, catalogue: ProfileCatalogue) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=program,
+        allow_abbrev=False,
+        description="Fetch the published weights of profiles from the Hugging Face hub, exactly the files "
+        "that a worker reads, at the commit that is pinned here. What is there already is not fetched again.",
+        epilog="The hub library's environment variables apply, e.g. HF_TOKEN, HF_HOME, HF_ENDPOINT.",
+    )
+    parser.add_argument(
+        "--profiles", metavar="A,B", required=True, help="whose weights: " + _known(catalogue)
+    )
+    parser.add_argument(
+        "--to",
+        metavar="FOLDER",
+        type=lambda text: Path(text).expanduser(),
+        help="into FOLDER/<profile>/, for WEIGHTS=FOLDER; without it into the hub's cache, for WEIGHTS=hub",
+    )
+    parser.add_argument("--commit", metavar="HEX", help="instead of the pinned one; for one profile")
+    return parser
+
+
+def _known(catalogue: Iterable[Profile]) -> str:
+    """Those that can be fetched."""
+    return ", ".join(one.name for one in catalogue if not one.not_extractable)

@@ -1,0 +1,349 @@
+"""Where a model's weights come from, and reading them so strictly that a wrong file is refused by name.
+
+Sources: a folder in the published layout, the Hugging Face hub pinned by commit, or `untrained`. What is
+published as a pickle or an ONNX graph is converted to safetensors first. Knows no architecture: callers say
+which tensors they expect. Imports no torch until tensors are read.
+
+Messages name files within the checkpoint and never where it lies; the exception they come from does.
+"""
+
+import errno
+import functools
+import hashlib
+import json
+import os
+import re
+import shlex
+import sys
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from safetensors import SafetensorError, safe_open
+
+from services.extractor_worker.weights.hub import HubFile
+from services.shared.configuration.settings import EXTRACTOR_CACHE
+from services.shared.model.published_weights import PublishedWeights
+from speaker_registry.errors import WeightsInvalid, WeightsMissing
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_CONVERTED = frozenset({".pth", ".pt", ".ckpt", ".onnx"})
+"""Pickles and ONNX graphs."""
+_CUSTOM = "SPEAKER_EXTRACTOR_CUSTOM_WEIGHTS"
+"""The setting that names the profiles whose folder holds other weights than the published ones."""
+_NAMED = 3
+"""Keys an error lists before it only counts."""
+_FLOATS = ("float32", "bfloat16", "float16")
+"""Types that weights are published in. An integer or an 8-bit type means quantised weights, which need scales
+that we do not know."""
+_COUNTER = ".num_batches_tracked"
+"""Ends the keys of batch norm's counters: integers that no result depends on."""
+_MAX_JSON_BYTES = 64 * 1024**2
+"""Of a configuration: a thousand times what is usual."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalWeights:
+    """A folder that is a checkpoint, or that holds one per profile in sub-folders named like the profiles."""
+
+    folder: Path
+    custom: bool = False
+    """Whether the files are meant to differ from the published ones, e.g. fine-tuned or saved again."""
+
+
+@dataclass(frozen=True, slots=True)
+class HubWeights:
+    """The Hugging Face hub. The library's own settings apply (HF_TOKEN, HF_HOME, HF_HUB_OFFLINE)."""
+
+    revision: str | None = None
+    """Commit to use instead of the one the catalogue names."""
+    local_files_only: bool = False
+    cache: Path | None = None
+    """Instead of the library's default."""
+
+
+@dataclass(frozen=True, slots=True)
+class UntrainedWeights:
+    """Seeded random weights in the published architecture."""
+
+    seed: int = 0
+
+
+WeightsSource = LocalWeights | HubWeights | UntrainedWeights
+
+
+def parse_weights(text: str, *, custom: bool = False) -> WeightsSource:
+    """Read the setting WEIGHTS: `untrained`, `hub`, `hub:<commit>`, or the path of a folder.
+
+    Args:
+        custom: see `LocalWeights`. Only a folder can be custom.
+
+    Raises:
+        WeightsInvalid: empty, a hub revision that is not a commit, or custom weights that are no folder.
+    """
+    source, _, revision = text.strip().partition(":")
+    if not source:
+        raise WeightsInvalid("WEIGHTS is empty: `untrained`, `hub`, `hub:<commit>` or a folder is expected")
+    if custom and source in {"untrained", "hub"}:
+        raise WeightsInvalid(
+            f"custom weights are expected in a folder, and WEIGHTS is {text.strip()!a}: name the folder "
+            f"there, or take the profile out of {_CUSTOM}"
+        )
+    if source == "untrained" and not revision:
+        return UntrainedWeights()
+    if source == "hub":
+        return HubWeights(_commit(revision) if revision else None)
+    return LocalWeights(Path(text.strip()).expanduser(), custom)
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """The files of one published model on this machine."""
+
+    folder: Path
+    repo: str | None
+    """Where on the hub they are from; None for a folder, which could be from anywhere."""
+    revision: str | None
+    cache: Path = EXTRACTOR_CACHE
+    """Where what is converted is kept."""
+    custom: bool = False
+    """See `LocalWeights`."""
+
+    def read_json(self, name: str) -> dict[str, Any]:
+        """Raises WeightsInvalid for a file that is not a JSON object."""
+        if (self.folder / name).stat().st_size > _MAX_JSON_BYTES:
+            raise WeightsInvalid(f"{name} is larger than any configuration")
+        try:
+            content = json.loads((self.folder / name).read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise WeightsInvalid(f"{name} is not JSON") from error
+        if not isinstance(content, dict):
+            raise WeightsInvalid(f"{name} is not a JSON object")
+        return content
+
+    def read_tensors(
+        self,
+        name: str,
+        prefix: str,
+        layout: Mapping[str, tuple[int, ...]],
+        if_none: str = "of another model",
+        renamed: Callable[[str], str] = str,
+        *,
+        ignored: re.Pattern[str] | None = None,
+    ) -> "dict[str, Tensor]":
+        """Read the tensors under `prefix`, which must be exactly those of `layout`; others are left alone.
+
+        Weights come out as float32, which holds every value of the narrower types exactly. Counters that
+        batch norm keeps for training come out as they are.
+
+        Args:
+            name: of the file: safetensors, a pickle (`.pth`, `.pt`, `.ckpt`) of tensors by name, or an ONNX
+                graph (`.onnx`), whose keys are `<node>:<place among its inputs>:<initialiser>`.
+            prefix: of the keys in the file; `layout` and the result go without.
+            layout: key -> shape.
+            if_none: what the file is when no key has the prefix.
+            renamed: from a key in the file to one of `layout` with the prefix; others stay as they are.
+            ignored: found in keys, under the prefix, of tensors that are left alone as well.
+
+        Raises:
+            WeightsInvalid: the file is damaged; keys are missing, unexpected or of another shape; or a tensor
+                is not of floating-point numbers, or has a value that is not finite.
+        """
+        try:
+            with safe_open(self._safetensors(name), framework="pt") as file:
+                keys = [key for key in file.keys() if key.startswith(prefix)]  # noqa: SIM118 — not a dict
+                keys = [key for key in keys if not (ignored and ignored.search(key))]
+                if not keys:
+                    raise WeightsInvalid(f"{name} has no {prefix}* tensors: it is {if_none}")
+                found = {renamed(key): tuple(file.get_slice(key).get_shape()) for key in keys}
+                if len(found) < len(keys):
+                    raise WeightsInvalid(f"{name} has two tensors where this architecture has one")
+                _check_layout(name, found, {prefix + key: shape for key, shape in layout.items()})
+                return {
+                    renamed(key).removeprefix(prefix): _weight(name, key, file.get_tensor(key))
+                    for key in keys
+                }
+        except (SafetensorError, OSError) as error:
+            raise WeightsInvalid(f"{name} is damaged, cut short or not a safetensors file") from error
+
+    def _safetensors(self, name: str) -> Path:
+        path = self.folder / name
+        if path.suffix not in _CONVERTED:
+            return path
+        from services.extractor_worker.weights.conversion import converted  # noqa: PLC0415 — it brings torch
+
+        return converted(path, name, sha256_of_file(path), self.cache.expanduser())
+
+    def facts(self, names: Iterable[str]) -> dict[str, Any]:
+        """What a fingerprint says of weights: source and sha256 of each file, and whether they are custom."""
+        files = {name: sha256_of_file(self.folder / name) for name in names}
+        facts = {"untrained": False, "repo": self.repo, "revision": self.revision, "files": files}
+        return facts | ({"custom": True} if self.custom else {})
+
+
+def locate(
+    source: LocalWeights | HubWeights,
+    *,
+    profile: str,
+    weights: PublishedWeights,
+    cache: Path = EXTRACTOR_CACHE,
+) -> Checkpoint:
+    """Find the checkpoint of a profile, from the hub if need be, and see that all its files are there.
+
+    Args:
+        source: where to look.
+        profile: name of the sub-folder, where the folder holds several checkpoints.
+        weights: which files of which repository.
+        cache: where what has to be converted is kept.
+
+    Raises:
+        WeightsMissing: naming the first missing file, what is expected where, and how to get it.
+        WeightsInvalid: no commit is known, the hub delivered another one, or a file is not the published one.
+    """
+    if isinstance(source, HubWeights):
+        checkpoint = _from_hub(source, profile, weights, cache)
+    else:
+        checkpoint = _from_folder(source, profile, weights, cache)
+    advice = f"; if it is meant to be another, name the profile in {_CUSTOM}"
+    for name, sha256 in known_sums(source, weights).items():
+        try:
+            refuse_another(checkpoint.folder / name, name, sha256, profile=profile, repo=weights.repo)
+        except WeightsInvalid as error:
+            raise WeightsInvalid(
+                error.message + (advice if isinstance(source, LocalWeights) else "")
+            ) from None
+    return checkpoint
+
+
+def known_sums(source: LocalWeights | HubWeights, weights: PublishedWeights) -> dict[str, str]:
+    """Name -> sha256, as far as known. Those of one commit say nothing of another's files, and custom files
+    are meant to differ.
+    """
+    if isinstance(source, LocalWeights) and source.custom:
+        return {}
+    if isinstance(source, HubWeights) and source.revision not in {None, weights.commit}:
+        return {}
+    return {name: sha256 for name, sha256 in weights.files.items() if sha256 is not None}
+
+
+def refuse_another(path: Path, name: str, sha256: str, *, profile: str, repo: str) -> None:
+    """Raises WeightsInvalid if the file's content is not the one that is known."""
+    if (found := sha256_of_file(path)) != sha256:
+        raise WeightsInvalid(
+            f"{profile}: {name} is not the file that {repo} published: its sha256 is {found}, "
+            f"{sha256} is expected"
+        )
+
+
+def download_command(profile: str, *, to: str | None = None, commit: str | None = None) -> str:
+    """What fetches a profile's files, typed in our working directory."""
+    python, here = Path(sys.executable), Path.cwd()
+    words = [str(python.relative_to(here)) if python.is_relative_to(here) else "python"]
+    words += ["-m", "services.extractor_worker", "download", "--profiles", profile]
+    words += ["--to", to] if to else []
+    words += ["--commit", commit] if commit else []
+    return shlex.join(words)
+
+
+def commit_of(source: HubWeights, weights: PublishedWeights) -> str:
+    """The one to take. Raises WeightsInvalid if none is known, or if it is none."""
+    wanted = source.revision or weights.commit
+    if wanted is None:
+        raise WeightsInvalid(
+            f"no commit of {weights.repo} is pinned: set WEIGHTS=hub:<commit>, the 40 hex digits the hub "
+            f"shows for it"
+        )
+    return _commit(wanted)
+
+
+def _from_hub(source: HubWeights, profile: str, weights: PublishedWeights, cache: Path) -> Checkpoint:
+    commit, folder = commit_of(source, weights), Path()
+    advice = download_command(profile, commit=source.revision)
+    for name in weights.files:
+        file = HubFile(repo=weights.repo, commit=commit, name=name, cache=source.cache)
+        try:
+            path = file.fetched(local_files_only=source.local_files_only)
+        except WeightsMissing as error:
+            raise type(error)(
+                f"{profile}: {error.message}. Where the hub can be reached, `{advice}` gets it"
+            ) from error
+        except OSError as error:
+            raise WeightsMissing(
+                f"{profile}: {name} cannot be stored in the hub's cache ({error.strerror or error})"
+            ) from error
+        folder = path.parents[len(Path(name).parts) - 1]
+    return Checkpoint(folder, weights.repo, commit, cache)
+
+
+def _from_folder(source: LocalWeights, profile: str, weights: PublishedWeights, cache: Path) -> Checkpoint:
+    folder = source.folder
+    own = folder / profile if (folder / profile).is_dir() else folder
+    missing = [name for name in weights.files if not (own / name).is_file()]
+    if missing:
+        cause = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(own / missing[0]))
+        command = download_command(profile, to="FOLDER", commit=None if weights.commit else "HEX")
+        unpinned = "" if weights.commit else " (HEX: of the commit to take, the 40 digits that the hub shows)"
+        raise WeightsMissing(
+            f"{profile}: {_few(missing)} missing. The folder that WEIGHTS names must hold "
+            f"{', '.join(weights.files)}, either itself or in a sub-folder {profile}/. Get them with "
+            f"`{command}`{unpinned}, or set WEIGHTS=untrained to try things out"
+        ) from cause
+    return Checkpoint(own, None, None, cache, source.custom)
+
+
+def sha256_of_file(path: Path) -> str:
+    """Hex digest. Remembered for as long as path, size and time of change stay the same."""
+    status = path.stat()
+    return _sha256(path.resolve(), status.st_size, status.st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=64)
+def _sha256(path: Path, _size: int, _mtime_ns: int) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _commit(text: str) -> str:
+    """Branches and tags move, and an artifact must say what made it."""
+    if not _COMMIT.fullmatch(text):
+        raise WeightsInvalid(
+            f"{text[:60]!a} is not a commit: 40 hex digits are expected, not a branch or tag"
+        )
+    return text
+
+
+def _weight(name: str, key: str, tensor: "Tensor") -> "Tensor":
+    """As float32. Raises WeightsInvalid, with the file's name and the key, for what cannot be a weight."""
+    if key.endswith(_COUNTER):
+        return tensor
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    if dtype not in _FLOATS:
+        raise WeightsInvalid(f"{name}: {key} is of type {dtype}; accepted are {', '.join(_FLOATS)}")
+    tensor = tensor.float()
+    if not (finite := tensor.isfinite()).all():
+        wrong = int((~finite).sum())
+        raise WeightsInvalid(f"{name}: {key} has {wrong} of {tensor.numel()} values that are not finite")
+    return tensor
+
+
+def _check_layout(
+    name: str, found: Mapping[str, tuple[int, ...]], expected: Mapping[str, tuple[int, ...]]
+) -> None:
+    if missing := expected.keys() - found.keys():
+        raise WeightsInvalid(f"{name} lacks {_few(missing)}")
+    if unexpected := found.keys() - expected.keys():
+        raise WeightsInvalid(f"{name} has {_few(unexpected)}, which this architecture does not")
+    wrong = [
+        f"{key} {list(found[key])} ({list(expected[key])})" for key in expected if found[key] != expected[key]
+    ]
+    if wrong:
+        raise WeightsInvalid(f"{name} has wrong shapes (expected in brackets): {_few(wrong)}")
+
+
+def _few(names: Collection[str]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(sorted(names)[:_NAMED]) + more

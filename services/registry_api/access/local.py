@@ -1,0 +1,63 @@
+"""Without API keys whoever reaches us may do everything, so it must be somebody on this machine: no web page
+in his browser, and nobody whom a proxy lets through. Pure ASGI.
+
+A page can send us forms from anywhere (it cannot read the answers), and where its own name leads here (DNS
+rebinding) it is, for the browser, one of ours. Both show in headers that pages cannot set: Origin, and Host.
+"""
+
+from collections.abc import Collection
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from services.registry_api.protocol.problems import render
+from services.shared.configuration.settings import is_loopback
+from speaker_registry.errors import PermissionDenied
+
+_FOR_ALL = frozenset({"/healthz", "/readyz"})
+"""They say no more than yes or no."""
+_FORWARDED = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip")
+
+
+class LocalOnly:
+    """Refuses what comes from elsewhere. `origins`: of web pages that may call us all the same."""
+
+    def __init__(self, app: ASGIApp, *, origins: Collection[str]) -> None:
+        self._app = app
+        self._origins = origins
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] not in _FOR_ALL:
+            headers = Headers(scope=scope)
+            if refusal := _fault(headers, self._origins):
+                return await render(Request(scope), refusal)(scope, receive, send)
+        return await self._app(scope, receive, send)
+
+
+def _fault(headers: Headers, origins: Collection[str]) -> PermissionDenied | None:
+    host, origin = headers.get("host", ""), headers.get("origin")
+    if not _is_here(f"//{host}"):
+        return _refusal("Host", host, "localhost or a loopback address")
+    if origin is not None and origin not in origins and not _is_here(origin):
+        return _refusal("Origin", origin, "pages of this machine, and SPEAKER_API_CORS_ORIGINS")
+    for name in _FORWARDED:
+        if name in headers:
+            return _refusal(name, headers[name], "nobody's requests but this machine's own")
+    return None
+
+
+def _is_here(url: str) -> bool:
+    try:
+        return is_loopback(urlsplit(url).hostname or "")
+    except ValueError:  # no URL
+        return False
+
+
+def _refusal(header: str, value: str, accepted: str) -> PermissionDenied:
+    return PermissionDenied(
+        f"{header} is {ascii(value)[:80]}; accepted without API keys: {accepted}. With SPEAKER_AUTH_REQUIRED "
+        "the registry asks for keys instead.",
+        param=header,
+    )

@@ -1,0 +1,169 @@
+"""How often may be asked: so many requests and uploads in a minute, by key and by namespace, over all API
+processes together.
+
+Redis counts minute by minute. A process takes a hundredth of a limit at a time from there and gives it out
+itself, so that few requests wait for it. While Redis is away nothing is counted: reads go on, and uploads
+cannot be taken anyway. Knows no routes.
+"""
+
+import asyncio
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import redis
+from cachetools import LRUCache
+from starlette.concurrency import run_in_threadpool
+
+from services.registry_api.protocol.callers import Caller
+from services.shared.configuration.settings import RateSettings
+from services.shared.index.redis_access import unavailable_without_redis
+from speaker_registry.errors import RateLimited, Unavailable
+from speaker_registry.schemas import Rate
+
+MINUTE = 60
+REQUESTS, UPLOADS = "requests", "uploads"
+_SHARES = 100
+_REMEMBERED = 30_000
+"""Keys and namespaces that asked lately."""
+
+
+@dataclass(slots=True)
+class _Count:
+    """Of one limit in one minute, as far as this process knows."""
+
+    minute: int
+    left_here: int = 0
+    """Taken from Redis, not given out yet."""
+    left_there: int = 0
+    """Not taken by anybody, when it was last asked."""
+    spent: bool = False
+    """Nothing is left until the next minute."""
+    asking: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held by the request that takes the next share: the others would each take one more."""
+
+    def add(self, share: int, per_minute: int, taken: int) -> None:
+        """`share` was asked for, with which `taken` are gone of `per_minute`."""
+        self.left_here += max(0, min(share, per_minute - (taken - share)))
+        self.left_there = max(0, per_minute - taken)
+        self.spent = self.left_there == 0
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """So many a minute of something, for somebody."""
+
+    what: str
+    who: str
+    per_minute: int | None
+    """None: any number."""
+
+
+class Rates:
+    """One per process; used by its event loop alone."""
+
+    def __init__(
+        self, client: redis.Redis | None, settings: RateSettings, *, now: Callable[[], float] = time.time
+    ) -> None:
+        """`client`: one that may be used whatever state the index is in; None where nothing is limited."""
+        self._redis = client
+        self._settings = settings
+        self.now = now
+        self._counts: LRUCache[tuple[str, str], _Count] = LRUCache(_REMEMBERED)
+
+    @classmethod
+    def unlimited(cls) -> "Rates":
+        """Where everybody may do everything."""
+        return cls(None, RateSettings(requests_per_minute=None, uploads_per_minute=None))
+
+    def of_every_key(self, what: str) -> int | None:
+        """So many a minute, with a key that was made for no other number; None: any number."""
+        settings = self._settings
+        return settings.uploads_per_minute if what == UPLOADS else settings.requests_per_minute
+
+    def limits_of(self, caller: Caller, namespace: str, what: str) -> tuple[Limit, Limit]:
+        """Of the caller, and of the namespace it asks about."""
+        settings = self._settings
+        if what == UPLOADS:
+            own, common = caller.uploads_per_minute, settings.namespace_uploads_per_minute
+        else:
+            own, common = caller.requests_per_minute, settings.namespace_requests_per_minute
+        who = f"key:{caller.counts_as}"
+        own_limit = Limit(what, who, own or self.of_every_key(what))
+        return own_limit, Limit(what, f"namespace:{namespace}", common)
+
+    async def take(self, limit: Limit) -> Rate:
+        """One of it.
+
+        Raises:
+            RateLimited: there is none left in this minute.
+        """
+        if limit.per_minute is None:
+            return self._rate(limit, None)
+        count = self._count(limit)
+        if not count.left_here and not count.spent:
+            await self._take_share(limit, count, limit.per_minute)
+        if not count.left_here:
+            raise self._refusal(limit)
+        count.left_here -= 1
+        return self._rate(limit, count)
+
+    async def _take_share(self, limit: Limit, count: _Count, per_minute: int) -> None:
+        share = max(1, per_minute // _SHARES)
+        async with count.asking:
+            while not count.left_here and not count.spent:
+                count.add(share, per_minute, await self._taken(limit, count, share))
+
+    async def standing(self, caller: Caller, namespace: str, what: str) -> tuple[Rate, Rate]:
+        """What is left for the caller and for the namespace, of which none is taken."""
+        own, common = self.limits_of(caller, namespace, what)
+        return await self._look(own), await self._look(common)
+
+    async def _look(self, limit: Limit) -> Rate:
+        if limit.per_minute is None:
+            return self._rate(limit, None)
+        count = self._count(limit)
+        count.add(0, limit.per_minute, await self._taken(limit, count, 0))
+        return self._rate(limit, count)
+
+    def _rate(self, limit: Limit, count: _Count | None) -> Rate:
+        remaining = count.left_here + count.left_there if count is not None else None
+        return Rate(limit=limit.per_minute, remaining=remaining, reset_seconds=self.reset_seconds())
+
+    def _count(self, limit: Limit) -> _Count:
+        minute = self.minute()
+        count = self._counts.get((limit.what, limit.who))
+        if count is None or count.minute != minute:
+            count = self._counts[limit.what, limit.who] = _Count(minute)
+        return count
+
+    async def _taken(self, limit: Limit, count: _Count, share: int) -> int:
+        """By all processes together, with `share` more for this one."""
+        key = f"sr:rate:{limit.what}:{limit.who}:{count.minute}"
+        try:
+            return await run_in_threadpool(self._add, key, share)
+        except Unavailable:
+            return share
+
+    def _add(self, key: str, share: int) -> int:
+        assert self._redis is not None, "there is no limit"
+        with unavailable_without_redis():
+            pipeline = self._redis.pipeline(transaction=False)
+            pipeline.incrby(key, share)
+            pipeline.expire(key, 2 * MINUTE)
+            return int(pipeline.execute()[0])
+
+    def _refusal(self, limit: Limit) -> RateLimited:
+        whose = "this API key" if limit.who.startswith("key:") else "this namespace"
+        return RateLimited(
+            f"Over {limit.per_minute} {limit.what} a minute with {whose}.",
+            retry_after_seconds=self.reset_seconds(),
+        )
+
+    def minute(self) -> int:
+        return int(self.now() // MINUTE)
+
+    def reset_seconds(self) -> int:
+        """Until the next one."""
+        return math.ceil(MINUTE - self.now() % MINUTE)

@@ -1,0 +1,261 @@
+"""What every route asks of its callers: what a key has to be for, or that anybody may ask.
+
+`create_app` refuses a route that says neither. Which namespace a request is about follows from the key: what
+is in another one is not found.
+"""
+
+import ipaddress
+import math
+from collections.abc import Iterable
+from typing import Annotated, Any
+
+import structlog
+from fastapi import FastAPI, Query, Request, Security
+from fastapi.routing import RouteContext, iter_route_contexts
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer, SecurityScopes
+from starlette.datastructures import Headers
+from starlette.types import Scope
+
+from services.registry_api.access.authentication import Access
+from services.registry_api.access.rates import MINUTE, REQUESTS, UPLOADS
+from services.registry_api.protocol.callers import OWN_NAMESPACE, Caller
+from services.shared.keys.api_keys import ALL_SCOPES
+from speaker_registry.errors import ApiKeysOff, PermissionDenied, RateLimited
+from speaker_registry.names import ACCEPTED_NAMESPACES, is_namespace
+from speaker_registry.schemas import Rate
+
+NAMESPACE_HEADER = "X-Speaker-Namespace"
+"""Which namespace a request is about, by keys that are for any."""
+
+_bearer = HTTPBearer(
+    auto_error=False,
+    scheme_name="ApiKey",
+    description="`Authorization: Bearer sreg_…`. Not needed where the registry listens on loopback only.",
+)
+
+
+def address_of(host: str) -> str:
+    """What an address counts as: whoever has an IPv6 network has as many addresses as he likes, so those of
+    one /64 are one. What is no address (a socket's path) is itself.
+    """
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host
+    if address.version == 4:
+        return str(address)
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(ipaddress.ip_network((address, 64), strict=False))
+
+
+def tenant_of(access: Access, scope: Scope) -> str:
+    """Whose share of a process a request uses, told from its head: its namespace, or, where its key is not
+    known, its address.
+    """
+    headers = Headers(scope=scope)
+    scheme, _, sent = headers.get("authorization", "").partition(" ")
+    caller = access.known_caller(sent.strip() if scheme.lower() == "bearer" else None)
+    if caller is None:
+        return f"address {address_of(scope['client'][0] if scope.get('client') else '')}"
+    if caller.for_any:
+        asked = headers.get(NAMESPACE_HEADER, OWN_NAMESPACE)
+        return f"namespace {asked if is_namespace(asked) else OWN_NAMESPACE}"
+    return f"namespace {caller.namespace}"
+
+
+async def _admit(
+    request: Request,
+    accepted: SecurityScopes,
+    authorization: Annotated[HTTPAuthorizationCredentials | None, Security(_bearer)],
+) -> None:
+    """Raises `InvalidApiKey`, `PermissionDenied`, `RateLimited`."""
+    access = access_of(request)
+    sent = authorization.credentials if authorization else None
+    address = address_of(request.client.host if request.client else "")
+    caller = await access.caller(sent, address)
+    structlog.contextvars.bind_contextvars(key_id=caller.id)
+    request.scope["caller"] = caller
+    request.scope["namespace"] = _namespace_asked_for(caller, request.headers.get(NAMESPACE_HEADER))
+    await _count(request, access, REQUESTS)
+    if accepted.scopes and caller.scopes.isdisjoint(accepted.scopes):
+        raise PermissionDenied(
+            f"This API key is for {_listed(caller.scopes)}; needed: {' or '.join(accepted.scopes)}."
+        )
+
+
+async def _admit_operator(
+    request: Request,
+    accepted: SecurityScopes,
+    authorization: Annotated[HTTPAuthorizationCredentials | None, Security(_bearer)],
+) -> None:
+    """As `_admit`, and of keys only those for any namespace: it is about all of them."""
+    await _admit(request, accepted, authorization)
+    caller = request.scope["caller"]
+    if not caller.for_any:
+        raise PermissionDenied(
+            f"This API key is for namespace {caller.namespace!r}; needed: one for any ('*')."
+        )
+
+
+async def _admit_to_keys(
+    request: Request,
+    accepted: SecurityScopes,
+    authorization: Annotated[HTTPAuthorizationCredentials | None, Security(_bearer)],
+) -> None:
+    """Admit a request about API keys, as `_admit` does, unless the registry asks for no keys.
+
+    Any process on the machine could then make a key with all rights, which would stay valid after keys are
+    required.
+
+    Raises:
+        InvalidApiKey, PermissionDenied, RateLimited; ApiKeysOff: the registry asks for no keys.
+    """
+    await _admit(request, accepted, authorization)
+    if not access_of(request).required:
+        raise ApiKeysOff(
+            "This registry asks for no API keys, so it makes, shows and ends none. Start it with "
+            "SPEAKER_AUTH_REQUIRED=true and a bootstrap key first."
+        )
+
+
+async def count_upload(request: Request) -> None:
+    """Raises `RateLimited`."""
+    await _count(request, access_of(request), UPLOADS)
+
+
+Force = Annotated[bool, Query(description="Extract again even what is there or failed.")]
+
+
+async def _count_if_forced(request: Request, force: Force = False) -> None:
+    """Raises `RateLimited`."""
+    if force:
+        await count_upload(request)
+
+
+async def _count(request: Request, access: Access, what: str) -> None:
+    """Against the limits of key and namespace. The answer says how requests stand with the one of these that
+    is nearer, or what was exceeded.
+    """
+    rates = access.rates
+    standings = []
+    for limit in rates.limits_of(request.scope["caller"], request.scope["namespace"], what):
+        try:
+            standings.append(await rates.take(limit))
+        except RateLimited:
+            _say(request, Rate(limit=limit.per_minute, remaining=0, reset_seconds=rates.reset_seconds()))
+            raise
+    if what == REQUESTS:
+        _say(
+            request, min(standings, key=lambda rate: math.inf if rate.limit is None else rate.remaining or 0)
+        )
+
+
+def _say(request: Request, rate: Rate) -> None:
+    if rate.limit is None:
+        return
+    request.scope["answer_headers"] = [
+        (b"ratelimit-limit", b"%d" % rate.limit),
+        (b"ratelimit-remaining", b"%d" % (rate.remaining or 0)),
+        (b"ratelimit-reset", b"%d" % rate.reset_seconds),
+        (b"ratelimit-policy", b"%d;w=%d" % (rate.limit, MINUTE)),
+    ]
+
+
+def access_of(request: Request) -> Access:
+    access = request.app.state.access
+    assert isinstance(access, Access)
+    return access
+
+
+def _listed(scopes: Iterable[str]) -> str:
+    return ", ".join(sorted(scopes)) or "nothing"
+
+
+def _namespace_asked_for(caller: Caller, header: str | None) -> str:
+    if caller.for_any:
+        asked = header if header is not None else OWN_NAMESPACE
+        if not is_namespace(asked):
+            raise PermissionDenied(
+                f"{NAMESPACE_HEADER} is {ascii(asked)[:80]}; accepted: {ACCEPTED_NAMESPACES}.",
+                param=NAMESPACE_HEADER,
+            )
+        return asked
+    if header is not None and header != caller.namespace:
+        raise PermissionDenied(
+            f"{NAMESPACE_HEADER} is {ascii(header)[:80]}; this API key is for {caller.namespace!r}.",
+            param=NAMESPACE_HEADER,
+        )
+    return caller.namespace
+
+
+def needs(*scopes: str) -> Any:
+    """Of a route: keys for any one of these may ask; without scopes, every key."""
+    assert ALL_SCOPES.issuperset(scopes), scopes
+    return Security(_admit, scopes=scopes)
+
+
+COUNTED_UPLOAD = Security(count_upload)
+"""Of a route, after its rule: it takes an upload."""
+
+
+COUNTED_IF_FORCED = Security(_count_if_forced)
+"""Of a route, after its rule: with `force` it makes as much work as an upload."""
+
+
+async def _anybody() -> None:
+    """Of a route: no key is needed."""
+
+
+PUBLIC = Security(_anybody)
+
+VOICES_READ = needs("voices:read", "engine")
+VOICES_WRITE = needs("voices:write")
+VOICES_DELETE = needs("voices:delete")
+ARTIFACTS_READ = needs("artifacts:read", "engine")
+AUDIO_READ = needs("audio:read")
+JOBS_READ = needs("jobs:read", "engine")
+JOBS_WRITE = needs("jobs:write", "engine")
+JOBS_CANCEL = needs("jobs:write")
+"""Not `engine`: a TTS server asks for artifacts, others in its namespace may be waiting for the same job."""
+ADMIN = Security(_admit_to_keys, scopes=("admin",))
+METRICS = Security(_admit_operator, scopes=("admin",))
+ANY_KEY = needs()
+
+
+_DOCUMENTATION = frozenset({"/openapi.json", "/docs", "/docs/oauth2-redirect", "/static-offline-docs"})
+"""What the framework brings: the same for everybody, and no secret."""
+
+
+def accepted_scopes(route: RouteContext) -> frozenset[str] | None:
+    """Keys for one of these may ask; empty: every key; None: anybody.
+
+    Raises:
+        ValueError: the route does not say.
+    """
+    for dependency in route.dependencies or ():
+        if dependency.dependency is _anybody:
+            return None
+        if dependency.dependency in {_admit, _admit_operator, _admit_to_keys}:
+            return frozenset(getattr(dependency, "scopes", None) or ())
+    raise ValueError(f"{sorted(route.methods or ())} {route.path} has no rule: see `rules.needs`")
+
+
+def without_security(document: dict[str, Any]) -> dict[str, Any]:
+    """An OpenAPI document of a registry that asks for no keys."""
+    for operations in document["paths"].values():
+        for operation in operations.values():
+            operation.pop("security", None)
+    document["components"].pop("securitySchemes", None)
+    return document
+
+
+def our_routes(app: FastAPI) -> list[RouteContext]:
+    """Without the documentation."""
+    return [route for route in iter_route_contexts(app.routes) if route.path not in _DOCUMENTATION]
+
+
+def check_rules(app: FastAPI) -> None:
+    """Every route has a rule. Raises ValueError."""
+    for route in our_routes(app):
+        accepted_scopes(route)

@@ -1,0 +1,249 @@
+"""JWT bearer tokens of an OpenID provider, as an alternative to API keys. Knows no routes.
+
+The provider is found by OpenID Connect Discovery 1.0; PyJWT checks signatures (RFC 7515) and claims
+(RFC 7519). Only algorithms with a public key are taken: with a shared one, whoever may check a token could
+make one. Which of them go with a key is said by the key, not by the token.
+
+While the provider is slow or away one thread waits for it, every ten seconds; all others go on at once, with
+the keys that are known or without. Anybody can send a token, so none may make us wait.
+"""
+
+import hashlib
+import json
+import math
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import jwt
+import structlog
+
+from services.registry_api.protocol.callers import OWN_NAMESPACE, Caller
+from services.shared.configuration.settings import AccessSettings
+from services.shared.keys.api_keys import ALL_SCOPES, ANY_NAMESPACE
+from speaker_registry.errors import InvalidApiKey, Unavailable
+from speaker_registry.names import ACCEPTED_NAMESPACES, is_namespace
+
+log = structlog.get_logger()
+
+_ALGORITHMS = {
+    "RSA": ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512"),
+    "P-256": ("ES256",),
+    "P-384": ("ES384",),
+    "P-521": ("ES512",),
+    "Ed25519": ("EdDSA",),
+    "Ed448": ("EdDSA",),
+}
+"""By a key's curve, or its type where it has none."""
+_LEEWAY_SECONDS = 30
+"""Between the provider's clock and ours."""
+_KEPT_SECONDS = 300.0
+"""The provider's keys are asked for again after that: one that it withdrew is not taken much longer."""
+_KEPT_WITHOUT_NEWS_SECONDS = 3600.0
+"""Unless it cannot be asked: then they are good so long."""
+_AGAIN_SECONDS = 10.0
+"""Whatever the reason, and whatever came of it, we do not ask more often than that."""
+_PATIENCE_SECONDS = 5.0
+"""With each step of an answer."""
+_ANSWER_SECONDS = 10.0
+"""With the whole of it."""
+_MAX_BYTES = 256 * 1024
+"""Of what a provider says of itself."""
+
+
+_Keys = Mapping[str | None, Mapping[str, jwt.PyJWK]]
+"""Name -> algorithm -> key."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What the provider said last."""
+
+    keys: _Keys = field(default_factory=dict)
+    asked_at: float = float("-inf")
+
+
+class Tokens:
+    """Reads tokens. For all threads."""
+
+    def __init__(
+        self,
+        settings: AccessSettings,
+        *,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        assert settings.oidc_issuer is not None
+        self._issuer = settings.oidc_issuer
+        self._audience = settings.oidc_audience
+        self._namespace_claim = settings.oidc_namespace_claim
+        self._scopes_claim = settings.oidc_scopes_claim
+        self._monotonic = monotonic
+        self._asking = threading.Lock()
+        self._known = _Known()
+        self._tried_at = float("-inf")
+        self._failed = False
+        """The last time we asked."""
+
+    def caller(self, text: str) -> Caller:
+        """Whose token this is.
+
+        Raises:
+            InvalidApiKey: saying what is wrong with it. Unavailable: it may be good, and the provider cannot
+                be asked for its key.
+        """
+        try:
+            key = self._key(jwt.get_unverified_header(text))
+            claims = jwt.decode(
+                text,
+                key,
+                algorithms=[key.algorithm_name],
+                audience=self._audience,
+                issuer=self._issuer,
+                leeway=_LEEWAY_SECONDS,
+                options={"require": ["exp", "iss", "aud", "sub"]},
+            )
+        except jwt.PyJWTError as error:
+            raise InvalidApiKey(f"This token is not accepted: {error}.") from None
+        except (TypeError, ValueError, OverflowError, RecursionError):
+            # PyJWT checks neither the types of times nor how deep a list goes.
+            raise InvalidApiKey("This token is not accepted: its claims cannot be read.") from None
+        return self._caller(claims)
+
+    def _caller(self, claims: dict[str, Any]) -> Caller:
+        namespace = claims.get(self._namespace_claim, OWN_NAMESPACE)
+        if namespace != ANY_NAMESPACE and not (isinstance(namespace, str) and is_namespace(namespace)):
+            raise InvalidApiKey(
+                f"The token's {self._namespace_claim!r} is {ascii(namespace)[:80]}; "
+                f"accepted: {ACCEPTED_NAMESPACES}."
+            )
+        given = claims.get(self._scopes_claim, "")
+        scopes = given.split() if isinstance(given, str) else given
+        words = [scope for scope in scopes if isinstance(scope, str)] if isinstance(scopes, list) else []
+        known = ALL_SCOPES.intersection(words)
+        # Not the subject itself: it may be a person's address, and goes into logs.
+        who = hashlib.sha256(claims["sub"].encode("utf-8", "surrogatepass")).hexdigest()[:12]
+        return Caller(f"jwt:{who}", namespace, known)
+
+    def _key(self, header: dict[str, Any]) -> jwt.PyJWK:
+        """Raises `jwt.PyJWTError` where the provider has none of that name for that algorithm."""
+        keys = self._keys_named(header.get("kid"))
+        algorithm = header.get("alg")
+        if not isinstance(algorithm, str) or algorithm not in keys:
+            raise jwt.InvalidAlgorithmError(
+                f"its algorithm is {ascii(algorithm)[:80]}, its key is for {', '.join(keys)}"
+            )
+        return keys[algorithm]
+
+    def _keys_named(self, kid: str | None) -> Mapping[str, jwt.PyJWK]:
+        """By algorithm. Raises `jwt.PyJWTError` where the provider has none."""
+        if kid not in self._known.keys or self._age() > _KEPT_SECONDS:
+            self._ask_if_due()
+        known = self._known.keys.get(kid)
+        if known is not None and self._age() <= _KEPT_WITHOUT_NEWS_SECONDS:
+            return known
+        if self._failed or self._asking.locked():
+            raise self._cannot_be_asked()
+        raise jwt.InvalidTokenError(f"its issuer has no key {ascii(kid)[:80]}")
+
+    def _age(self) -> float:
+        return self._monotonic() - self._known.asked_at
+
+    def _ask_if_due(self) -> None:
+        """Unless another thread is at it."""
+        if not self._due() or not self._asking.acquire(blocking=False):
+            return
+        try:
+            if self._due():
+                self._ask()
+        finally:
+            self._asking.release()
+
+    def _due(self) -> bool:
+        return self._monotonic() - self._tried_at > _AGAIN_SECONDS
+
+    def _ask(self) -> None:
+        began = self._tried_at = self._monotonic()
+        self._failed = True  # unless we come to the end
+        try:
+            self._known, self._failed = _Known(self._fetch(), began), False
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError, RecursionError) as error:
+            log.warning("issuer.cannot_be_asked", issuer=self._issuer, error=str(error)[:300])
+        finally:
+            self._tried_at = self._monotonic()
+
+    def _cannot_be_asked(self) -> Unavailable:
+        left = self._tried_at + _AGAIN_SECONDS - self._monotonic()
+        return Unavailable(
+            "The issuer of tokens cannot be asked for its keys now.",
+            retry_after_seconds=1 if self._asking.locked() else max(1, math.ceil(left)),
+        )
+
+    def _fetch(self) -> _Keys:
+        with httpx.Client(timeout=_PATIENCE_SECONDS) as http:
+            about = _json_of(http, f"{self._issuer}/.well-known/openid-configuration")
+            if about.get("issuer") != self._issuer:
+                raise ValueError(f"it calls itself {ascii(about.get('issuer'))[:200]}")
+            found = _json_of(http, _same_security(str(about.get("jwks_uri")), self._issuer))
+        keys = _keys_in(found)
+        log.info("issuer.keys", issuer=self._issuer, keys=len(keys))
+        return keys
+
+
+def _keys_in(found: dict[str, Any]) -> _Keys:
+    """Raises ValueError where there is none that we could use."""
+    listed = found.get("keys")
+    keys: dict[str | None, dict[str, jwt.PyJWK]] = {}
+    for jwk in listed if isinstance(listed, list) else ():
+        if isinstance(jwk, dict) and (by_algorithm := _by_algorithm(jwk)):
+            name = jwk.get("kid")
+            keys[name if name is None else str(name)] = by_algorithm
+    if not keys:
+        raise ValueError("it has no public key for signatures of a kind that is taken")
+    return keys
+
+
+def _by_algorithm(jwk: dict[str, Any]) -> dict[str, jwt.PyJWK]:
+    """One for each algorithm that goes with the key: for the one that it names, or for all of its kind. None
+    of a secret, or of what is for encryption.
+
+    PyJWT takes a key that names none for one algorithm, of an RSA key's six, unless it is told which.
+    """
+    if jwk.get("use") not in (None, "sig"):
+        return {}
+    of_its_kind = _ALGORITHMS.get(str(jwk.get("crv") or jwk.get("kty")), ())
+    try:
+        return {
+            algorithm: jwt.PyJWK(jwk, algorithm)
+            for algorithm in of_its_kind
+            if jwk.get("alg") in {None, algorithm}
+        }
+    except (jwt.PyJWTError, TypeError, ValueError):
+        return {}  # damaged
+
+
+def _json_of(http: httpx.Client, url: str) -> dict[str, Any]:
+    deadline = time.monotonic() + _ANSWER_SECONDS
+    with http.stream("GET", url) as response:
+        response.raise_for_status()
+        body = b""
+        for chunk in response.iter_bytes():
+            body += chunk
+            if len(body) > _MAX_BYTES:
+                raise ValueError(f"{url} has over {_MAX_BYTES} bytes")
+            if time.monotonic() > deadline:
+                raise ValueError(f"{url} takes over {_ANSWER_SECONDS:.0f} s")
+    said = json.loads(body)
+    if not isinstance(said, dict):
+        raise ValueError(f"{url} holds no JSON object")
+    return said
+
+
+def _same_security(url: str, issuer: str) -> str:
+    """Raises ValueError for keys over plain http where the issuer is not."""
+    if urlsplit(url).scheme not in {"https", urlsplit(issuer).scheme}:
+        raise ValueError(f"its keys lie at {ascii(url)[:200]}, which is not https")
+    return url

@@ -1,0 +1,115 @@
+"""What routes need, built once by `__main__` (or a test) and handed to the app; and how routes ask for it."""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from fastapi import Depends, Path, Query, Request
+
+from services.registry_api.access.authentication import Access
+from services.registry_api.maintenance.housekeeping import Housekeeper
+from services.registry_api.protocol.callers import Caller
+from services.registry_api.serving.changes import Changes
+from services.registry_api.serving.slots import Slots
+from services.shared.audio import AudioDecoder
+from services.shared.configuration.settings import UploadLimits
+from services.shared.index.jobs import Jobs
+from services.shared.registry.registrar import Registrar
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Services:
+    """Everything long-lived in an API process."""
+
+    registrar: Registrar
+    jobs: Jobs
+    decoder: AudioDecoder
+    changes: Changes
+    housekeeper: Housekeeper | None
+    """None in tests that keep house themselves."""
+    limits: UploadLimits
+    access: Access = field(default_factory=Access)
+    """Without keys: everybody may do everything."""
+
+
+# Dependencies are coroutines: FastAPI hands plain functions to a thread, one after the other.
+async def _services(request: Request) -> Services:
+    services = request.app.state.services
+    assert isinstance(services, Services)
+    return services
+
+
+async def _upload_slots(request: Request) -> Slots:
+    slots = request.app.state.upload_slots
+    assert isinstance(slots, Slots)
+    return slots
+
+
+async def _store_slots(request: Request) -> Slots:
+    slots = request.app.state.store_slots
+    assert isinstance(slots, Slots)
+    return slots
+
+
+async def _at_store(slots: Annotated[Slots, Depends(_store_slots)]) -> AsyncIterator[None]:
+    async with slots.one():
+        yield
+
+
+async def _searching(request: Request) -> AsyncIterator[None]:
+    if request.query_params.keys() & {"q", "state", "profile", "ready"}:
+        slots = request.app.state.search_slots
+        assert isinstance(slots, Slots)
+        async with slots.one():
+            yield
+    else:
+        yield
+
+
+async def _namespace(request: Request) -> str:
+    """Every request is about one, which `access` found out."""
+    namespace = request.scope["namespace"]
+    assert isinstance(namespace, str)
+    return namespace
+
+
+async def _caller(request: Request) -> Caller:
+    caller = request.scope["caller"]
+    assert isinstance(caller, Caller)
+    return caller
+
+
+ServicesDep = Annotated[Services, Depends(_services)]
+UploadSlotsDep = Annotated[Slots, Depends(_upload_slots)]
+StoreSlotsDep = Annotated[Slots, Depends(_store_slots)]
+AT_STORE = Depends(_at_store, scope="function")
+"""Of routes that are for what is in the bucket. Has an end before the answer is sent: who reads it slowly
+keeps nobody from the bucket.
+"""
+SEARCHING = Depends(_searching, scope="function")
+"""Of lists: searches wait for each other and hold no worker slot meanwhile, so other requests go on."""
+NamespaceDep = Annotated[str, Depends(_namespace)]
+CallerDep = Annotated[Caller, Depends(_caller)]
+WaitSeconds = Annotated[float, Query(ge=0, le=60, alias="wait", description="Hold the answer back so long.")]
+VoiceName = Annotated[
+    str,
+    Path(
+        description="The voice's name, in any case, percent-encoded UTF-8, without '/' and '@'. Where no "
+        "voice has that name: its id.",
+        examples=["Alice"],
+        json_schema_extra={"format": "voice-name"},
+    ),
+]
+Reference = Annotated[
+    str,
+    Path(
+        description="A version's number, `default`, `latest` or another alias.",
+        examples=["default"],
+        json_schema_extra={"format": "voice-reference"},
+    ),
+]
+ProfileName = Annotated[str, Path(description="What it is for.", examples=["qwen3-tts-0.6b"])]
+Usable = Annotated[str | None, Query(alias="profile", description="Only voices that this profile can use.")]
+AllowStale = Annotated[bool, Query(description="Also one that an older encoder made.")]
+Limit = Annotated[int, Query(ge=1, le=100, description="At most so many.")]
+After = Annotated[str, Query(max_length=512, description="`last_id` of the page before.")]

@@ -1,0 +1,821 @@
+"""Keeps the index what the facts say: rebuilds it, finishes what a crash left half done, sweeps what nobody
+can reach.
+
+Any number of processes may run this at once: everything is idempotent, and a lock in Redis only saves work.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import partial
+from itertools import islice
+from typing import Self, TypeVar, cast
+
+import structlog
+from redis.exceptions import LockError
+from redis.lock import Lock
+
+from services.shared.bucket.facts import (
+    ArtifactKey,
+    BlobKey,
+    CensusKey,
+    FailureKey,
+    Keyed,
+    NewerRecordKey,
+    ParsedKey,
+    SpeakerId,
+    VersionKey,
+    certain_of,
+    is_data,
+    is_slug,
+    parse_key,
+    parsed,
+    read_certain,
+    read_facts,
+    speaker_ids,
+)
+from services.shared.bucket.store import Listing, ObjectUnavailable, StoredObject, TakeListing
+from services.shared.configuration.settings import HousekeepingSettings
+from services.shared.index.announcements import SWEEPS_ASKED
+from services.shared.index.census import take_census
+from services.shared.index.gate import epoch_of
+from services.shared.index.jobs import KEPT_SECONDS, JobRecord, Jobs
+from services.shared.index.reading import Flight, IndexedSpeaker
+from services.shared.index.redis_access import unavailable_without_redis
+from services.shared.index.speaker_index import LONGEST_PUT_OFF_SECONDS, WINDOW_SECONDS, Also, EpochOver, Told
+from services.shared.index.suspicion import confirmed
+from services.shared.model.domain import (
+    AliasFact,
+    Fact,
+    FailureRecord,
+    Record,
+    Speaker,
+    SpeakerVersion,
+    TombstoneFact,
+    VoidFact,
+    fold,
+)
+from services.shared.registry.publication import Publisher
+from services.shared.registry.registrar import Registrar
+from services.shared.registry.status import unsupported_reason
+from services.shared.telemetry.logs import Seldom
+from services.shared.telemetry.metrics import FOREIGN, GARBAGE, REBUILD_SECONDS, REBUILDS, REPAIRS
+from speaker_registry.errors import JobNotFound, LeaseExpired, Unavailable, VoiceDamaged, VoiceUnreadable
+from speaker_registry.names import is_namespace
+
+log = structlog.get_logger()
+
+_seldom = Seldom(60.0)
+_LOOK_AGAIN_SOON_SECONDS = 3.0
+_LOOK_AGAIN_SECONDS = 15.0
+_TRY_AGAIN_SECONDS = 60.0
+"""To read what the store did not hand out."""
+_LOOK_MUCH_LATER_SECONDS = 300.0
+_LOCK_SECONDS = 20.0
+"""Without a sign of life its holder is taken for dead. Any longer, and a rebuild that was killed would keep
+the gate closed.
+"""
+
+SWEPT = "sr:swept"
+"""`began:asked`: when the last sweep that was finished began, and how many had been asked for by then."""
+_SWEEPING = "sr:sweeping"
+"""How far the one has come that is under way, or was stopped."""
+_FORGET_SECONDS = 300.0
+_SWEPT_AT_A_TIME = 64
+"""Speakers, between two notes of how far it has come."""
+_LISTINGS_APART_SECONDS = 3600.0
+"""Between the two listings that must agree that something is garbage, at least: much longer than a cache or
+a replica of the store shows what was true before.
+"""
+
+_ADMITTED_AT_A_TIME = 32
+"""Speakers that are read by one thread, and told to the index in one round trip."""
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+Otherwise = TypeVar("Otherwise")
+Listed = tuple[SpeakerId, TakeListing]
+_DATA = BlobKey | ArtifactKey | FailureKey | VoidFact
+"""What lies in the folder of a version."""
+_RECORDS = VersionKey | CensusKey | AliasFact | TombstoneFact | NewerRecordKey
+"""What lies in the folder of a speaker's records."""
+Sign = Callable[[], None]
+"""Called now and then by long work: whoever does it is still at it."""
+
+
+class _Sweep(Record):
+    """One that was begun: the JSON in Redis."""
+
+    stamp: str
+    """Of the index. In that of another run everything has just been looked at."""
+    began: float
+    asked: str
+    done: str = ""
+    """Up to and with this speaker; empty: nothing."""
+
+    def lies_before(self, speaker_id: SpeakerId) -> bool:
+        """Whether it is still to be swept."""
+        done = SpeakerId.parse(self.done) if self.done else None
+        return done is None or (speaker_id.namespace, speaker_id.slug) > (done.namespace, done.slug)
+
+
+class Housekeeper:
+    """Call `turn` every second or so, or let `run` do it in a thread of its own."""
+
+    def __init__(self, registrar: Registrar, settings: HousekeepingSettings) -> None:
+        self._registrar = registrar
+        self._store = registrar.store
+        self._index = registrar.index
+        self._clock = registrar.clock
+        self._publisher = Publisher(registrar)
+        self._settings = settings
+        self._requirements_told = False
+        self._stop = threading.Event()
+        self._not_admitted: set[SpeakerId] = set()
+        """Those that the last rebuild could not admit."""
+
+    def run(self, stop: threading.Event) -> None:
+        """Until `stop` is set. Trouble is logged and tried again: there is nobody to tell."""
+        self._stop = stop
+        while not stop.is_set():
+            try:
+                self.turn()
+            except Unavailable as error:
+                if _seldom.due(str(error)):
+                    log.warning("housekeeping.put_off", error=str(error))
+            except Exception:
+                log.exception("housekeeping.failed")
+            stop.wait(self._settings.turn_seconds)
+
+    def turn(self) -> None:
+        """Admit the speakers that the index does not know yet, look after those that are due, and now and
+        then after all.
+        """
+        self._index.open()
+        if not self._index.complete():
+            with self._only_one("rebuild") as sign:
+                self.rebuild(sign)
+        if not self._requirements_told:
+            self._registrar.announcements.require(self._registrar.catalogue.required)
+            self._requirements_told = True
+        self._look_after_due()
+        if self._sweep_is_due():
+            with self._only_one("sweep") as sign:
+                self.sweep(sign)
+
+    def _look_after_due(self) -> None:
+        for speaker_id, seen in self._index.due(self._settings.speakers_per_turn):
+            seconds = self._safely(self._look_after, speaker_id, otherwise=_LOOK_MUCH_LATER_SECONDS)
+            self._index.look_again(speaker_id, seconds, seen=seen)
+
+    @contextmanager
+    def _only_one(self, what: str) -> Iterator[Sign]:
+        """Skip the work if somebody else is at it. Losing the lock half-way is harmless."""
+        # Killed with its clients, a server brings their locks back from its log. Another run, other locks.
+        name = f"sr:lock:{what}:{self._index.stamp}"
+        lock = self._index.ungated.lock(name, timeout=_LOCK_SECONDS, blocking=False, thread_local=False)
+        with unavailable_without_redis():
+            if not lock.acquire():
+                raise Unavailable(f"Another process is at the {what}.", retry_after_seconds=1)
+        try:
+            yield self._keeping(lock)
+        finally:
+            try:
+                with unavailable_without_redis():
+                    lock.release()
+            except (LockError, Unavailable):
+                log.info("housekeeping.lock_lost", what=what)
+
+    def _keeping(self, lock: Lock) -> Sign:
+        kept = self._clock.monotonic()
+
+        def keep() -> None:
+            nonlocal kept
+            if self._clock.monotonic() - kept > _LOCK_SECONDS / 4:
+                kept = self._clock.monotonic()
+                with suppress(LockError, Unavailable), unavailable_without_redis():
+                    lock.reacquire()
+
+        return keep
+
+    # -- rebuild
+
+    def rebuild(self, sign: Sign = lambda: None) -> int:
+        """Admit every speaker of the bucket to the index. Returns how many it did not know yet.
+
+        Reads and writes go on meanwhile: whoever needs a speaker admits it. A rebuild that was stopped goes
+        on where it was, because what the index knows is not read again. Raises `Unavailable`.
+        """
+        began, result = self._clock.monotonic(), "failed"
+        self._index.open()
+        try:
+            admitted, done = self._admit_all(self._index.epoch, sign)
+            result = "done" if done else "stopped"
+        except EpochOver:
+            result = "lost"
+            raise
+        finally:
+            REBUILDS.labels(result).inc()
+        REBUILD_SECONDS.observe(self._clock.monotonic() - began)
+        log.info("index.rebuilt", speakers=admitted, done=done)
+        return admitted
+
+    def _admit_all(self, epoch: int, sign: Sign) -> tuple[int, bool]:
+        """How many were admitted, and whether that was all of them."""
+        self._not_admitted.clear()
+        admitted, looked_at = 0, self._clock.monotonic()
+        # A folder is read at the speed of the processor: threads would only be in each other's way.
+        threads = 1 if self._store.is_local else self._settings.rebuild_threads
+        batches = _batches(self._listings(), _ADMITTED_AT_A_TIME)
+        for told in self._in_parallel(self._read_unknown, batches, threads):
+            if self._stop.is_set():
+                return admitted, False
+            admitted += self._tell_many(told, epoch)
+            sign()
+            if self._clock.monotonic() - looked_at >= self._settings.turn_seconds:
+                self._look_after_due()
+                looked_at = self._clock.monotonic()
+        admitted += self._admit_missed()
+        self._index.forget_older(self._is_known)
+        self._index.set_complete(epoch)
+        return admitted, True
+
+    def _admit_missed(self) -> int:
+        """Admit those that the first listing left out: what a complete index does not know is taken for no
+        voice. Names are listed alone, which costs little.
+        """
+        admitted = 0
+        for some in _batches(speaker_ids(self._store), _ADMITTED_AT_A_TIME):
+            for speaker_id in set(self._index.unknown(some)) - self._not_admitted:
+                admitted += self._or_keep_unknown(self._index.admit, speaker_id) or 0
+        return admitted
+
+    def _tell_many(self, speakers: Sequence[tuple[SpeakerId, Told]], epoch: int) -> int:
+        """Admit some speakers. Returns how many could be."""
+        try:
+            self._index.tell_many(speakers, epoch=epoch)
+            return len(speakers)
+        except Unavailable:
+            raise
+        except Exception:
+            log.exception("speakers.told_one_by_one")  # what one of them says makes no sense
+            return sum(self._tell(speaker_id, told, epoch) for speaker_id, told in speakers)
+
+    def _tell(self, speaker_id: SpeakerId, told: Told, epoch: int) -> bool:
+        def tell(speaker_id: SpeakerId) -> bool:
+            self._index.tell(speaker_id, told, epoch=epoch)
+            return True
+
+        return self._or_keep_unknown(tell, speaker_id) is not None
+
+    def _or_keep_unknown(self, work: Callable[[SpeakerId], Result], speaker_id: SpeakerId) -> Result | None:
+        """What `work` returns. None where a speaker cannot be admitted: it is no new one all the same."""
+        found = self._safely(work, speaker_id, otherwise=None)
+        if found is None:
+            self._index.keep_unknown(speaker_id)
+            self._not_admitted.add(speaker_id)
+        return found
+
+    def _listings(self) -> Iterator[Listed]:
+        """Where the facts of each speaker in the bucket lie."""
+        for namespace in filter(is_namespace, self._store.folders("")):
+            for slug, take in self._store.listings(f"{namespace}/v/", skips=is_data):
+                if is_slug(slug):
+                    yield SpeakerId(namespace, slug), take
+
+    def _read_unknown(self, some: Sequence[Listed]) -> list[tuple[SpeakerId, Told]]:
+        """What the facts say of those that the index does not know yet."""
+        unknown = set(self._index.unknown([speaker_id for speaker_id, _ in some]))
+        read = [
+            (speaker_id, self._or_keep_unknown(partial(self._read, take), speaker_id))
+            for speaker_id, take in some
+            if speaker_id in unknown
+        ]
+        return [(speaker_id, told) for speaker_id, told in read if told]
+
+    def _read(self, take: TakeListing, speaker_id: SpeakerId) -> Told:
+        """What the facts of a speaker say. It is looked at again if something is left to do."""
+        listing = take()
+        truth = certain_of(self._store, listing)
+        look = self._is_unfinished(speaker_id, truth) or self._has_to_erase(truth, listing)
+        return Told(truth, listing.taken_at.timestamp(), look)
+
+    def _has_to_erase(self, truth: Speaker, listing: Listing) -> bool:
+        grace = timedelta(seconds=self._settings.deleted_grace_seconds)
+        return truth.tombstone > 0 and erasure_due_in(listing, deleted_grace=grace) is not None
+
+    def _is_unfinished(self, speaker_id: SpeakerId, truth: Speaker) -> bool:
+        """Whether something is still to be made of a speaker, to be promoted, or to be read again."""
+        if truth.damaged or truth.unreadable:
+            return True
+        indexed = IndexedSpeaker(truth)
+        return self._registrar.promotable(speaker_id, indexed) or any(
+            self._registrar.standing(indexed, version, profile).state == "pending"
+            for version in truth.versions
+            for profile in self._registrar.wanted(version)
+        )
+
+    def _is_known(self, speaker_id: SpeakerId) -> bool:
+        return bool(self._store.list(speaker_id.prefix).objects)
+
+    def _in_parallel(
+        self, work: Callable[[Item], Result], items: Iterable[Item], threads: int
+    ) -> Iterator[Result]:
+        """What `work` returns for each item, in order. Threads do the work, as most of it is waiting for the
+        bucket. No more items are taken ahead than there are threads.
+        """
+        pool, under_way = ThreadPoolExecutor(threads), deque[Future[Result]]()
+        try:
+            for item in items:
+                under_way.append(pool.submit(work, item))
+                if len(under_way) > threads:
+                    yield under_way.popleft().result()
+            while under_way:
+                yield under_way.popleft().result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+    # -- one speaker
+
+    def _safely(
+        self, work: Callable[[SpeakerId], Result], speaker_id: SpeakerId, *, otherwise: Otherwise
+    ) -> Result | Otherwise:
+        """Trouble with one speaker must not keep the others from being looked after, nor the gate closed."""
+        try:
+            return work(speaker_id)
+        except (ObjectUnavailable, VoiceDamaged, VoiceUnreadable) as error:
+            log.error("speaker.unreadable", speaker=str(speaker_id), error=str(error))
+            return otherwise
+        except Unavailable:
+            raise
+        except Exception:
+            log.exception("speaker.skipped", speaker=str(speaker_id))
+            return otherwise
+
+    def _look_after(self, speaker_id: SpeakerId) -> float | None:
+        """Settle a speaker, and erase what was deleted of it once the grace period has ended.
+
+        Returns when to look again, in seconds; None: all is settled and erased.
+        """
+        again = self.settle(speaker_id), self._erase(speaker_id)
+        return min((seconds for seconds in again if seconds is not None), default=None)
+
+    def _erase(self, speaker_id: SpeakerId) -> float | None:
+        """Returns in how many seconds the grace period ends; None: there is nothing more to erase."""
+        due_in = self._erasure_due_in(speaker_id)
+        if due_in is None or due_in > 0:
+            return due_in
+        self.collect_garbage(speaker_id)
+        return None
+
+    def _erasure_due_in(self, speaker_id: SpeakerId) -> float | None:
+        if not self._index.look(speaker_id).speaker.tombstone:
+            return None  # nothing was ever deleted: spares the listing
+        grace = timedelta(seconds=self._settings.deleted_grace_seconds)
+        return erasure_due_in(self._store.list(speaker_id.prefix), deleted_grace=grace)
+
+    def settle(self, speaker_id: SpeakerId) -> float | None:
+        """Apply facts whose script call was lost, see to missing artifacts and lost jobs, promote.
+
+        Returns when to look again, in seconds; None: all is settled.
+        """
+        epoch, listed = self._index.epoch, self._clock.now()
+        truth = read_certain(self._store, speaker_id)
+        if _artifacts(truth) - _artifacts(self._index.load(speaker_id).speaker):
+            # What is put in force now stays in force, so no earlier one may have been left out.
+            truth = read_certain(self._store, speaker_id, listings=2)
+        self._index.tell(speaker_id, Told(truth, listed), epoch=epoch)
+        indexed = self._index.load(speaker_id)
+        if indexed.census == "pending":
+            take_census(self._store, self._index, speaker_id, self._clock)
+            indexed = self._index.load(speaker_id)
+        unreadable, under_way = indexed.speaker.unreadable, bool(indexed.flights)
+        if not truth.undecided and not unreadable:  # else what looks as if it were missing may be there
+            if self._check_flights(speaker_id, indexed):
+                indexed = self._index.load(speaker_id)
+            under_way = self._extract_missing(speaker_id, indexed) > 0 or bool(indexed.flights)
+        self._registrar.promote(speaker_id)
+        if truth.undecided:
+            return _LOOK_AGAIN_SOON_SECONDS
+        if unreadable:
+            return _TRY_AGAIN_SECONDS
+        if indexed.speaker.damaged:  # by one wrong answer of the store perhaps, or restored in a while
+            return _LOOK_MUCH_LATER_SECONDS
+        return _LOOK_AGAIN_SECONDS if under_way else None
+
+    def _extract_missing(self, speaker_id: SpeakerId, indexed: IndexedSpeaker) -> int:
+        """Returns how many extractions were begun."""
+        begun = 0
+        for version in indexed.speaker.versions:
+            for profile in [standing.profile for standing in self._registrar.missing(indexed, version)]:
+                about = {"speaker": str(speaker_id), "vuid": version.vuid, "profile": profile.name}
+                log.info("extraction.resumed", **about)
+                REPAIRS.labels("extraction_resumed").inc()
+                self._registrar.claim(speaker_id, version, profile)
+                begun += 1
+        return begun
+
+    def _check_flights(self, speaker_id: SpeakerId, indexed: IndexedSpeaker) -> int:
+        """Each flight must have a job behind it that somebody will run. Returns how many had none."""
+        lost, live = 0, {version.vuid for version in indexed.speaker.versions}
+        for flight in indexed.flights:
+            state = self._registrar.dispatcher.state(flight.job_id, flight.profile)
+            if flight.vuid not in live or state != "alive":
+                self._replace(speaker_id, flight, state)
+                lost += 1
+        return lost
+
+    def _replace(self, speaker_id: SpeakerId, flight: Flight, state: str) -> None:
+        """End a flight whose job is in that state, or which nobody wants any more; begin another if one is
+        wanted.
+        """
+        # Anew, and its version alone: a voice may have a thousand versions, each with a flight.
+        version = self._index.look(speaker_id, Also(vuid=flight.vuid)).speaker.by_vuid(flight.vuid)
+        job = self._job(speaker_id, flight)
+        if version is None or job is None:
+            self._close(speaker_id, flight, "superseded")
+        elif self._akey(flight, version, job) in version.artifacts:
+            self._close(speaker_id, flight, "succeeded")
+        elif state == "failed":
+            self._give_up(speaker_id, flight, version, job)
+        else:
+            self._start_anew(speaker_id, flight, version, job)
+
+    def _close(self, speaker_id: SpeakerId, flight: Flight, state: str) -> None:
+        REPAIRS.labels("job_closed").inc()
+        self._index.set_job(speaker_id, flight.job_id, state, landing=flight)
+
+    def _job(self, speaker_id: SpeakerId, flight: Flight) -> JobRecord | None:
+        try:
+            return Jobs(self._index).get(speaker_id.namespace, flight.job_id)
+        except JobNotFound:
+            return None
+
+    def _akey(self, flight: Flight, version: SpeakerVersion, job: JobRecord) -> str:
+        """Of the artifact that a flight is to bring."""
+        return version.artifact_key(flight.profile, self._fingerprint(flight), job.build)
+
+    def _fingerprint(self, flight: Flight) -> str:
+        announced = self._registrar.announcements.current(flight.profile)
+        return flight.fingerprint or (announced.fingerprint if announced else "")
+
+    def _start_anew(
+        self, speaker_id: SpeakerId, flight: Flight, version: SpeakerVersion, job: JobRecord
+    ) -> None:
+        """The queue knows nothing of a job. Its place goes to a new one, if it is still wanted."""
+        log.warning("job.lost", job_id=flight.job_id, speaker=str(speaker_id))
+        REPAIRS.labels("job_lost").inc()
+        self._index.set_job(speaker_id, flight.job_id, "superseded")
+        profile = self._registrar.catalogue.get(flight.profile)
+        if unsupported_reason(version, profile) is None:
+            self._registrar.claim(speaker_id, version, profile, steal=flight.job_id, force=job.forced)
+        # Where the claim did not take it over: its artifact is there, or another fingerprint is wanted now.
+        self._index.set_job(speaker_id, flight.job_id, "superseded", landing=flight)
+
+    def _give_up(
+        self, speaker_id: SpeakerId, flight: Flight, version: SpeakerVersion, job: JobRecord
+    ) -> None:
+        """The queue has given up a job: its workers died over it."""
+        REPAIRS.labels("job_given_up").inc()
+        error = LeaseExpired(f"The worker died or hung each of the {job.attempt} times it tried.")
+        record = FailureRecord(
+            profile=flight.profile,
+            fingerprint=self._fingerprint(flight),
+            build=job.build,
+            attempt=f"{self._clock.new_id()}-{flight.job_id.removeprefix('job_')}-end",
+            code=error.code,
+            message=error.message,
+            attempts=job.attempt,
+        )
+        self._publisher.give_up(speaker_id, flight, self._akey(flight, version, job), record, error)
+
+    # -- all speakers
+
+    def _sweep_is_due(self) -> bool:
+        """Where it was asked for, or is long ago; and once after a loss of Redis, when all that had been on
+        its way has landed.
+        """
+        with unavailable_without_redis():
+            swept, asked = cast(list[str | None], self._index.redis.mget(SWEPT, SWEEPS_ASKED))
+        at, _, answered = (swept or "0:0").partition(":")
+        if answered != (asked or "0"):
+            return True
+        now, began, settled = self._clock.now(), float(at), self._index.epoch / 100 + WINDOW_SECONDS
+        by_another_clock = began - now > LONGEST_PUT_OFF_SECONDS  # which has been set back since
+        due = max(settled, began + self._settings.sweep_seconds)
+        return by_another_clock or now > due or began < settled < now
+
+    def sweep(self, sign: Sign = lambda: None) -> None:
+        """Settle every speaker, delete what nobody can reach, forget old jobs. Goes on where one was stopped.
+
+        It may take hours: who is due is looked after meanwhile.
+        """
+        sweep = self._begin_sweep()
+        swept = self._store.sweep_temporary(timedelta(seconds=self._settings.grace_seconds))
+        GARBAGE.labels("temporary").inc(swept)
+        self._registrar.announcements.look_anew()
+        self._registrar.keyring.sweep()
+        self._index.epochs.sweep()
+        speakers = list(speaker_ids(self._store))
+        left = [speaker_id for speaker_id in speakers if sweep.lies_before(speaker_id)]
+        for at in range(0, len(left), _SWEPT_AT_A_TIME):
+            if self._stop.is_set():
+                return
+            some = left[at : at + _SWEPT_AT_A_TIME]
+            for _ in self._in_parallel(self._sweep_one, some, self._settings.sweep_threads):
+                sign()
+            self._note(sweep.model_copy(update={"done": str(some[-1])}))
+            self._look_after_due()
+            sign()
+        namespaces = {speaker_id.namespace for speaker_id in speakers}
+        self._forget_jobs(namespaces, sweep.began - KEPT_SECONDS, sign)
+        self._end_sweep(sweep)
+
+    def _forget_jobs(self, namespaces: Iterable[str], moment: float, sign: Sign) -> None:
+        """Drop the records of jobs that ended before `moment`, for `_FORGET_SECONDS` at most. The next sweep
+        goes on with what is left.
+        """
+        jobs, deadline = Jobs(self._index), self._clock.monotonic() + _FORGET_SECONDS
+        for namespace in namespaces:
+            while jobs.forget_before(namespace, moment):
+                sign()
+                if self._clock.monotonic() > deadline:
+                    log.warning("jobs.not_all_forgotten", seconds=_FORGET_SECONDS)
+                    return
+
+    def _begin_sweep(self) -> _Sweep:
+        """Or go on with the one that was begun."""
+        stamp = self._index.stamp
+        with unavailable_without_redis():
+            asked, told = cast(list[str | None], self._index.redis.mget(SWEEPS_ASKED, _SWEEPING))
+        begun = _Sweep.model_validate_json(told) if told else None
+        if begun is not None and begun.stamp == stamp:
+            log.info("sweep.resumed", began=begun.began)
+            return begun
+        return _Sweep(stamp=stamp, began=self._clock.now(), asked=asked or "0")
+
+    def _sweep_one(self, speaker_id: SpeakerId) -> None:
+        again = self._safely(self.settle, speaker_id, otherwise=_LOOK_MUCH_LATER_SECONDS)
+        self._safely(self.collect_garbage, speaker_id, otherwise=0)
+        # Redis may have been lost since the delete, and with it when to look again.
+        due_in = self._safely(self._erasure_due_in, speaker_id, otherwise=None)
+        for seconds in (again, due_in):
+            if seconds is not None:
+                self._index.look_within(speaker_id, seconds)
+
+    def _note(self, sweep: _Sweep) -> None:
+        with unavailable_without_redis():
+            self._index.redis.set(_SWEEPING, sweep.to_json())
+
+    def _end_sweep(self, sweep: _Sweep) -> None:
+        """Where Redis was lost meanwhile, another sweep is due: the counter that `asked` is from is gone."""
+        try:
+            self._index.swept(f"{sweep.began}:{sweep.asked}", epoch=epoch_of(sweep.stamp))
+        except EpochOver:
+            log.info("sweep.overtaken", began=sweep.began)
+        else:
+            log.info("sweep.done", seconds=round(self._clock.now() - sweep.began, 1))
+
+    def collect_garbage(self, speaker_id: SpeakerId) -> int:
+        """Delete one speaker's unreachable objects. Returns how many."""
+        listing = self._store.list(speaker_id.prefix)
+        facts = list(read_facts(self._store, listing))
+        truth = fold(facts)
+        if truth.damaged or truth.unreadable:
+            log.warning("garbage.left_alone", speaker=str(speaker_id), unreadable=len(truth.unreadable))
+            return 0  # the record may come back: from a backup, or because the store hands it out again
+        found = unreachable(
+            listing,
+            facts,
+            self._index.load(speaker_id).speaker,
+            grace=timedelta(seconds=self._settings.grace_seconds),
+            deleted_grace=timedelta(seconds=self._settings.deleted_grace_seconds),
+        )
+        FOREIGN.inc(found.foreign)
+        keys = [*self._confirmed(speaker_id, listing, found.presumed), *found.certain]
+        if keys:
+            self._store.delete(keys)  # the others also where one cannot be deleted
+            log.info("garbage.collected", speaker=str(speaker_id), objects=len(keys))
+            for key in keys:
+                GARBAGE.labels(_kind(key)).inc()
+        return len(keys)
+
+    def _confirmed(self, speaker_id: SpeakerId, listing: Listing, presumed: Sequence[str]) -> list[str]:
+        """Those that an earlier listing showed to be garbage as well."""
+        apart = min(self._settings.grace_seconds, _LISTINGS_APART_SECONDS)
+        return confirmed(
+            self._index,
+            speaker_id,
+            presumed,
+            at=listing.taken_at.timestamp(),
+            apart_seconds=apart,
+            kept_seconds=3 * max(self._settings.sweep_seconds, apart),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Unreachable:
+    """Garbage among the objects of one speaker."""
+
+    certain: tuple[str, ...]
+    """Keys of what a fact says is garbage: a tombstone covers it. Data comes before records."""
+    presumed: tuple[str, ...]
+    """Keys of what is garbage because something is missing: no record names it, no other artifact landed
+    earlier, or no later census counts it. A store that leaves something out of one listing must not make it
+    so.
+    """
+    foreign: int
+    """How many objects are not ours and stay."""
+
+
+def unreachable(
+    listing: Listing, facts: Iterable[Fact], indexed: Speaker, *, grace: timedelta, deleted_grace: timedelta
+) -> Unreachable:
+    """What no live version needs and no process can be about to need. Pure.
+
+    Ages are taken at the time *of the listing*: judged later, an upload that committed in between would lose
+    its clip. Of a deleted voice everything goes, whoever put it there; elsewhere what is not ours stays.
+
+    Args:
+        facts: of the listing, none of them damaged or unreadable. indexed: what the index says of the
+            speaker: an artifact that it serves stays, also where the facts name another one.
+        grace: how long data without a record may belong to an upload or a worker still on its way.
+        deleted_grace: how long a deleted voice's data stays.
+    """
+    objects, truth = parsed(listing), fold(facts)
+    judge = _Judge.of(objects, truth, indexed, listing.taken_at, grace=grace, deleted_grace=deleted_grace)
+    certain = [(stored, key) for stored, key in objects if judge.is_certain(stored, key)]
+    presumed = [(stored, key) for stored, key in objects if judge.is_presumed(stored, key)]
+    foreign = sum(judge.is_foreign(stored, key) for stored, key in objects)
+    return Unreachable(_data_first(certain), _data_first(presumed), foreign)
+
+
+def _data_first(objects: Iterable[Keyed]) -> tuple[str, ...]:
+    """The keys, those of records last: what a crash leaves of the data would be nobody's without them."""
+    return tuple(stored.key for stored, key in sorted(objects, key=lambda one: isinstance(one[1], _RECORDS)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Judge:
+    """Tells garbage among the objects of one speaker from what is needed."""
+
+    truth: Speaker
+    indexed: Speaker
+    recorded: Set[str]
+    """Versions (vuid) that have a record, as the two below."""
+    left_out: Set[str]
+    """Those that the census does not count."""
+    dead: Set[str]
+    """Those that a tombstone covers."""
+    gone: bool
+    """The speaker was deleted, with all its versions."""
+    forgiven: bool
+    """It was deleted so lately that nothing of it goes yet."""
+    final: bool
+    """No later census can count what this one leaves out."""
+    old_before: datetime
+
+    @classmethod
+    def of(
+        cls,
+        objects: Sequence[Keyed],
+        truth: Speaker,
+        indexed: Speaker,
+        taken_at: datetime,
+        *,
+        grace: timedelta,
+        deleted_grace: timedelta,
+    ) -> Self:
+        versions = [key for _, key in objects if isinstance(key, VersionKey)]
+        recorded = {key.vuid for key in versions}
+        left_out = {
+            key.vuid
+            for key in versions
+            if key.seq > truth.tombstone and not truth.census.counts(key.seq, key.vuid)
+        }
+        buried_at = _last_put(objects, partial(_is_tombstone, seq=truth.tombstone))
+        return cls(
+            truth=truth,
+            indexed=indexed,
+            recorded=recorded,
+            left_out=left_out,
+            dead=recorded - left_out - {version.vuid for version in truth.versions},
+            gone=buried_at is not None and not truth.versions,
+            forgiven=buried_at is not None and taken_at - buried_at < deleted_grace,
+            final=any(
+                _is_census(key, truth.census.seq) and taken_at - stored.last_modified > grace
+                for stored, key in objects
+            ),
+            old_before=taken_at - grace,
+        )
+
+    def is_foreign(self, stored: StoredObject, key: ParsedKey | None) -> bool:
+        """It is not ours, and stays."""
+        return key is None and not self.gone and _folder_of_version(stored.key) not in self.dead
+
+    def is_certain(self, stored: StoredObject, key: ParsedKey | None) -> bool:
+        """A tombstone covers it, and the grace period of that is over."""
+        if self.forgiven or self.is_foreign(stored, key):
+            return False
+        if isinstance(key, _DATA):
+            return key.vuid in self.dead
+        return key is None or _is_dead_record(key, self.truth.tombstone)
+
+    def is_presumed(self, stored: StoredObject, key: ParsedKey | None) -> bool:
+        """Something is missing that would need it."""
+        if not isinstance(key, _DATA):
+            return self.final and key is not None and self._is_left_out(key)
+        if key.vuid in self.dead or key.vuid in self.left_out:
+            return self.final and key.vuid in self.left_out
+        needed = key.vuid in self.recorded and not _lost_the_race(key, self.truth, self.indexed)
+        return stored.last_modified < self.old_before and not needed
+
+    def _is_left_out(self, key: ParsedKey) -> bool:
+        """A version that does not count as the census says, or an older census."""
+        if _is_dead_record(key, self.truth.tombstone):
+            return False
+        if isinstance(key, VersionKey):
+            return not self.truth.census.counts(key.seq, key.vuid)
+        return isinstance(key, CensusKey) and key.seq < self.truth.census.seq
+
+
+def erasure_due_in(listing: Listing, *, deleted_grace: timedelta) -> float | None:
+    """Seconds until what was deleted of a speaker is to be erased; 0: now; None: nothing is left to erase.
+    Pure.
+    """
+    objects = parsed(listing)
+    tombstone = max((key.seq for _, key in objects if isinstance(key, TombstoneFact)), default=0)
+    buried_at = _last_put(objects, partial(_is_tombstone, seq=tombstone))
+    if buried_at is None or not any(_is_dead_record(key, tombstone) for _, key in objects):
+        return None
+    return max(0.0, (buried_at + deleted_grace - listing.taken_at).total_seconds())
+
+
+def _artifacts(speaker: Speaker) -> set[tuple[str, str]]:
+    """(vuid, akey) of all that are in force."""
+    return {(version.vuid, akey) for version in speaker.versions for akey in version.artifacts}
+
+
+def _batches(items: Iterator[Item], size: int) -> Iterator[tuple[Item, ...]]:
+    return iter(lambda: tuple(islice(items, size)), ())
+
+
+def _kind(key: str) -> str:
+    """Of an object of a speaker, for the metrics."""
+    match parse_key(key):
+        case BlobKey():
+            return "blob"
+        case ArtifactKey() | FailureKey() | VoidFact():
+            return "artifact"
+        case None:
+            return "foreign"
+    return "record"
+
+
+def _folder_of_version(key: str) -> str | None:
+    """The vuid of the version in whose folder an object lies that is not ours."""
+    match key.split("/"):
+        case [_, _, _, "d", vuid, _, *_]:
+            return vuid
+    return None
+
+
+def _last_put(objects: Iterable[Keyed], is_meant: Callable[[ParsedKey | None], bool]) -> datetime | None:
+    return max((stored.last_modified for stored, key in objects if is_meant(key)), default=None)
+
+
+def _is_tombstone(key: ParsedKey | None, seq: int) -> bool:
+    return isinstance(key, TombstoneFact) and key.seq == seq
+
+
+def _is_census(key: ParsedKey | None, seq: int) -> bool:
+    return isinstance(key, CensusKey) and key.seq == seq
+
+
+def _is_dead_record(key: ParsedKey | None, tombstone: int) -> bool:
+    """A version or an alias that the tombstone covers, or an older tombstone. The last one keeps the marks
+    for ever.
+    """
+    if not isinstance(key, _RECORDS):
+        return False
+    return key.seq < tombstone or (key.seq == tombstone and not isinstance(key, TombstoneFact))
+
+
+def _lost_the_race(key: ParsedKey, truth: Speaker, indexed: Speaker) -> bool:
+    """An artifact's object that is not of the one in force, though there is one, and facts and index agree
+    which that is.
+    """
+    if not isinstance(key, ArtifactKey):
+        return False
+    in_force, served = (_winner(speaker, key) for speaker in (truth, indexed))
+    return in_force is not None and in_force == served and key.winner != in_force
+
+
+def _winner(speaker: Speaker, key: ArtifactKey) -> str | None:
+    version = speaker.by_vuid(key.vuid)
+    record = version.artifacts.get(key.akey) if version else None
+    return record.winner if record else None

@@ -1,0 +1,207 @@
+"""What Redis knows of queues, workers and the index, asked anew for every scrape of the metrics.
+
+A scrape must end also where Redis does not answer: it is asked on a thread, for `ANSWER_SECONDS` at most. If
+it has said nothing by then, the metrics say so and nothing else of it.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as NotInTime
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import redis
+import structlog
+from prometheus_client.metrics_core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+from rq.utils import utcparse
+
+from services.registry_api.maintenance.housekeeping import SWEPT
+from services.shared.index.announcements import Announcement
+from services.shared.queue.rq_jobs import QUARANTINE_KEY, SafeQueue, job_key, queue_name
+from services.shared.registry.registrar import Registrar
+from services.shared.telemetry import metrics
+from speaker_registry.errors import Unavailable
+
+log = structlog.get_logger()
+
+ANSWER_SECONDS = 2.0
+"""Prometheus gives up after ten."""
+_NEXT_JOBS = 100
+"""Of each queue, the ages of this many jobs at its head are looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Queue:
+    queued: int
+    moving: int
+    running: int
+    next_jobs: Sequence[bytes]
+    """The first ones. As tenants take turns, the first job of each tenant is among them."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    gate_open: bool
+    index_complete: bool
+    queues: Mapping[str, _Queue]
+    """By profile."""
+    waiting_since: Mapping[str, datetime]
+    """By profile, where a job waits: since when the one waits that has waited longest."""
+    workers: Mapping[str, int]
+    failed_proofs: Mapping[str, int]
+    """By profile, how many workers."""
+    announced: Mapping[str, Announcement]
+    """By profile, where Redis knows of one."""
+    quarantined: int
+    append_log_ok: bool | None
+    swept_at: float
+
+
+class RedisSignals(Collector):
+    """To be registered in an API process: they all see the same.
+
+    Args:
+        connection: Redis, answering in bytes.
+    """
+
+    def __init__(self, registrar: Registrar, connection: redis.Redis) -> None:
+        self._registrar = registrar
+        self._redis = connection
+        self._queues = {
+            name: SafeQueue(queue_name(name), connection) for name in sorted(registrar.catalogue.names)
+        }
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="redis-signals")
+        self._asking: Future[_Answer] | None = None
+
+    def collect(self) -> Iterable[GaugeMetricFamily]:
+        answer = self._in_time()
+        up = metrics.REDIS_UP.family()
+        up.add_metric([], answer is not None)
+        yield up
+        yield self._required()
+        if answer is not None:
+            yield from _families(answer)
+
+    def _required(self) -> GaugeMetricFamily:
+        family = metrics.PROFILE_REQUIRED.family()
+        for name in self._queues:
+            family.add_metric([name], name in self._registrar.catalogue.required)
+        return family
+
+    def _in_time(self) -> _Answer | None:
+        """One question at a time: while Redis hangs over one, no other is begun."""
+        if self._asking is None or self._asking.done():
+            self._asking = self._pool.submit(self._ask)
+        try:
+            return self._asking.result(ANSWER_SECONDS)
+        except (NotInTime, redis.RedisError, Unavailable) as error:
+            log.warning("metrics.redis_silent", reason=type(error).__name__)
+            return None
+
+    def _ask(self) -> _Answer:
+        queues, quarantined, persistence, swept = self._lengths()
+        return _Answer(
+            gate_open=self._registrar.index.gate_open(),
+            index_complete=self._registrar.index.complete(),
+            queues=queues,
+            waiting_since=self._waiting_since(queues),
+            workers=self._registrar.announcements.workers_of(queues),
+            failed_proofs={
+                name: len(failed)
+                for name, failed in self._registrar.announcements.failed_proofs_of(queues).items()
+            },
+            announced=self._registrar.announcements.told(queues),
+            quarantined=quarantined,
+            append_log_ok=_append_log_ok(persistence),
+            swept_at=float(swept.partition(b":")[0]) if swept else 0,
+        )
+
+    def _lengths(self) -> tuple[dict[str, _Queue], int, Mapping[str, Any], bytes | None]:
+        """By lengths alone: RQ's own counts tidy up first, and write."""
+        with self._redis.pipeline(transaction=False) as pipeline:
+            for queue in self._queues.values():
+                pipeline.llen(queue.key)
+                pipeline.llen(queue.intermediate_queue_key)
+                pipeline.zcard(queue.started_job_registry.key)
+                pipeline.lrange(queue.key, 0, _NEXT_JOBS - 1)
+            pipeline.llen(QUARANTINE_KEY)
+            pipeline.info("persistence")
+            pipeline.get(SWEPT)
+            *answers, quarantined, persistence, swept = pipeline.execute()
+        fours = (answers[at : at + 4] for at in range(0, len(answers), 4))
+        queues = {name: _Queue(*four) for name, four in zip(self._queues, fours, strict=True)}
+        return queues, quarantined, persistence, swept
+
+    def _waiting_since(self, queues: Mapping[str, _Queue]) -> dict[str, datetime]:
+        waiting = [(name, job_id) for name, queue in queues.items() for job_id in queue.next_jobs]
+        with self._redis.pipeline(transaction=False) as pipeline:
+            for _, job_id in waiting:
+                # Not when it was created: what is tried again has not waited all the while.
+                pipeline.hget(job_key(job_id), "enqueued_at")
+            enqueued: Sequence[object] = pipeline.execute(raise_on_error=False)
+        oldest: dict[str, datetime] = {}
+        for (name, _), time in zip(waiting, map(_time, enqueued), strict=True):
+            if time is not None:
+                oldest[name] = min(time, oldest.get(name, time))
+        return oldest
+
+
+def _time(enqueued_at: object) -> datetime | None:
+    """As RQ writes it; None for what is none."""
+    try:
+        return utcparse(enqueued_at.decode()) if isinstance(enqueued_at, bytes) else None
+    except ValueError:
+        return None
+
+
+def _append_log_ok(persistence: Mapping[str, Any]) -> bool | None:
+    if not persistence.get("aof_enabled"):
+        return None
+    said = (persistence.get("aof_last_write_status"), persistence.get("aof_last_bgrewrite_status"))
+    return said == ("ok", "ok")
+
+
+def _families(answer: _Answer) -> Iterator[GaugeMetricFamily]:
+    yield _single(metrics.GATE_OPEN, answer.gate_open)
+    yield _single(metrics.INDEX_COMPLETE, answer.index_complete)
+    yield _single(metrics.QUARANTINED, answer.quarantined)
+    yield _single(metrics.LAST_SWEEP, answer.swept_at)
+    if answer.append_log_ok is not None:
+        yield _single(metrics.APPEND_LOG_OK, answer.append_log_ok)
+    depth, oldest = metrics.QUEUE_DEPTH.family(), metrics.OLDEST_JOB.family()
+    for name, queue in answer.queues.items():
+        for state in ("queued", "moving", "running"):
+            depth.add_metric([name, state], getattr(queue, state))
+        oldest.add_metric([name], _age(answer.waiting_since.get(name)))
+    yield depth
+    yield oldest
+    workers = metrics.WORKERS.family()
+    for name, count in answer.workers.items():
+        workers.add_metric([name], count)
+    yield workers
+    unproven = metrics.PROOF_FAILED_WORKERS.family()
+    for name, count in answer.failed_proofs.items():
+        unproven.add_metric([name], count)
+    yield unproven
+    weights = metrics.PROFILE_WEIGHTS.family()
+    for name, announced in answer.announced.items():
+        weights.add_metric([name, _weights(announced)], 1)
+    yield weights
+
+
+def _weights(announced: Announcement) -> str:
+    if announced.untrained:
+        return "untrained"
+    return "custom" if announced.custom_weights else "published"
+
+
+def _single(asked: metrics.Asked, value: float) -> GaugeMetricFamily:
+    family = asked.family()
+    family.add_metric([], value)
+    return family
+
+
+def _age(since: datetime | None) -> float:
+    return max(0.0, (datetime.now(since.tzinfo) - since).total_seconds()) if since else 0.0

@@ -1,0 +1,203 @@
+"""Taking a ready artifact from outside: from another registry, or from an encoder that we do not have. It
+goes the way of a worker's, without a job: bytes, the fact, then the index. Knows no HTTP.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import structlog
+
+from services.shared.bucket.facts import SpeakerId
+from services.shared.index.speaker_index import NamespaceFull
+from services.shared.model.domain import GIVEN_FINGERPRINT, ArtifactRecord, SpeakerVersion
+from services.shared.model.fingerprint import Fingerprint
+from services.shared.model.packaging import applying_tensors, package
+from services.shared.model.profiles import Profile
+from services.shared.registry.publication import PUBLISH_SECONDS, landed_first, put_in_force
+from services.shared.registry.registrar import Registrar, too_many_builds
+from services.shared.registry.status import cache_unsupported, missing_transcript
+from speaker_registry.artifact import Manifest, content_digest
+from speaker_registry.errors import (
+    Conflict,
+    FingerprintMismatch,
+    InvalidArtifact,
+    QuotaExceeded,
+    Unavailable,
+    VoiceDeleted,
+)
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadyArtifact:
+    """What somebody brings. `fingerprint`: what made it, where no manifest says so."""
+
+    tensors: Mapping[str, np.ndarray]
+    manifest: Manifest | None = None
+    fingerprint: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Origin:
+    """What made an artifact. `extractor`: the facts behind the fingerprint."""
+
+    fingerprint: str
+    extractor: Mapping[str, Any]
+    untrained: bool
+
+
+def give_artifact(
+    registrar: Registrar,
+    speaker_id: SpeakerId,
+    version: SpeakerVersion,
+    profile_name: str,
+    given: ReadyArtifact,
+) -> bool:
+    """Store it and put it in force, in place of one that a worker made. Returns False if it is in force
+    already.
+
+    Raises:
+        ProfileUnknown; CacheUnsupported: the profile needs a transcript, and the version has none;
+        FingerprintMismatch: this profile's artifacts are made with another one now; InvalidArtifact: it is
+        not what the profile says, of another clip, or does not say what made it; VoiceDeleted; Conflict:
+        somebody else put one there at the same moment; Unavailable.
+    """
+    profile, manifest = registrar.catalogue.get(profile_name), given.manifest
+    if reason := missing_transcript(version, profile):
+        raise cache_unsupported(reason)
+    if manifest is not None:
+        _check_subject(manifest, version, profile)
+    origin = _origin(registrar, profile, given)
+    served = version.artifact(profile.name, origin.fingerprint)
+    tensors = applying_tensors(version.record, profile, given.tensors)
+    if served is not None and served.content_digest == content_digest(tensors):
+        return False
+    build = 1 + version.last_build(profile.name, origin.fingerprint)
+    if build > registrar.settings.max_builds:
+        raise too_many_builds(version, profile.name, registrar.settings.max_builds)
+    data, record = package(
+        version.record,
+        profile,
+        tensors,
+        fingerprint=origin.fingerprint,
+        attempt=f"{registrar.clock.new_id()}-upload",
+        build=build,
+        extractor=origin.extractor,
+        untrained=origin.untrained,
+        computed_on=manifest.computed_on if manifest else None,
+        used_seconds=manifest.used_seconds if manifest else None,
+    )
+    _publish(registrar, speaker_id, version, data, record)
+    log.info("artifact.given", speaker=str(speaker_id), vuid=version.vuid, profile=profile.name)
+    try:
+        registrar.promote(speaker_id)
+    except Unavailable as error:  # housekeeping does it
+        log.warning("promotion.put_off", speaker=str(speaker_id), error=str(error))
+    return True
+
+
+def _check_subject(manifest: Manifest, version: SpeakerVersion, profile: Profile) -> None:
+    """That it is of this profile and this clip."""
+    if manifest.profile != profile.name:
+        raise InvalidArtifact(
+            f"The artifact is for profile '{manifest.profile[:80]}', not for '{profile.name}'.",
+            param="profile",
+        )
+    clip = version.record.clip
+    if manifest.audio_sha256 is not None and (clip is None or manifest.audio_sha256 != clip.sha256):
+        own = f"the clip {clip.sha256}" if clip else "no clip"
+        raise InvalidArtifact(
+            f"The artifact was made from the clip {manifest.audio_sha256[:64]}; version {version.number} of "
+            f"voice '{version.record.name}' has {own}. Accepted: one that was made from the same bytes."
+        )
+
+
+def _origin(registrar: Registrar, profile: Profile, given: ReadyArtifact) -> _Origin:
+    """As the worker announced it, where one did: what the file says of it is not looked at."""
+    manifest = given.manifest
+    facts = manifest.model_dump(mode="json")["extractor"] if manifest else {}
+    if profile.not_extractable:  # no encoder of ours will ever make it stale, or tell us more
+        return _Origin(GIVEN_FINGERPRINT, facts, manifest.untrained if manifest else False)
+    fingerprint = manifest.fingerprint if manifest else given.fingerprint
+    if fingerprint is None:
+        raise InvalidArtifact(
+            "The artifact does not say what made it. Accepted: a fingerprint in its manifest, or in the "
+            "header X-Artifact-Fingerprint."
+        )
+    current = registrar.announcements.current(profile.name)
+    if current is None:
+        return _verified(fingerprint, facts)
+    if fingerprint != current.fingerprint:
+        raise FingerprintMismatch(
+            f"The artifact was made with {fingerprint[:100]}; artifacts for profile '{profile.name}' "
+            f"are made with {current.fingerprint} now.",
+            param="profile",
+        )
+    return _Origin(fingerprint, current.extractor, current.untrained)
+
+
+def _verified(fingerprint: str, facts: Mapping[str, Any]) -> _Origin:
+    """No worker has said what the fingerprint stands for: then the file must, and truly."""
+    said = Fingerprint(facts)
+    if said.digest != fingerprint:
+        raise InvalidArtifact(
+            f"No worker has announced what {fingerprint[:100]} stands for, and the facts in the file's "
+            f"manifest are those of {said.digest}. Accepted: a manifest with the facts of its fingerprint."
+        )
+    try:
+        return _Origin(fingerprint, said.facts, said.untrained)
+    except (KeyError, TypeError):
+        raise InvalidArtifact(
+            "The facts in the file's manifest do not say whether its weights were trained. Accepted: "
+            "extractor.weights.untrained, true or false."
+        ) from None
+
+
+def _publish(
+    registrar: Registrar, speaker_id: SpeakerId, version: SpeakerVersion, data: bytes, record: ArtifactRecord
+) -> None:
+    store, index, clock = registrar.store, registrar.index, registrar.clock
+    began, vuid = clock.monotonic(), version.vuid
+    akey = version.artifact_key(record.profile, record.fingerprint, record.build)
+    blob_key = speaker_id.artifact_blob_key(vuid, akey, record)
+    fact_key = speaker_id.artifact_fact_key(vuid, akey, record)
+    store.put(blob_key, data)
+    most = registrar.settings.max_stored_bytes
+    try:
+        answer = index.begin_upload(
+            speaker_id, vuid, akey, token=record.attempt, size=record.size, max_stored_bytes=most
+        )
+    except NamespaceFull:
+        store.delete([blob_key])
+        raise QuotaExceeded(
+            f"Artifact of {record.size} bytes refused: all uploads together may take {most}, see GET "
+            "/v1/quota. Delete a voice before bringing more, or raise the cap via SPEAKER_MAX_BYTES."
+        ) from None
+    if answer != 1:
+        store.delete([blob_key])
+        raise _lost(version, record, dead=answer < 0)
+    if clock.monotonic() - began > PUBLISH_SECONDS:
+        raise Unavailable("Storing the artifact took too long; send it again.", retry_after_seconds=1)
+    store.put(fact_key, record.to_json().encode())
+    winner = put_in_force(
+        partial(index.apply_artifact, speaker_id, vuid, akey),
+        record,
+        partial(landed_first, store, speaker_id, vuid, akey),
+        clock,
+    )
+    if winner != record.winner:
+        store.delete([fact_key, blob_key])
+        raise _lost(version, record, dead=winner is None)
+
+
+def _lost(version: SpeakerVersion, record: ArtifactRecord, *, dead: bool) -> Conflict:
+    if dead:
+        return VoiceDeleted(f"Voice '{version.record.name}' was deleted while the artifact was being stored.")
+    return Conflict(
+        f"Another artifact of version {version.number} for profile '{record.profile}' was stored at the same "
+        "moment. Send this one again if it is to replace that one."
+    )

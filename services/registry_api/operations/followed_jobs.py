@@ -1,0 +1,122 @@
+"""Jobs that can be followed over a loss of Redis.
+
+Redis may lose a job's record. The extraction goes on, or housekeeping starts it anew under another id.
+Callers wait for an artifact, not for a record, so a job that Redis does not know any more is looked for by
+what it was for. The memory of this process tells what that was: of each job that it claimed, joined or was
+asked about, and of those that others claimed, which the index's events tell it (`SeenJobs`). A job that it
+never heard of is not found.
+"""
+
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from services.registry_api.operations.cancellation import CANCELED
+from services.shared.bucket.facts import SpeakerId
+from services.shared.index.gate import GateClosed
+from services.shared.index.jobs import JobRecord, Jobs
+from services.shared.index.reading import IndexedSpeaker
+from services.shared.index.speaker_index import Also, voice_unreadable
+from services.shared.model.domain import SpeakerVersion
+from services.shared.registry.registrar import Registrar
+from speaker_registry.errors import JobNotFound, Unavailable
+from speaker_registry.schemas import JobState
+
+
+class FollowedJobs(Jobs):
+    """As `Jobs`; finds what became of jobs that this process has seen before."""
+
+    def __init__(self, registrar: Registrar) -> None:
+        super().__init__(registrar.index)
+        self._registrar = registrar
+        self._seen = registrar.seen_jobs
+
+    def get(self, namespace: str, job_id: str) -> JobRecord:
+        """The record; or, of a job that this process has seen and Redis does not know any more or cannot be
+        asked about, what has become of what it was for.
+
+        Raises:
+            JobNotFound: also for another namespace's. Unavailable: nobody can tell.
+        """
+        try:
+            job = super().get(namespace, job_id)
+        except (JobNotFound, Unavailable):
+            seen = self._seen.get(job_id)
+            if seen is None or seen.namespace != namespace:
+                raise
+            return seen if seen.finished and seen.state != "superseded" else self._outcome(seen)
+        self._seen.put(job)
+        return self._outcome(job) if job.state == "superseded" else job
+
+    def _outcome(self, job: JobRecord) -> JobRecord:
+        """The job as its artifact, or the job that took its place, says."""
+        speaker_id = SpeakerId(job.namespace, job.slug)
+        try:
+            indexed, certain = self._registrar.index.look(speaker_id, Also(vuid=job.vuid)), True
+        except (GateClosed, Unavailable):
+            indexed, certain = self._registrar.look_up(speaker_id), False
+        version = indexed.speaker.by_vuid(job.vuid)
+        if version is None and job.vuid in indexed.speaker.unreadable:
+            raise voice_unreadable(job.name)
+        if version is None:
+            return self._ended(job, "superseded")
+        if ended := self._by_artifact(job, version):
+            return ended
+        if certain:
+            return self._by_successor(job, indexed, version)
+        return _to_be_made(job) if job.finished else job
+
+    def _by_artifact(self, job: JobRecord, version: SpeakerVersion) -> JobRecord | None:
+        akey = version.artifact_key(job.profile, job.fingerprint or self._fingerprint(job.profile), job.build)
+        if akey in version.artifacts:
+            return self._ended(job, "succeeded", stage="done", done=job.total)
+        failure = version.failures.get(akey)
+        if failure is None:
+            return None
+        if failure.code == CANCELED:
+            return self._ended(job, "canceled")
+        error = {
+            "code": failure.code,
+            "message": failure.message,
+            "retryable": False,
+            "attempt": failure.attempts,
+        }
+        return self._ended(job, "failed", attempt=failure.attempts, error=error)
+
+    def _by_successor(self, job: JobRecord, indexed: IndexedSpeaker, version: SpeakerVersion) -> JobRecord:
+        wanted = (job.vuid, job.profile)
+        flights = [flight for flight in indexed.flights if (flight.vuid, flight.profile) == wanted]
+        for flight in flights:
+            if flight.job_id != job.id:
+                # Redis may be lost again between two questions: then the successor shares the job's fate.
+                with suppress(JobNotFound, Unavailable):
+                    successor = super().get(job.namespace, flight.job_id)
+                    if successor.state != "superseded":  # else its own successor is on its way
+                        return replace(successor, id=job.id, created_at=job.created_at)
+        missing = [standing.profile.name for standing in self._registrar.missing(indexed, version)]
+        if flights or job.profile in missing:  # housekeeping is about to start it anew
+            return _to_be_made(job)
+        return self._ended(job, "superseded")
+
+    def _fingerprint(self, profile: str) -> str:
+        announced = self._registrar.announcements.current(profile)
+        return announced.fingerprint if announced else ""
+
+    def _ended(self, job: JobRecord, state: JobState, **changes: Any) -> JobRecord:
+        if job.finished and job.state == state:
+            return job
+        return replace(job, state=state, finished_at=self._registrar.clock.now(), **changes)
+
+
+def _to_be_made(job: JobRecord) -> JobRecord:
+    """The job as one that has not begun."""
+    return replace(
+        job,
+        state="queued",
+        attempt=0,
+        stage="queued",
+        done=0,
+        started_at=None,
+        finished_at=None,
+        worker=None,
+    )

@@ -1,0 +1,372 @@
+"""Registering a speaker's next version: recognised as a repeat, or its place reserved, its blobs stored, its
+fact committed.
+
+All of it or nothing: until the fact is put, what was served before is what is served. Knows no HTTP and no
+encoder.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import structlog
+
+from services.shared.audio import DecodedClip
+from services.shared.bucket.facts import SpeakerId
+from services.shared.index.census import take_census
+from services.shared.index.gate import GateClosed
+from services.shared.index.reading import IndexedSpeaker
+from services.shared.index.speaker_index import (
+    COMMIT_SECONDS,
+    AlreadyMade,
+    Also,
+    CensusDue,
+    FactsDue,
+    NamespaceFull,
+    Reservation,
+    TextsFull,
+    TooManyVersions,
+    key_reused,
+)
+from services.shared.model.domain import (
+    GIVEN_FINGERPRINT,
+    ArtifactRecord,
+    ClipRecord,
+    Speaker,
+    SpeakerVersion,
+    VersionRecord,
+    given_key,
+    utf8_bytes,
+)
+from services.shared.model.packaging import package
+from services.shared.model.profiles import Profile, ProfileCatalogue
+from services.shared.registry.registrar import Registrar
+from services.shared.registry.repair import restore_clip
+from services.shared.registry.status import unsupported_reason
+from speaker_registry.artifact import canonical_json
+from speaker_registry.errors import (
+    EmbeddingWidthMismatch,
+    QuotaExceeded,
+    Unavailable,
+    VoiceDeleted,
+    VoiceExists,
+)
+from speaker_registry.names import SpeakerName
+
+log = structlog.get_logger()
+
+_TRIES = 3
+"""To take a census: Redis may be lost again meanwhile."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Upload:
+    """What a caller says about a voice besides its source."""
+
+    name: SpeakerName
+    consent: str
+    ref_text: str | None = None
+    description: str | None = None
+    idempotency_key: str | None = None
+    dedupe: bool = True
+    """The same clip with the same words as the newest version is that version, not a new one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """Outcome of a registration. `created` is False where the same request had been served before."""
+
+    indexed: IndexedSpeaker
+    version: SpeakerVersion
+    """One of `indexed`'s."""
+    created: bool
+    jobs: Mapping[str, str]
+    """Profile -> job that extracts it."""
+
+
+def register_clip(
+    registrar: Registrar, namespace: str, upload: Upload, data: bytes, clip: DecodedClip
+) -> Registered:
+    """Store a checked clip as a new version and start extracting it.
+
+    Args:
+        data: the clip's bytes as uploaded. clip: the same, decoded and found good.
+
+    Raises:
+        QuotaExceeded, VoiceExists, VoiceDeleted, IdempotencyKeyReused, Unavailable: nothing is served that
+        was not.
+    """
+    rendition = clip.audio.to_bytes()
+    facts = ClipRecord(
+        sha256=hashlib.sha256(data).hexdigest(),
+        size=len(data),
+        mime_type=clip.mime_type,
+        seconds=round(clip.audio.seconds, 6),
+        sample_rate=clip.audio.sample_rate,
+        channels=clip.channels,
+        rendition_sha256=hashlib.sha256(rendition).hexdigest(),
+    )
+    registration = _Registration(registrar, namespace, upload, facts.sha256)
+    registration.reserve(facts.size)
+    if registration.served is not None:
+        speaker_id = SpeakerId.of(namespace, upload.name)
+        restore_clip(registrar.store, speaker_id, registration.served.version, data)
+        return registration.served
+    registration.put_blobs({facts.sha256: data, facts.rendition_sha256: rendition})
+    return registration.commit(source="audio", clip=facts)
+
+
+def register_embedding(
+    registrar: Registrar, namespace: str, upload: Upload, embedding: np.ndarray
+) -> Registered:
+    """Store a ready speaker embedding (float32 [D], finite) as a new version; it is an artifact at once.
+
+    Raises:
+        EmbeddingWidthMismatch: no required profile takes that width, or those of several models do. Else as
+            `register_clip`.
+    """
+    profiles = _profiles_taking(registrar.catalogue, embedding)
+    source = hashlib.sha256(embedding.tobytes()).hexdigest()
+    registration = _Registration(registrar, namespace, upload, source)
+    registration.reserve(embedding.nbytes * len(profiles))
+    if registration.served is not None:
+        return registration.served
+    given = tuple(registration.put_given(profile, embedding) for profile in profiles)
+    return registration.commit(source="embedding", embedding_width=len(embedding), given=given)
+
+
+def _profiles_taking(catalogue: ProfileCatalogue, embedding: np.ndarray) -> list[Profile]:
+    """All of one model: what one encoder means by its numbers, another's does not, however many there are."""
+    profiles = catalogue.taking_embeddings_of(len(embedding))
+    if not profiles:
+        widths = sorted({one.embedding_width for one in catalogue.required_profiles if one.embedding_width})
+        raise EmbeddingWidthMismatch(
+            f"'speaker_embedding' has {len(embedding)} elements; the required profiles take {widths}.",
+            param="speaker_embedding",
+        )
+    if len({profile.model_type for profile in profiles}) > 1:
+        names = ", ".join(profile.name for profile in profiles)
+        raise EmbeddingWidthMismatch(
+            f"'speaker_embedding' has {len(embedding)} elements, and several required profiles take that "
+            f"many, of different encoders: {names}. Accepted: register a clip, and bring the embedding for "
+            "the profile it is of by PUT /v1/voices/{name}/versions/{version}/artifacts/{profile}.",
+            param="speaker_embedding",
+        )
+    return profiles
+
+
+class _Registration:
+    """One registration on its way: recognised as a repeat, or reserved, stored, committed."""
+
+    def __init__(self, registrar: Registrar, namespace: str, upload: Upload, source_sha256: str) -> None:
+        self._registrar = registrar
+        self._clock = registrar.clock
+        self._upload = upload
+        self._id = SpeakerId.of(namespace, upload.name)
+        self._started = self._clock.monotonic()
+        self._vuid = self._clock.new_id()
+        self._request = _hash(
+            upload.name.name, source_sha256, upload.ref_text, upload.consent, upload.description
+        )
+        self._idempotency = _hash(upload.idempotency_key) if upload.idempotency_key else None
+        self.served: Registered | None = None
+        """What this request made before, once `reserve` has looked for it."""
+
+    def _repeat(self) -> Registered | None:
+        """The version this request made before: by its Idempotency-Key, or because the newest one is just
+        this.
+        """
+        indexed = self._settled()
+        for version in reversed(indexed.speaker.versions):
+            if version.seq < indexed.deleting:
+                return None  # whoever wants it now must not lose it to a delete from before
+            if version.vuid == indexed.keyed:
+                if version.record.request != self._request:
+                    raise key_reused()
+            elif version is not indexed.speaker.newest or not self._is_just(version):
+                continue
+            return Registered(indexed, version, False, _jobs_of(indexed, version))
+        return None
+
+    def _is_just(self, version: SpeakerVersion) -> bool:
+        """Whether a version, which another request made, is the answer to this one as well. A repeat of this
+        one gets the same answer then, whatever has been registered meanwhile.
+        """
+        if not self._upload.dedupe or version.record.request != self._request:
+            return False
+        if self._idempotency is None:
+            return True
+        return self._registrar.index.remember_answer(self._id, version.vuid, self._idempotency)
+
+    def _settled(self) -> IndexedSpeaker:
+        """The speaker as the index knows it, once it is certain which of its versions count."""
+        for _ in range(_TRIES):
+            indexed = self._registrar.index.look(self._id, Also(idempotency=self._idempotency))
+            if indexed.census == "settled":
+                return indexed
+            take_census(self._registrar.store, self._registrar.index, self._id, self._clock)
+        raise GateClosed
+
+    def _reserve(self, bytes_to_store: int, text_bytes: int) -> Reservation | None:
+        """A new place; None where the request is served already. After a refusal the version is looked for
+        again: another attempt of this request may have made it, or a census have counted it.
+        """
+        settings = self._registrar.settings
+        for _ in range(_TRIES):
+            self.served = self._repeat()
+            if self.served is not None:
+                return None
+            try:
+                return self._registrar.index.reserve_version(
+                    self._id,
+                    max_speakers=settings.max_uploaded,
+                    immutable=settings.registration_policy == "immutable",
+                    bytes_to_store=bytes_to_store,
+                    max_stored_bytes=settings.max_stored_bytes,
+                    text_bytes=text_bytes,
+                    max_text_bytes=settings.max_text_bytes,
+                    max_versions=settings.max_versions,
+                    vuid=self._vuid,
+                    request=self._request,
+                    idempotency=self._idempotency,
+                )
+            except FactsDue:
+                self._registrar.index.admit(self._id)
+            except (CensusDue, AlreadyMade):
+                continue
+        raise GateClosed
+
+    def reserve(self, source_bytes: int) -> None:
+        """Take the next place for a new version, unless the request has made one already, which is `served`
+        then.
+
+        Args:
+            source_bytes: of the clip or embedding. The texts count too, since Redis holds them.
+        """
+        settings, upload = self._registrar.settings, self._upload
+        text_bytes = utf8_bytes(upload.name.name, upload.consent, upload.ref_text, upload.description)
+        bytes_to_store = source_bytes + text_bytes
+        try:
+            place = self._reserve(bytes_to_store, text_bytes)
+        except TooManyVersions:
+            raise QuotaExceeded(
+                f"Voice '{upload.name.name}' has {settings.max_versions} versions, which is as many as "
+                "SPEAKER_MAX_VERSIONS accepts. Delete the voice, take another name, or raise the cap."
+            ) from None
+        except NamespaceFull:
+            raise QuotaExceeded(
+                f"Upload of {bytes_to_store} bytes refused: all uploads together may take "
+                f"{settings.max_stored_bytes}, see GET /v1/quota. Delete a voice before registering more, or "
+                "raise the cap via SPEAKER_MAX_BYTES."
+            ) from None
+        except TextsFull:
+            raise QuotaExceeded(
+                f"Upload with {text_bytes} bytes of texts refused: the names, consents, 'ref_text's and "
+                f"descriptions of all versions together may take {settings.max_text_bytes}, see GET "
+                "/v1/quota. Delete a voice before registering more, shorten the texts, or raise the cap via "
+                "SPEAKER_MAX_TEXT_BYTES."
+            ) from None
+        except QuotaExceeded:
+            raise QuotaExceeded(
+                f"Uploaded voice limit reached ({settings.max_uploaded}). Delete an existing voice before "
+                "registering a new one, or raise the cap via SPEAKER_MAX_UPLOADED."
+            ) from None
+        except VoiceExists:
+            key = self._upload.name.key
+            raise VoiceExists(
+                f"Voice '{self._upload.name.name}' already exists and VLLM_OMNI_SPEAKER_REGISTRATION_POLICY "
+                f"is 'immutable'; delete it first via DELETE /v1/audio/voices/{key}."
+            ) from None
+        if place is not None:
+            self._place, self._vuid = place, place.vuid
+
+    def put_blobs(self, blobs: Mapping[str, bytes]) -> None:
+        """By sha256."""
+        store, keys = self._registrar.store, self._id
+        self._registrar.run_all(
+            partial(store.put, keys.blob_key(self._vuid, sha256), data) for sha256, data in blobs.items()
+        )
+
+    def put_given(self, profile: Profile, embedding: np.ndarray) -> ArtifactRecord:
+        """Store a ready embedding as the artifact it is."""
+        data, record = package(
+            self._record(source="embedding", embedding_width=len(embedding)),
+            profile,
+            {"speaker_embedding": embedding},
+            fingerprint=GIVEN_FINGERPRINT,
+            attempt=self._vuid,
+        )
+        key = self._id.artifact_blob_key(self._vuid, given_key(profile.name), record)
+        self._registrar.store.put(key, data)
+        return record
+
+    def _record(self, **source: Any) -> VersionRecord:
+        return VersionRecord(
+            vuid=self._vuid,
+            number=self._place.number,
+            created_at=self._place.created_at,
+            name=self._upload.name.name,
+            consent=self._upload.consent,
+            ref_text=self._upload.ref_text,
+            description=self._upload.description,
+            idempotency=self._idempotency,
+            request=self._request,
+            **source,
+        )
+
+    def commit(self, **source: Any) -> Registered:
+        """The version fact, then the index, then the jobs."""
+        registrar, record = self._registrar, self._record(**source)
+        if self._clock.monotonic() - self._started > COMMIT_SECONDS:
+            raise Unavailable("Storing the clip took too long; send it again.", retry_after_seconds=1)
+        registrar.store.put(self._id.version_key(self._place.seq, record), record.to_json().encode())
+        if not registrar.index.apply_version(self._id, self._place.seq, record):
+            raise VoiceDeleted(f"Voice '{record.name}' was deleted while this version was being registered.")
+        version = SpeakerVersion(seq=self._place.seq, record=record)
+        jobs = self._set_going(version)
+        log.info("version.registered", speaker=str(self._id), vuid=self._vuid, number=record.number)
+        now = registrar.index.look(self._id, Also(vuid=self._vuid))
+        return Registered(*_as_it_is_now(now, version), True, jobs)
+
+    def _set_going(self, version: SpeakerVersion) -> dict[str, str]:
+        """The version is committed: what goes wrong from here on is housekeeping's to repair, not the
+        caller's.
+        """
+        jobs: dict[str, str] = {}
+        try:
+            if version.extractable:
+                self._extract(version, jobs)
+            else:
+                self._registrar.promote(self._id)
+        except Unavailable as error:
+            log.warning("version.not_set_going", speaker=str(self._id), vuid=version.vuid, error=str(error))
+        return jobs
+
+    def _extract(self, version: SpeakerVersion, jobs: dict[str, str]) -> None:
+        registrar = self._registrar
+        for profile in registrar.catalogue.required_profiles:
+            if unsupported_reason(version, profile) is None:
+                claim = registrar.claim(self._id, version, profile)
+                if claim.job_id:
+                    jobs[profile.name] = claim.job_id
+
+
+def _as_it_is_now(indexed: IndexedSpeaker, made: SpeakerVersion) -> tuple[IndexedSpeaker, SpeakerVersion]:
+    """A worker may have made its artifacts meanwhile. Or a delete has overtaken it: the answer is still about
+    what was made.
+    """
+    found = indexed.speaker.by_vuid(made.vuid) if indexed.speaker.live else None
+    if found is not None:
+        return indexed, found
+    return IndexedSpeaker(Speaker(versions=(made,))), made
+
+
+def _hash(*parts: str | None) -> str:
+    return hashlib.sha256(canonical_json(parts).encode()).hexdigest()
+
+
+def _jobs_of(indexed: IndexedSpeaker, version: SpeakerVersion) -> dict[str, str]:
+    return {flight.profile: flight.job_id for flight in indexed.flights if flight.vuid == version.vuid}

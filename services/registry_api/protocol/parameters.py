@@ -1,0 +1,101 @@
+"""Parameters and JSON bodies that a route does not take: refuses unknown names, and says of names and values
+what is accepted. Knows no route by its name.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Annotated, Any
+
+from fastapi import Request
+from fastapi.dependencies.models import Dependant
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
+from pydantic import BaseModel, TypeAdapter
+from pydantic.fields import FieldInfo
+
+from services.shared.configuration.mistyped import nearest
+from speaker_registry.errors import InvalidRequest
+from speaker_registry.faults import accepted, refusal, shown
+
+
+class OnlyKnownParameters:
+    """A dependency of one route: refuses query parameters that the route does not take.
+
+    A mistyped `profil=` would otherwise be ignored, and the answer be about something else than was asked.
+    """
+
+    def __init__(self) -> None:
+        self._known: frozenset[str] = frozenset()
+
+    def learn(self, route: APIRoute) -> None:
+        """To be called once the route is made, which needs its dependencies first."""
+        self._known = frozenset(_query_names(route.dependant))
+
+    async def __call__(self, request: Request) -> None:
+        """Raises `InvalidRequest`."""
+        if not request.scope["query_string"]:
+            return
+        for name in request.query_params:
+            if name not in self._known:
+                raise unknown("Query parameter", name, self._known)
+
+
+def _query_names(dependant: Dependant) -> Iterator[str]:
+    for one in _with_dependencies(dependant):
+        yield from (field.alias for field in one.query_params)
+
+
+def _with_dependencies(dependant: Dependant) -> Iterator[Dependant]:
+    yield dependant
+    for dependency in dependant.dependencies:
+        yield from _with_dependencies(dependency)
+
+
+def explain(request: Request, error: RequestValidationError) -> InvalidRequest:
+    """The first fault of a request, with the value as it came, and what its route accepts."""
+    fault = error.errors()[0]
+    kind, *path = fault["loc"]
+    schema = _schema(request.scope["route"], kind)
+    if fault["type"] == "extra_forbidden":
+        return unknown("Field", str(path[-1]), schema.get("properties", ()))
+    if fault["type"] == "json_invalid":
+        reason = f"{fault['ctx']['error'][:1].lower()}{fault['ctx']['error'][1:]} at character {path[0]}"
+        return InvalidRequest(f"The body is no JSON: {reason}; accepted: {accepted(schema)}.", param="body")
+    if isinstance(fault["input"], bytes):  # a body that was not said to be JSON, as curl sends it by itself
+        sent = ascii(request.headers.get("content-type", ""))[:80]
+        return InvalidRequest(f"Content-Type is {sent}; accepted: application/json.", param="Content-Type")
+    if not path:  # the body as a whole
+        found = "missing" if fault["type"] == "missing" else shown(fault["input"])
+        return InvalidRequest(f"The body is {found}; accepted: {accepted(schema)}.", param="body")
+    return InvalidRequest(f"{refusal(fault, path, schema)}.", param=str(path[0]))
+
+
+def _schema(route: APIRoute, kind: str) -> dict[str, Any]:
+    """The JSON schema of a route's body, or of an object with all its parameters of a kind."""
+    if kind == "body":
+        model = route.body_field.field_info.annotation if route.body_field else None
+        if isinstance(model, type) and issubclass(model, BaseModel):
+            return model.model_json_schema()
+        return {}
+    fields = {
+        field.alias: _schema_of(field.field_info)
+        for one in _with_dependencies(route.dependant)
+        for field in getattr(one, f"{kind}_params", ())
+    }
+    return {"properties": fields}
+
+
+def _schema_of(field: FieldInfo) -> dict[str, Any]:
+    kind: Any = field.annotation
+    if field.metadata:
+        kind = Annotated[(kind, *field.metadata)]
+    return TypeAdapter(kind).json_schema()
+
+
+def unknown(what: str, name: str, accepted: Iterable[str]) -> InvalidRequest:
+    """The error for a name that is none of those that are accepted: with the one that was probably meant."""
+    meant = nearest(name, accepted)
+    return InvalidRequest(
+        f"{what} {ascii(name)[:80]} is not known here{f'; did you mean {meant!r}?' if meant else '.'} "
+        f"Accepted: {', '.join(sorted(accepted)) or 'none'}.",
+        param=name[:80],
+    )

@@ -1,0 +1,79 @@
+"""How requests find their routes: every GET answers HEAD too, a slash at the end of a path leads to the path
+without it, and query parameters that a route does not take are refused. Knows no routes but those that are
+treated unlike others before they are reached.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from fastapi import APIRouter, Depends
+from fastapi.routing import APIRoute
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Match
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from services.registry_api.protocol.parameters import OnlyKnownParameters
+
+UPLOAD = ("POST", "/v1/audio/voices")
+"""Method and path of the route that takes clips."""
+WATCHING = frozenset({"/healthz", "/readyz", "/metrics"})
+"""Asked every few seconds, by machines that watch us."""
+
+
+class Router(APIRouter):
+    """HEAD is answered by the same function, of whose answer the server leaves the body out. It is not in the
+    OpenAPI document.
+
+    Args:
+        any_query: ignore query parameters that a route does not take, instead of refusing them.
+    """
+
+    def __init__(self, *, any_query: bool = False, **options: Any) -> None:
+        super().__init__(**options)
+        self._any_query = any_query
+
+    def add_api_route(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
+        self._add(path, endpoint, options)
+        if options.get("methods") == ["GET"]:
+            self._add(path, endpoint, {**options, "methods": ["HEAD"], "include_in_schema": False})
+
+    def _add(self, path: str, endpoint: Callable[..., Any], options: dict[str, Any]) -> None:
+        if self._any_query:
+            super().add_api_route(path, endpoint, **options)
+            return
+        check = OnlyKnownParameters()
+        # After the route's rule, so that callers without a key are told that first. Before the rest, so that
+        # a refused request counts as no upload, and waits for no decoder and no bucket.
+        given = options.get("dependencies") or []
+        dependencies = [*given[:1], Depends(check), *given[1:]]
+        super().add_api_route(path, endpoint, **{**options, "dependencies": dependencies})
+        made = self.routes[-1]
+        assert isinstance(made, APIRoute)
+        check.learn(made)
+
+
+class TrailingSlashes:
+    """Redirects `/path/` to `/path` (307: with the same method and body) where a route has that path.
+
+    The address in the answer is relative. So it stays on the host, the scheme and the prefix that the client
+    used, however many proxies are in between, and no Host header can lead elsewhere.
+    """
+
+    def __init__(self, app: ASGIApp, *, routes: Callable[[], Sequence[BaseRoute]]) -> None:
+        self._app = app
+        self._routes = routes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path: bytes = scope.get("raw_path") or b""
+        if scope["type"] == "http" and path.endswith(b"/") and self._is_route_without_slash(scope):
+            *_, last, _ = path.split(b"/")
+            query = b"?" + scope["query_string"] if scope["query_string"] else b""
+            location = (b"../" + last + query).decode("latin-1")
+            return await Response(status_code=307, headers={"Location": location})(scope, receive, send)
+        return await self._app(scope, receive, send)
+
+    def _is_route_without_slash(self, scope: Scope) -> bool:
+        shorter = {**scope, "path": scope["path"][:-1], "raw_path": scope["raw_path"][:-1]}
+        if not shorter["path"] or shorter["path"].endswith("/"):
+            return False
+        return any(route.matches(shorter)[0] is not Match.NONE for route in self._routes())

@@ -1,0 +1,145 @@
+"""What every request leaves behind: its metrics, one line in the log, and a span where traces are wanted.
+
+Pure ASGI; knows routes by their templates, and which of them is the upload.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import lru_cache
+from http import HTTPMethod
+from time import perf_counter
+
+import structlog
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from services.registry_api.protocol.routing import UPLOAD, WATCHING
+from services.shared.telemetry import metrics, tracing
+from services.shared.telemetry.tracing import Span
+
+log = structlog.get_logger()
+
+NO_ROUTE = "none"
+"""There is none for the path, or the request was refused before it was looked for."""
+DOCUMENTATION = "docs"
+OTHER_METHOD = "other"
+ERROR_CODE = "error_code"
+"""Key of a request's scope: the code of the error it was answered with."""
+
+_METHODS = frozenset(map(str, HTTPMethod))
+
+
+@dataclass(slots=True)
+class _Answer:
+    """What is known of it so far. Until it begins: what a crash is answered with, further out than we are."""
+
+    status: int = 500
+    replayed: bool = False
+
+    def note(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            self.replayed = any(name == b"idempotent-replayed" for name, _ in message.get("headers", ()))
+
+
+class RequestSignals:
+    """Counts, times and logs each request when its answer is out."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        began, answer = perf_counter(), _Answer()
+
+        async def send_and_note(message: Message) -> None:
+            answer.note(message)
+            await send(message)
+
+        metrics.HTTP_IN_PROGRESS.inc()
+        with _span(scope) as span:
+            try:
+                return await self._app(scope, receive, send_and_note)
+            finally:
+                metrics.HTTP_IN_PROGRESS.dec()
+                _tell(scope, answer, perf_counter() - began, span)
+
+
+def _span(scope: Scope) -> AbstractContextManager[Span]:
+    """It goes on with the caller's trace, if there is one."""
+    if not tracing.is_on() or scope["path"] in WATCHING:
+        return tracing.NO_SPAN
+    given = next((value for name, value in scope["headers"] if name == b"traceparent"), b"")
+    return tracing.span(_method(scope), kind="server", parent=given.decode("latin-1") or None)
+
+
+def _tell(scope: Scope, answer: _Answer, seconds: float, span: Span) -> None:
+    route, method, error = route_of(scope), _method(scope), _error_code(scope, answer.status)
+    count, observe = _series(route, method, answer.status)
+    count()
+    observe(seconds)
+    if (method, scope["path"]) == UPLOAD:
+        _count_upload(answer, error)
+    say = log.debug if route in WATCHING else log.info
+    fields = {"error": error} if error else {}
+    if span.trace_id:
+        fields["trace_id"] = span.trace_id
+        _describe(span, scope, route, answer.status)
+    say(
+        "request.done",
+        route=route,
+        method=method,
+        status=answer.status,
+        seconds=round(seconds, 6),
+        **fields,
+    )
+
+
+@lru_cache(maxsize=1000)
+def _series(route: str, method: str, status: int) -> tuple[Callable[[], None], Callable[[float], None]]:
+    """Looking them up by their labels takes longer than counting."""
+    counted = metrics.HTTP_REQUESTS.labels(route, method, str(status))
+    timed = metrics.HTTP_SECONDS.labels(route, method)
+    return counted.inc, timed.observe
+
+
+def _describe(span: Span, scope: Scope, route: str, status: int) -> None:
+    """By OpenTelemetry's names for it."""
+    attributes: dict[str, str | int] = {
+        "http.request.method": _method(scope),
+        "http.route": route,
+        "http.response.status_code": status,
+        "request.id": str(scope.get("request_id")),
+    }
+    span.describe(f"{_method(scope)} {route}", attributes)
+    if status >= 500:
+        span.fail(str(_error_code(scope, status)))
+
+
+def route_of(scope: Scope) -> str:
+    """The template: paths as typed hold names, and there is no end of them."""
+    if "route" in scope:
+        return str(scope["route"].path)
+    return DOCUMENTATION if "endpoint" in scope else NO_ROUTE
+
+
+def _method(scope: Scope) -> str:
+    """Anybody can make up any."""
+    method: str = scope["method"]
+    return method if method in _METHODS else OTHER_METHOD
+
+
+def _error_code(scope: Scope, status: int) -> str | None:
+    """None where nothing went wrong."""
+    if status < 400:
+        return None
+    return str(scope.get(ERROR_CODE, "internal_error" if status >= 500 else "invalid_request"))
+
+
+def _count_upload(answer: _Answer, error: str | None) -> None:
+    if error is None:
+        metrics.UPLOADS.labels("repeated" if answer.replayed else "created").inc()
+        return
+    metrics.UPLOADS.labels("failed" if answer.status >= 500 else "refused").inc()
+    metrics.UPLOADS_REJECTED.labels(error).inc()

@@ -1,0 +1,289 @@
+"""Artifacts by voice, version and profile: the descriptor, and the file that engines fetch."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Annotated
+from urllib.parse import quote
+
+from fastapi import Depends, Header, Request
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import Response
+
+from services.registry_api.access.rules import ARTIFACTS_READ, COUNTED_UPLOAD, VOICES_WRITE
+from services.registry_api.dependencies import (
+    AllowStale,
+    CallerDep,
+    NamespaceDep,
+    ProfileName,
+    Reference,
+    Services,
+    ServicesDep,
+    StoreSlotsDep,
+    UploadSlotsDep,
+    VoiceName,
+    WaitSeconds,
+)
+from services.registry_api.operations.artifact_upload import ReadyArtifact, give_artifact
+from services.registry_api.protocol.callers import Caller
+from services.registry_api.protocol.routing import Router
+from services.registry_api.serving.slots import Slots
+from services.registry_api.wire import examples, rendering
+from services.registry_api.wire.answers import answer, file_headers, without_bytes
+from services.shared.bucket.facts import SpeakerId
+from services.shared.index.reading import IndexedSpeaker
+from services.shared.model.domain import ArtifactRecord, SpeakerVersion
+from services.shared.registry.repair import artifact_or_replacement
+from services.shared.registry.status import Standing
+from services.shared.telemetry.metrics import ARTIFACT_REQUESTS
+from speaker_registry.artifact import read_tensors
+from speaker_registry.errors import (
+    ArtifactFailed,
+    ArtifactNotFound,
+    ArtifactStale,
+    NotFound,
+    SpeakerRegistryError,
+)
+from speaker_registry.names import parse_reference
+from speaker_registry.schemas import ArtifactDescriptor, Page
+
+router = Router(prefix="/v1/voices/{name}/versions/{ref}/artifacts", tags=["artifacts"])
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What a request names, parsed."""
+
+    services: Services
+    namespace: str
+    name: str
+    reference: int | str
+    profile: str
+    allow_stale: bool
+    caller: Caller
+
+    def look(self) -> "_Found":
+        """Raises `VoiceNotFound`, `VersionNotFound`, `AliasNotFound`, `ProfileUnknown`."""
+        registrar = self.services.registrar
+        registrar.catalogue.get(self.profile)
+        indexed, version = registrar.find_version(self.namespace, self.name, self.reference)
+        standing = registrar.explained(registrar.standing(indexed, version, self.profile))
+        required = self.profile in registrar.catalogue.required
+        speaker_id = SpeakerId.of_record(self.namespace, version.record)
+        return _Found(speaker_id, indexed, version, standing, self.allow_stale, required)
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    speaker_id: SpeakerId
+    indexed: IndexedSpeaker
+    version: SpeakerVersion
+    standing: Standing
+    allow_stale: bool
+    required: bool
+
+    @property
+    def record(self) -> ArtifactRecord | None:
+        """What may be served."""
+        return self.standing.artifact or (self.standing.stale if self.allow_stale else None)
+
+    @property
+    def settled(self) -> bool:
+        """Waiting would not help: it is there, or never will be by itself."""
+        return self.record is not None or self.fault is not None
+
+    def descriptor(self) -> ArtifactDescriptor:
+        return rendering.descriptor(self.indexed, self.version, self.standing, allow_stale=self.allow_stale)
+
+    @property
+    def fault(self) -> SpeakerRegistryError | None:
+        """Why there is nothing to serve and none on its way."""
+        standing, profile = self.standing, self.standing.profile.name
+        name = self.version.record.name
+        what = f"version {self.version.number} of voice '{name}'"
+        again = f"POST /v1/audio/voices/{quote(name, safe='')}/cache?profile={profile}"
+        if self.record is not None or standing.job_id is not None:
+            return None
+        if standing.unsupported:
+            return ArtifactNotFound(f"There is no artifact of {what}: {standing.error}.", param="profile")
+        if standing.state == "failed":
+            return ArtifactFailed(
+                f"Extracting {what} for profile '{profile}' failed. {standing.error}", param="profile"
+            )
+        if standing.stale is not None:
+            return ArtifactStale(
+                f"The artifact of {what} was made by an older '{profile}'. Accepted: allow_stale=true; or "
+                f"extract it again by {again}.",
+                param="profile",
+            )
+        if self.required:  # housekeeping is about to start it
+            return None
+        return ArtifactNotFound(
+            f"Nothing was extracted from {what} for profile '{profile}'. Ask for it by {again}.",
+            param="profile",
+        )
+
+
+async def _wanted(
+    services: ServicesDep,
+    namespace: NamespaceDep,
+    name: VoiceName,
+    ref: Reference,
+    profile: ProfileName,
+    caller: CallerDep,
+    allow_stale: AllowStale = False,
+) -> _Wanted:
+    return _Wanted(services, namespace, name, parse_reference(ref), profile, allow_stale, caller)
+
+
+WantedDep = Annotated[_Wanted, Depends(_wanted)]
+GivenFingerprint = Annotated[
+    str | None,
+    Header(
+        alias="X-Artifact-Fingerprint",
+        pattern="^sha256:[0-9a-f]{64}$",
+        description="What made the artifact, where the file has no manifest that says so.",
+    ),
+]
+
+
+@router.get("", responses=examples.DESCRIPTORS, dependencies=[ARTIFACTS_READ])
+def list_artifacts(
+    request: Request, services: ServicesDep, namespace: NamespaceDep, name: VoiceName, ref: Reference
+) -> Response:
+    """Where a version stands with each profile."""
+    registrar = services.registrar
+    indexed, version = registrar.find_version(namespace, name, parse_reference(ref))
+    shown = [rendering.descriptor(indexed, version, one) for one in registrar.standings(indexed, version)]
+    first, last = (shown[0].profile, shown[-1].profile) if shown else (None, None)
+    return answer(request, Page[ArtifactDescriptor](data=shown, first_id=first, last_id=last))
+
+
+@router.get("/{profile}", responses=examples.DESCRIPTOR, dependencies=[ARTIFACTS_READ])
+async def get_artifact(
+    request: Request,
+    wanted: WantedDep,
+    wait: WaitSeconds = 0,
+) -> Response:
+    """All an engine needs to know about an artifact; 202 while it is being made."""
+    found = await _settled(request, wanted, wait)
+    if found.record is None:
+        return _not_yet(request, found)
+    return answer(request, found.descriptor())
+
+
+@router.get(
+    "/{profile}/file",
+    responses=examples.FILE,
+    response_class=Response,
+    dependencies=[ARTIFACTS_READ],
+)
+async def get_artifact_file(
+    request: Request,
+    wanted: WantedDep,
+    slots: StoreSlotsDep,
+    wait: WaitSeconds = 0,
+) -> Response:
+    """The safetensors file; 304 for who has it; 202 with the descriptor while it is being made."""
+    with _counted(wanted) as seen:
+        response = await _file_or_descriptor(request, wanted, slots, wait)
+        seen.status = response.status_code
+    return response
+
+
+async def _file_or_descriptor(request: Request, wanted: _Wanted, slots: Slots, wait: float) -> Response:
+    registrar, deadline = wanted.services.registrar, time.monotonic() + wait
+    while True:
+        found = await _settled(request, wanted, max(0.0, deadline - time.monotonic()))
+        if found.record is None:
+            return _not_yet(request, found)
+        headers = file_headers(found.record.digest, found.version)
+        headers["X-Artifact-Fingerprint"] = found.record.fingerprint
+        if (said := without_bytes(request, headers, found.record.size, examples.MEDIA_TYPE)) is not None:
+            return said
+        async with slots.one():
+            data = await run_in_threadpool(
+                artifact_or_replacement, registrar, found.speaker_id, found.version, found.record
+            )
+        if data is not None:
+            return Response(data, headers=headers, media_type=examples.MEDIA_TYPE)
+
+
+@router.put(
+    "/{profile}",
+    status_code=201,
+    responses=examples.PUT_ARTIFACT,
+    openapi_extra=examples.FILE_BODY,
+    dependencies=[VOICES_WRITE, COUNTED_UPLOAD],
+)
+async def put_artifact(
+    request: Request, wanted: WantedDep, slots: UploadSlotsDep, fingerprint: GivenFingerprint = None
+) -> Response:
+    """Bring an artifact that was made elsewhere: a safetensors file with the profile's tensors.
+
+    It is checked like our own, and gets a manifest of this version. It must have been made from this
+    version's clip, and with what the profile's artifacts are made with now; profiles that nothing can be
+    extracted for take any.
+    """
+    body = await request.body()  # first: who sends slowly must not keep others from their turn
+    async with slots.one():
+        created = await run_in_threadpool(_give, wanted, body, fingerprint)
+    found = await run_in_threadpool(wanted.look)
+    return answer(request, found.descriptor(), status=201 if created else 200)
+
+
+def _give(wanted: _Wanted, body: bytes, fingerprint: str | None) -> bool:
+    registrar = wanted.services.registrar
+    found = wanted.look()
+    tensors, manifest = read_tensors(body)
+    given = ReadyArtifact(tensors=tensors, manifest=manifest, fingerprint=fingerprint)
+    return give_artifact(registrar, found.speaker_id, found.version, wanted.profile, given)
+
+
+async def _settled(request: Request, wanted: _Wanted, wait: float) -> _Found:
+    found = await run_in_threadpool(wanted.look)
+    if wait and not found.settled:
+        question = ("artifact", wanted.name, wanted.reference, wanted.profile, wanted.allow_stale)
+        with wanted.services.access.waits.held(wanted.caller, wanted.namespace):
+            found = await wanted.services.changes.wait_until(
+                str(found.speaker_id),
+                question,
+                wait,
+                wanted.look,
+                lambda one: one.settled,
+                request.is_disconnected,
+            )
+    if found.fault is not None:
+        raise found.fault
+    return found
+
+
+_RESULTS = {200: "hit", 202: "pending", 304: "not_modified"}
+
+
+@dataclass(slots=True)
+class _Seen:
+    status: int = 500
+
+
+@contextmanager
+def _counted(wanted: _Wanted) -> Iterator[_Seen]:
+    """One request for a file, by what became of it."""
+    seen, result = _Seen(), "error"
+    try:
+        yield seen
+        result = _RESULTS[seen.status]
+    except ArtifactFailed:
+        result = "failed"
+        raise
+    except (NotFound, ArtifactStale):
+        result = "miss"
+        raise
+    finally:
+        known = wanted.profile in wanted.services.registrar.catalogue.names
+        ARTIFACT_REQUESTS.labels(wanted.profile if known else "unknown", result).inc()
+
+
+def _not_yet(request: Request, found: _Found) -> Response:
+    return answer(request, found.descriptor(), status=202, headers={"Retry-After": "1"})

@@ -1,0 +1,289 @@
+"""vLLM-Omni's voice routes, `/v1/audio/voices`: its answers key by key, with ours added. Existing clients
+run unchanged.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any
+
+from fastapi import Header, Query, Request
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import Response
+
+from services.registry_api.access.rules import (
+    COUNTED_IF_FORCED,
+    COUNTED_UPLOAD,
+    JOBS_WRITE,
+    VOICES_DELETE,
+    VOICES_READ,
+    VOICES_WRITE,
+    Force,
+)
+from services.registry_api.dependencies import (
+    AT_STORE,
+    SEARCHING,
+    After,
+    CallerDep,
+    NamespaceDep,
+    Services,
+    ServicesDep,
+    StoreSlotsDep,
+    UploadSlotsDep,
+    Usable,
+    VoiceName,
+)
+from services.registry_api.operations.precompute import Precompute
+from services.registry_api.operations.registration import Registered, register_clip, register_embedding
+from services.registry_api.protocol.routing import Router
+from services.registry_api.wire import examples, rendering
+from services.registry_api.wire.answers import answer
+from services.registry_api.wire.fields import Fields, read_fields
+from services.registry_api.wire.forms import OPENAPI, ignored, parse_upload
+from services.registry_api.wire.paging import AT_ONCE, VoicePage, find_voices, key_of
+from services.registry_api.wire.whole_list import DEFAULT_VOICE, WholeList
+from services.shared.audio import DecodedClip
+from services.shared.index.reading import IndexedSpeaker
+from services.shared.registry.registrar import Registrar
+from services.shared.registry.status import worst
+from services.shared.telemetry import tracing
+from speaker_registry.errors import InvalidAudio, Unavailable
+from speaker_registry.names import parse_speaker_name
+from speaker_registry.schemas import CacheStatus, Deleted
+
+router = Router(prefix="/v1/audio/voices", tags=["vLLM-Omni compatible"], any_query=True)
+"""Ignores fields and parameters that it does not know, because clients of OpenAI and vLLM-Omni send some."""
+
+CacheProfile = Annotated[str | None, Query(description="This profile; all required ones without it.")]
+CacheWait = Annotated[float, Query(ge=0, le=300, alias="wait", description="Seconds until 202 instead.")]
+
+
+@router.get("", responses=examples.LIST_COMPATIBLE, dependencies=[VOICES_READ, SEARCHING])
+def list_audio_voices(
+    request: Request,
+    services: ServicesDep,
+    namespace: NamespaceDep,
+    limit: Annotated[int | None, Query(ge=1, le=100, description="At most so many; all without it.")] = None,
+    after: After = "",
+    profile: Usable = None,
+    ready: Annotated[bool, Query(description="Only voices whose artifacts are ready.")] = False,
+) -> Response:
+    """All voices, or a page of them with `limit`; `profile` and `ready` keep those usable for it.
+
+    More than 100 voices without `limit` are sent while they are read, without an ETag. A page may have few or
+    none although `has_more` says that there are more to search. The next one goes on from `last_id`.
+    """
+    registrar = services.registrar
+    if profile is not None:
+        registrar.catalogue.get(profile)
+
+    def usable(indexed: IndexedSpeaker) -> bool:
+        return _usable(registrar, indexed, profile, ready=ready)
+
+    def find(after: str) -> VoicePage:
+        return find_voices(registrar, namespace, after=after, limit=limit or AT_ONCE, wanted=usable)
+
+    page = find(after)
+    if limit is not None or not page.more:
+        return answer(request, _listing(registrar, page))
+    if page.of_facts:
+        raise Unavailable(
+            "The index is away, and a list from the bucket is given page by page: ask again in a moment, or "
+            "with 'limit' from 1 to 100.",
+            retry_after_seconds=5,
+        )
+    if request.method == "HEAD":
+        return Response(headers={"Cache-Control": "private, no-cache"}, media_type="application/json")
+    lists = request.app.state.whole_lists
+    return WholeList(page, find, lambda page: _entries(registrar, page), lists, namespace)
+
+
+def _usable(registrar: Registrar, indexed: IndexedSpeaker, profile: str | None, *, ready: bool) -> bool:
+    version = indexed.speaker.default
+    names = [profile] if profile else registrar.wanted(version)
+    standings = [registrar.standing(indexed, version, name) for name in names]
+    if ready:
+        return worst(standings) == "ready"
+    return not any(standing.unsupported for standing in standings)
+
+
+def _entries(registrar: Registrar, page: VoicePage) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
+    """Of each voice its key, and what `uploaded_voices` and `data` say of it."""
+    for indexed in page.found:
+        one = rendering.uploaded_voice(registrar, indexed)
+        short = {name: one[name] for name in ("id", "name", "created_at")}
+        yield key_of(indexed), one, {"object": "audio.voice", **short}
+
+
+def _listing(registrar: Registrar, page: VoicePage) -> dict[str, Any]:
+    entries = list(_entries(registrar, page))
+    return {
+        "voices": sorted({*(key for key, _, _ in entries), DEFAULT_VOICE}),
+        "uploaded_voices": [uploaded for _, uploaded, _ in entries],
+        "object": "list",
+        "data": [short for _, _, short in entries],
+        "first_id": page.first,
+        "last_id": page.last or None,
+        "has_more": page.more,
+    }
+
+
+IdempotencyKey = Annotated[
+    str | None,
+    Header(
+        alias="Idempotency-Key",
+        description="Makes the request safe to repeat: with the same key it is answered with the version "
+        "that the first attempt made, until the voice is deleted; or, for half an hour and as long as Redis "
+        "is not lost, with one that was there already with that clip and these words. Another request with "
+        "the same key is refused (422). A key of one voice means nothing for another.",
+        json_schema_extra={"minLength": 1, "maxLength": 255},
+    ),
+]
+
+
+@router.post(
+    "",
+    openapi_extra=OPENAPI,
+    responses=examples.UPLOAD,
+    dependencies=[VOICES_WRITE, COUNTED_UPLOAD],
+)
+async def create_audio_voice(
+    request: Request,
+    services: ServicesDep,
+    namespace: NamespaceDep,
+    slots: UploadSlotsDep,
+    idempotency_key: IdempotencyKey = None,
+    dedupe: Annotated[
+        bool, Query(description="False: a new version even of the same clip and words.")
+    ] = True,
+) -> Response:
+    """Register a voice from a clip or a ready speaker embedding; extraction starts at once.
+
+    The same name again is a new version; the old one serves until the new one is ready. The same request
+    again (same source, transcript, consent) is the same version, unless `dedupe=false`. Fields of the form
+    that are not known here are ignored, and `warnings` of the answer names them.
+    """
+    async with read_fields(request) as fields, slots.one():
+        return await run_in_threadpool(
+            _register, request, services, namespace, fields, idempotency_key=idempotency_key, dedupe=dedupe
+        )
+
+
+def _register(
+    request: Request,
+    services: Services,
+    namespace: str,
+    fields: Fields,
+    *,
+    idempotency_key: str | None,
+    dedupe: bool,
+) -> Response:
+    registrar = services.registrar
+    form = parse_upload(
+        fields,
+        max_clip_bytes=services.limits.max_bytes,
+        idempotency_key=idempotency_key,
+        dedupe=dedupe,
+    )
+    if form.embedding is not None:
+        registered = register_embedding(registrar, namespace, form.upload, form.embedding)
+    else:
+        assert form.clip is not None
+        registered = register_clip(registrar, namespace, form.upload, form.clip, _decode(services, form.clip))
+    headers = {} if registered.created else {"Idempotent-Replayed": "true"}
+    return answer(request, _registered(registrar, registered, ignored(fields)), headers=headers)
+
+
+def _decode(services: Services, clip: bytes) -> DecodedClip:
+    try:
+        with tracing.span("decode"):
+            return services.decoder.decode(clip)
+    except InvalidAudio as error:
+        error.param = "audio_sample"
+        raise
+
+
+def _registered(registrar: Registrar, registered: Registered, warnings: Sequence[str]) -> dict[str, Any]:
+    entry = rendering.uploaded(registrar, registered.indexed, registered.version)
+    entry["job_id"] = next(iter(registered.jobs.values()), None)
+    entry["jobs"] = dict(registered.jobs)
+    return {
+        "success": True,
+        "voice": entry,
+        "object": "audio.voice",
+        "id": entry["id"],
+        "name": entry["name"],
+        "created_at": entry["created_at"],
+        "created": registered.created,
+        **({"warnings": list(warnings)} if warnings else {}),
+    }
+
+
+@router.delete("/{name}", responses=examples.DELETE_COMPATIBLE, dependencies=[VOICES_DELETE, AT_STORE])
+def delete_audio_voice(
+    request: Request, services: ServicesDep, namespace: NamespaceDep, name: VoiceName
+) -> Response:
+    """Delete a voice with all its versions: unresolvable at once."""
+    before = services.registrar.delete(namespace, name)
+    if before.speaker.versions:
+        key, voice_id = key_of(before), rendering.voice_id(before)
+    else:  # its records could not be read
+        key, voice_id = parse_speaker_name(name).key, None
+    body = Deleted(message=f"Voice '{key}' deleted successfully", id=voice_id)
+    return answer(request, body)
+
+
+@router.get("/{name}/cache", responses=examples.CACHE_STATUS, dependencies=[VOICES_READ])
+def get_cache_status(
+    request: Request,
+    services: ServicesDep,
+    namespace: NamespaceDep,
+    name: VoiceName,
+    profile: CacheProfile = None,
+) -> Response:
+    """Where the precomputed artifacts of a voice stand. Starts nothing."""
+    precompute = Precompute(services.registrar, services.jobs, namespace, name, profile)
+    return answer(request, _without_nulls(precompute.body(precompute.look())))
+
+
+@router.post("/{name}/cache", responses=examples.CACHE, dependencies=[JOBS_WRITE, COUNTED_IF_FORCED])
+async def fill_cache(
+    request: Request,
+    services: ServicesDep,
+    namespace: NamespaceDep,
+    name: VoiceName,
+    slots: StoreSlotsDep,
+    caller: CallerDep,
+    profile: CacheProfile = None,
+    force: Force = False,
+    wait: CacheWait = 60,
+) -> Response:
+    """See to it that a voice's artifacts are there, and wait for them. Calls at the same time join one
+    extraction.
+
+    `force` extracts again, and counts as an upload; what there is serves until the new artifact is ready.
+    Not ready within `wait` seconds: 202.
+    """
+    precompute = Precompute(services.registrar, services.jobs, namespace, name, profile)
+    async with slots.one():
+        seen = await run_in_threadpool(precompute.start, force=force)
+    if not seen.finished:
+        speaker = str(precompute.speaker_id)
+        with services.access.waits.held(caller, namespace):
+            seen = await services.changes.wait_until(
+                speaker,
+                precompute.question,
+                wait,
+                precompute.look,
+                lambda one: one.finished,
+                request.is_disconnected,
+            )
+    precompute.raise_if_failed(seen)
+    body = precompute.body(seen)
+    if seen.finished:
+        return answer(request, _without_nulls(body))
+    headers = {"Retry-After": "1", **({"Location": f"/v1/jobs/{body.job_id}"} if body.job_id else {})}
+    return answer(request, _without_nulls(body), status=202, headers=headers)
+
+
+def _without_nulls(body: CacheStatus) -> dict[str, Any]:
+    """vLLM-Omni's answer has a `message` only if there is one."""
+    return body.model_dump(exclude_none=True)

@@ -1,0 +1,174 @@
+"""Jobs and profiles: what is being made, what can be made; starting an extraction, and canceling one."""
+
+from typing import Annotated
+
+from fastapi import Depends, Path, Query, Request
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import Response
+
+from services.registry_api.access.rules import ANY_KEY, JOBS_CANCEL, JOBS_READ, JOBS_WRITE, count_upload
+from services.registry_api.dependencies import (
+    AT_STORE,
+    After,
+    CallerDep,
+    Limit,
+    NamespaceDep,
+    Reference,
+    ServicesDep,
+    VoiceName,
+    WaitSeconds,
+)
+from services.registry_api.operations.cancellation import cancel
+from services.registry_api.protocol.routing import Router
+from services.registry_api.wire import examples, rendering
+from services.registry_api.wire.answers import answer
+from services.shared.bucket.facts import SpeakerId
+from services.shared.index.jobs import JobRecord
+from speaker_registry.names import parse_reference
+from speaker_registry.schemas import ArtifactDescriptor, ExtractionRequest, Job, JobState, Page, Profile
+
+router = Router(prefix="/v1", tags=["jobs and profiles"])
+
+
+async def _count_if_forced(request: Request, wanted: ExtractionRequest) -> None:
+    """Raises `RateLimited`."""
+    if wanted.force:
+        await count_upload(request)
+
+
+JobId = Annotated[str, Path(description="From an upload, a list or a descriptor.")]
+
+
+@router.post(
+    "/voices/{name}/versions/{ref}/extractions",
+    status_code=202,
+    responses=examples.EXTRACTIONS,
+    openapi_extra=examples.EXTRACTION_BODY,
+    dependencies=[JOBS_WRITE, Depends(_count_if_forced)],
+)
+def create_extractions(
+    request: Request,
+    services: ServicesDep,
+    namespace: NamespaceDep,
+    name: VoiceName,
+    ref: Reference,
+    wanted: ExtractionRequest,
+) -> Response:
+    """Have artifacts of a version made, and say where each of them stands. Extractions that run already are
+    joined.
+
+    `force` counts as an upload. The answer is 202 with the first job in `Location` while anything is to be
+    made, else 200. What is there serves until the new artifact is ready.
+    """
+    registrar = services.registrar
+    _, version = registrar.find_version(namespace, name, parse_reference(ref))
+    profiles = list(dict.fromkeys(wanted.profiles or registrar.wanted(version)))
+    speaker_id = SpeakerId.of_record(namespace, version.record)
+    claims = registrar.ensure(speaker_id, version, profiles, force=wanted.force)
+    indexed, version = registrar.find_version(namespace, name, version.number)
+    standings = [registrar.explained(registrar.standing(indexed, version, one)) for one in profiles]
+    shown = [rendering.descriptor(indexed, version, one) for one in standings]
+    first, last = (shown[0].profile, shown[-1].profile) if shown else (None, None)
+    body = Page[ArtifactDescriptor](data=shown, first_id=first, last_id=last)
+    job_id = next((claim.job_id for claim in claims.values() if claim.job_id), None)
+    if job_id is None:
+        return answer(request, body)
+    return answer(request, body, status=202, headers={"Location": f"/v1/jobs/{job_id}", "Retry-After": "1"})
+
+
+@router.get("/jobs", responses=examples.JOBS, dependencies=[JOBS_READ])
+def list_jobs(
+    request: Request,
+    services: ServicesDep,
+    namespace: NamespaceDep,
+    limit: Limit = 20,
+    after: After = "",
+    state: Annotated[JobState | None, Query(description="Only jobs in this state.")] = None,
+    voice: Annotated[
+        str | None,
+        Query(
+            description="Only jobs of this voice, by its name or its id.",
+            json_schema_extra={"format": "voice-name"},
+        ),
+    ] = None,
+    profile: Annotated[str | None, Query(description="Only jobs for this profile.")] = None,
+) -> Response:
+    """Jobs, newest first. Kept for 30 days."""
+    slug = services.registrar.identify(namespace, voice).slug if voice is not None else None
+    if profile is not None:
+        services.registrar.catalogue.get(profile)
+    page = services.jobs.page(
+        namespace, state=state, slug=slug, profile=profile, after=after or None, limit=limit
+    )
+    shown = [rendering.job(services.registrar, record) for record in page.found]
+    first = shown[0].id if shown else None
+    return answer(request, Page[Job](data=shown, first_id=first, last_id=page.last, has_more=page.more))
+
+
+@router.get("/jobs/{job_id}", responses=examples.JOB, dependencies=[JOBS_READ])
+async def get_job(
+    request: Request,
+    services: ServicesDep,
+    namespace: NamespaceDep,
+    job_id: JobId,
+    caller: CallerDep,
+    wait: WaitSeconds = 0,
+) -> Response:
+    """One job. With `wait`, answers as soon as anything about it changes, or it has finished."""
+    before = await run_in_threadpool(services.jobs.get, namespace, job_id)
+    if not wait or before.finished:
+        return answer(request, await run_in_threadpool(rendering.job, services.registrar, before))
+
+    def changed(now: JobRecord) -> bool:
+        return (now.state, now.attempt, now.done) != (before.state, before.attempt, before.done)
+
+    speaker = str(SpeakerId(before.namespace, before.slug))
+    with services.access.waits.held(caller, namespace):
+        seen = await services.changes.wait_until(
+            speaker,
+            ("job", job_id),
+            wait,
+            lambda: services.jobs.get(namespace, job_id),
+            changed,
+            request.is_disconnected,
+            of_progress=True,
+        )
+    return answer(request, await run_in_threadpool(rendering.job, services.registrar, seen))
+
+
+@router.post("/jobs/{job_id}/cancel", responses=examples.CANCEL, dependencies=[JOBS_CANCEL, AT_STORE])
+def cancel_job(request: Request, services: ServicesDep, namespace: NamespaceDep, job_id: JobId) -> Response:
+    """Cancel a job that has not finished. A worker that is at it publishes nothing; what was served before
+    serves on.
+
+    Canceling it again answers the same. It stays canceled, also where every voice must have the artifact,
+    until somebody extracts it with `force` or the profile's encoder changes.
+    """
+    record = cancel(services.registrar, namespace, job_id)
+    return answer(request, rendering.job(services.registrar, record))
+
+
+@router.get("/profiles", responses=examples.PROFILES, dependencies=[ANY_KEY])
+def list_profiles(request: Request, services: ServicesDep, limit: Limit = 100, after: After = "") -> Response:
+    """What artifacts there can be, what they hold, and who can make them now. By name."""
+    registrar = services.registrar
+    if after:
+        registrar.catalogue.get(after)
+    following = [facts for facts in registrar.catalogue if facts.name > after]
+    page = following[:limit]
+    names = [facts.name for facts in page]
+    workers = registrar.announcements.workers_of(names)
+    failed_proofs = registrar.announcements.failed_proofs_of(names)
+    shown = [
+        rendering.profile(
+            facts,
+            required=facts.name in registrar.catalogue.required,
+            announced=registrar.announcements.current(facts.name),
+            workers=workers[facts.name],
+            failed_proofs=failed_proofs[facts.name],
+        )
+        for facts in page
+    ]
+    first, last = (shown[0].id, shown[-1].id) if shown else (None, None)
+    has_more = len(following) > limit
+    return answer(request, Page[Profile](data=shown, first_id=first, last_id=last, has_more=has_more))

@@ -1,0 +1,227 @@
+"""API keys and what they may use: make, show, rotate, revoke; and the quota of who asks."""
+
+from typing import Annotated
+
+from fastapi import Depends, Path, Query, Request
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import Response
+
+from services.registry_api.access.rates import REQUESTS, UPLOADS, Rates
+from services.registry_api.access.rules import ADMIN, ANY_KEY, NAMESPACE_HEADER
+from services.registry_api.dependencies import (
+    AT_STORE,
+    After,
+    CallerDep,
+    Limit,
+    NamespaceDep,
+    Services,
+    ServicesDep,
+)
+from services.registry_api.protocol.callers import Caller
+from services.registry_api.protocol.routing import Router
+from services.registry_api.wire import examples, rendering
+from services.registry_api.wire.answers import answer
+from services.shared.keys.api_keys import ANY_NAMESPACE, ApiKey
+from services.shared.keys.keyring import Keyring, key_not_found
+from speaker_registry.errors import PermissionDenied
+from speaker_registry.schemas import ApiKey as ShownKey
+from speaker_registry.schemas import ApiKeyRequest, Page, Quota, Usage
+
+router = Router(prefix="/v1", tags=["keys and quotas"])
+
+KeyId = Annotated[str, Path(description="8 letters and digits: what the key begins with after `sreg_`.")]
+MAX_GRACE_SECONDS = 90 * 86_400
+
+
+async def _whose_keys(request: Request, caller: CallerDep, namespace: NamespaceDep) -> str:
+    """The namespace whose keys a request is about; `*`: of all."""
+    if caller.for_any and NAMESPACE_HEADER not in request.headers:
+        return ANY_NAMESPACE
+    return namespace
+
+
+WhoseKeysDep = Annotated[str, Depends(_whose_keys)]
+
+
+@router.post(
+    "/keys",
+    status_code=201,
+    responses=examples.NEW_KEY,
+    openapi_extra=examples.KEY_BODY,
+    dependencies=[ADMIN, AT_STORE],
+)
+def create_key(
+    request: Request, services: ServicesDep, caller: CallerDep, namespace: NamespaceDep, wanted: ApiKeyRequest
+) -> Response:
+    """Make an API key. It is shown in this answer and never again.
+
+    A key for one namespace makes keys for that one, with limits up to what the registry allows every key; `*`
+    (any), and higher limits, are for keys that are for any namespace themselves. A key ends no later than the
+    API key that made it: without `expires_at` it ends with it, and a later `expires_at` is refused. When an
+    answer is lost, look for the key in the list: asking again makes another key.
+    """
+    _check_limits(services.access.rates, caller, wanted)
+    keyring = services.registrar.keyring
+    token, made = keyring.make(
+        name=wanted.name,
+        namespace=_namespace_for(caller, namespace, wanted.namespace),
+        scopes=wanted.scopes,
+        created_by=caller.id,
+        expires_at=wanted.expires_at,
+        requests_per_minute=wanted.requests_per_minute,
+        uploads_per_minute=wanted.uploads_per_minute,
+        by_operator=caller.for_any,
+    )
+    return answer(request, rendering.new_key(keyring, made, token), status=201, headers=_NOT_KEPT)
+
+
+def _check_limits(rates: Rates, caller: Caller, wanted: ApiKeyRequest) -> None:
+    """Raises `PermissionDenied` where a tenant would give a key more than every key has."""
+    if caller.for_any:
+        return
+    for what, asked in ((REQUESTS, wanted.requests_per_minute), (UPLOADS, wanted.uploads_per_minute)):
+        most = rates.of_every_key(what)
+        if most is not None and asked is not None and asked > most:
+            raise PermissionDenied(
+                f"'{what}_per_minute' is {asked}; accepted from keys for {caller.namespace!r}: up to {most}.",
+                param=f"{what}_per_minute",
+            )
+
+
+def _namespace_for(caller: Caller, namespace: str, wanted: str | None) -> str:
+    if wanted is None:
+        return namespace
+    if not caller.for_any and caller.namespace != wanted:
+        raise PermissionDenied(
+            f"'namespace' is {ascii(wanted)[:80]}; this API key makes keys for {caller.namespace!r}.",
+            param="namespace",
+        )
+    return wanted
+
+
+_NOT_KEPT = {"Cache-Control": "no-store"}
+
+
+@router.get("/keys", responses=examples.KEYS, dependencies=[ADMIN])
+def list_keys(
+    request: Request, services: ServicesDep, whose: WhoseKeysDep, limit: Limit = 20, after: After = ""
+) -> Response:
+    """API keys of the caller's namespace, oldest first, ended ones for a month.
+
+    For a key that is for any namespace: those of the one that `X-Speaker-Namespace` names; without it, all.
+    """
+    keyring = services.registrar.keyring
+    keyring.look()
+    keys = keyring.all(whose)
+    ids = [key.record.id for key in keys]
+    start = ids.index(after) + 1 if after in ids else 0
+    if after and not start:
+        raise key_not_found(after)
+    used = keyring.last_used()
+    shown = [rendering.key(keyring, key, used) for key in keys[start : start + limit]]
+    return answer(
+        request,
+        Page[ShownKey](
+            data=shown,
+            first_id=shown[0].id if shown else None,
+            last_id=shown[-1].id if shown else None,
+            has_more=len(keys) > start + limit,
+        ),
+    )
+
+
+@router.get("/keys/{key_id}", responses=examples.KEY, dependencies=[ADMIN])
+def get_key(request: Request, services: ServicesDep, whose: WhoseKeysDep, key_id: KeyId) -> Response:
+    """One API key, of those that the list has."""
+    keyring = services.registrar.keyring
+    key = _find(keyring, whose, key_id)
+    return answer(request, rendering.key(keyring, key, keyring.last_used()))
+
+
+@router.delete(
+    "/keys/{key_id}", status_code=204, responses=examples.REVOKE_KEY, dependencies=[ADMIN, AT_STORE]
+)
+def revoke_key(
+    services: ServicesDep,
+    caller: CallerDep,
+    whose: WhoseKeysDep,
+    key_id: KeyId,
+    children: Annotated[
+        bool, Query(description="Also revoke the keys that it made, those that these made, and so on.")
+    ] = False,
+) -> Response:
+    """Revoke an API key, of those that the list has. Every API process refuses it within a second of this
+    answer.
+
+    The keys that it made stay valid without `children`. A key that was revoked without them can be revoked
+    again with them.
+    """
+    keyring = services.registrar.keyring
+    _find(keyring, whose, key_id)
+    keyring.end(key_id, by=caller.id, with_descendants=children)
+    return Response(status_code=204)
+
+
+@router.post(
+    "/keys/{key_id}/rotate", status_code=201, responses=examples.ROTATED_KEY, dependencies=[ADMIN, AT_STORE]
+)
+def rotate_key(
+    request: Request,
+    services: ServicesDep,
+    caller: CallerDep,
+    whose: WhoseKeysDep,
+    key_id: KeyId,
+    grace_seconds: Annotated[
+        int, Query(ge=0, le=MAX_GRACE_SECONDS, description="So long the old key is still accepted.")
+    ] = 86_400,
+) -> Response:
+    """Make a key that is for the same as this one, of those that the list has, which ends after a grace. Both
+    are good until then.
+
+    A key that expires is followed by one that lives as long as it was to live, but ends no later than the API
+    key that asks for it. Where that would shorten its life, it is refused with 403. A key that is revoked or
+    has expired cannot be rotated. Asking again makes another key.
+    """
+    keyring = services.registrar.keyring
+    old = _find(keyring, whose, key_id)
+    token, made = keyring.rotate(old, grace_seconds=grace_seconds, by=caller.id, by_operator=caller.for_any)
+    return answer(request, rendering.new_key(keyring, made, token), status=201, headers=_NOT_KEPT)
+
+
+def _find(keyring: Keyring, whose: str, key_id: str) -> ApiKey:
+    """Raises `ApiKeyNotFound`, also for another namespace's."""
+    keyring.look()
+    key = keyring.find(key_id)
+    if key is None or whose not in {ANY_NAMESPACE, key.record.namespace}:
+        raise key_not_found(key_id)
+    return key
+
+
+@router.get("/quota", responses=examples.QUOTA, dependencies=[ANY_KEY])
+async def get_quota(
+    request: Request, services: ServicesDep, caller: CallerDep, namespace: NamespaceDep
+) -> Response:
+    """What is left of everything that is limited: to be asked before bulk work."""
+    usage = await run_in_threadpool(services.registrar.index.usage, namespace)
+    return answer(request, await _quota(services, caller, namespace, *usage))
+
+
+async def _quota(
+    services: Services, caller: Caller, namespace: str, voices: int, stored: int, texts: int
+) -> Quota:
+    settings, rates = services.registrar.settings, services.access.rates
+    own_requests, all_requests = await rates.standing(caller, namespace, REQUESTS)
+    own_uploads, all_uploads = await rates.standing(caller, namespace, UPLOADS)
+    return Quota(
+        namespace=namespace,
+        voices=Usage(used=voices, limit=settings.max_uploaded),
+        bytes=Usage(used=stored, limit=settings.max_stored_bytes),
+        text_bytes=Usage(used=texts, limit=settings.max_text_bytes),
+        max_versions=settings.max_versions,
+        max_builds=settings.max_builds,
+        max_clip_bytes=services.limits.max_bytes,
+        requests_per_minute=own_requests,
+        uploads_per_minute=own_uploads,
+        namespace_requests_per_minute=all_requests,
+        namespace_uploads_per_minute=all_uploads,
+    )

@@ -1,0 +1,127 @@
+"""The registry's own view of voices: list, look, versions, delete."""
+
+from typing import Annotated
+
+from fastapi import Query, Request
+from starlette.responses import Response
+
+from services.registry_api.access.rules import VOICES_DELETE, VOICES_READ
+from services.registry_api.dependencies import (
+    AT_STORE,
+    SEARCHING,
+    After,
+    Limit,
+    NamespaceDep,
+    Reference,
+    ServicesDep,
+    Usable,
+    VoiceName,
+)
+from services.registry_api.protocol.routing import Router
+from services.registry_api.wire import examples, rendering
+from services.registry_api.wire.answers import answer, check_if_match
+from services.registry_api.wire.paging import find_voices
+from services.shared.index.reading import IndexedSpeaker
+from services.shared.registry.registrar import Registrar
+from speaker_registry.names import key_of_name, parse_reference
+from speaker_registry.schemas import ArtifactState, Page, Voice, VoiceVersion
+
+router = Router(prefix="/v1/voices", tags=["voices"])
+
+
+@router.get("", responses=examples.VOICES, dependencies=[VOICES_READ, SEARCHING])
+def list_voices(
+    request: Request,
+    services: ServicesDep,
+    namespace: NamespaceDep,
+    limit: Limit = 20,
+    after: After = "",
+    profile: Usable = None,
+    state: Annotated[ArtifactState | None, Query(description="Only voices in this state.")] = None,
+    q: Annotated[str | None, Query(max_length=128, description="Part of the name.")] = None,
+) -> Response:
+    """Voices by name. `profile` keeps those it can serve, `state` those in that state (for the profile, if
+    given). One call searches so many voices and no more: a page may have few or none although `has_more`
+    says that there are more to search. The next one goes on from `last_id`.
+    """
+    registrar = services.registrar
+    if profile is not None:
+        registrar.catalogue.get(profile)
+    part = key_of_name(q) if q is not None else None
+    page = find_voices(
+        registrar,
+        namespace,
+        after=after,
+        limit=limit,
+        wanted=lambda indexed: _wanted(registrar, indexed, profile, state),
+        part=part,
+    )
+    shown = [rendering.voice(registrar, indexed) for indexed in page.found]
+    return answer(
+        request,
+        Page[Voice](data=shown, first_id=page.first, last_id=page.last or None, has_more=page.more),
+    )
+
+
+def _wanted(registrar: Registrar, indexed: IndexedSpeaker, profile: str | None, state: str | None) -> bool:
+    version = indexed.speaker.default
+    if profile is None:
+        return state is None or registrar.state(indexed, version) == state
+    standing = registrar.standing(indexed, version, profile)
+    return not standing.unsupported and state in {None, standing.state}
+
+
+@router.get("/{name}", responses=examples.VOICE, dependencies=[VOICES_READ])
+def get_voice(request: Request, services: ServicesDep, namespace: NamespaceDep, name: VoiceName) -> Response:
+    """A voice, and the version its name stands for now."""
+    indexed = services.registrar.find(namespace, name)
+    return answer(request, rendering.voice(services.registrar, indexed))
+
+
+@router.delete("/{name}", status_code=204, responses=examples.DELETE, dependencies=[VOICES_DELETE, AT_STORE])
+def delete_voice(
+    request: Request, services: ServicesDep, namespace: NamespaceDep, name: VoiceName
+) -> Response:
+    """Delete a voice with all its versions: unresolvable at once. Honours `If-Match`."""
+    registrar = services.registrar
+
+    def check(indexed: IndexedSpeaker) -> None:
+        check_if_match(request, rendering.voice(registrar, indexed))
+
+    conditional = "if-match" in request.headers
+    registrar.delete(namespace, name, check=check if conditional else None)
+    return Response(status_code=204)
+
+
+@router.get("/{name}/versions", responses=examples.VERSIONS, dependencies=[VOICES_READ])
+def list_versions(
+    request: Request,
+    services: ServicesDep,
+    namespace: NamespaceDep,
+    name: VoiceName,
+    limit: Limit = 20,
+    after: Annotated[int, Query(ge=0, description="`last_id` of the page before.")] = 0,
+) -> Response:
+    """Versions, newest first; the next page is `after` the last number. A page with long texts ends early,
+    after about 1 MiB of them: `has_more` says whether there are more versions.
+    """
+    indexed, page, more = services.registrar.versions(namespace, name, before=after or None, limit=limit)
+    shown = [rendering.version(services.registrar, indexed, one) for one in page]
+    return answer(
+        request,
+        Page[VoiceVersion](
+            data=shown,
+            first_id=str(shown[0].version) if shown else None,
+            last_id=str(shown[-1].version) if shown else None,
+            has_more=more,
+        ),
+    )
+
+
+@router.get("/{name}/versions/{ref}", responses=examples.VERSION, dependencies=[VOICES_READ])
+def get_version(
+    request: Request, services: ServicesDep, namespace: NamespaceDep, name: VoiceName, ref: Reference
+) -> Response:
+    """One version, by number or alias."""
+    indexed, version = services.registrar.find_version(namespace, name, parse_reference(ref))
+    return answer(request, rendering.version(services.registrar, indexed, version))

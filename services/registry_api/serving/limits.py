@@ -1,0 +1,303 @@
+"""What every request must respect before any route sees it: its id, its head, the size and pace of its
+body. Pure ASGI.
+"""
+
+import asyncio
+import re
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from urllib.parse import unquote_to_bytes
+
+import structlog
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from services.registry_api.protocol.callers import Caller
+from services.registry_api.protocol.problems import render
+from services.registry_api.protocol.routing import UPLOAD
+from services.registry_api.serving.shares import Shares
+from services.shared.configuration.settings import UploadLimits
+from speaker_registry.errors import InvalidRequest, PayloadTooLarge, SpeakerRegistryError, Unavailable
+
+MAX_HEAD_BYTES = 16 * 1024
+"""Path, query and headers together."""
+MAX_JSON_BYTES = 64 * 1024
+"""Of a body that is no upload: it is read before anybody knows whose it is."""
+
+_REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """How slowly a body may arrive."""
+
+    idle_seconds: float = 30
+    """Between two pieces of it."""
+    start_seconds: float = 30
+    """After these the body must keep up with `bytes_per_second`."""
+    bytes_per_second: float = 16 * 1024
+    """Of what has come so far, on average. 10 MiB take 670 s at most."""
+
+    def seconds_for(self, size: int) -> float:
+        """When more than `size` bytes must have come, in seconds after the request's head."""
+        return self.start_seconds + size / self.bytes_per_second
+
+
+class RequestIds:
+    """Takes the caller's `X-Request-Id` or makes one; answers and log lines carry it."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
+        request_id = given.decode() if _REQUEST_ID.fullmatch(given) else f"req_{secrets.token_hex(12)}"
+        scope["request_id"] = request_id
+        structlog.contextvars.clear_contextvars()
+        structlog.contextvars.bind_contextvars(request_id=request_id)
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
+            await send(message)
+
+        return await self._app(scope, receive, send_with_id)
+
+
+class RequestLimits:
+    """Refuses what a request's head alone gives away, then counts the body as it really arrives, and does not
+    wait for it for ever. One per process.
+
+    Args:
+        uploads: how large a clip may be, and what all bodies that are here at the same time may take.
+        form_bytes: what a body may hold besides the clip. arriving: how many uploads callers may have on
+        their way. shared: whether callers are told apart; each namespace has half of the room at most then.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        uploads: UploadLimits,
+        form_bytes: int,
+        pace: Pace,
+        arriving: Shares | None = None,
+        shared: bool = False,
+    ) -> None:
+        self._app = app
+        self._uploads = uploads
+        self._form_bytes = form_bytes
+        self._pace = pace
+        share = max(uploads.held_bytes // 2, uploads.max_bytes + form_bytes) if shared else None
+        self._room = _Room(
+            uploads.held_bytes,
+            Shares("bytes of uploads on their way", of_namespace=share),
+            arriving or Shares("uploads on their way"),
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        upload = _is_upload(scope)
+        largest = self._uploads.max_bytes + self._form_bytes if upload else MAX_JSON_BYTES
+        too_large = self._form_too_large if _is_form(scope) else _body_too_large
+        refusal = (
+            _fault_of_head(scope) or _fault_of_length(scope) or _fault_of_size(scope, largest, too_large)
+        )
+        if refusal:
+            return await render(Request(scope), refusal)(scope, receive, send)
+        if not upload:
+            body = _CountedBody(receive, largest, too_large, None, self._pace)
+            return await self._app(scope, body, send)
+        with self._room.held(scope) as hold:
+            body = _CountedBody(receive, largest, too_large, hold, self._pace)
+            return await self._app(scope, body, send)
+
+    def _form_too_large(self, _: int, got: str) -> PayloadTooLarge:
+        max_clip_bytes = self._uploads.max_bytes
+        return PayloadTooLarge(
+            f"{_in_vllm_omnis_words(max_clip_bytes, got)} This counts the whole form. Accepted: a clip of up "
+            f"to {_exactly(max_clip_bytes)}, and {self._form_bytes} bytes for all else in the form.",
+            param="audio_sample",
+        )
+
+
+class _Room:
+    """For uploads that are not answered yet: `most_bytes` of all together, and of each namespace its share.
+    Used by the event loop alone.
+    """
+
+    def __init__(self, most_bytes: int, sizes: Shares, uploads: Shares) -> None:
+        self._free = most_bytes
+        self._sizes = sizes
+        self._uploads = uploads
+
+    @contextmanager
+    def held(self, scope: Scope) -> Iterator[Callable[[int], None]]:
+        """Yields what makes room for so many bytes more of this request; it is freed at the end.
+
+        What is yielded raises `RateLimited` where a share of its caller is used up, `Unavailable` where there
+        is no room for anybody.
+        """
+        held = 0
+        holder: tuple[Caller, str] | None = None
+
+        def hold(size: int) -> None:
+            nonlocal held, holder
+            if holder is None and "caller" in scope:  # `rules` finds it out before the body is read
+                found = scope["caller"], scope["namespace"]
+                self._uploads.take(*found)
+                holder = found
+            if size > self._free:
+                raise Unavailable(
+                    "Too many uploads are arriving at the same time. Send it again in a moment.",
+                    retry_after_seconds=1,
+                )
+            if holder is not None:
+                self._sizes.take(*holder, size)
+            self._free -= size
+            held += size
+
+        try:
+            yield hold
+        finally:
+            self._free += held
+            if holder is not None:
+                self._sizes.give_back(*holder, held)
+                self._uploads.give_back(*holder)
+
+
+def _is_upload(scope: Scope) -> bool:
+    return scope["method"] == "PUT" or _is_form(scope)
+
+
+def _is_form(scope: Scope) -> bool:
+    return (scope["method"], scope["path"]) == UPLOAD
+
+
+def _fault_of_size(
+    scope: Scope, largest: int, too_large: Callable[[int, str], PayloadTooLarge]
+) -> SpeakerRegistryError | None:
+    """By what is said of the body."""
+    said = [int(value) for name, value in scope["headers"] if name == b"content-length"]
+    return too_large(largest, str(said[0])) if said and said[0] > largest else None
+
+
+def _body_too_large(largest: int, got: str) -> PayloadTooLarge:
+    return PayloadTooLarge(f"The body has {got} bytes; accepted here: {largest}.")
+
+
+def _fault_of_length(scope: Scope) -> SpeakerRegistryError | None:
+    headers = [name for name, _ in scope["headers"]]
+    lengths = [value for name, value in scope["headers"] if name == b"content-length"]
+    if b"content-encoding" in headers:
+        return InvalidRequest(
+            "A compressed body (Content-Encoding) is not accepted: send it as it is.",
+            param="Content-Encoding",
+        )
+    if len(lengths) > 1 or (lengths and b"transfer-encoding" in headers):
+        return InvalidRequest(
+            "The body's length is given twice; accepted: Content-Length or Transfer-Encoding: chunked.",
+            param="Content-Length",
+        )
+    if lengths and not lengths[0].isdigit():
+        shown = ascii(lengths[0].decode("latin-1"))[:40]
+        return InvalidRequest(
+            f"Content-Length is {shown}; accepted: a number of bytes.", param="Content-Length"
+        )
+    return None
+
+
+def _fault_of_head(scope: Scope) -> SpeakerRegistryError | None:
+    path: bytes = scope.get("raw_path") or scope["path"].encode()
+    size = sum(len(name) + len(value) for name, value in scope["headers"])
+    size += len(path) + len(scope["query_string"])
+    if size > MAX_HEAD_BYTES:
+        return InvalidRequest(f"Path and headers take {size} bytes; accepted: {MAX_HEAD_BYTES}.")
+    if b"%2f" in path.lower():  # the routes would see a path of other parts than the caller wrote
+        return InvalidRequest("The path holds a '/' written as %2F. Accepted: names without path separators.")
+    if not _is_utf8(unquote_to_bytes(path)):
+        return InvalidRequest("The path is not UTF-8. Accepted: UTF-8, percent-encoded.")
+    return None
+
+
+def _is_utf8(text: bytes) -> bool:
+    try:
+        text.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+class _CountedBody:
+    """`receive`, until the body is too large or too slow, or there is no room for it: then our error goes
+    through whatever was reading it.
+
+    Args:
+        largest: bytes. too_large: what is raised if more come, given that and what came. hold: makes room
+        for so many; None: no need.
+    """
+
+    def __init__(
+        self,
+        receive: Receive,
+        largest: int,
+        too_large: Callable[[int, str], PayloadTooLarge],
+        hold: Callable[[int], None] | None,
+        pace: Pace,
+    ) -> None:
+        self._receive = receive
+        self._largest = largest
+        self._too_large = too_large
+        self._hold = hold
+        self._pace = pace
+        self._began = asyncio.get_running_loop().time()
+        self._seen = 0
+        self._done = False
+
+    async def __call__(self) -> Message:
+        message = await self._next()
+        if message["type"] == "http.request":
+            size = len(message.get("body", b""))
+            self._seen += size
+            self._done = not message.get("more_body", False)
+            if self._seen > self._largest:
+                raise self._too_large(self._largest, f"more than {self._largest}")
+            if self._hold is not None:
+                self._hold(size)
+        return message
+
+    async def _next(self) -> Message:
+        if self._done:  # now it waits for the caller to hang up, however long the answer takes
+            return await self._receive()
+        due = self._began + self._pace.seconds_for(self._seen)
+        left = due - asyncio.get_running_loop().time()
+        try:
+            return await asyncio.wait_for(self._receive(), min(left, self._pace.idle_seconds))
+        except TimeoutError:
+            raise InvalidRequest(
+                f"The body arrives too slowly. Accepted: pauses of {self._pace.idle_seconds:g} s, and after "
+                f"{self._pace.start_seconds:g} s at least {self._pace.bytes_per_second:g} bytes a second."
+            ) from None
+
+
+def clip_too_large(max_clip_bytes: int, size: int) -> PayloadTooLarge:
+    """Of the file itself, without the rest of its form."""
+    return PayloadTooLarge(
+        f"{_in_vllm_omnis_words(max_clip_bytes, str(size))} Accepted: clips of up to "
+        f"{_exactly(max_clip_bytes)}; the form's other fields do not count.",
+        param="audio_sample",
+    )
+
+
+def _in_vllm_omnis_words(max_clip_bytes: int, got: str) -> str:
+    """Its clients look for this sentence. What it calls MB are MiB."""
+    return f"File size exceeds maximum limit of {max_clip_bytes / 1024**2:g}MB. Got {got} bytes."
+
+
+def _exactly(size: int) -> str:
+    return f"{size} bytes ({size / 1024**2:g} MiB)"

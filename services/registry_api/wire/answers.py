@@ -1,0 +1,83 @@
+"""What answers have in common: JSON, an ETag to every GET, and 304 for who has it already."""
+
+import base64
+import hashlib
+from typing import Any
+
+from pydantic import BaseModel
+from starlette.requests import Request
+from starlette.responses import Response
+
+from services.shared.model.domain import SpeakerVersion
+from speaker_registry.artifact import canonical_json
+from speaker_registry.errors import PreconditionFailed
+
+
+def etag_of(content: bytes) -> str:
+    """The tag of a JSON answer. It is weak, because the answer may be sent compressed: see `compression`."""
+    return f'W/"{hashlib.sha256(content).hexdigest()[:32]}"'
+
+
+def answer(
+    request: Request,
+    body: BaseModel | dict[str, Any],
+    *,
+    status: int = 200,
+    headers: dict[str, str] | None = None,
+) -> Response:
+    """The body as JSON. To a GET with an ETag, or 304 without the body if `If-None-Match` names it."""
+    content = json_bytes(body)
+    headers = {"Cache-Control": "private, no-cache", **(headers or {})}
+    if request.method not in {"GET", "HEAD"}:
+        return Response(content, status_code=status, headers=headers, media_type="application/json")
+    headers["ETag"] = tag = etag_of(content)
+    if status == 200 and matches(request.headers.get("if-none-match"), tag):
+        return Response(status_code=304, headers=headers)
+    return Response(content, status_code=status, headers=headers, media_type="application/json")
+
+
+def file_headers(digest: str, version: SpeakerVersion) -> dict[str, str]:
+    """Of an answer that is stored bytes (`sha256:…`): what they are of, and by what callers check them."""
+    encoded = base64.b64encode(bytes.fromhex(digest.removeprefix("sha256:"))).decode()
+    return {
+        "ETag": f'"{digest}"',
+        "Content-Digest": f"sha-256=:{encoded}:",
+        "Cache-Control": "private, no-cache",
+        "X-Voice-Version": str(version.number),
+        "X-Voice-Created-At": str(version.record.created_at),
+    }
+
+
+def without_bytes(request: Request, headers: dict[str, str], size: int, media_type: str) -> Response | None:
+    """The answer to who needs no stored bytes: 304 if he has them already, to HEAD all that is said of them.
+    None: they have to be read.
+    """
+    if matches(request.headers.get("if-none-match"), headers["ETag"]):
+        return Response(status_code=304, headers=headers)
+    if request.method == "HEAD":
+        return Response(headers=headers | {"Content-Length": str(size)}, media_type=media_type)
+    return None
+
+
+def json_bytes(body: BaseModel | dict[str, Any]) -> bytes:
+    if isinstance(body, BaseModel):
+        return body.model_dump_json().encode()
+    return canonical_json(body).encode()
+
+
+def matches(header: str | None, tag: str) -> bool:
+    """Whether a list of tags (`If-None-Match`, `If-Match`) names this one, weak or not."""
+    if header is None:
+        return False
+    tags = {one.strip().removeprefix("W/") for one in header.split(",")}
+    return tag.removeprefix("W/") in tags or "*" in tags
+
+
+def check_if_match(request: Request, body: BaseModel) -> None:
+    """Raises `PreconditionFailed` if the caller means another state than there is."""
+    given = request.headers.get("if-match")
+    tag = etag_of(json_bytes(body))
+    if given is not None and not matches(given, tag):
+        raise PreconditionFailed(
+            f"If-Match is {ascii(given)[:100]}; the current ETag is {tag}.", param="If-Match"
+        )

@@ -1,0 +1,278 @@
+"""Speakers as voices: turns what the registrar knows into the answers of `speaker_registry.schemas`. Decides
+nothing.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+from urllib.parse import quote
+
+from services.shared.index.announcements import Announcement, FailedProof
+from services.shared.index.jobs import JobRecord
+from services.shared.index.reading import IndexedSpeaker
+from services.shared.keys.api_keys import ApiKey, Token
+from services.shared.keys.keyring import Keyring
+from services.shared.model.domain import SpeakerVersion
+from services.shared.model.fingerprint import Fingerprint
+from services.shared.model.profiles import Profile
+from services.shared.registry.registrar import Registrar
+from services.shared.registry.status import Standing, worst
+from speaker_registry import schemas
+from speaker_registry.names import DEFAULT, VoiceId, slug_of
+
+
+def voice_id(indexed: IndexedSpeaker) -> str:
+    """The id of a voice: a name that is deleted and registered again gets another one."""
+    first = indexed.speaker.versions[0]
+    return str(VoiceId(first.vuid, slug_of(first.record.key)))
+
+
+def voice(registrar: Registrar, indexed: IndexedSpeaker) -> schemas.Voice:
+    speaker = indexed.speaker
+    standings = registrar.standings(indexed, speaker.default)
+    aliases = {alias: version.number for alias, version in speaker.aliases.items()}
+    return schemas.Voice(
+        id=voice_id(indexed),
+        name=speaker.default.record.name,
+        key=speaker.default.record.key,
+        created_at=speaker.default.record.created_at,
+        version=speaker.default.number,
+        latest=speaker.newest.number,
+        versions=indexed.version_count,
+        aliases={DEFAULT: speaker.default.number, **aliases},
+        state=registrar.state(indexed, speaker.default),
+        artifacts=_statuses(standings),
+        held_back=registrar.held_back(indexed, speaker.newest),
+    )
+
+
+def version(registrar: Registrar, indexed: IndexedSpeaker, one: SpeakerVersion) -> schemas.VoiceVersion:
+    record = one.record
+    clip = record.clip
+    return schemas.VoiceVersion(
+        id=one.vuid,
+        voice=record.name,
+        version=one.number,
+        created_at=record.created_at,
+        source=record.source,
+        audio=schemas.AudioFacts(
+            digest=f"sha256:{clip.sha256}",
+            size=clip.size,
+            mime_type=clip.mime_type,
+            seconds=clip.seconds,
+            sample_rate=clip.sample_rate,
+            channels=clip.channels,
+            url=f"{_version_path(one)}/audio",
+        )
+        if clip
+        else None,
+        embedding_dim=record.embedding_width,
+        ref_text=record.ref_text,
+        consent=record.consent,
+        description=record.description,
+        artifacts=_statuses(registrar.standings(indexed, one)),
+        state=registrar.state(indexed, one),
+        held_back=registrar.held_back(indexed, one),
+    )
+
+
+def _statuses(standings: Iterable[Standing]) -> list[schemas.ArtifactStatus]:
+    return [status(standing) for standing in standings]
+
+
+def status(standing: Standing) -> schemas.ArtifactStatus:
+    return schemas.ArtifactStatus(
+        profile=standing.profile.name,
+        state=standing.state,
+        stale=standing.artifact is None and standing.stale is not None,
+        digest=standing.artifact.digest if standing.artifact else None,
+        job_id=standing.job_id,
+        error=standing.error,
+        reason=standing.reason,
+    )
+
+
+def descriptor(
+    indexed: IndexedSpeaker, one: SpeakerVersion, standing: Standing, *, allow_stale: bool = False
+) -> schemas.ArtifactDescriptor:
+    record = standing.artifact or (standing.stale if allow_stale else None)
+    made: dict[str, Any] = {}
+    if record is not None:
+        base = f"{_version_path(one)}/artifacts/{standing.profile.name}/file"
+        made = {
+            "mode": ("icl" if one.record.ref_text and "ref_code" in record.tensors else "xvec")
+            if "speaker_embedding" in record.tensors
+            else None,
+            "digest": record.digest,
+            "content_digest": record.content_digest,
+            "size": record.size,
+            "tensors": record.tensors,
+            "fingerprint": record.fingerprint,
+            "extractor": record.extractor,
+            "untrained": record.untrained,
+            "custom_weights": Fingerprint(record.extractor).custom_weights,
+            "url": base + ("" if standing.artifact else "?allow_stale=true"),
+        }
+    return schemas.ArtifactDescriptor(
+        voice=one.record.name,
+        voice_id=voice_id(indexed),
+        version=one.number,
+        version_id=one.vuid,
+        created_at=one.record.created_at,
+        profile=standing.profile.name,
+        model_type=standing.profile.model_type,
+        state="ready" if record is not None else standing.state,
+        stale=standing.artifact is None and standing.stale is not None,
+        ref_text=one.record.ref_text,
+        audio_digest=f"sha256:{one.record.clip.sha256}" if one.record.clip else None,
+        job_id=standing.job_id,
+        error=standing.error,
+        reason=standing.reason,
+        **made,
+    )
+
+
+def _version_path(one: SpeakerVersion) -> str:
+    return f"/v1/voices/{_segment(one.record.name)}/versions/{one.number}"
+
+
+def _segment(name: str) -> str:
+    return quote(name, safe="")
+
+
+def job(registrar: Registrar, record: JobRecord) -> schemas.Job:
+    announced = registrar.announcements.current(record.profile)
+    if announced is not None and announced.fingerprint != record.fingerprint:
+        announced = None
+    return schemas.Job(
+        id=record.id,
+        state=record.state,
+        voice=record.name,
+        version=record.number,
+        version_id=record.vuid,
+        profile=record.profile,
+        fingerprint=record.fingerprint or None,
+        untrained=announced.untrained if announced else None,
+        custom_weights=announced.custom_weights if announced else None,
+        attempt=record.attempt,
+        max_attempts=record.max_attempts,
+        progress=schemas.JobProgress(stage=record.stage, done=record.done, total=record.total),
+        queue=record.queue,
+        created_at=record.created_at,
+        started_at=record.started_at,
+        finished_at=record.finished_at,
+        worker=record.worker,
+        error=schemas.JobError(**record.error) if record.error else None,
+        reason=registrar.waiting_reason(record.profile) if record.state == "queued" else None,
+        retry_after=None if record.finished else 1.0,
+    )
+
+
+def profile(
+    facts: Profile,
+    *,
+    required: bool,
+    announced: Announcement | None,
+    workers: int,
+    failed_proofs: Iterable[FailedProof],
+) -> schemas.Profile:
+    return schemas.Profile(
+        id=facts.name,
+        model_type=facts.model_type,
+        description=facts.description,
+        required=required,
+        tensors=dict(facts.tensors),
+        sample_rate=facts.sample_rate,
+        frame_rate=facts.frame_rate,
+        ref_text_required=facts.ref_text_required,
+        model=facts.weights.repo,
+        licence=facts.weights.licence,
+        licence_notes=facts.weights.notes,
+        not_extractable=facts.not_extractable,
+        fingerprint=announced.fingerprint if announced else None,
+        extractor=announced.extractor if announced else {},
+        untrained=announced.untrained if announced else False,
+        custom_weights=announced.custom_weights if announced else False,
+        workers=workers,
+        failed_proofs=[
+            schemas.FailedProof(worker=one.worker, device=one.device, reason=one.reason)
+            for one in failed_proofs
+        ],
+    )
+
+
+def uploaded_voice(registrar: Registrar, indexed: IndexedSpeaker) -> dict[str, Any]:
+    """One entry of vLLM-Omni's `uploaded_voices`: its keys as it writes them, and ours."""
+    one = indexed.speaker.default
+    record = one.record
+    standings = _wanted_standings(registrar, indexed, one)
+    entry: dict[str, Any] = {
+        "name": record.name,
+        "consent": record.consent,
+        "created_at": record.created_at,
+        "file_size": record.clip.size if record.clip else sum(given.size for given in record.given[:1]),
+        "mime_type": record.clip.mime_type if record.clip else "application/vnd.safetensors",
+        "embedding_source": "audio" if record.clip else "direct",
+        "embedding_dim": record.embedding_width,
+    }
+    entry.update(_if_set(ref_text=record.ref_text, speaker_description=record.description))
+    entry.update(
+        id=voice_id(indexed),
+        version=one.number,
+        cache_status=worst(standings),
+        stale=any(standing.artifact is None and standing.stale is not None for standing in standings),
+    )
+    entry.update(_if_set(reason=_reason(standings)))
+    return entry
+
+
+def _wanted_standings(registrar: Registrar, indexed: IndexedSpeaker, one: SpeakerVersion) -> list[Standing]:
+    return [registrar.explained(registrar.standing(indexed, one, name)) for name in registrar.wanted(one)]
+
+
+def _reason(standings: Iterable[Standing]) -> str | None:
+    return next((standing.reason for standing in standings if standing.reason), None)
+
+
+def _if_set(**values: str | None) -> dict[str, str]:
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def uploaded(registrar: Registrar, indexed: IndexedSpeaker, one: SpeakerVersion) -> dict[str, Any]:
+    """`voice` in vLLM-Omni's answer to an upload, and ours."""
+    record = one.record
+    entry: dict[str, Any] = {"name": record.name, "consent": record.consent, "created_at": record.created_at}
+    if record.clip is not None:
+        entry.update(mime_type=record.clip.mime_type, file_size=record.clip.size)
+    else:
+        entry.update(embedding_source="direct", embedding_dim=record.embedding_width)
+    entry.update(_if_set(ref_text=record.ref_text, speaker_description=record.description))
+    standings = _wanted_standings(registrar, indexed, one)
+    entry.update(id=voice_id(indexed), version=one.number, cache_status=worst(standings))
+    entry.update(_if_set(reason=_reason(standings), held_back=registrar.held_back(indexed, one)))
+    return entry
+
+
+def key(keyring: Keyring, one: ApiKey, used: Mapping[str, int]) -> schemas.ApiKey:
+    """`used`: key id -> when last."""
+    return schemas.ApiKey(**_key_facts(keyring, one, used))
+
+
+def new_key(keyring: Keyring, one: ApiKey, token: Token) -> schemas.NewApiKey:
+    return schemas.NewApiKey(**_key_facts(keyring, one, {}), key=str(token))
+
+
+def _key_facts(keyring: Keyring, one: ApiKey, used: Mapping[str, int]) -> dict[str, Any]:
+    record = one.record
+    return {
+        "id": record.id,
+        "name": record.name,
+        "namespace": record.namespace,
+        "scopes": list(record.scopes),
+        "created_at": record.created_at,
+        "created_by": record.created_by,
+        "expires_at": one.ends_at,
+        "state": keyring.state(one),
+        "last_used_at": used.get(record.id),
+        "requests_per_minute": record.requests_per_minute,
+        "uploads_per_minute": record.uploads_per_minute,
+    }

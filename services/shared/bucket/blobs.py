@@ -1,0 +1,97 @@
+"""Reads the bytes that a version's facts name, and hands them on only if their digest is right."""
+
+import structlog
+
+from services.shared.bucket.facts import SpeakerId, read_speaker
+from services.shared.bucket.store import Store
+from services.shared.model.domain import ArtifactRecord, ClipRecord, SpeakerVersion, given_key
+from services.shared.telemetry.metrics import INTEGRITY_FAILURES
+from speaker_registry.artifact import sha256_digest
+from speaker_registry.errors import AudioNotFound, SpeakerRegistryError, VoiceNotFound
+
+log = structlog.get_logger()
+
+
+_LOOKS = 2
+"""Bytes are taken for lost only if the store says so twice: a single answer may be wrong."""
+
+
+class Unsound(SpeakerRegistryError):
+    """Stored bytes are missing or damaged. `how`: which of the two."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__(f"The bytes are {how}; the request id finds it in our logs.")
+        self.how = how
+
+
+def read_artifact(
+    store: Store, speaker_id: SpeakerId, version: SpeakerVersion, record: ArtifactRecord
+) -> bytes:
+    """The safetensors file.
+
+    Raises:
+        VoiceNotFound: the voice was deleted meanwhile. Unsound.
+    """
+    if record in version.record.given:
+        akey = given_key(record.profile)
+    else:
+        akey = version.artifact_key(record.profile, record.fingerprint, record.build)
+    key = speaker_id.artifact_blob_key(version.vuid, akey, record)
+    return _read(store, speaker_id, version, key, record.digest)
+
+
+def clip_of(version: SpeakerVersion) -> ClipRecord:
+    """Raises `AudioNotFound`."""
+    clip = version.record.clip
+    if clip is None:
+        raise AudioNotFound(
+            f"Version {version.number} of voice '{version.record.name}' was registered with a ready speaker "
+            "embedding: there is no clip.",
+            param="ref",
+        )
+    return clip
+
+
+def read_clip(store: Store, speaker_id: SpeakerId, version: SpeakerVersion) -> bytes:
+    """The clip as it was uploaded.
+
+    Raises:
+        AudioNotFound: the version was made from a ready embedding. Else as `read_artifact`.
+    """
+    clip = clip_of(version)
+    key = speaker_id.blob_key(version.vuid, clip.sha256)
+    return _read(store, speaker_id, version, key, f"sha256:{clip.sha256}")
+
+
+def read_rendition(store: Store, speaker_id: SpeakerId, version: SpeakerVersion) -> bytes:
+    """The decoded clip as it was stored. Raises as `read_clip` does."""
+    sha256 = clip_of(version).rendition_sha256
+    return _read(store, speaker_id, version, speaker_id.blob_key(version.vuid, sha256), f"sha256:{sha256}")
+
+
+def _read(store: Store, speaker_id: SpeakerId, version: SpeakerVersion, key: str, digest: str) -> bytes:
+    how = ""
+    for _ in range(_LOOKS):
+        data = _get(store, key)
+        if data is not None and sha256_digest(data) == digest:
+            return data
+        how = "missing" if data is None else "damaged"
+    if how == "missing" and _is_deleted(store, speaker_id, version.vuid):
+        raise VoiceNotFound(f"Voice '{version.record.name}' not found", param="name")
+    log.error(f"integrity.{how}", vuid=version.vuid, digest=digest)
+    INTEGRITY_FAILURES.labels(how).inc()
+    raise Unsound(how)
+
+
+def _is_deleted(store: Store, speaker_id: SpeakerId, vuid: str) -> bool:
+    """Whether a version was certainly deleted, and is not just one whose record cannot be read now."""
+    truth = read_speaker(store, speaker_id)
+    return truth.by_vuid(vuid) is None and not truth.damaged and not truth.unreadable
+
+
+def _get(store: Store, key: str) -> bytes | None:
+    """None where the store says that there is no such object."""
+    try:
+        return store.get(key)
+    except FileNotFoundError:
+        return None

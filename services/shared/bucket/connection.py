@@ -1,0 +1,338 @@
+"""Reaching an S3-compatible bucket: client, credentials, the server's clock, and making the bucket ready.
+
+Knows how to connect, not what a store promises: that is `services.shared.bucket.store`.
+"""
+
+import errno
+import ssl
+import threading
+from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta
+from email.utils import parsedate_to_datetime
+from functools import cached_property
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+import boto3
+import httpx
+import obstore
+import structlog
+from botocore.config import Config
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    HTTPClientError,
+    IncompleteReadError,
+    NoCredentialsError,
+)
+from botocore.exceptions import ConnectionError as ConnectionFailed
+from botocore.parsers import ResponseParserError
+from obstore.auth.boto3 import Boto3CredentialProvider
+from obstore.store import S3Store
+
+from services.shared.configuration.settings import StoreSettings, without_credentials
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
+    from mypy_boto3_s3.type_defs import ListObjectsV2OutputTypeDef
+    from obstore.store import S3Credential
+
+log = structlog.get_logger(__name__)
+
+CONNECT_SECONDS = 5.0
+_SERVER_ERROR, _TOO_MANY = 500, 429
+_SETTINGS = {
+    "404": "SPEAKER_STORE_URL",
+    "NoSuchBucket": "SPEAKER_STORE_URL",
+    "BucketAlreadyExists": "SPEAKER_STORE_URL",
+    "403": "SPEAKER_STORE_ACCESS_KEY_ID",
+    "AccessDenied": "SPEAKER_STORE_ACCESS_KEY_ID",
+    "InvalidAccessKeyId": "SPEAKER_STORE_ACCESS_KEY_ID",
+    "SignatureDoesNotMatch": "SPEAKER_STORE_ACCESS_KEY_ID",
+    "NoCredentialsError": "SPEAKER_STORE_ACCESS_KEY_ID",
+    "PartialCredentialsError": "SPEAKER_STORE_ACCESS_KEY_ID",
+    "CredentialRetrievalError": "SPEAKER_STORE_ACCESS_KEY_ID",
+}
+"""The setting that is most likely wrong, by the code of an S3 error, or the class of one of boto3's own."""
+_NO_CREDENTIALS = (
+    "no credentials are given by SPEAKER_STORE_ACCESS_KEY_ID and SPEAKER_STORE_SECRET_ACCESS_KEY (or …_FILE),"
+    " and boto3 finds none (AWS_*, its files, web identity, the machine's role)"
+)
+_PASSING = (ConnectionFailed, HTTPClientError, IncompleteReadError, ResponseParserError)
+_MISSING = {"404", "NoSuchBucket"}
+_CREATED_MEANWHILE = {"BucketAlreadyOwnedByYou", "BucketAlreadyExists", "OperationAborted"}
+CLOCK_SECONDS = 600.0
+"""How long one reading of the server's clock is carried on by ours, which runs at the same pace."""
+
+
+class StoreUnfit(Exception):
+    """The store does not do what we rely on; for whoever runs us, never for callers."""
+
+
+class StoreUnreachable(StoreUnfit):
+    """The store did not answer, or not as it should. That may pass."""
+
+
+def connect(settings: StoreSettings, *, request_seconds: float, retry_seconds: float) -> S3Store:
+    """A client of the bucket, which it does not talk to yet. StoreUnfit where no credentials are found."""
+    options: dict[str, Any] = {"endpoint": settings.endpoint} if settings.endpoint else {}
+    if settings.region:
+        options["region"] = settings.region
+    return S3Store(
+        settings.bucket,
+        prefix=settings.prefix or None,
+        credential_provider=_credentials(settings),
+        # One DELETE for each object: not every server knows the bulk call, and obstore 0.12 panics where the
+        # reply to it names a key that was not asked for.
+        disable_bulk_delete=True,
+        client_options={
+            "allow_http": bool(settings.endpoint),  # the settings refused it where it is not wanted
+            "connect_timeout": timedelta(seconds=min(CONNECT_SECONDS, request_seconds)),
+            "timeout": timedelta(seconds=request_seconds),
+            **({"root_certificate": settings.ca_file.read_bytes()} if settings.ca_file else {}),
+        },
+        retry_config={
+            "max_retries": 10,
+            "retry_timeout": timedelta(seconds=retry_seconds),
+            "backoff": {
+                "init_backoff": timedelta(milliseconds=100),
+                "max_backoff": timedelta(seconds=5),
+                "base": 2,
+            },
+        },
+        **options,
+    )
+
+
+def _credentials(settings: StoreSettings) -> Callable[[], "S3Credential"]:
+    """Always a provider: left alone, obstore would mix keys given here with an AWS_SESSION_TOKEN."""
+    key_id, secret = settings.access_key_id, settings.secret
+    if not key_id or not secret:
+        try:
+            return Boto3CredentialProvider()
+        except ValueError:
+            raise _without_credentials(settings) from None
+    return lambda: {
+        "access_key_id": key_id,
+        "secret_access_key": secret,
+        "token": None,
+        "expires_at": None,
+    }
+
+
+def _without_credentials(settings: StoreSettings) -> StoreUnfit:
+    return StoreUnfit(describe(settings, _NO_CREDENTIALS, code=NoCredentialsError.__name__))
+
+
+class BucketClock:
+    """What time it is at the server, from the `Date` of an answer. Never ahead, behind by about a second.
+
+    Ages of objects are computed from their server's own times, so that a wrong clock here deletes nothing.
+    """
+
+    def __init__(self, client: S3Store, settings: StoreSettings) -> None:
+        self._client = client
+        self._tls = ssl.create_default_context(cafile=settings.ca_file)
+        self._lock = threading.Lock()
+        self._date: datetime | None = None
+        self._read_at = 0.0
+
+    def __call__(self) -> datetime:
+        """Raises httpx.HTTPError where the server can't be asked, OSError where it does not say."""
+        with self._lock:
+            if self._date is None or monotonic() - self._read_at > CLOCK_SECONDS:
+                self._date, self._read_at = self._read(), monotonic()
+            return self._date + timedelta(seconds=monotonic() - self._read_at)
+
+    def _read(self) -> datetime:
+        # Unsigned: a refusal carries the date as well, and no signature ends up in a log of requests.
+        url = obstore.sign(self._client, "HEAD", ".clock", timedelta(minutes=1)).partition("?")[0]
+        with httpx.Client(transport=httpx.HTTPTransport(verify=self._tls, retries=2)) as http:
+            answer = http.head(url, timeout=CONNECT_SECONDS)
+        if "Date" not in answer.headers:
+            raise OSError(errno.EPROTO, "the server's answers carry no Date")
+        return parsedate_to_datetime(answer.headers["Date"])
+
+
+class AnyKeys:
+    """The bucket by boto3, which takes every key that S3 takes. obstore is ten times as fast at listing. It
+    fails where one key has an empty part, `.`, `..` or a control character: anybody's object would hide ours.
+    And it leaves out the slash at the end of a key.
+
+    Every method raises `BOTO3_ERRORS`.
+    """
+
+    def __init__(self, settings: StoreSettings) -> None:
+        self._settings = settings
+        self._root = f"{settings.prefix}/" if settings.prefix else ""
+
+    def objects(self, prefix: str, after: str = "") -> Iterator[tuple[str, int, datetime]]:
+        """Key, size in bytes and time of every object under a prefix whose key comes after this one."""
+        start = self._root + after if after else ""
+        for page in self._pages(prefix, StartAfter=start):
+            for found in page.get("Contents", ()):
+                yield found["Key"].removeprefix(self._root), found["Size"], found["LastModified"]
+
+    def folders(self, prefix: str) -> Iterator[str]:
+        """Each immediate folder under a prefix, as a prefix of its own."""
+        for page in self._pages(prefix, Delimiter="/"):
+            for found in page.get("CommonPrefixes", ()):
+                yield found["Prefix"].removeprefix(self._root)
+
+    def delete(self, key: str) -> None:
+        """One that is not there is fine."""
+        self._client.delete_object(Bucket=self._settings.bucket, Key=self._root + key)
+
+    def _pages(self, prefix: str, **options: Any) -> Iterator["ListObjectsV2OutputTypeDef"]:
+        paginator = self._client.get_paginator("list_objects_v2")
+        return iter(paginator.paginate(Bucket=self._settings.bucket, Prefix=self._root + prefix, **options))
+
+    @cached_property
+    def _client(self) -> "S3Client":
+        """Made when it is first needed, which in most buckets is never, and kept: making one takes long."""
+        return _boto3_client(self._settings)
+
+
+BOTO3_ERRORS = (BotoCoreError, ClientError)
+
+
+def prepare_bucket(settings: StoreSettings) -> None:
+    """Log what would keep deleted objects alive in the bucket. With `create_bucket`, make a missing one. A
+    local folder is only checked: opening it makes it.
+
+    Raises:
+        StoreUnfit: there is no such bucket, or it is refused to us. StoreUnreachable: nothing useful was
+            answered. Both name the setting, the address without credentials, and the cause.
+    """
+    if settings.folder:
+        _check_folder(settings, settings.folder)
+        return
+    try:
+        _prepare(_boto3_client(settings), settings)
+    except ClientError as error:
+        status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+        kind = StoreUnreachable if status >= _SERVER_ERROR or status == _TOO_MANY else StoreUnfit
+        raise kind(
+            describe(settings, f"{error.operation_name} was answered by {_code(error)}", code=_code(error))
+        ) from None
+    except _PASSING as error:
+        raise StoreUnreachable(describe(settings, f"{type(error).__name__}: {error}")) from None
+    except NoCredentialsError:
+        raise _without_credentials(settings) from None
+    except (BotoCoreError, ValueError) as error:
+        name = type(error).__name__
+        raise StoreUnfit(describe(settings, f"{name}: {error}", code=name)) from None
+
+
+def _check_folder(settings: StoreSettings, folder: Path) -> None:
+    """Raises `StoreUnfit` where it is missing and shall not be made."""
+    try:
+        missing = not folder.exists()
+    except OSError as error:
+        raise StoreUnfit(describe(settings, str(error.strerror))) from None
+    if missing and not settings.create_bucket:
+        raise _missing(settings)
+
+
+def _missing(settings: StoreSettings) -> StoreUnfit:
+    return StoreUnfit(
+        describe(settings, "there is none. SPEAKER_STORE_CREATE_BUCKET=true makes it", code="404")
+    )
+
+
+def describe(settings: StoreSettings, cause: str, *, code: str = "") -> str:
+    """One line: the setting to look at, the store's address without credentials, and what is wrong."""
+    setting = _SETTINGS.get(code, "SPEAKER_STORE_ENDPOINT" if settings.endpoint else "SPEAKER_STORE_URL")
+    if settings.folder:
+        where = f"the folder '{settings.folder}'"
+    else:
+        where = f"bucket '{settings.bucket}' at {settings.endpoint or 'AWS'}"
+    return " ".join(without_credentials(f"{setting}: {where} cannot be used: {cause}").split())
+
+
+def _prepare(client: "S3Client", settings: StoreSettings) -> None:
+    _create_if_missing(client, settings)
+    versioning = _said(lambda: client.get_bucket_versioning(Bucket=settings.bucket).get("Status", "Off"))
+    object_lock = _said(
+        lambda: client.get_object_lock_configuration(Bucket=settings.bucket)["ObjectLockConfiguration"].get(
+            "ObjectLockEnabled", "Off"
+        )
+    )
+    log.info("store.bucket", bucket=settings.bucket, versioning=versioning, object_lock=object_lock)
+    if "Enabled" in (versioning, object_lock):
+        log.warning("store.bucket_keeps_deleted_objects", bucket=settings.bucket)
+
+
+def _boto3_client(settings: StoreSettings) -> "S3Client":
+    return boto3.client(
+        "s3",
+        endpoint_url=settings.endpoint,
+        region_name=settings.region,
+        aws_access_key_id=settings.access_key_id,
+        aws_secret_access_key=settings.secret,
+        verify=str(settings.ca_file) if settings.ca_file else None,
+        config=Config(
+            signature_version="s3v4",  # the default may be the older one, which few servers know
+            s3={"addressing_style": "path"},
+            connect_timeout=CONNECT_SECONDS,
+            read_timeout=settings.request_seconds,
+            retries={"mode": "standard", "total_max_attempts": 4},
+        ),
+    )
+
+
+def _create_if_missing(client: "S3Client", settings: StoreSettings) -> None:
+    try:
+        client.head_bucket(Bucket=settings.bucket)
+    except ClientError as error:
+        if _code(error) not in _MISSING:
+            # It may exist all the same, and the right to ask be missing: the probe will tell.
+            log.info("store.bucket_not_shown", reason=_code(error))
+            return
+        if not settings.create_bucket:
+            raise _missing(settings) from None
+        _create(client, settings)
+
+
+def _create(client: "S3Client", settings: StoreSettings) -> None:
+    region = client.meta.region_name
+    try:
+        if region == "us-east-1":  # the one region that must not be named
+            client.create_bucket(Bucket=settings.bucket)
+        else:
+            client.create_bucket(
+                Bucket=settings.bucket,
+                CreateBucketConfiguration={"LocationConstraint": region},  # type: ignore[typeddict-item]  # any server's
+            )
+    except ClientError as error:
+        if _code(error) not in _CREATED_MEANWHILE:
+            raise
+        _check_created(client, settings, _code(error))
+    else:
+        log.info("store.bucket_created", bucket=settings.bucket)
+
+
+def _check_created(client: "S3Client", settings: StoreSettings, code: str) -> None:
+    """Another replica was faster, or is creating the bucket just now. Not every server says that it is ours:
+    whether we may use it tells.
+    """
+    if code == "BucketAlreadyOwnedByYou":
+        return
+    try:
+        client.head_bucket(Bucket=settings.bucket)
+    except ClientError as error:
+        if _code(error) in _MISSING:
+            raise StoreUnreachable(describe(settings, "it is being created")) from None
+        raise
+
+
+def _said(question: Callable[[], str]) -> str:
+    try:
+        return question()
+    except ClientError as error:
+        return f"unknown ({_code(error)})"
+
+
+def _code(error: ClientError) -> str:
+    return error.response["Error"]["Code"]

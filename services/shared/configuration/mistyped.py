@@ -1,0 +1,54 @@
+"""Tells names that nothing reads, with the known name that was probably meant. Never looks at values."""
+
+import difflib
+import os
+from collections.abc import Iterable, Iterator, Mapping
+
+import structlog
+from pydantic_settings import BaseSettings
+
+from services.shared.configuration.settings import variable_of
+from speaker_registry.session import API_KEY_VARIABLE, NAMESPACE_VARIABLE, URL_VARIABLE
+
+log = structlog.get_logger()
+
+_PREFIX = "SPEAKER_"
+_LIKENESS = 0.8
+"""Of variables, which have their prefix in common whatever they are."""
+_COMPARED_CHARACTERS = 128
+"""Comparing takes time that grows with the square of the length, and requests hold names of any length."""
+
+
+def nearest(name: str, known: Iterable[str], *, likeness: float = 0.6) -> str | None:
+    """The known name that is most like this one; None if none is that like it, from 0 to 1."""
+    found = difflib.get_close_matches(name[:_COMPARED_CHARACTERS], sorted(known), n=1, cutoff=likeness)
+    return found[0] if found else None
+
+
+def warn_of_unknown_variables(environment: Mapping[str, str] = os.environ) -> None:
+    """Log each environment variable that begins as ours do and that no setting reads.
+
+    They are not refused, because other programs may use the prefix as well. Values are not logged.
+    """
+    known = _known_variables()
+    for name in _unknown(environment, known):
+        meant = nearest(name.upper(), known, likeness=_LIKENESS)
+        log.warning("setting.unknown", variable=name, **({"nearest": meant} if meant else {}))
+
+
+def _known_variables() -> frozenset[str]:
+    """The variables of all settings classes that are loaded, and those of the SDK."""
+    classes = BaseSettings.__subclasses__()
+    settings = {variable_of(cls, field) for cls in classes for field in cls.model_fields}
+    return frozenset({*settings, URL_VARIABLE, API_KEY_VARIABLE, NAMESPACE_VARIABLE})
+
+
+def _unknown(environment: Mapping[str, str], known: frozenset[str]) -> Iterator[str]:
+    """The case of a name does not matter, as when settings are read. Kubernetes sets variables in every
+    container for each Service; those of a Service called `speaker-…` are no mistake.
+    """
+    services = [name.removesuffix("SERVICE_HOST") for name in environment if name.endswith("_SERVICE_HOST")]
+    not_ours = tuple(f"{service}{kind}" for service in services for kind in ("SERVICE_", "PORT"))
+    for name in sorted(environment):
+        if name.upper().startswith(_PREFIX) and name.upper() not in known and not name.startswith(not_ours):
+            yield name

@@ -1,0 +1,340 @@
+"""Which fingerprint each profile has now: what the workers announced, last one first.
+
+A fingerprint is a fact in the bucket like everything else. Redis holds a copy, and which workers are alive.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import redis
+import structlog
+from pydantic import Field
+
+from services.shared.bucket.facts import LAST_SEQ, AnnouncementKey, list_several_times, parse_key, read_record
+from services.shared.bucket.store import ObjectUnavailable, Store, StoredObject
+from services.shared.index.gate import GateClosed
+from services.shared.index.redis_access import unavailable_without_redis
+from services.shared.index.speaker_index import SpeakerIndex
+from services.shared.model.clock import Clock
+from services.shared.model.domain import Record
+from services.shared.model.fingerprint import Fingerprint
+from services.shared.telemetry.metrics import INTEGRITY_FAILURES
+from speaker_registry.errors import Unavailable, WorkerOutdated
+
+log = structlog.get_logger()
+
+_PROFILES = "sr:profiles"
+_REQUIRED = "sr:required"
+"""What the process that started last requires of every voice."""
+SWEEPS_ASKED = "sr:sweeps_asked"
+"""Counts how often housekeeping was asked to look at every speaker."""
+_TELL = """
+-- Redis's copy never gets older. KEYS: copies. ARGV: profile, seq, uid, JSON -> 1 if it told another before
+local told = redis.call('HGET', KEYS[1], ARGV[1])
+local before, seq, uid = told and cjson.decode(told), tonumber(ARGV[2]), ARGV[3]
+if before and (before.seq > seq or (before.seq == seq and before.uid >= uid)) then return 0 end
+redis.call('HSET', KEYS[1], ARGV[1], ARGV[4])
+return before and 1 or 0
+"""
+_ALIVE_SECONDS = 20
+_TOLD_SECONDS = 600
+"""How long a failed proof is shown after its worker told it last. A worker that fails and ends is started
+again within five minutes, so it is shown all the time.
+"""
+_REMEMBERED_SECONDS = 1.0
+_UNREADABLE_SECONDS = 10.0
+"""The bucket is not asked again for so long after the newest announcement could not be read. Redis is: a
+worker may have announced the profile again.
+"""
+
+
+class Announcement(Record):
+    """What a worker said of a profile it has loaded: the JSON of the fact."""
+
+    profile: str
+    seq: int
+    uid: str
+    fingerprint: str
+    extractor: dict[str, Any] = Field(default_factory=dict)
+    untrained: bool = False
+
+    @property
+    def custom_weights(self) -> bool:
+        """Whether the profile is made with weights that are meant to differ from the published ones."""
+        return Fingerprint(self.extractor).custom_weights
+
+
+class FailedProof(Record):
+    """A worker that does not serve a profile, because its encoder computes something else than it should."""
+
+    worker: str
+    device: str
+    """As torch names it: `cpu`, `cuda:0`."""
+    reason: str
+    """Which tensor differs, and by how much."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Remembered:
+    announcement: Announcement | None
+    until: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Served:
+    served: bool
+    until: float
+
+
+class Announcements:
+    """Reads and writes them. A read costs a round trip at most once a second per profile."""
+
+    def __init__(
+        self,
+        store: Store,
+        index: SpeakerIndex,
+        clock: Clock,
+        *,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._store = store
+        self._index = index
+        self._clock = clock
+        self._monotonic = monotonic
+        self._remembered: dict[str, _Remembered] = {}  # bounded: only catalogue names get here
+        self._served: dict[str, _Served] = {}  # likewise
+        self._unreadable_until: dict[str, float] = {}  # likewise
+        self._tell = index.ungated.register_script(_TELL)
+
+    def announce(
+        self,
+        profile: str,
+        fingerprint: str,
+        extractor: Mapping[str, Any],
+        *,
+        untrained: bool,
+        roll_back: bool = False,
+    ) -> bool:
+        """Make this the profile's fingerprint. Returns whether that changed anything.
+
+        Raises:
+            WorkerOutdated: the profile had this fingerprint and moved on from it, and `roll_back` does not
+            say that it
+                is to come back: a worker left over from before an upgrade must not undo it.
+        """
+        listed = self._listed(profile)
+        history = [one for key, stored in listed if (one := self._read(key, stored)) is not None]
+        last = listed[-1][0].seq if listed else 0
+        current = history[-1] if history and history[-1].seq == last else None
+        if current is not None and current.fingerprint == fingerprint:
+            if self._publish(current):  # it had died half-way
+                self._ask_for_sweep()
+            return False
+        moved_on = bool(history) and history[-1].fingerprint != fingerprint
+        if moved_on and not roll_back and any(one.fingerprint == fingerprint for one in history):
+            raise WorkerOutdated(
+                f"Profile '{profile}' moved on from {fingerprint[:23]}… to {history[-1].fingerprint[:23]}…; "
+                "to go back, start the worker with SPEAKER_EXTRACTOR_ROLL_BACK=true."
+            )
+        made = Announcement(
+            profile=profile,
+            seq=min(last + 1, LAST_SEQ),  # at the end the later id decides
+            uid=self._clock.new_id(),
+            fingerprint=fingerprint,
+            extractor=dict(extractor),
+            untrained=untrained,
+        )
+        self._store.put(_key_of(AnnouncementKey(profile, made.seq, made.uid)), made.to_json().encode())
+        self._publish(made)
+        self._ask_for_sweep()
+        return True
+
+    def require(self, profiles: Iterable[str]) -> None:
+        """Says what this process was told to require of every voice: if that is something new, every voice
+        is looked at.
+        """
+        required = ",".join(sorted(profiles))
+        with unavailable_without_redis():
+            known = self._index.ungated.set(_REQUIRED, required, get=True)
+        if known is not None and known != required:
+            self._ask_for_sweep()
+
+    def _ask_for_sweep(self) -> None:
+        """Housekeeping sees to every voice's new artifact."""
+        ask_for_sweep(self._index.ungated)
+
+    def current(self, profile: str) -> Announcement | None:
+        """The profile's fingerprint; None if no worker ever announced one."""
+        remembered = self._remembered.get(profile)
+        if remembered is None or remembered.until < self._monotonic():
+            found = self._look_up(profile)
+            # From now on, not from before: a look-up may take longer than it is remembered.
+            until = self._monotonic() + _REMEMBERED_SECONDS
+            remembered = self._remembered[profile] = _Remembered(found, until)
+        return remembered.announcement
+
+    def told(self, profiles: Iterable[str]) -> dict[str, Announcement]:
+        """The fingerprints of several profiles, as far as Redis holds a copy. One round trip."""
+        names = list(profiles)
+        with unavailable_without_redis():
+            texts: Any = self._index.ungated.hmget(_PROFILES, names)
+        return {
+            name: Announcement.model_validate_json(text)
+            for name, text in zip(names, texts, strict=True)
+            if text is not None
+        }
+
+    def look_anew(self) -> None:
+        """What is remembered from here on was looked up after this."""
+        self._remembered.clear()
+        self._unreadable_until.clear()
+
+    def beat(self, worker: str, profiles: Mapping[str, str]) -> None:
+        """A worker says that it is alive and serves these profiles (name -> fingerprint)."""
+        with unavailable_without_redis():
+            pipeline = self._index.ungated.pipeline(transaction=False)
+            for profile in profiles:
+                pipeline.zadd(_workers_key(profile), {worker: self._clock.now()})
+                pipeline.zremrangebyscore(_workers_key(profile), "-inf", self._clock.now() - 600)
+            pipeline.execute()
+
+    def leave(self, worker: str, profiles: Mapping[str, str]) -> None:
+        """A worker stops serving."""
+        with unavailable_without_redis():
+            for profile in profiles:
+                self._index.ungated.zrem(_workers_key(profile), worker)
+
+    def is_served(self, profile: str) -> bool:
+        """Whether a live worker serves a profile, as of the last second; True also where nobody can tell."""
+        known = self._served.get(profile)
+        if known is None or known.until < self._monotonic():
+            try:
+                served = self.workers(profile) > 0
+            except Unavailable:
+                served = True
+            known = self._served[profile] = _Served(served, self._monotonic() + _REMEMBERED_SECONDS)
+        return known.served
+
+    def workers(self, profile: str) -> int:
+        """Live workers that serve a profile."""
+        return self.workers_of([profile])[profile]
+
+    def workers_of(self, profiles: Iterable[str]) -> dict[str, int]:
+        """The same of several, in one round trip."""
+        names, since = list(profiles), self._clock.now() - _ALIVE_SECONDS
+        with unavailable_without_redis():
+            pipeline = self._index.ungated.pipeline(transaction=False)
+            for profile in names:
+                pipeline.zcount(_workers_key(profile), since, "+inf")
+            return dict(zip(names, map(int, pipeline.execute()), strict=True))
+
+    def tell_failed_proofs(self, failed: Mapping[str, FailedProof]) -> None:
+        """A worker says, by profile, which encoders failed their proof. To be repeated with every beat."""
+        if not failed:
+            return
+        with unavailable_without_redis():
+            pipeline = self._index.ungated.pipeline(transaction=False)
+            for profile, proof in failed.items():
+                key = _failed_proofs_key(profile)
+                pipeline.zadd(key, {proof.to_json(): self._clock.now()})
+                pipeline.zremrangebyscore(key, "-inf", self._clock.now() - _TOLD_SECONDS)
+                pipeline.expire(key, _TOLD_SECONDS)
+            pipeline.execute()
+
+    def withdraw_failed_proofs(self, failed: Mapping[str, FailedProof]) -> None:
+        """A worker that told them stops."""
+        with unavailable_without_redis():
+            for profile, proof in failed.items():
+                self._index.ungated.zrem(_failed_proofs_key(profile), proof.to_json())
+
+    def failed_proofs_of(self, profiles: Iterable[str]) -> dict[str, list[FailedProof]]:
+        """By profile, the workers whose encoder failed its proof within ten minutes. One round trip."""
+        names, since = list(profiles), self._clock.now() - _TOLD_SECONDS
+        with unavailable_without_redis():
+            pipeline = self._index.ungated.pipeline(transaction=False)
+            for profile in names:
+                pipeline.zrangebyscore(_failed_proofs_key(profile), since, "+inf")
+            answers = pipeline.execute()
+        return {
+            name: [FailedProof.model_validate_json(one) for one in told]
+            for name, told in zip(names, answers, strict=True)
+        }
+
+    def _look_up(self, profile: str) -> Announcement | None:
+        try:
+            with unavailable_without_redis():
+                text = self._index.redis.hget(_PROFILES, profile)
+        except (GateClosed, Unavailable):
+            return self._newest_fact(profile)
+        if text is not None:
+            return Announcement.model_validate_json(text)
+        if self._monotonic() < self._unreadable_until.get(profile, 0.0):
+            return None
+        announcement = self._newest_fact(profile)
+        if announcement is not None:
+            with suppress(Unavailable):  # the copy only saves the next reader a look at the bucket
+                self._publish(announcement)
+        return announcement
+
+    def _newest_fact(self, profile: str) -> Announcement | None:
+        """None also where it is damaged or unreadable: an older one would make everything stale that was made
+        since. The next worker that starts announces the profile again.
+        """
+        listed = self._listed(profile)
+        newest = self._read(*listed[-1]) if listed else None
+        if listed and newest is None:
+            self._unreadable_until[profile] = self._monotonic() + _UNREADABLE_SECONDS
+        return newest
+
+    def _listed(self, profile: str) -> list[tuple[AnnouncementKey, StoredObject]]:
+        """Oldest first. From two listings: one may leave out the newest."""
+        objects = list_several_times(self._store, _prefix(profile), 2).objects
+        ours = [
+            (key, stored) for stored in objects if isinstance(key := parse_key(stored.key), AnnouncementKey)
+        ]
+        return sorted(ours, key=lambda one: (one[0].seq, one[0].uid))
+
+    def _read(self, key: AnnouncementKey, stored: StoredObject) -> Announcement | None:
+        """None if it is damaged or cannot be read, which is logged."""
+        try:
+            body = read_record(self._store, stored)
+            announcement = Announcement.model_validate_json(body) if body is not None else None
+            if announcement and (announcement.profile, announcement.seq) != (key.profile, key.seq):
+                raise ValueError("the record is not the one that its key says")
+        except (ValueError, ObjectUnavailable) as error:
+            log.error("announcement.damaged", key=stored.key, error=str(error))
+            INTEGRITY_FAILURES.labels("record").inc()
+            return None
+        return announcement
+
+    def _publish(self, announcement: Announcement) -> bool:
+        """Returns whether Redis said something older before."""
+        self._remembered.pop(announcement.profile, None)
+        told = announcement
+        with unavailable_without_redis():
+            return bool(self._tell(keys=[_PROFILES], args=[told.profile, told.seq, told.uid, told.to_json()]))
+
+
+def ask_for_sweep(client: redis.Redis) -> None:
+    """Of whoever keeps house. Raises `Unavailable`."""
+    with unavailable_without_redis():
+        client.incr(SWEEPS_ASKED)
+
+
+def _prefix(profile: str) -> str:
+    return f"_profiles/{profile}/"
+
+
+def _key_of(key: AnnouncementKey) -> str:
+    return f"{_prefix(key.profile)}{key.seq:012d}.{key.uid}.json"
+
+
+def _workers_key(profile: str) -> str:
+    return f"sr:workers:{profile}"
+
+
+def _failed_proofs_key(profile: str) -> str:
+    return f"sr:failed_proofs:{profile}"

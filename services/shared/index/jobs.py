@@ -1,0 +1,232 @@
+"""Our own record of every extraction job. RQ is only the transport: its states are never shown.
+
+The scripts in `lua/` write the records; here they are read.
+"""
+
+import json
+import math
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+from services.shared.index.redis_access import unavailable_without_redis
+from services.shared.index.speaker_index import SpeakerIndex
+from speaker_registry.errors import JobNotFound
+from speaker_registry.schemas import FINISHED_STATES, JobState
+
+KEPT_SECONDS = 30 * 24 * 3600
+_PAGE = 200
+_SCANNED = 5_000
+"""Records one filtered page looks at, at most: `more` then says that there is more to look at."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobRecord:
+    """What is known of one job. Times in Unix seconds."""
+
+    id: str
+    namespace: str
+    slug: str
+    name: str
+    vuid: str
+    number: int
+    profile: str
+    fingerprint: str
+    build: int
+    forced: bool
+    """To be made although there is one, or although it was given up."""
+    state: JobState
+    attempt: int
+    max_attempts: int
+    queue: str
+    stage: str
+    done: int
+    total: int
+    created_at: float
+    started_at: float | None
+    finished_at: float | None
+    worker: str | None
+    error: Mapping[str, Any] | None
+    traceparent: str | None
+    """Of the request that asked for it, where it had a trace."""
+
+    @property
+    def finished(self) -> bool:
+        return self.state in FINISHED_STATES
+
+    @classmethod
+    def claimed(cls, job: Mapping[str, Any], *, build: int, at: float) -> "JobRecord":
+        """As a claim at that time has just made it of the fields `job`."""
+        fields = {name: str(value) for name, value in job.items()}
+        forced = "true" if job["forced"] else "false"
+        return cls.read(
+            fields | {"forced": forced, "state": "queued", "build": str(build), "created_at": str(at)}
+        )
+
+    @classmethod
+    def read(cls, fields: Mapping[str, str]) -> "JobRecord":
+        """From the hash as the scripts wrote it."""
+        return cls(
+            id=fields["id"],
+            namespace=fields["ns"],
+            slug=fields["slug"],
+            name=fields["name"],
+            vuid=fields["vuid"],
+            number=int(fields["number"]),
+            profile=fields["profile"],
+            fingerprint=fields.get("fingerprint", ""),
+            build=int(fields.get("build", 1)),
+            forced=fields.get("forced") == "true",
+            state=cast(JobState, fields["state"]),
+            attempt=int(fields.get("attempt", 0)),
+            max_attempts=int(fields["max_attempts"]),
+            queue=fields["queue"],
+            stage=fields.get("stage", "queued"),
+            done=int(fields.get("done", 0)),
+            total=int(fields.get("total", 0)),
+            created_at=float(fields["created_at"]),
+            started_at=_seconds(fields.get("started_at")),
+            finished_at=_seconds(fields.get("finished_at")),
+            worker=fields.get("worker"),
+            error=json.loads(fields["error"]) if "error" in fields else None,
+            traceparent=fields.get("traceparent"),
+        )
+
+
+def _seconds(text: str | None) -> float | None:
+    return float(text) if text else None
+
+
+@dataclass(frozen=True, slots=True)
+class JobPage:
+    """`last`: the job after which the next page starts; it may be one that was not wanted."""
+
+    found: list[JobRecord]
+    last: str | None
+    more: bool
+
+
+class SeenJobs:
+    """The jobs that this process has seen or heard of last, so that they can be followed when Redis has lost
+    their records. For all threads.
+    """
+
+    def __init__(self, most: int = 5_000) -> None:
+        self._most = most
+        self._lock = threading.Lock()
+        self._records: OrderedDict[str, JobRecord] = OrderedDict()
+
+    def put(self, record: JobRecord) -> None:
+        with self._lock:
+            self._keep(record)
+
+    def put_claimed(self, job: Mapping[str, Any], *, build: int, at: float) -> None:
+        """As a claim has made it, by whichever process. What was seen of the job since is newer."""
+        record = JobRecord.claimed(job, build=build, at=at)
+        with self._lock:
+            self._keep(self._records.get(record.id, record))
+
+    def hear(self, event: Mapping[str, Any]) -> None:
+        """Remember the job that an event of the index says was claimed."""
+        if job := event.get("claimed"):
+            self.put_claimed(job, build=int(job["build"]), at=float(job["created_at"]))
+
+    def _keep(self, record: JobRecord) -> None:
+        self._records[record.id] = record
+        self._records.move_to_end(record.id)
+        if len(self._records) > self._most:
+            self._records.popitem(last=False)
+
+    def get(self, job_id: str) -> JobRecord | None:
+        with self._lock:
+            return self._records.get(job_id)
+
+
+class Jobs:
+    """Reads job records of a namespace, newest first."""
+
+    def __init__(self, index: SpeakerIndex) -> None:
+        self._redis = index.redis
+
+    def get(self, namespace: str, job_id: str) -> JobRecord:
+        """Raises `JobNotFound`, also for another namespace's."""
+        with unavailable_without_redis():
+            fields = cast(dict[str, str], self._redis.hgetall(f"sr:job:{job_id}"))
+        if fields.get("ns") != namespace:
+            raise JobNotFound(f"No job {job_id[:80]!a}. Jobs are kept for 30 days.", param="job_id")
+        return JobRecord.read(fields)
+
+    def page(
+        self,
+        namespace: str,
+        *,
+        state: JobState | None = None,
+        slug: str | None = None,
+        profile: str | None = None,
+        after: str | None = None,
+        limit: int,
+    ) -> JobPage:
+        """Newest first, from the one after the job `after`.
+
+        Raises:
+            JobNotFound: `after` is not a job of this namespace.
+        """
+        found: list[JobRecord] = []
+        last = after
+        for looked_at, record in enumerate(self._newest_first(namespace, state, after)):
+            wanted = slug in {None, record.slug} and profile in {None, record.profile}
+            if looked_at == _SCANNED or (wanted and len(found) == limit):
+                return JobPage(found, last, True)
+            if wanted:
+                found.append(record)
+            last = record.id
+        return JobPage(found, last, False)
+
+    def _newest_first(self, namespace: str, state: JobState | None, after: str | None) -> Iterator[JobRecord]:
+        key = f"sr:jobs:{namespace}" + (f":{state}" if state else "")
+        place = (self.get(namespace, after).created_at, after) if after is not None else (math.inf, "")
+        offset = 0
+        while True:
+            with unavailable_without_redis():
+                found = self._redis.zrange(
+                    key, place[0], "-inf", byscore=True, desc=True, offset=offset, num=_PAGE, withscores=True
+                )
+            entries = [(score, job_id) for job_id, score in cast(list[tuple[str, float]], found)]
+            older = [entry for entry in entries if entry < place]
+            yield from self._read([job_id for _, job_id in older])
+            if len(entries) < _PAGE:
+                return
+            # By place, not by number: jobs that come meanwhile would shift that.
+            place, offset = (older[-1], 0) if older else (place, offset + _PAGE)
+
+    def _read(self, job_ids: Iterable[str]) -> list[JobRecord]:
+        with unavailable_without_redis():
+            pipeline = self._redis.pipeline(transaction=False)
+            for job_id in job_ids:
+                pipeline.hgetall(f"sr:job:{job_id}")
+            return [JobRecord.read(fields) for fields in pipeline.execute() if fields]
+
+    def forget_before(self, namespace: str, moment: float) -> int:
+        """Drop one page of each state's records of finished jobs older than `moment`.
+
+        Returns how many it dropped: call it again until that is 0.
+        """
+        dropped = 0
+        for state in sorted(FINISHED_STATES):
+            with unavailable_without_redis():
+                ids = cast(
+                    list[str],
+                    self._redis.zrange(
+                        f"sr:jobs:{namespace}:{state}", "-inf", moment, byscore=True, offset=0, num=_PAGE
+                    ),
+                )
+                pipeline = self._redis.pipeline(transaction=True)
+                for job_id in ids:
+                    pipeline.delete(f"sr:job:{job_id}")
+                    pipeline.zrem(f"sr:jobs:{namespace}:{state}", job_id)
+                    pipeline.zrem(f"sr:jobs:{namespace}", job_id)
+                pipeline.execute()
+            dropped += len(ids)
+        return dropped

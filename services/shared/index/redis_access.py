@@ -1,0 +1,314 @@
+"""Reaching Redis: clients that fail fast, and what their failures mean to our callers. Knows nothing we keep
+there.
+"""
+
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+from weakref import WeakValueDictionary
+
+import redis
+import structlog
+from redis.backoff import ExponentialWithJitterBackoff, NoBackoff
+from redis.exceptions import ClusterDownError, NoScriptError, OutOfMemoryError, ReadOnlyError
+from redis.retry import Retry
+from redis.utils import str_if_bytes
+
+from services.shared.configuration.settings import without_credentials
+from services.shared.telemetry.logs import Seldom
+from speaker_registry.errors import Unavailable
+
+log = structlog.get_logger()
+
+RIGHTS = "~sr:* ~rq:* &rq:* +@all -@admin -@dangerous +info"
+"""What our user needs, as Redis' ACL writes it: our keys and RQ's, and no command by which whoever has its
+password could do more than lose what the bucket tells anyway: change settings, write files, load modules.
+"""
+
+ANSWER_SECONDS = 5.0
+"""How long one command may take while the server answers others."""
+SUSPECT_SECONDS = 0.3
+"""The server is probed when a command has had no answer for this long."""
+PROBE_SECONDS = 1.0
+"""How long the server has to answer a probe. On a machine whose processors are all busy, a server that is
+well needed more than 0.3 s several times a minute: it was taken for silent, and uploads were answered 503.
+"""
+CONNECT_SECONDS = 1.0
+OPEN_SECONDS = 1.0
+"""The pause between two probes of a server that does not answer."""
+RECHECK_SECONDS = 10.0
+"""A connection that is older than this is made anew before it is used again. A server that begins to evict
+keys while connections are open is noticed in that time."""
+_seldom = Seldom(60.0)
+"""Every request may meet the same trouble; whoever runs us reads of it once a minute."""
+_SLICE_SECONDS = 0.05
+"""How soon a command that waits notices that the breaker has opened."""
+
+
+class SilentServerError(redis.TimeoutError):
+    """The breaker is open: the server does not answer."""
+
+
+class EvictingServerError(redis.RedisError):
+    """The server throws keys away when its memory is full, so nothing that it says about an index can be
+    trusted.
+    """
+
+    def __init__(self, policy: str) -> None:
+        super().__init__(
+            f"Redis evicts keys when its memory is full: its maxmemory-policy is '{policy}'. "
+            "Accepted: noeviction."
+        )
+
+
+class WritesUnsafeError(redis.ResponseError):
+    """The server refuses writes that it could not save (MISCONF) or replicate (NOREPLICAS)."""
+
+
+class ServerBusyError(redis.ResponseError):
+    """The server runs a script that does not end, and answers nothing else meanwhile (BUSY)."""
+
+
+_POLICY = re.compile(r"maxmemory_policy:(\S+)")
+_OUR_CLASSES = {"MISCONF": WritesUnsafeError, "NOREPLICAS": WritesUnsafeError, "BUSY": ServerBusyError}
+"""Error codes for which redis-py has no class. It removes the codes of those it has."""
+
+_MESSAGES: dict[type[redis.ResponseError], str] = {
+    NoScriptError: "The index was just restarted.",  # replaced between loading a script and calling it
+    OutOfMemoryError: "The index has reached its memory limit and takes no writes now.",
+    ReadOnlyError: "The index is a read-only replica now and takes no writes.",
+    WritesUnsafeError: "The index cannot save or replicate writes now and takes none.",
+    ServerBusyError: "The index is busy.",
+    ClusterDownError: "The index cannot be read now.",
+}
+"""Error replies that say nothing about our command, and what callers are told of each."""
+
+
+def connect(
+    url: str, *, connect_hook: Callable[[Any], None] | None = None, decode_responses: bool = True
+) -> redis.Redis:
+    """A client that fails rather than hangs: callers answer 503 and are asked to come back.
+
+    A refused connection fails at once. All clients of one server share a `Breaker`, so a server that says
+    nothing costs the commands under way a bit more than a second, and those that come after it nothing.
+    """
+    client = redis.Redis.from_url(
+        url,
+        socket_timeout=ANSWER_SECONDS,
+        socket_connect_timeout=CONNECT_SECONDS,
+        # Only lost connections are made again: to ask a silent server again would take as long once more.
+        retry=Retry(
+            ExponentialWithJitterBackoff(cap=0.2, base=0.02), 3, supported_errors=(redis.ConnectionError,)
+        ),
+        redis_connect_func=connect_hook,
+        decode_responses=decode_responses,
+    )
+    pool = client.connection_pool
+    pool.connection_class = _guarded(pool.connection_class, _breaker_of(url), _address_of(url))
+    return client
+
+
+class Breaker:
+    """A circuit breaker: decides for all clients of one server whether it answers.
+
+    A command that has waited for `SUSPECT_SECONDS` calls `suspect`. A thread then probes the server over a
+    connection of its own. If the probe is not answered, the breaker opens: commands under way give up, and
+    new ones fail at once, until a probe is answered. Nobody else waits for a probe.
+
+    Args:
+        probe: returns whether the server answered.
+        address: of the server, for the log.
+    """
+
+    def __init__(self, probe: Callable[[], bool], address: str = "") -> None:
+        self._probe = probe
+        self._address = address
+        self._lock = threading.Lock()
+        self._probing = False
+        self._open = False
+
+    def check(self) -> None:
+        """Raises `SilentServerError` while the breaker is open."""
+        if self._open:
+            raise SilentServerError("the server does not answer")
+
+    def suspect(self) -> None:
+        """Have the server probed, unless that is under way."""
+        with self._lock:
+            if self._probing:
+                return
+            self._probing = True
+        threading.Thread(target=self._watch, name="redis-probe", daemon=True).start()
+
+    def _watch(self) -> None:
+        while not self._probe():
+            if not self._open:
+                log.warning("redis.silent", setting="SPEAKER_REDIS_URL", address=self._address)
+            self._open = True
+            time.sleep(OPEN_SECONDS)
+        if self._open:
+            log.info("redis.answers", address=self._address)
+        with self._lock:
+            self._open = self._probing = False
+
+
+_breakers: WeakValueDictionary[str, Breaker] = WeakValueDictionary()
+"""By URL, as long as a client of it exists."""
+_breakers_lock = threading.Lock()
+
+
+def _breaker_of(url: str) -> Breaker:
+    with _breakers_lock:
+        breaker = _breakers.get(url)
+        if breaker is None:
+            breaker = _breakers[url] = Breaker(partial(_answers, url), _address_of(url))
+        return breaker
+
+
+def _answers(url: str) -> bool:
+    """Whether the server answers, be it by an error or by refusing the connection, within `PROBE_SECONDS`."""
+    try:
+        with redis.Redis.from_url(
+            url,
+            socket_timeout=PROBE_SECONDS,
+            socket_connect_timeout=PROBE_SECONDS,
+            retry=Retry(NoBackoff(), 0),
+        ) as client:
+            client.ping()
+    except redis.TimeoutError:
+        return False
+    except redis.RedisError:
+        return True
+    return True
+
+
+def _guarded(kind: type[Any], breaker: Breaker, address: str) -> type[Any]:
+    """Connections that ask the breaker before they wait for the server, have it probed when they have waited
+    for long, and log why they could not be made.
+    """
+
+    class Guarded(kind):  # type: ignore[misc]
+        connected_at = 0.0
+
+        def set_parser(self, parser_class: type[Any]) -> None:
+            super().set_parser(_with_our_classes(parser_class))
+
+        def connect_check_health(self, *arguments: Any, **options: Any) -> None:
+            breaker.check()
+            try:
+                super().connect_check_health(*arguments, **options)
+            except SilentServerError:  # which the breaker has logged
+                raise
+            except (redis.ConnectionError, redis.TimeoutError) as error:
+                _log_unreachable(address, error)
+                raise
+
+        def connect(self) -> None:
+            # The pool calls this before it lends a connection, so no transaction is under way.
+            if self._sock is not None and time.monotonic() - self.connected_at > RECHECK_SECONDS:
+                self.disconnect()
+            super().connect()
+
+        def on_connect_check_health(self, check_health: bool = True) -> None:
+            super().on_connect_check_health(check_health)
+            self.connected_at = time.monotonic()
+            self._check_eviction()
+
+        def _check_eviction(self) -> None:
+            self.send_command("INFO", "memory")
+            policy = _POLICY.search(str_if_bytes(self.read_response()))
+            if policy is not None and policy[1] != "noeviction":
+                self.disconnect()
+                if _seldom.due(("redis.evicts", address, policy[1])):
+                    log.error("redis.evicts", setting="SPEAKER_REDIS_URL", address=address, policy=policy[1])
+                raise EvictingServerError(policy[1])
+
+        def _connect(self) -> Any:
+            try:
+                return super()._connect()
+            except (redis.TimeoutError, TimeoutError):  # redis-py translates it further up
+                breaker.suspect()
+                raise
+
+        def send_packed_command(self, *arguments: Any, **options: Any) -> None:
+            breaker.check()
+            super().send_packed_command(*arguments, **options)
+
+        def read_response(self, *arguments: Any, **options: Any) -> Any:
+            self._await_answer()
+            return super().read_response(*arguments, **options)
+
+        def _await_answer(self) -> None:
+            if self._sock is None or self.socket_timeout is None:
+                return
+            try:
+                self._await_bytes()
+            except redis.RedisError:
+                self.disconnect()  # a late answer must not be taken for that to the next command
+                raise
+
+        def _await_bytes(self) -> None:
+            began = time.monotonic()
+            # Connections for blocking commands have a longer timeout: so long they wait by intention.
+            suspicious_at = began + SUSPECT_SECONDS + max(0.0, self.socket_timeout - ANSWER_SECONDS)
+            wait = min(SUSPECT_SECONDS, self.socket_timeout)
+            while not self.can_read(timeout=wait):
+                breaker.check()
+                now = time.monotonic()
+                if now - began >= self.socket_timeout:
+                    raise redis.TimeoutError("the server has not answered this command")
+                if now >= suspicious_at:
+                    breaker.suspect()
+                    suspicious_at = now + SUSPECT_SECONDS
+                wait = _SLICE_SECONDS
+
+    return Guarded
+
+
+def _with_our_classes(parser_class: type[Any]) -> type[Any]:
+    if issubclass(parser_class, _OurErrors):
+        return parser_class
+    classes = {**parser_class.EXCEPTION_CLASSES, **_OUR_CLASSES}
+    return type(parser_class.__name__, (_OurErrors, parser_class), {"EXCEPTION_CLASSES": classes})
+
+
+class _OurErrors:
+    """Marks parsers that know `_OUR_CLASSES`."""
+
+
+@contextmanager
+def unavailable_without_redis() -> Iterator[None]:
+    """Turns trouble with the server into `Unavailable`; what our own scripts answered passes."""
+    try:
+        yield
+    except redis.ResponseError as error:
+        message = next((_MESSAGES[cls] for cls in type(error).__mro__ if cls in _MESSAGES), None)
+        if message is None:
+            raise
+        _log_refusal(error)
+        raise Unavailable(message, retry_after_seconds=5) from error
+    except EvictingServerError as error:
+        raise Unavailable(str(error), retry_after_seconds=60) from error
+    except (redis.ConnectionError, redis.TimeoutError) as error:
+        raise Unavailable("The index cannot be reached now.", retry_after_seconds=2) from error
+
+
+def _log_refusal(error: redis.ResponseError) -> None:
+    kind = type(error).__name__
+    if _seldom.due(("redis.refused", kind)):
+        log.warning("redis.refused", error=kind)  # its text may hold what the command was about
+
+
+def _log_unreachable(address: str, error: redis.RedisError) -> None:
+    cause = f"{type(error).__name__}: {error}"
+    if _seldom.due(("redis.unreachable", address, cause)):
+        log.warning("redis.unreachable", setting="SPEAKER_REDIS_URL", address=address, cause=cause)
+
+
+def _address_of(url: str) -> str:
+    """The URL without user, password and options."""
+    return without_credentials(url.partition("?")[0])

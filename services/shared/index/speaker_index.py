@@ -1,0 +1,980 @@
+"""The Redis view of the facts: fast to read, puts writes in order, and may be lost at any time.
+
+Every change is one Lua script (`lua/`), idempotent and order-free. An index that was begun on a new or
+emptied server (`gate`) knows no speaker: each is *admitted* when it is first needed, or by housekeeping in
+the background, by telling the index all that its facts say. So reads and writes go on at once after a loss.
+How facts are read is the caller's business: `truth` does it.
+"""
+
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from typing import Any, cast
+
+import redis
+from redis.client import Pipeline
+
+from services.shared.bucket.epochs import Epochs
+from services.shared.bucket.facts import LAST_BUILD, LAST_CREATED_AT, LAST_NUMBER, LAST_SEQ, SpeakerId
+from services.shared.index.gate import BOOT, Gate, GateClosed
+from services.shared.index.reading import NOTHING, Flight, IndexedSpeaker, read_hash, read_look
+from services.shared.index.redis_access import unavailable_without_redis
+from services.shared.model.domain import (
+    AliasFact,
+    ArtifactRecord,
+    FailureRecord,
+    Speaker,
+    VersionRecord,
+    VoidFact,
+    build_of,
+    without_build,
+)
+from services.shared.telemetry import tracing
+from speaker_registry.errors import (
+    Conflict,
+    IdempotencyKeyReused,
+    QuotaExceeded,
+    RegistrationInProgress,
+    Unavailable,
+    VoiceDamaged,
+    VoiceExists,
+    VoiceNotFound,
+    VoiceUnreadable,
+)
+
+_TENANTS = "sr:in:"
+"""Begins the keys that namespaces name. No other key of ours does: a namespace may be called anything."""
+EVENTS = "sr:events"
+DIRTY = "sr:dirty"
+STAGES = 3
+"""Of a job's progress: preparing, encoding, publishing."""
+
+COMMIT_SECONDS = 600
+"""From a version's first blob to its fact, at most: after that its blobs may be collected as garbage."""
+LANDING_SECONDS = COMMIT_SECONDS + 900 + 60
+"""What one attempt stores may still land for this long. S3 takes no request that was signed more than 15
+minutes ago, and the clocks of two of our processes may differ by a minute.
+"""
+REPEAT_SECONDS = 1800
+"""So long the same request is given the same place again."""
+ORPHANED_SECONDS = REPEAT_SECONDS + LANDING_SECONDS
+"""A blob without a record is nobody's after this."""
+PENDING_MOVE_SECONDS = 60
+"""So long a reserved move of an alias counts as on its way. After that whoever reserved it must have died."""
+PENDING_PROMOTION_SECONDS = PENDING_MOVE_SECONDS + 900
+"""The same of an automatic one, for which others wait only where the two could do harm: here also what the
+store may still be busy with counts."""
+
+LONGEST_PUT_OFF_SECONDS = 600.0
+"""No look at a speaker is put off for longer."""
+WINDOW_SECONDS = LANDING_SECONDS + 60
+"""What was reserved before an index was begun may land until then; a minute for clocks that differ."""
+COMPLETE = "sr:complete"
+"""Epoch of the index that every speaker of the bucket was admitted to."""
+_TRIES = 3
+"""The server may be lost again while a speaker is being admitted."""
+
+_LAST = {"seq": LAST_SEQ, "number": LAST_NUMBER, "created_at": LAST_CREATED_AT}
+_LOOKING_SECONDS = 120.0
+"""Longer than the scripts ever put off a look, so that every call for one shows while somebody looks."""
+_LIVE, _UNSETTLED, _NOT_COUNTED = 1, 2, 3
+_NOBODY = SpeakerId("no", "speaker")
+"""For scripts that are about no speaker."""
+
+
+class _NotAdmitted(Exception):
+    """The present index does not know the speaker yet."""
+
+
+class EpochOver(Unavailable):
+    """The index was lost while facts were being read for it."""
+
+    def __init__(self) -> None:
+        super().__init__("The index was lost meanwhile; try again.", retry_after_seconds=1)
+
+
+class CensusDue(Exception):
+    """Before a version of this speaker is reserved, a census has to say which older ones count."""
+
+
+class FactsDue(Exception):
+    """Before a version of this speaker is reserved, the index has to be told its facts. What was stored for
+    an earlier place may have landed, and whoever stored it have died before the index was told; or a delete
+    was begun that can land no more.
+    """
+
+
+class AlreadyMade(Exception):
+    """A version of this speaker has been registered with this Idempotency-Key since the caller looked."""
+
+
+class Undecided(Unavailable):
+    """The index was lost a moment ago, and what was published of this speaker just before it is too young to
+    be told.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"The index was lost a moment ago, and the new one does not know yet what was published of voice "
+            f"'{name}' just before. Send the request again in a few seconds.",
+            retry_after_seconds=3,
+        )
+
+
+class Rivals(Exception):
+    """Another publish of the same artifact was let through: wait until what it stores cannot come first."""
+
+
+class AliasMoved(Conflict):
+    """Somebody moved the alias since it was read."""
+
+    code = "alias_moved"
+
+
+class TooManyVersions(QuotaExceeded):
+    """The speaker has as many versions as one may have."""
+
+
+class NamespaceFull(QuotaExceeded):
+    """An upload would take more than what is left of the namespace's bytes."""
+
+
+class TextsFull(QuotaExceeded):
+    """An upload's texts would take more than what is left for the texts of the namespace."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """A place in one speaker's order."""
+
+    seq: int
+    number: int
+    created_at: int
+    vuid: str = ""
+    """Of the version it is for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What the index is told of a speaker."""
+
+    truth: Speaker
+    """As its facts say."""
+    listed: float
+    """When these were listed, or earlier. Unix seconds."""
+    look: bool = False
+    """Housekeeping is to look at the speaker, if it is admitted. It does so anyway where the truth is
+    undecided.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Answer to a claim. `outcome`: claimed, flying, ready, failed, dead, or full: it was made as often as it
+    may be. `job_id` of ours or the one to join.
+    """
+
+    outcome: str
+    job_id: str | None = None
+    build: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Also:
+    """Versions that a look reads beside those that it always reads. Those that do not exist are left out."""
+
+    number: int | None = None
+    vuid: str | None = None
+    idempotency: str | None = None
+    """Hash of the Idempotency-Key that a version was registered with, or answered with."""
+    limit: int | None = None
+    """So many of the newest versions."""
+    before: int | None = None
+    """With `limit`: only versions with a smaller number."""
+    made: bool | None = None
+    """With `limit`: only versions that have had an artifact. Others are passed over without being read."""
+    max_bytes: int | None = None
+    """With `limit`: no version is read after the one with which their records have so many bytes together.
+    `IndexedSpeaker.page_end` tells where that was.
+    """
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+
+class SpeakerIndex(Gate):
+    """All that Redis knows of speakers and the jobs' records. Methods raise `GateClosed` or `Unavailable`."""
+
+    def __init__(
+        self,
+        url: str,
+        bucket: str,
+        truth: Callable[[SpeakerId], Speaker],
+        epochs: Epochs,
+        *,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`bucket`: the identity of the bucket whose facts it shows. `truth`: what these say of a speaker.
+        `epochs`: what the bucket knows of its indexes.
+        """
+        super().__init__(url, bucket, epochs, clock)
+        self._truth = truth
+
+    # -- admitting speakers
+
+    def complete(self) -> bool:
+        """Whether every speaker of the bucket has been admitted to this index."""
+        with unavailable_without_redis():
+            return bool(self.ungated.get(COMPLETE) == str(self.epoch))
+
+    def set_complete(self, epoch: int) -> None:
+        """Every speaker of the bucket was admitted in this epoch. Raises `EpochOver`."""
+        self._run("complete", _NOBODY, unknown=True, listed_in=str(epoch))
+
+    def swept(self, sweep: str, *, epoch: int) -> None:
+        """A sweep that was begun in this epoch is finished. Raises `EpochOver`: it counts for nothing."""
+        self._run("swept", _NOBODY, unknown=True, listed_in=str(epoch), swept=sweep)
+
+    def unknown(self, speaker_ids: Sequence[SpeakerId]) -> list[SpeakerId]:
+        """Those that were not admitted to this index yet."""
+        epoch, answers = self.read_epoch(
+            lambda pipeline, _: [pipeline.hget(speaker_key(one), "epoch") for one in speaker_ids]
+        )
+        return [one for one, known in zip(speaker_ids, answers, strict=True) if known != str(epoch)]
+
+    def admit(self, speaker_id: SpeakerId, *, unless_empty: bool = False) -> bool:
+        """Read a speaker's facts, and tell the index all of them. Returns whether there were any.
+
+        Args:
+            unless_empty: leave nothing behind where there are none.
+
+        Raises:
+            EpochOver.
+        """
+        epoch, listed = self.epoch, self._clock()
+        truth = self._truth(speaker_id)
+        if truth.seq > 0 or not unless_empty:
+            self.tell(speaker_id, Told(truth, listed, look=True), epoch=epoch)
+        return truth.seq > 0
+
+    def tell(self, speaker_id: SpeakerId, told: Told, *, epoch: int) -> None:
+        """Tell the index everything that a speaker's facts say. What it knows already stays as it is; a
+        speaker that it does not know yet is admitted.
+
+        Args:
+            epoch: of the index when the facts were listed, or earlier. What was acknowledged in a later one
+                may be missing in the listing.
+
+        Raises:
+            EpochOver: the index is another one by now. Nothing was told.
+        """
+        self._run("tell", speaker_id, **_telling(told, epoch))
+
+    def tell_many(self, speakers: Sequence[tuple[SpeakerId, Told]], *, epoch: int) -> None:
+        """The same of several speakers, in one round trip."""
+        with tracing.span("index.tell", kind="client"), unavailable_without_redis():
+            pipeline = self.redis.pipeline(transaction=False)
+            for speaker_id, told in speakers:
+                parameters = self._json(speaker_id, _telling(told, epoch))
+                self.queue(pipeline, "tell", self._keys(speaker_id), parameters)
+            answers = pipeline.execute(raise_on_error=False)
+        for (speaker_id, told), answer in zip(speakers, answers, strict=True):
+            if isinstance(answer, Exception):
+                self.tell(speaker_id, told, epoch=epoch)  # says what is wrong, or was
+
+    def keep_unknown(self, speaker_id: SpeakerId) -> None:
+        """There is such a speaker, and it could not be admitted. Once all others have been, it must not pass
+        for a new one: whoever needs it tries again.
+        """
+        with unavailable_without_redis():
+            self.redis.hsetnx(speaker_key(speaker_id), "epoch", "")
+
+    def forget_older(self, known: Callable[[SpeakerId], bool]) -> int:
+        """Remove what indexes of older epochs have left of speakers that the bucket does not know.
+
+        Returns how many keys that were. Raises `EpochOver`: another index has been begun meanwhile.
+        """
+        epoch, removed = self.epoch, 0
+        cursor: int | None = None
+        with unavailable_without_redis():
+            while cursor != 0:
+                page = self.ungated.scan(cursor or 0, match=f"{_TENANTS}*", count=1000)
+                cursor, keys = cast(tuple[int, list[str]], page)
+                removed += self._forget(keys, epoch, known)
+        return removed
+
+    def _forget(self, keys: Iterable[str], epoch: int, known: Callable[[SpeakerId], bool]) -> int:
+        behind = {key: key.removeprefix(_TENANTS).split(":")[1:3] for key in keys}  # the namespace
+        # Those of a later epoch are in use, where another process has begun another index meanwhile.
+        names = [key for key, (kind, *rest) in behind.items() if kind == "names" and _epoch_in(rest) < epoch]
+        if names:
+            self.ungated.unlink(*names)
+        hashes = [key for key, (kind, *_) in behind.items() if kind == "v"]
+        pipeline = self.ungated.pipeline(transaction=False)
+        for key in hashes:
+            pipeline.hget(key, "epoch")
+        admitted = zip(hashes, pipeline.execute(), strict=True)
+        older = [_id_of(key) for key, admitted_in in admitted if admitted_in != str(epoch)]
+        return len(names) + sum(self._forget_speaker(one, epoch) for one in older if not known(one))
+
+    def _forget_speaker(self, speaker_id: SpeakerId, epoch: int) -> int:
+        return int(self._run("forget", speaker_id, unknown=True, listed_in=str(epoch)))
+
+    def _run(self, script: str, speaker_id: SpeakerId, **args: Any) -> Any:
+        """Run a script about a speaker, which is admitted first if this index does not know it yet."""
+        for _ in range(_TRIES):
+            try:
+                return self._run_once(script, speaker_id, args)
+            except _NotAdmitted:
+                with suppress(EpochOver):
+                    self.admit(speaker_id)
+        raise GateClosed
+
+    def _run_once(self, script: str, speaker_id: SpeakerId, args: Mapping[str, Any]) -> Any:
+        with tracing.span(f"index.{script}", kind="client"), unavailable_without_redis():
+            try:
+                return self.call(script, self._keys(speaker_id), self._json(speaker_id, args))
+            except redis.ResponseError as error:
+                raise _refusal(error, speaker_id) from error
+
+    def _keys(self, speaker_id: SpeakerId) -> list[str]:
+        return [speaker_key(speaker_id), BOOT, EVENTS, names_key(speaker_id.namespace), DIRTY]
+
+    def _json(self, speaker_id: SpeakerId, args: Mapping[str, Any]) -> str:
+        # Lua's null would count as true.
+        given = {name: value for name, value in args.items() if value is not None}
+        about = {"speaker": str(speaker_id), "now": self._clock(), "window": WINDOW_SECONDS}
+        return json.dumps(about | given)
+
+    # -- order
+
+    def reserve_version(
+        self,
+        speaker_id: SpeakerId,
+        *,
+        max_speakers: int,
+        immutable: bool,
+        bytes_to_store: int = 0,
+        max_stored_bytes: int | None = None,
+        text_bytes: int = 0,
+        max_text_bytes: int | None = None,
+        max_versions: int | None = None,
+        vuid: str = "",
+        request: str = "",
+        idempotency: str | None = None,
+    ) -> Reservation:
+        """The place of a version, to be used within `COMMIT_SECONDS`.
+
+        Args:
+            max_speakers: of the namespace. A new speaker counts from here on, until it is live or what this
+                place was given for cannot land any more (`LANDING_SECONDS`). max_stored_bytes,
+                max_text_bytes: of the namespace; max_versions: of the speaker. Beyond these three may go
+                what is on its way at the same moment. text_bytes: how many of bytes_to_store are texts.
+                vuid: for the new version. request, idempotency: hashes; the same pair again, within
+                `REPEAT_SECONDS`, is given the same place and vuid, so that both make the same version.
+
+        Raises:
+            QuotaExceeded, NamespaceFull, TextsFull, TooManyVersions; VoiceExists: a live speaker may not be
+            overwritten; RegistrationInProgress: nor one
+            that another request has reserved a place for and may still register; IdempotencyKeyReused;
+            VoiceDamaged: also where a record has the last place there is; CensusDue; FactsDue; AlreadyMade;
+            Unavailable: after that, as long as the last attempt may still land.
+        """
+        return self._reserve(
+            speaker_id,
+            "ver",
+            new=True,
+            max_speakers=max_speakers,
+            bytes=bytes_to_store,
+            max_bytes=max_stored_bytes,
+            texts=text_bytes,
+            max_texts=max_text_bytes,
+            max_versions=max_versions,
+            immutable=immutable,
+            vuid=vuid,
+            request=request,
+            idempotency=idempotency,
+            landing=LANDING_SECONDS,
+            repeats=REPEAT_SECONDS,
+        )
+
+    def reserve_tombstone(self, speaker_id: SpeakerId, *, unchanged: int | None = None) -> Reservation:
+        """The place of a tombstone, to be put within `COMMIT_SECONDS`. Until the tombstone is told, or for
+        `WINDOW_SECONDS`, no version before it is given to a repeated upload.
+
+        Raises `VoiceNotFound`; `AliasMoved` if `unchanged` is not its last seq any more.
+        """
+        return self._reserve(speaker_id, "del", new=True, unchanged=unchanged)
+
+    def reserve_alias(self, speaker_id: SpeakerId, alias: str, *, expected: int | None = None) -> int:
+        """For a move by hand. Returns the seq. The move has to be put within `PENDING_MOVE_SECONDS`.
+
+        Args:
+            expected: seq of the move in force, 0 if there is none.
+
+        Raises:
+            VoiceNotFound; VoiceDamaged; AliasMoved: another move is in force, or may be on its way.
+        """
+        move = {"alias": alias, "expected": expected, "pending": PENDING_MOVE_SECONDS}
+        return self._reserve(speaker_id, "als", **move).seq
+
+    def reserve_promotion(
+        self, speaker_id: SpeakerId, alias: str, *, expected: int, vuid: str, serves: Iterable[str]
+    ) -> int:
+        """For an automatic move. Returns the seq. The move has to be put within `PENDING_MOVE_SECONDS`.
+
+        Args:
+            expected: seq of the move in force, 0 if there is none. vuid, serves: the version it goes to, and
+            the profiles whose artifacts are ready of that.
+
+        Raises:
+            VoiceNotFound; VoiceDamaged; AliasMoved: another move is in force, or on its way to a version
+            that serves other profiles.
+        """
+        move = {"alias": alias, "expected": expected, "pending": PENDING_PROMOTION_SECONDS}
+        target = {"vuid": vuid, "serves": ",".join(sorted(serves))}
+        return self._reserve(speaker_id, "als", automatic=True, **move, **target).seq
+
+    def _reserve(self, speaker_id: SpeakerId, kind: str, **args: Any) -> Reservation:
+        return Reservation(*self._run("reserve", speaker_id, kind=kind, last=_LAST, **args))
+
+    # -- facts
+
+    def remember_answer(self, speaker_id: SpeakerId, vuid: str, idempotency: str) -> bool:
+        """A request with this Idempotency-Key is to be answered with a version that was there already, and so
+        will be its repeats within `REPEAT_SECONDS`, unless Redis is lost.
+
+        Returns False if the version is dead, or the key stands for another one.
+        """
+        arguments = {"vuid": vuid, "idempotency": idempotency, "repeats": REPEAT_SECONDS}
+        return bool(self._run("answer", speaker_id, **arguments))
+
+    def apply_version(self, speaker_id: SpeakerId, seq: int, record: VersionRecord) -> bool:
+        """Returns whether it is live.
+
+        Raises:
+            Unavailable: its place was reserved in an index that was lost since. A census will say whether it
+                counts, so it must not be acknowledged yet.
+        """
+        answer = self._run("apply_version", speaker_id, **_version(seq, record))
+        if answer in {_UNSETTLED, _NOT_COUNTED}:
+            raise Unavailable(
+                "The index was lost while this version was being registered; send the same request again.",
+                retry_after_seconds=1,
+            )
+        return bool(answer == _LIVE)
+
+    def apply_tombstone(self, speaker_id: SpeakerId, seq: int, number: int, created_at: int) -> int:
+        """Returns how many versions it killed."""
+        return int(self._run("apply_tombstone", speaker_id, seq=seq, number=number, created_at=created_at))
+
+    def apply_alias(self, speaker_id: SpeakerId, fact: AliasFact) -> bool:
+        """Returns whether it is the last move."""
+        return bool(self._run("apply_alias", speaker_id, **_move(fact)))
+
+    def apply_artifact(
+        self,
+        speaker_id: SpeakerId,
+        vuid: str,
+        akey: str,
+        record: ArtifactRecord,
+        *,
+        job_id: str | None = None,
+        claimed: str = "",
+        promotion: AliasFact | None = None,
+        alone: str | None = None,
+    ) -> str | None:
+        """Put an artifact in force, end the job that made it, and move the alias that waited for it, all at
+        once.
+
+        Returns the winner in force; None: dead.
+
+        Raises:
+            Rivals: `begin` let through others than the token `alone`.
+            VoiceDamaged, VoiceUnreadable: nobody can tell whether the version is dead.
+        """
+        winner = self._run(
+            "ready",
+            speaker_id,
+            **_artifact(vuid, akey, record),
+            job=job_id,
+            claimed=claimed,
+            promotion=_move(promotion) if promotion else None,
+            alone=alone,
+            stages=STAGES,
+        )
+        return None if winner == "dead" else str(winner)
+
+    def apply_failure(
+        self,
+        speaker_id: SpeakerId,
+        vuid: str,
+        akey: str,
+        record: FailureRecord,
+        *,
+        job_id: str | None = None,
+        claimed: str = "",
+        error: str | None = None,
+        canceled: bool = False,
+    ) -> bool:
+        """Record that an extraction was given up, and end its job. Returns whether the version is live.
+
+        Args:
+            canceled: somebody canceled the job. It goes on while its attempt is publishing.
+        """
+        return bool(
+            self._run(
+                "failed",
+                speaker_id,
+                **_failure(vuid, akey, record),
+                job=job_id,
+                claimed=claimed,
+                error=error,
+                canceled=canceled or None,
+            )
+        )
+
+    def apply_void(self, speaker_id: SpeakerId, fact: VoidFact) -> bool:
+        """Let an artifact count no more: its bytes were lost. Returns whether the version is live."""
+        return bool(self._run("void", speaker_id, **_void(fact.vuid, fact.akey)))
+
+    # -- the census
+
+    def begin_census(self, speaker_id: SpeakerId) -> tuple[int, bytes] | None:
+        """Fix which versions count of those from before this index, if that is still to be said.
+
+        Returns place and body of the fact that has to be put before `end_census`; None where none is due.
+        """
+        found = self._run("census", speaker_id)
+        return (int(found[0]), str(found[1]).encode()) if found else None
+
+    def end_census(self, speaker_id: SpeakerId, high: int) -> None:
+        """Its fact is in the bucket."""
+        self._run("census", speaker_id, put=high)
+
+    # -- computing
+
+    def claim(
+        self,
+        speaker_id: SpeakerId,
+        *,
+        vuid: str,
+        profile: str,
+        fingerprint: str,
+        base: str,
+        job: Mapping[str, Any],
+        force: bool = False,
+        max_builds: int | None = None,
+        steal: str | None = None,
+    ) -> Claim:
+        """Ask to be the one who computes.
+
+        Args:
+            job: the record's fields, `id` and `ns` among them. force: compute it also where it is ready or
+            was given up. max_builds: of one artifact; None: as many as keys can tell apart.
+
+        Raises:
+            Undecided: with `force`. The builds of what was published must not be given out again.
+        """
+        outcome, *rest = self._run(
+            "claim",
+            speaker_id,
+            vuid=vuid,
+            profile=profile,
+            fingerprint=fingerprint,
+            base=base,
+            force=force,
+            max_builds=max_builds or LAST_BUILD,
+            steal=steal,
+            job=dict(job),
+        )
+        return Claim(outcome, *rest[:1], *(int(build) for build in rest[1:]))
+
+    def start(self, speaker_id: SpeakerId, job_id: str, flight: Flight, *, worker: str) -> int:
+        """A worker takes the job in hand. Returns the attempt, from 1; 0: nobody wants it any more."""
+        return int(
+            self._run(
+                "start",
+                speaker_id,
+                job=job_id,
+                vuid=flight.vuid,
+                profile=flight.profile,
+                fingerprint=flight.fingerprint,
+                worker=worker,
+                stages=STAGES,
+            )
+        )
+
+    def begin(
+        self, speaker_id: SpeakerId, job_id: str, attempt: int, flight: Flight, akey: str, *, token: str
+    ) -> int:
+        """May this attempt publish? 1 yes, 0 another one did or will, -2 the version is dead.
+
+        Args:
+            token: unique to this call, for `apply_artifact`.
+
+        Raises:
+            VoiceDamaged, VoiceUnreadable: nobody can tell whether the version is dead. Undecided.
+        """
+        return self._begin(
+            speaker_id,
+            job=job_id,
+            attempt=attempt,
+            vuid=flight.vuid,
+            profile=flight.profile,
+            fingerprint=flight.fingerprint,
+            akey=akey,
+            token=token,
+        )
+
+    def begin_upload(
+        self,
+        speaker_id: SpeakerId,
+        vuid: str,
+        akey: str,
+        *,
+        token: str,
+        size: int = 0,
+        max_stored_bytes: int | None = None,
+    ) -> int:
+        """The same where no job made the artifact: 1 yes, 0 there is one already, -2 the version is dead.
+
+        Raises:
+            NamespaceFull: its `size` is more than what is left of the namespace's bytes. Undecided.
+        """
+        return self._begin(
+            speaker_id, vuid=vuid, akey=akey, token=token, bytes=size, max_bytes=max_stored_bytes
+        )
+
+    def _begin(self, speaker_id: SpeakerId, **args: Any) -> int:
+        try:
+            return int(self._run("begin", speaker_id, **args))
+        except Undecided:
+            self.admit(speaker_id)  # housekeeping does so too, where an API process is there
+            return int(self._run("begin", speaker_id, **args))
+
+    def set_job(
+        self,
+        speaker_id: SpeakerId,
+        job_id: str,
+        state: str,
+        fields: Mapping[str, Any] | None = None,
+        *,
+        landing: Flight | None = None,
+    ) -> bool:
+        """Change an unfinished job's record; with `landing`, end its flight. Returns False if it had
+        finished.
+        """
+        flight: dict[str, Any] = (
+            {"vuid": landing.vuid, "profile": landing.profile, "claimed": landing.fingerprint}
+            if landing
+            else {}
+        )
+        return bool(
+            self._run("job", speaker_id, job=job_id, state=state, fields=dict(fields or {}), **flight)
+        )
+
+    # -- reading
+
+    def load(self, speaker_id: SpeakerId) -> IndexedSpeaker:
+        """One consistent look at a speaker; not live if the index does not know it."""
+        return self.load_many([speaker_id])[0]
+
+    def load_many(self, speaker_ids: Sequence[SpeakerId]) -> list[IndexedSpeaker]:
+        """Several speakers in one round trip, in the given order. Those not known yet are admitted first."""
+        nothing: set[SpeakerId] = set()
+        for _ in range(_TRIES):
+            epoch, (complete, *hashes) = self.read_epoch(lambda pipeline, _: _ask_for(pipeline, speaker_ids))
+            known = [fields.get("epoch") == str(epoch) for fields in hashes]
+            absent = {
+                one: fields
+                for one, fields, is_known in zip(speaker_ids, hashes, known, strict=True)
+                if not is_known and one not in nothing and (fields or complete != str(epoch))
+            }
+            if not absent:
+                return [
+                    read_hash(fields) if is_known else NOTHING
+                    for fields, is_known in zip(hashes, known, strict=True)
+                ]
+            with suppress(EpochOver):
+                nothing.update(
+                    one for one, fields in absent.items() if not self.admit(one, unless_empty=not fields)
+                )
+        raise GateClosed
+
+    def look(self, speaker_id: SpeakerId, also: Also | None = None) -> IndexedSpeaker:
+        """One consistent look at what answers need of a speaker. It costs the same with one version and
+        with a thousand.
+
+        The speaker has its marks and aliases, and of its versions the oldest, the newest, those that aliases
+        point to, and those that `also` names.
+        """
+        arguments = also.arguments if also else {}
+        for _ in range(_TRIES):
+            try:
+                return read_look(self._run_once("look", speaker_id, {"unknown": True, **arguments}))
+            except _NotAdmitted:
+                with suppress(EpochOver):
+                    if not self.admit(speaker_id, unless_empty=True):
+                        return NOTHING
+        raise GateClosed
+
+    def look_many(self, speaker_ids: Sequence[SpeakerId]) -> list[IndexedSpeaker]:
+        """The same of several speakers, in the given order."""
+
+        def ask(pipeline: Pipeline) -> None:
+            for speaker_id in speaker_ids:
+                parameters = self._json(speaker_id, {"unknown": True})
+                self.queue(pipeline, "look", self._keys(speaker_id), parameters)
+
+        try:
+            return [read_look(answer) for answer in self.read(ask)]
+        except redis.ResponseError as error:
+            if not isinstance(_refusal(error, _NOBODY), _NotAdmitted):
+                raise
+            return [self.look(speaker_id) for speaker_id in speaker_ids]
+
+    def usage(self, namespace: str) -> tuple[int, int, int]:
+        """How many live speakers a namespace has, the bytes their versions were uploaded with, and how many
+        of these bytes are texts.
+
+        Raises `GateClosed` until all speakers have been admitted.
+        """
+
+        def ask(pipeline: Pipeline, epoch: int) -> None:
+            names = f"{names_key(namespace)}:{epoch}"
+            pipeline.get(COMPLETE)
+            pipeline.zcard(names)
+            pipeline.get(f"{names}:bytes")
+            pipeline.get(f"{names}:texts")
+
+        speakers, stored, texts = self._of_complete(ask)
+        return int(speakers), int(stored or 0), int(texts or 0)
+
+    def names(self, namespace: str, *, after: str = "", limit: int) -> list[str]:
+        """Keys of live speakers, sorted, from the one after `after`.
+
+        Raises `GateClosed` until all speakers have been admitted.
+        """
+        start = f"({after}" if after else "-"
+
+        def ask(pipeline: Pipeline, epoch: int) -> None:
+            pipeline.get(COMPLETE)
+            pipeline.zrangebylex(f"{names_key(namespace)}:{epoch}", start, "+", 0, limit)
+
+        (keys,) = self._of_complete(ask)
+        return list(keys)
+
+    def _of_complete(self, ask: Callable[[Pipeline, int], None]) -> list[Any]:
+        epoch, (complete, *answers) = self.read_epoch(ask)
+        if complete != str(epoch):
+            raise GateClosed
+        return answers
+
+    def due(self, limit: int) -> Iterator[tuple[SpeakerId, float]]:
+        """Speakers that housekeeping is to look at now, each with what `look_again` wants to know as `seen`.
+
+        Each is put off for a while first: who looks may die, others need not look too, and what happens from
+        now on shows. A look that is put off for longer than anybody does was put off by a clock that has been
+        set back since, and is due as well.
+        """
+        now = self._clock()
+        with unavailable_without_redis():
+            pipeline = self.redis.pipeline(transaction=False)
+            for since, until in (("-inf", now), (now + LONGEST_PUT_OFF_SECONDS, "+inf")):
+                pipeline.zrange(DIRTY, since, until, byscore=True, offset=0, num=limit, withscores=True)
+            in_time, by_another_clock = pipeline.execute()
+        for member, score in [*in_time, *by_another_clock]:
+            speaker_id = SpeakerId.parse(member)
+            seen = self.look_again(speaker_id, _LOOKING_SECONDS, seen=score)
+            if seen is not None:
+                yield speaker_id, seen
+
+    def look_within(self, speaker_id: SpeakerId, seconds: float) -> None:
+        """Have housekeeping look at a speaker in so many seconds at the latest."""
+        with unavailable_without_redis():
+            self.redis.zadd(DIRTY, {str(speaker_id): self._clock() + seconds}, lt=True)
+
+    def look_again(self, speaker_id: SpeakerId, seconds: float | None, *, seen: float) -> float | None:
+        """Put off the next look at a speaker, or end it (None), unless something happened since `seen`.
+
+        Returns the next look's `seen`; None if there is none or it is not ours to put off.
+        """
+        score = self._run("look_again", speaker_id, unknown=True, seconds=seconds, seen=seen)
+        return float(score) if score else None
+
+
+def _ask_for(pipeline: Pipeline, speaker_ids: Iterable[SpeakerId]) -> None:
+    pipeline.get(COMPLETE)
+    for speaker_id in speaker_ids:
+        pipeline.hgetall(speaker_key(speaker_id))
+
+
+def _telling(told: Told, epoch: int) -> dict[str, Any]:
+    """The arguments of `lua/tell.lua`."""
+    about = {"unknown": True, "listed_in": str(epoch), "listed": told.listed, "look": told.look}
+    return about | _all_of(told.truth)
+
+
+def _all_of(truth: Speaker) -> dict[str, Any]:
+    """All that the facts say of a speaker."""
+    census = truth.census
+    marks = {"seq": truth.seq, "number": truth.number, "created_at": truth.created_at}
+    artifacts = [
+        _artifact(version.vuid, akey, record)
+        for version in truth.versions
+        for akey, record in version.artifacts.items()
+    ]
+    failures = [
+        _failure(version.vuid, akey, record)
+        for version in truth.versions
+        for akey, record in version.failures.items()
+    ]
+    return {
+        "marks": marks,
+        "damaged": truth.damaged,
+        "unreadable": " ".join(truth.unreadable),
+        "undecided": truth.undecided,
+        "census": {"high": census.seq, "vuids": sorted(census.vuids)} if census.seq else None,
+        "tombstone": marks | {"seq": truth.tombstone} if truth.tombstone else None,
+        "versions": [_version(version.seq, version.record) for version in truth.versions],
+        "void": [_void(version.vuid, akey) for version in truth.versions for akey in version.void],
+        "artifacts": artifacts,
+        "failures": failures,
+        "moves": [_move(fact) for fact in truth.alias_facts.values()],
+    }
+
+
+def _version(seq: int, record: VersionRecord) -> dict[str, Any]:
+    return {
+        "seq": seq,
+        "vuid": record.vuid,
+        "number": record.number,
+        "created_at": record.created_at,
+        "key": record.key,
+        "record": record.model_dump_json(),
+        "given": bool(record.given),
+        **({"idempotency": record.idempotency} if record.idempotency else {}),
+    }
+
+
+def _artifact(vuid: str, akey: str, record: ArtifactRecord) -> dict[str, Any]:
+    return {
+        "vuid": vuid,
+        "base": without_build(akey),
+        "build": record.build,
+        "winner": record.winner,
+        "record": record.model_dump_json(),
+        "profile": record.profile,
+        "fingerprint": record.fingerprint,
+    }
+
+
+def _failure(vuid: str, akey: str, record: FailureRecord) -> dict[str, Any]:
+    return {
+        "vuid": vuid,
+        "akey": akey,
+        "attempt": record.attempt,
+        "record": record.model_dump_json(),
+        "profile": record.profile,
+    }
+
+
+def _void(vuid: str, akey: str) -> dict[str, Any]:
+    return {"vuid": vuid, "base": without_build(akey), "build": build_of(akey)}
+
+
+def _move(fact: AliasFact) -> dict[str, Any]:
+    return {
+        "seq": fact.seq,
+        "alias": fact.alias,
+        "automatic": fact.automatic,
+        "uid": fact.uid,
+        "vuid": fact.vuid,
+    }
+
+
+def _epoch_in(parts: Sequence[str]) -> int:
+    """Of what follows `names` in a key; 0: an older layout has none there."""
+    return int(parts[0]) if parts and parts[0].isdecimal() else 0
+
+
+def speaker_key(speaker_id: SpeakerId) -> str:
+    return f"{_TENANTS}{speaker_id.namespace}:v:{speaker_id.slug}"
+
+
+def _id_of(key: str) -> SpeakerId:
+    namespace, _, slug = key.removeprefix(_TENANTS).split(":", 2)
+    return SpeakerId(namespace, slug)
+
+
+def names_key(namespace: str) -> str:
+    return f"{_TENANTS}{namespace}:names"
+
+
+def key_reused() -> IdempotencyKeyReused:
+    """Does not show the key, which may be a secret."""
+    return IdempotencyKeyReused(
+        "This Idempotency-Key was used for another request. Accepted: that same request again, or a new key."
+    )
+
+
+def voice_damaged(name: str) -> VoiceDamaged:
+    """The log names the object."""
+    return VoiceDamaged(
+        f"A record of voice '{name}' is damaged in the bucket, so nobody can tell what the name stands for. "
+        "Restore the object that the log names from a backup, or delete the voice."
+    )
+
+
+def voice_exhausted(name: str) -> VoiceDamaged:
+    return VoiceDamaged(
+        f"A record of voice '{name}' in the bucket has the last place, number or date that there is, so none "
+        "can come after it. Delete the voice, and take another name."
+    )
+
+
+def voice_unreadable(name: str) -> VoiceUnreadable:
+    """The log names the object."""
+    return VoiceUnreadable(
+        f"A record of voice '{name}' cannot be read from the bucket now, so nobody can tell what the name "
+        "stands for. It is tried again; the log names the object.",
+        retry_after_seconds=60,
+    )
+
+
+def _refusal(error: redis.ResponseError, speaker_id: SpeakerId) -> Exception:
+    """What a script's error reply means to a caller; the error itself if it is none of ours."""
+    ours: dict[str, Exception] = {
+        "GATE": GateClosed(),
+        "ABSENT": _NotAdmitted(),
+        "EPOCH": EpochOver(),
+        "CENSUS": CensusDue(),
+        "MADE": AlreadyMade(),
+        "UNTOLD": FactsDue(),
+        "RIVALS": Rivals(),
+        "QUOTA": QuotaExceeded("Uploaded voice limit reached."),
+        "VERSIONS": TooManyVersions("The voice has as many versions as it may have."),
+        "FULL": NamespaceFull("The uploads of this namespace take as much as they may."),
+        "TEXTS": TextsFull("The texts of this namespace take as much as they may."),
+        "EXISTS": VoiceExists(f"Voice '{speaker_id.slug}' already exists."),
+        "RESERVED": RegistrationInProgress(
+            f"Voice '{speaker_id.slug}' is being registered by another request, and the registration policy "
+            "is 'immutable'. Try again: it may have failed.",
+            retry_after_seconds=10,
+        ),
+        "NOTFOUND": VoiceNotFound(f"Voice '{speaker_id.slug}' not found"),
+        "REUSED": key_reused(),
+        "UNREADABLE": voice_unreadable(speaker_id.slug),
+        "DAMAGED": voice_damaged(speaker_id.slug),
+        "EXHAUSTED": voice_exhausted(speaker_id.slug),
+        "LANDING": Unavailable(
+            "An earlier attempt of this request may still be stored: try again later.", retry_after_seconds=60
+        ),
+        "MOVED": AliasMoved("The alias was moved meanwhile."),
+        "UNDECIDED": Undecided(speaker_id.slug),
+    }
+    return ours.get(str(error).partition(" ")[0], error)

@@ -1,0 +1,112 @@
+"""Tensors become an artifact: checked against the profile, a file with its manifest, a record. Pure."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from services.shared.model.domain import ArtifactRecord, VersionRecord
+from services.shared.model.fingerprint import Fingerprint
+from services.shared.model.profiles import Profile
+from speaker_registry.artifact import (
+    ComputedOn,
+    Manifest,
+    TensorSpec,
+    check_tensors,
+    content_digest,
+    describe,
+    encode,
+    sha256_digest,
+)
+from speaker_registry.errors import InvalidArtifact
+
+
+def applying_specs(version: VersionRecord, profile: Profile) -> dict[str, TensorSpec]:
+    """What the profile promises of this version: some tensors need a transcript."""
+    return {
+        name: spec for name, spec in profile.tensors.items() if version.ref_text or not spec.needs_ref_text
+    }
+
+
+def applying_tensors(
+    version: VersionRecord, profile: Profile, tensors: Mapping[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    """Without those of the profile that this version cannot have. What the profile does not know stays, to be
+    refused.
+    """
+    left_out = profile.tensors.keys() - applying_specs(version, profile).keys()
+    return {name: tensor for name, tensor in tensors.items() if name not in left_out}
+
+
+def package(
+    version: VersionRecord,
+    profile: Profile,
+    tensors: Mapping[str, np.ndarray],
+    *,
+    fingerprint: str,
+    attempt: str,
+    build: int = 1,
+    extractor: Mapping[str, Any] | None = None,
+    untrained: bool = False,
+    computed_on: ComputedOn | None = None,
+    used_seconds: float | None = None,
+    seconds_spent: float = 0.0,
+) -> tuple[bytes, ArtifactRecord]:
+    """The artifact's file, and what is recorded of it. Tensors that need a transcript may be left out.
+
+    Args:
+        attempt, build: see `ArtifactRecord`.
+        extractor: the facts behind the fingerprint.
+        computed_on: the machine that computed the tensors, which is no part of the fingerprint.
+        used_seconds: how much audio is in the tensors, where the extractor cut something out of the clip.
+
+    Raises:
+        InvalidArtifact: the tensors are not what the profile says, or not as long as what was used of the
+            version's clip; or the length used rounds to zero microseconds or is longer than the clip.
+    """
+    clip = version.clip
+    seconds = clip.seconds if clip else None
+    used = seconds if used_seconds is None else round(used_seconds, 6)  # as clips are measured
+    if used_seconds is not None and not used:
+        raise InvalidArtifact(
+            f"{used_seconds:g} s of audio are said to be used; accepted: one microsecond or more"
+        )
+    if used is not None and seconds is not None and used > seconds:
+        raise InvalidArtifact(f"{used:g} s of audio are said to be used; the clip has {seconds:g} s")
+    specs, tensors = applying_specs(version, profile), applying_tensors(version, profile, tensors)
+    check_tensors(tensors, specs, seconds=used, frame_rate=profile.frame_rate)
+    manifest = Manifest(
+        profile=profile.name,
+        model_type=profile.model_type,
+        fingerprint=fingerprint,
+        extractor=dict(extractor or {}),
+        untrained=untrained,
+        custom_weights=Fingerprint(extractor or {}).custom_weights,
+        voice=version.name,
+        version=version.number,
+        version_id=version.vuid,
+        created_at=version.created_at,
+        source=version.source,
+        audio_sha256=clip.sha256 if clip else None,
+        seconds=seconds,
+        used_seconds=None if used_seconds is None else used,
+        ref_text=version.ref_text,
+        consent=version.consent,
+        frame_rate=profile.frame_rate if clip else None,
+        computed_on=computed_on,
+    )
+    data = encode(tensors, manifest)
+    record = ArtifactRecord(
+        profile=profile.name,
+        fingerprint=fingerprint,
+        build=build,
+        attempt=attempt,
+        digest=sha256_digest(data),
+        content_digest=content_digest(tensors),
+        size=len(data),
+        tensors=describe(tensors),
+        extractor=dict(extractor or {}),
+        untrained=untrained,
+        seconds_spent=seconds_spent,
+    )
+    return data, record

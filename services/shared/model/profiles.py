@@ -1,0 +1,254 @@
+"""The profiles we know: what each engine needs, as facts. Encoders live in the worker; this file knows no
+torch.
+
+A profile of your own comes through the entry point group `speaker_registry.profiles`: a `Profile` per entry
+point.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from typing import Any, Self
+
+from services.shared.model.published_weights import PublishedWeights, published_weights
+from speaker_registry.artifact import TensorSpec
+from speaker_registry.errors import ProfileUnknown, SpeakerRegistryError
+
+_GROUP = "speaker_registry.profiles"
+
+
+class ProfileAmbiguous(SpeakerRegistryError):
+    """Two profiles have one name; for whoever runs us, never for callers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """Facts about one engine's artifact. The encoder that makes it is found under the same name in the
+    worker.
+    """
+
+    name: str
+    model_type: str
+    """The engine's own word, e.g. vLLM-Omni's `qwen3_tts`."""
+    description: str
+    tensors: Mapping[str, TensorSpec]
+    sample_rate: int
+    """What the encoder takes, Hz."""
+    frame_rate: float | None = None
+    """Frames of codes a second, Hz: the `T` of the tensors' shapes."""
+    ref_text_required: bool = False
+    weights: PublishedWeights
+    not_extractable: str | None = None
+    """Why nobody can make this artifact from a clip; None if the worker can."""
+
+    @property
+    def embedding_width(self) -> int | None:
+        """Width of a given `speaker_embedding` this profile can take as it is, if any."""
+        spec = self.tensors.get("speaker_embedding")
+        others = [
+            other for name, other in self.tensors.items() if name != "speaker_embedding" and other.required
+        ]
+        width = spec.shape[0] if spec is not None and len(spec.shape) == 1 and not others else None
+        return width if isinstance(width, int) else None
+
+
+def _built_in(name: str, model_type: str, description: str, **facts: Any) -> Profile:
+    weights = published_weights()[name]
+    return Profile(name=name, model_type=model_type, description=description, weights=weights, **facts)
+
+
+def _qwen3_tts(size: str, width: int) -> Profile:
+    return _built_in(
+        f"qwen3-tts-{size.lower()}",
+        "qwen3_tts",
+        f"Qwen3-TTS 12Hz {size} Base: speaker embedding (ECAPA-TDNN) and codes (SpeechTokenizer)",
+        tensors={
+            "speaker_embedding": _embedding(width),
+            # Not required: a voice registered with a ready embedding has none, and serves x-vector cloning
+            # only.
+            "ref_code": TensorSpec(dtype="I32", shape=("T", 16), minimum=0, maximum=2047, required=False),
+        },
+        sample_rate=24_000,
+        frame_rate=12.5,
+    )
+
+
+def _fish_speech(name: str, model_type: str, engine: str) -> Profile:
+    return _built_in(
+        name,
+        model_type,
+        f"{engine}: codes of its DAC, a semantic book and nine residual ones",
+        tensors={"ref_codes_fq": _codes(("T", 10), 4096, *9 * [1024])},
+        sample_rate=44_100,
+        frame_rate=44_100 / 2048,
+        ref_text_required=True,
+    )
+
+
+def _dac(kilohertz: int, sample_rate: int, hop: int, books: int) -> Profile:
+    return _built_in(
+        f"dac-{kilohertz}khz",
+        "dac",
+        f"Descript Audio Codec at {sample_rate / 1000:g} kHz: codes",
+        tensors={"codes": TensorSpec(dtype="I64", shape=(books, "T"), minimum=0, maximum=1023)},
+        sample_rate=sample_rate,
+        frame_rate=sample_rate / hop,
+    )
+
+
+def _higgs(name: str, model_type: str, engine: str, *, ref_text_required: bool) -> Profile:
+    return _built_in(
+        name,
+        model_type,
+        f"{engine}: codes of the Higgs Audio v2 tokenizer, books first",
+        tensors={"ref_audio_tokens": TensorSpec(dtype="I64", shape=(8, "T"), minimum=0, maximum=1023)},
+        sample_rate=24_000,
+        frame_rate=25.0,
+        ref_text_required=ref_text_required,
+    )
+
+
+def _embedding(width: int) -> TensorSpec:
+    return TensorSpec(dtype="F32", shape=(width,))
+
+
+def _codes(shape: tuple[int | str, ...], *sizes: int) -> TensorSpec:
+    """Frames first, each book with a size of its own."""
+    return TensorSpec(dtype="I64", shape=shape, minimum=0, maximum=max(sizes) - 1, codebook_sizes=sizes)
+
+
+_COSYVOICE3 = _built_in(
+    "cosyvoice3-0.5b",
+    "cosyvoice3",
+    "CosyVoice3 0.5B: speech tokens (S3 v3), their mel spectrogram, speaker embedding (CAM++)",
+    tensors={
+        "speech_token": TensorSpec(dtype="I32", shape=(1, "T"), minimum=0, maximum=6560),
+        "speech_token_len": TensorSpec(dtype="I32", shape=(1,), counts_frames=True),
+        "speech_feat": TensorSpec(dtype="F32", shape=(1, "2T", 80)),
+        "embedding": TensorSpec(dtype="F32", shape=(1, 192)),
+    },
+    sample_rate=24_000,
+    frame_rate=25.0,
+    ref_text_required=True,
+)
+_VOXCPM2 = _built_in(
+    "voxcpm2",
+    "voxcpm2",
+    "VoxCPM2: latents of its audio VAE in patches of four, for reference and continuation",
+    tensors={
+        "ref_audio_feat": TensorSpec(dtype="F32", shape=("T", 4, 64)),
+        # For continuation. Engines that are told no mode derive it from the tensors they find: with this one
+        # they would continue a transcript that is not there.
+        "audio_feat": TensorSpec(dtype="F32", shape=("T", 4, 64), required=False, needs_ref_text=True),
+    },
+    sample_rate=16_000,
+    frame_rate=6.25,
+)
+_MING_TTS = _built_in(
+    "ming-tts",
+    "ming_tts",
+    "Ming-TTS: speaker embedding (CAM++)",
+    tensors={"speaker_embedding": _embedding(192)},
+    sample_rate=16_000,
+)
+_VOXTRAL = _built_in(
+    "voxtral",
+    "voxtral_tts",
+    "Voxtral TTS: a voice in the language model's own embedding space, to be uploaded ready-made",
+    # As wide as the language model; how long is each voice's own.
+    tensors={"voice_embedding": TensorSpec(dtype="F32", shape=("L", 3072))},
+    sample_rate=24_000,
+    not_extractable="Mistral has not published Voxtral's encoder; upload a ready voice embedding",
+)
+_ECAPA = _built_in(
+    "ecapa-voxceleb",
+    "ecapa",
+    "ECAPA-TDNN trained on VoxCeleb (SpeechBrain): speaker embedding, not normalised",
+    tensors={"speaker_embedding": _embedding(192)},
+    sample_rate=16_000,
+)
+_SPEECHTOKENIZER = _built_in(
+    "speechtokenizer",
+    "speechtokenizer",
+    "SpeechTokenizer (hubert_avg): codes, the first book semantic",
+    tensors={"codes": TensorSpec(dtype="I64", shape=(8, "T"), minimum=0, maximum=1023)},
+    sample_rate=16_000,
+    frame_rate=50.0,
+)
+BUILT_IN: Mapping[str, Profile] = {
+    profile.name: profile
+    for profile in (
+        _qwen3_tts("0.6B", 1024),
+        _qwen3_tts("1.7B", 2048),
+        _fish_speech("fish-speech-s2-pro", "fish_speech", "Fish Speech S2 Pro"),
+        _fish_speech("audio8", "audio8_tts", "Audio8"),
+        _COSYVOICE3,
+        _VOXCPM2,
+        _MING_TTS,
+        _higgs("omnivoice", "omnivoice", "OmniVoice", ref_text_required=False),
+        _higgs("higgs-audio-v2", "higgs_audio_v2", "Higgs-Audio v2", ref_text_required=True),
+        _VOXTRAL,
+        _ECAPA,
+        _dac(16, 16_000, hop=320, books=12),
+        _dac(24, 24_000, hop=320, books=32),
+        _dac(44, 44_100, hop=512, books=9),
+        _SPEECHTOKENIZER,
+    )
+}
+
+
+class ProfileCatalogue:
+    """The profiles of this installation, and which of them every upload must have."""
+
+    def __init__(self, profiles: Iterable[Profile], required: Iterable[str]) -> None:
+        self._by_name = {profile.name: profile for profile in profiles}
+        self.required = tuple(dict.fromkeys(required))
+        for name in self.required:
+            self.get(name)
+
+    @classmethod
+    def load(cls, required: Iterable[str]) -> Self:
+        """Built-in profiles and those that installed packages bring.
+
+        Raises:
+            ProfileAmbiguous: naming the packages. ProfileUnknown: one of `required`.
+        """
+        return cls(_installed(), required)
+
+    def get(self, name: str) -> Profile:
+        """Raises `ProfileUnknown` naming the known ones."""
+        try:
+            return self._by_name[name]
+        except KeyError:
+            raise ProfileUnknown(
+                f"Unknown profile {name[:80]!a}. Known: {', '.join(sorted(self._by_name))}.", param="profile"
+            ) from None
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(self._by_name)
+
+    def __iter__(self) -> Iterator[Profile]:
+        return iter(sorted(self._by_name.values(), key=lambda profile: profile.name))
+
+    @property
+    def required_profiles(self) -> list[Profile]:
+        return [self.get(name) for name in self.required]
+
+    def taking_embeddings_of(self, width: int) -> list[Profile]:
+        """Required profiles that can use a ready speaker embedding of this width."""
+        return [profile for profile in self.required_profiles if profile.embedding_width == width]
+
+
+def _installed() -> list[Profile]:
+    """Nobody could tell which of two of one name is meant, or which of them an artifact is of."""
+    profiles, brought_by = dict(BUILT_IN), dict.fromkeys(BUILT_IN, "the registry itself")
+    for entry in entry_points(group=_GROUP):
+        profile, package = entry.load(), f"the package {entry.dist.name if entry.dist else entry.value}"
+        if profile.name in profiles:
+            raise ProfileAmbiguous(
+                f"Profile '{profile.name}' is brought by {brought_by[profile.name]} and by {package}. "
+                "Accepted: a name of its own for each; rename one, or uninstall a package."
+            )
+        profiles[profile.name], brought_by[profile.name] = profile, package
+    return list(profiles.values())

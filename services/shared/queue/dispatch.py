@@ -1,0 +1,52 @@
+"""Hands extraction jobs to workers through RQ. The one place that knows both our job ids and RQ's states."""
+
+from collections.abc import Mapping
+
+from redis import Redis
+from rq.job import JobStatus
+
+from services.shared.index.redis_access import unavailable_without_redis
+from services.shared.queue.rq_jobs import SafeQueue, enqueue, queue_name, status_of
+from services.shared.telemetry import tracing
+
+EXTRACT = "extract"
+"""The name a worker's handler goes by."""
+
+_ALIVE = {
+    JobStatus.QUEUED.value,
+    JobStatus.STARTED.value,
+    JobStatus.SCHEDULED.value,
+    JobStatus.DEFERRED.value,
+}
+
+
+class RqDispatcher:
+    """Implements `registrar.Dispatcher`. One queue per profile."""
+
+    def __init__(self, connection: Redis, *, job_seconds: int) -> None:
+        self._connection = connection
+        self._job_seconds = job_seconds
+
+    def enqueue(self, job_id: str, profile: str, arguments: Mapping[str, str | int | None]) -> None:
+        """The same job again is not an error: a first call's answer may have been lost."""
+        about = {"job.id": job_id, "profile": profile}
+        with unavailable_without_redis(), tracing.span("enqueue", kind="producer", attributes=about):
+            enqueue(self._queue(profile), job_id, EXTRACT, arguments, timeout_seconds=self._job_seconds)
+
+    def state(self, job_id: str, profile: str) -> str:
+        """`alive`: queued or running; `failed`: RQ gave it up; `gone`: finished, forgotten or never
+        enqueued.
+        """
+        with unavailable_without_redis():
+            status = status_of(self._queue(profile), job_id)
+        if status == JobStatus.FAILED.value:
+            return "failed"
+        return "alive" if status in _ALIVE else "gone"
+
+    def remove(self, job_id: str, profile: str) -> None:
+        """Take a job out of the queue. One that a worker has taken is left to it: it finds out by itself."""
+        with unavailable_without_redis():
+            self._queue(profile).remove_waiting(job_id)
+
+    def _queue(self, profile: str) -> SafeQueue:
+        return SafeQueue(queue_name(profile), connection=self._connection)

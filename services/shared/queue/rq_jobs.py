@@ -1,0 +1,366 @@
+"""Jobs and queues as RQ keeps them in Redis, without RQ's ways of running code out of Redis.
+
+Stock RQ imports and calls whatever name a job carries, its callbacks and webhooks too, whichever serializer
+is chosen. Here a job is a name and the ids it is about, as JSON, and nothing else of it is read: a worker
+runs it only through a handler it was given for that name. Writing to Redis can waste time, not run code.
+
+Knows neither what a job does nor our own record of it (`jobs.py`). Jobs are run by `batch_worker.py`; what a
+dead worker held is brought back by `queue_maintenance.py`.
+"""
+
+import json
+import re
+import time
+import zlib
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any, NoReturn, cast
+
+import structlog
+from redis import Redis
+from redis.client import Pipeline
+from rq import Queue, Retry
+from rq.exceptions import DuplicateJobError
+from rq.job import Job
+from rq.registry import FinishedJobRegistry, StartedJobRegistry
+from rq.serializers import JSONSerializer
+from rq.utils import as_text
+
+from services.shared.configuration.settings import LONGEST_JOB_SECONDS
+
+log = structlog.get_logger(__name__)
+
+RETRIES = 3
+"""Four starts in all: enough for a worker that dies twice under a job that is not to blame."""
+
+RESULT_SECONDS = 300
+FAILURE_SECONDS = 24 * 3600
+"""How long a finished and a failed job can be looked at. As long is its id taken."""
+
+MAX_DATA_BYTES = 16 * 1024
+MAX_ID_LENGTH = 200
+MAX_ARGUMENTS = 16
+
+QUARANTINE_KEY = "sr:quarantine"
+QUARANTINE_LENGTH = 1000
+
+QUEUE_NAME = re.compile(r"extract\.[a-z0-9][a-z0-9._-]{0,90}")
+"""No comma (RQ joins the names of a worker's queues with it) and no colon (part of its keys)."""
+
+FUNCTION_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]{0,99}")
+
+STORED_FIELDS = frozenset(
+    b"created_at data description ended_at enqueued_at last_heartbeat origin retries_left started_at status "
+    b"timeout worker_name".split()
+)
+"""What we read of a job. Not read, so without effect: callbacks, webhooks, meta (pickled by tools that forget
+the serializer), dependencies, repeats (both can wait for ever), intervals (they need a scheduler), expiry."""
+
+HAND_BACK = """
+-- KEYS: intermediate list, queue, job.  ARGV: job id.
+-- Back to the head of the queue if it still waits to be run; forgotten if not. Only who removes it pushes it.
+if redis.call('LREM', KEYS[1], 1, ARGV[1]) == 0 then return 0 end
+if redis.pcall('HGET', KEYS[3], 'status') ~= 'queued' then return 0 end
+redis.call('LPUSH', KEYS[2], ARGV[1])
+return 1
+"""
+
+LINE_UP = """
+-- KEYS: queue, order (jobs that wait, scored by turn), turns (of each tenant's last job; ':' of the last one
+-- taken).  ARGV: job id, tenant.  Moves a job from the end of the queue to its tenant's next turn.
+-- Turns start at the last one taken, so a tenant gains nothing by having been idle. The order may still name
+-- jobs that somebody removed from the queue.
+if redis.call('LREM', KEYS[1], -1, ARGV[1]) == 0 then return 0 end
+local taken, own = unpack(redis.call('HMGET', KEYS[3], ':', ARGV[2]))
+local turn = math.max(tonumber(taken or 0), tonumber(own or 0)) + 1
+redis.call('HSET', KEYS[3], ARGV[2], turn)
+local behind
+repeat
+  behind = redis.call('ZRANGEBYSCORE', KEYS[2], '(' .. turn, '+inf', 'LIMIT', 0, 1)[1]
+  local placed = behind and redis.call('LINSERT', KEYS[1], 'BEFORE', behind, ARGV[1]) ~= -1
+  if behind and not placed then redis.call('ZREM', KEYS[2], behind) end
+until placed or not behind
+if not behind then redis.call('RPUSH', KEYS[1], ARGV[1]) end
+redis.call('ZADD', KEYS[2], turn, ARGV[1])
+return 1
+"""
+
+TAKE = """
+-- KEYS: queue, intermediate list, order, turns.  ARGV: how many, at most.
+-- Each job is in one of the two lists at any time.
+local taken = {}
+for number = 1, ARGV[1] do
+  local job_id = redis.call('LMOVE', KEYS[1], KEYS[2], 'LEFT', 'RIGHT')
+  if not job_id then break end
+  taken[number] = job_id
+end
+if redis.call('EXISTS', KEYS[1]) == 0 then
+  redis.call('DEL', KEYS[3], KEYS[4])
+elseif #taken > 0 then
+  local last
+  for _, turn in ipairs(redis.call('ZMSCORE', KEYS[3], unpack(taken))) do last = turn or last end
+  if last then
+    redis.call('HSET', KEYS[4], ':', last)
+    redis.call('ZREMRANGEBYSCORE', KEYS[3], '-inf', '(' .. last)
+    redis.call('ZREM', KEYS[3], unpack(taken))
+  end
+end
+return taken
+"""
+
+
+REMOVE = """
+-- KEYS: queue, job.  ARGV: job id.  The order may still name it: see LINE_UP.
+if redis.call('LREM', KEYS[1], 1, ARGV[1]) == 0 then return 0 end
+redis.call('DEL', KEYS[2])
+return 1
+"""
+
+
+class JobRefusedError(ValueError):
+    """What Redis holds under a job's id is not a job of ours; the message says why."""
+
+
+def queue_name(profile: str) -> str:
+    """The queue of one profile's extractions: a worker listens to those it has loaded."""
+    name = f"extract.{profile}"
+    if not QUEUE_NAME.fullmatch(name):
+        raise ValueError(f"no queue can be named {name!r}: a-z, 0-9, '.', '_' and '-' are possible")
+    return name
+
+
+def profile_of(queue: str) -> str:
+    """Inverse of `queue_name`."""
+    return queue.partition(".")[2]
+
+
+class SafeJob(Job):
+    """A job that cannot carry code, and that counts its starts."""
+
+    attempt = 0
+    """Which start this is, from 1; 0 before the first. Those that ended with their worker count, too."""
+
+    execution = ""
+    """Id of the start that holds the job. A worker whose own is another has lost it."""
+
+    def __init__(
+        self, id: str | None = None, connection: Redis | None = None, serializer: Any = None
+    ) -> None:
+        del serializer  # whatever a caller asks for
+        super().__init__(id, connection, JSONSerializer)
+
+    @cached_property
+    def started_job_registry(self) -> StartedJobRegistry:
+        """RQ makes a new one at each use, at the price of several commands. A queue's jobs share theirs."""
+        return StartedJobRegistry(self.origin, connection=self.connection, serializer=JSONSerializer)
+
+    @cached_property
+    def finished_job_registry(self) -> FinishedJobRegistry:
+        return FinishedJobRegistry(self.origin, connection=self.connection, serializer=JSONSerializer)
+
+    @property
+    def function(self) -> str:
+        """Name of the handler that runs it."""
+        return str(self.func_name)
+
+    @property
+    def tenant(self) -> str:
+        """The namespace of the speaker that the job is about. Tenants take turns in a queue."""
+        return _tenant_of(self.kwargs)
+
+    @property
+    def last_attempt(self) -> bool:
+        """Whether a failure of this start is final."""
+        return not self.retries_left
+
+    @property
+    def func(self) -> NoReturn:
+        raise JobRefusedError(f"{self.func_name!r} is run by the handler of that name, never by import")
+
+    def restore(self, raw_data: Mapping[bytes, bytes]) -> None:
+        """Take over what we read of a job. Raises `JobRefusedError` for anything but a name and ids."""
+        fields = {name: value for name, value in raw_data.items() if name in STORED_FIELDS}
+        fields[b"data"] = _checked_call(fields.get(b"data", b""))
+        super().restore(fields)
+        if self.timeout and self.timeout > LONGEST_JOB_SECONDS:
+            raise JobRefusedError(f"a time limit beyond the accepted {LONGEST_JOB_SECONDS} s")
+        self.retries_left = min(max(0, self.retries_left or 0), RETRIES)
+        self.result_ttl, self.failure_ttl = RESULT_SECONDS, FAILURE_SECONDS
+        self.attempt = int(raw_data.get(b"attempt", 0))
+        self.execution = raw_data.get(b"execution", b"").decode()
+
+
+def _checked_call(data: bytes) -> bytes:
+    """Check RQ's (function, instance, args, kwargs) and return it as plain JSON in UTF-8."""
+    try:
+        plain = zlib.decompressobj().decompress(data, MAX_DATA_BYTES + 1)
+    except zlib.error:
+        plain = data
+    if len(plain) > MAX_DATA_BYTES:
+        raise JobRefusedError(f"more than {MAX_DATA_BYTES} bytes")
+    try:
+        # RQ reads UTF-8 only, and not before the job runs; from bytes `json` would take UTF-16 as well.
+        call = json.loads(plain.decode())
+    except (ValueError, RecursionError):
+        raise JobRefusedError("not JSON in UTF-8") from None
+    match call:
+        case [str(name), None, [], dict(kwargs)] if FUNCTION_NAME.fullmatch(name):
+            _refuse_all_but_ids(kwargs)
+            return plain
+    raise JobRefusedError("not a function's name with keyword arguments")
+
+
+def _refuse_all_but_ids(kwargs: Mapping[str, Any]) -> None:
+    if len(kwargs) > MAX_ARGUMENTS:
+        raise JobRefusedError(f"{len(kwargs)} arguments, at most {MAX_ARGUMENTS} are possible")
+    for name, value in kwargs.items():
+        short = len(value) <= MAX_ID_LENGTH if isinstance(value, str) else isinstance(value, int | None)
+        if not short:
+            raise JobRefusedError(f"argument {name[:50]!r} is no id: a number, or {MAX_ID_LENGTH} characters")
+
+
+class SafeQueue(Queue):
+    """A queue of `SafeJob`s. Needs a client that answers in bytes, as all of RQ does."""
+
+    job_class = SafeJob
+
+    def __init__(self, name: str, connection: Redis, **_rq: object) -> None:
+        if connection.get_encoder().decode_responses:
+            raise ValueError("RQ needs a client without decode_responses: its job data is not text")
+        super().__init__(name, connection=connection, job_class=SafeJob, serializer=JSONSerializer)
+        self._started, self._finished = self.started_job_registry, self.finished_job_registry
+
+    @property
+    def wake_key(self) -> str:
+        """A stream with one entry, newer with every enqueue. To wait for a list is to take from it."""
+        return f"{self.key}:wake"
+
+    def wake(self) -> None:
+        """Tell workers that wait on several queues at once. One that misses it looks within a second."""
+        self.connection.xadd(self.wake_key, {"woken": 1}, maxlen=1, approximate=False)
+
+    def load(self, job_id: bytes, stored: Mapping[bytes, bytes] | Exception) -> SafeJob:
+        """The job as stored. Raises `JobRefusedError`, whatever is wrong with it."""
+        if isinstance(stored, Exception):
+            raise JobRefusedError(f"its key holds something else ({stored})")
+        try:
+            job = SafeJob(job_id.decode(), connection=self.connection)
+            job.restore(stored)
+        except JobRefusedError:
+            raise
+        except Exception as error:
+            raise JobRefusedError(f"{type(error).__name__}: {error}"[:200]) from error
+        job.origin = self.name  # where it was found; RQ derives keys from it
+        job.started_job_registry, job.finished_job_registry = self._started, self._finished
+        return job
+
+    def line_up(self, job_id: str, tenant: str, client: Redis | Pipeline) -> None:
+        """Move a job that was just put at the end to its tenant's next turn.
+
+        The queue stays one list in the order in which jobs are taken: first the first job of each tenant,
+        then the second of each, and so on. A tenant with 1,000 jobs delays another tenant's job by one job.
+        """
+        client.eval(LINE_UP, 3, self.key, self._order_key, self._turns_key, job_id, tenant)
+
+    def take(self, count: int) -> list[bytes]:
+        """Move up to `count` jobs to the intermediate list. Maintenance hands back those nobody claims."""
+        keys = (self.key, self.intermediate_queue_key, self._order_key, self._turns_key)
+        return cast(list[bytes], self.connection.eval(TAKE, len(keys), *keys, count))
+
+    @property
+    def _order_key(self) -> str:
+        return f"{self.key}:order"
+
+    @property
+    def _turns_key(self) -> str:
+        return f"{self.key}:turns"
+
+    def remove_waiting(self, job_id: str) -> None:
+        """Forget a job that still waits in the queue. Nothing happens to one that was taken."""
+        self.connection.eval(REMOVE, 2, self.key, job_key(job_id.encode()), job_id)
+
+    def hand_back(self, job_id: bytes, pipeline: Pipeline) -> None:
+        """Return a job that was taken and not started. Nothing happens if someone else was faster."""
+        keys = (self.intermediate_queue_key, self.key, job_key(job_id))
+        pipeline.eval(HAND_BACK, len(keys), *keys, job_id)
+
+    def quarantine(self, job_id: bytes, stored: object, reason: str, pipeline: Pipeline) -> None:
+        """Put away what cannot be run, where an operator finds it: nobody may stumble over it again."""
+        entry = {
+            "queue": self.name,
+            "job_id": job_id.decode(errors="replace")[:200],
+            "reason": reason,
+            "at": time.time(),
+        }
+        pipeline.lrem(
+            self.intermediate_queue_key, 1, cast(str, job_id)
+        )  # redis-py's types know no bytes here
+        pipeline.rpush(QUARANTINE_KEY, json.dumps(entry))
+        pipeline.ltrim(QUARANTINE_KEY, -QUARANTINE_LENGTH, -1)
+        if isinstance(stored, Mapping) and stored:
+            pipeline.hset(job_key(job_id), "status", "failed")
+            pipeline.expire(job_key(job_id), FAILURE_SECONDS)
+        log.error("job.quarantined", **entry)
+
+
+def job_key(job_id: bytes) -> bytes:
+    """Also for ids that RQ would not accept."""
+    return SafeJob.redis_job_namespace_prefix.encode() + job_id
+
+
+def _tenant_of(kwargs: Mapping[str, Any]) -> str:
+    return str(kwargs.get("speaker", "")).partition("/")[0]
+
+
+def enqueue(
+    queue: SafeQueue,
+    job_id: str,
+    func_name: str,
+    kwargs: Mapping[str, str | int | None],
+    *,
+    timeout_seconds: int = 120,
+    at_front: bool = False,
+) -> bool:
+    """Put a job into the queue if no job of that id exists. Safe to repeat.
+
+    Args:
+        queue: where to.
+        job_id: letters, digits, `_` and `-`.
+        func_name: name of the handler, as the worker was given it.
+        kwargs: ids; no content.
+        timeout_seconds: a worker that runs it longer is taken for hung.
+        at_front: before all others.
+
+    Returns:
+        False if a job of that id exists: read its state. It may be the one just asked for, put there by a
+        first try whose answer got lost.
+
+    """
+    _checked_call(json.dumps([func_name, None, [], dict(kwargs)]).encode())
+    try:
+        queue.enqueue_call(
+            func_name,
+            kwargs=dict(kwargs),
+            job_id=job_id,
+            unique=True,
+            timeout=timeout_seconds,
+            retry=Retry(max=RETRIES),
+            result_ttl=RESULT_SECONDS,
+            failure_ttl=FAILURE_SECONDS,
+            description=f"{func_name} {job_id}",
+            at_front=at_front,
+        )
+    except DuplicateJobError:
+        created = False
+    else:
+        created = True
+        if not at_front:
+            queue.line_up(job_id, _tenant_of(kwargs), queue.connection)
+    queue.wake()
+    return created
+
+
+def status_of(queue: SafeQueue, job_id: str) -> str | None:
+    """RQ's word for a job's state; None when it is not known or forgotten."""
+    status = queue.connection.hget(SafeJob.key_for(job_id), "status")
+    return as_text(status) if status else None

@@ -1,0 +1,126 @@
+"""Opens store, index and queue as the settings say, and puts the registrar over them. Used by every
+process's `__main__`.
+"""
+
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextvars import copy_context
+from functools import partial
+from typing import TypeVar
+
+import redis
+import structlog
+
+from services.shared.bucket.connection import StoreUnreachable, describe
+from services.shared.bucket.epochs import Epochs
+from services.shared.bucket.facts import truth_of
+from services.shared.bucket.identity import bucket_identity
+from services.shared.bucket.place import check_place
+from services.shared.bucket.store import ObjectStore, Store, open_store, prepare_bucket
+from services.shared.configuration.settings import RegistrySettings, StoreSettings
+from services.shared.index.announcements import Announcements
+from services.shared.index.redis_access import connect
+from services.shared.index.speaker_index import SpeakerIndex
+from services.shared.model.clock import Clock
+from services.shared.model.profiles import ProfileCatalogue
+from services.shared.queue.dispatch import RqDispatcher
+from services.shared.registry.registrar import Registrar
+from speaker_registry.errors import Unavailable
+
+log = structlog.get_logger()
+
+_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 1.0, 10.0
+"""Between two tries to reach the store at the start."""
+
+
+def open_registrar(store_settings: StoreSettings, settings: RegistrySettings) -> Registrar:
+    """A registrar on the bucket and Redis of the settings.
+
+    Raises:
+        StoreUnfit: the bucket is missing, refused to us, or not consistent enough to be the truth, or it was
+            not reached within `start_seconds`. ProfileUnknown: a profile nobody knows.
+    """
+    clock = Clock()
+    store, identity = _patiently(partial(_open_bucket, store_settings, clock), store_settings, clock)
+    return registrar_over(store, identity, settings, clock)
+
+
+def registrar_over(store: Store, identity: str, settings: RegistrySettings, clock: Clock) -> Registrar:
+    """A registrar over a store whose bucket has this identity. Raises `ProfileUnknown`."""
+    index = SpeakerIndex(
+        settings.redis_address, identity, truth_of(store), Epochs(store, clock), clock=clock.now
+    )
+    return Registrar(
+        store=store,
+        index=index,
+        announcements=Announcements(store, index, clock),
+        catalogue=ProfileCatalogue.load(settings.profiles),
+        dispatcher=RqDispatcher(open_queue_connection(settings), job_seconds=settings.job_seconds),
+        settings=settings,
+        clock=clock,
+        run_all=AtOnce(),
+    )
+
+
+Opened = TypeVar("Opened")
+
+
+def _patiently(opening: Callable[[], Opened], settings: StoreSettings, clock: Clock) -> Opened:
+    """What `opening` returns, which is called again with longer and longer pauses while it raises
+    `StoreUnreachable`: one answer that is cut short must not end a start.
+    """
+    deadline, pause = clock.monotonic() + settings.start_seconds, _FIRST_PAUSE_SECONDS
+    while True:
+        try:
+            return opening()
+        except StoreUnreachable as error:
+            if clock.monotonic() + pause > deadline:
+                raise
+            log.warning("store.unreachable", reason=str(error), again_in_seconds=pause)
+        clock.sleep(pause)
+        pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+
+
+def _open_bucket(settings: StoreSettings, clock: Clock) -> tuple[ObjectStore, str]:
+    """The store, probed, and its bucket's identity."""
+    prepare_bucket(settings)
+    store = open_store(settings)
+    try:
+        _probe(store, settings)
+        place = check_place(store, settings, clock)
+        return store, bucket_identity(store, clock) + place.suffix
+    except Unavailable as error:
+        cause = "; ".join(getattr(error, "__notes__", [error.message]))
+        raise StoreUnreachable(describe(settings, cause)) from None
+
+
+def _probe(store: ObjectStore, settings: StoreSettings) -> None:
+    """A folder of ours that cannot be written, because the disk is full or read-only, can be read all the
+    same: writes are refused one by one, until there is room again.
+    """
+    try:
+        store.probe()
+    except Unavailable as error:
+        if settings.folder is None or not store.list("_registry/").objects:
+            raise
+        log.error("store.read_only", reason="; ".join(getattr(error, "__notes__", [error.message])))
+
+
+class AtOnce:
+    """Runs steps on threads: what each waits for is mostly the disk or the network."""
+
+    def __init__(self, threads: int = 8) -> None:
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="at-once")
+
+    def __call__(self, steps: Iterable[Callable[[], object]]) -> None:
+        """Returns when all have ended. Raises the first one's error."""
+        # In our context: their log lines carry the request's id.
+        futures = [self._pool.submit(copy_context().run, step) for step in steps]
+        wait(futures)
+        for future in futures:
+            future.result()
+
+
+def open_queue_connection(settings: RegistrySettings) -> redis.Redis:
+    """RQ reads bytes; everything else here reads text."""
+    return connect(settings.redis_address, decode_responses=False)

@@ -1,0 +1,353 @@
+"""What a worker may do with a job: take it, read its clip, publish the artifact, or give up. Never creates
+or revives a speaker.
+
+A result is committed against the version's own id: `begin` refuses it if the version died or another attempt
+took over, and what lands all the same lies under a dead version and is swept. Knows no encoder and no HTTP.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import structlog
+
+from services.shared.audio import ReferenceAudio
+from services.shared.bucket.facts import SpeakerId, list_several_times, read_facts
+from services.shared.bucket.store import DATED_WITHIN, ObjectUnavailable, Store
+from services.shared.index.jobs import Jobs
+from services.shared.index.reading import Flight
+from services.shared.index.speaker_index import Also, Rivals
+from services.shared.model.clock import Clock
+from services.shared.model.domain import (
+    AliasFact,
+    ArtifactFact,
+    ArtifactRecord,
+    FailureRecord,
+    SpeakerVersion,
+    UnreadableFact,
+    fold_artifacts,
+)
+from services.shared.model.packaging import package
+from services.shared.model.profiles import Profile
+from services.shared.registry.registrar import Registrar
+from services.shared.registry.repair import Decode, sound_rendition
+from speaker_registry.artifact import ComputedOn, canonical_json
+from speaker_registry.errors import ExtractorFailed, JobNotFound, SpeakerRegistryError, Unavailable
+
+log = structlog.get_logger()
+
+_NEXT_SECOND = 1.1 + DATED_WITHIN.total_seconds()
+"""After this many seconds nothing lands any more that the store dates to the second of now."""
+PUBLISH_SECONDS = 600.0
+"""From taking a job to committing its artifact, at most: after that nobody counts on this attempt any
+more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Maker:
+    """Who makes artifacts of a profile: what goes into the manifest."""
+
+    profile: Profile
+    fingerprint: str
+    extractor: Mapping[str, Any]
+    untrained: bool
+    worker: str
+    computed_on: ComputedOn | None = None
+    """The machine."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assignment:
+    """A job taken in hand."""
+
+    job_id: str
+    attempt: int
+    max_attempts: int
+    speaker_id: SpeakerId
+    version: SpeakerVersion
+    flight: Flight
+    akey: str
+    build: int
+    maker: Maker
+    started: float
+    """Monotonic."""
+    traceparent: str | None = None
+    """Of what asked for it."""
+
+    @property
+    def token(self) -> str:
+        """Of this attempt."""
+        return f"{self.job_id.removeprefix('job_')}-{self.attempt:03d}"
+
+
+class Publisher:
+    """The worker's door to bucket and index."""
+
+    def __init__(self, registrar: Registrar, decode: Decode | None = None) -> None:
+        """`decode`: decodes an uploaded clip; needed by callers of `read_clip`."""
+        self._registrar = registrar
+        self._decode = decode
+        self._index = registrar.index
+        self._store = registrar.store
+        self._clock = registrar.clock
+        self._jobs = Jobs(registrar.index)
+
+    def in_service(self) -> bool:
+        """Whether bucket and index answer, and the index is trusted."""
+        try:
+            self._store.check()
+            return self._index.gate_open()
+        except Unavailable:
+            return False
+
+    def take(self, job_id: str, speaker_id: SpeakerId, maker: Maker) -> Assignment | None:
+        """Take a job in hand; None if nobody wants it any more."""
+        try:
+            job = self._jobs.get(speaker_id.namespace, job_id)
+        except JobNotFound:
+            return None
+        flight = Flight(job.vuid, job.profile, job.fingerprint, job_id, processing=True)
+        attempt = self._index.start(speaker_id, job_id, flight, worker=maker.worker)
+        if not attempt:
+            return None
+        version = self._index.look(speaker_id, Also(vuid=job.vuid)).speaker.by_vuid(job.vuid)
+        if version is None or version.record.clip is None:
+            return None
+        akey = version.artifact_key(job.profile, maker.fingerprint, job.build)
+        if akey in version.artifacts:
+            self._index.set_job(speaker_id, job_id, "succeeded", landing=flight)
+            return None
+        return Assignment(
+            job_id=job_id,
+            attempt=attempt,
+            max_attempts=job.max_attempts,
+            speaker_id=speaker_id,
+            version=version,
+            flight=flight,
+            akey=akey,
+            build=job.build,
+            maker=maker,
+            started=self._clock.monotonic(),
+            traceparent=job.traceparent,
+        )
+
+    def read_clip(self, work: Assignment) -> ReferenceAudio:
+        """The decoded clip of the version, restored where the bucket has lost it.
+
+        Raises:
+            ClipDamaged. ExtractorFailed: the bucket does not hand it out now, while it serves other objects:
+                this job is tried again, and others need not wait.
+        """
+        assert self._decode is not None
+        try:
+            return sound_rendition(self._store, work.speaker_id, work.version, self._decode)
+        except ObjectUnavailable:
+            raise ExtractorFailed("The clip cannot be read from the bucket now.") from None
+
+    def progress(self, work: Assignment, stage: str, done: int) -> None:
+        """For whoever watches; never worth failing for."""
+        try:
+            self._index.set_job(work.speaker_id, work.job_id, "processing", {"stage": stage, "done": done})
+        except Unavailable as error:
+            log.warning("job.progress_lost", job_id=work.job_id, error=str(error))
+
+    def publish(
+        self, work: Assignment, tensors: Mapping[str, np.ndarray], used_seconds: float | None = None
+    ) -> bool:
+        """Check, store and put in force. Returns False if it came too late to count.
+
+        Args:
+            used_seconds: how much audio is in the tensors, where that is not the whole clip.
+
+        Raises:
+            InvalidArtifact: the tensors are not what the profile says. Unavailable: try again.
+        """
+        data, record = self._package(work, tensors, used_seconds)
+        speaker_id, vuid = work.speaker_id, work.version.vuid
+        blob_key = speaker_id.artifact_blob_key(vuid, work.akey, record)
+        self._store.put(blob_key, data)
+        if not self._may_publish(work, record):
+            self._store.delete([blob_key])
+            return self._close_late(work)
+        if self._clock.monotonic() - work.started > PUBLISH_SECONDS:
+            raise Unavailable("The attempt took too long to be committed.", retry_after_seconds=1)
+        fact_key = speaker_id.artifact_fact_key(vuid, work.akey, record)
+        self._store.put(fact_key, record.to_json().encode())
+        in_force = self._put_in_force(work, record)
+        if in_force != record.winner:
+            self._store.delete([fact_key, blob_key])
+        log.info(
+            "artifact.published", job_id=work.job_id, profile=record.profile, seconds=record.seconds_spent
+        )
+        self._promote(speaker_id)
+        return in_force is not None
+
+    def _may_publish(self, work: Assignment, record: ArtifactRecord) -> bool:
+        answer = self._index.begin(
+            work.speaker_id, work.job_id, work.attempt, work.flight, work.akey, token=record.attempt
+        )
+        return answer == 1
+
+    def _put_in_force(self, work: Assignment, record: ArtifactRecord) -> str | None:
+        """What landed first. Returns its winner; None if the version is dead."""
+        apply = partial(
+            self._index.apply_artifact,
+            work.speaker_id,
+            work.version.vuid,
+            work.akey,
+            job_id=work.job_id,
+            claimed=work.flight.fingerprint,
+            promotion=self._prepare_promotion(work),
+        )
+        return put_in_force(apply, record, partial(self._winner, work), self._clock)
+
+    def _package(
+        self, work: Assignment, tensors: Mapping[str, np.ndarray], used_seconds: float | None
+    ) -> tuple[bytes, ArtifactRecord]:
+        maker = work.maker
+        return package(
+            work.version.record,
+            maker.profile,
+            tensors,
+            fingerprint=maker.fingerprint,
+            attempt=self._unique(work),
+            build=work.build,
+            extractor=maker.extractor,
+            untrained=maker.untrained,
+            computed_on=maker.computed_on,
+            used_seconds=used_seconds,
+            seconds_spent=round(self._clock.monotonic() - work.started, 4),
+        )
+
+    def _unique(self, work: Assignment) -> str:
+        """Later ones sort later. Also where a publish is repeated, or an attempt's number after a roll-back:
+        what the first call stored may be in force already, or land later.
+        """
+        return f"{self._clock.new_id()}-{work.token}"
+
+    def _winner(self, work: Assignment, listings: int) -> ArtifactRecord | None:
+        return landed_first(self._store, work.speaker_id, work.version.vuid, work.akey, listings)
+
+    def _close_late(self, work: Assignment) -> bool:
+        """Another attempt has it, or the version is gone: end this job, unless it is the other attempt's
+        too.
+        """
+        indexed = self._index.look(work.speaker_id, Also(vuid=work.version.vuid))
+        version = indexed.speaker.by_vuid(work.version.vuid)
+        done = version is not None and work.akey in version.artifacts
+        if done or self._is_last(work):
+            state = "succeeded" if done else "superseded"
+            self._index.set_job(work.speaker_id, work.job_id, state, landing=work.flight)
+        return done
+
+    def _is_last(self, work: Assignment) -> bool:
+        """Whether no other attempt was started since, nor the job forgotten together with all of Redis."""
+        try:
+            return self._jobs.get(work.speaker_id.namespace, work.job_id).attempt == work.attempt
+        except JobNotFound:
+            return False
+
+    def fail(self, work: Assignment, error: SpeakerRegistryError) -> None:
+        """An attempt failed: back to the queue while it may be tried again, else the extraction is given up
+        for good. Of no effect if another attempt was started since.
+        """
+        if not self._is_last(work):
+            return
+        if error.retryable and work.attempt < work.max_attempts:
+            fields = {"error": _error_json(error, work.attempt), "stage": "queued", "done": 0}
+            self._index.set_job(work.speaker_id, work.job_id, "queued", fields)
+            return
+        record = FailureRecord(
+            profile=work.maker.profile.name,
+            fingerprint=work.maker.fingerprint,
+            build=work.build,
+            attempt=self._unique(work),
+            code=error.code,
+            message=error.message,
+            attempts=work.attempt,
+        )
+        self.give_up(work.speaker_id, work.flight, work.akey, record, error)
+
+    def give_up(
+        self,
+        speaker_id: SpeakerId,
+        flight: Flight,
+        akey: str,
+        record: FailureRecord,
+        error: SpeakerRegistryError,
+    ) -> None:
+        """A failure is a fact too: it survives Redis, and keeps the job from being tried for ever."""
+        self._store.put(speaker_id.failure_key(flight.vuid, akey, record), record.to_json().encode())
+        self._index.apply_failure(
+            speaker_id,
+            flight.vuid,
+            akey,
+            record,
+            job_id=flight.job_id,
+            claimed=flight.fingerprint,
+            error=_error_json(error, record.attempts),
+        )
+        log.warning("artifact.failed", job_id=flight.job_id, profile=record.profile, code=record.code)
+
+    def _prepare_promotion(self, work: Assignment) -> AliasFact | None:
+        """So that whoever sees the version ready finds its name pointing to it, if it should."""
+        completing = (work.version.vuid, work.maker.profile.name)
+        try:
+            announced = self._registrar.announcements.current(work.maker.profile.name)
+            if announced is None or announced.fingerprint != work.maker.fingerprint:
+                return None  # an upgrade overtook us: what we made is stale
+            return self._registrar.prepare_promotion(work.speaker_id, completing=completing)
+        except Unavailable:
+            return None
+
+    def _promote(self, speaker_id: SpeakerId) -> None:
+        """If two profiles became ready at the same time, neither saw the other."""
+        try:
+            self._registrar.promote(speaker_id)
+        except Unavailable as error:
+            log.warning(
+                "promotion.put_off", speaker=str(speaker_id), error=str(error)
+            )  # housekeeping does it
+
+
+def _error_json(error: SpeakerRegistryError, attempt: int) -> str:
+    return canonical_json(
+        {"code": error.code, "message": error.message, "retryable": error.retryable, "attempt": attempt}
+    )
+
+
+def landed_first(
+    store: Store, speaker_id: SpeakerId, vuid: str, akey: str, listings: int
+) -> ArtifactRecord | None:
+    """Of all that landed for one artifact: normally there is just one. Put together from several `listings`,
+    because one may leave out what is there.
+    """
+    listing = list_several_times(store, speaker_id.artifact_prefix(vuid, akey), listings)
+    facts = list(read_facts(store, listing))
+    if any(isinstance(fact, UnreadableFact) for fact in facts):
+        raise ObjectUnavailable("It cannot be told which artifact landed first.", retry_after_seconds=60)
+    return fold_artifacts(fact for fact in facts if isinstance(fact, ArtifactFact)).get(vuid, {}).get(akey)
+
+
+def put_in_force(
+    apply: Callable[..., str | None],
+    record: ArtifactRecord,
+    winner: Callable[[int], ArtifactRecord | None],
+    clock: Clock,
+) -> str | None:
+    """Tell the index what landed first. Returns its winner; None if the version is dead.
+
+    Where another call for the same artifact was let through, what it stores may land in the very second that
+    ours did, and which of them counts can be told only after that.
+
+    Args:
+        apply: `SpeakerIndex.apply_artifact`, but for `record` and `alone`. record: ours, just stored.
+        winner: which one landed first, according to so many listings.
+    """
+    try:
+        return apply(record=winner(1) or record, alone=record.attempt)
+    except Rivals:
+        clock.sleep(_NEXT_SECOND)
+        return apply(record=winner(2) or record, alone=None)

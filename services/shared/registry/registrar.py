@@ -1,0 +1,612 @@
+"""What can be done to speakers: look up, delete, extract, promote. With `registration`, the one door to
+bucket and index for the API.
+
+Order of every write: blobs, then the fact (the commit), then the index. A crash between any two of them
+leaves what was served before; housekeeping finishes what was committed. Knows no HTTP and no encoder.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Protocol
+
+import structlog
+
+from services.shared.bucket.fact_pages import Cursor, page_of_slugs
+from services.shared.bucket.facts import SpeakerId, read_certain
+from services.shared.bucket.store import Store
+from services.shared.configuration.settings import RegistrySettings
+from services.shared.index.announcements import Announcements
+from services.shared.index.gate import GateClosed
+from services.shared.index.jobs import SeenJobs
+from services.shared.index.reading import IndexedSpeaker
+from services.shared.index.speaker_index import (
+    COMMIT_SECONDS,
+    PENDING_MOVE_SECONDS,
+    AliasMoved,
+    Also,
+    Claim,
+    SpeakerIndex,
+    voice_damaged,
+    voice_unreadable,
+)
+from services.shared.keys.keyring import Keyring
+from services.shared.model.clock import Clock
+from services.shared.model.domain import (
+    AliasFact,
+    Speaker,
+    SpeakerVersion,
+    TombstoneFact,
+    without_build,
+)
+from services.shared.model.profiles import Profile, ProfileCatalogue
+from services.shared.queue.rq_jobs import queue_name
+from services.shared.registry.status import (
+    Standing,
+    cache_unsupported,
+    standing,
+    unsupported_reason,
+    waiting_reason,
+    wanted_profiles,
+    worst,
+)
+from services.shared.telemetry import tracing
+from speaker_registry.errors import (
+    PreconditionFailed,
+    QuotaExceeded,
+    Unavailable,
+    VoiceDamaged,
+    VoiceNotFound,
+)
+from speaker_registry.names import DEFAULT, LATEST, SpeakerName, parse_speaker_name, parse_voice_id
+from speaker_registry.schemas import ArtifactState
+
+log = structlog.get_logger()
+
+NAMES_SEARCHED = 5_000
+"""For a part of the name, on one page."""
+MAX_PAGE_OF_FACTS = 101
+"""Speakers whose records are read for one page: what the API's largest page needs."""
+_PAGE = 20
+"""Versions read at a time where the newest that serves is looked for. Nearly always it is among the first."""
+PAGE_BYTES = 1024**2
+"""Of the records of versions on one page, which ends early after the version with which they have so many.
+A hundred with the longest texts would be an answer of 6 MB or more.
+"""
+_TRIES = 3
+"""To promote, or to delete by id, each time on what is true by then."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Heir:
+    """A version that `default` is to be moved to, and the required profiles that are ready of it."""
+
+    version: SpeakerVersion
+    serves: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class SpeakerPage:
+    """One page of a namespace's live speakers."""
+
+    entries: Sequence[tuple[str, IndexedSpeaker]]
+    """Each speaker, with the cursor after which the list goes on behind it."""
+    last: str
+    """The cursor behind everything that was looked at for this page: more than the entries, perhaps."""
+    more: bool
+    of_facts: bool = False
+    """Whether the index could not tell."""
+
+    @property
+    def speakers(self) -> list[IndexedSpeaker]:
+        return [indexed for _, indexed in self.entries]
+
+
+class Dispatcher(Protocol):
+    """Hands jobs to workers. Ids only: no audio, no names, no transcripts."""
+
+    def enqueue(self, job_id: str, profile: str, arguments: Mapping[str, Any]) -> None:
+        """Once or more: the same job again does no harm."""
+
+    def state(self, job_id: str, profile: str) -> str:
+        """`alive` (queued or running), `failed` (given up), or `gone`."""
+
+    def remove(self, job_id: str, profile: str) -> None:
+        """Take a job that nobody wants any more out of the queue, unless a worker has it already."""
+
+
+def one_by_one(steps: Iterable[Callable[[], object]]) -> None:
+    """Run steps that do not depend on each other. Processes do it at once (`opening.AtOnce`)."""
+    for step in steps:
+        step()
+
+
+def _newest(
+    versions: Sequence[SpeakerVersion], before: int | None, limit: int | None
+) -> list[SpeakerVersion]:
+    """The newest `limit` of those with a number below `before`, newest first."""
+    return [one for one in reversed(versions) if before is None or one.number < before][:limit]
+
+
+def _page(indexed: IndexedSpeaker, before: int | None, limit: int) -> list[SpeakerVersion]:
+    """The newest `limit` versions with a number below `before`, newest first, or fewer, so that those but
+    the last have less than `PAGE_BYTES`. The index counts whole records; where it did not end the page, texts
+    count, which are most of a large one.
+    """
+    page, room = [], PAGE_BYTES
+    for version in _newest(indexed.speaker.versions, before, limit):
+        if version.number < indexed.page_end or room <= 0:
+            break  # the oldest version, and those that aliases point to, may be behind a gap
+        page.append(version)
+        room -= version.record.text_bytes
+    return page
+
+
+_NOTHING_ELSE = Also()
+_NEWEST_MADE = Also(limit=_PAGE, made=True)
+
+
+def too_many_builds(version: SpeakerVersion, profile: str, most: int) -> QuotaExceeded:
+    return QuotaExceeded(
+        f"The artifact of version {version.number} of voice '{version.record.name}' for profile '{profile}' "
+        f"was made {most} times already, which is as often as SPEAKER_MAX_BUILDS accepts. Register the clip "
+        "as a new version with dedupe=false, or raise the cap.",
+        param="profile",
+    )
+
+
+class Registrar:
+    """Every method takes a namespace first and raises our errors: `VoiceNotFound`, `Unavailable`, …"""
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        index: SpeakerIndex,
+        announcements: Announcements,
+        catalogue: ProfileCatalogue,
+        dispatcher: Dispatcher,
+        settings: RegistrySettings,
+        clock: Clock,
+        run_all: Callable[[Iterable[Callable[[], object]]], None] = one_by_one,
+    ) -> None:
+        self.store = store
+        self.index = index
+        self.announcements = announcements
+        self.catalogue = catalogue
+        self.dispatcher = dispatcher
+        self.settings = settings
+        self.clock = clock
+        self.run_all = run_all
+        self.keyring = Keyring(store, index, clock, run_all)
+        self.seen_jobs = SeenJobs()
+        self.reading_facts: Callable[[], AbstractContextManager[None]] = nullcontext
+        """Surrounds reads that are answered from the facts. The API limits how many there are at a time."""
+
+    # -- reading
+
+    def find(self, namespace: str, name: str, also: Also = _NOTHING_ELSE) -> IndexedSpeaker:
+        """A live speaker by its name; where no voice has that name, by its voice's id. It has the versions
+        that `SpeakerIndex.look` reads.
+
+        Raises:
+            InvalidVoiceName, VoiceNotFound, VoiceDamaged.
+        """
+        return self._find(namespace, name, also)[1]
+
+    def _find(self, namespace: str, name: str, also: Also) -> tuple[SpeakerId, IndexedSpeaker]:
+        speaker_id, indexed = self._locate(namespace, name, self.look_up, also)
+        if indexed.speaker.unreadable:
+            raise voice_unreadable(name)
+        if indexed.speaker.damaged:
+            raise voice_damaged(name)
+        if not indexed.speaker.live:
+            raise VoiceNotFound(f"Voice '{name}' not found", param="name")
+        return speaker_id, indexed
+
+    def identify(self, namespace: str, name: str) -> SpeakerId:
+        """Which speaker a name or a voice's id stands for, as in `find`. There need not be one.
+
+        Raises:
+            InvalidVoiceName; Unavailable.
+        """
+        parsed = parse_speaker_name(name)
+        if parse_voice_id(parsed.key) is None:
+            return SpeakerId.of(namespace, parsed)
+        return self._locate(namespace, name, self.look_up)[0]
+
+    def _locate(
+        self,
+        namespace: str,
+        name: str,
+        look: Callable[[SpeakerId, Also], IndexedSpeaker],
+        also: Also = _NOTHING_ELSE,
+    ) -> tuple[SpeakerId, IndexedSpeaker]:
+        """Look for a speaker by name, and where there is none, by the id that the name may be."""
+        parsed = parse_speaker_name(name)
+        by_name = SpeakerId.of(namespace, parsed)
+        named = look(by_name, also)
+        voice_id = parse_voice_id(parsed.key)
+        if voice_id is None or named.speaker.live or named.speaker.damaged or named.speaker.unreadable:
+            return by_name, named
+        by_id = SpeakerId(namespace, voice_id.slug)
+        meant = look(by_id, replace(also, vuid=voice_id.vuid))
+        # Not another life of the same name: whoever has its id does not mean that.
+        return (by_name, named) if meant.speaker.by_vuid(voice_id.vuid) is None else (by_id, meant)
+
+    def find_version(
+        self, namespace: str, name: str, reference: int | str
+    ) -> tuple[IndexedSpeaker, SpeakerVersion]:
+        """A live speaker and the version that a reference stands for. Reads few other versions.
+
+        Raises `InvalidVoiceName`, `VoiceNotFound`, `VoiceDamaged`, `VersionNotFound`, `AliasNotFound`.
+        """
+        number = reference if isinstance(reference, int) else None
+        also = Also(number=number) if reference != LATEST else _NEWEST_MADE
+        speaker_id, indexed = self._find(namespace, name, also)
+        if reference != LATEST:
+            return indexed, indexed.speaker.resolve(reference)
+        for seen, version in self._newest_first(speaker_id, indexed):
+            if self.state(seen, version) == "ready":
+                return seen, version
+        return indexed, indexed.speaker.newest
+
+    def _newest_first(
+        self, speaker_id: SpeakerId, indexed: IndexedSpeaker, vuid: str | None = None
+    ) -> Iterator[tuple[IndexedSpeaker, SpeakerVersion]]:
+        """All versions that have artifacts, the one of this vuid, and perhaps others, each with the look that
+        it was read by. `indexed` is a look at the newest of them; older ones are looked up a page at a time.
+        """
+        before = None
+        while True:
+            page = _newest(indexed.speaker.versions, before, _PAGE if indexed.left_out else None)
+            yield from ((indexed, version) for version in page)
+            if not indexed.left_out or not page:
+                return
+            before = page[-1].number
+            indexed = self.look_up(speaker_id, replace(_NEWEST_MADE, vuid=vuid, before=before))
+
+    def look_up(self, speaker_id: SpeakerId, also: Also = _NOTHING_ELSE) -> IndexedSpeaker:
+        """What `SpeakerIndex.look` reads. While the index cannot be trusted or reached: all that the facts
+        say.
+        """
+        try:
+            return self.index.look(speaker_id, also)
+        except (GateClosed, Unavailable):
+            with self.reading_facts():
+                return IndexedSpeaker(read_certain(self.store, speaker_id))
+
+    def page(self, namespace: str, *, after: str = "", limit: int, part: str | None = None) -> SpeakerPage:
+        """Up to `limit` live speakers by key, from the one after the cursor `after`. With `part`, only those
+        whose key holds it, among the next `NAMES_SEARCHED`.
+
+        While the index cannot be trusted or reached, the page is made from the facts: of up to
+        `MAX_PAGE_OF_FACTS` speakers, in the order that `fact_pages` tells.
+        """
+        try:
+            return self._page_of_index(namespace, Cursor.parse(after).key, limit, part)
+        except (GateClosed, Unavailable):
+            page = self._page_of_facts(namespace, after, limit)
+            if part is None:
+                return page
+            named = [entry for entry in page.entries if part in entry[1].speaker.newest.record.key]
+            return replace(page, entries=named)
+
+    def _page_of_index(self, namespace: str, after: str, limit: int, part: str | None) -> SpeakerPage:
+        searched = limit if part is None else NAMES_SEARCHED
+        keys = self.index.names(namespace, after=after, limit=searched + 1)
+        named = [key for key in keys[:searched] if part is None or part in key]
+        more, last = len(keys) > searched, keys[:searched][-1] if keys else after
+        if len(named) > limit:
+            more, last = True, named[limit - 1]
+        ids = [SpeakerId.of(namespace, SpeakerName(key, key)) for key in named[:limit]]
+        entries = [
+            (key, indexed)
+            for key, indexed in zip(named, self.index.look_many(ids), strict=False)
+            if indexed.speaker.live
+        ]
+        return SpeakerPage(entries, last=last, more=more)
+
+    def _page_of_facts(self, namespace: str, after: str, limit: int) -> SpeakerPage:
+        """Lists the namespace's folders, and reads the records of the speakers on the page."""
+        with self.reading_facts():
+            page = page_of_slugs(self.store, namespace, after, min(limit, MAX_PAGE_OF_FACTS))
+            found: dict[str, Speaker] = {}
+
+            def read(slug: str) -> None:
+                found[slug] = read_certain(self.store, SpeakerId(namespace, slug))
+
+            self.run_all([partial(read, slug) for slug in page.slugs])
+        entries = [
+            (cursor, IndexedSpeaker(found[slug]))
+            for slug, cursor in zip(page.slugs, page.cursors, strict=True)
+            if found[slug].live
+        ]
+        last = page.cursors[-1] if page.cursors else after
+        return SpeakerPage(entries, last=last, more=page.more, of_facts=True)
+
+    def standing(self, indexed: IndexedSpeaker, version: SpeakerVersion, profile: str) -> Standing:
+        """Where a version is with one profile. Raises `ProfileUnknown`."""
+        facts = self.catalogue.get(profile)
+        return standing(indexed, version, facts, self.announcements.current(profile))
+
+    def standings(self, indexed: IndexedSpeaker, version: SpeakerVersion) -> list[Standing]:
+        """With every profile that is wanted of this version, and any other it has an artifact or a job of."""
+        present = {record.profile for record in (*version.record.given, *version.artifacts.values())}
+        present |= {flight.profile for flight in indexed.flights if flight.vuid == version.vuid}
+        names = dict.fromkeys((*self.wanted(version), *sorted(present & self.catalogue.names)))
+        return [self.explained(self.standing(indexed, version, name)) for name in names]
+
+    def explained(self, standing: Standing) -> Standing:
+        """The same, with the reason where it waits for a worker and none is there. Meant for answers: it may
+        ask Redis, once a second for each profile.
+        """
+        if standing.state != "pending":
+            return standing
+        return replace(standing, reason=self.waiting_reason(standing.profile.name))
+
+    def waiting_reason(self, profile: str) -> str | None:
+        """Why nobody extracts for this profile; None if a worker does. May ask Redis, as `explained`."""
+        return None if self.announcements.is_served(profile) else waiting_reason(profile)
+
+    def missing(self, indexed: IndexedSpeaker, version: SpeakerVersion) -> list[Standing]:
+        """What is wanted of the version and nobody is making. Housekeeping starts it."""
+        standings = [self.standing(indexed, version, name) for name in self.wanted(version)]
+        return [one for one in standings if one.state == "pending" and one.job_id is None]
+
+    def state(self, indexed: IndexedSpeaker, version: SpeakerVersion) -> ArtifactState:
+        """Of the version as a whole: the worst over what is wanted of it."""
+        return worst(self.standing(indexed, version, profile) for profile in self.wanted(version))
+
+    def wanted(self, version: SpeakerVersion) -> tuple[str, ...]:
+        return wanted_profiles(version, self.catalogue.required)
+
+    def versions(
+        self, namespace: str, name: str, *, before: int | None, limit: int
+    ) -> tuple[IndexedSpeaker, list[SpeakerVersion], bool]:
+        """A live speaker, a page of its versions below the number `before`, newest first, and whether there
+        are more. The page may be shorter than `limit` although there are: see `PAGE_BYTES`. Raises what
+        `find` raises.
+        """
+        indexed = self.find(namespace, name, Also(before=before, limit=limit, max_bytes=PAGE_BYTES))
+        page = _page(indexed, before, limit)
+        more = bool(page) and page[-1] is not indexed.speaker.versions[0]  # the oldest is always read
+        return indexed, page, more
+
+    # -- deleting
+
+    def delete(
+        self, namespace: str, name: str, *, check: Callable[[IndexedSpeaker], None] | None = None
+    ) -> IndexedSpeaker:
+        """Make a voice unresolvable at once, with all its versions and jobs. Returns what was there.
+
+        Args:
+            name: its name or its id, as in `find`.
+            check: raises if this is not what is to be deleted.
+
+        Raises:
+            VoiceNotFound; PreconditionFailed: it changed after it was checked. Unavailable.
+        """
+        for _ in range(_TRIES):
+            speaker_id, before = self._locate(namespace, name, self.index.look)
+            if check is not None and before.speaker.live:
+                check(before)
+            # By its id, only this life of the name is meant: another must not take its place unnoticed.
+            by_id = speaker_id != SpeakerId.of(namespace, parse_speaker_name(name))
+            started = self.clock.monotonic()
+            try:
+                place = self.index.reserve_tombstone(
+                    speaker_id, unchanged=before.speaker.seq if check is not None or by_id else None
+                )
+                break
+            except VoiceNotFound:
+                raise VoiceNotFound(f"Voice '{name}' not found", param="name") from None
+            except AliasMoved:
+                if check is not None:
+                    raise PreconditionFailed(f"Voice '{name}' has just changed.", param="If-Match") from None
+        else:
+            raise Unavailable(f"Voice '{name}' is being changed all the time.", retry_after_seconds=1)
+        if self.clock.monotonic() - started > COMMIT_SECONDS:
+            # Uploads that are repeated from now on may be answered with what this would delete.
+            raise Unavailable("Deleting took too long; send the request again.", retry_after_seconds=1)
+        fact = TombstoneFact(place.seq, place.number, place.created_at)
+        self.store.put(speaker_id.tombstone_key(fact, self.clock.new_id()), b"{}")
+        killed = self.index.apply_tombstone(speaker_id, place.seq, place.number, place.created_at)
+        log.info("speaker.deleted", speaker=str(speaker_id), versions=killed)
+        return before
+
+    # -- extracting
+
+    def ensure(
+        self, speaker_id: SpeakerId, version: SpeakerVersion, profiles: Sequence[str], *, force: bool = False
+    ) -> dict[str, Claim]:
+        """See to it that each profile's artifact exists or is being made; join what is in flight already.
+
+        Args:
+            force: extract again even if there is an artifact (it serves until the new one is ready) or a
+            failure.
+
+        Raises:
+            ProfileUnknown; CacheUnsupported: nothing can be extracted for it.
+        """
+        claims = {}
+        for name in profiles:
+            profile = self.catalogue.get(name)
+            if version.record.given and version.artifact(name) is not None and not force:
+                claims[name] = Claim("ready")
+                continue
+            if reason := unsupported_reason(version, profile):
+                raise cache_unsupported(reason)
+            claims[name] = self.claim(speaker_id, version, profile, force=force, limited=True)
+            if claims[name].outcome == "full":
+                raise too_many_builds(version, name, self.settings.max_builds)
+        return claims
+
+    def claim(
+        self,
+        speaker_id: SpeakerId,
+        version: SpeakerVersion,
+        profile: Profile,
+        *,
+        force: bool = False,
+        limited: bool = False,
+        steal: str | None = None,
+    ) -> Claim:
+        """One claim, and the job behind it if the claim is ours. With `limited`, an artifact that was made as
+        often as the settings accept is not made again.
+        """
+        announced = self.announcements.current(profile.name)
+        fingerprint = announced.fingerprint if announced else ""
+        job_id = f"job_{self.clock.new_id()}"
+
+        job: dict[str, Any] = {
+            "id": job_id,
+            "ns": speaker_id.namespace,
+            "slug": speaker_id.slug,
+            "name": version.record.name,
+            "vuid": version.vuid,
+            "number": version.number,
+            "profile": profile.name,
+            "fingerprint": fingerprint,
+            "forced": force,
+            "max_attempts": self.settings.max_attempts,
+            "queue": queue_name(profile.name),
+            "attempt": 0,
+            **({"traceparent": parent} if (parent := tracing.traceparent()) else {}),
+        }
+        claim = self.index.claim(
+            speaker_id,
+            vuid=version.vuid,
+            profile=profile.name,
+            fingerprint=fingerprint,
+            base=without_build(version.artifact_key(profile.name, fingerprint, 0)),
+            force=force,
+            max_builds=self.settings.max_builds if limited else None,
+            steal=steal,
+            job=job,
+        )
+        if claim.job_id:  # ours, or the one to join
+            known = job | {"id": claim.job_id}
+            self.seen_jobs.put_claimed(known, build=claim.build, at=self.clock.now())
+        if claim.outcome == "claimed":
+            self.dispatcher.enqueue(job_id, profile.name, {"job": job_id, "speaker": str(speaker_id)})
+        return claim
+
+    # -- promoting
+
+    def promote(self, speaker_id: SpeakerId) -> None:
+        """Move `default` to the newest version that is done, if it has an artifact for every required profile
+        that is served now, or about to be, and unless somebody moved `default` after it was registered.
+        """
+        fact = self.prepare_promotion(speaker_id)
+        if fact is not None:
+            self.index.apply_alias(speaker_id, fact)
+
+    def prepare_promotion(
+        self, speaker_id: SpeakerId, *, completing: tuple[str, str] | None = None
+    ) -> AliasFact | None:
+        """The first half of `promote`: the fact is put, the index not told yet. None: nothing to promote, or
+        not yet, and then housekeeping looks again.
+
+        Args:
+            completing: (vuid, profile) of an artifact that is to be taken for ready: so its publisher can
+                have both take effect at once.
+        """
+        vuid, _ = completing or (None, None)
+        for _ in range(_TRIES):
+            # What is just being completed may have no artifact yet.
+            indexed = self.index.look(speaker_id, replace(_NEWEST_MADE, vuid=vuid))
+            heir = self._heir(speaker_id, indexed, completing)
+            if heir is None:
+                return None
+            moved = indexed.speaker.alias_facts.get(DEFAULT)
+            began = self.clock.monotonic()
+            try:
+                seq = self.index.reserve_promotion(
+                    speaker_id,
+                    DEFAULT,
+                    expected=moved.seq if moved is not None else 0,
+                    vuid=heir.version.vuid,
+                    serves=heir.serves,
+                )
+            except AliasMoved:
+                continue
+            except (VoiceNotFound, VoiceDamaged):
+                return None
+            if self.clock.monotonic() - began > PENDING_MOVE_SECONDS:
+                return None  # nobody waits for it any more
+            fact = AliasFact.promotion(seq, heir.version, self.clock.new_id())
+            self.store.put(speaker_id.alias_key(fact), b"{}")
+            log.info("speaker.promoted", speaker=str(speaker_id), version=heir.version.number)
+            return fact
+        log.info("promotion.put_off", speaker=str(speaker_id))
+        return None
+
+    def promotable(self, speaker_id: SpeakerId, indexed: IndexedSpeaker) -> bool:
+        """Whether `default` is to be moved."""
+        return self._heir(speaker_id, indexed) is not None
+
+    def _heir(
+        self,
+        speaker_id: SpeakerId,
+        indexed: IndexedSpeaker,
+        completing: tuple[str, str] | None = None,
+    ) -> "_Heir | None":
+        """The version that `default` should be moved to. `indexed` is a look at the newest that have
+        artifacts, and at what is being completed.
+        """
+        speaker = indexed.speaker
+        if not speaker.live:
+            return None
+        moved = speaker.alias_facts.get(DEFAULT)
+        chosen = moved.seq if moved is not None and not moved.automatic else 0
+        vuid, _ = completing or (None, None)
+        for seen, version in self._newest_first(speaker_id, indexed, vuid):
+            if version.rank <= speaker.default.rank or version.seq < chosen:
+                break
+            ready, done = self._progress(seen, version, completing)
+            if done and ready and ready >= self._served_or_coming(indexed, speaker.default):
+                return _Heir(version, ready)
+        return None if self._is_certain(speaker) else self._incumbent(indexed, completing)
+
+    def _is_certain(self, speaker: Speaker) -> bool:
+        """Where no move says so, the oldest version is the default, and a slow upload may yet come before
+        it. Nothing comes before number 1, which nearly all are.
+        """
+        return DEFAULT in speaker.aliases or speaker.default.number == 1
+
+    def _incumbent(self, indexed: IndexedSpeaker, completing: tuple[str, str] | None) -> "_Heir | None":
+        """The default itself: once it serves anything, its place is written down."""
+        version = indexed.speaker.default
+        ready, _ = self._progress(indexed, version, completing)
+        return _Heir(version, ready) if ready else None
+
+    def _progress(
+        self, indexed: IndexedSpeaker, version: SpeakerVersion, completing: tuple[str, str] | None
+    ) -> tuple[frozenset[str], bool]:
+        """The required profiles that are ready of it, and whether that is all it will ever have."""
+        states = {name: self.standing(indexed, version, name).state for name in self.catalogue.required}
+        if completing is not None and completing[0] == version.vuid and completing[1] in states:
+            states[completing[1]] = "ready"
+        ready = frozenset(name for name, state in states.items() if state == "ready")
+        return ready, all(state in {"ready", "failed"} for state in states.values())
+
+    def held_back(self, indexed: IndexedSpeaker, version: SpeakerVersion) -> str | None:
+        """Why `default` will not move to this version, though it is newer and what it can have will be
+        there; None if it will, or has moved on.
+        """
+        default, versions = indexed.speaker.default, indexed.speaker.versions
+        if versions.index(version) <= versions.index(default):
+            return None
+        missing = self._served_or_coming(indexed, default) - self._served_or_coming(indexed, version)
+        if not missing:
+            return None
+        return (
+            f"`default` stays at version {default.number}: version {version.number} will have no artifact "
+            f"for {', '.join(sorted(missing))}, and engines that use that would lose the voice"
+        )
+
+    def _served_or_coming(self, indexed: IndexedSpeaker, version: SpeakerVersion) -> set[str]:
+        standings = [self.standing(indexed, version, name) for name in self.catalogue.required]
+        return {one.profile.name for one in standings if one.artifact or one.stale or one.state != "failed"}
