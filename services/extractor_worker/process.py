@@ -40,7 +40,7 @@ from services.shared.queue.dispatch import EXTRACT
 from services.shared.queue.rq_jobs import queue_name
 from services.shared.registry.opening import open_queue_connection, open_registrar
 from services.shared.registry.publication import Maker, Publisher
-from services.shared.telemetry import tracing
+from services.shared.telemetry import trace_export
 from services.shared.telemetry.metrics import WORKER_BEAT, listen
 from speaker_registry.errors import (
     CacheUnsupported,
@@ -98,7 +98,7 @@ class WorkerProcess:
         """
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         listen(MetricsSettings())
-        tracing.start(TracesSettings(), "worker")
+        trace_export.start(TracesSettings(), "worker")
         names = self._settings.profiles or self._registry.profiles
         profiles = [self._registrar.catalogue.get(name) for name in names]
         for name in self._settings.custom_weights:
@@ -134,7 +134,7 @@ class WorkerProcess:
             decoder.close()
             self._leave(serving)
             self._withdraw_failed_proofs()
-            tracing.stop()
+            trace_export.stop()
         return 0 if serving else EXIT_OUTDATED
 
     def _loaded(self, profiles: Sequence[Profile]) -> dict[str, Station]:

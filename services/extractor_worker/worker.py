@@ -22,7 +22,7 @@ from services.shared.configuration.settings import ExtractorSettings, LogSetting
 from services.shared.model.profiles import Profile
 from services.shared.telemetry.logs import configure_logs
 from services.shared.telemetry.metrics import CannotListen
-from services.shared.telemetry.tracing import TracesUnavailable
+from services.shared.telemetry.trace_export import TracesUnavailable
 from speaker_registry.errors import SpeakerRegistryError
 
 log = structlog.get_logger()

@@ -42,9 +42,9 @@ from services.shared.configuration.settings import (
 from services.shared.keys.api_keys import new_token
 from services.shared.keys.key_file import write_new_key
 from services.shared.registry.opening import open_queue_connection, open_registrar
-from services.shared.telemetry import metrics, tracing
+from services.shared.telemetry import metrics, trace_export
 from services.shared.telemetry.logs import configure_logs
-from services.shared.telemetry.tracing import TracesUnavailable
+from services.shared.telemetry.trace_export import TracesUnavailable
 from speaker_registry.errors import SpeakerRegistryError
 
 log = structlog.get_logger()
@@ -121,7 +121,7 @@ def _serve() -> int:
     registrar = open_registrar(StoreSettings(), registry)
     metrics.REGISTRY.register(RedisSignals(registrar, open_queue_connection(registry)))
     metrics.listen(MetricsSettings())
-    tracing.start(TracesSettings(), "api")
+    trace_export.start(TracesSettings(), "api")
     with AudioDecoder(limits) as decoder:
         services = Services(
             registrar=registrar,
@@ -148,7 +148,7 @@ def _serve() -> int:
         gc.freeze()
         sys.setswitchinterval(_SWITCH_SECONDS)
         server.run()
-    tracing.stop()
+    trace_export.stop()
     return 0 if server.started else 1
 
 

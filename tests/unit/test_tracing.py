@@ -11,7 +11,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 
 from services.shared.configuration.settings import TracesSettings
-from services.shared.telemetry import tracing
+from services.shared.telemetry import trace_export, tracing
 from services.shared.telemetry.open_telemetry import OpenTelemetry
 from speaker_registry.errors import Unavailable, VoiceNotFound
 
@@ -38,15 +38,15 @@ def test_without_settings_nothing_is_made_and_nothing_imported():
     """Most registries have no collector: they must not pay for one. (redis-py imports what it finds.)"""
     program = """
 import sys
-from services.shared.telemetry import tracing
+from services.shared.telemetry import trace_export, tracing
 from services.shared.configuration.settings import TracesSettings
-tracing.start(TracesSettings(), "api")
+trace_export.start(TracesSettings(), "api")
 with tracing.span("a", kind="server") as span:
     assert span is tracing.NO_SPAN and not span.trace_id
     span.describe("b", {"c": 1})
     span.fail("d")
 assert tracing.traceparent() is None and not tracing.is_on()
-tracing.stop()
+trace_export.stop()
 import services.shared.registry.opening, services.shared.registry.publication
 import services.extractor_worker.process
 for name in ("services.shared.telemetry.open_telemetry", "opentelemetry.sdk.trace", "opentelemetry.exporter"):
@@ -60,8 +60,8 @@ def test_where_the_packages_are_missing_the_process_says_which_extra_has_them(
 ):
     """They are no part of what is needed."""
     monkeypatch.setitem(sys.modules, "services.shared.telemetry.open_telemetry", None)
-    with pytest.raises(tracing.TracesUnavailable, match="Install the extra `traces`"):
-        tracing.start(TracesSettings(endpoint="http://localhost:4318/v1/traces"), "api")
+    with pytest.raises(trace_export.TracesUnavailable, match="Install the extra `traces`"):
+        trace_export.start(TracesSettings(endpoint="http://localhost:4318/v1/traces"), "api")
 
 
 def test_a_trace_goes_on_where_the_caller_began_it(spans: InMemorySpanExporter):

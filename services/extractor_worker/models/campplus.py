@@ -18,7 +18,8 @@ from services.extractor_worker.device.libraries import library_facts
 from services.extractor_worker.features.kaldi_fbank import FbankSettings, fbank
 from services.extractor_worker.models.campplus_untrained import untrained_campplus
 from services.extractor_worker.pipeline.torch_extractor import Loading
-from services.extractor_worker.weights.loading import Checkpoint, sha256_of_file
+from services.extractor_worker.weights.file_digest import sha256_of_file
+from services.extractor_worker.weights.loading import Checkpoint
 from services.extractor_worker.weights.onnx_graph import parsed_graph, read_graph, refuse_unfit_weights
 from speaker_registry.errors import WeightsInvalid
 

@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from services.extractor_worker.weights.loading import sha256_of_file
+from services.extractor_worker.weights.file_digest import sha256_of_file
 from speaker_registry.errors import WeightsInvalid
 
 PICKLES = frozenset({".pth", ".pt", ".ckpt"})

@@ -8,8 +8,6 @@ Messages name files within the checkpoint and never where it lies; the exception
 """
 
 import errno
-import functools
-import hashlib
 import json
 import os
 import re
@@ -22,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 
+from services.extractor_worker.weights.file_digest import sha256_of_file
 from services.extractor_worker.weights.hub import HubFile
 from services.shared.configuration.settings import EXTRACTOR_CACHE
 from services.shared.model.published_weights import PublishedWeights
@@ -293,18 +292,6 @@ def _from_folder(source: LocalWeights, profile: str, weights: PublishedWeights, 
             f"`{command}`{unpinned}, or set WEIGHTS=untrained to try things out"
         ) from cause
     return Checkpoint(own, None, None, cache, source.custom)
-
-
-def sha256_of_file(path: Path) -> str:
-    """Hex digest. Remembered for as long as path, size and time of change stay the same."""
-    status = path.stat()
-    return _sha256(path.resolve(), status.st_size, status.st_mtime_ns)
-
-
-@functools.lru_cache(maxsize=64)
-def _sha256(path: Path, _size: int, _mtime_ns: int) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _commit(text: str) -> str:

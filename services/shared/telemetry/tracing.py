@@ -1,7 +1,7 @@
 """Traces: what took how long on a voice's way, from the request through store, index and queue to the worker.
 
 Off unless the settings say where to send them. Until then a span costs next to nothing, and OpenTelemetry is
-not imported; `open_telemetry` knows it. A trace begins with a request: what nobody asked for has none.
+not imported: `trace_export` imports it. A trace begins with a request: what nobody asked for has none.
 
 Spans hold routes, codes and ids. Never names, texts, audio or keys.
 """
@@ -11,18 +11,9 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Literal, Protocol
 
-from services.shared.configuration.settings import TracesSettings
-
 Kind = Literal["internal", "server", "client", "producer", "consumer"]
 """What a span is to the one it belongs to, in OpenTelemetry's words."""
 Attributes = Mapping[str, str | int | float]
-
-STOP_SECONDS = 3.0
-"""How long a process that ends tries to send what it has not sent."""
-
-
-class TracesUnavailable(Exception):
-    """Traces are wanted and cannot be made; the message says what is missing."""
 
 
 class Span(Protocol):
@@ -104,29 +95,6 @@ def traceparent() -> str | None:
     return None if _tracer is None else _tracer.traceparent()
 
 
-def start(settings: TracesSettings, process: str) -> None:
-    """From now on send traces where the settings say, if they do.
-
-    Args:
-        process: what kind of process this is.
-
-    Raises:
-        TracesUnavailable.
-    """
-    if settings.endpoint is None:
-        return
-    try:
-        from services.shared.telemetry.open_telemetry import sending  # noqa: PLC0415 - costs time and memory
-    except ImportError as error:
-        raise TracesUnavailable(
-            f"SPEAKER_TRACES_ENDPOINT is set, and OpenTelemetry is not installed ({error}). "
-            "Install the extra `traces`."
-        ) from None
-    use(sending(settings, process))
-
-
-def stop() -> None:
-    """Send what has not been sent, for `STOP_SECONDS` at most."""
-    if _tracer is not None:
-        _tracer.stop(STOP_SECONDS)
-        use(None)
+def current() -> Tracer | None:
+    """Return the tracer in use, or None while traces are off."""
+    return _tracer

@@ -13,13 +13,13 @@ from safetensors.torch import save_file
 
 from services.extractor_worker.weights import hub
 from services.extractor_worker.weights import loading as weights
+from services.extractor_worker.weights.file_digest import sha256_of_file
 from services.extractor_worker.weights.loading import (
     HubWeights,
     LocalWeights,
     UntrainedWeights,
     locate,
     parse_weights,
-    sha256_of_file,
 )
 from services.shared.model.published_weights import PublishedWeights
 from speaker_registry.errors import WeightsInvalid, WeightsMissing

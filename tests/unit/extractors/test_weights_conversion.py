@@ -13,7 +13,8 @@ import torch
 from safetensors.torch import load_file
 
 from services.extractor_worker.weights import conversion
-from services.extractor_worker.weights.loading import Checkpoint, LocalWeights, locate, sha256_of_file
+from services.extractor_worker.weights.file_digest import sha256_of_file
+from services.extractor_worker.weights.loading import Checkpoint, LocalWeights, locate
 from services.shared.model.published_weights import PublishedWeights
 from speaker_registry.errors import WeightsInvalid
 
