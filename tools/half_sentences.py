@@ -14,13 +14,13 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 PRODUCT = ("services", "speaker_registry")
 
-_OPENINGS = frozenset(
-    """about above across after against along although among and around as at because before behind below
-    beneath beside besides between beyond but by despite down during else except for from how if in inside
-    instead into like near nor of off on onto or out outside over past per since so than that then though
-    through till to toward under unless until up upon via what whatever when where whereas wherever whether
-    which whichever while who whoever whom whose why with within without yet""".split()
-)
+_OPENINGS = """
+about above across after against along although among and around as at because before behind below beneath
+beside besides between beyond but by despite down during else except for from how if in inside instead into
+like near nor of off on onto or out outside over past per since so than that then though through till to
+toward under unless until up upon via what whatever when where whereas wherever whether which whichever
+while who whoever whom whose why with within without yet
+"""
 """Words that open half sentences. Some of them also open whole ones, so a small share of hits is expected."""
 
 
@@ -35,7 +35,7 @@ class Docstring(NamedTuple):
     def is_half_a_sentence(self) -> bool:
         """Whether the first word is one that completes the name above."""
         first = self.text.split(maxsplit=1)[0].strip("\"'`*(,:;.")
-        return first.lower() in _OPENINGS
+        return first.lower() in _OPENINGS.split()
 
 
 def docstrings(paths: Sequence[Path]) -> Iterator[Docstring]:
