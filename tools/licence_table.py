@@ -1,4 +1,4 @@
-"""Print the README's table of the weights' licences, made from services/shared/model/weights.yaml.
+"""Print docs/engines.md's table of the weights' licences, made from services/shared/model/weights.yaml.
 
 .venv/bin/python -m tools.licence_table
 """

@@ -1,4 +1,4 @@
-"""Print the README's table of profiles, made from services/shared/model/profiles.py.
+"""Print docs/engines.md's table of profiles, made from services/shared/model/profiles.py.
 
 .venv/bin/python -m tools.profiles_table
 """

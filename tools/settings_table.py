@@ -1,5 +1,5 @@
-"""Print the README's table of environment variables, made from the settings classes and the docstrings under
-their fields.
+"""Print docs/settings.md's table of environment variables, made from the settings classes and the docstrings
+under their fields.
 
 .venv/bin/python -m tools.settings_table
 """

@@ -37,7 +37,7 @@ def demo(settings: EmbeddedSettings) -> int:
     finally:
         registry.stop()
         shutil.rmtree(folder, ignore_errors=True)
-    print("\nNext: `make run` keeps a registry running; README.md has curl and SDK examples.")
+    print("\nNext: `make run` keeps a registry running; docs/usage.md has curl and SDK examples.")
     return 0
 
 

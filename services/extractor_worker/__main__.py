@@ -41,7 +41,7 @@ def _parser() -> argparse.ArgumentParser:
         prog=_program(),
         description="Without a command: take extraction jobs from the queue until told to stop. Environment "
         "variables configure it (SPEAKER_WORKER_*, SPEAKER_EXTRACTOR_*, SPEAKER_STORE_*, SPEAKER_REDIS_URL "
-        "and others): README.md lists them.",
+        "and others): docs/settings.md lists them.",
         epilog="exit codes:\n"
         "    0  told to stop, and stopped\n"
         f"    {EXIT_NOTHING_TO_SERVE}  settings or models are wrong; with healthy: the worker does not beat\n"

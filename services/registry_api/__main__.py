@@ -84,7 +84,7 @@ def main(arguments: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m services.registry_api",
-        description="Serve the registry's API. README.md lists the environment variables that configure it.",
+        description="Serve the registry's API. docs/settings.md lists the environment variables.",
         allow_abbrev=False,
     )
     explanation = "Make an API key with all rights, to make others with."

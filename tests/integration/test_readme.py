@@ -1,5 +1,5 @@
-"""The README is run: its curl, Python and command-line examples against a registry, its settings against the
-code."""
+"""The documentation is run: its curl, Python and command-line examples against a registry, its tables against
+the code."""
 
 import os
 import re
@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -23,12 +24,22 @@ from tools import profiles_table
 from tools.settings_table import table
 
 ROOT = Path(__file__).parents[2]
-README = (ROOT / "README.md").read_text()
+PAGES = ("README.md", *sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")))
+WITH_EXAMPLES = ("README.md", "docs/usage.md")
 DEFAULT_URL = "http://127.0.0.1:8300"
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
+def text_of(page: str) -> str:
+    return (ROOT / page).read_text()
+
+
+def blocks(language: str, page: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", text_of(page), re.DOTALL | re.MULTILINE)
+
+
+def table_of(page: str, tool: str) -> str:
+    """The table that `tool` made for the page."""
+    return text_of(page).partition(f"made by tools/{tool}.py -->\n")[2].partition("\n<!--")[0]
 
 
 @pytest.fixture(scope="module")
@@ -44,9 +55,15 @@ def adapted(text: str, registry: EmbeddedRegistry, folder: Path) -> str:
     return text.replace(DEFAULT_URL, registry.url).replace("/tmp/", f"{folder}/")
 
 
-def test_the_shell_examples_work_in_their_order(registry: EmbeddedRegistry, tmp_path: Path):
+def test_only_these_pages_have_examples_to_run():
+    """An example on any other page would not be run."""
+    assert {page for page in PAGES if blocks("bash", page) or blocks("python", page)} == set(WITH_EXAMPLES)
+
+
+@pytest.mark.parametrize("page", WITH_EXAMPLES)
+def test_the_shell_examples_work_in_their_order(page: str, registry: EmbeddedRegistry, tmp_path: Path):
     """The first thing a newcomer does is to paste them."""
-    script = "\n".join(["set -euo pipefail", *blocks("bash")])
+    script = "\n".join(["set -euo pipefail", *blocks("bash", page)])
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     done = subprocess.run(
         ["bash", "-c", adapted(script, registry, tmp_path)],
@@ -86,7 +103,8 @@ def answering(status: int) -> Iterator[str]:
 @pytest.mark.parametrize("status", [200, 202, 404, 503])
 def test_only_an_artifact_is_kept_as_one(status: int, tmp_path: Path):
     """The JSON of a 202, saved as a safetensors file, fails much later, in some engine."""
-    [fetch] = [block for block in blocks("bash") if "/file" in block]
+    [fetch] = [block for block in blocks("bash", "docs/usage.md") if "/file" in block]
+    assert fetch.splitlines()[0] in text_of("README.md"), "which shows the same"
     with answering(status) as url:
         script = fetch.replace(DEFAULT_URL, url).replace("/tmp/", f"{tmp_path}/")
         done = subprocess.run(["bash", "-c", script], capture_output=True, timeout=30, check=False)
@@ -109,7 +127,7 @@ def test_what_make_run_says_to_try_keeps_only_an_artifact_as_one(status: int, tm
     assert (b"pending" in done.stdout) == (status != 200), "whoever pasted it sees why"
 
 
-@pytest.mark.parametrize("example", blocks("python"))
+@pytest.mark.parametrize("example", chain.from_iterable(blocks("python", page) for page in WITH_EXAMPLES))
 def test_the_python_examples_work(example: str, registry: EmbeddedRegistry, tmp_path: Path):
     """Whoever embeds the SDK starts from these lines."""
     done = subprocess.run(
@@ -125,7 +143,7 @@ def test_the_python_examples_work(example: str, registry: EmbeddedRegistry, tmp_
 
 def test_every_make_target_it_names_exists():
     """A target that was renamed must not live on in the documentation."""
-    pages = "\n".join((ROOT / page).read_text() for page in ("README.md", "CONTRIBUTING.md"))
+    pages = "\n".join(text_of(page) for page in (*PAGES, "CONTRIBUTING.md"))
     named = set(re.findall(r"\bmake ([a-z]+)\b", "\n".join(re.findall(r"`+[^`]*`+", pages))))
     targets = set(re.findall(r"^([a-z]+):.*##", (ROOT / "Makefile").read_text(), re.MULTILINE))
     assert named, "the pages name targets"
@@ -135,19 +153,28 @@ def test_every_make_target_it_names_exists():
 def test_the_settings_are_documented_as_they_are():
     """Every variable, its default and what it does come from the code; `python -m tools.settings_table`
     makes the table."""
-    shown = README.partition("made by tools/settings_table.py -->\n")[2].partition("\n<!--")[0]
-    assert shown == table()
+    assert table_of("docs/settings.md", "settings_table") == table()
 
 
 def test_every_file_the_pages_point_to_exists():
     """A link that leads nowhere costs a newcomer's trust."""
-    for page in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md"):
+    for page in (*PAGES, "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md"):
         folder = (ROOT / page).parent
-        for link in re.findall(r"\]\((?!https?:)([^)#]+)", (ROOT / page).read_text()):
+        for link in re.findall(r"\]\((?!https?:)([^)#]+)", text_of(page)):
             assert (folder / link).exists(), f"{page}: {link}"
 
 
-def test_every_profile_is_in_the_readme():
+def test_every_profile_is_documented():
     """`python -m tools.profiles_table` makes the table."""
-    shown = README.partition("made by tools/profiles_table.py -->\n")[2].partition("\n<!--")[0]
-    assert shown == profiles_table.table()
+    assert table_of("docs/engines.md", "profiles_table") == profiles_table.table()
+
+
+def test_every_anchor_that_the_pages_point_to_exists():
+    """A renamed heading breaks links without a word."""
+    for page in PAGES:
+        for target, anchor in re.findall(r"\]\((?!https?:)([^)#]*)#([^)]+)\)", text_of(page)):
+            linked = (ROOT / page).parent / target if target else ROOT / page
+            headings = re.findall(r"^#+ (.+)$", linked.read_text(), re.MULTILINE)
+            assert anchor in {re.sub(r"[^\w -]", "", one).lower().replace(" ", "-") for one in headings}, (
+                f"{page}: {target}#{anchor}"
+            )

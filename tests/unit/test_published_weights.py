@@ -1,4 +1,4 @@
-"""What weights.yaml says of each profile's weights, and that the README says the same."""
+"""What weights.yaml says of each profile's weights, and that the documentation says the same."""
 
 import re
 from pathlib import Path
@@ -10,7 +10,7 @@ from services.shared.model.profiles import BUILT_IN
 from services.shared.model.published_weights import PublishedWeights, published_weights
 from tools.licence_table import table
 
-README = (Path(__file__).parents[2] / "README.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "engines.md").read_text()
 FACTS = {"repo": "example/model", "licence": "MIT", "files": {"config.json": None}}
 
 
@@ -40,9 +40,9 @@ def test_terms_that_forbid_are_explained():
         assert free or weights.notes, name
 
 
-def test_the_readme_shows_the_terms_as_they_are():
+def test_the_documentation_shows_the_terms_as_they_are():
     """`python -m tools.licence_table` makes the table."""
-    shown = README.partition("made by tools/licence_table.py -->\n")[2].partition("\n<!--")[0]
+    shown = PAGE.partition("made by tools/licence_table.py -->\n")[2].partition("\n<!--")[0]
     assert shown == table()
 
 
