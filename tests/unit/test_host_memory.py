@@ -12,7 +12,7 @@ PAGES = 64 * 2**20 // 4096
 
 def printed(program: str) -> str:
     """By a process of its own."""
-    imports = "import resource\nfrom services.extractor_worker import host_memory\n"
+    imports = "import resource\nfrom services.extractor_worker.device import host_memory\n"
     run = subprocess.run(
         [sys.executable, "-c", imports + program], capture_output=True, check=True, text=True
     )

@@ -71,7 +71,7 @@ def test_nobody_else_sees_it_even_while_the_import_runs(module: str) -> None:
 def test_torchaudio_imports_afterwards_as_it_did_before() -> None:
     """In a process that has loaded the tokenizer's module too."""
     program = (
-        "from services.extractor_worker import higgs_audio_codec\n"
+        "from services.extractor_worker.models import higgs_audio_codec\n"
         "higgs_audio_codec._encoder_class()\n"
         "import torchaudio\n"
     )
