@@ -20,7 +20,7 @@ from services.registry_api.dependencies import Services
 from services.registry_api.maintenance.housekeeping import Housekeeper
 from services.registry_api.maintenance.queue_signals import RedisSignals
 from services.registry_api.operations.followed_jobs import FollowedJobs
-from services.registry_api.serving.changes import Changes
+from services.registry_api.serving.long_polls import Changes
 from services.registry_api.serving.open_files import room_for
 from services.registry_api.serving.server import server_config
 from services.shared.audio import AudioDecoder

@@ -20,10 +20,10 @@ from services.registry_api.protocol.headers import AnswerHeaders
 from services.registry_api.protocol.routing import TrailingSlashes
 from services.registry_api.protocol.signals import RequestSignals
 from services.registry_api.routes import artifacts, audio_voices, clips, health, jobs, keys, voices
+from services.registry_api.serving.admission import Pressure
 from services.registry_api.serving.compression import JsonCompression
 from services.registry_api.serving.fair_queue import FairQueue
 from services.registry_api.serving.limits import Pace, RequestIds, RequestLimits
-from services.registry_api.serving.pressure import Pressure
 from services.registry_api.serving.slots import Slots
 from services.registry_api.wire import examples
 from services.registry_api.wire.forms import FORM_BYTES

@@ -11,10 +11,10 @@ import structlog
 from cachetools import TTLCache
 from starlette.concurrency import run_in_threadpool
 
-from services.registry_api.access.rates import MINUTE, Rates
+from services.registry_api.access.rate_limits import MINUTE, Rates
 from services.registry_api.access.tokens import Tokens
 from services.registry_api.protocol.callers import ANONYMOUS, Caller
-from services.registry_api.serving.shares import Shares
+from services.registry_api.serving.concurrency_limits import Shares
 from services.registry_api.serving.slots import Slots
 from services.shared.configuration.settings import AccessSettings, ApiSettings, RateSettings
 from services.shared.keys.api_keys import ALL_SCOPES, ANY_NAMESPACE, ApiKey, Token, is_secret_of, parse_token

@@ -17,7 +17,7 @@ from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from services.registry_api.access.authentication import Access
-from services.registry_api.access.rates import MINUTE, REQUESTS, UPLOADS
+from services.registry_api.access.rate_limits import MINUTE, REQUESTS, UPLOADS
 from services.registry_api.protocol.callers import OWN_NAMESPACE, Caller
 from services.shared.keys.api_keys import ALL_SCOPES
 from speaker_registry.errors import ApiKeysOff, PermissionDenied, RateLimited

@@ -6,7 +6,7 @@ from fastapi import Depends, Path, Query, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
-from services.registry_api.access.rates import REQUESTS, UPLOADS, Rates
+from services.registry_api.access.rate_limits import REQUESTS, UPLOADS, Rates
 from services.registry_api.access.rules import ADMIN, ANY_KEY, NAMESPACE_HEADER
 from services.registry_api.dependencies import (
     AT_STORE,

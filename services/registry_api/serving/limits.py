@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from services.registry_api.protocol.callers import Caller
 from services.registry_api.protocol.problems import render
 from services.registry_api.protocol.routing import UPLOAD
-from services.registry_api.serving.shares import Shares
+from services.registry_api.serving.concurrency_limits import Shares
 from services.shared.configuration.settings import UploadLimits
 from speaker_registry.errors import InvalidRequest, PayloadTooLarge, SpeakerRegistryError, Unavailable
 

@@ -7,8 +7,8 @@ from contextvars import ContextVar
 
 from anyio import NoEventLoopError, from_thread
 
+from services.registry_api.serving.admission import tenant_of_request, waiting
 from services.registry_api.serving.fair_queue import FairQueue
-from services.registry_api.serving.pressure import tenant_of_request, waiting
 
 _QUEUE = 8
 """Requests of one tenant that wait, at most, for each slot there is."""

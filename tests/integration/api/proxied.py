@@ -14,7 +14,7 @@ from typing import Any, Self, cast
 
 import httpx
 
-from services.registry_api.serving.changes import Changes
+from services.registry_api.serving.long_polls import Changes
 from services.shared.configuration.settings import RegistrySettings, StoreSettings, variable_of
 from services.shared.index.jobs import JobRecord, Jobs
 from services.shared.registry.opening import open_registrar

@@ -21,8 +21,8 @@ from services.registry_api.app import create_app
 from services.registry_api.dependencies import Services
 from services.registry_api.maintenance.housekeeping import Housekeeper
 from services.registry_api.operations.followed_jobs import FollowedJobs
-from services.registry_api.serving.changes import Changes
 from services.registry_api.serving.limits import Pace
+from services.registry_api.serving.long_polls import Changes
 from services.registry_api.serving.server import server_config
 from services.shared.audio import AudioDecoder
 from services.shared.configuration.settings import (

@@ -15,7 +15,7 @@ from pydantic import SecretStr
 from redis import Redis
 
 from services.embedded.valkey import ValkeyServer
-from services.registry_api.access.rates import MINUTE
+from services.registry_api.access.rate_limits import MINUTE
 from services.shared.configuration.settings import AccessSettings, RateSettings
 from services.shared.keys.api_keys import new_token
 from tests.deploy.composed import free_ports

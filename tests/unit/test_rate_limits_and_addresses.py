@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from services.registry_api.access.rates import Limit, Rates
+from services.registry_api.access.rate_limits import Limit, Rates
 from services.registry_api.access.rules import address_of
 from services.registry_api.protocol.callers import Caller
 from services.shared.configuration.settings import RateSettings

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from services.registry_api.serving import pressure
-from services.registry_api.serving.pressure import Pressure, waiting
+from services.registry_api.serving import admission
+from services.registry_api.serving.admission import Pressure, waiting
 from services.registry_api.serving.slots import Slots
 
 App = Callable[..., Awaitable[None]]
@@ -224,7 +224,7 @@ def test_while_others_ask_refusals_of_one_tenant_are_spread(monkeypatch: pytest.
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """However slow this machine is."""
-    monkeypatch.setattr(pressure, "PATIENCE_SECONDS", 60)
+    monkeypatch.setattr(admission, "PATIENCE_SECONDS", 60)
 
 
 @pytest.mark.usefixtures("patient")

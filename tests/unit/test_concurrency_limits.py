@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from services.registry_api.protocol.callers import Caller
+from services.registry_api.serving.concurrency_limits import Shares
 from services.registry_api.serving.limits import Pace, RequestLimits
-from services.registry_api.serving.shares import Shares
 from services.shared.configuration.settings import UploadLimits
 from speaker_registry.errors import RateLimited
 

@@ -7,7 +7,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from services.registry_api.access.authentication import Access
-from services.registry_api.access.rates import Rates
+from services.registry_api.access.rate_limits import Rates
 from services.registry_api.access.tokens import Tokens
 from services.registry_api.protocol.callers import Caller
 from services.shared.keys.keyring import Keyring

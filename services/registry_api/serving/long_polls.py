@@ -18,8 +18,8 @@ import redis.asyncio
 import structlog
 from starlette.concurrency import run_in_threadpool
 
+from services.registry_api.serving.admission import waiting
 from services.registry_api.serving.fair_queue import FairQueue
-from services.registry_api.serving.pressure import waiting
 from services.shared.index.speaker_index import EVENTS
 from services.shared.telemetry.logs import Seldom
 

@@ -1,6 +1,7 @@
 """How much of this process one caller may hold at the same time, so that others find room.
 
-`rates` counts how often callers ask; here is counted what they keep: requests that wait, uploads that arrive.
+`rate_limits` counts how often callers ask; here is counted what they keep: requests that wait, uploads that
+arrive.
 A tenant may have many keys, so there are two shares: one of each key, so that one program leaves room for the
 tenant's others, and one of all keys of a namespace together, so that a tenant leaves room for the others.
 Each process counts for itself. Knows no routes.

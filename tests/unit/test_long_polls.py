@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from services.registry_api.serving.changes import Changes
+from services.registry_api.serving.long_polls import Changes
 from speaker_registry.errors import VoiceNotFound
 
 ALICE = "default/alice"
