@@ -140,7 +140,7 @@ def restored(folder: Path) -> Iterator[RegistryProcesses]:
     registry = RegistryProcesses(folder / "restored", workers=1)
     shutil.copytree(folder / "new" / servers.BUCKET, registry.bucket)
     subprocess.run(
-        [sys.executable, "-m", "services.shared.bucket.place"],
+        [sys.executable, "-m", "services.registry_api", "adopt-bucket"],
         env={**os.environ, "SPEAKER_STORE_URL": registry.bucket.as_uri()},
         check=True,
     )

@@ -13,7 +13,7 @@ import yaml
 from jsonschema import Draft202012Validator
 from redis import Redis
 
-from services.registry_api.maintenance.sweep import WRONG
+from services.registry_api.commands.exit_statuses import WRONG_SETTINGS
 from services.registry_api.routes import health
 from services.shared.queue.rq_jobs import SafeQueue, queue_name
 from tests.deploy.dockerfile import lineage, read
@@ -247,7 +247,8 @@ def test_wrong_settings_are_not_tried_again(overlay: str):
     [refusal] = spec["podFailurePolicy"]["rules"]
     [container] = containers(spec["template"])
     assert refusal["action"] == "FailJob"
-    assert refusal["onExitCodes"] == {"containerName": container["name"], "operator": "In", "values": [WRONG]}
+    expected = {"containerName": container["name"], "operator": "In", "values": [WRONG_SETTINGS]}
+    assert refusal["onExitCodes"] == expected
     assert spec["template"]["spec"]["restartPolicy"] == "Never"
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from services.shared.bucket import place as bucket_place
+from services.registry_api.commands import adopt_bucket
 from services.shared.bucket.connection import StoreUnfit
 from services.shared.bucket.facts import MAX_RECORD_BYTES
-from services.shared.bucket.place import BucketCopied, Place
+from services.shared.bucket.place import BucketCopied, Place, make_own
 from services.shared.bucket.store import open_store
 from services.shared.configuration.settings import RegistrySettings, StoreSettings
 from services.shared.model.clock import Clock
@@ -52,7 +52,7 @@ def copy(rclone_server: S3Server, original: StoreSettings) -> StoreSettings:
 
 def set_environment(monkeypatch: pytest.MonkeyPatch, settings: StoreSettings) -> None:
     # This process keeps its own.
-    monkeypatch.setattr(bucket_place, "configure_logs", lambda level="INFO": None)
+    monkeypatch.setattr(adopt_bucket, "configure_logs", lambda level="INFO": None)
     for name, value in environment(settings).items():
         monkeypatch.setenv(name, value)
 
@@ -85,7 +85,7 @@ def test_a_copy_can_be_made_a_registry_of_its_own(
     """By one command; the original stays what it is."""
     before = identity(original)
     set_environment(monkeypatch, copy)
-    assert bucket_place.main([]) == 0
+    assert adopt_bucket.run() == 0
     assert identity(copy) != before
     assert identity(copy) == identity(copy)
     assert identity(original) == before
@@ -120,7 +120,7 @@ def test_a_copy_with_a_damaged_object_after_all_others_can_be_made_a_registry_of
     set_environment(monkeypatch, copy)
     seen = {identity(original)}
     for _ in range(2):
-        assert bucket_place.main([]) == 0
+        assert adopt_bucket.run() == 0
         assert identity(copy) == identity(copy)
         assert identity(copy) not in seen
         seen.add(identity(copy))
@@ -136,7 +136,7 @@ def test_an_object_that_comes_after_every_other_is_named(copy: StoreSettings):
     with pytest.raises(
         StoreUnfit, match=f"_place/999999.{uid} in the bucket comes after every other: delete"
     ):
-        bucket_place.make_own(open_store(copy), copy, Clock())
+        make_own(open_store(copy), copy, Clock())
 
 
 def test_a_bucket_that_says_nothing_readable_is_refused_until_somebody_decides(
@@ -148,7 +148,7 @@ def test_a_bucket_that_says_nothing_readable_is_refused_until_somebody_decides(
     with pytest.raises(StoreUnfit, match=f"does not say where it is, .*: {place}. Restore"):
         opened(copy)
     set_environment(monkeypatch, copy)
-    assert bucket_place.main([]) == 0
+    assert adopt_bucket.run() == 0
     assert identity(copy) != identity(original)
 
 
@@ -164,9 +164,9 @@ def test_a_copied_folder_is_refused_as_a_bucket_is(tmp_path: Path, monkeypatch: 
     assert identity(copy.model_copy(update={"known_as": original.url})) == before
     (tmp_path / "link").symlink_to(tmp_path / "voices")
     assert identity(StoreSettings(url=(tmp_path / "link").as_uri())) == before
-    monkeypatch.setattr(bucket_place, "configure_logs", lambda level="INFO": None)
+    monkeypatch.setattr(adopt_bucket, "configure_logs", lambda level="INFO": None)
     monkeypatch.setenv("SPEAKER_STORE_URL", copy.url)
-    assert bucket_place.main([]) == 0
+    assert adopt_bucket.run() == 0
     assert identity(copy) not in {before, identity(original)}
 
 

@@ -11,19 +11,15 @@ import pytest
 from services.embedded.children import ROOT
 from tests.deploy.composed import free_ports
 
-API, WORKER, SWEEP = (
-    "services.registry_api",
-    "services.extractor_worker",
-    "services.registry_api.maintenance.sweep",
-)
-PLACE = "services.shared.bucket.place"
+API, WORKER = "services.registry_api", "services.extractor_worker"
+SWEEP, ADOPT = "services.registry_api sweep", "services.registry_api adopt-bucket"
 SECRET = "6b1f0c9a4e"
 
 
-def lines(module: str, *, status: int = 1, **environment: str) -> list[dict[str, str]]:
+def lines(program: str, *, status: int = 1, **environment: str) -> list[dict[str, str]]:
     """What it logs before it ends with this status."""
     given = {name: value for name, value in os.environ.items() if not name.startswith("SPEAKER_")}
-    command = [sys.executable, "-m", module]
+    command = [sys.executable, "-m", *program.split()]
     done = subprocess.run(
         command, env={**given, **environment}, cwd=ROOT, capture_output=True, text=True, check=False
     )
@@ -32,30 +28,30 @@ def lines(module: str, *, status: int = 1, **environment: str) -> list[dict[str,
     return [json.loads(line) for line in done.stderr.splitlines()]
 
 
-@pytest.mark.parametrize("module", [API, WORKER, SWEEP])
-def test_a_level_that_there_is_not_is_named(module: str):
+@pytest.mark.parametrize("program", [API, WORKER, SWEEP])
+def test_a_level_that_there_is_not_is_named(program: str):
     """Nothing has been said about how to log by then; it is said all the same."""
-    *_, last = lines(module, SPEAKER_LOG_LEVEL="loud")
+    *_, last = lines(program, SPEAKER_LOG_LEVEL="loud")
     assert last["event"].endswith(".cannot_start")
     assert last["reason"].startswith("SPEAKER_LOG_LEVEL: ")
 
 
-@pytest.mark.parametrize("module", [API, WORKER, SWEEP, PLACE])
-def test_a_mistyped_variable_is_named_before_anything_can_go_wrong(module: str):
+@pytest.mark.parametrize("program", [API, WORKER, SWEEP, ADOPT])
+def test_a_mistyped_variable_is_named_before_anything_can_go_wrong(program: str):
     """It may be why the process cannot start."""
     first, *_ = lines(
-        module, SPEAKER_UPLOAD_MAXBYTES=SECRET, SPEAKER_MAX_VERSIONS="many", SPEAKER_STORE_URL="voices"
+        program, SPEAKER_UPLOAD_MAXBYTES=SECRET, SPEAKER_MAX_VERSIONS="many", SPEAKER_STORE_URL="voices"
     )
     assert (first["event"], first["level"]) == ("setting.unknown", "warning")
     assert (first["variable"], first["nearest"]) == ("SPEAKER_UPLOAD_MAXBYTES", "SPEAKER_UPLOAD_MAX_BYTES")
 
 
-@pytest.mark.parametrize("module", [API, WORKER])
-def test_a_bucket_that_cannot_be_reached_is_named(module: str, tmp_path: Path):
+@pytest.mark.parametrize("program", [API, WORKER])
+def test_a_bucket_that_cannot_be_reached_is_named(program: str, tmp_path: Path):
     """Not by a traceback, whose last line is some library's."""
     [port] = free_ports(1)
     *_, last = lines(
-        module,
+        program,
         SPEAKER_STORE_URL="s3://voices",
         SPEAKER_STORE_ENDPOINT=f"http://somebody:{SECRET}@127.0.0.1:{port}",
         SPEAKER_STORE_ACCESS_KEY_ID="GK1",
@@ -89,22 +85,22 @@ def test_a_mistyped_profile_of_custom_weights_is_named(tmp_path: Path):
     assert last["reason"].startswith("Unknown profile 'qwen3-tts-06b'. Known: ")
 
 
-@pytest.mark.parametrize("module", [SWEEP, PLACE])
+@pytest.mark.parametrize("program", [SWEEP, ADOPT])
 @pytest.mark.parametrize("argument", ["--help", "--nonsense"])
-def test_a_command_that_takes_no_arguments_does_nothing_when_it_is_given_some(module: str, argument: str):
+def test_a_command_that_takes_no_arguments_does_nothing_when_it_is_given_some(program: str, argument: str):
     """Whoever asks for help wants no bucket taken over."""
-    command = [sys.executable, "-m", module, argument]
+    command = [sys.executable, "-m", *program.split(), argument]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=30)
     assert done.returncode == (0 if argument == "--help" else 2)
-    assert f"usage: python -m {module}" in done.stdout + done.stderr
+    assert "usage: python -m services.registry_api" in done.stdout + done.stderr
     assert '"event"' not in done.stderr
 
 
-@pytest.mark.parametrize("module", [API, WORKER, PLACE])
-def test_a_folder_that_is_missing_is_not_made(tmp_path: Path, module: str):
+@pytest.mark.parametrize("program", [API, WORKER, ADOPT])
+def test_a_folder_that_is_missing_is_not_made(tmp_path: Path, program: str):
     """A typo would start a registry without a voice, and say that it is ready."""
     mistyped = tmp_path / "voicse"
-    *_, last = lines(module, SPEAKER_STORE_URL=mistyped.as_uri(), SPEAKER_STORE_START_SECONDS="0")
+    *_, last = lines(program, SPEAKER_STORE_URL=mistyped.as_uri(), SPEAKER_STORE_START_SECONDS="0")
     assert last["reason"] == (
         f"SPEAKER_STORE_URL: the folder '{mistyped}' cannot be used: there is none. "
         "SPEAKER_STORE_CREATE_BUCKET=true makes it"

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from services.embedded.children import ROOT
-from services.registry_api.maintenance import sweep
+from services.registry_api.commands import sweep
+from services.registry_api.commands.exit_statuses import DONE, NOT_NOW
 from services.shared.index.speaker_index import DIRTY
 from speaker_registry import RegistryClient
 from tests.process_load import noise_clip
@@ -31,10 +32,10 @@ def test_a_sweep_that_is_asked_for_takes_the_data_of_a_deleted_voice(tmp_path: P
         wait_until(lambda: erased(registry, "gone"), 30)
         restore(backup)
         before = of_voice(registry.bucket, "kept")
-        command = [sys.executable, "-m", "services.registry_api.maintenance.sweep"]
+        command = [sys.executable, "-m", "services.registry_api", "sweep"]
         environment = {**os.environ, "SPEAKER_REDIS_URL": registry.valkey.url}
         done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
-        assert done.returncode == sweep.ASKED, done.stderr
+        assert done.returncode == DONE, done.stderr
         assert "sweep.asked" in done.stderr
         wait_until(lambda: "sweep.done" in registry.log(), 30)
         assert not backup.keys() & of_voice(registry.bucket, "gone")
@@ -61,7 +62,7 @@ def test_a_sweep_that_cannot_be_asked_for_says_not_now(tmp_path: Path, monkeypat
     """The schedule's next try may find Redis."""
     monkeypatch.setattr(sweep, "configure_logs", lambda level="INFO": None)  # this process keeps its own
     monkeypatch.setenv("SPEAKER_REDIS_URL", "redis://127.0.0.1:1/0")
-    monkeypatch.setattr(sweep, "PAUSE_SECONDS", 0.1)
+    monkeypatch.setattr(sweep, "RETRY_SECONDS", 0.1)
     started = time.monotonic()
-    assert sweep.main([], patience_seconds=0.3) == sweep.NOT_NOW
+    assert sweep.run(timeout_seconds=0.3) == NOT_NOW
     assert time.monotonic() - started >= 0.3

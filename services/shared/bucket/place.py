@@ -7,27 +7,20 @@ one with the highest number counts. One that is damaged, or that somebody else p
 A copy carries everything along that tells an original from other buckets. Two registries would take it for
 the same one, so a bucket that says that it is elsewhere is refused until somebody decides.
 
-`python -m services.shared.bucket.place` makes the bucket of the settings a registry of its own.
+`python -m services.registry_api adopt-bucket` makes the bucket of the settings a registry of its own.
 """
 
-import argparse
-import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import structlog
-from pydantic import ValidationError
 
 from services.shared.bucket.connection import StoreUnfit
 from services.shared.bucket.facts import PlaceKey, list_several_times, parse_key, read_record
-from services.shared.bucket.store import ObjectUnavailable, Store, StoredObject, open_store, prepare_bucket
-from services.shared.configuration.mistyped import warn_of_unknown_variables
-from services.shared.configuration.settings import LogSettings, StoreSettings, explain, without_credentials
+from services.shared.bucket.store import ObjectUnavailable, Store, StoredObject
+from services.shared.configuration.settings import StoreSettings, without_credentials
 from services.shared.model.clock import Clock
 from services.shared.model.domain import Record
-from services.shared.telemetry.logs import configure_logs
 from services.shared.telemetry.metrics import INTEGRITY_FAILURES
-from speaker_registry.errors import SpeakerRegistryError
 
 log = structlog.get_logger()
 
@@ -72,8 +65,9 @@ def check_place(store: Store, settings: StoreSettings, clock: Clock) -> Place:
     if place.where != where(settings):
         raise BucketCopied(
             f"SPEAKER_STORE_URL: the bucket at '{where(settings)}' says that it is '{place.where}'. If it is "
-            "a copy, make it a registry of its own by `python -m services.shared.bucket.place`. If it is the "
-            f"same bucket by another name or address, set SPEAKER_STORE_KNOWN_AS='{place.where}'{found.note}"
+            "a copy, make it a registry of its own by `python -m services.registry_api adopt-bucket`. If it "
+            "is the same bucket by another name or address, set "
+            f"SPEAKER_STORE_KNOWN_AS='{place.where}'{found.note}"
         )
     return place
 
@@ -128,7 +122,8 @@ def _find(store: Store) -> _Found:
         raise StoreUnfit(
             "SPEAKER_STORE_URL: the bucket does not say where it is, because these objects are damaged or "
             f"cannot be read: {', '.join(left_out)}. Restore them from a backup. Or, if the bucket is a copy "
-            "of another registry's, run `python -m services.shared.bucket.place`; if it is not, delete them"
+            "of another registry's, run `python -m services.registry_api adopt-bucket`; if it is not, delete "
+            "them"
         )
     return _Found(None, ())
 
@@ -163,35 +158,3 @@ def _put(store: Store, settings: StoreSettings, clock: Clock, *, seq: int) -> Pl
     store.put(_key_of(place), place.to_json().encode())
     log.info("bucket.placed", where=place.where, seq=seq)
     return place
-
-
-def _parser() -> argparse.ArgumentParser:
-    return argparse.ArgumentParser(
-        prog="python -m services.shared.bucket.place",
-        description="Make a copy of a bucket a registry of its own. Run it once, before the copy's first API "
-        "process or worker starts.",
-        epilog="It reads the settings SPEAKER_STORE_*, as those processes do.",
-    )
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit status. `arguments`: those of the command line, if None."""
-    _parser().parse_args(arguments)
-    configure_logs()
-    try:
-        configure_logs(LogSettings().level)
-        warn_of_unknown_variables()
-        settings = StoreSettings()
-        prepare_bucket(settings)
-        make_own(open_store(settings), settings, Clock())
-    except ValidationError as error:
-        log.error("bucket_place.failed", reason=explain(error))
-        return 1
-    except (SpeakerRegistryError, StoreUnfit, ValueError) as error:
-        log.error("bucket_place.failed", reason=str(error))
-        return 1
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,0 +1,33 @@
+"""`adopt-bucket`: make a copy of a bucket a registry of its own, so that its processes start."""
+
+import structlog
+from pydantic import ValidationError
+
+from services.registry_api.commands.exit_statuses import DONE, WRONG_SETTINGS
+from services.shared.bucket.place import make_own
+from services.shared.bucket.store import StoreUnfit, open_store, prepare_bucket
+from services.shared.configuration.mistyped import warn_of_unknown_variables
+from services.shared.configuration.settings import LogSettings, StoreSettings, explain
+from services.shared.model.clock import Clock
+from services.shared.telemetry.logs import configure_logs
+from speaker_registry.errors import SpeakerRegistryError
+
+log = structlog.get_logger()
+
+
+def run() -> int:
+    """Return the exit status. The reason for a failure is logged."""
+    configure_logs()
+    try:
+        configure_logs(LogSettings().level)
+        warn_of_unknown_variables()
+        settings = StoreSettings()
+        prepare_bucket(settings)
+        make_own(open_store(settings), settings, Clock())
+    except ValidationError as error:
+        log.error("bucket_place.failed", reason=explain(error))
+        return WRONG_SETTINGS
+    except (SpeakerRegistryError, StoreUnfit, ValueError) as error:
+        log.error("bucket_place.failed", reason=str(error))
+        return WRONG_SETTINGS
+    return DONE
