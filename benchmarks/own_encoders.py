@@ -17,7 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from benchmarks.encoder_timing import Load, Samples, measure, report
 from services.extractor_worker.device.host_memory import keep_freed_memory
 from services.extractor_worker.engines.catalogue import load_extractor
-from services.extractor_worker.pipeline.extraction import Extraction, Station
+from services.extractor_worker.pipeline.extraction import Extraction, LoadedProfile
 from services.extractor_worker.pipeline.extractor import Extractor
 from services.extractor_worker.pipeline.torch_extractor import Loading
 from services.extractor_worker.weights.loading import UntrainedWeights
@@ -28,12 +28,12 @@ from services.shared.model.profiles import BUILT_IN
 
 @dataclass(frozen=True)
 class Work:
-    """Of an `Assignment`, what the handler looks at."""
+    """Of an `Attempt`, what the handler looks at."""
 
     job_id: str
     clip: ReferenceAudio
     traceparent: None = None
-    attempt: int = 1
+    number: int = 1
     max_attempts: int = 1
 
     @property
@@ -69,8 +69,8 @@ class Publisher:
 def extract_all(extractor: Extractor, clips: Sequence[ReferenceAudio]) -> None:
     """In batches as large as a worker takes them."""
     name = extractor.profile_name
-    stations = {name: Station(SimpleNamespace(profile=BUILT_IN[name]), extractor)}
-    extraction = Extraction(Publisher(clips), stations, threads=ExtractorSettings().threads)
+    loaded_profiles = {name: LoadedProfile(SimpleNamespace(profile=BUILT_IN[name]), extractor)}
+    extraction = Extraction(Publisher(clips), loaded_profiles, threads=ExtractorSettings().threads)
     try:
         for batch in batches(jobs_of(name, len(clips)), WorkerSettings().batch_size):
             outcomes = extraction(batch)

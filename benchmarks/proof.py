@@ -27,7 +27,7 @@ from services.extractor_worker.engines.catalogue import BUILT_IN as EXTRACTORS
 from services.extractor_worker.engines.catalogue import load_extractor
 from services.extractor_worker.pipeline.extractor import Dtype, Extractor
 from services.extractor_worker.pipeline.proof import KeptProofs, prove_once
-from services.extractor_worker.pipeline.torch_extractor import Loading, Shelf
+from services.extractor_worker.pipeline.torch_extractor import Loading, SharedModels
 from services.extractor_worker.weights.loading import UntrainedWeights
 from services.shared.model.profiles import BUILT_IN
 
@@ -44,7 +44,7 @@ def measure(name: str, device: str, dtype: str) -> None:
         keep_freed_memory()  # as a worker does
     profile = BUILT_IN[name]
     loading = Loading(profile=profile, source=UntrainedWeights(), device=device, dtype=cast(Dtype, dtype))
-    trusted = replace(loading, device="cpu", dtype="float32", shelf=Shelf(), trusted=True)
+    trusted = replace(loading, device="cpu", dtype="float32", shared_models=SharedModels(), trusted=True)
     extractor = load_extractor(loading)
     extractor.encode([extractor.prepare(extractor.example())])  # a worker is warm by then
     drawn: list[float] = []

@@ -21,7 +21,7 @@ from rq.serializers import JSONSerializer
 from services.embedded.valkey import ValkeyServer
 from services.extractor_worker.jobs.batch_worker import BatchWorker
 from services.shared.configuration.settings import WorkerSettings
-from services.shared.queue.rq_jobs import SafeJob, SafeQueue
+from services.shared.queue.rq_jobs import JobQueue, QueuedJob
 
 QUEUE = "extract.benchmark"
 FUNCTION = "benchmarks.queue_throughput.no_op"
@@ -38,7 +38,7 @@ def no_op(**_ids: object) -> None:
     """What RQ's worker imports and calls."""
 
 
-def no_ops(jobs: Sequence[SafeJob]) -> list[None]:
+def no_ops(jobs: Sequence[QueuedJob]) -> list[None]:
     return [None] * len(jobs)
 
 
@@ -50,7 +50,7 @@ def fill(client: Redis) -> None:
         for n in range(JOBS)
     ]
     Queue(QUEUE, connection=client, serializer=JSONSerializer).enqueue_many(jobs)
-    queue, pipeline = SafeQueue(QUEUE, client), client.pipeline(transaction=False)
+    queue, pipeline = JobQueue(QUEUE, client), client.pipeline(transaction=False)
     for n in reversed(range(JOBS)):  # a job is looked for from the end
         queue.line_up(f"job-{n}", f"tenant-{n % 4}", pipeline)
     pipeline.execute()
@@ -72,7 +72,7 @@ def jobs_per_second(client: Redis, work: Work) -> float:
     started = time.perf_counter()
     work(client)
     seconds = time.perf_counter() - started
-    finished = SafeQueue(QUEUE, client).finished_job_registry.get_job_count(cleanup=False)
+    finished = JobQueue(QUEUE, client).finished_job_registry.get_job_count(cleanup=False)
     assert finished == JOBS, f"{finished} of {JOBS} jobs finished"
     return JOBS / seconds
 

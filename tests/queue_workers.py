@@ -19,7 +19,7 @@ from redis import Redis
 from services.extractor_worker.jobs import heartbeat
 from services.extractor_worker.jobs.batch_worker import BatchWorker
 from services.shared.configuration.settings import WorkerSettings
-from services.shared.queue.rq_jobs import SafeJob, SafeQueue, enqueue, status_of
+from services.shared.queue.rq_jobs import JobQueue, QueuedJob, enqueue, status_of
 
 FUNCTION = "act"
 QUICK: dict[str, Any] = {
@@ -45,12 +45,12 @@ def wait_until(true: Callable[[], object], seconds: float = 60) -> float:
     return time.monotonic() - started
 
 
-def put(queue: SafeQueue, job_id: str, how: str = "", seconds: int = 0, timeout_seconds: int = 20) -> None:
+def put(queue: JobQueue, job_id: str, how: str = "", seconds: int = 0, timeout_seconds: int = 20) -> None:
     kwargs = {"how": how, "seconds": seconds}
     assert enqueue(queue, job_id, FUNCTION, kwargs, timeout_seconds=timeout_seconds)
 
 
-def statuses(queue: SafeQueue, job_ids: Sequence[str]) -> list[str | None]:
+def statuses(queue: JobQueue, job_ids: Sequence[str]) -> list[str | None]:
     return [status_of(queue, job_id) for job_id in job_ids]
 
 
@@ -110,7 +110,7 @@ class Fleet:
             context.__exit__(None, None, None)
 
 
-def act(job: SafeJob, client: Redis, progress: Callable[[], None]) -> object:
+def act(job: QueuedJob, client: Redis, progress: Callable[[], None]) -> object:
     client.hincrby("test:runs", job.id, 1)
     match job.kwargs["how"]:
         case "segfault":
@@ -137,7 +137,7 @@ def main(url: str, queues: str, settings: str) -> None:
     poll_seconds = options.pop("poll_seconds")  # tests may wait for longer than production does
     client = Redis.from_url(url)
 
-    def handler(jobs: Sequence[SafeJob]) -> list[object]:
+    def handler(jobs: Sequence[QueuedJob]) -> list[object]:
         time.sleep(pause)
         return [act(job, client, worker.progress) for job in jobs]
 

@@ -15,7 +15,7 @@ from services.embedded.settings import EmbeddedSettings
 from services.embedded.supervisor import STOP_SECONDS, EmbeddedRegistry, StartFailed
 from services.shared.configuration.mistyped import warn_of_unknown_variables
 from services.shared.configuration.settings import explain
-from services.shared.telemetry.logs import Lines
+from services.shared.telemetry.logs import BestEffortLogger
 
 
 def main(arguments: list[str]) -> int:
@@ -111,7 +111,7 @@ def _configure_logs() -> None:
     structlog.configure(
         processors=[structlog.stdlib.add_log_level, render],
         wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
-        logger_factory=lambda *_: Lines(sys.stderr),
+        logger_factory=lambda *_: BestEffortLogger(sys.stderr),
     )
 
 

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from services.extractor_worker.jobs.batch_worker import BatchWorker
 from services.extractor_worker.jobs.beat_file import write_beat
 from services.extractor_worker.jobs.heartbeat import EXIT_UNFINISHED
-from services.extractor_worker.pipeline.extraction import Extraction, Station
+from services.extractor_worker.pipeline.extraction import Extraction, LoadedProfile
 from services.extractor_worker.pipeline.extractor import DeviceLost, Extractor
 from services.shared.audio import AudioDecoder, ReferenceAudio
 from services.shared.configuration.settings import (
@@ -39,7 +39,7 @@ from services.shared.model.profiles import Profile
 from services.shared.queue.dispatch import EXTRACT
 from services.shared.queue.rq_jobs import queue_name
 from services.shared.registry.opening import open_queue_connection, open_registrar
-from services.shared.registry.publication import Maker, Publisher
+from services.shared.registry.publication import Provenance, Publisher
 from services.shared.telemetry import trace_export
 from services.shared.telemetry.metrics import WORKER_BEAT, listen
 from speaker_registry.errors import (
@@ -104,20 +104,20 @@ class WorkerProcess:
         for name in self._settings.custom_weights:
             self._registrar.catalogue.get(name)  # a mistyped name is refused, not ignored
         try:
-            stations = self._announced(self._loaded(profiles))
+            loaded_profiles = self._announced(self._loaded(profiles))
         except DeviceLost as error:
             log.critical("device.lost", reason=str(error))
             return EXIT_UNFINISHED
-        if not stations:
+        if not loaded_profiles:
             log.error("worker.cannot_start", reason="; ".join(self._not_served.values()))
             return EXIT_NOTHING_TO_SERVE
-        return self._serve(stations)
+        return self._serve(loaded_profiles)
 
-    def _serve(self, stations: Mapping[str, Station]) -> int:
-        serving = {name: station.maker.fingerprint for name, station in stations.items()}
+    def _serve(self, loaded_profiles: Mapping[str, LoadedProfile]) -> int:
+        serving = {name: loaded.provenance.fingerprint for name, loaded in loaded_profiles.items()}
         decoder = AudioDecoder(_limits_of_accepted_clips())
         publisher = Publisher(self._registrar, decoder.decode)
-        extraction = Extraction(publisher, stations, threads=self._settings.threads)
+        extraction = Extraction(publisher, loaded_profiles, threads=self._settings.threads)
         worker = self._worker(extraction, serving)
         extraction.on_progress, extraction.stopping = worker.progress, lambda: worker.stopping
         log.info(
@@ -137,24 +137,24 @@ class WorkerProcess:
             trace_export.stop()
         return 0 if serving else EXIT_OUTDATED
 
-    def _loaded(self, profiles: Sequence[Profile]) -> dict[str, Station]:
+    def _loaded(self, profiles: Sequence[Profile]) -> dict[str, LoadedProfile]:
         """Those that can be."""
-        stations = {}
+        loaded_profiles = {}
         for profile in profiles:
             with self._without_if_it_fails(profile):
-                stations[profile.name] = self._load(profile)
-        return stations
+                loaded_profiles[profile.name] = self._load(profile)
+        return loaded_profiles
 
-    def _announced(self, stations: Mapping[str, Station]) -> dict[str, Station]:
+    def _announced(self, loaded_profiles: Mapping[str, LoadedProfile]) -> dict[str, LoadedProfile]:
         """Those that may be. All are loaded by then: what is announced is asked for."""
         announced = {}
-        for name, station in stations.items():
-            with self._without_if_it_fails(station.maker.profile):
-                self._announce(name, station.maker)
-                announced[name] = station
+        for name, loaded in loaded_profiles.items():
+            with self._without_if_it_fails(loaded.provenance.profile):
+                self._announce(name, loaded.provenance)
+                announced[name] = loaded
         return announced
 
-    def _load(self, profile: Profile) -> Station:
+    def _load(self, profile: Profile) -> LoadedProfile:
         """Load a profile's encoders and run them once: the first real clip is to be as fast as the tenth."""
         started = time.monotonic()
         log.info("worker.loads", profile=profile.name)
@@ -171,7 +171,7 @@ class WorkerProcess:
             computed_on=str(extractor.computed_on),
             seconds=round(time.monotonic() - started, 2),
         )
-        maker = Maker(
+        provenance = Provenance(
             profile=profile,
             fingerprint=fingerprint.digest,
             extractor=fingerprint.facts,
@@ -179,7 +179,7 @@ class WorkerProcess:
             worker=self._name,
             computed_on=extractor.computed_on,
         )
-        return Station(maker, extractor)
+        return LoadedProfile(provenance, extractor)
 
     @contextmanager
     def _without_if_it_fails(self, profile: Profile) -> Iterator[None]:
@@ -210,15 +210,15 @@ class WorkerProcess:
         except Unavailable as error:
             log.warning("proof.not_told", profile=profile, reason=error.message)
 
-    def _announce(self, name: str, maker: Maker) -> None:
+    def _announce(self, name: str, provenance: Provenance) -> None:
         """Make what we make current. While Redis is away: wait, for loading again would take longer."""
         while True:
             try:
                 changed = self._registrar.announcements.announce(
                     name,
-                    maker.fingerprint,
-                    maker.extractor,
-                    untrained=maker.untrained,
+                    provenance.fingerprint,
+                    provenance.extractor,
+                    untrained=provenance.untrained,
                     roll_back=self._settings.roll_back,
                 )
             except Unavailable as error:
@@ -227,7 +227,7 @@ class WorkerProcess:
                 time.sleep(_PAUSE_SECONDS)
             else:
                 if changed:
-                    log.info("profile.updated", profile=name, fingerprint=maker.fingerprint)
+                    log.info("profile.updated", profile=name, fingerprint=provenance.fingerprint)
                 return
 
     def _worker(self, extraction: Extraction, serving: dict[str, str]) -> BatchWorker:

@@ -13,7 +13,7 @@ from services.extractor_worker.device.machine import machine_facts
 from services.extractor_worker.engines.catalogue import load_extractor
 from services.extractor_worker.pipeline.extractor import Extractor
 from services.extractor_worker.pipeline.proof import KeptProofs, prove_once
-from services.extractor_worker.pipeline.torch_extractor import Loading, Shelf
+from services.extractor_worker.pipeline.torch_extractor import Loading, SharedModels
 from services.extractor_worker.process import WorkerProcess
 from services.extractor_worker.weights.loading import parse_weights
 from services.shared.bucket.store import StoreUnfit
@@ -40,7 +40,7 @@ def work() -> int:
         if device == "cpu":
             keep_freed_memory()
         show_device_memory(torch.device(device))
-        return WorkerProcess(partial(_load, Shelf()), _prove).run()
+        return WorkerProcess(partial(_load, SharedModels()), _prove).run()
     except ValidationError as error:
         log.error("worker.cannot_start", reason=explain(error))
     except (SpeakerRegistryError, StoreUnfit, CannotListen, TracesUnavailable) as error:
@@ -48,13 +48,15 @@ def work() -> int:
     return 1
 
 
-def _load(shelf: Shelf, profile: Profile, settings: ExtractorSettings) -> Extractor:
-    return load_extractor(_loading(shelf, profile, settings))
+def _load(shared_models: SharedModels, profile: Profile, settings: ExtractorSettings) -> Extractor:
+    return load_extractor(_loading(shared_models, profile, settings))
 
 
 def _prove(extractor: Extractor, profile: Profile, settings: ExtractorSettings) -> None:
     """Raises EncoderUnproven."""
-    trusted = replace(_loading(Shelf(), profile, settings), device="cpu", dtype="float32", trusted=True)
+    trusted = replace(
+        _loading(SharedModels(), profile, settings), device="cpu", dtype="float32", trusted=True
+    )
     prove_once(
         extractor,
         partial(load_extractor, trusted),
@@ -64,12 +66,12 @@ def _prove(extractor: Extractor, profile: Profile, settings: ExtractorSettings) 
     )
 
 
-def _loading(shelf: Shelf, profile: Profile, settings: ExtractorSettings) -> Loading:
+def _loading(shared_models: SharedModels, profile: Profile, settings: ExtractorSettings) -> Loading:
     return Loading(
         profile=profile,
         source=parse_weights(settings.weights, custom=profile.name in settings.custom_weights),
         device=settings.device,
         dtype=settings.dtype,
         cache=settings.cache,
-        shelf=shelf,
+        shared_models=shared_models,
     )

@@ -15,7 +15,7 @@ from redis import Redis
 
 from services.registry_api.commands.exit_statuses import WRONG_SETTINGS
 from services.registry_api.routes import health
-from services.shared.queue.rq_jobs import SafeQueue, queue_name
+from services.shared.queue.rq_jobs import JobQueue, queue_name
 from tests.deploy.dockerfile import lineage, read
 from tests.deploy.environment import FOREIGN, check
 from tests.deploy.manifests import (
@@ -281,7 +281,7 @@ def test_workers_on_gpus_are_as_many_as_their_queues_ask_for(overlay: str):
         deployment = deployments[spec["scaleTargetRef"]["name"]]
         [container] = deployment["spec"]["template"]["spec"]["containers"]
         served = environment(overlay, container)["SPEAKER_EXTRACTOR_PROFILES"].split(",")
-        queues = [SafeQueue(queue_name(profile), connection=Redis()) for profile in served]
+        queues = [JobQueue(queue_name(profile), connection=Redis()) for profile in served]
         keys = {
             key
             for queue in queues

@@ -36,7 +36,7 @@ from services.shared.model.domain import Speaker
 from services.shared.model.profiles import ProfileCatalogue
 from services.shared.queue.dispatch import RqDispatcher
 from services.shared.registry.opening import open_queue_connection
-from services.shared.registry.publication import Assignment, Maker, Publisher
+from services.shared.registry.publication import Attempt, Provenance, Publisher
 from services.shared.registry.registrar import Registrar
 from speaker_registry.errors import Unavailable
 from speaker_registry.names import parse_speaker_name
@@ -269,30 +269,32 @@ class Storage:
         for profile in self.registrar.catalogue.names if profiles is None else profiles:
             self.registrar.announcements.announce(profile, fingerprint, {}, untrained=False)
 
-    def take(self, name: str | None = None) -> list[Assignment]:
+    def take(self, name: str | None = None) -> list[Attempt]:
         """Every open job in the queue, oldest first; also those that a worker took and did not finish."""
         queue, jobs = self.registrar.dispatcher, reversed(self.jobs(name, open_only=True))
         alive = [job for job in jobs if queue.state(job.id, job.profile) == "alive"]
-        found = [self.publisher.take(job.id, self._id_of(job), self._maker(job.profile)) for job in alive]
-        return [work for work in found if work is not None]
+        found = [
+            self.publisher.take(job.id, self._id_of(job), self._provenance(job.profile)) for job in alive
+        ]
+        return [attempt for attempt in found if attempt is not None]
 
-    def publish(self, work: Assignment) -> bool:
+    def publish(self, attempt: Attempt) -> bool:
         """Right after a loss of Redis it waits, as workers do."""
         try:
-            return self.publisher.publish(work, tensors(work))
+            return self.publisher.publish(attempt, tensors(attempt))
         except Undecided:
             self.clock.sleep(10)
-            return self.publisher.publish(work, tensors(work))
+            return self.publisher.publish(attempt, tensors(attempt))
 
     def finish_all(self, name: str | None = None) -> None:
-        for work in self.take(name):
-            self.publish(work)
+        for attempt in self.take(name):
+            self.publish(attempt)
 
     def _id_of(self, job: JobRecord) -> SpeakerId:
         return SpeakerId(job.namespace, job.slug)
 
-    def _maker(self, profile: str) -> Maker:
-        return Maker(
+    def _provenance(self, profile: str) -> Provenance:
+        return Provenance(
             profile=self.registrar.catalogue.get(profile),
             fingerprint=self.fingerprint,
             extractor={},
@@ -338,7 +340,7 @@ class Storage:
     def check_settled(self, name: str) -> None:
         """Nothing is open, the index says what the facts say, and everything wanted is there."""
         indexed, truth = self.index.load(speaker_id(name)), self.truth(name)
-        assert indexed.flights == ()
+        assert indexed.pending_extractions == ()
         assert self.jobs(name, open_only=True) == []
         assert indexed.speaker.versions == truth.versions
         assert indexed.speaker.aliases == truth.aliases
@@ -360,11 +362,11 @@ def clip(number: int) -> tuple[bytes, DecodedClip]:
     return f"clip {number}".encode(), DecodedClip(audio, "wav", "pcm_s16le", "audio/wav", 1)
 
 
-def tensors(work: Assignment) -> dict[str, np.ndarray]:
+def tensors(attempt: Attempt) -> dict[str, np.ndarray]:
     """Of the shapes that the profile says; different for every attempt."""
-    random = np.random.default_rng(int(digest(work.token.encode())[-8:], 16))
+    random = np.random.default_rng(int(digest(attempt.token.encode())[-8:], 16))
     return {
-        "speaker_embedding": random.standard_normal(work.maker.profile.embedding_width or 1).astype(
+        "speaker_embedding": random.standard_normal(attempt.provenance.profile.embedding_width or 1).astype(
             np.float32
         ),
         "ref_code": random.integers(0, 2048, (15, 16)).astype(np.int32),

@@ -35,19 +35,19 @@ from services.extractor_worker.jobs.batch_worker import BatchWorker
 from services.extractor_worker.jobs.heartbeat import EXIT_UNFINISHED
 from services.extractor_worker.jobs.queue_maintenance import reap
 from services.shared.configuration.settings import WorkerSettings
-from services.shared.queue.rq_jobs import RETRIES, SafeJob, SafeQueue, enqueue, status_of
+from services.shared.queue.rq_jobs import RETRIES, JobQueue, QueuedJob, enqueue, status_of
 from speaker_registry.errors import AudioTooShort
 from tests.queue_workers import QUICK, put, runs, statuses, supervised, wait_until, worker_process
 
 NAME = "extract.test"
 OTHER = "extract.other"
 
-Act = Callable[[Sequence[SafeJob]], Sequence[object]]
+Act = Callable[[Sequence[QueuedJob]], Sequence[object]]
 
 
 @pytest.fixture
-def queue(redis_client: Redis) -> SafeQueue:
-    return SafeQueue(NAME, redis_client)
+def queue(redis_client: Redis) -> JobQueue:
+    return JobQueue(NAME, redis_client)
 
 
 @pytest.fixture
@@ -57,24 +57,24 @@ def server(tmp_path: Path) -> Iterator[ValkeyServer]:
         yield server
 
 
-def own_queue(server: ValkeyServer) -> SafeQueue:
-    return SafeQueue(NAME, Redis.from_url(server.url))
+def own_queue(server: ValkeyServer) -> JobQueue:
+    return JobQueue(NAME, Redis.from_url(server.url))
 
 
-def echo(jobs: Sequence[SafeJob]) -> list[object]:
+def echo(jobs: Sequence[QueuedJob]) -> list[object]:
     return [{"id": job.id, "attempt": job.attempt} for job in jobs]
 
 
-def make(queue: SafeQueue, act: Act = echo, **settings: Any) -> BatchWorker:
+def make(queue: JobQueue, act: Act = echo, **settings: Any) -> BatchWorker:
     options = WorkerSettings(**settings)
     return BatchWorker([NAME, OTHER], {"act": act}, connection=queue.connection, settings=options)
 
 
-def job_of(queue: SafeQueue, job_id: str) -> SafeJob:
-    return SafeJob.fetch(job_id, connection=queue.connection)
+def job_of(queue: JobQueue, job_id: str) -> QueuedJob:
+    return QueuedJob.fetch(job_id, connection=queue.connection)
 
 
-def left(queue: SafeQueue) -> list[int]:
+def left(queue: JobQueue) -> list[int]:
     """Jobs queued, taken, started: all zero once everything has ended."""
     client = queue.connection
     keys = client.llen(queue.key), client.llen(queue.intermediate_queue_key)
@@ -110,7 +110,7 @@ def test_a_batch_is_of_one_queue_and_no_larger_than_allowed(queue):
         batches.append([job.id for job in jobs])
         return echo(jobs)
 
-    other = SafeQueue(OTHER, queue.connection)
+    other = JobQueue(OTHER, queue.connection)
     for job_id in ("x", "y"):
         put(other, job_id)
     for job_id in "abc":
@@ -129,7 +129,7 @@ def test_queues_take_turns(queue):
             put(queue, f"more-{len(order)}")  # there always is one more in the first
         return echo(jobs)
 
-    other = SafeQueue(OTHER, queue.connection)
+    other = JobQueue(OTHER, queue.connection)
     for job_id in ("x", "y", "z"):
         put(other, job_id)
     put(queue, "a")
@@ -140,7 +140,7 @@ def test_queues_take_turns(queue):
 
 def test_a_queue_with_nothing_but_jobs_to_drop_costs_no_turn(queue):
     """Its neighbour's jobs come at once, and theirs next."""
-    other = SafeQueue(OTHER, queue.connection)
+    other = JobQueue(OTHER, queue.connection)
     for name in (queue, other):
         name.connection.rpush(name.key, "gone")
     put(other, "x")
@@ -152,7 +152,7 @@ def test_a_queue_with_nothing_but_jobs_to_drop_costs_no_turn(queue):
 
 def test_from_a_queue_that_was_left_nothing_is_taken(queue):
     """What this worker would make of its jobs is not served any more; another worker's is."""
-    other = SafeQueue(OTHER, queue.connection)
+    other = JobQueue(OTHER, queue.connection)
     worker, watcher = make(queue), make(queue)
 
     def act(jobs):
@@ -235,7 +235,7 @@ def test_a_failed_job_s_traceback_shows_no_values(queue, capsys):
 
 def interrupt(worker: BatchWorker, look: str, meanwhile: Callable[[], object]) -> None:
     """Lets something happen once, between this look at the jobs and what is then decided."""
-    claims, todo = worker._claims, [meanwhile]
+    claims, todo = worker._leases, [meanwhile]
     original = getattr(claims, look)
 
     def looking(*arguments):
@@ -292,7 +292,7 @@ def test_not_even_if_that_happens_between_the_last_look_and_the_end(queue):
     assert job_of(queue, "a").results() == []
 
 
-def expire_leases(queue: SafeQueue) -> None:
+def expire_leases(queue: JobQueue) -> None:
     key = queue.started_job_registry.key
     queue.connection.zadd(key, dict.fromkeys(queue.connection.zrange(key, 0, -1), 1))
 
@@ -504,7 +504,7 @@ def test_rq_suspend_is_honoured(queue, valkey):
 
 def test_every_queue_wakes_an_idle_worker_at_once(queue, valkey):
     """Redis can wait for one list only without losing what it hands out; polling the rest takes a second."""
-    other = SafeQueue(OTHER, queue.connection)
+    other = JobQueue(OTHER, queue.connection)
     with worker_process(valkey.url, [NAME, OTHER], poll_seconds=300) as process:
         wait_until(lambda: Worker.all(connection=queue.connection))
         time.sleep(0.5)
@@ -745,7 +745,7 @@ def test_nothing_is_lost_while_everything_is_killed(server):
     seed = int(os.environ.get("QUEUE_SOAK_SEED", random.randrange(10**6)))
     print("seed", seed)
     chance = random.Random(seed)
-    queues = [own_queue(server), SafeQueue(OTHER, Redis.from_url(server.url))]
+    queues = [own_queue(server), JobQueue(OTHER, Redis.from_url(server.url))]
     poison = {f"job-{count // 2}"}
     bad = {f"job-{number}" for number in range(5, count, 50)} - poison
     for number in range(count):

@@ -36,10 +36,10 @@ def job_of(storage: Storage, name: str) -> str:
     return job.id
 
 
-def standing(storage: Storage, name: str, number: int = 1) -> tuple[str, str | None]:
+def profile_status(storage: Storage, name: str, number: int = 1) -> tuple[str, str | None]:
     indexed = storage.index.load(speaker_id(name))
     version = next(one for one in indexed.speaker.versions if one.number == number)
-    found = storage.registrar.standing(indexed, version, PROFILE)
+    found = storage.registrar.profile_status(indexed, version, PROFILE)
     return found.state, found.error and found.error.partition(":")[0]
 
 
@@ -57,7 +57,7 @@ def test_a_job_that_waits_is_canceled_and_gone_from_the_queue(storage: Storage):
     assert storage.registrar.dispatcher.state(job_id, PROFILE) == "gone"
     assert storage.raw.llen(f"rq:queue:extract.{PROFILE}") == 0
     assert storage.take() == []
-    assert standing(storage, "alice") == ("failed", "canceled")
+    assert profile_status(storage, "alice") == ("failed", "canceled")
 
 
 def test_it_is_not_said_to_be_canceled_while_its_version_cannot_be_read(
@@ -94,7 +94,7 @@ def test_housekeeping_does_not_start_it_again(storage: Storage):
         storage.housekeeper.turn()
     assert not storage.raw.exists(DIRTY)
     assert storage.jobs("alice", open_only=True) == []
-    assert standing(storage, "alice") == ("failed", "canceled")
+    assert profile_status(storage, "alice") == ("failed", "canceled")
 
 
 def test_it_stays_canceled_when_redis_is_lost(storage: Storage):
@@ -104,7 +104,7 @@ def test_it_stays_canceled_when_redis_is_lost(storage: Storage):
     storage.raw.flushall()
     storage.housekeeper.rebuild()
     storage.housekeeper.sweep()
-    assert standing(storage, "alice") == ("failed", "canceled")
+    assert profile_status(storage, "alice") == ("failed", "canceled")
     assert storage.jobs("alice") == []
 
 
@@ -127,7 +127,7 @@ def test_a_canceled_job_that_fails_stays_canceled(storage: Storage):
     cancel(storage.registrar, NAMESPACE, work.job_id)
     storage.publisher.fail(work, Unavailable("away"))
     assert [job.state for job in storage.jobs("alice")] == ["canceled"]
-    assert standing(storage, "alice") == ("failed", "canceled")
+    assert profile_status(storage, "alice") == ("failed", "canceled")
 
 
 @pytest.mark.parametrize("moment", ["said so", "begun"])
@@ -150,7 +150,7 @@ def test_it_is_too_late_once_the_artifact_is_being_stored(storage: Storage, mome
     storage.publisher._may_publish = begin_then_cancel  # type: ignore[method-assign]
     assert storage.publish(work) is True
     assert len(refused) == 1
-    assert standing(storage, "alice") == ("ready", None)
+    assert profile_status(storage, "alice") == ("ready", None)
     storage.settle()
     storage.check_settled("alice")
 
@@ -160,10 +160,10 @@ def test_what_a_dead_attempt_began_to_publish_does_not_protect_the_next_one(stor
     storage.register("alice")
     (work,) = storage.take()
     storage.index.begin(
-        work.speaker_id, work.job_id, work.attempt, work.flight, work.akey, token=f"1-{work.token}"
+        work.speaker_id, work.job_id, work.number, work.pending, work.akey, token=f"1-{work.token}"
     )
     (again,) = storage.take()
-    assert again.attempt == 2
+    assert again.number == 2
     assert cancel(storage.registrar, NAMESPACE, work.job_id).state == "canceled"
     assert storage.publish(again) is False
 
@@ -186,7 +186,7 @@ def test_what_has_ended_cannot_be_canceled(storage: Storage):
     for namespace, job_id in ((NAMESPACE, "job_none"), ("tenant", done.id)):
         with pytest.raises(JobNotFound):
             cancel(storage.registrar, namespace, job_id)
-    assert standing(storage, "alice") == ("ready", None)
+    assert profile_status(storage, "alice") == ("ready", None)
 
 
 def test_what_was_served_serves_on(storage: Storage):
@@ -196,7 +196,7 @@ def test_what_was_served_serves_on(storage: Storage):
     extract(storage, "alice", force=True)
     cancel(storage.registrar, NAMESPACE, job_of(storage, "alice"))
     assert storage.served("alice") == served
-    assert standing(storage, "alice") == ("ready", None)
+    assert profile_status(storage, "alice") == ("ready", None)
     storage.settle()
     storage.check_settled("alice")
 
@@ -208,7 +208,7 @@ def test_force_makes_what_was_canceled(storage: Storage):
     assert extract(storage, "alice") is None
     assert extract(storage, "alice", force=True)
     storage.finish_all("alice")
-    assert standing(storage, "alice") == ("ready", None)
+    assert profile_status(storage, "alice") == ("ready", None)
 
 
 def test_a_newer_encoder_makes_it(storage: Storage):
@@ -218,7 +218,7 @@ def test_a_newer_encoder_makes_it(storage: Storage):
     storage.announce(NEXT_FINGERPRINT)
     storage.housekeeper.turn()
     storage.finish_all("alice")
-    assert standing(storage, "alice") == ("ready", None)
+    assert profile_status(storage, "alice") == ("ready", None)
 
 
 def test_a_job_for_which_there_never_was_a_worker_is_canceled(tmp_path: Path, valkey: ValkeyServer):
@@ -233,9 +233,9 @@ def test_a_job_for_which_there_never_was_a_worker_is_canceled(tmp_path: Path, va
     assert extract(storage, "alice") is None
     assert storage.jobs("alice", open_only=True) == []
     assert storage.raw.llen(f"rq:queue:extract.{PROFILE}") == 0
-    assert standing(storage, "alice") == ("failed", "canceled")
+    assert profile_status(storage, "alice") == ("failed", "canceled")
     assert extract(storage, "alice", force=True) == job_of(storage, "alice")
-    assert standing(storage, "alice") == ("pending", None)
+    assert profile_status(storage, "alice") == ("pending", None)
     storage.index.close()
     storage.raw.close()
 

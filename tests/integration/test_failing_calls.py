@@ -228,7 +228,7 @@ def test_an_extraction_that_is_given_up_ends(storage: Storage, retry: bool, way:
     storage.settle()
     for name in trials.names:
         indexed = storage.registrar.find(NAMESPACE, name)
-        assert indexed.flights == ()
+        assert indexed.pending_extractions == ()
         assert storage.jobs(name, open_only=True) == []
         assert indexed.speaker == storage.truth(name)
         state = storage.registrar.state(indexed, indexed.speaker.newest)

@@ -29,7 +29,7 @@ from services.shared.bucket.store import Listing, ObjectUnavailable
 from services.shared.configuration.settings import HousekeepingSettings, RegistrySettings, StoreSettings
 from services.shared.index.announcements import SWEEPS_ASKED, ask_for_sweep
 from services.shared.index.jobs import KEPT_SECONDS, Jobs
-from services.shared.index.speaker_index import DIRTY, WINDOW_SECONDS, Told
+from services.shared.index.speaker_index import DIRTY, WINDOW_SECONDS, SpeakerUpdate
 from services.shared.registry.opening import open_registrar
 from services.shared.registry.registrar import Registrar
 from services.shared.telemetry.metrics import FOREIGN
@@ -109,7 +109,7 @@ def test_a_rebuild_reads_no_further_ahead_than_it_has_threads(
         read[0] += len(batch)
         return unknown(batch)
 
-    def count_told(speakers: Sequence[tuple[SpeakerId, Told]], *, epoch: int) -> None:
+    def count_told(speakers: Sequence[tuple[SpeakerId, SpeakerUpdate]], *, epoch: int) -> None:
         told[0] += len(speakers)
         tell_many(speakers, epoch=epoch)
         ahead.append(read[0] - told[0])

@@ -17,7 +17,13 @@ from services.embedded.valkey import ValkeyServer
 from services.shared.bucket.facts import SpeakerId
 from services.shared.index import redis_access
 from services.shared.index.gate import BOOT
-from services.shared.index.speaker_index import Also, SpeakerIndex, Told, names_key, speaker_key
+from services.shared.index.speaker_index import (
+    SpeakerIndex,
+    SpeakerUpdate,
+    VersionSelection,
+    names_key,
+    speaker_key,
+)
 from services.shared.model.domain import (
     AliasFact,
     ArtifactFact,
@@ -77,7 +83,7 @@ class Telling:
                 with suppress(Unavailable):  # its uploader is to send it again
                     index.apply_version(speaker_id, seq, record)
             case CensusFact():
-                index.tell(speaker_id, Told(fold([fact]), time.time()), epoch=index.epoch)
+                index.tell(speaker_id, SpeakerUpdate(fold([fact]), time.time()), epoch=index.epoch)
             case TombstoneFact(seq, number, created_at):
                 index.apply_tombstone(speaker_id, seq, number, created_at)
             case AliasFact():
@@ -93,7 +99,7 @@ class Telling:
         """Many at once, as housekeeping does."""
         facts = list(facts)
         self.facts += facts
-        self.index.tell(self.speaker_id, Told(fold(facts), time.time()), epoch=self.index.epoch)
+        self.index.tell(self.speaker_id, SpeakerUpdate(fold(facts), time.time()), epoch=self.index.epoch)
 
     def lose_redis(self, landed: Iterable[Fact]) -> None:
         """Its server is restarted, and may know more than was told or landed."""
@@ -123,10 +129,10 @@ class Telling:
 
     def check_looks(self, told: Speaker) -> None:
         """A look at few versions says of these what a look at all says, and the same of the speaker."""
-        looks = [(Also(vuid=one.vuid), one) for one in told.versions]
-        looks += [(Also(number=one.number), told.resolve(one.number)) for one in told.versions]
-        for also, wanted in [*looks, (None, None)]:
-            indexed = self.index.look(self.speaker_id, also)
+        looks = [(VersionSelection(vuid=one.vuid), one) for one in told.versions]
+        looks += [(VersionSelection(number=one.number), told.resolve(one.number)) for one in told.versions]
+        for selection, wanted in [*looks, (None, None)]:
+            indexed = self.index.look(self.speaker_id, selection)
             seen = indexed.speaker
             assert wanted is None or seen.by_vuid(wanted.vuid) == wanted
             assert indexed.version_count == len(told.versions)
@@ -135,7 +141,7 @@ class Telling:
             for mark in ("tombstone", "damaged", "seq", "live"):
                 assert getattr(seen, mark) == getattr(told, mark)
             assert (seen.number, seen.created_at) >= (told.number, told.created_at)
-        newest = self.index.look(self.speaker_id, Also(limit=2)).speaker.versions
+        newest = self.index.look(self.speaker_id, VersionSelection(limit=2)).speaker.versions
         assert newest[-2:] == told.versions[-2:]
 
     def remembered(self) -> set[str]:

@@ -16,7 +16,7 @@ from services.shared.bucket.store import ObjectUnavailable
 from services.shared.keys import keyring as keyring_module
 from services.shared.keys.api_keys import ApiKey, Token, is_secret_of
 from services.shared.keys.keyring import FRESH_SECONDS, KEPT_SECONDS, Keyring
-from services.shared.registry.opening import AtOnce
+from services.shared.registry.opening import ConcurrentRunner
 from speaker_registry.errors import (
     ApiKeyEnded,
     ApiKeyNotFound,
@@ -40,7 +40,7 @@ def storage(tmp_path: Path, valkey: ValkeyServer, redis_client: object) -> Itera
 
 def process(storage: Storage, beside: Callable[[Callable[[], None]], None] = lambda do: do()) -> Keyring:
     """The keys as another API process knows them. What is done beside the requests is done at once."""
-    return Keyring(storage.store, storage.index, storage.clock, AtOnce(), beside)
+    return Keyring(storage.store, storage.index, storage.clock, ConcurrentRunner(), beside)
 
 
 def refuse(*_: object) -> Any:
@@ -221,7 +221,7 @@ def test_a_slow_listing_holds_no_request_up(storage: Storage, monkeypatch: pytes
     """One at a time, beside the requests; an end that comes meanwhile is noticed as ever, and stays when the
     listing that does not have it is over.
     """
-    here, there = process(storage), Keyring(storage.store, storage.index, storage.clock, AtOnce())
+    here, there = process(storage), Keyring(storage.store, storage.index, storage.clock, ConcurrentRunner())
     goes_on, listing = threading.Event(), storage.store.list
     token, _ = make(here)
     assert state(there, token.id) == "active"

@@ -13,7 +13,7 @@ from services.registry_api.operations.artifact_upload import ReadyArtifact, give
 from services.shared.bucket.facts import SpeakerId
 from services.shared.configuration.settings import HousekeepingSettings
 from services.shared.index.reading import IndexedSpeaker
-from services.shared.index.speaker_index import Also, SpeakerIndex
+from services.shared.index.speaker_index import SpeakerIndex, VersionSelection
 from speaker_registry.errors import QuotaExceeded
 from speaker_registry.names import LATEST
 from tests.integration.storage import NAMESPACE, PROFILE, Storage, speaker_id
@@ -69,7 +69,7 @@ def test_a_look_reads_the_versions_that_are_asked_for_and_no_others(crowded: Sto
         assert version.number == (1 if reference == "default" else reference)
         assert {one.number for one in indexed.speaker.versions} == {1, version.number, MANY}
         assert indexed.version_count == MANY
-    asked_again = crowded.index.look(speaker_id("alice"), Also(idempotency="key77"))
+    asked_again = crowded.index.look(speaker_id("alice"), VersionSelection(idempotency="key77"))
     assert [one.number for one in asked_again.speaker.versions] == [1, 77, MANY]
 
 

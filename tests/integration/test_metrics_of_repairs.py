@@ -13,7 +13,7 @@ from services.extractor_worker.jobs.batch_worker import BatchWorker
 from services.extractor_worker.jobs.queue_maintenance import reap
 from services.shared.configuration.settings import WorkerSettings
 from services.shared.index.speaker_index import EpochOver
-from services.shared.queue.rq_jobs import RETRIES, SafeJob, SafeQueue, enqueue, queue_name
+from services.shared.queue.rq_jobs import RETRIES, JobQueue, QueuedJob, enqueue, queue_name
 from speaker_registry.errors import InvalidAudio, Unavailable
 from tests.integration.storage import Storage
 from tests.scraping import counted
@@ -25,8 +25,8 @@ REBUILDS = "registry_index_rebuilds_total"
 
 
 @pytest.fixture
-def queue(redis_client: Redis) -> SafeQueue:
-    return SafeQueue(queue_name("test"), redis_client)
+def queue(redis_client: Redis) -> JobQueue:
+    return JobQueue(queue_name("test"), redis_client)
 
 
 @pytest.fixture
@@ -35,19 +35,19 @@ def storage(tmp_path: Path, valkey: ValkeyServer, redis_client: Redis) -> Iterat
         yield storage
 
 
-def put(queue: SafeQueue, *job_ids: str) -> None:
+def put(queue: JobQueue, *job_ids: str) -> None:
     for job_id in job_ids:
         enqueue(queue, job_id, "act", {"speaker": "default/alice"})
 
 
-def work(queue: SafeQueue, handler: Callable[[Any], list[object]]) -> None:
+def work(queue: JobQueue, handler: Callable[[Any], list[object]]) -> None:
     settings = WorkerSettings()
     BatchWorker([queue.name], {"act": handler}, connection=queue.connection, settings=settings).work(
         burst=True
     )
 
 
-def die_over_it(queue: SafeQueue) -> None:
+def die_over_it(queue: JobQueue) -> None:
     """A worker takes all there is and is never heard of again, a lease ago."""
     idle = BatchWorker([queue.name], {"act": list}, connection=queue.connection, settings=WorkerSettings())
     assert idle._take()
@@ -56,12 +56,12 @@ def die_over_it(queue: SafeQueue) -> None:
         queue.connection.zadd(registry, {entry: 1})
 
 
-def test_every_start_of_a_job_is_counted_by_its_end(queue: SafeQueue):
+def test_every_start_of_a_job_is_counted_by_its_end(queue: JobQueue):
     """Of four: one is done, one can never be, one may be, one is canceled meanwhile."""
     put(queue, "good", "bad", "passing", "canceled")
     outcomes: dict[str, Any] = {"good": "ok", "bad": InvalidAudio("no"), "passing": Unavailable("not now")}
 
-    def act(jobs: list[SafeJob]) -> list[object]:
+    def act(jobs: list[QueuedJob]) -> list[object]:
         for job in jobs:
             if job.id == "canceled":
                 queue.connection.hset(job.key, "status", "canceled")
@@ -76,7 +76,7 @@ def test_every_start_of_a_job_is_counted_by_its_end(queue: SafeQueue):
     assert rises == [[2], [1], [1], [1]]
 
 
-def test_a_job_whose_workers_die_is_counted_until_it_is_given_up(queue: SafeQueue):
+def test_a_job_whose_workers_die_is_counted_until_it_is_given_up(queue: JobQueue):
     """A clip that kills workers shows here first."""
     put(queue, "deadly")
     with (
@@ -89,7 +89,7 @@ def test_a_job_whose_workers_die_is_counted_until_it_is_given_up(queue: SafeQueu
     assert (abandoned, given_up) == ([RETRIES], [1])
 
 
-def test_what_is_no_job_of_ours_is_counted_wherever_it_is_found(queue: SafeQueue):
+def test_what_is_no_job_of_ours_is_counted_wherever_it_is_found(queue: JobQueue):
     """Somebody else writes to our Redis."""
     put(queue, "odd", "spoilt")
     queue.connection.hset("rq:job:odd", "data", "no job")

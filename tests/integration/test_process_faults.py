@@ -19,7 +19,7 @@ import pytest
 
 from services.registry_api.maintenance.housekeeping import unreachable
 from services.shared.bucket.facts import SpeakerId, read_facts, read_speaker, speaker_ids
-from services.shared.queue.rq_jobs import SafeQueue, queue_name
+from services.shared.queue.rq_jobs import JobQueue, queue_name
 from speaker_registry import RegistryClient
 from speaker_registry.errors import NotFound
 from speaker_registry.schemas import Job
@@ -129,7 +129,7 @@ def at_rest(registry: RegistryProcesses, client: RegistryClient) -> bool:
 
 def queue_is_empty(registry: RegistryProcesses) -> bool:
     with registry.redis() as redis:
-        queue = SafeQueue(queue_name(PROFILE), redis)
+        queue = JobQueue(queue_name(PROFILE), redis)
         waiting = redis.llen(queue.key) + redis.llen(queue.intermediate_queue_key)
         return waiting + redis.zcard(queue.started_job_registry.key) == 0
 

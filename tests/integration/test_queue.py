@@ -24,8 +24,8 @@ from services.shared.queue.rq_jobs import (
     QUARANTINE_KEY,
     QUARANTINE_LENGTH,
     RETRIES,
-    SafeJob,
-    SafeQueue,
+    JobQueue,
+    QueuedJob,
     enqueue,
     status_of,
 )
@@ -35,39 +35,39 @@ NAME = "extract.test"
 
 
 @pytest.fixture
-def queue(redis_client: Redis) -> SafeQueue:
-    return SafeQueue(NAME, redis_client)
+def queue(redis_client: Redis) -> JobQueue:
+    return JobQueue(NAME, redis_client)
 
 
-def put(queue: SafeQueue, job_id: str = "a") -> bool:
+def put(queue: JobQueue, job_id: str = "a") -> bool:
     return enqueue(queue, job_id, "act", {"speaker": "default/alice"})
 
 
-def worker(queue: SafeQueue, **arguments: Any) -> BatchWorker:
+def worker(queue: JobQueue, **arguments: Any) -> BatchWorker:
     handlers = {"act": lambda jobs: [None] * len(jobs)}
     return BatchWorker(
         [queue.name], handlers, connection=queue.connection, settings=WorkerSettings(), **arguments
     )
 
 
-def start_and_die(queue: SafeQueue) -> list[str]:
+def start_and_die(queue: JobQueue) -> list[str]:
     """Everything in the queue is started by a worker that is never heard of again, a lease ago."""
     batch = worker(queue)._take()
     expire_leases(queue)
     return [job.id for job in batch.jobs]
 
 
-def expire_leases(queue: SafeQueue) -> None:
+def expire_leases(queue: JobQueue) -> None:
     key = queue.started_job_registry.key
     queue.connection.zadd(key, dict.fromkeys(queue.connection.zrange(key, 0, -1), 1))
 
 
-def take_and_die(queue: SafeQueue) -> None:
+def take_and_die(queue: JobQueue) -> None:
     """A worker dies between taking a job from the queue and starting it."""
     queue.connection.lmove(queue.key, queue.intermediate_queue_key)
 
 
-def places(queue: SafeQueue) -> dict[str, int]:
+def places(queue: JobQueue) -> dict[str, int]:
     """Where jobs are, without RQ's `count`, which cleans up as it looks."""
     return {
         "queued": queue.count,
@@ -141,7 +141,7 @@ def test_an_urgent_job_goes_first(queue):
 # -- tenants take turns --
 
 
-def put_for(queue: SafeQueue, tenant: str, job_id: str) -> None:
+def put_for(queue: JobQueue, tenant: str, job_id: str) -> None:
     enqueue(queue, job_id, "act", {"speaker": f"{tenant}/alice"})
 
 
@@ -203,7 +203,7 @@ def test_jobs_of_a_dead_worker_come_back(queue):
     start_and_die(queue)
     assert reap(queue) == 2
     assert places(queue) == at(queued=2)
-    assert SafeJob.fetch("a", connection=queue.connection).retries_left == RETRIES - 1
+    assert QueuedJob.fetch("a", connection=queue.connection).retries_left == RETRIES - 1
 
 
 def test_they_come_back_to_the_head_of_the_queue(queue):
@@ -238,9 +238,9 @@ def test_eight_reapers_at_once_bring_back_one_copy(queue, valkey):
     for job_id in "abcdefgh":
         put(queue, job_id)
     start_and_die(queue)
-    in_threads(8, lambda: reap(SafeQueue(NAME, Redis.from_url(valkey.url))))
+    in_threads(8, lambda: reap(JobQueue(NAME, Redis.from_url(valkey.url))))
     assert sorted(queue.job_ids) == list("abcdefgh")
-    assert SafeJob.fetch("a", connection=queue.connection).retries_left == RETRIES - 1
+    assert QueuedJob.fetch("a", connection=queue.connection).retries_left == RETRIES - 1
 
 
 def test_a_job_that_dies_in_every_attempt_fails_and_is_reported_once(queue):
@@ -252,7 +252,7 @@ def test_a_job_that_dies_in_every_attempt_fails_and_is_reported_once(queue):
         reap(queue, on_abandoned=lambda *news: told.append(news))
     assert places(queue) == at(failed=1)
     assert told == [("a", "its worker died or hung in each of 4 attempts")]
-    stored = SafeJob.fetch("a", connection=queue.connection)
+    stored = QueuedJob.fetch("a", connection=queue.connection)
     assert stored.get_status() == "failed"
     assert "died or hung" in stored.latest_result().exc_string
 
@@ -314,7 +314,7 @@ def test_a_job_taken_and_never_started_is_handed_back_without_losing_a_retry(que
     take_and_die(queue)
     QueueMaintenance([queue], owner="me", stuck_seconds=0).run()
     assert places(queue) == at(queued=1)
-    assert SafeJob.fetch("a", connection=queue.connection).retries_left == RETRIES
+    assert QueuedJob.fetch("a", connection=queue.connection).retries_left == RETRIES
 
 
 def test_it_is_not_handed_back_while_its_worker_may_be_about_to_start_it(queue):
@@ -346,7 +346,7 @@ def test_handing_back_twice_puts_it_into_the_queue_once(queue, valkey):
     take_and_die(queue)
 
     def sweep() -> None:
-        own = SafeQueue(NAME, Redis.from_url(valkey.url))
+        own = JobQueue(NAME, Redis.from_url(valkey.url))
         QueueMaintenance([own], owner="me", stuck_seconds=0)._sweep(own)
 
     in_threads(6, sweep)
@@ -356,7 +356,7 @@ def test_handing_back_twice_puts_it_into_the_queue_once(queue, valkey):
 # -- what a stranger who can write to Redis may try --
 
 
-def inject(queue: SafeQueue, job_id: str, call: list[object], **fields: Any) -> None:
+def inject(queue: JobQueue, job_id: str, call: list[object], **fields: Any) -> None:
     """Without any of our checks, as redis-cli would."""
     stored = {
         "data": json.dumps(call),

@@ -12,7 +12,7 @@ from redis import Redis
 from services.embedded.valkey import ValkeyServer
 from services.registry_api.maintenance.queue_signals import RedisSignals, _append_log_ok
 from services.shared.index.announcements import FailedProof
-from services.shared.queue.rq_jobs import QUARANTINE_KEY, SafeQueue, enqueue, queue_name
+from services.shared.queue.rq_jobs import QUARANTINE_KEY, JobQueue, enqueue, queue_name
 from tests.integration.storage import PROFILE, Storage
 
 
@@ -128,7 +128,7 @@ def test_the_oldest_job_is_found_though_tenants_take_turns(
 ):
     """The next job to be taken may be a young one: the alert is about the one that has waited longest."""
     with redis.Redis.from_url(valkey.url) as connection:
-        queue = SafeQueue(queue_name(PROFILE), connection)
+        queue = JobQueue(queue_name(PROFILE), connection)
         for job_id, tenant in {"old": "a", "older": "a", "young": "b"}.items():
             enqueue(queue, job_id, "extract", {"speaker": f"{tenant}/alice"})
         assert queue.job_ids == ["old", "young", "older"]
@@ -146,7 +146,7 @@ def test_what_is_tried_again_has_waited_since_then(
     storage.raw.hset(f"rq:job:{job.id}", mapping={"created_at": long_ago, "enqueued_at": long_ago})
     assert samples(signals)["registry_queue_oldest_job_age_seconds", PROFILE] > 1e6
     with redis.Redis.from_url(valkey.url) as connection, connection.pipeline() as pipeline:
-        queue = SafeQueue(queue_name(PROFILE), connection)
+        queue = JobQueue(queue_name(PROFILE), connection)
         taken = queue.load(connection.lpop(queue.key), connection.hgetall(f"rq:job:{job.id}"))
         taken.retry(queue, pipeline)
         pipeline.execute()

@@ -31,7 +31,7 @@ from services.shared.index.speaker_index import (
     ORPHANED_SECONDS,
     REPEAT_SECONDS,
     WINDOW_SECONDS,
-    Claim,
+    ClaimResult,
     EpochOver,
     FactsDue,
     Reservation,
@@ -617,7 +617,7 @@ def test_two_attempts_of_one_job_leave_one_artifact(storage: Storage):
     storage.register("alice")
     slow = storage.take("alice")[0]
     quick = storage.take("alice")[0]
-    assert (slow.attempt, quick.attempt) == (1, 2)
+    assert (slow.number, quick.number) == (1, 2)
     assert storage.publish(quick)
     before = storage.served("alice")
     assert storage.publish(slow), "it is there, whoever made it"
@@ -730,9 +730,9 @@ def test_a_worker_with_an_outdated_encoder_promotes_nothing(storage: Storage):
     storage.register("alice", number=2)
     (outdated,) = storage.take("alice")
     storage.announce(NEXT_FINGERPRINT)
-    anew = storage.registrar.claim(speaker_id("alice"), first.version, outdated.maker.profile)
-    maker = replace(outdated.maker, fingerprint=NEXT_FINGERPRINT)
-    storage.publish(storage.publisher.take(anew.job_id, speaker_id("alice"), maker))
+    anew = storage.registrar.claim(speaker_id("alice"), first.version, outdated.provenance.profile)
+    provenance = replace(outdated.provenance, fingerprint=NEXT_FINGERPRINT)
+    storage.publish(storage.publisher.take(anew.job_id, speaker_id("alice"), provenance))
     assert storage.served("alice")[0] == 1
     storage.publish(outdated)
     assert storage.served("alice")[0] == 1
@@ -750,7 +750,7 @@ def test_a_slow_upload_does_not_push_aside_what_is_served_already(
     storage = opened(profiles=profiles)
     place = storage.index.reserve_version(speaker_id("alice"), max_speakers=10, immutable=False)
     second = storage.register("alice", number=2).version.record
-    storage.publish(next(work for work in storage.take("alice") if work.maker.profile.name == PROFILE))
+    storage.publish(next(work for work in storage.take("alice") if work.provenance.profile.name == PROFILE))
     late = second.model_copy(update={"number": place.number, "vuid": storage.clock.new_id()})
     storage.store.put(speaker_id("alice").version_key(place.seq, late), late.to_json().encode())
     storage.index.apply_version(speaker_id("alice"), place.seq, late)
@@ -767,7 +767,7 @@ def test_of_two_promotions_the_later_takes_nothing_that_the_earlier_gave(
     storage.register("alice")
     storage.register("alice", number=2)
     storage.register("alice", number=3)
-    works = {(work.version.number, work.maker.profile.name): work for work in storage.take("alice")}
+    works = {(work.version.number, work.provenance.profile.name): work for work in storage.take("alice")}
     for number in (1, 3):
         storage.publisher.fail(works[number, WIDER], InvalidArtifact("hopeless"))
     storage.publish(works[1, PROFILE])
@@ -1038,7 +1038,7 @@ def test_a_forced_rebuild_right_after_a_loss_takes_no_number_that_is_taken(
     storage.clock.sleep(10)
     old = storage.objects("alice")
 
-    def extract(*, force: bool) -> Claim:
+    def extract(*, force: bool) -> ClaimResult:
         """For a profile that nobody has to have: housekeeping does not miss its artifact."""
         return storage.registrar.ensure(speaker_id("alice"), version, [WIDER], force=force)[WIDER]
 

@@ -21,9 +21,9 @@ from services.registry_api.operations.registration import (
 from services.shared.bucket.facts import SpeakerId, read_speaker
 from services.shared.index.jobs import JobRecord
 from services.shared.index.reading import IndexedSpeaker
-from services.shared.index.speaker_index import Also
+from services.shared.index.speaker_index import VersionSelection
 from services.shared.model.domain import AliasFact
-from services.shared.registry.publication import Assignment
+from services.shared.registry.publication import Attempt
 from speaker_registry.errors import (
     ExtractorFailed,
     InvalidArtifact,
@@ -36,7 +36,7 @@ from speaker_registry.names import DEFAULT, parse_speaker_name
 from tests.simulation.clips import clip_of, content_of, embedding_of
 from tests.simulation.ledger import Violation
 from tests.simulation.process import Process
-from tests.simulation.queue import QueuedJob
+from tests.simulation.queue import ModelledJob
 from tests.simulation.world import World
 
 NAMESPACE = "default"
@@ -84,7 +84,7 @@ def delete(process: Process, name: str) -> IndexedSpeaker:
 def move_by_hand(world: World, process: Process, name: str, alias: str) -> None:
     """What a call to move an alias does."""
     speaker_id = speaker_of(name)
-    speaker = process.registrar.find(NAMESPACE, name, Also(limit=1000)).speaker
+    speaker = process.registrar.find(NAMESPACE, name, VersionSelection(limit=1000)).speaker
     vuid = world.random.choice(speaker.versions).vuid
     if alias == DEFAULT:
         world.ledger.moved_by_hand.add(vuid)
@@ -129,7 +129,7 @@ def check_outcome(world: World, job: JobRecord) -> None:
 def extract_some(world: World, process: Process, name: str) -> list[str]:
     """What a call for the extraction of any version does. Returns ids of the jobs that it tells of."""
     registrar = process.registrar
-    indexed = registrar.find(NAMESPACE, name, Also(limit=1000))
+    indexed = registrar.find(NAMESPACE, name, VersionSelection(limit=1000))
     version = world.random.choice(indexed.speaker.versions)
     profile = world.random.choice(sorted(registrar.catalogue.names))
     claims = registrar.ensure(speaker_of(name), version, [profile], force=world.random.random() < 0.3)
@@ -146,7 +146,7 @@ def cancel_job(world: World, process: Process, job_id: str) -> None:
 def bring_artifact(world: World, process: Process, name: str) -> None:
     """What an upload of a ready artifact does."""
     registrar = process.registrar
-    indexed = registrar.find(NAMESPACE, name, Also(limit=1000))
+    indexed = registrar.find(NAMESPACE, name, VersionSelection(limit=1000))
     version = world.random.choice(indexed.speaker.versions)
     profile = world.random.choice(sorted(registrar.catalogue.names))
     announced = registrar.announcements.current(profile)
@@ -185,7 +185,7 @@ def collect_garbage(process: Process, name: str) -> None:
 # -- workers
 
 
-def work_on(world: World, process: Process, job: QueuedJob, holder: Callable[[], object]) -> None:
+def work_on(world: World, process: Process, job: ModelledJob, holder: Callable[[], object]) -> None:
     """Take a job from the queue to its end. The queue hears of it unless the worker died."""
     try:
         again = extract(world, process, job)
@@ -194,34 +194,34 @@ def work_on(world: World, process: Process, job: QueuedJob, holder: Callable[[],
     process.finish(job, holder(), again=again)
 
 
-def extract(world: World, process: Process, job: QueuedJob) -> bool:
+def extract(world: World, process: Process, job: ModelledJob) -> bool:
     """Returns whether the job is to be tried again."""
     speaker_id = SpeakerId.parse(job.arguments["speaker"])
-    maker = process.maker(job.profile)
-    work = patiently(world, lambda: process.publisher.take(job.id, speaker_id, maker))
-    if work is None:
+    provenance = process.provenance(job.profile)
+    attempt = patiently(world, lambda: process.publisher.take(job.id, speaker_id, provenance))
+    if attempt is None:
         return False
     try:
-        tensors = encode(world, process, work)
-        patiently(world, lambda: process.publisher.publish(work, tensors))
+        tensors = encode(world, process, attempt)
+        patiently(world, lambda: process.publisher.publish(attempt, tensors))
     except SpeakerRegistryError as error:
-        patiently(world, partial(process.publisher.fail, work, error))
-        return error.retryable and work.attempt < work.max_attempts
+        patiently(world, partial(process.publisher.fail, attempt, error))
+        return error.retryable and attempt.number < attempt.max_attempts
     return False
 
 
-def encode(world: World, process: Process, work: Assignment) -> dict[str, np.ndarray]:
+def encode(world: World, process: Process, attempt: Attempt) -> dict[str, np.ndarray]:
     """Slow at times, never twice the same, and sometimes impossible."""
-    if work.attempt > work.max_attempts:
+    if attempt.number > attempt.max_attempts:
         raise LeaseExpired("Too often.")
-    clip = patiently(world, lambda: process.publisher.read_clip(work))
+    clip = patiently(world, lambda: process.publisher.read_clip(attempt))
     world.sleep(world.random.choice([0.0, 1.0, 20.0]))
-    process.publisher.progress(work, "encoding", 1)
+    process.publisher.progress(attempt, "encoding", 1)
     if world.happens("extraction_is_hopeless"):
         raise InvalidArtifact(f"Hopeless for the {world.random_bits(16)}th time.")
     if world.happens("extraction_fails"):
         raise ExtractorFailed(f"Failed for the {world.random_bits(16)}th time.")
-    width = work.maker.profile.embedding_width
+    width = attempt.provenance.profile.embedding_width
     assert width
     noise = [world.random.random() for _ in range(width - 1)]
     return {"speaker_embedding": np.array([content_of(clip), *noise], np.float32)}

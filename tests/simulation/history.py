@@ -16,7 +16,7 @@ from tests.simulation.actors import Request
 from tests.simulation.ledger import Violation
 from tests.simulation.litter import litter
 from tests.simulation.process import PROFILES, Parts, Process
-from tests.simulation.queue import LEASE_SECONDS, QueuedJob
+from tests.simulation.queue import LEASE_SECONDS, ModelledJob
 from tests.simulation.reading import Memory
 from tests.simulation.scheduler import Actor
 from tests.simulation.server import Server
@@ -190,9 +190,9 @@ class History:
             outcome = "refused"
         world.note(f"{actor.name}: {outcome} {type(error).__name__ if error else ''}")
         world.counts[f"{actor.name.split()[0]} {outcome}"] += 1
-        if actor.attempt is not None:
-            actor.attempt.ended, actor.attempt.ended_at = world.moment, world.time
-            actor.attempt.outcome = outcome
+        if actor.request is not None:
+            actor.request.ended, actor.request.ended_at = world.moment, world.time
+            actor.request.outcome = outcome
         actor.then(outcome)
 
     # -- errands of clients
@@ -205,7 +205,7 @@ class History:
         """A client's request to either API process."""
         actor = self._start(kind, self.world.random.choice(self._up(APIS)), work, name)
         world = self.world
-        actor.attempt = world.ledger.begin(kind, actors.speaker_of(name), world.moment, world.time, content)
+        actor.request = world.ledger.begin(kind, actors.speaker_of(name), world.moment, world.time, content)
         return actor
 
     def _up(self, names: Sequence[str]) -> list[str]:
@@ -240,7 +240,7 @@ class History:
         def then(outcome: str) -> None:
             if outcome == "done":
                 self.world.ledger.acknowledge(
-                    request.key, actor.result.version, actor.attempt, self.world.moment
+                    request.key, actor.result.version, actor.request, self.world.moment
                 )
                 self._follow(actor.result.jobs.values(), actor.owner if actor.result.created else None)
             elif outcome in {"failed", "killed"} and tries > 1:
@@ -355,7 +355,7 @@ class History:
             if world.happens("job_doubles"):
                 self._take(job, world.random.choice(workers), own=False)
 
-    def _take(self, job: QueuedJob, owner: str, *, own: bool = True) -> None:
+    def _take(self, job: ModelledJob, owner: str, *, own: bool = True) -> None:
         me: list[Actor] = []
         actor = self._start(
             "work",

@@ -19,7 +19,7 @@ class Violation(BaseException):
 
 
 @dataclass(eq=False)
-class Attempt:
+class ClientRequest:
     """One request, on its way or over. `outcome`: running, done, refused, failed (may still take effect),
     killed (likewise)."""
 
@@ -55,14 +55,14 @@ class Acknowledged:
 
     version: SpeakerVersion
     at: int
-    author: Attempt
-    asker: Attempt
+    author: ClientRequest
+    asker: ClientRequest
 
 
 @dataclass
 class Ledger:
-    attempts: list[Attempt] = field(default_factory=list)
-    authors: dict[str, Attempt] = field(default_factory=dict)
+    requests: list[ClientRequest] = field(default_factory=list)
+    authors: dict[str, ClientRequest] = field(default_factory=dict)
     """vuid -> the upload that it was made up for; a repeat of that may be given it as well."""
     acknowledged: dict[str, list[Acknowledged]] = field(default_factory=dict)
     """By vuid, in the order of the answers."""
@@ -78,13 +78,13 @@ class Ledger:
 
     def begin(
         self, kind: str, speaker_id: SpeakerId, moment: int, seconds: float, content: int = 0
-    ) -> Attempt:
-        attempt = Attempt(kind, speaker_id, moment, content=content, began_at=seconds)
-        self.attempts.append(attempt)
-        return attempt
+    ) -> ClientRequest:
+        request = ClientRequest(kind, speaker_id, moment, content=content, began_at=seconds)
+        self.requests.append(request)
+        return request
 
-    def deletes(self, speaker_id: SpeakerId) -> Iterator[Attempt]:
-        return (one for one in self.attempts if one.kind == "delete" and one.speaker_id == speaker_id)
+    def deletes(self, speaker_id: SpeakerId) -> Iterator[ClientRequest]:
+        return (one for one in self.requests if one.kind == "delete" and one.speaker_id == speaker_id)
 
     def settled_at(self, vuid: str) -> int | None:
         """From when on the place of a version in its speaker's order was certainly taken."""
@@ -110,7 +110,9 @@ class Ledger:
             for one in self.deletes(self.authors[vuid].speaker_id)
         )
 
-    def acknowledge(self, key: str | None, version: SpeakerVersion, asker: Attempt, moment: int) -> None:
+    def acknowledge(
+        self, key: str | None, version: SpeakerVersion, asker: ClientRequest, moment: int
+    ) -> None:
         """A registration was answered with this version."""
         if version.vuid not in self.authors:
             raise Violation(f"{version.vuid} was acknowledged and never asked for")

@@ -20,10 +20,10 @@ from services.shared.bucket.facts import SpeakerId
 from services.shared.bucket.store import Listing, ObjectUnavailable, Store
 from services.shared.index.jobs import Jobs
 from services.shared.index.reading import IndexedSpeaker
-from services.shared.index.speaker_index import Also
+from services.shared.index.speaker_index import VersionSelection
 from services.shared.model.clock import Clock
 from services.shared.model.domain import ArtifactRecord, SpeakerVersion
-from services.shared.registry.publication import Assignment, Publisher
+from services.shared.registry.publication import Attempt, Publisher
 from services.shared.registry.registrar import Registrar
 from services.shared.registry.repair import Decode
 from speaker_registry.errors import ClipDamaged, Unavailable
@@ -69,8 +69,8 @@ def rewritten(script: str, right: str, wrong: str) -> type[SimulatedIndex]:
 class TakesNoCensus(rewritten("reserve", "if known and census_due()", "if false")):  # type: ignore[misc]
     """Gives numbers out again while those who had them before a loss of Redis may still use them."""
 
-    def look(self, speaker_id: SpeakerId, also: Also | None = None) -> IndexedSpeaker:
-        found: IndexedSpeaker = super().look(speaker_id, also)
+    def look(self, speaker_id: SpeakerId, selection: VersionSelection | None = None) -> IndexedSpeaker:
+        found: IndexedSpeaker = super().look(speaker_id, selection)
         return replace(found, census="settled")
 
 
@@ -91,7 +91,7 @@ class NeverReadsFactsAgain(SimulatedHousekeeper):
     """Trusts that whoever put a fact has told the index as well."""
 
     def settle(self, speaker_id: SpeakerId) -> float | None:
-        self._check_flights(speaker_id, self._index.load(speaker_id))
+        self._check_pending_extractions(speaker_id, self._index.load(speaker_id))
         self._extract_missing(speaker_id, self._index.load(speaker_id))
         self._registrar.promote(speaker_id)
         return None
@@ -101,21 +101,21 @@ class WritesTheVersionAgain(Publisher):
     """As a worker that keeps its state in the voice's own record does."""
 
     def publish(
-        self, work: Assignment, tensors: Mapping[str, np.ndarray], used_seconds: float | None = None
+        self, attempt: Attempt, tensors: Mapping[str, np.ndarray], used_seconds: float | None = None
     ) -> bool:
-        key = work.speaker_id.version_key(work.version.seq, work.version.record)
-        self._store.put(key, work.version.record.to_json().encode())
-        return super().publish(work, tensors, used_seconds)
+        key = attempt.speaker_id.version_key(attempt.version.seq, attempt.version.record)
+        self._store.put(key, attempt.version.record.to_json().encode())
+        return super().publish(attempt, tensors, used_seconds)
 
 
 class LooksAtNobody(Publisher):
     """Publishes although another attempt has taken over, and whatever else has landed."""
 
-    def _may_publish(self, work: Assignment, record: ArtifactRecord) -> bool:
-        super()._may_publish(work, record)
+    def _may_publish(self, attempt: Attempt, record: ArtifactRecord) -> bool:
+        super()._may_publish(attempt, record)
         return True
 
-    def _winner(self, work: Assignment, listings: int) -> ArtifactRecord | None:
+    def _winner(self, attempt: Attempt, listings: int) -> ArtifactRecord | None:
         return None
 
 
@@ -203,7 +203,9 @@ def replace_nothing(
 def settle_what_may_be_overwritten(self: Any) -> IndexedSpeaker:
     """An immutable voice has only one version to count."""
     if self._registrar.settings.registration_policy == "immutable":
-        found: IndexedSpeaker = self._registrar.index.look(self._id, Also(idempotency=self._idempotency))
+        found: IndexedSpeaker = self._registrar.index.look(
+            self._id, VersionSelection(idempotency=self._idempotency)
+        )
         return found
     return _SETTLED(self)
 

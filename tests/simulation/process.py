@@ -22,11 +22,11 @@ from services.shared.index.speaker_index import SpeakerIndex
 from services.shared.model.clock import Clock
 from services.shared.model.profiles import Profile, ProfileCatalogue
 from services.shared.model.published_weights import PublishedWeights
-from services.shared.registry.publication import Maker, Publisher
+from services.shared.registry.publication import Provenance, Publisher
 from services.shared.registry.registrar import Registrar
 from speaker_registry.artifact import TensorSpec
 from tests.simulation.clips import decode
-from tests.simulation.queue import ModelledQueue, QueuedJob
+from tests.simulation.queue import ModelledJob, ModelledQueue
 from tests.simulation.scheduler import current, pause
 from tests.simulation.server import Server
 from tests.simulation.store import ModelledStore, Nature
@@ -190,8 +190,8 @@ class Process:
         self.publisher = parts.publisher(self.registrar, decode)
         self.housekeeper = parts.housekeeper(self.registrar, self._housekeeping)
 
-    def maker(self, profile: str) -> Maker:
-        return Maker(
+    def provenance(self, profile: str) -> Provenance:
+        return Provenance(
             profile=self.registrar.catalogue.get(profile),
             fingerprint=self.fingerprints[profile],
             extractor={},
@@ -214,7 +214,7 @@ class Process:
     def remove(self, job_id: str, profile: str) -> None:
         self._call_queue(f"remove {job_id}", lambda: self.world.queue.remove(job_id))
 
-    def finish(self, job: QueuedJob, holder: object, *, again: bool) -> None:
+    def finish(self, job: ModelledJob, holder: object, *, again: bool) -> None:
         """The worker is through with a job it took."""
         self._call_queue(
             f"finish {job.id}", lambda: self.world.queue.finish(job.id, holder, self.world.time, again=again)

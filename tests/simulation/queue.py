@@ -16,7 +16,7 @@ RESULT_SECONDS = 300.0
 
 
 @dataclass
-class QueuedJob:
+class ModelledJob:
     id: str
     profile: str
     arguments: Mapping[str, Any]
@@ -29,10 +29,10 @@ class QueuedJob:
 
 @dataclass
 class ModelledQueue:
-    jobs: dict[str, QueuedJob] = field(default_factory=dict)
+    jobs: dict[str, ModelledJob] = field(default_factory=dict)
 
     def enqueue(self, job_id: str, profile: str, arguments: Mapping[str, Any]) -> None:
-        self.jobs.setdefault(job_id, QueuedJob(job_id, profile, arguments))
+        self.jobs.setdefault(job_id, ModelledJob(job_id, profile, arguments))
 
     def remove(self, job_id: str) -> None:
         """Unless somebody has it."""
@@ -46,10 +46,10 @@ class ModelledQueue:
             return "gone"
         return {"queued": "alive", "started": "alive", "failed": "failed", "finished": "gone"}[job.state]
 
-    def waiting(self) -> list[QueuedJob]:
+    def waiting(self) -> list[ModelledJob]:
         return [job for job in self.jobs.values() if job.state == "queued"]
 
-    def start(self, job: QueuedJob, holder: object, now: float) -> None:
+    def start(self, job: ModelledJob, holder: object, now: float) -> None:
         job.state, job.holder, job.held_since = "started", holder, now
         job.starts += 1
 
@@ -60,18 +60,18 @@ class ModelledQueue:
             return
         self._end_start(job, now) if again else self._end(job, "finished", now)
 
-    def reap(self, job: QueuedJob, now: float) -> None:
+    def reap(self, job: ModelledJob, now: float) -> None:
         """Its holder died or hangs."""
         self._end_start(job, now)
 
-    def _end_start(self, job: QueuedJob, now: float) -> None:
+    def _end_start(self, job: ModelledJob, now: float) -> None:
         if job.starts >= STARTS:
             self._end(job, "failed", now)
         else:
             job.state, job.holder = "queued", None
 
-    def _end(self, job: QueuedJob, state: str, now: float) -> None:
+    def _end(self, job: ModelledJob, state: str, now: float) -> None:
         job.state, job.holder, job.ended_at = state, None, now
 
-    def snapshot(self) -> dict[str, QueuedJob]:
+    def snapshot(self) -> dict[str, ModelledJob]:
         return {job_id: copy.copy(job) for job_id, job in self.jobs.items()}

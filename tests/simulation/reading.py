@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from services.shared.bucket.blobs import Unsound
 from services.shared.bucket.facts import SpeakerId, read_speaker
-from services.shared.index.speaker_index import Also
+from services.shared.index.speaker_index import VersionSelection
 from services.shared.model.domain import ArtifactRecord, Speaker, SpeakerVersion, given_key
 from services.shared.registry.repair import artifact_or_replacement
 from speaker_registry.artifact import Artifact, sha256_digest
@@ -16,7 +16,7 @@ from tests.simulation.process import Process
 from tests.simulation.scheduler import current
 from tests.simulation.world import World
 
-ALL_VERSIONS = Also(limit=1000)
+ALL_VERSIONS = VersionSelection(limit=1000)
 """For looks: no history has as many."""
 
 

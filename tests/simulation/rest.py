@@ -34,8 +34,8 @@ def check_promises_kept(world: World, process: Process) -> None:
             continue
         indexed = process.registrar.look_up(speaker_id, ALL_VERSIONS)
         check_versions(world.ledger, speaker_id, indexed.speaker, world.moment, world.moment)
-        if indexed.flights:
-            raise Violation(f"{speaker_id} still waits for {indexed.flights}")
+        if indexed.pending_extractions:
+            raise Violation(f"{speaker_id} still waits for {indexed.pending_extractions}")
         for version in indexed.speaker.versions:
             if version.vuid in world.ledger.acknowledged:
                 _check_made(process, indexed, version)
@@ -89,9 +89,9 @@ def _told(speaker: Speaker) -> dict[str, Any]:
 
 def _check_made(process: Process, indexed: IndexedSpeaker, version: SpeakerVersion) -> None:
     for profile in process.registrar.wanted(version):
-        standing = process.registrar.standing(indexed, version, profile)
-        if standing.state not in {"ready", "failed"} or standing.job_id:
-            raise Violation(f"{version.vuid} is {standing.state} for {profile}, job {standing.job_id}")
+        status = process.registrar.profile_status(indexed, version, profile)
+        if status.state not in {"ready", "failed"} or status.job_id:
+            raise Violation(f"{version.vuid} is {status.state} for {profile}, job {status.job_id}")
 
 
 def _check_default(process: Process, indexed: IndexedSpeaker, speaker: Speaker) -> None:
@@ -103,8 +103,8 @@ def _check_default(process: Process, indexed: IndexedSpeaker, speaker: Speaker) 
     kept = {one for one in _required(process) if speaker.default.artifact(one) is not None}
     newer = speaker.versions[speaker.versions.index(speaker.default) + 1 :]
     for version in (one for one in newer if one.seq >= chosen):
-        standings = [process.registrar.standing(indexed, version, one) for one in _required(process)]
-        ready = {one.profile.name for one in standings if one.state == "ready"}
+        statuses = [process.registrar.profile_status(indexed, version, one) for one in _required(process)]
+        ready = {one.profile.name for one in statuses if one.state == "ready"}
         if ready and ready >= kept:
             raise Violation(f"default is {speaker.default.vuid}, and {version.vuid} serves all that it does")
 

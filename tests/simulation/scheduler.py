@@ -28,7 +28,7 @@ class Actor:
         self.result: Any = None
         self.lied_to = False
         """Whether the store has told it something that is not so."""
-        self.attempt: Any = None
+        self.request: Any = None
         """What it does for a client, if it does."""
         self.then: Callable[[str], None] = lambda outcome: None
         """Called with how it ended."""

@@ -15,9 +15,9 @@ from services.shared.configuration.settings import HousekeepingSettings, Registr
 from services.shared.index.speaker_index import EVENTS
 from services.shared.model.domain import TombstoneFact, VoidFact
 from tests.simulation import scheduler
-from tests.simulation.ledger import Attempt, Ledger, Violation
+from tests.simulation.ledger import ClientRequest, Ledger, Violation
 from tests.simulation.process import PROFILES, Parts, Process
-from tests.simulation.queue import ModelledQueue, QueuedJob
+from tests.simulation.queue import ModelledJob, ModelledQueue
 from tests.simulation.scheduler import Actor
 from tests.simulation.server import Server, disconnect
 from tests.simulation.store import LATE, ModelledStore, PerfectStore
@@ -60,8 +60,8 @@ class World:
         self.actors: list[Actor] = []
         self.processes: dict[str, Process] = {}
         self._coming: list[tuple[float, int, str, Callable[[], None]]] = []
-        self._kept_queue: dict[str, QueuedJob] = {}
-        self._tombstones: dict[str, Attempt] = {}
+        self._kept_queue: dict[str, ModelledJob] = {}
+        self._tombstones: dict[str, ClientRequest] = {}
         """By what is done to the store: whose delete it is of."""
         self._claims: dict[tuple[str, str, str], tuple[int, str]] = {}
         self.told: dict[str, list[Process]] = {}
@@ -242,12 +242,12 @@ class World:
         match parse_key(key):
             case VersionKey():
                 actor = scheduler.current()
-                if actor is None or actor.attempt is None or actor.attempt.kind != "upload":
+                if actor is None or actor.request is None or actor.request.kind != "upload":
                     raise Violation(f"{actor and actor.name} created a version: {key}")
             case TombstoneFact():
-                if (actor := scheduler.current()) and actor.attempt:
-                    actor.attempt.stored = True
-                    self._tombstones[f"put {key}"] = actor.attempt
+                if (actor := scheduler.current()) and actor.request:
+                    actor.request.stored = True
+                    self._tombstones[f"put {key}"] = actor.request
             case VoidFact():
                 self._check_lost(key.rpartition("/")[0])
 
@@ -267,7 +267,7 @@ class World:
         """A repeated upload may be given the vuid that an earlier attempt asked for."""
         actor = scheduler.current()
         assert actor
-        self.ledger.authors[vuid] = actor.attempt
+        self.ledger.authors[vuid] = actor.request
 
     def saw_claim(self, speaker_id: SpeakerId, claimed: Mapping[str, Any]) -> None:
         """One computation at a time: an earlier claim of the same must have ended."""

@@ -37,7 +37,7 @@ def series() -> dict[str, set[str]]:
             extra = {"le"} if family.type == "histogram" else set()
             for suffix in SUFFIXES.get(family.type, [""]):
                 found[family.name + suffix] = labels | extra
-    return found | {asked.name: set(asked.labels) for asked in metrics.ASKED}
+    return found | {asked.name: set(asked.labels) for asked in metrics.SCRAPED_GAUGES}
 
 
 def rules() -> list[dict[str, Any]]:

@@ -6,20 +6,20 @@ import time
 import pytest
 import structlog
 
-from services.shared.registry.opening import AtOnce
+from services.shared.registry.opening import ConcurrentRunner
 
 
 def test_steps_run_at_the_same_time():
     """Two blobs of one upload: the second must not wait for the first one's disk."""
     both = threading.Barrier(2, timeout=5)
-    AtOnce(threads=2)([both.wait, both.wait])
+    ConcurrentRunner(threads=2)([both.wait, both.wait])
 
 
 def test_log_lines_keep_the_id_of_their_request():
     """A failed put is found in the log by the id that the caller was given."""
     seen = []
     with structlog.contextvars.bound_contextvars(request_id="req_1"):
-        AtOnce()([lambda: seen.append(structlog.contextvars.get_contextvars())])
+        ConcurrentRunner()([lambda: seen.append(structlog.contextvars.get_contextvars())])
     assert seen == [{"request_id": "req_1"}]
 
 
@@ -35,5 +35,5 @@ def test_an_error_is_raised_when_all_have_ended():
         ended.append("slow")
 
     with pytest.raises(OSError, match="disk full"):
-        AtOnce(threads=2)([fail, slow])
+        ConcurrentRunner(threads=2)([fail, slow])
     assert ended == ["slow"]

@@ -14,7 +14,7 @@ from structlog.contextvars import merge_contextvars
 from structlog.testing import capture_logs
 
 from services.extractor_worker.jobs.heartbeat import EXIT_UNFINISHED
-from services.extractor_worker.pipeline.extraction import Extraction, Station
+from services.extractor_worker.pipeline.extraction import Extraction, LoadedProfile
 from services.extractor_worker.pipeline.extractor import DeviceLost
 from speaker_registry.errors import (
     AudioTooShort,
@@ -27,13 +27,13 @@ from speaker_registry.errors import (
 )
 
 PROFILE = "qwen3-tts-0.6b"
-MAKER: Any = SimpleNamespace(profile=SimpleNamespace(name=PROFILE))
+PROVENANCE: Any = SimpleNamespace(profile=SimpleNamespace(name=PROFILE))
 
 
 @dataclass
 class Work:
     job_id: str
-    attempt: int = 1
+    number: int = 1
     max_attempts: int = 3
     traceparent: str | None = None
 
@@ -128,8 +128,8 @@ def extractor() -> Extractor:
 
 @pytest.fixture
 def extraction(publisher: Publisher, extractor: Extractor) -> Iterator[Extraction]:
-    stations = {PROFILE: Station(MAKER, extractor)}
-    extraction = Extraction(publisher, stations, threads=2, patience_seconds=0.2)
+    loaded_profiles = {PROFILE: LoadedProfile(PROVENANCE, extractor)}
+    extraction = Extraction(publisher, loaded_profiles, threads=2, patience_seconds=0.2)
     yield extraction
     extraction.close()
 
@@ -182,7 +182,7 @@ def batching_by(
     made: list[Extraction] = []
 
     def make(threads: int) -> Extraction:
-        extraction = Extraction(publisher, {PROFILE: Station(MAKER, extractor)}, threads=threads)
+        extraction = Extraction(publisher, {PROFILE: LoadedProfile(PROVENANCE, extractor)}, threads=threads)
         next_group = extraction._next_group
 
         def when_all_are_there(coming: Any) -> Any:
@@ -380,8 +380,8 @@ def test_without_its_device_the_process_ends_and_no_clip_is_blamed(
     """
     extractor = OnALostDevice(step)
     extractor.batch_seconds = batch_seconds
-    station = Station(MAKER, extractor)
-    extraction = Extraction(publisher, {PROFILE: station}, threads=2)
+    loaded = LoadedProfile(PROVENANCE, extractor)
+    extraction = Extraction(publisher, {PROFILE: loaded}, threads=2)
     with pytest.raises(SystemExit) as ending:
         extraction(jobs("a", "b", "c"))
     extraction.close()

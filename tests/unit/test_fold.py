@@ -17,7 +17,7 @@ from services.registry_api.maintenance.housekeeping import unreachable
 from services.shared.bucket.facts import SpeakerId, parse_key, read_certain, read_facts, read_speaker
 from services.shared.bucket.store import Listing, StoredObject, check_prefix
 from services.shared.index.announcements import Announcement
-from services.shared.index.reading import Flight, IndexedSpeaker
+from services.shared.index.reading import IndexedSpeaker, PendingExtraction
 from services.shared.model.domain import (
     AliasFact,
     ArtifactFact,
@@ -36,7 +36,7 @@ from services.shared.model.domain import (
 )
 from services.shared.model.profiles import Profile
 from services.shared.model.published_weights import PublishedWeights
-from services.shared.registry.status import standing
+from services.shared.registry.status import profile_status
 from speaker_registry.errors import AliasNotFound, InvalidVoiceName, VersionNotFound
 from speaker_registry.names import parse_speaker_name, slug_of
 from tests import speaker_facts
@@ -250,11 +250,13 @@ PROFILE = Profile(
 )
 
 
-def state_of(facts: list[Fact], *flights: Flight) -> str:
+def state_of(facts: list[Fact], *pending_extractions: PendingExtraction) -> str:
     """With the profile at its new fingerprint."""
     announced = Announcement(profile=ECAPA, seq=1, uid="u", fingerprint=NEW)
     speaker = fold(facts)
-    return standing(IndexedSpeaker(speaker, flights), first(speaker), PROFILE, announced).state
+    return profile_status(
+        IndexedSpeaker(speaker, pending_extractions), first(speaker), PROFILE, announced
+    ).state
 
 
 def test_a_failure_means_nothing_once_there_is_an_artifact():
@@ -271,7 +273,7 @@ def test_a_failure_of_an_older_fingerprint_is_forgotten():
 
 def test_a_failure_is_put_aside_while_it_is_tried_again():
     """Whoever waits for a forced extraction must not be told of the one before."""
-    again = Flight(vuid(1), ECAPA, NEW, "job_1", processing=False)
+    again = PendingExtraction(vuid(1), ECAPA, NEW, "job_1", processing=False)
     assert state_of([version(1), gave_up(1, "a")], again) == "pending"
 
 

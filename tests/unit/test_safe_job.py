@@ -16,7 +16,7 @@ from redis import Redis
 from rq.job import JobStatus
 
 from services.extractor_worker.jobs.batch_worker import HandlerContractError, call
-from services.extractor_worker.jobs.claims import fails_for_good, sort_out
+from services.extractor_worker.jobs.leases import fails_for_good, sort_out
 from services.shared.configuration.settings import LONGEST_JOB_SECONDS
 from services.shared.queue.rq_jobs import (
     FAILURE_SECONDS,
@@ -24,15 +24,15 @@ from services.shared.queue.rq_jobs import (
     RESULT_SECONDS,
     RETRIES,
     STORED_FIELDS,
+    JobQueue,
     JobRefusedError,
-    SafeJob,
-    SafeQueue,
+    QueuedJob,
     enqueue,
     queue_name,
 )
 from speaker_registry.errors import AudioTooShort, ExtractorFailed
 
-QUEUE = SafeQueue("extract.test", Redis())
+QUEUE = JobQueue("extract.test", Redis())
 
 
 def data(
@@ -47,7 +47,7 @@ def stored(**fields: bytes) -> dict[bytes, bytes]:
     return {name.encode(): value for name, value in (plain | fields).items()}
 
 
-def load(job_id: bytes = b"a-job", **fields: bytes) -> SafeJob:
+def load(job_id: bytes = b"a-job", **fields: bytes) -> QueuedJob:
     return QUEUE.load(job_id, stored(**fields))
 
 
@@ -75,7 +75,7 @@ def test_a_job_is_a_function_s_name_and_ids():
         data(function="__import__('os')"),
         data(function=""),
         data(instance={"an": "object"}),
-        data(instance="services.shared.queue.rq_jobs.SafeJob"),
+        data(instance="services.shared.queue.rq_jobs.QueuedJob"),
         data(args=["rm -rf"]),
         data(kwargs=[]),
         data(kwargs={"audio": "x" * 201}),
@@ -141,7 +141,7 @@ def test_callbacks_webhooks_and_pickled_extras_are_not_read():
 
 def test_json_is_used_whatever_serializer_a_caller_asks_for():
     """RQ's default is pickle, and its tools construct jobs themselves."""
-    job = SafeJob("a-job", connection=Redis(), serializer="pickle")
+    job = QueuedJob("a-job", connection=Redis(), serializer="pickle")
     assert job.serializer.dumps([1]) == b"[1]"
 
 
@@ -218,7 +218,7 @@ def test_a_job_belongs_to_the_queue_it_was_found_in():
 def test_a_client_that_decodes_is_refused_at_once():
     """RQ would fail much later, on the first job, with a type error."""
     with pytest.raises(ValueError, match="decode_responses"):
-        SafeQueue("extract.test", Redis(decode_responses=True))
+        JobQueue("extract.test", Redis(decode_responses=True))
 
 
 @pytest.mark.parametrize("profile", ["qwen3-tts-0.6b", "ecapa", "third_party.codec-2"])

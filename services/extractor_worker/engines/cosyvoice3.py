@@ -96,7 +96,7 @@ class CosyVoice3Extractor(TorchExtractor[PreparedClip, EncodedClip]):
         )
         self._max_samples = tokenizer.max_frames * _TOKEN_MEL.hop * _DOWN // _UP
         identity = weights["seed"] if checkpoint is None else weights["files"][_TOKENIZER_FILE]
-        self._tokenizer = loading.shelf.get(
+        self._tokenizer = loading.shared_models.get(
             ("s3-tokenizer", tokenizer, identity, loading.device),
             lambda: load_s3_tokenizer(
                 tokenizer, _tokenizer_tensors(checkpoint, loading, tokenizer), loading.device

@@ -106,7 +106,7 @@ class HiggsAudioExtractor(TorchExtractor[PreparedClip, EncodedClip]):
             **facts,
         )
         self._least_samples = weights.codec.least_samples
-        self._codec = loading.shelf.get(
+        self._codec = loading.shared_models.get(
             ("higgs-audio", weights.identity, loading.device),
             lambda: CodecEncoder(weights.codec, weights.tensors, self.device),
         )

@@ -98,7 +98,7 @@ class Qwen3TTSExtractor(TorchExtractor[PreparedClip, EncodedClip]):
         self._min_samples = weights.speaker.min_frames * self._mel.hop
         encoder = filled(partial(SpeakerEncoder, weights.speaker), weights.speaker_tensors)
         self._speaker_encoder = encoder.to(self.device, self.dtype)
-        self._codec = loading.shelf.get(
+        self._codec = loading.shared_models.get(
             ("mimi", weights.codec_identity, loading.device, self.dtype),
             lambda: CodecEncoder(
                 weights.codec, weights.codec_tensors, books=_BOOKS, device=loading.device, dtype=self.dtype

@@ -1,6 +1,6 @@
 """An RQ worker that takes several jobs at once, keeps what it has loaded, and loses none of them.
 
-To RQ's tools it is a worker like any other. What differs: no step of a job can be cut in half (`claims.py`),
+To RQ's tools it is a worker like any other. What differs: no step of a job can be cut in half (`leases.py`),
 a worker that dies or hangs is noticed within its lease (`heartbeat.py`), and a job that was started before
 runs alone, so that a clip which kills the process costs only itself. Knows nothing of audio or models: what
 jobs do is in the handlers.
@@ -36,16 +36,16 @@ from rq.suspension import WORKERS_SUSPENDED
 from rq.utils import now
 from rq.worker.base import BaseWorker, WorkerStatus
 
-from services.extractor_worker.jobs.claims import Batch, Claims, Recorded
 from services.extractor_worker.jobs.heartbeat import EXIT_UNFINISHED, Heartbeat
+from services.extractor_worker.jobs.leases import Batch, JobLeases, Recorded
 from services.extractor_worker.jobs.queue_maintenance import OnAbandoned, QueueMaintenance
 from services.shared.configuration.settings import WorkerSettings
 from services.shared.index.redis_access import ANSWER_SECONDS, CONNECT_SECONDS
-from services.shared.queue.rq_jobs import SafeJob, SafeQueue
+from services.shared.queue.rq_jobs import JobQueue, QueuedJob
 
 log = structlog.get_logger(__name__)
 
-Handler = Callable[[Sequence[SafeJob]], Sequence[object]]
+Handler = Callable[[Sequence[QueuedJob]], Sequence[object]]
 """Gets jobs of one function and one queue; returns as many results in the same order: JSON, or the exception
 that ended the job. One with `retryable = False` fails its job at once, any other uses up one of its retries.
 What a handler raises counts for all of its jobs."""
@@ -87,16 +87,16 @@ class BatchWorker(BaseWorker):
     ) -> None:
         self.settings = settings
         redis = _impatient(connection, settings.poll_seconds)
-        self._safe_queues = [SafeQueue(queue, redis) for queue in queues]
+        self._job_queues = [JobQueue(queue, redis) for queue in queues]
         """In the order of their turns, which this worker's own thread moves on."""
         self._left = frozenset[str]()
         """Names of queues nothing is taken from any more. Replaced as a whole, by any thread."""
         super().__init__(
-            self._safe_queues,
+            self._job_queues,
             name=name or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}",
             connection=redis,
-            job_class=SafeJob,
-            queue_class=SafeQueue,
+            job_class=QueuedJob,
+            queue_class=JobQueue,
             serializer=JSONSerializer,
             prepare_for_work=False,  # it would need Redis, which may not be there yet
         )
@@ -111,17 +111,17 @@ class BatchWorker(BaseWorker):
             on_beat=on_beat,
             beat_file=settings.beat_file,
         )
-        self._claims = Claims(
+        self._leases = JobLeases(
             redis, worker=self.name, lease_seconds=settings.lease_seconds, functions=self._handlers
         )
         self._maintenance = QueueMaintenance(
-            self._safe_queues,
+            self._job_queues,
             owner=self.name,
             stuck_seconds=settings.stuck_seconds,
             on_abandoned=on_abandoned,
         )
         self._next_maintenance = 0.0
-        self._woken: dict[Any, Any] = {queue.wake_key: "0" for queue in self._safe_queues}
+        self._woken: dict[Any, Any] = {queue.wake_key: "0" for queue in self._job_queues}
 
     # -- life --
 
@@ -247,14 +247,14 @@ class BatchWorker(BaseWorker):
             return None
         for queue, length in zip(queues, lengths, strict=True):
             if batch := self._take_from(queue, length):
-                turn = self._safe_queues.index(queue) + 1
-                self._safe_queues = self._safe_queues[turn:] + self._safe_queues[:turn]
+                turn = self._job_queues.index(queue) + 1
+                self._job_queues = self._job_queues[turn:] + self._job_queues[:turn]
                 return batch
         return None
 
-    def _take_from(self, queue: SafeQueue, length: int) -> Batch | None:
+    def _take_from(self, queue: JobQueue, length: int) -> Batch | None:
         while length and (taken := queue.take(min(length, self.settings.batch_size))):
-            batch, refused = self._claims.claim(queue, taken, self._show_busy)
+            batch, refused = self._leases.claim(queue, taken, self._show_busy)
             for job_id, reason in refused.items():
                 self._tell_abandoned(job_id, reason)
             if batch:
@@ -262,8 +262,8 @@ class BatchWorker(BaseWorker):
         return None
 
     @property
-    def _served(self) -> list[SafeQueue]:
-        return [queue for queue in self._safe_queues if queue.name not in self._left]
+    def _served(self) -> list[JobQueue]:
+        return [queue for queue in self._job_queues if queue.name not in self._left]
 
     def _show_busy(self, pipeline: Pipeline) -> None:
         self.set_state(WorkerStatus.BUSY, pipeline=pipeline)
@@ -302,7 +302,7 @@ class BatchWorker(BaseWorker):
         finally:
             self._heartbeat.hold(())
 
-    def _run(self, jobs: Sequence[SafeJob]) -> dict[str, object]:
+    def _run(self, jobs: Sequence[QueuedJob]) -> dict[str, object]:
         """Job id -> its result or exception."""
         results: dict[str, object] = {}
         for name in dict.fromkeys(job.function for job in jobs):
@@ -321,7 +321,7 @@ class BatchWorker(BaseWorker):
         deadline = time.monotonic() + self.settings.lease_seconds
         while True:
             try:
-                self._claims.record(batch, results, ended, partial(self._count, batch, ended))
+                self._leases.record(batch, results, ended, partial(self._count, batch, ended))
                 return None
             except WatchError:
                 continue
@@ -362,7 +362,7 @@ def _impatient(connection: Redis, poll_seconds: float) -> Redis:
     return Redis(connection_pool=ConnectionPool(connection_class=pool.connection_class, **options))
 
 
-def call(handler: Handler, jobs: Sequence[SafeJob]) -> list[object]:
+def call(handler: Handler, jobs: Sequence[QueuedJob]) -> list[object]:
     """One JSON result or exception per job, in order, whatever the handler does."""
     try:
         results = list(handler(jobs))
@@ -384,5 +384,5 @@ def _checked(result: object) -> object:
     return result
 
 
-def _seconds(job: SafeJob, otherwise: float) -> float:
+def _seconds(job: QueuedJob, otherwise: float) -> float:
     return job.timeout if job.timeout and job.timeout > 0 else otherwise

@@ -17,7 +17,7 @@ from rq.scripts import acquire_or_refresh_lock, release_lock
 from rq.utils import current_timestamp, now
 from rq.worker_registration import clean_worker_registry
 
-from services.shared.queue.rq_jobs import JobRefusedError, SafeJob, SafeQueue, job_key, profile_of
+from services.shared.queue.rq_jobs import JobQueue, JobRefusedError, QueuedJob, job_key, profile_of
 from services.shared.telemetry.metrics import JOBS
 
 log = structlog.get_logger(__name__)
@@ -48,7 +48,7 @@ class QueueMaintenance:
 
     def __init__(
         self,
-        queues: Sequence[SafeQueue],
+        queues: Sequence[JobQueue],
         *,
         owner: str,
         stuck_seconds: float = 15,
@@ -71,14 +71,14 @@ class QueueMaintenance:
             finally:
                 release_lock(queue.connection, lock, self._owner)
 
-    def _maintain(self, queue: SafeQueue) -> None:
+    def _maintain(self, queue: JobQueue) -> None:
         reap(queue, on_abandoned=self._on_abandoned)
         self._sweep(queue)
         FinishedJobRegistry(queue=queue).cleanup()
         FailedJobRegistry(queue=queue).cleanup()
         clean_worker_registry(queue)
 
-    def _sweep(self, queue: SafeQueue) -> None:
+    def _sweep(self, queue: JobQueue) -> None:
         """Hand back what was taken from the queue and never started: its worker died in between."""
         moment, before = time.monotonic(), self._first_seen.get(queue.name, {})
         taken = cast(list[bytes], queue.connection.lrange(queue.intermediate_queue_key, 0, BATCH - 1))
@@ -96,14 +96,14 @@ class QueueMaintenance:
             log.warning("queue.swept", queue=queue.name, found=len(stuck), returned=returned)
 
 
-def reap(queue: SafeQueue, *, on_abandoned: OnAbandoned | None = None) -> int:
+def reap(queue: JobQueue, *, on_abandoned: OnAbandoned | None = None) -> int:
     """End starts whose lease ran out: back to the queue, or failed if no retry is left. Returns how many."""
     registry = queue.started_job_registry.key
     expired = queue.connection.zrangebyscore(registry, 0, current_timestamp(), start=0, num=BATCH)
     return sum(_reap_one(queue, registry, cast(bytes, entry), on_abandoned) for entry in expired)
 
 
-def _reap_one(queue: SafeQueue, registry: str, entry: bytes, on_abandoned: OnAbandoned | None) -> bool:
+def _reap_one(queue: JobQueue, registry: str, entry: bytes, on_abandoned: OnAbandoned | None) -> bool:
     job_id, _, execution = entry.partition(b":")
     with queue.connection.pipeline() as pipeline:
         pipeline.watch(job_key(job_id))  # type: ignore[no-untyped-call]
@@ -133,7 +133,7 @@ def _read(pipeline: Pipeline, job_id: bytes) -> Mapping[bytes, bytes] | Exceptio
 
 
 def _decide(
-    queue: SafeQueue,
+    queue: JobQueue,
     job_id: bytes,
     execution: str,
     stored: Mapping[bytes, bytes] | Exception,
@@ -152,7 +152,7 @@ def _decide(
     return _retry_or_fail(queue, job, pipeline)
 
 
-def _retry_or_fail(queue: SafeQueue, job: SafeJob, pipeline: Pipeline) -> _Verdict:
+def _retry_or_fail(queue: JobQueue, job: QueuedJob, pipeline: Pipeline) -> _Verdict:
     if job.retries_left:
         log.warning("job.abandoned", job_id=job.id, attempt=job.attempt, retries_left=job.retries_left)
         job.enqueue_at_front_on_retry = True  # it has waited its turn already

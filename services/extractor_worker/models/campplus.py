@@ -114,12 +114,12 @@ def load_campplus(loading: Loading, checkpoint: Checkpoint | None) -> CamPlusPlu
     optimised = not loading.trusted
     if checkpoint is None:
         seed = loading.seed or 0
-        return loading.shelf.get(
+        return loading.shared_models.get(
             ("campplus", "untrained", seed),
             lambda: CamPlusPlus(untrained_campplus(seed), optimised=optimised),
         )
     path = checkpoint.folder / CAMPPLUS_FILE
-    return loading.shelf.get(
+    return loading.shared_models.get(
         ("campplus", sha256_of_file(path)),
         lambda: CamPlusPlus(read_graph(path, CAMPPLUS_FILE), optimised=optimised),
     )

@@ -23,8 +23,8 @@ from structlog.contextvars import bound_contextvars
 from services.extractor_worker.jobs.heartbeat import EXIT_UNFINISHED
 from services.extractor_worker.pipeline.extractor import DeviceLost, Extractor
 from services.shared.bucket.facts import SpeakerId
-from services.shared.queue.rq_jobs import SafeJob, profile_of
-from services.shared.registry.publication import Assignment, Maker, Publisher
+from services.shared.queue.rq_jobs import QueuedJob, profile_of
+from services.shared.registry.publication import Attempt, Provenance, Publisher
 from services.shared.telemetry import tracing
 from services.shared.telemetry.metrics import BATCH_SIZE, COMPUTE_SECONDS
 from speaker_registry.errors import (
@@ -42,25 +42,25 @@ Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
-class Station:
+class LoadedProfile:
     """One profile this worker serves, loaded and warm."""
 
-    maker: Maker
+    provenance: Provenance
     extractor: Extractor
 
 
 @dataclass(frozen=True, slots=True)
-class _OnItsWay:
+class _PipelineItem:
     """A clip between two steps. `content` is what the last step made of it; an exception if that failed."""
 
-    work: Assignment
-    station: Station
+    attempt: Attempt
+    loaded: LoadedProfile
     content: Any
 
     @property
     def seconds(self) -> float:
         """Of audio."""
-        clip = self.work.version.record.clip
+        clip = self.attempt.version.record.clip
         assert clip is not None
         return clip.seconds
 
@@ -68,9 +68,9 @@ class _OnItsWay:
     def failed(self) -> bool:
         return isinstance(self.content, Exception)
 
-    def now(self, content: Any) -> "_OnItsWay":
+    def now(self, content: Any) -> "_PipelineItem":
         """After a step."""
-        return _OnItsWay(self.work, self.station, content)
+        return _PipelineItem(self.attempt, self.loaded, content)
 
 
 _Ended = Future[object]
@@ -82,7 +82,7 @@ class Extraction:
     SystemExit, with `EXIT_UNFINISHED`, when the device is lost.
 
     Args:
-        stations: by profile.
+        loaded_profiles: by profile.
         threads: how many clips are read, prepared or published at the same time. They do not limit how many
             clips the device encodes at once.
         patience_seconds: how long a step is tried again although bucket and index answer.
@@ -91,13 +91,13 @@ class Extraction:
     def __init__(
         self,
         publisher: Publisher,
-        stations: Mapping[str, Station],
+        loaded_profiles: Mapping[str, LoadedProfile],
         *,
         threads: int,
         patience_seconds: float = 60,
     ) -> None:
         self._publisher = publisher
-        self._stations = stations
+        self._loaded_profiles = loaded_profiles
         self._threads = threads
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="clip")
         self._patience_seconds = patience_seconds
@@ -110,9 +110,9 @@ class Extraction:
         """After the last call. Where that was cut short, what was not begun is left."""
         self._pool.shutdown(cancel_futures=True)
 
-    def __call__(self, jobs: Sequence[SafeJob]) -> list[object]:
+    def __call__(self, jobs: Sequence[QueuedJob]) -> list[object]:
         waiting, going = iter(jobs), list[_Ended]()
-        coming = deque[Future[_OnItsWay | None]]()
+        coming = deque[Future[_PipelineItem | None]]()
         self._begin(waiting, coming, self._threads)
         while coming:
             group = self._next_group(coming)
@@ -121,7 +121,7 @@ class Extraction:
         return [_outcome(clip) for clip in going]
 
     def _begin(
-        self, waiting: Iterator[SafeJob], coming: "deque[Future[_OnItsWay | None]]", most: int
+        self, waiting: Iterator[QueuedJob], coming: "deque[Future[_PipelineItem | None]]", most: int
     ) -> None:
         """Begin to prepare jobs until `most` are coming: one for each thread, and the next batch for the
         device. More would only use up their attempts' time, and prepare clips that are deleted meanwhile.
@@ -129,35 +129,35 @@ class Extraction:
         for job in islice(waiting, max(0, most - len(coming))):
             coming.append(self._pool.submit(self._prepare, job))
 
-    def _prepare(self, job: SafeJob) -> _OnItsWay | None:
+    def _prepare(self, job: QueuedJob) -> _PipelineItem | None:
         """On a thread: take the job in hand, read its clip, make it ready for the device. None: not wanted
         any more.
         """
         with bound_contextvars(job_id=job.id):
-            station = self._station(job)
+            loaded = self._loaded_profile(job)
             speaker_id = SpeakerId.parse(str(job.kwargs["speaker"]))
-            work = self._patiently(lambda: self._publisher.take(job.id, speaker_id, station.maker))
-            if work is None:
+            attempt = self._patiently(lambda: self._publisher.take(job.id, speaker_id, loaded.provenance))
+            if attempt is None:
                 return None
-            with _step("prepare", station, [work]):
-                ready = self._attempt(lambda: self._ready_for_device(work, station))
-            return _OnItsWay(work, station, ready)
+            with _step("prepare", loaded, [attempt]):
+                ready = self._attempt(lambda: self._ready_for_device(attempt, loaded))
+            return _PipelineItem(attempt, loaded, ready)
 
-    def _station(self, job: SafeJob) -> Station:
+    def _loaded_profile(self, job: QueuedJob) -> LoadedProfile:
         profile = profile_of(job.origin)
-        if profile not in self._stations:
+        if profile not in self._loaded_profiles:
             raise ProfileUnknown(
-                f"This worker does not serve {profile!r}; it serves {sorted(self._stations)}."
+                f"This worker does not serve {profile!r}; it serves {sorted(self._loaded_profiles)}."
             )
-        return self._stations[profile]
+        return self._loaded_profiles[profile]
 
-    def _ready_for_device(self, work: Assignment, station: Station) -> Any:
-        if work.attempt > work.max_attempts:
-            raise LeaseExpired(f"The worker died or hung each of the {work.max_attempts} times it tried.")
-        clip = self._patiently(lambda: self._publisher.read_clip(work))
-        return _or_leave(station, lambda: station.extractor.prepare(clip))
+    def _ready_for_device(self, attempt: Attempt, loaded: LoadedProfile) -> Any:
+        if attempt.number > attempt.max_attempts:
+            raise LeaseExpired(f"The worker died or hung each of the {attempt.max_attempts} times it tried.")
+        clip = self._patiently(lambda: self._publisher.read_clip(attempt))
+        return _or_leave(loaded, lambda: loaded.extractor.prepare(clip))
 
-    def _next_group(self, coming: "deque[Future[_OnItsWay | None]]") -> "list[_OnItsWay | _Ended]":
+    def _next_group(self, coming: "deque[Future[_PipelineItem | None]]") -> "list[_PipelineItem | _Ended]":
         """The next clip, and those behind it that are prepared already and may be encoded with it."""
         group = [self._arrived(coming.popleft())]
         while coming and coming[0].done() and _fits(group, following := self._arrived(coming[0])):
@@ -165,7 +165,7 @@ class Extraction:
             group.append(following)
         return group
 
-    def _arrived(self, coming: "Future[_OnItsWay | None]") -> "_OnItsWay | _Ended":
+    def _arrived(self, coming: "Future[_PipelineItem | None]") -> "_PipelineItem | _Ended":
         try:
             clip = coming.result()
         except Exception as error:  # noqa: BLE001 - the outcome of this job alone
@@ -174,25 +174,25 @@ class Extraction:
             self.on_progress()
         return _done("superseded") if clip is None else clip
 
-    def _encode(self, group: "Sequence[_OnItsWay | _Ended]") -> Iterator[_Ended]:
+    def _encode(self, group: "Sequence[_PipelineItem | _Ended]") -> Iterator[_Ended]:
         """On the device. What follows goes back to the threads."""
-        good = [clip for clip in group if isinstance(clip, _OnItsWay) and not clip.failed]
+        good = [clip for clip in group if isinstance(clip, _PipelineItem) and not clip.failed]
         for clip in good:
-            self._publisher.progress(clip.work, "encoding", 1)
+            self._publisher.progress(clip.attempt, "encoding", 1)
         encoded = iter(self._on_device(good))
         self.on_progress()
         for one in group:
-            if isinstance(one, _OnItsWay):
+            if isinstance(one, _PipelineItem):
                 yield self._pool.submit(self._finish, one if one.failed else next(encoded))
             else:
                 yield one
 
-    def _on_device(self, clips: Sequence[_OnItsWay]) -> list[_OnItsWay]:
+    def _on_device(self, clips: Sequence[_PipelineItem]) -> list[_PipelineItem]:
         """Each with what became of it, a result or an error of ours."""
         if not clips:
             return []
         if len(clips) == 1:
-            with bound_contextvars(job_id=clips[0].work.job_id):
+            with bound_contextvars(job_id=clips[0].attempt.job_id):
                 return [clips[0].now(self._attempt(lambda: self._encoded(clips)[0]))]
         try:
             return [clip.now(one) for clip, one in zip(clips, self._encoded(clips), strict=True)]
@@ -206,31 +206,31 @@ class Extraction:
         half = len(clips) // 2
         return self._on_device(clips[:half]) + self._on_device(clips[half:])
 
-    def _encoded(self, clips: Sequence[_OnItsWay]) -> Sequence[Any]:
-        station = clips[0].station
-        BATCH_SIZE.labels(station.maker.profile.name).observe(len(clips))
-        with _step("encode", station, [clip.work for clip in clips]):
-            return _or_leave(station, lambda: station.extractor.encode([clip.content for clip in clips]))
+    def _encoded(self, clips: Sequence[_PipelineItem]) -> Sequence[Any]:
+        loaded = clips[0].loaded
+        BATCH_SIZE.labels(loaded.provenance.profile.name).observe(len(clips))
+        with _step("encode", loaded, [clip.attempt for clip in clips]):
+            return _or_leave(loaded, lambda: loaded.extractor.encode([clip.content for clip in clips]))
 
-    def _finish(self, clip: _OnItsWay) -> object:
+    def _finish(self, clip: _PipelineItem) -> object:
         """On a thread: to tensors, into the bucket, into force; or record why not."""
-        with bound_contextvars(job_id=clip.work.job_id):
+        with bound_contextvars(job_id=clip.attempt.job_id):
             outcome = clip.content
             if not isinstance(outcome, Exception):
-                self._publisher.progress(clip.work, "publishing", 2)
-                with _step("publish", clip.station, [clip.work]):
+                self._publisher.progress(clip.attempt, "publishing", 2)
+                with _step("publish", clip.loaded, [clip.attempt]):
                     outcome = self._attempt(lambda: self._publish(clip))
             if isinstance(outcome, SpeakerRegistryError):
-                self._patiently(lambda: self._publisher.fail(clip.work, outcome))
-                if clip.work.attempt >= clip.work.max_attempts:
+                self._patiently(lambda: self._publisher.fail(clip.attempt, outcome))
+                if clip.attempt.number >= clip.attempt.max_attempts:
                     outcome.retryable = False  # the queue would still have tries left
             return outcome
 
-    def _publish(self, clip: _OnItsWay) -> str:
-        extractor = clip.station.extractor
-        tensors = _or_leave(clip.station, lambda: extractor.finish(clip.content))
+    def _publish(self, clip: _PipelineItem) -> str:
+        extractor = clip.loaded.extractor
+        tensors = _or_leave(clip.loaded, lambda: extractor.finish(clip.content))
         seconds = extractor.used_seconds(clip.content)
-        counted = self._patiently(lambda: self._publisher.publish(clip.work, tensors, seconds))
+        counted = self._patiently(lambda: self._publisher.publish(clip.attempt, tensors, seconds))
         return "published" if counted else "superseded"
 
     def _patiently(self, step: Callable[[], Result]) -> Result:
@@ -264,32 +264,36 @@ class Extraction:
 
 
 @contextmanager
-def _step(name: str, station: Station, works: Sequence[Assignment]) -> Iterator[None]:
+def _step(name: str, loaded: LoadedProfile, attempts: Sequence[Attempt]) -> Iterator[None]:
     """Measured, whatever becomes of it. Of clips that take a step together, each gets its share of the time;
     in traces it is a part of whatever asked for the clip.
     """
-    began, profile = time.perf_counter(), station.maker.profile.name
+    began, profile = time.perf_counter(), loaded.provenance.profile.name
     with ExitStack() as spans:
-        for work in works:
-            about: dict[str, str | int] = {"job.id": work.job_id, "profile": profile, "clips": len(works)}
+        for attempt in attempts:
+            about: dict[str, str | int] = {
+                "job.id": attempt.job_id,
+                "profile": profile,
+                "clips": len(attempts),
+            }
             spans.enter_context(
-                tracing.span(name, kind="consumer", parent=work.traceparent, attributes=about)
+                tracing.span(name, kind="consumer", parent=attempt.traceparent, attributes=about)
             )
         try:
             yield
         finally:
             seconds = COMPUTE_SECONDS.labels(profile, name)
-            share = (time.perf_counter() - began) / len(works)
-            for _ in works:
+            share = (time.perf_counter() - began) / len(attempts)
+            for _ in attempts:
                 seconds.observe(share)
 
 
-def _or_leave(station: Station, step: Callable[[], Result]) -> Result:
+def _or_leave(loaded: LoadedProfile, step: Callable[[], Result]) -> Result:
     """An extractor's step. If the process ends, jobs in hand stay open: they come back after their lease."""
     try:
         return step()
     except DeviceLost as error:
-        log.critical("device.lost", profile=station.maker.profile.name, reason=str(error))
+        log.critical("device.lost", profile=loaded.provenance.profile.name, reason=str(error))
         raise SystemExit(EXIT_UNFINISHED) from error
 
 
@@ -301,25 +305,25 @@ def _drop_values(error: BaseException) -> None:
         one = one.__cause__ or one.__context__
 
 
-def _fits(group: "Sequence[_OnItsWay | _Ended]", following: "_OnItsWay | _Ended") -> bool:
+def _fits(group: "Sequence[_PipelineItem | _Ended]", following: "_PipelineItem | _Ended") -> bool:
     """Whether it may be encoded with the others: padded to the longest, they last no longer than allowed."""
-    clips = [clip for clip in (*group, following) if isinstance(clip, _OnItsWay) and not clip.failed]
+    clips = [clip for clip in (*group, following) if isinstance(clip, _PipelineItem) and not clip.failed]
     if not clips:
         return True
     padded = len(clips) * max(clip.seconds for clip in clips)
-    return len(clips) == 1 or padded <= clips[0].station.extractor.batch_seconds
+    return len(clips) == 1 or padded <= clips[0].loaded.extractor.batch_seconds
 
 
-def _at_once(group: "Sequence[_OnItsWay | _Ended]") -> int:
+def _at_once(group: "Sequence[_PipelineItem | _Ended]") -> int:
     """How many clips as long as the longest of these may be encoded at once. 0: they are encoded alone."""
-    clips = [clip for clip in group if isinstance(clip, _OnItsWay) and not clip.failed]
+    clips = [clip for clip in group if isinstance(clip, _PipelineItem) and not clip.failed]
     if not clips:
         return 0
-    return int(clips[0].station.extractor.batch_seconds / max(clip.seconds for clip in clips))
+    return int(clips[0].loaded.extractor.batch_seconds / max(clip.seconds for clip in clips))
 
 
-def _ids(clips: Sequence[_OnItsWay]) -> list[str]:
-    return [clip.work.job_id for clip in clips]
+def _ids(clips: Sequence[_PipelineItem]) -> list[str]:
+    return [clip.attempt.job_id for clip in clips]
 
 
 def _done(value: object) -> _Ended:

@@ -34,7 +34,7 @@ Model = TypeVar("Model")
 _DTYPES: Mapping[Dtype, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-class Shelf:
+class SharedModels:
     """Models that several extractors of one process use: loaded once. As many as the process serves."""
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class Loading:
     dtype: Dtype = "float32"
     """Of what may be computed in less than float32. An encoder that is only exact in float32 ignores it, and
     says so in its fingerprint."""
-    shelf: Shelf = field(default_factory=Shelf)
+    shared_models: SharedModels = field(default_factory=SharedModels)
     cache: Path = EXTRACTOR_CACHE
     """Where weights that have to be converted are kept."""
     trusted: bool = False

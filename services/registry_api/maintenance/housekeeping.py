@@ -44,9 +44,15 @@ from services.shared.index.announcements import SWEEPS_ASKED
 from services.shared.index.census import take_census
 from services.shared.index.gate import epoch_of
 from services.shared.index.jobs import KEPT_SECONDS, JobRecord, Jobs
-from services.shared.index.reading import Flight, IndexedSpeaker
+from services.shared.index.reading import IndexedSpeaker, PendingExtraction
 from services.shared.index.redis_access import unavailable_without_redis
-from services.shared.index.speaker_index import LONGEST_PUT_OFF_SECONDS, WINDOW_SECONDS, Also, EpochOver, Told
+from services.shared.index.speaker_index import (
+    LONGEST_PUT_OFF_SECONDS,
+    WINDOW_SECONDS,
+    EpochOver,
+    SpeakerUpdate,
+    VersionSelection,
+)
 from services.shared.index.suspicion import confirmed
 from services.shared.model.domain import (
     AliasFact,
@@ -62,14 +68,14 @@ from services.shared.model.domain import (
 from services.shared.registry.publication import Publisher
 from services.shared.registry.registrar import Registrar
 from services.shared.registry.status import unsupported_reason
-from services.shared.telemetry.logs import Seldom
+from services.shared.telemetry.logs import LogThrottle
 from services.shared.telemetry.metrics import FOREIGN, GARBAGE, REBUILD_SECONDS, REBUILDS, REPAIRS
 from speaker_registry.errors import JobNotFound, LeaseExpired, Unavailable, VoiceDamaged, VoiceUnreadable
 from speaker_registry.names import is_namespace
 
 log = structlog.get_logger()
 
-_seldom = Seldom(60.0)
+_throttle = LogThrottle(60.0)
 _LOOK_AGAIN_SOON_SECONDS = 3.0
 _LOOK_AGAIN_SECONDS = 15.0
 _TRY_AGAIN_SECONDS = 60.0
@@ -145,7 +151,7 @@ class Housekeeper:
             try:
                 self.turn()
             except Unavailable as error:
-                if _seldom.due(str(error)):
+                if _throttle.due(str(error)):
                     log.warning("housekeeping.put_off", error=str(error))
             except Exception:
                 log.exception("housekeeping.failed")
@@ -231,10 +237,10 @@ class Housekeeper:
         # A folder is read at the speed of the processor: threads would only be in each other's way.
         threads = 1 if self._store.is_local else self._settings.rebuild_threads
         batches = _batches(self._listings(), _ADMITTED_AT_A_TIME)
-        for told in self._in_parallel(self._read_unknown, batches, threads):
+        for updates in self._in_parallel(self._read_unknown, batches, threads):
             if self._stop.is_set():
                 return admitted, False
-            admitted += self._tell_many(told, epoch)
+            admitted += self._tell_many(updates, epoch)
             sign()
             if self._clock.monotonic() - looked_at >= self._settings.turn_seconds:
                 self._look_after_due()
@@ -254,7 +260,7 @@ class Housekeeper:
                 admitted += self._or_keep_unknown(self._index.admit, speaker_id) or 0
         return admitted
 
-    def _tell_many(self, speakers: Sequence[tuple[SpeakerId, Told]], epoch: int) -> int:
+    def _tell_many(self, speakers: Sequence[tuple[SpeakerId, SpeakerUpdate]], epoch: int) -> int:
         """Admit some speakers. Returns how many could be."""
         try:
             self._index.tell_many(speakers, epoch=epoch)
@@ -263,11 +269,11 @@ class Housekeeper:
             raise
         except Exception:
             log.exception("speakers.told_one_by_one")  # what one of them says makes no sense
-            return sum(self._tell(speaker_id, told, epoch) for speaker_id, told in speakers)
+            return sum(self._tell(speaker_id, update, epoch) for speaker_id, update in speakers)
 
-    def _tell(self, speaker_id: SpeakerId, told: Told, epoch: int) -> bool:
+    def _tell(self, speaker_id: SpeakerId, update: SpeakerUpdate, epoch: int) -> bool:
         def tell(speaker_id: SpeakerId) -> bool:
-            self._index.tell(speaker_id, told, epoch=epoch)
+            self._index.tell(speaker_id, update, epoch=epoch)
             return True
 
         return self._or_keep_unknown(tell, speaker_id) is not None
@@ -287,7 +293,7 @@ class Housekeeper:
                 if is_slug(slug):
                     yield SpeakerId(namespace, slug), take
 
-    def _read_unknown(self, some: Sequence[Listed]) -> list[tuple[SpeakerId, Told]]:
+    def _read_unknown(self, some: Sequence[Listed]) -> list[tuple[SpeakerId, SpeakerUpdate]]:
         """What the facts say of those that the index does not know yet."""
         unknown = set(self._index.unknown([speaker_id for speaker_id, _ in some]))
         read = [
@@ -295,14 +301,14 @@ class Housekeeper:
             for speaker_id, take in some
             if speaker_id in unknown
         ]
-        return [(speaker_id, told) for speaker_id, told in read if told]
+        return [(speaker_id, update) for speaker_id, update in read if update]
 
-    def _read(self, take: TakeListing, speaker_id: SpeakerId) -> Told:
+    def _read(self, take: TakeListing, speaker_id: SpeakerId) -> SpeakerUpdate:
         """What the facts of a speaker say. It is looked at again if something is left to do."""
         listing = take()
         truth = certain_of(self._store, listing)
         look = self._is_unfinished(speaker_id, truth) or self._has_to_erase(truth, listing)
-        return Told(truth, listing.taken_at.timestamp(), look)
+        return SpeakerUpdate(truth, listing.taken_at.timestamp(), look)
 
     def _has_to_erase(self, truth: Speaker, listing: Listing) -> bool:
         grace = timedelta(seconds=self._settings.deleted_grace_seconds)
@@ -314,7 +320,7 @@ class Housekeeper:
             return True
         indexed = IndexedSpeaker(truth)
         return self._registrar.promotable(speaker_id, indexed) or any(
-            self._registrar.standing(indexed, version, profile).state == "pending"
+            self._registrar.profile_status(indexed, version, profile).state == "pending"
             for version in truth.versions
             for profile in self._registrar.wanted(version)
         )
@@ -388,16 +394,16 @@ class Housekeeper:
         if _artifacts(truth) - _artifacts(self._index.load(speaker_id).speaker):
             # What is put in force now stays in force, so no earlier one may have been left out.
             truth = read_certain(self._store, speaker_id, listings=2)
-        self._index.tell(speaker_id, Told(truth, listed), epoch=epoch)
+        self._index.tell(speaker_id, SpeakerUpdate(truth, listed), epoch=epoch)
         indexed = self._index.load(speaker_id)
         if indexed.census == "pending":
             take_census(self._store, self._index, speaker_id, self._clock)
             indexed = self._index.load(speaker_id)
-        unreadable, under_way = indexed.speaker.unreadable, bool(indexed.flights)
+        unreadable, under_way = indexed.speaker.unreadable, bool(indexed.pending_extractions)
         if not truth.undecided and not unreadable:  # else what looks as if it were missing may be there
-            if self._check_flights(speaker_id, indexed):
+            if self._check_pending_extractions(speaker_id, indexed):
                 indexed = self._index.load(speaker_id)
-            under_way = self._extract_missing(speaker_id, indexed) > 0 or bool(indexed.flights)
+            under_way = self._extract_missing(speaker_id, indexed) > 0 or bool(indexed.pending_extractions)
         self._registrar.promote(speaker_id)
         if truth.undecided:
             return _LOOK_AGAIN_SOON_SECONDS
@@ -411,7 +417,7 @@ class Housekeeper:
         """Returns how many extractions were begun."""
         begun = 0
         for version in indexed.speaker.versions:
-            for profile in [standing.profile for standing in self._registrar.missing(indexed, version)]:
+            for profile in [status.profile for status in self._registrar.missing(indexed, version)]:
                 about = {"speaker": str(speaker_id), "vuid": version.vuid, "profile": profile.name}
                 log.info("extraction.resumed", **about)
                 REPAIRS.labels("extraction_resumed").inc()
@@ -419,79 +425,83 @@ class Housekeeper:
                 begun += 1
         return begun
 
-    def _check_flights(self, speaker_id: SpeakerId, indexed: IndexedSpeaker) -> int:
-        """Each flight must have a job behind it that somebody will run. Returns how many had none."""
+    def _check_pending_extractions(self, speaker_id: SpeakerId, indexed: IndexedSpeaker) -> int:
+        """Each pending extraction must have a job behind it that somebody will run. Returns how many had
+        none.
+        """
         lost, live = 0, {version.vuid for version in indexed.speaker.versions}
-        for flight in indexed.flights:
-            state = self._registrar.dispatcher.state(flight.job_id, flight.profile)
-            if flight.vuid not in live or state != "alive":
-                self._replace(speaker_id, flight, state)
+        for pending in indexed.pending_extractions:
+            state = self._registrar.dispatcher.state(pending.job_id, pending.profile)
+            if pending.vuid not in live or state != "alive":
+                self._replace(speaker_id, pending, state)
                 lost += 1
         return lost
 
-    def _replace(self, speaker_id: SpeakerId, flight: Flight, state: str) -> None:
-        """End a flight whose job is in that state, or which nobody wants any more; begin another if one is
-        wanted.
+    def _replace(self, speaker_id: SpeakerId, pending: PendingExtraction, state: str) -> None:
+        """End a pending extraction whose job is in that state, or which nobody wants any more; begin
+        another if one is wanted.
         """
-        # Anew, and its version alone: a voice may have a thousand versions, each with a flight.
-        version = self._index.look(speaker_id, Also(vuid=flight.vuid)).speaker.by_vuid(flight.vuid)
-        job = self._job(speaker_id, flight)
+        # Anew, and its version alone: a voice may have a thousand versions, each with one.
+        version = self._index.look(speaker_id, VersionSelection(vuid=pending.vuid)).speaker.by_vuid(
+            pending.vuid
+        )
+        job = self._job(speaker_id, pending)
         if version is None or job is None:
-            self._close(speaker_id, flight, "superseded")
-        elif self._akey(flight, version, job) in version.artifacts:
-            self._close(speaker_id, flight, "succeeded")
+            self._close(speaker_id, pending, "superseded")
+        elif self._akey(pending, version, job) in version.artifacts:
+            self._close(speaker_id, pending, "succeeded")
         elif state == "failed":
-            self._give_up(speaker_id, flight, version, job)
+            self._give_up(speaker_id, pending, version, job)
         else:
-            self._start_anew(speaker_id, flight, version, job)
+            self._start_anew(speaker_id, pending, version, job)
 
-    def _close(self, speaker_id: SpeakerId, flight: Flight, state: str) -> None:
+    def _close(self, speaker_id: SpeakerId, pending: PendingExtraction, state: str) -> None:
         REPAIRS.labels("job_closed").inc()
-        self._index.set_job(speaker_id, flight.job_id, state, landing=flight)
+        self._index.set_job(speaker_id, pending.job_id, state, landing=pending)
 
-    def _job(self, speaker_id: SpeakerId, flight: Flight) -> JobRecord | None:
+    def _job(self, speaker_id: SpeakerId, pending: PendingExtraction) -> JobRecord | None:
         try:
-            return Jobs(self._index).get(speaker_id.namespace, flight.job_id)
+            return Jobs(self._index).get(speaker_id.namespace, pending.job_id)
         except JobNotFound:
             return None
 
-    def _akey(self, flight: Flight, version: SpeakerVersion, job: JobRecord) -> str:
-        """Of the artifact that a flight is to bring."""
-        return version.artifact_key(flight.profile, self._fingerprint(flight), job.build)
+    def _akey(self, pending: PendingExtraction, version: SpeakerVersion, job: JobRecord) -> str:
+        """Of the artifact that a pending extraction is to bring."""
+        return version.artifact_key(pending.profile, self._fingerprint(pending), job.build)
 
-    def _fingerprint(self, flight: Flight) -> str:
-        announced = self._registrar.announcements.current(flight.profile)
-        return flight.fingerprint or (announced.fingerprint if announced else "")
+    def _fingerprint(self, pending: PendingExtraction) -> str:
+        announced = self._registrar.announcements.current(pending.profile)
+        return pending.fingerprint or (announced.fingerprint if announced else "")
 
     def _start_anew(
-        self, speaker_id: SpeakerId, flight: Flight, version: SpeakerVersion, job: JobRecord
+        self, speaker_id: SpeakerId, pending: PendingExtraction, version: SpeakerVersion, job: JobRecord
     ) -> None:
         """The queue knows nothing of a job. Its place goes to a new one, if it is still wanted."""
-        log.warning("job.lost", job_id=flight.job_id, speaker=str(speaker_id))
+        log.warning("job.lost", job_id=pending.job_id, speaker=str(speaker_id))
         REPAIRS.labels("job_lost").inc()
-        self._index.set_job(speaker_id, flight.job_id, "superseded")
-        profile = self._registrar.catalogue.get(flight.profile)
+        self._index.set_job(speaker_id, pending.job_id, "superseded")
+        profile = self._registrar.catalogue.get(pending.profile)
         if unsupported_reason(version, profile) is None:
-            self._registrar.claim(speaker_id, version, profile, steal=flight.job_id, force=job.forced)
+            self._registrar.claim(speaker_id, version, profile, steal=pending.job_id, force=job.forced)
         # Where the claim did not take it over: its artifact is there, or another fingerprint is wanted now.
-        self._index.set_job(speaker_id, flight.job_id, "superseded", landing=flight)
+        self._index.set_job(speaker_id, pending.job_id, "superseded", landing=pending)
 
     def _give_up(
-        self, speaker_id: SpeakerId, flight: Flight, version: SpeakerVersion, job: JobRecord
+        self, speaker_id: SpeakerId, pending: PendingExtraction, version: SpeakerVersion, job: JobRecord
     ) -> None:
         """The queue has given up a job: its workers died over it."""
         REPAIRS.labels("job_given_up").inc()
         error = LeaseExpired(f"The worker died or hung each of the {job.attempt} times it tried.")
         record = FailureRecord(
-            profile=flight.profile,
-            fingerprint=self._fingerprint(flight),
+            profile=pending.profile,
+            fingerprint=self._fingerprint(pending),
             build=job.build,
-            attempt=f"{self._clock.new_id()}-{flight.job_id.removeprefix('job_')}-end",
+            attempt=f"{self._clock.new_id()}-{pending.job_id.removeprefix('job_')}-end",
             code=error.code,
             message=error.message,
             attempts=job.attempt,
         )
-        self._publisher.give_up(speaker_id, flight, self._akey(flight, version, job), record, error)
+        self._publisher.give_up(speaker_id, pending, self._akey(pending, version, job), record, error)
 
     # -- all speakers
 

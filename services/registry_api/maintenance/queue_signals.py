@@ -19,7 +19,7 @@ from rq.utils import utcparse
 
 from services.registry_api.maintenance.housekeeping import SWEPT
 from services.shared.index.announcements import Announcement
-from services.shared.queue.rq_jobs import QUARANTINE_KEY, SafeQueue, job_key, queue_name
+from services.shared.queue.rq_jobs import QUARANTINE_KEY, JobQueue, job_key, queue_name
 from services.shared.registry.registrar import Registrar
 from services.shared.telemetry import metrics
 from speaker_registry.errors import Unavailable
@@ -70,7 +70,7 @@ class RedisSignals(Collector):
         self._registrar = registrar
         self._redis = connection
         self._queues = {
-            name: SafeQueue(queue_name(name), connection) for name in sorted(registrar.catalogue.names)
+            name: JobQueue(queue_name(name), connection) for name in sorted(registrar.catalogue.names)
         }
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="redis-signals")
         self._asking: Future[_Answer] | None = None
@@ -197,8 +197,8 @@ def _weights(announced: Announcement) -> str:
     return "custom" if announced.custom_weights else "published"
 
 
-def _single(asked: metrics.Asked, value: float) -> GaugeMetricFamily:
-    family = asked.family()
+def _single(gauge: metrics.ScrapedGauge, value: float) -> GaugeMetricFamily:
+    family = gauge.family()
     family.add_metric([], value)
     return family
 

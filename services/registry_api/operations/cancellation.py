@@ -8,8 +8,8 @@ import structlog
 
 from services.shared.bucket.facts import SpeakerId
 from services.shared.index.jobs import JobRecord, Jobs
-from services.shared.index.reading import Flight
-from services.shared.index.speaker_index import Also, voice_unreadable
+from services.shared.index.reading import PendingExtraction
+from services.shared.index.speaker_index import VersionSelection, voice_unreadable
 from services.shared.model.domain import FailureRecord, SpeakerVersion
 from services.shared.registry.registrar import Registrar
 from speaker_registry.errors import JobFinished
@@ -41,15 +41,15 @@ def cancel(registrar: Registrar, namespace: str, job_id: str) -> JobRecord:
         return job
     _check_unfinished(job)
     speaker_id = SpeakerId(job.namespace, job.slug)
-    indexed = registrar.index.look(speaker_id, Also(vuid=job.vuid))
+    indexed = registrar.index.look(speaker_id, VersionSelection(vuid=job.vuid))
     version = indexed.speaker.by_vuid(job.vuid)
     if version is None and job.vuid in indexed.speaker.unreadable:
         raise voice_unreadable(job.name)  # its job may be under way all the same
-    flight = next((one for one in indexed.flights if one.job_id == job_id), None)
-    if version is None or flight is None:  # nobody waits for its artifact any more
+    pending = next((one for one in indexed.pending_extractions if one.job_id == job_id), None)
+    if version is None or pending is None:  # nobody waits for its artifact any more
         registrar.index.set_job(speaker_id, job_id, CANCELED)
     else:
-        _give_up(registrar, speaker_id, version, flight, job)
+        _give_up(registrar, speaker_id, version, pending, job)
     registrar.dispatcher.remove(job_id, job.profile)
     job = jobs.get(namespace, job_id)
     if job.state != CANCELED:
@@ -76,10 +76,14 @@ def _publishing(job: JobRecord) -> JobFinished:
 
 
 def _give_up(
-    registrar: Registrar, speaker_id: SpeakerId, version: SpeakerVersion, flight: Flight, job: JobRecord
+    registrar: Registrar,
+    speaker_id: SpeakerId,
+    version: SpeakerVersion,
+    pending: PendingExtraction,
+    job: JobRecord,
 ) -> None:
     announced = registrar.announcements.current(job.profile)
-    fingerprint = flight.fingerprint or (announced.fingerprint if announced else "")
+    fingerprint = pending.fingerprint or (announced.fingerprint if announced else "")
     akey = version.artifact_key(job.profile, fingerprint, job.build)
     record = FailureRecord(
         profile=job.profile,
@@ -97,6 +101,6 @@ def _give_up(
         akey,
         record,
         job_id=job.id,
-        claimed=flight.fingerprint,
+        claimed=pending.fingerprint,
         canceled=True,
     )

@@ -16,7 +16,7 @@ from services.shared.bucket.facts import SpeakerId
 from services.shared.index.gate import GateClosed
 from services.shared.index.jobs import JobRecord, Jobs
 from services.shared.index.reading import IndexedSpeaker
-from services.shared.index.speaker_index import Also, voice_unreadable
+from services.shared.index.speaker_index import VersionSelection, voice_unreadable
 from services.shared.model.domain import SpeakerVersion
 from services.shared.registry.registrar import Registrar
 from speaker_registry.errors import JobNotFound, Unavailable
@@ -52,7 +52,7 @@ class FollowedJobs(Jobs):
         """The job as its artifact, or the job that took its place, says."""
         speaker_id = SpeakerId(job.namespace, job.slug)
         try:
-            indexed, certain = self._registrar.index.look(speaker_id, Also(vuid=job.vuid)), True
+            indexed, certain = self._registrar.index.look(speaker_id, VersionSelection(vuid=job.vuid)), True
         except (GateClosed, Unavailable):
             indexed, certain = self._registrar.look_up(speaker_id), False
         version = indexed.speaker.by_vuid(job.vuid)
@@ -85,16 +85,18 @@ class FollowedJobs(Jobs):
 
     def _by_successor(self, job: JobRecord, indexed: IndexedSpeaker, version: SpeakerVersion) -> JobRecord:
         wanted = (job.vuid, job.profile)
-        flights = [flight for flight in indexed.flights if (flight.vuid, flight.profile) == wanted]
-        for flight in flights:
-            if flight.job_id != job.id:
+        pending_extractions = [
+            pending for pending in indexed.pending_extractions if (pending.vuid, pending.profile) == wanted
+        ]
+        for pending in pending_extractions:
+            if pending.job_id != job.id:
                 # Redis may be lost again between two questions: then the successor shares the job's fate.
                 with suppress(JobNotFound, Unavailable):
-                    successor = super().get(job.namespace, flight.job_id)
+                    successor = super().get(job.namespace, pending.job_id)
                     if successor.state != "superseded":  # else its own successor is on its way
                         return replace(successor, id=job.id, created_at=job.created_at)
-        missing = [standing.profile.name for standing in self._registrar.missing(indexed, version)]
-        if flights or job.profile in missing:  # housekeeping is about to start it anew
+        missing = [status.profile.name for status in self._registrar.missing(indexed, version)]
+        if pending_extractions or job.profile in missing:  # housekeeping is about to start it anew
             return _to_be_made(job)
         return self._ended(job, "superseded")
 

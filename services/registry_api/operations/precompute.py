@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from services.shared.bucket.facts import SpeakerId
 from services.shared.index.jobs import JobRecord, Jobs
 from services.shared.index.reading import IndexedSpeaker
-from services.shared.index.speaker_index import Also, Claim
+from services.shared.index.speaker_index import ClaimResult, VersionSelection
 from services.shared.model.domain import SpeakerVersion
 from services.shared.registry.registrar import Registrar
 from services.shared.registry.repair import artifact_or_replacement
-from services.shared.registry.status import Standing, worst
+from services.shared.registry.status import ProfileStatus, worst
 from speaker_registry.errors import ArtifactFailed, CacheUnsupported, JobNotFound, Unavailable
 from speaker_registry.names import parse_speaker_name
 from speaker_registry.schemas import CacheStatus
@@ -22,23 +22,23 @@ ALREADY_VALID = "Cache already exists and is valid"
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What one look at a voice showed. `flying`: jobs of this call that have not ended. `failed`: why some
-    did, by profile.
+    """What one look at a voice showed. `pending_job_ids`: jobs of this call that have not ended. `failed`:
+    why some did, by profile.
     """
 
     version: SpeakerVersion
-    standings: Sequence[Standing]
-    flying: Sequence[str]
+    statuses: Sequence[ProfileStatus]
+    pending_job_ids: Sequence[str]
     failed: Sequence[str]
 
     @property
     def finished(self) -> bool:
-        return not self.flying and (bool(self.failed) or worst(self.standings) in {"ready", "failed"})
+        return not self.pending_job_ids and (bool(self.failed) or worst(self.statuses) in {"ready", "failed"})
 
     @property
     def job_id(self) -> str | None:
         """One to ask about while it is not finished."""
-        known = [*self.flying, *(standing.job_id for standing in self.standings if standing.job_id)]
+        known = [*self.pending_job_ids, *(status.job_id for status in self.statuses if status.job_id)]
         return known[0] if known and not self.finished else None
 
 
@@ -54,7 +54,7 @@ class Precompute:
         self._name = name
         self._profiles = [profile] if profile else list(registrar.catalogue.required)
         self._jobs: list[str] = []
-        self._begun = Also()
+        self._begun = VersionSelection()
         """The version that the jobs are of: the name may come to stand for another one."""
         self._force = False
         self._message: str | None = None
@@ -73,12 +73,12 @@ class Precompute:
             Unsound: the bytes of an artifact that only its owner can bring are lost.
         """
         indexed, version = self._find()
-        self._begun = Also(vuid=version.vuid)
-        standings = [self._registrar.standing(indexed, version, name) for name in self._profiles]
+        self._begun = VersionSelection(vuid=version.vuid)
+        statuses = [self._registrar.profile_status(indexed, version, name) for name in self._profiles]
         if not force:
-            for ready in filter(None, [one.artifact for one in standings]):
+            for ready in filter(None, [one.artifact for one in statuses]):
                 artifact_or_replacement(self._registrar, self.speaker_id, version, ready)
-        possible = [one.profile.name for one in standings if not one.unsupported]
+        possible = [one.profile.name for one in statuses if not one.unsupported]
         claims = self._registrar.ensure(self.speaker_id, version, possible or self._profiles, force=force)
         self._force = force
         self._await(claims)
@@ -94,18 +94,22 @@ class Precompute:
     def look(self) -> Look:
         """Where it stands now. The voice may be gone: then it is not found."""
         indexed, version = self._find()
-        standings = [
-            self._registrar.explained(self._registrar.standing(indexed, version, name))
+        statuses = [
+            self._registrar.explained(self._registrar.profile_status(indexed, version, name))
             for name in self._profiles
         ]
-        flying = [flight.job_id for flight in indexed.flights if flight.job_id in self._jobs]
-        ended = [] if flying else self._records()
-        flying += [job.id for job in ended if not job.finished]
-        if not flying:
-            flying += self._start_anew(version, ended)
-        return Look(version, standings, flying, list(self._failures(standings, flying, ended)))
+        pending_job_ids = [
+            pending.job_id for pending in indexed.pending_extractions if pending.job_id in self._jobs
+        ]
+        ended = [] if pending_job_ids else self._records()
+        pending_job_ids += [job.id for job in ended if not job.finished]
+        if not pending_job_ids:
+            pending_job_ids += self._start_anew(version, ended)
+        return Look(
+            version, statuses, pending_job_ids, list(self._failures(statuses, pending_job_ids, ended))
+        )
 
-    def _await(self, claims: Mapping[str, Claim]) -> None:
+    def _await(self, claims: Mapping[str, ClaimResult]) -> None:
         """Wait for the jobs of these claims. Looked at once, they can be followed over a loss of Redis."""
         self._jobs = [claim.job_id for claim in claims.values() if claim.job_id]
         with suppress(Unavailable):
@@ -148,11 +152,11 @@ class Precompute:
         return indexed, version
 
     def _failures(
-        self, standings: Sequence[Standing], flying: Sequence[str], ended: Sequence[JobRecord]
+        self, statuses: Sequence[ProfileStatus], pending_job_ids: Sequence[str], ended: Sequence[JobRecord]
     ) -> list[str]:
         """A failed profile; and a job of ours that failed although what was there before still serves."""
-        failed = [f"{one.profile.name}: {one.error}" for one in standings if one.state == "failed"]
-        if failed or flying:
+        failed = [f"{one.profile.name}: {one.error}" for one in statuses if one.state == "failed"]
+        if failed or pending_job_ids:
             return failed
         return [
             f"{one.profile}: {one.error['code']}: {one.error['message']}"
@@ -162,20 +166,20 @@ class Precompute:
 
     def body(self, look: Look) -> CacheStatus:
         """The answer, as long as nothing failed."""
-        state = worst(look.standings)
+        state = worst(look.statuses)
         return CacheStatus(
             voice=look.version.record.key,
             # By force: what was there before serves meanwhile.
-            cache_status="processing" if look.flying and state == "ready" else state,
+            cache_status="processing" if look.pending_job_ids and state == "ready" else state,
             message=self._message,
             job_id=look.job_id,
             version=look.version.number,
-            reason=next((one.reason for one in look.standings if one.reason), None),
+            reason=next((one.reason for one in look.statuses if one.reason), None),
         )
 
     def raise_if_failed(self, look: Look) -> None:
         if look.finished and look.failed:
-            kept = worst(look.standings) == "ready"
+            kept = worst(look.statuses) == "ready"
             reasons = "; ".join(look.failed) + (" What was there before still serves." if kept else "")
             raise ArtifactFailed(
                 f"Voice '{look.version.record.key}' could not be extracted. {reasons}", param="name"

@@ -22,13 +22,13 @@ from services.shared.index.reading import IndexedSpeaker
 from services.shared.index.speaker_index import (
     COMMIT_SECONDS,
     AlreadyMade,
-    Also,
     CensusDue,
     FactsDue,
     NamespaceFull,
     Reservation,
     TextsFull,
     TooManyVersions,
+    VersionSelection,
     key_reused,
 )
 from services.shared.model.domain import (
@@ -204,7 +204,7 @@ class _Registration:
     def _settled(self) -> IndexedSpeaker:
         """The speaker as the index knows it, once it is certain which of its versions count."""
         for _ in range(_TRIES):
-            indexed = self._registrar.index.look(self._id, Also(idempotency=self._idempotency))
+            indexed = self._registrar.index.look(self._id, VersionSelection(idempotency=self._idempotency))
             if indexed.census == "settled":
                 return indexed
             take_census(self._registrar.store, self._registrar.index, self._id, self._clock)
@@ -328,7 +328,7 @@ class _Registration:
         version = SpeakerVersion(seq=self._place.seq, record=record)
         jobs = self._set_going(version)
         log.info("version.registered", speaker=str(self._id), vuid=self._vuid, number=record.number)
-        now = registrar.index.look(self._id, Also(vuid=self._vuid))
+        now = registrar.index.look(self._id, VersionSelection(vuid=self._vuid))
         return Registered(*_as_it_is_now(now, version), True, jobs)
 
     def _set_going(self, version: SpeakerVersion) -> dict[str, str]:
@@ -369,4 +369,8 @@ def _hash(*parts: str | None) -> str:
 
 
 def _jobs_of(indexed: IndexedSpeaker, version: SpeakerVersion) -> dict[str, str]:
-    return {flight.profile: flight.job_id for flight in indexed.flights if flight.vuid == version.vuid}
+    return {
+        pending.profile: pending.job_id
+        for pending in indexed.pending_extractions
+        if pending.vuid == version.vuid
+    }

@@ -35,7 +35,7 @@ from services.shared.bucket.facts import SpeakerId
 from services.shared.index.reading import IndexedSpeaker
 from services.shared.model.domain import ArtifactRecord, SpeakerVersion
 from services.shared.registry.repair import artifact_or_replacement
-from services.shared.registry.status import Standing
+from services.shared.registry.status import ProfileStatus
 from services.shared.telemetry.metrics import ARTIFACT_REQUESTS
 from speaker_registry.artifact import read_tensors
 from speaker_registry.errors import (
@@ -68,10 +68,10 @@ class _Wanted:
         registrar = self.services.registrar
         registrar.catalogue.get(self.profile)
         indexed, version = registrar.find_version(self.namespace, self.name, self.reference)
-        standing = registrar.explained(registrar.standing(indexed, version, self.profile))
+        status = registrar.explained(registrar.profile_status(indexed, version, self.profile))
         required = self.profile in registrar.catalogue.required
         speaker_id = SpeakerId.of_record(self.namespace, version.record)
-        return _Found(speaker_id, indexed, version, standing, self.allow_stale, required)
+        return _Found(speaker_id, indexed, version, status, self.allow_stale, required)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +79,14 @@ class _Found:
     speaker_id: SpeakerId
     indexed: IndexedSpeaker
     version: SpeakerVersion
-    standing: Standing
+    status: ProfileStatus
     allow_stale: bool
     required: bool
 
     @property
     def record(self) -> ArtifactRecord | None:
         """What may be served."""
-        return self.standing.artifact or (self.standing.stale if self.allow_stale else None)
+        return self.status.artifact or (self.status.stale if self.allow_stale else None)
 
     @property
     def settled(self) -> bool:
@@ -94,24 +94,24 @@ class _Found:
         return self.record is not None or self.fault is not None
 
     def descriptor(self) -> ArtifactDescriptor:
-        return rendering.descriptor(self.indexed, self.version, self.standing, allow_stale=self.allow_stale)
+        return rendering.descriptor(self.indexed, self.version, self.status, allow_stale=self.allow_stale)
 
     @property
     def fault(self) -> SpeakerRegistryError | None:
         """Why there is nothing to serve and none on its way."""
-        standing, profile = self.standing, self.standing.profile.name
+        status, profile = self.status, self.status.profile.name
         name = self.version.record.name
         what = f"version {self.version.number} of voice '{name}'"
         again = f"POST /v1/audio/voices/{quote(name, safe='')}/cache?profile={profile}"
-        if self.record is not None or standing.job_id is not None:
+        if self.record is not None or status.job_id is not None:
             return None
-        if standing.unsupported:
-            return ArtifactNotFound(f"There is no artifact of {what}: {standing.error}.", param="profile")
-        if standing.state == "failed":
+        if status.unsupported:
+            return ArtifactNotFound(f"There is no artifact of {what}: {status.error}.", param="profile")
+        if status.state == "failed":
             return ArtifactFailed(
-                f"Extracting {what} for profile '{profile}' failed. {standing.error}", param="profile"
+                f"Extracting {what} for profile '{profile}' failed. {status.error}", param="profile"
             )
-        if standing.stale is not None:
+        if status.stale is not None:
             return ArtifactStale(
                 f"The artifact of {what} was made by an older '{profile}'. Accepted: allow_stale=true; or "
                 f"extract it again by {again}.",
@@ -155,7 +155,9 @@ def list_artifacts(
     """Where a version stands with each profile."""
     registrar = services.registrar
     indexed, version = registrar.find_version(namespace, name, parse_reference(ref))
-    shown = [rendering.descriptor(indexed, version, one) for one in registrar.standings(indexed, version)]
+    shown = [
+        rendering.descriptor(indexed, version, one) for one in registrar.profile_statuses(indexed, version)
+    ]
     first, last = (shown[0].profile, shown[-1].profile) if shown else (None, None)
     return answer(request, Page[ArtifactDescriptor](data=shown, first_id=first, last_id=last))
 

@@ -99,10 +99,10 @@ def list_audio_voices(
 def _usable(registrar: Registrar, indexed: IndexedSpeaker, profile: str | None, *, ready: bool) -> bool:
     version = indexed.speaker.default
     names = [profile] if profile else registrar.wanted(version)
-    standings = [registrar.standing(indexed, version, name) for name in names]
+    statuses = [registrar.profile_status(indexed, version, name) for name in names]
     if ready:
-        return worst(standings) == "ready"
-    return not any(standing.unsupported for standing in standings)
+        return worst(statuses) == "ready"
+    return not any(status.unsupported for status in statuses)
 
 
 def _entries(registrar: Registrar, page: VoicePage) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:

@@ -66,8 +66,8 @@ def create_extractions(
     speaker_id = SpeakerId.of_record(namespace, version.record)
     claims = registrar.ensure(speaker_id, version, profiles, force=wanted.force)
     indexed, version = registrar.find_version(namespace, name, version.number)
-    standings = [registrar.explained(registrar.standing(indexed, version, one)) for one in profiles]
-    shown = [rendering.descriptor(indexed, version, one) for one in standings]
+    statuses = [registrar.explained(registrar.profile_status(indexed, version, one)) for one in profiles]
+    shown = [rendering.descriptor(indexed, version, one) for one in statuses]
     first, last = (shown[0].profile, shown[-1].profile) if shown else (None, None)
     body = Page[ArtifactDescriptor](data=shown, first_id=first, last_id=last)
     job_id = next((claim.job_id for claim in claims.values() if claim.job_id), None)

@@ -67,8 +67,8 @@ def _wanted(registrar: Registrar, indexed: IndexedSpeaker, profile: str | None, 
     version = indexed.speaker.default
     if profile is None:
         return state is None or registrar.state(indexed, version) == state
-    standing = registrar.standing(indexed, version, profile)
-    return not standing.unsupported and state in {None, standing.state}
+    status = registrar.profile_status(indexed, version, profile)
+    return not status.unsupported and state in {None, status.state}
 
 
 @router.get("/{name}", responses=examples.VOICE, dependencies=[VOICES_READ])

@@ -21,11 +21,11 @@ from starlette.concurrency import run_in_threadpool
 from services.registry_api.serving.admission import waiting
 from services.registry_api.serving.fair_queue import FairQueue
 from services.shared.index.speaker_index import EVENTS
-from services.shared.telemetry.logs import Seldom
+from services.shared.telemetry.logs import LogThrottle
 
 log = structlog.get_logger()
 
-_seldom = Seldom(60.0)
+_throttle = LogThrottle(60.0)
 LOOK_AGAIN_SECONDS = 1.0
 """Without any event."""
 _LOOKS_PER_SECOND = 100
@@ -68,7 +68,7 @@ class Changes:
                 await self._redis.aclose()
                 raise
             except (redis.RedisError, OSError, ValueError, KeyError) as error:
-                if _seldom.due(type(error)):
+                if _throttle.due(type(error)):
                     log.warning("changes.interrupted", error=type(error).__name__)
                 interrupted = True
                 await asyncio.sleep(0.5)

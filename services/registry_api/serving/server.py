@@ -25,7 +25,7 @@ from services.registry_api.protocol.signals import NO_ROUTE, OTHER_METHOD, Reque
 from services.registry_api.serving.limits import MAX_HEAD_BYTES, RequestIds
 from services.shared.configuration.settings import ApiSettings
 from services.shared.telemetry import metrics
-from services.shared.telemetry.logs import Seldom
+from services.shared.telemetry.logs import LogThrottle
 from speaker_registry.errors import InvalidRequest, Unavailable
 
 log = structlog.get_logger()
@@ -37,7 +37,7 @@ when nothing is read any more.
 _TLS_BEGINS = b"\x16\x03"
 """A handshake record of any version: RFC 8446, 5.1."""
 _TLS_TOLD_SECONDS = 60.0
-_tls_told = Seldom(_TLS_TOLD_SECONDS)
+_tls_told = LogThrottle(_TLS_TOLD_SECONDS)
 """By address."""
 
 

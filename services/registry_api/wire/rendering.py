@@ -15,7 +15,7 @@ from services.shared.model.domain import SpeakerVersion
 from services.shared.model.fingerprint import Fingerprint
 from services.shared.model.profiles import Profile
 from services.shared.registry.registrar import Registrar
-from services.shared.registry.status import Standing, worst
+from services.shared.registry.status import ProfileStatus, worst
 from speaker_registry import schemas
 from speaker_registry.names import DEFAULT, VoiceId, slug_of
 
@@ -28,7 +28,7 @@ def voice_id(indexed: IndexedSpeaker) -> str:
 
 def voice(registrar: Registrar, indexed: IndexedSpeaker) -> schemas.Voice:
     speaker = indexed.speaker
-    standings = registrar.standings(indexed, speaker.default)
+    statuses = registrar.profile_statuses(indexed, speaker.default)
     aliases = {alias: version.number for alias, version in speaker.aliases.items()}
     return schemas.Voice(
         id=voice_id(indexed),
@@ -40,7 +40,7 @@ def voice(registrar: Registrar, indexed: IndexedSpeaker) -> schemas.Voice:
         versions=indexed.version_count,
         aliases={DEFAULT: speaker.default.number, **aliases},
         state=registrar.state(indexed, speaker.default),
-        artifacts=_statuses(standings),
+        artifacts=_statuses(statuses),
         held_back=registrar.held_back(indexed, speaker.newest),
     )
 
@@ -69,35 +69,35 @@ def version(registrar: Registrar, indexed: IndexedSpeaker, one: SpeakerVersion) 
         ref_text=record.ref_text,
         consent=record.consent,
         description=record.description,
-        artifacts=_statuses(registrar.standings(indexed, one)),
+        artifacts=_statuses(registrar.profile_statuses(indexed, one)),
         state=registrar.state(indexed, one),
         held_back=registrar.held_back(indexed, one),
     )
 
 
-def _statuses(standings: Iterable[Standing]) -> list[schemas.ArtifactStatus]:
-    return [status(standing) for standing in standings]
+def _statuses(statuses: Iterable[ProfileStatus]) -> list[schemas.ArtifactStatus]:
+    return [artifact_status(status) for status in statuses]
 
 
-def status(standing: Standing) -> schemas.ArtifactStatus:
+def artifact_status(status: ProfileStatus) -> schemas.ArtifactStatus:
     return schemas.ArtifactStatus(
-        profile=standing.profile.name,
-        state=standing.state,
-        stale=standing.artifact is None and standing.stale is not None,
-        digest=standing.artifact.digest if standing.artifact else None,
-        job_id=standing.job_id,
-        error=standing.error,
-        reason=standing.reason,
+        profile=status.profile.name,
+        state=status.state,
+        stale=status.artifact is None and status.stale is not None,
+        digest=status.artifact.digest if status.artifact else None,
+        job_id=status.job_id,
+        error=status.error,
+        reason=status.reason,
     )
 
 
 def descriptor(
-    indexed: IndexedSpeaker, one: SpeakerVersion, standing: Standing, *, allow_stale: bool = False
+    indexed: IndexedSpeaker, one: SpeakerVersion, status: ProfileStatus, *, allow_stale: bool = False
 ) -> schemas.ArtifactDescriptor:
-    record = standing.artifact or (standing.stale if allow_stale else None)
+    record = status.artifact or (status.stale if allow_stale else None)
     made: dict[str, Any] = {}
     if record is not None:
-        base = f"{_version_path(one)}/artifacts/{standing.profile.name}/file"
+        base = f"{_version_path(one)}/artifacts/{status.profile.name}/file"
         made = {
             "mode": ("icl" if one.record.ref_text and "ref_code" in record.tensors else "xvec")
             if "speaker_embedding" in record.tensors
@@ -110,7 +110,7 @@ def descriptor(
             "extractor": record.extractor,
             "untrained": record.untrained,
             "custom_weights": Fingerprint(record.extractor).custom_weights,
-            "url": base + ("" if standing.artifact else "?allow_stale=true"),
+            "url": base + ("" if status.artifact else "?allow_stale=true"),
         }
     return schemas.ArtifactDescriptor(
         voice=one.record.name,
@@ -118,15 +118,15 @@ def descriptor(
         version=one.number,
         version_id=one.vuid,
         created_at=one.record.created_at,
-        profile=standing.profile.name,
-        model_type=standing.profile.model_type,
-        state="ready" if record is not None else standing.state,
-        stale=standing.artifact is None and standing.stale is not None,
+        profile=status.profile.name,
+        model_type=status.profile.model_type,
+        state="ready" if record is not None else status.state,
+        stale=status.artifact is None and status.stale is not None,
         ref_text=one.record.ref_text,
         audio_digest=f"sha256:{one.record.clip.sha256}" if one.record.clip else None,
-        job_id=standing.job_id,
-        error=standing.error,
-        reason=standing.reason,
+        job_id=status.job_id,
+        error=status.error,
+        reason=status.reason,
         **made,
     )
 
@@ -204,7 +204,7 @@ def uploaded_voice(registrar: Registrar, indexed: IndexedSpeaker) -> dict[str, A
     """One entry of vLLM-Omni's `uploaded_voices`: its keys as it writes them, and ours."""
     one = indexed.speaker.default
     record = one.record
-    standings = _wanted_standings(registrar, indexed, one)
+    statuses = _wanted_statuses(registrar, indexed, one)
     entry: dict[str, Any] = {
         "name": record.name,
         "consent": record.consent,
@@ -218,19 +218,23 @@ def uploaded_voice(registrar: Registrar, indexed: IndexedSpeaker) -> dict[str, A
     entry.update(
         id=voice_id(indexed),
         version=one.number,
-        cache_status=worst(standings),
-        stale=any(standing.artifact is None and standing.stale is not None for standing in standings),
+        cache_status=worst(statuses),
+        stale=any(status.artifact is None and status.stale is not None for status in statuses),
     )
-    entry.update(_if_set(reason=_reason(standings)))
+    entry.update(_if_set(reason=_reason(statuses)))
     return entry
 
 
-def _wanted_standings(registrar: Registrar, indexed: IndexedSpeaker, one: SpeakerVersion) -> list[Standing]:
-    return [registrar.explained(registrar.standing(indexed, one, name)) for name in registrar.wanted(one)]
+def _wanted_statuses(
+    registrar: Registrar, indexed: IndexedSpeaker, one: SpeakerVersion
+) -> list[ProfileStatus]:
+    return [
+        registrar.explained(registrar.profile_status(indexed, one, name)) for name in registrar.wanted(one)
+    ]
 
 
-def _reason(standings: Iterable[Standing]) -> str | None:
-    return next((standing.reason for standing in standings if standing.reason), None)
+def _reason(statuses: Iterable[ProfileStatus]) -> str | None:
+    return next((status.reason for status in statuses if status.reason), None)
 
 
 def _if_set(**values: str | None) -> dict[str, str]:
@@ -246,9 +250,9 @@ def uploaded(registrar: Registrar, indexed: IndexedSpeaker, one: SpeakerVersion)
     else:
         entry.update(embedding_source="direct", embedding_dim=record.embedding_width)
     entry.update(_if_set(ref_text=record.ref_text, speaker_description=record.description))
-    standings = _wanted_standings(registrar, indexed, one)
-    entry.update(id=voice_id(indexed), version=one.number, cache_status=worst(standings))
-    entry.update(_if_set(reason=_reason(standings), held_back=registrar.held_back(indexed, one)))
+    statuses = _wanted_statuses(registrar, indexed, one)
+    entry.update(id=voice_id(indexed), version=one.number, cache_status=worst(statuses))
+    entry.update(_if_set(reason=_reason(statuses), held_back=registrar.held_back(indexed, one)))
     return entry
 
 

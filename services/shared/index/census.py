@@ -10,7 +10,7 @@ was acknowledged stays one version's for ever, however often Redis is lost and h
 
 from services.shared.bucket.facts import SpeakerId, read_certain
 from services.shared.bucket.store import Store
-from services.shared.index.speaker_index import SpeakerIndex, Told
+from services.shared.index.speaker_index import SpeakerIndex, SpeakerUpdate
 from services.shared.model.clock import Clock
 
 
@@ -23,7 +23,7 @@ def take_census(store: Store, index: SpeakerIndex, speaker_id: SpeakerId, clock:
     """
     epoch, listed = index.epoch, clock.now()
     truth = read_certain(store, speaker_id, listings=2)
-    index.tell(speaker_id, Told(truth, listed), epoch=epoch)
+    index.tell(speaker_id, SpeakerUpdate(truth, listed), epoch=epoch)
     begun = index.begin_census(speaker_id)
     if begun is not None:
         high, body = begun

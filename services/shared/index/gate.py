@@ -24,12 +24,12 @@ from redis.commands.core import Script
 from services.shared.bucket.epochs import Epochs
 from services.shared.index.redis_access import connect, unavailable_without_redis
 from services.shared.telemetry import tracing
-from services.shared.telemetry.logs import Seldom
+from services.shared.telemetry.logs import LogThrottle
 from speaker_registry.errors import Unavailable
 
 log = structlog.get_logger()
 
-_seldom = Seldom(60.0)
+_throttle = LogThrottle(60.0)
 _LEFT_BEHIND = (
     "an index was begun on another Redis since: every process of the registry has to use the same one"
 )
@@ -165,7 +165,7 @@ class Gate:
             Unavailable: it or the bucket cannot be reached.
         """
         self.epochs.look()
-        if self._stamp and self.epoch < self.epochs.known() and _seldom.due("left behind"):
+        if self._stamp and self.epoch < self.epochs.known() and _throttle.due("left behind"):
             log.error("redis.left_behind", setting="SPEAKER_REDIS_URL", reason=_LEFT_BEHIND)
         with unavailable_without_redis():
             prefix = self._prefix_of(self.ungated.info(*_SECTIONS))

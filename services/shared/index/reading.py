@@ -24,7 +24,7 @@ CensusState = Literal["settled", "due", "pending"]
 
 
 @dataclass(frozen=True, slots=True)
-class Flight:
+class PendingExtraction:
     """The one computation in flight for (vuid, profile, fingerprint)."""
 
     vuid: str
@@ -40,7 +40,7 @@ class IndexedSpeaker:
     """A speaker as the index tells it, with what is being computed for it."""
 
     speaker: Speaker
-    flights: tuple[Flight, ...] = ()
+    pending_extractions: tuple[PendingExtraction, ...] = ()
     deleting: int = 0
     """Seq of a delete that was begun and may still take effect: what is not behind it may be gone any moment.
     0: there is none.
@@ -52,24 +52,28 @@ class IndexedSpeaker:
     keyed: str | None = None
     """Vuid of the version that the Idempotency-Key of the look stands for."""
     page_end: int = 0
-    """Number of the last version of the page that the look read, where `Also.max_bytes` ended it."""
+    """Number of the last version of the page that the look read, where `VersionSelection.max_bytes` ended
+    it.
+    """
 
     @property
     def version_count(self) -> int:
         """How many live versions the speaker has, read or not."""
         return len(self.speaker.versions) + self.left_out
 
-    def flight(self, vuid: str, profile: str, fingerprint: str | None) -> Flight | None:
+    def pending_extraction(
+        self, vuid: str, profile: str, fingerprint: str | None
+    ) -> PendingExtraction | None:
         """What is in flight for this artifact; a flight without a fingerprint yet will be of the current
         one.
         """
         return next(
             (
-                flight
-                for flight in self.flights
-                if flight.vuid == vuid
-                and flight.profile == profile
-                and (fingerprint is None or flight.fingerprint in {"", fingerprint})
+                pending
+                for pending in self.pending_extractions
+                if pending.vuid == vuid
+                and pending.profile == profile
+                and (fingerprint is None or pending.fingerprint in {"", fingerprint})
             ),
             None,
         )
@@ -98,10 +102,10 @@ def read_hash(fields: Mapping[str, str]) -> IndexedSpeaker:
         number=int(fields.get("num", 0)),
         created_at=int(fields.get("at", 0)),
     )
-    flights = tuple(_flight(name, value) for name, value in by_kind["f"].items())
+    pending_extractions = tuple(_pending_extraction(name, value) for name, value in by_kind["f"].items())
     deleting = int(fields.get("rdel", "0").partition(":")[0])
     begun = fields.get("census", "").partition(":")[2].startswith("pending:")
-    return IndexedSpeaker(speaker, flights, deleting, census="pending" if begun else "settled")
+    return IndexedSpeaker(speaker, pending_extractions, deleting, census="pending" if begun else "settled")
 
 
 def read_look(answer: Sequence[Any]) -> IndexedSpeaker:
@@ -143,7 +147,7 @@ def _alias_fact(alias: str, value: str) -> AliasFact:
     return AliasFact(int(seq), alias, vuid, uid)
 
 
-def _flight(name: str, value: str) -> Flight:
+def _pending_extraction(name: str, value: str) -> PendingExtraction:
     vuid, profile, fingerprint = name.split(":", 2)
     job_id, _, state = value.partition(":")
-    return Flight(vuid, profile, fingerprint, job_id, processing=state == "processing")
+    return PendingExtraction(vuid, profile, fingerprint, job_id, processing=state == "processing")

@@ -19,7 +19,7 @@ from redis.retry import Retry
 from redis.utils import str_if_bytes
 
 from services.shared.configuration.settings import without_credentials
-from services.shared.telemetry.logs import Seldom
+from services.shared.telemetry.logs import LogThrottle
 from speaker_registry.errors import Unavailable
 
 log = structlog.get_logger()
@@ -43,7 +43,7 @@ OPEN_SECONDS = 1.0
 RECHECK_SECONDS = 10.0
 """A connection that is older than this is made anew before it is used again. A server that begins to evict
 keys while connections are open is noticed in that time."""
-_seldom = Seldom(60.0)
+_throttle = LogThrottle(60.0)
 """Every request may meet the same trouble; whoever runs us reads of it once a minute."""
 _SLICE_SECONDS = 0.05
 """How soon a command that waits notices that the breaker has opened."""
@@ -223,7 +223,7 @@ def _guarded(kind: type[Any], breaker: Breaker, address: str) -> type[Any]:
             policy = _POLICY.search(str_if_bytes(self.read_response()))
             if policy is not None and policy[1] != "noeviction":
                 self.disconnect()
-                if _seldom.due(("redis.evicts", address, policy[1])):
+                if _throttle.due(("redis.evicts", address, policy[1])):
                     log.error("redis.evicts", setting="SPEAKER_REDIS_URL", address=address, policy=policy[1])
                 raise EvictingServerError(policy[1])
 
@@ -299,13 +299,13 @@ def unavailable_without_redis() -> Iterator[None]:
 
 def _log_refusal(error: redis.ResponseError) -> None:
     kind = type(error).__name__
-    if _seldom.due(("redis.refused", kind)):
+    if _throttle.due(("redis.refused", kind)):
         log.warning("redis.refused", error=kind)  # its text may hold what the command was about
 
 
 def _log_unreachable(address: str, error: redis.RedisError) -> None:
     cause = f"{type(error).__name__}: {error}"
-    if _seldom.due(("redis.unreachable", address, cause)):
+    if _throttle.due(("redis.unreachable", address, cause)):
         log.warning("redis.unreachable", setting="SPEAKER_REDIS_URL", address=address, cause=cause)
 
 

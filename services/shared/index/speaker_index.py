@@ -19,7 +19,7 @@ from redis.client import Pipeline
 from services.shared.bucket.epochs import Epochs
 from services.shared.bucket.facts import LAST_BUILD, LAST_CREATED_AT, LAST_NUMBER, LAST_SEQ, SpeakerId
 from services.shared.index.gate import BOOT, Gate, GateClosed
-from services.shared.index.reading import NOTHING, Flight, IndexedSpeaker, read_hash, read_look
+from services.shared.index.reading import NOTHING, IndexedSpeaker, PendingExtraction, read_hash, read_look
 from services.shared.index.redis_access import unavailable_without_redis
 from services.shared.model.domain import (
     AliasFact,
@@ -157,7 +157,7 @@ class Reservation:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class SpeakerUpdate:
     """What the index is told of a speaker."""
 
     truth: Speaker
@@ -171,7 +171,7 @@ class Told:
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class ClaimResult:
     """Answer to a claim. `outcome`: claimed, flying, ready, failed, dead, or full: it was made as often as it
     may be. `job_id` of ours or the one to join.
     """
@@ -182,7 +182,7 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Also:
+class VersionSelection:
     """Versions that a look reads beside those that it always reads. Those that do not exist are left out."""
 
     number: int | None = None
@@ -257,10 +257,10 @@ class SpeakerIndex(Gate):
         epoch, listed = self.epoch, self._clock()
         truth = self._truth(speaker_id)
         if truth.seq > 0 or not unless_empty:
-            self.tell(speaker_id, Told(truth, listed, look=True), epoch=epoch)
+            self.tell(speaker_id, SpeakerUpdate(truth, listed, look=True), epoch=epoch)
         return truth.seq > 0
 
-    def tell(self, speaker_id: SpeakerId, told: Told, *, epoch: int) -> None:
+    def tell(self, speaker_id: SpeakerId, update: SpeakerUpdate, *, epoch: int) -> None:
         """Tell the index everything that a speaker's facts say. What it knows already stays as it is; a
         speaker that it does not know yet is admitted.
 
@@ -271,19 +271,19 @@ class SpeakerIndex(Gate):
         Raises:
             EpochOver: the index is another one by now. Nothing was told.
         """
-        self._run("tell", speaker_id, **_telling(told, epoch))
+        self._run("tell", speaker_id, **_telling(update, epoch))
 
-    def tell_many(self, speakers: Sequence[tuple[SpeakerId, Told]], *, epoch: int) -> None:
+    def tell_many(self, speakers: Sequence[tuple[SpeakerId, SpeakerUpdate]], *, epoch: int) -> None:
         """The same of several speakers, in one round trip."""
         with tracing.span("index.tell", kind="client"), unavailable_without_redis():
             pipeline = self.redis.pipeline(transaction=False)
-            for speaker_id, told in speakers:
-                parameters = self._json(speaker_id, _telling(told, epoch))
+            for speaker_id, update in speakers:
+                parameters = self._json(speaker_id, _telling(update, epoch))
                 self.queue(pipeline, "tell", self._keys(speaker_id), parameters)
             answers = pipeline.execute(raise_on_error=False)
-        for (speaker_id, told), answer in zip(speakers, answers, strict=True):
+        for (speaker_id, update), answer in zip(speakers, answers, strict=True):
             if isinstance(answer, Exception):
-                self.tell(speaker_id, told, epoch=epoch)  # says what is wrong, or was
+                self.tell(speaker_id, update, epoch=epoch)  # says what is wrong, or was
 
     def keep_unknown(self, speaker_id: SpeakerId) -> None:
         """There is such a speaker, and it could not be admitted. Once all others have been, it must not pass
@@ -569,7 +569,7 @@ class SpeakerIndex(Gate):
         force: bool = False,
         max_builds: int | None = None,
         steal: str | None = None,
-    ) -> Claim:
+    ) -> ClaimResult:
         """Ask to be the one who computes.
 
         Args:
@@ -591,25 +591,32 @@ class SpeakerIndex(Gate):
             steal=steal,
             job=dict(job),
         )
-        return Claim(outcome, *rest[:1], *(int(build) for build in rest[1:]))
+        return ClaimResult(outcome, *rest[:1], *(int(build) for build in rest[1:]))
 
-    def start(self, speaker_id: SpeakerId, job_id: str, flight: Flight, *, worker: str) -> int:
+    def start(self, speaker_id: SpeakerId, job_id: str, pending: PendingExtraction, *, worker: str) -> int:
         """A worker takes the job in hand. Returns the attempt, from 1; 0: nobody wants it any more."""
         return int(
             self._run(
                 "start",
                 speaker_id,
                 job=job_id,
-                vuid=flight.vuid,
-                profile=flight.profile,
-                fingerprint=flight.fingerprint,
+                vuid=pending.vuid,
+                profile=pending.profile,
+                fingerprint=pending.fingerprint,
                 worker=worker,
                 stages=STAGES,
             )
         )
 
     def begin(
-        self, speaker_id: SpeakerId, job_id: str, attempt: int, flight: Flight, akey: str, *, token: str
+        self,
+        speaker_id: SpeakerId,
+        job_id: str,
+        attempt: int,
+        pending: PendingExtraction,
+        akey: str,
+        *,
+        token: str,
     ) -> int:
         """May this attempt publish? 1 yes, 0 another one did or will, -2 the version is dead.
 
@@ -623,9 +630,9 @@ class SpeakerIndex(Gate):
             speaker_id,
             job=job_id,
             attempt=attempt,
-            vuid=flight.vuid,
-            profile=flight.profile,
-            fingerprint=flight.fingerprint,
+            vuid=pending.vuid,
+            profile=pending.profile,
+            fingerprint=pending.fingerprint,
             akey=akey,
             token=token,
         )
@@ -663,18 +670,18 @@ class SpeakerIndex(Gate):
         state: str,
         fields: Mapping[str, Any] | None = None,
         *,
-        landing: Flight | None = None,
+        landing: PendingExtraction | None = None,
     ) -> bool:
-        """Change an unfinished job's record; with `landing`, end its flight. Returns False if it had
+        """Change an unfinished job's record; with `landing`, end what it names. Returns False if it had
         finished.
         """
-        flight: dict[str, Any] = (
+        pending: dict[str, Any] = (
             {"vuid": landing.vuid, "profile": landing.profile, "claimed": landing.fingerprint}
             if landing
             else {}
         )
         return bool(
-            self._run("job", speaker_id, job=job_id, state=state, fields=dict(fields or {}), **flight)
+            self._run("job", speaker_id, job=job_id, state=state, fields=dict(fields or {}), **pending)
         )
 
     # -- reading
@@ -705,14 +712,14 @@ class SpeakerIndex(Gate):
                 )
         raise GateClosed
 
-    def look(self, speaker_id: SpeakerId, also: Also | None = None) -> IndexedSpeaker:
+    def look(self, speaker_id: SpeakerId, selection: VersionSelection | None = None) -> IndexedSpeaker:
         """One consistent look at what answers need of a speaker. It costs the same with one version and
         with a thousand.
 
         The speaker has its marks and aliases, and of its versions the oldest, the newest, those that aliases
-        point to, and those that `also` names.
+        point to, and those that `selection` names.
         """
-        arguments = also.arguments if also else {}
+        arguments = selection.arguments if selection else {}
         for _ in range(_TRIES):
             try:
                 return read_look(self._run_once("look", speaker_id, {"unknown": True, **arguments}))
@@ -813,10 +820,10 @@ def _ask_for(pipeline: Pipeline, speaker_ids: Iterable[SpeakerId]) -> None:
         pipeline.hgetall(speaker_key(speaker_id))
 
 
-def _telling(told: Told, epoch: int) -> dict[str, Any]:
+def _telling(update: SpeakerUpdate, epoch: int) -> dict[str, Any]:
     """The arguments of `lua/tell.lua`."""
-    about = {"unknown": True, "listed_in": str(epoch), "listed": told.listed, "look": told.look}
-    return about | _all_of(told.truth)
+    about = {"unknown": True, "listed_in": str(epoch), "listed": update.listed, "look": update.look}
+    return about | _all_of(update.truth)
 
 
 def _all_of(truth: Speaker) -> dict[str, Any]:

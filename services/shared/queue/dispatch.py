@@ -6,7 +6,7 @@ from redis import Redis
 from rq.job import JobStatus
 
 from services.shared.index.redis_access import unavailable_without_redis
-from services.shared.queue.rq_jobs import SafeQueue, enqueue, queue_name, status_of
+from services.shared.queue.rq_jobs import JobQueue, enqueue, queue_name, status_of
 from services.shared.telemetry import tracing
 
 EXTRACT = "extract"
@@ -48,5 +48,5 @@ class RqDispatcher:
         with unavailable_without_redis():
             self._queue(profile).remove_waiting(job_id)
 
-    def _queue(self, profile: str) -> SafeQueue:
-        return SafeQueue(queue_name(profile), connection=self._connection)
+    def _queue(self, profile: str) -> JobQueue:
+        return JobQueue(queue_name(profile), connection=self._connection)

@@ -134,7 +134,7 @@ def profile_of(queue: str) -> str:
     return queue.partition(".")[2]
 
 
-class SafeJob(Job):
+class QueuedJob(Job):
     """A job that cannot carry code, and that counts its starts."""
 
     attempt = 0
@@ -219,15 +219,15 @@ def _refuse_all_but_ids(kwargs: Mapping[str, Any]) -> None:
             raise JobRefusedError(f"argument {name[:50]!r} is no id: a number, or {MAX_ID_LENGTH} characters")
 
 
-class SafeQueue(Queue):
-    """A queue of `SafeJob`s. Needs a client that answers in bytes, as all of RQ does."""
+class JobQueue(Queue):
+    """A queue of `QueuedJob`s. Needs a client that answers in bytes, as all of RQ does."""
 
-    job_class = SafeJob
+    job_class = QueuedJob
 
     def __init__(self, name: str, connection: Redis, **_rq: object) -> None:
         if connection.get_encoder().decode_responses:
             raise ValueError("RQ needs a client without decode_responses: its job data is not text")
-        super().__init__(name, connection=connection, job_class=SafeJob, serializer=JSONSerializer)
+        super().__init__(name, connection=connection, job_class=QueuedJob, serializer=JSONSerializer)
         self._started, self._finished = self.started_job_registry, self.finished_job_registry
 
     @property
@@ -239,12 +239,12 @@ class SafeQueue(Queue):
         """Tell workers that wait on several queues at once. One that misses it looks within a second."""
         self.connection.xadd(self.wake_key, {"woken": 1}, maxlen=1, approximate=False)
 
-    def load(self, job_id: bytes, stored: Mapping[bytes, bytes] | Exception) -> SafeJob:
+    def load(self, job_id: bytes, stored: Mapping[bytes, bytes] | Exception) -> QueuedJob:
         """The job as stored. Raises `JobRefusedError`, whatever is wrong with it."""
         if isinstance(stored, Exception):
             raise JobRefusedError(f"its key holds something else ({stored})")
         try:
-            job = SafeJob(job_id.decode(), connection=self.connection)
+            job = QueuedJob(job_id.decode(), connection=self.connection)
             job.restore(stored)
         except JobRefusedError:
             raise
@@ -305,7 +305,7 @@ class SafeQueue(Queue):
 
 def job_key(job_id: bytes) -> bytes:
     """Also for ids that RQ would not accept."""
-    return SafeJob.redis_job_namespace_prefix.encode() + job_id
+    return QueuedJob.redis_job_namespace_prefix.encode() + job_id
 
 
 def _tenant_of(kwargs: Mapping[str, Any]) -> str:
@@ -313,7 +313,7 @@ def _tenant_of(kwargs: Mapping[str, Any]) -> str:
 
 
 def enqueue(
-    queue: SafeQueue,
+    queue: JobQueue,
     job_id: str,
     func_name: str,
     kwargs: Mapping[str, str | int | None],
@@ -360,7 +360,7 @@ def enqueue(
     return created
 
 
-def status_of(queue: SafeQueue, job_id: str) -> str | None:
+def status_of(queue: JobQueue, job_id: str) -> str | None:
     """RQ's word for a job's state; None when it is not known or forgotten."""
-    status = queue.connection.hget(SafeJob.key_for(job_id), "status")
+    status = queue.connection.hget(QueuedJob.key_for(job_id), "status")
     return as_text(status) if status else None

@@ -58,7 +58,7 @@ def registrar_over(store: Store, identity: str, settings: RegistrySettings, cloc
         dispatcher=RqDispatcher(open_queue_connection(settings), job_seconds=settings.job_seconds),
         settings=settings,
         clock=clock,
-        run_all=AtOnce(),
+        run_all=ConcurrentRunner(),
     )
 
 
@@ -106,7 +106,7 @@ def _probe(store: ObjectStore, settings: StoreSettings) -> None:
         log.error("store.read_only", reason="; ".join(getattr(error, "__notes__", [error.message])))
 
 
-class AtOnce:
+class ConcurrentRunner:
     """Runs steps on threads: what each waits for is mostly the disk or the network."""
 
     def __init__(self, threads: int = 8) -> None:

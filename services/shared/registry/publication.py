@@ -17,8 +17,8 @@ from services.shared.audio import ReferenceAudio
 from services.shared.bucket.facts import SpeakerId, list_several_times, read_facts
 from services.shared.bucket.store import DATED_WITHIN, ObjectUnavailable, Store
 from services.shared.index.jobs import Jobs
-from services.shared.index.reading import Flight
-from services.shared.index.speaker_index import Also, Rivals
+from services.shared.index.reading import PendingExtraction
+from services.shared.index.speaker_index import Rivals, VersionSelection
 from services.shared.model.clock import Clock
 from services.shared.model.domain import (
     AliasFact,
@@ -46,7 +46,7 @@ more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Maker:
+class Provenance:
     """Who makes artifacts of a profile: what goes into the manifest."""
 
     profile: Profile
@@ -59,18 +59,18 @@ class Maker:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Assignment:
+class Attempt:
     """A job taken in hand."""
 
     job_id: str
-    attempt: int
+    number: int
     max_attempts: int
     speaker_id: SpeakerId
     version: SpeakerVersion
-    flight: Flight
+    pending: PendingExtraction
     akey: str
     build: int
-    maker: Maker
+    provenance: Provenance
     started: float
     """Monotonic."""
     traceparent: str | None = None
@@ -79,7 +79,7 @@ class Assignment:
     @property
     def token(self) -> str:
         """Of this attempt."""
-        return f"{self.job_id.removeprefix('job_')}-{self.attempt:03d}"
+        return f"{self.job_id.removeprefix('job_')}-{self.number:03d}"
 
 
 class Publisher:
@@ -102,38 +102,38 @@ class Publisher:
         except Unavailable:
             return False
 
-    def take(self, job_id: str, speaker_id: SpeakerId, maker: Maker) -> Assignment | None:
+    def take(self, job_id: str, speaker_id: SpeakerId, provenance: Provenance) -> Attempt | None:
         """Take a job in hand; None if nobody wants it any more."""
         try:
             job = self._jobs.get(speaker_id.namespace, job_id)
         except JobNotFound:
             return None
-        flight = Flight(job.vuid, job.profile, job.fingerprint, job_id, processing=True)
-        attempt = self._index.start(speaker_id, job_id, flight, worker=maker.worker)
-        if not attempt:
+        pending = PendingExtraction(job.vuid, job.profile, job.fingerprint, job_id, processing=True)
+        number = self._index.start(speaker_id, job_id, pending, worker=provenance.worker)
+        if not number:
             return None
-        version = self._index.look(speaker_id, Also(vuid=job.vuid)).speaker.by_vuid(job.vuid)
+        version = self._index.look(speaker_id, VersionSelection(vuid=job.vuid)).speaker.by_vuid(job.vuid)
         if version is None or version.record.clip is None:
             return None
-        akey = version.artifact_key(job.profile, maker.fingerprint, job.build)
+        akey = version.artifact_key(job.profile, provenance.fingerprint, job.build)
         if akey in version.artifacts:
-            self._index.set_job(speaker_id, job_id, "succeeded", landing=flight)
+            self._index.set_job(speaker_id, job_id, "succeeded", landing=pending)
             return None
-        return Assignment(
+        return Attempt(
             job_id=job_id,
-            attempt=attempt,
+            number=number,
             max_attempts=job.max_attempts,
             speaker_id=speaker_id,
             version=version,
-            flight=flight,
+            pending=pending,
             akey=akey,
             build=job.build,
-            maker=maker,
+            provenance=provenance,
             started=self._clock.monotonic(),
             traceparent=job.traceparent,
         )
 
-    def read_clip(self, work: Assignment) -> ReferenceAudio:
+    def read_clip(self, attempt: Attempt) -> ReferenceAudio:
         """The decoded clip of the version, restored where the bucket has lost it.
 
         Raises:
@@ -142,19 +142,21 @@ class Publisher:
         """
         assert self._decode is not None
         try:
-            return sound_rendition(self._store, work.speaker_id, work.version, self._decode)
+            return sound_rendition(self._store, attempt.speaker_id, attempt.version, self._decode)
         except ObjectUnavailable:
             raise ExtractorFailed("The clip cannot be read from the bucket now.") from None
 
-    def progress(self, work: Assignment, stage: str, done: int) -> None:
+    def progress(self, attempt: Attempt, stage: str, done: int) -> None:
         """For whoever watches; never worth failing for."""
         try:
-            self._index.set_job(work.speaker_id, work.job_id, "processing", {"stage": stage, "done": done})
+            self._index.set_job(
+                attempt.speaker_id, attempt.job_id, "processing", {"stage": stage, "done": done}
+            )
         except Unavailable as error:
-            log.warning("job.progress_lost", job_id=work.job_id, error=str(error))
+            log.warning("job.progress_lost", job_id=attempt.job_id, error=str(error))
 
     def publish(
-        self, work: Assignment, tensors: Mapping[str, np.ndarray], used_seconds: float | None = None
+        self, attempt: Attempt, tensors: Mapping[str, np.ndarray], used_seconds: float | None = None
     ) -> bool:
         """Check, store and put in force. Returns False if it came too late to count.
 
@@ -164,141 +166,146 @@ class Publisher:
         Raises:
             InvalidArtifact: the tensors are not what the profile says. Unavailable: try again.
         """
-        data, record = self._package(work, tensors, used_seconds)
-        speaker_id, vuid = work.speaker_id, work.version.vuid
-        blob_key = speaker_id.artifact_blob_key(vuid, work.akey, record)
+        data, record = self._package(attempt, tensors, used_seconds)
+        speaker_id, vuid = attempt.speaker_id, attempt.version.vuid
+        blob_key = speaker_id.artifact_blob_key(vuid, attempt.akey, record)
         self._store.put(blob_key, data)
-        if not self._may_publish(work, record):
+        if not self._may_publish(attempt, record):
             self._store.delete([blob_key])
-            return self._close_late(work)
-        if self._clock.monotonic() - work.started > PUBLISH_SECONDS:
+            return self._close_late(attempt)
+        if self._clock.monotonic() - attempt.started > PUBLISH_SECONDS:
             raise Unavailable("The attempt took too long to be committed.", retry_after_seconds=1)
-        fact_key = speaker_id.artifact_fact_key(vuid, work.akey, record)
+        fact_key = speaker_id.artifact_fact_key(vuid, attempt.akey, record)
         self._store.put(fact_key, record.to_json().encode())
-        in_force = self._put_in_force(work, record)
+        in_force = self._put_in_force(attempt, record)
         if in_force != record.winner:
             self._store.delete([fact_key, blob_key])
         log.info(
-            "artifact.published", job_id=work.job_id, profile=record.profile, seconds=record.seconds_spent
+            "artifact.published", job_id=attempt.job_id, profile=record.profile, seconds=record.seconds_spent
         )
         self._promote(speaker_id)
         return in_force is not None
 
-    def _may_publish(self, work: Assignment, record: ArtifactRecord) -> bool:
+    def _may_publish(self, attempt: Attempt, record: ArtifactRecord) -> bool:
         answer = self._index.begin(
-            work.speaker_id, work.job_id, work.attempt, work.flight, work.akey, token=record.attempt
+            attempt.speaker_id,
+            attempt.job_id,
+            attempt.number,
+            attempt.pending,
+            attempt.akey,
+            token=record.attempt,
         )
         return answer == 1
 
-    def _put_in_force(self, work: Assignment, record: ArtifactRecord) -> str | None:
+    def _put_in_force(self, attempt: Attempt, record: ArtifactRecord) -> str | None:
         """What landed first. Returns its winner; None if the version is dead."""
         apply = partial(
             self._index.apply_artifact,
-            work.speaker_id,
-            work.version.vuid,
-            work.akey,
-            job_id=work.job_id,
-            claimed=work.flight.fingerprint,
-            promotion=self._prepare_promotion(work),
+            attempt.speaker_id,
+            attempt.version.vuid,
+            attempt.akey,
+            job_id=attempt.job_id,
+            claimed=attempt.pending.fingerprint,
+            promotion=self._prepare_promotion(attempt),
         )
-        return put_in_force(apply, record, partial(self._winner, work), self._clock)
+        return put_in_force(apply, record, partial(self._winner, attempt), self._clock)
 
     def _package(
-        self, work: Assignment, tensors: Mapping[str, np.ndarray], used_seconds: float | None
+        self, attempt: Attempt, tensors: Mapping[str, np.ndarray], used_seconds: float | None
     ) -> tuple[bytes, ArtifactRecord]:
-        maker = work.maker
+        provenance = attempt.provenance
         return package(
-            work.version.record,
-            maker.profile,
+            attempt.version.record,
+            provenance.profile,
             tensors,
-            fingerprint=maker.fingerprint,
-            attempt=self._unique(work),
-            build=work.build,
-            extractor=maker.extractor,
-            untrained=maker.untrained,
-            computed_on=maker.computed_on,
+            fingerprint=provenance.fingerprint,
+            attempt=self._unique(attempt),
+            build=attempt.build,
+            extractor=provenance.extractor,
+            untrained=provenance.untrained,
+            computed_on=provenance.computed_on,
             used_seconds=used_seconds,
-            seconds_spent=round(self._clock.monotonic() - work.started, 4),
+            seconds_spent=round(self._clock.monotonic() - attempt.started, 4),
         )
 
-    def _unique(self, work: Assignment) -> str:
+    def _unique(self, attempt: Attempt) -> str:
         """Later ones sort later. Also where a publish is repeated, or an attempt's number after a roll-back:
         what the first call stored may be in force already, or land later.
         """
-        return f"{self._clock.new_id()}-{work.token}"
+        return f"{self._clock.new_id()}-{attempt.token}"
 
-    def _winner(self, work: Assignment, listings: int) -> ArtifactRecord | None:
-        return landed_first(self._store, work.speaker_id, work.version.vuid, work.akey, listings)
+    def _winner(self, attempt: Attempt, listings: int) -> ArtifactRecord | None:
+        return landed_first(self._store, attempt.speaker_id, attempt.version.vuid, attempt.akey, listings)
 
-    def _close_late(self, work: Assignment) -> bool:
+    def _close_late(self, attempt: Attempt) -> bool:
         """Another attempt has it, or the version is gone: end this job, unless it is the other attempt's
         too.
         """
-        indexed = self._index.look(work.speaker_id, Also(vuid=work.version.vuid))
-        version = indexed.speaker.by_vuid(work.version.vuid)
-        done = version is not None and work.akey in version.artifacts
-        if done or self._is_last(work):
+        indexed = self._index.look(attempt.speaker_id, VersionSelection(vuid=attempt.version.vuid))
+        version = indexed.speaker.by_vuid(attempt.version.vuid)
+        done = version is not None and attempt.akey in version.artifacts
+        if done or self._is_last(attempt):
             state = "succeeded" if done else "superseded"
-            self._index.set_job(work.speaker_id, work.job_id, state, landing=work.flight)
+            self._index.set_job(attempt.speaker_id, attempt.job_id, state, landing=attempt.pending)
         return done
 
-    def _is_last(self, work: Assignment) -> bool:
+    def _is_last(self, attempt: Attempt) -> bool:
         """Whether no other attempt was started since, nor the job forgotten together with all of Redis."""
         try:
-            return self._jobs.get(work.speaker_id.namespace, work.job_id).attempt == work.attempt
+            return self._jobs.get(attempt.speaker_id.namespace, attempt.job_id).attempt == attempt.number
         except JobNotFound:
             return False
 
-    def fail(self, work: Assignment, error: SpeakerRegistryError) -> None:
+    def fail(self, attempt: Attempt, error: SpeakerRegistryError) -> None:
         """An attempt failed: back to the queue while it may be tried again, else the extraction is given up
         for good. Of no effect if another attempt was started since.
         """
-        if not self._is_last(work):
+        if not self._is_last(attempt):
             return
-        if error.retryable and work.attempt < work.max_attempts:
-            fields = {"error": _error_json(error, work.attempt), "stage": "queued", "done": 0}
-            self._index.set_job(work.speaker_id, work.job_id, "queued", fields)
+        if error.retryable and attempt.number < attempt.max_attempts:
+            fields = {"error": _error_json(error, attempt.number), "stage": "queued", "done": 0}
+            self._index.set_job(attempt.speaker_id, attempt.job_id, "queued", fields)
             return
         record = FailureRecord(
-            profile=work.maker.profile.name,
-            fingerprint=work.maker.fingerprint,
-            build=work.build,
-            attempt=self._unique(work),
+            profile=attempt.provenance.profile.name,
+            fingerprint=attempt.provenance.fingerprint,
+            build=attempt.build,
+            attempt=self._unique(attempt),
             code=error.code,
             message=error.message,
-            attempts=work.attempt,
+            attempts=attempt.number,
         )
-        self.give_up(work.speaker_id, work.flight, work.akey, record, error)
+        self.give_up(attempt.speaker_id, attempt.pending, attempt.akey, record, error)
 
     def give_up(
         self,
         speaker_id: SpeakerId,
-        flight: Flight,
+        pending: PendingExtraction,
         akey: str,
         record: FailureRecord,
         error: SpeakerRegistryError,
     ) -> None:
         """A failure is a fact too: it survives Redis, and keeps the job from being tried for ever."""
-        self._store.put(speaker_id.failure_key(flight.vuid, akey, record), record.to_json().encode())
+        self._store.put(speaker_id.failure_key(pending.vuid, akey, record), record.to_json().encode())
         self._index.apply_failure(
             speaker_id,
-            flight.vuid,
+            pending.vuid,
             akey,
             record,
-            job_id=flight.job_id,
-            claimed=flight.fingerprint,
+            job_id=pending.job_id,
+            claimed=pending.fingerprint,
             error=_error_json(error, record.attempts),
         )
-        log.warning("artifact.failed", job_id=flight.job_id, profile=record.profile, code=record.code)
+        log.warning("artifact.failed", job_id=pending.job_id, profile=record.profile, code=record.code)
 
-    def _prepare_promotion(self, work: Assignment) -> AliasFact | None:
+    def _prepare_promotion(self, attempt: Attempt) -> AliasFact | None:
         """So that whoever sees the version ready finds its name pointing to it, if it should."""
-        completing = (work.version.vuid, work.maker.profile.name)
+        completing = (attempt.version.vuid, attempt.provenance.profile.name)
         try:
-            announced = self._registrar.announcements.current(work.maker.profile.name)
-            if announced is None or announced.fingerprint != work.maker.fingerprint:
+            announced = self._registrar.announcements.current(attempt.provenance.profile.name)
+            if announced is None or announced.fingerprint != attempt.provenance.fingerprint:
                 return None  # an upgrade overtook us: what we made is stale
-            return self._registrar.prepare_promotion(work.speaker_id, completing=completing)
+            return self._registrar.prepare_promotion(attempt.speaker_id, completing=completing)
         except Unavailable:
             return None
 

@@ -25,9 +25,9 @@ from services.shared.index.speaker_index import (
     COMMIT_SECONDS,
     PENDING_MOVE_SECONDS,
     AliasMoved,
-    Also,
-    Claim,
+    ClaimResult,
     SpeakerIndex,
+    VersionSelection,
     voice_damaged,
     voice_unreadable,
 )
@@ -43,9 +43,9 @@ from services.shared.model.domain import (
 from services.shared.model.profiles import Profile, ProfileCatalogue
 from services.shared.queue.rq_jobs import queue_name
 from services.shared.registry.status import (
-    Standing,
+    ProfileStatus,
     cache_unsupported,
-    standing,
+    profile_status,
     unsupported_reason,
     waiting_reason,
     wanted_profiles,
@@ -79,7 +79,7 @@ _TRIES = 3
 
 
 @dataclass(frozen=True, slots=True)
-class _Heir:
+class _PromotionCandidate:
     """A version that `default` is to be moved to, and the required profiles that are ready of it."""
 
     version: SpeakerVersion
@@ -117,7 +117,7 @@ class Dispatcher(Protocol):
 
 
 def one_by_one(steps: Iterable[Callable[[], object]]) -> None:
-    """Run steps that do not depend on each other. Processes do it at once (`opening.AtOnce`)."""
+    """Run steps that do not depend on each other. Processes do it at once (`opening.ConcurrentRunner`)."""
     for step in steps:
         step()
 
@@ -143,8 +143,8 @@ def _page(indexed: IndexedSpeaker, before: int | None, limit: int) -> list[Speak
     return page
 
 
-_NOTHING_ELSE = Also()
-_NEWEST_MADE = Also(limit=_PAGE, made=True)
+_NOTHING_ELSE = VersionSelection()
+_NEWEST_MADE = VersionSelection(limit=_PAGE, made=True)
 
 
 def too_many_builds(version: SpeakerVersion, profile: str, most: int) -> QuotaExceeded:
@@ -186,17 +186,19 @@ class Registrar:
 
     # -- reading
 
-    def find(self, namespace: str, name: str, also: Also = _NOTHING_ELSE) -> IndexedSpeaker:
+    def find(self, namespace: str, name: str, selection: VersionSelection = _NOTHING_ELSE) -> IndexedSpeaker:
         """A live speaker by its name; where no voice has that name, by its voice's id. It has the versions
         that `SpeakerIndex.look` reads.
 
         Raises:
             InvalidVoiceName, VoiceNotFound, VoiceDamaged.
         """
-        return self._find(namespace, name, also)[1]
+        return self._find(namespace, name, selection)[1]
 
-    def _find(self, namespace: str, name: str, also: Also) -> tuple[SpeakerId, IndexedSpeaker]:
-        speaker_id, indexed = self._locate(namespace, name, self.look_up, also)
+    def _find(
+        self, namespace: str, name: str, selection: VersionSelection
+    ) -> tuple[SpeakerId, IndexedSpeaker]:
+        speaker_id, indexed = self._locate(namespace, name, self.look_up, selection)
         if indexed.speaker.unreadable:
             raise voice_unreadable(name)
         if indexed.speaker.damaged:
@@ -220,18 +222,18 @@ class Registrar:
         self,
         namespace: str,
         name: str,
-        look: Callable[[SpeakerId, Also], IndexedSpeaker],
-        also: Also = _NOTHING_ELSE,
+        look: Callable[[SpeakerId, VersionSelection], IndexedSpeaker],
+        selection: VersionSelection = _NOTHING_ELSE,
     ) -> tuple[SpeakerId, IndexedSpeaker]:
         """Look for a speaker by name, and where there is none, by the id that the name may be."""
         parsed = parse_speaker_name(name)
         by_name = SpeakerId.of(namespace, parsed)
-        named = look(by_name, also)
+        named = look(by_name, selection)
         voice_id = parse_voice_id(parsed.key)
         if voice_id is None or named.speaker.live or named.speaker.damaged or named.speaker.unreadable:
             return by_name, named
         by_id = SpeakerId(namespace, voice_id.slug)
-        meant = look(by_id, replace(also, vuid=voice_id.vuid))
+        meant = look(by_id, replace(selection, vuid=voice_id.vuid))
         # Not another life of the same name: whoever has its id does not mean that.
         return (by_name, named) if meant.speaker.by_vuid(voice_id.vuid) is None else (by_id, meant)
 
@@ -243,8 +245,8 @@ class Registrar:
         Raises `InvalidVoiceName`, `VoiceNotFound`, `VoiceDamaged`, `VersionNotFound`, `AliasNotFound`.
         """
         number = reference if isinstance(reference, int) else None
-        also = Also(number=number) if reference != LATEST else _NEWEST_MADE
-        speaker_id, indexed = self._find(namespace, name, also)
+        selection = VersionSelection(number=number) if reference != LATEST else _NEWEST_MADE
+        speaker_id, indexed = self._find(namespace, name, selection)
         if reference != LATEST:
             return indexed, indexed.speaker.resolve(reference)
         for seen, version in self._newest_first(speaker_id, indexed):
@@ -267,12 +269,12 @@ class Registrar:
             before = page[-1].number
             indexed = self.look_up(speaker_id, replace(_NEWEST_MADE, vuid=vuid, before=before))
 
-    def look_up(self, speaker_id: SpeakerId, also: Also = _NOTHING_ELSE) -> IndexedSpeaker:
+    def look_up(self, speaker_id: SpeakerId, selection: VersionSelection = _NOTHING_ELSE) -> IndexedSpeaker:
         """What `SpeakerIndex.look` reads. While the index cannot be trusted or reached: all that the facts
         say.
         """
         try:
-            return self.index.look(speaker_id, also)
+            return self.index.look(speaker_id, selection)
         except (GateClosed, Unavailable):
             with self.reading_facts():
                 return IndexedSpeaker(read_certain(self.store, speaker_id))
@@ -326,38 +328,40 @@ class Registrar:
         last = page.cursors[-1] if page.cursors else after
         return SpeakerPage(entries, last=last, more=page.more, of_facts=True)
 
-    def standing(self, indexed: IndexedSpeaker, version: SpeakerVersion, profile: str) -> Standing:
+    def profile_status(self, indexed: IndexedSpeaker, version: SpeakerVersion, profile: str) -> ProfileStatus:
         """Where a version is with one profile. Raises `ProfileUnknown`."""
         facts = self.catalogue.get(profile)
-        return standing(indexed, version, facts, self.announcements.current(profile))
+        return profile_status(indexed, version, facts, self.announcements.current(profile))
 
-    def standings(self, indexed: IndexedSpeaker, version: SpeakerVersion) -> list[Standing]:
+    def profile_statuses(self, indexed: IndexedSpeaker, version: SpeakerVersion) -> list[ProfileStatus]:
         """With every profile that is wanted of this version, and any other it has an artifact or a job of."""
         present = {record.profile for record in (*version.record.given, *version.artifacts.values())}
-        present |= {flight.profile for flight in indexed.flights if flight.vuid == version.vuid}
+        present |= {
+            pending.profile for pending in indexed.pending_extractions if pending.vuid == version.vuid
+        }
         names = dict.fromkeys((*self.wanted(version), *sorted(present & self.catalogue.names)))
-        return [self.explained(self.standing(indexed, version, name)) for name in names]
+        return [self.explained(self.profile_status(indexed, version, name)) for name in names]
 
-    def explained(self, standing: Standing) -> Standing:
+    def explained(self, status: ProfileStatus) -> ProfileStatus:
         """The same, with the reason where it waits for a worker and none is there. Meant for answers: it may
         ask Redis, once a second for each profile.
         """
-        if standing.state != "pending":
-            return standing
-        return replace(standing, reason=self.waiting_reason(standing.profile.name))
+        if status.state != "pending":
+            return status
+        return replace(status, reason=self.waiting_reason(status.profile.name))
 
     def waiting_reason(self, profile: str) -> str | None:
         """Why nobody extracts for this profile; None if a worker does. May ask Redis, as `explained`."""
         return None if self.announcements.is_served(profile) else waiting_reason(profile)
 
-    def missing(self, indexed: IndexedSpeaker, version: SpeakerVersion) -> list[Standing]:
+    def missing(self, indexed: IndexedSpeaker, version: SpeakerVersion) -> list[ProfileStatus]:
         """What is wanted of the version and nobody is making. Housekeeping starts it."""
-        standings = [self.standing(indexed, version, name) for name in self.wanted(version)]
-        return [one for one in standings if one.state == "pending" and one.job_id is None]
+        statuses = [self.profile_status(indexed, version, name) for name in self.wanted(version)]
+        return [one for one in statuses if one.state == "pending" and one.job_id is None]
 
     def state(self, indexed: IndexedSpeaker, version: SpeakerVersion) -> ArtifactState:
         """Of the version as a whole: the worst over what is wanted of it."""
-        return worst(self.standing(indexed, version, profile) for profile in self.wanted(version))
+        return worst(self.profile_status(indexed, version, profile) for profile in self.wanted(version))
 
     def wanted(self, version: SpeakerVersion) -> tuple[str, ...]:
         return wanted_profiles(version, self.catalogue.required)
@@ -369,7 +373,9 @@ class Registrar:
         are more. The page may be shorter than `limit` although there are: see `PAGE_BYTES`. Raises what
         `find` raises.
         """
-        indexed = self.find(namespace, name, Also(before=before, limit=limit, max_bytes=PAGE_BYTES))
+        indexed = self.find(
+            namespace, name, VersionSelection(before=before, limit=limit, max_bytes=PAGE_BYTES)
+        )
         page = _page(indexed, before, limit)
         more = bool(page) and page[-1] is not indexed.speaker.versions[0]  # the oldest is always read
         return indexed, page, more
@@ -420,7 +426,7 @@ class Registrar:
 
     def ensure(
         self, speaker_id: SpeakerId, version: SpeakerVersion, profiles: Sequence[str], *, force: bool = False
-    ) -> dict[str, Claim]:
+    ) -> dict[str, ClaimResult]:
         """See to it that each profile's artifact exists or is being made; join what is in flight already.
 
         Args:
@@ -434,7 +440,7 @@ class Registrar:
         for name in profiles:
             profile = self.catalogue.get(name)
             if version.record.given and version.artifact(name) is not None and not force:
-                claims[name] = Claim("ready")
+                claims[name] = ClaimResult("ready")
                 continue
             if reason := unsupported_reason(version, profile):
                 raise cache_unsupported(reason)
@@ -452,7 +458,7 @@ class Registrar:
         force: bool = False,
         limited: bool = False,
         steal: str | None = None,
-    ) -> Claim:
+    ) -> ClaimResult:
         """One claim, and the job behind it if the claim is ours. With `limited`, an artifact that was made as
         often as the settings accept is not made again.
         """
@@ -517,8 +523,8 @@ class Registrar:
         for _ in range(_TRIES):
             # What is just being completed may have no artifact yet.
             indexed = self.index.look(speaker_id, replace(_NEWEST_MADE, vuid=vuid))
-            heir = self._heir(speaker_id, indexed, completing)
-            if heir is None:
+            candidate = self._promotion_candidate(speaker_id, indexed, completing)
+            if candidate is None:
                 return None
             moved = indexed.speaker.alias_facts.get(DEFAULT)
             began = self.clock.monotonic()
@@ -527,8 +533,8 @@ class Registrar:
                     speaker_id,
                     DEFAULT,
                     expected=moved.seq if moved is not None else 0,
-                    vuid=heir.version.vuid,
-                    serves=heir.serves,
+                    vuid=candidate.version.vuid,
+                    serves=candidate.serves,
                 )
             except AliasMoved:
                 continue
@@ -536,23 +542,23 @@ class Registrar:
                 return None
             if self.clock.monotonic() - began > PENDING_MOVE_SECONDS:
                 return None  # nobody waits for it any more
-            fact = AliasFact.promotion(seq, heir.version, self.clock.new_id())
+            fact = AliasFact.promotion(seq, candidate.version, self.clock.new_id())
             self.store.put(speaker_id.alias_key(fact), b"{}")
-            log.info("speaker.promoted", speaker=str(speaker_id), version=heir.version.number)
+            log.info("speaker.promoted", speaker=str(speaker_id), version=candidate.version.number)
             return fact
         log.info("promotion.put_off", speaker=str(speaker_id))
         return None
 
     def promotable(self, speaker_id: SpeakerId, indexed: IndexedSpeaker) -> bool:
         """Whether `default` is to be moved."""
-        return self._heir(speaker_id, indexed) is not None
+        return self._promotion_candidate(speaker_id, indexed) is not None
 
-    def _heir(
+    def _promotion_candidate(
         self,
         speaker_id: SpeakerId,
         indexed: IndexedSpeaker,
         completing: tuple[str, str] | None = None,
-    ) -> "_Heir | None":
+    ) -> "_PromotionCandidate | None":
         """The version that `default` should be moved to. `indexed` is a look at the newest that have
         artifacts, and at what is being completed.
         """
@@ -567,7 +573,7 @@ class Registrar:
                 break
             ready, done = self._progress(seen, version, completing)
             if done and ready and ready >= self._served_or_coming(indexed, speaker.default):
-                return _Heir(version, ready)
+                return _PromotionCandidate(version, ready)
         return None if self._is_certain(speaker) else self._incumbent(indexed, completing)
 
     def _is_certain(self, speaker: Speaker) -> bool:
@@ -576,17 +582,19 @@ class Registrar:
         """
         return DEFAULT in speaker.aliases or speaker.default.number == 1
 
-    def _incumbent(self, indexed: IndexedSpeaker, completing: tuple[str, str] | None) -> "_Heir | None":
+    def _incumbent(
+        self, indexed: IndexedSpeaker, completing: tuple[str, str] | None
+    ) -> "_PromotionCandidate | None":
         """The default itself: once it serves anything, its place is written down."""
         version = indexed.speaker.default
         ready, _ = self._progress(indexed, version, completing)
-        return _Heir(version, ready) if ready else None
+        return _PromotionCandidate(version, ready) if ready else None
 
     def _progress(
         self, indexed: IndexedSpeaker, version: SpeakerVersion, completing: tuple[str, str] | None
     ) -> tuple[frozenset[str], bool]:
         """The required profiles that are ready of it, and whether that is all it will ever have."""
-        states = {name: self.standing(indexed, version, name).state for name in self.catalogue.required}
+        states = {name: self.profile_status(indexed, version, name).state for name in self.catalogue.required}
         if completing is not None and completing[0] == version.vuid and completing[1] in states:
             states[completing[1]] = "ready"
         ready = frozenset(name for name, state in states.items() if state == "ready")
@@ -608,5 +616,5 @@ class Registrar:
         )
 
     def _served_or_coming(self, indexed: IndexedSpeaker, version: SpeakerVersion) -> set[str]:
-        standings = [self.standing(indexed, version, name) for name in self.catalogue.required]
-        return {one.profile.name for one in standings if one.artifact or one.stale or one.state != "failed"}
+        statuses = [self.profile_status(indexed, version, name) for name in self.catalogue.required]
+        return {one.profile.name for one in statuses if one.artifact or one.stale or one.state != "failed"}

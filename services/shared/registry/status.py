@@ -1,4 +1,6 @@
-"""Where a version stands with a profile: derived from facts, flights and the profile's fingerprint. Pure."""
+"""Where a version stands with a profile: derived from facts, pending extractions and the profile's
+fingerprint. Pure.
+"""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -14,7 +16,7 @@ _WORST_FIRST: tuple[ArtifactState, ...] = ("failed", "processing", "pending", "r
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class ProfileStatus:
     """One version and one profile."""
 
     profile: Profile
@@ -31,28 +33,28 @@ class Standing:
     """Nothing can ever be extracted: the version has no clip, or the profile takes none of its kind."""
 
 
-def standing(
+def profile_status(
     indexed: IndexedSpeaker, version: SpeakerVersion, profile: Profile, announced: Announcement | None
-) -> Standing:
+) -> ProfileStatus:
     """Ready beats in flight beats failed beats pending."""
     fingerprint = announced.fingerprint if announced else None
     artifact = version.artifact(profile.name, fingerprint)
-    flight = indexed.flight(version.vuid, profile.name, fingerprint)
-    job_id = flight.job_id if flight else None
+    pending = indexed.pending_extraction(version.vuid, profile.name, fingerprint)
+    job_id = pending.job_id if pending else None
     if artifact is not None:
-        return Standing(profile=profile, state="ready", artifact=artifact, job_id=job_id)
+        return ProfileStatus(profile=profile, state="ready", artifact=artifact, job_id=job_id)
     stale = version.artifact(profile.name)
     if reason := unsupported_reason(version, profile):
-        return Standing(profile=profile, state="failed", stale=stale, error=reason, unsupported=True)
-    if flight is not None:
-        state: ArtifactState = "processing" if flight.processing else "pending"
-        return Standing(profile=profile, state=state, stale=stale, job_id=job_id)
+        return ProfileStatus(profile=profile, state="failed", stale=stale, error=reason, unsupported=True)
+    if pending is not None:
+        state: ArtifactState = "processing" if pending.processing else "pending"
+        return ProfileStatus(profile=profile, state=state, stale=stale, job_id=job_id)
     failure = version.failure(profile.name, fingerprint)
     if failure is not None:
-        return Standing(
+        return ProfileStatus(
             profile=profile, state="failed", stale=stale, error=f"{failure.code}: {failure.message}"
         )
-    return Standing(profile=profile, state="pending", stale=stale)
+    return ProfileStatus(profile=profile, state="pending", stale=stale)
 
 
 def waiting_reason(profile: str) -> str:
@@ -93,7 +95,7 @@ def wanted_profiles(version: SpeakerVersion, required: Iterable[str]) -> tuple[s
     return tuple(sorted({record.profile for record in version.record.given}))
 
 
-def worst(standings: Iterable[Standing]) -> ArtifactState:
+def worst(statuses: Iterable[ProfileStatus]) -> ArtifactState:
     """The state of a version as a whole; `ready` if nothing is wanted."""
-    states = {one.state for one in standings}
+    states = {one.state for one in statuses}
     return next((state for state in _WORST_FIRST if state in states), "ready")

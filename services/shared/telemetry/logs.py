@@ -37,7 +37,7 @@ def configure_logs(level: str = "INFO") -> None:
     # Not by way of `logging`: every request has a line, and that would double its price.
     structlog.configure(
         processors=[*shared, *renderers],
-        logger_factory=lambda *_: Lines(sys.stderr),
+        logger_factory=lambda *_: BestEffortLogger(sys.stderr),
         wrapper_class=structlog.make_filtering_bound_logger(importance),
         cache_logger_on_first_use=True,
     )
@@ -60,7 +60,7 @@ def configure_logs(level: str = "INFO") -> None:
     threading.excepthook = _tell_crash_of_thread
 
 
-class Seldom:
+class LogThrottle:
     """Thins out lines that would be repeated while some trouble lasts. For all threads.
 
     Args:
@@ -84,7 +84,7 @@ class Seldom:
             return True
 
 
-class Lines(structlog.WriteLogger):
+class BestEffortLogger(structlog.WriteLogger):
     """Writes log lines. Where nobody reads them any more, or the disk is full, only they are lost."""
 
     def msg(self, message: str) -> None:

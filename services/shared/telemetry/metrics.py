@@ -43,7 +43,7 @@ def _histogram(name: str, says: str, *labels: str, buckets: tuple[float, ...]) -
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ScrapedGauge:
     """A gauge whose values somebody else knows: they are asked at every scrape, and left out where nobody
     answers.
     """
@@ -57,12 +57,12 @@ class Asked:
         return GaugeMetricFamily(self.name, self.says, labels=self.labels)
 
 
-ASKED: list[Asked] = []
+SCRAPED_GAUGES: list[ScrapedGauge] = []
 
 
-def _asked(name: str, says: str, *labels: str) -> Asked:
-    ASKED.append(Asked(f"registry_{name}", says, labels))
-    return ASKED[-1]
+def _scraped_gauge(name: str, says: str, *labels: str) -> ScrapedGauge:
+    SCRAPED_GAUGES.append(ScrapedGauge(f"registry_{name}", says, labels))
+    return SCRAPED_GAUGES[-1]
 
 
 _QUICK = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
@@ -136,43 +136,45 @@ WORKER_BEAT = _gauge("worker_last_beat_timestamp_seconds", "When the worker last
 
 # -- what all API processes see alike, asked of Redis at every scrape
 
-REDIS_UP = _asked("redis_up", "1: Redis answered this scrape. 0: what it knows is missing.")
-GATE_OPEN = _asked(
+REDIS_UP = _scraped_gauge("redis_up", "1: Redis answered this scrape. 0: what it knows is missing.")
+GATE_OPEN = _scraped_gauge(
     "index_gate_open", "1: the index can be used. 0: Redis does not accept one, and writes wait."
 )
-INDEX_COMPLETE = _asked(
+INDEX_COMPLETE = _scraped_gauge(
     "index_complete",
     "1: the index knows every voice. 0: it is being rebuilt; lists are read from the bucket meanwhile.",
 )
-QUEUE_DEPTH = _asked(
+QUEUE_DEPTH = _scraped_gauge(
     "queue_depth",
     "Jobs in a profile's queue. state: queued, moving (taken, not started yet), running.",
     "profile",
     "state",
 )
-OLDEST_JOB = _asked(
+OLDEST_JOB = _scraped_gauge(
     "queue_oldest_job_age_seconds",
     "Since when the next job in the queue has waited; 0 where none does.",
     "profile",
 )
-WORKERS = _asked("workers", "Live workers that serve a profile.", "profile")
-PROOF_FAILED_WORKERS = _asked(
+WORKERS = _scraped_gauge("workers", "Live workers that serve a profile.", "profile")
+PROOF_FAILED_WORKERS = _scraped_gauge(
     "proof_failed_workers",
     "Workers that do not serve a profile because its encoder failed its proof within the last ten minutes.",
     "profile",
 )
-PROFILE_REQUIRED = _asked(
+PROFILE_REQUIRED = _scraped_gauge(
     "profile_required", "1: every voice must have it. 0: only those for which it was asked.", "profile"
 )
-PROFILE_WEIGHTS = _asked(
+PROFILE_WEIGHTS = _scraped_gauge(
     "profile_weights",
     "1: the profile is made with such weights. weights: published, custom (meant to differ from the "
     "published ones), untrained. Missing while no worker has announced the profile.",
     "profile",
     "weights",
 )
-QUARANTINED = _asked("quarantined_jobs", "What was put away because it is no job of ours, up to a thousand.")
-APPEND_LOG_OK = _asked(
+QUARANTINED = _scraped_gauge(
+    "quarantined_jobs", "What was put away because it is no job of ours, up to a thousand."
+)
+APPEND_LOG_OK = _scraped_gauge(
     "redis_append_log_ok", "0: Redis could not write its append-only file. Missing where it keeps none."
 )
 
@@ -192,7 +194,7 @@ REBUILDS = _counter(
     known=("done", "stopped", "lost", "failed"),
 )
 REBUILD_SECONDS = _histogram("index_rebuild_seconds", "Rebuilds of the index that were done.", buckets=_SLOW)
-LAST_SWEEP = _asked(
+LAST_SWEEP = _scraped_gauge(
     "last_sweep_timestamp_seconds", "When the last sweep of all voices began that was finished; 0: none was."
 )
 REPAIRS = _counter(

@@ -18,7 +18,7 @@ from services.registry_api.serving.long_polls import Changes
 from services.shared.configuration.settings import RegistrySettings, StoreSettings, variable_of
 from services.shared.index.jobs import JobRecord, Jobs
 from services.shared.registry.opening import open_registrar
-from services.shared.registry.publication import Assignment
+from services.shared.registry.publication import Attempt
 from services.shared.registry.registrar import Registrar
 from speaker_registry.names import parse_speaker_name, slug_of
 from speaker_registry.schemas import FINISHED_STATES
@@ -140,11 +140,11 @@ class HeldWorkers(StandIn):
         self.taken += [_taken(job) for job in queued]
 
 
-def _taken(job: JobRecord) -> Assignment:
+def _taken(job: JobRecord) -> Attempt:
     """What tests ask of one."""
     version = SimpleNamespace(record=SimpleNamespace(name=job.name))
-    maker = SimpleNamespace(profile=SimpleNamespace(name=job.profile))
-    return cast(Assignment, SimpleNamespace(version=version, maker=maker))
+    provenance = SimpleNamespace(profile=SimpleNamespace(name=job.profile))
+    return cast(Attempt, SimpleNamespace(version=version, provenance=provenance))
 
 
 def _named(settings: Mapping[str, Any]) -> dict[str, str]:

@@ -208,7 +208,7 @@ def test_an_artifact_that_leaves_silence_out_goes_from_one_voice_to_another(regi
     for voice in (name, there):
         registry.upload(voice)
     registry.client.post(f"/v1/audio/voices/{name}/cache", params={"profile": "omnivoice", "wait": 0})
-    (work,) = (work for work in registry.worker.take_all(name) if work.maker.profile.name == "omnivoice")
+    (work,) = (work for work in registry.worker.take_all(name) if work.provenance.profile.name == "omnivoice")
     codes = {"ref_audio_tokens": np.full((8, 20), 7, np.int64)}
     assert registry.worker.publish(work, codes, seconds)
     made = registry.file(name, profile="omnivoice").content

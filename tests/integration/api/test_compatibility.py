@@ -520,4 +520,4 @@ def test_fifty_cache_calls_at_once_make_one_extraction(registry: Registry, name:
     assert {response.status_code for response in answers} == {200}
     assert {response.json()["cache_status"] for response in answers} == {"ready"}
     taken = [work for work in registry.worker.taken if work.version.record.name == name]
-    assert [work.maker.profile.name for work in taken] == [PROFILE, WIDER]
+    assert [work.provenance.profile.name for work in taken] == [PROFILE, WIDER]

@@ -97,7 +97,7 @@ def test_a_job_is_followed_though_its_successor_is_lost_as_well(
     def look_before_the_loss(*asked: Any) -> Any:
         monkeypatch.undo()
         seen = look(*asked)
-        assert [flight.job_id for flight in seen.flights] != [job_id]
+        assert [pending.job_id for pending in seen.pending_extractions] != [job_id]
         lose_redis(registry)
         return seen
 

@@ -388,8 +388,8 @@ def test_waiting_covers_the_moment_before_a_lost_job_is_started_again(registry: 
     """A crash between a version's record and its job: housekeeping sees to it; who waits gets it."""
     registry.upload(name)
     speaker = SpeakerId("default", name)
-    [flight] = registry.registrar.index.load(speaker).flights
-    registry.registrar.index.set_job(speaker, flight.job_id, "superseded", landing=flight)
+    [pending] = registry.registrar.index.load(speaker).pending_extractions
+    registry.registrar.index.set_job(speaker, pending.job_id, "superseded", landing=pending)
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(registry.client.get, artifact_path(name), params={"wait": 30})
         time.sleep(0.2)

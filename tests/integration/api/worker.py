@@ -12,7 +12,7 @@ import numpy as np
 from services.shared.bucket.facts import SpeakerId
 from services.shared.index.jobs import Jobs
 from services.shared.index.speaker_index import Undecided
-from services.shared.registry.publication import Assignment, Maker, Publisher
+from services.shared.registry.publication import Attempt, Provenance, Publisher
 from services.shared.registry.registrar import Registrar
 from speaker_registry.errors import SpeakerRegistryError
 from speaker_registry.names import parse_speaker_name, slug_of
@@ -28,7 +28,7 @@ class StandIn:
         self._registrar = registrar
         self._publisher = Publisher(registrar)
         self._jobs = Jobs(registrar.index)
-        self.taken: list[Assignment] = []
+        self.taken: list[Attempt] = []
         self.fingerprint = FINGERPRINT
 
     def announce(self, fingerprint: str = FINGERPRINT, *, untrained: bool = False) -> None:
@@ -39,39 +39,41 @@ class StandIn:
                 profile, fingerprint, {"model": "made up"}, untrained=untrained
             )
 
-    def take_all(self, name: str | None = None, *, namespace: str = "default") -> list[Assignment]:
+    def take_all(self, name: str | None = None, *, namespace: str = "default") -> list[Attempt]:
         """Take what is queued, of one voice or of all, without finishing it."""
         slug = slug_of(parse_speaker_name(name).key) if name is not None else None
         found = []
         for job in reversed(self._jobs.page(namespace, state="queued", slug=slug, limit=1000).found):
-            work = self._publisher.take(job.id, SpeakerId(namespace, job.slug), self._maker(job.profile))
-            if work is not None:
-                self.taken.append(work)
-                found.append(work)
+            attempt = self._publisher.take(
+                job.id, SpeakerId(namespace, job.slug), self._provenance(job.profile)
+            )
+            if attempt is not None:
+                self.taken.append(attempt)
+                found.append(attempt)
         return found
 
     def publish(
         self,
-        work: Assignment,
+        attempt: Attempt,
         tensors: Mapping[str, np.ndarray] | None = None,
         used_seconds: float | None = None,
     ) -> bool:
         """Made-up tensors, unless others are given. Right after a loss of Redis it waits, as workers do."""
-        given = _tensors(work) if tensors is None else tensors
+        given = _tensors(attempt) if tensors is None else tensors
         for _ in range(_TRIES):
             with suppress(Undecided):
-                return self._publisher.publish(work, given, used_seconds)
+                return self._publisher.publish(attempt, given, used_seconds)
             time.sleep(_PAUSE_SECONDS)
         raise AssertionError("What was published before the loss of Redis was never told.")
 
     def finish_all(self, name: str | None = None, *, namespace: str = "default") -> None:
         """Publish an artifact for everything that is queued."""
-        for work in self.take_all(name, namespace=namespace):
-            self.publish(work)
+        for attempt in self.take_all(name, namespace=namespace):
+            self.publish(attempt)
 
     def fail_all(self, name: str, error: SpeakerRegistryError) -> None:
-        for work in self.take_all(name):
-            self._publisher.fail(work, error)
+        for attempt in self.take_all(name):
+            self._publisher.fail(attempt, error)
 
     @contextmanager
     def working(self) -> Iterator[None]:
@@ -89,8 +91,8 @@ class StandIn:
         while not stop.wait(0.01):
             self.finish_all()
 
-    def _maker(self, profile: str) -> Maker:
-        return Maker(
+    def _provenance(self, profile: str) -> Provenance:
+        return Provenance(
             profile=self._registrar.catalogue.get(profile),
             fingerprint=self.fingerprint,
             extractor={"model": "made up"},
@@ -99,13 +101,13 @@ class StandIn:
         )
 
 
-def _tensors(work: Assignment) -> dict[str, np.ndarray]:
+def _tensors(attempt: Attempt) -> dict[str, np.ndarray]:
     """Of the shapes that the profile says; different for every attempt."""
-    profile = work.maker.profile
-    assert work.version.record.clip is not None
+    profile = attempt.provenance.profile
+    assert attempt.version.record.clip is not None
     assert profile.frame_rate is not None
-    random = np.random.default_rng(abs(hash(work.token)))
-    frames = max(1, round(work.version.record.clip.seconds * profile.frame_rate))
+    random = np.random.default_rng(abs(hash(attempt.token)))
+    frames = max(1, round(attempt.version.record.clip.seconds * profile.frame_rate))
     return {
         "speaker_embedding": random.standard_normal(profile.embedding_width or 1).astype(np.float32),
         "ref_code": random.integers(0, 2048, (frames, 16)).astype(np.int32),

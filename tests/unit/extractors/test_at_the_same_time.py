@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from services.extractor_worker.pipeline.extraction import Extraction, Station
+from services.extractor_worker.pipeline.extraction import Extraction, LoadedProfile
 from services.extractor_worker.pipeline.extractor import Extractor
 from services.shared.audio import ReferenceAudio
 from tests.unit.extractors import (
@@ -44,7 +44,7 @@ def clip_of(job_id: str) -> ReferenceAudio:
     return ReferenceAudio(signals.speechlike(0.8 + 0.13 * (number * 7 % 11), rate, seed=number), rate)
 
 
-class Shelf(Publisher):
+class FakePublisher(Publisher):
     """Keeps what is published."""
 
     def __init__(self) -> None:
@@ -74,15 +74,19 @@ def _one_thread() -> Iterator[None]:
 
 @pytest.mark.parametrize("name", LOADERS)
 def test_what_else_a_worker_is_at_changes_no_artifact(name: str):
-    extractor, shelf = LOADERS[name](), Shelf()
+    extractor, publisher = LOADERS[name](), FakePublisher()
     expected = {job_id: alone(extractor, job_id) for job_id in IDS}
-    maker = SimpleNamespace(profile=SimpleNamespace(name=PROFILE))
-    extraction = Extraction(shelf, {PROFILE: Station(maker, extractor)}, threads=8, patience_seconds=1)
+    provenance = SimpleNamespace(profile=SimpleNamespace(name=PROFILE))
+    extraction = Extraction(
+        publisher, {PROFILE: LoadedProfile(provenance, extractor)}, threads=8, patience_seconds=1
+    )
     try:
         assert extraction(jobs(*IDS)) == ["published"] * len(IDS)
     finally:
         extraction.close()
     for job_id in IDS:
-        assert shelf.tensors[job_id].keys() == expected[job_id].keys()
+        assert publisher.tensors[job_id].keys() == expected[job_id].keys()
         for tensor, values in expected[job_id].items():
-            np.testing.assert_array_equal(shelf.tensors[job_id][tensor], values, err_msg=f"{job_id} {tensor}")
+            np.testing.assert_array_equal(
+                publisher.tensors[job_id][tensor], values, err_msg=f"{job_id} {tensor}"
+            )

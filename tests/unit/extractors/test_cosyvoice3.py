@@ -20,7 +20,7 @@ from services.extractor_worker.features.kaldi_fbank import FbankSettings
 from services.extractor_worker.features.mel import MelSettings, WhisperMelSettings
 from services.extractor_worker.models.s3_tokenizer import S3Config, codes_of, s3_layout
 from services.extractor_worker.pipeline import torch_extractor
-from services.extractor_worker.pipeline.torch_extractor import Shelf
+from services.extractor_worker.pipeline.torch_extractor import SharedModels
 from services.extractor_worker.weights.loading import UntrainedWeights
 from services.shared.audio import ReferenceAudio
 from services.shared.model.fingerprint import Fingerprint
@@ -222,12 +222,15 @@ def test_files_tokenizer_and_seed_count() -> None:
 
 def test_profiles_with_the_same_file_share_the_speaker_encoder(tmp_path: Path) -> None:
     """CosyVoice3 and Ming-TTS publish the same CAM++, and a process may serve both."""
-    shelf = Shelf()
+    shared_models = SharedModels()
     first, second = (
-        load_cosyvoice(shelf=shelf),
-        load_ming(shutil.copytree(TINY, tmp_path / "ming"), shelf=shelf),
+        load_cosyvoice(shared_models=shared_models),
+        load_ming(shutil.copytree(TINY, tmp_path / "ming"), shared_models=shared_models),
     )
     assert first._speaker_encoder is second._speaker_encoder
     assert load_ming()._speaker_encoder is not first._speaker_encoder
-    assert load_cosyvoice(shelf=shelf)._tokenizer is first._tokenizer
-    assert load_cosyvoice(shelf=shelf, source=UntrainedWeights())._tokenizer is not first._tokenizer
+    assert load_cosyvoice(shared_models=shared_models)._tokenizer is first._tokenizer
+    assert (
+        load_cosyvoice(shared_models=shared_models, source=UntrainedWeights())._tokenizer
+        is not first._tokenizer
+    )

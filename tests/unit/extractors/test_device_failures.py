@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 from torch import Tensor
 
 from services.extractor_worker.device.failures import is_lost, memory_was_short
-from services.extractor_worker.pipeline.extraction import Extraction, Station
+from services.extractor_worker.pipeline.extraction import Extraction, LoadedProfile
 from services.extractor_worker.pipeline.extractor import DeviceLost
 from services.extractor_worker.pipeline.torch_extractor import Loading, TorchExtractor
 from services.extractor_worker.weights.loading import UntrainedWeights
@@ -133,7 +133,7 @@ def test_a_clip_that_failed_holds_no_memory_while_the_others_are_encoded(
 ):
     """Its error is kept until the batch ends: one long clip too many, and the whole batch would fail."""
     greedy.fails = error
-    extraction = Extraction(Clips(), {PROFILE: station(greedy)}, threads=2, patience_seconds=0.2)
+    extraction = Extraction(Clips(), {PROFILE: loaded_profile(greedy)}, threads=2, patience_seconds=0.2)
     with capture_logs():  # or structlog's printer, which ours replaces, would hold the frames
         first, *others = extraction(jobs("a", "b", "c"))
     extraction.close()
@@ -152,9 +152,9 @@ class Clips(Publisher):
         return True
 
 
-def station(extractor: Any) -> Station:
-    maker: Any = SimpleNamespace(profile=SimpleNamespace(name=PROFILE))
-    return Station(maker, extractor)
+def loaded_profile(extractor: Any) -> LoadedProfile:
+    provenance: Any = SimpleNamespace(profile=SimpleNamespace(name=PROFILE))
+    return LoadedProfile(provenance, extractor)
 
 
 def test_after_a_failure_a_gpu_is_asked_whether_it_still_lives(

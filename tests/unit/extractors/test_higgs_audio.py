@@ -16,7 +16,7 @@ from safetensors import safe_open
 from services.extractor_worker.engines.higgs_audio import HiggsAudioExtractor, OmniVoiceExtractor
 from services.extractor_worker.features.resample import KERNEL, KERNEL_FLOAT32, resample
 from services.extractor_worker.models.higgs_audio_codec import CodecConfig, codec_layout
-from services.extractor_worker.pipeline.torch_extractor import Loading, Shelf
+from services.extractor_worker.pipeline.torch_extractor import Loading, SharedModels
 from services.extractor_worker.weights.loading import LocalWeights
 from services.shared.audio import ReferenceAudio
 from services.shared.configuration.settings import OmniVoiceSettings
@@ -239,8 +239,8 @@ def test_what_was_used_of_a_trimmed_clip_is_told(goldens: Goldens) -> None:
 
 def test_both_engines_share_one_loaded_model() -> None:
     """800 MB of weights that are the same."""
-    shelf = Shelf()
-    sources = {"source": LocalWeights(TINY), "shelf": shelf}
+    shared_models = SharedModels()
+    sources = {"source": LocalWeights(TINY), "shared_models": shared_models}
     one = HiggsAudioExtractor(Loading(profile=tiny_profile("higgs-audio-v2"), **sources))
     other = OmniVoiceExtractor(Loading(profile=tiny_profile("omnivoice"), **sources), OmniVoiceSettings())
     assert one._codec is other._codec

@@ -23,9 +23,9 @@ from rq.utils import utcformat
 
 from services.shared.queue.rq_jobs import (
     RESULT_SECONDS,
+    JobQueue,
     JobRefusedError,
-    SafeJob,
-    SafeQueue,
+    QueuedJob,
     job_key,
     profile_of,
 )
@@ -35,7 +35,7 @@ log = structlog.get_logger(__name__)
 
 MAX_TRACEBACK = 4000
 
-Also = Callable[[Pipeline], None]
+AddCommands = Callable[[Pipeline], None]
 """Adds the worker's own commands to a transaction."""
 
 
@@ -43,7 +43,7 @@ Also = Callable[[Pipeline], None]
 class Plan:
     """What becomes of jobs taken from the queue."""
 
-    start: list[SafeJob] = field(default_factory=list)
+    start: list[QueuedJob] = field(default_factory=list)
     hand_back: list[bytes] = field(default_factory=list)
     drop: list[bytes] = field(default_factory=list)
     refuse: dict[bytes, str] = field(default_factory=dict)
@@ -53,8 +53,8 @@ class Plan:
 class Batch:
     """Jobs in hand, all of one queue, and the start of each by job id."""
 
-    queue: SafeQueue
-    jobs: Sequence[SafeJob]
+    queue: JobQueue
+    jobs: Sequence[QueuedJob]
     executions: Mapping[str, Execution]
 
 
@@ -67,7 +67,7 @@ class Recorded:
     lost: frozenset[str]
 
 
-class Claims:
+class JobLeases:
     """One worker's. Raises redis-py's errors.
 
     Args:
@@ -87,12 +87,13 @@ class Claims:
         self._functions = functions
 
     def claim(
-        self, queue: SafeQueue, taken: Sequence[bytes], also: Also
+        self, queue: JobQueue, taken: Sequence[bytes], add_commands: AddCommands
     ) -> tuple[Batch | None, dict[str, str]]:
         """Start those that wait for it: of two workers that took the same job, one does.
 
         Returns:
-            What was started, and why others were refused, by id. `also` is done if anything was started.
+            What was started, and why others were refused, by id. `add_commands` is called if anything was
+            started.
 
         """
         with self._redis.pipeline() as pipeline:
@@ -104,7 +105,7 @@ class Claims:
                 self._tidy(queue, plan, stored, pipeline)
                 executions = {job.id: self._start(queue, job, pipeline) for job in plan.start}
                 if executions:
-                    also(pipeline)
+                    add_commands(pipeline)
                 try:
                     pipeline.execute()
                 except WatchError:
@@ -120,7 +121,7 @@ class Claims:
                 pipeline.hgetall(job_key(job_id))
             return dict(zip(job_ids, pipeline.execute(raise_on_error=False), strict=True))
 
-    def _tidy(self, queue: SafeQueue, plan: Plan, stored: Mapping[bytes, Any], pipeline: Pipeline) -> None:
+    def _tidy(self, queue: JobQueue, plan: Plan, stored: Mapping[bytes, Any], pipeline: Pipeline) -> None:
         for job_id in plan.drop:
             pipeline.lrem(queue.intermediate_queue_key, 1, cast(str, job_id))
         for job_id in reversed(plan.hand_back):  # each goes to the head: the first must come last
@@ -128,7 +129,7 @@ class Claims:
         for job_id, reason in plan.refuse.items():
             queue.quarantine(job_id, stored[job_id], reason, pipeline)
 
-    def _start(self, queue: SafeQueue, job: SafeJob, pipeline: Pipeline) -> Execution:
+    def _start(self, queue: JobQueue, job: QueuedJob, pipeline: Pipeline) -> Execution:
         execution = Execution.create(job, self._lease_seconds, pipeline, worker_name=self._worker)
         job.prepare_for_execution(self._worker, pipeline=pipeline)
         job.attempt, job.execution = job.attempt + 1, execution.id
@@ -142,7 +143,7 @@ class Claims:
         batch: Batch,
         results: Mapping[str, object],
         ended: datetime,
-        also: Callable[[Pipeline, Recorded], None],
+        add_commands: Callable[[Pipeline, Recorded], None],
     ) -> Recorded:
         """Write how jobs ended, of those that are ours still: result, failure, or one more try.
 
@@ -164,19 +165,19 @@ class Claims:
                     self._end(batch, copy.copy(job), results[job.id], ended, pipeline)
             failed = {job_id for job_id in ours if isinstance(results[job_id], Exception)}
             recorded = Recorded(frozenset(ours - failed), frozenset(failed), frozenset(results.keys() - ours))
-            also(pipeline, recorded)
+            add_commands(pipeline, recorded)
             pipeline.execute()
         _report(batch.jobs, results, recorded)
         return recorded
 
-    def _still_ours(self, jobs: Sequence[SafeJob]) -> set[str]:
+    def _still_ours(self, jobs: Sequence[QueuedJob]) -> set[str]:
         with self._redis.pipeline(transaction=False) as pipeline:
             for job in jobs:
                 pipeline.hmget(job.key, "status", "execution")
             held = zip(jobs, pipeline.execute(), strict=True)
             return {job.id for job, by in held if by == [b"started", job.execution.encode()]}
 
-    def _end(self, batch: Batch, job: SafeJob, result: object, ended: datetime, pipeline: Pipeline) -> None:
+    def _end(self, batch: Batch, job: QueuedJob, result: object, ended: datetime, pipeline: Pipeline) -> None:
         job.ended_at, execution = ended, batch.executions[job.id]
         start: dict[str, Any] = {
             "worker_name": self._worker,
@@ -194,7 +195,7 @@ class Claims:
             batch.queue.line_up(job.id, job.tenant, pipeline)
 
 
-def _finish(job: SafeJob, result: object, start: Mapping[str, Any], pipeline: Pipeline) -> None:
+def _finish(job: QueuedJob, result: object, start: Mapping[str, Any], pipeline: Pipeline) -> None:
     """What RQ's `_handle_success` writes, less the fields that stay as they are: it takes half the time."""
     ended = utcformat(start["execution_ended_at"])
     pipeline.hset(job.key, mapping={"status": JobStatus.FINISHED, "ended_at": ended})
@@ -206,7 +207,7 @@ def _finish(job: SafeJob, result: object, start: Mapping[str, Any], pipeline: Pi
 
 
 def sort_out(
-    queue: SafeQueue,
+    queue: JobQueue,
     taken: Sequence[bytes],
     stored: Mapping[bytes, Mapping[bytes, bytes] | Exception],
     functions: Mapping[str, object],
@@ -236,7 +237,7 @@ def _isolated(plan: Plan) -> Plan:
     return Plan(start=start, hand_back=back, drop=plan.drop, refuse=plan.refuse)
 
 
-def fails_for_good(job: SafeJob, error: Exception) -> bool:
+def fails_for_good(job: QueuedJob, error: Exception) -> bool:
     """Whether trying again is pointless, or was done often enough."""
     return job.last_attempt or not getattr(error, "retryable", True)
 
@@ -245,7 +246,7 @@ def _traceback(error: Exception) -> str:
     return "".join(traceback.format_exception(error))[-MAX_TRACEBACK:]
 
 
-def _report(jobs: Sequence[SafeJob], results: Mapping[str, object], recorded: Recorded) -> None:
+def _report(jobs: Sequence[QueuedJob], results: Mapping[str, object], recorded: Recorded) -> None:
     for job in jobs:
         result, outcome = results[job.id], "finished"
         if job.id in recorded.lost:
