@@ -25,11 +25,12 @@ from services.extractor_worker.device.host_memory import keep_freed_memory
 from services.extractor_worker.device.machine import machine_facts
 from services.extractor_worker.engines.catalogue import BUILT_IN as EXTRACTORS
 from services.extractor_worker.engines.catalogue import load_extractor
-from services.extractor_worker.pipeline.extractor import Dtype, Extractor
+from services.extractor_worker.pipeline.extractor import Extractor
 from services.extractor_worker.pipeline.proof import KeptProofs, prove_once
 from services.extractor_worker.pipeline.torch_extractor import Loading, SharedModels
 from services.extractor_worker.weights.loading import UntrainedWeights
 from services.shared.model.profiles import BUILT_IN
+from speaker_registry.engine import Dtype
 
 PROFILES = os.environ.get("PROOF_PROFILES", ",".join(EXTRACTORS))
 DEVICE = os.environ.get("PROOF_DEVICE", "cpu")

@@ -24,9 +24,9 @@ from services.extractor_worker.process import WorkerProcess
 from services.shared.audio import ReferenceAudio
 from services.shared.configuration.settings import ExtractorSettings, LogSettings
 from services.shared.model.fingerprint import Fingerprint
-from services.shared.model.profiles import Profile
 from services.shared.telemetry.logs import configure_logs
 from speaker_registry.artifact import ComputedOn, TensorSpec
+from speaker_registry.engine import Profile
 from speaker_registry.errors import EncoderUnproven, InvalidAudio, WeightsMissing
 
 MARK = 1000

@@ -3,7 +3,8 @@
 .venv/bin/python -m tools.profiles_table
 """
 
-from services.shared.model.profiles import BUILT_IN, Profile
+from services.shared.model.profiles import BUILT_IN
+from speaker_registry.engine import Profile
 
 
 def table() -> str:

@@ -1,8 +1,8 @@
-"""The profile `loudness`: what its artifact holds. API processes read this, so it imports no torch."""
+"""The profile `loudness` says what its artifact holds. API processes read this module, so it imports no
+torch.
+"""
 
-from services.shared.model.profiles import Profile
-from services.shared.model.published_weights import PublishedWeights
-from speaker_registry.artifact import TensorSpec
+from speaker_registry.engine import Profile, PublishedWeights, TensorSpec
 
 FRAMES_PER_SECOND = 50
 
@@ -13,6 +13,6 @@ PROFILE = Profile(
     tensors={"level": TensorSpec(dtype="F32", shape=("T",), minimum=-100)},
     sample_rate=16_000,
     frame_rate=FRAMES_PER_SECOND,
-    # A model would have a repository on the Hugging Face hub here, a commit, and the files it is read from.
+    # A model would name its repository on the Hugging Face hub here, a commit, and the files to read from it.
     weights=PublishedWeights(repo="none", licence="Apache-2.0", files={}),
 )

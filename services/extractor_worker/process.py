@@ -35,13 +35,13 @@ from services.shared.configuration.settings import (
     explain,
 )
 from services.shared.index.announcements import FailedProof
-from services.shared.model.profiles import Profile
 from services.shared.queue.dispatch import EXTRACT
 from services.shared.queue.rq_jobs import queue_name
 from services.shared.registry.opening import open_queue_connection, open_registrar
 from services.shared.registry.publication import Provenance, Publisher
 from services.shared.telemetry import trace_export
 from services.shared.telemetry.metrics import WORKER_BEAT, listen
+from speaker_registry.engine import Profile
 from speaker_registry.errors import (
     CacheUnsupported,
     EncoderUnproven,

@@ -19,10 +19,10 @@ from services.extractor_worker.weights.loading import parse_weights
 from services.shared.bucket.store import StoreUnfit
 from services.shared.configuration.mistyped import warn_of_unknown_variables
 from services.shared.configuration.settings import ExtractorSettings, LogSettings, explain
-from services.shared.model.profiles import Profile
 from services.shared.telemetry.logs import configure_logs
 from services.shared.telemetry.metrics import CannotListen
 from services.shared.telemetry.trace_export import TracesUnavailable
+from speaker_registry.engine import Profile
 from speaker_registry.errors import SpeakerRegistryError
 
 log = structlog.get_logger()

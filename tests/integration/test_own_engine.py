@@ -1,5 +1,6 @@
 """The example of a profile of one's own is installed as a stranger would, and works."""
 
+import ast
 import json
 import os
 import shutil
@@ -80,6 +81,24 @@ levels = [float(np.median(tensors["level"])) for tensors in made[:3]]
 frames = made[0]["level"].shape
 print(json.dumps([extractor.profile_name, extractor.fingerprint.untrained, frames, levels]))
 """
+
+
+def test_it_imports_nothing_that_no_wheel_has():
+    """A package on the registry's contract is installed where the services' source is not."""
+    imported = set()
+    for module in EXAMPLE.glob("*.py"):
+        for node in ast.walk(ast.parse(module.read_text())):
+            if isinstance(node, ast.ImportFrom):
+                imported.add((node.module or "").partition(".")[0])
+            elif isinstance(node, ast.Import):
+                imported.update(alias.name.partition(".")[0] for alias in node.names)
+    assert imported == {"loudness", "speaker_registry", "torch", "typing"}
+
+
+def test_the_contract_needs_no_torch():
+    """API processes read profiles, and have no torch."""
+    program = "import sys, speaker_registry.engine; print('torch' in sys.modules, 'services' in sys.modules)"
+    assert subprocess.check_output([sys.executable, "-c", program], text=True).split() == ["False", "False"]
 
 
 def test_its_extractor_makes_checked_artifacts(packages: Path):

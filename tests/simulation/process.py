@@ -20,11 +20,11 @@ from services.shared.index.announcements import Announcements
 from services.shared.index.redis_access import unavailable_without_redis
 from services.shared.index.speaker_index import SpeakerIndex
 from services.shared.model.clock import Clock
-from services.shared.model.profiles import Profile, ProfileCatalogue
-from services.shared.model.published_weights import PublishedWeights
+from services.shared.model.profiles import ProfileCatalogue
 from services.shared.registry.publication import Provenance, Publisher
 from services.shared.registry.registrar import Registrar
 from speaker_registry.artifact import TensorSpec
+from speaker_registry.engine import Profile, PublishedWeights
 from tests.simulation.clips import decode
 from tests.simulation.queue import ModelledJob, ModelledQueue
 from tests.simulation.scheduler import current, pause

@@ -34,9 +34,8 @@ from services.shared.model.domain import (
     fold,
     given_key,
 )
-from services.shared.model.profiles import Profile
-from services.shared.model.published_weights import PublishedWeights
 from services.shared.registry.status import profile_status
+from speaker_registry.engine import Profile, PublishedWeights
 from speaker_registry.errors import AliasNotFound, InvalidVoiceName, VersionNotFound
 from speaker_registry.names import parse_speaker_name, slug_of
 from tests import speaker_facts

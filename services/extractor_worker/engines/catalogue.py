@@ -1,15 +1,18 @@
 """Which extractor makes which profile's artifact. What profiles are is in `services.shared.model.profiles`.
 
-An extractor of your own comes through the entry point group `speaker_registry.extractors`, under the name of
-its profile: something that is called with a `Loading` and gives an `Extractor`.
+Other packages bring extractors through the entry point group `speaker_registry.extractors`, each under the
+name of its profile, as subclasses of `speaker_registry.engine.Engine`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.metadata import EntryPoint, entry_points
+from typing import Any
 
+from services.extractor_worker.engines.third_party import ThirdPartyExtractor
 from services.extractor_worker.pipeline.extractor import Extractor
 from services.extractor_worker.pipeline.torch_extractor import Loading
 from services.shared.model.profiles import ProfileAmbiguous
+from speaker_registry import engine
 from speaker_registry.errors import CacheUnsupported, ProfileUnknown
 
 GROUP = "speaker_registry.extractors"
@@ -45,8 +48,9 @@ def load_extractor(loading: Loading) -> Extractor:
     profile = loading.profile
     if profile.not_extractable:
         raise CacheUnsupported(f"no worker can serve profile '{profile.name}': {profile.not_extractable}")
-    extractor: Extractor = _entry_point(profile.name).load()(loading)
-    return extractor
+    load: Callable[[engine.Loading], Extractor | engine.Engine[Any, Any]] = _entry_point(profile.name).load()
+    loaded = load(loading)
+    return ThirdPartyExtractor(loaded, loading) if isinstance(loaded, engine.Engine) else loaded
 
 
 def _entry_point(profile_name: str) -> EntryPoint:

@@ -150,7 +150,7 @@ def _for_tokens(samples: Tensor) -> Tensor:
 def _facts(checkpoint: Checkpoint | None, loading: Loading) -> Mapping[str, Any]:
     if checkpoint is None:
         return untrained_facts(loading.seed or 0)
-    return checkpoint.facts([_TOKENIZER_FILE, CAMPPLUS_FILE])
+    return checkpoint.fingerprint_inputs([_TOKENIZER_FILE, CAMPPLUS_FILE])
 
 
 def _tokenizer_tensors(

@@ -25,7 +25,7 @@ from services.extractor_worker.weights.pretrained import pretrained
 from services.extractor_worker.weights.published import expect, read_config
 from services.extractor_worker.weights.untrained import random_tensors
 from services.shared.audio import ReferenceAudio
-from services.shared.model.profiles import Profile
+from speaker_registry.engine import Profile
 from speaker_registry.errors import WeightsInvalid
 
 _CONFIG, _TENSORS = "config.json", "model.safetensors"
@@ -134,7 +134,7 @@ def _published(
         for prefix, layout in _layouts(config).items()
         for key, tensor in checkpoint.read_tensors(_TENSORS, prefix, layout).items()
     }
-    return config, tensors, checkpoint.facts([_TENSORS])
+    return config, tensors, checkpoint.fingerprint_inputs([_TENSORS])
 
 
 def _untrained(profile: Profile, seed: int) -> tuple[CodecConfig, Mapping[str, Tensor], Mapping[str, Any]]:

@@ -83,7 +83,9 @@ def _published(
     names = {_published_name(key): key for key in layout}
     wanted = {name: layout[key] for name, key in names.items()}
     tensors = checkpoint.read_tensors(_TENSORS, "", wanted)
-    return {names[name]: tensor for name, tensor in tensors.items()}, checkpoint.facts([_TENSORS])
+    return {names[name]: tensor for name, tensor in tensors.items()}, checkpoint.fingerprint_inputs(
+        [_TENSORS]
+    )
 
 
 def _published_name(key: str) -> str:

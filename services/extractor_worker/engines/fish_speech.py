@@ -60,7 +60,7 @@ class FishSpeechExtractor(TorchExtractor[PreparedClip, Tensor]):
     def __init__(self, loading: Loading) -> None:
         if loading.seed is None:
             checkpoint = loading.checkpoint()
-            tensors, weights = _published(checkpoint, self.codec), checkpoint.facts([_TENSORS])
+            tensors, weights = _published(checkpoint, self.codec), checkpoint.fingerprint_inputs([_TENSORS])
         else:
             layout = layout_of(partial(CodecEncoder, self.codec))
             tensors, weights = random_tensors(layout, loading.seed), untrained_facts(loading.seed)

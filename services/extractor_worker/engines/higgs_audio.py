@@ -175,7 +175,7 @@ def _raised(samples: NDArray[np.float32]) -> NDArray[np.float32]:
 
 def _published(checkpoint: Checkpoint) -> _Weights:
     codec = _read_config(checkpoint)
-    facts = checkpoint.facts((_TENSORS,))
+    facts = checkpoint.fingerprint_inputs((_TENSORS,))
     return _Weights(
         codec=codec,
         tensors=_read_tensors(checkpoint, codec_layout(codec)),

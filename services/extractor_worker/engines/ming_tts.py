@@ -32,7 +32,11 @@ class MingTTSExtractor(TorchExtractor[Embedding, Embedding]):
 
     def __init__(self, loading: Loading) -> None:
         checkpoint = loading.checkpoint() if loading.seed is None else None
-        weights = checkpoint.facts([CAMPPLUS_FILE]) if checkpoint else untrained_facts(loading.seed or 0)
+        weights = (
+            checkpoint.fingerprint_inputs([CAMPPLUS_FILE])
+            if checkpoint
+            else untrained_facts(loading.seed or 0)
+        )
         super().__init__(loading, weights=weights, speaker_encoder=campplus_facts())
         self._speaker_encoder = load_campplus(loading, checkpoint)
 

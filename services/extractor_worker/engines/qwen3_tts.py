@@ -22,13 +22,13 @@ from services.extractor_worker.device.libraries import library_facts
 from services.extractor_worker.features.mel import MelSettings, log_mel
 from services.extractor_worker.models.ecapa import SpeakerEncoder, SpeakerEncoderConfig
 from services.extractor_worker.models.mimi import CodecConfig, CodecEncoder, codec_layout
-from services.extractor_worker.pipeline.extractor import Dtype
 from services.extractor_worker.pipeline.torch_extractor import Loading, TorchExtractor, untrained_facts
 from services.extractor_worker.weights.loading import Checkpoint
 from services.extractor_worker.weights.modules import filled, layout_of
 from services.extractor_worker.weights.published import expect, read_config
 from services.extractor_worker.weights.untrained import random_tensors
 from services.shared.audio import ReferenceAudio
+from speaker_registry.engine import Dtype
 from speaker_registry.errors import WeightsInvalid
 
 _CONFIG, _TENSORS = "config.json", "model.safetensors"
@@ -151,7 +151,7 @@ def _codec_facts(dtype: Dtype) -> dict[str, Any]:
 def _published(checkpoint: Checkpoint, width: int) -> _Weights:
     speaker = _read_speaker_config(checkpoint, width)
     codec = _read_codec_config(checkpoint)
-    facts = checkpoint.facts((_TENSORS, _CODEC_TENSORS))
+    facts = checkpoint.fingerprint_inputs((_TENSORS, _CODEC_TENSORS))
     return _Weights(
         speaker=speaker,
         speaker_tensors=checkpoint.read_tensors(

@@ -23,7 +23,7 @@ from services.extractor_worker.weights.modules import filled, layout_of
 from services.extractor_worker.weights.published import expect, read_config
 from services.extractor_worker.weights.untrained import random_tensors
 from services.shared.audio import ReferenceAudio
-from services.shared.model.profiles import Profile
+from speaker_registry.engine import Profile
 from speaker_registry.errors import WeightsInvalid
 
 _FOLDER = "speechtokenizer_hubert_avg"
@@ -144,7 +144,7 @@ def _published(checkpoint: Checkpoint, profile: Profile, books: _Books) -> _Weig
         config=config,
         encoder=folded(encoder, layout, published_name),
         books=books.stacked(quantizer),
-        facts=checkpoint.facts([_TENSORS]),
+        facts=checkpoint.fingerprint_inputs([_TENSORS]),
     )
 
 

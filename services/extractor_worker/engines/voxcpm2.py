@@ -96,7 +96,7 @@ def _published(loading: Loading) -> tuple[AudioVaeConfig, Mapping[str, Tensor], 
     config = _read_config(checkpoint, loading)
     layout = layout_of(partial(AudioVaeEncoder, config))
     published = checkpoint.read_tensors(name, "encoder.", published_layout(layout))
-    return config, folded(published, layout, published_name), checkpoint.facts([name])
+    return config, folded(published, layout, published_name), checkpoint.fingerprint_inputs([name])
 
 
 def _untrained(seed: int) -> tuple[AudioVaeConfig, Mapping[str, Tensor], Mapping[str, Any]]:

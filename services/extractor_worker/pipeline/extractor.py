@@ -1,16 +1,13 @@
 """What the worker asks of the code that makes one profile's artifact. Knows no engine, queue or storage."""
 
 from collections.abc import Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from services.shared.audio import ReferenceAudio
 from services.shared.model.fingerprint import Fingerprint
 from speaker_registry.artifact import ComputedOn
-
-Dtype = Literal["float32", "bfloat16"]
-"""What an encoder computes in."""
 
 
 class DeviceLost(Exception):

@@ -25,11 +25,12 @@ import torch
 from numpy.typing import NDArray
 
 from services.extractor_worker.device.host_memory import give_back_surplus
-from services.extractor_worker.pipeline.extractor import Dtype, Extractor
+from services.extractor_worker.pipeline.extractor import Extractor
 from services.extractor_worker.pipeline.speechlike import speechlike
 from services.extractor_worker.pipeline.torch_extractor import TorchExtractor
 from services.shared.audio import ReferenceAudio
 from speaker_registry.artifact import TensorSpec, canonical_json, sha256_digest
+from speaker_registry.engine import Dtype
 from speaker_registry.errors import EncoderUnproven
 
 log = structlog.get_logger()

@@ -18,13 +18,14 @@ from services.extractor_worker.device.host_memory import give_back_surplus
 from services.extractor_worker.device.machine import computed_on
 from services.extractor_worker.device.precision import exact_float32
 from services.extractor_worker.features.resample import KERNEL, resample
-from services.extractor_worker.pipeline.extractor import DeviceLost, Dtype
+from services.extractor_worker.pipeline.extractor import DeviceLost
 from services.extractor_worker.weights.loading import Checkpoint, UntrainedWeights, WeightsSource, locate
 from services.shared.audio import ReferenceAudio
 from services.shared.configuration.settings import EXTRACTOR_CACHE
 from services.shared.model.fingerprint import Fingerprint
-from services.shared.model.profiles import Profile
 from speaker_registry.artifact import ComputedOn
+from speaker_registry.engine import Dtype, Profile
+from speaker_registry.engine import ReferenceAudio as Clip
 from speaker_registry.errors import AudioTooShort, ExtractorOutOfMemory, SpeakerRegistryError
 
 Prepared = TypeVar("Prepared")
@@ -75,14 +76,18 @@ class Loading:
         assert not isinstance(self.source, UntrainedWeights)
         return locate(self.source, profile=self.profile.name, weights=self.profile.weights, cache=self.cache)
 
+    def resampled(self, clip: Clip, sample_rate: int, *, least: int = 1) -> Tensor:
+        """Return float32 [N] at `sample_rate` Hz. Raises `AudioTooShort` below `least` samples."""
+        return _resampled(clip, sample_rate, least, KERNEL)
+
 
 class TorchExtractor(ABC, Generic[Prepared, Encoded]):
     """An `Extractor` whose device is torch's. Subclasses say what the three steps do with one clip.
 
     Args:
         facts: what the fingerprint says besides profile, code version, dtype and resampler: `weights`
-            (`Checkpoint.facts`, or `untrained_facts`), the configuration, and every number of the
-            preprocessing.
+            (`Checkpoint.fingerprint_inputs`, or `untrained_facts`), the configuration, and every number of
+            the preprocessing.
     """
 
     code_version: ClassVar[int]
@@ -190,26 +195,12 @@ class TorchExtractor(ABC, Generic[Prepared, Encoded]):
         return [self._encode(clip) for clip in prepared]
 
     def held_tensors(self) -> dict[str, Tensor]:
-        """Every tensor that is kept between clips: weights, books, tables. Key: where it is kept.
-
-        Looks at the extractor's own attributes and at those of the objects there.
-        """
-        found = dict(_tensors_of(self))
-        for name, value in vars(self).items():
-            if not isinstance(value, nn.Module) and hasattr(value, "__dict__"):
-                found |= {f"{name}.{key}": tensor for key, tensor in _tensors_of(value)}
-        return found
+        """Return every tensor that the extractor keeps between clips: weights, codebooks, tables."""
+        return tensors_held_by(self)
 
     def resampled(self, clip: ReferenceAudio, sample_rate: int, *, least: int = 1) -> Tensor:
         """float32 [N] at `sample_rate` (Hz). Raises `AudioTooShort` below `least` samples."""
-        kernel = self.resampler or KERNEL
-        samples = resample(torch.tensor(clip.samples), clip.sample_rate, sample_rate, kernel)
-        if len(samples) < least:
-            needed = least / sample_rate
-            raise AudioTooShort(
-                f"the clip is {clip.seconds:.3f} s, the encoder needs at least {needed:.3f} s"
-            )
-        return samples
+        return _resampled(clip, sample_rate, least, self.resampler or KERNEL)
 
     def pinned(self, tensor: Tensor) -> Tensor:
         """Page-locked where a GPU will fetch it, so that the copy does not wait for the work before it."""
@@ -218,6 +209,26 @@ class TorchExtractor(ABC, Generic[Prepared, Encoded]):
     def on_device(self, tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """In `dtype`, else the extractor's own."""
         return tensor.to(self.device, dtype or self.dtype, non_blocking=True)
+
+
+def _resampled(clip: Clip, sample_rate: int, least: int, kernel: str) -> Tensor:
+    samples = resample(torch.tensor(clip.samples), clip.sample_rate, sample_rate, kernel)
+    if len(samples) < least:
+        needed = least / sample_rate
+        raise AudioTooShort(f"the clip is {clip.seconds:.3f} s, the encoder needs at least {needed:.3f} s")
+    return samples
+
+
+def tensors_held_by(thing: object) -> dict[str, Tensor]:
+    """Return the tensors in the attributes of an object, and in the attributes of the objects there.
+
+    The key of a tensor is the path of its attribute.
+    """
+    found = dict(_tensors_of(thing))
+    for name, value in vars(thing).items():
+        if not isinstance(value, nn.Module) and hasattr(value, "__dict__"):
+            found |= {f"{name}.{key}": tensor for key, tensor in _tensors_of(value)}
+    return found
 
 
 def _tensors_of(thing: object) -> Iterator[tuple[str, Tensor]]:

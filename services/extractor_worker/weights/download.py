@@ -19,7 +19,8 @@ from services.extractor_worker.weights.loading import (
     known_sums,
     refuse_another,
 )
-from services.shared.model.profiles import Profile, ProfileAmbiguous, ProfileCatalogue
+from services.shared.model.profiles import ProfileAmbiguous, ProfileCatalogue
+from speaker_registry.engine import Profile
 from speaker_registry.errors import ProfileUnknown, SpeakerRegistryError, WeightsInvalid
 from speaker_registry.terminal import facts, printable, table
 

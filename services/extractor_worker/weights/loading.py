@@ -23,7 +23,7 @@ from safetensors import SafetensorError, safe_open
 from services.extractor_worker.weights.file_digest import sha256_of_file
 from services.extractor_worker.weights.hub import HubFile
 from services.shared.configuration.settings import EXTRACTOR_CACHE
-from services.shared.model.published_weights import PublishedWeights
+from speaker_registry.engine import PublishedWeights
 from speaker_registry.errors import WeightsInvalid, WeightsMissing
 
 if TYPE_CHECKING:
@@ -177,7 +177,7 @@ class Checkpoint:
 
         return converted(path, name, sha256_of_file(path), self.cache.expanduser())
 
-    def facts(self, names: Iterable[str]) -> dict[str, Any]:
+    def fingerprint_inputs(self, names: Iterable[str]) -> dict[str, Any]:
         """What a fingerprint says of weights: source and sha256 of each file, and whether they are custom."""
         files = {name: sha256_of_file(self.folder / name) for name in names}
         facts = {"untrained": False, "repo": self.repo, "revision": self.revision, "files": files}

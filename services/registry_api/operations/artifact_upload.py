@@ -15,11 +15,11 @@ from services.shared.index.speaker_index import NamespaceFull
 from services.shared.model.domain import GIVEN_FINGERPRINT, ArtifactRecord, SpeakerVersion
 from services.shared.model.fingerprint import Fingerprint
 from services.shared.model.packaging import applying_tensors, package
-from services.shared.model.profiles import Profile
 from services.shared.registry.publication import PUBLISH_SECONDS, landed_first, put_in_force
 from services.shared.registry.registrar import Registrar, too_many_builds
 from services.shared.registry.status import cache_unsupported, missing_transcript
 from speaker_registry.artifact import Manifest, content_digest
+from speaker_registry.engine import Profile
 from speaker_registry.errors import (
     Conflict,
     FingerprintMismatch,

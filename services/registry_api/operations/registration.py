@@ -42,11 +42,12 @@ from services.shared.model.domain import (
     utf8_bytes,
 )
 from services.shared.model.packaging import package
-from services.shared.model.profiles import Profile, ProfileCatalogue
+from services.shared.model.profiles import ProfileCatalogue
 from services.shared.registry.registrar import Registrar
 from services.shared.registry.repair import restore_clip
 from services.shared.registry.status import unsupported_reason
 from speaker_registry.artifact import canonical_json
+from speaker_registry.engine import Profile
 from speaker_registry.errors import (
     EmbeddingWidthMismatch,
     QuotaExceeded,

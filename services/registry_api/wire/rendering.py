@@ -13,10 +13,10 @@ from services.shared.keys.api_keys import ApiKey, Token
 from services.shared.keys.keyring import Keyring
 from services.shared.model.domain import SpeakerVersion
 from services.shared.model.fingerprint import Fingerprint
-from services.shared.model.profiles import Profile
 from services.shared.registry.registrar import Registrar
 from services.shared.registry.status import ProfileStatus, worst
 from speaker_registry import schemas
+from speaker_registry.engine import Profile
 from speaker_registry.names import DEFAULT, VoiceId, slug_of
 
 

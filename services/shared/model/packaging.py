@@ -7,7 +7,6 @@ import numpy as np
 
 from services.shared.model.domain import ArtifactRecord, VersionRecord
 from services.shared.model.fingerprint import Fingerprint
-from services.shared.model.profiles import Profile
 from speaker_registry.artifact import (
     ComputedOn,
     Manifest,
@@ -18,6 +17,7 @@ from speaker_registry.artifact import (
     encode,
     sha256_digest,
 )
+from speaker_registry.engine import Profile
 from speaker_registry.errors import InvalidArtifact
 
 

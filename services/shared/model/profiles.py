@@ -6,12 +6,12 @@ point.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from importlib.metadata import entry_points
 from typing import Any, Self
 
-from services.shared.model.published_weights import PublishedWeights, published_weights
+from services.shared.model.published_weights import published_weights
 from speaker_registry.artifact import TensorSpec
+from speaker_registry.engine import Profile
 from speaker_registry.errors import ProfileUnknown, SpeakerRegistryError
 
 _GROUP = "speaker_registry.profiles"
@@ -19,37 +19,6 @@ _GROUP = "speaker_registry.profiles"
 
 class ProfileAmbiguous(SpeakerRegistryError):
     """Two profiles have one name; for whoever runs us, never for callers."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Profile:
-    """Facts about one engine's artifact. The encoder that makes it is found under the same name in the
-    worker.
-    """
-
-    name: str
-    model_type: str
-    """The engine's own word, e.g. vLLM-Omni's `qwen3_tts`."""
-    description: str
-    tensors: Mapping[str, TensorSpec]
-    sample_rate: int
-    """What the encoder takes, Hz."""
-    frame_rate: float | None = None
-    """Frames of codes a second, Hz: the `T` of the tensors' shapes."""
-    ref_text_required: bool = False
-    weights: PublishedWeights
-    not_extractable: str | None = None
-    """Why nobody can make this artifact from a clip; None if the worker can."""
-
-    @property
-    def embedding_width(self) -> int | None:
-        """Width of a given `speaker_embedding` this profile can take as it is, if any."""
-        spec = self.tensors.get("speaker_embedding")
-        others = [
-            other for name, other in self.tensors.items() if name != "speaker_embedding" and other.required
-        ]
-        width = spec.shape[0] if spec is not None and len(spec.shape) == 1 and not others else None
-        return width if isinstance(width, int) else None
 
 
 def _built_in(name: str, model_type: str, description: str, **facts: Any) -> Profile:

@@ -3,31 +3,11 @@
 from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files as resources
-from typing import Annotated
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, TypeAdapter
+from pydantic import TypeAdapter
 
-_Repo = Annotated[str, StringConstraints(pattern=r"^[\w.-]+(/[\w.-]+)?$")]
-_File = Annotated[str, StringConstraints(pattern=r"^\w[\w.-]*(/\w[\w.-]*)*$")]
-_Sha256 = Annotated[str, StringConstraints(pattern="^[0-9a-f]{64}$")]
-
-
-class PublishedWeights(BaseModel):
-    """One model repository, as far as an extractor needs it."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    repo: _Repo
-    """On the Hugging Face hub."""
-    commit: str | None = Field(None, pattern="^[0-9a-f]{40}$")
-    """The one that is taken unless somebody names another; None: somebody must."""
-    licence: str
-    """SPDX identifier where there is one."""
-    notes: str | None = None
-    """What a user must know before they use the weights commercially, or where they come from."""
-    files: Mapping[_File, _Sha256 | None]
-    """Name in the repository -> sha256 (hex), or None where it is not known."""
+from speaker_registry.engine import PublishedWeights
 
 
 @cache

@@ -30,10 +30,10 @@ from services.shared.model.domain import (
     fold_artifacts,
 )
 from services.shared.model.packaging import package
-from services.shared.model.profiles import Profile
 from services.shared.registry.registrar import Registrar
 from services.shared.registry.repair import Decode, sound_rendition
 from speaker_registry.artifact import ComputedOn, canonical_json
+from speaker_registry.engine import Profile
 from speaker_registry.errors import ExtractorFailed, JobNotFound, SpeakerRegistryError, Unavailable
 
 log = structlog.get_logger()

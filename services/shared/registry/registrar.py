@@ -40,7 +40,7 @@ from services.shared.model.domain import (
     TombstoneFact,
     without_build,
 )
-from services.shared.model.profiles import Profile, ProfileCatalogue
+from services.shared.model.profiles import ProfileCatalogue
 from services.shared.queue.rq_jobs import queue_name
 from services.shared.registry.status import (
     ProfileStatus,
@@ -52,6 +52,7 @@ from services.shared.registry.status import (
     worst,
 )
 from services.shared.telemetry import tracing
+from speaker_registry.engine import Profile
 from speaker_registry.errors import (
     PreconditionFailed,
     QuotaExceeded,

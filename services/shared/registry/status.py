@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from services.shared.index.announcements import Announcement
 from services.shared.index.reading import IndexedSpeaker
 from services.shared.model.domain import ArtifactRecord, SpeakerVersion
-from services.shared.model.profiles import Profile
+from speaker_registry.engine import Profile
 from speaker_registry.errors import CacheUnsupported
 from speaker_registry.schemas import ArtifactState
 

@@ -15,12 +15,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from services.extractor_worker.engines.qwen3_tts import Qwen3TTSExtractor
-from services.extractor_worker.pipeline.extractor import Dtype
 from services.extractor_worker.pipeline.torch_extractor import Loading
 from services.extractor_worker.weights.loading import LocalWeights
 from services.shared.audio import ReferenceAudio
-from services.shared.model.profiles import BUILT_IN, Profile
-from services.shared.model.published_weights import PublishedWeights
+from services.shared.model.profiles import BUILT_IN
+from speaker_registry.engine import Dtype, Profile, PublishedWeights
 from tests.unit.extractors import signals
 
 TINY = Path(__file__).parents[2] / "data/qwen3_tts_tiny"

@@ -11,7 +11,8 @@ from services.extractor_worker.models.fish_dac import CodecConfig
 from services.extractor_worker.pipeline.torch_extractor import Loading
 from services.extractor_worker.weights.loading import LocalWeights
 from services.shared.audio import ReferenceAudio
-from services.shared.model.profiles import BUILT_IN, Profile
+from services.shared.model.profiles import BUILT_IN
+from speaker_registry.engine import Profile
 from tests.unit.extractors import signals
 from tests.unit.extractors.conftest import tiny_profile
 

@@ -23,7 +23,7 @@ from services.extractor_worker.weights.loading import (
     locate,
 )
 from services.shared.model.profiles import BUILT_IN, ProfileCatalogue
-from services.shared.model.published_weights import PublishedWeights
+from speaker_registry.engine import PublishedWeights
 from speaker_registry.errors import WeightsMissing
 from tests.unit.extractors.fake_hub import COMMIT, REPO, FakeHub, running
 
@@ -33,7 +33,7 @@ SUMS = {name: hashlib.sha256(content).hexdigest() for name, content in FILES.ite
 PROFILES = f"""
 from dataclasses import replace
 from services.shared.model.profiles import BUILT_IN, ProfileCatalogue
-from services.shared.model.published_weights import PublishedWeights
+from speaker_registry.engine import PublishedWeights
 
 def made(name, **weights):
     facts = {{"repo": {REPO!r}, "commit": {COMMIT!r}, "licence": "CC-BY-NC-4.0", "files": {SUMS!r}}}

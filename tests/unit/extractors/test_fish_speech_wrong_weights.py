@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from services.extractor_worker.engines.fish_speech import FishSpeechExtractor
-from services.shared.model.published_weights import PublishedWeights
+from speaker_registry.engine import PublishedWeights
 from speaker_registry.errors import WeightsInvalid, WeightsMissing
 from tests.unit.extractors.conftest import edit_pickle
 from tests.unit.extractors.fish_speech_tiny import (

@@ -17,13 +17,14 @@ from torch.nn import functional
 from services.extractor_worker.device.machine import machine_facts
 from services.extractor_worker.models.nearest import nearest_entries
 from services.extractor_worker.pipeline import proof
-from services.extractor_worker.pipeline.extractor import Dtype, Extractor
+from services.extractor_worker.pipeline.extractor import Extractor
 from services.extractor_worker.pipeline.proof import LIMITS, KeptProofs, compare, prove, prove_once
 from services.extractor_worker.pipeline.torch_extractor import Loading, TorchExtractor
 from services.extractor_worker.weights.loading import UntrainedWeights
 from services.shared.audio import ReferenceAudio
 from services.shared.model.profiles import BUILT_IN
 from speaker_registry.artifact import TensorSpec
+from speaker_registry.engine import Dtype
 from speaker_registry.errors import EncoderUnproven
 from tests.unit.extractors import fish_speech_tiny, test_at_the_same_time
 from tests.unit.extractors.conftest import load_tiny

@@ -17,8 +17,8 @@ import pytest
 import torch
 
 from services.extractor_worker.engines.qwen3_tts import Qwen3TTSExtractor
-from services.extractor_worker.pipeline.extractor import Dtype
 from services.shared.audio import ReferenceAudio
+from speaker_registry.engine import Dtype
 from tests.unit.extractors import signals
 from tests.unit.extractors.conftest import TINY, Goldens, golden_clip
 from tests.unit.extractors.parity import (

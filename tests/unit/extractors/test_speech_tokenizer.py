@@ -22,8 +22,9 @@ from services.extractor_worker.pipeline.torch_extractor import Loading
 from services.extractor_worker.weights.loading import LocalWeights, UntrainedWeights
 from services.extractor_worker.weights.modules import layout_of
 from services.shared.audio import ReferenceAudio
-from services.shared.model.profiles import BUILT_IN, Profile
+from services.shared.model.profiles import BUILT_IN
 from speaker_registry.artifact import check_tensors
+from speaker_registry.engine import Profile
 from speaker_registry.errors import AudioTooShort, WeightsInvalid, WeightsMissing
 from tests.unit.extractors import signals
 from tests.unit.extractors.conftest import Goldens, edit_json, edit_pickle, golden_clip, tiny_profile

@@ -21,7 +21,7 @@ from services.extractor_worker.weights.loading import (
     locate,
     parse_weights,
 )
-from services.shared.model.published_weights import PublishedWeights
+from speaker_registry.engine import PublishedWeights
 from speaker_registry.errors import WeightsInvalid, WeightsMissing
 from tests.unit.extractors.conftest import TINY
 
@@ -106,7 +106,7 @@ def test_a_folder_with_other_files_than_the_published_ones_is_refused_unless_tha
         another(copy, custom=False)
     checkpoint = another(copy, custom=True)
     sum_of_tensors = sha256_of_file(copy / "model.safetensors")
-    assert checkpoint.facts(["model.safetensors"]) == {
+    assert checkpoint.fingerprint_inputs(["model.safetensors"]) == {
         "untrained": False,
         "repo": None,
         "revision": None,

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from services.extractor_worker.weights import conversion
 from services.extractor_worker.weights.file_digest import sha256_of_file
 from services.extractor_worker.weights.loading import Checkpoint, LocalWeights, locate
-from services.shared.model.published_weights import PublishedWeights
+from speaker_registry.engine import PublishedWeights
 from speaker_registry.errors import WeightsInvalid
 
 TENSORS = {"a.weight": torch.arange(6.0).reshape(2, 3), "b": torch.tensor([1.0, 2.0, 3.0])}
