@@ -25,7 +25,7 @@ from services.registry_api.serving.compression import JsonCompression
 from services.registry_api.serving.fair_queue import FairQueue
 from services.registry_api.serving.limits import Pace, RequestIds, RequestLimits
 from services.registry_api.serving.slots import Slots
-from services.registry_api.wire import examples
+from services.registry_api.wire.examples import responses as examples
 from services.registry_api.wire.forms import FORM_BYTES
 from services.shared.configuration.settings import UploadLimits
 from speaker_registry import __version__

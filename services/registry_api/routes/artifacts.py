@@ -29,8 +29,9 @@ from services.registry_api.operations.artifact_upload import ReadyArtifact, give
 from services.registry_api.protocol.callers import Caller
 from services.registry_api.protocol.routing import Router
 from services.registry_api.serving.slots import Slots
-from services.registry_api.wire import examples, rendering
+from services.registry_api.wire import rendering
 from services.registry_api.wire.answers import answer, file_headers, without_bytes
+from services.registry_api.wire.examples import artifacts as examples
 from services.shared.bucket.facts import SpeakerId
 from services.shared.index.reading import IndexedSpeaker
 from services.shared.model.domain import ArtifactRecord, SpeakerVersion

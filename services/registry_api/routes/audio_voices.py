@@ -34,8 +34,9 @@ from services.registry_api.dependencies import (
 from services.registry_api.operations.precompute import Precompute
 from services.registry_api.operations.registration import Registered, register_clip, register_embedding
 from services.registry_api.protocol.routing import Router
-from services.registry_api.wire import examples, rendering
+from services.registry_api.wire import rendering
 from services.registry_api.wire.answers import answer
+from services.registry_api.wire.examples import audio_voices as examples
 from services.registry_api.wire.fields import Fields, read_fields
 from services.registry_api.wire.forms import OPENAPI, ignored, parse_upload
 from services.registry_api.wire.paging import AT_ONCE, VoicePage, find_voices, key_of

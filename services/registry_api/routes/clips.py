@@ -6,8 +6,8 @@ from starlette.responses import Response
 from services.registry_api.access.rules import AUDIO_READ
 from services.registry_api.dependencies import AT_STORE, NamespaceDep, Reference, ServicesDep, VoiceName
 from services.registry_api.protocol.routing import Router
-from services.registry_api.wire import examples
 from services.registry_api.wire.answers import file_headers, without_bytes
+from services.registry_api.wire.examples import voices as examples
 from services.shared.bucket.blobs import clip_of, read_clip
 from services.shared.bucket.facts import SpeakerId
 from speaker_registry.names import parse_reference

@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse, Response
 from services.registry_api.access.rules import METRICS, PUBLIC
 from services.registry_api.dependencies import Services
 from services.registry_api.protocol.routing import Router
-from services.registry_api.wire import examples
+from services.registry_api.wire.examples import health as examples
 from services.shared.telemetry.metrics import exposition
 from speaker_registry.errors import SpeakerRegistryError
 

@@ -20,8 +20,9 @@ from services.registry_api.dependencies import (
 )
 from services.registry_api.operations.cancellation import cancel
 from services.registry_api.protocol.routing import Router
-from services.registry_api.wire import examples, rendering
+from services.registry_api.wire import rendering
 from services.registry_api.wire.answers import answer
+from services.registry_api.wire.examples import jobs as examples
 from services.shared.bucket.facts import SpeakerId
 from services.shared.index.jobs import JobRecord
 from speaker_registry.names import parse_reference

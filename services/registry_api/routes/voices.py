@@ -18,8 +18,9 @@ from services.registry_api.dependencies import (
     VoiceName,
 )
 from services.registry_api.protocol.routing import Router
-from services.registry_api.wire import examples, rendering
+from services.registry_api.wire import rendering
 from services.registry_api.wire.answers import answer, check_if_match
+from services.registry_api.wire.examples import voices as examples
 from services.registry_api.wire.paging import find_voices
 from services.shared.index.reading import IndexedSpeaker
 from services.shared.registry.registrar import Registrar

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from openapi_spec_validator import validate
 
-from services.registry_api.wire.examples import MEDIA_TYPE
+from services.registry_api.wire.examples.artifacts import MEDIA_TYPE
 from tests.integration.api.contract import Contract
 from tests.integration.api.registry import Registry
 

@@ -1,0 +1,119 @@
+"""OpenAPI responses of jobs, extractions and profiles."""
+
+from services.registry_api.wire.examples.artifacts import PENDING_DESCRIPTOR, READY_DESCRIPTOR
+from services.registry_api.wire.examples.responses import (
+    COMMON,
+    DIGEST,
+    INVALID,
+    JOB_ID,
+    NO_PROFILE,
+    NO_VOICE,
+    READ,
+    VUID,
+    Responses,
+    error,
+    json_answer,
+    page_of,
+)
+from speaker_registry import schemas
+
+_JOB = {
+    "object": "job",
+    "id": JOB_ID,
+    "kind": "extract",
+    "state": "processing",
+    "voice": "Alice",
+    "version": 2,
+    "version_id": VUID,
+    "profile": "qwen3-tts-0.6b",
+    "fingerprint": DIGEST,
+    "untrained": False,
+    "custom_weights": False,
+    "attempt": 1,
+    "max_attempts": 3,
+    "progress": {"stage": "encoding", "done": 1, "total": 4},
+    "queue": "extract.qwen3-tts-0.6b",
+    "created_at": 1775133885.2,
+    "started_at": 1775133885.3,
+    "worker": "worker-1",
+    "retry_after": 1.0,
+}
+
+_PROFILE = {
+    "object": "profile",
+    "id": "qwen3-tts-0.6b",
+    "model_type": "qwen3_tts",
+    "description": "Qwen3-TTS 12Hz 0.6B Base",
+    "required": True,
+    "tensors": {"speaker_embedding": {"dtype": "F32", "shape": [1024], "required": True}},
+    "sample_rate": 24000,
+    "frame_rate": 12.5,
+    "model": "Qwen/Qwen3-TTS-12Hz-0.6B-Base",
+    "licence": "Apache-2.0",
+    "workers": 1,
+}
+
+_NO_JOB = error(
+    "No such job, or it is long ago.",
+    "No job 'job_x'. Jobs are kept for 30 days.",
+    "job_not_found",
+    "not_found_error",
+)
+
+JOBS: Responses = {
+    200: json_answer("A page of jobs.", page_of(_JOB, JOB_ID), schemas.Page[schemas.Job]),
+    **READ,
+    400: INVALID,
+    404: _NO_JOB,
+}
+
+JOB: Responses = {200: json_answer("The job.", _JOB, schemas.Job), **READ, 400: INVALID, 404: _NO_JOB}
+
+CANCEL: Responses = {
+    200: json_answer("Canceled.", {**_JOB, "state": "canceled", "finished_at": 1775133893.5}, schemas.Job),
+    **COMMON,
+    400: INVALID,
+    404: _NO_JOB,
+    409: error(
+        "It has ended, or its artifact is being stored. `x-should-retry: false`.",
+        f"Job '{JOB_ID}' is succeeded; only one that is queued or processing can be canceled.",
+        "job_finished",
+        "conflict_error",
+    ),
+}
+
+EXTRACTIONS: Responses = {
+    200: json_answer(
+        "All of it is there, or has failed before.",
+        page_of(READY_DESCRIPTOR, "qwen3-tts-0.6b"),
+        schemas.Page[schemas.ArtifactDescriptor],
+    ),
+    202: json_answer(
+        "Being made; `Location` is the first job.",
+        page_of(PENDING_DESCRIPTOR, "qwen3-tts-0.6b"),
+        schemas.Page[schemas.ArtifactDescriptor],
+    ),
+    **COMMON,
+    400: error(
+        "There is nothing to extract from, or something is not what is accepted.",
+        "Version 2 was registered with a ready speaker embedding of 1024 numbers; profile 'qwen3-tts-0.6b' "
+        "needs reference audio.",
+        "cache_unsupported",
+    ),
+    404: NO_VOICE,
+    413: error(
+        "The body is too large.", "The body has 70000 bytes; accepted here: 65536.", "payload_too_large"
+    ),
+}
+
+EXTRACTION_BODY = {
+    "requestBody": {
+        "content": {"application/json": {"example": {"profiles": ["qwen3-tts-0.6b"], "force": False}}},
+    }
+}
+
+PROFILES: Responses = {
+    200: json_answer("All profiles.", page_of(_PROFILE, "qwen3-tts-0.6b"), schemas.Page[schemas.Profile]),
+    404: NO_PROFILE,
+    **READ,
+}

@@ -1,0 +1,117 @@
+"""OpenAPI responses of `/v1/voices`: voices, versions and clips."""
+
+from services.registry_api.wire.examples.responses import (
+    BAD_NAME,
+    BINARY,
+    COMMON,
+    DIGEST,
+    INVALID,
+    NO_PROFILE,
+    NO_VOICE,
+    OF_BYTES,
+    READ,
+    VUID,
+    Responses,
+    error,
+    json_answer,
+    page_of,
+    response_headers,
+)
+from speaker_registry import schemas
+
+_STATUS = {"profile": "qwen3-tts-0.6b", "state": "ready", "stale": False, "digest": DIGEST}
+
+_VOICE = {
+    "object": "voice",
+    "id": f"voice_{VUID}_alice",
+    "name": "Alice",
+    "key": "alice",
+    "created_at": 1775133885,
+    "version": 2,
+    "latest": 3,
+    "versions": 3,
+    "aliases": {"default": 2},
+    "state": "ready",
+    "artifacts": [_STATUS],
+}
+
+_VERSION = {
+    "object": "voice.version",
+    "id": VUID,
+    "voice": "Alice",
+    "version": 2,
+    "created_at": 1775133885,
+    "source": "audio",
+    "audio": {
+        "digest": DIGEST,
+        "size": 132798,
+        "mime_type": "audio/flac",
+        "seconds": 6.2,
+        "sample_rate": 24000,
+        "channels": 1,
+        "url": "/v1/voices/Alice/versions/2/audio",
+    },
+    "ref_text": "The quick brown fox jumps over the lazy dog.",
+    "consent": "cons_1",
+    "artifacts": [_STATUS],
+    "state": "ready",
+}
+
+_CHANGED = error(
+    "The voice is not in the state that `If-Match` names.",
+    'If-Match is \'"x"\'; the current ETag is "y".',
+    "precondition_failed",
+    "conflict_error",
+)
+
+VOICES: Responses = {
+    200: json_answer("A page of voices.", page_of(_VOICE, "alice"), schemas.Page[schemas.Voice]),
+    **READ,
+    400: INVALID,
+    404: NO_PROFILE,
+}
+
+VOICE: Responses = {
+    200: json_answer("The voice.", _VOICE, schemas.Voice),
+    **READ,
+    400: BAD_NAME,
+    404: NO_VOICE,
+}
+
+DELETE: Responses = {
+    204: {"description": "Gone."},
+    **COMMON,
+    400: BAD_NAME,
+    404: NO_VOICE,
+    412: _CHANGED,
+}
+
+VERSIONS: Responses = {
+    200: json_answer("A page of versions.", page_of(_VERSION, "2"), schemas.Page[schemas.VoiceVersion]),
+    **READ,
+    400: BAD_NAME,
+    404: NO_VOICE,
+}
+
+VERSION: Responses = {
+    200: json_answer("The version.", _VERSION, schemas.VoiceVersion),
+    **READ,
+    400: BAD_NAME,
+    404: NO_VOICE,
+}
+
+CLIP: Responses = {
+    200: {
+        "description": "The clip, in the form it was uploaded in.",
+        "content": {"audio/*": BINARY},
+        "headers": response_headers(OF_BYTES),
+    },
+    **READ,
+    400: BAD_NAME,
+    404: error(
+        "No such voice, version or alias; or the version was made from a ready embedding.",
+        "Version 1 of voice 'Alice' was registered with a ready speaker embedding: there is no clip.",
+        "audio_not_found",
+        "not_found_error",
+    ),
+}
