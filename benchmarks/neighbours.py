@@ -30,7 +30,7 @@ import httpx
 from benchmarks.http_load import Answer, Ask, Load, stream
 from benchmarks.overload import SERVED, _p99
 from benchmarks.upload_to_ready import BOUNDARY, form
-from services.embedded.children import Child
+from services.embedded.managed_process import Child
 from services.shared.bucket.facts import SpeakerId
 from services.shared.keys.api_keys import new_token
 from services.shared.registry.registrar import Registrar

@@ -21,7 +21,6 @@ from pydantic import BaseModel, Field, ValidationError
 from speaker_registry.artifact import canonical_json
 from speaker_registry.errors import InvalidEmbedding, InvalidReference, InvalidRequest, Unavailable
 from speaker_registry.exchange import Plan, Policy, Reply, Request, exchange
-from speaker_registry.faults import refusal
 from speaker_registry.names import DEFAULT, SpeakerName, parse_reference, parse_speaker_name
 from speaker_registry.schemas import (
     ApiKey,
@@ -37,6 +36,7 @@ from speaker_registry.schemas import (
     Voice,
     VoiceVersion,
 )
+from speaker_registry.validation import refusal
 
 MAX_WAIT_SECONDS = 60.0
 """The longest that the registry holds an answer back."""

@@ -14,7 +14,7 @@ from typing import Self
 import httpx
 import redis
 
-from services.embedded.children import Child
+from services.embedded.managed_process import Child
 from services.embedded.valkey import ValkeyServer
 from services.shared.configuration.settings import RegistrySettings, StoreSettings
 from services.shared.registry.opening import open_registrar

@@ -23,9 +23,9 @@ import structlog
 from pydantic import ValidationError
 
 from services.embedded.bootstrap_key import bootstrap_key_file
-from services.embedded.children import Child
 from services.embedded.folder_lock import FolderInUseError, only_user_of
 from services.embedded.log_lines import coloured
+from services.embedded.managed_process import Child
 from services.embedded.settings import EmbeddedSettings
 from services.embedded.valkey import (
     LOCK_WAIT_SECONDS,

@@ -24,8 +24,8 @@ import structlog
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from services.embedded.child import spawn
 from services.embedded.folder_lock import lock_within
+from services.embedded.spawn import spawn
 
 log = structlog.get_logger(__name__)
 

@@ -17,7 +17,7 @@ from typing import Any, Self
 import httpx
 import redis
 
-from services.embedded.children import Child
+from services.embedded.managed_process import Child
 from services.embedded.valkey import find_server_binary
 from tests.deploy import compose_file
 from tests.deploy.compose_file import ROOT

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from services.embedded.children import ROOT
+from services.embedded.managed_process import ROOT
 from tests.deploy.composed import free_ports
 
 API, WORKER = "services.registry_api", "services.extractor_worker"

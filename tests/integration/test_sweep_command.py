@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from services.embedded.children import ROOT
+from services.embedded.managed_process import ROOT
 from services.registry_api.commands import sweep
 from services.registry_api.commands.exit_statuses import DONE, NOT_NOW
 from services.shared.index.speaker_index import DIRTY

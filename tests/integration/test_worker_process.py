@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from services.embedded.children import ROOT
+from services.embedded.managed_process import ROOT
 from services.extractor_worker.jobs.heartbeat import EXIT_UNFINISHED
 from services.extractor_worker.process import EXIT_NOTHING_TO_SERVE, EXIT_OUTDATED
 from speaker_registry import RegistryClient

@@ -14,7 +14,7 @@ from pydantic.fields import FieldInfo
 
 from services.shared.configuration.mistyped import nearest
 from speaker_registry.errors import InvalidRequest
-from speaker_registry.faults import accepted, refusal, shown
+from speaker_registry.validation import accepted, refusal, shown
 
 
 class OnlyKnownParameters:

@@ -21,6 +21,7 @@ from services.registry_api.access.rules import accepted_scopes, check_rules, our
 from services.shared.configuration.settings import AccessSettings, ApiSettings, RateSettings
 from services.shared.keys.api_keys import ALL_SCOPES, Token, new_token, parse_token
 from speaker_registry import RegistryClient, cli
+from speaker_registry.cli.keys import SCOPES
 from speaker_registry.errors import (
     ApiKeyNotFound,
     InvalidApiKey,
@@ -28,7 +29,6 @@ from speaker_registry.errors import (
     PermissionDenied,
     VoiceNotFound,
 )
-from speaker_registry.key_commands import SCOPES
 from tests.integration.api.conftest import Start, empty
 from tests.integration.api.registry import CLIP, PROFILE, Registry, until
 

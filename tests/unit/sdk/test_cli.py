@@ -19,7 +19,7 @@ import speaker_registry
 from speaker_registry import errors
 from speaker_registry.artifact import ComputedOn
 from speaker_registry.cli import main, parser, write_atomically
-from speaker_registry.command import ADVICE, EXIT_CODES
+from speaker_registry.cli.command import ADVICE, EXIT_CODES
 from tests.unit.sdk.fake_registry import (
     ECAPA,
     QWEN,

@@ -8,7 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from services.embedded.children import LONGEST_PAUSE_SECONDS, STEADY_SECONDS, Child, pause_before_restart
+from services.embedded.managed_process import (
+    LONGEST_PAUSE_SECONDS,
+    STEADY_SECONDS,
+    Child,
+    pause_before_restart,
+)
 
 ROOT = Path(__file__).parents[3]
 FULL = Path("/dev/full")

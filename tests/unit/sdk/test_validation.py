@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 import pytest
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from speaker_registry.faults import accepted, refusal
+from speaker_registry.validation import accepted, refusal
 
 
 @pytest.mark.parametrize(

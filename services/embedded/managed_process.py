@@ -16,8 +16,8 @@ from typing import IO
 
 import structlog
 
-from services.embedded.child import spawn
 from services.embedded.log_lines import is_of_a_request, level, parse, readable, reason, worth_showing
+from services.embedded.spawn import spawn
 
 log = structlog.get_logger()
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 import speaker_registry
-from speaker_registry import completion
-from speaker_registry.command import (
+from speaker_registry.cli import completion
+from speaker_registry.cli.command import (
     ADVICE,
     INTERRUPTED,
     OK,
@@ -35,8 +35,8 @@ from speaker_registry.command import (
     status_of,
     when,
 )
+from speaker_registry.cli.keys import add_keys, show_quota
 from speaker_registry.errors import ArtifactFailed, InvalidArtifact, SpeakerRegistryError
-from speaker_registry.key_commands import add_keys, show_quota
 from speaker_registry.terminal import facts, printable, table
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from speaker_registry.command import (
+from speaker_registry.cli.command import (
     Output,
     Parser,
     add_common,
