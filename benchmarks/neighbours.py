@@ -30,7 +30,7 @@ import httpx
 from benchmarks.http_load import Answer, Ask, Load, stream
 from benchmarks.overload import SERVED, _p99
 from benchmarks.upload_to_ready import BOUNDARY, form
-from services.embedded.managed_process import Child
+from services.embedded.managed_process import ManagedProcess
 from services.shared.bucket.facts import SpeakerId
 from services.shared.keys.api_keys import new_token
 from services.shared.registry.registrar import Registrar
@@ -324,7 +324,7 @@ class Seen:
 class PeakMemory:
     """The most memory that a process had resident since it was last forgotten, as the kernel tells it."""
 
-    def __init__(self, child: Child) -> None:
+    def __init__(self, child: ManagedProcess) -> None:
         self._process = Path(f"/proc/{child.pid}")
 
     def forget(self) -> None:
@@ -339,7 +339,7 @@ class Phases:
     """Runs them, with a process for the others and one for the fourth."""
 
     def __init__(
-        self, api: Child, url: str, trivial: str, keys: Mapping[str, str], pool: ProcessPoolExecutor
+        self, api: ManagedProcess, url: str, trivial: str, keys: Mapping[str, str], pool: ProcessPoolExecutor
     ) -> None:
         self._memory = PeakMemory(api)
         self._url, self._trivial, self._keys, self._pool = url, trivial, keys, pool

@@ -166,21 +166,21 @@ class Artifact:
 
     def __repr__(self) -> str:
         tensors = ", ".join(" ".join(row) for row in self._rows())
-        return f"<Artifact {self._title}: {tensors}; {self._facts}>"
+        return f"<Artifact {self._title}: {tensors}; {self._summary}>"
 
     def _repr_html_(self) -> str:
         """What a notebook shows instead of `repr`."""
         head = "".join(f"<th>{name}</th>" for name in ("tensor", "dtype", "shape"))
         rows = ["".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in self._rows()]
         lines = "".join(f"<tr>{line}</tr>" for line in (head, *rows))
-        return f"<table><caption>{html.escape(f'{self._title}; {self._facts}')}</caption>{lines}</table>"
+        return f"<table><caption>{html.escape(f'{self._title}; {self._summary}')}</caption>{lines}</table>"
 
     @property
     def _title(self) -> str:
         return printable(f"{self.manifest.voice}@{self.manifest.version} for {self.manifest.profile}")
 
     @property
-    def _facts(self) -> str:
+    def _summary(self) -> str:
         weights = "untrained; " if self.manifest.untrained else ""
         weights += "custom weights; " if self.manifest.custom_weights else ""
         return f"{weights}{self.size} bytes, {self.digest[:19]}…"
@@ -284,7 +284,7 @@ def _check_tensor(name: str, tensor: np.ndarray, spec: TensorSpec) -> None:
             f"the profile says {spec.minimum} to {spec.maximum}"
         )
     if spec.codebook_sizes is not None:
-        _check_books(name, tensor, spec.codebook_sizes)
+        _check_codebooks(name, tensor, spec.codebook_sizes)
 
 
 def _check_frames(
@@ -313,7 +313,7 @@ def _check_counts(tensors: Mapping[str, np.ndarray], specs: Mapping[str, TensorS
             raise InvalidArtifact(f"tensor '{name}' is {tensor.tolist()!s:.80}, there are {frames:g} frames")
 
 
-def _check_books(name: str, tensor: np.ndarray, sizes: Sequence[int]) -> None:
+def _check_codebooks(name: str, tensor: np.ndarray, sizes: Sequence[int]) -> None:
     highest = tensor.reshape(-1, tensor.shape[-1]).max(axis=0)
     for book, (value, size) in enumerate(zip(highest, sizes, strict=True)):
         if value >= size:

@@ -17,7 +17,7 @@ from speaker_registry.artifact import Artifact
 from speaker_registry.cache import ArtifactCache
 from speaker_registry.calls import Item, Listing, Registration, key_request, parse_target
 from speaker_registry.errors import SpeakerRegistryError
-from speaker_registry.exchange import Body, Outcome, Pause, Plan, Policy, Reply, Result, Step
+from speaker_registry.exchange import BodyReader, Outcome, Plan, Reply, Result, RetryPolicy, Sleep, Step
 from speaker_registry.fetching import Clip, File
 from speaker_registry.schemas import (
     ApiKey,
@@ -29,7 +29,7 @@ from speaker_registry.schemas import (
     Voice,
     VoiceVersion,
 )
-from speaker_registry.session import Audio, Own, Session, read_clip
+from speaker_registry.session import Audio, Default, Session, read_clip
 from speaker_registry.waiting import OnProgress, Readiness, wait_job, wait_ready
 
 
@@ -44,13 +44,13 @@ class AsyncRegistryClient(Session):
         namespace: str | None = None,
         timeout: float = 60.0,
         retries: int = 3,
-        cache: ArtifactCache | Literal[Own.CACHE] | None = Own.CACHE,
+        cache: ArtifactCache | Literal[Default.CACHE] | None = Default.CACHE,
         transport: httpx.AsyncBaseTransport | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
         super().__init__(
-            url, api_key, namespace, Policy(timeout_seconds=timeout, retries=retries, clock=clock), cache
+            url, api_key, namespace, RetryPolicy(timeout_seconds=timeout, retries=retries, clock=clock), cache
         )
         self._sleep = sleep
         self._http = httpx.AsyncClient(transport=transport)
@@ -236,7 +236,7 @@ class AsyncRegistryClient(Session):
             outcome = await self._perform(step)
 
     async def _perform(self, step: Step) -> Outcome:
-        if isinstance(step, Pause):
+        if isinstance(step, Sleep):
             await self._sleep(step.seconds)
             return None
         try:
@@ -244,7 +244,7 @@ class AsyncRegistryClient(Session):
                 asyncio.timeout(step.deadline - self._policy.clock()),
                 self._http.stream(**self._arguments(step)) as response,
             ):
-                body = Body(step, response.headers, self._policy.clock)
+                body = BodyReader(step, response.headers, self._policy.clock)
                 async for chunk in response.aiter_bytes():
                     body.add(chunk)
                 return Reply(response.status_code, dict(response.headers), body.whole())

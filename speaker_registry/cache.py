@@ -44,7 +44,7 @@ class CacheStats:
 
 
 @dataclass(frozen=True, slots=True)
-class _Pointer:
+class _Confirmation:
     digest: str
     confirmed_at: float
 
@@ -63,7 +63,7 @@ class ArtifactCache:
         self._clock = clock
         self._lock = threading.Lock()
         self._artifacts: OrderedDict[str, Artifact] = OrderedDict()
-        self._pointers: OrderedDict[Key, _Pointer] = OrderedDict()
+        self._confirmations: OrderedDict[Key, _Confirmation] = OrderedDict()
         self._bytes = 0
         self._hits = self._misses = 0
 
@@ -104,20 +104,20 @@ class ArtifactCache:
     def forget(self, key: Key) -> None:
         """The registry gives this out no more: neither do we, under any name that leads to the same bytes."""
         with self._lock:
-            pointer = self._pointers.pop(key, None)
-            if pointer:
-                self._drop(pointer.digest)
+            confirmation = self._confirmations.pop(key, None)
+            if confirmation:
+                self._drop(confirmation.digest)
 
     def forget_speaker(self, scope: str, speaker: str) -> None:
         """The voice is gone: drop everything of it."""
         with self._lock:
-            for key in [key for key in self._pointers if (key.scope, key.speaker) == (scope, speaker)]:
-                self._drop(self._pointers.pop(key).digest)
+            for key in [key for key in self._confirmations if (key.scope, key.speaker) == (scope, speaker)]:
+                self._drop(self._confirmations.pop(key).digest)
 
     def clear(self) -> None:
         with self._lock:
             self._artifacts.clear()
-            self._pointers.clear()
+            self._confirmations.clear()
             self._bytes = 0
 
     def stats(self) -> CacheStats:
@@ -127,13 +127,13 @@ class ArtifactCache:
     # Below: with the lock held.
 
     def _find(self, key: Key, max_age_seconds: float) -> Artifact | None:
-        pointer = self._pointers.get(key)
-        if pointer is None or self._clock() - pointer.confirmed_at > max_age_seconds:
+        confirmation = self._confirmations.get(key)
+        if confirmation is None or self._clock() - confirmation.confirmed_at > max_age_seconds:
             return None
-        artifact = self._artifacts.get(pointer.digest)
+        artifact = self._artifacts.get(confirmation.digest)
         if artifact is not None:
-            self._artifacts.move_to_end(pointer.digest)
-            self._pointers.move_to_end(key)
+            self._artifacts.move_to_end(confirmation.digest)
+            self._confirmations.move_to_end(key)
         return artifact
 
     def _store(self, key: Key, artifact: Artifact, asked_at: float) -> None:
@@ -145,13 +145,13 @@ class ArtifactCache:
         self._bytes += cost
         while self._bytes > self.max_bytes or len(self._artifacts) > self.max_entries:
             self._drop(next(iter(self._artifacts)))
-        before = self._pointers.get(key)
+        before = self._confirmations.get(key)
         # Of two answers that crossed, the one asked for later knows more.
         if before is None or before.confirmed_at <= asked_at:
-            self._pointers[key] = _Pointer(artifact.digest, asked_at)
-        self._pointers.move_to_end(key)
-        while len(self._pointers) > self.max_entries * _REFERENCES_PER_ENTRY:
-            self._pointers.popitem(last=False)
+            self._confirmations[key] = _Confirmation(artifact.digest, asked_at)
+        self._confirmations.move_to_end(key)
+        while len(self._confirmations) > self.max_entries * _REFERENCES_PER_ENTRY:
+            self._confirmations.popitem(last=False)
 
     def _drop(self, digest: str) -> None:
         artifact = self._artifacts.pop(digest, None)

@@ -20,7 +20,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from speaker_registry.artifact import canonical_json
 from speaker_registry.errors import InvalidEmbedding, InvalidReference, InvalidRequest, Unavailable
-from speaker_registry.exchange import Plan, Policy, Reply, Request, exchange
+from speaker_registry.exchange import Plan, Reply, Request, RetryPolicy, exchange
 from speaker_registry.names import DEFAULT, SpeakerName, parse_reference, parse_speaker_name
 from speaker_registry.schemas import (
     ApiKey,
@@ -36,7 +36,7 @@ from speaker_registry.schemas import (
     Voice,
     VoiceVersion,
 )
-from speaker_registry.validation import refusal
+from speaker_registry.validation import invalid_value_message
 
 MAX_WAIT_SECONDS = 60.0
 """The longest that the registry holds an answer back."""
@@ -139,7 +139,7 @@ class Registration(Schema):
         return f"{self.name}@{self.version}"
 
 
-class _UploadedFacts(Schema):
+class _UploadedVoice(Schema):
     id: str
     name: str
     version: int
@@ -152,7 +152,7 @@ class _UploadedFacts(Schema):
 class _Uploaded(Schema):
     """Answer of `POST /v1/audio/voices`, as far as we need it."""
 
-    voice: _UploadedFacts
+    voice: _UploadedVoice
     created: bool = True
 
 
@@ -185,7 +185,7 @@ class Listing(Generic[Item]):
 class Calls:
     """The calls of one client. Wrong arguments are refused at once, not when the plan is carried out."""
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: RetryPolicy) -> None:
         self._policy = policy
 
     def voice(self, name: str) -> Plan[Voice]:
@@ -195,7 +195,7 @@ class Calls:
         return self._read(VoiceVersion, Request(path=target.version_path))
 
     def descriptor(self, target: Target, profile: str, wait: float = 0.0) -> Plan[ArtifactDescriptor]:
-        return self._read(ArtifactDescriptor, held_back(Request(path=target.artifact_path(profile)), wait))
+        return self._read(ArtifactDescriptor, long_polled(Request(path=target.artifact_path(profile)), wait))
 
     def put(
         self, target: Target, profile: str, content: bytes, fingerprint: str | None
@@ -225,7 +225,7 @@ class Calls:
         return self._read(Job, Request(method="POST", path=f"/v1/jobs/{_segment(job_id, 'id')}/cancel"))
 
     def job(self, job_id: str, wait: float = 0.0) -> Plan[Job]:
-        return self._read(Job, held_back(Request(path=f"/v1/jobs/{_segment(job_id, 'id')}"), wait))
+        return self._read(Job, long_polled(Request(path=f"/v1/jobs/{_segment(job_id, 'id')}"), wait))
 
     def voices(
         self, profile: str | None, state: str | None, q: str | None, limit: int | None
@@ -317,7 +317,7 @@ def _listing(path: str, page: type[Page[Item]], limit: int | None, **filters: st
     return Listing(path, page, _given(**filters), limit)
 
 
-def held_back(request: Request, wait: float) -> Request:
+def long_polled(request: Request, wait: float) -> Request:
     """Ask the registry to answer only when there is news, at the latest after `wait` seconds."""
     if wait <= 0:
         return request
@@ -377,7 +377,7 @@ def key_request(
         )
     except ValidationError as error:
         fault = error.errors()[0]
-        said = refusal(fault, fault["loc"], ApiKeyRequest.model_json_schema())
+        said = invalid_value_message(fault, fault["loc"], ApiKeyRequest.model_json_schema())
         raise InvalidRequest(said, param=str(fault["loc"][0])) from None
 
 

@@ -16,7 +16,7 @@ from speaker_registry.artifact import Artifact
 from speaker_registry.cache import ArtifactCache
 from speaker_registry.calls import Item, Listing, Registration, key_request, parse_target
 from speaker_registry.errors import SpeakerRegistryError
-from speaker_registry.exchange import Body, Outcome, Pause, Plan, Policy, Reply, Result, Step
+from speaker_registry.exchange import BodyReader, Outcome, Plan, Reply, Result, RetryPolicy, Sleep, Step
 from speaker_registry.fetching import Clip, File
 from speaker_registry.schemas import (
     ApiKey,
@@ -28,7 +28,7 @@ from speaker_registry.schemas import (
     Voice,
     VoiceVersion,
 )
-from speaker_registry.session import Audio, Own, Session, read_clip
+from speaker_registry.session import Audio, Default, Session, read_clip
 from speaker_registry.waiting import OnProgress, Readiness, wait_job, wait_ready
 
 
@@ -59,13 +59,13 @@ class RegistryClient(Session):
         namespace: str | None = None,
         timeout: float = 60.0,
         retries: int = 3,
-        cache: ArtifactCache | Literal[Own.CACHE] | None = Own.CACHE,
+        cache: ArtifactCache | Literal[Default.CACHE] | None = Default.CACHE,
         transport: httpx.BaseTransport | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], object] = time.sleep,
     ) -> None:
         super().__init__(
-            url, api_key, namespace, Policy(timeout_seconds=timeout, retries=retries, clock=clock), cache
+            url, api_key, namespace, RetryPolicy(timeout_seconds=timeout, retries=retries, clock=clock), cache
         )
         self._sleep = sleep
         self._http = httpx.Client(transport=transport)
@@ -357,12 +357,12 @@ class RegistryClient(Session):
             outcome = self._perform(step)
 
     def _perform(self, step: Step) -> Outcome:
-        if isinstance(step, Pause):
+        if isinstance(step, Sleep):
             self._sleep(step.seconds)
             return None
         try:
             with self._http.stream(**self._arguments(step)) as response:
-                body = Body(step, response.headers, self._policy.clock)
+                body = BodyReader(step, response.headers, self._policy.clock)
                 for chunk in response.iter_bytes():
                     body.add(chunk)
                 return Reply(response.status_code, dict(response.headers), body.whole())

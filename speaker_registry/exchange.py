@@ -1,8 +1,8 @@
 """One request until it has an answer: what is tried again, after how long, and which error an answer is.
 
-No I/O. A *plan* is a generator: it yields what is to be done (`Send`, `Pause`), is sent what came of it, and
-returns its result. `client` has the two loops that carry plans out, one blocking, one async, so that nothing
-is written twice. Knows HTTP, but no route and no cache.
+No I/O. A *plan* is a generator: it yields what is to be done (`SendRequest`, `Sleep`), is sent what came of
+it, and returns its result. `client` and `async_client` have the loops that carry plans out, so nothing is
+written twice. Knows HTTP, but no route and no cache.
 """
 
 import math
@@ -73,7 +73,7 @@ class Reply:
 
 
 @dataclass(frozen=True, slots=True)
-class Send:
+class SendRequest:
     """Do one HTTP exchange; its outcome is a `Reply`, or the error why there is none."""
 
     request: Request
@@ -82,19 +82,19 @@ class Send:
 
 
 @dataclass(frozen=True, slots=True)
-class Pause:
+class Sleep:
     seconds: float
 
 
-Step = Send | Pause
+Step = SendRequest | Sleep
 Outcome = Reply | SpeakerRegistryError | None
-"""Of a `Send`: a reply or an error. Of a `Pause`: None."""
+"""Of a `SendRequest`: a reply or an error. Of a `Sleep`: None."""
 Result = TypeVar("Result")
 Plan = Generator[Step, Outcome, Result]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Policy:
+class RetryPolicy:
     """How patient a client is."""
 
     timeout_seconds: float = 60.0
@@ -105,7 +105,7 @@ class Policy:
     """From 0 to 1, for the jitter of the pauses."""
 
 
-def exchange(policy: Policy, request: Request) -> Plan[Reply]:
+def exchange(policy: RetryPolicy, request: Request) -> Plan[Reply]:
     """Send until there is an answer that says something, or patience ends.
 
     Returns:
@@ -117,10 +117,12 @@ def exchange(policy: Policy, request: Request) -> Plan[Reply]:
     deadline = policy.clock() + policy.timeout_seconds + request.wait_seconds
     attempt = 0
     while True:
-        outcome = yield Send(request, deadline)
-        assert outcome is not None, "a Send has an outcome"
+        outcome = yield SendRequest(request, deadline)
+        assert outcome is not None, "a SendRequest has an outcome"
         error = error_of(outcome)
-        if isinstance(outcome, Reply) and (error is None or _deleted_before(request, attempt, error)):
+        if isinstance(outcome, Reply) and (
+            error is None or _deleted_by_lost_attempt(request, attempt, error)
+        ):
             return outcome
         assert error is not None
         seconds = pause_before(attempt, error.retry_after_seconds, policy.chance())
@@ -131,11 +133,11 @@ def exchange(policy: Policy, request: Request) -> Plan[Reply]:
             or policy.clock() + seconds >= deadline
         ):
             raise error
-        yield Pause(seconds)
+        yield Sleep(seconds)
         attempt += 1
 
 
-def _deleted_before(request: Request, attempt: int, error: SpeakerRegistryError) -> bool:
+def _deleted_by_lost_attempt(request: Request, attempt: int, error: SpeakerRegistryError) -> bool:
     """What a repeated DELETE does not find, an attempt whose answer was lost has deleted."""
     return request.method == "DELETE" and attempt > 0 and isinstance(error, NotFound)
 
@@ -182,17 +184,17 @@ def _unix_time(text: str) -> float | None:
     return seconds
 
 
-def attempt_timeouts(send: Send, now: float) -> dict[str, float]:
+def attempt_timeouts(send: SendRequest, now: float) -> dict[str, float]:
     """Httpx's time-outs, in seconds, for one attempt: never longer than what is left until the deadline."""
     left = max(0.001, send.deadline - now)
     read = min(_READ_SECONDS + send.request.wait_seconds, left)
     return {"connect": min(_CONNECT_SECONDS, left), "pool": left, "write": read, "read": read}
 
 
-class Body:
+class BodyReader:
     """Collects an answer's bytes and refuses what is too long, too late, cut short or compressed."""
 
-    def __init__(self, send: Send, headers: Mapping[str, str], clock: Callable[[], float]) -> None:
+    def __init__(self, send: SendRequest, headers: Mapping[str, str], clock: Callable[[], float]) -> None:
         self._send, self._clock = send, clock
         self._chunks: list[bytes] = []
         self._size = 0
@@ -231,7 +233,7 @@ def error_of(outcome: Reply | SpeakerRegistryError) -> SpeakerRegistryError | No
         return None
     said = _envelope(outcome.body)
     error = _class_for(outcome.status, said)(
-        said.message if said else _bare_message(outcome),
+        said.message if said else _status_message(outcome),
         param=said.param if said else None,
         retry_after_seconds=retry_after_seconds(outcome.headers),
     )
@@ -270,7 +272,7 @@ def nearest_class(status: int) -> type[SpeakerRegistryError]:
     return exact.get(status) or (InvalidRequest if status < 500 else Unavailable)
 
 
-def _bare_message(reply: Reply) -> str:
+def _status_message(reply: Reply) -> str:
     """The page of a proxy is not for callers, its status is."""
     if 300 <= reply.status < 400:
         return (

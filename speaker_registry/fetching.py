@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from speaker_registry.artifact import Artifact, sha256_digest
 from speaker_registry.cache import ArtifactCache, Key
-from speaker_registry.calls import MAX_WAIT_SECONDS, Target, held_back, parsed
+from speaker_registry.calls import MAX_WAIT_SECONDS, Target, long_polled, parsed
 from speaker_registry.errors import (
     ArtifactNotReady,
     Conflict,
@@ -25,7 +25,7 @@ from speaker_registry.errors import (
     VoiceDeleted,
     VoiceNotFound,
 )
-from speaker_registry.exchange import Pause, Plan, Policy, Reply, Request, exchange, retry_after_seconds
+from speaker_registry.exchange import Plan, Reply, Request, RetryPolicy, Sleep, exchange, retry_after_seconds
 from speaker_registry.names import DEFAULT, key_of_name, stands_for
 from speaker_registry.schemas import ArtifactDescriptor
 from speaker_registry.terminal import printable
@@ -65,7 +65,7 @@ class Fetching:
         scope: keeps this client's entries apart from those of others in the same cache.
     """
 
-    def __init__(self, policy: Policy, cache: ArtifactCache, scope: str) -> None:
+    def __init__(self, policy: RetryPolicy, cache: ArtifactCache, scope: str) -> None:
         self._policy, self._cache, self._scope = policy, cache, scope
 
     def fetch(
@@ -73,14 +73,14 @@ class Fetching:
     ) -> Plan[Artifact]:
         key = Key(self._scope, target.speaker.key, target.reference or DEFAULT, profile)
         if max_age is not None and (artifact := self._cache.fresh(key, max_age)):
-            return _handed_out(artifact)
+            return _with_own_dict(artifact)
         known = self._cache.held(key)
         asked_at = self._cache.now()
         try:
             file = yield from self._transfer(target, profile, wait, known)
         except Unavailable:
             if stale_if_error > 0 and (artifact := self._cache.fresh(key, stale_if_error)):
-                return _handed_out(artifact)
+                return _with_own_dict(artifact)
             raise
         except (NotFound, Conflict) as error:
             self._forget(key, error)
@@ -88,9 +88,9 @@ class Fetching:
         if file is None:
             assert known is not None, "304 is only an answer to a digest of ours"
             self._cache.confirm(key, known, asked_at)
-            return _handed_out(known)
+            return _with_own_dict(known)
         self._cache.add(key, file.artifact, asked_at)
-        return _handed_out(file.artifact)
+        return _with_own_dict(file.artifact)
 
     def file(self, target: Target, profile: str, wait: float) -> Plan[File]:
         """From the registry, whatever is in memory."""
@@ -117,7 +117,7 @@ class Fetching:
         deadline = self._policy.clock() + wait
         while True:
             left = deadline - self._policy.clock()
-            reply = yield from exchange(self._policy, held_back(request, min(left, MAX_WAIT_SECONDS)))
+            reply = yield from exchange(self._policy, long_polled(request, min(left, MAX_WAIT_SECONDS)))
             if reply.status == 304 and known:
                 return None
             if reply.status == 200:
@@ -126,7 +126,7 @@ class Fetching:
             left = deadline - self._policy.clock()
             if left <= 0:
                 raise not_ready
-            yield Pause(min(not_ready.retry_after_seconds or 1.0, left))
+            yield Sleep(min(not_ready.retry_after_seconds or 1.0, left))
 
     def _forget(self, key: Key, error: SpeakerRegistryError) -> None:
         """Erased means erased here too. And what the registry refuses must not come from memory instead."""
@@ -204,6 +204,6 @@ def _not_ready(reply: Reply) -> ArtifactNotReady:
     )
 
 
-def _handed_out(artifact: Artifact) -> Artifact:
+def _with_own_dict(artifact: Artifact) -> Artifact:
     """With a dict of its own: engines put their own tensors in its place, and the cache must not see it."""
     return dataclasses.replace(artifact, tensors=dict(artifact.tensors))

@@ -64,7 +64,7 @@ class ArtifactStatus(Schema):
     """Why nothing happens for now although it is pending: no worker serves the profile."""
 
 
-class AudioFacts(Schema):
+class AudioProperties(Schema):
     """The clip as it was uploaded."""
 
     digest: str
@@ -86,7 +86,7 @@ class VoiceVersion(Schema):
     version: int
     created_at: int
     source: Source
-    audio: AudioFacts | None = None
+    audio: AudioProperties | None = None
     embedding_dim: int | None = None
     ref_text: str | None = None
     consent: str

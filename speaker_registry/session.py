@@ -15,7 +15,7 @@ import speaker_registry
 from speaker_registry.cache import ArtifactCache
 from speaker_registry.calls import Calls
 from speaker_registry.errors import InvalidRequest, PayloadTooLarge, Unavailable
-from speaker_registry.exchange import Policy, Send, attempt_timeouts
+from speaker_registry.exchange import RetryPolicy, SendRequest, attempt_timeouts
 from speaker_registry.fetching import Fetching
 from speaker_registry.names import ACCEPTED_NAMESPACES, is_namespace
 
@@ -28,7 +28,7 @@ Audio = str | os.PathLike[str] | bytes | IO[bytes]
 """A path, the bytes themselves, or an open file."""
 
 
-class Own(enum.Enum):
+class Default(enum.Enum):
     CACHE = "a cache of its own"
 
 
@@ -40,14 +40,14 @@ class Session:
         url: str | None,
         api_key: str | None,
         namespace: str | None,
-        policy: Policy,
-        cache: ArtifactCache | Literal[Own.CACHE] | None,
+        policy: RetryPolicy,
+        cache: ArtifactCache | Literal[Default.CACHE] | None,
     ) -> None:
         self.url = parse_url(url or os.environ.get(URL_VARIABLE, ""))
         key = parse_api_key(api_key or os.environ.get(API_KEY_VARIABLE, ""))
         self._headers = {
             "accept": "application/json",
-            "accept-encoding": "identity",  # see exchange.Body
+            "accept-encoding": "identity",  # see exchange.BodyReader
             "user-agent": f"speaker-registry/{speaker_registry.__version__}",
         }
         if key:
@@ -55,7 +55,7 @@ class Session:
         namespace = namespace or os.environ.get(NAMESPACE_VARIABLE) or ""
         if namespace:
             self._headers["x-speaker-namespace"] = parse_namespace(namespace)
-        if cache is Own.CACHE:
+        if cache is Default.CACHE:
             cache = ArtifactCache()
         self.cache: ArtifactCache | None = cache
         self._policy = policy
@@ -68,7 +68,7 @@ class Session:
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.url}>"
 
-    def _arguments(self, send: Send) -> dict[str, Any]:
+    def _arguments(self, send: SendRequest) -> dict[str, Any]:
         """Of httpx's `stream`, for one attempt."""
         request = send.request
         parts: list[tuple[str, Any]] = [(name, (None, value)) for name, value in request.fields.items()]

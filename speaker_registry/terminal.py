@@ -23,7 +23,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     return "\n".join(_aligned(line, widths) for line in lines)
 
 
-def facts(pairs: Sequence[tuple[str, object]]) -> str:
+def field_lines(pairs: Sequence[tuple[str, object]]) -> str:
     """A name and a value on each line; None is shown as a dash."""
     width = max(len(name) for name, _ in pairs)
     return "\n".join(

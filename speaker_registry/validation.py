@@ -9,7 +9,7 @@ from pydantic_core import ErrorDetails
 
 Schema = Mapping[str, Any]
 
-_SHOWN_CHARACTERS = 80
+_MAX_SHOWN_CHARACTERS = 80
 _KINDS = {
     "array": "a list",
     "boolean": "true or false",
@@ -20,7 +20,7 @@ _KINDS = {
 }
 
 
-def refusal(fault: ErrorDetails, path: Sequence[str | int], schema: Schema) -> str:
+def invalid_value_message(fault: ErrorDetails, path: Sequence[str | int], schema: Schema) -> str:
     """One clause without a full stop, such as `'limit' is '0'; accepted: a whole number from 1 to 100`.
 
     Args:
@@ -28,25 +28,25 @@ def refusal(fault: ErrorDetails, path: Sequence[str | int], schema: Schema) -> s
     """
     first, *rest = path
     place = f"'{first}{''.join(f'[{step}]' for step in rest)}'"
-    value, words = shown(fault["input"]), accepted(part(schema, path))
+    value, words = shortened(fault["input"]), accepted(subschema(schema, path))
     if fault["type"] == "missing":
         return f"{place} is missing" + (f"; accepted: {words}" if words else "")
-    if own := own_words(fault):
+    if own := validator_message(fault):
         return f"{place} is {value}: {own}"
     return f"{place} is {value}; accepted: {words}" if words else f"{place} is {value}: {fault['msg']}"
 
 
-def shown(value: object) -> str:
+def shortened(value: object) -> str:
     """As much of a value as fits into a message."""
-    return ascii(value)[:_SHOWN_CHARACTERS]
+    return ascii(value)[:_MAX_SHOWN_CHARACTERS]
 
 
-def own_words(fault: ErrorDetails) -> str | None:
+def validator_message(fault: ErrorDetails) -> str | None:
     """What a validator of ours said; None where it was one of pydantic's."""
     return fault["msg"].removeprefix("Value error, ") if fault["type"] == "value_error" else None
 
 
-def part(schema: Schema, path: Sequence[str | int]) -> Schema:
+def subschema(schema: Schema, path: Sequence[str | int]) -> Schema:
     """What a schema says of one of its fields or entries; empty if nothing."""
     found: Schema = _without_null(schema)
     for step in path:

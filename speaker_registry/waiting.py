@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from speaker_registry.calls import Calls, Target
 from speaker_registry.errors import ArtifactFailed, ArtifactNotReady, JobNotFound, Unavailable
-from speaker_registry.exchange import Pause, Plan, Policy
+from speaker_registry.exchange import Plan, RetryPolicy, Sleep
 from speaker_registry.schemas import (
     FINISHED_STATES,
     ArtifactDescriptor,
@@ -20,9 +20,9 @@ from speaker_registry.schemas import (
 
 _POLL_SECONDS = 10.0
 """One long poll. With several profiles: the most by which the failure of another one may be noticed late."""
-_LULL_SECONDS = 0.25
+_SHORT_PAUSE_SECONDS = 0.25
 """Between two looks when the first brought no news, or a job has ended and its artifact is not there yet."""
-_NO_JOB_SECONDS = 1.0
+_LONG_PAUSE_SECONDS = 1.0
 """Between two looks while there is no job to watch, or no registry."""
 
 
@@ -53,7 +53,7 @@ OnProgress = Callable[[Readiness], object]
 
 
 def wait_ready(
-    policy: Policy,
+    policy: RetryPolicy,
     target: Target,
     profile: str | None,
     timeout: float,
@@ -67,8 +67,8 @@ def wait_ready(
     """
     calls = Calls(policy)
     deadline = policy.clock() + timeout
-    target = yield from _pinned(calls, target)
-    seen = yield from _look(calls, target, profile, None)
+    target = yield from _with_version_number(calls, target)
+    seen = yield from _read_state(calls, target, profile, None)
     while True:
         if on_progress:
             on_progress(seen)
@@ -76,16 +76,16 @@ def wait_ready(
         if is_ready(seen, left):
             return seen
         try:
-            job = yield from _news(calls, seen, left)
-            seen = yield from _look(calls, target, profile, job)
+            job = yield from _wait_for_change(calls, seen, left)
+            seen = yield from _read_state(calls, target, profile, job)
         except Unavailable:
             # Whoever waits for minutes outlives a restart of the registry. A wrong address has failed above.
-            if policy.clock() + _NO_JOB_SECONDS >= deadline:
+            if policy.clock() + _LONG_PAUSE_SECONDS >= deadline:
                 raise
-            yield Pause(_NO_JOB_SECONDS)
+            yield Sleep(_LONG_PAUSE_SECONDS)
 
 
-def wait_job(policy: Policy, job_id: str, timeout: float) -> Plan[Job]:
+def wait_job(policy: RetryPolicy, job_id: str, timeout: float) -> Plan[Job]:
     """Ask for a job until it has finished.
 
     Raises:
@@ -98,18 +98,18 @@ def wait_job(policy: Policy, job_id: str, timeout: float) -> Plan[Job]:
         try:
             job = yield from calls.job(job_id, wait=max(0.0, min(_POLL_SECONDS, left)))
         except Unavailable:  # whoever waits for minutes outlives a restart of the registry
-            if policy.clock() + _NO_JOB_SECONDS >= deadline:
+            if policy.clock() + _LONG_PAUSE_SECONDS >= deadline:
                 raise
-            yield Pause(_NO_JOB_SECONDS)
+            yield Sleep(_LONG_PAUSE_SECONDS)
             continue
         if job.state in FINISHED_STATES:
             return job
         if policy.clock() >= deadline:
             reason = f" ({job.reason})" if job.reason else ""
             raise ArtifactNotReady(
-                f"job {job.id} is {job.state}{reason}", retry_after_seconds=_NO_JOB_SECONDS
+                f"job {job.id} is {job.state}{reason}", retry_after_seconds=_LONG_PAUSE_SECONDS
             )
-        yield Pause(min(_LULL_SECONDS, deadline - policy.clock()))
+        yield Sleep(min(_SHORT_PAUSE_SECONDS, deadline - policy.clock()))
 
 
 def is_ready(seen: Readiness, seconds_left: float) -> bool:
@@ -124,7 +124,7 @@ def is_ready(seen: Readiness, seconds_left: float) -> bool:
     if seconds_left <= 0:
         states = ", ".join(map(_state_of, seen.artifacts))
         raise ArtifactNotReady(
-            f"{seen.reference} is not ready yet: {states}", retry_after_seconds=_NO_JOB_SECONDS
+            f"{seen.reference} is not ready yet: {states}", retry_after_seconds=_LONG_PAUSE_SECONDS
         )
     return False
 
@@ -134,7 +134,7 @@ def _state_of(status: ArtifactStatus) -> str:
     return f"{status.profile} {status.state}{reason}"
 
 
-def _pinned(calls: Calls, target: Target) -> Plan[Target]:
+def _with_version_number(calls: Calls, target: Target) -> Plan[Target]:
     """With a number: what a name stands for may change while we wait.
 
     A bare name means its newest version, ready or not: one waits for what one has just uploaded.
@@ -148,7 +148,7 @@ def _pinned(calls: Calls, target: Target) -> Plan[Target]:
     return target
 
 
-def _look(calls: Calls, target: Target, profile: str | None, job: Job | None) -> Plan[Readiness]:
+def _read_state(calls: Calls, target: Target, profile: str | None, job: Job | None) -> Plan[Readiness]:
     if profile is None:
         version = yield from calls.version(target)
         return Readiness(
@@ -175,16 +175,16 @@ def _status_of(descriptor: ArtifactDescriptor) -> ArtifactStatus:
     )
 
 
-def _news(calls: Calls, seen: Readiness, seconds_left: float) -> Plan[Job | None]:
+def _wait_for_change(calls: Calls, seen: Readiness, seconds_left: float) -> Plan[Job | None]:
     """Return when something has probably changed."""
     if seen.job_to_watch is None:
-        yield Pause(min(_NO_JOB_SECONDS, seconds_left))
+        yield Sleep(min(_LONG_PAUSE_SECONDS, seconds_left))
         return None
     try:
         job = yield from calls.job(seen.job_to_watch, wait=min(_POLL_SECONDS, seconds_left))
     except JobNotFound:
-        yield Pause(min(_NO_JOB_SECONDS, seconds_left))
+        yield Sleep(min(_LONG_PAUSE_SECONDS, seconds_left))
         return None
     if job == seen.job:
-        yield Pause(min(_LULL_SECONDS, seconds_left))
+        yield Sleep(min(_SHORT_PAUSE_SECONDS, seconds_left))
     return job

@@ -14,7 +14,7 @@ from typing import Self
 import httpx
 import redis
 
-from services.embedded.managed_process import Child
+from services.embedded.managed_process import ManagedProcess
 from services.embedded.valkey import ValkeyServer
 from services.shared.configuration.settings import RegistrySettings, StoreSettings
 from services.shared.registry.opening import open_registrar
@@ -85,11 +85,11 @@ class RegistryProcesses:
         ]
         self.workers = [self._child(f"worker{number}", worker, common) for number in range(workers)]
 
-    def _child(self, name: str, module: str, environment: Mapping[str, str]) -> Child:
+    def _child(self, name: str, module: str, environment: Mapping[str, str]) -> ManagedProcess:
         port = str(free_port())
         self.metrics_urls[name] = f"http://127.0.0.1:{port}/metrics"
         own = {**environment, "SPEAKER_METRICS_PORT": port}
-        return Child(name, module, own, show=lambda line, importance: None, raw=self._raw)
+        return ManagedProcess(name, module, own, show=lambda line, importance: None, log_file=self._raw)
 
     def __enter__(self) -> Self:
         self.bucket.mkdir(exist_ok=True)
@@ -106,7 +106,7 @@ class RegistryProcesses:
         self.close()
 
     @property
-    def children(self) -> list[Child]:
+    def children(self) -> list[ManagedProcess]:
         return [*self.apis, *self.workers]
 
     def pace(self, seconds: float) -> None:
@@ -127,7 +127,7 @@ class RegistryProcesses:
 
     def _ready(self, url: str) -> bool:
         for child in self.children:
-            assert child.exit_status is None, f"{child.name} ended: {child.last_words()}"
+            assert child.exit_status is None, f"{child.name} ended: {child.failure_reason()}"
         return _serves(url, len(self.workers), self._key)
 
     @contextmanager
@@ -149,7 +149,7 @@ class RegistryProcesses:
     def close(self) -> None:
         deadline = time.monotonic() + 5
         for child in self.children:
-            child.ask_to_stop()
+            child.request_stop()
         for child in self.children:
             child.stop(deadline)
         self.valkey.stop(seconds=5)

@@ -42,18 +42,18 @@ def main(arguments: list[str]) -> int:
 
 def run(settings: EmbeddedSettings) -> int:
     """Keep a registry running until Ctrl-C or SIGTERM."""
-    _say(f"starting (profiles: {settings.profiles}; weights: {settings.weights}) …")
+    _print(f"starting (profiles: {settings.profiles}; weights: {settings.weights}) …")
     with EmbeddedRegistry(settings, show=logging.INFO) as registry:
-        _say(_welcome(registry, settings))
+        _print(_welcome(registry, settings))
         try:
             registry.watch()
         except KeyboardInterrupt:
-            _say(_farewell())
-    _say("stopped; the data stays")
+            _print(_farewell())
+    _print("stopped; the data stays")
     return 0
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     """To standard output, if somebody takes it: a full disk under it must not end the registry."""
     with suppress(OSError, ValueError):
         print(text, flush=True)

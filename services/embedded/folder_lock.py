@@ -15,7 +15,7 @@ class FolderInUseError(Exception):
 
 
 @contextmanager
-def only_user_of(folder: Path, *, wait_seconds: float) -> Iterator[None]:
+def exclusive_lock(folder: Path, *, wait_seconds: float) -> Iterator[None]:
     """Hold the folder for this process. The system gives it free when the process ends, however it ends.
 
     Raises:

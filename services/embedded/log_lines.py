@@ -32,7 +32,7 @@ def worth_showing(event: Mapping[str, Any]) -> bool:
     return level(event) >= logging.WARNING or bool(_OUR_EVENT.fullmatch(str(event["event"])))
 
 
-def is_of_a_request(event: Mapping[str, Any]) -> bool:
+def is_access_log(event: Mapping[str, Any]) -> bool:
     """Whether it is a line of the access log, which says what others ask and not what the process is at."""
     return str(event["event"]) == "request.done"
 

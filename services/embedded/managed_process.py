@@ -16,13 +16,13 @@ from typing import IO
 
 import structlog
 
-from services.embedded.log_lines import is_of_a_request, level, parse, readable, reason, worth_showing
+from services.embedded.log_lines import is_access_log, level, parse, readable, reason, worth_showing
 from services.embedded.spawn import spawn
 
 log = structlog.get_logger()
 
 ROOT = Path(__file__).parents[2]
-STEADY_SECONDS = 30.0
+STABLE_SECONDS = 30.0
 """A child that lived so long and then ends is started again at once; else after growing pauses."""
 LONGEST_PAUSE_SECONDS = 30.0
 _MAX_LINE_BYTES = 64 * 1024
@@ -31,15 +31,15 @@ _KEPT_LINES = 20
 
 def pause_before_restart(last_pause: float, lived: float) -> float:
     """Seconds, given the pause before its last start and how long it lived after that."""
-    return 0.0 if lived > STEADY_SECONDS else min(max(1.0, 2 * last_pause), LONGEST_PAUSE_SECONDS)
+    return 0.0 if lived > STABLE_SECONDS else min(max(1.0, 2 * last_pause), LONGEST_PAUSE_SECONDS)
 
 
-class Child:
+class ManagedProcess:
     """A Python module run as a process. Its output comes to us through a pipe.
 
     Args:
         show: gets what is worth showing, line by line, with its level, from a thread.
-        raw: where everything it writes goes as well.
+        log_file: where everything it writes goes as well.
     """
 
     def __init__(
@@ -48,16 +48,16 @@ class Child:
         module: str,
         environment: Mapping[str, str],
         show: Callable[[str, int], object],
-        raw: IO[bytes] | None = None,
+        log_file: IO[bytes] | None = None,
     ) -> None:
         self.name = name
         self._command = [sys.executable, "-m", module]
         self._environment = environment
         self._show = show
-        self._raw = raw
+        self._log_file = log_file
         self._process: subprocess.Popen[bytes] | None = None
-        self._listener: threading.Thread | None = None
-        self._complaint: str | None = None
+        self._reader: threading.Thread | None = None
+        self._last_error: str | None = None
         self._last_lines: deque[str] = deque(maxlen=_KEPT_LINES)
         self._started = self._pause = self._due = 0.0
 
@@ -72,7 +72,7 @@ class Child:
 
     def start(self) -> None:
         """Raises OSError if the system has no room for another process."""
-        self._started, self._complaint = time.monotonic(), None
+        self._started, self._last_error = time.monotonic(), None
         self._last_lines.clear()
         self._process = spawn(
             self._command,
@@ -82,8 +82,8 @@ class Child:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
         )
-        self._listener = threading.Thread(target=self._listen, args=(self._process.stdout,), daemon=True)
-        self._listener.start()
+        self._reader = threading.Thread(target=self._read_output, args=(self._process.stdout,), daemon=True)
+        self._reader.start()
 
     def keep_alive(self) -> None:
         """Start it again if it has ended, when the pause after that is over."""
@@ -103,15 +103,15 @@ class Child:
         """What it said last, so far, about what it is at."""
         return self._last_lines[-1] if self._last_lines else "nothing yet"
 
-    def last_words(self) -> str:
+    def failure_reason(self) -> str:
         """After it has ended: the reason it gave, or else what it wrote last."""
-        if self._listener:
-            self._listener.join(1)
+        if self._reader:
+            self._reader.join(1)
         return (
-            self._complaint or "\n".join(self._last_lines) or f"it said nothing (status {self.exit_status})"
+            self._last_error or "\n".join(self._last_lines) or f"it said nothing (status {self.exit_status})"
         )
 
-    def ask_to_stop(self) -> None:
+    def request_stop(self) -> None:
         """SIGTERM. One that is suspended would see it only when it goes on."""
         if self._process and self.exit_status is None:
             self._process.terminate()
@@ -129,33 +129,33 @@ class Child:
 
     def kill(self) -> None:
         """SIGKILL if it still runs. Nothing it was at is lost: a restart finds it again."""
-        if self._process and self._listener:
+        if self._process and self._reader:
             self._process.kill()
             self._process.wait()
-            self._listener.join(1)
+            self._reader.join(1)
 
-    def _listen(self, stream: IO[bytes]) -> None:
+    def _read_output(self, stream: IO[bytes]) -> None:
         """Until it has closed its end: a pipe that nobody empties would stop it."""
         while line := stream.readline(_MAX_LINE_BYTES):
             # A full disk, or closed by now: no reason to stop listening.
             with suppress(OSError, ValueError):
-                if self._raw:
-                    self._raw.write(line)
-                    self._raw.flush()
-            self._hear(line.decode(errors="replace").rstrip())
+                if self._log_file:
+                    self._log_file.write(line)
+                    self._log_file.flush()
+            self._handle_line(line.decode(errors="replace").rstrip())
         stream.close()
 
-    def _hear(self, line: str) -> None:
+    def _handle_line(self, line: str) -> None:
         event = parse(line)
         if event is None:
-            self._tell(line, logging.WARNING)
+            self._emit(line, logging.WARNING)
         elif worth_showing(event):
             # While a start takes long, we ask the API all the time: those lines would hide all others.
-            self._tell(readable(self.name, event), level(event), keep=not is_of_a_request(event))
+            self._emit(readable(self.name, event), level(event), keep=not is_access_log(event))
             if level(event) >= logging.ERROR:
-                self._complaint = reason(event)
+                self._last_error = reason(event)
 
-    def _tell(self, line: str, importance: int, *, keep: bool = True) -> None:
+    def _emit(self, line: str, importance: int, *, keep: bool = True) -> None:
         if keep:
             self._last_lines.append(line)
         self._show(line, importance)

@@ -23,9 +23,9 @@ import structlog
 from pydantic import ValidationError
 
 from services.embedded.bootstrap_key import bootstrap_key_file
-from services.embedded.folder_lock import FolderInUseError, only_user_of
+from services.embedded.folder_lock import FolderInUseError, exclusive_lock
 from services.embedded.log_lines import coloured
-from services.embedded.managed_process import Child
+from services.embedded.managed_process import ManagedProcess
 from services.embedded.settings import EmbeddedSettings
 from services.embedded.valkey import (
     LOCK_WAIT_SECONDS,
@@ -44,18 +44,18 @@ START_SECONDS = 600.0
 STOP_SECONDS = 8.0
 """For what is in hand. What is not finished by then comes back at the next start."""
 VALKEY_STOP_SECONDS = 5.0
-_PATIENCE_SECONDS = 30.0
+_REPORT_INTERVAL_SECONDS = 30.0
 """After these, whoever waits for a start is told what it is at, and again after as many."""
-_ROOM_BYTES = 1024**2
+_WRITE_TEST_BYTES = 1024**2
 _TEMPORARY = "speaker-registry-"
-_ELSEWHERE = (Path("/tmp"), Path("/dev/shm"))  # noqa: S108 - a folder of our own is made in it
-_KNOWN_AS = "an embedded registry"
+_TEMPORARY_PARENTS = (Path("/tmp"), Path("/dev/shm"))  # noqa: S108 - a folder of our own is made in it
+_STORE_KNOWN_AS = "an embedded registry"
 """What a bucket with a Redis beside it says of where it is: a copy of both has an index of its own."""
 _SILENT = logging.CRITICAL + 1
-_HELD_BACK = 100
+_MAX_BUFFERED_LINES = 100
 """Lines."""
 
-_FOR_ONE_PERSON = {
+_SINGLE_MACHINE_DEFAULTS = {
     # An idle worker looks so often whether it is to stop.
     "SPEAKER_WORKER_POLL_SECONDS": "0.2",
     # A stop waits for the clips in hand: few of them, where there may be no GPU.
@@ -88,10 +88,10 @@ class EmbeddedRegistry:
         self._settings = settings
         self._show_from = show
         self._shown_from = _SILENT
-        self._held_back = deque[tuple[str, int]](maxlen=_HELD_BACK)
+        self._buffered_lines = deque[tuple[str, int]](maxlen=_MAX_BUFFERED_LINES)
         self._log_path = log_path
         self._stack = ExitStack()
-        self.children: dict[str, Child] = {}
+        self.children: dict[str, ManagedProcess] = {}
         self.valkey: ValkeyServer | None = None
         self.port = settings.port
         self.url = ""
@@ -107,7 +107,7 @@ class EmbeddedRegistry:
             self.stop()
             raise
         self._shown_from = self._show_from
-        for line, importance in self._held_back:
+        for line, importance in self._buffered_lines:
             self._show(line, importance)
         return self
 
@@ -121,14 +121,14 @@ class EmbeddedRegistry:
         self.port = _claim_port(host, self._settings.port)
         self.url = f"http://{_bracketed(ApiSettings(host=host).own_host)}:{self.port}"
         _make_data_folder(data)
-        self._hold(data)
+        self._lock_data_folder(data)
         self.key_file = self._key_file(data)
         redis_url = self._settings.redis_url or self._start_valkey(self._redis_folder(data))
         environment = self._environment(data, redis_url)
         own = {"api": environment, "worker": _with_next_metrics_port(environment)}
-        raw = self._open_log()
+        log_file = self._open_log()
         for name, module in (("api", "services.registry_api"), ("worker", "services.extractor_worker")):
-            self.children[name] = Child(name, module, own[name], self._show, raw)
+            self.children[name] = ManagedProcess(name, module, own[name], self._show, log_file)
             self.children[name].start()
         self._wait_until_up()
 
@@ -142,10 +142,10 @@ class EmbeddedRegistry:
             log.warning("log.cannot_be_written", path=str(self._log_path), reason=error.strerror)
             return None
 
-    def _hold(self, data: Path) -> None:
+    def _lock_data_folder(self, data: Path) -> None:
         """Registries on one bucket have to share a Redis: with one each they give out the same numbers."""
         try:
-            self._stack.enter_context(only_user_of(data, wait_seconds=LOCK_WAIT_SECONDS))
+            self._stack.enter_context(exclusive_lock(data, wait_seconds=LOCK_WAIT_SECONDS))
         except FolderInUseError:
             raise _in_use(data) from None
 
@@ -168,7 +168,7 @@ class EmbeddedRegistry:
         if reason is None:
             return data / "redis"
         log.error("data.read_only", path=str(data), reason=reason)
-        parents = [parent for parent in _ELSEWHERE if why_not_writable(parent) is None]
+        parents = [parent for parent in _TEMPORARY_PARENTS if why_not_writable(parent) is None]
         if not parents:
             raise StartFailed(
                 f"DATA is {data}, which cannot be written ({reason}), nor can a temporary folder."
@@ -194,11 +194,11 @@ class EmbeddedRegistry:
 
     def _environment(self, data: Path, redis_url: str) -> Mapping[str, str]:
         return {
-            **_FOR_ONE_PERSON,
+            **_SINGLE_MACHINE_DEFAULTS,
             **os.environ,
             "SPEAKER_STORE_URL": f"{(data / 'bucket').as_uri()}",
             "SPEAKER_STORE_CREATE_BUCKET": "true",
-            **({} if self._settings.redis_url else {"SPEAKER_STORE_KNOWN_AS": _KNOWN_AS}),
+            **({} if self._settings.redis_url else {"SPEAKER_STORE_KNOWN_AS": _STORE_KNOWN_AS}),
             "SPEAKER_REDIS_URL": redis_url,
             "SPEAKER_PROFILES": self._settings.profiles,
             "SPEAKER_API_HOST": self._settings.host,
@@ -211,7 +211,7 @@ class EmbeddedRegistry:
 
     def _show(self, line: str, importance: int) -> None:
         if self._shown_from == _SILENT and importance >= logging.ERROR:
-            self._held_back.append((line, importance))
+            self._buffered_lines.append((line, importance))
         if importance >= self._shown_from:
             with suppress(OSError, ValueError):  # the terminal is gone; we are not
                 text = coloured(line, importance) if sys.stderr.isatty() else line
@@ -224,7 +224,7 @@ class EmbeddedRegistry:
                 self._raise_if_ended()
                 if self._is_up(client):
                     return
-                if now - told > _PATIENCE_SECONDS:
+                if now - told > _REPORT_INTERVAL_SECONDS:
                     last_lines = {name: child.last_line for name, child in self.children.items()}
                     log.warning("start.takes_long", **last_lines)
                     told = now
@@ -243,7 +243,7 @@ class EmbeddedRegistry:
     def _raise_if_ended(self) -> None:
         for child in self.children.values():
             if child.exit_status is not None:
-                raise StartFailed(f"The {child.name} could not start: {child.last_words()}")
+                raise StartFailed(f"The {child.name} could not start: {child.failure_reason()}")
 
     def watch(self) -> None:
         """Start again what ends by itself. Does not return: Ctrl-C raises in it."""
@@ -264,7 +264,7 @@ class EmbeddedRegistry:
         deadline = time.monotonic() + STOP_SECONDS
         try:
             for child in self.children.values():
-                child.ask_to_stop()
+                child.request_stop()
             for child in self.children.values():
                 child.stop(deadline)
             if self.valkey is not None:
@@ -281,7 +281,7 @@ def why_not_writable(folder: Path) -> str | None:
     """None if a clip's worth of bytes can be written to it."""
     try:
         with TemporaryFile(dir=folder) as file:
-            file.write(bytes(_ROOM_BYTES))
+            file.write(bytes(_WRITE_TEST_BYTES))
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:

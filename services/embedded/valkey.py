@@ -48,7 +48,7 @@ BROKEN_LOG = re.compile(
 LOCK_WAIT_SECONDS = 5
 """A server left behind by a supervisor that was killed ends a moment after it."""
 
-SILENT_SECONDS = 30
+UNRESPONSIVE_SECONDS = 30
 """How long a starting server may say nothing. While it says that it loads, it may go on loading."""
 
 
@@ -152,9 +152,9 @@ class ValkeyServer:
         """Start, and wait until the data is loaded and commands are answered. Does nothing if it runs."""
         if self.running:
             return
-        self._hold_data_dir()
+        self._lock_data_dir()
         try:
-            self._start_or_set_aside()
+            self._start_discarding_broken_log()
         except BaseException:
             self.stop()
             raise
@@ -168,7 +168,7 @@ class ValkeyServer:
             except subprocess.TimeoutExpired:
                 log.warning("valkey.killed", pid=self._process.pid, seconds=seconds)
         self.kill()
-        self._release_data_dir()
+        self._unlock_data_dir()
 
     def kill(self) -> None:
         """SIGKILL, as a crash or the out-of-memory killer does it. Keeps the folder: `start` can follow."""
@@ -181,11 +181,11 @@ class ValkeyServer:
         self.stop()
         self.start()
 
-    def _start_or_set_aside(self) -> None:
+    def _start_discarding_broken_log(self) -> None:
         try:
             self._start_once()
         except ValkeyError:
-            if not BROKEN_LOG.search(self._last_words()):
+            if not BROKEN_LOG.search(self._log_tail()):
                 raise
             self._set_log_aside()
             self._start_once()
@@ -217,22 +217,22 @@ class ValkeyServer:
         with redis.Redis.from_url(
             self.url, socket_timeout=5, socket_connect_timeout=5, retry=Retry(NoBackoff(), 0)
         ) as client:
-            deadline = time.monotonic() + SILENT_SECONDS
+            deadline = time.monotonic() + UNRESPONSIVE_SECONDS
             while time.monotonic() < deadline:
                 if (code := process.poll()) is not None:
-                    raise ValkeyError(f"valkey ended with {code} while starting:\n{self._last_words()}")
+                    raise ValkeyError(f"valkey ended with {code} while starting:\n{self._log_tail()}")
                 try:
                     client.ping()
                 except redis.BusyLoadingError:
-                    deadline = time.monotonic() + SILENT_SECONDS
+                    deadline = time.monotonic() + UNRESPONSIVE_SECONDS
                 except redis.RedisError:
                     pass
                 else:
                     return
                 time.sleep(0.02)
-        raise ValkeyError(f"valkey has not answered for {SILENT_SECONDS} s:\n{self._last_words()}")
+        raise ValkeyError(f"valkey has not answered for {UNRESPONSIVE_SECONDS} s:\n{self._log_tail()}")
 
-    def _hold_data_dir(self) -> None:
+    def _lock_data_dir(self) -> None:
         """Lock the folder. The server inherits the lock: one that outlives us keeps others out."""
         if self._lock is not None:
             return
@@ -244,7 +244,7 @@ class ValkeyServer:
             raise DataDirectoryInUseError(f"another server uses {self.data_dir}")
         self._lock = lock
 
-    def _release_data_dir(self) -> None:
+    def _unlock_data_dir(self) -> None:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -254,7 +254,7 @@ class ValkeyServer:
         with suppress(FileNotFoundError):
             self.log_path.replace(self.log_path.with_suffix(".log.1"))
 
-    def _last_words(self) -> str:
+    def _log_tail(self) -> str:
         try:
             lines = self.log_path.read_text(errors="replace").splitlines()
         except FileNotFoundError:
@@ -269,7 +269,7 @@ class ValkeyServer:
         else:
             aside.unlink(missing_ok=True)
         data.rename(aside)
-        log.error("valkey.data_set_aside", path=str(aside), said=self._last_words())
+        log.error("valkey.data_set_aside", path=str(aside), said=self._log_tail())
 
 
 def _free_port() -> int:

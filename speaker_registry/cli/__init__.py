@@ -17,7 +17,7 @@ from typing import IO, TYPE_CHECKING, Any, NoReturn
 import speaker_registry
 from speaker_registry.cli import completion
 from speaker_registry.cli.command import (
-    ADVICE,
+    HINTS,
     INTERRUPTED,
     OK,
     PIPE_CLOSED,
@@ -37,7 +37,7 @@ from speaker_registry.cli.command import (
 )
 from speaker_registry.cli.keys import add_keys, show_quota
 from speaker_registry.errors import ArtifactFailed, InvalidArtifact, SpeakerRegistryError
-from speaker_registry.terminal import facts, printable, table
+from speaker_registry.terminal import field_lines, printable, table
 
 if TYPE_CHECKING:
     from speaker_registry import (
@@ -117,7 +117,7 @@ def _complaint(error: Exception, as_json: bool) -> str:
     lines = [
         f"speaker-registry: {printable(message)}" + (f" ({printable(request_id)})" if request_id else "")
     ]
-    advice = ADVICE.get(error.code, "") if isinstance(error, SpeakerRegistryError) else ""
+    advice = HINTS.get(error.code, "") if isinstance(error, SpeakerRegistryError) else ""
     return "\n".join([*lines, *filter(None, [getattr(error, "usage", ""), advice and f"hint: {advice}"])])
 
 
@@ -414,7 +414,7 @@ def _write(path: Path, data: bytes) -> None:
 
 def _voice_text(voice: "Voice") -> str:
     aliases = ", ".join(f"{alias}={number}" for alias, number in sorted(voice.aliases.items()))
-    head = facts(
+    head = field_lines(
         [
             ("voice", voice.name),
             ("id", voice.id),
@@ -436,7 +436,7 @@ def _extraction_text(made: "ArtifactDescriptor") -> str:
 
 def _version_text(version: "VoiceVersion") -> str:
     audio = version.audio
-    head = facts(
+    head = field_lines(
         [
             ("voice", version.voice),
             ("version", version.version),

@@ -37,7 +37,7 @@ EXIT_CODES = {
 """What the help says of them. 4 and 8 mean the same for `gh`."""
 
 
-ADVICE = {
+HINTS = {
     "voice_exists": "`speaker-registry delete NAME` deletes it, so that it can be registered again",
     "embedding_dim_mismatch": "`speaker-registry put NAME@REF FILE --profile P` brings an embedding for one "
     "profile, in a safetensors file, to a voice that was registered with a clip",

@@ -17,7 +17,7 @@ from speaker_registry.cli.command import (
     when,
 )
 from speaker_registry.scopes import SCOPES
-from speaker_registry.terminal import facts, printable, table
+from speaker_registry.terminal import field_lines, printable, table
 
 if TYPE_CHECKING:
     from speaker_registry import NewApiKey, Rate, RegistryClient, Usage
@@ -46,7 +46,7 @@ def rotate_key(client: "RegistryClient", arguments: argparse.Namespace) -> Outpu
 
 
 def _made(key: "NewApiKey") -> Output:
-    head = facts(
+    head = field_lines(
         [
             ("id", key.id),
             ("name", key.name),

@@ -17,7 +17,7 @@ from typing import Any, Self
 import httpx
 import redis
 
-from services.embedded.managed_process import Child
+from services.embedded.managed_process import ManagedProcess
 from services.embedded.valkey import find_server_binary
 from tests.deploy import compose_file
 from tests.deploy.compose_file import ROOT
@@ -45,8 +45,8 @@ class ComposedRegistry:
         self.bucket = folder / "s3" / "voices"
         self.redis_port, self.s3_port, self.api_port, self.proxy_port, self.stats_port = free_ports(5)
         self.url = f"http://127.0.0.1:{self.proxy_port}"
-        self.apis: list[Child] = []
-        self.workers: list[Child] = []
+        self.apis: list[ManagedProcess] = []
+        self.workers: list[ManagedProcess] = []
         self.kills = 0
 
     def __enter__(self) -> Self:
@@ -97,7 +97,7 @@ class ComposedRegistry:
     def whole(self) -> bool:
         """Both replicas are ready, and each worker is seen by both. AssertionError: a process has ended."""
         for child in (*self.apis, *self.workers):
-            assert child.exit_status is None, f"{child.name} ended: {child.last_words()}"
+            assert child.exit_status is None, f"{child.name} ended: {child.failure_reason()}"
         return all(self.ready(host) for host in API_HOSTS) and _ok(f"{self.url}/readyz")
 
     def ready(self, host: str) -> bool:
@@ -193,17 +193,19 @@ class ComposedRegistry:
         for child in (*self.apis, *self.workers):
             child.start()
 
-    def _child(self, name: str, module: str, service: str, own: Mapping[str, str]) -> Child:
+    def _child(self, name: str, module: str, service: str, own: Mapping[str, str]) -> ManagedProcess:
         [port] = free_ports(1)
         metrics = {"SPEAKER_METRICS_HOST": "127.0.0.1", "SPEAKER_METRICS_PORT": str(port)}
         environment = {**os.environ, **self.environment(service), **metrics, **own, **self._changes}
-        return Child(name, module, environment, show=lambda line, importance: None, raw=self._raw)
+        return ManagedProcess(
+            name, module, environment, show=lambda line, importance: None, log_file=self._raw
+        )
 
     def _stop_children(self) -> None:
         children = [*self.apis, *self.workers]
         deadline = time.monotonic() + 5
         for child in children:
-            child.ask_to_stop()
+            child.request_stop()
         for child in children:
             child.stop(deadline)
 

@@ -193,12 +193,12 @@ def test_a_stopped_worker_finishes_what_it_has_in_hand(
 ):
     """A rolling update must not cost a second attempt of anything."""
     stopped, other = registry.workers
-    other.ask_to_stop()
+    other.request_stop()
     wait_until(lambda: other.exit_status is not None)
     registry.pace(1.0)  # longer than the uploads take
     jobs = [upload(clients[0], f"finished-{number}", number) for number in range(4)]
     in_hand(clients[0], jobs[0])
-    stopped.ask_to_stop()
+    stopped.request_stop()
     wait_until(lambda: stopped.exit_status is not None)
     assert stopped.exit_status == 0
     states = [(job.state, job.attempt) for job in (clients[0].job(job_id) for job_id in jobs)]
@@ -302,7 +302,7 @@ def test_an_api_that_is_stopped_answers_those_who_wait(
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(httpx.get, f"{registry.urls[0]}{path}", params={"wait": 30}, timeout=40)
         time.sleep(0.5)
-        stopped.ask_to_stop()
+        stopped.request_stop()
         wait_until(lambda: stopped.exit_status is not None)
     assert waiting.result().status_code == 202
     assert waiting.result().headers["retry-after"] == "1"

@@ -203,7 +203,7 @@ def test_a_process_that_ends_sends_what_it_has_but_does_not_wait_for_ever(tmp_pa
             assert httpx.get(f"{registry.urls[0]}/v1/voices", headers=traced).status_code == 200
             assert collector.bodies == []
             [api] = registry.apis
-            api.ask_to_stop()
+            api.request_stop()
             wait_until(lambda: api.exit_status is not None)
             assert api.exit_status == 0
         assert next(span.name for _, span in collector.spans()) == "GET /v1/voices"

@@ -62,7 +62,7 @@ def until_logged(registry: RegistryProcesses, event: str, times: int = 1) -> Non
     """Wait until the worker has logged it. If the worker ends first, fail at once with its last words."""
     [worker] = registry.workers
     wait_until(lambda: registry.log().count(event) >= times or worker.exit_status is not None, START_SECONDS)
-    assert registry.log().count(event) >= times, worker.last_words()
+    assert registry.log().count(event) >= times, worker.failure_reason()
 
 
 def healthy(file: Path) -> subprocess.CompletedProcess[str]:
@@ -174,7 +174,7 @@ def test_an_encoder_that_fails_its_proof_is_not_served_and_every_surface_says_so
             [failed] = shown[PROFILE].failed_proofs
             assert (failed.device, failed.reason) == ("cpu", f"{PROFILE}: 12.00% of the codes are equal")
             assert (shown[PROFILE].workers, shown[OPTIONAL_PROFILE].failed_proofs) == (0, [])
-            worker.ask_to_stop()
+            worker.request_stop()
             wait_until(lambda: worker.exit_status is not None, START_SECONDS)
             assert {one.id: one for one in client.profiles()}[PROFILE].failed_proofs == []
 
@@ -197,7 +197,7 @@ def test_a_worker_that_can_serve_nothing_ends_and_says_why(tmp_path: Path):
         worker.start()
         wait_until(lambda: worker.exit_status is not None, START_SECONDS)
         assert worker.exit_status == EXIT_NOTHING_TO_SERVE
-        assert worker.last_words() == f"{PROFILE}: model.safetensors missing"
+        assert worker.failure_reason() == f"{PROFILE}: model.safetensors missing"
 
 
 def test_a_worker_that_loses_its_device_ends_and_its_clips_get_another(tmp_path: Path):
@@ -226,5 +226,5 @@ def test_a_worker_ends_at_once_while_it_loads(registry: RegistryProcesses):
     [worker] = registry.workers
     worker.start()
     until_logged(registry, "worker.loads")
-    worker.ask_to_stop()
+    worker.request_stop()
     wait_until(lambda: worker.exit_status is not None)

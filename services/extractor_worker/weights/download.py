@@ -22,7 +22,7 @@ from services.extractor_worker.weights.loading import (
 from services.shared.model.profiles import ProfileAmbiguous, ProfileCatalogue
 from speaker_registry.engine import Profile
 from speaker_registry.errors import ProfileUnknown, SpeakerRegistryError, WeightsInvalid
-from speaker_registry.terminal import facts, printable, table
+from speaker_registry.terminal import field_lines, printable, table
 
 OK, REFUSED, USAGE, UNREACHABLE, INTERRUPTED = 0, 1, 2, 3, 130
 
@@ -150,7 +150,7 @@ def _introduce(delivery: Delivery) -> None:
     """What is fetched, and on what terms."""
     weights = delivery.profile.weights
     print(
-        facts(
+        field_lines(
             [
                 ("profile", delivery.profile.name),
                 ("repository", weights.repo),

@@ -14,7 +14,7 @@ from pydantic.fields import FieldInfo
 
 from services.shared.configuration.mistyped import nearest
 from speaker_registry.errors import InvalidRequest
-from speaker_registry.validation import accepted, refusal, shown
+from speaker_registry.validation import accepted, invalid_value_message, shortened
 
 
 class OnlyKnownParameters:
@@ -64,9 +64,9 @@ def explain(request: Request, error: RequestValidationError) -> InvalidRequest:
         sent = ascii(request.headers.get("content-type", ""))[:80]
         return InvalidRequest(f"Content-Type is {sent}; accepted: application/json.", param="Content-Type")
     if not path:  # the body as a whole
-        found = "missing" if fault["type"] == "missing" else shown(fault["input"])
+        found = "missing" if fault["type"] == "missing" else shortened(fault["input"])
         return InvalidRequest(f"The body is {found}; accepted: {accepted(schema)}.", param="body")
-    return InvalidRequest(f"{refusal(fault, path, schema)}.", param=str(path[0]))
+    return InvalidRequest(f"{invalid_value_message(fault, path, schema)}.", param=str(path[0]))
 
 
 def _schema(route: APIRoute, kind: str) -> dict[str, Any]:

@@ -54,7 +54,7 @@ def version(registrar: Registrar, indexed: IndexedSpeaker, one: SpeakerVersion) 
         version=one.number,
         created_at=record.created_at,
         source=record.source,
-        audio=schemas.AudioFacts(
+        audio=schemas.AudioProperties(
             digest=f"sha256:{clip.sha256}",
             size=clip.size,
             mime_type=clip.mime_type,

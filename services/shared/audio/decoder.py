@@ -16,23 +16,23 @@ from services.shared.audio.clip import DecodedClip, ReferenceAudio
 from services.shared.audio.judge import check_complete, error_of, judge, unsupported
 from services.shared.audio.processes import (
     PROGRAM,
-    Child,
     Crashed,
+    GuardedProcess,
     NoProcess,
     Unfiltered,
     Zygote,
     deadline_in,
 )
 from services.shared.audio.sandbox.refusal import Refused
-from services.shared.audio.sandbox.wire import Accepted, Facts, Request, Status
+from services.shared.audio.sandbox.wire import Accepted, Measurements, Request, Status
 from services.shared.configuration.settings import UploadLimits
 from speaker_registry.errors import InvalidAudio, PayloadTooLarge, Unavailable
 
 _RETRY_AFTER_SECONDS = 1.0
-_UNTIL_SOMEBODY_ACTS_SECONDS = 60.0
-_NOT_KNOWN_YET = "audio"
+_RETRY_AFTER_MISCONFIGURED_SECONDS = 60.0
+_UNKNOWN_LABEL = "audio"
 """In the place of a container's name, where a file broke the guarded process before that was found out."""
-_SETTLE_SECONDS = 0.05
+_ZYGOTE_EXIT_SECONDS = 0.05
 """Until a zygote that is being killed can be told from one that found no room for another process."""
 
 
@@ -84,21 +84,21 @@ class AudioDecoder:
         self._check_size(data)
         with self._slot():
             try:
-                accepted, facts, samples = self._read(Request(self._limits.max_seconds, data))
+                accepted, measured, samples = self._read(Request(self._limits.max_seconds, data))
             except Refused as refused:
                 raise error_of(refused) from None
         declared = accepted.declared_seconds
-        declared = facts.declared_seconds if math.isnan(declared) else declared
-        self._check_status(facts, accepted, declared)
-        judge(facts, declared, self._limits)
-        if not facts.finished:  # what passed should have been read to its end
+        declared = measured.declared_seconds if math.isnan(declared) else declared
+        self._check_status(measured, accepted, declared)
+        judge(measured, declared, self._limits)
+        if not measured.finished:  # what passed should have been read to its end
             raise self._undecodable(accepted.label)
         return DecodedClip(
-            audio=ReferenceAudio(samples, facts.sample_rate),
+            audio=ReferenceAudio(samples, measured.sample_rate),
             container=accepted.container,
-            codec=accepted.codec or facts.codec,
+            codec=accepted.codec or measured.codec,
             mime_type=accepted.mime_type,
-            channels=facts.channels,
+            channels=measured.channels,
         )
 
     def _check_size(self, data: bytes) -> None:
@@ -120,8 +120,8 @@ class AudioDecoder:
         finally:
             self._slots.release()
 
-    def _read(self, request: Request) -> tuple[Accepted, Facts, NDArray[np.float32]]:
-        label = _NOT_KNOWN_YET
+    def _read(self, request: Request) -> tuple[Accepted, Measurements, NDArray[np.float32]]:
+        label = _UNKNOWN_LABEL
         for _ in range(2):  # again if the zygote was killed: that is not the clip's fault
             zygote = self._running_zygote()
             try:
@@ -140,11 +140,11 @@ class AudioDecoder:
             except Unfiltered:
                 raise _no_filter() from None
             except NoProcess:
-                time.sleep(_SETTLE_SECONDS)
+                time.sleep(_ZYGOTE_EXIT_SECONDS)
         raise _no_decoder()
 
     @contextmanager
-    def _one_child(self, zygote: Zygote, deadline: float) -> Iterator[Child]:
+    def _one_child(self, zygote: Zygote, deadline: float) -> Iterator[GuardedProcess]:
         """Once it has answered, another one is made ready for the next clip."""
         with zygote.fork(deadline) as child:
             try:
@@ -180,13 +180,13 @@ class AudioDecoder:
         zygote.prepare(self._limits.spare_decoders)
         return zygote
 
-    def _check_status(self, facts: Facts, accepted: Accepted, declared_seconds: float) -> None:
-        match facts.status:
+    def _check_status(self, measured: Measurements, accepted: Accepted, declared_seconds: float) -> None:
+        match measured.status:
             case Status.FAILED:
-                check_complete(facts.frames / max(1, facts.sample_rate), declared_seconds)
+                check_complete(measured.frames / max(1, measured.sample_rate), declared_seconds)
                 raise self._undecodable(accepted.label)
             case Status.WRONG_CODEC:
-                raise unsupported(f"{accepted.label} with codec {facts.codec or 'unknown'}")
+                raise unsupported(f"{accepted.label} with codec {measured.codec or 'unknown'}")
             case Status.NO_AUDIO_STREAM:
                 raise unsupported(f"{accepted.label} without audio")
             case Status.SEVERAL_AUDIO_STREAMS:
@@ -211,5 +211,5 @@ def _no_filter() -> Unavailable:
     return Unavailable(
         "No clip is decoded: SPEAKER_UPLOAD_REQUIRE_SECCOMP is set, and the processor, kernel or container "
         "rules out the seccomp filter.",
-        retry_after_seconds=_UNTIL_SOMEBODY_ACTS_SECONDS,
+        retry_after_seconds=_RETRY_AFTER_MISCONFIGURED_SECONDS,
     )

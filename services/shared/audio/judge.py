@@ -6,7 +6,7 @@ import math
 
 from services.shared.audio.sandbox.refusal import Kind, Refused
 from services.shared.audio.sandbox.rules import ACCEPTED, TOLERANCE_SECONDS, check_channels, check_sample_rate
-from services.shared.audio.sandbox.wire import Facts
+from services.shared.audio.sandbox.wire import Measurements
 from services.shared.configuration.settings import UploadLimits
 from speaker_registry.errors import (
     AudioTooLong,
@@ -24,20 +24,20 @@ SANE_SECONDS = 24 * 3600.0
 """A longer declared length is more likely a lie than worth repeating."""
 
 
-def judge(facts: Facts, declared_seconds: float, limits: UploadLimits) -> None:
+def judge(measured: Measurements, declared_seconds: float, limits: UploadLimits) -> None:
     """Raise InvalidAudio, or the subclass that fits, unless the clip can serve as reference audio.
 
     Args:
         declared_seconds: the length by the container's own words, not a number where it has none.
     """
     try:
-        check_channels(facts.channels)
-        check_sample_rate(facts.sample_rate)
+        check_channels(measured.channels)
+        check_sample_rate(measured.sample_rate)
     except Refused as refused:
         raise error_of(refused) from None
-    _check_peak(facts)
-    _check_length(facts.frames, facts.sample_rate, declared_seconds, limits)
-    _check_level(facts.rms, facts.clipped)
+    _check_peak(measured)
+    _check_length(measured.frames, measured.sample_rate, declared_seconds, limits)
+    _check_level(measured.rms, measured.clipped)
 
 
 def unsupported(found: str) -> UnsupportedAudio:
@@ -66,16 +66,16 @@ def check_complete(found_seconds: float, declared_seconds: float) -> None:
         )
 
 
-def _check_peak(facts: Facts) -> None:
-    if not math.isfinite(facts.peak):
-        at = facts.not_finite_at
+def _check_peak(measured: Measurements) -> None:
+    if not math.isfinite(measured.peak):
+        at, rate = measured.not_finite_at, measured.sample_rate
         raise InvalidAudio(
-            f"The audio is not finite: sample {at} (at {at / facts.sample_rate:.3f}s) is {facts.peak:g}; "
+            f"The audio is not finite: sample {at} (at {at / rate:.3f}s) is {measured.peak:g}; "
             "finite samples are accepted."
         )
-    if facts.peak > MAX_PEAK:
+    if measured.peak > MAX_PEAK:
         raise InvalidAudio(
-            f"The audio peaks at {facts.peak:.3g} × full scale; up to {MAX_PEAK:g} × is accepted."
+            f"The audio peaks at {measured.peak:.3g} × full scale; up to {MAX_PEAK:g} × is accepted."
         )
 
 

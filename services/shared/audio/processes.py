@@ -25,8 +25,8 @@ from services.shared.audio.sandbox.wire import (
     READY,
     UNFILTERED,
     Accepted,
-    Facts,
     Malformed,
+    Measurements,
     NotFiltered,
     Request,
     receive,
@@ -39,7 +39,7 @@ START_SECONDS = 30.0
 """Importing the libraries takes half a second; a machine under load may need longer."""
 
 _FOLDER = Path(__file__).parent
-_PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL")
+_KEPT_VARIABLES = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL")
 """Of our environment, which holds secrets, all that a decoding process gets to see."""
 
 
@@ -103,18 +103,18 @@ class Zygote:
         """Have `count` processes forked ahead of their clips. A clip then does not wait for its own."""
         with suppress(NoProcess):
             while len(self._spares) < count:
-                self._spares.append(self._order())
+                self._spares.append(self._request_fork())
 
-    def fork(self, deadline: float) -> "Child":
+    def fork(self, deadline: float) -> "GuardedProcess":
         """A process for one clip. Raises NoProcess."""
         with suppress(IndexError, NoProcess):
-            child = _introduced(self._spares.popleft(), deadline)
+            child = _greeted(self._spares.popleft(), deadline)
             if child.is_alive():
                 return child
             child.close()  # killed while it waited
-        return _introduced(self._order(), deadline)
+        return _greeted(self._request_fork(), deadline)
 
-    def _order(self) -> socket.socket:
+    def _request_fork(self) -> socket.socket:
         """Have a process forked, and return our end of its socket. Raises NoProcess."""
         try:
             connection, theirs = socket.socketpair()
@@ -138,7 +138,7 @@ class Zygote:
             self._process.wait()
 
 
-class Child:
+class GuardedProcess:
     """One guarded process, for one clip. Leaving the context kills it."""
 
     def __init__(self, connection: socket.socket, pidfd: int) -> None:
@@ -171,14 +171,14 @@ class Child:
             Unfiltered: it reads no file, because it lacks the filter that is required.
             TimeoutError: at the deadline (on `time.monotonic`).
         """
-        with _crashes_told():
+        with _raising_crashed():
             self._send(request, deadline)
             try:
                 return receive_verdict(self._connection, deadline)
             except NotFiltered:
                 raise Unfiltered from None
 
-    def decoded(self, max_seconds: float, deadline: float) -> tuple[Facts, NDArray[np.float32]]:
+    def decoded(self, max_seconds: float, deadline: float) -> tuple[Measurements, NDArray[np.float32]]:
         """What the file that was asked about decodes to.
 
         Returns:
@@ -188,14 +188,14 @@ class Child:
         Raises:
             Crashed; TimeoutError: as `ask`.
         """
-        with _crashes_told():
-            facts = Facts.receive(self._connection, deadline)
-            if not facts.credible(max_seconds):
+        with _raising_crashed():
+            measured = Measurements.receive(self._connection, deadline)
+            if not measured.credible(max_seconds):
                 raise Malformed
-            samples = np.frombuffer(receive(self._connection, 4 * facts.samples, deadline), np.float32)
+            samples = np.frombuffer(receive(self._connection, 4 * measured.samples, deadline), np.float32)
         if not np.isfinite(samples).all():
             raise Crashed
-        return facts, samples
+        return measured, samples
 
     def _send(self, request: Request, deadline: float) -> None:
         # No empty piece: who has all the bytes may have answered and ended, and sending to it would fail.
@@ -205,14 +205,14 @@ class Child:
 
 
 @contextmanager
-def _crashes_told() -> Iterator[None]:
+def _raising_crashed() -> Iterator[None]:
     try:
         yield
     except (EOFError, ConnectionError, Malformed):
         raise Crashed from None
 
 
-def _introduced(connection: socket.socket, deadline: float) -> Child:
+def _greeted(connection: socket.socket, deadline: float) -> GuardedProcess:
     """The process at the other end, once it has said hello. Raises NoProcess if it does not."""
     try:
         wait_until(connection, deadline)
@@ -222,7 +222,7 @@ def _introduced(connection: socket.socket, deadline: float) -> Child:
     if hello != HELLO or not descriptors:
         connection.close()
         raise NoProcess
-    return Child(connection, descriptors[0])
+    return GuardedProcess(connection, descriptors[0])
 
 
 def _python(arguments: list[str], control: socket.socket) -> "subprocess.Popen[bytes]":
@@ -240,7 +240,7 @@ def _python(arguments: list[str], control: socket.socket) -> "subprocess.Popen[b
 
 
 def _environment() -> dict[str, str]:
-    kept = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+    kept = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
     # OpenBLAS starts a thread per core otherwise, and a process with threads must not fork.
     return kept | {"OPENBLAS_NUM_THREADS": "1"}
 

@@ -22,7 +22,7 @@ from pydantic import (
 from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from speaker_registry.validation import accepted, own_words, part
+from speaker_registry.validation import accepted, subschema, validator_message
 
 _BUCKET = r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]"
 _STORE_URL = re.compile(rf"file://(localhost)?/[^?#]+|s3://{_BUCKET}(/[A-Za-z0-9_-][A-Za-z0-9._-]*)*")
@@ -215,7 +215,8 @@ def explain(error: ValidationError) -> str:
 
 def _explained(fault: ErrorDetails, settings: type[BaseSettings] | None) -> str:
     if not fault["loc"]:
-        return own_words(fault) or fault["msg"]  # of several fields together, whose values may be secrets
+        # The fault is about several fields together, whose values may be secrets.
+        return validator_message(fault) or fault["msg"]
     field = str(fault["loc"][0])
     prefix = settings.model_config.get("env_prefix") if settings else None
     variable = field if field.isupper() else f"{prefix or ''}{field}".upper()
@@ -232,12 +233,12 @@ def _explained(fault: ErrorDetails, settings: type[BaseSettings] | None) -> str:
 
 def _said(fault: ErrorDetails, field: str, settings: type[BaseSettings] | None) -> str:
     """What our validators say, or else what the field accepts."""
-    if own := own_words(fault):
+    if own := validator_message(fault):
         return own
     schemas = (
         [settings.model_json_schema(by_alias=by_alias) for by_alias in (True, False)] if settings else []
     )
-    words = next(filter(None, (accepted(part(schema, [field])) for schema in schemas)), None)
+    words = next(filter(None, (accepted(subschema(schema, [field])) for schema in schemas)), None)
     return f"accepted is {words}" if words else fault["msg"]
 
 

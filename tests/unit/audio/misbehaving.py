@@ -68,22 +68,22 @@ def babble(request: Any) -> Answer:
 
 
 def claim_the_impossible(request: Any) -> Answer:
-    """The clip says which lies: facts and their values."""
-    facts, samples = answer([])
-    changed = {field: getattr(facts, field) for field in facts.__slots__}
+    """The clip says which lies: fields of the measurements and their values."""
+    measured, samples = answer([])
+    changed = {field: getattr(measured, field) for field in measured.__slots__}
     for claim in request.data[44:].rstrip(b"\0").decode().split(","):
         name, _, value = claim.partition("=")
         changed[name] = float(value)
     changed |= {
         key: int(changed[key]) for key in ("channels", "sample_rate", "frames", "samples", "finished")
     }
-    return type(facts)(**changed), samples
+    return type(measured)(**changed), samples
 
 
 def answer_not_a_number(request: Any) -> Answer:
-    facts, samples = answer([])
+    measured, samples = answer([])
     samples[0][5000] = np.nan
-    return facts, samples
+    return measured, samples
 
 
 def try_everything(request: Any) -> Answer:
@@ -139,7 +139,7 @@ def answer(flags: list[Any]) -> Answer:
     wire = importlib.import_module("sandbox.wire")
     samples = (0.5 * np.sin(np.arange(16000))).astype(np.float32)
     samples[: len(flags)] = flags
-    facts = wire.Facts(
+    measured = wire.Measurements(
         status=wire.Status.DECODED,
         finished=True,
         channels=1,
@@ -149,4 +149,4 @@ def answer(flags: list[Any]) -> Answer:
         peak=0.5,
         rms=0.3,
     )
-    return facts, [samples]
+    return measured, [samples]

@@ -49,8 +49,8 @@ def test_a_codec_that_we_do_not_read_is_never_opened():
     av.logging.set_level(av.logging.ERROR)
     try:
         with av.logging.Capture() as log:
-            facts, samples = reading.read_clip(reading.Source("mp4", ("aac",), 30.0, alac))
+            measured, samples = reading.read_clip(reading.Source("mp4", ("aac",), 30.0, alac))
     finally:
         av.logging.set_level(before)
-    assert (facts.status, facts.codec, samples) == (Status.WRONG_CODEC, "alac", [])
+    assert (measured.status, measured.codec, samples) == (Status.WRONG_CODEC, "alac", [])
     assert any("not on whitelist" in str(line) for line in log)

@@ -7,22 +7,22 @@ import pytest
 from pydantic import ValidationError
 
 from services.shared.audio.judge import judge
-from services.shared.audio.sandbox.wire import Facts, Status
+from services.shared.audio.sandbox.wire import Measurements, Status
 from services.shared.configuration.settings import UploadLimits
 from speaker_registry.errors import AudioTooLong, AudioTooShort, AudioTruncated, InvalidAudio
 
 LIMITS = UploadLimits()
-FINE = Facts(
+FINE = Measurements(
     status=Status.DECODED, finished=True, channels=2, sample_rate=24000, frames=48000, peak=0.5, rms=0.1
 )
 
 
-def seconds(number: float) -> Facts:
+def seconds(number: float) -> Measurements:
     return replace(FINE, frames=round(number * FINE.sample_rate))
 
 
 @pytest.mark.parametrize(
-    "facts",
+    "measured",
     [
         FINE,
         replace(FINE, channels=8),
@@ -35,13 +35,13 @@ def seconds(number: float) -> Facts:
         seconds(30.0),
     ],
 )
-def test_a_clip_at_the_edge_of_a_rule_passes(facts: Facts):
+def test_a_clip_at_the_edge_of_a_rule_passes(measured: Measurements):
     """The figures in the documentation are the accepted ones."""
-    judge(facts, math.nan, LIMITS)
+    judge(measured, math.nan, LIMITS)
 
 
 @pytest.mark.parametrize(
-    ("facts", "error", "says"),
+    ("measured", "error", "says"),
     [
         (replace(FINE, channels=0), InvalidAudio, "0 channels"),
         (replace(FINE, channels=9), InvalidAudio, "9 channels"),
@@ -59,10 +59,10 @@ def test_a_clip_at_the_edge_of_a_rule_passes(facts: Facts):
         (replace(FINE, frames=720001), AudioTooLong, "(more than 30s)"),
     ],
 )
-def test_a_clip_just_beyond_it_does_not(facts: Facts, error: type[InvalidAudio], says: str):
+def test_a_clip_just_beyond_it_does_not(measured: Measurements, error: type[InvalidAudio], says: str):
     """And the message names the value that was wrong."""
     with pytest.raises(InvalidAudio) as caught:
-        judge(facts, math.nan, LIMITS)
+        judge(measured, math.nan, LIMITS)
     assert type(caught.value) is error
     assert says in caught.value.message
 
@@ -107,22 +107,22 @@ ANSWER = replace(FINE, samples=FINE.frames)
 
 
 @pytest.mark.parametrize(
-    "facts",
+    "measured",
     [
         ANSWER,
         replace(ANSWER, declared_seconds=2.0),
         replace(ANSWER, finished=False, samples=0),
-        Facts(status=Status.FAILED),
-        Facts(status=Status.WRONG_CODEC, codec="alac"),
+        Measurements(status=Status.FAILED),
+        Measurements(status=Status.WRONG_CODEC, codec="alac"),
     ],
 )
-def test_what_a_decoding_process_can_have_measured_is_believed(facts: Facts):
+def test_what_a_decoding_process_can_have_measured_is_believed(measured: Measurements):
     """All its honest answers."""
-    assert facts.credible(30.0)
+    assert measured.credible(30.0)
 
 
 @pytest.mark.parametrize(
-    "facts",
+    "measured",
     [
         replace(ANSWER, samples=47999),
         replace(ANSWER, finished=False),
@@ -142,9 +142,9 @@ def test_what_a_decoding_process_can_have_measured_is_believed(facts: Facts):
         replace(ANSWER, declared_seconds=1e300),
     ],
 )
-def test_what_it_cannot_have_measured_is_not(facts: Facts):
+def test_what_it_cannot_have_measured_is_not(measured: Measurements):
     """A clip may have taken it over. What it says decides how much memory is reserved, and what is stored."""
-    assert not facts.credible(30.0)
+    assert not measured.credible(30.0)
 
 
 def test_limits_are_read_from_the_environment(monkeypatch: pytest.MonkeyPatch):

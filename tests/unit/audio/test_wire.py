@@ -10,12 +10,12 @@ from collections.abc import Iterator
 import pytest
 
 from services.shared.audio import processes
-from services.shared.audio.processes import Child
+from services.shared.audio.processes import GuardedProcess
 from services.shared.audio.sandbox.refusal import Refused, TooLong, Truncated, Unsupported
 from services.shared.audio.sandbox.wire import (
     Accepted,
-    Facts,
     Malformed,
+    Measurements,
     Request,
     Status,
     pack_refusal,
@@ -23,7 +23,7 @@ from services.shared.audio.sandbox.wire import (
     receive_verdict,
 )
 
-FACTS = Facts(
+MEASURED = Measurements(
     status=Status.DECODED,
     finished=True,
     channels=2,
@@ -49,8 +49,8 @@ def line() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 def test_an_answer_arrives_as_it_was_sent(line: tuple[socket.socket, socket.socket]):
     """Fields that change places would be lengths and levels of another clip."""
-    line[1].sendall(FACTS.pack())
-    assert Facts.receive(line[0], time.monotonic() + SOON) == FACTS
+    line[1].sendall(MEASURED.pack())
+    assert Measurements.receive(line[0], time.monotonic() + SOON) == MEASURED
 
 
 def test_a_request_arrives_as_it_was_sent(line: tuple[socket.socket, socket.socket]):
@@ -115,20 +115,20 @@ def test_what_is_no_answer_is_malformed(
     line: tuple[socket.socket, socket.socket], position: int, value: bytes
 ):
     """The codec's name ends up in a message: it must not carry anything else there."""
-    answer = bytearray(FACTS.pack())
+    answer = bytearray(MEASURED.pack())
     assert answer[68:72] == b"pcm_"
     answer[position : position + 1] = value
     line[1].sendall(answer)
     with pytest.raises(Malformed):
-        Facts.receive(line[0], time.monotonic() + SOON)
+        Measurements.receive(line[0], time.monotonic() + SOON)
 
 
 def test_half_an_answer_is_the_end(line: tuple[socket.socket, socket.socket]):
     """A process that dies while it answers has not answered."""
-    line[1].sendall(FACTS.pack()[:50])
+    line[1].sendall(MEASURED.pack()[:50])
     line[1].close()
     with pytest.raises(EOFError):
-        Facts.receive(line[0], math.inf)
+        Measurements.receive(line[0], math.inf)
 
 
 def test_bytes_that_drip_in_do_not_extend_the_deadline(line: tuple[socket.socket, socket.socket]):
@@ -159,13 +159,15 @@ def test_what_is_there_after_the_deadline_is_too_late(line: tuple[socket.socket,
 def test_a_clip_that_ends_with_nothing_is_answered_as_any_other(monkeypatch: pytest.MonkeyPatch):
     """An empty file: its reader may have answered and ended before the last, empty piece was sent."""
     ours, theirs = socket.socketpair()
-    child = Child(ours, os.open(os.devnull, os.O_RDONLY))
-    facts = Facts(status=Status.DECODED, finished=True, channels=1, sample_rate=16000, declared_seconds=0.0)
+    child = GuardedProcess(ours, os.open(os.devnull, os.O_RDONLY))
+    measured = Measurements(
+        status=Status.DECODED, finished=True, channels=1, sample_rate=16000, declared_seconds=0.0
+    )
     sent = iter(["header"])
 
     def answer_and_end() -> None:
         Request.receive(theirs)
-        theirs.sendall(Accepted("wav", "", 0.0).pack() + facts.pack())
+        theirs.sendall(Accepted("wav", "", 0.0).pack() + measured.pack())
         theirs.close()
 
     def slowly(*_: object) -> None:
@@ -178,4 +180,4 @@ def test_a_clip_that_ends_with_nothing_is_answered_as_any_other(monkeypatch: pyt
     with ours:
         deadline = time.monotonic() + SOON
         assert child.ask(Request(30.0, b""), deadline).container == "wav"
-        assert child.decoded(30.0, deadline)[0] == facts
+        assert child.decoded(30.0, deadline)[0] == measured

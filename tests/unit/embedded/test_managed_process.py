@@ -10,8 +10,8 @@ import pytest
 
 from services.embedded.managed_process import (
     LONGEST_PAUSE_SECONDS,
-    STEADY_SECONDS,
-    Child,
+    STABLE_SECONDS,
+    ManagedProcess,
     pause_before_restart,
 )
 
@@ -30,7 +30,7 @@ def test_a_child_that_keeps_ending_is_started_ever_more_rarely():
 
 def test_a_child_that_ran_well_is_started_again_at_once():
     """One kill after a day is no reason to wait."""
-    assert pause_before_restart(LONGEST_PAUSE_SECONDS, lived=STEADY_SECONDS + 1) == 0.0
+    assert pause_before_restart(LONGEST_PAUSE_SECONDS, lived=STABLE_SECONDS + 1) == 0.0
 
 
 @pytest.mark.skipif(not FULL.exists(), reason="no /dev/full here")
@@ -38,9 +38,9 @@ def test_a_child_is_listened_to_though_its_log_cannot_be_written():
     """A pipe that nobody empties would stop the child, and the registry with it."""
     heard: list[str] = []
     with FULL.open("wb", buffering=0) as full:
-        child = Child("child", "this", dict(os.environ), lambda line, _: heard.append(line), full)
+        child = ManagedProcess("child", "this", dict(os.environ), lambda line, _: heard.append(line), full)
         child.start()
-        child.last_words()
+        child.failure_reason()
         child.kill()
     assert heard[0].startswith("The Zen of Python")
     assert len(heard) > 15
@@ -49,11 +49,11 @@ def test_a_child_is_listened_to_though_its_log_cannot_be_written():
 def test_what_a_child_is_at_is_no_line_of_the_access_log():
     """While a start takes long, the API is asked ten times a second whether it is up."""
     heard: list[str] = []
-    child = Child("api", "this", {}, lambda line, _: heard.append(line))
-    child._hear('{"event": "index.rebuilding", "level": "info", "done": 7}')
-    child._hear('{"event": "request.done", "level": "info", "route": "/v1/profiles", "status": 503}')
+    child = ManagedProcess("api", "this", {}, lambda line, _: heard.append(line))
+    child._handle_line('{"event": "index.rebuilding", "level": "info", "done": 7}')
+    child._handle_line('{"event": "request.done", "level": "info", "route": "/v1/profiles", "status": 503}')
     assert "index.rebuilding" in child.last_line
-    assert "request.done" not in child.last_words()
+    assert "request.done" not in child.failure_reason()
     assert len(heard) == 2, "shown are all"
 
 
@@ -62,7 +62,7 @@ def test_what_a_child_is_at_is_no_line_of_the_access_log():
     "program",
     [
         "commands._configure_logs(); structlog.get_logger().error('restart.failed', reason='x')",
-        "commands._say('stopped; the data stays')",
+        "commands._print('stopped; the data stays')",
         "EmbeddedRegistry(EmbeddedSettings(), show=0)._show('a line', 50)",
         "commands._configure_logs()\n"
         "EmbeddedRegistry(EmbeddedSettings(), log_path=Path('/proc/no/such/log'))._open_log()",

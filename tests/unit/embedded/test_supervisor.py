@@ -87,7 +87,7 @@ def test_where_data_cannot_be_written_redis_has_a_folder_elsewhere(
     data, elsewhere = tmp_path / "data", tmp_path / "elsewhere"
     data.mkdir(), elsewhere.mkdir()
     registry = EmbeddedRegistry(EmbeddedSettings(data=data, profiles=PROFILE))
-    monkeypatch.setattr(supervisor, "_ELSEWHERE", (elsewhere,))
+    monkeypatch.setattr(supervisor, "_TEMPORARY_PARENTS", (elsewhere,))
     assert registry._redis_folder(data) == data / "redis"
     full = {data}
     monkeypatch.setattr(supervisor, "why_not_writable", lambda folder: "no space" if folder in full else None)

@@ -80,7 +80,7 @@ def test_references_are_bounded_too():
     cache = ArtifactCache(max_entries=10)
     for number in range(1, 1000):
         cache.add(key("alice", number), ALICE, asked_at=cache.now())
-    assert len(cache._pointers) == 40
+    assert len(cache._confirmations) == 40
     assert cache.held(key("alice", 999)) is ALICE
 
 
@@ -100,7 +100,7 @@ def test_a_cache_without_entries_keeps_nothing():
     cache = ArtifactCache(max_entries=0)
     filled(cache, "a")
     assert cache.held(key("a")) is None
-    assert cache.stats().entries == len(cache._pointers) == 0
+    assert cache.stats().entries == len(cache._confirmations) == 0
 
 
 def test_of_two_answers_that_crossed_the_later_question_counts():

@@ -19,7 +19,7 @@ import speaker_registry
 from speaker_registry import errors
 from speaker_registry.artifact import ComputedOn
 from speaker_registry.cli import main, parser, write_atomically
-from speaker_registry.cli.command import ADVICE, EXIT_CODES
+from speaker_registry.cli.command import EXIT_CODES, HINTS
 from tests.unit.sdk.fake_registry import (
     ECAPA,
     QWEN,
@@ -412,7 +412,7 @@ def test_an_error_of_the_registry_is_one_line_and_no_traceback(run: Run, registr
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("code", ADVICE)
+@pytest.mark.parametrize("code", HINTS)
 def test_an_error_that_advises_a_request_is_followed_by_the_command_for_it(
     run: Run, registry: FakeRegistry, code: str
 ):
@@ -420,7 +420,7 @@ def test_an_error_that_advises_a_request_is_followed_by_the_command_for_it(
     registry.faults.append(error_answer(409, code, "delete it first via DELETE /v1/audio/voices/bob."))
     assert run("show", "bob").err.splitlines() == [
         "speaker-registry: delete it first via DELETE /v1/audio/voices/bob.",
-        f"hint: {ADVICE[code]}",
+        f"hint: {HINTS[code]}",
     ]
     registry.faults.append(error_answer(409, code, "no"))
     assert "hint" not in run("show", "bob", "--json").err
@@ -428,11 +428,9 @@ def test_an_error_that_advises_a_request_is_followed_by_the_command_for_it(
 
 def test_the_advised_commands_are_ones_that_there_are():
     """With their options; and the codes are those of errors."""
-    assert ADVICE.keys() <= errors.BY_CODE.keys()
-    commands = [
-        words for said in ADVICE.values() for words in re.findall(r"`speaker-registry ([^`]*)`", said)
-    ]
-    assert len(commands) == len(ADVICE) - 1
+    assert HINTS.keys() <= errors.BY_CODE.keys()
+    commands = [words for said in HINTS.values() for words in re.findall(r"`speaker-registry ([^`]*)`", said)]
+    assert len(commands) == len(HINTS) - 1
     for words in commands:
         parser().parse_args(words.replace("SECONDS", "60").split())
 

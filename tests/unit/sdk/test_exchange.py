@@ -7,10 +7,10 @@ import pytest
 
 from speaker_registry import errors
 from speaker_registry.exchange import (
-    Policy,
     Reply,
     Request,
-    Send,
+    RetryPolicy,
+    SendRequest,
     error_of,
     exchange,
     pause_before,
@@ -221,9 +221,11 @@ def test_good_news_is_no_error(status: int):
 
 def test_a_plan_asks_for_its_exchanges_instead_of_doing_them():
     """That is what lets one text serve the blocking and the async client."""
-    plan = exchange(Policy(timeout_seconds=5, clock=lambda: 100.0), Request(path="/v1/jobs", wait_seconds=2))
+    plan = exchange(
+        RetryPolicy(timeout_seconds=5, clock=lambda: 100.0), Request(path="/v1/jobs", wait_seconds=2)
+    )
     step = next(plan)
-    assert step == Send(Request(path="/v1/jobs", wait_seconds=2), deadline=107.0)
+    assert step == SendRequest(Request(path="/v1/jobs", wait_seconds=2), deadline=107.0)
     with pytest.raises(StopIteration) as end:
         plan.send(Reply(200, {}, b"{}"))
     assert end.value.value == Reply(200, {}, b"{}")

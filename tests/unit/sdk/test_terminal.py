@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from speaker_registry.terminal import columns, facts, printable, table
+from speaker_registry.terminal import columns, field_lines, printable, table
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_a_table_without_rows_is_its_head():
     assert table(("NAME", "STATE"), []) == "NAME  STATE"
 
 
-def test_facts_are_one_a_line():
+def test_fields_are_one_a_line():
     """What is missing is a dash."""
-    assert facts([("id", "x\ny"), ("ref_text", None)]) == "id        x\\ny\nref_text  -"
+    assert field_lines([("id", "x\ny"), ("ref_text", None)]) == "id        x\\ny\nref_text  -"
     assert columns("声x") == 3

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 import pytest
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from speaker_registry.validation import accepted, refusal
+from speaker_registry.validation import accepted, invalid_value_message
 
 
 @pytest.mark.parametrize(
@@ -73,4 +73,4 @@ def test_a_refusal_says_what_was_given_and_what_is_accepted(given: dict[str, Any
     with pytest.raises(ValidationError) as caught:
         Order.model_validate(given)
     [fault] = caught.value.errors()
-    assert refusal(fault, fault["loc"], Order.model_json_schema()) == says
+    assert invalid_value_message(fault, fault["loc"], Order.model_json_schema()) == says

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from .sniff import sniff
 from .sniffed import Sniffed
-from .wire import PLAUSIBLE_SECONDS, Facts, Request, Status
+from .wire import PLAUSIBLE_SECONDS, Measurements, Request, Status
 
 Samples = NDArray[np.float32]
 
@@ -49,15 +49,15 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Opened:
+class OpenClip:
     """A clip whose headers have been read. blocks: float32 [n, channels] each."""
 
-    facts: Facts
+    measured: Measurements
     blocks: Iterator[Samples] = field(default_factory=lambda: iter(()))
 
 
 @dataclass
-class Mix:
+class MonoMix:
     """The mono mix so far, and what the rules need to know of the channels that went into it."""
 
     mono: list[Samples] = field(default_factory=list)
@@ -85,15 +85,15 @@ class Mix:
         self.total_of_squares += float(wide @ wide)
         self.mono.append(mixed)
 
-    def measured(self, facts: Facts) -> Facts:
+    def complete(self, measured: Measurements) -> Measurements:
         frames = max(1, self.frames)
         variance = self.total_of_squares / frames - (self.total / frames) ** 2
         return replace(
-            facts,
+            measured,
             frames=self.frames,
             peak=self.peak,
             not_finite_at=self.not_finite_at,
-            clipped=self.clipped / frames / max(1, facts.channels),
+            clipped=self.clipped / frames / max(1, measured.channels),
             rms=math.sqrt(max(0.0, variance)),
         )
 
@@ -116,35 +116,35 @@ def warm_up() -> Request:
     small = Request(1.0, wav.getvalue())
     for request in (small, Request(1.0, mp4.getvalue())):
         source = Source.of(sniff(request.data), request.max_seconds)
-        facts, _ = read_clip(source)
-        if facts.status is not Status.DECODED:
+        measured, _ = read_clip(source)
+        if measured.status is not Status.DECODED:
             raise RuntimeError(f"the {source.reader} reader does not work here")
     return small
 
 
-def read_clip(source: Source, block_samples: int = BLOCK_SAMPLES) -> tuple[Facts, list[Samples]]:
+def read_clip(source: Source, block_samples: int = BLOCK_SAMPLES) -> tuple[Measurements, list[Samples]]:
     """Decode the clip to mono. The samples are empty unless all of it was decoded."""
     open_clip = open_with_sndfile if source.reader == "sndfile" else open_with_libav
-    facts, mix = Facts(status=Status.FAILED), Mix()
+    measured, mix = Measurements(status=Status.FAILED), MonoMix()
     try:
         with open_clip(source, block_samples) as opened:
-            facts = opened.facts
-            if facts.status is Status.DECODED and mix_down(opened, mix, source.max_seconds):
-                return replace(mix.measured(facts), finished=True, samples=mix.frames), mix.mono
+            measured = opened.measured
+            if measured.status is Status.DECODED and mix_down(opened, mix, source.max_seconds):
+                return replace(mix.complete(measured), finished=True, samples=mix.frames), mix.mono
     except (soundfile.SoundFileError, av.FFmpegError, ValueError, MemoryError):
         if block_samples > FINE_BLOCK_SAMPLES:
             return read_clip(source, FINE_BLOCK_SAMPLES)
-        facts = replace(facts, status=Status.FAILED)
-    return mix.measured(facts), []
+        measured = replace(measured, status=Status.FAILED)
+    return mix.complete(measured), []
 
 
-def mix_down(opened: Opened, mix: Mix, max_seconds: float) -> bool:
+def mix_down(opened: OpenClip, mix: MonoMix, max_seconds: float) -> bool:
     """Whether the clip came to its end. It is not followed that far where it could only be refused."""
-    if not opened.facts.readable:
+    if not opened.measured.readable:
         return False
     for block in opened.blocks:
         mix.add(block)
-        if mix.frames > max_seconds * opened.facts.sample_rate or not math.isfinite(mix.peak):
+        if mix.frames > max_seconds * opened.measured.sample_rate or not math.isfinite(mix.peak):
             return False
     return True
 
@@ -159,18 +159,18 @@ class ForwardOnly(soundfile.SoundFile):  # type: ignore[misc]  # it ships no typ
 
 
 @contextmanager
-def open_with_sndfile(source: Source, block_samples: int) -> Iterator[Opened]:
+def open_with_sndfile(source: Source, block_samples: int) -> Iterator[OpenClip]:
     with ForwardOnly(io.BytesIO(source.data)) as file:
         # As soundfile.read does. Without it libmpg123 rounds differently, and our samples differ from an
         # engine's in the last bit.
         file.seek(0)
-        facts = Facts(
+        measured = Measurements(
             status=Status.DECODED,
             channels=file.channels,
             sample_rate=file.samplerate,
             declared_seconds=_plausible(file.frames / max(1, file.samplerate)),
         )
-        yield Opened(facts, _sndfile_blocks(file, max(1, block_samples // max(1, file.channels))))
+        yield OpenClip(measured, _sndfile_blocks(file, max(1, block_samples // max(1, file.channels))))
 
 
 def _sndfile_blocks(file: ForwardOnly, frames: int) -> Iterator[Samples]:
@@ -179,7 +179,7 @@ def _sndfile_blocks(file: ForwardOnly, frames: int) -> Iterator[Samples]:
 
 
 @contextmanager
-def open_with_libav(source: Source, block_samples: int) -> Iterator[Opened]:
+def open_with_libav(source: Source, block_samples: int) -> Iterator[OpenClip]:
     # The demuxer is named and the whitelists are closed, so nothing is probed: no playlist, no URL, no other
     # file, and not even the first packet of a codec that we do not read.
     options = {"codec_whitelist": ",".join(source.codecs), "protocol_whitelist": "none"}
@@ -188,18 +188,18 @@ def open_with_libav(source: Source, block_samples: int) -> Iterator[Opened]:
         audio: Any = streams.audio[0] if streams.audio else None
         codec = getattr(getattr(audio, "codec_context", None), "name", "")  # libav may have no decoder for it
         status = _status_of(streams, codec, source.codecs)
-        facts = Facts(status=status, codec=codec)
+        measured = Measurements(status=status, codec=codec)
         if status is not Status.DECODED:
-            yield Opened(facts)
+            yield OpenClip(measured)
             return
         audio.codec_context.thread_count = 1
-        facts = replace(
-            facts,
+        measured = replace(
+            measured,
             channels=audio.codec_context.channels,
             sample_rate=audio.codec_context.sample_rate,
             declared_seconds=_declared_seconds(container, audio),
         )
-        yield from _first_frame_decides(facts, container.decode(audio), block_samples)
+        yield from _first_frame_decides(measured, container.decode(audio), block_samples)
 
 
 def _status_of(streams: Any, codec: str, codecs: tuple[str, ...]) -> Status:
@@ -218,14 +218,16 @@ def _declared_seconds(container: Any, audio: Any) -> float:
     return _plausible(container.duration / av.time_base) if container.duration else math.nan
 
 
-def _first_frame_decides(facts: Facts, frames: Iterator[Any], block_samples: int) -> Iterator[Opened]:
+def _first_frame_decides(
+    measured: Measurements, frames: Iterator[Any], block_samples: int
+) -> Iterator[OpenClip]:
     """Rate and channels as decoded: with AAC's extensions they differ from what the header says."""
     first = next(frames, None)
     if first is None:
-        yield Opened(facts)
+        yield OpenClip(measured)
         return
-    facts = replace(facts, sample_rate=first.sample_rate, channels=first.layout.nb_channels)
-    yield Opened(facts, _libav_blocks(first, frames, block_samples))
+    measured = replace(measured, sample_rate=first.sample_rate, channels=first.layout.nb_channels)
+    yield OpenClip(measured, _libav_blocks(first, frames, block_samples))
 
 
 def _libav_blocks(first: Any, rest: Iterator[Any], block_samples: int) -> Iterator[Samples]:

@@ -164,7 +164,7 @@ _REFUSALS = {int(cls.kind): cls for cls in (Refused, Unsupported, Truncated, Too
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class Measurements:
     """What was measured while decoding: numbers only, the sentences about them are written elsewhere."""
 
     status: Status

@@ -19,19 +19,19 @@ from . import lockdown
 from .reading import Samples, Source, read_clip, warm_up
 from .refusal import Refused
 from .sniff import sniff
-from .wire import HELLO, READY, UNFILTERED, Facts, Request, pack_not_filtered, pack_refusal
+from .wire import HELLO, READY, UNFILTERED, Measurements, Request, pack_not_filtered, pack_refusal
 
 _UNFILTERED = (
     "the processor, kernel or container rules out the seccomp filter: a clip that takes over its decoder can "
     "open nothing, but can make other system calls"
 )
 
-Read = Callable[[Source], tuple[Facts, list[Samples]]]
+Read = Callable[[Source], tuple[Measurements, list[Samples]]]
 
 
 def main() -> None:
-    rehearsal = warm_up()
-    serve(read_clip, *map(int, sys.argv[2:]), rehearsal=rehearsal)
+    warm_up_clip = warm_up()
+    serve(read_clip, *map(int, sys.argv[2:]), warm_up_clip=warm_up_clip)
 
 
 def serve(
@@ -40,7 +40,7 @@ def serve(
     cpu_seconds: int,
     filter_required: int,
     *,
-    rehearsal: Request | None = None,
+    warm_up_clip: Request | None = None,
 ) -> None:
     """Fork a child for every socket handed over on descriptor 0, until the other end of that is closed.
 
@@ -48,8 +48,8 @@ def serve(
         memory_bytes: what a child may take beyond what the libraries take.
         cpu_seconds: of processor time for one clip.
         filter_required: 1 to read no clip where system calls cannot be filtered, else 0.
-        rehearsal: a clip that a child reads while it waits for its own. A fork shares its pages, and each is
-            copied when it is first written to: that takes longer than decoding.
+        warm_up_clip: a clip that a child reads while it waits for its own. A fork shares its pages, and each
+            is copied when it is first written to: that takes longer than decoding.
     """
     control = socket.socket(fileno=0)
     filtered = lockdown.can_forbid_system_calls()
@@ -58,7 +58,7 @@ def serve(
         return
     if not filtered:
         _warn_of_missing_filter()
-    _settle()
+    _prepare_to_fork()
     limits = memory_bytes + _address_space(), cpu_seconds
     control.send(READY)
     while descriptors := socket.recv_fds(control, 1, 1)[1]:
@@ -66,7 +66,9 @@ def serve(
         parent = os.getpid()
         with suppress(OSError):  # no more processes: the asker sees its socket closed
             if os.fork() == 0:
-                _child(connection, parent, limits, bool(filter_required), read=read, rehearsal=rehearsal)
+                _child(
+                    connection, parent, limits, bool(filter_required), read=read, warm_up_clip=warm_up_clip
+                )
         connection.close()
 
 
@@ -76,7 +78,7 @@ def _warn_of_missing_filter() -> None:
     print(json.dumps(event | {"timestamp": datetime.now(UTC).isoformat()}), file=sys.stderr, flush=True)
 
 
-def _settle() -> None:
+def _prepare_to_fork() -> None:
     # A Ctrl-C, a closing terminal or a service manager signals all of us. The API process decides when we
     # end: by closing the control socket, which the kernel also does when it is killed.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
@@ -100,7 +102,7 @@ def _child(
     filter_required: bool,
     *,
     read: Read,
-    rehearsal: Request | None,
+    warm_up_clip: Request | None,
 ) -> NoReturn:
     try:
         lockdown.die_with(parent)
@@ -108,8 +110,8 @@ def _child(
         connection = lockdown.keep_only(connection)
         lockdown.limit_resources(*limits)
         if lockdown.forbid_system_calls() or not filter_required:
-            if rehearsal:
-                read(Source.of(sniff(rehearsal.data), rehearsal.max_seconds))
+            if warm_up_clip:
+                read(Source.of(sniff(warm_up_clip.data), warm_up_clip.max_seconds))
             _answer(Request.receive(connection), connection, read)
         else:
             Request.receive(connection)  # ending before it is sent would pass for a crash by the clip
@@ -125,7 +127,7 @@ def _answer(request: Request, connection: socket.socket, read: Read) -> None:
         connection.sendall(pack_refusal(refused))
         return
     connection.sendall(sniffed.accepted.pack())
-    facts, samples = read(Source.of(sniffed, request.max_seconds))
-    connection.sendall(facts.pack())
+    measured, samples = read(Source.of(sniffed, request.max_seconds))
+    connection.sendall(measured.pack())
     for block in samples:
         connection.sendall(block.data)

@@ -9,7 +9,7 @@ from ..sniffed import is_padding, refuse_cut_off, refuse_remainder
 
 MAX_FRAMES = 1 << 16
 """26 minutes of MP3. Walking them takes about 50 ms."""
-_FEW_BYTES = 7
+_MIN_FRAME_BYTES = 7
 """Fewer than these at the end may be anything: they are no frame."""
 
 FrameBytes = Callable[[bytes, int], int]
@@ -40,7 +40,7 @@ def walk(
     last, left = positions[-1], end - positions[-1]
     if size and not says_length:
         refuse_cut_off(f"the last frame of {name}", size, left)
-    if not size and left >= _FEW_BYTES and not is_padding(data, last, end):
+    if not size and left >= _MIN_FRAME_BYTES and not is_padding(data, last, end):
         refuse_remainder(name, last, len(data))
     return positions
 

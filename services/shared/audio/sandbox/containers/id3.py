@@ -3,7 +3,7 @@
 from ..sniffed import refuse_cut_off
 
 MAX_TAGS = 8
-_ROOM_BYTES = 4096
+_MAX_PADDING_BYTES = 4096
 _APE_FOOTER_BYTES = 32
 
 
@@ -23,12 +23,12 @@ def _start(data: bytes) -> int:
         if position + size > len(data):
             refuse_cut_off("an ID3 tag", size, len(data) - position)
         position += size
-    return _after_room(data, position) if position else 0
+    return _after_padding(data, position) if position else 0
 
 
-def _after_room(data: bytes, position: int) -> int:
+def _after_padding(data: bytes, position: int) -> int:
     """Taggers leave room behind a tag that they do not count."""
-    head = data[position : position + _ROOM_BYTES]
+    head = data[position : position + _MAX_PADDING_BYTES]
     return position + len(head) - len(head.lstrip(b"\0"))
 
 

@@ -19,7 +19,7 @@ _LAYER_III = 1
 _FRAMES_FLAG = 1
 _SAME_STREAM = 0xFFFE0C00
 """Header bits that do not change within a stream: sync, version, layer, sample rate."""
-_OUR_KBITS = 64
+_CONTENTS_KBITS = 64
 """Of the table of contents that we write: 192 bytes or more at every rate, and it takes 48."""
 
 
@@ -126,7 +126,7 @@ def _contents(first: Header, count: int) -> bytes:
     """A frame that says how many follow. Without one libmpg123 guesses the length from the first frame's bit
     rate, and libsndfile stops there: at a tenth of a file whose bit rate varies.
     """
-    kbits = (_KBITS_1 if first.mpeg1 else _KBITS_2).index(_OUR_KBITS)
+    kbits = (_KBITS_1 if first.mpeg1 else _KBITS_2).index(_CONTENTS_KBITS)
     header = Header(first.bits & ~0xF200 | 0x10000 | kbits << 12)  # neither padded nor protected
     contents = b"Xing" + _FRAMES_FLAG.to_bytes(4, "big") + count.to_bytes(4, "big")
     frame = header.bits.to_bytes(4, "big").ljust(header.contents_offset, b"\0") + contents

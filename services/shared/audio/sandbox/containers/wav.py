@@ -47,7 +47,7 @@ _SUBFORMAT_TAIL = bytes.fromhex("000000001000800000aa00389b71")
 """What follows the two bytes of a wave format in the GUID of WAVE_FORMAT_EXTENSIBLE."""
 _FORMS = (b"RIFF", b"RIFX", b"RF64", b"FORM")
 """What would begin another file."""
-_NEVER_FINISHED = (0, 0xFFFFFFFF)
+_UNFINISHED_SIZES = (0, 0xFFFFFFFF)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +155,7 @@ def _check_declared_sizes(data: bytes, audio: Chunk, wave: Format) -> None:
     if audio.declared > found + tolerated:
         refuse_cut_off("the WAV's data chunk", audio.declared, found)
     riff = int.from_bytes(data[4:8], "little")
-    if riff in _NEVER_FINISHED or riff > len(data) - 8 + tolerated:
+    if riff in _UNFINISHED_SIZES or riff > len(data) - 8 + tolerated:
         refuse_cut_off("the WAV's RIFF header", riff, len(data) - 8)
 
 
