@@ -20,17 +20,17 @@ from services.registry_api.protocol.headers import AnswerHeaders
 from services.registry_api.protocol.routing import TrailingSlashes
 from services.registry_api.protocol.signals import RequestSignals
 from services.registry_api.routes import artifacts, audio_voices, clips, health, jobs, keys, voices
-from services.registry_api.serving.admission import Pressure
+from services.registry_api.serving.admission import LoadShedding
 from services.registry_api.serving.compression import JsonCompression
 from services.registry_api.serving.fair_queue import FairQueue
-from services.registry_api.serving.limits import Pace, RequestIds, RequestLimits
+from services.registry_api.serving.limits import BodyTimeouts, RequestIds, RequestLimits
 from services.registry_api.serving.slots import Slots
 from services.registry_api.wire.examples import responses as examples
 from services.registry_api.wire.forms import FORM_BYTES
 from services.shared.configuration.settings import UploadLimits
 from speaker_registry import __version__
 
-_PACE = Pace()
+_BODY_TIMEOUTS = BodyTimeouts()
 _STORE_WAIT_SECONDS = 5
 _SEARCH_WAIT_SECONDS = 5
 _TOO_MANY_SEARCHES = "Too many searches at the same time. Search again in a moment."
@@ -43,7 +43,7 @@ def create_app(
     *,
     max_active: int,
     max_at_store: int,
-    pace: Pace = _PACE,
+    body_timeouts: BodyTimeouts = _BODY_TIMEOUTS,
     cors_origins: Sequence[str] = (),
 ) -> FastAPI:
     """Routes, limits, error answers; while it runs it follows changes and keeps house.
@@ -53,7 +53,7 @@ def create_app(
     """
     uploads, store = _upload_slots(services.limits), _store_slots(max_at_store)
 
-    threads = max_active + uploads.many + store.many + _OTHER_THREADS
+    threads = max_active + uploads.count + store.count + _OTHER_THREADS
     app = FastAPIOffline(  # its page of documentation loads nothing from other servers
         title="Speaker registry",
         version=__version__,
@@ -74,7 +74,7 @@ def create_app(
     app.state.upload_slots, app.state.store_slots = uploads, store
     app.state.whole_lists = FairQueue(1)
     app.state.search_slots = Slots(1, wait_seconds=_SEARCH_WAIT_SECONDS, refusal=_TOO_MANY_SEARCHES)
-    services.registrar.reading_facts = store.one_in_thread
+    services.registrar.reading_facts = store.hold_in_thread
     problems.add_handlers(app)
     _add_routes(app, services)
     app.add_middleware(JsonCompression)
@@ -82,13 +82,13 @@ def create_app(
         RequestLimits,
         uploads=services.limits,
         form_bytes=FORM_BYTES,
-        pace=pace,
-        arriving=services.access.uploads,
+        body_timeouts=body_timeouts,
+        arriving=services.access.arriving_uploads,
         shared=services.access.required,
     )
     # Around the limits: they would refuse an upload by the path with a slash as too large.
     app.add_middleware(TrailingSlashes, routes=lambda: app.routes)
-    app.add_middleware(Pressure, max_active=max_active, tenant_of=partial(tenant_of, services.access))
+    app.add_middleware(LoadShedding, max_active=max_active, tenant_of=partial(tenant_of, services.access))
     if not services.access.required:
         app.add_middleware(LocalOnly, origins=cors_origins)
     _allow_web_pages(app, cors_origins)

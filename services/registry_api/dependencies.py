@@ -52,7 +52,7 @@ async def _store_slots(request: Request) -> Slots:
 
 
 async def _at_store(slots: Annotated[Slots, Depends(_store_slots)]) -> AsyncIterator[None]:
-    async with slots.one():
+    async with slots.hold():
         yield
 
 
@@ -60,7 +60,7 @@ async def _searching(request: Request) -> AsyncIterator[None]:
     if request.query_params.keys() & {"q", "state", "profile", "ready"}:
         slots = request.app.state.search_slots
         assert isinstance(slots, Slots)
-        async with slots.one():
+        async with slots.hold():
             yield
     else:
         yield

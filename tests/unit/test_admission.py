@@ -8,18 +8,18 @@ from typing import Any
 import pytest
 
 from services.registry_api.serving import admission
-from services.registry_api.serving.admission import Pressure, waiting
+from services.registry_api.serving.admission import LoadShedding, pause_request
 from services.registry_api.serving.slots import Slots
 
 App = Callable[..., Awaitable[None]]
 
 
 class Requests:
-    """To one application under `Pressure`, on one loop. `go_on` lets those at work answer."""
+    """To one application under `LoadShedding`, on one loop. `go_on` lets those at work answer."""
 
     def __init__(self, app: App | None = None, *, max_active: int = 2) -> None:
         self.go_on = asyncio.Event()
-        self.pressure = Pressure(
+        self.shedding = LoadShedding(
             app or self._answer_when_told, max_active=max_active, tenant_of=lambda scope: scope["tenant"]
         )
 
@@ -40,7 +40,7 @@ class Requests:
             sent.append(message)
 
         scope = {"type": "http", "method": "GET", "path": path, "query_string": b"", "headers": []}
-        await self.pressure({**scope, "tenant": tenant}, receive, send)
+        await self.shedding({**scope, "tenant": tenant}, receive, send)
         return sent
 
 
@@ -67,7 +67,7 @@ def test_what_comes_on_top_is_refused_after_a_while():
         assert "2 requests are at work" in json.loads(body["body"])["error"]["message"]
         requests.go_on.set()
         assert [(await one)[0]["status"] for one in (first, second)] == [200, 200]
-        assert requests.pressure.places.queue.taken == 0
+        assert requests.shedding.admission.queue.running == 0
         assert (await requests.start())[0]["status"] == 200
 
     run(test)
@@ -166,7 +166,7 @@ def test_where_refusals_are_late_fewer_are_at_work(monkeypatch: pytest.MonkeyPat
     """But never fewer than two; and all again when everything is in time."""
 
     async def test(clock: Clock, requests: Requests) -> None:
-        places = requests.pressure.places
+        places = requests.shedding.admission
         await crowd(clock, requests, 5, late=0.005)
         assert places.queue.limit == 4
         await crowd(clock, requests, 10, late=0.02)
@@ -175,7 +175,7 @@ def test_where_refusals_are_late_fewer_are_at_work(monkeypatch: pytest.MonkeyPat
         for _ in range(400):
             await requests.start()
         assert places.queue.limit == 4
-        assert places.queue.taken == 0
+        assert places.queue.running == 0
 
     run_by_clock(test, monkeypatch)
 
@@ -188,7 +188,7 @@ def test_a_crowd_of_one_tenant_is_told_to_wait_and_those_of_others_are_served(
     async def test(clock: Clock, requests: Requests) -> None:
         modest = requests.start(tenant="modest")
         await crowd(clock, requests, 5, tenant="greedy")
-        assert requests.pressure.places.queue.taken == 3, "greedy has two places of four"
+        assert requests.shedding.admission.queue.running == 3, "greedy has two places of four"
         over_share = requests.start(tenant="greedy")
         others = [requests.start(tenant="modest") for _ in range(2)]
         await clock.go(0.5)
@@ -200,7 +200,7 @@ def test_a_crowd_of_one_tenant_is_told_to_wait_and_those_of_others_are_served(
         requests.go_on.set()
         assert {(await other)[0]["status"] for other in (modest, *others)} == {200}
         await clock.go(1)
-        assert requests.pressure.places.queue.taken == 0
+        assert requests.shedding.admission.queue.running == 0
 
     run_by_clock(test, monkeypatch)
 
@@ -235,7 +235,7 @@ def test_a_burst_that_is_over_soon_is_served():
         at_work: list[int] = []
 
         async def app(scope: Any, _: Any, send: Any) -> None:
-            at_work.append(requests.pressure.places.queue.taken)
+            at_work.append(requests.shedding.admission.queue.running)
             await asyncio.sleep(0.001)
             served.append(scope["path"])
             await send({"type": "http.response.start", "status": 200, "headers": []})
@@ -246,7 +246,7 @@ def test_a_burst_that_is_over_soon_is_served():
         assert {(await task)[0]["status"] for task in tasks} == {200}
         assert served == [f"/v1/{number}" for number in range(10)]
         assert max(at_work) == 2
-        assert requests.pressure.places.queue.taken == 0
+        assert requests.shedding.admission.queue.running == 0
 
     run(test)
 
@@ -263,13 +263,13 @@ def test_a_place_that_nobody_takes_any_more_is_given_to_the_next(given: bool):
         gone, next_one = requests.start(), requests.start()
         await beginning()
         if given:
-            requests.pressure.places.queue.leave("a", 0.0)
+            requests.shedding.admission.queue.release("a", 0.0)
         gone.cancel()
         await beginning()
         requests.go_on.set()
         assert (await next_one)[0]["status"] == 200
         await asyncio.gather(*working)
-        assert requests.pressure.places.queue.taken == (-1 if given else 0)
+        assert requests.shedding.admission.queue.running == (-1 if given else 0)
 
     run(test)
 
@@ -298,17 +298,17 @@ def test_who_waits_is_not_at_work():
         changed = asyncio.Event()
 
         async def app(_: Any, __: Any, send: Any) -> None:
-            with waiting():
+            with pause_request():
                 await changed.wait()
             await send({"type": "http.response.start", "status": 200, "headers": []})
 
         requests = Requests(app)
         polls = [requests.start() for _ in range(100)]
         await beginning()
-        assert requests.pressure.places.queue.taken == 0
+        assert requests.shedding.admission.queue.running == 0
         changed.set()
         assert {(await poll)[0]["status"] for poll in polls} == {200}
-        assert requests.pressure.places.queue.taken == 0
+        assert requests.shedding.admission.queue.running == 0
 
     run(test)
 
@@ -326,11 +326,11 @@ def test_a_body_that_is_slow_takes_no_place():
         requests = Requests(app)
         uploads = [requests.start(receive=pieces.get) for _ in range(10)]
         await beginning()
-        assert requests.pressure.places.queue.taken == 0
+        assert requests.shedding.admission.queue.running == 0
         for _ in uploads:
             pieces.put_nowait({"type": "http.request"})
         assert {(await upload)[0]["status"] for upload in uploads} == {200}
-        assert requests.pressure.places.queue.taken == 0
+        assert requests.shedding.admission.queue.running == 0
 
     run(test)
 
@@ -348,10 +348,10 @@ def test_an_answer_that_is_read_slowly_takes_no_place():
         requests = Requests(app)
         tasks = [requests.start() for _ in range(5)]
         await beginning()
-        assert requests.pressure.places.queue.taken == 0
+        assert requests.shedding.admission.queue.running == 0
         read.set()
         await asyncio.gather(*tasks)
-        assert requests.pressure.places.queue.taken == 0
+        assert requests.shedding.admission.queue.running == 0
 
     run(test)
 
@@ -365,7 +365,7 @@ def test_who_waits_for_a_dependency_waits_for_requests_of_its_own_tenant():
         go_on = asyncio.Event()
 
         async def app(scope: Any, _: Any, send: Any) -> None:
-            async with slots.one():
+            async with slots.hold():
                 await go_on.wait()
                 served.append(scope["tenant"])
             await send({"type": "http.response.start", "status": 200, "headers": []})
@@ -387,18 +387,18 @@ def test_what_fails_gives_its_place_back():
 
     async def test() -> None:
         async def app(_: Any, __: Any, ___: Any) -> None:
-            with waiting():
+            with pause_request():
                 raise RuntimeError
 
         requests = Requests(app)
         for _ in range(5):
             with pytest.raises(RuntimeError):
                 await requests.start()
-        assert requests.pressure.places.queue.taken == 0
+        assert requests.shedding.admission.queue.running == 0
 
     run(test)
 
 
 def test_outside_a_request_nobody_is_counted():
-    with waiting():
+    with pause_request():
         pass

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from services.registry_api.protocol.callers import Caller
-from services.registry_api.serving.concurrency_limits import Shares
-from services.registry_api.serving.limits import Pace, RequestLimits
+from services.registry_api.serving.concurrency_limits import ConcurrencyLimits
+from services.registry_api.serving.limits import BodyTimeouts, RequestLimits
 from services.shared.configuration.settings import UploadLimits
 from speaker_registry.errors import RateLimited
 
@@ -18,42 +18,42 @@ CAROL = Caller("carol", "default", frozenset())
 
 
 def test_a_caller_holds_no_more_than_its_share_and_others_have_theirs():
-    shares = Shares("requests that wait", of_key=2)
-    with shares.held(ALICE, "a"), shares.held(ALICE, "a"):
+    limits = ConcurrencyLimits("requests that wait", of_key=2)
+    with limits.hold(ALICE, "a"), limits.hold(ALICE, "a"):
         with (
             pytest.raises(RateLimited, match="API key has requests that wait beyond its share of 2"),
-            shares.held(ALICE, "a"),
+            limits.hold(ALICE, "a"),
         ):
             raise AssertionError
-        with shares.held(BOB, "a"):
+        with limits.hold(BOB, "a"):
             pass
-    with shares.held(ALICE, "a"):
+    with limits.hold(ALICE, "a"):
         pass
-    assert not shares._held
+    assert not limits._held
 
 
 def test_a_key_that_followed_another_has_no_share_of_its_own():
-    shares = Shares("uploads", of_key=1)
+    limits = ConcurrencyLimits("uploads", of_key=1)
     rotated = Caller("newer", "default", frozenset(), counted_as="alice")
-    with shares.held(ALICE, "a"), pytest.raises(RateLimited), shares.held(rotated, "a"):
+    with limits.hold(ALICE, "a"), pytest.raises(RateLimited), limits.hold(rotated, "a"):
         raise AssertionError
 
 
 def test_many_keys_of_one_namespace_leave_room_for_others():
-    """A tenant that may make keys had as many shares as it liked."""
-    shares = Shares("requests that wait", of_key=2, of_namespace=3)
+    """A tenant that may make keys had as many limits as it liked."""
+    limits = ConcurrencyLimits("requests that wait", of_key=2, of_namespace=3)
     keys = [Caller(f"key-{number}", "a", frozenset()) for number in range(4)]
     with ExitStack() as held:
         for one in keys[:3]:
-            held.enter_context(shares.held(one, "a"))
+            held.enter_context(limits.hold(one, "a"))
         with (
             pytest.raises(RateLimited, match="namespace has requests that wait beyond its share of 3"),
-            shares.held(keys[3], "a"),
+            limits.hold(keys[3], "a"),
         ):
             raise AssertionError
-        with shares.held(BOB, "b"):
+        with limits.hold(BOB, "b"):
             pass
-    assert not shares._held
+    assert not limits._held
 
 
 class Uploads:
@@ -61,7 +61,9 @@ class Uploads:
 
     def __init__(self, **limits: Any) -> None:
         uploads = UploadLimits(max_bytes=100, held_bytes=400)
-        self.app = RequestLimits(self._route, uploads=uploads, form_bytes=0, pace=Pace(), **limits)
+        self.app = RequestLimits(
+            self._route, uploads=uploads, form_bytes=0, body_timeouts=BodyTimeouts(), **limits
+        )
 
     async def _route(self, scope: Any, receive: Any, send: Any) -> None:
         scope["caller"] = scope["of"]  # as `rules` does, before the body is read
@@ -117,7 +119,7 @@ def test_one_caller_has_so_many_uploads_on_their_way_and_no_more():
     """Each holds a connection, however little of it has come."""
 
     async def run() -> None:
-        uploads = Uploads(arriving=Shares("uploads on their way", of_key=1))
+        uploads = Uploads(arriving=ConcurrencyLimits("uploads on their way", of_key=1))
         first, pieces = uploads.begin(ALICE)
         await pieces.put(piece(1, more=True))
         second, more = uploads.begin(ALICE)
@@ -132,7 +134,7 @@ def test_one_caller_has_so_many_uploads_on_their_way_and_no_more():
 
 def test_a_body_has_time_in_proportion_to_what_has_come():
     """A byte now and then kept a body going for ten minutes."""
-    pace = Pace(idle_seconds=30, start_seconds=30, bytes_per_second=1000)
+    pace = BodyTimeouts(idle_seconds=30, start_seconds=30, bytes_per_second=1000)
     assert pace.seconds_for(0) == 30
     assert pace.seconds_for(100) == pytest.approx(30.1)
     assert pace.seconds_for(60_000) == 90

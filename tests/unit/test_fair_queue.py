@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from services.registry_api.serving.fair_queue import ABOUT_SECONDS, FairQueue
+from services.registry_api.serving.fair_queue import ACTIVE_SECONDS, FairQueue
 from speaker_registry.errors import RateLimited, Unavailable
 
 
@@ -24,17 +24,17 @@ class Requests:
         """The order in which those are served that ask while one of the tenant `first` has the only place,
         which it leaves after so many seconds. `asking`: as the arguments of `start`.
         """
-        await self.queue.admit(first)
+        await self.queue.acquire(first)
         tasks = [task for tenants, each in asking for task in self.start(tenants, each)]
         await asyncio.sleep(0)
-        self.queue.leave(first, seconds)
+        self.queue.release(first, seconds)
         await asyncio.gather(*tasks)
         return "".join(self.served)
 
     async def _request(self, tenant: str, seconds: float) -> None:
-        await self.queue.admit(tenant)
+        await self.queue.acquire(tenant)
         self.served.append(tenant)
-        self.queue.leave(tenant, seconds)
+        self.queue.release(tenant, seconds)
 
 
 def run(test: Callable[[], Awaitable[None]]) -> None:
@@ -87,28 +87,28 @@ def test_while_others_ask_nobody_has_more_than_a_share(monkeypatch: pytest.Monke
         now = 0.0
         monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now)
         queue = FairQueue(4)
-        alone = [asyncio.create_task(queue.admit("a")) for _ in range(5)]
+        alone = [asyncio.create_task(queue.acquire("a")) for _ in range(5)]
         await asyncio.sleep(0)
-        assert queue.taken == 4
+        assert queue.running == 4
         for _ in alone:
-            queue.leave("a", 1.0)
+            queue.release("a", 1.0)
             await asyncio.sleep(0)
-        await queue.admit("b")
-        queue.leave("b", 1.0)
-        beside = [asyncio.create_task(queue.admit("a")) for _ in range(5)]
+        await queue.acquire("b")
+        queue.release("b", 1.0)
+        beside = [asyncio.create_task(queue.acquire("a")) for _ in range(5)]
         await asyncio.sleep(0)
-        assert queue.taken == 2
-        assert await asyncio.create_task(queue.admit("b"))
-        assert queue.taken == 3
-        queue.leave("b", 1.0)
-        now += ABOUT_SECONDS + 1
-        beside.append(asyncio.create_task(queue.admit("a")))
+        assert queue.running == 2
+        assert await asyncio.create_task(queue.acquire("b"))
+        assert queue.running == 3
+        queue.release("b", 1.0)
+        now += ACTIVE_SECONDS + 1
+        beside.append(asyncio.create_task(queue.acquire("a")))
         await asyncio.sleep(0)
-        assert queue.taken == 4, "b asks no more"
+        assert queue.running == 4, "b asks no more"
         for _ in beside:
-            queue.leave("a", 1.0)
+            queue.release("a", 1.0)
             await asyncio.sleep(0)
-        assert queue.taken == 0
+        assert queue.running == 0
 
     asyncio.run(test())
 
@@ -119,16 +119,16 @@ def test_only_a_tenant_that_has_its_share_is_told_that_it_asks_too_much():
     async def test() -> None:
         queue = FairQueue(2)
         assert isinstance(queue.refusal("a", "All is taken."), Unavailable)
-        await queue.admit("a")
-        await queue.admit("a")
+        await queue.acquire("a")
+        await queue.acquire("a")
         assert isinstance(queue.refusal("a", "All is taken."), Unavailable), "it is alone"
-        waiting = asyncio.create_task(queue.admit("b"))
+        waiting = asyncio.create_task(queue.acquire("b"))
         await asyncio.sleep(0)
         assert isinstance(queue.refusal("a", "All is taken."), RateLimited)
         assert "its share while others ask is 1" in queue.refusal("a", "All is taken.").message
         assert queue.refusal("b", "All is taken.").message == "All is taken."
         assert isinstance(queue.refusal("b", "All is taken."), Unavailable)
-        queue.leave("a", 1.0)
+        queue.release("a", 1.0)
         assert await waiting
 
     run(test)
@@ -141,14 +141,14 @@ def test_tenants_that_ask_no_more_are_forgotten(monkeypatch: pytest.MonkeyPatch)
         now = 0.0
         monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now)
         queue = FairQueue(4)
-        await queue.admit("holds")
+        await queue.acquire("holds")
         for number in range(1000):
             now += 0.1
-            await queue.admit(f"tenant-{number}")
-            queue.leave(f"tenant-{number}", 0.01)
-        assert len(queue._tenants) <= 10 * ABOUT_SECONDS + 2
-        queue.leave("holds", 1.0)
-        assert queue.taken == 0
+            await queue.acquire(f"tenant-{number}")
+            queue.release(f"tenant-{number}", 0.01)
+        assert len(queue._tenants) <= 10 * ACTIVE_SECONDS + 2
+        queue.release("holds", 1.0)
+        assert queue.running == 0
 
     asyncio.run(test())
 
@@ -157,17 +157,17 @@ def test_tenants_that_ask_no_more_are_forgotten(monkeypatch: pytest.MonkeyPatch)
 def test_a_request_that_is_given_up_keeps_nobody_waiting(given: bool):
     async def test() -> None:
         queue = FairQueue(1)
-        await queue.admit("a")
-        gone, next_one = (asyncio.create_task(queue.admit(tenant)) for tenant in "bc")
+        await queue.acquire("a")
+        gone, next_one = (asyncio.create_task(queue.acquire(tenant)) for tenant in "bc")
         await asyncio.sleep(0)
         if given:
-            queue.leave("a", 1.0)
+            queue.release("a", 1.0)
         gone.cancel()
         await asyncio.sleep(0)
         if not given:
-            queue.leave("a", 1.0)
+            queue.release("a", 1.0)
         assert await next_one
-        queue.leave("c", 1.0)
-        assert queue.taken == 0
+        queue.release("c", 1.0)
+        assert queue.running == 0
 
     run(test)

@@ -7,9 +7,9 @@ import pytest
 
 ASK = """
 import resource
-from services.registry_api.serving.open_files import room_for
+from services.registry_api.serving.open_files import raise_limit_for
 resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))
-print(room_for(2000), *resource.getrlimit(resource.RLIMIT_NOFILE))
+print(raise_limit_for(2000), *resource.getrlimit(resource.RLIMIT_NOFILE))
 """
 
 

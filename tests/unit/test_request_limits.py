@@ -3,7 +3,7 @@
 import asyncio
 from typing import Any
 
-from services.registry_api.serving.limits import Pace, RequestLimits
+from services.registry_api.serving.limits import BodyTimeouts, RequestLimits
 from services.shared.configuration.settings import UploadLimits
 
 
@@ -16,8 +16,8 @@ def test_once_the_body_is_there_nobody_has_to_send_anything_in_time():
         seen.extend([(await receive())["type"], (await receive())["type"]])
 
     async def run() -> None:
-        pace = Pace(idle_seconds=0.05, start_seconds=0.05)
-        limited = RequestLimits(app, uploads=UploadLimits(max_bytes=10), form_bytes=0, pace=pace)
+        pace = BodyTimeouts(idle_seconds=0.05, start_seconds=0.05)
+        limited = RequestLimits(app, uploads=UploadLimits(max_bytes=10), form_bytes=0, body_timeouts=pace)
         scope = {"type": "http", "method": "POST", "path": "/", "query_string": b"", "headers": []}
         request = asyncio.create_task(limited(scope, messages.get, messages.put))
         await messages.put({"type": "http.request", "body": b"12345", "more_body": False})

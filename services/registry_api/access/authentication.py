@@ -14,7 +14,7 @@ from starlette.concurrency import run_in_threadpool
 from services.registry_api.access.rate_limits import MINUTE, Rates
 from services.registry_api.access.tokens import Tokens
 from services.registry_api.protocol.callers import ANONYMOUS, Caller
-from services.registry_api.serving.concurrency_limits import Shares
+from services.registry_api.serving.concurrency_limits import ConcurrencyLimits
 from services.registry_api.serving.slots import Slots
 from services.shared.configuration.settings import AccessSettings, ApiSettings, RateSettings
 from services.shared.keys.api_keys import ALL_SCOPES, ANY_NAMESPACE, ApiKey, Token, is_secret_of, parse_token
@@ -74,8 +74,12 @@ class Access:
     ) -> None:
         self.required = keyring is not None
         quarter = max(1, connections // 4) if connections is not None else None
-        self.waits = Shares("requests that wait", of_key=waiting_requests, of_namespace=quarter)
-        self.uploads = Shares("uploads on their way", of_key=arriving_uploads, of_namespace=quarter)
+        self.waiting_requests = ConcurrencyLimits(
+            "requests that wait", of_key=waiting_requests, of_namespace=quarter
+        )
+        self.arriving_uploads = ConcurrencyLimits(
+            "uploads on their way", of_key=arriving_uploads, of_namespace=quarter
+        )
         self.rates = rates or Rates.unlimited()
         self._keyring = keyring
         self._bootstrap = bootstrap
@@ -176,7 +180,7 @@ class Access:
             self._looking = asyncio.create_task(self._look(keyring))
 
     async def _look_now(self, keyring: Keyring) -> None:
-        async with self._looks.one():
+        async with self._looks.hold():
             await run_in_threadpool(keyring.look, longest_ago_seconds=_UNKNOWN_SECONDS)
 
     async def _look(self, keyring: Keyring) -> None:

@@ -15,7 +15,7 @@ from services.registry_api.maintenance.housekeeping import Housekeeper
 from services.registry_api.maintenance.queue_signals import RedisSignals
 from services.registry_api.operations.followed_jobs import FollowedJobs
 from services.registry_api.serving.long_polls import Changes
-from services.registry_api.serving.open_files import room_for
+from services.registry_api.serving.open_files import raise_limit_for
 from services.registry_api.serving.server import server_config
 from services.shared.audio import AudioDecoder
 from services.shared.bucket.store import StoreUnfit
@@ -106,7 +106,7 @@ def _within_open_files(settings: ApiSettings) -> ApiSettings:
 
     The operating system would refuse further connections without a log line.
     """
-    room = room_for(settings.max_connections)
+    room = raise_limit_for(settings.max_connections)
     if room < settings.max_connections:
         log.warning(
             "api.fewer_connections", wanted=settings.max_connections, possible=room, limit="open files"

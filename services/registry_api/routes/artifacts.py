@@ -205,7 +205,7 @@ async def _file_or_descriptor(request: Request, wanted: _Wanted, slots: Slots, w
         headers["X-Artifact-Fingerprint"] = found.record.fingerprint
         if (said := without_bytes(request, headers, found.record.size, examples.MEDIA_TYPE)) is not None:
             return said
-        async with slots.one():
+        async with slots.hold():
             data = await run_in_threadpool(
                 artifact_or_replacement, registrar, found.speaker_id, found.version, found.record
             )
@@ -230,7 +230,7 @@ async def put_artifact(
     extracted for take any.
     """
     body = await request.body()  # first: who sends slowly must not keep others from their turn
-    async with slots.one():
+    async with slots.hold():
         created = await run_in_threadpool(_give, wanted, body, fingerprint)
     found = await run_in_threadpool(wanted.look)
     return answer(request, found.descriptor(), status=201 if created else 200)
@@ -248,7 +248,7 @@ async def _settled(request: Request, wanted: _Wanted, wait: float) -> _Found:
     found = await run_in_threadpool(wanted.look)
     if wait and not found.settled:
         question = ("artifact", wanted.name, wanted.reference, wanted.profile, wanted.allow_stale)
-        with wanted.services.access.waits.held(wanted.caller, wanted.namespace):
+        with wanted.services.access.waiting_requests.hold(wanted.caller, wanted.namespace):
             found = await wanted.services.changes.wait_until(
                 str(found.speaker_id),
                 question,

@@ -162,7 +162,7 @@ async def create_audio_voice(
     again (same source, transcript, consent) is the same version, unless `dedupe=false`. Fields of the form
     that are not known here are ignored, and `warnings` of the answer names them.
     """
-    async with read_fields(request) as fields, slots.one():
+    async with read_fields(request) as fields, slots.hold():
         return await run_in_threadpool(
             _register, request, services, namespace, fields, idempotency_key=idempotency_key, dedupe=dedupe
         )
@@ -264,11 +264,11 @@ async def fill_cache(
     Not ready within `wait` seconds: 202.
     """
     precompute = Precompute(services.registrar, services.jobs, namespace, name, profile)
-    async with slots.one():
+    async with slots.hold():
         seen = await run_in_threadpool(precompute.start, force=force)
     if not seen.finished:
         speaker = str(precompute.speaker_id)
-        with services.access.waits.held(caller, namespace):
+        with services.access.waiting_requests.hold(caller, namespace):
             seen = await services.changes.wait_until(
                 speaker,
                 precompute.question,

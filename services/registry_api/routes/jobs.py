@@ -124,7 +124,7 @@ async def get_job(
         return (now.state, now.attempt, now.done) != (before.state, before.attempt, before.done)
 
     speaker = str(SpeakerId(before.namespace, before.slug))
-    with services.access.waits.held(caller, namespace):
+    with services.access.waiting_requests.hold(caller, namespace):
         seen = await services.changes.wait_until(
             speaker,
             ("job", job_id),

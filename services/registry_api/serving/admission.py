@@ -23,30 +23,30 @@ from services.registry_api.protocol.routing import WATCHING
 from services.registry_api.serving.fair_queue import FairQueue
 from speaker_registry.errors import SpeakerRegistryError
 
-PATIENCE_SECONDS = 1.0
+WAIT_LIMIT_SECONDS = 1.0
 """A burst is over in that time."""
-CROWDED_PATIENCE_SECONDS = 0.005
+OVERLOAD_WAIT_LIMIT_SECONDS = 0.005
 """More would only make refusals late: as many would wait as before, each for longer."""
 REFUSAL_INTERVAL_SECONDS = 0.01
 """Between two refusals of one tenant while others ask, up to the patience of a burst. Callers that ask again
 at once, whatever they are told, would otherwise keep the event loop busy with refusals.
 """
 LONG_WAIT_SECONDS = 0.2
-CALM_SECONDS = 0.5
+RECOVERY_SECONDS = 0.5
 """When nobody has waited long for that time, it was a burst."""
-LATE_SECONDS = 0.01
+MAX_LOOP_LAG_SECONDS = 0.01
 """For the event loop. What it has to refuse is late as well then."""
-FEWEST = 2
+MIN_ACTIVE = 2
 """So many may always be at work."""
-_NARROWED, _WIDENED = 0.1, 0.01
+_DECREASE, _INCREASE = 0.1, 0.01
 """Places that a late refusal takes, and that whatever is in time gives back: at equilibrium one in ten is
 late.
 """
-_CROWDS = 10_000
+_MAX_OVERLOADS = 10_000
 """Tenants whose crowds are remembered."""
 
 
-class Pressure:
+class LoadShedding:
     """Refuses what goes beyond `max_active` for longer than a burst. One per process.
 
     Not who watches us: taken for dead, others would get our load as well.
@@ -60,52 +60,52 @@ class Pressure:
     ) -> None:
         self._app = app
         self._tenant_of = tenant_of
-        self.places = Places(max_active)
+        self.admission = AdmissionControl(max_active)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] in WATCHING:
             return await self._app(scope, receive, send)
         tenant = self._tenant_of(scope)
-        if not await self.places.take(tenant):
-            return await render(Request(scope), self.places.refusal(tenant))(scope, receive, send)
-        turn = _Turn(self.places.queue, tenant)
+        if not await self.admission.acquire(tenant):
+            return await render(Request(scope), self.admission.refusal(tenant))(scope, receive, send)
+        current = _AdmittedRequest(self.admission.queue, tenant)
 
-        async def receive_waiting() -> Message:
-            with turn.waiting():
+        async def receive_while_paused() -> Message:
+            with current.paused():
                 return await receive()
 
-        async def send_and_end(message: Message) -> None:
-            turn.end()
+        async def send_answer(message: Message) -> None:
+            current.answer_begins()
             await send(message)
 
-        before = _turn.set(turn)
+        before = _current_request.set(current)
         try:
-            return await self._app(scope, receive_waiting, send_and_end)
+            return await self._app(scope, receive_while_paused, send_answer)
         finally:
-            turn.end()
-            _turn.reset(before)
+            current.answer_begins()
+            _current_request.reset(before)
 
 
-class Places:
+class AdmissionControl:
     """For those at work: how many there are, and how long a request waits for one."""
 
-    def __init__(self, most: int) -> None:
-        self.queue = FairQueue(most)
-        self._most = most
-        self._limit = float(most)
-        self._crowds: LRUCache[str, _Crowd] = LRUCache(_CROWDS)
+    def __init__(self, max_active: int) -> None:
+        self.queue = FairQueue(max_active)
+        self._max_active = max_active
+        self._limit = float(max_active)
+        self._overloads: LRUCache[str, _TenantOverload] = LRUCache(_MAX_OVERLOADS)
 
-    async def take(self, tenant: str) -> bool:
+    async def acquire(self, tenant: str) -> bool:
         """Whether there is a place in time; it is taken then."""
         loop = asyncio.get_running_loop()
         now = loop.time()
-        patience = self._patience_seconds(tenant, now)
-        if await self.queue.admit(tenant, patience):
-            self._limit_to(self._limit + _WIDENED)
+        wait_limit = self._wait_limit_seconds(tenant, now)
+        if await self.queue.acquire(tenant, wait_limit):
+            self._set_limit(self._limit + _INCREASE)
             return True
-        self._note_crowd(tenant, loop.time())
-        late = loop.time() - (now + patience) > LATE_SECONDS
-        self._limit_to(self._limit - _NARROWED if late else self._limit + _WIDENED)
+        self._note_long_wait(tenant, loop.time())
+        lagging = loop.time() - (now + wait_limit) > MAX_LOOP_LAG_SECONDS
+        self._set_limit(self._limit - _DECREASE if lagging else self._limit + _INCREASE)
         return False
 
     def refusal(self, tenant: str) -> SpeakerRegistryError:
@@ -113,98 +113,98 @@ class Places:
         at_work = f"{self.queue.limit} requests are at work here, and no more are begun."
         return self.queue.refusal(tenant, f"{at_work} Ask again in a moment.")
 
-    def _limit_to(self, limit: float) -> None:
-        self._limit = min(max(limit, FEWEST), self._most)
+    def _set_limit(self, limit: float) -> None:
+        self._limit = min(max(limit, MIN_ACTIVE), self._max_active)
         self.queue.limit = int(self._limit)
 
-    def _patience_seconds(self, tenant: str, now: float) -> float:
-        if self.queue.waits_seconds(tenant) > LONG_WAIT_SECONDS:
-            self._note_crowd(tenant, now)
-        crowd = self._crowds.get(tenant)
-        if crowd is None or not crowd.lasts(now):
-            return PATIENCE_SECONDS
-        if self.queue.alone(tenant):
-            return CROWDED_PATIENCE_SECONDS
-        crowd.refuses_at = max(now, crowd.refuses_at + REFUSAL_INTERVAL_SECONDS)
-        crowd.refuses_at = min(crowd.refuses_at, now + PATIENCE_SECONDS)
-        return max(crowd.refuses_at - now, CROWDED_PATIENCE_SECONDS)
+    def _wait_limit_seconds(self, tenant: str, now: float) -> float:
+        if self.queue.longest_wait_seconds(tenant) > LONG_WAIT_SECONDS:
+            self._note_long_wait(tenant, now)
+        overload = self._overloads.get(tenant)
+        if overload is None or not overload.lasts(now):
+            return WAIT_LIMIT_SECONDS
+        if self.queue.is_only_tenant(tenant):
+            return OVERLOAD_WAIT_LIMIT_SECONDS
+        overload.refuses_at = max(now, overload.refuses_at + REFUSAL_INTERVAL_SECONDS)
+        overload.refuses_at = min(overload.refuses_at, now + WAIT_LIMIT_SECONDS)
+        return max(overload.refuses_at - now, OVERLOAD_WAIT_LIMIT_SECONDS)
 
-    def _note_crowd(self, tenant: str, now: float) -> None:
-        self._crowds.setdefault(tenant, _Crowd(now, now)).note(now)
+    def _note_long_wait(self, tenant: str, now: float) -> None:
+        self._overloads.setdefault(tenant, _TenantOverload(now, now)).note_long_wait(now)
 
 
 @dataclass(slots=True)
-class _Crowd:
+class _TenantOverload:
     """Requests of one tenant that wait long."""
 
     since: float
-    at: float
+    last_at: float
     """When there was one, first and last, without calm between."""
     refuses_at: float = float("-inf")
     """When the last of those that wait is to be refused."""
 
-    def note(self, now: float) -> None:
-        if now - self.at > CALM_SECONDS:
+    def note_long_wait(self, now: float) -> None:
+        if now - self.last_at > RECOVERY_SECONDS:
             self.since = now
-        self.at = now
+        self.last_at = now
 
     def lasts(self, now: float) -> bool:
         """For longer than a burst."""
-        return now - self.at <= CALM_SECONDS and now - self.since > PATIENCE_SECONDS
+        return now - self.last_at <= RECOVERY_SECONDS and now - self.since > WAIT_LIMIT_SECONDS
 
 
-class _Turn:
+class _AdmittedRequest:
     """One request's place among those at work, which it has already."""
 
     def __init__(self, queue: FairQueue, tenant: str) -> None:
         self.tenant = tenant
         self._queue = queue
         self._began = asyncio.get_running_loop().time()
-        self._waits = 0
-        self._ended = False
+        self._pauses = 0
+        self._answered = False
 
     @contextmanager
-    def waiting(self) -> Iterator[None]:
+    def paused(self) -> Iterator[None]:
         """Meanwhile the place is somebody else's. It is taken again in any case: what has begun is
         finished.
         """
-        self._leave()
-        self._waits += 1
+        self._release()
+        self._pauses += 1
         try:
             yield
         finally:
-            self._waits -= 1
-            self._come_back()
+            self._pauses -= 1
+            self._resume()
 
-    def end(self) -> None:
-        self._leave()
-        self._ended = True
+    def answer_begins(self) -> None:
+        self._release()
+        self._answered = True
 
-    def _leave(self) -> None:
-        if not self._ended and not self._waits:
-            self._queue.leave(self.tenant, asyncio.get_running_loop().time() - self._began)
+    def _release(self) -> None:
+        if not self._answered and not self._pauses:
+            self._queue.release(self.tenant, asyncio.get_running_loop().time() - self._began)
 
-    def _come_back(self) -> None:
-        if not self._ended and not self._waits:
+    def _resume(self) -> None:
+        if not self._answered and not self._pauses:
             self._began = asyncio.get_running_loop().time()
-            self._queue.come_back(self.tenant)
+            self._queue.resume(self.tenant)
 
 
-_turn: ContextVar[_Turn | None] = ContextVar("turn", default=None)
+_current_request: ContextVar[_AdmittedRequest | None] = ContextVar("current_request", default=None)
 
 
 def tenant_of_request() -> str:
     """Whose request is at work; the same for all that is done for no request."""
-    turn = _turn.get()
-    return turn.tenant if turn is not None else ""
+    current = _current_request.get()
+    return current.tenant if current is not None else ""
 
 
 @contextmanager
-def waiting() -> Iterator[None]:
+def pause_request() -> Iterator[None]:
     """Around what a request's task does not work at but waits for."""
-    turn = _turn.get()
-    if turn is None:
+    current = _current_request.get()
+    if current is None:
         yield
     else:
-        with turn.waiting():
+        with current.paused():
             yield

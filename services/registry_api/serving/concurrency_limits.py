@@ -17,7 +17,7 @@ from speaker_registry.errors import RateLimited
 RETRY_SECONDS = 1
 
 
-class Shares:
+class ConcurrencyLimits:
     """What callers hold of one thing. Used by the event loop alone.
 
     Args:
@@ -27,37 +27,37 @@ class Shares:
 
     def __init__(self, what: str, *, of_key: int | None = None, of_namespace: int | None = None) -> None:
         self._what = what
-        self._most = {"API key": of_key, "namespace": of_namespace}
+        self._max = {"API key": of_key, "namespace": of_namespace}
         self._held: Counter[tuple[str, str]] = Counter()  # bounded: who holds nothing is not in it
 
-    def take(self, caller: Caller, namespace: str, amount: int = 1) -> None:
+    def acquire(self, caller: Caller, namespace: str, amount: int = 1) -> None:
         """Raises `RateLimited`, and takes nothing, if that would be more than one of the two shares."""
         holders = _holders(caller, namespace)
         for holder in holders:
-            most = self._most[holder[0]]
-            if most is not None and self._held[holder] + amount > most:
+            maximum = self._max[holder[0]]
+            if maximum is not None and self._held[holder] + amount > maximum:
                 self._forget_idle(holder)
                 raise RateLimited(
-                    f"This {holder[0]} has {self._what} beyond its share of {most}. "
+                    f"This {holder[0]} has {self._what} beyond its share of {maximum}. "
                     "Wait until some are done.",
                     retry_after_seconds=RETRY_SECONDS,
                 )
         for holder in holders:
             self._held[holder] += amount
 
-    def give_back(self, caller: Caller, namespace: str, amount: int = 1) -> None:
+    def release(self, caller: Caller, namespace: str, amount: int = 1) -> None:
         for holder in _holders(caller, namespace):
             self._held[holder] -= amount
             self._forget_idle(holder)
 
     @contextmanager
-    def held(self, caller: Caller, namespace: str) -> Iterator[None]:
+    def hold(self, caller: Caller, namespace: str) -> Iterator[None]:
         """One of them, for as long as the context lasts. Raises `RateLimited`."""
-        self.take(caller, namespace)
+        self.acquire(caller, namespace)
         try:
             yield
         finally:
-            self.give_back(caller, namespace)
+            self.release(caller, namespace)
 
     def _forget_idle(self, holder: tuple[str, str]) -> None:
         if self._held[holder] <= 0:

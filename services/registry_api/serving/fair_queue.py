@@ -17,26 +17,26 @@ from dataclasses import dataclass, field
 from speaker_registry.errors import RateLimited, SpeakerRegistryError, Unavailable
 
 RETRY_SECONDS = 1
-ABOUT_SECONDS = 10.0
+ACTIVE_SECONDS = 10.0
 """A tenant that has asked within this time has a share."""
 
 
 @dataclass(slots=True)
 class _Tenant:
-    asked_at: float = 0.0
-    held: int = 0
+    last_request_at: float = 0.0
+    running: int = 0
     """Requests that were admitted and have not left."""
     served_seconds: float = 0.0
-    """On the scale of `FairQueue._level`."""
-    queue: "deque[_Request]" = field(default_factory=deque)
+    """On the scale of `FairQueue._virtual_time`."""
+    queue: "deque[_Waiter]" = field(default_factory=deque)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Request:
-    """One that waits. `admitted`: False where it has waited long enough."""
+class _Waiter:
+    """One that waits. `granted`: False where it has waited long enough."""
 
     since: float
-    admitted: "asyncio.Future[bool]"
+    granted: "asyncio.Future[bool]"
 
 
 class FairQueue:
@@ -44,64 +44,64 @@ class FairQueue:
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self.taken = 0
+        self.running = 0
         self._tenants: dict[str, _Tenant] = {}
         """Those that asked lately, and those that hold or want something. The one that asked last is last."""
         self._waiting: dict[str, _Tenant] = {}
-        self._level = 0.0
+        self._virtual_time = 0.0
         """For how long the tenant that was admitted last had been served when it was."""
 
     @asynccontextmanager
-    async def turn(self, tenant: str) -> AsyncIterator[None]:
+    async def slot(self, tenant: str) -> AsyncIterator[None]:
         """Wait to be admitted, however long it takes, and leave at the end."""
-        await self.admit(tenant)
+        await self.acquire(tenant)
         loop = asyncio.get_running_loop()
         began = loop.time()
         try:
             yield
         finally:
-            self.leave(tenant, loop.time() - began)
+            self.release(tenant, loop.time() - began)
 
-    async def admit(self, tenant: str, wait_seconds: float | None = None) -> bool:
-        """Whether the request was admitted in time. If so, it has to `leave`."""
+    async def acquire(self, tenant: str, wait_seconds: float | None = None) -> bool:
+        """Whether the request was admitted in time. If so, it has to `release`."""
         loop = asyncio.get_running_loop()
         now = loop.time()
-        request = _Request(now, loop.create_future())
-        asking = self._asking(tenant, now)
-        asking.queue.append(request)
-        self._waiting[tenant] = asking
-        self._go_on()
-        if request.admitted.done():
+        waiter = _Waiter(now, loop.create_future())
+        state = self._tenant(tenant, now)
+        state.queue.append(waiter)
+        self._waiting[tenant] = state
+        self._dispatch()
+        if waiter.granted.done():
             return True
-        give_up = None
+        timer = None
         if wait_seconds is not None:
-            give_up = loop.call_at(now + wait_seconds, self._give_up, request)
+            timer = loop.call_at(now + wait_seconds, self._time_out, waiter)
         try:
-            return await request.admitted
+            return await waiter.granted
         except asyncio.CancelledError:
-            if request.admitted.done() and not request.admitted.cancelled() and request.admitted.result():
-                self.leave(tenant, 0.0)
+            if waiter.granted.done() and not waiter.granted.cancelled() and waiter.granted.result():
+                self.release(tenant, 0.0)
             raise
         finally:
-            if give_up is not None:
-                give_up.cancel()
+            if timer is not None:
+                timer.cancel()
             with suppress(ValueError):  # it was admitted
-                asking.queue.remove(request)
+                state.queue.remove(waiter)
 
-    def come_back(self, tenant: str) -> None:
+    def resume(self, tenant: str) -> None:
         """A request that left, only because it waited for something, goes on. It is never kept waiting here:
         what has begun is finished.
         """
-        self._asking(tenant, asyncio.get_running_loop().time()).held += 1
-        self.taken += 1
+        self._tenant(tenant, asyncio.get_running_loop().time()).running += 1
+        self.running += 1
 
-    def leave(self, tenant: str, seconds: float) -> None:
+    def release(self, tenant: str, seconds: float) -> None:
         """A request that was admitted has ended or waits for something, and was served for so long."""
-        leaving = self._tenants[tenant]
-        leaving.held -= 1
-        leaving.served_seconds += seconds
-        self.taken -= 1
-        self._go_on()
+        state = self._tenants[tenant]
+        state.running -= 1
+        state.served_seconds += seconds
+        self.running -= 1
+        self._dispatch()
 
     def share(self) -> int:
         """So many requests of one tenant are admitted at the same time."""
@@ -111,66 +111,66 @@ class FairQueue:
         """What to raise for a request that was not admitted in time: `RateLimited` where it waited for others
         of its own tenant, else `Unavailable`, which says `otherwise`.
         """
-        asking, share = self._tenants.get(tenant), self.share()
-        if asking is None or self.alone(tenant) or asking.held < share:
+        state, share = self._tenants.get(tenant), self.share()
+        if state is None or self.is_only_tenant(tenant) or state.running < share:
             return Unavailable(otherwise, retry_after_seconds=RETRY_SECONDS)
         return RateLimited(
-            f"This namespace has {asking.held} such requests under way here; its share while others ask is "
+            f"This namespace has {state.running} such requests under way here; its share while others ask is "
             f"{share}. Ask again in a moment.",
             retry_after_seconds=RETRY_SECONDS,
         )
 
-    def alone(self, tenant: str) -> bool:
+    def is_only_tenant(self, tenant: str) -> bool:
         """Whether no other tenant has asked lately."""
         return self._tenants.keys() <= {tenant}
 
     def waiting(self, tenant: str) -> int:
         """How many of its requests wait."""
-        asking = self._tenants.get(tenant)
-        return len(asking.queue) if asking is not None else 0
+        state = self._tenants.get(tenant)
+        return len(state.queue) if state is not None else 0
 
-    def waits_seconds(self, tenant: str) -> float:
+    def longest_wait_seconds(self, tenant: str) -> float:
         """For how long the first request in the tenant's queue has waited."""
-        asking = self._tenants.get(tenant)
-        if asking is None or not asking.queue:
+        state = self._tenants.get(tenant)
+        if state is None or not state.queue:
             return 0.0
-        return asyncio.get_running_loop().time() - asking.queue[0].since
+        return asyncio.get_running_loop().time() - state.queue[0].since
 
-    def _asking(self, name: str, now: float) -> _Tenant:
+    def _tenant(self, name: str, now: float) -> _Tenant:
         tenant = self._tenants.pop(name, None) or _Tenant()
-        tenant.asked_at = now
+        tenant.last_request_at = now
         self._tenants[name] = tenant
-        self._forget(now)
+        self._forget_inactive(now)
         return tenant
 
-    def _forget(self, now: float) -> None:
+    def _forget_inactive(self, now: float) -> None:
         while True:
             name, oldest = next(iter(self._tenants.items()))
-            if now - oldest.asked_at <= ABOUT_SECONDS:
+            if now - oldest.last_request_at <= ACTIVE_SECONDS:
                 return
             del self._tenants[name]
-            if oldest.held or oldest.queue:
-                oldest.asked_at = now
+            if oldest.running or oldest.queue:
+                oldest.last_request_at = now
                 self._tenants[name] = oldest
 
-    def _go_on(self) -> None:
-        while self.taken < self.limit and (name := self._next()) is not None:
+    def _dispatch(self) -> None:
+        while self.running < self.limit and (name := self._next_tenant()) is not None:
             tenant = self._waiting[name]
-            request = tenant.queue.popleft()
-            if request.admitted.done():
+            waiter = tenant.queue.popleft()
+            if waiter.granted.done():
                 continue
-            self._level = tenant.served_seconds = max(self._level, tenant.served_seconds)
-            tenant.held += 1
-            self.taken += 1
-            request.admitted.set_result(True)
+            self._virtual_time = tenant.served_seconds = max(self._virtual_time, tenant.served_seconds)
+            tenant.running += 1
+            self.running += 1
+            waiter.granted.set_result(True)
 
-    def _next(self) -> str | None:
+    def _next_tenant(self) -> str | None:
         """The tenant whose turn it is; None if those that wait have their share."""
         self._waiting = {name: tenant for name, tenant in self._waiting.items() if tenant.queue}
         share = self.share()
-        free = [name for name, tenant in self._waiting.items() if tenant.held < share]
+        free = [name for name, tenant in self._waiting.items() if tenant.running < share]
         return min(free, key=lambda name: self._waiting[name].served_seconds, default=None)
 
-    def _give_up(self, request: _Request) -> None:
-        if not request.admitted.done():
-            request.admitted.set_result(False)
+    def _time_out(self, waiter: _Waiter) -> None:
+        if not waiter.granted.done():
+            waiter.granted.set_result(False)

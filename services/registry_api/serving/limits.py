@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from services.registry_api.protocol.callers import Caller
 from services.registry_api.protocol.problems import render
 from services.registry_api.protocol.routing import UPLOAD
-from services.registry_api.serving.concurrency_limits import Shares
+from services.registry_api.serving.concurrency_limits import ConcurrencyLimits
 from services.shared.configuration.settings import UploadLimits
 from speaker_registry.errors import InvalidRequest, PayloadTooLarge, SpeakerRegistryError, Unavailable
 
@@ -30,7 +30,7 @@ _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
+class BodyTimeouts:
     """How slowly a body may arrive."""
 
     idle_seconds: float = 30
@@ -43,6 +43,13 @@ class Pace:
     def seconds_for(self, size: int) -> float:
         """When more than `size` bytes must have come, in seconds after the request's head."""
         return self.start_seconds + size / self.bytes_per_second
+
+    @property
+    def accepted(self) -> str:
+        return (
+            f"pauses of {self.idle_seconds:g} s, and after {self.start_seconds:g} s at least "
+            f"{self.bytes_per_second:g} bytes a second"
+        )
 
 
 class RequestIds:
@@ -84,19 +91,19 @@ class RequestLimits:
         *,
         uploads: UploadLimits,
         form_bytes: int,
-        pace: Pace,
-        arriving: Shares | None = None,
+        body_timeouts: BodyTimeouts,
+        arriving: ConcurrencyLimits | None = None,
         shared: bool = False,
     ) -> None:
         self._app = app
         self._uploads = uploads
         self._form_bytes = form_bytes
-        self._pace = pace
+        self._timeouts = body_timeouts
         share = max(uploads.held_bytes // 2, uploads.max_bytes + form_bytes) if shared else None
-        self._room = _Room(
+        self._upload_budget = _UploadBudget(
             uploads.held_bytes,
-            Shares("bytes of uploads on their way", of_namespace=share),
-            arriving or Shares("uploads on their way"),
+            ConcurrencyLimits("bytes of uploads on their way", of_namespace=share),
+            arriving or ConcurrencyLimits("uploads on their way"),
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -111,10 +118,10 @@ class RequestLimits:
         if refusal:
             return await render(Request(scope), refusal)(scope, receive, send)
         if not upload:
-            body = _CountedBody(receive, largest, too_large, None, self._pace)
+            body = _CountedBody(receive, largest, too_large, None, self._timeouts)
             return await self._app(scope, body, send)
-        with self._room.held(scope) as hold:
-            body = _CountedBody(receive, largest, too_large, hold, self._pace)
+        with self._upload_budget.reservation(scope) as reserve:
+            body = _CountedBody(receive, largest, too_large, reserve, self._timeouts)
             return await self._app(scope, body, send)
 
     def _form_too_large(self, _: int, got: str) -> PayloadTooLarge:
@@ -126,49 +133,49 @@ class RequestLimits:
         )
 
 
-class _Room:
-    """For uploads that are not answered yet: `most_bytes` of all together, and of each namespace its share.
-    Used by the event loop alone.
+class _UploadBudget:
+    """For uploads that are not answered yet: `max_bytes_together` of all together, and of each namespace its
+    share. Used by the event loop alone.
     """
 
-    def __init__(self, most_bytes: int, sizes: Shares, uploads: Shares) -> None:
-        self._free = most_bytes
+    def __init__(self, max_bytes_together: int, sizes: ConcurrencyLimits, uploads: ConcurrencyLimits) -> None:
+        self._free = max_bytes_together
         self._sizes = sizes
         self._uploads = uploads
 
     @contextmanager
-    def held(self, scope: Scope) -> Iterator[Callable[[int], None]]:
+    def reservation(self, scope: Scope) -> Iterator[Callable[[int], None]]:
         """Yields what makes room for so many bytes more of this request; it is freed at the end.
 
         What is yielded raises `RateLimited` where a share of its caller is used up, `Unavailable` where there
         is no room for anybody.
         """
-        held = 0
-        holder: tuple[Caller, str] | None = None
+        reserved = 0
+        owner: tuple[Caller, str] | None = None
 
-        def hold(size: int) -> None:
-            nonlocal held, holder
-            if holder is None and "caller" in scope:  # `rules` finds it out before the body is read
+        def reserve(size: int) -> None:
+            nonlocal reserved, owner
+            if owner is None and "caller" in scope:  # `rules` finds it out before the body is read
                 found = scope["caller"], scope["namespace"]
-                self._uploads.take(*found)
-                holder = found
+                self._uploads.acquire(*found)
+                owner = found
             if size > self._free:
                 raise Unavailable(
                     "Too many uploads are arriving at the same time. Send it again in a moment.",
                     retry_after_seconds=1,
                 )
-            if holder is not None:
-                self._sizes.take(*holder, size)
+            if owner is not None:
+                self._sizes.acquire(*owner, size)
             self._free -= size
-            held += size
+            reserved += size
 
         try:
-            yield hold
+            yield reserve
         finally:
-            self._free += held
-            if holder is not None:
-                self._sizes.give_back(*holder, held)
-                self._uploads.give_back(*holder)
+            self._free += reserved
+            if owner is not None:
+                self._sizes.release(*owner, reserved)
+                self._uploads.release(*owner)
 
 
 def _is_upload(scope: Scope) -> bool:
@@ -238,7 +245,7 @@ class _CountedBody:
     through whatever was reading it.
 
     Args:
-        largest: bytes. too_large: what is raised if more come, given that and what came. hold: makes room
+        largest: bytes. too_large: what is raised if more come, given that and what came. reserve: makes room
         for so many; None: no need.
     """
 
@@ -247,14 +254,14 @@ class _CountedBody:
         receive: Receive,
         largest: int,
         too_large: Callable[[int, str], PayloadTooLarge],
-        hold: Callable[[int], None] | None,
-        pace: Pace,
+        reserve: Callable[[int], None] | None,
+        timeouts: BodyTimeouts,
     ) -> None:
         self._receive = receive
         self._largest = largest
         self._too_large = too_large
-        self._hold = hold
-        self._pace = pace
+        self._reserve = reserve
+        self._timeouts = timeouts
         self._began = asyncio.get_running_loop().time()
         self._seen = 0
         self._done = False
@@ -267,21 +274,20 @@ class _CountedBody:
             self._done = not message.get("more_body", False)
             if self._seen > self._largest:
                 raise self._too_large(self._largest, f"more than {self._largest}")
-            if self._hold is not None:
-                self._hold(size)
+            if self._reserve is not None:
+                self._reserve(size)
         return message
 
     async def _next(self) -> Message:
         if self._done:  # now it waits for the caller to hang up, however long the answer takes
             return await self._receive()
-        due = self._began + self._pace.seconds_for(self._seen)
+        due = self._began + self._timeouts.seconds_for(self._seen)
         left = due - asyncio.get_running_loop().time()
         try:
-            return await asyncio.wait_for(self._receive(), min(left, self._pace.idle_seconds))
+            return await asyncio.wait_for(self._receive(), min(left, self._timeouts.idle_seconds))
         except TimeoutError:
             raise InvalidRequest(
-                f"The body arrives too slowly. Accepted: pauses of {self._pace.idle_seconds:g} s, and after "
-                f"{self._pace.start_seconds:g} s at least {self._pace.bytes_per_second:g} bytes a second."
+                f"The body arrives too slowly. Accepted: {self._timeouts.accepted}."
             ) from None
 
 

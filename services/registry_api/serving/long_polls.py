@@ -18,7 +18,7 @@ import redis.asyncio
 import structlog
 from starlette.concurrency import run_in_threadpool
 
-from services.registry_api.serving.admission import waiting
+from services.registry_api.serving.admission import pause_request
 from services.registry_api.serving.fair_queue import FairQueue
 from services.shared.index.speaker_index import EVENTS
 from services.shared.telemetry.logs import LogThrottle
@@ -116,7 +116,7 @@ class Changes:
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
-        with waiting(), self._joined(speaker, question, look, of_progress) as watch:
+        with pause_request(), self._joined(speaker, question, look, of_progress) as watch:
             seen = await watch.first_look()
             while not done(seen) and not self.closing() and not await abandoned():
                 left = deadline - loop.time()

@@ -10,7 +10,7 @@ OTHER_FILES = 256
 """Connections to bucket and Redis, decoders and their pipes, logs."""
 
 
-def room_for(connections: int) -> int:
+def raise_limit_for(connections: int) -> int:
     """Ask for as many files as that takes. Returns for how many there is room: so many, or fewer."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = connections + OTHER_FILES

@@ -36,8 +36,8 @@ when nothing is read any more.
 """
 _TLS_BEGINS = b"\x16\x03"
 """A handshake record of any version: RFC 8446, 5.1."""
-_TLS_TOLD_SECONDS = 60.0
-_tls_told = LogThrottle(_TLS_TOLD_SECONDS)
+_TLS_WARNING_SECONDS = 60.0
+_tls_warnings = LogThrottle(_TLS_WARNING_SECONDS)
 """By address."""
 
 
@@ -46,7 +46,7 @@ def server_config(
 ) -> uvicorn.Config:
     """How we are served, here and in tests."""
 
-    class Http(ImpatientHttp):
+    class Http(DeadlineH11Protocol):
         pass
 
     Http.head_seconds = head_seconds
@@ -81,7 +81,7 @@ class LingeringTransport:
         self._still_sending = still_sending
         self._max_seconds = max_seconds
         self._end: asyncio.TimerHandle | None = None
-        self._look: asyncio.TimerHandle | None = None
+        self._read_check: asyncio.TimerHandle | None = None
         self._written = 0
 
     def __getattr__(self, name: str) -> Any:
@@ -112,17 +112,17 @@ class LingeringTransport:
 
     def expect_reading(self) -> None:
         """Until everything is read: a caller who reads nothing for `max_seconds` is cut off."""
-        if self._look is None:
-            self._look_later()
+        if self._read_check is None:
+            self._check_reading_later()
 
-    def _look_later(self) -> None:
+    def _check_reading_later(self) -> None:
         left = self._transport.get_write_buffer_size()
         loop, sent = asyncio.get_running_loop(), self._written - left
-        self._look = loop.call_later(self._max_seconds, self._look_at, sent) if left else None
+        self._read_check = loop.call_later(self._max_seconds, self._check_reading, sent) if left else None
 
-    def _look_at(self, sent: int) -> None:
+    def _check_reading(self, sent: int) -> None:
         if self._written - self._transport.get_write_buffer_size() > sent:
-            self._look_later()
+            self._check_reading_later()
         else:
             self._transport.abort()
 
@@ -132,7 +132,7 @@ class LingeringTransport:
         self._transport.close()
 
 
-class ImpatientHttp(H11Protocol):
+class DeadlineH11Protocol(H11Protocol):
     """One connection. uvicorn's faster parser would take headers of any size; this one bounds them."""
 
     head_seconds = HEAD_SECONDS
@@ -140,46 +140,46 @@ class ImpatientHttp(H11Protocol):
     _deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        self._line = LingeringTransport(transport, self._still_sending, self.head_seconds)
-        super().connection_made(cast(asyncio.Transport, self._line))
+        self._lingering_transport = LingeringTransport(transport, self._still_sending, self.head_seconds)
+        super().connection_made(cast(asyncio.Transport, self._lingering_transport))
         if len(self.connections) > self.max_connections:
-            self.app = RequestIds(RequestSignals(self._refuse_politely))
-        self._watch()
+            self.app = RequestIds(RequestSignals(self._refuse_connection))
+        self._update_deadline()
 
     def data_received(self, data: bytes) -> None:
-        if self._line.lingers:
+        if self._lingering_transport.lingers:
             return
         begins = self.conn.their_state is h11.IDLE and not self.conn.trailing_data[0]
         if begins and data.startswith(_TLS_BEGINS):
             self._refuse_tls()
             return
         super().data_received(data)
-        self._watch()
+        self._update_deadline()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
         if self.conn.their_state is not h11.IDLE or self.conn.trailing_data[0]:
-            self._watch()
+            self._update_deadline()
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._line.expect_reading()
+        self._lingering_transport.expect_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._relax()
-        self._line.close_at_once()
+        self._cancel_deadline()
+        self._lingering_transport.close_at_once()
         super().connection_lost(exc)
 
     def shutdown(self) -> None:
         super().shutdown()
-        if self._line.lingers:
-            self._line.close_at_once()
+        if self._lingering_transport.lingers:
+            self._lingering_transport.close_at_once()
 
     def _still_sending(self) -> bool:
         """Whether there is, or may be, something that we have not read to its end."""
         return self.conn.their_state in {h11.SEND_BODY, h11.ERROR} or bool(self.conn.trailing_data[0])
 
-    async def _refuse_politely(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _refuse_connection(self, scope: Scope, receive: Receive, send: Send) -> None:
         error = Unavailable(
             f"{self.max_connections} connections are open, and no more are served.", retry_after_seconds=1
         )
@@ -187,27 +187,27 @@ class ImpatientHttp(H11Protocol):
         response.headers["Connection"] = "close"
         await response(scope, receive, send)
 
-    def _watch(self) -> None:
+    def _update_deadline(self) -> None:
         """A deadline while it is the caller's turn; while we are at work on an answer there is none."""
         answered = self.cycle is None or self.cycle.response_complete
         if not answered or self.transport.is_closing():
-            self._relax()
+            self._cancel_deadline()
         elif self._deadline is None:
-            self._deadline = self.loop.call_later(self.head_seconds, self._give_up)
+            self._deadline = self.loop.call_later(self.head_seconds, self._deadline_passed)
 
-    def _relax(self) -> None:
+    def _cancel_deadline(self) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
 
-    def _give_up(self) -> None:
+    def _deadline_passed(self) -> None:
         if self.conn.our_state is h11.IDLE and self.conn.trailing_data[0]:
             self._refuse(
                 HTTPStatus.REQUEST_TIMEOUT,
                 f"The request's head did not arrive within {self.head_seconds:g} s.",
             )
         else:
-            self._line.close_at_once()
+            self._lingering_transport.close_at_once()
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - uvicorn has one sentence for everything
         self._refuse(
@@ -219,7 +219,7 @@ class ImpatientHttp(H11Protocol):
     def _refuse_tls(self) -> None:
         """Answer a client that speaks HTTPS. It cannot read the answer, so the log tells whoever runs us."""
         address = self.client[0] if self.client else None
-        if _tls_told.due(address):
+        if _tls_warnings.due(address):
             log.warning(
                 "connection.speaks_https",
                 address=address,

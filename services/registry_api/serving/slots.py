@@ -7,10 +7,10 @@ from contextvars import ContextVar
 
 from anyio import NoEventLoopError, from_thread
 
-from services.registry_api.serving.admission import tenant_of_request, waiting
+from services.registry_api.serving.admission import pause_request, tenant_of_request
 from services.registry_api.serving.fair_queue import FairQueue
 
-_QUEUE = 8
+_MAX_WAITING_PER_SLOT = 8
 """Requests of one tenant that wait, at most, for each slot there is."""
 
 
@@ -20,35 +20,35 @@ class Slots:
     without a thread each: threads are few, and all other requests need them too.
 
     Args:
-        many: at the same time. wait_seconds: for a slot. refusal: what a request is told that gets none while
-            others of all tenants have them.
+        count: at the same time. wait_seconds: for a slot. refusal: what a request is told that gets none
+            while others of all tenants have them.
     """
 
-    def __init__(self, many: int, *, wait_seconds: float, refusal: str) -> None:
-        self.many = many
-        self._queue = FairQueue(many)
+    def __init__(self, count: int, *, wait_seconds: float, refusal: str) -> None:
+        self.count = count
+        self._queue = FairQueue(count)
         self._wait_seconds = wait_seconds
         self._refusal = refusal
         self._held: ContextVar[bool] = ContextVar("held", default=False)
         """Whether this request has a slot already."""
 
     @asynccontextmanager
-    async def one(self) -> AsyncIterator[None]:
+    async def hold(self) -> AsyncIterator[None]:
         """Raises `RateLimited` or `Unavailable` if none came free in time, or too many of the tenant's
         requests wait.
         """
         tenant = tenant_of_request()
-        with waiting():
-            began = await self._acquire(tenant)
+        with pause_request():
+            since = await self._acquire(tenant)
             self._held.set(True)
             try:
                 yield
             finally:
                 self._held.set(False)
-                self._release(tenant, began)
+                self._release(tenant, since)
 
     @contextmanager
-    def one_in_thread(self) -> Iterator[None]:
+    def hold_in_thread(self) -> Iterator[None]:
         """The same for what a request does in a worker thread. Does nothing in threads of no request, and
         where the request has a slot already.
 
@@ -59,33 +59,33 @@ class Slots:
             return
         tenant = tenant_of_request()
         try:
-            began = from_thread.run(self._acquire, tenant)
+            since = from_thread.run(self._acquire, tenant)
         except NoEventLoopError:
             yield
             return
         try:
-            with _meanwhile():
+            with _pause_request_from_thread():
                 yield
         finally:
-            from_thread.run_sync(self._release, tenant, began)
+            from_thread.run_sync(self._release, tenant, since)
 
     async def _acquire(self, tenant: str) -> float:
         """Returns when."""
-        full = self._queue.waiting(tenant) >= _QUEUE * self.many
-        if full or not await self._queue.admit(tenant, self._wait_seconds):
+        full = self._queue.waiting(tenant) >= _MAX_WAITING_PER_SLOT * self.count
+        if full or not await self._queue.acquire(tenant, self._wait_seconds):
             raise self._queue.refusal(tenant, self._refusal)
         return asyncio.get_running_loop().time()
 
-    def _release(self, tenant: str, began: float) -> None:
-        self._queue.leave(tenant, asyncio.get_running_loop().time() - began)
+    def _release(self, tenant: str, since: float) -> None:
+        self._queue.release(tenant, asyncio.get_running_loop().time() - since)
 
 
 @contextmanager
-def _meanwhile() -> Iterator[None]:
+def _pause_request_from_thread() -> Iterator[None]:
     """In a worker thread: the request does not count as at work."""
-    waits = waiting()
-    from_thread.run_sync(waits.__enter__)
+    pause = pause_request()
+    from_thread.run_sync(pause.__enter__)
     try:
         yield
     finally:
-        from_thread.run_sync(waits.__exit__, None, None, None)
+        from_thread.run_sync(pause.__exit__, None, None, None)

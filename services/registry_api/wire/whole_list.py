@@ -97,7 +97,7 @@ class WholeList(StreamingResponse):
 
     async def _in_turn(self, make: Callable[[], bytes]) -> bytes:
         """Takes half of the time, and leaves the other half to other requests."""
-        async with self._lists.turn(self._tenant):
+        async with self._lists.slot(self._tenant):
             began = time.monotonic()
             made = await run_in_threadpool(make)
             await asyncio.sleep(time.monotonic() - began)

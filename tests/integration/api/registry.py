@@ -21,7 +21,7 @@ from services.registry_api.app import create_app
 from services.registry_api.dependencies import Services
 from services.registry_api.maintenance.housekeeping import Housekeeper
 from services.registry_api.operations.followed_jobs import FollowedJobs
-from services.registry_api.serving.limits import Pace
+from services.registry_api.serving.limits import BodyTimeouts
 from services.registry_api.serving.long_polls import Changes
 from services.registry_api.serving.server import server_config
 from services.shared.audio import AudioDecoder
@@ -70,7 +70,7 @@ class Registry:
         decoder: AudioDecoder,
         *,
         limits: UploadLimits | None = None,
-        pace: Pace | None = None,
+        pace: BodyTimeouts | None = None,
         head_seconds: float = 10,
         announced: bool = True,
         max_active: int = 64,  # however slow this machine is, nobody is refused
@@ -100,7 +100,7 @@ class Registry:
                     ApiSettings(), access or AccessSettings(), rates or RateSettings(), self.registrar
                 ),
             ),
-            pace=pace or Pace(),
+            body_timeouts=pace or BodyTimeouts(),
             max_active=max_active,
             max_at_store=max_at_store,
         )

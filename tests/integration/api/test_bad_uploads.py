@@ -17,7 +17,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from services.registry_api.serving import server
-from services.registry_api.serving.limits import Pace
+from services.registry_api.serving.limits import BodyTimeouts
 from services.shared.telemetry.logs import LogThrottle
 from speaker_registry.errors import InvalidAudio
 from tests.integration.api import raw
@@ -565,7 +565,7 @@ def test_a_compressed_body_is_refused(registry: Registry):
 
 def test_a_body_that_stops_is_given_up(registry: Registry, start: Start):
     """Otherwise a handful of idle connections hold all there are."""
-    slow = start(pace=Pace(idle_seconds=0.2, start_seconds=60))
+    slow = start(body_timeouts=BodyTimeouts(idle_seconds=0.2, start_seconds=60))
     lines = ["Content-Length: 100000", f"Content-Type: {CONTENT_TYPE['Content-Type']}"]
     answer = raw.ask(slow.port, raw.head("POST", VOICES, *lines) + whole_form()[:1000])
     check(
@@ -576,7 +576,7 @@ def test_a_body_that_stops_is_given_up(registry: Registry, start: Start):
 
 def test_a_body_that_trickles_is_given_up(registry: Registry, start: Start):
     """One byte at a time never pauses for long."""
-    slow = start(pace=Pace(idle_seconds=60, start_seconds=0.5))
+    slow = start(body_timeouts=BodyTimeouts(idle_seconds=60, start_seconds=0.5))
     lines = ["Content-Length: 100000", f"Content-Type: {CONTENT_TYPE['Content-Type']}"]
     with raw.connected(slow.port) as connection:
         connection.sendall(raw.head("POST", VOICES, *lines))

@@ -16,7 +16,7 @@ import pytest
 
 from services.embedded.valkey import ValkeyServer
 from services.registry_api.routes import health, voices
-from services.registry_api.serving import changes
+from services.registry_api.serving import long_polls
 from services.registry_api.wire import paging
 from services.shared.audio import AudioDecoder, DecodedClip
 from services.shared.bucket.facts import SpeakerId
@@ -345,7 +345,7 @@ def test_waiting_ends_as_soon_as_the_artifact_is_ready(
     if lost:
         monkeypatch.setattr(registry.changes, "_wake", lambda _: None)
     else:
-        monkeypatch.setattr(changes, "LOOK_AGAIN_SECONDS", 60)
+        monkeypatch.setattr(long_polls, "LOOK_AGAIN_SECONDS", 60)
     registry.upload(name)
     wait = {"wait": LONGER_THAN_CLIENTS}
     with ThreadPoolExecutor() as pool:

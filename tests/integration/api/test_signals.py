@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from services.registry_api.serving.server import ImpatientHttp
+from services.registry_api.serving.server import DeadlineH11Protocol
 from services.shared.telemetry.metrics import REGISTRY
 from tests.integration.api import raw
 from tests.integration.api.registry import Registry, until
@@ -33,7 +33,7 @@ def test_what_is_no_http_is_counted_as_refused(registry: Registry):
 def test_a_connection_too_many_is_counted_as_unavailable(registry: Registry, monkeypatch: pytest.MonkeyPatch):
     """Overload is what the rate of errors is watched for."""
     kind = registry._config.http_protocol_class
-    assert issubclass(kind, ImpatientHttp)
+    assert issubclass(kind, DeadlineH11Protocol)
     monkeypatch.setattr(kind, "max_connections", 0)
     with counted(1, route="none", method="GET", status="503"):
         answer = raw.ask(registry.port, raw.head("GET", "/v1/voices"))
