@@ -58,7 +58,7 @@ def create_app(
         title="Speaker registry",
         version=__version__,
         description="Register a voice once; fetch its artifact for every TTS engine.",
-        lifespan=lambda _: _running(services, threads),
+        lifespan=lambda _: _lifespan(services, threads),
         redoc_url=None,
         redirect_slashes=False,  # it would redirect to whatever the Host header says: see `TrailingSlashes`
         generate_unique_id_function=lambda route: route.name,  # what generated clients call their methods
@@ -99,9 +99,9 @@ def create_app(
 
 
 @asynccontextmanager
-async def _running(services: Services, threads: int) -> AsyncIterator[None]:
+async def _lifespan(services: Services, threads: int) -> AsyncIterator[None]:
     to_thread.current_default_thread_limiter().total_tokens = threads
-    following = asyncio.create_task(services.changes.follow())
+    following = asyncio.create_task(services.long_polls.follow())
     stop = threading.Event()
     housekeeping = _start_housekeeping(services, stop)
     yield

@@ -9,7 +9,7 @@ from fastapi import Depends, Path, Query, Request
 from services.registry_api.access.authentication import Access
 from services.registry_api.maintenance.housekeeping import Housekeeper
 from services.registry_api.protocol.callers import Caller
-from services.registry_api.serving.long_polls import Changes
+from services.registry_api.serving.long_polls import LongPolls
 from services.registry_api.serving.slots import Slots
 from services.shared.audio import AudioDecoder
 from services.shared.configuration.settings import UploadLimits
@@ -24,7 +24,7 @@ class Services:
     registrar: Registrar
     jobs: Jobs
     decoder: AudioDecoder
-    changes: Changes
+    long_polls: LongPolls
     housekeeper: Housekeeper | None
     """None in tests that keep house themselves."""
     limits: UploadLimits

@@ -218,7 +218,7 @@ class World:
         self.later(seconds, f"expires unless kept: {key}", expire)
 
     def tell_news(self) -> None:
-        """All processes hear of what happened in the index. In a real one `Changes` reads it."""
+        """All processes hear of what happened in the index. In a real one `LongPolls` reads it."""
         for position, event in self._events_after(self._last_told):
             self._last_told = position
             for process in self.processes.values():

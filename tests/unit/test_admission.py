@@ -224,7 +224,7 @@ def test_while_others_ask_refusals_of_one_tenant_are_spread(monkeypatch: pytest.
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """However slow this machine is."""
-    monkeypatch.setattr(admission, "PATIENCE_SECONDS", 60)
+    monkeypatch.setattr(admission, "WAIT_LIMIT_SECONDS", 60)
 
 
 @pytest.mark.usefixtures("patient")

@@ -34,7 +34,7 @@ def test_a_caller_holds_no_more_than_its_share_and_others_have_theirs():
 
 def test_a_key_that_followed_another_has_no_share_of_its_own():
     limits = ConcurrencyLimits("uploads", of_key=1)
-    rotated = Caller("newer", "default", frozenset(), counted_as="alice")
+    rotated = Caller("newer", "default", frozenset(), limits_id="alice")
     with limits.hold(ALICE, "a"), pytest.raises(RateLimited), limits.hold(rotated, "a"):
         raise AssertionError
 

@@ -7,8 +7,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from services.registry_api.access.authentication import Access
-from services.registry_api.access.rate_limits import Rates
-from services.registry_api.access.tokens import Tokens
+from services.registry_api.access.rate_limits import RateLimits
+from services.registry_api.access.tokens import JwtVerifier
 from services.registry_api.protocol.callers import Caller
 from services.shared.keys.keyring import Keyring
 from speaker_registry.errors import InvalidApiKey, RateLimited, SpeakerRegistryError
@@ -33,12 +33,12 @@ class Asked:
     def __init__(self) -> None:
         self.now = 600.0
         self.tokens = OneToken()
-        rates = Rates.unlimited()
+        rates = RateLimits.unlimited()
         rates.now = lambda: self.now
         self.access = Access(
             cast(Keyring, object()),
             rates=rates,
-            tokens=cast(Tokens, self.tokens),
+            jwts=cast(JwtVerifier, self.tokens),
             failures_per_minute=3,
         )
 

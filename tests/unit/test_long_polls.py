@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from services.registry_api.serving.long_polls import Changes
+from services.registry_api.serving.long_polls import LongPolls
 from speaker_registry.errors import VoiceNotFound
 
 ALICE = "default/alice"
@@ -35,17 +35,17 @@ async def nobody_left() -> bool:
     return False
 
 
-def run(scenario: Callable[[Changes], Awaitable[None]]) -> None:
+def run(scenario: Callable[[LongPolls], Awaitable[None]]) -> None:
     async def main() -> None:
-        await asyncio.wait_for(scenario(Changes("redis://127.0.0.1:1", lambda event: None)), 30)
+        await asyncio.wait_for(scenario(LongPolls("redis://127.0.0.1:1", lambda event: None)), 30)
 
     asyncio.run(main())
 
 
 def wait(
-    changes: Changes, voice: Voice, question: str = "file", seconds: float = 20, speaker: str = ALICE
+    long_polls: LongPolls, voice: Voice, question: str = "file", seconds: float = 20, speaker: str = ALICE
 ) -> "asyncio.Task[Any]":
-    waiting = changes.wait_until(speaker, question, seconds, voice.look, bool, nobody_left)
+    waiting = long_polls.wait_until(speaker, question, seconds, voice.look, bool, nobody_left)
     return asyncio.create_task(waiting)
 
 
@@ -60,11 +60,11 @@ def test_all_who_wait_for_the_same_share_one_look():
     """
     voice = Voice()
 
-    async def scenario(changes: Changes) -> None:
-        waiting = [wait(changes, voice) for _ in range(500)]
-        await until(lambda: voice.looks > 0 and changes.waiting == 500)
+    async def scenario(long_polls: LongPolls) -> None:
+        waiting = [wait(long_polls, voice) for _ in range(500)]
+        await until(lambda: voice.looks > 0 and long_polls.waiting == 500)
         voice.ready = True
-        changes._wake(CHANGED)
+        long_polls._wake(CHANGED)
         assert await asyncio.gather(*waiting) == [True] * 500
 
     run(scenario)
@@ -75,11 +75,11 @@ def test_a_change_while_a_look_is_on_its_way_is_seen_by_the_next():
     """A look that began before a request came may show what was before."""
     voice = Voice()
 
-    async def scenario(changes: Changes) -> None:
-        first = wait(changes, voice)
+    async def scenario(long_polls: LongPolls) -> None:
+        first = wait(long_polls, voice)
         await until(lambda: voice.looks == 1)
         voice.ready = True
-        second = wait(changes, voice)
+        second = wait(long_polls, voice)
         assert await asyncio.gather(first, second) == [True, True]
 
     run(scenario)
@@ -94,12 +94,12 @@ def test_looks_for_one_namespace_do_not_wait_for_all_those_of_another():
     ours = Voice()
     ours.ready = True
 
-    async def scenario(changes: Changes) -> None:
-        theirs = [wait(changes, voice, str(number)) for number, voice in enumerate(hanging)]
+    async def scenario(long_polls: LongPolls) -> None:
+        theirs = [wait(long_polls, voice, str(number)) for number, voice in enumerate(hanging)]
         await until(lambda: sum(voice.looks for voice in hanging) == 2)
-        waiting = wait(changes, ours, speaker="other/alice")
+        waiting = wait(long_polls, ours, speaker="other/alice")
         await asyncio.sleep(0)
-        await until(lambda: changes._looks.waiting("other") == 1)
+        await until(lambda: long_polls._reads.waiting("other") == 1)
         for voice in hanging:
             voice.ready = True
         go_on.set()
@@ -113,8 +113,8 @@ def test_looks_for_one_namespace_do_not_wait_for_all_those_of_another():
 def test_a_lost_event_costs_no_more_than_a_second():
     voice = Voice()
 
-    async def scenario(changes: Changes) -> None:
-        waiting = wait(changes, voice)
+    async def scenario(long_polls: LongPolls) -> None:
+        waiting = wait(long_polls, voice)
         await until(lambda: voice.looks == 1)
         voice.ready = True
         assert await waiting
@@ -125,15 +125,15 @@ def test_a_lost_event_costs_no_more_than_a_second():
 def test_who_waits_for_something_else_has_looks_of_its_own():
     file, job = Voice(), Voice()
 
-    async def scenario(changes: Changes) -> None:
-        waiting = [wait(changes, file), wait(changes, job, "job")]
+    async def scenario(long_polls: LongPolls) -> None:
+        waiting = [wait(long_polls, file), wait(long_polls, job, "job")]
         await until(lambda: file.looks > 0 and job.looks > 0)
         file.ready = True
-        changes._wake(CHANGED)
+        long_polls._wake(CHANGED)
         assert await waiting[0]
-        assert changes.waiting == 1
+        assert long_polls.waiting == 1
         job.ready = True
-        changes._wake(CHANGED)
+        long_polls._wake(CHANGED)
         assert await waiting[1]
 
     run(scenario)
@@ -142,19 +142,19 @@ def test_who_waits_for_something_else_has_looks_of_its_own():
 def test_that_a_job_goes_on_makes_only_those_look_who_wait_for_that():
     """Each extraction tells it three times, and a look costs more than the event."""
 
-    async def scenario(changes: Changes) -> None:
+    async def scenario(long_polls: LongPolls) -> None:
         file = Voice()
-        waiting = wait(changes, file)
+        waiting = wait(long_polls, file)
         job = asyncio.create_task(
-            changes.wait_until(ALICE, "job", 20, lambda: False, bool, nobody_left, of_progress=True)
+            long_polls.wait_until(ALICE, "job", 20, lambda: False, bool, nobody_left, wake_on_progress=True)
         )
-        await until(lambda: changes.waiting == 2)
-        watches = changes._watches[ALICE]
-        await until(lambda: not any(watch.changed.is_set() for watch in watches.values()))
-        changes._wake({"speaker": ALICE, "type": "job.updated", "state": "processing"})
-        assert [question for question, watch in watches.items() if watch.changed.is_set()] == ["job"]
-        changes._wake({"speaker": ALICE, "type": "job.updated", "state": "canceled"})
-        assert watches["file"].changed.is_set()
+        await until(lambda: long_polls.waiting == 2)
+        polls = long_polls._polls[ALICE]
+        await until(lambda: not any(poll.due.is_set() for poll in polls.values()))
+        long_polls._wake({"speaker": ALICE, "type": "job.updated", "state": "processing"})
+        assert [question for question, poll in polls.items() if poll.due.is_set()] == ["job"]
+        long_polls._wake({"speaker": ALICE, "type": "job.updated", "state": "canceled"})
+        assert polls["file"].due.is_set()
         job.cancel()
         file.ready = True
         assert await waiting
@@ -165,15 +165,15 @@ def test_that_a_job_goes_on_makes_only_those_look_who_wait_for_that():
 def test_what_a_look_raises_reaches_all_who_wait():
     voice = Voice()
 
-    async def scenario(changes: Changes) -> None:
-        waiting = [wait(changes, voice) for _ in range(3)]
+    async def scenario(long_polls: LongPolls) -> None:
+        waiting = [wait(long_polls, voice) for _ in range(3)]
         await until(lambda: voice.looks > 0)
         voice.gone = True
-        changes._wake(CHANGED)
+        long_polls._wake(CHANGED)
         for one in waiting:
             with pytest.raises(VoiceNotFound):
                 await one
-        assert changes.waiting == 0
+        assert long_polls.waiting == 0
 
     run(scenario)
 
@@ -181,11 +181,11 @@ def test_what_a_look_raises_reaches_all_who_wait():
 def test_the_last_look_is_answered_when_the_time_is_up_and_nothing_is_left_behind():
     voice = Voice()
 
-    async def scenario(changes: Changes) -> None:
-        assert await wait(changes, voice, seconds=0) is False
-        assert await wait(changes, voice, seconds=0.01) is False
-        assert changes.waiting == 0
-        assert not changes._watches
+    async def scenario(long_polls: LongPolls) -> None:
+        assert await wait(long_polls, voice, seconds=0) is False
+        assert await wait(long_polls, voice, seconds=0.01) is False
+        assert long_polls.waiting == 0
+        assert not long_polls._polls
         await until(lambda: len(asyncio.all_tasks()) <= 2)  # this one, and the one that watches the time
 
     run(scenario)
@@ -217,8 +217,8 @@ def test_reading_begins_a_while_back_and_goes_on_where_it_was(
 ):
     """What happened while nobody read is heard of all the same."""
 
-    async def scenario(changes: Changes) -> None:
-        changes._redis = Stream(*there)
-        assert await changes._resume_after(last) == expected
+    async def scenario(long_polls: LongPolls) -> None:
+        long_polls._redis = Stream(*there)
+        assert await long_polls._resume_after(last) == expected
 
     run(scenario)

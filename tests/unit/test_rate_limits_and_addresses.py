@@ -4,14 +4,14 @@ import asyncio
 
 import pytest
 
-from services.registry_api.access.rate_limits import Limit, Rates
+from services.registry_api.access.rate_limits import Limit, RateLimits
 from services.registry_api.access.rules import address_of
 from services.registry_api.protocol.callers import Caller
 from services.shared.configuration.settings import RateSettings
 from speaker_registry.errors import RateLimited
 
 
-class Counted(Rates):
+class Counted(RateLimits):
     """Counts here what Redis would, and takes its time to answer."""
 
     def __init__(self) -> None:
@@ -26,9 +26,9 @@ class Counted(Rates):
         return self.taken
 
 
-def limit(rates: Rates, per_minute: int) -> Limit:
+def limit(rates: RateLimits, per_minute: int) -> Limit:
     caller = Caller("key", "default", frozenset(), requests_per_minute=per_minute)
-    return rates.limits_of(caller, "default", "requests")[0]
+    return rates.limits_for(caller, "default", "requests")[0]
 
 
 def test_who_asks_at_the_same_time_takes_one_share_together():

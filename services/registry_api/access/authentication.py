@@ -11,8 +11,8 @@ import structlog
 from cachetools import TTLCache
 from starlette.concurrency import run_in_threadpool
 
-from services.registry_api.access.rate_limits import MINUTE, Rates
-from services.registry_api.access.tokens import Tokens
+from services.registry_api.access.rate_limits import MINUTE, RateLimits
+from services.registry_api.access.tokens import JwtVerifier
 from services.registry_api.protocol.callers import ANONYMOUS, Caller
 from services.registry_api.serving.concurrency_limits import ConcurrencyLimits
 from services.registry_api.serving.slots import Slots
@@ -24,28 +24,28 @@ from speaker_registry.errors import InvalidApiKey, RateLimited
 
 log = structlog.get_logger()
 
-_LOOK_AHEAD_SECONDS = FRESH_SECONDS / 2
+_REFRESH_AHEAD_SECONDS = FRESH_SECONDS / 2
 """With less left than that keys are looked at anew, beside the request."""
-_UNKNOWN_SECONDS = 0.05
+_REREAD_AFTER_SECONDS = 0.05
 """A key nobody has heard of may have been made just now, by another process."""
-_LOOKS = 4
+_MAX_KEY_READS = 4
 """Threads that look, or wait for the one that does."""
-_LOOK_WAIT_SECONDS = 10.0
-_ADDRESSES = 50_000
+_KEY_READ_WAIT_SECONDS = 10.0
+_MAX_ADDRESSES = 50_000
 """Of callers whose keys were none, remembered for a minute."""
-_TOKENS = 10_000
-_GOOD_SECONDS = 30.0
+_MAX_JWTS = 10_000
+_JWT_REVERIFY_SECONDS = 30.0
 """A JWT that was good is not checked again for so long: about what clocks may differ by."""
-_KNOWN_SECONDS = 3600.0
+_JWT_REMEMBERED_SECONDS = 3600.0
 """And checked at once for so long."""
 
 
 @dataclass(frozen=True, slots=True)
-class _GoodToken:
+class _VerifiedJwt:
     """Whose JWT it was when it was checked last."""
 
     caller: Caller
-    checked_at: float
+    verified_at: float
 
 
 class Access:
@@ -54,7 +54,7 @@ class Access:
     Args:
         keyring: all keys. None: keys are not needed, and everybody may do everything, as often as he likes.
         rates: counts what is done with them.
-        bootstrap: a key with all rights that is in no bucket. tokens: reads JWTs; None: none are taken.
+        bootstrap: a key with all rights that is in no bucket. jwts: reads JWTs; None: none are taken.
         failures_per_minute: of one address, until it is told to wait. waiting_requests, arriving_uploads:
         of one key at the same time; None: any number. connections: to this process. All keys of a namespace
         together may keep a quarter of these busy with requests that wait, and a quarter with uploads.
@@ -64,9 +64,9 @@ class Access:
         self,
         keyring: Keyring | None = None,
         *,
-        rates: Rates | None = None,
+        rates: RateLimits | None = None,
         bootstrap: Token | None = None,
-        tokens: Tokens | None = None,
+        jwts: JwtVerifier | None = None,
         failures_per_minute: int = 60,
         waiting_requests: int | None = None,
         arriving_uploads: int | None = None,
@@ -80,19 +80,19 @@ class Access:
         self.arriving_uploads = ConcurrencyLimits(
             "uploads on their way", of_key=arriving_uploads, of_namespace=quarter
         )
-        self.rates = rates or Rates.unlimited()
+        self.rate_limits = rates or RateLimits.unlimited()
         self._keyring = keyring
         self._bootstrap = bootstrap
-        self._tokens = tokens
+        self._jwts = jwts
         self._failures_per_minute = failures_per_minute
-        self._failures: TTLCache[tuple[str, int], int] = TTLCache(_ADDRESSES, ttl=2 * MINUTE)
+        self._failures: TTLCache[tuple[str, int], int] = TTLCache(_MAX_ADDRESSES, ttl=2 * MINUTE)
         """By address and minute."""
-        self._good_tokens: TTLCache[bytes, _GoodToken] = TTLCache(_TOKENS, ttl=_KNOWN_SECONDS)
+        self._verified_jwts: TTLCache[bytes, _VerifiedJwt] = TTLCache(_MAX_JWTS, ttl=_JWT_REMEMBERED_SECONDS)
         """By the SHA-256 of the JWT."""
-        self._looking: asyncio.Task[None] | None = None
-        self._looks = Slots(
-            _LOOKS,
-            wait_seconds=_LOOK_WAIT_SECONDS,
+        self._refreshing: asyncio.Task[None] | None = None
+        self._key_reads = Slots(
+            _MAX_KEY_READS,
+            wait_seconds=_KEY_READ_WAIT_SECONDS,
             refusal="API keys cannot be looked up just now. Ask again in a moment.",
         )
 
@@ -105,12 +105,12 @@ class Access:
         if self._keyring is None:
             return ANONYMOUS
         try:
-            return await self._known_caller(self._keyring, sent, address)
+            return await self._authenticate(self._keyring, sent, address)
         except InvalidApiKey:
             self._count_failure(address)
             raise
 
-    def known_caller(self, sent: str | None) -> Caller | None:
+    def cached_caller(self, sent: str | None) -> Caller | None:
         """Whose key or token was sent, as far as that is known already; None where it is not.
 
         This tells requests apart before they are admitted. It admits nobody: see `caller`.
@@ -119,7 +119,7 @@ class Access:
             return ANONYMOUS
         token = parse_token(sent) if sent is not None else None
         if token is None:
-            return self._known_token_caller(sent or "")
+            return self._cached_jwt_caller(sent or "")
         if self._is_bootstrap(token):
             return _bootstrap_caller(token)
         key = self._keyring.find(token.id)
@@ -127,11 +127,11 @@ class Access:
             return None
         return _key_caller(key)
 
-    async def _known_caller(self, keyring: Keyring, sent: str | None, address: str) -> Caller:
+    async def _authenticate(self, keyring: Keyring, sent: str | None, address: str) -> Caller:
         if sent is None:
             raise InvalidApiKey("No API key was sent. Accepted: 'Authorization: Bearer sreg_…'.")
-        if self._tokens is not None and not sent.startswith("sreg_"):
-            return await self._token_caller(self._tokens, sent, address)
+        if self._jwts is not None and not sent.startswith("sreg_"):
+            return await self._jwt_caller(self._jwts, sent, address)
         token = parse_token(sent)
         if token is None:
             raise InvalidApiKey("This is no API key: mistyped, or cut short. Accepted: 'sreg_…', whole.")
@@ -142,27 +142,27 @@ class Access:
     def _is_bootstrap(self, token: Token) -> bool:
         return self._bootstrap is not None and hmac.compare_digest(str(token), str(self._bootstrap))
 
-    async def _token_caller(self, tokens: Tokens, sent: str, address: str) -> Caller:
+    async def _jwt_caller(self, jwts: JwtVerifier, sent: str, address: str) -> Caller:
         """Who sends a good one again is not kept waiting by others of his address that send bad ones."""
-        digest, now = _digest(sent), self.rates.now()
-        known = self._good_tokens.get(digest)
-        if known is not None and now - known.checked_at < _GOOD_SECONDS:
+        digest, now = _digest(sent), self.rate_limits.now()
+        known = self._verified_jwts.get(digest)
+        if known is not None and now - known.verified_at < _JWT_REVERIFY_SECONDS:
             return known.caller
         if known is None:
-            self._check_patience(address)  # a signature takes longer to check than a key
-        caller = await run_in_threadpool(tokens.caller, sent)
-        self._good_tokens[digest] = _GoodToken(caller, now)
+            self._check_failure_limit(address)  # a signature takes longer to check than a key
+        caller = await run_in_threadpool(jwts.caller, sent)
+        self._verified_jwts[digest] = _VerifiedJwt(caller, now)
         return caller
 
-    def _known_token_caller(self, sent: str) -> Caller | None:
-        known = self._good_tokens.get(_digest(sent))
+    def _cached_jwt_caller(self, sent: str) -> Caller | None:
+        known = self._verified_jwts.get(_digest(sent))
         return known.caller if known is not None else None
 
     async def _key_caller(self, keyring: Keyring, token: Token, address: str) -> Caller:
-        await self._refresh(keyring)
+        await self._ensure_fresh_keys(keyring)
         if keyring.find(token.id) is None:
-            self._check_patience(address)
-            await self._look_now(keyring)
+            self._check_failure_limit(address)
+            await self._read_keys(keyring)
         key = keyring.find(token.id)
         if not is_secret_of(key, token):
             raise InvalidApiKey("This API key is not known here.")
@@ -171,37 +171,37 @@ class Access:
         keyring.used(token.id)
         return _key_caller(key)
 
-    async def _refresh(self, keyring: Keyring) -> None:
+    async def _ensure_fresh_keys(self, keyring: Keyring) -> None:
         """Waits only where what is known may be wrong; else it is looked at beside the request."""
         left = keyring.seconds_left
         if left <= 0:
-            await self._look_now(keyring)
-        elif left < _LOOK_AHEAD_SECONDS and (self._looking is None or self._looking.done()):
-            self._looking = asyncio.create_task(self._look(keyring))
+            await self._read_keys(keyring)
+        elif left < _REFRESH_AHEAD_SECONDS and (self._refreshing is None or self._refreshing.done()):
+            self._refreshing = asyncio.create_task(self._refresh_in_background(keyring))
 
-    async def _look_now(self, keyring: Keyring) -> None:
-        async with self._looks.hold():
-            await run_in_threadpool(keyring.look, longest_ago_seconds=_UNKNOWN_SECONDS)
+    async def _read_keys(self, keyring: Keyring) -> None:
+        async with self._key_reads.hold():
+            await run_in_threadpool(keyring.look, longest_ago_seconds=_REREAD_AFTER_SECONDS)
 
-    async def _look(self, keyring: Keyring) -> None:
+    async def _refresh_in_background(self, keyring: Keyring) -> None:
         try:
-            await run_in_threadpool(keyring.look, longest_ago_seconds=_UNKNOWN_SECONDS)
+            await run_in_threadpool(keyring.look, longest_ago_seconds=_REREAD_AFTER_SECONDS)
         except Exception as error:  # noqa: BLE001 - whoever needs to know looks again, and is told
             log.warning("keys.not_looked_at", error=type(error).__name__)
 
     def _count_failure(self, address: str) -> None:
-        self._check_patience(address)
-        place = (address, self.rates.minute())
-        self._failures[place] = failures = self._failures.get(place, 0) + 1
+        self._check_failure_limit(address)
+        counted = (address, self.rate_limits.minute())
+        self._failures[counted] = failures = self._failures.get(counted, 0) + 1
         if failures == self._failures_per_minute:
             log.warning("keys.guessed", address=address, failures=failures)
 
-    def _check_patience(self, address: str) -> None:
-        if self._failures.get((address, self.rates.minute()), 0) >= self._failures_per_minute:
+    def _check_failure_limit(self, address: str) -> None:
+        if self._failures.get((address, self.rate_limits.minute()), 0) >= self._failures_per_minute:
             raise RateLimited(
                 f"{self._failures_per_minute} keys from this address were none in this minute. Wait for the "
                 "next one.",
-                retry_after_seconds=self.rates.reset_seconds(),
+                retry_after_seconds=self.rate_limits.reset_seconds(),
             ) from None
 
 
@@ -218,7 +218,7 @@ def _key_caller(key: ApiKey) -> Caller:
     record = key.record
     return Caller(
         id=record.id,
-        counted_as=record.first,
+        limits_id=record.first,
         namespace=record.namespace,
         scopes=ALL_SCOPES & set(record.scopes),
         requests_per_minute=record.requests_per_minute,
@@ -226,7 +226,7 @@ def _key_caller(key: ApiKey) -> Caller:
     )
 
 
-class NoWayIn(Exception):
+class AccessMisconfigured(Exception):
     """Keys are needed, and there is none that could make others; for whoever runs us."""
 
 
@@ -236,28 +236,28 @@ def open_access(
     """As the settings say.
 
     Raises:
-        NoWayIn, also where strangers would have one; Unavailable.
+        AccessMisconfigured, also where strangers would have one; Unavailable.
     """
     try:
         reason = access.why_required_at(api)
     except ValueError as error:
-        raise NoWayIn(str(error)) from None
+        raise AccessMisconfigured(str(error)) from None
     if reason is None:
         return Access()
     bootstrap = _bootstrap_token(access)
     keyring = registrar.keyring
     keyring.look()
-    if bootstrap is None and access.oidc_issuer is None and not _an_admin_in(keyring):
-        raise NoWayIn(
+    if bootstrap is None and access.oidc_issuer is None and not _has_admin_key(keyring):
+        raise AccessMisconfigured(
             f"{reason}, so requests need an API key, and there is none that could make others. Write one by "
             "`python -m services.registry_api new-key --out FILE`, and give that file by "
             "SPEAKER_AUTH_BOOTSTRAP_KEY_FILE."
         )
     return Access(
         keyring,
-        rates=Rates(registrar.index.ungated, rates),
+        rates=RateLimits(registrar.index.ungated, rates),
         bootstrap=bootstrap,
-        tokens=Tokens(access) if access.oidc_issuer else None,
+        jwts=JwtVerifier(access) if access.oidc_issuer else None,
         failures_per_minute=rates.failures_per_minute,
         waiting_requests=rates.waiting_requests,
         arriving_uploads=rates.arriving_uploads,
@@ -272,13 +272,13 @@ def _bootstrap_token(access: AccessSettings) -> Token | None:
     if token is None:
         file = access.bootstrap_key_file
         where = f"SPEAKER_AUTH_BOOTSTRAP_KEY_FILE ({file}) holds" if file else "SPEAKER_AUTH_BOOTSTRAP_KEY is"
-        raise NoWayIn(
+        raise AccessMisconfigured(
             f"{where} no API key: empty, mistyped, or not made by `python -m services.registry_api new-key`."
         )
     return token
 
 
-def _an_admin_in(keyring: Keyring) -> bool:
+def _has_admin_key(keyring: Keyring) -> bool:
     return any(
         "admin" in key.record.scopes and keyring.state(key) == "active" for key in keyring.all(ANY_NAMESPACE)
     )

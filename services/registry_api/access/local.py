@@ -16,9 +16,9 @@ from services.registry_api.protocol.problems import render
 from services.shared.configuration.settings import is_loopback
 from speaker_registry.errors import PermissionDenied
 
-_FOR_ALL = frozenset({"/healthz", "/readyz"})
+_UNGUARDED_PATHS = frozenset({"/healthz", "/readyz"})
 """They say no more than yes or no."""
-_FORWARDED = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip")
+_FORWARDING_HEADERS = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip")
 
 
 class LocalOnly:
@@ -29,26 +29,26 @@ class LocalOnly:
         self._origins = origins
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] not in _FOR_ALL:
+        if scope["type"] == "http" and scope["path"] not in _UNGUARDED_PATHS:
             headers = Headers(scope=scope)
-            if refusal := _fault(headers, self._origins):
+            if refusal := _refusal_of(headers, self._origins):
                 return await render(Request(scope), refusal)(scope, receive, send)
         return await self._app(scope, receive, send)
 
 
-def _fault(headers: Headers, origins: Collection[str]) -> PermissionDenied | None:
+def _refusal_of(headers: Headers, origins: Collection[str]) -> PermissionDenied | None:
     host, origin = headers.get("host", ""), headers.get("origin")
-    if not _is_here(f"//{host}"):
+    if not _is_local(f"//{host}"):
         return _refusal("Host", host, "localhost or a loopback address")
-    if origin is not None and origin not in origins and not _is_here(origin):
+    if origin is not None and origin not in origins and not _is_local(origin):
         return _refusal("Origin", origin, "pages of this machine, and SPEAKER_API_CORS_ORIGINS")
-    for name in _FORWARDED:
+    for name in _FORWARDING_HEADERS:
         if name in headers:
             return _refusal(name, headers[name], "nobody's requests but this machine's own")
     return None
 
 
-def _is_here(url: str) -> bool:
+def _is_local(url: str) -> bool:
     try:
         return is_loopback(urlsplit(url).hostname or "")
     except ValueError:  # no URL

@@ -24,30 +24,30 @@ from speaker_registry.schemas import Rate
 
 MINUTE = 60
 REQUESTS, UPLOADS = "requests", "uploads"
-_SHARES = 100
-_REMEMBERED = 30_000
+_CHUNKS_PER_LIMIT = 100
+_MAX_COUNTS = 30_000
 """Keys and namespaces that asked lately."""
 
 
 @dataclass(slots=True)
-class _Count:
+class _MinuteCount:
     """Of one limit in one minute, as far as this process knows."""
 
     minute: int
-    left_here: int = 0
+    left_in_process: int = 0
     """Taken from Redis, not given out yet."""
-    left_there: int = 0
+    left_in_redis: int = 0
     """Not taken by anybody, when it was last asked."""
-    spent: bool = False
+    exhausted: bool = False
     """Nothing is left until the next minute."""
-    asking: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held by the request that takes the next share: the others would each take one more."""
+    fetching: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held by the request that takes the next chunk: the others would each take one more."""
 
-    def add(self, share: int, per_minute: int, taken: int) -> None:
-        """`share` was asked for, with which `taken` are gone of `per_minute`."""
-        self.left_here += max(0, min(share, per_minute - (taken - share)))
-        self.left_there = max(0, per_minute - taken)
-        self.spent = self.left_there == 0
+    def add(self, chunk: int, per_minute: int, taken: int) -> None:
+        """`chunk` was asked for, with which `taken` are gone of `per_minute`."""
+        self.left_in_process += max(0, min(chunk, per_minute - (taken - chunk)))
+        self.left_in_redis = max(0, per_minute - taken)
+        self.exhausted = self.left_in_redis == 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +55,12 @@ class Limit:
     """So many a minute of something, for somebody."""
 
     what: str
-    who: str
+    subject: str
     per_minute: int | None
     """None: any number."""
 
 
-class Rates:
+class RateLimits:
     """One per process; used by its event loop alone."""
 
     def __init__(
@@ -70,28 +70,28 @@ class Rates:
         self._redis = client
         self._settings = settings
         self.now = now
-        self._counts: LRUCache[tuple[str, str], _Count] = LRUCache(_REMEMBERED)
+        self._counts: LRUCache[tuple[str, str], _MinuteCount] = LRUCache(_MAX_COUNTS)
 
     @classmethod
-    def unlimited(cls) -> "Rates":
+    def unlimited(cls) -> "RateLimits":
         """Where everybody may do everything."""
         return cls(None, RateSettings(requests_per_minute=None, uploads_per_minute=None))
 
-    def of_every_key(self, what: str) -> int | None:
+    def default_per_minute(self, what: str) -> int | None:
         """So many a minute, with a key that was made for no other number; None: any number."""
         settings = self._settings
         return settings.uploads_per_minute if what == UPLOADS else settings.requests_per_minute
 
-    def limits_of(self, caller: Caller, namespace: str, what: str) -> tuple[Limit, Limit]:
+    def limits_for(self, caller: Caller, namespace: str, what: str) -> tuple[Limit, Limit]:
         """Of the caller, and of the namespace it asks about."""
         settings = self._settings
         if what == UPLOADS:
-            own, common = caller.uploads_per_minute, settings.namespace_uploads_per_minute
+            own, shared = caller.uploads_per_minute, settings.namespace_uploads_per_minute
         else:
-            own, common = caller.requests_per_minute, settings.namespace_requests_per_minute
-        who = f"key:{caller.counts_as}"
-        own_limit = Limit(what, who, own or self.of_every_key(what))
-        return own_limit, Limit(what, f"namespace:{namespace}", common)
+            own, shared = caller.requests_per_minute, settings.namespace_requests_per_minute
+        subject = f"key:{caller.counted_id}"
+        own_limit = Limit(what, subject, own or self.default_per_minute(what))
+        return own_limit, Limit(what, f"namespace:{namespace}", shared)
 
     async def take(self, limit: Limit) -> Rate:
         """One of it.
@@ -102,60 +102,60 @@ class Rates:
         if limit.per_minute is None:
             return self._rate(limit, None)
         count = self._count(limit)
-        if not count.left_here and not count.spent:
-            await self._take_share(limit, count, limit.per_minute)
-        if not count.left_here:
+        if not count.left_in_process and not count.exhausted:
+            await self._take_chunk(limit, count, limit.per_minute)
+        if not count.left_in_process:
             raise self._refusal(limit)
-        count.left_here -= 1
+        count.left_in_process -= 1
         return self._rate(limit, count)
 
-    async def _take_share(self, limit: Limit, count: _Count, per_minute: int) -> None:
-        share = max(1, per_minute // _SHARES)
-        async with count.asking:
-            while not count.left_here and not count.spent:
-                count.add(share, per_minute, await self._taken(limit, count, share))
+    async def _take_chunk(self, limit: Limit, count: _MinuteCount, per_minute: int) -> None:
+        chunk = max(1, per_minute // _CHUNKS_PER_LIMIT)
+        async with count.fetching:
+            while not count.left_in_process and not count.exhausted:
+                count.add(chunk, per_minute, await self._taken(limit, count, chunk))
 
-    async def standing(self, caller: Caller, namespace: str, what: str) -> tuple[Rate, Rate]:
+    async def usage(self, caller: Caller, namespace: str, what: str) -> tuple[Rate, Rate]:
         """What is left for the caller and for the namespace, of which none is taken."""
-        own, common = self.limits_of(caller, namespace, what)
-        return await self._look(own), await self._look(common)
+        own, shared = self.limits_for(caller, namespace, what)
+        return await self._read_usage(own), await self._read_usage(shared)
 
-    async def _look(self, limit: Limit) -> Rate:
+    async def _read_usage(self, limit: Limit) -> Rate:
         if limit.per_minute is None:
             return self._rate(limit, None)
         count = self._count(limit)
         count.add(0, limit.per_minute, await self._taken(limit, count, 0))
         return self._rate(limit, count)
 
-    def _rate(self, limit: Limit, count: _Count | None) -> Rate:
-        remaining = count.left_here + count.left_there if count is not None else None
+    def _rate(self, limit: Limit, count: _MinuteCount | None) -> Rate:
+        remaining = count.left_in_process + count.left_in_redis if count is not None else None
         return Rate(limit=limit.per_minute, remaining=remaining, reset_seconds=self.reset_seconds())
 
-    def _count(self, limit: Limit) -> _Count:
+    def _count(self, limit: Limit) -> _MinuteCount:
         minute = self.minute()
-        count = self._counts.get((limit.what, limit.who))
+        count = self._counts.get((limit.what, limit.subject))
         if count is None or count.minute != minute:
-            count = self._counts[limit.what, limit.who] = _Count(minute)
+            count = self._counts[limit.what, limit.subject] = _MinuteCount(minute)
         return count
 
-    async def _taken(self, limit: Limit, count: _Count, share: int) -> int:
-        """By all processes together, with `share` more for this one."""
-        key = f"sr:rate:{limit.what}:{limit.who}:{count.minute}"
+    async def _taken(self, limit: Limit, count: _MinuteCount, chunk: int) -> int:
+        """By all processes together, with `chunk` more for this one."""
+        key = f"sr:rate:{limit.what}:{limit.subject}:{count.minute}"
         try:
-            return await run_in_threadpool(self._add, key, share)
+            return await run_in_threadpool(self._add, key, chunk)
         except Unavailable:
-            return share
+            return chunk
 
-    def _add(self, key: str, share: int) -> int:
+    def _add(self, key: str, chunk: int) -> int:
         assert self._redis is not None, "there is no limit"
         with unavailable_without_redis():
             pipeline = self._redis.pipeline(transaction=False)
-            pipeline.incrby(key, share)
+            pipeline.incrby(key, chunk)
             pipeline.expire(key, 2 * MINUTE)
             return int(pipeline.execute()[0])
 
     def _refusal(self, limit: Limit) -> RateLimited:
-        whose = "this API key" if limit.who.startswith("key:") else "this namespace"
+        whose = "this API key" if limit.subject.startswith("key:") else "this namespace"
         return RateLimited(
             f"Over {limit.per_minute} {limit.what} a minute with {whose}.",
             retry_after_seconds=self.reset_seconds(),

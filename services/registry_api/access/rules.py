@@ -55,16 +55,16 @@ def tenant_of(access: Access, scope: Scope) -> str:
     """
     headers = Headers(scope=scope)
     scheme, _, sent = headers.get("authorization", "").partition(" ")
-    caller = access.known_caller(sent.strip() if scheme.lower() == "bearer" else None)
+    caller = access.cached_caller(sent.strip() if scheme.lower() == "bearer" else None)
     if caller is None:
         return f"address {address_of(scope['client'][0] if scope.get('client') else '')}"
-    if caller.for_any:
+    if caller.for_any_namespace:
         asked = headers.get(NAMESPACE_HEADER, OWN_NAMESPACE)
         return f"namespace {asked if is_namespace(asked) else OWN_NAMESPACE}"
     return f"namespace {caller.namespace}"
 
 
-async def _admit(
+async def _authorize(
     request: Request,
     accepted: SecurityScopes,
     authorization: Annotated[HTTPAuthorizationCredentials | None, Security(_bearer)],
@@ -76,34 +76,34 @@ async def _admit(
     caller = await access.caller(sent, address)
     structlog.contextvars.bind_contextvars(key_id=caller.id)
     request.scope["caller"] = caller
-    request.scope["namespace"] = _namespace_asked_for(caller, request.headers.get(NAMESPACE_HEADER))
+    request.scope["namespace"] = _requested_namespace(caller, request.headers.get(NAMESPACE_HEADER))
     await _count(request, access, REQUESTS)
     if accepted.scopes and caller.scopes.isdisjoint(accepted.scopes):
         raise PermissionDenied(
-            f"This API key is for {_listed(caller.scopes)}; needed: {' or '.join(accepted.scopes)}."
+            f"This API key is for {_list_scopes(caller.scopes)}; needed: {' or '.join(accepted.scopes)}."
         )
 
 
-async def _admit_operator(
+async def _authorize_operator(
     request: Request,
     accepted: SecurityScopes,
     authorization: Annotated[HTTPAuthorizationCredentials | None, Security(_bearer)],
 ) -> None:
-    """As `_admit`, and of keys only those for any namespace: it is about all of them."""
-    await _admit(request, accepted, authorization)
+    """As `_authorize`, and of keys only those for any namespace: it is about all of them."""
+    await _authorize(request, accepted, authorization)
     caller = request.scope["caller"]
-    if not caller.for_any:
+    if not caller.for_any_namespace:
         raise PermissionDenied(
             f"This API key is for namespace {caller.namespace!r}; needed: one for any ('*')."
         )
 
 
-async def _admit_to_keys(
+async def _authorize_key_management(
     request: Request,
     accepted: SecurityScopes,
     authorization: Annotated[HTTPAuthorizationCredentials | None, Security(_bearer)],
 ) -> None:
-    """Admit a request about API keys, as `_admit` does, unless the registry asks for no keys.
+    """Admit a request about API keys, as `_authorize` does, unless the registry asks for no keys.
 
     Any process on the machine could then make a key with all rights, which would stay valid after keys are
     required.
@@ -111,7 +111,7 @@ async def _admit_to_keys(
     Raises:
         InvalidApiKey, PermissionDenied, RateLimited; ApiKeysOff: the registry asks for no keys.
     """
-    await _admit(request, accepted, authorization)
+    await _authorize(request, accepted, authorization)
     if not access_of(request).required:
         raise ApiKeysOff(
             "This registry asks for no API keys, so it makes, shows and ends none. Start it with "
@@ -137,21 +137,22 @@ async def _count(request: Request, access: Access, what: str) -> None:
     """Against the limits of key and namespace. The answer says how requests stand with the one of these that
     is nearer, or what was exceeded.
     """
-    rates = access.rates
-    standings = []
-    for limit in rates.limits_of(request.scope["caller"], request.scope["namespace"], what):
+    rates = access.rate_limits
+    usages = []
+    for limit in rates.limits_for(request.scope["caller"], request.scope["namespace"], what):
         try:
-            standings.append(await rates.take(limit))
+            usages.append(await rates.take(limit))
         except RateLimited:
-            _say(request, Rate(limit=limit.per_minute, remaining=0, reset_seconds=rates.reset_seconds()))
+            exceeded = Rate(limit=limit.per_minute, remaining=0, reset_seconds=rates.reset_seconds())
+            _set_rate_headers(request, exceeded)
             raise
     if what == REQUESTS:
-        _say(
-            request, min(standings, key=lambda rate: math.inf if rate.limit is None else rate.remaining or 0)
+        _set_rate_headers(
+            request, min(usages, key=lambda rate: math.inf if rate.limit is None else rate.remaining or 0)
         )
 
 
-def _say(request: Request, rate: Rate) -> None:
+def _set_rate_headers(request: Request, rate: Rate) -> None:
     if rate.limit is None:
         return
     request.scope["answer_headers"] = [
@@ -168,12 +169,12 @@ def access_of(request: Request) -> Access:
     return access
 
 
-def _listed(scopes: Iterable[str]) -> str:
+def _list_scopes(scopes: Iterable[str]) -> str:
     return ", ".join(sorted(scopes)) or "nothing"
 
 
-def _namespace_asked_for(caller: Caller, header: str | None) -> str:
-    if caller.for_any:
+def _requested_namespace(caller: Caller, header: str | None) -> str:
+    if caller.for_any_namespace:
         asked = header if header is not None else OWN_NAMESPACE
         if not is_namespace(asked):
             raise PermissionDenied(
@@ -192,7 +193,7 @@ def _namespace_asked_for(caller: Caller, header: str | None) -> str:
 def needs(*scopes: str) -> Any:
     """Of a route: keys for any one of these may ask; without scopes, every key."""
     assert ALL_SCOPES.issuperset(scopes), scopes
-    return Security(_admit, scopes=scopes)
+    return Security(_authorize, scopes=scopes)
 
 
 COUNTED_UPLOAD = Security(count_upload)
@@ -203,11 +204,11 @@ COUNTED_IF_FORCED = Security(_count_if_forced)
 """Of a route, after its rule: with `force` it makes as much work as an upload."""
 
 
-async def _anybody() -> None:
+async def _public() -> None:
     """Of a route: no key is needed."""
 
 
-PUBLIC = Security(_anybody)
+PUBLIC = Security(_public)
 
 VOICES_READ = needs("voices:read", "engine")
 VOICES_WRITE = needs("voices:write")
@@ -218,8 +219,8 @@ JOBS_READ = needs("jobs:read", "engine")
 JOBS_WRITE = needs("jobs:write", "engine")
 JOBS_CANCEL = needs("jobs:write")
 """Not `engine`: a TTS server asks for artifacts, others in its namespace may be waiting for the same job."""
-ADMIN = Security(_admit_to_keys, scopes=("admin",))
-METRICS = Security(_admit_operator, scopes=("admin",))
+ADMIN = Security(_authorize_key_management, scopes=("admin",))
+METRICS = Security(_authorize_operator, scopes=("admin",))
 ANY_KEY = needs()
 
 
@@ -234,9 +235,9 @@ def accepted_scopes(route: RouteContext) -> frozenset[str] | None:
         ValueError: the route does not say.
     """
     for dependency in route.dependencies or ():
-        if dependency.dependency is _anybody:
+        if dependency.dependency is _public:
             return None
-        if dependency.dependency in {_admit, _admit_operator, _admit_to_keys}:
+        if dependency.dependency in {_authorize, _authorize_operator, _authorize_key_management}:
             return frozenset(getattr(dependency, "scopes", None) or ())
     raise ValueError(f"{sorted(route.methods or ())} {route.path} has no rule: see `rules.needs`")
 

@@ -41,17 +41,17 @@ _ALGORITHMS = {
 """By a key's curve, or its type where it has none."""
 _LEEWAY_SECONDS = 30
 """Between the provider's clock and ours."""
-_KEPT_SECONDS = 300.0
+_REFRESH_SECONDS = 300.0
 """The provider's keys are asked for again after that: one that it withdrew is not taken much longer."""
-_KEPT_WITHOUT_NEWS_SECONDS = 3600.0
+_MAX_STALE_SECONDS = 3600.0
 """Unless it cannot be asked: then they are good so long."""
-_AGAIN_SECONDS = 10.0
+_MIN_INTERVAL_SECONDS = 10.0
 """Whatever the reason, and whatever came of it, we do not ask more often than that."""
-_PATIENCE_SECONDS = 5.0
+_READ_TIMEOUT_SECONDS = 5.0
 """With each step of an answer."""
 _ANSWER_SECONDS = 10.0
 """With the whole of it."""
-_MAX_BYTES = 256 * 1024
+_MAX_ANSWER_BYTES = 256 * 1024
 """Of what a provider says of itself."""
 
 
@@ -60,14 +60,14 @@ _Keys = Mapping[str | None, Mapping[str, jwt.PyJWK]]
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
+class _ProviderKeys:
     """What the provider said last."""
 
     keys: _Keys = field(default_factory=dict)
-    asked_at: float = float("-inf")
+    fetched_at: float = float("-inf")
 
 
-class Tokens:
+class JwtVerifier:
     """Reads tokens. For all threads."""
 
     def __init__(
@@ -82,8 +82,8 @@ class Tokens:
         self._namespace_claim = settings.oidc_namespace_claim
         self._scopes_claim = settings.oidc_scopes_claim
         self._monotonic = monotonic
-        self._asking = threading.Lock()
-        self._known = _Known()
+        self._fetching = threading.Lock()
+        self._provider = _ProviderKeys()
         self._tried_at = float("-inf")
         self._failed = False
         """The last time we asked."""
@@ -122,11 +122,11 @@ class Tokens:
             )
         given = claims.get(self._scopes_claim, "")
         scopes = given.split() if isinstance(given, str) else given
-        words = [scope for scope in scopes if isinstance(scope, str)] if isinstance(scopes, list) else []
-        known = ALL_SCOPES.intersection(words)
+        texts = [scope for scope in scopes if isinstance(scope, str)] if isinstance(scopes, list) else []
+        known = ALL_SCOPES.intersection(texts)
         # Not the subject itself: it may be a person's address, and goes into logs.
-        who = hashlib.sha256(claims["sub"].encode("utf-8", "surrogatepass")).hexdigest()[:12]
-        return Caller(f"jwt:{who}", namespace, known)
+        subject_digest = hashlib.sha256(claims["sub"].encode("utf-8", "surrogatepass")).hexdigest()[:12]
+        return Caller(f"jwt:{subject_digest}", namespace, known)
 
     def _key(self, header: dict[str, Any]) -> jwt.PyJWK:
         """Raises `jwt.PyJWTError` where the provider has none of that name for that algorithm."""
@@ -140,62 +140,62 @@ class Tokens:
 
     def _keys_named(self, kid: str | None) -> Mapping[str, jwt.PyJWK]:
         """By algorithm. Raises `jwt.PyJWTError` where the provider has none."""
-        if kid not in self._known.keys or self._age() > _KEPT_SECONDS:
-            self._ask_if_due()
-        known = self._known.keys.get(kid)
-        if known is not None and self._age() <= _KEPT_WITHOUT_NEWS_SECONDS:
+        if kid not in self._provider.keys or self._age_seconds() > _REFRESH_SECONDS:
+            self._fetch_if_due()
+        known = self._provider.keys.get(kid)
+        if known is not None and self._age_seconds() <= _MAX_STALE_SECONDS:
             return known
-        if self._failed or self._asking.locked():
-            raise self._cannot_be_asked()
+        if self._failed or self._fetching.locked():
+            raise self._provider_unavailable()
         raise jwt.InvalidTokenError(f"its issuer has no key {ascii(kid)[:80]}")
 
-    def _age(self) -> float:
-        return self._monotonic() - self._known.asked_at
+    def _age_seconds(self) -> float:
+        return self._monotonic() - self._provider.fetched_at
 
-    def _ask_if_due(self) -> None:
+    def _fetch_if_due(self) -> None:
         """Unless another thread is at it."""
-        if not self._due() or not self._asking.acquire(blocking=False):
+        if not self._may_fetch() or not self._fetching.acquire(blocking=False):
             return
         try:
-            if self._due():
-                self._ask()
+            if self._may_fetch():
+                self._fetch()
         finally:
-            self._asking.release()
+            self._fetching.release()
 
-    def _due(self) -> bool:
-        return self._monotonic() - self._tried_at > _AGAIN_SECONDS
+    def _may_fetch(self) -> bool:
+        return self._monotonic() - self._tried_at > _MIN_INTERVAL_SECONDS
 
-    def _ask(self) -> None:
+    def _fetch(self) -> None:
         began = self._tried_at = self._monotonic()
         self._failed = True  # unless we come to the end
         try:
-            self._known, self._failed = _Known(self._fetch(), began), False
+            self._provider, self._failed = _ProviderKeys(self._fetch_keys(), began), False
         except (httpx.HTTPError, httpx.InvalidURL, ValueError, RecursionError) as error:
             log.warning("issuer.cannot_be_asked", issuer=self._issuer, error=str(error)[:300])
         finally:
             self._tried_at = self._monotonic()
 
-    def _cannot_be_asked(self) -> Unavailable:
-        left = self._tried_at + _AGAIN_SECONDS - self._monotonic()
+    def _provider_unavailable(self) -> Unavailable:
+        left = self._tried_at + _MIN_INTERVAL_SECONDS - self._monotonic()
         return Unavailable(
             "The issuer of tokens cannot be asked for its keys now.",
-            retry_after_seconds=1 if self._asking.locked() else max(1, math.ceil(left)),
+            retry_after_seconds=1 if self._fetching.locked() else max(1, math.ceil(left)),
         )
 
-    def _fetch(self) -> _Keys:
-        with httpx.Client(timeout=_PATIENCE_SECONDS) as http:
-            about = _json_of(http, f"{self._issuer}/.well-known/openid-configuration")
-            if about.get("issuer") != self._issuer:
-                raise ValueError(f"it calls itself {ascii(about.get('issuer'))[:200]}")
-            found = _json_of(http, _same_security(str(about.get("jwks_uri")), self._issuer))
-        keys = _keys_in(found)
+    def _fetch_keys(self) -> _Keys:
+        with httpx.Client(timeout=_READ_TIMEOUT_SECONDS) as http:
+            metadata = _get_json(http, f"{self._issuer}/.well-known/openid-configuration")
+            if metadata.get("issuer") != self._issuer:
+                raise ValueError(f"it calls itself {ascii(metadata.get('issuer'))[:200]}")
+            jwks = _get_json(http, _require_https(str(metadata.get("jwks_uri")), self._issuer))
+        keys = _parse_keys(jwks)
         log.info("issuer.keys", issuer=self._issuer, keys=len(keys))
         return keys
 
 
-def _keys_in(found: dict[str, Any]) -> _Keys:
+def _parse_keys(jwks: dict[str, Any]) -> _Keys:
     """Raises ValueError where there is none that we could use."""
-    listed = found.get("keys")
+    listed = jwks.get("keys")
     keys: dict[str | None, dict[str, jwt.PyJWK]] = {}
     for jwk in listed if isinstance(listed, list) else ():
         if isinstance(jwk, dict) and (by_algorithm := _by_algorithm(jwk)):
@@ -225,24 +225,24 @@ def _by_algorithm(jwk: dict[str, Any]) -> dict[str, jwt.PyJWK]:
         return {}  # damaged
 
 
-def _json_of(http: httpx.Client, url: str) -> dict[str, Any]:
+def _get_json(http: httpx.Client, url: str) -> dict[str, Any]:
     deadline = time.monotonic() + _ANSWER_SECONDS
     with http.stream("GET", url) as response:
         response.raise_for_status()
         body = b""
         for chunk in response.iter_bytes():
             body += chunk
-            if len(body) > _MAX_BYTES:
-                raise ValueError(f"{url} has over {_MAX_BYTES} bytes")
+            if len(body) > _MAX_ANSWER_BYTES:
+                raise ValueError(f"{url} has over {_MAX_ANSWER_BYTES} bytes")
             if time.monotonic() > deadline:
                 raise ValueError(f"{url} takes over {_ANSWER_SECONDS:.0f} s")
-    said = json.loads(body)
-    if not isinstance(said, dict):
+    document = json.loads(body)
+    if not isinstance(document, dict):
         raise ValueError(f"{url} holds no JSON object")
-    return said
+    return document
 
 
-def _same_security(url: str, issuer: str) -> str:
+def _require_https(url: str, issuer: str) -> str:
     """Raises ValueError for keys over plain http where the issuer is not."""
     if urlsplit(url).scheme not in {"https", urlsplit(issuer).scheme}:
         raise ValueError(f"its keys lie at {ascii(url)[:200]}, which is not https")

@@ -8,13 +8,13 @@ import structlog
 import uvicorn
 from pydantic import ValidationError
 
-from services.registry_api.access.authentication import NoWayIn, open_access
+from services.registry_api.access.authentication import AccessMisconfigured, open_access
 from services.registry_api.app import create_app
 from services.registry_api.dependencies import Services
 from services.registry_api.maintenance.housekeeping import Housekeeper
 from services.registry_api.maintenance.queue_signals import RedisSignals
 from services.registry_api.operations.followed_jobs import FollowedJobs
-from services.registry_api.serving.long_polls import Changes
+from services.registry_api.serving.long_polls import LongPolls
 from services.registry_api.serving.open_files import raise_limit_for
 from services.registry_api.serving.server import server_config
 from services.shared.audio import AudioDecoder
@@ -59,7 +59,13 @@ def run() -> int:
     except ValidationError as error:
         log.error("api.cannot_start", reason=explain(error))
         return 1
-    except (SpeakerRegistryError, StoreUnfit, NoWayIn, metrics.CannotListen, TracesUnavailable) as error:
+    except (
+        SpeakerRegistryError,
+        StoreUnfit,
+        AccessMisconfigured,
+        metrics.CannotListen,
+        TracesUnavailable,
+    ) as error:
         log.error("api.cannot_start", reason=str(error))
         return 1
 
@@ -75,7 +81,7 @@ def _serve() -> int:
             registrar=registrar,
             jobs=FollowedJobs(registrar),
             decoder=decoder,
-            changes=Changes(registry.redis_address, registrar.seen_jobs.hear),
+            long_polls=LongPolls(registry.redis_address, registrar.seen_jobs.hear),
             housekeeper=Housekeeper(registrar, HousekeepingSettings()),
             limits=limits,
             access=open_access(settings, AccessSettings(), RateSettings(), registrar),
@@ -87,7 +93,7 @@ def _serve() -> int:
             cors_origins=settings.cors_origins,
         )
         server = uvicorn.Server(server_config(app, settings))
-        services.changes.closing = lambda: server.should_exit
+        services.long_polls.closing = lambda: server.should_exit
         for number in (signal.SIGTERM, signal.SIGINT):
             # uvicorn raises a signal again after handling it; the default handler would kill us.
             signal.signal(number, server.handle_exit)

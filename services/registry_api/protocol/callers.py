@@ -20,16 +20,16 @@ class Caller:
     requests_per_minute: int | None = None
     uploads_per_minute: int | None = None
     """None: as many as every key may."""
-    counted_as: str | None = None
+    limits_id: str | None = None
     """What its limits count for: keys that followed one another are one. None: its id."""
 
     @property
-    def counts_as(self) -> str:
+    def counted_id(self) -> str:
         """Whose limits and shares its requests count for."""
-        return self.counted_as or self.id
+        return self.limits_id or self.id
 
     @property
-    def for_any(self) -> bool:
+    def for_any_namespace(self) -> bool:
         """Whoever runs the registry is for any namespace; tenants have their own."""
         return self.namespace == ANY_NAMESPACE
 

@@ -146,7 +146,7 @@ def add_handlers(app: FastAPI) -> None:
     """Every way a request can fail ends in `render`."""
 
     @app.exception_handler(SpeakerRegistryError)
-    def _ours(request: Request, error: SpeakerRegistryError) -> Response:
+    def _registry_error(request: Request, error: SpeakerRegistryError) -> Response:
         if status_of(error, compatible=False) >= HTTPStatus.INTERNAL_SERVER_ERROR:
             log.warning(
                 "request.failed", code=error.code, reason=error.message, route=route_of(request.scope)
@@ -171,7 +171,7 @@ def add_handlers(app: FastAPI) -> None:
         return response
 
     @app.exception_handler(ClientDisconnect)
-    def _gone(_: Request, __: ClientDisconnect) -> Response:
+    def _disconnected(_: Request, __: ClientDisconnect) -> Response:
         return Response(status_code=HTTPStatus.BAD_REQUEST)  # nobody is there to read it
 
     @app.exception_handler(Exception)

@@ -16,7 +16,7 @@ from services.registry_api.protocol.parameters import OnlyKnownParameters
 
 UPLOAD = ("POST", "/v1/audio/voices")
 """Method and path of the route that takes clips."""
-WATCHING = frozenset({"/healthz", "/readyz", "/metrics"})
+MONITORING_PATHS = frozenset({"/healthz", "/readyz", "/metrics"})
 """Asked every few seconds, by machines that watch us."""
 
 

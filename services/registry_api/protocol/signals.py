@@ -13,7 +13,7 @@ from time import perf_counter
 import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from services.registry_api.protocol.routing import UPLOAD, WATCHING
+from services.registry_api.protocol.routing import MONITORING_PATHS, UPLOAD
 from services.shared.telemetry import metrics, tracing
 from services.shared.telemetry.tracing import Span
 
@@ -36,7 +36,7 @@ class _Answer:
     status: int = 500
     replayed: bool = False
 
-    def note(self, message: Message) -> None:
+    def observe_message(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             self.replayed = any(name == b"idempotent-replayed" for name, _ in message.get("headers", ()))
@@ -54,7 +54,7 @@ class RequestSignals:
         began, answer = perf_counter(), _Answer()
 
         async def send_and_note(message: Message) -> None:
-            answer.note(message)
+            answer.observe_message(message)
             await send(message)
 
         metrics.HTTP_IN_PROGRESS.inc()
@@ -63,30 +63,30 @@ class RequestSignals:
                 return await self._app(scope, receive, send_and_note)
             finally:
                 metrics.HTTP_IN_PROGRESS.dec()
-                _tell(scope, answer, perf_counter() - began, span)
+                _record(scope, answer, perf_counter() - began, span)
 
 
 def _span(scope: Scope) -> AbstractContextManager[Span]:
     """It goes on with the caller's trace, if there is one."""
-    if not tracing.is_on() or scope["path"] in WATCHING:
+    if not tracing.is_on() or scope["path"] in MONITORING_PATHS:
         return tracing.NO_SPAN
     given = next((value for name, value in scope["headers"] if name == b"traceparent"), b"")
     return tracing.span(_method(scope), kind="server", parent=given.decode("latin-1") or None)
 
 
-def _tell(scope: Scope, answer: _Answer, seconds: float, span: Span) -> None:
+def _record(scope: Scope, answer: _Answer, seconds: float, span: Span) -> None:
     route, method, error = route_of(scope), _method(scope), _error_code(scope, answer.status)
-    count, observe = _series(route, method, answer.status)
+    count, observe = _metrics_for(route, method, answer.status)
     count()
     observe(seconds)
     if (method, scope["path"]) == UPLOAD:
         _count_upload(answer, error)
-    say = log.debug if route in WATCHING else log.info
+    write_line = log.debug if route in MONITORING_PATHS else log.info
     fields = {"error": error} if error else {}
     if span.trace_id:
         fields["trace_id"] = span.trace_id
         _describe(span, scope, route, answer.status)
-    say(
+    write_line(
         "request.done",
         route=route,
         method=method,
@@ -97,7 +97,7 @@ def _tell(scope: Scope, answer: _Answer, seconds: float, span: Span) -> None:
 
 
 @lru_cache(maxsize=1000)
-def _series(route: str, method: str, status: int) -> tuple[Callable[[], None], Callable[[float], None]]:
+def _metrics_for(route: str, method: str, status: int) -> tuple[Callable[[], None], Callable[[float], None]]:
     """Looking them up by their labels takes longer than counting."""
     counted = metrics.HTTP_REQUESTS.labels(route, method, str(status))
     timed = metrics.HTTP_SECONDS.labels(route, method)

@@ -249,7 +249,7 @@ async def _settled(request: Request, wanted: _Wanted, wait: float) -> _Found:
     if wait and not found.settled:
         question = ("artifact", wanted.name, wanted.reference, wanted.profile, wanted.allow_stale)
         with wanted.services.access.waiting_requests.hold(wanted.caller, wanted.namespace):
-            found = await wanted.services.changes.wait_until(
+            found = await wanted.services.long_polls.wait_until(
                 str(found.speaker_id),
                 question,
                 wait,

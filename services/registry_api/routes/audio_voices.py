@@ -269,7 +269,7 @@ async def fill_cache(
     if not seen.finished:
         speaker = str(precompute.speaker_id)
         with services.access.waiting_requests.hold(caller, namespace):
-            seen = await services.changes.wait_until(
+            seen = await services.long_polls.wait_until(
                 speaker,
                 precompute.question,
                 wait,

@@ -125,14 +125,14 @@ async def get_job(
 
     speaker = str(SpeakerId(before.namespace, before.slug))
     with services.access.waiting_requests.hold(caller, namespace):
-        seen = await services.changes.wait_until(
+        seen = await services.long_polls.wait_until(
             speaker,
             ("job", job_id),
             wait,
             lambda: services.jobs.get(namespace, job_id),
             changed,
             request.is_disconnected,
-            of_progress=True,
+            wake_on_progress=True,
         )
     return answer(request, await run_in_threadpool(rendering.job, services.registrar, seen))
 

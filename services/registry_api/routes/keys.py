@@ -6,7 +6,7 @@ from fastapi import Depends, Path, Query, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
-from services.registry_api.access.rate_limits import REQUESTS, UPLOADS, Rates
+from services.registry_api.access.rate_limits import REQUESTS, UPLOADS, RateLimits
 from services.registry_api.access.rules import ADMIN, ANY_KEY, NAMESPACE_HEADER
 from services.registry_api.dependencies import (
     AT_STORE,
@@ -36,7 +36,7 @@ MAX_GRACE_SECONDS = 90 * 86_400
 
 async def _whose_keys(request: Request, caller: CallerDep, namespace: NamespaceDep) -> str:
     """The namespace whose keys a request is about; `*`: of all."""
-    if caller.for_any and NAMESPACE_HEADER not in request.headers:
+    if caller.for_any_namespace and NAMESPACE_HEADER not in request.headers:
         return ANY_NAMESPACE
     return namespace
 
@@ -61,7 +61,7 @@ def create_key(
     API key that made it: without `expires_at` it ends with it, and a later `expires_at` is refused. When an
     answer is lost, look for the key in the list: asking again makes another key.
     """
-    _check_limits(services.access.rates, caller, wanted)
+    _check_limits(services.access.rate_limits, caller, wanted)
     keyring = services.registrar.keyring
     token, made = keyring.make(
         name=wanted.name,
@@ -71,17 +71,17 @@ def create_key(
         expires_at=wanted.expires_at,
         requests_per_minute=wanted.requests_per_minute,
         uploads_per_minute=wanted.uploads_per_minute,
-        by_operator=caller.for_any,
+        by_operator=caller.for_any_namespace,
     )
     return answer(request, rendering.new_key(keyring, made, token), status=201, headers=_NOT_KEPT)
 
 
-def _check_limits(rates: Rates, caller: Caller, wanted: ApiKeyRequest) -> None:
+def _check_limits(rates: RateLimits, caller: Caller, wanted: ApiKeyRequest) -> None:
     """Raises `PermissionDenied` where a tenant would give a key more than every key has."""
-    if caller.for_any:
+    if caller.for_any_namespace:
         return
     for what, asked in ((REQUESTS, wanted.requests_per_minute), (UPLOADS, wanted.uploads_per_minute)):
-        most = rates.of_every_key(what)
+        most = rates.default_per_minute(what)
         if most is not None and asked is not None and asked > most:
             raise PermissionDenied(
                 f"'{what}_per_minute' is {asked}; accepted from keys for {caller.namespace!r}: up to {most}.",
@@ -92,7 +92,7 @@ def _check_limits(rates: Rates, caller: Caller, wanted: ApiKeyRequest) -> None:
 def _namespace_for(caller: Caller, namespace: str, wanted: str | None) -> str:
     if wanted is None:
         return namespace
-    if not caller.for_any and caller.namespace != wanted:
+    if not caller.for_any_namespace and caller.namespace != wanted:
         raise PermissionDenied(
             f"'namespace' is {ascii(wanted)[:80]}; this API key makes keys for {caller.namespace!r}.",
             param="namespace",
@@ -185,7 +185,9 @@ def rotate_key(
     """
     keyring = services.registrar.keyring
     old = _find(keyring, whose, key_id)
-    token, made = keyring.rotate(old, grace_seconds=grace_seconds, by=caller.id, by_operator=caller.for_any)
+    token, made = keyring.rotate(
+        old, grace_seconds=grace_seconds, by=caller.id, by_operator=caller.for_any_namespace
+    )
     return answer(request, rendering.new_key(keyring, made, token), status=201, headers=_NOT_KEPT)
 
 
@@ -210,9 +212,9 @@ async def get_quota(
 async def _quota(
     services: Services, caller: Caller, namespace: str, voices: int, stored: int, texts: int
 ) -> Quota:
-    settings, rates = services.registrar.settings, services.access.rates
-    own_requests, all_requests = await rates.standing(caller, namespace, REQUESTS)
-    own_uploads, all_uploads = await rates.standing(caller, namespace, UPLOADS)
+    settings, rates = services.registrar.settings, services.access.rate_limits
+    own_requests, all_requests = await rates.usage(caller, namespace, REQUESTS)
+    own_uploads, all_uploads = await rates.usage(caller, namespace, UPLOADS)
     return Quota(
         namespace=namespace,
         voices=Usage(used=voices, limit=settings.max_uploaded),

@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.registry_api.protocol.problems import render
-from services.registry_api.protocol.routing import WATCHING
+from services.registry_api.protocol.routing import MONITORING_PATHS
 from services.registry_api.serving.fair_queue import FairQueue
 from speaker_registry.errors import SpeakerRegistryError
 
@@ -63,7 +63,7 @@ class LoadShedding:
         self.admission = AdmissionControl(max_active)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in WATCHING:
+        if scope["type"] != "http" or scope["path"] in MONITORING_PATHS:
             return await self._app(scope, receive, send)
         tenant = self._tenant_of(scope)
         if not await self.admission.acquire(tenant):

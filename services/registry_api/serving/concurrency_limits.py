@@ -66,4 +66,4 @@ class ConcurrencyLimits:
 
 def _holders(caller: Caller, namespace: str) -> list[tuple[str, str]]:
     """Whose shares are used."""
-    return [("API key", caller.counts_as), ("namespace", namespace)]
+    return [("API key", caller.counted_id), ("namespace", namespace)]

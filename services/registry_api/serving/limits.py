@@ -286,9 +286,8 @@ class _CountedBody:
         try:
             return await asyncio.wait_for(self._receive(), min(left, self._timeouts.idle_seconds))
         except TimeoutError:
-            raise InvalidRequest(
-                f"The body arrives too slowly. Accepted: {self._timeouts.accepted}."
-            ) from None
+            accepted = self._timeouts.accepted
+            raise InvalidRequest(f"The body arrives too slowly. Accepted: {accepted}.") from None
 
 
 def clip_too_large(max_clip_bytes: int, size: int) -> PayloadTooLarge:

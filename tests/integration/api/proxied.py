@@ -14,7 +14,7 @@ from typing import Any, Self, cast
 
 import httpx
 
-from services.registry_api.serving.long_polls import Changes
+from services.registry_api.serving.long_polls import LongPolls
 from services.shared.configuration.settings import RegistrySettings, StoreSettings, variable_of
 from services.shared.index.jobs import JobRecord, Jobs
 from services.shared.registry.opening import open_registrar
@@ -67,7 +67,7 @@ class ProxiedRegistry(Registry):
         self._stack.callback(self.registrar.index.close)
         self.jobs = Jobs(self.registrar.index)
         self.worker = self._stack.enter_context(HeldWorkers(composed, self.registrar))
-        self.changes = cast(Changes, _Waiting(composed))
+        self.long_polls = cast(LongPolls, _Waiting(composed))
         self.client = self._stack.enter_context(self.new_client())
         return self
 

@@ -22,7 +22,7 @@ from services.registry_api.dependencies import Services
 from services.registry_api.maintenance.housekeeping import Housekeeper
 from services.registry_api.operations.followed_jobs import FollowedJobs
 from services.registry_api.serving.limits import BodyTimeouts
-from services.registry_api.serving.long_polls import Changes
+from services.registry_api.serving.long_polls import LongPolls
 from services.registry_api.serving.server import server_config
 from services.shared.audio import AudioDecoder
 from services.shared.configuration.settings import (
@@ -84,7 +84,7 @@ class Registry:
         registry = RegistrySettings(redis_url=redis_url, **settings)
         self.registrar = open_registrar(StoreSettings(url=folder.as_uri(), create_bucket=True), registry)
         self.jobs = FollowedJobs(self.registrar)
-        self.changes = Changes(redis_url, self.registrar.seen_jobs.hear)
+        self.long_polls = LongPolls(redis_url, self.registrar.seen_jobs.hear)
         self.housekeeper = Housekeeper(self.registrar, HousekeepingSettings())
         self.worker = StandIn(self.registrar)
         self._announced = announced
@@ -93,7 +93,7 @@ class Registry:
                 registrar=self.registrar,
                 jobs=self.jobs,
                 decoder=decoder,
-                changes=self.changes,
+                long_polls=self.long_polls,
                 housekeeper=None,
                 limits=limits or UploadLimits(),
                 access=open_access(

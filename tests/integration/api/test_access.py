@@ -16,7 +16,7 @@ from fastapi import APIRouter
 from pydantic import SecretStr, ValidationError
 
 from services.registry_api.access import rules
-from services.registry_api.access.authentication import NoWayIn, open_access
+from services.registry_api.access.authentication import AccessMisconfigured, open_access
 from services.registry_api.access.rules import accepted_scopes, check_rules, our_routes, tenant_of
 from services.shared.configuration.settings import AccessSettings, ApiSettings, RateSettings
 from services.shared.keys.api_keys import ALL_SCOPES, Token, new_token, parse_token
@@ -620,7 +620,7 @@ def test_the_command_line_knows_every_scope():
 def stop_the_minute(*registries: Registry) -> None:
     """Limits begin anew with each, which must not be in the middle of a test."""
     for registry in registries:
-        registry.app.state.access.rates.now = lambda: 1_775_133_885.0
+        registry.app.state.access.rate_limits.now = lambda: 1_775_133_885.0
 
 
 def test_requests_are_limited_by_key(start: Start):
@@ -707,11 +707,11 @@ def test_one_key_s_waiting_requests_leave_connections_to_others(start: Start):
 
     with ThreadPoolExecutor(3) as threads:
         waiting = [threads.submit(ask, one) for _ in range(2)]
-        until(lambda: closed.changes.waiting == 2)
+        until(lambda: closed.long_polls.waiting == 2)
         refused = ask(one)
         assert (refused.status_code, refused.headers["Retry-After"]) == (429, "1")
         waiting.append(threads.submit(ask, other))
-        until(lambda: closed.changes.waiting == 3)
+        until(lambda: closed.long_polls.waiting == 3)
         closed.worker.finish_all("alice")
         assert [answer.result().status_code for answer in waiting] == [200] * 3
 
@@ -780,9 +780,11 @@ def test_without_redis_reads_go_on(start: Start, valkey: Any, monkeypatch: pytes
 def test_beyond_loopback_the_registry_needs_keys(registry: Registry):
     """It does not come up where nobody could come in, or everybody."""
     world = ApiSettings(host="0.0.0.0")
-    with pytest.raises(NoWayIn, match="need an API key, and there is none that could make others"):
+    with pytest.raises(
+        AccessMisconfigured, match="need an API key, and there is none that could make others"
+    ):
         open_access(world, AccessSettings(), RateSettings(), registry.registrar)
-    with pytest.raises(NoWayIn, match="listens on loopback only"):
+    with pytest.raises(AccessMisconfigured, match="listens on loopback only"):
         open_access(world, AccessSettings(required=False), RateSettings(), registry.registrar)
     assert open_access(world, CLOSED, RateSettings(), registry.registrar).required
 
@@ -800,7 +802,7 @@ def test_who_lacks_a_first_key_is_told_which_setting_asks_for_it_and_how_to_make
     registry: Registry, api: dict[str, Any], access: dict[str, Any], reason: str
 ):
     """Another setting than the one they know of would send them looking in the wrong place."""
-    with pytest.raises(NoWayIn) as caught:
+    with pytest.raises(AccessMisconfigured) as caught:
         open_access(
             ApiSettings.model_validate(api),
             AccessSettings.model_validate(access),
@@ -817,7 +819,7 @@ def test_a_key_from_before_is_a_way_in(start: Start):
     closed = start(access=CLOSED)
     world = ApiSettings(host="::")
     key(closed, "engine")
-    with pytest.raises(NoWayIn):
+    with pytest.raises(AccessMisconfigured):
         open_access(world, AccessSettings(), RateSettings(), closed.registrar)
     key(closed, "admin")
     assert open_access(world, AccessSettings(), RateSettings(), closed.registrar).required
@@ -826,7 +828,7 @@ def test_a_key_from_before_is_a_way_in(start: Start):
 @pytest.mark.parametrize("text", ["hunter2", str(BOOTSTRAP)[:-1]], ids=["another", "cut short"])
 def test_a_bootstrap_key_that_is_none_is_refused(registry: Registry, text: str):
     """Without being shown."""
-    with pytest.raises(NoWayIn, match="new-key") as caught:
+    with pytest.raises(AccessMisconfigured, match="new-key") as caught:
         open_access(
             ApiSettings(), AccessSettings(bootstrap_key=SecretStr(text)), RateSettings(), registry.registrar
         )

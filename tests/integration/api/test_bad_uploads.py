@@ -402,7 +402,7 @@ def test_a_client_that_speaks_https_is_mentioned_in_the_log_once_a_minute(
     registry: Registry, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     """It sees an error of its TLS library; only the log can say why. It may try again and again."""
-    monkeypatch.setattr(server, "_tls_told", LogThrottle(60))
+    monkeypatch.setattr(server, "_tls_warnings", LogThrottle(60))
     context = ssl.create_default_context()
     with capture_logs() as lines:
         for _ in range(3):

@@ -371,7 +371,7 @@ def test_cache_waits_for_the_extraction_and_then_has_no_message(registry: Regist
     registry.upload(name)
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(cache, registry, name)
-        until(lambda: registry.changes.waiting == 1)
+        until(lambda: registry.long_polls.waiting == 1)
         registry.worker.finish_all(name)
         response = waiting.result()
     assert response.status_code == 200
@@ -512,7 +512,7 @@ def test_fifty_cache_calls_at_once_make_one_extraction(registry: Registry, name:
     registry.ready(name)
     with ThreadPoolExecutor(50) as pool:
         calls = [pool.submit(cache, registry, name, profile=WIDER) for _ in range(50)]
-        until(lambda: registry.changes.waiting == 50)
+        until(lambda: registry.long_polls.waiting == 50)
         registry.worker.finish_all(name)
         answers = [call.result() for call in calls]
     jobs = registry.client.get("/v1/jobs", params={"voice": name, "profile": WIDER}).json()["data"]

@@ -180,7 +180,7 @@ def test_whoever_waits_for_it_hears_of_it_at_once(registry: Registry, name: str)
             pool.submit(get, f"/v1/voices/{name}/versions/1/artifacts/{PROFILE}", params={"wait": 30}),
             pool.submit(post, f"/v1/audio/voices/{name}/cache", params={"wait": 30}),
         ]
-        until(lambda: registry.changes.waiting == len(waiting))
+        until(lambda: registry.long_polls.waiting == len(waiting))
         assert registry.client.post(f"/v1/jobs/{job_id}/cancel").status_code == 200
         job, artifact, cached = (one.result(15) for one in waiting)
     assert job.json()["state"] == "canceled"

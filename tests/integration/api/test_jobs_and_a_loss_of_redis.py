@@ -25,7 +25,7 @@ def waiting(registry: Registry, ask: Callable[[], httpx.Response]) -> Iterator[F
     """A request that is held back."""
     with ThreadPoolExecutor(1) as thread:
         answer = thread.submit(ask)
-        until(lambda: registry.changes.waiting == 1 or answer.done())
+        until(lambda: registry.long_polls.waiting == 1 or answer.done())
         yield answer
 
 

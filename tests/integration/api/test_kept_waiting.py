@@ -152,7 +152,7 @@ def test_requests_of_one_tenant_that_do_not_end_keep_no_other_tenant_waiting(
         return hanging(namespace, **wanted) if namespace == "a" else real(namespace, **wanted)
 
     monkeypatch.setattr(closed.registrar, "page", page)
-    monkeypatch.setattr(admission, "PATIENCE_SECONDS", 60)
+    monkeypatch.setattr(admission, "WAIT_LIMIT_SECONDS", 60)
     assert closed.client.get("/v1/voices", headers=ours).status_code == 200
     with asking(*[lambda: closed.client.get("/v1/voices", headers=theirs)] * 10) as answers:
         until(lambda: hanging.calls == AT_WORK)

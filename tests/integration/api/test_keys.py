@@ -10,7 +10,7 @@ import pytest
 from pydantic import SecretStr
 
 from services.registry_api.access import rules
-from services.registry_api.access.authentication import NoWayIn, open_access
+from services.registry_api.access.authentication import AccessMisconfigured, open_access
 from services.shared.configuration.settings import AccessSettings, ApiSettings, RateSettings
 from services.shared.keys import keyring
 from services.shared.keys.api_keys import new_token
@@ -69,13 +69,13 @@ def test_a_bootstrap_key_that_is_none_is_refused_by_where_it_is(
     path.write_text(text)
     in_a_file = AccessSettings(bootstrap_key_file=path)
     with pytest.raises(
-        NoWayIn, match=rf"SPEAKER_AUTH_BOOTSTRAP_KEY_FILE \({path}\) holds no API key"
+        AccessMisconfigured, match=rf"SPEAKER_AUTH_BOOTSTRAP_KEY_FILE \({path}\) holds no API key"
     ) as caught:
         open_access(ApiSettings(), in_a_file, RateSettings(), registry.registrar)
     assert not text or text not in str(caught.value)
     if text:
         itself = AccessSettings(bootstrap_key=SecretStr(text))
-        with pytest.raises(NoWayIn, match=r"^SPEAKER_AUTH_BOOTSTRAP_KEY is no API key"):
+        with pytest.raises(AccessMisconfigured, match=r"^SPEAKER_AUTH_BOOTSTRAP_KEY is no API key"):
             open_access(ApiSettings(), itself, RateSettings(), registry.registrar)
 
 

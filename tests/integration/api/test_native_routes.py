@@ -343,9 +343,9 @@ def test_waiting_ends_as_soon_as_the_artifact_is_ready(
 ):
     """Not at the end of the wait. An event ends it; without one, the next look does."""
     if lost:
-        monkeypatch.setattr(registry.changes, "_wake", lambda _: None)
+        monkeypatch.setattr(registry.long_polls, "_wake", lambda _: None)
     else:
-        monkeypatch.setattr(long_polls, "LOOK_AGAIN_SECONDS", 60)
+        monkeypatch.setattr(long_polls, "POLL_SECONDS", 60)
     registry.upload(name)
     wait = {"wait": LONGER_THAN_CLIENTS}
     with ThreadPoolExecutor() as pool:
@@ -406,7 +406,7 @@ def test_a_hundred_that_wait_do_not_hold_up_the_others(registry: Registry, name:
     with ThreadPoolExecutor(100) as pool, registry.new_client() as patient:
         path = f"{artifact_path(name)}/file"
         waiting = [pool.submit(patient.get, path, params={"wait": 25}) for _ in range(100)]
-        until(lambda: registry.changes.waiting == 100)
+        until(lambda: registry.long_polls.waiting == 100)
         for _ in range(20):
             get(registry, f"/v1/voices/{name}-other")
         assert not any(one.done() for one in waiting)
@@ -479,8 +479,8 @@ def test_who_hangs_up_is_not_waited_for(registry: Registry, name: str):
     for request in requests:
         with raw.connected(registry.port) as connection:
             connection.sendall(request)
-            until(lambda: registry.changes.waiting == 1)
-        until(lambda: registry.changes.waiting == 0)
+            until(lambda: registry.long_polls.waiting == 1)
+        until(lambda: registry.long_polls.waiting == 0)
 
 
 def test_who_uploads_is_told_why_the_name_will_not_stand_for_it(

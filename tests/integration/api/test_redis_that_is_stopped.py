@@ -56,7 +56,7 @@ def stopped(registry: Registry, server: ValkeyServer) -> Iterator[None]:
 @pytest.mark.usefixtures("stopped")
 def test_nobody_waits_for_those_who_ask_a_stopped_server(registry: Registry, monkeypatch: pytest.MonkeyPatch):
     """More requests arrive than may be at work at a time. Only the first ones send a command and wait."""
-    monkeypatch.setattr(admission, "PATIENCE_SECONDS", 60)  # however slow this machine is, nobody is refused
+    monkeypatch.setattr(admission, "WAIT_LIMIT_SECONDS", 60)  # however slow this machine is, none is refused
     sent = count_sent(monkeypatch)
     paths = ["/v1/voices"] * 2 * AT_WORK + [VERSION] * 4 * AT_WORK
     with ThreadPoolExecutor(len(paths)) as pool:

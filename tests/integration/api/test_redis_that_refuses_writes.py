@@ -105,7 +105,7 @@ def need_no_snapshots(redis: Redis, folder: Path) -> None:
 def refusing(request: pytest.FixtureRequest, registry: Registry, own_valkey: ValkeyServer) -> Iterator[None]:
     """The server takes no writes, a minute has just begun, and the copies of announcements are gone."""
     begin, end = request.param
-    registry.app.state.access.rates.now = lambda: time.time() + MINUTE
+    registry.app.state.access.rate_limits.now = lambda: time.time() + MINUTE
     with Redis.from_url(own_valkey.url) as redis:
         redis.delete("sr:profiles")
         registry.registrar.announcements.look_anew()

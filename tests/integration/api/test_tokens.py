@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from jwt.algorithms import ECAlgorithm, RSAAlgorithm
 
 from services.registry_api.access import tokens as tokens_module
-from services.registry_api.access.tokens import Tokens
+from services.registry_api.access.tokens import JwtVerifier
 from services.shared.configuration.settings import AccessSettings
 from speaker_registry.errors import InvalidApiKey, Unavailable
 from tests.integration.api.conftest import Start
@@ -124,15 +124,15 @@ def clock() -> OwnClock:
 
 
 @pytest.fixture
-def tokens(provider: Provider, clock: OwnClock) -> Tokens:
-    return Tokens(settings(provider), monotonic=clock)
+def tokens(provider: Provider, clock: OwnClock) -> JwtVerifier:
+    return JwtVerifier(settings(provider), monotonic=clock)
 
 
 def settings(provider: Provider, **more: Any) -> AccessSettings:
     return AccessSettings(oidc_issuer=provider.issuer, oidc_audience=AUDIENCE, **more)
 
 
-def test_a_token_says_who_asks_and_for_what(provider: Provider, tokens: Tokens):
+def test_a_token_says_who_asks_and_for_what(provider: Provider, tokens: JwtVerifier):
     """Scopes that are none of ours are passed over; the subject itself goes into no log."""
     caller = tokens.caller(provider.token(scope="openid engine voices:read", speaker_namespace="tenant"))
     assert caller.namespace == "tenant"
@@ -146,25 +146,25 @@ def test_a_token_says_who_asks_and_for_what(provider: Provider, tokens: Tokens):
 
 def test_the_claims_may_have_other_names(provider: Provider, clock: OwnClock):
     """Providers differ; scopes may be a list."""
-    tokens = Tokens(
+    tokens = JwtVerifier(
         settings(provider, oidc_namespace_claim="tenant", oidc_scopes_claim="roles"), monotonic=clock
     )
     caller = tokens.caller(provider.token(tenant="a1", roles=["admin", "other"], scope="engine"))
     assert (caller.namespace, caller.scopes) == ("a1", {"admin"})
 
 
-def test_elliptic_curves_are_taken_too(provider: Provider, tokens: Tokens):
+def test_elliptic_curves_are_taken_too(provider: Provider, tokens: JwtVerifier):
     provider.keys["curve"] = EC_KEY
     assert tokens.caller(provider.token(key=EC_KEY, kid="curve", algorithm="ES256", scope="engine")).scopes
 
 
 @pytest.mark.parametrize("algorithm", ["RS256", "RS384", "RS512", "PS256", "PS384", "PS512"])
-def test_a_key_goes_with_every_algorithm_of_its_kind(provider: Provider, tokens: Tokens, algorithm: str):
+def test_a_key_goes_with_every_algorithm_of_its_kind(provider: Provider, tokens: JwtVerifier, algorithm: str):
     """Unless it says with which."""
     assert tokens.caller(provider.token(algorithm=algorithm, scope="engine")).scopes
 
 
-def test_a_key_that_names_its_algorithm_goes_with_no_other(provider: Provider, tokens: Tokens):
+def test_a_key_that_names_its_algorithm_goes_with_no_other(provider: Provider, tokens: JwtVerifier):
     provider.keys = {}
     provider.more_keys = [{**_public("one", RSA_KEY), "alg": "PS256"}]
     assert tokens.caller(provider.token(algorithm="PS256"))
@@ -172,7 +172,7 @@ def test_a_key_that_names_its_algorithm_goes_with_no_other(provider: Provider, t
         tokens.caller(provider.token(algorithm="RS256"))
 
 
-def test_what_is_no_public_key_for_signatures_is_passed_over(provider: Provider, tokens: Tokens):
+def test_what_is_no_public_key_for_signatures_is_passed_over(provider: Provider, tokens: JwtVerifier):
     """A provider may list others: a shared secret among them would let everybody make tokens who reads it."""
     secret = "s" * 64
     provider.more_keys = [
@@ -205,7 +205,7 @@ def test_what_is_no_public_key_for_signatures_is_passed_over(provider: Provider,
     ],
 )
 def test_a_token_that_is_not_for_us_is_refused(
-    provider: Provider, tokens: Tokens, claims: dict[str, Any], said: str
+    provider: Provider, tokens: JwtVerifier, claims: dict[str, Any], said: str
 ):
     """With what is wrong with it."""
     with pytest.raises(InvalidApiKey, match=said):
@@ -213,7 +213,7 @@ def test_a_token_that_is_not_for_us_is_refused(
 
 
 @pytest.mark.parametrize("scopes", [[["admin"]], [{"admin": 1}], [None, 1.5], [["admin"], "engine"]])
-def test_scopes_that_are_no_words_are_passed_over(provider: Provider, tokens: Tokens, scopes: list[Any]):
+def test_scopes_that_are_no_words_are_passed_over(provider: Provider, tokens: JwtVerifier, scopes: list[Any]):
     """Like those that we do not know."""
     caller = tokens.caller(provider.token(scope=scopes))
     assert caller.scopes == {"engine"}.intersection(scope for scope in scopes if isinstance(scope, str))
@@ -233,7 +233,7 @@ CLAIMS = ("iss", "aud", "sub", "exp", "nbf", "iat", "jti", "scope", "speaker_nam
 @example(odd={"exp": [1]})
 @example(odd={"sub": "\ud800"})
 def test_whatever_a_token_claims_is_understood_or_refused(
-    provider: Provider, tokens: Tokens, odd: dict[str, Any]
+    provider: Provider, tokens: JwtVerifier, odd: dict[str, Any]
 ):
     """Also what the provider was made to sign, say by somebody who may choose their own attributes."""
     claims = {"iss": provider.issuer, "aud": AUDIENCE, "sub": "robin", "exp": int(time.time()) + 600}
@@ -241,13 +241,13 @@ def test_whatever_a_token_claims_is_understood_or_refused(
         tokens.caller(signed(RSA_KEY, claims | odd))
 
 
-def test_claims_that_are_no_object_are_refused(provider: Provider, tokens: Tokens):
+def test_claims_that_are_no_object_are_refused(provider: Provider, tokens: JwtVerifier):
     for claims in ([], "x", None, 1, functools.reduce(lambda inner, _: [inner], range(900), [])):
         with pytest.raises(InvalidApiKey):
             tokens.caller(signed(RSA_KEY, claims))
 
 
-def test_a_signature_with_the_public_key_as_a_secret_is_none(provider: Provider, tokens: Tokens):
+def test_a_signature_with_the_public_key_as_a_secret_is_none(provider: Provider, tokens: JwtVerifier):
     """The oldest trick: the key that everybody may read, taken for a shared one."""
     public = RSA_KEY.public_key().public_bytes(
         serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
@@ -261,7 +261,7 @@ def test_a_signature_with_the_public_key_as_a_secret_is_none(provider: Provider,
         tokens.caller(forged)
 
 
-def test_an_unsigned_token_is_none(provider: Provider, tokens: Tokens):
+def test_an_unsigned_token_is_none(provider: Provider, tokens: JwtVerifier):
     body = provider.token(scope="admin").split(".")[1]
     head = jwt.utils.base64url_encode(json.dumps({"alg": "none", "kid": "one"}).encode()).decode()
     with pytest.raises(InvalidApiKey):
@@ -269,7 +269,7 @@ def test_an_unsigned_token_is_none(provider: Provider, tokens: Tokens):
 
 
 @pytest.mark.parametrize("head", [{}, {"alg": ["RS256"]}, {"alg": None}, {"alg": "RS256", "kid": ["one"]}])
-def test_a_token_with_an_odd_head_is_refused(provider: Provider, tokens: Tokens, head: dict[str, Any]):
+def test_a_token_with_an_odd_head_is_refused(provider: Provider, tokens: JwtVerifier, head: dict[str, Any]):
     """Whoever sends it wrote it as he liked."""
     first = jwt.utils.base64url_encode(json.dumps({"kid": "one", **head}).encode()).decode()
     with pytest.raises(InvalidApiKey):
@@ -277,12 +277,12 @@ def test_a_token_with_an_odd_head_is_refused(provider: Provider, tokens: Tokens,
 
 
 @pytest.mark.parametrize("text", ["", "x", "a.b.c", "." * 50, "é.é.é"])
-def test_what_is_no_token_is_refused(tokens: Tokens, text: str):
+def test_what_is_no_token_is_refused(tokens: JwtVerifier, text: str):
     with pytest.raises(InvalidApiKey):
         tokens.caller(text)
 
 
-def test_the_provider_is_asked_once(provider: Provider, tokens: Tokens):
+def test_the_provider_is_asked_once(provider: Provider, tokens: JwtVerifier):
     """Not for every request; and for keys that it does not have, at most every ten seconds."""
     for _ in range(5):
         tokens.caller(provider.token())
@@ -293,7 +293,7 @@ def test_the_provider_is_asked_once(provider: Provider, tokens: Tokens):
     assert provider.times_asked == 1
 
 
-def test_a_new_key_of_the_provider_is_taken_soon(provider: Provider, tokens: Tokens, clock: OwnClock):
+def test_a_new_key_of_the_provider_is_taken_soon(provider: Provider, tokens: JwtVerifier, clock: OwnClock):
     tokens.caller(provider.token())
     provider.keys["two"] = OTHER_KEY
     clock.seconds += 11
@@ -301,7 +301,7 @@ def test_a_new_key_of_the_provider_is_taken_soon(provider: Provider, tokens: Tok
 
 
 def test_a_key_that_the_provider_withdrew_is_not_taken_for_long(
-    provider: Provider, tokens: Tokens, clock: OwnClock
+    provider: Provider, tokens: JwtVerifier, clock: OwnClock
 ):
     tokens.caller(provider.token())
     provider.keys = {"two": OTHER_KEY}
@@ -321,7 +321,7 @@ def test_a_key_that_the_provider_withdrew_is_not_taken_for_long(
     ],
 )
 def test_a_provider_that_is_not_the_one_that_was_meant_is_not_believed(
-    provider: Provider, tokens: Tokens, about: dict[str, Any]
+    provider: Provider, tokens: JwtVerifier, about: dict[str, Any]
 ):
     """Nor one that never stops talking."""
     provider.about = about
@@ -329,7 +329,7 @@ def test_a_provider_that_is_not_the_one_that_was_meant_is_not_believed(
         tokens.caller(provider.token())
 
 
-def test_while_the_provider_is_away_tokens_wait(provider: Provider, tokens: Tokens, clock: OwnClock):
+def test_while_the_provider_is_away_tokens_wait(provider: Provider, tokens: JwtVerifier, clock: OwnClock):
     """503, not 401: the token may be good. It is asked every ten seconds, however many tokens come."""
     provider.away = True
     for _ in range(5):
@@ -347,7 +347,7 @@ def test_while_the_provider_is_away_tokens_wait(provider: Provider, tokens: Toke
 
 
 def test_while_the_provider_is_away_its_keys_are_good_for_an_hour(
-    provider: Provider, tokens: Tokens, clock: OwnClock
+    provider: Provider, tokens: JwtVerifier, clock: OwnClock
 ):
     """Nobody is shut out by a provider that restarts. A key that it did not have it may have by now."""
     tokens.caller(provider.token())
@@ -366,10 +366,10 @@ def test_while_the_provider_is_away_its_keys_are_good_for_an_hour(
 
 
 def test_while_the_provider_is_silent_one_thread_waits_for_it(
-    provider: Provider, tokens: Tokens, clock: OwnClock, monkeypatch: pytest.MonkeyPatch
+    provider: Provider, tokens: JwtVerifier, clock: OwnClock, monkeypatch: pytest.MonkeyPatch
 ):
     """And no other: anybody can send a token of a key that we do not know."""
-    monkeypatch.setattr(tokens_module, "_PATIENCE_SECONDS", 60.0)
+    monkeypatch.setattr(tokens_module, "_READ_TIMEOUT_SECONDS", 60.0)
     monkeypatch.setattr(tokens_module, "_ANSWER_SECONDS", 60.0)
     sent = {kid: provider.token(kid=kid) for kid in ("one", "unknown")}
     tokens.caller(sent["one"])
@@ -401,10 +401,10 @@ def test_while_the_provider_is_silent_one_thread_waits_for_it(
 
 
 def test_a_provider_that_stays_silent_is_given_up(
-    provider: Provider, tokens: Tokens, clock: OwnClock, monkeypatch: pytest.MonkeyPatch
+    provider: Provider, tokens: JwtVerifier, clock: OwnClock, monkeypatch: pytest.MonkeyPatch
 ):
     """And not asked again by the next token."""
-    monkeypatch.setattr(tokens_module, "_PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr(tokens_module, "_READ_TIMEOUT_SECONDS", 0.2)
     provider.answers.clear()
     for _ in range(3):
         with pytest.raises(Unavailable):
@@ -417,7 +417,7 @@ def test_a_provider_that_stays_silent_is_given_up(
 
 
 def test_a_provider_that_never_comes_to_an_end_is_given_up(
-    provider: Provider, tokens: Tokens, monkeypatch: pytest.MonkeyPatch
+    provider: Provider, tokens: JwtVerifier, monkeypatch: pytest.MonkeyPatch
 ):
     """Each piece of its answer comes in time, the whole does not."""
     monkeypatch.setattr(tokens_module, "_ANSWER_SECONDS", -1.0)
