@@ -39,7 +39,7 @@ from services.registry_api.wire.answers import answer
 from services.registry_api.wire.examples import audio_voices as examples
 from services.registry_api.wire.fields import Fields, read_fields
 from services.registry_api.wire.forms import OPENAPI, ignored, parse_upload
-from services.registry_api.wire.paging import AT_ONCE, VoicePage, find_voices, key_of
+from services.registry_api.wire.paging import PAGE_SIZE, VoicePage, find_voices, key_of
 from services.registry_api.wire.whole_list import DEFAULT_VOICE, WholeList
 from services.shared.audio import DecodedClip
 from services.shared.index.reading import IndexedSpeaker
@@ -80,7 +80,7 @@ def list_audio_voices(
         return _usable(registrar, indexed, profile, ready=ready)
 
     def find(after: str) -> VoicePage:
-        return find_voices(registrar, namespace, after=after, limit=limit or AT_ONCE, wanted=usable)
+        return find_voices(registrar, namespace, after=after, limit=limit or PAGE_SIZE, matches=usable)
 
     page = find(after)
     if limit is not None or not page.more:

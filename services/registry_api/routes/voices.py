@@ -54,7 +54,7 @@ def list_voices(
         namespace,
         after=after,
         limit=limit,
-        wanted=lambda indexed: _wanted(registrar, indexed, profile, state),
+        matches=lambda indexed: _matches(registrar, indexed, profile, state),
         part=part,
     )
     shown = [rendering.voice(registrar, indexed) for indexed in page.found]
@@ -64,7 +64,7 @@ def list_voices(
     )
 
 
-def _wanted(registrar: Registrar, indexed: IndexedSpeaker, profile: str | None, state: str | None) -> bool:
+def _matches(registrar: Registrar, indexed: IndexedSpeaker, profile: str | None, state: str | None) -> bool:
     version = indexed.speaker.default
     if profile is None:
         return state is None or registrar.state(indexed, version) == state

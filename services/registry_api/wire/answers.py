@@ -1,4 +1,4 @@
-"""What answers have in common: JSON, an ETag to every GET, and 304 for who has it already."""
+"""What all answers share: JSON, an ETag for every GET, and 304 for clients that have the current state."""
 
 import base64
 import hashlib
@@ -14,7 +14,7 @@ from speaker_registry.errors import PreconditionFailed
 
 
 def etag_of(content: bytes) -> str:
-    """The tag of a JSON answer. It is weak, because the answer may be sent compressed: see `compression`."""
+    """Return the ETag of a JSON answer: a weak one, because `compression` may compress the answer."""
     return f'W/"{hashlib.sha256(content).hexdigest()[:32]}"'
 
 
@@ -25,7 +25,7 @@ def answer(
     status: int = 200,
     headers: dict[str, str] | None = None,
 ) -> Response:
-    """The body as JSON. To a GET with an ETag, or 304 without the body if `If-None-Match` names it."""
+    """Return the body as JSON. GET and HEAD get an ETag, or 304 if `If-None-Match` names it."""
     content = json_bytes(body)
     headers = {"Cache-Control": "private, no-cache", **(headers or {})}
     if request.method not in {"GET", "HEAD"}:
@@ -37,7 +37,10 @@ def answer(
 
 
 def file_headers(digest: str, version: SpeakerVersion) -> dict[str, str]:
-    """Of an answer that is stored bytes (`sha256:…`): what they are of, and by what callers check them."""
+    """Return the headers of an answer that consists of stored bytes with this digest (`sha256:…`).
+
+    They name the version that the bytes belong to, and the digest by which callers check them.
+    """
     encoded = base64.b64encode(bytes.fromhex(digest.removeprefix("sha256:"))).decode()
     return {
         "ETag": f'"{digest}"',
@@ -49,8 +52,9 @@ def file_headers(digest: str, version: SpeakerVersion) -> dict[str, str]:
 
 
 def without_bytes(request: Request, headers: dict[str, str], size: int, media_type: str) -> Response | None:
-    """The answer to who needs no stored bytes: 304 if he has them already, to HEAD all that is said of them.
-    None: they have to be read.
+    """Return the answer to a request that can be answered without reading the stored bytes, else None.
+
+    A client whose `If-None-Match` names the ETag gets 304. HEAD gets the headers of the bytes.
     """
     if matches(request.headers.get("if-none-match"), headers["ETag"]):
         return Response(status_code=304, headers=headers)
@@ -66,7 +70,7 @@ def json_bytes(body: BaseModel | dict[str, Any]) -> bytes:
 
 
 def matches(header: str | None, tag: str) -> bool:
-    """Whether a list of tags (`If-None-Match`, `If-Match`) names this one, weak or not."""
+    """Return whether the list of ETags in `If-None-Match` or `If-Match` contains this one, weak or strong."""
     if header is None:
         return False
     tags = {one.strip().removeprefix("W/") for one in header.split(",")}
@@ -74,7 +78,7 @@ def matches(header: str | None, tag: str) -> bool:
 
 
 def check_if_match(request: Request, body: BaseModel) -> None:
-    """Raises `PreconditionFailed` if the caller means another state than there is."""
+    """Raise `PreconditionFailed` if `If-Match` is given and does not name the current ETag of `body`."""
     given = request.headers.get("if-match")
     tag = etag_of(json_bytes(body))
     if given is not None and not matches(given, tag):

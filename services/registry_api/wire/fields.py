@@ -1,7 +1,7 @@
-"""The fields of a form as they came: multipart or URL-encoded, whole, in UTF-8. Knows no field's meaning.
+"""Reads the fields of a multipart or URL-encoded form. Knows no field's meaning.
 
-Stricter than the parser underneath, which takes a form that is cut off for one with fewer fields, and reads
-what is not UTF-8 as Latin-1.
+This is stricter than Starlette's parser underneath, which accepts a truncated form as one with fewer fields,
+and reads text that is not UTF-8 as Latin-1. Both are refused here.
 """
 
 import re
@@ -22,7 +22,7 @@ _MAX_FIELD_BYTES = 256 * 1024
 
 
 class Fields:
-    """`text` and `file` say which field is wrong."""
+    """The fields of one form. `text` and `file` raise `InvalidRequest`, which names the invalid field."""
 
     def __init__(self, values: Mapping[str, Sequence[str | UploadFile]]) -> None:
         self._values = values
@@ -32,18 +32,18 @@ class Fields:
         return frozenset(self._values)
 
     def text(self, field: str, *, max_length: int) -> str | None:
-        """A text field as it came; None if it is not there."""
+        """Return a text field unchanged, or None if the form does not have it."""
         value = self._single(field)
         if isinstance(value, UploadFile):
             raise InvalidRequest(f"Field '{field}' is a file; accepted: text.", param=field)
         if value is not None and len(value) > max_length:
             raise InvalidRequest(
-                f"Field '{field}' has {len(value)} characters; accepted: {max_length}.", param=field
+                f"Field '{field}' has {len(value)} characters; accepted: up to {max_length}.", param=field
             )
         return value
 
     def file(self, field: str) -> UploadFile | None:
-        """A file; None if there is none, also where a browser says so by an empty one without a name."""
+        """Return a file, or None if there is none. Browsers send an empty file without a name for no file."""
         value = self._single(field)
         if isinstance(value, str) and value:
             raise InvalidRequest(f"Field '{field}' is text; accepted: a file.", param=field)
@@ -62,7 +62,12 @@ class Fields:
 
 @asynccontextmanager
 async def read_fields(request: Request) -> AsyncIterator[Fields]:
-    """Files can be read inside the context. Raises `InvalidRequest`, and what the limits on bodies raise."""
+    """Parse the form of a request. Its files can be read only inside this context.
+
+    Raises:
+        InvalidRequest: the form is damaged, truncated, or not UTF-8.
+        SpeakerRegistryError: the body exceeds a limit of `serving.limits`.
+    """
     content_type = request.headers.get("content-type", "")
     kind, options = parse_options_header(content_type)
     _check_charset(options)
@@ -78,8 +83,8 @@ async def read_fields(request: Request) -> AsyncIterator[Fields]:
                 param="Content-Type",
             )
     except MultiPartException as error:
-        said = re.sub(r"(\d)KB\b", r"\1 KiB", error.message)  # starlette divides by 1024
-        raise InvalidRequest(f"The form cannot be read: {said}") from None
+        reason = re.sub(r"(\d)KB\b", r"\1 KiB", error.message)  # starlette divides by 1024
+        raise InvalidRequest(f"The form cannot be read: {reason}") from None
     except FormParserError:
         raise InvalidRequest("The form cannot be read: it is damaged.") from None
     try:
@@ -96,7 +101,7 @@ def _check_charset(options: Mapping[bytes, bytes]) -> None:
 
 
 async def _read_multipart(request: Request, boundary: bytes) -> FormData:
-    """Texts in it are bytes in the guise of Latin-1, so that we can tell what they were."""
+    """Parse a multipart form. Texts are decoded as Latin-1, which keeps their bytes for `_utf8` to check."""
     if not _BOUNDARY.fullmatch(boundary):
         raise InvalidRequest(
             "Content-Type has no boundary, or one that is not allowed; accepted: 1 to 70 letters and digits.",
@@ -121,7 +126,7 @@ async def _read_urlencoded(request: Request) -> FormData:
 
 
 class _WholeForm(MultiPartParser):
-    """A form must end with its last boundary: one that was cut off lacks fields, and nobody would notice."""
+    """A parser that refuses a form without its last boundary: a truncated form would silently lack fields."""
 
     _ended = False
 
@@ -132,7 +137,7 @@ class _WholeForm(MultiPartParser):
         form = await super().parse()
         if not self._ended:
             await form.close()
-            raise MultiPartException("it is cut off, its last boundary is missing.")
+            raise MultiPartException("it is truncated, because its last boundary is missing.")
         return form
 
 
@@ -148,11 +153,11 @@ def _decoded(form: FormData, encoding: str) -> Fields:
 
 
 def _utf8(text: str, encoding: str, what: str) -> str:
-    """The text that these bytes are."""
+    """Return the text whose UTF-8 bytes `text` holds in this encoding."""
     try:
         decoded = text.encode(encoding).decode()
     except UnicodeError:
         raise InvalidRequest(f"{what} is not UTF-8.") from None
-    if encoding == "utf-8" and "\ufffd" in decoded:  # what the parser makes of anything else
+    if encoding == "utf-8" and "\ufffd" in decoded:  # the parser's replacement for invalid bytes
         raise InvalidRequest(f"{what} is not UTF-8.")
     return decoded

@@ -1,6 +1,4 @@
-"""The upload form of `POST /v1/audio/voices`: what its fields mean, parsed once at the door. Knows nothing of
-voices' lives.
-"""
+"""Parses the upload form of `POST /v1/audio/voices` into values. Knows nothing about existing voices."""
 
 import json
 import math
@@ -19,11 +17,11 @@ from speaker_registry.names import parse_speaker_name
 
 MAX_EMBEDDING = 4096
 MAX_TEXT = 8_000
-"""Characters of a transcript or a description: thirty seconds of speech have a few hundred."""
+"""The longest transcript or description, in characters. Thirty seconds of speech have a few hundred."""
 MAX_CONSENT = 2_000
-"""Characters. Transcript and consent go into the artifact's header, which may have 64 KiB, quoted twice."""
+"""In characters. Transcript and consent go into the artifact's header, escaped twice. It may have 64 KiB."""
 FORM_BYTES = 256 * 1024
-"""What a form may hold besides the clip: names, texts, a ready embedding."""
+"""Size limit in bytes for everything in a form besides the clip: names, texts and a speaker embedding."""
 _FIELDS = ("name", "consent", "audio_sample", "speaker_embedding", "ref_text", "speaker_description")
 
 OPENAPI: dict[str, Any] = {
@@ -41,32 +39,39 @@ OPENAPI: dict[str, Any] = {
                             "format": "voice-name",
                             "minLength": 1,
                             "maxLength": 128,
-                            "description": "No '/', '\\', '@', control characters. Compared lower-cased.",
+                            "description": "The voice's name, without '/', '\\', '@' and control characters. "
+                            "Case does not matter. A further upload of the same name adds a version.",
                         },
                         "consent": {
                             "type": "string",
                             "minLength": 1,
                             "maxLength": MAX_CONSENT,
                             "pattern": "\\S",
-                            "description": "Who agreed, and to what; kept as it is.",
+                            "description": "Who consented to what, or the id of your record of that consent. "
+                            "Stored with the version.",
                         },
                         "audio_sample": {
                             "type": "string",
                             "format": "binary",
-                            "description": "WAV, FLAC, MP3, OGG, AAC, M4A or WebM; 1 to 30 s; up to 10 MiB "
-                            "(10485760 bytes), in which the other fields do not count.",
+                            "description": "The reference clip: WAV, FLAC, MP3, OGG, AAC, M4A or WebM, 1 to "
+                            "30 seconds long, up to 10 MiB (10485760 bytes) without the other fields.",
                         },
                         "speaker_embedding": {
                             "type": "string",
                             "format": "speaker-embedding",
-                            "description": "Instead of audio: a JSON list of 1 to 4096 finite numbers.",
+                            "description": "A speaker embedding instead of a clip: a JSON array of 1 to 4096 "
+                            "finite numbers.",
                         },
                         "ref_text": {
                             "type": "string",
                             "maxLength": MAX_TEXT,
-                            "description": "What is said in the clip.",
+                            "description": "The transcript of the clip. Some profiles require it.",
                         },
-                        "speaker_description": {"type": "string", "maxLength": MAX_TEXT},
+                        "speaker_description": {
+                            "type": "string",
+                            "maxLength": MAX_TEXT,
+                            "description": "A free-text description of the voice.",
+                        },
                     },
                 },
                 "example": {
@@ -83,19 +88,19 @@ OPENAPI: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class UploadForm:
-    """A form in which exactly one source is given. `clip`: bytes as sent, not decoded yet. `embedding`:
-    float32 [D].
-    """
+    """A parsed upload with exactly one source: a clip or a speaker embedding."""
 
     upload: Upload
     clip: bytes | None
+    """The bytes as uploaded, not decoded yet."""
     embedding: np.ndarray | None
+    """Float32 [D]."""
 
 
 def parse_upload(
     fields: Fields, *, max_clip_bytes: int, idempotency_key: str | None, dedupe: bool
 ) -> UploadForm:
-    """What a form says, or which field is wrong.
+    """Parse the fields of an upload form.
 
     Raises:
         InvalidRequest, InvalidVoiceName, InvalidEmbedding, PayloadTooLarge.
@@ -122,10 +127,10 @@ def parse_upload(
 
 
 def ignored(fields: Fields) -> list[str]:
-    """What to tell the sender of each field that is none of ours, with the one that was probably meant.
+    """Return a warning for each unknown field, which names the field that was probably meant.
 
-    Clients of vLLM-Omni may send fields of theirs, so they are no error; but a mistyped optional one would
-    otherwise be missed by nobody until the voice sounds wrong.
+    Unknown fields are no error, because clients of vLLM-Omni may send some. But without a warning, a mistyped
+    optional field would stay unnoticed until the voice sounds wrong.
     """
     names = sorted(fields.names - {*_FIELDS})
     return [f"{unknown('Field', name, _FIELDS).message} The field was ignored." for name in names]
@@ -140,26 +145,26 @@ def _checked_key(key: str | None) -> str | None:
 
 
 def _required(fields: Fields, field: str, *, max_length: int) -> str:
-    """As it came; a name of blanks is the names' business."""
+    """Return a required text unchanged. A name of blanks passes: `parse_speaker_name` refuses it."""
     text = fields.text(field, max_length=max_length)
     if not text or (field != "name" and not text.strip()):
-        raise InvalidRequest(f"Field '{field}' is missing or empty; {_sent(fields)}.", param=field)
+        raise InvalidRequest(f"Field '{field}' is missing or empty; {_received(fields)}.", param=field)
     if field != "name":
         _check_characters(field, text)
     return text
 
 
-def _sent(fields: Fields) -> str:
-    """Which fields were sent, and which unknown ones were ignored: a mistyped one may be the reason."""
+def _received(fields: Fields) -> str:
+    """Describe which fields were received. A mistyped one may be why a required field is missing."""
     known = ", ".join(sorted(fields.names & {*_FIELDS})) or "none of the known ones"
     unknown = [ascii(name)[:40] for name in sorted(fields.names - {*_FIELDS})]
     if not unknown:
-        return f"sent were: {known}"
-    return f"sent were: {known}; not known here: {', '.join(unknown)}; accepted: {', '.join(_FIELDS)}"
+        return f"received: {known}"
+    return f"received: {known}; unknown: {', '.join(unknown)}; accepted: {', '.join(_FIELDS)}"
 
 
 def _text(fields: Fields, field: str) -> str | None:
-    """An optional text; blank counts as absent."""
+    """Return an optional text without surrounding blanks, or None if it is blank or absent."""
     text = fields.text(field, max_length=MAX_TEXT)
     if text is None or not text.strip():
         return None
@@ -185,7 +190,7 @@ def _clip(fields: Fields, max_bytes: int) -> bytes | None:
 
 
 def _embedding(fields: Fields) -> np.ndarray | None:
-    """A JSON list of numbers as float32 [D], by vLLM-Omni's rules and in its words."""
+    """Parse a JSON array of numbers as float32 [D]. Rules and messages are vLLM-Omni's."""
     text = fields.text("speaker_embedding", max_length=FORM_BYTES)
     if text is None or not text.strip():
         return None

@@ -1,4 +1,4 @@
-"""One page of the voices that a caller wants, by key. Knows no answers."""
+"""Finds one page of the voices that match a filter, in the order of their keys. Knows no answers."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,21 +6,22 @@ from dataclasses import dataclass
 from services.shared.index.reading import IndexedSpeaker
 from services.shared.registry.registrar import Registrar
 
-LOOKED_AT = 100
-"""Voices that one filtered page looks at, at most: `more` then says that there is more to look at. It takes
-as long as a page of 100 voices, however many voices there are and however few are wanted."""
-AT_ONCE = 100
+MAX_EXAMINED = 100
+"""How many voices one filtered page examines at most. If there are more, `more` is true. So a search takes as
+long as a page of 100 voices, however many voices there are and however few match."""
+PAGE_SIZE = 100
 
 
 @dataclass(frozen=True, slots=True)
 class VoicePage:
-    """`last`: the cursor after which the next page starts; it may be of a voice that was not wanted."""
+    """The matching voices among those that were examined."""
 
     found: list[IndexedSpeaker]
     last: str
+    """The cursor after which the next page starts. It may be the key of a voice that does not match."""
     more: bool
     of_facts: bool = False
-    """Whether the index was away."""
+    """Whether the voices were read from the bucket, because the index was unavailable."""
 
     @property
     def first(self) -> str | None:
@@ -33,29 +34,32 @@ def find_voices(
     *,
     after: str,
     limit: int,
-    wanted: Callable[[IndexedSpeaker], bool],
+    matches: Callable[[IndexedSpeaker], bool],
     part: str | None = None,
 ) -> VoicePage:
-    """Up to `limit` wanted voices from the one after the cursor `after`, among the next `LOOKED_AT`. Where
-    `more` is true, the next page goes on from `last`, also where this one has fewer than `limit` or none.
-    Voices that come or go between two pages neither hide nor repeat others. While the index is away, a page
-    looks at fewer.
+    """Return up to `limit` matching voices among the next `MAX_EXAMINED` after the cursor `after`.
+
+    If `more` is true, the next page continues from `last`, even if this page has fewer than `limit` voices or
+    none. Voices that are added or deleted between two pages neither hide nor repeat other voices. While the
+    index is unavailable, a page examines fewer voices.
 
     Args:
-        part: of the key. Names are searched before voices are looked at, so that this takes in far more.
+        matches: decides by a voice's state whether it belongs to the page.
+        part: only voices whose key contains this. Keys are compared before voices are examined, so one page
+            covers far more voices.
     """
     found: list[IndexedSpeaker] = []
-    last, looked_at, more, size = after, 0, True, min(AT_ONCE, limit + 1)
-    while more and looked_at < LOOKED_AT:
+    last, examined, more, size = after, 0, True, min(PAGE_SIZE, limit + 1)
+    while more and examined < MAX_EXAMINED:
         page = registrar.page(namespace, after=last, limit=size, part=part)
         for cursor, indexed in page.entries:
-            if wanted(indexed):
+            if matches(indexed):
                 if len(found) == limit:
                     return VoicePage(found, last, True)
                 found.append(indexed)
             last = cursor
-        looked_at += size
-        last, more, size = page.last, page.more, AT_ONCE
+        examined += size
+        last, more, size = page.last, page.more, PAGE_SIZE
         if page.of_facts and more:
             return VoicePage(found, last, True, of_facts=True)
     return VoicePage(found, last, more)

@@ -1,6 +1,4 @@
-"""Speakers as voices: turns what the registrar knows into the answers of `speaker_registry.schemas`. Decides
-nothing.
-"""
+"""Renders speakers as voices: turns records into the answers of `speaker_registry.schemas`. No decisions."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -21,7 +19,7 @@ from speaker_registry.names import DEFAULT, VoiceId, slug_of
 
 
 def voice_id(indexed: IndexedSpeaker) -> str:
-    """The id of a voice: a name that is deleted and registered again gets another one."""
+    """Return the id of a voice. A name that is deleted and registered again gets another id."""
     first = indexed.speaker.versions[0]
     return str(VoiceId(first.vuid, slug_of(first.record.key)))
 
@@ -168,7 +166,7 @@ def job(registrar: Registrar, record: JobRecord) -> schemas.Job:
 
 
 def profile(
-    facts: Profile,
+    known_profile: Profile,
     *,
     required: bool,
     announced: Announcement | None,
@@ -176,18 +174,18 @@ def profile(
     failed_proofs: Iterable[FailedProof],
 ) -> schemas.Profile:
     return schemas.Profile(
-        id=facts.name,
-        model_type=facts.model_type,
-        description=facts.description,
+        id=known_profile.name,
+        model_type=known_profile.model_type,
+        description=known_profile.description,
         required=required,
-        tensors=dict(facts.tensors),
-        sample_rate=facts.sample_rate,
-        frame_rate=facts.frame_rate,
-        ref_text_required=facts.ref_text_required,
-        model=facts.weights.repo,
-        licence=facts.weights.licence,
-        licence_notes=facts.weights.notes,
-        not_extractable=facts.not_extractable,
+        tensors=dict(known_profile.tensors),
+        sample_rate=known_profile.sample_rate,
+        frame_rate=known_profile.frame_rate,
+        ref_text_required=known_profile.ref_text_required,
+        model=known_profile.weights.repo,
+        licence=known_profile.weights.licence,
+        licence_notes=known_profile.weights.notes,
+        not_extractable=known_profile.not_extractable,
         fingerprint=announced.fingerprint if announced else None,
         extractor=announced.extractor if announced else {},
         untrained=announced.untrained if announced else False,
@@ -201,7 +199,7 @@ def profile(
 
 
 def uploaded_voice(registrar: Registrar, indexed: IndexedSpeaker) -> dict[str, Any]:
-    """One entry of vLLM-Omni's `uploaded_voices`: its keys as it writes them, and ours."""
+    """Return one entry of vLLM-Omni's `uploaded_voices`: its fields in its format, and ours after them."""
     one = indexed.speaker.default
     record = one.record
     statuses = _wanted_statuses(registrar, indexed, one)
@@ -242,7 +240,7 @@ def _if_set(**values: str | None) -> dict[str, str]:
 
 
 def uploaded(registrar: Registrar, indexed: IndexedSpeaker, one: SpeakerVersion) -> dict[str, Any]:
-    """`voice` in vLLM-Omni's answer to an upload, and ours."""
+    """Return `voice` of vLLM-Omni's answer to an upload: its fields in its format, and ours after them."""
     record = one.record
     entry: dict[str, Any] = {"name": record.name, "consent": record.consent, "created_at": record.created_at}
     if record.clip is not None:
@@ -257,15 +255,19 @@ def uploaded(registrar: Registrar, indexed: IndexedSpeaker, one: SpeakerVersion)
 
 
 def key(keyring: Keyring, one: ApiKey, used: Mapping[str, int]) -> schemas.ApiKey:
-    """`used`: key id -> when last."""
-    return schemas.ApiKey(**_key_facts(keyring, one, used))
+    """Render an API key.
+
+    Args:
+        used: key id -> when the key was last used.
+    """
+    return schemas.ApiKey(**_key_fields(keyring, one, used))
 
 
 def new_key(keyring: Keyring, one: ApiKey, token: Token) -> schemas.NewApiKey:
-    return schemas.NewApiKey(**_key_facts(keyring, one, {}), key=str(token))
+    return schemas.NewApiKey(**_key_fields(keyring, one, {}), key=str(token))
 
 
-def _key_facts(keyring: Keyring, one: ApiKey, used: Mapping[str, int]) -> dict[str, Any]:
+def _key_fields(keyring: Keyring, one: ApiKey, used: Mapping[str, int]) -> dict[str, Any]:
     record = one.record
     return {
         "id": record.id,

@@ -1,8 +1,8 @@
-"""All voices of a namespace as one JSON document that is sent while it is made. Knows no routes.
+"""Streams all voices of a namespace as one JSON document. Knows no routes.
 
-The document holds three lists that go over all voices. The first is sent as it is made; the two others, which
-are short, are kept meanwhile, in a temporary file once they are long. So the memory that a list takes does
-not grow with the voices, and a page is made only when the one before it was read.
+The document holds three lists over all voices. The first is sent while it is made. The two others are shorter
+and are kept meanwhile, in temporary files once they grow. So a list takes the same memory for any number of
+voices, and a page is made only after the client has read the page before it.
 """
 
 import asyncio
@@ -25,22 +25,24 @@ from speaker_registry.errors import Unavailable
 
 log = structlog.get_logger()
 
-_KEPT_BYTES = 128 * 1024
-"""Of each of the two lists that wait, in memory. What is more goes to a temporary file."""
+_IN_MEMORY_BYTES = 128 * 1024
+"""How much of each of the two later lists stays in memory. Longer ones go to a temporary file."""
 _CHUNK_BYTES = 64 * 1024
 
 DEFAULT_VOICE = "default"
-"""vLLM-Omni lists it among the voices, whether it was uploaded or not."""
+"""The voice that vLLM-Omni always lists, even if it was never uploaded."""
 
 
 class WholeList(StreamingResponse):
-    """It has no ETag: that would have to be known before the first voice is sent.
+    """A streamed list of all voices, without an ETag: that would have to be known before the first voice.
 
     Args:
-        first: the first page, which has been found already. find: the page after a cursor. entries: of a
-            page, in its order: each voice's key, and what `uploaded_voices` and `data` say of it. lists: in
-            which the list waits to make each page, so that one at a time takes the processor. tenant: whose
-            list it is.
+        first: the first page, which has been found already.
+        find: returns the page after a cursor.
+        entries: returns for each voice of a page, in order: its key, its entry in `uploaded_voices`, and its
+            entry in `data`.
+        lists: the queue for making pages. It admits one list at a time to the processor.
+        tenant: the namespace, for a fair share of that queue.
     """
 
     def __init__(
@@ -65,10 +67,10 @@ class WholeList(StreamingResponse):
         try:
             await super().__call__(scope, receive, send)
         finally:
-            await self._body.aclose()  # also where the caller hung up in the middle
+            await self._body.aclose()  # also if the caller disconnected in the middle
 
     async def _made(self) -> AsyncGenerator[bytes, None]:
-        with closing(_Kept()) as data, closing(_Kept()) as voices:
+        with closing(_SpooledItems()) as data, closing(_SpooledItems()) as voices:
             yield b'{"object":"list","uploaded_voices":['
             async for part in self._pages(data, voices):
                 yield part
@@ -81,36 +83,38 @@ class WholeList(StreamingResponse):
             ids = {"first_id": self._first_id, "last_id": self._page.last or None, "has_more": False}
             yield b"]," + json_bytes(ids)[1:]
 
-    async def _pages(self, data: "_Kept", voices: "_Kept") -> AsyncIterator[bytes]:
-        """`uploaded_voices`, a page at a time."""
+    async def _pages(self, data: "_SpooledItems", voices: "_SpooledItems") -> AsyncIterator[bytes]:
+        """Yield the items of `uploaded_voices` page by page, and collect the two other lists."""
         separator = b""
-        keys = _WithDefault(voices)
-        made = await self._in_turn(lambda: self._make(data, keys))
+        keys = _KeysWithDefault(voices)
+        made = await self._make_fairly(lambda: self._make(data, keys))
         while True:
             if made:
                 yield separator + made
                 separator = b","
             if not self._page.more:
                 break
-            made = await self._in_turn(lambda: self._next(data, keys))
+            made = await self._make_fairly(lambda: self._next(data, keys))
         keys.end()
 
-    async def _in_turn(self, make: Callable[[], bytes]) -> bytes:
-        """Takes half of the time, and leaves the other half to other requests."""
+    async def _make_fairly(self, make: Callable[[], bytes]) -> bytes:
+        """Make a page when the queue admits this list, then pause as long, so that other requests get half
+        the time.
+        """
         async with self._lists.slot(self._tenant):
             began = time.monotonic()
             made = await run_in_threadpool(make)
             await asyncio.sleep(time.monotonic() - began)
         return made
 
-    def _next(self, data: "_Kept", keys: "_WithDefault") -> bytes:
+    def _next(self, data: "_SpooledItems", keys: "_KeysWithDefault") -> bytes:
         self._page = self._find(self._page.last)
         if self._page.of_facts:
             log.warning("list.cut_off", reason="the index went away")
             raise Unavailable("The index went away.", retry_after_seconds=1)
         return self._make(data, keys)
 
-    def _make(self, data: "_Kept", keys: "_WithDefault") -> bytes:
+    def _make(self, data: "_SpooledItems", keys: "_KeysWithDefault") -> bytes:
         self._first_id = self._first_id or self._page.first
         uploaded = []
         for key, entry, short in self._entries(self._page):
@@ -120,11 +124,11 @@ class WholeList(StreamingResponse):
         return b",".join(uploaded)
 
 
-class _Kept:
-    """Items of a JSON list that are sent later."""
+class _SpooledItems:
+    """Items of a JSON list that are sent later, spooled to a temporary file."""
 
     def __init__(self) -> None:
-        self._file = SpooledTemporaryFile(_KEPT_BYTES)  # noqa: SIM115 - closed by `close`
+        self._file = SpooledTemporaryFile(_IN_MEMORY_BYTES)  # noqa: SIM115 - closed by `close`
         self._empty = True
 
     def add(self, item: bytes) -> None:
@@ -140,20 +144,20 @@ class _Kept:
         self._file.close()
 
 
-class _WithDefault:
-    """Keys in their order, with `default` in its place."""
+class _KeysWithDefault:
+    """Spools keys in sorted order, and adds `default` at its place if it is missing."""
 
-    def __init__(self, kept: _Kept) -> None:
-        self._kept = kept
+    def __init__(self, spooled: _SpooledItems) -> None:
+        self._spooled = spooled
         self._there = False
 
     def add(self, key: str) -> None:
         if key > DEFAULT_VOICE:
             self.end()
         self._there = self._there or key == DEFAULT_VOICE
-        self._kept.add(canonical_json(key).encode())
+        self._spooled.add(canonical_json(key).encode())
 
     def end(self) -> None:
         if not self._there:
             self._there = True
-            self._kept.add(canonical_json(DEFAULT_VOICE).encode())
+            self._spooled.add(canonical_json(DEFAULT_VOICE).encode())

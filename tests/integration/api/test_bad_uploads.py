@@ -130,21 +130,21 @@ def test_a_bad_clip_leaves_the_good_voice_of_that_name_alone(registry: Registry)
 @pytest.mark.parametrize(
     ("changes", "param", "says"),
     [
-        ({"name": None}, "name", "Field 'name' is missing or empty; sent were: audio_sample, consent."),
+        ({"name": None}, "name", "Field 'name' is missing or empty; received: audio_sample, consent."),
         ({"name": ""}, "name", "Field 'name' is missing or empty"),
-        ({"consent": None}, "consent", "Field 'consent' is missing or empty; sent were: audio_sample, name."),
+        ({"consent": None}, "consent", "Field 'consent' is missing or empty; received: audio_sample, name."),
         (
             {"consent": None, "concent": "cons_1"},
             "consent",
-            "Field 'consent' is missing or empty; sent were: audio_sample, name; not known here: 'concent'; "
+            "Field 'consent' is missing or empty; received: audio_sample, name; unknown: 'concent'; "
             "accepted: name, consent, audio_sample, speaker_embedding, ref_text, speaker_description.",
         ),
         ({"consent": ""}, "consent", "Field 'consent' is missing or empty"),
         ({"consent": " \t "}, "consent", "Field 'consent' is missing or empty"),
-        ({"consent": "x" * 2001}, "consent", "Field 'consent' has 2001 characters; accepted: 2000."),
+        ({"consent": "x" * 2001}, "consent", "Field 'consent' has 2001 characters; accepted: up to 2000."),
         ({"consent": "a\0b"}, "consent", r"'consent' contains the control character '\x00'; accepted: text."),
         ({"ref_text": "a\x1bb"}, "ref_text", r"'ref_text' contains the control character '\x1b'"),
-        ({"ref_text": "x" * 8001}, "ref_text", "Field 'ref_text' has 8001 characters; accepted: 8000."),
+        ({"ref_text": "x" * 8001}, "ref_text", "Field 'ref_text' has 8001 characters; accepted: up to 8000."),
         ({"speaker_description": "\x08"}, "speaker_description", r"control character '\x08'"),
         (
             {"audio_sample": None},

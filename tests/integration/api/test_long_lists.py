@@ -29,8 +29,8 @@ def test_a_list_in_pieces_says_what_the_list_in_one_piece_says(
     for path in ("/v1/audio/voices", f"/v1/audio/voices?profile={WIDER}", "/v1/audio/voices?after=b"):
         whole = many.client.get(path)
         with monkeypatch.context() as patches:
-            patches.setattr(audio_voices, "AT_ONCE", 2)
-            patches.setattr(paging, "LOOKED_AT", 2)
+            patches.setattr(audio_voices, "PAGE_SIZE", 2)
+            patches.setattr(paging, "MAX_EXAMINED", 2)
             pieces = many.client.get(path)
             head = many.client.head(path)
         assert pieces.json() == whole.json()
@@ -44,15 +44,15 @@ def test_a_search_looks_at_so_many_voices_however_few_it_finds(
     many: Registry, monkeypatch: pytest.MonkeyPatch, search: str
 ):
     """With 20,000 voices and limit=1 it took 20,000 looks, two at a time: 2.3 s of everybody's time. Now a
-    page takes fewer than 200 (`LOOKED_AT` and `AT_ONCE`), however many voices there are.
+    page takes fewer than 200 (`MAX_EXAMINED` and `PAGE_SIZE`), however many voices there are.
     """
     looked_at = []
     look_many = SpeakerIndex.look_many
     monkeypatch.setattr(
         SpeakerIndex, "look_many", lambda self, ids: looked_at.extend(ids) or look_many(self, ids)
     )
-    monkeypatch.setattr(paging, "AT_ONCE", 2)
-    monkeypatch.setattr(paging, "LOOKED_AT", 3)
+    monkeypatch.setattr(paging, "PAGE_SIZE", 2)
+    monkeypatch.setattr(paging, "MAX_EXAMINED", 3)
     monkeypatch.setattr(registrar, "NAMES_SEARCHED", 2)
     page = many.client.get(f"/v1/voices?limit=1&{search}").json()
     assert (page["data"], page["has_more"]) == ([], True)
@@ -62,8 +62,8 @@ def test_a_search_looks_at_so_many_voices_however_few_it_finds(
 
 def test_the_sdk_searches_on_over_pages_without_any(many: Registry, monkeypatch: pytest.MonkeyPatch):
     """It stopped at the first page that had none, and said that there were none."""
-    monkeypatch.setattr(paging, "LOOKED_AT", 1)
-    monkeypatch.setattr(paging, "AT_ONCE", 2)
+    monkeypatch.setattr(paging, "MAX_EXAMINED", 1)
+    monkeypatch.setattr(paging, "PAGE_SIZE", 2)
     monkeypatch.setattr(registrar, "NAMES_SEARCHED", 2)
     with RegistryClient(many.url) as client:
         assert [voice.name for voice in client.list(q="Z")] == ["z"]

@@ -117,7 +117,7 @@ def test_a_page_that_finds_nothing_in_what_it_looked_at_still_leads_on(
     for name in ("a", "b", "c", "d"):
         registry.upload(name, clip=None, speaker_embedding=EMBEDDING)
     registry.upload("e")
-    monkeypatch.setattr(paging, "LOOKED_AT", 2)
+    monkeypatch.setattr(paging, "MAX_EXAMINED", 2)
     page = get(registry, path, profile=WIDER, limit=1)
     assert page["data"] == []
     seen = []

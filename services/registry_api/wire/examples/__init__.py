@@ -1,4 +1,5 @@
-"""What the OpenAPI document says of each route's answers, with examples. No route's behaviour depends on it.
+"""The responses of each route as the OpenAPI document describes them, with examples. No route's
+behaviour depends on them.
 
-Tests hold every example, and every answer that they see, against the schemas named here.
+Tests check every example, and every answer that they receive, against the schemas that are named here.
 """

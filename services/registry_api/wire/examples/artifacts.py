@@ -49,7 +49,7 @@ PENDING_DESCRIPTOR = {
 } | {"state": "processing", "job_id": JOB_ID}
 
 _NO_ARTIFACT = error(
-    "No such voice, version, alias or profile; or nothing was extracted for it.",
+    "The voice, version, alias or profile does not exist, or nothing was extracted for this profile yet.",
     "Nothing was extracted from version 2 of voice 'Alice' for profile 'qwen3-tts-1.7b'. Ask for it by "
     "POST /v1/audio/voices/Alice/cache?profile=qwen3-tts-1.7b.",
     "artifact_not_found",
@@ -57,7 +57,7 @@ _NO_ARTIFACT = error(
 )
 
 _FAILED = error(
-    "It failed for good, or was made by an older encoder. `x-should-retry: false`.",
+    "The extraction failed permanently, or an older encoder made the artifact. `x-should-retry: false`.",
     "Extracting version 2 of voice 'Alice' for profile 'qwen3-tts-0.6b' failed. "
     "extractor_error: The codes are out of range.",
     "artifact_failed",
@@ -66,7 +66,7 @@ _FAILED = error(
 
 DESCRIPTORS: Responses = {
     200: json_answer(
-        "One per profile.",
+        "One descriptor for each profile.",
         page_of(READY_DESCRIPTOR, "qwen3-tts-0.6b"),
         schemas.Page[schemas.ArtifactDescriptor],
     ),
@@ -77,23 +77,30 @@ DESCRIPTORS: Responses = {
 
 _NOT_YET: Responses = {
     **READ,
-    202: json_answer("Being made; ask again.", PENDING_DESCRIPTOR, schemas.ArtifactDescriptor),
+    202: json_answer(
+        "The artifact is not ready yet. Retry after the time in `Retry-After`.",
+        PENDING_DESCRIPTOR,
+        schemas.ArtifactDescriptor,
+    ),
     400: BAD_NAME,
     404: _NO_ARTIFACT,
     409: _FAILED,
 }
 
 DESCRIPTOR: Responses = {
-    200: json_answer("The artifact.", READY_DESCRIPTOR, schemas.ArtifactDescriptor),
+    200: json_answer(
+        "The descriptor of the artifact, which is ready.", READY_DESCRIPTOR, schemas.ArtifactDescriptor
+    ),
     **_NOT_YET,
 }
 
 FILE: Responses = {
     200: {
-        "description": "The file: tensors and a manifest.",
+        "description": "The safetensors file: the tensors, with a manifest in its metadata.",
         "content": {MEDIA_TYPE: BINARY},
         "headers": response_headers(
-            OF_BYTES | {"X-Artifact-Fingerprint": "Of everything that made it, besides the clip."}
+            OF_BYTES
+            | {"X-Artifact-Fingerprint": "Identifies everything but the clip that determines the artifact."}
         ),
     },
     **_NOT_YET,
@@ -107,26 +114,34 @@ FILE_BODY = {
 }
 
 PUT_ARTIFACT: Responses = {
-    201: json_answer("Stored, and in force.", READY_DESCRIPTOR, schemas.ArtifactDescriptor),
-    200: json_answer("The same is in force already.", READY_DESCRIPTOR, schemas.ArtifactDescriptor),
+    201: json_answer(
+        "The artifact was stored and is served from now on.", READY_DESCRIPTOR, schemas.ArtifactDescriptor
+    ),
+    200: json_answer(
+        "The same artifact is served already. Nothing was stored.",
+        READY_DESCRIPTOR,
+        schemas.ArtifactDescriptor,
+    ),
     **COMMON,
     400: error(
-        "The name cannot be one, or the profile needs a transcript that the voice has not.",
+        "The voice name is invalid, or the profile needs a transcript and the version has none.",
         "Profile 'fish-speech-s2-pro' needs a transcript; version 1 has no ref_text.",
         "cache_unsupported",
     ),
     404: NO_VOICE,
     409: error(
-        "It was made with something else than the profile's artifacts are now; or the voice was deleted, or "
-        "another artifact stored, at the same moment.",
+        "The file's fingerprint is not the profile's current one. Or, at the same moment, the voice was "
+        "deleted or another artifact was stored.",
         f"The artifact was made with sha256:{'0' * 64}; artifacts for profile 'qwen3-tts-0.6b' are made with "
         f"sha256:{'1' * 64} now.",
         "fingerprint_mismatch",
         "conflict_error",
     ),
-    413: error("The file is too large.", "…", "payload_too_large"),
+    413: error(
+        "The file is too large.", "The body has 20000000 bytes; accepted here: 10747904.", "payload_too_large"
+    ),
     422: error(
-        "The file is not what the profile says, of another clip, or does not say what made it.",
+        "The file does not match the profile's tensors, is of another clip, or does not say what made it.",
         "tensor 'speaker_embedding' has shape [512], the profile says [1024]",
         "artifact_schema",
     ),

@@ -30,7 +30,7 @@ _UPLOADED = {
 _OPENAI = {"object": "audio.voice", "id": f"voice_{VUID}_alice", "name": "Alice", "created_at": 1775133885}
 
 _BAD_UPLOAD = compatible_error(
-    "Something about the form, the name, the clip or the embedding; the message names it.",
+    "The form, the name, the clip or the embedding is invalid. The message says what is wrong.",
     400,
     "Reference audio too short (0.4s). At least 1s of clear speech is required.",
     "BadRequestError",
@@ -38,7 +38,7 @@ _BAD_UPLOAD = compatible_error(
 )
 
 _TOO_LARGE = compatible_error(
-    "The clip is too large, or the form.",
+    "The clip or the form is too large.",
     413,
     "File size exceeds maximum limit of 10MB. Got 10485761 bytes. Accepted: clips of up to 10485760 bytes "
     "(10 MiB); the form's other fields do not count.",
@@ -47,17 +47,23 @@ _TOO_LARGE = compatible_error(
 )
 
 _DELETED_MEANWHILE = compatible_error(
-    "Somebody deleted the voice in the meantime.",
+    "The voice was deleted while this version was being registered.",
     409,
     "Voice 'Alice' was deleted while this version was being registered.",
     "ConflictError",
     "voice_deleted",
 )
 
-_MISSING = compatible_error("No such voice.", 404, "Voice 'x' not found", "NotFoundError", "voice_not_found")
+_MISSING = compatible_error(
+    "The voice does not exist in this namespace.",
+    404,
+    "Voice 'x' not found",
+    "NotFoundError",
+    "voice_not_found",
+)
 
 _UNKNOWN_PROFILE = compatible_error(
-    "No such profile.",
+    "The profile does not exist. The message lists those that do.",
     404,
     "Unknown profile 'x'. Known: qwen3-tts-0.6b, qwen3-tts-1.7b.",
     "NotFoundError",
@@ -65,7 +71,7 @@ _UNKNOWN_PROFILE = compatible_error(
 )
 
 _UNSUPPORTED = compatible_error(
-    "There is nothing to extract from, or a parameter is not what is accepted.",
+    "The voice has no clip to extract from, or a parameter is invalid.",
     400,
     "Version 1 was registered with a ready speaker embedding of 1024 numbers: there is nothing to extract. "
     "Re-upload with an audio file.",
@@ -74,7 +80,7 @@ _UNSUPPORTED = compatible_error(
 )
 
 _BAD_COMPATIBLE_NAME = compatible_error(
-    "The name cannot be one.",
+    "The voice name is invalid. The message says what is accepted.",
     400,
     "Invalid voice name '..': must be non-empty, no path separators or NUL; it is a path. "
     "Accepted: 1 to 128 characters, without '/', '\\\\', '@' and control characters.",
@@ -83,7 +89,7 @@ _BAD_COMPATIBLE_NAME = compatible_error(
 )
 
 _BAD_PARAMETER = compatible_error(
-    "A parameter is not what is accepted; the message names it.",
+    "A parameter is invalid. `param` names it, and the message says what is accepted.",
     400,
     "'limit' is '0'; accepted: a whole number from 1 to 100.",
     "BadRequestError",
@@ -91,7 +97,7 @@ _BAD_PARAMETER = compatible_error(
 )
 
 _NOT_MADE = compatible_error(
-    "It could not be extracted. `x-should-retry: false`.",
+    "The extraction failed. `x-should-retry: false`.",
     409,
     "Voice 'x' could not be extracted. qwen3-tts-0.6b: extractor_error: The codes are out of range.",
     "ConflictError",
@@ -99,7 +105,7 @@ _NOT_MADE = compatible_error(
 )
 
 _COMPATIBLE_AWAY = compatible_error(
-    "Redis or the object store is away. Ask again after `Retry-After`.",
+    "Redis or the object store is unavailable. Retry after the time in `Retry-After`.",
     503,
     "The index cannot be reached now.",
     "InternalServerError",
@@ -126,7 +132,7 @@ _ABOUT_THE_VOICE = {
 
 LIST_COMPATIBLE: Responses = {
     200: json_answer(
-        "vLLM-Omni's list, and OpenAI's.",
+        "The voices: `voices` and `uploaded_voices` as vLLM-Omni lists them, `data` as OpenAI does.",
         {
             "voices": ["alice", "default"],
             "uploaded_voices": [_UPLOADED],
@@ -142,7 +148,7 @@ LIST_COMPATIBLE: Responses = {
 UPLOAD: Responses = {
     200: linked_answer(
         _ABOUT_THE_VOICE,
-        "Registered; extraction runs.",
+        "The voice is registered. Extraction continues in the background.",
         {
             "success": True,
             "voice": {
@@ -171,7 +177,7 @@ UPLOAD: Responses = {
 
 DELETE_COMPATIBLE: Responses = {
     200: json_answer(
-        "Gone.",
+        "The voice is deleted.",
         {
             "success": True,
             "message": "Voice 'alice' deleted successfully",
@@ -187,17 +193,23 @@ DELETE_COMPATIBLE: Responses = {
 }
 
 CACHE_STATUS: Responses = {
-    200: json_answer("Where it stands.", {"voice": "alice", "cache_status": "ready"}, schemas.CacheStatus),
+    200: json_answer(
+        "The state of the voice's artifacts.",
+        {"voice": "alice", "cache_status": "ready"},
+        schemas.CacheStatus,
+    ),
     **_COMPATIBLE_READ,
     400: _UNSUPPORTED,
     404: _MISSING,
 }
 
 CACHE: Responses = {
-    200: json_answer("Ready.", {"voice": "alice", "cache_status": "ready"}, schemas.CacheStatus),
+    200: json_answer(
+        "The artifacts are ready.", {"voice": "alice", "cache_status": "ready"}, schemas.CacheStatus
+    ),
     **_COMPATIBLE,
     202: json_answer(
-        "Not ready yet; `Location` is the job.",
+        "The artifacts are not ready yet. `Location` is the path of the job.",
         {"voice": "alice", "cache_status": "processing", "job_id": JOB_ID},
         schemas.CacheStatus,
     ),

@@ -12,16 +12,16 @@ class Health(BaseModel):
 class Readiness(BaseModel):
     status: str
     parts: dict[str, str]
-    """`ok`, or what is wrong with it."""
+    """Name of each part -> `ok`, or what is wrong with it."""
 
 
-HEALTH: Responses = {200: json_answer("Alive.", {"status": "ok"}, Health)}
+HEALTH: Responses = {200: json_answer("The process is running.", {"status": "ok"}, Health)}
 
 METRICS: Responses = {
     **DENIED,
     **COMMON,
     200: {
-        "description": "In the text format of Prometheus, or as OpenMetrics for who asks for that.",
+        "description": "The metrics in Prometheus' text format, or in OpenMetrics if `Accept` asks for it.",
         "content": {
             media_type: {
                 "schema": {"type": "string"},
@@ -33,8 +33,14 @@ METRICS: Responses = {
 }
 
 READY: Responses = {
-    200: json_answer("Can serve.", {"status": "ok", "parts": {"store": "ok", "index": "ok"}}, Readiness),
+    200: json_answer(
+        "This process can serve requests.",
+        {"status": "ok", "parts": {"store": "ok", "index": "ok"}},
+        Readiness,
+    ),
     503: json_answer(
-        "Cannot.", {"status": "unavailable", "parts": {"store": "ok", "index": "being rebuilt"}}, Readiness
+        "This process cannot serve all requests: `parts` says why.",
+        {"status": "unavailable", "parts": {"store": "ok", "index": "being rebuilt"}},
+        Readiness,
     ),
 }

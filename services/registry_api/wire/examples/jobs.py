@@ -54,7 +54,7 @@ _PROFILE = {
 }
 
 _NO_JOB = error(
-    "No such job, or it is long ago.",
+    "The job does not exist in this namespace, or it was removed: jobs are kept for 30 days.",
     "No job 'job_x'. Jobs are kept for 30 days.",
     "job_not_found",
     "not_found_error",
@@ -70,12 +70,14 @@ JOBS: Responses = {
 JOB: Responses = {200: json_answer("The job.", _JOB, schemas.Job), **READ, 400: INVALID, 404: _NO_JOB}
 
 CANCEL: Responses = {
-    200: json_answer("Canceled.", {**_JOB, "state": "canceled", "finished_at": 1775133893.5}, schemas.Job),
+    200: json_answer(
+        "The job is canceled.", {**_JOB, "state": "canceled", "finished_at": 1775133893.5}, schemas.Job
+    ),
     **COMMON,
     400: INVALID,
     404: _NO_JOB,
     409: error(
-        "It has ended, or its artifact is being stored. `x-should-retry: false`.",
+        "The job has finished, or its artifact is already being stored. `x-should-retry: false`.",
         f"Job '{JOB_ID}' is succeeded; only one that is queued or processing can be canceled.",
         "job_finished",
         "conflict_error",
@@ -84,25 +86,27 @@ CANCEL: Responses = {
 
 EXTRACTIONS: Responses = {
     200: json_answer(
-        "All of it is there, or has failed before.",
+        "Nothing had to be started: each artifact is ready, or its extraction has failed before.",
         page_of(READY_DESCRIPTOR, "qwen3-tts-0.6b"),
         schemas.Page[schemas.ArtifactDescriptor],
     ),
     202: json_answer(
-        "Being made; `Location` is the first job.",
+        "At least one extraction is queued or running. `Location` is the path of the first job.",
         page_of(PENDING_DESCRIPTOR, "qwen3-tts-0.6b"),
         schemas.Page[schemas.ArtifactDescriptor],
     ),
     **COMMON,
     400: error(
-        "There is nothing to extract from, or something is not what is accepted.",
+        "The version has no clip to extract from, or a parameter or field is invalid.",
         "Version 2 was registered with a ready speaker embedding of 1024 numbers; profile 'qwen3-tts-0.6b' "
         "needs reference audio.",
         "cache_unsupported",
     ),
     404: NO_VOICE,
     413: error(
-        "The body is too large.", "The body has 70000 bytes; accepted here: 65536.", "payload_too_large"
+        "The request body is too large.",
+        "The body has 70000 bytes; accepted here: 65536.",
+        "payload_too_large",
     ),
 }
 
@@ -113,7 +117,9 @@ EXTRACTION_BODY = {
 }
 
 PROFILES: Responses = {
-    200: json_answer("All profiles.", page_of(_PROFILE, "qwen3-tts-0.6b"), schemas.Page[schemas.Profile]),
+    200: json_answer(
+        "A page of profiles.", page_of(_PROFILE, "qwen3-tts-0.6b"), schemas.Page[schemas.Profile]
+    ),
     404: NO_PROFILE,
     **READ,
 }

@@ -33,10 +33,12 @@ _KEY = {
     "last_used_at": 1775137440,
 }
 
-_NO_SUCH_KEY = error("No such API key.", "No API key 'k'.", "api_key_not_found", "not_found_error")
+_NO_SUCH_KEY = error(
+    "The API key does not exist in this namespace.", "No API key 'k'.", "api_key_not_found", "not_found_error"
+)
 
 _KEYS_OFF = error(
-    "This registry asks for no API keys. `x-should-retry: false`.",
+    "This registry runs without API keys. `x-should-retry: false`.",
     "This registry asks for no API keys, so it makes, shows and ends none. Start it with "
     "SPEAKER_AUTH_REQUIRED=true and a bootstrap key first.",
     "api_keys_off",
@@ -46,27 +48,29 @@ _KEYS_OFF = error(
 NEW_KEY: Responses = {
     201: linked_answer(
         _ABOUT_THE_KEY,
-        "Made. `key` is shown this once.",
+        "The new key. `key` holds the secret, which is never shown again.",
         {**_KEY, "last_used_at": None, "key": "sreg_4dtqrws3_…_…"},
         schemas.NewApiKey,
     ),
     **COMMON,
     400: error(
-        "A field is not what is accepted; the message names it.",
+        "A field is invalid. `param` names it, and the message says what is accepted.",
         "'expires_at' is 5, which has passed; accepted: Unix seconds after 1775133885.",
         "invalid_request",
     ),
     404: _NO_SUCH_KEY,
     409: _KEYS_OFF,
     413: error(
-        "The body is too large.", "The body has 70000 bytes; accepted here: 65536.", "payload_too_large"
+        "The request body is too large.",
+        "The body has 70000 bytes; accepted here: 65536.",
+        "payload_too_large",
     ),
 }
 
 ROTATED_KEY: Responses = {
     **NEW_KEY,
     409: error(
-        "The key is revoked or has expired, or this registry asks for no keys. `x-should-retry: false`.",
+        "The key is revoked or has expired, or this registry runs without API keys. `x-should-retry: false`.",
         "API key '4dtqrws3' is revoked; only one that is active can be rotated. Make a new one.",
         "api_key_ended",
         "conflict_error",
@@ -80,7 +84,9 @@ KEY_BODY = {
 }
 
 KEYS: Responses = {
-    200: json_answer("A page of keys.", page_of(_KEY, "4dtqrws3"), schemas.Page[schemas.ApiKey]),
+    200: json_answer(
+        "A page of API keys, without their secrets.", page_of(_KEY, "4dtqrws3"), schemas.Page[schemas.ApiKey]
+    ),
     **READ,
     400: INVALID,
     404: _NO_SUCH_KEY,
@@ -88,7 +94,7 @@ KEYS: Responses = {
 }
 
 KEY: Responses = {
-    200: json_answer("The key.", _KEY, schemas.ApiKey),
+    200: json_answer("The API key, without its secret.", _KEY, schemas.ApiKey),
     **READ,
     400: INVALID,
     404: _NO_SUCH_KEY,
@@ -96,7 +102,7 @@ KEY: Responses = {
 }
 
 REVOKE_KEY: Responses = {
-    204: {"description": "Not accepted any more."},
+    204: {"description": "The key is revoked."},
     **COMMON,
     400: INVALID,
     404: _NO_SUCH_KEY,
@@ -109,7 +115,7 @@ _NO_RATE = {"limit": None, "remaining": None, "reset_seconds": 21}
 
 QUOTA: Responses = {
     200: json_answer(
-        "What is left.",
+        "The limits, and what is used of them.",
         {
             "object": "quota",
             "namespace": "default",

@@ -33,9 +33,13 @@ def json_answer(description: str, example: dict[str, Any], model: type[BaseModel
 def linked_answer(
     links: Mapping[str, Mapping[str, str]], description: str, example: dict[str, Any], model: type[BaseModel]
 ) -> dict[str, Any]:
-    """links: operation -> its parameters, as expressions on the answer."""
-    said = {name: {"operationId": name, "parameters": dict(values)} for name, values in links.items()}
-    return {**json_answer(description, example, model), "links": said}
+    """Describe an answer with OpenAPI links.
+
+    Args:
+        links: operation id -> its parameters, as runtime expressions on the answer.
+    """
+    described = {name: {"operationId": name, "parameters": dict(values)} for name, values in links.items()}
+    return {**json_answer(description, example, model), "links": described}
 
 
 def error(description: str, message: str, code: str, kind: str = "invalid_request_error") -> dict[str, Any]:
@@ -49,38 +53,41 @@ def compatible_error(description: str, status: int, message: str, kind: str, rea
 
 
 INVALID = error(
-    "A parameter is not what is accepted; the message names it.",
+    "A parameter is invalid. `param` names it, and the message says what is accepted.",
     "'limit' is '0'; accepted: a whole number from 1 to 100.",
     "invalid_request",
 )
 
 BAD_NAME = error(
-    "The name cannot be one, or a parameter is not what is accepted.",
+    "The voice name or another parameter is invalid. The message says what is accepted.",
     "Invalid voice name 'a@b': must be non-empty, no path separators or NUL; it contains '@'. "
     "Accepted: 1 to 128 characters, without '/', '\\\\', '@' and control characters.",
     "invalid_voice_name",
 )
 
 NO_VOICE = error(
-    "No such voice, version or alias.", "Voice 'bob' not found", "voice_not_found", "not_found_error"
+    "The voice, the version or the alias does not exist in this namespace.",
+    "Voice 'bob' not found",
+    "voice_not_found",
+    "not_found_error",
 )
 
 NO_PROFILE = error(
-    "No such profile.",
+    "The profile does not exist. The message lists those that do.",
     "Unknown profile 'x'. Known: qwen3-tts-0.6b, qwen3-tts-1.7b.",
     "profile_unknown",
     "not_found_error",
 )
 
 _AWAY = error(
-    "Redis or the object store is away. Ask again after `Retry-After`.",
+    "Redis or the object store is unavailable. Retry after the time in `Retry-After`.",
     "The index cannot be reached now.",
     "unavailable",
     "server_error",
 )
 
 ANYTHING = error(
-    "Anything else, in the same form.",
+    "Any other error, in the same envelope.",
     "Something went wrong here; the request id finds it in our logs.",
     "internal_error",
     "server_error",
@@ -88,7 +95,7 @@ ANYTHING = error(
 
 COMMON: Responses = {503: _AWAY, "default": ANYTHING}
 
-READ: Responses = {**COMMON, 304: {"description": "Not changed since the ETag in `If-None-Match`."}}
+READ: Responses = {**COMMON, 304: {"description": "Not modified: `If-None-Match` names the current ETag."}}
 
 _NO_KEY_MESSAGE = "No API key was sent. Accepted: 'Authorization: Bearer sreg_…'."
 
@@ -98,42 +105,48 @@ _TOO_OFTEN_MESSAGE = "Over 60000 requests a minute with this API key."
 
 DENIED: Responses = {
     401: error(
-        "No API key, or one that is not known, expired or revoked.",
+        "The API key is missing, unknown, expired or revoked.",
         _NO_KEY_MESSAGE,
         "invalid_api_key",
         "authentication_error",
     ),
     403: error(
-        "The API key is for something else.", _NOT_FOR_THIS_MESSAGE, "permission_denied", "permission_error"
+        "The API key lacks a scope that this route requires, or is for another namespace.",
+        _NOT_FOR_THIS_MESSAGE,
+        "permission_denied",
+        "permission_error",
     ),
     429: error(
-        "Too often; ask again after `Retry-After`.", _TOO_OFTEN_MESSAGE, "rate_limited", "rate_limit_error"
+        "The rate limit is exceeded. Retry after the time in `Retry-After`.",
+        _TOO_OFTEN_MESSAGE,
+        "rate_limited",
+        "rate_limit_error",
     ),
 }
 
-"""By any route that needs a key."""
+"""Errors of every route that requires an API key."""
 
 REFUSED: Responses = {**DENIED, 400: INVALID}
 
-"""By any route of ours: each refuses query parameters that it does not take."""
+"""Errors of every route except vLLM-Omni's: each refuses query parameters that it does not know (400)."""
 
 REFUSED_COMPATIBLE: Responses = {
     401: compatible_error(
-        "No API key, or one that is not known, expired or revoked.",
+        "The API key is missing, unknown, expired or revoked.",
         401,
         _NO_KEY_MESSAGE,
         "AuthenticationError",
         "invalid_api_key",
     ),
     403: compatible_error(
-        "The API key is for something else.",
+        "The API key lacks a scope that this route requires, or is for another namespace.",
         403,
         _NOT_FOR_THIS_MESSAGE,
         "PermissionDeniedError",
         "permission_denied",
     ),
     429: compatible_error(
-        "Too often; ask again after `Retry-After`.",
+        "The rate limit is exceeded. Retry after the time in `Retry-After`.",
         429,
         _TOO_OFTEN_MESSAGE,
         "RateLimitError",
@@ -144,14 +157,15 @@ REFUSED_COMPATIBLE: Responses = {
 BINARY = {"schema": {"type": "string", "format": "binary"}}
 
 OF_BYTES = {
-    "ETag": "The file's digest, in quotes.",
-    "Content-Digest": "The same, as RFC 9530 writes it.",
-    "X-Voice-Version": "Number of the version.",
-    "X-Voice-Created-At": "Of the version; rises with every upload of the name.",
+    "ETag": "The digest of the file (`sha256:…`), in quotes.",
+    "Content-Digest": "The same digest in the format of RFC 9530.",
+    "X-Voice-Version": "The number of the version.",
+    "X-Voice-Created-At": "When the version was created (Unix seconds). Rises with every upload of the name.",
 }
 
 
-def response_headers(said: Mapping[str, str]) -> dict[str, Any]:
+def response_headers(descriptions: Mapping[str, str]) -> dict[str, Any]:
     return {
-        name: {"description": description, "schema": {"type": "string"}} for name, description in said.items()
+        name: {"description": description, "schema": {"type": "string"}}
+        for name, description in descriptions.items()
     }

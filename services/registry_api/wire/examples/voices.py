@@ -58,7 +58,7 @@ _VERSION = {
 }
 
 _CHANGED = error(
-    "The voice is not in the state that `If-Match` names.",
+    "The voice has changed: `If-Match` does not name its current ETag.",
     'If-Match is \'"x"\'; the current ETag is "y".',
     "precondition_failed",
     "conflict_error",
@@ -79,7 +79,7 @@ VOICE: Responses = {
 }
 
 DELETE: Responses = {
-    204: {"description": "Gone."},
+    204: {"description": "Deleted."},
     **COMMON,
     400: BAD_NAME,
     404: NO_VOICE,
@@ -102,14 +102,15 @@ VERSION: Responses = {
 
 CLIP: Responses = {
     200: {
-        "description": "The clip, in the form it was uploaded in.",
+        "description": "The clip, byte for byte as it was uploaded.",
         "content": {"audio/*": BINARY},
         "headers": response_headers(OF_BYTES),
     },
     **READ,
     400: BAD_NAME,
     404: error(
-        "No such voice, version or alias; or the version was made from a ready embedding.",
+        "The voice, the version or the alias does not exist in this namespace, or the version was registered "
+        "with a speaker embedding and has no clip.",
         "Version 1 of voice 'Alice' was registered with a ready speaker embedding: there is no clip.",
         "audio_not_found",
         "not_found_error",
