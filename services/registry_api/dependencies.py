@@ -90,12 +90,14 @@ SEARCHING = Depends(_searching, scope="function")
 """Of lists: searches wait for each other and hold no worker slot meanwhile, so other requests go on."""
 NamespaceDep = Annotated[str, Depends(_namespace)]
 CallerDep = Annotated[Caller, Depends(_caller)]
-WaitSeconds = Annotated[float, Query(ge=0, le=60, alias="wait", description="Hold the answer back so long.")]
+WaitSeconds = Annotated[
+    float, Query(ge=0, le=60, alias="wait", description="Hold the answer back for up to this many seconds.")
+]
 VoiceName = Annotated[
     str,
     Path(
-        description="The voice's name, in any case, percent-encoded UTF-8, without '/' and '@'. Where no "
-        "voice has that name: its id.",
+        description="The voice's name in percent-encoded UTF-8, without '/' and '@'. Case does not matter. "
+        "If no voice has that name, it is read as a voice's id.",
         examples=["Alice"],
         json_schema_extra={"format": "voice-name"},
     ),
@@ -103,13 +105,15 @@ VoiceName = Annotated[
 Reference = Annotated[
     str,
     Path(
-        description="A version's number, `default`, `latest` or another alias.",
+        description="The number of a version, `default`, `latest` or another alias.",
         examples=["default"],
         json_schema_extra={"format": "voice-reference"},
     ),
 ]
-ProfileName = Annotated[str, Path(description="What it is for.", examples=["qwen3-tts-0.6b"])]
+ProfileName = Annotated[
+    str, Path(description="The profile that the artifact is for.", examples=["qwen3-tts-0.6b"])
+]
 Usable = Annotated[str | None, Query(alias="profile", description="Only voices that this profile can use.")]
-AllowStale = Annotated[bool, Query(description="Also one that an older encoder made.")]
-Limit = Annotated[int, Query(ge=1, le=100, description="At most so many.")]
-After = Annotated[str, Query(max_length=512, description="`last_id` of the page before.")]
+AllowStale = Annotated[bool, Query(description="Also accept an artifact that an older encoder made.")]
+Limit = Annotated[int, Query(ge=1, le=100, description="The page size.")]
+After = Annotated[str, Query(max_length=512, description="`last_id` of the previous page.")]

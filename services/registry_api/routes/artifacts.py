@@ -1,4 +1,4 @@
-"""Artifacts by voice, version and profile: the descriptor, and the file that engines fetch."""
+"""Routes of artifacts: the descriptor and the file of a version's artifact for a profile."""
 
 import time
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ from services.registry_api.protocol.callers import Caller
 from services.registry_api.protocol.routing import Router
 from services.registry_api.serving.slots import Slots
 from services.registry_api.wire import rendering
-from services.registry_api.wire.answers import answer, file_headers, without_bytes
+from services.registry_api.wire.answers import answer, answer_without_bytes, file_headers
 from services.registry_api.wire.examples import artifacts as examples
 from services.shared.bucket.facts import SpeakerId
 from services.shared.index.reading import IndexedSpeaker
@@ -53,8 +53,8 @@ router = Router(prefix="/v1/voices/{name}/versions/{ref}/artifacts", tags=["arti
 
 
 @dataclass(frozen=True, slots=True)
-class _Wanted:
-    """What a request names, parsed."""
+class _Target:
+    """The artifact that a request names, parsed."""
 
     services: Services
     namespace: str
@@ -64,8 +64,12 @@ class _Wanted:
     allow_stale: bool
     caller: Caller
 
-    def look(self) -> "_Found":
-        """Raises `VoiceNotFound`, `VersionNotFound`, `AliasNotFound`, `ProfileUnknown`."""
+    def find(self) -> "_Found":
+        """Look up the artifact in the index.
+
+        Raises:
+            VoiceNotFound, VersionNotFound, AliasNotFound, ProfileUnknown.
+        """
         registrar = self.services.registrar
         registrar.catalogue.get(self.profile)
         indexed, version = registrar.find_version(self.namespace, self.name, self.reference)
@@ -86,12 +90,12 @@ class _Found:
 
     @property
     def record(self) -> ArtifactRecord | None:
-        """What may be served."""
+        """The artifact to serve, or None if there is none."""
         return self.status.artifact or (self.status.stale if self.allow_stale else None)
 
     @property
     def settled(self) -> bool:
-        """Waiting would not help: it is there, or never will be by itself."""
+        """Whether waiting is pointless: the artifact is ready, or will not be made without a request."""
         return self.record is not None or self.fault is not None
 
     def descriptor(self) -> ArtifactDescriptor:
@@ -99,7 +103,7 @@ class _Found:
 
     @property
     def fault(self) -> SpeakerRegistryError | None:
-        """Why there is nothing to serve and none on its way."""
+        """Why there is no artifact to serve and none is being made, as the error to raise. Else None."""
         status, profile = self.status, self.status.profile.name
         name = self.version.record.name
         what = f"version {self.version.number} of voice '{name}'"
@@ -114,19 +118,19 @@ class _Found:
             )
         if status.stale is not None:
             return ArtifactStale(
-                f"The artifact of {what} was made by an older '{profile}'. Accepted: allow_stale=true; or "
-                f"extract it again by {again}.",
+                f"The artifact of {what} was made by an older encoder of '{profile}'. Pass allow_stale=true "
+                f"to get it, or extract it again by {again}.",
                 param="profile",
             )
-        if self.required:  # housekeeping is about to start it
+        if self.required:  # housekeeping is about to start the extraction
             return None
         return ArtifactNotFound(
-            f"Nothing was extracted from {what} for profile '{profile}'. Ask for it by {again}.",
+            f"Nothing was extracted from {what} for profile '{profile}'. Request it by {again}.",
             param="profile",
         )
 
 
-async def _wanted(
+async def _target(
     services: ServicesDep,
     namespace: NamespaceDep,
     name: VoiceName,
@@ -134,17 +138,17 @@ async def _wanted(
     profile: ProfileName,
     caller: CallerDep,
     allow_stale: AllowStale = False,
-) -> _Wanted:
-    return _Wanted(services, namespace, name, parse_reference(ref), profile, allow_stale, caller)
+) -> _Target:
+    return _Target(services, namespace, name, parse_reference(ref), profile, allow_stale, caller)
 
 
-WantedDep = Annotated[_Wanted, Depends(_wanted)]
+TargetDep = Annotated[_Target, Depends(_target)]
 GivenFingerprint = Annotated[
     str | None,
     Header(
         alias="X-Artifact-Fingerprint",
         pattern="^sha256:[0-9a-f]{64}$",
-        description="What made the artifact, where the file has no manifest that says so.",
+        description="The fingerprint of what made the artifact, if the file has no manifest that states it.",
     ),
 ]
 
@@ -153,7 +157,7 @@ GivenFingerprint = Annotated[
 def list_artifacts(
     request: Request, services: ServicesDep, namespace: NamespaceDep, name: VoiceName, ref: Reference
 ) -> Response:
-    """Where a version stands with each profile."""
+    """List the artifacts of a version: one descriptor for each profile, with its state."""
     registrar = services.registrar
     indexed, version = registrar.find_version(namespace, name, parse_reference(ref))
     shown = [
@@ -166,11 +170,14 @@ def list_artifacts(
 @router.get("/{profile}", responses=examples.DESCRIPTOR, dependencies=[ARTIFACTS_READ])
 async def get_artifact(
     request: Request,
-    wanted: WantedDep,
+    target: TargetDep,
     wait: WaitSeconds = 0,
 ) -> Response:
-    """All an engine needs to know about an artifact; 202 while it is being made."""
-    found = await _settled(request, wanted, wait)
+    """Get the descriptor of an artifact: its digest, its tensors, and the URL of its file.
+
+    Returns 202 while the artifact is being made. With `wait`, the answer is held back until it is ready.
+    """
+    found = await _settled(request, target, wait)
     if found.record is None:
         return _not_yet(request, found)
     return answer(request, found.descriptor())
@@ -184,27 +191,33 @@ async def get_artifact(
 )
 async def get_artifact_file(
     request: Request,
-    wanted: WantedDep,
+    target: TargetDep,
     slots: StoreSlotsDep,
     wait: WaitSeconds = 0,
 ) -> Response:
-    """The safetensors file; 304 for who has it; 202 with the descriptor while it is being made."""
-    with _counted(wanted) as seen:
-        response = await _file_or_descriptor(request, wanted, slots, wait)
-        seen.status = response.status_code
+    """Download the safetensors file of an artifact.
+
+    Returns 304 if `If-None-Match` names its ETag, and 202 with the descriptor while the artifact is being
+    made.
+    """
+    with _counted(target) as counted:
+        response = await _file_or_descriptor(request, target, slots, wait)
+        counted.status = response.status_code
     return response
 
 
-async def _file_or_descriptor(request: Request, wanted: _Wanted, slots: Slots, wait: float) -> Response:
-    registrar, deadline = wanted.services.registrar, time.monotonic() + wait
+async def _file_or_descriptor(request: Request, target: _Target, slots: Slots, wait: float) -> Response:
+    registrar, deadline = target.services.registrar, time.monotonic() + wait
     while True:
-        found = await _settled(request, wanted, max(0.0, deadline - time.monotonic()))
+        found = await _settled(request, target, max(0.0, deadline - time.monotonic()))
         if found.record is None:
             return _not_yet(request, found)
         headers = file_headers(found.record.digest, found.version)
         headers["X-Artifact-Fingerprint"] = found.record.fingerprint
-        if (said := without_bytes(request, headers, found.record.size, examples.MEDIA_TYPE)) is not None:
-            return said
+        if (
+            short := answer_without_bytes(request, headers, found.record.size, examples.MEDIA_TYPE)
+        ) is not None:
+            return short
         async with slots.hold():
             data = await run_in_threadpool(
                 artifact_or_replacement, registrar, found.speaker_id, found.version, found.record
@@ -221,40 +234,40 @@ async def _file_or_descriptor(request: Request, wanted: _Wanted, slots: Slots, w
     dependencies=[VOICES_WRITE, COUNTED_UPLOAD],
 )
 async def put_artifact(
-    request: Request, wanted: WantedDep, slots: UploadSlotsDep, fingerprint: GivenFingerprint = None
+    request: Request, target: TargetDep, slots: UploadSlotsDep, fingerprint: GivenFingerprint = None
 ) -> Response:
-    """Bring an artifact that was made elsewhere: a safetensors file with the profile's tensors.
+    """Upload an artifact that was made elsewhere: a safetensors file with the profile's tensors.
 
-    It is checked like our own, and gets a manifest of this version. It must have been made from this
-    version's clip, and with what the profile's artifacts are made with now; profiles that nothing can be
-    extracted for take any.
+    The file is checked like the registry's own artifacts, and gets a manifest of this version. It must have
+    been made from this version's clip and with the profile's current fingerprint. Profiles that the registry
+    cannot extract accept any fingerprint.
     """
-    body = await request.body()  # first: who sends slowly must not keep others from their turn
+    body = await request.body()  # before taking a slot: a slow sender must not hold one
     async with slots.hold():
-        created = await run_in_threadpool(_give, wanted, body, fingerprint)
-    found = await run_in_threadpool(wanted.look)
+        created = await run_in_threadpool(_give, target, body, fingerprint)
+    found = await run_in_threadpool(target.find)
     return answer(request, found.descriptor(), status=201 if created else 200)
 
 
-def _give(wanted: _Wanted, body: bytes, fingerprint: str | None) -> bool:
-    registrar = wanted.services.registrar
-    found = wanted.look()
+def _give(target: _Target, body: bytes, fingerprint: str | None) -> bool:
+    registrar = target.services.registrar
+    found = target.find()
     tensors, manifest = read_tensors(body)
     given = ReadyArtifact(tensors=tensors, manifest=manifest, fingerprint=fingerprint)
-    return give_artifact(registrar, found.speaker_id, found.version, wanted.profile, given)
+    return give_artifact(registrar, found.speaker_id, found.version, target.profile, given)
 
 
-async def _settled(request: Request, wanted: _Wanted, wait: float) -> _Found:
-    found = await run_in_threadpool(wanted.look)
+async def _settled(request: Request, target: _Target, wait: float) -> _Found:
+    found = await run_in_threadpool(target.find)
     if wait and not found.settled:
-        question = ("artifact", wanted.name, wanted.reference, wanted.profile, wanted.allow_stale)
-        with wanted.services.access.waiting_requests.hold(wanted.caller, wanted.namespace):
-            found = await wanted.services.long_polls.wait_until(
+        question = ("artifact", target.name, target.reference, target.profile, target.allow_stale)
+        with target.services.access.waiting_requests.hold(target.caller, target.namespace):
+            found = await target.services.long_polls.wait_until(
                 str(found.speaker_id),
                 question,
                 wait,
-                wanted.look,
-                lambda one: one.settled,
+                target.find,
+                lambda found: found.settled,
                 request.is_disconnected,
             )
     if found.fault is not None:
@@ -266,17 +279,17 @@ _RESULTS = {200: "hit", 202: "pending", 304: "not_modified"}
 
 
 @dataclass(slots=True)
-class _Seen:
+class _Counted:
     status: int = 500
 
 
 @contextmanager
-def _counted(wanted: _Wanted) -> Iterator[_Seen]:
-    """One request for a file, by what became of it."""
-    seen, result = _Seen(), "error"
+def _counted(target: _Target) -> Iterator[_Counted]:
+    """Count one request for a file by its result: hit, pending, not_modified, failed, miss or error."""
+    counted, result = _Counted(), "error"
     try:
-        yield seen
-        result = _RESULTS[seen.status]
+        yield counted
+        result = _RESULTS[counted.status]
     except ArtifactFailed:
         result = "failed"
         raise
@@ -284,8 +297,8 @@ def _counted(wanted: _Wanted) -> Iterator[_Seen]:
         result = "miss"
         raise
     finally:
-        known = wanted.profile in wanted.services.registrar.catalogue.names
-        ARTIFACT_REQUESTS.labels(wanted.profile if known else "unknown", result).inc()
+        known = target.profile in target.services.registrar.catalogue.names
+        ARTIFACT_REQUESTS.labels(target.profile if known else "unknown", result).inc()
 
 
 def _not_yet(request: Request, found: _Found) -> Response:

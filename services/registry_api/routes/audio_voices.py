@@ -1,5 +1,6 @@
-"""vLLM-Omni's voice routes, `/v1/audio/voices`: its answers key by key, with ours added. Existing clients
-run unchanged.
+"""vLLM-Omni's voice routes, `/v1/audio/voices`, so that its existing clients run unchanged.
+
+Answers have all fields of vLLM-Omni's answers, and further ones of ours.
 """
 
 from collections.abc import Iterator, Sequence
@@ -51,10 +52,18 @@ from speaker_registry.names import parse_speaker_name
 from speaker_registry.schemas import CacheStatus, Deleted
 
 router = Router(prefix="/v1/audio/voices", tags=["vLLM-Omni compatible"], any_query=True)
-"""Ignores fields and parameters that it does not know, because clients of OpenAI and vLLM-Omni send some."""
+"""These routes ignore unknown fields and parameters, because clients of OpenAI and vLLM-Omni send some."""
 
-CacheProfile = Annotated[str | None, Query(description="This profile; all required ones without it.")]
-CacheWait = Annotated[float, Query(ge=0, le=300, alias="wait", description="Seconds until 202 instead.")]
+CacheProfile = Annotated[str | None, Query(description="Only this profile. Default: all required profiles.")]
+CacheWait = Annotated[
+    float,
+    Query(
+        ge=0,
+        le=300,
+        alias="wait",
+        description="How many seconds to wait for the artifacts before the answer is 202.",
+    ),
+]
 
 
 @router.get("", responses=examples.LIST_COMPATIBLE, dependencies=[VOICES_READ, SEARCHING])
@@ -62,15 +71,17 @@ def list_audio_voices(
     request: Request,
     services: ServicesDep,
     namespace: NamespaceDep,
-    limit: Annotated[int | None, Query(ge=1, le=100, description="At most so many; all without it.")] = None,
+    limit: Annotated[
+        int | None, Query(ge=1, le=100, description="The page size. Default: all voices.")
+    ] = None,
     after: After = "",
     profile: Usable = None,
     ready: Annotated[bool, Query(description="Only voices whose artifacts are ready.")] = False,
 ) -> Response:
-    """All voices, or a page of them with `limit`; `profile` and `ready` keep those usable for it.
+    """List all voices, or a page of them with `limit`. `profile` and `ready` filter the list.
 
-    More than 100 voices without `limit` are sent while they are read, without an ETag. A page may have few or
-    none although `has_more` says that there are more to search. The next one goes on from `last_id`.
+    A page may have fewer voices than `limit`, or none, while `has_more` is true: pass its `last_id` as
+    `after` to continue the search. Without `limit`, more than 100 voices are streamed, without an ETag.
     """
     registrar = services.registrar
     if profile is not None:
@@ -87,8 +98,8 @@ def list_audio_voices(
         return answer(request, _listing(registrar, page))
     if page.of_facts:
         raise Unavailable(
-            "The index is away, and a list from the bucket is given page by page: ask again in a moment, or "
-            "with 'limit' from 1 to 100.",
+            "The index is unavailable, and without it voices are listed only page by page. Try again later, "
+            "or pass 'limit' from 1 to 100.",
             retry_after_seconds=5,
         )
     if request.method == "HEAD":
@@ -107,7 +118,7 @@ def _usable(registrar: Registrar, indexed: IndexedSpeaker, profile: str | None, 
 
 
 def _entries(registrar: Registrar, page: VoicePage) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
-    """Of each voice its key, and what `uploaded_voices` and `data` say of it."""
+    """Yield for each voice of a page: its key, its entry in `uploaded_voices`, and its entry in `data`."""
     for indexed in page.found:
         one = rendering.uploaded_voice(registrar, indexed)
         short = {name: one[name] for name in ("id", "name", "created_at")}
@@ -131,10 +142,10 @@ IdempotencyKey = Annotated[
     str | None,
     Header(
         alias="Idempotency-Key",
-        description="Makes the request safe to repeat: with the same key it is answered with the version "
-        "that the first attempt made, until the voice is deleted; or, for half an hour and as long as Redis "
-        "is not lost, with one that was there already with that clip and these words. Another request with "
-        "the same key is refused (422). A key of one voice means nothing for another.",
+        description="Makes the request safe to repeat. A request with the same key returns the version that "
+        "the first attempt made, until the voice is deleted. If the first attempt returned an existing "
+        "version with the same clip and texts, the key is remembered for half an hour, unless Redis is lost. "
+        "A different request with the same key is refused (422). Keys of different voices are independent.",
         json_schema_extra={"minLength": 1, "maxLength": 255},
     ),
 ]
@@ -153,14 +164,15 @@ async def create_audio_voice(
     slots: UploadSlotsDep,
     idempotency_key: IdempotencyKey = None,
     dedupe: Annotated[
-        bool, Query(description="False: a new version even of the same clip and words.")
+        bool,
+        Query(description="Whether an upload that equals an existing version returns that version."),
     ] = True,
 ) -> Response:
-    """Register a voice from a clip or a ready speaker embedding; extraction starts at once.
+    """Register a voice from a reference clip or a speaker embedding. Extraction starts at once.
 
-    The same name again is a new version; the old one serves until the new one is ready. The same request
-    again (same source, transcript, consent) is the same version, unless `dedupe=false`. Fields of the form
-    that are not known here are ignored, and `warnings` of the answer names them.
+    Uploading an existing name adds a version. The old version is served until the new one is ready. An upload
+    with the same source, transcript and consent returns the existing version, unless `dedupe=false`. Unknown
+    form fields are ignored, and the answer lists them in `warnings`.
     """
     async with read_fields(request) as fields, slots.hold():
         return await run_in_threadpool(
@@ -222,11 +234,11 @@ def _registered(registrar: Registrar, registered: Registered, warnings: Sequence
 def delete_audio_voice(
     request: Request, services: ServicesDep, namespace: NamespaceDep, name: VoiceName
 ) -> Response:
-    """Delete a voice with all its versions: unresolvable at once."""
+    """Delete a voice with all its versions. From now on its name is not found."""
     before = services.registrar.delete(namespace, name)
     if before.speaker.versions:
         key, voice_id = key_of(before), rendering.voice_id(before)
-    else:  # its records could not be read
+    else:  # the voice's records could not be read
         key, voice_id = parse_speaker_name(name).key, None
     body = Deleted(message=f"Voice '{key}' deleted successfully", id=voice_id)
     return answer(request, body)
@@ -240,7 +252,7 @@ def get_cache_status(
     name: VoiceName,
     profile: CacheProfile = None,
 ) -> Response:
-    """Where the precomputed artifacts of a voice stand. Starts nothing."""
+    """Get the state of a voice's artifacts, without starting an extraction."""
     precompute = Precompute(services.registrar, services.jobs, namespace, name, profile)
     return answer(request, _without_nulls(precompute.body(precompute.look())))
 
@@ -257,11 +269,10 @@ async def fill_cache(
     force: Force = False,
     wait: CacheWait = 60,
 ) -> Response:
-    """See to it that a voice's artifacts are there, and wait for them. Calls at the same time join one
-    extraction.
+    """Ensure that a voice's artifacts exist, and wait for them. Concurrent calls join the same extraction.
 
-    `force` extracts again, and counts as an upload; what there is serves until the new artifact is ready.
-    Not ready within `wait` seconds: 202.
+    Returns 202 if the artifacts are not ready within `wait` seconds. `force` extracts again and counts as an
+    upload. The existing artifact is served until the new one is ready.
     """
     precompute = Precompute(services.registrar, services.jobs, namespace, name, profile)
     async with slots.hold():
@@ -286,5 +297,5 @@ async def fill_cache(
 
 
 def _without_nulls(body: CacheStatus) -> dict[str, Any]:
-    """vLLM-Omni's answer has a `message` only if there is one."""
+    """Omit absent fields, as vLLM-Omni does with `message`."""
     return body.model_dump(exclude_none=True)

@@ -1,4 +1,4 @@
-"""The clip of a version, as it was uploaded: to listen to, and for engines that take reference audio."""
+"""The route of clips: the reference audio of a version, as it was uploaded."""
 
 from fastapi import Request
 from starlette.responses import Response
@@ -6,7 +6,7 @@ from starlette.responses import Response
 from services.registry_api.access.rules import AUDIO_READ
 from services.registry_api.dependencies import AT_STORE, NamespaceDep, Reference, ServicesDep, VoiceName
 from services.registry_api.protocol.routing import Router
-from services.registry_api.wire.answers import file_headers, without_bytes
+from services.registry_api.wire.answers import answer_without_bytes, file_headers
 from services.registry_api.wire.examples import voices as examples
 from services.shared.bucket.blobs import clip_of, read_clip
 from services.shared.bucket.facts import SpeakerId
@@ -19,14 +19,15 @@ router = Router(prefix="/v1/voices/{name}/versions/{ref}/audio", tags=["voices"]
 def get_clip(
     request: Request, services: ServicesDep, namespace: NamespaceDep, name: VoiceName, ref: Reference
 ) -> Response:
-    """The clip, byte for byte; 304 for who has it. Who can listen to a voice can clone it anywhere: no scope
-    but `audio:read` is enough.
+    """Download the reference clip of a version, byte for byte as it was uploaded.
+
+    Only the scope `audio:read` allows this, because anyone with the clip can clone the voice elsewhere.
     """
     registrar = services.registrar
     _, version = registrar.find_version(namespace, name, parse_reference(ref))
     clip = clip_of(version)
     headers = file_headers(f"sha256:{clip.sha256}", version) | {"Content-Disposition": "attachment"}
-    if (said := without_bytes(request, headers, clip.size, clip.mime_type)) is not None:
-        return said
+    if (short := answer_without_bytes(request, headers, clip.size, clip.mime_type)) is not None:
+        return short
     data = read_clip(registrar.store, SpeakerId.of_record(namespace, version.record), version)
     return Response(data, headers=headers, media_type=clip.mime_type)

@@ -1,4 +1,4 @@
-"""Is the process alive, and can it serve? `/readyz` says which part fails, `/metrics` how it has been."""
+"""Health checks and metrics: `/healthz`, `/readyz` and `/metrics`."""
 
 import asyncio
 import time
@@ -16,20 +16,26 @@ from services.registry_api.wire.examples import health as examples
 from services.shared.telemetry.metrics import exposition
 from speaker_registry.errors import SpeakerRegistryError
 
-REMEMBERED_SECONDS = 0.5
+CACHE_SECONDS = 0.5
 _ICON = Path(__file__).with_name("favicon.ico").read_bytes()
 router = Router(tags=["health"], any_query=True)
 
 
 @router.get("/healthz", responses=examples.HEALTH, dependencies=[PUBLIC])
 async def get_health() -> dict[str, str]:
-    """The event loop runs. Says nothing about what it depends on: restarting us would not mend that."""
+    """Check that the process is alive.
+
+    Dependencies are not checked, because restarting this process would not repair them.
+    """
     return {"status": "ok"}
 
 
 @router.get("/readyz", responses=examples.READY, dependencies=[PUBLIC])
 async def get_readiness(request: Request) -> Response:
-    """Store and index answer, and the index is trusted. Without the index reads go on; writes wait."""
+    """Check that the store and the index answer and that the index is trusted.
+
+    While the index is not ready, reads are still served and writes are refused with 503.
+    """
     readiness = request.app.state.readiness
     assert isinstance(readiness, Readiness)
     parts = await readiness.parts()
@@ -40,39 +46,41 @@ async def get_readiness(request: Request) -> Response:
 
 @router.get("/metrics", responses=examples.METRICS, response_class=Response, dependencies=[METRICS])
 def get_metrics(request: Request) -> Response:
-    """For Prometheus: what this process has counted, and what Redis says of queues and index."""
+    """Get the metrics of this process, and of queues and index as Redis reports them, for Prometheus."""
     content, media_type = exposition(request.headers.get("accept", ""))
     return Response(content, headers={"Cache-Control": "no-store", "Content-Type": media_type})
 
 
 @router.get("/favicon.ico", include_in_schema=False, response_class=Response, dependencies=[PUBLIC])
 async def get_favicon() -> Response:
-    """The icon that browsers show beside the page of documentation."""
+    """Get the icon that browsers show for the documentation page."""
     headers = {"Cache-Control": "public, max-age=604800"}
     return Response(_ICON, headers=headers, media_type="image/x-icon")
 
 
 class Readiness:
-    """Looks at bucket and index for everybody who asks, and remembers for a moment what it found: anybody may
-    ask, as often as he likes, and each look takes a thread and asks the bucket. One per process.
+    """Checks bucket and index, and caches the result for `CACHE_SECONDS`. One per process.
+
+    The cache bounds the work: `/readyz` needs no API key, and each check takes a thread and a request to the
+    bucket.
     """
 
     def __init__(self, services: Services) -> None:
         self._services = services
-        self._look: asyncio.Task[dict[str, str]] | None = None
-        self._looked_at = float("-inf")
+        self._check: asyncio.Task[dict[str, str]] | None = None
+        self._checked_at = float("-inf")
 
     async def parts(self) -> dict[str, str]:
-        """Each part, and `ok` or what is wrong with it."""
-        old = time.monotonic() - self._looked_at > REMEMBERED_SECONDS
-        if self._look is None or (self._look.done() and old):
-            self._look = asyncio.create_task(self._look_now())
-        return await asyncio.shield(self._look)  # whoever hangs up leaves it to the others
+        """Return name of each part -> `ok`, or what is wrong with it."""
+        old = time.monotonic() - self._checked_at > CACHE_SECONDS
+        if self._check is None or (self._check.done() and old):
+            self._check = asyncio.create_task(self._check_now())
+        return await asyncio.shield(self._check)  # a caller that disconnects must not cancel it for the rest
 
-    async def _look_now(self) -> dict[str, str]:
+    async def _check_now(self) -> dict[str, str]:
         checks = _checks(self._services)
         found = {name: await run_in_threadpool(_state, check) for name, check in checks.items()}
-        self._looked_at = time.monotonic()
+        self._checked_at = time.monotonic()
         return found
 
 

@@ -1,4 +1,4 @@
-"""Jobs and profiles: what is being made, what can be made; starting an extraction, and canceling one."""
+"""Routes of jobs and profiles: start, list, get and cancel extractions, and list what can be extracted."""
 
 from typing import Annotated
 
@@ -32,12 +32,12 @@ router = Router(prefix="/v1", tags=["jobs and profiles"])
 
 
 async def _count_if_forced(request: Request, wanted: ExtractionRequest) -> None:
-    """Raises `RateLimited`."""
+    """Count a forced extraction as an upload. Raises `RateLimited`."""
     if wanted.force:
         await count_upload(request)
 
 
-JobId = Annotated[str, Path(description="From an upload, a list or a descriptor.")]
+JobId = Annotated[str, Path(description="The id of a job, as uploads, lists and descriptors give it.")]
 
 
 @router.post(
@@ -55,11 +55,11 @@ def create_extractions(
     ref: Reference,
     wanted: ExtractionRequest,
 ) -> Response:
-    """Have artifacts of a version made, and say where each of them stands. Extractions that run already are
-    joined.
+    """Extract artifacts of a version, and return the state of each. Running extractions are joined.
 
-    `force` counts as an upload. The answer is 202 with the first job in `Location` while anything is to be
-    made, else 200. What is there serves until the new artifact is ready.
+    Returns 202 with the path of the first job in `Location` if anything is queued or running, else 200.
+    `force` extracts again and counts as an upload. The existing artifact is served until the new one is
+    ready.
     """
     registrar = services.registrar
     _, version = registrar.find_version(namespace, name, parse_reference(ref))
@@ -88,13 +88,13 @@ def list_jobs(
     voice: Annotated[
         str | None,
         Query(
-            description="Only jobs of this voice, by its name or its id.",
+            description="Only jobs of this voice, given by name or id.",
             json_schema_extra={"format": "voice-name"},
         ),
     ] = None,
     profile: Annotated[str | None, Query(description="Only jobs for this profile.")] = None,
 ) -> Response:
-    """Jobs, newest first. Kept for 30 days."""
+    """List jobs, newest first. Jobs are kept for 30 days."""
     slug = services.registrar.identify(namespace, voice).slug if voice is not None else None
     if profile is not None:
         services.registrar.catalogue.get(profile)
@@ -115,7 +115,7 @@ async def get_job(
     caller: CallerDep,
     wait: WaitSeconds = 0,
 ) -> Response:
-    """One job. With `wait`, answers as soon as anything about it changes, or it has finished."""
+    """Get a job. With `wait`, the answer is held back until its state, attempt or progress changes."""
     before = await run_in_threadpool(services.jobs.get, namespace, job_id)
     if not wait or before.finished:
         return answer(request, await run_in_threadpool(rendering.job, services.registrar, before))
@@ -139,11 +139,11 @@ async def get_job(
 
 @router.post("/jobs/{job_id}/cancel", responses=examples.CANCEL, dependencies=[JOBS_CANCEL, AT_STORE])
 def cancel_job(request: Request, services: ServicesDep, namespace: NamespaceDep, job_id: JobId) -> Response:
-    """Cancel a job that has not finished. A worker that is at it publishes nothing; what was served before
-    serves on.
+    """Cancel a job that has not finished.
 
-    Canceling it again answers the same. It stays canceled, also where every voice must have the artifact,
-    until somebody extracts it with `force` or the profile's encoder changes.
+    A worker that is processing the job publishes nothing. An artifact that was served before is still served.
+    Canceling again returns the same answer. The extraction is not started again, even if the profile is
+    required, until a request forces it (`force`) or the profile's encoder changes.
     """
     record = cancel(services.registrar, namespace, job_id)
     return answer(request, rendering.job(services.registrar, record))
@@ -151,7 +151,7 @@ def cancel_job(request: Request, services: ServicesDep, namespace: NamespaceDep,
 
 @router.get("/profiles", responses=examples.PROFILES, dependencies=[ANY_KEY])
 def list_profiles(request: Request, services: ServicesDep, limit: Limit = 100, after: After = "") -> Response:
-    """What artifacts there can be, what they hold, and who can make them now. By name."""
+    """List profiles by name: the tensors of their artifacts, and how many workers extract them now."""
     registrar = services.registrar
     if after:
         registrar.catalogue.get(after)

@@ -1,4 +1,4 @@
-"""API keys and what they may use: make, show, rotate, revoke; and the quota of who asks."""
+"""Routes of API keys (create, list, get, rotate, revoke) and of the caller's quota."""
 
 from typing import Annotated
 
@@ -30,12 +30,12 @@ from speaker_registry.schemas import ApiKeyRequest, Page, Quota, Usage
 
 router = Router(prefix="/v1", tags=["keys and quotas"])
 
-KeyId = Annotated[str, Path(description="8 letters and digits: what the key begins with after `sreg_`.")]
+KeyId = Annotated[str, Path(description="The id of a key: the 8 letters and digits after `sreg_`.")]
 MAX_GRACE_SECONDS = 90 * 86_400
 
 
 async def _whose_keys(request: Request, caller: CallerDep, namespace: NamespaceDep) -> str:
-    """The namespace whose keys a request is about; `*`: of all."""
+    """Return the namespace whose keys a request may see, or `*` for all namespaces."""
     if caller.for_any_namespace and NAMESPACE_HEADER not in request.headers:
         return ANY_NAMESPACE
     return namespace
@@ -54,12 +54,13 @@ WhoseKeysDep = Annotated[str, Depends(_whose_keys)]
 def create_key(
     request: Request, services: ServicesDep, caller: CallerDep, namespace: NamespaceDep, wanted: ApiKeyRequest
 ) -> Response:
-    """Make an API key. It is shown in this answer and never again.
+    """Create an API key. The secret is shown in this answer and never again.
 
-    A key for one namespace makes keys for that one, with limits up to what the registry allows every key; `*`
-    (any), and higher limits, are for keys that are for any namespace themselves. A key ends no later than the
-    API key that made it: without `expires_at` it ends with it, and a later `expires_at` is refused. When an
-    answer is lost, look for the key in the list: asking again makes another key.
+    A key for one namespace can create keys for that namespace, with limits up to the registry's default for
+    every key. Only a key for any namespace can create keys for `*` (any namespace) or with higher limits. A
+    key expires no later than the key that created it: without `expires_at` it expires together with that key,
+    and a later `expires_at` is refused. If the answer is lost, look for the key in the list, because a
+    repeated request creates another key.
     """
     _check_limits(services.access.rate_limits, caller, wanted)
     keyring = services.registrar.keyring
@@ -77,7 +78,7 @@ def create_key(
 
 
 def _check_limits(rates: RateLimits, caller: Caller, wanted: ApiKeyRequest) -> None:
-    """Raises `PermissionDenied` where a tenant would give a key more than every key has."""
+    """Raise `PermissionDenied` if a tenant requests higher limits than the registry gives every key."""
     if caller.for_any_namespace:
         return
     for what, asked in ((REQUESTS, wanted.requests_per_minute), (UPLOADS, wanted.uploads_per_minute)):
@@ -94,7 +95,7 @@ def _namespace_for(caller: Caller, namespace: str, wanted: str | None) -> str:
         return namespace
     if not caller.for_any_namespace and caller.namespace != wanted:
         raise PermissionDenied(
-            f"'namespace' is {ascii(wanted)[:80]}; this API key makes keys for {caller.namespace!r}.",
+            f"'namespace' is {ascii(wanted)[:80]}; this API key creates keys only for {caller.namespace!r}.",
             param="namespace",
         )
     return wanted
@@ -107,9 +108,9 @@ _NOT_KEPT = {"Cache-Control": "no-store"}
 def list_keys(
     request: Request, services: ServicesDep, whose: WhoseKeysDep, limit: Limit = 20, after: After = ""
 ) -> Response:
-    """API keys of the caller's namespace, oldest first, ended ones for a month.
+    """List the API keys of the caller's namespace, oldest first. Ended keys stay listed for a month.
 
-    For a key that is for any namespace: those of the one that `X-Speaker-Namespace` names; without it, all.
+    A key for any namespace lists the keys of the namespace in `X-Speaker-Namespace`, or all keys without it.
     """
     keyring = services.registrar.keyring
     keyring.look()
@@ -133,7 +134,7 @@ def list_keys(
 
 @router.get("/keys/{key_id}", responses=examples.KEY, dependencies=[ADMIN])
 def get_key(request: Request, services: ServicesDep, whose: WhoseKeysDep, key_id: KeyId) -> Response:
-    """One API key, of those that the list has."""
+    """Get an API key that the list of keys contains."""
     keyring = services.registrar.keyring
     key = _find(keyring, whose, key_id)
     return answer(request, rendering.key(keyring, key, keyring.last_used()))
@@ -148,14 +149,13 @@ def revoke_key(
     whose: WhoseKeysDep,
     key_id: KeyId,
     children: Annotated[
-        bool, Query(description="Also revoke the keys that it made, those that these made, and so on.")
+        bool, Query(description="Also revoke all keys that this key created, directly or indirectly.")
     ] = False,
 ) -> Response:
-    """Revoke an API key, of those that the list has. Every API process refuses it within a second of this
-    answer.
+    """Revoke an API key. Every API process refuses it within a second of this answer.
 
-    The keys that it made stay valid without `children`. A key that was revoked without them can be revoked
-    again with them.
+    Without `children`, the keys that it created stay valid. A key that was revoked without them can be
+    revoked again with `children=true`.
     """
     keyring = services.registrar.keyring
     _find(keyring, whose, key_id)
@@ -173,15 +173,20 @@ def rotate_key(
     whose: WhoseKeysDep,
     key_id: KeyId,
     grace_seconds: Annotated[
-        int, Query(ge=0, le=MAX_GRACE_SECONDS, description="So long the old key is still accepted.")
+        int,
+        Query(
+            ge=0,
+            le=MAX_GRACE_SECONDS,
+            description="How many seconds the old key stays valid. Default: one day.",
+        ),
     ] = 86_400,
 ) -> Response:
-    """Make a key that is for the same as this one, of those that the list has, which ends after a grace. Both
-    are good until then.
+    """Replace an API key: create one with the same rights, and end the old key after a grace period.
 
-    A key that expires is followed by one that lives as long as it was to live, but ends no later than the API
-    key that asks for it. Where that would shorten its life, it is refused with 403. A key that is revoked or
-    has expired cannot be rotated. Asking again makes another key.
+    Both keys are valid during `grace_seconds`. If the old key has an expiry, the new one gets the same
+    lifetime, but expires no later than the API key that makes this request. If that would shorten its
+    lifetime, the request is refused with 403. A revoked or expired key cannot be rotated. A repeated request
+    creates another key.
     """
     keyring = services.registrar.keyring
     old = _find(keyring, whose, key_id)
@@ -192,7 +197,7 @@ def rotate_key(
 
 
 def _find(keyring: Keyring, whose: str, key_id: str) -> ApiKey:
-    """Raises `ApiKeyNotFound`, also for another namespace's."""
+    """Return a key. Raises `ApiKeyNotFound`, also for a key of another namespace."""
     keyring.look()
     key = keyring.find(key_id)
     if key is None or whose not in {ANY_NAMESPACE, key.record.namespace}:
@@ -204,7 +209,7 @@ def _find(keyring: Keyring, whose: str, key_id: str) -> ApiKey:
 async def get_quota(
     request: Request, services: ServicesDep, caller: CallerDep, namespace: NamespaceDep
 ) -> Response:
-    """What is left of everything that is limited: to be asked before bulk work."""
+    """Get all limits and what is left of them, for example before bulk work."""
     usage = await run_in_threadpool(services.registrar.index.usage, namespace)
     return answer(request, await _quota(services, caller, namespace, *usage))
 

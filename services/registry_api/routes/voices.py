@@ -1,4 +1,4 @@
-"""The registry's own view of voices: list, look, versions, delete."""
+"""Routes of voices: list, get and delete voices, and list and get their versions."""
 
 from typing import Annotated
 
@@ -39,11 +39,17 @@ def list_voices(
     after: After = "",
     profile: Usable = None,
     state: Annotated[ArtifactState | None, Query(description="Only voices in this state.")] = None,
-    q: Annotated[str | None, Query(max_length=128, description="Part of the name.")] = None,
+    q: Annotated[
+        str | None,
+        Query(max_length=128, description="Only voices whose name contains this text. Case does not matter."),
+    ] = None,
 ) -> Response:
-    """Voices by name. `profile` keeps those it can serve, `state` those in that state (for the profile, if
-    given). One call searches so many voices and no more: a page may have few or none although `has_more`
-    says that there are more to search. The next one goes on from `last_id`.
+    """List voices by name.
+
+    `profile` keeps voices that this profile can use. `state` keeps voices in that state: their state for
+    `profile`, if given. A search examines a limited number of voices per page, so a page may have fewer
+    voices than `limit`, or none, while `has_more` is true: pass its `last_id` as `after` to continue the
+    search.
     """
     registrar = services.registrar
     if profile is not None:
@@ -74,7 +80,7 @@ def _matches(registrar: Registrar, indexed: IndexedSpeaker, profile: str | None,
 
 @router.get("/{name}", responses=examples.VOICE, dependencies=[VOICES_READ])
 def get_voice(request: Request, services: ServicesDep, namespace: NamespaceDep, name: VoiceName) -> Response:
-    """A voice, and the version its name stands for now."""
+    """Get a voice, with the version that its name currently resolves to."""
     indexed = services.registrar.find(namespace, name)
     return answer(request, rendering.voice(services.registrar, indexed))
 
@@ -83,7 +89,7 @@ def get_voice(request: Request, services: ServicesDep, namespace: NamespaceDep, 
 def delete_voice(
     request: Request, services: ServicesDep, namespace: NamespaceDep, name: VoiceName
 ) -> Response:
-    """Delete a voice with all its versions: unresolvable at once. Honours `If-Match`."""
+    """Delete a voice with all its versions. From now on its name is not found. Honours `If-Match`."""
     registrar = services.registrar
 
     def check(indexed: IndexedSpeaker) -> None:
@@ -101,10 +107,12 @@ def list_versions(
     namespace: NamespaceDep,
     name: VoiceName,
     limit: Limit = 20,
-    after: Annotated[int, Query(ge=0, description="`last_id` of the page before.")] = 0,
+    after: Annotated[int, Query(ge=0, description="`last_id` of the previous page.")] = 0,
 ) -> Response:
-    """Versions, newest first; the next page is `after` the last number. A page with long texts ends early,
-    after about 1 MiB of them: `has_more` says whether there are more versions.
+    """List the versions of a voice, newest first.
+
+    For the next page, pass `last_id` as `after`. A page ends early after about 1 MiB of texts: `has_more`
+    says whether there are more versions.
     """
     indexed, page, more = services.registrar.versions(namespace, name, before=after or None, limit=limit)
     shown = [rendering.version(services.registrar, indexed, one) for one in page]
@@ -123,6 +131,6 @@ def list_versions(
 def get_version(
     request: Request, services: ServicesDep, namespace: NamespaceDep, name: VoiceName, ref: Reference
 ) -> Response:
-    """One version, by number or alias."""
+    """Get a version by its number or an alias."""
     indexed, version = services.registrar.find_version(namespace, name, parse_reference(ref))
     return answer(request, rendering.version(services.registrar, indexed, version))

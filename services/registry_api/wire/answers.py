@@ -51,7 +51,9 @@ def file_headers(digest: str, version: SpeakerVersion) -> dict[str, str]:
     }
 
 
-def without_bytes(request: Request, headers: dict[str, str], size: int, media_type: str) -> Response | None:
+def answer_without_bytes(
+    request: Request, headers: dict[str, str], size: int, media_type: str
+) -> Response | None:
     """Return the answer to a request that can be answered without reading the stored bytes, else None.
 
     A client whose `If-None-Match` names the ETag gets 304. HEAD gets the headers of the bytes.

@@ -56,7 +56,7 @@ def audio_path(name: str, ref: int | str = "default") -> str:
 
 def ready_now(registry: Registry) -> httpx.Response:
     """Once it does not remember any more what it was before."""
-    time.sleep(health.REMEMBERED_SECONDS + 0.05)
+    time.sleep(health.CACHE_SECONDS + 0.05)
     return registry.client.get("/readyz")
 
 
@@ -852,7 +852,7 @@ def test_many_who_ask_whether_it_is_ready_cost_one_look(start: Start, monkeypatc
     with ThreadPoolExecutor(30) as pool:
         answers = list(pool.map(lambda _: registry.client.get("/readyz").status_code, range(90)))
     assert set(answers) == {200}
-    assert 1 <= len(looks) <= 2 + (time.monotonic() - began) / health.REMEMBERED_SECONDS
+    assert 1 <= len(looks) <= 2 + (time.monotonic() - began) / health.CACHE_SECONDS
 
 
 def test_readiness_names_the_store_when_it_is_gone(start: Start):
