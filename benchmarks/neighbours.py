@@ -31,7 +31,7 @@ from benchmarks.http_load import Answer, Ask, Load, stream
 from benchmarks.overload import SERVED, _p99
 from benchmarks.upload_to_ready import BOUNDARY, form
 from services.embedded.managed_process import ManagedProcess
-from services.shared.bucket.facts import SpeakerId
+from services.shared.bucket.keys import SpeakerId
 from services.shared.keys.api_keys import new_token
 from services.shared.registry.registrar import Registrar
 from speaker_registry.names import SpeakerName

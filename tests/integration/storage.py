@@ -24,8 +24,9 @@ from services.shared.audio import DecodedClip, ReferenceAudio
 from services.shared.bucket.blobs import read_artifact
 from services.shared.bucket.durable_folder import DurableFolder
 from services.shared.bucket.epochs import Epochs
-from services.shared.bucket.facts import SpeakerId, read_speaker, truth_of
+from services.shared.bucket.facts import read_speaker, truth_of
 from services.shared.bucket.identity import bucket_identity
+from services.shared.bucket.keys import SpeakerId
 from services.shared.bucket.store import ObjectStore
 from services.shared.configuration.settings import HousekeepingSettings, RegistrySettings
 from services.shared.index.announcements import Announcements

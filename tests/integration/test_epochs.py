@@ -10,7 +10,7 @@ import pytest
 from redis import Redis
 
 from services.embedded.valkey import ValkeyServer
-from services.shared.bucket.facts import LAST_SEQ, SpeakerId
+from services.shared.bucket.keys import LAST_SEQ, SpeakerId
 from services.shared.index.gate import BOOT, ClockWrong
 from services.shared.index.speaker_index import CensusDue, SpeakerIndex, speaker_key
 from services.shared.model.domain import Speaker

@@ -12,7 +12,8 @@ from redis import Redis
 
 from services.embedded.valkey import ValkeyServer
 from services.registry_api.maintenance import housekeeping
-from services.shared.bucket.facts import LAST_CREATED_AT, LAST_NUMBER, LAST_SEQ, MAX_RECORD_BYTES, parse_key
+from services.shared.bucket.facts import MAX_RECORD_BYTES
+from services.shared.bucket.keys import LAST_CREATED_AT, LAST_NUMBER, LAST_SEQ, parse_key
 from services.shared.bucket.store import Listing, ObjectUnavailable, Store
 from services.shared.index import speaker_index
 from services.shared.index.announcements import Announcement

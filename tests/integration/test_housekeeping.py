@@ -24,7 +24,7 @@ from services.registry_api.maintenance.housekeeping import Housekeeper, Sign
 from services.registry_api.operations.registration import Upload, register_clip
 from services.shared.audio import DecodedClip, ReferenceAudio
 from services.shared.bucket.durable_folder import TEMPORARY
-from services.shared.bucket.facts import SpeakerId
+from services.shared.bucket.keys import SpeakerId
 from services.shared.bucket.store import Listing, ObjectUnavailable
 from services.shared.configuration.settings import HousekeepingSettings, RegistrySettings, StoreSettings
 from services.shared.index.announcements import SWEEPS_ASKED, ask_for_sweep

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.embedded.valkey import ValkeyServer
-from services.shared.bucket.facts import SpeakerId
+from services.shared.bucket.keys import SpeakerId
 from services.shared.index import redis_access
 from services.shared.index.gate import BOOT
 from services.shared.index.speaker_index import (

@@ -10,7 +10,7 @@ from redis import Redis
 from services.embedded.valkey import ValkeyServer
 from services.registry_api.maintenance.housekeeping import Housekeeper
 from services.registry_api.operations.artifact_upload import ReadyArtifact, give_artifact
-from services.shared.bucket.facts import SpeakerId
+from services.shared.bucket.keys import SpeakerId
 from services.shared.configuration.settings import HousekeepingSettings
 from services.shared.index.reading import IndexedSpeaker
 from services.shared.index.speaker_index import SpeakerIndex, VersionSelection

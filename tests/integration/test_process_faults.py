@@ -18,7 +18,8 @@ import httpx
 import pytest
 
 from services.registry_api.maintenance.housekeeping import unreachable
-from services.shared.bucket.facts import SpeakerId, read_facts, read_speaker, speaker_ids
+from services.shared.bucket.facts import read_facts, read_speaker, speaker_ids
+from services.shared.bucket.keys import SpeakerId
 from services.shared.queue.rq_jobs import JobQueue, queue_name
 from speaker_registry import RegistryClient
 from speaker_registry.errors import NotFound

@@ -6,7 +6,7 @@ import pytest
 from redis import Redis
 
 from services.embedded.valkey import ValkeyServer
-from services.shared.bucket.facts import SpeakerId
+from services.shared.bucket.keys import SpeakerId
 from services.shared.index import gate
 from services.shared.index.gate import InfoMissing
 from services.shared.index.speaker_index import CensusDue, SpeakerIndex

@@ -13,8 +13,8 @@ from structlog.testing import capture_logs
 
 from services.shared.bucket.connection import StoreUnfit, StoreUnreachable
 from services.shared.bucket.durable_folder import Skips
-from services.shared.bucket.facts import is_data
 from services.shared.bucket.identity import bucket_identity
+from services.shared.bucket.keys import is_data
 from services.shared.bucket.store import ObjectStore, open_store, prepare_bucket
 from services.shared.configuration.settings import StoreSettings
 from services.shared.model.clock import Clock

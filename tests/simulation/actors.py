@@ -18,7 +18,8 @@ from services.registry_api.operations.registration import (
     register_clip,
     register_embedding,
 )
-from services.shared.bucket.facts import SpeakerId, read_speaker
+from services.shared.bucket.facts import read_speaker
+from services.shared.bucket.keys import SpeakerId
 from services.shared.index.jobs import JobRecord
 from services.shared.index.reading import IndexedSpeaker
 from services.shared.index.speaker_index import VersionSelection

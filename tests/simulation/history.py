@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import patch
 
-from services.shared.bucket.facts import SpeakerId, read_speaker, speaker_ids
+from services.shared.bucket.facts import read_speaker, speaker_ids
+from services.shared.bucket.keys import SpeakerId
 from services.shared.index import redis_access
 from speaker_registry.errors import SpeakerRegistryError, Unavailable
 from tests.simulation import actors, reading, rest

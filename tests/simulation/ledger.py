@@ -6,7 +6,7 @@ Moments are numbers of events: what has the smaller one was over before the othe
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from services.shared.bucket.facts import SpeakerId
+from services.shared.bucket.keys import SpeakerId
 from services.shared.index.speaker_index import WINDOW_SECONDS
 from services.shared.model.domain import SpeakerVersion
 

@@ -14,9 +14,9 @@ import numpy as np
 from services.registry_api.maintenance.housekeeping import Unreachable, unreachable
 from services.registry_api.operations import registration
 from services.shared.audio import ReferenceAudio
-from services.shared.bucket import facts
+from services.shared.bucket import keys
 from services.shared.bucket.blobs import clip_of, read_artifact
-from services.shared.bucket.facts import SpeakerId
+from services.shared.bucket.keys import SpeakerId
 from services.shared.bucket.store import Listing, ObjectUnavailable, Store
 from services.shared.index.jobs import Jobs
 from services.shared.index.reading import IndexedSpeaker
@@ -138,24 +138,24 @@ def believe_the_first_answer(store: Store, key: str) -> bytes | None:
         return None
 
 
-def parsed_by(parse: Callable[[str], facts.ParsedKey | None]) -> Callable[[Listing], list[facts.Keyed]]:
+def parsed_by(parse: Callable[[str], keys.ParsedKey | None]) -> Callable[[Listing], list[keys.Keyed]]:
     return lambda listing: [(stored, parse(stored.key)) for stored in listing.objects]
 
 
-def parse_generously(key: str) -> facts.ParsedKey | None:
+def parse_generously(key: str) -> keys.ParsedKey | None:
     """Whatever lies among the data of a speaker is ours."""
     match key.split("/"):
         case [_, "v", _, "d", vuid, *_]:
-            return facts.parse_key(key) or facts.BlobKey(vuid)
-    return facts.parse_key(key)
+            return keys.parse_key(key) or keys.BlobKey(vuid)
+    return keys.parse_key(key)
 
 
-def parse_without_looking(key: str) -> facts.ParsedKey | None:
+def parse_without_looking(key: str) -> keys.ParsedKey | None:
     """Whatever lies among the records of a speaker is a record."""
     match key.split("/"):
         case [_, "v", _, "r", name]:
-            return facts.parse_key(key) or facts.NewerRecordKey(int(name.split(".")[0]))
-    return facts.parse_key(key)
+            return keys.parse_key(key) or keys.NewerRecordKey(int(name.split(".")[0]))
+    return keys.parse_key(key)
 
 
 def give_up_on_all(self: ModelledStore, key: str) -> bytes:
@@ -179,7 +179,7 @@ def the_smallest_marker(store: Store, clock: Clock) -> str:
 def spare_strangers(*arguments: Any, **options: Any) -> Unreachable:
     """What is not ours stays, also of a deleted voice."""
     found = unreachable(*arguments, **options)
-    return replace(found, certain=tuple(key for key in found.certain if facts.parse_key(key)))
+    return replace(found, certain=tuple(key for key in found.certain if keys.parse_key(key)))
 
 
 def believe_the_rendition(

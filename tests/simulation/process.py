@@ -13,8 +13,9 @@ import redis
 
 from services.registry_api.maintenance.housekeeping import Housekeeper
 from services.shared.bucket.epochs import Epochs
-from services.shared.bucket.facts import SpeakerId, truth_of
+from services.shared.bucket.facts import truth_of
 from services.shared.bucket.identity import bucket_identity
+from services.shared.bucket.keys import SpeakerId
 from services.shared.configuration.settings import HousekeepingSettings, RegistrySettings
 from services.shared.index.announcements import Announcements
 from services.shared.index.redis_access import unavailable_without_redis

@@ -4,7 +4,8 @@ history."""
 from dataclasses import dataclass, field, replace
 
 from services.shared.bucket.blobs import Unsound
-from services.shared.bucket.facts import SpeakerId, read_speaker
+from services.shared.bucket.facts import read_speaker
+from services.shared.bucket.keys import SpeakerId
 from services.shared.index.speaker_index import VersionSelection
 from services.shared.model.domain import ArtifactRecord, Speaker, SpeakerVersion, given_key
 from services.shared.registry.repair import artifact_or_replacement

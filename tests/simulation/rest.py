@@ -4,7 +4,8 @@ turns."""
 import json
 from typing import Any
 
-from services.shared.bucket.facts import SpeakerId, read_speaker, speaker_ids
+from services.shared.bucket.facts import read_speaker, speaker_ids
+from services.shared.bucket.keys import SpeakerId
 from services.shared.index.reading import IndexedSpeaker
 from services.shared.index.speaker_index import speaker_key
 from services.shared.model.domain import Speaker, SpeakerVersion

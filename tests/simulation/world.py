@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from random import Random
 from typing import Any
 
-from services.shared.bucket.facts import SpeakerId, VersionKey, parse_key
+from services.shared.bucket.keys import SpeakerId, VersionKey, parse_key
 from services.shared.configuration.settings import HousekeepingSettings, RegistrySettings
 from services.shared.index.speaker_index import EVENTS
 from services.shared.model.domain import TombstoneFact, VoidFact

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from services.registry_api.maintenance.housekeeping import unreachable
-from services.shared.bucket.facts import SpeakerId, parse_key, read_certain, read_facts, read_speaker
+from services.shared.bucket.facts import read_certain, read_facts, read_speaker
+from services.shared.bucket.keys import SpeakerId, parse_key
 from services.shared.bucket.store import Listing, StoredObject, check_prefix
 from services.shared.index.announcements import Announcement
 from services.shared.index.reading import IndexedSpeaker, PendingExtraction

@@ -22,7 +22,7 @@ from structlog.contextvars import bound_contextvars
 
 from services.extractor_worker.jobs.heartbeat import EXIT_UNFINISHED
 from services.extractor_worker.pipeline.extractor import DeviceLost, Extractor
-from services.shared.bucket.facts import SpeakerId
+from services.shared.bucket.keys import SpeakerId
 from services.shared.queue.rq_jobs import QueuedJob, profile_of
 from services.shared.registry.publication import Attempt, Provenance, Publisher
 from services.shared.telemetry import tracing

@@ -19,7 +19,8 @@ import structlog
 from redis.exceptions import LockError
 from redis.lock import Lock
 
-from services.shared.bucket.facts import (
+from services.shared.bucket.facts import certain_of, parsed, read_certain, read_facts, speaker_ids
+from services.shared.bucket.keys import (
     ArtifactKey,
     BlobKey,
     CensusKey,
@@ -29,14 +30,10 @@ from services.shared.bucket.facts import (
     ParsedKey,
     SpeakerId,
     VersionKey,
-    certain_of,
     is_data,
     is_slug,
     parse_key,
-    parsed,
-    read_certain,
-    read_facts,
-    speaker_ids,
+    version_folder_of,
 )
 from services.shared.bucket.store import Listing, ObjectUnavailable, StoredObject, TakeListing
 from services.shared.configuration.settings import HousekeepingSettings
@@ -725,7 +722,7 @@ class _Judge:
 
     def is_foreign(self, stored: StoredObject, key: ParsedKey | None) -> bool:
         """It is not ours, and stays."""
-        return key is None and not self.gone and _folder_of_version(stored.key) not in self.dead
+        return key is None and not self.gone and version_folder_of(stored.key) not in self.dead
 
     def is_certain(self, stored: StoredObject, key: ParsedKey | None) -> bool:
         """A tombstone covers it, and the grace period of that is over."""
@@ -784,14 +781,6 @@ def _kind(key: str) -> str:
         case None:
             return "foreign"
     return "record"
-
-
-def _folder_of_version(key: str) -> str | None:
-    """The vuid of the version in whose folder an object lies that is not ours."""
-    match key.split("/"):
-        case [_, _, _, "d", vuid, _, *_]:
-            return vuid
-    return None
 
 
 def _last_put(objects: Iterable[Keyed], is_meant: Callable[[ParsedKey | None], bool]) -> datetime | None:

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import structlog
 
-from services.shared.bucket.facts import SpeakerId
+from services.shared.bucket.facts import commit
+from services.shared.bucket.keys import SpeakerId
 from services.shared.index.speaker_index import NamespaceFull
 from services.shared.model.domain import GIVEN_FINGERPRINT, ArtifactRecord, SpeakerVersion
 from services.shared.model.fingerprint import Fingerprint
@@ -182,7 +183,7 @@ def _publish(
         raise _lost(version, record, dead=answer < 0)
     if clock.monotonic() - began > PUBLISH_SECONDS:
         raise Unavailable("Storing the artifact took too long; send it again.", retry_after_seconds=1)
-    store.put(fact_key, record.to_json().encode())
+    commit(store, fact_key, record.to_json().encode())
     winner = put_in_force(
         partial(index.apply_artifact, speaker_id, vuid, akey),
         record,

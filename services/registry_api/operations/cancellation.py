@@ -6,7 +6,8 @@ extraction of a required profile again. Knows no HTTP.
 
 import structlog
 
-from services.shared.bucket.facts import SpeakerId
+from services.shared.bucket.facts import commit
+from services.shared.bucket.keys import SpeakerId
 from services.shared.index.jobs import JobRecord, Jobs
 from services.shared.index.reading import PendingExtraction
 from services.shared.index.speaker_index import VersionSelection, voice_unreadable
@@ -94,7 +95,7 @@ def _give_up(
         message=_MESSAGE,
         attempts=job.attempt,
     )
-    registrar.store.put(speaker_id.failure_key(version.vuid, akey, record), record.to_json().encode())
+    commit(registrar.store, speaker_id.failure_key(version.vuid, akey, record), record.to_json().encode())
     registrar.index.apply_failure(
         speaker_id,
         version.vuid,

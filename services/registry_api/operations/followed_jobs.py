@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from services.registry_api.operations.cancellation import CANCELED
-from services.shared.bucket.facts import SpeakerId
+from services.shared.bucket.keys import SpeakerId
 from services.shared.index.gate import GateClosed
 from services.shared.index.jobs import JobRecord, Jobs
 from services.shared.index.reading import IndexedSpeaker

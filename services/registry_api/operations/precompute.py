@@ -4,7 +4,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from services.shared.bucket.facts import SpeakerId
+from services.shared.bucket.keys import SpeakerId
 from services.shared.index.jobs import JobRecord, Jobs
 from services.shared.index.reading import IndexedSpeaker
 from services.shared.index.speaker_index import ClaimResult, VersionSelection

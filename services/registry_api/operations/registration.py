@@ -15,7 +15,8 @@ import numpy as np
 import structlog
 
 from services.shared.audio import DecodedClip
-from services.shared.bucket.facts import SpeakerId
+from services.shared.bucket.facts import commit
+from services.shared.bucket.keys import SpeakerId
 from services.shared.index.census import take_census
 from services.shared.index.gate import GateClosed
 from services.shared.index.reading import IndexedSpeaker
@@ -323,7 +324,7 @@ class _Registration:
         registrar, record = self._registrar, self._record(**source)
         if self._clock.monotonic() - self._started > COMMIT_SECONDS:
             raise Unavailable("Storing the clip took too long; send it again.", retry_after_seconds=1)
-        registrar.store.put(self._id.version_key(self._place.seq, record), record.to_json().encode())
+        commit(registrar.store, self._id.version_key(self._place.seq, record), record.to_json().encode())
         if not registrar.index.apply_version(self._id, self._place.seq, record):
             raise VoiceDeleted(f"Voice '{record.name}' was deleted while this version was being registered.")
         version = SpeakerVersion(seq=self._place.seq, record=record)

@@ -32,7 +32,7 @@ from services.registry_api.serving.slots import Slots
 from services.registry_api.wire import rendering
 from services.registry_api.wire.answers import answer, answer_without_bytes, file_headers
 from services.registry_api.wire.examples import artifacts as examples
-from services.shared.bucket.facts import SpeakerId
+from services.shared.bucket.keys import SpeakerId
 from services.shared.index.reading import IndexedSpeaker
 from services.shared.model.domain import ArtifactRecord, SpeakerVersion
 from services.shared.registry.repair import artifact_or_replacement

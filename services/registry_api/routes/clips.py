@@ -9,7 +9,7 @@ from services.registry_api.protocol.routing import Router
 from services.registry_api.wire.answers import answer_without_bytes, file_headers
 from services.registry_api.wire.examples import voices as examples
 from services.shared.bucket.blobs import clip_of, read_clip
-from services.shared.bucket.facts import SpeakerId
+from services.shared.bucket.keys import SpeakerId
 from speaker_registry.names import parse_reference
 
 router = Router(prefix="/v1/voices/{name}/versions/{ref}/audio", tags=["voices"])

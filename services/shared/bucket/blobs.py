@@ -2,7 +2,8 @@
 
 import structlog
 
-from services.shared.bucket.facts import SpeakerId, read_speaker
+from services.shared.bucket.facts import read_speaker
+from services.shared.bucket.keys import SpeakerId
 from services.shared.bucket.store import Store
 from services.shared.model.domain import ArtifactRecord, ClipRecord, SpeakerVersion, given_key
 from services.shared.telemetry.metrics import INTEGRITY_FAILURES

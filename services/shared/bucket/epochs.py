@@ -7,14 +7,14 @@ or a setting led to another one, holds an index that says of itself that it is t
 each index before it is used, and an index that is not the highest one there is begun anew. Knows no Redis.
 """
 
-from services.shared.bucket.facts import EpochKey, parse_key
+from services.shared.bucket.facts import commit
+from services.shared.bucket.keys import EPOCHS_FOLDER, EpochKey, parse_key
 from services.shared.bucket.store import Store
 from services.shared.model.clock import Clock
 from speaker_registry.errors import Unavailable
 
 LOOK_SECONDS = 10.0
 """Between two listings, at least. So long two Redis may be used at the same time without being noticed."""
-_FOLDER = "_epochs/"
 _AHEAD_SECONDS = 30 * 86_400
 """Epochs follow clocks. One that is further ahead than that is no process's of ours."""
 
@@ -53,23 +53,19 @@ class Epochs:
     def note(self, epoch: int) -> None:
         """Have the bucket know an index before it is used. Raises `Unavailable`."""
         if epoch > self.known():
-            self._store.put(_key_of(epoch), b"{}")
+            commit(self._store, EpochKey(epoch))
             self._known = epoch
 
     def sweep(self) -> None:
         """Forget all but the highest. Raises `Unavailable`."""
         listed = self._look()
-        self._store.delete([_key_of(epoch) for epoch in listed if epoch < self.known()])
+        self._store.delete([str(EpochKey(epoch)) for epoch in listed if epoch < self.known()])
 
     def _look(self) -> list[int]:
         """Returns all that the bucket has, those among them that no process of ours put."""
         self._looked_at = self._clock.monotonic()
         latest = int(self._clock.now() + _AHEAD_SECONDS) * 100
-        keys = (parse_key(stored.key) for stored in self._store.list(_FOLDER).objects)
+        keys = (parse_key(stored.key) for stored in self._store.list(EPOCHS_FOLDER).objects)
         listed = [key.epoch for key in keys if isinstance(key, EpochKey)]
         self._known = max([self._known or 0, *(epoch for epoch in listed if epoch <= latest)])
         return listed
-
-
-def _key_of(epoch: int) -> str:
-    return f"{_FOLDER}{epoch:012d}"

@@ -11,13 +11,12 @@ come before it, whoever puts one. So all of them write the same identity, howeve
 
 import re
 
-from services.shared.bucket.facts import MarkerKey, list_several_times, parse_key, read_object
+from services.shared.bucket.facts import commit, list_several_times, read_object
+from services.shared.bucket.keys import IDENTITY, REGISTRY_FOLDER, MarkerKey, parse_key
 from services.shared.bucket.store import Listing, Store, StoreUnfit
 from services.shared.model.clock import Clock
 from speaker_registry.errors import Unavailable
 
-_FOLDER = "_registry/"
-_IDENTITY = f"{_FOLDER}identity"
 _UID = re.compile(rb"[0-9a-f]{32}")
 _SETTLED_SECONDS = 5.0
 """Longer than a store's clocks are apart and a listing lags, together."""
@@ -35,24 +34,24 @@ def bucket_identity(store: Store, clock: Clock) -> str:
 
 def _read(store: Store) -> str | None:
     """None: there is none yet."""
-    body = read_object(store, _IDENTITY)
+    body = read_object(store, IDENTITY)
     if body is None:
         return None
     if not _UID.fullmatch(body):
         raise StoreUnfit(
-            f"the object '{_IDENTITY}' of the bucket is damaged: restore it from a backup; or stop all "
+            f"the object '{IDENTITY}' of the bucket is damaged: restore it from a backup; or stop all "
             "processes of the registry and delete it to have a new one made"
         )
     return body.decode()
 
 
 def _make(store: Store, clock: Clock) -> str:
-    candidate = _oldest(list_several_times(store, _FOLDER, 2))
+    candidate = _oldest(list_several_times(store, REGISTRY_FOLDER, 2))
     uid = candidate or clock.new_id()
-    if store.create(_IDENTITY, uid.encode()) is None:
+    if store.create(IDENTITY, uid.encode()) is None:
         if candidate is None:
-            store.put(f"{_FOLDER}{uid}", b"{}")
-        store.put(_IDENTITY, _elected(store, clock).encode())
+            commit(store, MarkerKey(uid))
+        store.put(IDENTITY, _elected(store, clock).encode())
     made = _read(store)  # another process may have been faster
     if made is None:
         raise Unavailable("The bucket's identity was stored and is not there.", retry_after_seconds=1)
@@ -63,7 +62,7 @@ def _elected(store: Store, clock: Clock) -> str:
     """The oldest candidate, when none can come before it any more."""
     deadline = clock.monotonic() + 10 * _SETTLED_SECONDS
     while clock.monotonic() < deadline:
-        listing = list_several_times(store, _FOLDER, 2)
+        listing = list_several_times(store, REGISTRY_FOLDER, 2)
         elected = _oldest(listing, older_than_seconds=_SETTLED_SECONDS)
         if elected is not None:
             return elected

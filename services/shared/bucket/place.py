@@ -15,7 +15,8 @@ from dataclasses import dataclass
 import structlog
 
 from services.shared.bucket.connection import StoreUnfit
-from services.shared.bucket.facts import PlaceKey, list_several_times, parse_key, read_record
+from services.shared.bucket.facts import commit, list_several_times, read_record
+from services.shared.bucket.keys import PLACE_FOLDER, PlaceKey, parse_key
 from services.shared.bucket.store import ObjectUnavailable, Store, StoredObject
 from services.shared.configuration.settings import StoreSettings, without_credentials
 from services.shared.model.clock import Clock
@@ -24,7 +25,6 @@ from services.shared.telemetry.metrics import INTEGRITY_FAILURES
 
 log = structlog.get_logger()
 
-_FOLDER = "_place/"
 _LAST_SEQ = 10**6 - 1
 
 
@@ -85,8 +85,8 @@ def make_own(store: Store, settings: StoreSettings, clock: Clock) -> Place:
     counts = _find(store).place
     if counts is not None and counts != place:
         raise StoreUnfit(
-            f"SPEAKER_STORE_URL: the object {_key_of(counts)} in the bucket comes after every other: delete "
-            "it, and run this again"
+            f"SPEAKER_STORE_URL: the object {PlaceKey(counts.seq, counts.uid)} in the bucket "
+            "comes after every other: delete it, and run this again"
         )
     return place
 
@@ -130,7 +130,7 @@ def _find(store: Store) -> _Found:
 
 def _listed(store: Store) -> list[tuple[PlaceKey, StoredObject]]:
     """Lowest first. From two listings: one may leave out the highest."""
-    objects = list_several_times(store, _FOLDER, 2).objects
+    objects = list_several_times(store, PLACE_FOLDER, 2).objects
     ours = [(key, stored) for stored in objects if isinstance(key := parse_key(stored.key), PlaceKey)]
     return sorted(ours, key=lambda one: (one[0].seq, one[0].uid))
 
@@ -149,12 +149,8 @@ def _read(store: Store, key: PlaceKey, stored: StoredObject) -> Place | None:
     return place
 
 
-def _key_of(place: PlaceKey | Place) -> str:
-    return f"{_FOLDER}{place.seq:06d}.{place.uid}"
-
-
 def _put(store: Store, settings: StoreSettings, clock: Clock, *, seq: int) -> Place:
     place = Place(seq=seq, uid=clock.new_id(), where=where(settings))
-    store.put(_key_of(place), place.to_json().encode())
+    commit(store, PlaceKey(place.seq, place.uid), place.to_json().encode())
     log.info("bucket.placed", where=place.where, seq=seq)
     return place

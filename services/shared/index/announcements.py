@@ -13,7 +13,8 @@ import redis
 import structlog
 from pydantic import Field
 
-from services.shared.bucket.facts import LAST_SEQ, AnnouncementKey, list_several_times, parse_key, read_record
+from services.shared.bucket.facts import commit, list_several_times, read_record
+from services.shared.bucket.keys import LAST_SEQ, AnnouncementKey, announcements_folder, parse_key
 from services.shared.bucket.store import ObjectUnavailable, Store, StoredObject
 from services.shared.index.gate import GateClosed
 from services.shared.index.redis_access import unavailable_without_redis
@@ -147,7 +148,7 @@ class Announcements:
             extractor=dict(extractor),
             untrained=untrained,
         )
-        self._store.put(_key_of(AnnouncementKey(profile, made.seq, made.uid)), made.to_json().encode())
+        commit(self._store, AnnouncementKey(profile, made.seq, made.uid), made.to_json().encode())
         self._publish(made)
         self._ask_for_sweep()
         return True
@@ -291,7 +292,7 @@ class Announcements:
 
     def _listed(self, profile: str) -> list[tuple[AnnouncementKey, StoredObject]]:
         """Oldest first. From two listings: one may leave out the newest."""
-        objects = list_several_times(self._store, _prefix(profile), 2).objects
+        objects = list_several_times(self._store, announcements_folder(profile), 2).objects
         ours = [
             (key, stored) for stored in objects if isinstance(key := parse_key(stored.key), AnnouncementKey)
         ]
@@ -322,14 +323,6 @@ def ask_for_sweep(client: redis.Redis) -> None:
     """Of whoever keeps house. Raises `Unavailable`."""
     with unavailable_without_redis():
         client.incr(SWEEPS_ASKED)
-
-
-def _prefix(profile: str) -> str:
-    return f"_profiles/{profile}/"
-
-
-def _key_of(key: AnnouncementKey) -> str:
-    return f"{_prefix(key.profile)}{key.seq:012d}.{key.uid}.json"
 
 
 def _workers_key(profile: str) -> str:

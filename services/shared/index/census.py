@@ -8,7 +8,8 @@ again. A version from before the loss is not acknowledged any more until a censu
 was acknowledged stays one version's for ever, however often Redis is lost and however late anything lands.
 """
 
-from services.shared.bucket.facts import SpeakerId, read_certain
+from services.shared.bucket.facts import commit, read_certain
+from services.shared.bucket.keys import SpeakerId
 from services.shared.bucket.store import Store
 from services.shared.index.speaker_index import SpeakerIndex, SpeakerUpdate
 from services.shared.model.clock import Clock
@@ -27,5 +28,5 @@ def take_census(store: Store, index: SpeakerIndex, speaker_id: SpeakerId, clock:
     begun = index.begin_census(speaker_id)
     if begun is not None:
         high, body = begun
-        store.put(speaker_id.census_key(high, body), body)
+        commit(store, speaker_id.census_key(high, body), body)
         index.end_census(speaker_id, high)

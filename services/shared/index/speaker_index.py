@@ -17,7 +17,7 @@ import redis
 from redis.client import Pipeline
 
 from services.shared.bucket.epochs import Epochs
-from services.shared.bucket.facts import LAST_BUILD, LAST_CREATED_AT, LAST_NUMBER, LAST_SEQ, SpeakerId
+from services.shared.bucket.keys import LAST_BUILD, LAST_CREATED_AT, LAST_NUMBER, LAST_SEQ, SpeakerId
 from services.shared.index.gate import BOOT, Gate, GateClosed
 from services.shared.index.reading import NOTHING, IndexedSpeaker, PendingExtraction, read_hash, read_look
 from services.shared.index.redis_access import unavailable_without_redis

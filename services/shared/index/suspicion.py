@@ -8,7 +8,7 @@ import hashlib
 from collections.abc import Sequence
 from typing import cast
 
-from services.shared.bucket.facts import SpeakerId
+from services.shared.bucket.keys import SpeakerId
 from services.shared.index.redis_access import unavailable_without_redis
 from services.shared.index.speaker_index import SpeakerIndex
 

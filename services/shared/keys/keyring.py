@@ -19,7 +19,8 @@ from typing import Literal, NamedTuple, NoReturn, cast
 
 import structlog
 
-from services.shared.bucket.facts import KeyEndKey, KeyMadeKey, parse_key, read_record
+from services.shared.bucket.facts import commit, read_record
+from services.shared.bucket.keys import API_KEYS_FOLDER, KeyEndKey, KeyMadeKey, key_end_key, parse_key
 from services.shared.bucket.store import ObjectUnavailable, Store, StoredObject
 from services.shared.index.gate import GateClosed
 from services.shared.index.redis_access import unavailable_without_redis
@@ -60,7 +61,6 @@ MAX_KEYS_OF_OPERATORS = MAX_KEYS + 1_000
 KEPT_SECONDS = 30 * 24 * 3600
 """A key that has ended is shown so long."""
 
-_FOLDER = "_keys/"
 _CHANGED = "sr:keys_changed"
 _USED = "sr:keys_used"
 """Hash: key id -> Unix seconds."""
@@ -226,7 +226,7 @@ class Keyring:
         """`told` was asked for after `began`, and before this. `also`: unreadable objects to try again. The
         store may take half a minute to refuse one, so requests do not wait for those twice.
         """
-        facts = _facts_in(self._store.list(_FOLDER).objects)
+        facts = _facts_in(self._store.list(API_KEYS_FOLDER).objects)
         self._unreadable.intersection_update(stored.key for stored, _ in facts.made.values())
         put_off = self._unreadable - also
         known = self._known
@@ -480,11 +480,11 @@ class Keyring:
     def _store_made(self, record: ApiKeyRecord) -> None:
         body = record.to_json().encode()
         sha256 = sha256_digest(body).removeprefix("sha256:")
-        self._store.put(f"{_FOLDER}{record.id}/made.{sha256}.json", body)
+        commit(self._store, KeyMadeKey(record.id, sha256), body)
         log.info("key.made", key_id=record.id, namespace=record.namespace, by=record.created_by)
 
     def _store_end(self, key_id: str, at: int, by: str) -> None:
-        self._store.put(f"{_FOLDER}{key_id}/end.{at:012d}.{self._clock.new_id()}", b"{}")
+        commit(self._store, key_end_key(key_id, at, self._clock.new_id()))
         log.info("key.ended", key_id=key_id, at=at, by=by)
 
     def _tell(self) -> None:

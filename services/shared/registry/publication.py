@@ -14,7 +14,8 @@ import numpy as np
 import structlog
 
 from services.shared.audio import ReferenceAudio
-from services.shared.bucket.facts import SpeakerId, list_several_times, read_facts
+from services.shared.bucket.facts import commit, list_several_times, read_facts
+from services.shared.bucket.keys import SpeakerId
 from services.shared.bucket.store import DATED_WITHIN, ObjectUnavailable, Store
 from services.shared.index.jobs import Jobs
 from services.shared.index.reading import PendingExtraction
@@ -176,7 +177,7 @@ class Publisher:
         if self._clock.monotonic() - attempt.started > PUBLISH_SECONDS:
             raise Unavailable("The attempt took too long to be committed.", retry_after_seconds=1)
         fact_key = speaker_id.artifact_fact_key(vuid, attempt.akey, record)
-        self._store.put(fact_key, record.to_json().encode())
+        commit(self._store, fact_key, record.to_json().encode())
         in_force = self._put_in_force(attempt, record)
         if in_force != record.winner:
             self._store.delete([fact_key, blob_key])
@@ -286,7 +287,7 @@ class Publisher:
         error: SpeakerRegistryError,
     ) -> None:
         """A failure is a fact too: it survives Redis, and keeps the job from being tried for ever."""
-        self._store.put(speaker_id.failure_key(pending.vuid, akey, record), record.to_json().encode())
+        commit(self._store, speaker_id.failure_key(pending.vuid, akey, record), record.to_json().encode())
         self._index.apply_failure(
             speaker_id,
             pending.vuid,

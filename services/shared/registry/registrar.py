@@ -14,7 +14,8 @@ from typing import Any, Protocol
 import structlog
 
 from services.shared.bucket.fact_pages import Cursor, page_of_slugs
-from services.shared.bucket.facts import SpeakerId, read_certain
+from services.shared.bucket.facts import commit, read_certain
+from services.shared.bucket.keys import SpeakerId
 from services.shared.bucket.store import Store
 from services.shared.configuration.settings import RegistrySettings
 from services.shared.index.announcements import Announcements
@@ -418,7 +419,7 @@ class Registrar:
             # Uploads that are repeated from now on may be answered with what this would delete.
             raise Unavailable("Deleting took too long; send the request again.", retry_after_seconds=1)
         fact = TombstoneFact(place.seq, place.number, place.created_at)
-        self.store.put(speaker_id.tombstone_key(fact, self.clock.new_id()), b"{}")
+        commit(self.store, speaker_id.tombstone_key(fact, self.clock.new_id()))
         killed = self.index.apply_tombstone(speaker_id, place.seq, place.number, place.created_at)
         log.info("speaker.deleted", speaker=str(speaker_id), versions=killed)
         return before
@@ -544,7 +545,7 @@ class Registrar:
             if self.clock.monotonic() - began > PENDING_MOVE_SECONDS:
                 return None  # nobody waits for it any more
             fact = AliasFact.promotion(seq, candidate.version, self.clock.new_id())
-            self.store.put(speaker_id.alias_key(fact), b"{}")
+            commit(self.store, speaker_id.alias_key(fact))
             log.info("speaker.promoted", speaker=str(speaker_id), version=candidate.version.number)
             return fact
         log.info("promotion.put_off", speaker=str(speaker_id))

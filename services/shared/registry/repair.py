@@ -11,7 +11,8 @@ import structlog
 
 from services.shared.audio import DecodedClip, ReferenceAudio
 from services.shared.bucket.blobs import Unsound, clip_of, read_artifact, read_clip, read_rendition
-from services.shared.bucket.facts import SpeakerId
+from services.shared.bucket.facts import commit
+from services.shared.bucket.keys import SpeakerId
 from services.shared.bucket.store import Store
 from services.shared.model.domain import ArtifactRecord, SpeakerVersion, VoidFact
 from services.shared.registry.registrar import Registrar
@@ -40,7 +41,7 @@ def artifact_or_replacement(
             raise
     akey = version.artifact_key(record.profile, record.fingerprint, record.build)
     fact = VoidFact(version.vuid, akey)
-    registrar.store.put(speaker_id.void_key(fact, registrar.clock.new_id()), b"{}")
+    commit(registrar.store, speaker_id.void_key(fact, registrar.clock.new_id()))
     log.error("artifact.void", vuid=version.vuid, profile=record.profile, digest=record.digest)
     REPAIRS.labels("artifact_void").inc()
     registrar.index.apply_void(speaker_id, fact)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from services.shared.bucket.facts import SpeakerId
+from services.shared.bucket.keys import SpeakerId
 from services.shared.model.fingerprint import Fingerprint
 from speaker_registry import cli
 from speaker_registry.artifact import Artifact, Manifest, encode

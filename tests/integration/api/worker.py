@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 
 import numpy as np
 
-from services.shared.bucket.facts import SpeakerId
+from services.shared.bucket.keys import SpeakerId
 from services.shared.index.jobs import Jobs
 from services.shared.index.speaker_index import Undecided
 from services.shared.registry.publication import Attempt, Provenance, Publisher
