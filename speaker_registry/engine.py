@@ -162,10 +162,10 @@ class Loading(Protocol):
             WeightsInvalid: a file is not the published one.
         """
 
-    def resampled(self, clip: ReferenceAudio, sample_rate: int, *, least: int = 1) -> Any:
+    def resampled(self, clip: ReferenceAudio, sample_rate: int, *, min_samples: int = 1) -> Any:
         """Resample a clip to a torch tensor on the CPU: float32 [N] at `sample_rate` Hz.
 
-        Raises `AudioTooShort` if the result has fewer than `least` samples.
+        Raises `AudioTooShort` if the result has fewer than `min_samples` samples.
         """
 
 

@@ -30,7 +30,7 @@ class LoudnessEngine(Engine[Tensor, Tensor]):
 
     def prepare(self, clip: ReferenceAudio) -> Tensor:
         """Return float32 [N] at 16 kHz. Raises `AudioTooShort` below one frame."""
-        samples: Tensor = self._loading.resampled(clip, self._sample_rate, least=self._hop)
+        samples: Tensor = self._loading.resampled(clip, self._sample_rate, min_samples=self._hop)
         return samples
 
     def encode(self, prepared: Tensor) -> Tensor:

@@ -1,12 +1,14 @@
-"""Which versions of libraries computed a part of an artifact that we do not compute ourselves."""
+"""The versions of the libraries that compute a part of an artifact."""
 
 from importlib import import_module
 
 
-def library_facts(*names: str) -> dict[str, str]:
-    """What a fingerprint says of them: name -> `major.minor`. Patches mend; they do not compute anew.
+def library_versions(*names: str) -> dict[str, str]:
+    """Return `major.minor` of each library, for the fingerprint.
+
+    Patch releases are left out, because they only fix errors.
 
     Args:
-        names: of modules, which have a `__version__`.
+        names: modules that have a `__version__`.
     """
     return {name: ".".join(import_module(name).__version__.split(".")[:2]) for name in names}

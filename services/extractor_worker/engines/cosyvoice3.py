@@ -15,7 +15,7 @@ import scipy.signal
 import torch
 from torch import Tensor
 
-from services.extractor_worker.device.libraries import library_facts
+from services.extractor_worker.device.libraries import library_versions
 from services.extractor_worker.features.mel import MelSettings, WhisperMelSettings, log_mel, whisper_log_mel
 from services.extractor_worker.features.resample import resample
 from services.extractor_worker.models.campplus import (
@@ -23,7 +23,7 @@ from services.extractor_worker.models.campplus import (
     FBANK,
     MIN_SAMPLES,
     Embedding,
-    campplus_facts,
+    campplus_inputs,
     load_campplus,
 )
 from services.extractor_worker.models.s3_tokenizer import (
@@ -32,7 +32,7 @@ from services.extractor_worker.models.s3_tokenizer import (
     read_s3_tokenizer,
     s3_layout,
 )
-from services.extractor_worker.pipeline.torch_extractor import Loading, TorchExtractor, untrained_facts
+from services.extractor_worker.pipeline.torch_extractor import Loading, TorchExtractor, untrained_inputs
 from services.extractor_worker.weights.loading import Checkpoint
 from services.extractor_worker.weights.untrained import random_tensors
 from services.shared.audio import ReferenceAudio
@@ -83,7 +83,7 @@ class CosyVoice3Extractor(TorchExtractor[PreparedClip, EncodedClip]):
     def __init__(self, loading: Loading, tokenizer: S3Config | None = None) -> None:
         tokenizer = tokenizer or S3Config()
         checkpoint = loading.checkpoint() if loading.seed is None else None
-        weights = _facts(checkpoint, loading)
+        weights = _weights_inputs(checkpoint, loading)
         super().__init__(
             loading,
             weights=weights,
@@ -91,8 +91,8 @@ class CosyVoice3Extractor(TorchExtractor[PreparedClip, EncodedClip]):
             token_mel=asdict(_TOKEN_MEL),
             token_resampler=f"scipy-resample-poly-{_UP}-{_DOWN}",
             speech_feat=asdict(_MEL) | {"frames_per_token": _MEL_FRAMES_PER_TOKEN},
-            speaker_encoder=campplus_facts(),
-            libraries=library_facts("scipy"),
+            speaker_encoder=campplus_inputs(),
+            libraries=library_versions("scipy"),
         )
         self._max_samples = tokenizer.max_frames * _TOKEN_MEL.hop * _DOWN // _UP
         identity = weights["seed"] if checkpoint is None else weights["files"][_TOKENIZER_FILE]
@@ -105,11 +105,11 @@ class CosyVoice3Extractor(TorchExtractor[PreparedClip, EncodedClip]):
         self._speaker_encoder = load_campplus(loading, checkpoint)
 
     def _prepare(self, clip: ReferenceAudio) -> PreparedClip:
-        samples = self.resampled(clip, _SAMPLE_RATE, least=_least_samples())
+        samples = self.resampled(clip, _SAMPLE_RATE, min_samples=_min_samples())
         if len(samples) > self._max_samples:
             longest = self._max_samples / _SAMPLE_RATE
             raise AudioTooLong(f"the clip is {clip.seconds:.3f} s, the encoder takes at most {longest:.0f} s")
-        token_mel = whisper_log_mel(_for_tokens(samples), _TOKEN_MEL)  # [128, M]
+        token_mel = whisper_log_mel(_at_token_rate(samples), _TOKEN_MEL)  # [128, M]
         return PreparedClip(
             token_mel=self.pinned(token_mel[None]),
             speech_feat=log_mel(samples[None], _MEL),
@@ -136,20 +136,20 @@ class CosyVoice3Extractor(TorchExtractor[PreparedClip, EncodedClip]):
         }
 
 
-def _least_samples() -> int:
+def _min_samples() -> int:
     """At 24 kHz: the speaker encoder needs most. More than the mel reflects, and enough for one token."""
     return -(-MIN_SAMPLES * _DOWN // _UP)
 
 
-def _for_tokens(samples: Tensor) -> Tensor:
+def _at_token_rate(samples: Tensor) -> Tensor:
     """float32 [N] at 24 kHz -> float32 [ceil(2 * N / 3)] at 16 kHz."""
     resampled = scipy.signal.resample_poly(samples.numpy(), _UP, _DOWN)
     return torch.from_numpy(resampled.astype(np.float32))
 
 
-def _facts(checkpoint: Checkpoint | None, loading: Loading) -> Mapping[str, Any]:
+def _weights_inputs(checkpoint: Checkpoint | None, loading: Loading) -> Mapping[str, Any]:
     if checkpoint is None:
-        return untrained_facts(loading.seed or 0)
+        return untrained_inputs(loading.seed or 0)
     return checkpoint.fingerprint_inputs([_TOKENIZER_FILE, CAMPPLUS_FILE])
 
 

@@ -16,9 +16,9 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import DacConfig, DacModel
 
-from services.extractor_worker.device.libraries import library_facts
+from services.extractor_worker.device.libraries import library_versions
 from services.extractor_worker.models.dac_layout import Layout, convolution_layout, dac_encoder_layout
-from services.extractor_worker.pipeline.torch_extractor import Loading, TorchExtractor, untrained_facts
+from services.extractor_worker.pipeline.torch_extractor import Loading, TorchExtractor, untrained_inputs
 from services.extractor_worker.weights.loading import Checkpoint
 from services.extractor_worker.weights.modules import layout_of
 from services.extractor_worker.weights.pretrained import pretrained
@@ -76,17 +76,17 @@ class DacExtractor(TorchExtractor[Tensor, Tensor]):
     always_float32 = True
 
     def __init__(self, loading: Loading) -> None:
-        config, tensors, facts = (
+        config, tensors, fingerprint_inputs = (
             _published(loading.checkpoint(), loading.profile)
             if loading.seed is None
             else _untrained(loading.profile, loading.seed)
         )
         super().__init__(
             loading,
-            weights=facts,
+            weights=fingerprint_inputs,
             codec=asdict(config),
             zeros="after",
-            libraries=library_facts("transformers"),
+            libraries=library_versions("transformers"),
         )
         self._config = config
         model = pretrained(
@@ -141,7 +141,7 @@ def _untrained(profile: Profile, seed: int) -> tuple[CodecConfig, Mapping[str, T
     config = _architecture(profile)
     layouts = _layouts(config).items()
     layout = {prefix + key: shape for prefix, part in layouts for key, shape in part.items()}
-    return config, random_tensors(layout, seed), untrained_facts(seed)
+    return config, random_tensors(layout, seed), untrained_inputs(seed)
 
 
 def _layouts(config: CodecConfig) -> Mapping[str, Layout]:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from services.extractor_worker.features.speechbrain_fbank import FbankSettings, fbank
 from services.extractor_worker.models.ecapa import SpeakerEncoder, SpeakerEncoderConfig
-from services.extractor_worker.pipeline.torch_extractor import Loading, TorchExtractor, untrained_facts
+from services.extractor_worker.pipeline.torch_extractor import Loading, TorchExtractor, untrained_inputs
 from services.extractor_worker.weights.loading import Checkpoint
 from services.extractor_worker.weights.modules import filled, layout_of
 from services.extractor_worker.weights.untrained import random_tensors
@@ -47,15 +47,15 @@ class EcapaVoxCelebExtractor(TorchExtractor[Tensor, Tensor]):
 
     def __init__(self, loading: Loading, architecture: SpeakerEncoderConfig = PUBLISHED) -> None:
         build = partial(SpeakerEncoder, architecture, norm=nn.BatchNorm1d)
-        tensors, facts = (
+        tensors, fingerprint_inputs = (
             _published(loading.checkpoint(), layout_of(build))
             if loading.seed is None
-            else (random_tensors(layout_of(build), loading.seed), untrained_facts(loading.seed))
+            else (random_tensors(layout_of(build), loading.seed), untrained_inputs(loading.seed))
         )
         self._fbank = FbankSettings(sample_rate=architecture.sample_rate, bands=architecture.mel_dim)
         super().__init__(
             loading,
-            weights=facts,
+            weights=fingerprint_inputs,
             fbank=asdict(self._fbank) | {"mean_subtracted": True},
             speaker_encoder=asdict(architecture) | {"batch_norm": True},
         )
@@ -64,7 +64,7 @@ class EcapaVoxCelebExtractor(TorchExtractor[Tensor, Tensor]):
 
     def _prepare(self, clip: ReferenceAudio) -> Tensor:
         """float32 [1, T, 80], the mean over the clip taken off each band."""
-        samples = self.resampled(clip, self._fbank.sample_rate, least=self._min_samples)
+        samples = self.resampled(clip, self._fbank.sample_rate, min_samples=self._min_samples)
         bands = fbank(samples[None], self._fbank)  # [1, T, 80]
         return self.pinned(bands - bands.mean(dim=1, keepdim=True))
 

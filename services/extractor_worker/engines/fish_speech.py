@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from services.extractor_worker.models.fish_dac import CodecConfig, CodecEncoder, published_name
 from services.extractor_worker.models.weight_norm import folded, published_layout
-from services.extractor_worker.pipeline.torch_extractor import Loading, TorchExtractor, untrained_facts
+from services.extractor_worker.pipeline.torch_extractor import Loading, TorchExtractor, untrained_inputs
 from services.extractor_worker.weights.loading import Checkpoint
 from services.extractor_worker.weights.modules import filled, layout_of
 from services.extractor_worker.weights.untrained import random_tensors
@@ -25,7 +25,7 @@ from speaker_registry.errors import AudioTooLong
 
 _TENSORS = "codec.pth"
 _PARTS = ("encoder.", "quantizer.")
-_NOT_OURS = re.compile(r"\.(freqs_cis|causal_mask)$|^quantizer\.(post_module|upsample)\.")
+_IGNORED_KEYS = re.compile(r"\.(freqs_cis|causal_mask)$|^quantizer\.(post_module|upsample)\.")
 """Tables, which follow from the configuration, whose size differs between releases; and what only the decoder
 needs, in which Fish Speech and Audio8 differ.
 """
@@ -63,7 +63,7 @@ class FishSpeechExtractor(TorchExtractor[PreparedClip, Tensor]):
             tensors, weights = _published(checkpoint, self.codec), checkpoint.fingerprint_inputs([_TENSORS])
         else:
             layout = layout_of(partial(CodecEncoder, self.codec))
-            tensors, weights = random_tensors(layout, loading.seed), untrained_facts(loading.seed)
+            tensors, weights = random_tensors(layout, loading.seed), untrained_inputs(loading.seed)
         super().__init__(
             loading, weights=weights, codec=asdict(self.codec), padded_to_samples=self.codec.samples_per_frame
         )
@@ -79,7 +79,7 @@ class FishSpeechExtractor(TorchExtractor[PreparedClip, Tensor]):
         return PreparedClip(self.pinned(functional.pad(samples, (0, padding))), frames)
 
     def _encode(self, prepared: PreparedClip) -> Tensor:
-        """int64 [books, T], still on the device."""
+        """int64 [codebooks, T], still on the device."""
         return self._encode_together([prepared])[0]
 
     def _encode_all(self, prepared: Sequence[PreparedClip]) -> list[Tensor]:
@@ -98,7 +98,7 @@ class FishSpeechExtractor(TorchExtractor[PreparedClip, Tensor]):
         batch = torch.zeros(len(clips), 1, longest, device=self.device)
         for row, clip in zip(batch, clips, strict=True):
             row[0, : len(clip.samples)].copy_(clip.samples, non_blocking=True)
-        codes = self._encoder(batch)  # [B, books, T]
+        codes = self._encoder(batch)  # [B, codebooks, T]
         return [one[:, : clip.frames] for one, clip in zip(codes, clips, strict=True)]
 
     def _finish(self, encoded: Tensor) -> dict[str, Tensor]:
@@ -132,6 +132,6 @@ def _published(checkpoint: Checkpoint, codec: CodecConfig) -> Mapping[str, Tenso
     tensors: dict[str, Tensor] = {}
     for part in _PARTS:
         expected = {key.removeprefix(part): shape for key, shape in published.items() if key.startswith(part)}
-        found = checkpoint.read_tensors(_TENSORS, part, expected, ignored=_NOT_OURS)
+        found = checkpoint.read_tensors(_TENSORS, part, expected, ignored=_IGNORED_KEYS)
         tensors |= {part + key: tensor for key, tensor in found.items()}
     return folded(tensors, layout, published_name)

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from services.extractor_worker.device.libraries import library_facts
+from services.extractor_worker.device.libraries import library_versions
 from services.extractor_worker.features.resample import KERNEL_FLOAT32
 from services.extractor_worker.features.silence import SilenceRules, without_silence
 from services.extractor_worker.models.dac_layout import Layout
@@ -26,7 +26,7 @@ from services.extractor_worker.models.higgs_audio_codec import (
     SemanticConfig,
     codec_layout,
 )
-from services.extractor_worker.pipeline.torch_extractor import Loading, TorchExtractor, untrained_facts
+from services.extractor_worker.pipeline.torch_extractor import Loading, TorchExtractor, untrained_inputs
 from services.extractor_worker.weights.loading import Checkpoint
 from services.extractor_worker.weights.published import expect, read_config
 from services.extractor_worker.weights.untrained import random_tensors
@@ -42,14 +42,14 @@ _ANOTHER = (
 )
 _SAMPLE_RATE = 24_000
 _SAMPLES_PER_FRAME = 960
-_BOOKS = 8
+_CODEBOOKS = 8
 _EXPECTED = {
     "sample_rate": _SAMPLE_RATE,
     "semantic_sample_rate": 16_000,
     "samples_per_frame": _SAMPLES_PER_FRAME,
     "downsample_factor": 320,
     "semantic_samples_per_frame": 320,
-    "books": _BOOKS,
+    "codebooks": _CODEBOOKS,
 }
 """Of a configuration. Most say how one branch's frames meet the other's."""
 _LOUDNESS = 0.1
@@ -78,7 +78,7 @@ class _Weights:
     tensors: Mapping[str, Tensor]
     identity: Hashable
     """Equal where two profiles have the same tokenizer."""
-    facts: Mapping[str, Any]
+    fingerprint_inputs: Mapping[str, Any]
 
 
 class HiggsAudioExtractor(TorchExtractor[PreparedClip, EncodedClip]):
@@ -96,16 +96,16 @@ class HiggsAudioExtractor(TorchExtractor[PreparedClip, EncodedClip]):
     always_float32 = True
     resampler = KERNEL_FLOAT32
 
-    def __init__(self, loading: Loading, **facts: Any) -> None:
+    def __init__(self, loading: Loading, **fingerprint_inputs: Any) -> None:
         weights = _published(loading.checkpoint()) if loading.seed is None else _untrained(loading.seed)
         super().__init__(
             loading,
-            weights=weights.facts,
-            codec=asdict(weights.codec) | {"books": _BOOKS},
-            libraries=library_facts("transformers"),
-            **facts,
+            weights=weights.fingerprint_inputs,
+            codec=asdict(weights.codec) | {"books": _CODEBOOKS},
+            libraries=library_versions("transformers"),
+            **fingerprint_inputs,
         )
-        self._least_samples = weights.codec.least_samples
+        self._min_samples = weights.codec.min_samples
         self._codec = loading.shared_models.get(
             ("higgs-audio", weights.identity, loading.device),
             lambda: CodecEncoder(weights.codec, weights.tensors, self.device),
@@ -115,7 +115,7 @@ class HiggsAudioExtractor(TorchExtractor[PreparedClip, EncodedClip]):
         return encoded.seconds
 
     def _prepare(self, clip: ReferenceAudio) -> PreparedClip:
-        samples = self.resampled(clip, _SAMPLE_RATE, least=self._least_samples)
+        samples = self.resampled(clip, _SAMPLE_RATE, min_samples=self._min_samples)
         return PreparedClip(self.pinned(samples[None, None]), whole=True)
 
     def _encode(self, prepared: PreparedClip) -> EncodedClip:
@@ -150,17 +150,17 @@ class OmniVoiceExtractor(HiggsAudioExtractor):
         prepared = super()._prepare(clip)
         if not (self._settings.loudness or self._settings.trim or self._settings.whole_frames):
             return prepared
-        samples = torch.from_numpy(self._as_the_package(prepared.samples[0, 0].numpy()))
-        if len(samples) < self._least_samples:
+        samples = torch.from_numpy(self._as_omnivoice(prepared.samples[0, 0].numpy()))
+        if len(samples) < self._min_samples:
             left = len(samples) / _SAMPLE_RATE
             raise AudioTooShort(f"of the clip's {clip.seconds:.3f} s only {left:.3f} s are more than silence")
         whole = len(samples) == prepared.samples.shape[-1]
         return PreparedClip(self.pinned(samples[None, None]), whole)
 
-    def _as_the_package(self, samples: NDArray[np.float32]) -> NDArray[np.float32]:
+    def _as_omnivoice(self, samples: NDArray[np.float32]) -> NDArray[np.float32]:
         """In this order: louder, without silence, cut to whole frames."""
         if self._settings.loudness:
-            samples = _raised(samples)
+            samples = _loudness_raised(samples)
         if self._settings.trim:
             samples = without_silence(samples, _SAMPLE_RATE, self._silence)
         if self._settings.whole_frames:
@@ -168,26 +168,28 @@ class OmniVoiceExtractor(HiggsAudioExtractor):
         return samples
 
 
-def _raised(samples: NDArray[np.float32]) -> NDArray[np.float32]:
+def _loudness_raised(samples: NDArray[np.float32]) -> NDArray[np.float32]:
     level = float(np.sqrt(np.mean(samples**2)))
     return samples * np.float32(_LOUDNESS) / np.float32(level) if 0 < level < _LOUDNESS else samples
 
 
 def _published(checkpoint: Checkpoint) -> _Weights:
     codec = _read_config(checkpoint)
-    facts = checkpoint.fingerprint_inputs((_TENSORS,))
+    fingerprint_inputs = checkpoint.fingerprint_inputs((_TENSORS,))
     return _Weights(
         codec=codec,
         tensors=_read_tensors(checkpoint, codec_layout(codec)),
-        identity=(codec, facts["files"][_TENSORS]),
-        facts=facts,
+        identity=(codec, fingerprint_inputs["files"][_TENSORS]),
+        fingerprint_inputs=fingerprint_inputs,
     )
 
 
 def _untrained(seed: int) -> _Weights:
     codec = CodecConfig()
     tensors = random_tensors(codec_layout(codec), seed)
-    return _Weights(codec=codec, tensors=tensors, identity=(codec, seed), facts=untrained_facts(seed))
+    return _Weights(
+        codec=codec, tensors=tensors, identity=(codec, seed), fingerprint_inputs=untrained_inputs(seed)
+    )
 
 
 def _read_tensors(checkpoint: Checkpoint, layout: Layout) -> dict[str, Tensor]:

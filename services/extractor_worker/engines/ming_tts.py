@@ -12,10 +12,10 @@ from services.extractor_worker.models.campplus import (
     FBANK,
     MIN_SAMPLES,
     Embedding,
-    campplus_facts,
+    campplus_inputs,
     load_campplus,
 )
-from services.extractor_worker.pipeline.torch_extractor import Loading, TorchExtractor, untrained_facts
+from services.extractor_worker.pipeline.torch_extractor import Loading, TorchExtractor, untrained_inputs
 from services.shared.audio import ReferenceAudio
 
 
@@ -35,14 +35,14 @@ class MingTTSExtractor(TorchExtractor[Embedding, Embedding]):
         weights = (
             checkpoint.fingerprint_inputs([CAMPPLUS_FILE])
             if checkpoint
-            else untrained_facts(loading.seed or 0)
+            else untrained_inputs(loading.seed or 0)
         )
-        super().__init__(loading, weights=weights, speaker_encoder=campplus_facts())
+        super().__init__(loading, weights=weights, speaker_encoder=campplus_inputs())
         self._speaker_encoder = load_campplus(loading, checkpoint)
 
     def _prepare(self, clip: ReferenceAudio) -> Embedding:
         """All of it: nothing is left for the device."""
-        return self._speaker_encoder(self.resampled(clip, FBANK.sample_rate, least=MIN_SAMPLES))
+        return self._speaker_encoder(self.resampled(clip, FBANK.sample_rate, min_samples=MIN_SAMPLES))
 
     def _encode(self, prepared: Embedding) -> Embedding:
         return prepared

@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from services.extractor_worker.device.libraries import library_facts
+from services.extractor_worker.device.libraries import library_versions
 from services.extractor_worker.features.mel import MelSettings, log_mel
 from services.extractor_worker.models.ecapa import SpeakerEncoder, SpeakerEncoderConfig
 from services.extractor_worker.models.mimi import CodecConfig, CodecEncoder, codec_layout
-from services.extractor_worker.pipeline.torch_extractor import Loading, TorchExtractor, untrained_facts
+from services.extractor_worker.pipeline.torch_extractor import Loading, TorchExtractor, untrained_inputs
 from services.extractor_worker.weights.loading import Checkpoint
 from services.extractor_worker.weights.modules import filled, layout_of
 from services.extractor_worker.weights.published import expect, read_config
@@ -36,7 +36,7 @@ _CODEC_CONFIG, _CODEC_TENSORS = f"speech_tokenizer/{_CONFIG}", f"speech_tokenize
 
 _ONLY_BASE = "a CustomVoice or VoiceDesign model, which has no speaker encoder; only Base models clone voices"
 _SAMPLE_RATE = 24_000
-_BOOKS = 16
+_CODEBOOKS = 16
 """Of the 32 books the published codec has."""
 
 
@@ -64,7 +64,7 @@ class _Weights:
     codec_tensors: Mapping[str, Tensor]
     codec_identity: Hashable
     """Equal where two models have the same codec."""
-    facts: Mapping[str, Any]
+    fingerprint_inputs: Mapping[str, Any]
 
 
 class Qwen3TTSExtractor(TorchExtractor[PreparedClip, EncodedClip]):
@@ -89,11 +89,11 @@ class Qwen3TTSExtractor(TorchExtractor[PreparedClip, EncodedClip]):
         self._mel = _mel_settings(weights.speaker)
         super().__init__(
             loading,
-            weights=weights.facts,
+            weights=weights.fingerprint_inputs,
             mel=asdict(self._mel),
             speaker_encoder=asdict(weights.speaker),
-            codec=asdict(weights.codec) | _codec_facts(loading.dtype),
-            libraries=library_facts("transformers"),
+            codec=asdict(weights.codec) | _codec_inputs(loading.dtype),
+            libraries=library_versions("transformers"),
         )
         self._min_samples = weights.speaker.min_frames * self._mel.hop
         encoder = filled(partial(SpeakerEncoder, weights.speaker), weights.speaker_tensors)
@@ -101,12 +101,16 @@ class Qwen3TTSExtractor(TorchExtractor[PreparedClip, EncodedClip]):
         self._codec = loading.shared_models.get(
             ("mimi", weights.codec_identity, loading.device, self.dtype),
             lambda: CodecEncoder(
-                weights.codec, weights.codec_tensors, books=_BOOKS, device=loading.device, dtype=self.dtype
+                weights.codec,
+                weights.codec_tensors,
+                codebooks=_CODEBOOKS,
+                device=loading.device,
+                dtype=self.dtype,
             ),
         )
 
     def _prepare(self, clip: ReferenceAudio) -> PreparedClip:
-        samples = self.resampled(clip, self._mel.sample_rate, least=self._min_samples)
+        samples = self.resampled(clip, self._mel.sample_rate, min_samples=self._min_samples)
         return PreparedClip(self.pinned(log_mel(samples[None], self._mel)), self.pinned(samples[None, None]))
 
     def _encode(self, prepared: PreparedClip) -> EncodedClip:
@@ -140,18 +144,18 @@ class Qwen3TTSExtractor(TorchExtractor[PreparedClip, EncodedClip]):
         }
 
 
-def _codec_facts(dtype: Dtype) -> dict[str, Any]:
+def _codec_inputs(dtype: Dtype) -> dict[str, Any]:
     """What the code decides. Rotary frequencies are only mentioned where rounding them changes codes, so that
     the fingerprints of float32 artifacts do not change with it.
     """
-    facts: dict[str, Any] = {"books": _BOOKS, "sliding_window_applied": True}
-    return facts if dtype == "float32" else facts | {"rotary_frequencies": dtype}
+    fingerprint_inputs: dict[str, Any] = {"books": _CODEBOOKS, "sliding_window_applied": True}
+    return fingerprint_inputs if dtype == "float32" else fingerprint_inputs | {"rotary_frequencies": dtype}
 
 
 def _published(checkpoint: Checkpoint, width: int) -> _Weights:
     speaker = _read_speaker_config(checkpoint, width)
     codec = _read_codec_config(checkpoint)
-    facts = checkpoint.fingerprint_inputs((_TENSORS, _CODEC_TENSORS))
+    fingerprint_inputs = checkpoint.fingerprint_inputs((_TENSORS, _CODEC_TENSORS))
     return _Weights(
         speaker=speaker,
         speaker_tensors=checkpoint.read_tensors(
@@ -159,8 +163,8 @@ def _published(checkpoint: Checkpoint, width: int) -> _Weights:
         ),
         codec=codec,
         codec_tensors=checkpoint.read_tensors(_CODEC_TENSORS, "encoder.", codec_layout(codec)),
-        codec_identity=(codec, facts["files"][_CODEC_TENSORS]),
-        facts=facts,
+        codec_identity=(codec, fingerprint_inputs["files"][_CODEC_TENSORS]),
+        fingerprint_inputs=fingerprint_inputs,
     )
 
 
@@ -172,7 +176,7 @@ def _untrained(width: int, seed: int) -> _Weights:
         codec=codec,
         codec_tensors=random_tensors(codec_layout(codec), seed),
         codec_identity=(codec, seed),
-        facts=untrained_facts(seed),
+        fingerprint_inputs=untrained_inputs(seed),
     )
 
 
@@ -196,7 +200,7 @@ def _read_codec_config(checkpoint: Checkpoint) -> CodecConfig:
     published = checkpoint.read_json(_CODEC_CONFIG)
     expect(_CODEC_CONFIG, published, "model_type", "qwen3_tts_tokenizer_12hz")
     expect(_CODEC_CONFIG, published, "input_sample_rate", _SAMPLE_RATE)
-    expect(_CODEC_CONFIG, published, "encoder_valid_num_quantizers", _BOOKS)
+    expect(_CODEC_CONFIG, published, "encoder_valid_num_quantizers", _CODEBOOKS)
     config = read_config(CodecConfig, published.get("encoder_config"), f"{_CODEC_CONFIG}: encoder_config")
     expect(_CODEC_CONFIG, published, "encode_downsample_rate", config.samples_per_frame)
     return config

@@ -17,7 +17,7 @@ from services.extractor_worker.features.resample import KERNEL_FLOAT32
 from services.extractor_worker.models.nearest import nearest_entries
 from services.extractor_worker.models.seanet import SeanetConfig, SeanetEncoder, published_name
 from services.extractor_worker.models.weight_norm import Layout, folded, published_layout
-from services.extractor_worker.pipeline.torch_extractor import Loading, TorchExtractor, untrained_facts
+from services.extractor_worker.pipeline.torch_extractor import Loading, TorchExtractor, untrained_inputs
 from services.extractor_worker.weights.loading import Checkpoint
 from services.extractor_worker.weights.modules import filled, layout_of
 from services.extractor_worker.weights.published import expect, read_config
@@ -31,7 +31,7 @@ _CONFIG, _TENSORS = f"{_FOLDER}/config.json", f"{_FOLDER}/SpeechTokenizer.pt"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Books:
+class _Codebooks:
     """Codebooks: how many, and of how many entries."""
 
     count: int
@@ -70,7 +70,7 @@ class _Weights:
     config: SeanetConfig
     encoder: Mapping[str, Tensor]
     books: Tensor
-    facts: Mapping[str, Any]
+    fingerprint_inputs: Mapping[str, Any]
 
 
 class SpeechTokenizerExtractor(TorchExtractor[Tensor, Tensor]):
@@ -86,7 +86,7 @@ class SpeechTokenizerExtractor(TorchExtractor[Tensor, Tensor]):
     resampler = KERNEL_FLOAT32
 
     def __init__(self, loading: Loading) -> None:
-        profile, books = loading.profile, _Books.of(loading.profile)
+        profile, books = loading.profile, _Codebooks.of(loading.profile)
         weights = (
             _published(loading.checkpoint(), profile, books)
             if loading.seed is None
@@ -94,7 +94,7 @@ class SpeechTokenizerExtractor(TorchExtractor[Tensor, Tensor]):
         )
         super().__init__(
             loading,
-            weights=weights.facts,
+            weights=weights.fingerprint_inputs,
             sample_rate=profile.sample_rate,
             encoder=asdict(weights.config),
             quantizer=asdict(books),
@@ -105,10 +105,10 @@ class SpeechTokenizerExtractor(TorchExtractor[Tensor, Tensor]):
 
     def _prepare(self, clip: ReferenceAudio) -> Tensor:
         """float32 [1, 1, N] at 16 kHz."""
-        return self.pinned(self.resampled(clip, self._sample_rate, least=self._min_samples)[None, None])
+        return self.pinned(self.resampled(clip, self._sample_rate, min_samples=self._min_samples)[None, None])
 
     def _encode(self, prepared: Tensor) -> Tensor:
-        """int64 [books, T]."""
+        """int64 [codebooks, T]."""
         latents = self._encoder(self.on_device(prepared))[0]  # [D, T]
         return quantized(latents.T, self._books)
 
@@ -135,7 +135,7 @@ def quantized(latents: Tensor, books: Tensor) -> Tensor:
     return torch.stack(codes)
 
 
-def _published(checkpoint: Checkpoint, profile: Profile, books: _Books) -> _Weights:
+def _published(checkpoint: Checkpoint, profile: Profile, books: _Codebooks) -> _Weights:
     config = _read_config(checkpoint, profile, books)
     layout = layout_of(partial(SeanetEncoder, config))
     encoder = checkpoint.read_tensors(_TENSORS, "encoder.", published_layout(layout, published_name))
@@ -144,21 +144,21 @@ def _published(checkpoint: Checkpoint, profile: Profile, books: _Books) -> _Weig
         config=config,
         encoder=folded(encoder, layout, published_name),
         books=books.stacked(quantizer),
-        facts=checkpoint.fingerprint_inputs([_TENSORS]),
+        fingerprint_inputs=checkpoint.fingerprint_inputs([_TENSORS]),
     )
 
 
-def _untrained(books: _Books, seed: int) -> _Weights:
+def _untrained(books: _Codebooks, seed: int) -> _Weights:
     config = SeanetConfig()
     return _Weights(
         config=config,
         encoder=random_tensors(layout_of(partial(SeanetEncoder, config)), seed),
         books=books.stacked(random_tensors(books.layout(config.dimension), seed)),
-        facts=untrained_facts(seed),
+        fingerprint_inputs=untrained_inputs(seed),
     )
 
 
-def _read_config(checkpoint: Checkpoint, profile: Profile, books: _Books) -> SeanetConfig:
+def _read_config(checkpoint: Checkpoint, profile: Profile, books: _Codebooks) -> SeanetConfig:
     published = checkpoint.read_json(_CONFIG)
     config = read_config(SeanetConfig, published, _CONFIG)
     expect(_CONFIG, published, "sample_rate", profile.sample_rate)

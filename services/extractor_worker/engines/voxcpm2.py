@@ -21,7 +21,7 @@ from services.extractor_worker.models.audio_vae import (
     published_name,
 )
 from services.extractor_worker.models.weight_norm import folded
-from services.extractor_worker.pipeline.torch_extractor import Loading, TorchExtractor, untrained_facts
+from services.extractor_worker.pipeline.torch_extractor import Loading, TorchExtractor, untrained_inputs
 from services.extractor_worker.weights.loading import Checkpoint
 from services.extractor_worker.weights.modules import filled, layout_of
 from services.extractor_worker.weights.published import expect, read_config
@@ -54,10 +54,12 @@ class VoxCPM2Extractor(TorchExtractor[Tensor, Tensor]):
     always_float32 = True
 
     def __init__(self, loading: Loading) -> None:
-        config, tensors, facts = _published(loading) if loading.seed is None else _untrained(loading.seed)
+        config, tensors, fingerprint_inputs = (
+            _published(loading) if loading.seed is None else _untrained(loading.seed)
+        )
         super().__init__(
             loading,
-            weights=facts,
+            weights=fingerprint_inputs,
             vae=asdict(config),
             patch_frames=_PATCH_FRAMES,
             zeros={"ref_audio_feat": "after", "audio_feat": "before"},
@@ -102,7 +104,7 @@ def _published(loading: Loading) -> tuple[AudioVaeConfig, Mapping[str, Tensor], 
 def _untrained(seed: int) -> tuple[AudioVaeConfig, Mapping[str, Tensor], Mapping[str, Any]]:
     config = AudioVaeConfig()
     layout = layout_of(partial(AudioVaeEncoder, config))
-    return config, random_tensors(layout, seed), untrained_facts(seed)
+    return config, random_tensors(layout, seed), untrained_inputs(seed)
 
 
 def _checkpoint(loading: Loading) -> tuple[Checkpoint, str]:

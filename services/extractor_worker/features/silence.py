@@ -54,8 +54,8 @@ def without_silence(
         float32 [K], a whole number of milliseconds, rounded to 16 bits; K = 0 if all was silent.
     """
     clip = _without_pauses(_milliseconds(samples, sample_rate // 1000), rules)
-    clip = clip[max(0, _silence_ahead(clip, rules) - rules.kept_before) :]
-    behind = max(0, _silence_ahead(clip[::-1], rules) - rules.kept_after)
+    clip = clip[max(0, _leading_silence(clip, rules) - rules.kept_before) :]
+    behind = max(0, _leading_silence(clip[::-1], rules) - rules.kept_after)
     clip = clip[: len(clip) - behind]
     return clip.reshape(-1).astype(np.float32) / np.float32(_FULL_SCALE)
 
@@ -105,7 +105,7 @@ def _pauses(clip: Milliseconds, rules: SilenceRules) -> Ranges:
     return list(zip(first.tolist(), final.tolist(), strict=True))
 
 
-def _silence_ahead(clip: Milliseconds, rules: SilenceRules) -> int:
+def _leading_silence(clip: Milliseconds, rules: SilenceRules) -> int:
     """Milliseconds until the first piece that is not silent; all of the clip if there is none."""
     pieces = range(0, len(clip), rules.step)
     energy = _energy(clip)

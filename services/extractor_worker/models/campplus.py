@@ -14,7 +14,7 @@ import onnxruntime
 from numpy.typing import NDArray
 from torch import Tensor
 
-from services.extractor_worker.device.libraries import library_facts
+from services.extractor_worker.device.libraries import library_versions
 from services.extractor_worker.features.kaldi_fbank import FbankSettings, fbank
 from services.extractor_worker.models.campplus_untrained import untrained_campplus
 from services.extractor_worker.pipeline.torch_extractor import Loading
@@ -125,13 +125,13 @@ def load_campplus(loading: Loading, checkpoint: Checkpoint | None) -> CamPlusPlu
     )
 
 
-def campplus_facts() -> Mapping[str, Any]:
+def campplus_inputs() -> Mapping[str, Any]:
     """What a fingerprint says of it besides its weights."""
     return {
         "fbank": asdict(FBANK),
         "width": WIDTH,
         "normalised": False,
-        "libraries": library_facts("onnxruntime"),
+        "libraries": library_versions("onnxruntime"),
     }
 
 

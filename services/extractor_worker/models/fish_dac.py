@@ -71,7 +71,7 @@ class CodecConfig:
         return math.prod(self.encoder_rates) * math.prod(self.downsample_factor)
 
     @property
-    def books(self) -> int:
+    def codebooks(self) -> int:
         """Codes of a frame."""
         return 1 + self.n_codebooks
 
@@ -90,7 +90,7 @@ class CodecEncoder(nn.Module):
                 than `max_frames` of them.
 
         Returns:
-            int64 [B, books, N / samples_per_frame], the semantic book first.
+            int64 [B, codebooks, N / samples_per_frame], the semantic book first.
         """
         return self.quantizer(self.encoder(samples))  # type: ignore[no-any-return]
 
@@ -240,11 +240,11 @@ class Quantizer(nn.Module):
         width = config.width
         self.downsample = nn.Sequential(*[Downsample(width, rate) for rate in config.downsample_factor])
         self.pre_module = _pre_transformer(config)
-        self.semantic_quantizer = Books(1, config.semantic_codebook_size, config)
-        self.quantizer = Books(config.n_codebooks, config.codebook_size, config)
+        self.semantic_quantizer = Codebooks(1, config.semantic_codebook_size, config)
+        self.quantizer = Codebooks(config.n_codebooks, config.codebook_size, config)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """[B, C, T] -> int64 [B, books, T / 4]."""
+        """[B, C, T] -> int64 [B, codebooks, T / 4]."""
         residual = self.pre_module(self.downsample(hidden))
         codes = []
         books = [*self.semantic_quantizer.quantizers, *self.quantizer.quantizers]
@@ -279,13 +279,13 @@ class ConvNeXt(nn.Module):
         return hidden + inner.transpose(1, 2)  # type: ignore[no-any-return]
 
 
-class Books(nn.Module):
+class Codebooks(nn.Module):
     def __init__(self, count: int, size: int, config: CodecConfig) -> None:
         super().__init__()
-        self.quantizers = nn.ModuleList(Book(size, config) for _ in range(count))
+        self.quantizers = nn.ModuleList(Codebook(size, config) for _ in range(count))
 
 
-class Book(nn.Module):
+class Codebook(nn.Module):
     """A codebook in few dimensions, where the direction alone decides (ViT-VQGAN, arXiv 2110.04627)."""
 
     def __init__(self, size: int, config: CodecConfig) -> None:

@@ -74,7 +74,7 @@ class SemanticConfig:
                 raise ValueError(f"{name} is {getattr(self, name)!r}, {value!r} is expected")
 
     @property
-    def least_samples(self) -> int:
+    def min_samples(self) -> int:
         """What the convolutions need for one frame."""
         needed = 1
         for kernel, stride in zip(reversed(self.conv_kernel), reversed(self.conv_stride), strict=True):
@@ -121,7 +121,7 @@ class CodecConfig:
         return math.prod(self.semantic.conv_stride)
 
     @property
-    def books(self) -> int:
+    def codebooks(self) -> int:
         bits = math.ceil(math.log2(self.codebook_size))
         frames = math.ceil(self.sample_rate / self.samples_per_frame)
         return int(1000 * self.kilobits // (frames * bits))
@@ -132,9 +132,9 @@ class CodecConfig:
         return self.acoustic.hidden_size + self.semantic.hidden_size
 
     @property
-    def least_samples(self) -> int:
+    def min_samples(self) -> int:
         """Of a clip at `sample_rate`: 119, which is one frame."""
-        heard = self.semantic.least_samples - 2 * _PADDING  # after resampling, which rounds up
+        heard = self.semantic.min_samples - 2 * _PADDING  # after resampling, which rounds up
         return (heard - 1) * self.sample_rate // self.semantic_sample_rate + 1
 
     def for_transformers(self) -> HiggsAudioV2TokenizerConfig:
@@ -226,7 +226,7 @@ def _hubert_layer_layout(name: str, config: SemanticConfig) -> Layout:
 def _quantizer_layout(config: CodecConfig) -> Layout:
     size, narrow, wide = config.codebook_size, config.codebook_dim, config.width
     layout: Layout = {}
-    for book in range(config.books):
+    for book in range(config.codebooks):
         name = f"quantizer.quantizers.{book}"
         layout |= {
             f"{name}.codebook.inited": (1,),
@@ -263,7 +263,7 @@ class CodecEncoder:
             samples: float32 [B, 1, N] at 24 kHz, on the device.
 
         Returns:
-            int64 [B, books, floor((N + samples_per_frame - least_samples) / samples_per_frame)].
+            int64 [B, codebooks, floor((N + samples_per_frame - min_samples) / samples_per_frame)].
         """
         return self.model.encode(samples, return_dict=False)  # type: ignore[no-any-return]
 

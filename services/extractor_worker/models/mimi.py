@@ -151,11 +151,11 @@ class CodecEncoder:
         config: CodecConfig,
         tensors: Mapping[str, Tensor],
         *,
-        books: int,
+        codebooks: int,
         device: str,
         dtype: torch.dtype,
     ) -> None:
-        self.books = books
+        self.codebooks = codebooks
         # Servers cast the whole model, and so round the frequencies of rotary positions. Loading in a dtype
         # leaves those in float32: in bfloat16, one code in ten would be another.
         self.model = _on(device, _load(config, tensors, dtype).to(dtype))
@@ -167,13 +167,13 @@ class CodecEncoder:
             samples: [B, 1, N] at 24 kHz, on the device and in the dtype of the weights.
 
         Returns:
-            int64 [B, books, ceil(N / samples_per_frame)].
+            int64 [B, codebooks, ceil(N / samples_per_frame)].
         """
-        # Books beyond the ones wanted are not computed; each book only depends on those before it.
+        # Codebooks beyond the ones wanted are not computed; each book only depends on those before it.
         # With a cache, if an empty one: without, transformers looks whether positions are of several packed
         # sequences, and a GPU is waited for.
         encoded = self.model.encode(
-            samples, num_quantizers=self.books, encoder_past_key_values=DynamicCache()
+            samples, num_quantizers=self.codebooks, encoder_past_key_values=DynamicCache()
         )
         return encoded.audio_codes  # type: ignore[no-any-return]
 

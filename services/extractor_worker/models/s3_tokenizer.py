@@ -134,18 +134,18 @@ class Attention(nn.Module):
             part.unflatten(2, (-1, _HEAD)) for part in (self.query(hidden), self.key(hidden), value)
         )  # [B, T, H, 64] each
         scale = _HEAD**-0.25
-        query = _turned(query, rotation).permute(0, 2, 1, 3) * scale  # [B, H, T, 64]
-        key = _turned(key, rotation).permute(0, 2, 3, 1) * scale  # [B, H, 64, T]
+        query = _rotated(query, rotation).permute(0, 2, 1, 3) * scale  # [B, H, T, 64]
+        key = _rotated(key, rotation).permute(0, 2, 3, 1) * scale  # [B, H, 64, T]
         weights = (query @ key).softmax(dim=3)  # [B, H, T, T]
         mixed = (weights @ heads.permute(0, 2, 1, 3)).permute(0, 2, 1, 3).flatten(2)  # [B, T, D]
-        return self.out(mixed) + self._remembered(value)  # type: ignore[no-any-return]
+        return self.out(mixed) + self._memory_block(value)  # type: ignore[no-any-return]
 
-    def _remembered(self, value: Tensor) -> Tensor:
+    def _memory_block(self, value: Tensor) -> Tensor:
         """What each position has around it, and itself. [B, T, D] -> [B, T, D]."""
         return self.memory(value.transpose(1, 2)).transpose(1, 2) + value  # type: ignore[no-any-return]
 
 
-def _turned(heads: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+def _rotated(heads: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
     """Each pair of coordinates i and i + 32 turned by its position's angle. [B, T, H, 64]."""
     first, second = heads.chunk(2, dim=3)
     return heads * rotation[0] + torch.cat([-second, first], dim=3) * rotation[1]

@@ -76,9 +76,9 @@ class Loading:
         assert not isinstance(self.source, UntrainedWeights)
         return locate(self.source, profile=self.profile.name, weights=self.profile.weights, cache=self.cache)
 
-    def resampled(self, clip: Clip, sample_rate: int, *, least: int = 1) -> Tensor:
-        """Return float32 [N] at `sample_rate` Hz. Raises `AudioTooShort` below `least` samples."""
-        return _resampled(clip, sample_rate, least, KERNEL)
+    def resampled(self, clip: Clip, sample_rate: int, *, min_samples: int = 1) -> Tensor:
+        """Return float32 [N] at `sample_rate` Hz. Raises `AudioTooShort` below `min_samples` samples."""
+        return _resampled(clip, sample_rate, min_samples, KERNEL)
 
 
 class TorchExtractor(ABC, Generic[Prepared, Encoded]):
@@ -86,7 +86,7 @@ class TorchExtractor(ABC, Generic[Prepared, Encoded]):
 
     Args:
         facts: what the fingerprint says besides profile, code version, dtype and resampler: `weights`
-            (`Checkpoint.fingerprint_inputs`, or `untrained_facts`), the configuration, and every number of
+            (`Checkpoint.fingerprint_inputs`, or `untrained_inputs`), the configuration, and every number of
             the preprocessing.
     """
 
@@ -198,9 +198,9 @@ class TorchExtractor(ABC, Generic[Prepared, Encoded]):
         """Return every tensor that the extractor keeps between clips: weights, codebooks, tables."""
         return tensors_held_by(self)
 
-    def resampled(self, clip: ReferenceAudio, sample_rate: int, *, least: int = 1) -> Tensor:
-        """float32 [N] at `sample_rate` (Hz). Raises `AudioTooShort` below `least` samples."""
-        return _resampled(clip, sample_rate, least, self.resampler or KERNEL)
+    def resampled(self, clip: ReferenceAudio, sample_rate: int, *, min_samples: int = 1) -> Tensor:
+        """float32 [N] at `sample_rate` (Hz). Raises `AudioTooShort` below `min_samples` samples."""
+        return _resampled(clip, sample_rate, min_samples, self.resampler or KERNEL)
 
     def pinned(self, tensor: Tensor) -> Tensor:
         """Page-locked where a GPU will fetch it, so that the copy does not wait for the work before it."""
@@ -211,10 +211,10 @@ class TorchExtractor(ABC, Generic[Prepared, Encoded]):
         return tensor.to(self.device, dtype or self.dtype, non_blocking=True)
 
 
-def _resampled(clip: Clip, sample_rate: int, least: int, kernel: str) -> Tensor:
+def _resampled(clip: Clip, sample_rate: int, min_samples: int, kernel: str) -> Tensor:
     samples = resample(torch.tensor(clip.samples), clip.sample_rate, sample_rate, kernel)
-    if len(samples) < least:
-        needed = least / sample_rate
+    if len(samples) < min_samples:
+        needed = min_samples / sample_rate
         raise AudioTooShort(f"the clip is {clip.seconds:.3f} s, the encoder needs at least {needed:.3f} s")
     return samples
 
@@ -240,6 +240,6 @@ def _tensors_of(thing: object) -> Iterator[tuple[str, Tensor]]:
                 yield f"{name}.{key}", tensor
 
 
-def untrained_facts(seed: int) -> dict[str, Any]:
+def untrained_inputs(seed: int) -> dict[str, Any]:
     """What a fingerprint says of random weights."""
     return {"untrained": True, "seed": seed}

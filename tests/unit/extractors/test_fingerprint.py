@@ -118,7 +118,7 @@ def test_the_dtype_counts() -> None:
     [
         (Qwen3TTSExtractor, "code_version", 99),
         (torch_extractor, "KERNEL", "soxr-hq"),
-        (qwen3_tts, "_BOOKS", 15),
+        (qwen3_tts, "_CODEBOOKS", 15),
     ],
 )
 def test_what_the_code_decides_counts(

@@ -345,7 +345,7 @@ def test_the_profiles_books_are_the_codecs(kind: type[FishSpeechExtractor], name
     codec, facts = kind.codec, BUILT_IN[name]
     sizes = (codec.semantic_codebook_size, *codec.n_codebooks * [codec.codebook_size])
     assert facts.tensors["ref_codes_fq"].codebook_sizes == sizes
-    assert facts.tensors["ref_codes_fq"].shape == ("T", codec.books)
+    assert facts.tensors["ref_codes_fq"].shape == ("T", codec.codebooks)
     assert facts.frame_rate == codec.sample_rate / codec.samples_per_frame
     assert facts.sample_rate == codec.sample_rate
 

@@ -124,7 +124,7 @@ def test_a_clip_without_sound_is_left_as_loud_as_it_is() -> None:
 
 
 def test_shapes_and_dtypes_are_the_profiles(goldens: Goldens, tiny: HiggsAudioExtractor) -> None:
-    """Books first, int64, contiguous: what the artifact file and the engine expect."""
+    """Codebooks first, int64, contiguous: what the artifact file and the engine expect."""
     clip = golden_clip(goldens, "7.31", 24_000)
     encoded = tiny.encode([tiny.prepare(clip)])[0]
     tensors = tiny.finish(encoded)
@@ -288,7 +288,7 @@ def test_the_published_tokenizer_has_the_tensors_it_is_known_to_have() -> None:
     layout = codec_layout(CodecConfig())
     assert sum(int(np.prod(shape)) for shape in layout.values()) == 163_596_232
     config = CodecConfig()
-    assert (config.books, config.samples_per_frame, config.least_samples) == (8, 960, 119)
+    assert (config.codebooks, config.samples_per_frame, config.min_samples) == (8, 960, 119)
     assert layout["quantizer.quantizers.7.codebook.embed"] == (1024, 64)
 
 

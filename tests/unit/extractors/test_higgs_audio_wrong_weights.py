@@ -111,7 +111,7 @@ def test_a_file_that_is_not_whole_safetensors_is_named(copy: Path, cut: Callable
         (None, {"sample_rate": 16_000}, "sample_rate is 16000, 24000 is expected"),
         (None, {"semantic_sample_rate": 24_000}, "semantic_sample_rate is 24000, 16000 is expected"),
         (None, {"downsample_factor": 160}, "downsample_factor is 160, 320 is expected"),
-        (None, {"target_bandwidths": [0.15, 0.6]}, "books is 4, 8 is expected"),
+        (None, {"target_bandwidths": [0.15, 0.6]}, "codebooks is 4, 8 is expected"),
         (None, {"target_bandwidths": []}, "target_bandwidths is [], numbers are expected"),
         (None, {"target_bandwidths": None}, "target_bandwidths is None, numbers are expected"),
         (None, {"strides": [2, 1]}, "strides is (2, 1), ones are expected"),

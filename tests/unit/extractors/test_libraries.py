@@ -7,7 +7,7 @@ import pytest
 import scipy
 import transformers
 
-from services.extractor_worker.device.libraries import library_facts
+from services.extractor_worker.device.libraries import library_versions
 from services.shared.model.fingerprint import Fingerprint
 from tests.unit.extractors import cosyvoice3_tiny, higgs_audio_tiny, test_dac
 from tests.unit.extractors.conftest import load_tiny
@@ -37,8 +37,8 @@ def test_another_minor_version_is_another_fingerprint(
     assert len(set(found.values())) == 3
 
 
-def test_facts_name_library_and_version(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_library_and_version_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transformers, "__version__", "5.13.2")
     monkeypatch.setattr(onnxruntime, "__version__", "1.31.1")
-    assert library_facts("transformers", "onnxruntime") == {"transformers": "5.13", "onnxruntime": "1.31"}
-    assert library_facts() == {}
+    assert library_versions("transformers", "onnxruntime") == {"transformers": "5.13", "onnxruntime": "1.31"}
+    assert library_versions() == {}

@@ -91,7 +91,7 @@ def test_the_goldens_use_the_books(goldens: Goldens) -> None:
 
 
 def test_it_is_what_the_profile_promises(goldens: Goldens, extractor: SpeechTokenizerExtractor) -> None:
-    """Books first, int64, contiguous."""
+    """Codebooks first, int64, contiguous."""
     clip = golden_clip(goldens, "7.313", 16_000)
     tensors = extractor.finish(extractor.encode([extractor.prepare(clip)])[0])
     check_tensors(tensors, profile().tensors, seconds=clip.seconds, frame_rate=50.0)
