@@ -6,8 +6,8 @@
     artifact = client.fetch("alice", "qwen3-tts-0.6b")
     artifact.tensors["speaker_embedding"]
 
-The names below are loaded when they are first used: a process that only needs the wire contract never loads
-the HTTP client.
+The names below are loaded on first use, so a process that only needs the wire contract never loads the HTTP
+client.
 """
 
 import importlib
@@ -130,7 +130,7 @@ def __getattr__(name: str) -> object:
 
 
 def _version() -> str:
-    """`unknown` in a checkout that was never installed."""
+    """Return the installed version, or `unknown` in a checkout that was never installed."""
     from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415  takes longer than the rest
 
     try:

@@ -1,8 +1,8 @@
 """The artifact file: named tensors and one manifest in a safetensors file whose bytes are reproducible.
 
-safetensors writes metadata in random order, so all of ours goes into *one* header key, `manifest`, as
-canonical JSON:
-the same tensors and manifest give the same bytes. Knows no network, no storage and no encoder.
+The safetensors library writes metadata keys in random order. Therefore the whole manifest is stored as
+canonical JSON under one header key, `manifest`, so that the same tensors and manifest always give the same
+bytes.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ from speaker_registry.terminal import printable
 MAX_HEADER_BYTES = 64 * 1024
 MAX_TENSORS = 256
 _MAX_NAME = 200
-"""Characters in the name of a device or library."""
+"""Maximum number of characters in the name of a device or library."""
 _TENSOR_NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _DTYPES = {
     "F32": np.float32,
@@ -40,31 +40,36 @@ _CODES_BY_DTYPE = {np.dtype(dtype): code for code, dtype in _DTYPES.items()}
 
 
 class TensorSpec(BaseModel):
-    """What a profile promises about one tensor."""
+    """The dtype, shape and range that a profile requires of one tensor."""
 
     model_config = ConfigDict(frozen=True)
 
     dtype: str
-    """safetensors' code: F32, I32, …"""
+    """Dtype as safetensors writes it, such as `F32` or `I32`."""
     shape: tuple[int | str, ...]
-    """A number is that size; `T` is the artifact's number of frames, `2T` twice that; any other word any
-    size.
+    """Size of each axis. A number is an exact size, `T` is the artifact's number of frames, `2T` is twice
+    that number, and any other word allows any size.
     """
     minimum: float | None = None
+    """Smallest allowed value."""
     maximum: float | None = None
-    """Inclusive range of the values."""
+    """Largest allowed value."""
     codebook_sizes: tuple[int, ...] | None = None
-    """Where the books, along the last axis, differ in size: values of book k are below its k-th number."""
+    """Sizes of the codebooks along the last axis, if they differ. The values of codebook k are below the k-th
+    size.
+    """
     counts_frames: bool = False
-    """Its values are `T`."""
+    """True if each value of the tensor is the number of frames, `T`."""
     required: bool = True
-    """False for a tensor that only some versions have (codes: not for a given embedding)."""
+    """False for a tensor that only some versions have. For example, a version made from an embedding has no
+    codes.
+    """
     needs_ref_text: bool = False
     """True for a tensor that only versions with a transcript have."""
 
 
 class TensorInfo(BaseModel):
-    """What one artifact really holds under a name."""
+    """Dtype and shape of one tensor in an artifact."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -73,20 +78,20 @@ class TensorInfo(BaseModel):
 
 
 class ComputedOn(BaseModel):
-    """The machine that computed an artifact. Machines of one fleet may differ, so it is no part of the
+    """The machine that computed an artifact. The machines of one fleet may differ, so this is not part of the
     fingerprint.
     """
 
     model_config = ConfigDict(frozen=True)
 
     device: str = Field(max_length=_MAX_NAME)
-    """`cpu` or `cuda`."""
+    """Type of the device: `cpu` or `cuda`."""
     gpu: str | None = Field(None, max_length=_MAX_NAME)
-    """Name of the GPU, e.g. `NVIDIA H200`."""
+    """Name of the GPU, for example `NVIDIA H200`."""
     instruction_set: str | None = Field(None, max_length=_MAX_NAME)
-    """Of the CPU where that is the device, e.g. `AVX512 (avx2 avx512_f avx512_bf16)`."""
+    """Instruction set of the CPU if the device is `cpu`, for example `AVX512 (avx2 avx512_f avx512_bf16)`."""
     torch: str | None = Field(None, max_length=_MAX_NAME)
-    """Version of torch, where torch computed it."""
+    """Version of torch, if torch computed the artifact."""
 
     def __str__(self) -> str:
         known = (self.device, self.gpu, self.instruction_set, self.torch and f"torch {self.torch}")
@@ -94,7 +99,9 @@ class ComputedOn(BaseModel):
 
 
 class Manifest(BaseModel):
-    """What an artifact says about itself. Unknown keys are kept: later writers may add facts."""
+    """The description that an artifact contains of itself. Unknown keys are kept, because newer versions may
+    add some.
+    """
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
@@ -102,53 +109,56 @@ class Manifest(BaseModel):
     profile: str
     model_type: str
     fingerprint: str
-    """sha256 over everything that determines the artifact besides the clip."""
+    """SHA-256 of everything that determines the artifact besides the clip."""
     extractor: dict[str, Any] = Field(default_factory=dict)
-    """The facts behind the fingerprint: weights, revision, preprocessing, dtype, code."""
+    """The inputs of the fingerprint: weights, revision, preprocessing, dtype and code."""
     untrained: bool = False
-    """True: made with random weights, for trying out. The voice is useless."""
+    """True if the artifact was made with random weights, for trying things out. Such a voice is useless."""
     custom_weights: bool = False
-    """True: made with weights that are meant to differ from the published ones, such as fine-tuned ones."""
+    """True if the weights differ from the published ones on purpose, such as fine-tuned weights."""
     voice: str
     version: int
     version_id: str
     created_at: int
     source: str
-    """`audio` or `embedding`."""
+    """Source of the version: `audio` or `embedding`."""
     audio_sha256: str | None = None
-    """Of the clip's bytes as uploaded."""
+    """SHA-256 of the clip's bytes as uploaded."""
     seconds: float | None = None
     used_seconds: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    """How much of the clip is in the tensors, where the extractor cut something out."""
+    """Seconds of the clip that the tensors represent, if the extractor left out a part of the clip."""
     ref_text: str | None = None
     consent: str | None = None
     frame_rate: float | None = None
-    """Frames of codes a second, Hz."""
+    """Frames of codes per second (Hz)."""
     computed_on: ComputedOn | None = None
-    """The machine that computed the tensors; None where nobody said. Two machines of one fleet may round
-    differently, which the fingerprint does not tell.
+    """The machine that computed the tensors. None if it is not known. Two machines of one fleet may round
+    differently, and the fingerprint does not show that.
     """
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Artifact:
-    """A whole, checked artifact. `tensors`: numpy arrays by name. `digest`: `sha256:…` of the file.
+    """A complete and verified artifact.
 
-    Its `repr`, and the table that a notebook shows of it, say what it is and which tensors it holds, but
-    neither their values nor the transcript.
+    Its `repr`, and the table that a notebook shows, name the voice, the profile and the tensors. They contain
+    neither the values of the tensors nor the transcript.
     """
 
     tensors: Mapping[str, np.ndarray]
+    """Numpy arrays by name."""
     manifest: Manifest
     digest: str
+    """SHA-256 of the file, as `sha256:…`."""
     size: int
+    """Size of the file in bytes."""
 
     @classmethod
     def parse(cls, data: bytes) -> Self:
-        """Read a file from anywhere.
+        """Parse an artifact file. The bytes need not be trusted.
 
         Raises:
-            InvalidArtifact: as `read_tensors`, and where there is no manifest.
+            InvalidArtifact: The file is not accepted by `read_tensors`, or has no manifest.
         """
         tensors, manifest = read_tensors(data)
         if manifest is None:
@@ -157,11 +167,14 @@ class Artifact:
 
     @property
     def content_digest(self) -> str:
-        """Identity of the tensors: `sha256:…` over sorted names, dtypes, shapes and bytes."""
+        """Digest of the tensors without the manifest: `sha256:…` over sorted names, dtypes, shapes and
+        bytes.
+        """
         return content_digest(self.tensors)
 
     @property
     def info(self) -> dict[str, TensorInfo]:
+        """Dtype and shape of each tensor."""
         return describe(self.tensors)
 
     def __repr__(self) -> str:
@@ -169,7 +182,7 @@ class Artifact:
         return f"<Artifact {self._title}: {tensors}; {self._summary}>"
 
     def _repr_html_(self) -> str:
-        """What a notebook shows instead of `repr`."""
+        """Return the HTML table that notebooks show instead of the `repr`."""
         head = "".join(f"<th>{name}</th>" for name in ("tensor", "dtype", "shape"))
         rows = ["".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in self._rows()]
         lines = "".join(f"<tr>{line}</tr>" for line in (head, *rows))
@@ -186,7 +199,7 @@ class Artifact:
         return f"{weights}{self.size} bytes, {self.digest[:19]}…"
 
     def _rows(self) -> list[tuple[str, str, str]]:
-        """Name, dtype and shape of each tensor, as text."""
+        """Return name, dtype and shape of each tensor as text."""
         return [
             (printable(name), str(tensor.dtype), str(list(tensor.shape)))
             for name, tensor in sorted(self.tensors.items())
@@ -194,11 +207,12 @@ class Artifact:
 
 
 def read_tensors(data: bytes) -> tuple[dict[str, np.ndarray], Manifest | None]:
-    """The tensors of a safetensors file from anywhere, and its manifest if it has one.
+    """Read the tensors of a safetensors file, and its manifest if it has one. The bytes need not be trusted.
 
     Raises:
-        InvalidArtifact: not a whole safetensors file, a header over 64 KiB, duplicate or strange names, more
-        than 256 tensors, a manifest that is none, values that are not finite.
+        InvalidArtifact: The file is no complete safetensors file, its header is larger than 64 KiB, tensor
+            names are duplicate or not accepted, there are more than 256 tensors, the manifest is invalid, or
+            values are not finite.
     """
     header = _read_header(data)
     manifest = _read_manifest(header.pop("__metadata__", None))
@@ -218,21 +232,23 @@ def read_tensors(data: bytes) -> tuple[dict[str, np.ndarray], Manifest | None]:
 
 
 def encode(tensors: Mapping[str, np.ndarray], manifest: Manifest) -> bytes:
-    """The artifact's file. Same tensors, same manifest: same bytes.
+    """Encode an artifact file. The same tensors and manifest always give the same bytes.
 
     Raises:
-        InvalidArtifact: the manifest makes the header longer than readers accept.
+        InvalidArtifact: The manifest makes the header longer than readers accept.
     """
     contiguous = {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}
     data = safetensors.numpy.save(
         contiguous, metadata={"manifest": canonical_json(manifest.model_dump(mode="json"))}
     )
-    _read_header(data)  # as readers will
+    _read_header(data)  # applies the limits that readers apply
     return data
 
 
 def describe(tensors: Mapping[str, np.ndarray]) -> dict[str, TensorInfo]:
-    """Dtype code and shape of each tensor; a dtype we do not store is an `InvalidArtifact`."""
+    """Return dtype code and shape of each tensor. Raises `InvalidArtifact` for a dtype that cannot be
+    stored.
+    """
     return {
         name: TensorInfo(dtype=_dtype_code(name, tensor), shape=tensor.shape)
         for name, tensor in sorted(tensors.items())
@@ -246,13 +262,17 @@ def check_tensors(
     seconds: float | None = None,
     frame_rate: float | None = None,
 ) -> None:
-    """Hold tensors against a profile: names, dtypes, shapes, ranges, finite values, one number of frames.
+    """Check tensors against a profile: names, dtypes, shapes, ranges, finite values, and one number of
+    frames.
 
     Args:
-        seconds: length of the clip; with `frame_rate` (Hz) the number of frames must be within one of it.
+        seconds: Length of the clip. If `frame_rate` is given too, the number of frames may differ by at most
+            one from `seconds * frame_rate`.
+        frame_rate: Frames per second (Hz).
 
     Raises:
-        InvalidArtifact: naming the tensor, what it is and what the profile says.
+        InvalidArtifact: A check failed. The message names the tensor, what it is and what the profile
+            requires.
     """
     if unknown := sorted(tensors.keys() - specs.keys()):
         raise InvalidArtifact(f"unexpected tensors {unknown}; the profile has {sorted(specs)}")
@@ -290,7 +310,7 @@ def _check_tensor(name: str, tensor: np.ndarray, spec: TensorSpec) -> None:
 def _check_frames(
     tensors: Mapping[str, np.ndarray], specs: Mapping[str, TensorSpec], expected: float | None
 ) -> None:
-    """As many in one tensor as in another, and within one of `expected`."""
+    """Check that all tensors have the same number of frames, which differs by at most one from `expected`."""
     found = {
         name: size / _PER_FRAME[symbol]
         for name, tensor in tensors.items()
@@ -301,8 +321,8 @@ def _check_frames(
         if expected is not None and abs(frames - expected) > 1:
             raise InvalidArtifact(f"tensor '{name}' has {frames:g} frames, the clip has {expected:.1f}")
     if len(set(found.values())) > 1:
-        told = ", ".join(f"'{name}' has {frames:g}" for name, frames in sorted(found.items()))
-        raise InvalidArtifact(f"the tensors differ in their number of frames: {told}")
+        counts = ", ".join(f"'{name}' has {frames:g}" for name, frames in sorted(found.items()))
+        raise InvalidArtifact(f"the tensors differ in their number of frames: {counts}")
     for frames in set(found.values()):
         _check_counts(tensors, specs, frames)
 
@@ -334,7 +354,7 @@ def _dtype_code(name: str, tensor: np.ndarray) -> str:
 
 
 def _read_header(data: bytes) -> dict[str, Any]:
-    """The header as it stands, checked before any library allocates by it."""
+    """Parse the header of a safetensors file, before any library allocates memory as the header says."""
     if len(data) < 8:
         raise InvalidArtifact(f"the file has {len(data)} bytes and is no safetensors file")
     (length,) = struct.unpack("<Q", data[:8])
@@ -370,17 +390,19 @@ def _read_manifest(metadata: Any) -> Manifest | None:
 
 
 def canonical_json(value: object) -> str:
-    """Sorted keys, no blanks, UTF-8, no NaN: one text per value."""
+    """Encode a value as JSON with sorted keys, without spaces, escapes and NaN, so that each value has
+    one text.
+    """
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
 def sha256_digest(data: bytes) -> str:
-    """`sha256:<hex>`, the form of every digest on the wire."""
+    """Return the SHA-256 of data as `sha256:<hex>`, the form of all digests in the API."""
     return "sha256:" + hashlib.sha256(data).hexdigest()
 
 
 def content_digest(tensors: Mapping[str, np.ndarray]) -> str:
-    """`sha256:…` over sorted names, dtypes, shapes and bytes."""
+    """Return the digest of tensors: `sha256:…` over sorted names, dtypes, shapes and bytes."""
     digest = hashlib.sha256()
     for name, info in describe(tensors).items():
         digest.update(canonical_json([name, info.dtype, list(info.shape)]).encode())

@@ -1,7 +1,7 @@
-"""The client for asyncio: a thin shell that carries out plans.
+"""The client for asyncio, a thin layer that executes plans with httpx.
 
-`client` has the other shell, with the same methods, and says what each does. Two files, because most programs
-want one of them, and asyncio takes its time to load.
+`client` has the same methods in blocking form and documents them. The two clients are separate modules
+because most programs need only one of them, and importing asyncio takes time.
 """
 
 import asyncio
@@ -34,7 +34,11 @@ from speaker_registry.waiting import OnProgress, Readiness, wait_job, wait_ready
 
 
 class AsyncRegistryClient(Session):
-    """`RegistryClient` for asyncio: same arguments, methods and errors. Lists are read with `async for`."""
+    """A client for one speaker registry, for asyncio.
+
+    It has the same arguments, methods and errors as `RegistryClient`, which documents them. Methods are
+    awaited, and lists are read with `async for`.
+    """
 
     def __init__(
         self,
@@ -65,6 +69,10 @@ class AsyncRegistryClient(Session):
         ref_text: str | None = None,
         description: str | None = None,
     ) -> Registration:
+        """Upload a clip, or a ready speaker embedding, as a new version of a voice.
+
+        See `RegistryClient.register`.
+        """
         return await self._run(
             self._calls.register(
                 name,
@@ -83,7 +91,11 @@ class AsyncRegistryClient(Session):
         timeout: float = 600.0,
         on_progress: OnProgress | None = None,
     ) -> Readiness:
-        """`on_progress` is an ordinary function: it is called, not awaited."""
+        """Wait until a version is ready for a profile, or for all required profiles.
+
+        See `RegistryClient.wait_ready`. `on_progress` is called and not awaited, so it must be an ordinary
+        function.
+        """
         return await self._run(wait_ready(self._policy, parse_target(speaker), profile, timeout, on_progress))
 
     async def fetch(
@@ -96,6 +108,10 @@ class AsyncRegistryClient(Session):
         max_age: float | None = None,
         stale_if_error: float = 0.0,
     ) -> Artifact:
+        """Fetch the artifact of a version and verify it.
+
+        See `RegistryClient.fetch`.
+        """
         return await self._run(
             self._fetching.fetch(parse_target(speaker, version), profile, wait, max_age, stale_if_error)
         )
@@ -103,9 +119,17 @@ class AsyncRegistryClient(Session):
     async def download(
         self, speaker: str, profile: str, *, version: int | str | None = None, wait: float = 0.0
     ) -> File:
+        """Fetch an artifact together with the bytes of its file. Unlike `fetch`, this never uses the cache.
+
+        See `RegistryClient.download`.
+        """
         return await self._run(self._fetching.file(parse_target(speaker, version), profile, wait))
 
     async def clip(self, speaker: str, version: int | str | None = None) -> Clip:
+        """Fetch the clip of a version as it was uploaded. The API key needs the scope `audio:read`.
+
+        See `RegistryClient.clip`.
+        """
         return await self._run(self._fetching.clip(parse_target(speaker, version)))
 
     def list(
@@ -116,20 +140,40 @@ class AsyncRegistryClient(Session):
         q: str | None = None,
         limit: int | None = None,
     ) -> AsyncIterator[Voice]:
+        """Iterate over the voices. Pages are requested as they are needed.
+
+        See `RegistryClient.list`.
+        """
         return self._pages(self._calls.voices(profile, state, q, limit))
 
     async def get(self, name: str) -> Voice:
+        """Get a voice by its name or id. Raises `NotFound` if there is none.
+
+        See `RegistryClient.get`.
+        """
         return await self._run(self._calls.voice(name))
 
     def versions(self, name: str, *, limit: int | None = None) -> AsyncIterator[VoiceVersion]:
+        """Iterate over the versions of a voice. Pages are requested as they are needed.
+
+        See `RegistryClient.versions`.
+        """
         return self._pages(self._calls.versions(name, limit))
 
     async def version(self, speaker: str, version: int | str | None = None) -> VoiceVersion:
+        """Get one version, such as `alice@3` or `alice@prod`. A bare `alice` means its default version.
+
+        See `RegistryClient.version`.
+        """
         return await self._run(self._calls.version(parse_target(speaker, version)))
 
     async def descriptor(
         self, speaker: str, profile: str, *, version: int | str | None = None, wait: float = 0.0
     ) -> ArtifactDescriptor:
+        """Get the properties and the state of an artifact without its bytes.
+
+        See `RegistryClient.descriptor`.
+        """
         return await self._run(self._calls.descriptor(parse_target(speaker, version), profile, wait))
 
     async def put(
@@ -141,10 +185,18 @@ class AsyncRegistryClient(Session):
         version: int | str | None = None,
         fingerprint: str | None = None,
     ) -> ArtifactDescriptor:
+        """Upload an artifact that was made elsewhere.
+
+        See `RegistryClient.put`.
+        """
         content = await asyncio.to_thread(read_clip, artifact, "artifact")
         return await self._run(self._calls.put(parse_target(speaker, version), profile, content, fingerprint))
 
     async def delete(self, name: str) -> None:
+        """Delete a voice with all its versions. Raises `NotFound` if there is no such voice.
+
+        See `RegistryClient.delete`.
+        """
         await self._run(self._calls.delete(name))
 
     def jobs(
@@ -155,23 +207,48 @@ class AsyncRegistryClient(Session):
         profile: str | None = None,
         limit: int | None = None,
     ) -> AsyncIterator[Job]:
+        """Iterate over the extraction jobs. Pages are requested as they are needed.
+
+        See `RegistryClient.jobs`.
+        """
         return self._pages(self._calls.jobs(state, voice, profile, limit))
 
     async def job(self, job_id: str, *, wait: float = 0.0) -> Job:
+        """Get a job.
+
+        See `RegistryClient.job`.
+        """
         return await self._run(self._calls.job(job_id, wait))
 
     async def extract(
         self, speaker: str, profile: str, *, version: int | str | None = None, force: bool = False
     ) -> ArtifactDescriptor:
+        """Extract an artifact of a version. Does nothing if the artifact exists, is being made, or has
+        failed.
+
+        See `RegistryClient.extract`.
+        """
         return await self._run(self._calls.extract(parse_target(speaker, version), profile, force=force))
 
     async def cancel(self, job_id: str) -> Job:
+        """Cancel a job that has not finished. Canceling a job twice is not an error.
+
+        See `RegistryClient.cancel`.
+        """
         return await self._run(self._calls.cancel(job_id))
 
     async def wait_job(self, job_id: str, timeout: float = 600.0) -> Job:
+        """Wait until a job has finished. Its `state` and `error` tell how it ended.
+
+        See `RegistryClient.wait_job`.
+        """
         return await self._run(wait_job(self._policy, job_id, timeout))
 
     def profiles(self) -> AsyncIterator[Profile]:
+        """Iterate over the profiles that the registry knows, with the number of workers that serve each.
+
+        See `RegistryClient.profiles`.
+        """
         return self._pages(self._calls.profiles())
 
     async def create_key(
@@ -184,6 +261,10 @@ class AsyncRegistryClient(Session):
         requests_per_minute: int | None = None,
         uploads_per_minute: int | None = None,
     ) -> NewApiKey:
+        """Make an API key. The secret `key` is in this answer and nowhere else.
+
+        See `RegistryClient.create_key`.
+        """
         wanted = key_request(
             name,
             scopes,
@@ -195,18 +276,35 @@ class AsyncRegistryClient(Session):
         return await self._run(self._calls.create_key(wanted))
 
     async def rotate_key(self, key_id: str, *, grace_seconds: int = 86_400) -> NewApiKey:
+        """Replace an API key by a new one with the same permissions.
+
+        See `RegistryClient.rotate_key`.
+        """
         return await self._run(self._calls.rotate_key(key_id, grace_seconds))
 
     async def revoke_key(self, key_id: str, *, children: bool = False) -> None:
+        """Revoke an API key. Every process refuses the key within a second after this call returns.
+
+        See `RegistryClient.revoke_key`.
+        """
         await self._run(self._calls.revoke_key(key_id, children=children))
 
     def api_keys(self, *, limit: int | None = None) -> AsyncIterator[ApiKey]:
+        """Iterate over the namespace's API keys, oldest first, without their secrets.
+
+        See `RegistryClient.api_keys`.
+        """
         return self._pages(self._calls.keys(limit))
 
     async def quota(self) -> Quota:
+        """Get the limits of the namespace and this API key, and how much of them is used.
+
+        See `RegistryClient.quota`.
+        """
         return await self._run(self._calls.quota())
 
     async def close(self) -> None:
+        """Close the connections."""
         await self._http.aclose()
 
     async def __aenter__(self) -> Self:

@@ -1,11 +1,11 @@
-"""The artifacts that a process holds in memory, bounded by bytes and by entries. Knows no network, no route.
+"""The in-memory cache of artifacts, bounded by bytes and by entries. It makes no requests.
 
-Two maps, because names move and content does not:
+There are two maps, because references move to other content and content never changes:
 
-    (scope, speaker, reference, profile)  →  digest, and when the registry last said so
+    (scope, speaker, reference, profile)  →  digest, and when the registry last confirmed it
     digest                                →  artifact
 
-Of both, what was used least recently goes first.
+Both maps evict the least recently used entry first.
 """
 
 import threading
@@ -18,16 +18,20 @@ from typing import NamedTuple
 from speaker_registry.artifact import Artifact
 
 ENTRY_OVERHEAD_BYTES = 4096
-"""What an artifact takes besides its file: 3.3 KB by tracemalloc with two tensors and ordinary facts."""
+"""Memory that an artifact takes besides its file. tracemalloc measures 3.3 KB with two tensors and a usual
+manifest.
+"""
 _REFERENCES_PER_ENTRY = 4
-"""`alice`, `alice@3` and `alice@prod` may all lead to one artifact."""
+"""Several references, such as `alice`, `alice@3` and `alice@prod`, may lead to one artifact."""
 
 
 class Key(NamedTuple):
-    """What a caller asked for."""
+    """Identifies a request for an artifact."""
 
     scope: str
-    """Registry and API key. One cache may serve several clients; what one may see, another may not."""
+    """Identifies registry, API key and namespace. Clients that share a cache must not see each other's
+    artifacts, because their keys may have different rights.
+    """
     speaker: str
     reference: int | str
     profile: str
@@ -36,21 +40,29 @@ class Key(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class CacheStats:
     hits: int
-    """Answers whose bytes came from memory, asked for again or not."""
+    """Number of artifacts that came from memory, with or without a request to confirm them."""
     misses: int
-    """Artifacts that had to be transferred."""
+    """Number of artifacts that had to be transferred."""
     bytes: int
     entries: int
 
 
 @dataclass(frozen=True, slots=True)
 class _Confirmation:
+    """The registry's last answer to a request: the digest, and when the registry was asked."""
+
     digest: str
     confirmed_at: float
 
 
 class ArtifactCache:
-    """A bounded memory of artifacts. Safe to share between threads and between clients."""
+    """A bounded in-memory cache of artifacts. It can be shared between threads and between clients.
+
+    Args:
+        max_bytes: Maximum total size. An artifact counts with its file and 4,096 bytes of overhead.
+        max_entries: Maximum number of artifacts.
+        clock: Replaces `time.monotonic`, for tests.
+    """
 
     def __init__(
         self,
@@ -74,47 +86,56 @@ class ArtifactCache:
         )
 
     def now(self) -> float:
-        """The clock that ages are measured with."""
+        """Return the time of the clock that ages are measured with."""
         return self._clock()
 
     def held(self, key: Key) -> Artifact | None:
-        """What was last known under the key, however long ago. Counts nothing."""
+        """Return the artifact last known for the key, whatever its age. This changes no statistics."""
         with self._lock:
             return self._find(key, float("inf"))
 
     def fresh(self, key: Key, max_age_seconds: float) -> Artifact | None:
-        """What the registry confirmed at most so long ago. Counts a hit if there is one."""
+        """Return the artifact if the registry confirmed it within `max_age_seconds`, and count a hit."""
         with self._lock:
             artifact = self._find(key, max_age_seconds)
             self._hits += artifact is not None
             return artifact
 
     def confirm(self, key: Key, artifact: Artifact, asked_at: float) -> None:
-        """The registry said that what we hold is still right. `asked_at`: the clock before the question."""
+        """Record that the registry confirmed a cached artifact, and count a hit.
+
+        Args:
+            asked_at: Time of the clock before the request was sent.
+        """
         with self._lock:
             self._hits += 1
             self._store(key, artifact, asked_at)
 
     def add(self, key: Key, artifact: Artifact, asked_at: float) -> None:
-        """A transferred artifact. One that is larger than the whole cache is not kept."""
+        """Add a transferred artifact and count a miss. An artifact that is larger than the cache is not
+        kept.
+        """
         with self._lock:
             self._misses += 1
             self._store(key, artifact, asked_at)
 
     def forget(self, key: Key) -> None:
-        """The registry gives this out no more: neither do we, under any name that leads to the same bytes."""
+        """Drop an artifact that the registry no longer serves, under every reference that leads to the same
+        bytes.
+        """
         with self._lock:
             confirmation = self._confirmations.pop(key, None)
             if confirmation:
                 self._drop(confirmation.digest)
 
     def forget_speaker(self, scope: str, speaker: str) -> None:
-        """The voice is gone: drop everything of it."""
+        """Drop all artifacts of a voice that was deleted."""
         with self._lock:
             for key in [key for key in self._confirmations if (key.scope, key.speaker) == (scope, speaker)]:
                 self._drop(self._confirmations.pop(key).digest)
 
     def clear(self) -> None:
+        """Drop all artifacts. The statistics of hits and misses stay."""
         with self._lock:
             self._artifacts.clear()
             self._confirmations.clear()
@@ -124,7 +145,7 @@ class ArtifactCache:
         with self._lock:
             return CacheStats(self._hits, self._misses, self._bytes, len(self._artifacts))
 
-    # Below: with the lock held.
+    # The methods below are called with the lock held.
 
     def _find(self, key: Key, max_age_seconds: float) -> Artifact | None:
         confirmation = self._confirmations.get(key)
@@ -146,7 +167,7 @@ class ArtifactCache:
         while self._bytes > self.max_bytes or len(self._artifacts) > self.max_entries:
             self._drop(next(iter(self._artifacts)))
         before = self._confirmations.get(key)
-        # Of two answers that crossed, the one asked for later knows more.
+        # If two answers arrive in the wrong order, the one that was requested later counts.
         if before is None or before.confirmed_at <= asked_at:
             self._confirmations[key] = _Confirmation(artifact.digest, asked_at)
         self._confirmations.move_to_end(key)

@@ -1,7 +1,7 @@
-"""The registry's routes as plans: which request a call makes, and what its answer is. No I/O.
+"""Plans for the registry's routes: the request that each call makes, and how its answer is parsed.
 
-Knows paths, fields and pages. How often a request is sent is `exchange`, artifacts are `fetching`, patience
-is `waiting`, and who carries a plan out is `client`.
+This module does no I/O. It knows paths, fields and pages. Retries are in `exchange`, artifacts in `fetching`,
+waiting in `waiting`, and the execution of plans in `client` and `async_client`.
 """
 
 import dataclasses
@@ -39,9 +39,9 @@ from speaker_registry.schemas import (
 from speaker_registry.validation import invalid_value_message
 
 MAX_WAIT_SECONDS = 60.0
-"""The longest that the registry holds an answer back."""
+"""Longest time that the registry holds an answer back."""
 _PAGE_SIZE = 100
-"""The most that one page of the registry has."""
+"""Maximum size of a page of the registry."""
 _SEGMENT = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
 _KEY_ID = re.compile(r"(?:sreg_)?([0-9a-z]{8})(?:_.*)?")
 Item = TypeVar("Item", bound=BaseModel)
@@ -50,11 +50,11 @@ Model = TypeVar("Model", bound=BaseModel)
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """`alice`, `alice@3`, `alice@prod`: parsed."""
+    """A parsed reference to a voice or version, such as `alice`, `alice@3` or `alice@prod`."""
 
     speaker: SpeakerName
     reference: int | str | None
-    """None: only the name was given."""
+    """Version number or alias. None if only the name was given."""
 
     @property
     def voice_path(self) -> str:
@@ -76,12 +76,13 @@ class Target:
 
 @lru_cache(maxsize=4096, typed=True)
 def parse_target(speaker: str, version: int | str | None = None) -> Target:
-    """A name with or without `@reference`; the reference may be given beside it instead.
+    """Parse a name with or without `@reference`. The reference can be given as `version` instead.
 
-    Remembered, because parsing a name takes longer than finding its artifact in memory.
+    Results are cached, because parsing a name takes longer than finding its artifact in the cache.
 
     Raises:
-        InvalidVoiceName, InvalidReference: one of them cannot be one, or two references were given.
+        InvalidVoiceName: The name is not accepted.
+        InvalidReference: The reference is not accepted, or two references were given.
     """
     name, separator, reference = speaker.partition("@")
     if separator and version is not None:
@@ -95,18 +96,21 @@ def _voice_path(name: str) -> str:
 
 
 def _segment(text: str, param: str) -> str:
-    """A part of a path. `..` would lead to another route, and an empty one to none."""
+    """Check a segment of a path. Without the check, `..` would lead to another route, and an empty text to
+    none.
+    """
     if not _SEGMENT.fullmatch(text):
         raise InvalidRequest(f"Invalid {param} {text[:80]!a}. Accepted: A-Z a-z 0-9 . _ -", param=param)
     return text
 
 
 def key_id_of(text: str) -> str:
-    """The id of an API key. The whole key may be given as well: its secret must not become part of an
-    address, which proxies log.
+    """Return the id of an API key, given the id or the whole key.
+
+    The secret of a whole key must not become part of an address, because proxies log addresses.
 
     Raises:
-        InvalidRequest: it is neither. The message does not show more of it than an id has.
+        InvalidRequest: The text is neither an id nor a key. The message shows at most 8 characters of it.
     """
     match = _KEY_ID.fullmatch(text.strip())
     if match is None:
@@ -118,24 +122,28 @@ def key_id_of(text: str) -> str:
 
 
 class Registration(Schema):
-    """What became of an upload."""
+    """The result of an upload."""
 
     id: str
     name: str
     version: int
     created_at: int
     created: bool
-    """False: the same clip with the same transcript and consent was there already; this is its version."""
+    """False if the same clip was uploaded before with the same transcript and consent. The result then
+    describes the existing version.
+    """
     jobs: dict[str, str]
-    """Profile -> id of the job that extracts it."""
+    """Maps each profile to the id of the job that extracts it."""
     reason: str | None = None
-    """Why nothing is extracted for now: no worker serves a profile."""
+    """Tells why an extraction does not start: no worker serves a profile at the moment."""
     held_back: str | None = None
-    """Why the name will not stand for this version, although it is the newest."""
+    """Tells why the alias `default` will not move to this version, although it is the newest."""
 
     @property
     def reference(self) -> str:
-        """`alice@3`: exactly what was uploaded, whatever the name stands for later."""
+        """Reference to exactly this version, such as `alice@3`. It stays valid when the bare name moves
+        on.
+        """
         return f"{self.name}@{self.version}"
 
 
@@ -150,7 +158,7 @@ class _UploadedVoice(Schema):
 
 
 class _Uploaded(Schema):
-    """Answer of `POST /v1/audio/voices`, as far as we need it."""
+    """The parts of the answer of `POST /v1/audio/voices` that the SDK needs."""
 
     voice: _UploadedVoice
     created: bool = True
@@ -164,7 +172,7 @@ class Listing(Generic[Item]):
     page: type[Page[Item]]
     params: Mapping[str, str]
     limit: int | None
-    """How many more are wanted; None: all."""
+    """Number of items still wanted. None means all."""
 
     @property
     def request(self) -> Request:
@@ -172,10 +180,10 @@ class Listing(Generic[Item]):
         return Request(path=self.path, params={**self.params, "limit": str(size)})
 
     def following(self, page: Page[Item]) -> Self | None:
-        """What is left to read after a page; None at the end."""
+        """Return the listing of what follows a page. Returns None if the page was the last one."""
         left = None if self.limit is None else self.limit - len(page.data)
-        # A page that leads to itself would be read for ever. An empty one that leads on is none of these: the
-        # registry looked at some items, and none of them was wanted.
+        # A page that leads to itself would be read forever. An empty page that leads on is valid: the
+        # registry looked at some items, and none of them matched.
         stuck = page.last_id == self.params.get("after")
         if not page.has_more or page.last_id is None or stuck or left == 0:
             return None
@@ -183,7 +191,7 @@ class Listing(Generic[Item]):
 
 
 class Calls:
-    """The calls of one client. Wrong arguments are refused at once, not when the plan is carried out."""
+    """The calls of one client. Invalid arguments raise at once, not when the plan is executed."""
 
     def __init__(self, policy: RetryPolicy) -> None:
         self._policy = policy
@@ -214,7 +222,7 @@ class Calls:
             path=f"{target.version_path}/extractions",
             headers={"content-type": "application/json"},
             content=wanted.model_dump_json().encode(),
-            repeatable=not force,  # each time it would be made once more
+            repeatable=not force,  # each attempt would make the artifact once more
         )
         page = yield from self._read(Page[ArtifactDescriptor], request)
         if len(page.data) != 1:
@@ -266,7 +274,7 @@ class Calls:
             speaker_description=description,
             speaker_embedding=None if embedding is None else embedding_json(embedding),
         )
-        # Made once: an attempt whose answer was lost and its repetition are one upload, not two versions.
+        # The key is made once per call, so that a retry after a lost answer does not make a second version.
         headers = {"idempotency-key": uuid.uuid4().hex}
         return self._registered(
             Request(method="POST", path="/v1/audio/voices", headers=headers, fields=fields, clip=clip)
@@ -282,7 +290,7 @@ class Calls:
             path="/v1/keys",
             headers={"content-type": "application/json"},
             content=wanted.model_dump_json(exclude_none=True).encode(),
-            repeatable=False,  # each time there would be one more
+            repeatable=False,  # each attempt would make one more key
         )
         return self._read(NewApiKey, request)
 
@@ -318,16 +326,18 @@ def _listing(path: str, page: type[Page[Item]], limit: int | None, **filters: st
 
 
 def long_polled(request: Request, wait: float) -> Request:
-    """Ask the registry to answer only when there is news, at the latest after `wait` seconds."""
+    """Turn a request into a long poll: the registry answers on a change, at the latest after `wait`
+    seconds.
+    """
     if wait <= 0:
         return request
-    # Rounded up: an answer that came a moment before the end of the wait would cost another request.
+    # The wait is rounded up, because an answer just before its end would cost another request.
     seconds = math.ceil(min(wait, MAX_WAIT_SECONDS))
     return dataclasses.replace(request, params={**request.params, "wait": str(seconds)}, wait_seconds=seconds)
 
 
 def parsed(model: type[Model], reply: Reply) -> Model:
-    """Raises `Unavailable` for an answer that is none of ours: a proxy's page, another server."""
+    """Parse the body of an answer. Raises `Unavailable` if it comes from a proxy or another server."""
     try:
         return model.model_validate_json(reply.body)
     except ValidationError as error:
@@ -337,10 +347,10 @@ def parsed(model: type[Model], reply: Reply) -> Model:
 
 
 def embedding_json(embedding: ArrayLike) -> str:
-    """A vector as the form field takes it.
+    """Encode an embedding for the form field `speaker_embedding`.
 
     Raises:
-        InvalidEmbedding: not one row of finite numbers.
+        InvalidEmbedding: The embedding is not one row of finite numbers.
     """
     try:
         vector = np.asarray(embedding, dtype=np.float64)
@@ -363,7 +373,9 @@ def key_request(
     requests_per_minute: int | None,
     uploads_per_minute: int | None,
 ) -> ApiKeyRequest:
-    """Raises `InvalidRequest`, as the registry would."""
+    """Build the request for a new API key. Raises `InvalidRequest` with the message that the registry would
+    send.
+    """
     try:
         return ApiKeyRequest.model_validate(
             {

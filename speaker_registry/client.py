@@ -1,7 +1,7 @@
-"""The blocking client: a thin shell that carries out plans.
+"""The blocking client, a thin layer that executes plans with httpx.
 
-What a call asks and what its answer means is in `calls`, `fetching`, `waiting` and `exchange`; `async_client`
-has the other shell, with the same methods.
+The modules `calls`, `fetching`, `waiting` and `exchange` define which requests a call makes and what the
+answers mean. `async_client` has the same methods for asyncio.
 """
 
 import time
@@ -33,22 +33,29 @@ from speaker_registry.waiting import OnProgress, Readiness, wait_job, wait_ready
 
 
 class RegistryClient(Session):
-    """Talks to one registry. Safe to share between threads; close it, or use it as a context manager.
+    """A client for one speaker registry.
+
+    A client can be shared between threads. Call `close` when done, or use the client as a context manager.
 
     Args:
-        url: of the registry; without it, `SPEAKER_REGISTRY_URL`.
-        api_key: without it, `SPEAKER_REGISTRY_API_KEY`.
-        namespace: for a key that is for any; without it, `SPEAKER_REGISTRY_NAMESPACE`, else `default`.
-        timeout: seconds for one call over all its attempts and pauses. What a call may `wait` comes on top.
-        retries: further attempts after 408, 429, 5xx and lost connections.
-        cache: where artifacts are kept; by default one of its own, None for none. Clients may share one.
-        transport: httpx's, instead of a network.
-        clock, sleep: instead of real time.
+        url: Address of the registry. Defaults to the environment variable `SPEAKER_REGISTRY_URL`.
+        api_key: Defaults to the environment variable `SPEAKER_REGISTRY_API_KEY`.
+        namespace: Namespace to use with an API key that is valid in every namespace. Defaults to the
+            environment variable `SPEAKER_REGISTRY_NAMESPACE`, and else to `default`.
+        timeout: Maximum duration of one call in seconds, including all attempts and the pauses between them.
+            The `wait` of a call is added to it.
+        retries: Number of further attempts after status 408, 429 or 5xx, or after a lost connection.
+        cache: Cache for fetched artifacts. By default each client has a cache of its own. Several clients can
+            share one, and None turns caching off.
+        transport: httpx transport to use instead of the network.
+        clock: Replaces `time.monotonic`, for tests.
+        sleep: Replaces `time.sleep`, for tests.
 
     Raises:
-        ValueError: the URL or the key cannot be one.
+        ValueError: The URL, the API key or the namespace is malformed.
 
-    Every call raises subclasses of `SpeakerRegistryError`; `Unavailable` when there was no answer.
+    Every method raises subclasses of `SpeakerRegistryError`. It raises `Unavailable` if the registry did not
+    answer.
     """
 
     def __init__(
@@ -80,10 +87,21 @@ class RegistryClient(Session):
         ref_text: str | None = None,
         description: str | None = None,
     ) -> Registration:
-        """Upload a clip (or a ready speaker embedding) as a new version of a voice; extraction follows.
+        """Upload a clip, or a ready speaker embedding, as a new version of a voice.
+
+        The registry then extracts the artifacts. Use `wait_ready` to wait for them.
 
         Args:
-            ref_text: what is said in the clip, word for word.
+            name: Name of the voice. A voice is created if there is none with this name.
+            audio: The clip, as a path, as bytes or as a file opened in binary mode.
+            embedding: A speaker embedding (one row of finite numbers), instead of `audio`.
+            consent: Tells who agreed to what, or is the id of a recorded consent.
+            ref_text: Transcript of the clip, word for word.
+            description: A free text about the voice.
+
+        Raises:
+            InvalidRequest: The name, the clip or another argument is not accepted. Subclasses such as
+                `InvalidAudio` say more.
         """
         return self._run(
             self._calls.register(
@@ -103,15 +121,18 @@ class RegistryClient(Session):
         timeout: float = 600.0,
         on_progress: OnProgress | None = None,
     ) -> Readiness:
-        """Wait until a version can be fetched for a profile, or for all required ones.
+        """Wait until a version is ready for a profile, or for all required profiles.
 
         Args:
-            speaker: `alice@3`, `alice@prod`, or `alice`, which means the newest version of it, ready or not.
-            on_progress: called with each `Readiness` seen, the last one too.
+            speaker: The voice, such as `alice@3` or `alice@prod`. A bare `alice` means its newest version,
+                whether ready or not.
+            profile: The profile to wait for. Defaults to all required profiles.
+            timeout: Maximum time to wait, in seconds.
+            on_progress: Called with each `Readiness` received, including the last one.
 
         Raises:
-            ArtifactFailed: with the reason.
-            ArtifactNotReady: `timeout` seconds have passed.
+            ArtifactFailed: An extraction failed. The message contains the reason.
+            ArtifactNotReady: The version was not ready within `timeout` seconds.
         """
         return self._run(wait_ready(self._policy, parse_target(speaker), profile, timeout, on_progress))
 
@@ -125,18 +146,27 @@ class RegistryClient(Session):
         max_age: float | None = None,
         stale_if_error: float = 0.0,
     ) -> Artifact:
-        """The artifact of a version, checked. Its tensors are read-only: other callers may have the same.
+        """Fetch the artifact of a version and verify it.
+
+        The tensors are read-only, because other callers may share them through the cache.
 
         Args:
-            speaker: `alice`, `alice@3` or `alice@prod`; what follows `@` may be given as `version` instead.
-            wait: seconds to wait for one that is not ready.
-            max_age: serve from memory, without asking, what the registry confirmed within so many seconds.
-            stale_if_error: the same, but only when the registry cannot be reached.
+            speaker: The voice, such as `alice`, `alice@3` or `alice@prod`.
+            profile: The profile, such as `qwen3-tts-0.6b`.
+            version: The version number or alias, instead of `@...` in `speaker`.
+            wait: Seconds to wait for an artifact that is not ready.
+            max_age: Return a cached artifact without a request if the registry confirmed it within this many
+                seconds.
+            stale_if_error: Return a cached artifact that was confirmed within this many seconds if the
+                registry cannot be reached.
 
         Raises:
-            NotFound: no such voice, version, alias or profile.
-            ArtifactNotReady, ArtifactFailed, ArtifactStale: there is none to be had (yet).
-            DigestMismatch, InvalidArtifact: what came is damaged, or not what was asked for.
+            NotFound: There is no such voice, version, alias or profile.
+            ArtifactNotReady: The artifact is not ready yet.
+            ArtifactFailed: The extraction failed.
+            ArtifactStale: The artifact was made with an older fingerprint than the profile's current one.
+            DigestMismatch: The received bytes are damaged.
+            InvalidArtifact: The received file is no artifact, or another one than requested.
         """
         return self._run(
             self._fetching.fetch(parse_target(speaker, version), profile, wait, max_age, stale_if_error)
@@ -145,15 +175,17 @@ class RegistryClient(Session):
     def download(
         self, speaker: str, profile: str, *, version: int | str | None = None, wait: float = 0.0
     ) -> File:
-        """As `fetch`, with the file's own bytes, never from memory."""
+        """Fetch an artifact together with the bytes of its file. Unlike `fetch`, this never uses the
+        cache.
+        """
         return self._run(self._fetching.file(parse_target(speaker, version), profile, wait))
 
     def clip(self, speaker: str, version: int | str | None = None) -> Clip:
-        """The clip of a version, as it was uploaded. The key must be for `audio:read`.
+        """Fetch the clip of a version as it was uploaded. The API key needs the scope `audio:read`.
 
         Raises:
-            NotFound: no such voice, version or alias; or it was made from a ready embedding.
-            DigestMismatch: what came is damaged.
+            NotFound: There is no such voice, version or alias, or the version was made from an embedding.
+            DigestMismatch: The received bytes are damaged.
         """
         return self._run(self._fetching.clip(parse_target(speaker, version)))
 
@@ -165,23 +197,36 @@ class RegistryClient(Session):
         q: str | None = None,
         limit: int | None = None,
     ) -> Iterator[Voice]:
-        """All voices, read page by page as they are consumed. `limit`: stop after so many."""
+        """Iterate over the voices. Pages are requested as they are needed.
+
+        Args:
+            profile: Only voices that are ready for this profile.
+            state: Only voices in this state: `pending`, `processing`, `ready` or `failed`.
+            q: Only voices whose name contains this text.
+            limit: Maximum number of voices.
+        """
         return self._pages(self._calls.voices(profile, state, q, limit))
 
     def get(self, name: str) -> Voice:
+        """Get a voice by its name or id. Raises `NotFound` if there is none."""
         return self._run(self._calls.voice(name))
 
     def versions(self, name: str, *, limit: int | None = None) -> Iterator[VoiceVersion]:
+        """Iterate over the versions of a voice. Pages are requested as they are needed."""
         return self._pages(self._calls.versions(name, limit))
 
     def version(self, speaker: str, version: int | str | None = None) -> VoiceVersion:
-        """One version: `alice@3`, `alice@prod`; `alice` is the one its name stands for now."""
+        """Get one version, such as `alice@3` or `alice@prod`. A bare `alice` means its default version."""
         return self._run(self._calls.version(parse_target(speaker, version)))
 
     def descriptor(
         self, speaker: str, profile: str, *, version: int | str | None = None, wait: float = 0.0
     ) -> ArtifactDescriptor:
-        """What an artifact is and where it stands, without its bytes."""
+        """Get the properties and the state of an artifact without its bytes.
+
+        Args:
+            wait: Seconds that the registry may hold the answer back until the artifact is ready, at most 60.
+        """
         return self._run(self._calls.descriptor(parse_target(speaker, version), profile, wait))
 
     def put(
@@ -193,21 +238,24 @@ class RegistryClient(Session):
         version: int | str | None = None,
         fingerprint: str | None = None,
     ) -> ArtifactDescriptor:
-        """Bring a ready artifact: a safetensors file's path, its bytes, or the open file.
+        """Upload an artifact that was made elsewhere.
 
         Args:
-            fingerprint: what made it (`sha256:…`), where the file has no manifest that says so.
+            artifact: The safetensors file, as a path, as bytes or as a file opened in binary mode.
+            fingerprint: Fingerprint of what made the artifact (`sha256:…`). Only needed if the file has no
+                manifest that contains it.
 
         Raises:
-            InvalidArtifact: it is not what the profile says, of another clip, or does not say what made it.
-            CacheUnsupported: the profile needs a transcript, and the version has none. FingerprintMismatch:
-            the profile's artifacts are made with something else now.
+            InvalidArtifact: The artifact does not match the profile, belongs to another clip, or has no
+                fingerprint.
+            CacheUnsupported: The profile needs a transcript, and the version has none.
+            FingerprintMismatch: The profile's artifacts are now made with another fingerprint.
         """
         content = read_clip(artifact, "artifact")
         return self._run(self._calls.put(parse_target(speaker, version), profile, content, fingerprint))
 
     def delete(self, name: str) -> None:
-        """Delete a voice with all its versions."""
+        """Delete a voice with all its versions. Raises `NotFound` if there is no such voice."""
         self._run(self._calls.delete(name))
 
     def jobs(
@@ -218,47 +266,66 @@ class RegistryClient(Session):
         profile: str | None = None,
         limit: int | None = None,
     ) -> Iterator[Job]:
+        """Iterate over the extraction jobs. Pages are requested as they are needed.
+
+        Args:
+            state: Only jobs in this state, such as `queued` or `failed`.
+            voice: Only jobs of the voice with this name.
+            profile: Only jobs of this profile.
+            limit: Maximum number of jobs.
+        """
         return self._pages(self._calls.jobs(state, voice, profile, limit))
 
     def job(self, job_id: str, *, wait: float = 0.0) -> Job:
-        """`wait`: seconds that the registry may hold the answer back until something changes, at most 60."""
+        """Get a job.
+
+        Args:
+            wait: Seconds that the registry may hold the answer back until the job changes, at most 60.
+        """
         return self._run(self._calls.job(job_id, wait))
 
     def extract(
         self, speaker: str, profile: str, *, version: int | str | None = None, force: bool = False
     ) -> ArtifactDescriptor:
-        """Have an artifact of a version made, unless it is there, being made, or has failed.
+        """Extract an artifact of a version. Does nothing if the artifact exists, is being made, or has
+        failed.
 
         Args:
-            speaker: `alice@3`, `alice@prod`, or `alice`, which means what its name stands for now.
-            force: make it again in any case; what is there serves until the new one is ready. Such a call is
-                not repeated where its answer is lost.
+            speaker: The voice, such as `alice@3` or `alice@prod`. A bare `alice` means its default version.
+            force: Extract the artifact again in any case. An existing artifact is served until the new one is
+                ready. A forced call is not retried if its answer is lost.
 
         Returns:
-            Where it stands, with the `job_id` of what makes it: see `wait_job` and `cancel`.
+            The state of the artifact, with the `job_id` of its extraction. See `wait_job` and `cancel`.
 
         Raises:
-            NotFound: no such voice, version, alias or profile. CacheUnsupported: nothing can be extracted.
+            NotFound: There is no such voice, version, alias or profile.
+            CacheUnsupported: This artifact cannot be extracted from this version.
         """
         return self._run(self._calls.extract(parse_target(speaker, version), profile, force=force))
 
     def cancel(self, job_id: str) -> Job:
-        """Cancel a job that has not finished; a worker that is at it publishes nothing. Can be repeated.
+        """Cancel a job that has not finished. Canceling a job twice is not an error.
+
+        A worker that is processing the job publishes nothing.
 
         Raises:
-            JobNotFound; JobFinished: it has ended otherwise, or its artifact is being stored.
+            JobNotFound: There is no such job.
+            JobFinished: The job has ended in another way, or its artifact is being stored.
         """
         return self._run(self._calls.cancel(job_id))
 
     def wait_job(self, job_id: str, timeout: float = 600.0) -> Job:
-        """Wait until a job has finished, however it ends: see its `state` and `error`.
+        """Wait until a job has finished. Its `state` and `error` tell how it ended.
 
         Raises:
-            JobNotFound; ArtifactNotReady: `timeout` seconds have passed.
+            JobNotFound: There is no such job.
+            ArtifactNotReady: The job did not finish within `timeout` seconds.
         """
         return self._run(wait_job(self._policy, job_id, timeout))
 
     def profiles(self) -> Iterator[Profile]:
+        """Iterate over the profiles that the registry knows, with the number of workers that serve each."""
         return self._pages(self._calls.profiles())
 
     def create_key(
@@ -271,18 +338,27 @@ class RegistryClient(Session):
         requests_per_minute: int | None = None,
         uploads_per_minute: int | None = None,
     ) -> NewApiKey:
-        """Make an API key. Its `key` is in this answer and nowhere else.
+        """Make an API key. The secret `key` is in this answer and nowhere else.
 
-        Not repeated where its answer is lost, nor after an error of the server: each time there would be one
-        more key, which nobody has. See `api_keys` for whether it was made; it can be revoked.
+        The call is not retried if its answer is lost, or after a server error, because each attempt could
+        make one more key that is unknown to the caller. Use `api_keys` to see whether the key was made, and
+        `revoke_key` to revoke it.
 
         Args:
-            scopes: see `scopes`. namespace: the caller's own without it; `*`: any. expires_at: Unix
-            seconds; without it, the key ends with this client's own key, if that ends at all.
+            name: A free text that tells people what the key is for.
+            scopes: Permissions of the key, such as `voices:read` or `engine`. See `speaker_registry.scopes`.
+            namespace: Namespace whose voices the key can use. Defaults to the caller's own. `*` means every
+                namespace.
+            expires_at: Expiry time in Unix seconds. By default the key expires together with this client's
+                own key, or never if that does not expire.
+            requests_per_minute: Rate limit of the key. Defaults to the limit of the registry.
+            uploads_per_minute: Limit of uploads per minute. Defaults to the limit of the registry.
 
         Raises:
-            InvalidRequest; QuotaExceeded; PermissionDenied: this client's key may not make such a key, or
-                ends before that would. Unavailable: it may have been made all the same.
+            InvalidRequest: An argument is not accepted.
+            QuotaExceeded: There are as many keys as the registry allows.
+            PermissionDenied: This client's key may not make such a key, or expires before the new key would.
+            Unavailable: The registry did not answer. The key may have been made nevertheless.
         """
         wanted = key_request(
             name,
@@ -295,40 +371,47 @@ class RegistryClient(Session):
         return self._run(self._calls.create_key(wanted))
 
     def rotate_key(self, key_id: str, *, grace_seconds: int = 86_400) -> NewApiKey:
-        """Make a key for the same as another, which ends `grace_seconds` later.
+        """Replace an API key by a new one with the same permissions.
 
-        Not repeated where its answer is lost, nor after an error of the server: see `create_key`.
+        The old key is accepted for another `grace_seconds`. Like `create_key`, the call is not retried if its
+        answer is lost, or after a server error.
 
         Args:
-            key_id: its id, or the whole key, of which only the id is sent.
+            key_id: Id of the old key. The whole key is accepted too, but only its id is sent.
+            grace_seconds: Seconds until the old key is refused. The default is one day.
 
         Raises:
-            ApiKeyNotFound; ApiKeyEnded: it is revoked or has expired. PermissionDenied: this client's key
-                ends before the old one does. Unavailable: there may be a new key all the same, and the old
-                one may end.
+            ApiKeyNotFound: There is no such key.
+            ApiKeyEnded: The old key is revoked or has expired.
+            PermissionDenied: This client's key expires before the old key does.
+            Unavailable: The registry did not answer. There may be a new key nevertheless, and the old one may
+                end.
         """
         return self._run(self._calls.rotate_key(key_id, grace_seconds))
 
     def revoke_key(self, key_id: str, *, children: bool = False) -> None:
-        """Revoke an API key. Within a second of this call's return it is refused everywhere.
+        """Revoke an API key. Every process refuses the key within a second after this call returns.
 
         Args:
-            key_id: its id, or the whole key, of which only the id is sent.
-            children: also revoke the keys that it made, those that these made, and so on.
+            key_id: Id of the key. The whole key is accepted too, but only its id is sent.
+            children: Also revoke the keys that were made with this key, the keys made with those, and so on.
         """
         self._run(self._calls.revoke_key(key_id, children=children))
 
     def api_keys(self, *, limit: int | None = None) -> Iterator[ApiKey]:
-        """What is known of the namespace's API keys, oldest first; not the keys themselves. Of all
-        namespaces, where this client's key is for any and none was named.
+        """Iterate over the namespace's API keys, oldest first, without their secrets.
+
+        If this client's key is valid in every namespace and no namespace was given, the list covers all
+        namespaces.
         """
         return self._pages(self._calls.keys(limit))
 
     def quota(self) -> Quota:
-        """What is left before something is refused."""
+        """Get the limits of the namespace and this API key, and how much of them is used."""
         return self._run(self._calls.quota())
 
     def close(self) -> None:
+        """Close the connections."""
         self._http.close()
 
     def __enter__(self) -> Self:

@@ -1,24 +1,24 @@
-"""Every error of the registry, on both sides of the wire. Knows no HTTP: `problems` in the API
-maps these classes to status codes, and the SDK raises the same class again from the `code` it reads.
+"""All errors of the registry, shared by the API and the SDK. The API maps these classes to HTTP status codes,
+and the SDK raises the class that belongs to the `code` of an answer.
 
 SpeakerRegistryError
-├── InvalidRequest                 the request is malformed; the message names the value and what is accepted
+├── InvalidRequest                 the request is invalid; the message names the value and what is accepted
 │   ├── InvalidVoiceName
-│   ├── InvalidReference           `name@ref`, a version number or an alias that cannot be one
+│   ├── InvalidReference           a malformed `name@ref`, version number or alias
 │   ├── InvalidAudio               the clip cannot serve as reference audio
-│   │   ├── UnsupportedAudio       not one of the containers and codecs we read
+│   │   ├── UnsupportedAudio       a container or codec that is not accepted
 │   │   ├── AudioTooShort
 │   │   ├── AudioTooLong
 │   │   └── AudioTruncated
 │   ├── InvalidEmbedding
 │   │   └── EmbeddingWidthMismatch
-│   ├── InvalidArtifact            a safetensors file that is not what its profile says
+│   ├── InvalidArtifact            a safetensors file that does not match its profile
 │   │   └── DigestMismatch
 │   ├── PayloadTooLarge
 │   ├── CacheUnsupported           this voice lacks what this profile's artifact needs
 │   └── IdempotencyKeyReused
-├── InvalidApiKey                  none was sent, or one that is unknown, revoked or expired
-├── PermissionDenied               the key is good, but not for this
+├── InvalidApiKey                  no API key was sent, or it is unknown, revoked or expired
+├── PermissionDenied               the API key is valid but lacks a permission
 ├── NotFound
 │   ├── VoiceNotFound
 │   ├── VersionNotFound
@@ -26,33 +26,33 @@ SpeakerRegistryError
 │   ├── ProfileUnknown
 │   ├── JobNotFound
 │   ├── ArtifactNotFound
-│   ├── AudioNotFound              the version was made from a ready embedding
+│   ├── AudioNotFound              the version was made from an embedding and has no clip
 │   └── ApiKeyNotFound
 ├── Conflict
 │   ├── VoiceExists                the registration policy is `immutable`
-│   ├── RegistrationInProgress     so it is, and another request is registering the voice; passing
-│   ├── VoiceDeleted               deleted while we were writing
+│   ├── RegistrationInProgress     as above, while another request registers the voice; temporary
+│   ├── VoiceDeleted               the voice was deleted while the request was processed
 │   ├── ArtifactFailed
 │   ├── ArtifactNotReady
 │   ├── ArtifactStale
-│   ├── FingerprintMismatch        an artifact from outside was made with another one than ours are
-│   ├── JobFinished                too late to cancel it
-│   ├── ApiKeyEnded                revoked or expired: it stays so
-│   ├── ApiKeysOff                 this registry asks for no keys, so none can be made
+│   ├── FingerprintMismatch        an uploaded artifact has another fingerprint than the current one
+│   ├── JobFinished                the job has finished and cannot be canceled
+│   ├── ApiKeyEnded                the API key is revoked or expired for good
+│   ├── ApiKeysOff                 this registry requires no API keys, so none can be made
 │   └── PreconditionFailed
 ├── QuotaExceeded
-├── RateLimited                    passing: so many at a time, again after `retry_after_seconds`
-├── Unavailable                    passing: try again after `retry_after_seconds`
-│   ├── VoiceUnreadable            the bucket does not hand out a record of it now; other voices are served
-│   └── VoiceDamaged               not passing: somebody must restore a record, or delete the voice
-└── WorkerError                    raised while extracting; ends up in a job's `error`
+├── RateLimited                    temporary: too many requests; try again after `retry_after_seconds`
+├── Unavailable                    temporary: try again after `retry_after_seconds`
+│   ├── VoiceUnreadable            a record of the voice cannot be read at the moment; other voices can
+│   └── VoiceDamaged               permanent: an operator must restore a record or delete the voice
+└── WorkerError                    raised during an extraction and reported in the job's `error`
     ├── WeightsMissing
     ├── WeightsInvalid
-    ├── ClipDamaged                the bucket has lost the clip; the message says which part of it
-    ├── EncoderUnproven            the encoder computes something else on this device than it should
+    ├── ClipDamaged                the clip in the bucket is damaged; the message says which part of it
+    ├── EncoderUnproven            the encoder computes wrong results on this device
     ├── ExtractorFailed
     ├── ExtractorOutOfMemory
-    ├── WorkerOutdated             its fingerprint is not the profile's current one any more
+    ├── WorkerOutdated             the worker's fingerprint is no longer the profile's current one
     └── LeaseExpired
 """
 
@@ -60,20 +60,20 @@ from collections.abc import Iterator
 
 
 class SpeakerRegistryError(Exception):
-    """Base of all our errors.
+    """Base class of all errors of the registry.
 
     Args:
-        message: what was wrong, with the value, and what is accepted. Shown to callers: never a path, a
-        secret or a transcript.
-        param: the request field it is about, if one.
-        retry_after_seconds: when trying again makes sense; None where it does not.
+        message: Says what was wrong, with the value, and what is accepted. The message is shown to callers,
+            so it never contains a path, a secret or a transcript.
+        param: The request field that caused the error, if there is one.
+        retry_after_seconds: Time after which a retry makes sense. None if it does not.
     """
 
     code = "internal_error"
-    """Stable on the wire. Never changes."""
+    """Stable error code in answers of the API. It never changes."""
 
     retryable = False
-    """Whether the same request may succeed later without being changed."""
+    """True if the same request may succeed later without any change."""
 
     def __init__(
         self, message: str = "", *, param: str | None = None, retry_after_seconds: float | None = None
@@ -83,78 +83,114 @@ class SpeakerRegistryError(Exception):
         self.param = param
         self.retry_after_seconds = retry_after_seconds
         self.request_id: str | None = None
-        """Set by the SDK from the server's answer."""
+        """Id of the failed request. The SDK sets it from the answer."""
 
 
 class InvalidRequest(SpeakerRegistryError):
+    """The request is invalid. The message names the value and what is accepted."""
+
     code = "invalid_request"
 
 
 class InvalidVoiceName(InvalidRequest):
+    """The name of a voice is not accepted."""
+
     code = "invalid_voice_name"
 
 
 class InvalidReference(InvalidRequest):
+    """A `name@ref`, a version number or an alias is malformed."""
+
     code = "invalid_reference"
 
 
 class InvalidAudio(InvalidRequest):
+    """The clip cannot serve as reference audio."""
+
     code = "invalid_audio"
 
 
 class UnsupportedAudio(InvalidAudio):
+    """The file is in a container or codec that is not accepted."""
+
     code = "unsupported_audio"
 
 
 class AudioTooShort(InvalidAudio):
+    """The clip is shorter than the minimum length."""
+
     code = "audio_too_short"
 
 
 class AudioTooLong(InvalidAudio):
+    """The clip is longer than the maximum length."""
+
     code = "audio_too_long"
 
 
 class AudioTruncated(InvalidAudio):
+    """A part of the clip is missing."""
+
     code = "audio_truncated"
 
 
 class InvalidEmbedding(InvalidRequest):
+    """The speaker embedding is not accepted."""
+
     code = "invalid_embedding"
 
 
 class EmbeddingWidthMismatch(InvalidEmbedding):
+    """The speaker embedding has another width than the profile needs."""
+
     code = "embedding_dim_mismatch"
 
 
 class InvalidArtifact(InvalidRequest):
+    """The file is no artifact, or does not match its profile."""
+
     code = "artifact_schema"
 
 
 class DigestMismatch(InvalidArtifact):
+    """The bytes do not match their digest, so they were damaged on the way."""
+
     code = "digest_mismatch"
 
 
 class PayloadTooLarge(InvalidRequest):
+    """The request, the clip or the answer is larger than accepted."""
+
     code = "payload_too_large"
 
 
 class CacheUnsupported(InvalidRequest):
+    """The voice lacks something that the profile's artifact needs, such as a transcript."""
+
     code = "cache_unsupported"
 
 
 class IdempotencyKeyReused(InvalidRequest):
+    """The idempotency key was already used for a different request."""
+
     code = "idempotency_key_reused"
 
 
 class InvalidApiKey(SpeakerRegistryError):
+    """No API key was sent, or the key is unknown, revoked or expired."""
+
     code = "invalid_api_key"
 
 
 class PermissionDenied(SpeakerRegistryError):
+    """The API key is valid but lacks a permission that the request needs."""
+
     code = "permission_denied"
 
 
 class NotFound(SpeakerRegistryError):
+    """There is no such object. Subclasses say which kind of object is missing."""
+
     code = "not_found"
 
 
@@ -191,48 +227,70 @@ class ApiKeyNotFound(NotFound):
 
 
 class Conflict(SpeakerRegistryError):
+    """The request does not fit the current state of the object."""
+
     code = "conflict"
 
 
 class VoiceExists(Conflict):
+    """The voice exists, and the registration policy `immutable` allows no further version."""
+
     code = "voice_exists"
 
 
 class RegistrationInProgress(Conflict):
+    """Another request is registering this voice. Try again later."""
+
     code = "registration_in_progress"
     retryable = True
 
 
 class VoiceDeleted(Conflict):
+    """The voice was deleted while the request was processed."""
+
     code = "voice_deleted"
 
 
 class ArtifactFailed(Conflict):
+    """The extraction of the artifact failed or was canceled."""
+
     code = "artifact_failed"
 
 
 class ArtifactNotReady(Conflict):
+    """The artifact is not ready yet. Try again later."""
+
     code = "artifact_not_ready"
     retryable = True
 
 
 class ArtifactStale(Conflict):
+    """The artifact was made with an older fingerprint than the profile's current one."""
+
     code = "artifact_stale"
 
 
 class FingerprintMismatch(Conflict):
+    """The uploaded artifact has another fingerprint than the profile's current one."""
+
     code = "fingerprint_mismatch"
 
 
 class JobFinished(Conflict):
+    """The job has finished and can no longer be canceled."""
+
     code = "job_finished"
 
 
 class ApiKeyEnded(Conflict):
+    """The API key is revoked or expired, which cannot be undone."""
+
     code = "api_key_ended"
 
 
 class ApiKeysOff(Conflict):
+    """The registry requires no API keys, so none can be made."""
+
     code = "api_keys_off"
 
 
@@ -241,29 +299,41 @@ class PreconditionFailed(Conflict):
 
 
 class QuotaExceeded(SpeakerRegistryError):
+    """A limit of the namespace, the voice or the registry is reached."""
+
     code = "quota_exceeded"
 
 
 class RateLimited(SpeakerRegistryError):
+    """Too many requests. Try again after `retry_after_seconds`."""
+
     code = "rate_limited"
     retryable = True
 
 
 class Unavailable(SpeakerRegistryError):
+    """The registry cannot be reached or cannot answer now. Try again after `retry_after_seconds`."""
+
     code = "unavailable"
     retryable = True
 
 
 class VoiceUnreadable(Unavailable):
+    """A record of this voice cannot be read from the bucket at the moment. Try again later."""
+
     code = "voice_unreadable"
 
 
 class VoiceDamaged(Unavailable):
+    """A record of this voice is damaged. An operator must restore it, or the voice be deleted."""
+
     code = "voice_damaged"
     retryable = False
 
 
 class WorkerError(SpeakerRegistryError):
+    """An extraction failed. Errors of this kind appear in the `error` of a job."""
+
     code = "worker_error"
 
 
@@ -276,13 +346,15 @@ class WeightsInvalid(WorkerError):
 
 
 class ClipDamaged(WorkerError):
+    """The clip in the bucket is damaged. The message says which part of it."""
+
     code = "clip_damaged"
     retryable = True
 
 
 class EncoderUnproven(WorkerError):
-    """A worker's device computes something else than it should; the message says which tensor and by how
-    much.
+    """The encoder computes wrong results on a worker's device. The message says which tensor differs and by
+    how much.
     """
 
     code = "encoder_unproven"
@@ -299,6 +371,8 @@ class ExtractorOutOfMemory(WorkerError):
 
 
 class WorkerOutdated(WorkerError):
+    """The worker's fingerprint is no longer the profile's current one."""
+
     code = "worker_outdated"
 
 
@@ -314,4 +388,4 @@ def _tree(root: type[SpeakerRegistryError]) -> Iterator[type[SpeakerRegistryErro
 
 
 BY_CODE: dict[str, type[SpeakerRegistryError]] = {cls.code: cls for cls in _tree(SpeakerRegistryError)}
-"""Code on the wire -> class."""
+"""Maps error codes to classes."""

@@ -1,11 +1,10 @@
-"""One request until it has an answer: what is tried again, after how long, and which error an answer is.
+"""The exchange of one request: retries, pauses, deadlines, and the error that an answer stands for.
 
-No I/O. A *plan* is a generator: it yields what is to be done (`SendRequest`, `Sleep`), is sent what came of
-it, and returns its result. `client` and `async_client` have the loops that carry plans out, so nothing is
-written twice. Knows HTTP, but no route and no cache.
+This module does no I/O. A *plan* is a generator that yields steps (`SendRequest`, `Sleep`), receives the
+outcome of each step, and returns a result. The loops that execute plans are in `client` and `async_client`,
+so that the logic is shared by both.
 """
 
-import math
 import random
 import re
 import time
@@ -40,32 +39,32 @@ _CONNECT_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One HTTP request. The same value may be sent several times."""
+    """One HTTP request. The same request can be sent several times."""
 
     method: str = "GET"
     path: str
-    """Percent-encoded, from `/v1` on."""
+    """Percent-encoded path, starting with `/v1`."""
     params: Mapping[str, str] = field(default_factory=dict)
     headers: Mapping[str, str] = field(default_factory=dict)
     fields: Mapping[str, str] = field(default_factory=dict)
-    """Of a multipart form."""
+    """Fields of a multipart form."""
     clip: bytes | None = field(default=None, repr=False)
-    """The form's `audio_sample`."""
+    """Content of the form field `audio_sample`."""
     content: bytes | None = field(default=None, repr=False)
-    """A body that is no form."""
+    """Request body, if the body is not a form."""
     max_bytes: int = MAX_JSON_BYTES
-    """An answer that is longer is refused before it is read."""
+    """Maximum size of the answer. A longer answer is refused before it is read."""
     wait_seconds: float = 0.0
-    """How long the server was asked to hold the answer back: comes on top of every time-out."""
+    """How long the server may hold the answer back. This is added to every timeout."""
     repeatable: bool = True
-    """Whether sending it twice does no more than sending it once. If not, it is sent again only where an
-    answer says that nothing was done.
+    """True if sending the request twice has the same effect as sending it once. Otherwise the request is only
+    sent again if an answer says that nothing was done.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A whole answer. Header names are in lower case."""
+    """A complete HTTP answer. Header names are in lower case."""
 
     status: int
     headers: Mapping[str, str]
@@ -74,45 +73,47 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class SendRequest:
-    """Do one HTTP exchange; its outcome is a `Reply`, or the error why there is none."""
+    """A step that sends one HTTP request. Its outcome is a `Reply`, or the error that prevented one."""
 
     request: Request
     deadline: float
-    """On the policy's clock. When it passes, the outcome is `Unavailable`."""
+    """Time on the policy's clock at which the attempt is given up, with the outcome `Unavailable`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sleep:
+    """A step that pauses the plan. Its outcome is None."""
+
     seconds: float
 
 
 Step = SendRequest | Sleep
 Outcome = Reply | SpeakerRegistryError | None
-"""Of a `SendRequest`: a reply or an error. Of a `Sleep`: None."""
+"""Result of a step. A `SendRequest` leads to a reply or an error, a `Sleep` to None."""
 Result = TypeVar("Result")
 Plan = Generator[Step, Outcome, Result]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
-    """How patient a client is."""
+    """How long a client tries to get an answer, and how often."""
 
     timeout_seconds: float = 60.0
-    """Of one call, over all its attempts and pauses."""
+    """Maximum duration of one call, including all attempts and pauses."""
     retries: int = 3
     clock: Callable[[], float] = time.monotonic
     chance: Callable[[], float] = random.random
-    """From 0 to 1, for the jitter of the pauses."""
+    """Returns a random number from 0 to 1 for the jitter of the pauses."""
 
 
 def exchange(policy: RetryPolicy, request: Request) -> Plan[Reply]:
-    """Send until there is an answer that says something, or patience ends.
+    """Send a request, and retry it until there is a final answer or the policy's limits are reached.
 
     Returns:
-        An answer with a status of 2xx, or 304; 404 to a DELETE that was repeated.
+        An answer with status 2xx or 304, or the 404 to a DELETE that was retried.
 
     Raises:
-        SpeakerRegistryError: what the last answer says; `Unavailable` where there was none.
+        SpeakerRegistryError: The error of the last answer, or `Unavailable` if there was no answer.
     """
     deadline = policy.clock() + policy.timeout_seconds + request.wait_seconds
     attempt = 0
@@ -126,7 +127,7 @@ def exchange(policy: RetryPolicy, request: Request) -> Plan[Reply]:
             return outcome
         assert error is not None
         seconds = pause_before(attempt, error.retry_after_seconds, policy.chance())
-        # Sleeping past the deadline would only delay the news.
+        # If the deadline passes during the pause, the error is raised now instead of later.
         if (
             not worth_retrying(request, outcome)
             or attempt >= policy.retries
@@ -138,40 +139,48 @@ def exchange(policy: RetryPolicy, request: Request) -> Plan[Reply]:
 
 
 def _deleted_by_lost_attempt(request: Request, attempt: int, error: SpeakerRegistryError) -> bool:
-    """What a repeated DELETE does not find, an attempt whose answer was lost has deleted."""
+    """Return True if a retried DELETE got 404: an earlier attempt, whose answer was lost, has deleted the
+    object.
+    """
     return request.method == "DELETE" and attempt > 0 and isinstance(error, NotFound)
 
 
 def worth_retrying(request: Request, outcome: Reply | SpeakerRegistryError) -> bool:
-    """Most requests of ours may be repeated: an upload carries an idempotency key. One that may not is sent
-    again only after 429, which is said before anything is done: a lost answer or a 5xx may hide a success.
+    """Decide whether a request is sent again.
+
+    Most requests are repeatable; uploads are, because they carry an idempotency key. A request that is not
+    repeatable is sent again only after 429, which the server answers before it does anything. A lost answer
+    or a 5xx may hide a success.
     """
     if not request.repeatable:
         return isinstance(outcome, Reply) and outcome.status == 429
     if isinstance(outcome, SpeakerRegistryError):
         return outcome.retryable
-    told = outcome.headers.get("x-should-retry", "").lower()
-    if told in {"true", "false"}:
-        return told == "true"
+    should_retry = outcome.headers.get("x-should-retry", "").lower()
+    if should_retry in {"true", "false"}:
+        return should_retry == "true"
     return outcome.status in {408, 429} or outcome.status >= 500
 
 
 def pause_before(attempt: int, retry_after_seconds: float | None, chance: float) -> float:
-    """Exponential back-off with full jitter; what the server asked for comes first.
+    """Return the pause in seconds before the next attempt: exponential backoff with full jitter.
 
-    The jitter stays even then: a fleet that was told the same second must not come back in the same instant.
+    The time that the server asked for in `Retry-After` is added. The jitter is kept in that case too, so that
+    many clients that got the same `Retry-After` do not return at the same instant.
     """
     ceiling = min(_LONGEST_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * 2.0 ** min(attempt, 10))
     return (retry_after_seconds or 0.0) + chance * ceiling
 
 
 def retry_after_seconds(headers: Mapping[str, str]) -> float | None:
-    """`Retry-After` in seconds or as a date; None where it is missing or makes no sense."""
+    """Parse `Retry-After`, which is a number of seconds or a date. Returns None if it is missing or
+    invalid.
+    """
     value = headers.get("retry-after", "").strip()
     if re.fullmatch(r"\d{1,9}(\.\d{1,9})?", value, re.ASCII):
         return float(value)
     when = _unix_time(value)
-    # The server's own clock, where it tells it: ours may be wrong.
+    # The server's clock is preferred if the answer has a `Date`, because the local clock may be wrong.
     now = _unix_time(headers.get("date", "")) or time.time()
     return None if when is None else max(0.0, when - now)
 
@@ -185,14 +194,18 @@ def _unix_time(text: str) -> float | None:
 
 
 def attempt_timeouts(send: SendRequest, now: float) -> dict[str, float]:
-    """Httpx's time-outs, in seconds, for one attempt: never longer than what is left until the deadline."""
+    """Return httpx's timeouts in seconds for one attempt. None is longer than the time left until the
+    deadline.
+    """
     left = max(0.001, send.deadline - now)
     read = min(_READ_SECONDS + send.request.wait_seconds, left)
     return {"connect": min(_CONNECT_SECONDS, left), "pool": left, "write": read, "read": read}
 
 
 class BodyReader:
-    """Collects an answer's bytes and refuses what is too long, too late, cut short or compressed."""
+    """Collects the body of an answer. It refuses bodies that are too long, too late, cut short or
+    compressed.
+    """
 
     def __init__(self, send: SendRequest, headers: Mapping[str, str], clock: Callable[[], float]) -> None:
         self._send, self._clock = send, clock
@@ -201,11 +214,13 @@ class BodyReader:
         declared = headers.get("content-length", "")
         self._declared = int(declared) if declared.isascii() and declared.isdigit() else None
         if headers.get("content-encoding", "identity") != "identity":
-            # We ask for none: a few bytes could unfold to gigabytes before anybody counts them.
+            # The client does not ask for compression: a few bytes could expand to gigabytes before they are
+            # counted.
             raise Unavailable("the answer is compressed although that was not asked for")
         self._check_size(self._declared or 0)
 
     def add(self, chunk: bytes) -> None:
+        """Append a chunk. Raises `PayloadTooLarge` or `Unavailable` if the answer is too long or too late."""
         self._size += len(chunk)
         self._check_size(self._size)
         if self._clock() >= self._send.deadline:
@@ -213,6 +228,7 @@ class BodyReader:
         self._chunks.append(chunk)
 
     def whole(self) -> bytes:
+        """Return the complete body. Raises `Unavailable` if it is shorter than the answer declared."""
         if self._declared is not None and self._declared != self._size:
             raise Unavailable(f"the answer was cut short after {self._size} of {self._declared} bytes")
         return b"".join(self._chunks)
@@ -220,13 +236,11 @@ class BodyReader:
     def _check_size(self, size: int) -> None:
         most = self._send.request.max_bytes
         if size > most:
-            raise PayloadTooLarge(
-                f"the registry's answer has over {most} bytes, which is the most that is accepted"
-            )
+            raise PayloadTooLarge(f"the registry's answer has more than {most} bytes, which is the maximum")
 
 
 def error_of(outcome: Reply | SpeakerRegistryError) -> SpeakerRegistryError | None:
-    """The error that an outcome stands for; None for 2xx and 304."""
+    """Convert an outcome to the error it stands for. Returns None for status 2xx and 304."""
     if isinstance(outcome, SpeakerRegistryError):
         return outcome
     if 200 <= outcome.status < 300 or outcome.status == 304:
@@ -245,7 +259,7 @@ def _envelope(body: bytes) -> ErrorBody | None:
     try:
         return ErrorEnvelope.model_validate_json(body).error
     except ValidationError:
-        return None  # a proxy's page
+        return None  # the body is no error of the registry, for example the page of a proxy
 
 
 def _class_for(status: int, said: ErrorBody | None) -> type[SpeakerRegistryError]:
@@ -255,7 +269,9 @@ def _class_for(status: int, said: ErrorBody | None) -> type[SpeakerRegistryError
 
 
 def nearest_class(status: int) -> type[SpeakerRegistryError]:
-    """For codes of a newer server, and for answers that something in between gave."""
+    """Return the error class for a status whose error code is unknown: from a newer server, or from a
+    proxy.
+    """
     exact = {
         401: InvalidApiKey,
         403: PermissionDenied,
@@ -273,14 +289,11 @@ def nearest_class(status: int) -> type[SpeakerRegistryError]:
 
 
 def _status_message(reply: Reply) -> str:
-    """The page of a proxy is not for callers, its status is."""
+    """Describe an answer without an error of the registry. The page of a proxy is not shown, only its
+    status.
+    """
     if 300 <= reply.status < 400:
         return (
             f"the registry's address answers with a redirect ({reply.status}); give the address it leads to"
         )
     return f"the registry answered with status {reply.status} and no error of its own"
-
-
-def whole_seconds(seconds: float) -> str:
-    """As `wait=` takes it."""
-    return str(math.ceil(seconds))

@@ -1,7 +1,8 @@
-"""Fetching an artifact, from memory where allowed, else from the registry; or a clip. Checked always. No I/O.
+"""Plans that fetch artifacts (from the cache if allowed, else from the registry) and clips. They do no I/O
+themselves.
 
-The bytes are held against the digest they came with, and the manifest against what was asked for, so that
-neither a broken disk nor a confused proxy can give an engine another voice. Knows no job and no encoder.
+Everything that is received is verified: the bytes against the digest in the headers, and the manifest against
+the request. Neither a broken disk nor a misconfigured proxy can give an engine another voice.
 """
 
 import base64
@@ -33,13 +34,13 @@ from speaker_registry.terminal import printable
 MAX_FILE_BYTES = 64 * 1024**2
 _ACCEPT = {"accept": "application/vnd.safetensors, application/json"}
 _ETAG = re.compile(r'(?:W/)?"(sha256:[0-9a-f]{64})"')
-"""A proxy may weaken the tag; the bytes are counted anyway."""
+"""Matches strong and weak tags, because a proxy may weaken a tag. The bytes are verified in either case."""
 _CONTENT_DIGEST = re.compile(r"(?:^|[,\s])sha-256=:([A-Za-z0-9+/=]*):")
-"""RFC 9530, one of possibly several algorithms."""
+"""Matches the SHA-256 digest of a `Content-Digest` header (RFC 9530), which may list several algorithms."""
 
 
 class File(NamedTuple):
-    """An artifact and the bytes it was read from. Its `repr` does not show them."""
+    """An artifact and the bytes of its file. The bytes are not part of the `repr`."""
 
     data: bytes
     artifact: Artifact
@@ -49,7 +50,9 @@ class File(NamedTuple):
 
 
 class Clip(NamedTuple):
-    """A clip as it was uploaded. Its `repr` does not show it: logs and notebooks must not hold a voice."""
+    """A clip as it was uploaded. The `repr` does not contain the bytes, so that no voice gets into logs and
+    notebooks.
+    """
 
     data: bytes
     mime_type: str
@@ -59,10 +62,10 @@ class Clip(NamedTuple):
 
 
 class Fetching:
-    """The way to artifacts and clips for one client.
+    """Fetches artifacts and clips for one client.
 
     Args:
-        scope: keeps this client's entries apart from those of others in the same cache.
+        scope: Separates the entries of this client from those of other clients that use the same cache.
     """
 
     def __init__(self, policy: RetryPolicy, cache: ArtifactCache, scope: str) -> None:
@@ -86,20 +89,20 @@ class Fetching:
             self._forget(key, error)
             raise
         if file is None:
-            assert known is not None, "304 is only an answer to a digest of ours"
+            assert known is not None, "the registry answers 304 only if a digest was sent"
             self._cache.confirm(key, known, asked_at)
             return _with_own_dict(known)
         self._cache.add(key, file.artifact, asked_at)
         return _with_own_dict(file.artifact)
 
     def file(self, target: Target, profile: str, wait: float) -> Plan[File]:
-        """From the registry, whatever is in memory."""
+        """Fetch an artifact and its file from the registry, without using the cache."""
         file = yield from self._transfer(target, profile, wait, None)
-        assert file is not None, "304 is only an answer to a digest of ours"
+        assert file is not None, "the registry answers 304 only if a digest was sent"
         return file
 
     def clip(self, target: Target) -> Plan[Clip]:
-        """Never from memory: who may listen now, may not tomorrow."""
+        """Fetch a clip. Clips are never cached, because the permission to read them can be withdrawn."""
         path = f"{target.version_path}/audio"
         reply = yield from exchange(self._policy, Request(path=path, max_bytes=MAX_FILE_BYTES))
         check_digest(reply, "clip")
@@ -108,7 +111,9 @@ class Fetching:
     def _transfer(
         self, target: Target, profile: str, wait: float, known: Artifact | None
     ) -> Plan[File | None]:
-        """None: `known` is still right."""
+        """Request the file of an artifact. Returns None if the registry answers that `known` is still
+        current.
+        """
         request = Request(
             path=f"{target.artifact_path(profile)}/file",
             headers=_ACCEPT | ({"if-none-match": f'"{known.digest}"'} if known else {}),
@@ -129,7 +134,7 @@ class Fetching:
             yield Sleep(min(not_ready.retry_after_seconds or 1.0, left))
 
     def _forget(self, key: Key, error: SpeakerRegistryError) -> None:
-        """Erased means erased here too. And what the registry refuses must not come from memory instead."""
+        """Drop cached artifacts that were deleted, or that the registry refuses to serve."""
         if isinstance(error, VoiceNotFound | VoiceDeleted):
             self._cache.forget_speaker(key.scope, key.speaker)
         elif not error.retryable:
@@ -137,11 +142,12 @@ class Fetching:
 
 
 def verified(reply: Reply, target: Target, profile: str) -> File:
-    """The artifact of an answer.
+    """Parse and verify the artifact of an answer.
 
     Raises:
-        DigestMismatch: the bytes are not what the answer's own headers say, or these say nothing.
-        InvalidArtifact: the file is not one, or not the one that was asked for.
+        DigestMismatch: The bytes do not match the digest in the answer's headers, or the headers have no
+            digest.
+        InvalidArtifact: The file is no artifact, or another one than requested.
     """
     check_digest(reply, "artifact")
     artifact = Artifact.parse(reply.body)
@@ -152,7 +158,7 @@ def verified(reply: Reply, target: Target, profile: str) -> File:
 
 
 def check_digest(reply: Reply, what: str) -> None:
-    """Raise `DigestMismatch` unless an answer's body is what its headers say."""
+    """Verify the body of an answer against the digests in its headers. Raises `DigestMismatch`."""
     digest = sha256_digest(reply.body)
     declared = declared_digests(reply.headers)
     if declared != {digest}:
@@ -161,7 +167,9 @@ def check_digest(reply: Reply, what: str) -> None:
 
 
 def declared_digests(headers: Mapping[str, str]) -> set[str]:
-    """`sha256:…` as `ETag` and `Content-Digest` say it; what cannot be read matches nothing."""
+    """Return the digests of `ETag` and `Content-Digest` as `sha256:…`. An unreadable header matches no
+    body.
+    """
     etags = _ETAG.fullmatch(headers.get("etag", ""))
     content = _CONTENT_DIGEST.search(headers.get("content-digest", ""))
     digests = {etags[1]} if etags else set()
@@ -174,22 +182,22 @@ def declared_digests(headers: Mapping[str, str]) -> set[str]:
 
 
 def check_identity(artifact: Artifact, target: Target, profile: str, headers: Mapping[str, str]) -> None:
-    """Raise `InvalidArtifact` if a whole artifact is not the one that was asked for."""
+    """Verify that an artifact is the one that was requested. Raises `InvalidArtifact` if not."""
     manifest = artifact.manifest
     key, asked = key_of_name(manifest.voice.strip()), target.speaker.key
-    facts = [("profile", manifest.profile, profile)]
+    checks = [("profile", manifest.profile, profile)]
     if not stands_for(asked, key):
-        facts.append(("voice", key, asked))
+        checks.append(("voice", key, asked))
     if isinstance(target.reference, int):
-        facts.append(("version", str(manifest.version), str(target.reference)))
-    if said := headers.get("x-voice-version"):
-        facts.append(("version", str(manifest.version), said))
-    if said := headers.get("x-artifact-fingerprint"):
-        facts.append(("fingerprint", manifest.fingerprint, said))
-    for fact, found, expected in facts:
+        checks.append(("version", str(manifest.version), str(target.reference)))
+    if version := headers.get("x-voice-version"):
+        checks.append(("version", str(manifest.version), version))
+    if fingerprint := headers.get("x-artifact-fingerprint"):
+        checks.append(("fingerprint", manifest.fingerprint, fingerprint))
+    for field, found, expected in checks:
         if found != expected:
             raise InvalidArtifact(
-                f"asked for {target} for {profile}: the artifact's {fact} is {found!a}, not {expected!a}"
+                f"asked for {target} for {profile}: the artifact's {field} is {found!a}, not {expected!a}"
             )
 
 
@@ -205,5 +213,5 @@ def _not_ready(reply: Reply) -> ArtifactNotReady:
 
 
 def _with_own_dict(artifact: Artifact) -> Artifact:
-    """With a dict of its own: engines put their own tensors in its place, and the cache must not see it."""
+    """Copy the dict of tensors. Engines replace tensors in it, which must not change the cached artifact."""
     return dataclasses.replace(artifact, tensors=dict(artifact.tensors))

@@ -1,8 +1,8 @@
-"""Names, ids and references as callers write them: `alice`, `alice@3`, `alice@prod`. Parsed once, at the
-door.
+"""Parsing of voice names, voice ids and references such as `alice`, `alice@3` and `alice@prod`.
 
-A name's identity is its *key*: trimmed, lower-cased, NFC. The rules are vLLM-Omni's, less `@` (it separates
-name and version), control characters, anything over 128 characters, and names that nobody can see.
+A name is identified by its *key*, which is the name trimmed, lower-cased and in Unicode normal form NFC. The
+rules are those of vLLM-Omni, with four further exclusions: `@` (because it separates name and version),
+control characters, names of more than 128 characters, and names without a visible character.
 """
 
 import hashlib
@@ -16,17 +16,17 @@ MAX_NAME_LENGTH = 128
 DEFAULT = "default"
 """The alias that always exists."""
 LATEST = "latest"
-"""Computed, never set: the newest version that is complete."""
+"""The alias of the newest version that is complete. It is computed and cannot be set."""
 
 _BLANK = re.compile(
     "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
 )
-"""Letters, marks and symbols that are drawn as nothing."""
+"""Letters, marks and symbols that are invisible when drawn."""
 _DRAWN = re.compile("[\u0600-\u0605\u06dd\u070f\u0890\u0891\u08e2\U000110bd\U000110cd]")
-"""The format characters that are drawn: signs that enclose numbers."""
+"""The only format characters that are visible: signs that enclose numbers."""
 NAMESPACE_PATTERN = r"[a-z0-9][a-z0-9-]{0,31}"
 ACCEPTED_NAMESPACES = "1 to 32 of a-z, 0-9 and '-'"
-"""The same, for people."""
+"""`NAMESPACE_PATTERN` in words, for messages."""
 _SLUG = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _VOICE_ID = re.compile(rf"voice_([0-9a-f]{{32}})_({_SLUG.pattern})")
 _ALIAS = re.compile(r"[a-z][a-z0-9._-]{0,63}")
@@ -35,14 +35,16 @@ MAX_VERSION = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class SpeakerName:
-    """A valid name as the caller typed it (trimmed, NFC), and its identity within a namespace."""
+    """A valid name as the caller typed it (trimmed and in NFC), and the key that identifies it in a
+    namespace.
+    """
 
     name: str
     key: str
 
 
 def parse_speaker_name(text: str) -> SpeakerName:
-    """Accept a voice name, or raise `InvalidVoiceName` saying what is wrong with it."""
+    """Parse a voice name. Raises `InvalidVoiceName` with the reason if the name is not accepted."""
     name = unicodedata.normalize("NFC", text).strip()
     fault = _fault_of(name)
     if fault:
@@ -55,13 +57,17 @@ def parse_speaker_name(text: str) -> SpeakerName:
 
 
 def key_of_name(name: str) -> str:
-    """What a trimmed name, or a part of one, is known by in whatever way it is typed."""
-    # NFC again: `T` and U+0308 have no form in one character, but what `lower` makes of them has.
+    """Return the key of a trimmed name, or of a part of one. Different spellings of one name have the same
+    key.
+    """
+    # NFC is applied again: `T` with U+0308 has no single-character form, but its lower-case form has one.
     return unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).lower())
 
 
 def slug_of(key: str) -> str:
-    """A name's key in an alphabet that needs no escapes: itself where it fits, else `x-` and a hash of it."""
+    """Return the form of a name's key that needs no escaping: the key itself if it is safe, else `x-` and a
+    hash.
+    """
     if _SLUG.fullmatch(key) and not key.startswith("x-") and not key.endswith(".") and ".." not in key:
         return key
     return "x-" + hashlib.sha256(key.encode()).hexdigest()[:40]
@@ -71,27 +77,27 @@ def slug_of(key: str) -> str:
 class VoiceId:
     """The id of a voice, `voice_{vuid}_{slug}`.
 
-    It is of one life of a name: a name that is deleted and registered again gets another id. The slug in it
-    says where the voice is to be found, so no index from ids to names is needed, or can be lost.
+    A name that is deleted and registered again gets another id. The slug in the id tells where the voice is
+    stored, so there is no index from ids to names that could be lost.
     """
 
     vuid: str
-    """Id of one of its versions, usually the first."""
+    """Id of one version of the voice, usually the first."""
     slug: str
-    """Of its name's key."""
+    """Slug of the key of the voice's name."""
 
     def __str__(self) -> str:
         return f"voice_{self.vuid}_{self.slug}"
 
 
 def parse_voice_id(text: str) -> VoiceId | None:
-    """None if the text cannot be a voice's id."""
+    """Parse the id of a voice. Returns None if the text is no such id."""
     match = _VOICE_ID.fullmatch(text)
     return VoiceId(match[1], match[2]) if match else None
 
 
 def stands_for(known_as: str, key: str) -> bool:
-    """Whether a parsed name's key, which may be an id instead, can stand for the voice with this key."""
+    """Return True if `known_as`, a name key or a voice id, can refer to the voice with the name key `key`."""
     voice_id = parse_voice_id(known_as)
     return known_as == key or (voice_id is not None and voice_id.slug == slug_of(key))
 
@@ -118,7 +124,7 @@ def _is_visible(character: str) -> bool:
 
 
 def _shown(name: str) -> str:
-    """Printable and short: names end up in logs and terminals."""
+    """Make a name printable and short, because names end up in logs and terminals."""
     hidden = _BLANK.search(name) or any(unicodedata.category(c).startswith("C") for c in name)
     shown = ascii(name) if hidden else repr(name)
     return shown if len(shown) <= 80 else shown[:80] + "…"
@@ -129,10 +135,10 @@ def is_namespace(text: str) -> bool:
 
 
 def parse_reference(text: str) -> int | str:
-    """A version number, or an alias (`default`, `latest`, `prod`, …).
+    """Parse a version number or an alias (`default`, `latest`, `prod`, …).
 
     Raises:
-        InvalidReference: neither a number from 1 to `MAX_VERSION` nor `[a-z][a-z0-9._-]{0,63}`.
+        InvalidReference: The text is neither a number from 1 to `MAX_VERSION` nor `[a-z][a-z0-9._-]{0,63}`.
     """
     if text.isascii() and text.isdigit() and not text.startswith("0") and int(text[:12]) <= MAX_VERSION:
         return int(text)

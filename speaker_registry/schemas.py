@@ -1,5 +1,5 @@
-"""What crosses the wire as JSON. Times are Unix seconds, digests `sha256:<hex>`. *Voice* here is *speaker*
-everywhere else.
+"""The JSON documents of the API, as pydantic models. Times are Unix seconds and digests `sha256:<hex>`. A
+*voice* here is a *speaker* in all other code.
 """
 
 from typing import Any, Generic, Literal, TypeVar
@@ -19,7 +19,7 @@ Item = TypeVar("Item")
 
 
 class Schema(BaseModel):
-    """Base of all answers: extra keys of a newer server are ignored, values are never edited."""
+    """Base of all answers. Keys that only a newer server sends are ignored, and instances are immutable."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -29,7 +29,9 @@ class ErrorBody(Schema):
     type: str
     param: str | None = None
     code: str | int
-    """String code; on `/v1/audio/*` the HTTP status as vLLM-Omni sends it, with the string in `reason`."""
+    """The error's string code. On `/v1/audio/*` this is the HTTP status, as vLLM-Omni sends it, and the
+    string code is in `reason`.
+    """
     reason: str | None = None
     request_id: str | None = None
 
@@ -39,7 +41,7 @@ class ErrorEnvelope(Schema):
 
 
 class Page(Schema, Generic[Item]):
-    """One page of a list. Ask for the next with `after=last_id`."""
+    """One page of a list. The next page is requested with `after=last_id`."""
 
     object: Literal["list"] = "list"
     data: list[Item]
@@ -49,34 +51,35 @@ class Page(Schema, Generic[Item]):
 
 
 class ArtifactStatus(Schema):
-    """Where one version stands with one profile."""
+    """The state of the artifact of one version for one profile."""
 
     profile: str
     state: ArtifactState
     stale: bool = False
-    """A ready artifact exists, made with an older fingerprint than the profile's current one."""
+    """True if a ready artifact exists that was made with an older fingerprint than the profile's current one.
+    """
     digest: str | None = None
     job_id: str | None = None
-    """The running job, while there is one."""
+    """Id of the job that makes the artifact, while there is one."""
     error: str | None = None
-    """Why it failed, or why nothing can be extracted."""
+    """Tells why the extraction failed, or why this artifact cannot be extracted."""
     reason: str | None = None
-    """Why nothing happens for now although it is pending: no worker serves the profile."""
+    """Tells why a pending extraction does not start: no worker serves the profile at the moment."""
 
 
 class AudioProperties(Schema):
-    """The clip as it was uploaded."""
+    """Properties of a clip as it was uploaded."""
 
     digest: str
     size: int
-    """Bytes."""
+    """Size of the uploaded file in bytes."""
     mime_type: str
     seconds: float
     sample_rate: int
-    """Hz."""
+    """Samples per second (Hz)."""
     channels: int
     url: str | None = None
-    """Of its bytes, for keys with `audio:read`."""
+    """URL of the clip's bytes. Only set for API keys with the scope `audio:read`."""
 
 
 class VoiceVersion(Schema):
@@ -93,39 +96,39 @@ class VoiceVersion(Schema):
     description: str | None = None
     artifacts: list[ArtifactStatus]
     state: ArtifactState
-    """The worst over the required profiles: failed, processing, pending, ready."""
+    """The worst state of any required profile. From worst to best: failed, processing, pending, ready."""
     held_back: str | None = None
-    """Why `default` will not move to this version although it is newer."""
+    """Tells why the alias `default` will not move to this version, although it is newer."""
 
 
 class Voice(Schema):
-    """A voice and the version that its name stands for now (alias `default`)."""
+    """A voice and its default version, which is the one that its bare name means at the moment."""
 
     object: Literal["voice"] = "voice"
     id: str
     name: str
-    """As typed."""
+    """The name as it was typed."""
     key: str
-    """Its identity: NFC, trimmed, lower-cased."""
+    """The identity of the name: trimmed, lower-cased, in Unicode normal form NFC."""
     created_at: int
-    """Of the default version."""
+    """Creation time of the default version."""
     version: int
-    """Of the default version."""
+    """Number of the default version."""
     latest: int
-    """The newest version, ready or not."""
+    """Number of the newest version, whether ready or not."""
     versions: int
-    """How many there are."""
+    """Number of versions of this voice."""
     aliases: dict[str, int]
     state: ArtifactState
-    """Of the default version."""
+    """State of the default version."""
     artifacts: list[ArtifactStatus]
-    """Of the default version."""
+    """Artifacts of the default version."""
     held_back: str | None = None
-    """Why `default` will not move to the newest version."""
+    """Tells why the alias `default` will not move to the newest version."""
 
 
 class ArtifactDescriptor(Schema):
-    """All an engine needs to decide whether and what to fetch, in one read."""
+    """Everything an engine needs to decide whether to fetch an artifact, in one document."""
 
     object: Literal["voice.artifact"] = "voice.artifact"
     voice: str
@@ -148,24 +151,24 @@ class ArtifactDescriptor(Schema):
     extractor: dict[str, Any] = Field(default_factory=dict)
     untrained: bool = False
     custom_weights: bool = False
-    """Made with weights that are meant to differ from the published ones."""
+    """True if the weights differ from the published ones on purpose, such as fine-tuned weights."""
     url: str | None = None
-    """Path of the file, relative to the registry's root."""
+    """Path of the artifact's file, relative to the registry's root."""
     job_id: str | None = None
     error: str | None = None
     reason: str | None = None
-    """Why nothing happens for now although it is pending: no worker serves the profile."""
+    """Tells why a pending extraction does not start: no worker serves the profile at the moment."""
 
 
 class ExtractionRequest(BaseModel):
-    """Which artifacts of a version are to be made."""
+    """Request body that names the artifacts of a version to be made."""
 
     model_config = ConfigDict(extra="forbid")
 
     profiles: list[str] | None = Field(default=None, min_length=1, max_length=64)
-    """All that the version must have, without it."""
+    """Profiles to extract. Defaults to all profiles that the version must have."""
     force: bool = Field(default=False, strict=True)
-    """Make them again even where they are there, have failed or were canceled."""
+    """Make the artifacts again, even if they exist, have failed or were canceled."""
 
 
 class JobError(Schema):
@@ -192,9 +195,13 @@ class Job(Schema):
     profile: str
     fingerprint: str | None = None
     untrained: bool | None = None
-    """None where the profile's encoder has changed since, or was never announced."""
+    """True if the weights are random. None if the profile's encoder has changed since, or was never
+    announced.
+    """
     custom_weights: bool | None = None
-    """Made with weights that are meant to differ from the published ones. None as for `untrained`."""
+    """True if the weights differ from the published ones on purpose. None if the profile's encoder has
+    changed since, or was never announced.
+    """
     attempt: int
     max_attempts: int
     progress: JobProgress
@@ -205,56 +212,58 @@ class Job(Schema):
     worker: str | None = None
     error: JobError | None = None
     reason: str | None = None
-    """Why nothing happens for now although it is queued: no worker serves the profile."""
+    """Tells why a queued job does not start: no worker serves the profile at the moment."""
     retry_after: float | None = None
-    """Seconds after which asking again makes sense; None once it has finished."""
+    """Seconds to wait before asking again. None once the job has finished."""
 
 
 class FailedProof(Schema):
-    """A worker that does not serve a profile, because its encoder computes something else than it should."""
+    """A worker that does not serve a profile, because its encoder computes wrong results."""
 
     worker: str
     device: str
-    """`cpu`, `cuda` or `cuda:N`."""
+    """The worker's device: `cpu`, `cuda` or `cuda:N`."""
     reason: str
-    """Which tensor differs, and by how much."""
+    """Names the tensor that differs, and by how much."""
 
 
 class Profile(Schema):
-    """What one engine needs, and who can make it now."""
+    """The artifact that one engine needs, and the workers that can make it now."""
 
     object: Literal["profile"] = "profile"
     id: str
     model_type: str
     description: str
     required: bool
-    """Extracted for every upload."""
+    """True if this profile is extracted for every upload."""
     tensors: dict[str, TensorSpec]
     sample_rate: int
     frame_rate: float | None = None
     ref_text_required: bool = False
     model: str
-    """Repository of the weights."""
+    """Name of the repository that holds the weights."""
     licence: str
-    """Of the weights, as SPDX identifier where there is one."""
+    """Licence of the weights, as SPDX identifier if there is one."""
     licence_notes: str | None = None
     not_extractable: str | None = None
-    """Why no worker can make this artifact; None where one can."""
+    """Tells why no worker can make this artifact. None if workers can make it."""
     fingerprint: str | None = None
-    """Of the worker that announced it last; None while none ever did."""
+    """Fingerprint that a worker announced last for this profile. None as long as no worker has announced one.
+    """
     extractor: dict[str, Any] = Field(default_factory=dict)
     untrained: bool = False
     custom_weights: bool = False
-    """Made with weights that are meant to differ from the published ones."""
+    """True if the weights differ from the published ones on purpose, such as fine-tuned weights."""
     workers: int = 0
-    """Live workers that serve it, loaded and warm."""
+    """Number of live workers that serve this profile, with the encoder loaded and warmed up."""
     failed_proofs: list[FailedProof] = Field(default_factory=list)
-    """Workers that do not serve it, because their encoder failed its proof within the last ten minutes."""
+    """Workers that do not serve this profile, because their encoder failed its proof in the last ten minutes.
+    """
 
 
 class UploadedVoice(BaseModel):
-    """One entry of vLLM-Omni's `uploaded_voices`, with ours added. `ref_text`, `speaker_description` and
-    `reason` only if set.
+    """One entry of vLLM-Omni's `uploaded_voices`, with fields of this registry added. The fields `ref_text`,
+    `speaker_description` and `reason` are only present if they are set.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -271,11 +280,11 @@ class UploadedVoice(BaseModel):
     cache_status: ArtifactState
     stale: bool
     reason: str | None = None
-    """Why nothing happens for now although it is pending: no worker serves a profile."""
+    """Tells why a pending extraction does not start: no worker serves a profile at the moment."""
 
 
 class OpenAIVoice(Schema):
-    """A voice as OpenAI lists it."""
+    """A voice in the form of OpenAI's API."""
 
     object: Literal["audio.voice"] = "audio.voice"
     id: str
@@ -284,16 +293,17 @@ class OpenAIVoice(Schema):
 
 
 class VoiceList(Page[OpenAIVoice]):
-    """Answer of `GET /v1/audio/voices`: vLLM-Omni's list, and OpenAI's."""
+    """Answer of `GET /v1/audio/voices`. It combines vLLM-Omni's list with OpenAI's."""
 
     voices: list[str]
-    """Keys, sorted, and `default`."""
+    """Sorted name keys of all voices, and `default`."""
     uploaded_voices: list[UploadedVoice]
 
 
 class NewVoice(BaseModel):
-    """`voice` in the answer to an upload: `mime_type` and `file_size` of a clip, or `embedding_source` and
-    `embedding_dim`; `ref_text`, `speaker_description` and `reason` only if set.
+    """The object `voice` in the answer to an upload. It has `mime_type` and `file_size` if a clip was
+    uploaded, or `embedding_source` and `embedding_dim` if an embedding was. The fields `ref_text`,
+    `speaker_description` and `reason` are only present if they are set.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -305,10 +315,10 @@ class NewVoice(BaseModel):
     version: int
     cache_status: ArtifactState
     reason: str | None = None
-    """Why nothing happens for now although it is pending: no worker serves a profile."""
+    """Tells why a pending extraction does not start: no worker serves a profile at the moment."""
     job_id: str | None
     jobs: dict[str, str]
-    """Profile -> the job that extracts it."""
+    """Maps each profile to the id of the job that extracts it."""
 
 
 class Uploaded(OpenAIVoice):
@@ -317,9 +327,10 @@ class Uploaded(OpenAIVoice):
     success: Literal[True]
     voice: NewVoice
     created: bool
-    """False: this very request was served before, and this is what came of it."""
+    """False if the same request was served before. The answer then describes the version it created."""
     warnings: list[str] | None = None
-    """Fields of the form that were ignored, with what was probably meant. Only if there are any."""
+    """Form fields that were ignored, each with the field that was probably meant. Absent if there are none.
+    """
 
 
 class CacheStatus(Schema):
@@ -331,7 +342,7 @@ class CacheStatus(Schema):
     job_id: str | None = None
     version: int | None = None
     reason: str | None = None
-    """Why nothing happens for now although it is pending: no worker serves a profile."""
+    """Tells why a pending extraction does not start: no worker serves a profile at the moment."""
 
 
 class Deleted(Schema):
@@ -340,93 +351,99 @@ class Deleted(Schema):
     success: Literal[True] = True
     message: str
     id: str | None
-    """None of a voice whose records could not be read."""
+    """Id of the deleted voice. None if the voice's records could not be read."""
     object: Literal["audio.voice"] = "audio.voice"
     deleted: Literal[True] = True
 
 
 class ApiKey(Schema):
-    """What is known of an API key; not the key itself."""
+    """Properties of an API key. The secret key itself is not among them."""
 
     object: Literal["api_key"] = "api_key"
     id: str
-    """Also what the key begins with, after `sreg_`."""
+    """Id of the API key. The key itself begins with `sreg_` and this id."""
     name: str
-    """Whatever tells people what it is for."""
+    """A free text that tells people what the key is for."""
     namespace: str
-    """Whose voices it is for; `*`: any, named in each request by `X-Speaker-Namespace`."""
+    """The namespace whose voices the key can use. With `*` the key can use any namespace, and each request
+    names one in the header `X-Speaker-Namespace`.
+    """
     scopes: list[str]
     created_at: int
     created_by: str
-    """Key that made it, or subject of the token."""
+    """Id of the API key that made this key, or the subject of the token."""
     expires_at: int | None = None
-    """Not accepted from then on."""
+    """Time from which on the key is refused. None if the key does not expire."""
     state: Literal["active", "expired", "revoked"]
     last_used_at: int | None = None
-    """To the minute; None also where Redis was lost since."""
+    """Time of the last use, rounded to the minute. None if the key was never used, or if Redis was lost
+    since.
+    """
     requests_per_minute: int | None = None
     uploads_per_minute: int | None = None
-    """None: what the registry allows every key."""
+    """None means the limit that the registry sets for every key."""
 
 
 class NewApiKey(ApiKey):
-    """Answer to making one."""
+    """A newly made API key, with its secret."""
 
     key: str = Field(repr=False)
-    """The key. It is shown this once and stored nowhere."""
+    """The secret key. It is shown only in this answer and stored nowhere."""
 
 
 class ApiKeyRequest(BaseModel):
-    """What a new API key is to be."""
+    """Request body that describes a new API key."""
 
     model_config = ConfigDict(extra="forbid")
 
     name: str = Field(min_length=1, max_length=128)
     scopes: list[Scope] = Field(min_length=1)
     namespace: str | None = Field(default=None, pattern=rf"^({NAMESPACE_PATTERN}|\*)$")
-    """The caller's own without it."""
+    """Defaults to the caller's own namespace."""
     expires_at: int | None = Field(default=None, ge=0, le=10**11)
-    """Unix seconds; for ever without it."""
+    """Expiry time in Unix seconds. Without it, the key never expires."""
     requests_per_minute: int | None = Field(default=None, gt=0, le=10**9)
     uploads_per_minute: int | None = Field(default=None, gt=0, le=10**9)
 
 
 class Usage(Schema):
-    """How much of something there may be. `limit` None: as much as there is room for."""
+    """How much of a resource is used, and its limit. If `limit` is None, only the available room limits
+    it.
+    """
 
     used: int
     limit: int | None = None
 
 
 class Rate(Schema):
-    """How often something may be done in a minute. `limit` None: as often as it can be served."""
+    """A limit per minute. If `limit` is None, only the capacity of the registry limits the rate."""
 
     limit: int | None = None
     remaining: int | None = None
     reset_seconds: int
-    """Until the next minute begins."""
+    """Seconds until the next minute begins, and with it a new count."""
 
 
 class Quota(Schema):
-    """What is left before something is refused: to be asked before bulk work."""
+    """Limits and current usage. Read this before bulk work to see what will not be refused."""
 
     object: Literal["quota"] = "quota"
     namespace: str
     voices: Usage
     bytes: Usage
-    """Of clips, embeddings, texts and brought artifacts, as they were sent. Artifacts that the registry makes
-    do not count.
+    """Size of all clips, embeddings, texts and uploaded artifacts, as they were sent. Artifacts that the
+    registry makes itself do not count.
     """
     text_bytes: Usage
-    """Of the names, consents, transcripts and descriptions of all versions, in UTF-8."""
+    """Size of the names, consents, transcripts and descriptions of all versions, in UTF-8."""
     max_versions: int
-    """Of one voice."""
+    """Maximum number of versions of one voice."""
     max_builds: int
-    """How often one artifact may be made by force, or brought."""
+    """Maximum number of times that one artifact can be made by force or uploaded."""
     max_clip_bytes: int
     requests_per_minute: Rate
-    """Of this key."""
+    """Limit of requests with this API key."""
     uploads_per_minute: Rate
-    """Of this key."""
+    """Limit of uploads with this API key."""
     namespace_requests_per_minute: Rate
     namespace_uploads_per_minute: Rate

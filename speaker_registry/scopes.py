@@ -1,5 +1,5 @@
-"""What an API key may be for: on the wire, in the rules of routes, and on the command line, which must not
-load the schemas for it.
+"""The scopes of API keys. The schemas, the access rules of routes and the command line share this list. It is
+a module of its own because the command line must not load the schemas for it.
 """
 
 from typing import Literal, get_args
@@ -15,6 +15,6 @@ Scope = Literal[
     "engine",
     "admin",
 ]
-"""`engine`: all that a TTS server asks for."""
+"""One permission of an API key. `engine` covers every request that a TTS server makes."""
 
 SCOPES: tuple[str, ...] = get_args(Scope)

@@ -1,6 +1,6 @@
-"""What both clients are set up with (address, key, patience, cache), and how a request looks to httpx.
+"""The configuration that both clients share (address, API key, timeouts, cache) and the arguments for httpx.
 
-Reads a clip and two environment variables; what goes over the network is sent by the clients.
+This module reads clips from files and reads three environment variables. It sends nothing over the network.
 """
 
 import enum
@@ -23,17 +23,19 @@ URL_VARIABLE: Final = "SPEAKER_REGISTRY_URL"
 API_KEY_VARIABLE: Final = "SPEAKER_REGISTRY_API_KEY"
 NAMESPACE_VARIABLE: Final = "SPEAKER_REGISTRY_NAMESPACE"
 MAX_CLIP_BYTES = 64 * 1024**2
-"""What is read of a clip at most. The registry's own limit is lower and its business."""
+"""Maximum number of bytes that are read of a clip. The registry's own limit is lower."""
 Audio = str | os.PathLike[str] | bytes | IO[bytes]
 """A path, the bytes themselves, or an open file."""
 
 
 class Default(enum.Enum):
-    CACHE = "a cache of its own"
+    """Marks arguments that were not given, where None has a meaning of its own."""
+
+    CACHE = "a new cache for this client"
 
 
 class Session:
-    """The base of both clients."""
+    """Base class of both clients."""
 
     def __init__(
         self,
@@ -60,7 +62,7 @@ class Session:
         self.cache: ArtifactCache | None = cache
         self._policy = policy
         self._calls = Calls(policy)
-        # A cache without entries instead of no cache: one way less through the code.
+        # A cache without entries stands for no cache, so that the code has only one path.
         self._fetching = Fetching(
             policy, cache or ArtifactCache(max_entries=0), _scope(self.url, key, namespace)
         )
@@ -69,11 +71,11 @@ class Session:
         return f"<{type(self).__name__} {self.url}>"
 
     def _arguments(self, send: SendRequest) -> dict[str, Any]:
-        """Of httpx's `stream`, for one attempt."""
+        """Return the arguments for `httpx.Client.stream` for one attempt."""
         request = send.request
         parts: list[tuple[str, Any]] = [(name, (None, value)) for name, value in request.fields.items()]
         if request.clip is not None:
-            # Not the file's own name: it is nobody's business, and the registry looks at the bytes.
+            # The file's own name is private, and the registry looks only at the bytes.
             parts.append(("audio_sample", ("clip", request.clip, "application/octet-stream")))
         return {
             "method": request.method,
@@ -91,10 +93,10 @@ class Session:
 
 
 def parse_url(text: str) -> str:
-    """A registry's address without a slash at its end; a path in front of `/v1` is kept.
+    """Check a registry's address and remove a slash at its end. A path before `/v1` is kept.
 
     Raises:
-        ValueError: saying what is missing.
+        ValueError: The text is no such address. The message says what is missing.
     """
     if not text:
         raise ValueError(f"no registry address: pass url= or set {URL_VARIABLE}")
@@ -105,7 +107,7 @@ def parse_url(text: str) -> str:
     if url.scheme not in {"http", "https"} or not url.host:
         raise ValueError("the registry address must look like https://host[:port][/path]")
     if url.userinfo or url.query or url.fragment:
-        # Not shown: there may be a password in it.
+        # The address is not shown, because it may contain a password.
         raise ValueError(
             "the registry address must have no user, query or fragment; an API key is given as api_key="
         )
@@ -113,19 +115,23 @@ def parse_url(text: str) -> str:
 
 
 def parse_api_key(text: str) -> str:
-    """Raises ValueError, without showing the key, if it cannot be sent as a header."""
+    """Check that an API key can be sent in a header. Raises ValueError, without showing the key, if not."""
     key = text.strip()
     if not (key.isascii() and key.isprintable()) or " " in key:
-        raise ValueError(f"the API key must be printable ASCII without blanks: see {API_KEY_VARIABLE}")
+        raise ValueError(f"the API key must be printable ASCII without spaces: see {API_KEY_VARIABLE}")
     return key
 
 
 def read_clip(audio: Audio, what: str = "clip") -> bytes:
-    """The bytes of a clip, or of something else that is sent. Read once, so that it can be sent again.
+    """Read the bytes of a clip, or of another file to be uploaded, so that they can be sent more than once.
+
+    Args:
+        what: Noun for the file in error messages.
 
     Raises:
-        PayloadTooLarge: over 64 MiB.
-        OSError: the file cannot be read.
+        PayloadTooLarge: The file has more than 64 MiB.
+        OSError: The file cannot be read.
+        InvalidRequest: The file was not opened in binary mode.
     """
     if isinstance(audio, bytes):
         clip = audio
@@ -137,17 +143,21 @@ def read_clip(audio: Audio, what: str = "clip") -> bytes:
     if not isinstance(clip, bytes):
         raise InvalidRequest(f"the {what} must be a file opened in binary mode", param="audio_sample")
     if len(clip) > MAX_CLIP_BYTES:
-        raise PayloadTooLarge(f"the {what} has over {MAX_CLIP_BYTES} bytes", param="audio_sample")
+        raise PayloadTooLarge(
+            f"the {what} has more than {MAX_CLIP_BYTES} bytes, which is the maximum", param="audio_sample"
+        )
     return clip
 
 
 def parse_namespace(text: str) -> str:
-    """Raises ValueError for what cannot be one."""
+    """Check the name of a namespace. Raises ValueError if it is not accepted."""
     if not is_namespace(text):
         raise ValueError(f"the namespace is {text[:80]!a}; accepted: {ACCEPTED_NAMESPACES}")
     return text
 
 
 def _scope(url: str, key: str, namespace: str) -> str:
-    """Hashed, so that no key lies about in a cache."""
+    """Identify registry, API key and namespace in a cache. The parts are hashed, so that no key is kept
+    there.
+    """
     return hashlib.sha256(f"{url}\0{key}\0{namespace}".encode()).hexdigest()

@@ -1,30 +1,30 @@
-"""Text for people at a terminal: aligned, and harmless whatever a name holds. Knows no registry."""
+"""Formatting of text for terminals: aligned tables, and escaping of characters that control a terminal."""
 
 import unicodedata
 from collections.abc import Iterable, Sequence
 
 
 def printable(text: object) -> str:
-    """With escapes in place of what a terminal would obey instead of show."""
+    """Escape every character that a terminal would interpret instead of show."""
     return "".join(map(_shown, str(text)))
 
 
 def _shown(character: str) -> str:
-    # What Python calls unprintable can move a cursor, turn text around or start a line; blanks cannot.
+    # Unprintable characters can move the cursor, reverse text or start a new line; spaces cannot.
     if character.isprintable() or unicodedata.category(character) == "Zs":
         return character
     return character.encode("unicode_escape").decode()
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Left-aligned columns, two blanks apart; a header even when there are no rows."""
+    """Format rows as left-aligned columns, two spaces apart. The header is there even without rows."""
     lines = [[printable(cell) for cell in row] for row in (head, *rows)]
     widths = [max(map(columns, cells)) for cells in zip(*lines, strict=True)]
     return "\n".join(_aligned(line, widths) for line in lines)
 
 
 def field_lines(pairs: Sequence[tuple[str, object]]) -> str:
-    """A name and a value on each line; None is shown as a dash."""
+    """Format one name and value per line. None is shown as a dash."""
     width = max(len(name) for name, _ in pairs)
     return "\n".join(
         f"{name:<{width}}  {'-' if value is None else printable(value)}" for name, value in pairs
@@ -32,7 +32,7 @@ def field_lines(pairs: Sequence[tuple[str, object]]) -> str:
 
 
 def columns(text: str) -> int:
-    """Columns that a text takes: CJK two each, combining marks none."""
+    """Count the terminal columns of a text. CJK characters take two columns, combining marks take none."""
     return sum(map(_columns_of, text))
 
 

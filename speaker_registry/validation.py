@@ -1,5 +1,6 @@
-"""What is wrong with a value, in our words: what was given, and what is accepted. Made of what pydantic found
-and of the JSON schema that it held the value against; knows neither HTTP nor settings.
+"""Messages about invalid values, which say what was given and what is accepted.
+
+They are built from pydantic's error details and from the JSON schema that the value was checked against.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,10 +22,12 @@ _KINDS = {
 
 
 def invalid_value_message(fault: ErrorDetails, path: Sequence[str | int], schema: Schema) -> str:
-    """One clause without a full stop, such as `'limit' is '0'; accepted: a whole number from 1 to 100`.
+    """Describe an invalid value, such as `'limit' is '0'; accepted: a whole number from 1 to 100`.
+
+    The message has no full stop at its end.
 
     Args:
-        path: leads from the schema to the value, by names and, in lists, by positions.
+        path: Path from the root of the schema to the value, made of field names and, in lists, positions.
     """
     first, *rest = path
     place = f"'{first}{''.join(f'[{step}]' for step in rest)}'"
@@ -37,17 +40,19 @@ def invalid_value_message(fault: ErrorDetails, path: Sequence[str | int], schema
 
 
 def shortened(value: object) -> str:
-    """As much of a value as fits into a message."""
+    """Format a value as ASCII text, cut to a length that fits into a message."""
     return ascii(value)[:_MAX_SHOWN_CHARACTERS]
 
 
 def validator_message(fault: ErrorDetails) -> str | None:
-    """What a validator of ours said; None where it was one of pydantic's."""
+    """Return the message of a validator of this project. Returns None if pydantic itself refused the
+    value.
+    """
     return fault["msg"].removeprefix("Value error, ") if fault["type"] == "value_error" else None
 
 
 def subschema(schema: Schema, path: Sequence[str | int]) -> Schema:
-    """What a schema says of one of its fields or entries; empty if nothing."""
+    """Return the part of a schema that describes one field or list entry. It is empty if there is none."""
     found: Schema = _without_null(schema)
     for step in path:
         below = found.get("items", {}) if isinstance(step, int) else found.get("properties", {}).get(step, {})
@@ -56,7 +61,7 @@ def subschema(schema: Schema, path: Sequence[str | int]) -> Schema:
 
 
 def accepted(schema: Schema) -> str:
-    """What a schema accepts, in words; empty if it does not say."""
+    """Describe in words what a schema accepts. The text is empty if the schema does not say."""
     schema = _without_null(schema)
     if "enum" in schema:
         return ", ".join(map(repr, schema["enum"]))
@@ -77,7 +82,7 @@ def accepted(schema: Schema) -> str:
 
 
 def _without_null(schema: Schema) -> Schema:
-    """Of what may be left out, what may be given."""
+    """Return the schema of the value itself if the schema also allows null."""
     kinds = [one for one in schema.get("anyOf", ()) if one.get("type") != "null"]
     return kinds[0] if len(kinds) == 1 else schema
 

@@ -1,7 +1,7 @@
-"""Waiting until a version is ready: where to look, when to give up, and when to look again. No I/O.
+"""Plans that wait until a version is ready or a job has finished. They do no I/O themselves.
 
-A job is asked for with a long poll, so news arrives at once and nobody counts seconds; the truth is then read
-from the version or the artifact itself. Knows no retries (`exchange`) and no bytes (`fetching`).
+Jobs are read with long polls, so that a change is seen at once. The state is then read from the version or
+the artifact itself.
 """
 
 from collections.abc import Callable
@@ -19,31 +19,38 @@ from speaker_registry.schemas import (
 )
 
 _POLL_SECONDS = 10.0
-"""One long poll. With several profiles: the most by which the failure of another one may be noticed late."""
+"""Duration of one long poll. With several profiles, the failure of a profile whose job is not watched may be
+noticed this much later.
+"""
 _SHORT_PAUSE_SECONDS = 0.25
-"""Between two looks when the first brought no news, or a job has ended and its artifact is not there yet."""
+"""Pause between two polls if the first showed no change, or if a job has ended and its artifact is not there
+yet.
+"""
 _LONG_PAUSE_SECONDS = 1.0
-"""Between two looks while there is no job to watch, or no registry."""
+"""Pause between two polls while there is no job to watch, or while the registry cannot be reached."""
 
 
 class Readiness(Schema):
-    """Where one version stands."""
+    """The state of one version, as seen while waiting for it."""
 
     voice: str
     version: int
     state: ArtifactState
-    """Of the profile asked for, or the worst over the required ones."""
+    """State of the requested profile, or the worst state of any required profile."""
     artifacts: tuple[ArtifactStatus, ...]
     job: Job | None = None
-    """The job that was watched last, with its stage."""
+    """The job that was watched last, with its progress."""
 
     @property
     def reference(self) -> str:
+        """The voice and version number, such as `alice@3`."""
         return f"{self.voice}@{self.version}"
 
     @property
     def job_to_watch(self) -> str | None:
-        """One that is being worked on, rather than one that waits for a worker."""
+        """Id of an unfinished job. Jobs that a worker is processing are preferred to jobs that wait for a
+        worker.
+        """
         open_ones = [status for status in self.artifacts if status.state != "ready" and status.job_id]
         open_ones.sort(key=lambda status: status.state != "processing")
         return open_ones[0].job_id if open_ones else None
@@ -59,11 +66,11 @@ def wait_ready(
     timeout: float,
     on_progress: OnProgress | None,
 ) -> Plan[Readiness]:
-    """Look and wait in turns.
+    """Wait until a version is ready for `profile`, or for all required profiles if it is None.
 
     Raises:
-        ArtifactFailed: with the reason of each profile that failed.
-        ArtifactNotReady: `timeout` seconds have passed.
+        ArtifactFailed: An extraction failed. The message has the reason of each profile that failed.
+        ArtifactNotReady: The version was not ready within `timeout` seconds.
     """
     calls = Calls(policy)
     deadline = policy.clock() + timeout
@@ -79,17 +86,18 @@ def wait_ready(
             job = yield from _wait_for_change(calls, seen, left)
             seen = yield from _read_state(calls, target, profile, job)
         except Unavailable:
-            # Whoever waits for minutes outlives a restart of the registry. A wrong address has failed above.
+            # The wait continues over a restart of the registry. A wrong address has already failed above.
             if policy.clock() + _LONG_PAUSE_SECONDS >= deadline:
                 raise
             yield Sleep(_LONG_PAUSE_SECONDS)
 
 
 def wait_job(policy: RetryPolicy, job_id: str, timeout: float) -> Plan[Job]:
-    """Ask for a job until it has finished.
+    """Wait until a job has finished.
 
     Raises:
-        JobNotFound; ArtifactNotReady: `timeout` seconds have passed.
+        JobNotFound: There is no such job.
+        ArtifactNotReady: The job did not finish within `timeout` seconds.
     """
     calls = Calls(policy)
     deadline = policy.clock() + timeout
@@ -97,7 +105,7 @@ def wait_job(policy: RetryPolicy, job_id: str, timeout: float) -> Plan[Job]:
         left = deadline - policy.clock()
         try:
             job = yield from calls.job(job_id, wait=max(0.0, min(_POLL_SECONDS, left)))
-        except Unavailable:  # whoever waits for minutes outlives a restart of the registry
+        except Unavailable:  # the wait continues over a restart of the registry
             if policy.clock() + _LONG_PAUSE_SECONDS >= deadline:
                 raise
             yield Sleep(_LONG_PAUSE_SECONDS)
@@ -113,7 +121,7 @@ def wait_job(policy: RetryPolicy, job_id: str, timeout: float) -> Plan[Job]:
 
 
 def is_ready(seen: Readiness, seconds_left: float) -> bool:
-    """False: it is worth another look. Raises as `wait_ready` does."""
+    """Return True if the version is ready, and False if waiting makes sense. Raises as `wait_ready` does."""
     if seen.state == "ready":
         return True
     if seen.state == "failed":
@@ -135,9 +143,10 @@ def _state_of(status: ArtifactStatus) -> str:
 
 
 def _with_version_number(calls: Calls, target: Target) -> Plan[Target]:
-    """With a number: what a name stands for may change while we wait.
+    """Replace an alias by its version number, because the alias may move during the wait.
 
-    A bare name means its newest version, ready or not: one waits for what one has just uploaded.
+    A bare name means the newest version, whether ready or not, because callers wait for what they have just
+    uploaded.
     """
     if target.reference is None:
         voice = yield from calls.voice(target.speaker.name)
@@ -176,7 +185,7 @@ def _status_of(descriptor: ArtifactDescriptor) -> ArtifactStatus:
 
 
 def _wait_for_change(calls: Calls, seen: Readiness, seconds_left: float) -> Plan[Job | None]:
-    """Return when something has probably changed."""
+    """Wait until the state of a version has probably changed. Returns the job that was watched, if any."""
     if seen.job_to_watch is None:
         yield Sleep(min(_LONG_PAUSE_SECONDS, seconds_left))
         return None

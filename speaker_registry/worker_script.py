@@ -1,5 +1,7 @@
-"""`speaker-registry-worker`: `python -m services.extractor_worker` from wherever one is. Knows only where to
-look: the services are no part of the package, but of a checkout or an image in which it is installed.
+"""The command `speaker-registry-worker`, which runs `python -m services.extractor_worker` from any folder.
+
+The services are not part of the installed package. They are part of a checkout, or of an image in which the
+package is installed.
 """
 
 import importlib.util
@@ -10,14 +12,14 @@ _MODULE = "services.extractor_worker"
 
 
 def main() -> int:
-    """Does not return where the services are."""
+    """Run the worker. Returns an exit status only if the services cannot be found."""
     try:
         found = importlib.util.find_spec(_MODULE)
     except ModuleNotFoundError:
         found = None
     if found is None:
         print(
-            "speaker-registry-worker: the worker is no part of the installed package; "
+            "speaker-registry-worker: the worker is not part of the installed package; "
             "use a checkout (`pip install -e '.[worker]'`) or an image",
             file=sys.stderr,
         )

@@ -378,7 +378,7 @@ def test_where_only_the_sdk_is_installed_the_script_says_so(tmp_path: Path):
     """The wheel has no services in it."""
     done = script(tmp_path, forget=str(ROOT))
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("speaker-registry-worker: the worker is no part of the installed package;")
+    assert done.stderr.startswith("speaker-registry-worker: the worker is not part of the installed package;")
     assert done.stderr.count("\n") == 1
 
 
