@@ -17,7 +17,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from services.registry_api.maintenance.housekeeping import unreachable
+from services.registry_api.maintenance.garbage import unreachable
 from services.shared.bucket.facts import read_facts, read_speaker, speaker_ids
 from services.shared.bucket.keys import SpeakerId
 from services.shared.queue.rq_jobs import JobQueue, queue_name

@@ -11,7 +11,7 @@ from unittest.mock import ANY
 
 import numpy as np
 
-from services.registry_api.maintenance.housekeeping import Unreachable, unreachable
+from services.registry_api.maintenance.garbage import Unreachable, unreachable
 from services.registry_api.operations import registration
 from services.shared.audio import ReferenceAudio
 from services.shared.bucket import keys
@@ -278,11 +278,11 @@ MISTAKES = {
     ),
     "what is not ours is collected": Mistake(
         r"deleted, though it is none of ours",
-        replaced={"services.registry_api.maintenance.housekeeping.parsed": parsed_by(parse_generously)},
+        replaced={"services.registry_api.maintenance.garbage.parsed": parsed_by(parse_generously)},
     ),
     "what is not ours cannot be parsed": Mistake(
         r"left of a dead version: ",
-        replaced={"services.registry_api.maintenance.housekeeping.parsed": parsed_by(parse_without_looking)},
+        replaced={"services.registry_api.maintenance.garbage.parsed": parsed_by(parse_without_looking)},
     ),
     "any server is trusted": Mistake(
         r"deleted, though \w+ lives|is not there|number \d+ is", Parts(index=Trusting)

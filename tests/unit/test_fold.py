@@ -13,7 +13,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from services.registry_api.maintenance.housekeeping import unreachable
+from services.registry_api.maintenance.garbage import unreachable
 from services.shared.bucket.facts import read_certain, read_facts, read_speaker
 from services.shared.bucket.keys import SpeakerId, parse_key
 from services.shared.bucket.store import Listing, StoredObject, check_prefix
