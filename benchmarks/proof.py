@@ -22,7 +22,7 @@ from structlog.testing import capture_logs
 from benchmarks.encoder_timing import forget_peak, peak_mib, report, seconds_of
 from benchmarks.extraction import child
 from services.extractor_worker.device.host_memory import keep_freed_memory
-from services.extractor_worker.device.machine import machine_facts
+from services.extractor_worker.device.machine import machine_description
 from services.extractor_worker.engines.catalogue import BUILT_IN as EXTRACTORS
 from services.extractor_worker.engines.catalogue import load_extractor
 from services.extractor_worker.pipeline.extractor import Extractor
@@ -58,7 +58,7 @@ def measure(name: str, device: str, dtype: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
 
         def prove() -> None:
-            machine, kept = machine_facts(torch.device(device)), KeptProofs(Path(folder))
+            machine, kept = machine_description(torch.device(device)), KeptProofs(Path(folder))
             prove_once(extractor, load_trusted, profile.tensors, machine=machine, kept=kept)
 
         forget_peak("cpu")

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from services.extractor_worker.device.device_memory import show_device_memory
 from services.extractor_worker.device.host_memory import keep_freed_memory
-from services.extractor_worker.device.machine import machine_facts
+from services.extractor_worker.device.machine import machine_description
 from services.extractor_worker.engines.catalogue import load_extractor
 from services.extractor_worker.pipeline.extractor import Extractor
 from services.extractor_worker.pipeline.proof import KeptProofs, prove_once
@@ -61,7 +61,7 @@ def _prove(extractor: Extractor, profile: Profile, settings: ExtractorSettings) 
         extractor,
         partial(load_extractor, trusted),
         profile.tensors,
-        machine=machine_facts(torch.device(settings.device)),
+        machine=machine_description(torch.device(settings.device)),
         kept=KeptProofs(settings.cache.expanduser() / "proofs"),
     )
 

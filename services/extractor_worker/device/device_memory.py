@@ -1,4 +1,4 @@
-"""How much memory a worker uses of its device, for the metrics. Knows torch and no model."""
+"""Reports how much device memory a worker uses, for the metrics. Knows torch but no model."""
 
 import os
 import resource
@@ -10,16 +10,16 @@ from services.shared.telemetry.metrics import DEVICE_MEMORY
 
 
 def show_device_memory(device: torch.device) -> None:
-    """From now on every scrape asks."""
+    """Report used and total memory of the device at every scrape from now on."""
     used, total = (_cuda_used, _cuda_total) if device.type == "cuda" else (_resident, _physical)
     DEVICE_MEMORY.labels(str(device), "used").set_function(lambda: used(device))
     DEVICE_MEMORY.labels(str(device), "total").set_function(lambda: total(device))
 
 
 def _cuda_used(device: torch.device) -> int:
-    """What torch keeps of it for us, in use or not. The libraries' own contexts come on top.
+    """Return the bytes that torch has reserved, used or not. The libraries' own contexts are not included.
 
-    0 before anything is computed there: a scrape must not be what wakes the device.
+    The result is 0 until something is computed on the device, because a scrape must not initialise CUDA.
     """
     return torch.cuda.memory_reserved(device) if _awake() else 0
 

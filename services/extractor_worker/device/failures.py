@@ -1,5 +1,6 @@
-"""What an exception says of the device it comes from: whether memory was short, whether the device is lost.
-Knows torch and no model.
+"""Tells from an exception whether the device ran out of memory, and whether the device is lost.
+
+Knows torch but no model.
 """
 
 import re
@@ -16,15 +17,16 @@ _MEMORY_WAS_SHORT = re.compile(
 
 
 def memory_was_short(error: Exception) -> bool:
-    """Libraries beneath torch say so in the text alone."""
+    """Return whether an error means that memory was short. Libraries below torch say so only in the text."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and bool(_MEMORY_WAS_SHORT.search(str(error)))
 
 
 def is_lost(device: torch.device) -> bool:
-    """Whether nothing more can be computed there by this process, as after an illegal access or a failed
-    assertion on a GPU: every later call fails as well.
+    """Return whether this process can compute nothing more on the device.
+
+    After an illegal access or a failed assertion on a GPU every later call fails as well.
     """
     if device.type != "cuda":
         return False

@@ -1,16 +1,16 @@
-"""How this process fetches memory from the system, and gives it back. Knows glibc and no model.
+"""Controls how this process takes memory from the system and returns it. Knows glibc but no model.
 
-Encoders on a CPU allocate and free hundreds of MiB in every layer. By default each of these is a mapping of
-its own, whose pages the system has to find and zero anew: half of the time goes there. Elsewhere than on
-glibc all of this is without effect.
+Encoders on a CPU allocate and free hundreds of MiB in every layer. By default each allocation is a mapping of
+its own, and the system has to find and zero its pages again, which takes half of the encoding time. With a C
+library other than glibc the functions here do nothing.
 """
 
 import ctypes
 from pathlib import Path
 
 SURPLUS_BYTES = 2 * 2**30
-"""Freed memory that is kept at most. Clips of another length leave gaps in it, so without a bound it grows to
-several times what any clip needs."""
+"""How much freed memory is kept at most. Clips of different lengths leave gaps in it, so without a bound it
+would grow to several times what any clip needs."""
 _TRIM_THRESHOLD, _MAPPINGS_AT_MOST = -1, -4
 """Parameters of glibc's mallopt(3)."""
 _NEVER, _NONE = -1, 0
@@ -20,13 +20,13 @@ _libc = ctypes.CDLL(None)
 
 
 class _Mallinfo2(ctypes.Structure):
-    """See mallinfo(3). `uordblks`: bytes in use."""
+    """The structure of mallinfo(3). Its `uordblks` are the bytes in use."""
 
     _fields_ = [(name, ctypes.c_size_t) for name in _FIELDS.split()]
 
 
 def keep_freed_memory() -> bool:
-    """Use again what was freed, rather than give it back to the system. Returns whether that can be had."""
+    """Reuse freed memory instead of returning it to the system. Return whether the C library can do so."""
     mallopt = getattr(_libc, "mallopt", None)
     if mallopt is None:
         return False
@@ -34,9 +34,9 @@ def keep_freed_memory() -> bool:
 
 
 def give_back_surplus(surplus_bytes: int = SURPLUS_BYTES) -> bool:
-    """Give back all that is kept, if it is more than this. Returns whether it was.
+    """Return all kept memory to the system if it is more than `surplus_bytes`. Return whether it was.
 
-    To be called now and then: the next clip's pages have to be fetched anew afterwards, once.
+    Call this between clips. The next clip then has to fetch its pages from the system once.
     """
     mallinfo = getattr(_libc, "mallinfo2", None)
     if mallinfo is None:
@@ -49,6 +49,6 @@ def give_back_surplus(surplus_bytes: int = SURPLUS_BYTES) -> bool:
 
 
 def _resident_bytes() -> int:
-    """Of memory that is no file's."""
+    """Return the resident bytes of this process that belong to no file."""
     status = Path("/proc/self/status").read_text()
     return int(status.partition("RssAnon:")[2].split()[0]) * 1024

@@ -1,4 +1,4 @@
-"""What this process computes on: the device, its instruction set, the libraries. Knows torch and no model."""
+"""Describes what this process computes on: device, instruction set, libraries. Knows torch but no model."""
 
 import hashlib
 import importlib
@@ -12,9 +12,9 @@ import torch
 from speaker_registry.artifact import ComputedOn
 
 _INSTRUCTIONS = ("avx2", "avx512_f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_int8")
-"""Those by which torch's libraries choose their kernels."""
+"""The CPU features by which torch's libraries choose their kernels."""
 _LIBRARIES = ("numpy", "onnxruntime", "scipy", "transformers")
-"""Those that compute beside torch. Some are installed only where a profile needs them."""
+"""The libraries that compute besides torch. Some are installed only if a profile needs them."""
 _SWITCHES = (
     "ATEN_CPU_CAPABILITY",
     "CUBLAS_",
@@ -27,25 +27,25 @@ _SWITCHES = (
     "ONEDNN_",
     "TORCH_",
 )
-"""How the environment variables begin that change which kernels run."""
+"""Environment variables that begin with one of these change which kernels run."""
 
 
 def computed_on(device: torch.device) -> ComputedOn:
-    """What a manifest says of the machine."""
+    """Return what a manifest says about the machine."""
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)
         return ComputedOn(device="cuda", gpu=name, torch=torch.__version__)
     return ComputedOn(device=device.type, instruction_set=_instruction_set(), torch=torch.__version__)
 
 
-def machine_facts(device: torch.device) -> dict[str, str]:
-    """Everything about the machine that may change what an encoder computes.
+def machine_description(device: torch.device) -> dict[str, str]:
+    """Return everything about the machine that may change what an encoder computes.
 
-    A GPU counts with its serial number (UUID), because one card may be broken where others of its kind are
-    not. Of environment variables only those count that choose kernels.
+    A GPU is described with its serial number (UUID), because a single card may be broken. Of the environment
+    variables, only those that choose kernels are included.
     """
     capabilities = torch.cpu.get_capabilities()
-    facts = {
+    description = {
         **computed_on(device).model_dump(exclude_none=True),
         "cpu": f"{capabilities.get('cpu_name', '')} {_instruction_set()}",
         "threads": str(torch.get_num_threads()),
@@ -55,15 +55,15 @@ def machine_facts(device: torch.device) -> dict[str, str]:
     }
     if device.type == "cuda":
         card = torch.cuda.get_device_properties(device)
-        facts |= {"gpu_uuid": str(card.uuid), "gpu_architecture": f"{card.major}.{card.minor}"}
-    facts |= {name: importlib.import_module(name).__version__ for name in _LIBRARIES if find_spec(name)}
-    facts |= {name: value for name, value in os.environ.items() if name.startswith(_SWITCHES)}
-    return facts
+        description |= {"gpu_uuid": str(card.uuid), "gpu_architecture": f"{card.major}.{card.minor}"}
+    description |= {name: importlib.import_module(name).__version__ for name in _LIBRARIES if find_spec(name)}
+    description |= {name: value for name, value in os.environ.items() if name.startswith(_SWITCHES)}
+    return description
 
 
 @cache
 def _instruction_set() -> str:
-    """E.g. `AVX512 (avx2 avx512_f avx512_bf16)`: what torch's own kernels use, and what the CPU has."""
+    """Return what torch's own kernels use and what the CPU has, e.g. `AVX512 (avx2 avx512_f avx512_bf16)`."""
     capabilities = torch.cpu.get_capabilities()
     found = " ".join(name for name in _INSTRUCTIONS if capabilities.get(name))
     return f"{torch.backends.cpu.get_cpu_capability()} ({found})"
@@ -71,7 +71,7 @@ def _instruction_set() -> str:
 
 @cache
 def _code_digest() -> str:
-    """sha256 of this package's source. It changes with every release, and while somebody develops."""
+    """Return the SHA-256 of this package's source, which changes with every release and every local edit."""
     digest = hashlib.sha256()
     package = Path(__file__).parents[1]
     for path in sorted(package.rglob("*.py")):

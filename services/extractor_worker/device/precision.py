@@ -1,7 +1,7 @@
-"""float32 that is float32, on a GPU as on the CPU. Knows torch's switches and no model.
+"""Makes float32 arithmetic exact on a GPU, as it is on the CPU. Knows torch's switches but no model.
 
-cuDNN otherwise convolves in TF32 (ten bits of mantissa) and picks kernels by trial, so the same clip could
-give other codes on the next run.
+By default cuDNN convolves in TF32, which has ten bits of mantissa, and chooses kernels by trial. The same
+clip could then give other codes on the next run.
 """
 
 from collections.abc import Iterator
@@ -12,7 +12,10 @@ import torch
 
 @contextmanager
 def exact_float32(device: torch.device) -> Iterator[None]:
-    """TF32 and kernel trials off while it lasts. The switches are the process's: for one thread at a time."""
+    """Turn TF32 and kernel trials off inside the block.
+
+    The switches belong to the whole process, so only one thread at a time may use this.
+    """
     if device.type != "cuda":
         yield
         return

@@ -1,13 +1,13 @@
-"""The proof that an encoder computes on its device what its weights say, made before it serves.
+"""Proves that an encoder computes correctly on its device before a worker serves with it.
 
-A fixed clip is encoded as it will be served (device, dtype, batch), and again on a slow path that is trusted:
-a second copy of the encoder, loaded anew from the same weights, in float32 on the CPU and without oneDNN. The
-two results are compared tensor by tensor against `LIMITS`, and every weight on the device bit by bit against
-the second copy. So a kernel that computes wrongly is found, and so is memory that changed a weight.
+The worker encodes a fixed clip as it will serve (device, dtype, batch), and again on a slow path that is
+trusted: a second copy of the encoder, loaded from the same weights, in float32 on the CPU without oneDNN. The
+results are compared tensor by tensor against `LIMITS`, and every weight on the device is compared bit by bit
+with the second copy. This finds kernels that compute wrongly and memory that changed a weight.
 
-The second copy costs its size in host memory (0.1 to 1.5 GB) and one slow encoding while the proof is made;
-it is dropped afterwards. A proof that held is remembered on disk, so a restart costs neither. A proof that
-failed is never remembered.
+While the proof is made, the second copy takes its size in host memory (0.1 to 1.5 GB) and one slow encoding.
+It is dropped afterwards. A proof that held is remembered on disk, so that a restart does not repeat it. A
+proof that failed is never remembered.
 """
 
 import json
@@ -38,48 +38,49 @@ log = structlog.get_logger()
 Tensors = Mapping[str, NDArray[Any]]
 
 _CLIP_RATE = 22_050
-"""Hz. No encoder takes it as it is, so the resampler is part of the proof."""
+"""The sample rate of the clips in Hz. No encoder takes this rate, so the resampler is part of the proof."""
 _CLIP_SECONDS = (2.0, 1.3)
-"""The first clip is encoded alone. Where a device takes several at once, it is encoded beside the second too,
-which is padded then."""
+"""The first clip is encoded alone. If the device encodes several clips at once, it is also encoded together
+with the second one, which is padded."""
 
 _MOST_KEPT = 500
-"""Remembered proofs, of a few kilobytes each; a worker needs one for each of its profiles."""
+"""How many proofs are remembered at most. Each takes a few kilobytes, and a worker needs one per profile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """How far a result may be from the trusted path's."""
+    """How far a result may be from the result of the trusted path."""
 
     equal_codes: float
-    """Least share of codes that must be equal."""
+    """The share of codes that must be equal at least."""
     cosine_distance: float
-    """Most that 1 - cosine may be between two embeddings."""
+    """The largest allowed 1 - cosine between two embeddings."""
     relative_error: float
-    """Most that ‖a - b‖ / ‖b‖ may be of tensors with a time axis, and the relative difference of the lengths
-    of two embeddings.
+    """The largest allowed ‖a - b‖ / ‖b‖ of tensors with a time axis, and the largest allowed relative
+    difference between the lengths of two embeddings.
     """
 
 
 LIMITS: Mapping[Dtype, Limits] = {
-    # Another order of float32 sums moves results by 1e-6 (embeddings) to 6e-6 (VoxCPM2's latents), measured
-    # on all encoders; in a padded batch on a GPU by up to 4e-4. 1e-3 leaves room for that; a wrong kernel
-    # misses it by a factor of a hundred. A cosine distance of 5e-7 is the same angle of 1e-3. Codes differ
-    # only where two entries are equally near; such a tie in an early book changes all later books of its
-    # frame, which is 4 % of Qwen3-TTS' 25 frames: 95 % allows one.
+    # A different order of float32 sums moves results by 1e-6 (embeddings) to 6e-6 (VoxCPM2's latents),
+    # measured on all encoders, and by up to 4e-4 in a padded batch on a GPU. 1e-3 leaves room for that, and a
+    # wrong kernel exceeds it by a factor of a hundred. A cosine distance of 5e-7 is the same angle of 1e-3.
+    # Codes differ only if two entries are equally near. Such a tie in an early codebook changes all later
+    # codebooks of its frame, which is 4 % of the 25 frames of Qwen3-TTS, so 95 % allows one tie.
     "float32": Limits(equal_codes=0.95, cosine_distance=5e-7, relative_error=1e-3),
-    # bfloat16 keeps 8 bits, so each layer rounds by up to 0.4 %. Rounding alone leaves 61 % to 77 % of the
-    # codes of Qwen3-TTS' tiny test checkpoint equal and 93 % to 98 % at the published size; with one of its
-    # convolutions computed wrongly (a third of its taps seen) 1 % to 7 % and 3 % to 15 % are. Embeddings move
-    # by up to 1 % in length and 5e-5 in cosine distance; a hundred times that is the cosine distance allowed.
+    # bfloat16 keeps 8 bits, so each layer rounds by up to 0.4 %. With rounding alone, 61 % to 77 % of the
+    # codes of Qwen3-TTS' tiny test checkpoint stay equal, and 93 % to 98 % at the published size. If one of
+    # its convolutions is computed wrongly (with a third of its taps), only 1 % to 7 % and 3 % to 15 % stay
+    # equal. Embeddings move by up to 1 % in length and 5e-5 in cosine distance. The limit is a hundred times
+    # that.
     "bfloat16": Limits(equal_codes=0.3, cosine_distance=5e-3, relative_error=0.1),
 }
-"""By what the encoder computes in. Stated once, tested from both sides."""
+"""The limits for each dtype that an encoder computes in. Tests check them from both sides."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What the comparison of one tensor gave, in words with the numbers in them."""
+    """The result of comparing one tensor. `says` is a sentence with the measured numbers and the limits."""
 
     holds: bool
     says: str
@@ -93,11 +94,12 @@ def compare(
 ) -> list[Finding]:
     """Compare two encodings of one clip, tensor by tensor.
 
-    Integers are codes, and compared by the share that is equal. Floating-point tensors whose shape depends on
-    the clip's length (`T`) are compared by relative error, all others are embeddings: by cosine and length.
+    Integer tensors are codes and are compared by the share that is equal. Floating-point tensors whose shape
+    depends on the clip's length (`T`) are compared by relative error. All other tensors are embeddings and
+    are compared by cosine and length.
 
     Args:
-        specs: the profile's, by tensor. A tensor that the profile does not know counts as an embedding.
+        specs: the profile's tensor specs by name. A tensor without a spec counts as an embedding.
     """
     if served.keys() != trusted.keys():
         return [Finding(False, f"the tensors are {sorted(served)}, {sorted(trusted)} are expected")]
@@ -137,7 +139,7 @@ def _compared_frames(name: str, a: NDArray[Any], b: NDArray[Any], limits: Limits
 
 def _compared_embeddings(name: str, a: NDArray[Any], b: NDArray[Any], limits: Limits) -> Finding:
     lengths = np.linalg.norm(a), np.linalg.norm(b)
-    # Of unit vectors, half the squared distance: 1 - cosine itself would lose all digits near 0.
+    # For unit vectors, 1 - cosine is half the squared distance, which keeps its digits near 0.
     units = [vector / length if length else vector for vector, length in zip((a, b), lengths, strict=True)]
     distance = float(np.sum((units[0] - units[1]) ** 2) / 2)
     longer = _ratio(abs(lengths[0] - lengths[1]), lengths[1])
@@ -149,7 +151,7 @@ def _compared_embeddings(name: str, a: NDArray[Any], b: NDArray[Any], limits: Li
 
 
 def _ratio(difference: Any, whole: Any) -> float:
-    """0 where both are 0."""
+    """Return the quotient. It is 0 if both arguments are 0, and infinite if only `whole` is."""
     if not difference:
         return 0.0
     return float(difference / whole) if whole else float("inf")
@@ -164,12 +166,12 @@ def prove(
     """Encode the fixed clips both ways and compare.
 
     Args:
-        extractor: as it will serve.
+        extractor: the encoder as it will serve.
         load_trusted: loads a second copy of it, in float32 on the CPU, that shares nothing with the first.
-        specs: the profile's, by tensor.
+        specs: the profile's tensor specs by name.
 
     Raises:
-        DeviceLost, ExtractorOutOfMemory, WeightsMissing, WeightsInvalid: of loading and encoding.
+        DeviceLost, ExtractorOutOfMemory, WeightsMissing, WeightsInvalid: loading or encoding failed.
     """
     clips = [ReferenceAudio(speechlike(seconds, _CLIP_RATE), _CLIP_RATE) for seconds in _CLIP_SECONDS]
     together = len(clips) * clips[0].seconds <= extractor.batch_seconds
@@ -182,7 +184,7 @@ def prove(
     findings = [
         finding
         for group in served
-        for ours, theirs in zip(group, trusted, strict=False)  # alone, the second clip is not there
+        for ours, theirs in zip(group, trusted, strict=False)  # a clip encoded alone has no second one
         for finding in compare(ours, theirs, specs, limits)
     ]
     return [*findings, *_weights_compared(extractor, trusted_extractor)]
@@ -194,12 +196,12 @@ def _encoded(extractor: Extractor, clips: Sequence[ReferenceAudio]) -> list[Tens
 
 
 def _dtype_of(extractor: Extractor) -> Dtype:
-    """What the encoder says that it computes in; one that says nothing is held to float32."""
+    """Return the dtype in the encoder's fingerprint, or float32 for an encoder that names none."""
     return "bfloat16" if extractor.fingerprint.facts.get("dtype") == "bfloat16" else "float32"
 
 
 def _weights_compared(extractor: Extractor, trusted: Extractor) -> Iterator[Finding]:
-    """Bit by bit, because a changed weight moves a result by anything between nothing and everything."""
+    """Compare weights bit by bit, because a changed weight may move a result by very little or very much."""
     if not isinstance(extractor, TorchExtractor) or not isinstance(trusted, TorchExtractor):
         return
     expected = trusted.held_tensors()
@@ -211,8 +213,9 @@ def _weights_compared(extractor: Extractor, trusted: Extractor) -> Iterator[Find
 
 @contextmanager
 def without_onednn() -> Iterator[None]:
-    """Compute with torch's own CPU kernels while it lasts. The switch is the process's: nothing else may be
-    encoded meanwhile.
+    """Compute with torch's own CPU kernels inside the block.
+
+    The switch belongs to the whole process, so nothing else may be encoded meanwhile.
     """
     onednn: Any = torch.backends.mkldnn  # a module of properties, which types cannot say
     before, onednn.enabled = onednn.enabled, False
@@ -226,24 +229,25 @@ def without_onednn() -> Iterator[None]:
 
 
 class KeptProofs:
-    """Proofs that held, one small JSON file each.
+    """Remembers proofs that held, in one small JSON file each.
 
     Args:
-        folder: made when the first proof is kept. Workers may share it.
+        folder: the folder for the files. It is created when the first proof is kept, and workers may share
+        it.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def holds(self, about: Mapping[str, Any]) -> bool:
-        """Whether a proof of exactly this was kept."""
+        """Return whether a proof with exactly this description was kept."""
         with suppress(OSError, ValueError):
             kept = json.loads(self._path(about).read_text(encoding="utf-8"))
             return isinstance(kept, dict) and kept.get("about") == dict(about)
         return False
 
     def keep(self, about: Mapping[str, Any], findings: Sequence[Finding]) -> None:
-        """Remember that it held. A folder that cannot be written costs another proof at the next start."""
+        """Remember a proof. If the folder cannot be written, the next start makes the proof again."""
         content = {"about": dict(about), "findings": [one.says for one in findings], "at": int(time.time())}
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -256,7 +260,7 @@ class KeptProofs:
             log.warning("proof.not_kept", reason=error.strerror or str(error))
 
     def _forget_oldest(self) -> None:
-        """Every upgrade leaves proofs behind that nobody will ask for again."""
+        """Delete the oldest files. Every upgrade leaves proofs behind that are never looked up again."""
         kept = sorted(self._folder.glob("*.json"), key=lambda path: path.stat().st_mtime)
         for path in kept[:-_MOST_KEPT]:
             path.unlink(missing_ok=True)
@@ -277,13 +281,14 @@ def prove_once(
     """Prove the encoder, unless a proof of the same encoder on the same machine is remembered.
 
     Args:
-        machine: all that may change a result besides what the fingerprint says: `machine_facts`.
+        machine: everything besides the fingerprint that may change a result, from `machine_description`.
 
     Returns:
-        Whether the proof was made now; False if it was remembered.
+        True if the proof was made now, False if it was remembered.
 
     Raises:
-        EncoderUnproven: says which tensor differs and by how much. And what `prove` raises.
+        EncoderUnproven: the results differ; the message says in which tensor and by how much. Errors of
+            `prove` are raised as well.
     """
     about = {"fingerprint": extractor.fingerprint.digest, "machine": dict(machine)}
     name = extractor.profile_name

@@ -1,8 +1,8 @@
-"""Clips that sound a little like speech and are the same to the last bit on every machine. Knows numpy only.
+"""Makes clips that resemble speech and are equal to the last bit on every machine. Knows only numpy.
 
-Tests and proofs need a clip that everybody can make again, and that is no recording of a person. Only
-operations that IEEE 754 and numpy promise exactly are used: integers, and elementwise float64 arithmetic. A
-parabola stands in for the sine, whose last bit differs between CPUs.
+Tests and proofs need a clip that any machine can reproduce and that is not a recording of a person. Only
+operations with exact results in IEEE 754 and numpy are used: integers, and elementwise float64 arithmetic. A
+parabola replaces the sine, whose last bit differs between CPUs.
 """
 
 import numpy as np
@@ -13,12 +13,16 @@ Samples = NDArray[np.float32]
 _CYCLE = 1 << 32
 """One period of the phase accumulator."""
 _FORMANTS = ((3, 9, 20), (5, 7, 22), (2, 17, 25), (4, 10, 21), (3, 15, 19))
-"""Per vowel, the harmonics that stick out."""
+"""The harmonics that dominate each vowel."""
 _HARMONICS = 28
 
 
 def speechlike(seconds: float, sample_rate: int, seed: int = 0) -> Samples:
-    """A gliding, vowel-changing, breathing voice. float32 [round(seconds * sample_rate)], within [-1, 1]."""
+    """Return a voice that glides, changes vowels and breathes.
+
+    Returns:
+        float32 [round(seconds * sample_rate)], within [-1, 1].
+    """
     count = round(seconds * sample_rate)
     index = np.arange(count, dtype=np.int64)
     phase = np.cumsum(_phase_steps(index, sample_rate, seed))  # [N]
@@ -30,7 +34,7 @@ def speechlike(seconds: float, sample_rate: int, seed: int = 0) -> Samples:
 
 
 def _phase_steps(index: NDArray[np.int64], sample_rate: int, seed: int) -> NDArray[np.int64]:
-    """Pitch in integer steps of the accumulator: 90 to 170 Hz, gliding up and down every 0.7 s."""
+    """Return the pitch as integer steps of the accumulator: 90 to 170 Hz, up and down every 0.7 s."""
     glide = index * 10 // 7 % (2 * sample_rate)
     rise = np.minimum(glide, 2 * sample_rate - glide)  # 0 … sample_rate
     millihertz = 90_000 + 7_000 * (seed % 5) + 80_000 * rise // sample_rate
@@ -38,18 +42,18 @@ def _phase_steps(index: NDArray[np.int64], sample_rate: int, seed: int) -> NDArr
 
 
 def _wave(phase: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Nearly a sine: two parabolas, in [-1, 1]."""
+    """Return two parabolas that approximate a sine, in [-1, 1]."""
     turn = (phase % _CYCLE).astype(np.float64) * (2.0 / _CYCLE) - 1.0
     return 4.0 * turn * (1.0 - np.abs(turn))
 
 
 def _weight(harmonic: int, vowel: NDArray[np.int64]) -> NDArray[np.float64]:
-    """How loud a harmonic is in each sample's vowel."""
+    """Return how loud a harmonic is in the vowel of each sample."""
     peaks = [sum(1.0 / (1 + (harmonic - formant) ** 2) for formant in formants) for formants in _FORMANTS]
     return (np.array(peaks) / 2 + 1.0 / harmonic)[vowel]
 
 
 def _swell(index: NDArray[np.int64], sample_rate: int) -> NDArray[np.float64]:
-    """Loudness of syllables: three and a half bumps a second with near silence between them."""
+    """Return the loudness of syllables: three and a half bumps a second with near silence in between."""
     place = (index * 7 // 2 % sample_rate).astype(np.float64) / sample_rate
     return 4.0 * place * (1.0 - place)

@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 from torch import Tensor, nn
 from torch.nn import functional
 
-from services.extractor_worker.device.machine import machine_facts
+from services.extractor_worker.device.machine import machine_description
 from services.extractor_worker.models.nearest import nearest_entries
 from services.extractor_worker.pipeline import proof
 from services.extractor_worker.pipeline.extractor import Extractor
@@ -399,12 +399,12 @@ def test_a_folder_that_cannot_be_written_costs_time_alone(proofs: Proofs):
 
 def test_what_kernels_are_chosen_by_belongs_to_the_machine(monkeypatch: pytest.MonkeyPatch):
     """Or a proof would be believed that was made with other kernels."""
-    before = machine_facts(torch.device("cpu"))
+    before = machine_description(torch.device("cpu"))
     assert before["torch"] == torch.__version__
     assert "oneDNN" in before["torch_build"] or "MKL-DNN" in before["torch_build"]
     assert before["our_code"]
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
-    assert machine_facts(torch.device("cpu")) == before | {"ONEDNN_MAX_CPU_ISA": "AVX2"}
+    assert machine_description(torch.device("cpu")) == before | {"ONEDNN_MAX_CPU_ISA": "AVX2"}
 
 
 def test_an_extractor_says_what_it_computes_on_beside_its_fingerprint():
