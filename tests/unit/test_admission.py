@@ -64,7 +64,7 @@ def test_what_comes_on_top_is_refused_after_a_while():
         head, body = await requests.start()
         assert head["status"] == 503
         assert (b"retry-after", b"1") in head["headers"]
-        assert "2 requests are at work" in json.loads(body["body"])["error"]["message"]
+        assert "busy with 2 requests" in json.loads(body["body"])["error"]["message"]
         requests.go_on.set()
         assert [(await one)[0]["status"] for one in (first, second)] == [200, 200]
         assert requests.shedding.admission.queue.running == 0
@@ -196,7 +196,7 @@ def test_a_crowd_of_one_tenant_is_told_to_wait_and_those_of_others_are_served(
         head, body = over_share.result()
         assert head["status"] == 429
         assert (b"retry-after", b"1") in head["headers"]
-        assert "its share while others ask is 2" in json.loads(body["body"])["error"]["message"]
+        assert "its share is 2 while other namespaces" in json.loads(body["body"])["error"]["message"]
         requests.go_on.set()
         assert {(await other)[0]["status"] for other in (modest, *others)} == {200}
         await clock.go(1)

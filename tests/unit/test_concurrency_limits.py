@@ -18,10 +18,10 @@ CAROL = Caller("carol", "default", frozenset())
 
 
 def test_a_caller_holds_no_more_than_its_share_and_others_have_theirs():
-    limits = ConcurrencyLimits("requests that wait", of_key=2)
+    limits = ConcurrencyLimits("waiting requests", of_key=2)
     with limits.hold(ALICE, "a"), limits.hold(ALICE, "a"):
         with (
-            pytest.raises(RateLimited, match="API key has requests that wait beyond its share of 2"),
+            pytest.raises(RateLimited, match="API key has reached its limit of 2 waiting requests"),
             limits.hold(ALICE, "a"),
         ):
             raise AssertionError
@@ -41,13 +41,13 @@ def test_a_key_that_followed_another_has_no_share_of_its_own():
 
 def test_many_keys_of_one_namespace_leave_room_for_others():
     """A tenant that may make keys had as many limits as it liked."""
-    limits = ConcurrencyLimits("requests that wait", of_key=2, of_namespace=3)
+    limits = ConcurrencyLimits("waiting requests", of_key=2, of_namespace=3)
     keys = [Caller(f"key-{number}", "a", frozenset()) for number in range(4)]
     with ExitStack() as held:
         for one in keys[:3]:
             held.enter_context(limits.hold(one, "a"))
         with (
-            pytest.raises(RateLimited, match="namespace has requests that wait beyond its share of 3"),
+            pytest.raises(RateLimited, match="namespace has reached its limit of 3 waiting requests"),
             limits.hold(keys[3], "a"),
         ):
             raise AssertionError
@@ -99,7 +99,7 @@ def test_uploads_that_do_not_end_leave_room_for_those_of_others():
         task, pieces = uploads.begin(CAROL)
         await pieces.put(piece(99, more=True))
         with pytest.raises(
-            RateLimited, match="namespace has bytes of uploads on their way beyond its share of 200"
+            RateLimited, match="namespace has reached its limit of 200 bytes of arriving uploads"
         ):
             await task
         task, pieces = uploads.begin(BOB)
@@ -119,12 +119,12 @@ def test_one_caller_has_so_many_uploads_on_their_way_and_no_more():
     """Each holds a connection, however little of it has come."""
 
     async def run() -> None:
-        uploads = Uploads(arriving=ConcurrencyLimits("uploads on their way", of_key=1))
+        uploads = Uploads(arriving=ConcurrencyLimits("arriving uploads", of_key=1))
         first, pieces = uploads.begin(ALICE)
         await pieces.put(piece(1, more=True))
         second, more = uploads.begin(ALICE)
         await more.put(piece(1, more=True))
-        with pytest.raises(RateLimited, match="uploads on their way beyond its share of 1"):
+        with pytest.raises(RateLimited, match="limit of 1 arriving uploads"):
             await second
         await pieces.put(piece(1, more=False))
         await first

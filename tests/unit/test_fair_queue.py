@@ -125,7 +125,7 @@ def test_only_a_tenant_that_has_its_share_is_told_that_it_asks_too_much():
         waiting = asyncio.create_task(queue.acquire("b"))
         await asyncio.sleep(0)
         assert isinstance(queue.refusal("a", "All is taken."), RateLimited)
-        assert "its share while others ask is 1" in queue.refusal("a", "All is taken.").message
+        assert "its share is 1 while other namespaces" in queue.refusal("a", "All is taken.").message
         assert queue.refusal("b", "All is taken.").message == "All is taken."
         assert isinstance(queue.refusal("b", "All is taken."), Unavailable)
         queue.release("a", 1.0)

@@ -75,10 +75,10 @@ class Access:
         self.required = keyring is not None
         quarter = max(1, connections // 4) if connections is not None else None
         self.waiting_requests = ConcurrencyLimits(
-            "requests that wait", of_key=waiting_requests, of_namespace=quarter
+            "waiting requests", of_key=waiting_requests, of_namespace=quarter
         )
         self.arriving_uploads = ConcurrencyLimits(
-            "uploads on their way", of_key=arriving_uploads, of_namespace=quarter
+            "arriving uploads", of_key=arriving_uploads, of_namespace=quarter
         )
         self.rate_limits = rates or RateLimits.unlimited()
         self._keyring = keyring

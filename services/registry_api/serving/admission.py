@@ -1,11 +1,13 @@
-"""How many requests are at work at the same time. What comes on top waits in the queue of its tenant, and
-tenants take turns (`fair_queue`). Where too many of one tenant wait for too long, its requests are refused
-soon: else they would all wait for each other, and callers give up before the answer is there. (After
-FQ-CoDel, RFC 8290.)
+"""Admission control: how many requests are active at once, which ones wait, and which ones are refused.
 
-At work is a request from its head until its answer begins, but not while it waits: for the rest of its body,
-for a change, for a decoder or the bucket (`slots`). Few at a time, for their threads and the event loop take
-the interpreter from each other; how few shows in how late the event loop is. Pure ASGI.
+Requests beyond the limit wait in the queue of their tenant, and tenants take turns (`fair_queue`). When too
+many requests of one tenant wait for too long, its further requests are refused soon. Otherwise they would all
+wait for each other, and callers would give up before their answer is there. (After FQ-CoDel, RFC 8290.)
+
+A request is active from its head until its answer begins, except while it waits for the rest of its body, for
+a change, for a decoder or for the bucket (`slots`). Few requests are active at once, because their threads
+and the event loop take the interpreter from each other. The lag of the event loop shows how few it must be.
+This module is pure ASGI.
 """
 
 import asyncio
@@ -24,35 +26,40 @@ from services.registry_api.serving.fair_queue import FairQueue
 from speaker_registry.errors import SpeakerRegistryError
 
 WAIT_LIMIT_SECONDS = 1.0
-"""A burst is over in that time."""
+"""How long a request may wait to be admitted. A burst of requests is over within this time."""
 OVERLOAD_WAIT_LIMIT_SECONDS = 0.005
-"""More would only make refusals late: as many would wait as before, each for longer."""
+"""How long a request of an overloaded tenant may wait. With a longer limit as many requests would wait, each
+for longer, so refusals would only come later.
+"""
 REFUSAL_INTERVAL_SECONDS = 0.01
-"""Between two refusals of one tenant while others ask, up to the patience of a burst. Callers that ask again
-at once, whatever they are told, would otherwise keep the event loop busy with refusals.
+"""Time between two refusals of one tenant while other tenants send requests; no refusal comes later than
+after `WAIT_LIMIT_SECONDS`. Callers that ignore `Retry-After` would otherwise keep the event loop busy with
+refusals.
 """
 LONG_WAIT_SECONDS = 0.2
+"""A request that waits longer than this is a sign of overload."""
 RECOVERY_SECONDS = 0.5
-"""When nobody has waited long for that time, it was a burst."""
+"""The overload of a tenant ends when none of its requests has waited long for this time."""
 MAX_LOOP_LAG_SECONDS = 0.01
-"""For the event loop. What it has to refuse is late as well then."""
+"""How late the event loop may be. Its refusals are late by as much, which is how the lag is measured."""
 MIN_ACTIVE = 2
-"""So many may always be at work."""
+"""This many requests may be active at once, however late the event loop is."""
 _DECREASE, _INCREASE = 0.1, 0.01
-"""Places that a late refusal takes, and that whatever is in time gives back: at equilibrium one in ten is
-late.
+"""A late refusal lowers the limit of active requests by the first; a punctual refusal or an admission raises
+it by the second. At equilibrium, one outcome in eleven is a late refusal.
 """
 _MAX_OVERLOADS = 10_000
-"""Tenants whose crowds are remembered."""
+"""The overloads of this many tenants are remembered."""
 
 
 class LoadShedding:
-    """Refuses what goes beyond `max_active` for longer than a burst. One per process.
+    """Middleware that refuses requests beyond `max_active` once they exceed it for longer than a burst.
 
-    Not who watches us: taken for dead, others would get our load as well.
+    A process has one. Health checks and metrics are never refused: a replica taken for dead would pass its
+    load on to the others.
 
     Args:
-        tenant_of: whose queue a request waits in, told from its head alone.
+        tenant_of: returns the tenant in whose queue a request waits, from the request's head alone.
     """
 
     def __init__(
@@ -87,7 +94,7 @@ class LoadShedding:
 
 
 class AdmissionControl:
-    """For those at work: how many there are, and how long a request waits for one."""
+    """Decides how many requests are active at once, and how long a request may wait to be admitted."""
 
     def __init__(self, max_active: int) -> None:
         self.queue = FairQueue(max_active)
@@ -96,7 +103,7 @@ class AdmissionControl:
         self._overloads: LRUCache[str, _TenantOverload] = LRUCache(_MAX_OVERLOADS)
 
     async def acquire(self, tenant: str) -> bool:
-        """Whether there is a place in time; it is taken then."""
+        """Wait to become active, and return whether that happened within the tenant's wait limit."""
         loop = asyncio.get_running_loop()
         now = loop.time()
         wait_limit = self._wait_limit_seconds(tenant, now)
@@ -109,9 +116,12 @@ class AdmissionControl:
         return False
 
     def refusal(self, tenant: str) -> SpeakerRegistryError:
-        """What is said to a request that got none."""
-        at_work = f"{self.queue.limit} requests are at work here, and no more are begun."
-        return self.queue.refusal(tenant, f"{at_work} Ask again in a moment.")
+        """Return the error for a request that was not admitted in time."""
+        limit = self.queue.limit
+        return self.queue.refusal(
+            tenant,
+            f"This server is busy with {limit} requests and starts no more. Try again in a moment.",
+        )
 
     def _set_limit(self, limit: float) -> None:
         self._limit = min(max(limit, MIN_ACTIVE), self._max_active)
@@ -135,13 +145,14 @@ class AdmissionControl:
 
 @dataclass(slots=True)
 class _TenantOverload:
-    """Requests of one tenant that wait long."""
+    """A series of long waits of one tenant's requests. Times are those of the event loop."""
 
     since: float
+    """When the first long wait of the series was seen."""
     last_at: float
-    """When there was one, first and last, without calm between."""
+    """When the latest long wait was seen. The series ends `RECOVERY_SECONDS` after it."""
     refuses_at: float = float("-inf")
-    """When the last of those that wait is to be refused."""
+    """When the last of the tenant's waiting requests is to be refused."""
 
     def note_long_wait(self, now: float) -> None:
         if now - self.last_at > RECOVERY_SECONDS:
@@ -149,12 +160,12 @@ class _TenantOverload:
         self.last_at = now
 
     def lasts(self, now: float) -> bool:
-        """For longer than a burst."""
+        """Whether the series goes on and has lasted longer than a burst."""
         return now - self.last_at <= RECOVERY_SECONDS and now - self.since > WAIT_LIMIT_SECONDS
 
 
 class _AdmittedRequest:
-    """One request's place among those at work, which it has already."""
+    """One request that was admitted. It is active until its answer begins, except while it is paused."""
 
     def __init__(self, queue: FairQueue, tenant: str) -> None:
         self.tenant = tenant
@@ -165,7 +176,9 @@ class _AdmittedRequest:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Meanwhile the place is somebody else's. It is taken again in any case: what has begun is
+        """Let another request be active meanwhile.
+
+        Afterwards this request is active again at once, even beyond the limit: a request that has begun is
         finished.
         """
         self._release()
@@ -194,14 +207,14 @@ _current_request: ContextVar[_AdmittedRequest | None] = ContextVar("current_requ
 
 
 def tenant_of_request() -> str:
-    """Whose request is at work; the same for all that is done for no request."""
+    """Return the tenant of the current request, or the empty string outside a request."""
     current = _current_request.get()
     return current.tenant if current is not None else ""
 
 
 @contextmanager
 def pause_request() -> Iterator[None]:
-    """Around what a request's task does not work at but waits for."""
+    """Do not count the current request as active while it waits. Does nothing outside a request."""
     current = _current_request.get()
     if current is None:
         yield

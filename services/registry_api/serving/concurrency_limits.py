@@ -1,10 +1,9 @@
-"""How much of this process one caller may hold at the same time, so that others find room.
+"""How much of this process one caller may occupy at once, so that there is room for other callers.
 
-`rate_limits` counts how often callers ask; here is counted what they keep: requests that wait, uploads that
-arrive.
-A tenant may have many keys, so there are two shares: one of each key, so that one program leaves room for the
-tenant's others, and one of all keys of a namespace together, so that a tenant leaves room for the others.
-Each process counts for itself. Knows no routes.
+`rate_limits` counts how often callers send requests. This module counts what they keep occupied: requests that
+wait, and uploads that are arriving. A tenant may have many keys, so there are two limits: one for each key, so
+that one program leaves room for the tenant's other programs, and one for all keys of a namespace together, so
+that one tenant leaves room for other tenants. Each process counts for itself. Knows no routes.
 """
 
 from collections import Counter
@@ -18,27 +17,32 @@ RETRY_SECONDS = 1
 
 
 class ConcurrencyLimits:
-    """What callers hold of one thing. Used by the event loop alone.
+    """Limits how much of one thing each caller holds at once. Must only be used from the event loop.
 
     Args:
-        what: names the thing in the refusal. of_key, of_namespace: how many one key, or all keys of one
-            namespace together, may hold; None: any number.
+        what: names the thing in error messages.
+        of_key: how much one key may hold; None: any amount.
+        of_namespace: how much all keys of one namespace may hold together; None: any amount.
     """
 
     def __init__(self, what: str, *, of_key: int | None = None, of_namespace: int | None = None) -> None:
         self._what = what
         self._max = {"API key": of_key, "namespace": of_namespace}
-        self._held: Counter[tuple[str, str]] = Counter()  # bounded: who holds nothing is not in it
+        self._held: Counter[tuple[str, str]] = Counter()  # bounded: a caller that holds nothing has no entry
 
     def acquire(self, caller: Caller, namespace: str, amount: int = 1) -> None:
-        """Raises `RateLimited`, and takes nothing, if that would be more than one of the two shares."""
+        """Note that the caller holds `amount` more.
+
+        Raises:
+            RateLimited: the limit of the key or of the namespace would be exceeded. Nothing is acquired then.
+        """
         holders = _holders(caller, namespace)
         for holder in holders:
             maximum = self._max[holder[0]]
             if maximum is not None and self._held[holder] + amount > maximum:
                 self._forget_idle(holder)
                 raise RateLimited(
-                    f"This {holder[0]} has {self._what} beyond its share of {maximum}. "
+                    f"This {holder[0]} has reached its limit of {maximum} {self._what} at once on this server. "
                     "Wait until some are done.",
                     retry_after_seconds=RETRY_SECONDS,
                 )
@@ -52,7 +56,7 @@ class ConcurrencyLimits:
 
     @contextmanager
     def hold(self, caller: Caller, namespace: str) -> Iterator[None]:
-        """One of them, for as long as the context lasts. Raises `RateLimited`."""
+        """Hold one for as long as the context lasts. Raises `RateLimited` where `acquire` does."""
         self.acquire(caller, namespace)
         try:
             yield
@@ -65,5 +69,5 @@ class ConcurrencyLimits:
 
 
 def _holders(caller: Caller, namespace: str) -> list[tuple[str, str]]:
-    """Whose shares are used."""
+    """Return the two holders whose limits apply: the key, and the namespace."""
     return [("API key", caller.counted_id), ("namespace", namespace)]

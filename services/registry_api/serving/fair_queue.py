@@ -1,11 +1,11 @@
-"""Which request goes on next where only so many may at the same time. Knows no HTTP.
+"""A fair queue: which request runs next when only a limited number may run at once. Knows no HTTP.
 
-Each tenant has a queue of its own, and the next request is of the tenant that has been served for the
-shortest time. A tenant that comes back starts level with the others: it has saved nothing up. (Start-time
-fair queueing: P. Goyal, H. Vin and H. Cheng, IEEE/ACM Transactions on Networking 5(5), 1997.)
+Each tenant has a queue of its own. The next request comes from the tenant that has been served for the
+shortest time. A tenant that was away starts level with the other tenants: its time away earns it nothing.
+(Start-time fair queueing: P. Goyal, H. Vin and H. Cheng, IEEE/ACM Transactions on Networking 5(5), 1997.)
 
-What has begun is never interrupted. So while several tenants ask, none of them may have more than its share
-at the same time, also where that leaves a place free: the next request of another tenant finds it.
+A running request is never interrupted. So while several tenants are active, each may only have its share of
+requests running, even if that leaves capacity unused: the next request of another tenant finds it free.
 """
 
 import asyncio
@@ -18,42 +18,43 @@ from speaker_registry.errors import RateLimited, SpeakerRegistryError, Unavailab
 
 RETRY_SECONDS = 1
 ACTIVE_SECONDS = 10.0
-"""A tenant that has asked within this time has a share."""
+"""A tenant is active, and has a share of the limit, for this long after its latest request."""
 
 
 @dataclass(slots=True)
 class _Tenant:
     last_request_at: float = 0.0
     running: int = 0
-    """Requests that were admitted and have not left."""
+    """Requests that acquired and have not released."""
     served_seconds: float = 0.0
-    """On the scale of `FairQueue._virtual_time`."""
+    """How long its requests ran, on the scale of `FairQueue._virtual_time`: start-time fair queueing's tag."""
     queue: "deque[_Waiter]" = field(default_factory=deque)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Waiter:
-    """One that waits. `granted`: False where it has waited long enough."""
+    """A request in a tenant's queue."""
 
     since: float
     granted: "asyncio.Future[bool]"
+    """True once the request may run, False once it has waited too long."""
 
 
 class FairQueue:
-    """Admits up to `limit` requests at a time. Used by one event loop alone."""
+    """Lets up to `limit` requests run at once. Must only be used from one event loop."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.running = 0
         self._tenants: dict[str, _Tenant] = {}
-        """Those that asked lately, and those that hold or want something. The one that asked last is last."""
+        """Tenants that sent a request lately, or have requests running or waiting. Ordered by latest request."""
         self._waiting: dict[str, _Tenant] = {}
         self._virtual_time = 0.0
-        """For how long the tenant that was admitted last had been served when it was."""
+        """The `served_seconds` at which the latest request was granted."""
 
     @asynccontextmanager
     async def slot(self, tenant: str) -> AsyncIterator[None]:
-        """Wait to be admitted, however long it takes, and leave at the end."""
+        """Acquire, however long that takes, and release at the end."""
         await self.acquire(tenant)
         loop = asyncio.get_running_loop()
         began = loop.time()
@@ -63,7 +64,10 @@ class FairQueue:
             self.release(tenant, loop.time() - began)
 
     async def acquire(self, tenant: str, wait_seconds: float | None = None) -> bool:
-        """Whether the request was admitted in time. If so, it has to `release`."""
+        """Wait for permission to run, and return whether it was granted within `wait_seconds`.
+
+        If it was, the caller must `release` in the end. Without `wait_seconds` there is no time limit.
+        """
         loop = asyncio.get_running_loop()
         now = loop.time()
         waiter = _Waiter(now, loop.create_future())
@@ -85,18 +89,19 @@ class FairQueue:
         finally:
             if timer is not None:
                 timer.cancel()
-            with suppress(ValueError):  # it was admitted
+            with suppress(ValueError):  # the request was granted, so it left the queue
                 state.queue.remove(waiter)
 
     def resume(self, tenant: str) -> None:
-        """A request that left, only because it waited for something, goes on. It is never kept waiting here:
-        what has begun is finished.
+        """Let a request run again that released only because it had to wait for something else.
+
+        It never waits here, even beyond the limit: a request that has begun is finished.
         """
         self._tenant(tenant, asyncio.get_running_loop().time()).running += 1
         self.running += 1
 
     def release(self, tenant: str, seconds: float) -> None:
-        """A request that was admitted has ended or waits for something, and was served for so long."""
+        """Note that a request has ended, or waits for something else, after running for `seconds`."""
         state = self._tenants[tenant]
         state.running -= 1
         state.served_seconds += seconds
@@ -104,33 +109,35 @@ class FairQueue:
         self._dispatch()
 
     def share(self) -> int:
-        """So many requests of one tenant are admitted at the same time."""
+        """Return how many requests of one tenant may run at once: an equal part of the limit, at least one."""
         return max(min(1, self.limit), self.limit // max(1, len(self._tenants)))
 
     def refusal(self, tenant: str, otherwise: str) -> SpeakerRegistryError:
-        """What to raise for a request that was not admitted in time: `RateLimited` where it waited for others
-        of its own tenant, else `Unavailable`, which says `otherwise`.
+        """Return the error for a request that was not granted in time.
+
+        It is `RateLimited` if the request waited for others of its own tenant, and else `Unavailable` with
+        the message `otherwise`.
         """
         state, share = self._tenants.get(tenant), self.share()
         if state is None or self.is_only_tenant(tenant) or state.running < share:
             return Unavailable(otherwise, retry_after_seconds=RETRY_SECONDS)
         return RateLimited(
-            f"This namespace has {state.running} such requests under way here; its share while others ask is "
-            f"{share}. Ask again in a moment.",
+            f"This namespace has {state.running} such requests running on this server; its share is {share} while "
+            "other namespaces send requests. Try again in a moment.",
             retry_after_seconds=RETRY_SECONDS,
         )
 
     def is_only_tenant(self, tenant: str) -> bool:
-        """Whether no other tenant has asked lately."""
+        """Return whether no other tenant has sent a request lately."""
         return self._tenants.keys() <= {tenant}
 
     def waiting(self, tenant: str) -> int:
-        """How many of its requests wait."""
+        """Return how many requests of the tenant wait."""
         state = self._tenants.get(tenant)
         return len(state.queue) if state is not None else 0
 
     def longest_wait_seconds(self, tenant: str) -> float:
-        """For how long the first request in the tenant's queue has waited."""
+        """Return how long the first request in the tenant's queue has waited; 0 if none waits."""
         state = self._tenants.get(tenant)
         if state is None or not state.queue:
             return 0.0
@@ -165,7 +172,7 @@ class FairQueue:
             waiter.granted.set_result(True)
 
     def _next_tenant(self) -> str | None:
-        """The tenant whose turn it is; None if those that wait have their share."""
+        """Return the tenant to serve next; None if every tenant with waiting requests has its share."""
         self._waiting = {name: tenant for name, tenant in self._waiting.items() if tenant.queue}
         share = self.share()
         free = [name for name, tenant in self._waiting.items() if tenant.running < share]

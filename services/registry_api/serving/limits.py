@@ -102,8 +102,8 @@ class RequestLimits:
         share = max(uploads.held_bytes // 2, uploads.max_bytes + form_bytes) if shared else None
         self._upload_budget = _UploadBudget(
             uploads.held_bytes,
-            ConcurrencyLimits("bytes of uploads on their way", of_namespace=share),
-            arriving or ConcurrencyLimits("uploads on their way"),
+            ConcurrencyLimits("bytes of arriving uploads", of_namespace=share),
+            arriving or ConcurrencyLimits("arriving uploads"),
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -1,17 +1,21 @@
-"""How many connections this process may have open: each takes one of the files that the system allows it.
-Where they run out, no connection is accepted any more and no clip decoded, and nobody is told.
+"""The limit on open files, which bounds how many connections this process can serve.
 
-Systems mostly allow few at first, and more to who asks.
+Each connection takes one open file. When the limit is reached, no more connections are accepted and no clips
+are decoded, without any message. Most systems set a low soft limit that a process may raise to the hard limit.
 """
 
 import resource
 
 OTHER_FILES = 256
-"""Connections to bucket and Redis, decoders and their pipes, logs."""
+"""Open files for anything but clients: connections to bucket and Redis, decoders and their pipes, logs."""
 
 
 def raise_limit_for(connections: int) -> int:
-    """Ask for as many files as that takes. Returns for how many there is room: so many, or fewer."""
+    """Raise the limit on open files to what this many connections take.
+
+    Returns:
+        how many connections the limit then allows: `connections`, or fewer.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = connections + OTHER_FILES
     allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)

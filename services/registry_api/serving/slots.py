@@ -1,4 +1,4 @@
-"""What keeps a request waiting for somebody else: a decoder, the bucket, a look at the keys."""
+"""Slots of slow dependencies: a decoder, the bucket, reading the API keys."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -11,17 +11,20 @@ from services.registry_api.serving.admission import pause_request, tenant_of_req
 from services.registry_api.serving.fair_queue import FairQueue
 
 _MAX_WAITING_PER_SLOT = 8
-"""Requests of one tenant that wait, at most, for each slot there is."""
+"""For each slot there is, this many requests of one tenant may wait."""
 
 
 class Slots:
-    """Limits how many requests use a slow dependency at once. They hold no worker slot meanwhile, so a slow
-    bucket or decoder cannot block requests that don't need it. A few others wait here, tenant by tenant and
-    without a thread each: threads are few, and all other requests need them too.
+    """Limits how many requests use a slow dependency at once.
+
+    Requests that hold a slot or wait for one do not count as active, so a slow bucket or decoder cannot block
+    requests that don't need it. A limited number of requests wait, in a queue per tenant. They occupy no
+    thread, because threads are few and all other requests need them too.
 
     Args:
-        count: at the same time. wait_seconds: for a slot. refusal: what a request is told that gets none
-            while others of all tenants have them.
+        count: how many requests may use the dependency at once.
+        wait_seconds: how long a request may wait for a slot.
+        refusal: the error message for a request that gets no slot although its tenant is within its share.
     """
 
     def __init__(self, count: int, *, wait_seconds: float, refusal: str) -> None:
@@ -30,12 +33,14 @@ class Slots:
         self._wait_seconds = wait_seconds
         self._refusal = refusal
         self._held: ContextVar[bool] = ContextVar("held", default=False)
-        """Whether this request has a slot already."""
+        """Whether the current request holds a slot already."""
 
     @asynccontextmanager
     async def hold(self) -> AsyncIterator[None]:
-        """Raises `RateLimited` or `Unavailable` if none came free in time, or too many of the tenant's
-        requests wait.
+        """Hold a slot for as long as the context lasts.
+
+        Raises:
+            RateLimited, Unavailable: no slot came free in time, or too many requests of the tenant wait.
         """
         tenant = tenant_of_request()
         with pause_request():
@@ -49,10 +54,11 @@ class Slots:
 
     @contextmanager
     def hold_in_thread(self) -> Iterator[None]:
-        """The same for what a request does in a worker thread. Does nothing in threads of no request, and
-        where the request has a slot already.
+        """Hold a slot from a worker thread of a request, for as long as the context lasts.
 
-        The request counts as at work while it waits: its thread waits with it, and threads are few.
+        Does nothing in a thread that belongs to no request, and if the request holds a slot already. While it
+        waits for the slot the request counts as active: its thread waits with it, and threads are few. Raises
+        as `hold` does.
         """
         if self._held.get():
             yield
@@ -70,7 +76,7 @@ class Slots:
             from_thread.run_sync(self._release, tenant, since)
 
     async def _acquire(self, tenant: str) -> float:
-        """Returns when."""
+        """Acquire a slot, and return when that was, by the event loop's clock."""
         full = self._queue.waiting(tenant) >= _MAX_WAITING_PER_SLOT * self.count
         if full or not await self._queue.acquire(tenant, self._wait_seconds):
             raise self._queue.refusal(tenant, self._refusal)
@@ -82,7 +88,7 @@ class Slots:
 
 @contextmanager
 def _pause_request_from_thread() -> Iterator[None]:
-    """In a worker thread: the request does not count as at work."""
+    """Do what `pause_request` does, from a worker thread."""
     pause = pause_request()
     from_thread.run_sync(pause.__enter__)
     try:
