@@ -1,4 +1,4 @@
-"""The ASGI application over services that somebody else built."""
+"""The ASGI application: routes and middleware over services that its caller has built."""
 
 import asyncio
 import threading
@@ -33,9 +33,9 @@ from speaker_registry import __version__
 _BODY_TIMEOUTS = BodyTimeouts()
 _STORE_WAIT_SECONDS = 5
 _SEARCH_WAIT_SECONDS = 5
-_TOO_MANY_SEARCHES = "Too many searches at the same time. Search again in a moment."
+_TOO_MANY_SEARCHES = "Too many searches at once on this server. Search again in a moment."
 _OTHER_THREADS = 16
-"""For looks at keys, health and metrics."""
+"""Threads for reading keys, health checks and metrics."""
 
 
 def create_app(
@@ -46,27 +46,31 @@ def create_app(
     body_timeouts: BodyTimeouts = _BODY_TIMEOUTS,
     cors_origins: Sequence[str] = (),
 ) -> FastAPI:
-    """Routes, limits, error answers; while it runs it follows changes and keeps house.
+    """Build the application. While it runs, it follows the event stream and does the housekeeping.
 
-    max_active: requests at work at the same time. max_at_store: that wait for the bucket. cors_origins: of
-    the web pages that may call it from a browser.
+    Args:
+        services: what the routes need.
+        max_active: how many requests may be active at once.
+        max_at_store: how many requests may use the bucket at once.
+        body_timeouts: how slowly the body of a request may arrive.
+        cors_origins: origins of the web pages that may call the API from a browser.
     """
     uploads, store = _upload_slots(services.limits), _store_slots(max_at_store)
 
     threads = max_active + uploads.count + store.count + _OTHER_THREADS
-    app = FastAPIOffline(  # its page of documentation loads nothing from other servers
+    app = FastAPIOffline(  # the page of documentation loads nothing from other servers
         title="Speaker registry",
         version=__version__,
         description="Register a voice once; fetch its artifact for every TTS engine.",
         lifespan=lambda _: _lifespan(services, threads),
         redoc_url=None,
-        redirect_slashes=False,  # it would redirect to whatever the Host header says: see `TrailingSlashes`
-        generate_unique_id_function=lambda route: route.name,  # what generated clients call their methods
-        # Its own traces hold paths and queries, and so names. Ours: `signals`.
+        redirect_slashes=False,  # FastAPI would redirect to the Host header: see `TrailingSlashes`
+        generate_unique_id_function=lambda route: route.name,  # names methods of generated clients
+        # FastAPI's own traces hold paths and queries, and so voice names. `signals` makes ours.
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )
     for route in app.routes:
-        if isinstance(route, APIRoute):  # that page; our own routers see to it themselves
+        if isinstance(route, APIRoute):  # the page of documentation; our own routers add HEAD themselves
             route.methods = {"GET", "HEAD"}
     app.state.services = services
     app.state.access = services.access
@@ -86,13 +90,13 @@ def create_app(
         arriving=services.access.arriving_uploads,
         shared=services.access.required,
     )
-    # Around the limits: they would refuse an upload by the path with a slash as too large.
+    # Outside the limits, which would refuse an upload to the path with a slash as too large.
     app.add_middleware(TrailingSlashes, routes=lambda: app.routes)
     app.add_middleware(LoadShedding, max_active=max_active, tenant_of=partial(tenant_of, services.access))
     if not services.access.required:
         app.add_middleware(LocalOnly, origins=cors_origins)
     _allow_web_pages(app, cors_origins)
-    # Around all that may refuse: its answers carry the same.
+    # Outside all middleware that may refuse a request, so that refusals carry the same headers.
     for layer in (AnswerHeaders, RequestSignals, RequestIds):
         app.add_middleware(layer)
     return app
@@ -113,11 +117,11 @@ async def _lifespan(services: Services, threads: int) -> AsyncIterator[None]:
 
 
 def _upload_slots(limits: UploadLimits) -> Slots:
-    """So many keep the decoders busy. Those who wait hold their clips meanwhile."""
+    """Return two slots for each decoder, which keep it busy. Waiting uploads hold their clips in memory."""
     return Slots(
         2 * limits.decoders,
         wait_seconds=limits.decoder_wait_seconds,
-        refusal="Too many uploads at the same time. Send it again in a moment.",
+        refusal="Too many uploads at once on this server. Send the upload again in a moment.",
     )
 
 
@@ -125,7 +129,7 @@ def _store_slots(many: int) -> Slots:
     return Slots(
         many,
         wait_seconds=_STORE_WAIT_SECONDS,
-        refusal=f"{many} requests wait for the bucket already, and it is slow. Ask again in a moment.",
+        refusal=f"{many} requests wait for the bucket already, and it is slow. Try again in a moment.",
     )
 
 
@@ -137,7 +141,7 @@ def _add_routes(app: FastAPI, services: Services) -> None:
     check_rules(app)
     if not services.access.required:
         documented = app.openapi
-        # As FastAPI's own manual does it. Made when somebody asks: it takes longer than all else here.
+        # As FastAPI's manual does it. Made at the first request for it, since it takes longer than the rest.
         app.openapi = lambda: without_security(documented())  # type: ignore[method-assign]
 
 

@@ -1,4 +1,4 @@
-"""What routes need, built once by `__main__` (or a test) and handed to the app; and how routes ask for it."""
+"""The dependencies of routes: the long-lived services, which are built once, and common parameters."""
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -26,13 +26,13 @@ class Services:
     decoder: AudioDecoder
     long_polls: LongPolls
     housekeeper: Housekeeper | None
-    """None in tests that keep house themselves."""
+    """None in tests that do the housekeeping themselves."""
     limits: UploadLimits
     access: Access = field(default_factory=Access)
-    """Without keys: everybody may do everything."""
+    """By default no keys are required, and every caller may do everything."""
 
 
-# Dependencies are coroutines: FastAPI hands plain functions to a thread, one after the other.
+# Dependencies are coroutines, because FastAPI runs plain functions in threads, one after the other.
 async def _services(request: Request) -> Services:
     services = request.app.state.services
     assert isinstance(services, Services)
@@ -67,7 +67,7 @@ async def _searching(request: Request) -> AsyncIterator[None]:
 
 
 async def _namespace(request: Request) -> str:
-    """Every request is about one, which `access` found out."""
+    """Return the namespace that the request is about, which `access.rules` determined."""
     namespace = request.scope["namespace"]
     assert isinstance(namespace, str)
     return namespace
@@ -83,11 +83,13 @@ ServicesDep = Annotated[Services, Depends(_services)]
 UploadSlotsDep = Annotated[Slots, Depends(_upload_slots)]
 StoreSlotsDep = Annotated[Slots, Depends(_store_slots)]
 AT_STORE = Depends(_at_store, scope="function")
-"""Of routes that are for what is in the bucket. Has an end before the answer is sent: who reads it slowly
-keeps nobody from the bucket.
+"""Holds a slot of the bucket, for routes that read from the bucket. The slot is released before the answer is
+sent, so a client that reads slowly keeps no other request from the bucket.
 """
 SEARCHING = Depends(_searching, scope="function")
-"""Of lists: searches wait for each other and hold no worker slot meanwhile, so other requests go on."""
+"""Holds the slot of searches, for routes of lists. Waiting searches do not count as active requests, so other
+requests go on.
+"""
 NamespaceDep = Annotated[str, Depends(_namespace)]
 CallerDep = Annotated[Caller, Depends(_caller)]
 WaitSeconds = Annotated[

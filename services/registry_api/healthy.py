@@ -1,4 +1,4 @@
-"""`python -m services.registry_api.healthy`: does the API of this container answer? For its health check."""
+"""`python -m services.registry_api.healthy`: the health check of a container, which requests its API."""
 
 import http.client
 import sys
@@ -9,7 +9,7 @@ ANSWER_SECONDS = 4.0
 
 
 def complaint(settings: ApiSettings) -> str | None:
-    """What is wrong with the API that these settings started, or None."""
+    """Return the reason why the API that these settings started is not healthy, or None."""
     host = settings.own_host
     connection = http.client.HTTPConnection(host, settings.port, timeout=ANSWER_SECONDS)
     try:

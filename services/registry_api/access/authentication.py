@@ -1,5 +1,7 @@
-"""Who asks: an API key, a token of an OpenID provider, or, on loopback, anybody. Knows no routes; which
-caller may do what is said in `rules`.
+"""Authenticates callers by an API key or by a token of an OpenID provider.
+
+On loopback, where no keys are required, every caller is accepted. Knows no routes; `rules` says which caller
+may do what.
 """
 
 import asyncio
@@ -25,39 +27,46 @@ from speaker_registry.errors import InvalidApiKey, RateLimited
 log = structlog.get_logger()
 
 _REFRESH_AHEAD_SECONDS = FRESH_SECONDS / 2
-"""With less left than that keys are looked at anew, beside the request."""
+"""Refresh the key list in the background when it expires in less than this."""
 _REREAD_AFTER_SECONDS = 0.05
-"""A key nobody has heard of may have been made just now, by another process."""
+"""If the key list is older than this, it is read again for an unknown key: another process may just have made
+the key.
+"""
 _MAX_KEY_READS = 4
-"""Threads that look, or wait for the one that does."""
+"""This many threads may read the key list, or wait for the one that reads it."""
 _KEY_READ_WAIT_SECONDS = 10.0
 _MAX_ADDRESSES = 50_000
-"""Of callers whose keys were none, remembered for a minute."""
+"""Failures are counted for this many addresses."""
 _MAX_JWTS = 10_000
 _JWT_REVERIFY_SECONDS = 30.0
-"""A JWT that was good is not checked again for so long: about what clocks may differ by."""
+"""A verified JWT is accepted for this long without another check. About as much as clocks may differ by."""
 _JWT_REMEMBERED_SECONDS = 3600.0
-"""And checked at once for so long."""
+"""For this long after its verification, a JWT is checked again even if its address has sent too many bad
+ones.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class _VerifiedJwt:
-    """Whose JWT it was when it was checked last."""
+    """The caller that a JWT belonged to at its last verification."""
 
     caller: Caller
     verified_at: float
 
 
 class Access:
-    """Tells callers by their keys. One per process.
+    """Authenticates callers, and holds the limits that apply to them. A process has one.
 
     Args:
-        keyring: all keys. None: keys are not needed, and everybody may do everything, as often as he likes.
-        rates: counts what is done with them.
-        bootstrap: a key with all rights that is in no bucket. jwts: reads JWTs; None: none are taken.
-        failures_per_minute: of one address, until it is told to wait. waiting_requests, arriving_uploads:
-        of one key at the same time; None: any number. connections: to this process. All keys of a namespace
-        together may keep a quarter of these busy with requests that wait, and a quarter with uploads.
+        keyring: all API keys. None: no keys are required, and every caller may do everything without limit.
+        rates: counts requests and uploads.
+        bootstrap: an API key with all rights that is not in the bucket.
+        jwts: verifies JWTs. None: no JWTs are accepted.
+        failures_per_minute: how many invalid keys one address may send before it is refused.
+        waiting_requests: how many requests of one key may wait at once; None: any number.
+        arriving_uploads: how many uploads of one key may be arriving at once; None: any number.
+        connections: how many connections this process serves. All keys of a namespace together may occupy a
+            quarter of them with waiting requests, and a quarter with arriving uploads.
     """
 
     def __init__(
@@ -86,21 +95,23 @@ class Access:
         self._jwts = jwts
         self._failures_per_minute = failures_per_minute
         self._failures: TTLCache[tuple[str, int], int] = TTLCache(_MAX_ADDRESSES, ttl=2 * MINUTE)
-        """By address and minute."""
+        """The number of failures by address and minute."""
         self._verified_jwts: TTLCache[bytes, _VerifiedJwt] = TTLCache(_MAX_JWTS, ttl=_JWT_REMEMBERED_SECONDS)
-        """By the SHA-256 of the JWT."""
+        """Verified JWTs by the SHA-256 of their text."""
         self._refreshing: asyncio.Task[None] | None = None
         self._key_reads = Slots(
             _MAX_KEY_READS,
             wait_seconds=_KEY_READ_WAIT_SECONDS,
-            refusal="API keys cannot be looked up just now. Ask again in a moment.",
+            refusal="API keys cannot be read just now. Try again in a moment.",
         )
 
     async def caller(self, sent: str | None, address: str) -> Caller:
-        """Whose key or token was sent, from that address.
+        """Authenticate the key or token `sent` from `address`, and return its caller.
 
         Raises:
-            InvalidApiKey; RateLimited: after too many of these. Unavailable: nobody can tell.
+            InvalidApiKey: the key or token is missing or not valid.
+            RateLimited: the address has sent too many invalid ones.
+            Unavailable: the keys cannot be read.
         """
         if self._keyring is None:
             return ANONYMOUS
@@ -111,9 +122,9 @@ class Access:
             raise
 
     def cached_caller(self, sent: str | None) -> Caller | None:
-        """Whose key or token was sent, as far as that is known already; None where it is not.
+        """Return the caller of a key or token without any I/O; None if that takes a read or a verification.
 
-        This tells requests apart before they are admitted. It admits nobody: see `caller`.
+        This assigns requests to tenants before they are admitted. It authenticates no request: see `caller`.
         """
         if self._keyring is None:
             return ANONYMOUS
@@ -134,7 +145,9 @@ class Access:
             return await self._jwt_caller(self._jwts, sent, address)
         token = parse_token(sent)
         if token is None:
-            raise InvalidApiKey("This is no API key: mistyped, or cut short. Accepted: 'sreg_…', whole.")
+            raise InvalidApiKey(
+                "This is not an API key: it is mistyped or cut short. Accepted: a complete 'sreg_…' key."
+            )
         if self._is_bootstrap(token):
             return _bootstrap_caller(token)
         return await self._key_caller(keyring, token, address)
@@ -143,7 +156,10 @@ class Access:
         return self._bootstrap is not None and hmac.compare_digest(str(token), str(self._bootstrap))
 
     async def _jwt_caller(self, jwts: JwtVerifier, sent: str, address: str) -> Caller:
-        """Who sends a good one again is not kept waiting by others of his address that send bad ones."""
+        """Return the caller of a JWT.
+
+        A caller that sends a valid JWT again is not refused when other callers at its address send bad ones.
+        """
         digest, now = _digest(sent), self.rate_limits.now()
         known = self._verified_jwts.get(digest)
         if known is not None and now - known.verified_at < _JWT_REVERIFY_SECONDS:
@@ -172,7 +188,7 @@ class Access:
         return _key_caller(key)
 
     async def _ensure_fresh_keys(self, keyring: Keyring) -> None:
-        """Waits only where what is known may be wrong; else it is looked at beside the request."""
+        """Read the key list if it has expired; refresh it in the background if it is about to expire."""
         left = keyring.seconds_left
         if left <= 0:
             await self._read_keys(keyring)
@@ -186,7 +202,7 @@ class Access:
     async def _refresh_in_background(self, keyring: Keyring) -> None:
         try:
             await run_in_threadpool(keyring.look, longest_ago_seconds=_REREAD_AFTER_SECONDS)
-        except Exception as error:  # noqa: BLE001 - whoever needs to know looks again, and is told
+        except Exception as error:  # noqa: BLE001 - the next request that needs the keys reads them, and fails
             log.warning("keys.not_looked_at", error=type(error).__name__)
 
     def _count_failure(self, address: str) -> None:
@@ -199,14 +215,14 @@ class Access:
     def _check_failure_limit(self, address: str) -> None:
         if self._failures.get((address, self.rate_limits.minute()), 0) >= self._failures_per_minute:
             raise RateLimited(
-                f"{self._failures_per_minute} keys from this address were none in this minute. Wait for the "
-                "next one.",
+                f"This address has sent {self._failures_per_minute} invalid API keys in this minute. Wait "
+                "for the next minute.",
                 retry_after_seconds=self.rate_limits.reset_seconds(),
             ) from None
 
 
 def _digest(sent: str) -> bytes:
-    """What a JWT is remembered by."""
+    """Return the digest that stands for a JWT in the cache."""
     return hashlib.sha256(sent.encode()).digest()
 
 
@@ -227,16 +243,17 @@ def _key_caller(key: ApiKey) -> Caller:
 
 
 class AccessMisconfigured(Exception):
-    """Keys are needed, and there is none that could make others; for whoever runs us."""
+    """The settings of access do not work together; the message tells the operator why."""
 
 
 def open_access(
     api: ApiSettings, access: AccessSettings, rates: RateSettings, registrar: Registrar
 ) -> Access:
-    """As the settings say.
+    """Build `Access` from the settings.
 
     Raises:
-        AccessMisconfigured, also where strangers would have one; Unavailable.
+        AccessMisconfigured: keys are required and none could make others, or strangers could get in.
+        Unavailable: the keys cannot be read.
     """
     try:
         reason = access.why_required_at(api)
@@ -249,9 +266,9 @@ def open_access(
     keyring.look()
     if bootstrap is None and access.oidc_issuer is None and not _has_admin_key(keyring):
         raise AccessMisconfigured(
-            f"{reason}, so requests need an API key, and there is none that could make others. Write one by "
-            "`python -m services.registry_api new-key --out FILE`, and give that file by "
-            "SPEAKER_AUTH_BOOTSTRAP_KEY_FILE."
+            f"{reason}, so requests need an API key, and there is none that could make others. Write one "
+            "with `python -m services.registry_api new-key --out FILE`, and set "
+            "SPEAKER_AUTH_BOOTSTRAP_KEY_FILE to that file."
         )
     return Access(
         keyring,
@@ -273,7 +290,8 @@ def _bootstrap_token(access: AccessSettings) -> Token | None:
         file = access.bootstrap_key_file
         where = f"SPEAKER_AUTH_BOOTSTRAP_KEY_FILE ({file}) holds" if file else "SPEAKER_AUTH_BOOTSTRAP_KEY is"
         raise AccessMisconfigured(
-            f"{where} no API key: empty, mistyped, or not made by `python -m services.registry_api new-key`."
+            f"{where} no API key: it is empty, mistyped, or not made by "
+            "`python -m services.registry_api new-key`."
         )
     return token
 

@@ -1,8 +1,9 @@
-"""Without API keys whoever reaches us may do everything, so it must be somebody on this machine: no web page
-in his browser, and nobody whom a proxy lets through. Pure ASGI.
+"""Restricts a registry without API keys to processes on this machine. Pure ASGI.
 
-A page can send us forms from anywhere (it cannot read the answers), and where its own name leads here (DNS
-rebinding) it is, for the browser, one of ours. Both show in headers that pages cannot set: Origin, and Host.
+Without keys every request may do everything. So requests from web pages of other origins and requests
+forwarded by a proxy are refused. A page can send forms to us from anywhere, although it cannot read the
+answers. If its own name resolves to this machine (DNS rebinding), the browser treats it as our page. Both
+show in headers that pages cannot set: Origin and Host.
 """
 
 from collections.abc import Collection
@@ -17,12 +18,16 @@ from services.shared.configuration.settings import is_loopback
 from speaker_registry.errors import PermissionDenied
 
 _UNGUARDED_PATHS = frozenset({"/healthz", "/readyz"})
-"""They say no more than yes or no."""
+"""These health checks are answered to everybody: they say no more than yes or no."""
 _FORWARDING_HEADERS = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip")
 
 
 class LocalOnly:
-    """Refuses what comes from elsewhere. `origins`: of web pages that may call us all the same."""
+    """Middleware that refuses requests from elsewhere.
+
+    Args:
+        origins: origins of web pages that may send requests all the same.
+    """
 
     def __init__(self, app: ASGIApp, *, origins: Collection[str]) -> None:
         self._app = app
@@ -41,23 +46,23 @@ def _refusal_of(headers: Headers, origins: Collection[str]) -> PermissionDenied 
     if not _is_local(f"//{host}"):
         return _refusal("Host", host, "localhost or a loopback address")
     if origin is not None and origin not in origins and not _is_local(origin):
-        return _refusal("Origin", origin, "pages of this machine, and SPEAKER_API_CORS_ORIGINS")
+        return _refusal("Origin", origin, "origins on this machine and those in SPEAKER_API_CORS_ORIGINS")
     for name in _FORWARDING_HEADERS:
         if name in headers:
-            return _refusal(name, headers[name], "nobody's requests but this machine's own")
+            return _refusal(name, headers[name], "requests that no proxy has forwarded")
     return None
 
 
 def _is_local(url: str) -> bool:
     try:
         return is_loopback(urlsplit(url).hostname or "")
-    except ValueError:  # no URL
+    except ValueError:  # not a URL
         return False
 
 
 def _refusal(header: str, value: str, accepted: str) -> PermissionDenied:
     return PermissionDenied(
-        f"{header} is {ascii(value)[:80]}; accepted without API keys: {accepted}. With SPEAKER_AUTH_REQUIRED "
-        "the registry asks for keys instead.",
+        f"{header} is {ascii(value)[:80]}; accepted without API keys: {accepted}. Set "
+        "SPEAKER_AUTH_REQUIRED to require API keys instead.",
         param=header,
     )

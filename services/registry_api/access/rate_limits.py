@@ -1,9 +1,8 @@
-"""How often may be asked: so many requests and uploads in a minute, by key and by namespace, over all API
-processes together.
+"""Rate limits: requests and uploads a minute, by key and by namespace, over all API processes together.
 
-Redis counts minute by minute. A process takes a hundredth of a limit at a time from there and gives it out
-itself, so that few requests wait for it. While Redis is away nothing is counted: reads go on, and uploads
-cannot be taken anyway. Knows no routes.
+Redis counts them minute by minute. A process takes chunks of a hundredth of a limit from Redis and gives them
+out itself, so that few requests wait for Redis. While Redis is away nothing is counted: reads go on, and
+uploads fail anyway. Knows no routes.
 """
 
 import asyncio
@@ -26,25 +25,25 @@ MINUTE = 60
 REQUESTS, UPLOADS = "requests", "uploads"
 _CHUNKS_PER_LIMIT = 100
 _MAX_COUNTS = 30_000
-"""Keys and namespaces that asked lately."""
+"""Limits whose counts are remembered, the latest used."""
 
 
 @dataclass(slots=True)
 class _MinuteCount:
-    """Of one limit in one minute, as far as this process knows."""
+    """The count of one limit in one minute, as far as this process knows."""
 
     minute: int
     left_in_process: int = 0
-    """Taken from Redis, not given out yet."""
+    """Amount taken from Redis and not given out yet."""
     left_in_redis: int = 0
-    """Not taken by anybody, when it was last asked."""
+    """Amount that no process had taken, when Redis was last asked."""
     exhausted: bool = False
-    """Nothing is left until the next minute."""
+    """True if nothing is left in Redis until the next minute."""
     fetching: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held by the request that takes the next chunk: the others would each take one more."""
+    """Held by the request that takes the next chunk. Other requests would each take another one."""
 
     def add(self, chunk: int, per_minute: int, taken: int) -> None:
-        """`chunk` was asked for, with which `taken` are gone of `per_minute`."""
+        """Note that after taking `chunk` from Redis, `taken` of `per_minute` are gone there."""
         self.left_in_process += max(0, min(chunk, per_minute - (taken - chunk)))
         self.left_in_redis = max(0, per_minute - taken)
         self.exhausted = self.left_in_redis == 0
@@ -52,21 +51,27 @@ class _MinuteCount:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """So many a minute of something, for somebody."""
+    """A number of requests or uploads a minute, for one key or one namespace."""
 
     what: str
     subject: str
     per_minute: int | None
-    """None: any number."""
+    """None if there is no limit."""
 
 
 class RateLimits:
-    """One per process; used by its event loop alone."""
+    """The rate limits of one process. Must only be used from its event loop."""
 
     def __init__(
         self, client: redis.Redis | None, settings: RateSettings, *, now: Callable[[], float] = time.time
     ) -> None:
-        """`client`: one that may be used whatever state the index is in; None where nothing is limited."""
+        """Set up rate limits.
+
+        Args:
+            client: a connection to Redis that works whatever state the index is in; None: nothing is limited.
+            settings: the default limits.
+            now: the clock, in seconds since the epoch.
+        """
         self._redis = client
         self._settings = settings
         self.now = now
@@ -74,16 +79,16 @@ class RateLimits:
 
     @classmethod
     def unlimited(cls) -> "RateLimits":
-        """Where everybody may do everything."""
+        """Return rate limits that limit nothing, for a registry without keys."""
         return cls(None, RateSettings(requests_per_minute=None, uploads_per_minute=None))
 
     def default_per_minute(self, what: str) -> int | None:
-        """So many a minute, with a key that was made for no other number; None: any number."""
+        """Return the limit of a key that has no limit of its own; None if there is no limit."""
         settings = self._settings
         return settings.uploads_per_minute if what == UPLOADS else settings.requests_per_minute
 
     def limits_for(self, caller: Caller, namespace: str, what: str) -> tuple[Limit, Limit]:
-        """Of the caller, and of the namespace it asks about."""
+        """Return the limits of the caller and of the namespace that its request is about."""
         settings = self._settings
         if what == UPLOADS:
             own, shared = caller.uploads_per_minute, settings.namespace_uploads_per_minute
@@ -94,10 +99,10 @@ class RateLimits:
         return own_limit, Limit(what, f"namespace:{namespace}", shared)
 
     async def take(self, limit: Limit) -> Rate:
-        """One of it.
+        """Count one request or upload, and return what is left.
 
         Raises:
-            RateLimited: there is none left in this minute.
+            RateLimited: the limit is reached in this minute.
         """
         if limit.per_minute is None:
             return self._rate(limit, None)
@@ -116,7 +121,7 @@ class RateLimits:
                 count.add(chunk, per_minute, await self._taken(limit, count, chunk))
 
     async def usage(self, caller: Caller, namespace: str, what: str) -> tuple[Rate, Rate]:
-        """What is left for the caller and for the namespace, of which none is taken."""
+        """Return what is left for the caller and for the namespace, without counting anything."""
         own, shared = self.limits_for(caller, namespace, what)
         return await self._read_usage(own), await self._read_usage(shared)
 
@@ -139,7 +144,7 @@ class RateLimits:
         return count
 
     async def _taken(self, limit: Limit, count: _MinuteCount, chunk: int) -> int:
-        """By all processes together, with `chunk` more for this one."""
+        """Take `chunk` from Redis, and return how much all processes together have taken in this minute."""
         key = f"sr:rate:{limit.what}:{limit.subject}:{count.minute}"
         try:
             return await run_in_threadpool(self._add, key, chunk)
@@ -157,7 +162,7 @@ class RateLimits:
     def _refusal(self, limit: Limit) -> RateLimited:
         whose = "this API key" if limit.subject.startswith("key:") else "this namespace"
         return RateLimited(
-            f"Over {limit.per_minute} {limit.what} a minute with {whose}.",
+            f"Over {limit.per_minute} {limit.what} a minute with {whose}. Wait for the next minute.",
             retry_after_seconds=self.reset_seconds(),
         )
 
@@ -165,5 +170,5 @@ class RateLimits:
         return int(self.now() // MINUTE)
 
     def reset_seconds(self) -> int:
-        """Until the next one."""
+        """Return the seconds until the next minute begins."""
         return math.ceil(MINUTE - self.now() % MINUTE)

@@ -1,7 +1,7 @@
-"""What every route asks of its callers: what a key has to be for, or that anybody may ask.
+"""The rules of routes: which scopes a key needs for a route, or that the route needs no key.
 
-`create_app` refuses a route that says neither. Which namespace a request is about follows from the key: what
-is in another one is not found.
+`create_app` refuses a route without a rule. The key determines the namespace that a request is about. Objects
+of other namespaces are not found.
 """
 
 import ipaddress
@@ -25,7 +25,7 @@ from speaker_registry.names import ACCEPTED_NAMESPACES, is_namespace
 from speaker_registry.schemas import Rate
 
 NAMESPACE_HEADER = "X-Speaker-Namespace"
-"""Which namespace a request is about, by keys that are for any."""
+"""Names the namespace that a request is about, if its key is for any namespace."""
 
 _bearer = HTTPBearer(
     auto_error=False,
@@ -35,8 +35,10 @@ _bearer = HTTPBearer(
 
 
 def address_of(host: str) -> str:
-    """What an address counts as: whoever has an IPv6 network has as many addresses as he likes, so those of
-    one /64 are one. What is no address (a socket's path) is itself.
+    """Return the address that a client counts as.
+
+    The owner of an IPv6 network has any number of addresses, so all addresses of one /64 count as one. Text
+    that is not an address, such as a socket's path, is returned as it is.
     """
     try:
         address = ipaddress.ip_address(host)
@@ -50,8 +52,9 @@ def address_of(host: str) -> str:
 
 
 def tenant_of(access: Access, scope: Scope) -> str:
-    """Whose share of a process a request uses, told from its head: its namespace, or, where its key is not
-    known, its address.
+    """Return the tenant whose share of a process a request uses, from the request's head alone.
+
+    The tenant is the namespace, or the address of the client if its key is not known.
     """
     headers = Headers(scope=scope)
     scheme, _, sent = headers.get("authorization", "").partition(" ")
@@ -69,7 +72,11 @@ async def _authorize(
     accepted: SecurityScopes,
     authorization: Annotated[HTTPAuthorizationCredentials | None, Security(_bearer)],
 ) -> None:
-    """Raises `InvalidApiKey`, `PermissionDenied`, `RateLimited`."""
+    """Authenticate a request, count it, and check the scopes of its key.
+
+    Raises:
+        InvalidApiKey, PermissionDenied, RateLimited
+    """
     access = access_of(request)
     sent = authorization.credentials if authorization else None
     address = address_of(request.client.host if request.client else "")
@@ -89,12 +96,12 @@ async def _authorize_operator(
     accepted: SecurityScopes,
     authorization: Annotated[HTTPAuthorizationCredentials | None, Security(_bearer)],
 ) -> None:
-    """As `_authorize`, and of keys only those for any namespace: it is about all of them."""
+    """Authorize a request about all namespaces, which only a key for any namespace may send."""
     await _authorize(request, accepted, authorization)
     caller = request.scope["caller"]
     if not caller.for_any_namespace:
         raise PermissionDenied(
-            f"This API key is for namespace {caller.namespace!r}; needed: one for any ('*')."
+            f"This API key is for namespace {caller.namespace!r}; needed: a key for any namespace ('*')."
         )
 
 
@@ -103,7 +110,7 @@ async def _authorize_key_management(
     accepted: SecurityScopes,
     authorization: Annotated[HTTPAuthorizationCredentials | None, Security(_bearer)],
 ) -> None:
-    """Admit a request about API keys, as `_authorize` does, unless the registry asks for no keys.
+    """Authorize a request about API keys, as `_authorize` does, unless the registry asks for no keys.
 
     Any process on the machine could then make a key with all rights, which would stay valid after keys are
     required.
@@ -134,8 +141,10 @@ async def _count_if_forced(request: Request, force: Force = False) -> None:
 
 
 async def _count(request: Request, access: Access, what: str) -> None:
-    """Against the limits of key and namespace. The answer says how requests stand with the one of these that
-    is nearer, or what was exceeded.
+    """Count a request or upload against the limits of its key and its namespace.
+
+    The answer's headers describe the limit on requests that is closer, or the limit that was exceeded. Raises
+    `RateLimited`.
     """
     rates = access.rate_limits
     usages = []
@@ -191,21 +200,21 @@ def _requested_namespace(caller: Caller, header: str | None) -> str:
 
 
 def needs(*scopes: str) -> Any:
-    """Of a route: keys for any one of these may ask; without scopes, every key."""
+    """Return a rule: a key needs one of these scopes. Without scopes, every key is accepted."""
     assert ALL_SCOPES.issuperset(scopes), scopes
     return Security(_authorize, scopes=scopes)
 
 
 COUNTED_UPLOAD = Security(count_upload)
-"""Of a route, after its rule: it takes an upload."""
+"""Declares, after a route's rule, that the route takes an upload."""
 
 
 COUNTED_IF_FORCED = Security(_count_if_forced)
-"""Of a route, after its rule: with `force` it makes as much work as an upload."""
+"""Declares, after a route's rule, that a request with `force` makes as much work as an upload."""
 
 
 async def _public() -> None:
-    """Of a route: no key is needed."""
+    """The rule of a route that needs no key."""
 
 
 PUBLIC = Security(_public)
@@ -218,21 +227,21 @@ AUDIO_READ = needs("audio:read")
 JOBS_READ = needs("jobs:read", "engine")
 JOBS_WRITE = needs("jobs:write", "engine")
 JOBS_CANCEL = needs("jobs:write")
-"""Not `engine`: a TTS server asks for artifacts, others in its namespace may be waiting for the same job."""
+"""`engine` is left out: a TTS server asks for artifacts, and other callers may wait for the same job."""
 ADMIN = Security(_authorize_key_management, scopes=("admin",))
 METRICS = Security(_authorize_operator, scopes=("admin",))
 ANY_KEY = needs()
 
 
 _DOCUMENTATION = frozenset({"/openapi.json", "/docs", "/docs/oauth2-redirect", "/static-offline-docs"})
-"""What the framework brings: the same for everybody, and no secret."""
+"""Paths that FastAPI adds. Their answers are the same for every caller, and hold no secrets."""
 
 
 def accepted_scopes(route: RouteContext) -> frozenset[str] | None:
-    """Keys for one of these may ask; empty: every key; None: anybody.
+    """Return the scopes of which a key needs one; empty: every key is accepted; None: no key is needed.
 
     Raises:
-        ValueError: the route does not say.
+        ValueError: the route has no rule.
     """
     for dependency in route.dependencies or ():
         if dependency.dependency is _public:
@@ -243,7 +252,7 @@ def accepted_scopes(route: RouteContext) -> frozenset[str] | None:
 
 
 def without_security(document: dict[str, Any]) -> dict[str, Any]:
-    """An OpenAPI document of a registry that asks for no keys."""
+    """Remove the security requirements from the OpenAPI document, for a registry that requires no keys."""
     for operations in document["paths"].values():
         for operation in operations.values():
             operation.pop("security", None)
@@ -252,11 +261,11 @@ def without_security(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def our_routes(app: FastAPI) -> list[RouteContext]:
-    """Without the documentation."""
+    """Return all routes except those of FastAPI's documentation."""
     return [route for route in iter_route_contexts(app.routes) if route.path not in _DOCUMENTATION]
 
 
 def check_rules(app: FastAPI) -> None:
-    """Every route has a rule. Raises ValueError."""
+    """Raise ValueError if a route has no rule."""
     for route in our_routes(app):
         accepted_scopes(route)

@@ -1,11 +1,11 @@
 """JWT bearer tokens of an OpenID provider, as an alternative to API keys. Knows no routes.
 
-The provider is found by OpenID Connect Discovery 1.0; PyJWT checks signatures (RFC 7515) and claims
-(RFC 7519). Only algorithms with a public key are taken: with a shared one, whoever may check a token could
-make one. Which of them go with a key is said by the key, not by the token.
+The provider's keys are found by OpenID Connect Discovery 1.0. PyJWT checks signatures (RFC 7515) and claims
+(RFC 7519). Only algorithms with public keys are accepted: with a shared key, a party that can check a token
+could also make one. The key determines which algorithms are accepted, not the token.
 
-While the provider is slow or away one thread waits for it, every ten seconds; all others go on at once, with
-the keys that are known or without. Anybody can send a token, so none may make us wait.
+While the provider is slow or away, one thread waits for it every ten seconds. All other threads go on at once
+with the known keys, or fail. Every client can send a token, so no token may keep requests waiting.
 """
 
 import hashlib
@@ -38,37 +38,37 @@ _ALGORITHMS = {
     "Ed25519": ("EdDSA",),
     "Ed448": ("EdDSA",),
 }
-"""By a key's curve, or its type where it has none."""
+"""Accepted algorithms by a key's curve, or by its type if it has no curve."""
 _LEEWAY_SECONDS = 30
-"""Between the provider's clock and ours."""
+"""Accepted difference between the provider's clock and ours."""
 _REFRESH_SECONDS = 300.0
-"""The provider's keys are asked for again after that: one that it withdrew is not taken much longer."""
+"""The provider's keys are fetched again after this time, so a withdrawn key is not accepted much longer."""
 _MAX_STALE_SECONDS = 3600.0
-"""Unless it cannot be asked: then they are good so long."""
+"""While the provider is away, its keys are accepted for this long after the last fetch."""
 _MIN_INTERVAL_SECONDS = 10.0
-"""Whatever the reason, and whatever came of it, we do not ask more often than that."""
+"""The keys are never fetched more often than this, whatever the reason and the outcome."""
 _READ_TIMEOUT_SECONDS = 5.0
-"""With each step of an answer."""
+"""Time limit of each step of the provider's answer."""
 _ANSWER_SECONDS = 10.0
-"""With the whole of it."""
+"""Time limit of the whole answer of the provider."""
 _MAX_ANSWER_BYTES = 256 * 1024
-"""Of what a provider says of itself."""
+"""Largest accepted answer of the provider."""
 
 
 _Keys = Mapping[str | None, Mapping[str, jwt.PyJWK]]
-"""Name -> algorithm -> key."""
+"""The provider's keys: name (`kid`) -> algorithm -> key."""
 
 
 @dataclass(frozen=True, slots=True)
 class _ProviderKeys:
-    """What the provider said last."""
+    """The keys that the provider published at the last fetch."""
 
     keys: _Keys = field(default_factory=dict)
     fetched_at: float = float("-inf")
 
 
 class JwtVerifier:
-    """Reads tokens. For all threads."""
+    """Verifies JWTs. Safe to use from several threads."""
 
     def __init__(
         self,
@@ -86,14 +86,14 @@ class JwtVerifier:
         self._provider = _ProviderKeys()
         self._tried_at = float("-inf")
         self._failed = False
-        """The last time we asked."""
+        """True if the last fetch failed."""
 
     def caller(self, text: str) -> Caller:
-        """Whose token this is.
+        """Verify a token, and return its caller.
 
         Raises:
-            InvalidApiKey: saying what is wrong with it. Unavailable: it may be good, and the provider cannot
-                be asked for its key.
+            InvalidApiKey: the token is not valid; the message says why.
+            Unavailable: the token may be valid, but its key cannot be fetched from the provider.
         """
         try:
             key = self._key(jwt.get_unverified_header(text))
@@ -124,12 +124,16 @@ class JwtVerifier:
         scopes = given.split() if isinstance(given, str) else given
         texts = [scope for scope in scopes if isinstance(scope, str)] if isinstance(scopes, list) else []
         known = ALL_SCOPES.intersection(texts)
-        # Not the subject itself: it may be a person's address, and goes into logs.
+        # A digest, because the subject may be a person's e-mail address, and the id goes into logs.
         subject_digest = hashlib.sha256(claims["sub"].encode("utf-8", "surrogatepass")).hexdigest()[:12]
         return Caller(f"jwt:{subject_digest}", namespace, known)
 
     def _key(self, header: dict[str, Any]) -> jwt.PyJWK:
-        """Raises `jwt.PyJWTError` where the provider has none of that name for that algorithm."""
+        """Return the key for a token's header.
+
+        Raises:
+            jwt.PyJWTError: the provider has no key of that name for that algorithm.
+        """
         keys = self._keys_named(header.get("kid"))
         algorithm = header.get("alg")
         if not isinstance(algorithm, str) or algorithm not in keys:
@@ -139,7 +143,7 @@ class JwtVerifier:
         return keys[algorithm]
 
     def _keys_named(self, kid: str | None) -> Mapping[str, jwt.PyJWK]:
-        """By algorithm. Raises `jwt.PyJWTError` where the provider has none."""
+        """Return the keys of that name by algorithm. Raises `jwt.PyJWTError` if the provider has none."""
         if kid not in self._provider.keys or self._age_seconds() > _REFRESH_SECONDS:
             self._fetch_if_due()
         known = self._provider.keys.get(kid)
@@ -153,7 +157,7 @@ class JwtVerifier:
         return self._monotonic() - self._provider.fetched_at
 
     def _fetch_if_due(self) -> None:
-        """Unless another thread is at it."""
+        """Fetch the keys if the minimum interval is over and no other thread is fetching them."""
         if not self._may_fetch() or not self._fetching.acquire(blocking=False):
             return
         try:
@@ -167,7 +171,7 @@ class JwtVerifier:
 
     def _fetch(self) -> None:
         began = self._tried_at = self._monotonic()
-        self._failed = True  # unless we come to the end
+        self._failed = True  # until the fetch succeeds
         try:
             self._provider, self._failed = _ProviderKeys(self._fetch_keys(), began), False
         except (httpx.HTTPError, httpx.InvalidURL, ValueError, RecursionError) as error:
@@ -178,7 +182,7 @@ class JwtVerifier:
     def _provider_unavailable(self) -> Unavailable:
         left = self._tried_at + _MIN_INTERVAL_SECONDS - self._monotonic()
         return Unavailable(
-            "The issuer of tokens cannot be asked for its keys now.",
+            "The issuer of tokens cannot be asked for its keys now. Try again in a moment.",
             retry_after_seconds=1 if self._fetching.locked() else max(1, math.ceil(left)),
         )
 
@@ -194,7 +198,7 @@ class JwtVerifier:
 
 
 def _parse_keys(jwks: dict[str, Any]) -> _Keys:
-    """Raises ValueError where there is none that we could use."""
+    """Parse a JWK set. Raises ValueError if it has no key that is accepted."""
     listed = jwks.get("keys")
     keys: dict[str | None, dict[str, jwt.PyJWK]] = {}
     for jwk in listed if isinstance(listed, list) else ():
@@ -207,10 +211,11 @@ def _parse_keys(jwks: dict[str, Any]) -> _Keys:
 
 
 def _by_algorithm(jwk: dict[str, Any]) -> dict[str, jwt.PyJWK]:
-    """One for each algorithm that goes with the key: for the one that it names, or for all of its kind. None
-    of a secret, or of what is for encryption.
+    """Return a JWK as one key for each algorithm that it may be used with.
 
-    PyJWT takes a key that names none for one algorithm, of an RSA key's six, unless it is told which.
+    That is the algorithm the JWK names, or all algorithms of its kind. The result is empty for secrets and
+    for keys for encryption. One key for each algorithm is needed because PyJWT assumes a single algorithm for
+    a JWK that names none, although an RSA key has six.
     """
     if jwk.get("use") not in (None, "sig"):
         return {}
@@ -233,9 +238,9 @@ def _get_json(http: httpx.Client, url: str) -> dict[str, Any]:
         for chunk in response.iter_bytes():
             body += chunk
             if len(body) > _MAX_ANSWER_BYTES:
-                raise ValueError(f"{url} has over {_MAX_ANSWER_BYTES} bytes")
+                raise ValueError(f"{url} has more than {_MAX_ANSWER_BYTES} bytes")
             if time.monotonic() > deadline:
-                raise ValueError(f"{url} takes over {_ANSWER_SECONDS:.0f} s")
+                raise ValueError(f"{url} takes longer than {_ANSWER_SECONDS:.0f} s")
     document = json.loads(body)
     if not isinstance(document, dict):
         raise ValueError(f"{url} holds no JSON object")
@@ -243,7 +248,7 @@ def _get_json(http: httpx.Client, url: str) -> dict[str, Any]:
 
 
 def _require_https(url: str, issuer: str) -> str:
-    """Raises ValueError for keys over plain http where the issuer is not."""
+    """Return the URL of keys. Raises ValueError if it is plain http although the issuer's URL is not."""
     if urlsplit(url).scheme not in {"https", urlsplit(issuer).scheme}:
         raise ValueError(f"its keys lie at {ascii(url)[:200]}, which is not https")
     return url

@@ -1,38 +1,38 @@
-"""Who asks: what is known of a caller once its key is. Knows no keys and no requests."""
+"""Callers: the identity and rights of an authenticated client. Knows no keys and no requests."""
 
 from dataclasses import dataclass
 
 from services.shared.keys.api_keys import ALL_SCOPES, ANY_NAMESPACE
 
 OWN_NAMESPACE = "default"
-"""Of who names none."""
+"""The namespace of requests that name none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """One key, or one token's subject."""
+    """An authenticated client: one API key, or the subject of a token."""
 
     id: str
-    """For logs."""
+    """Identifies the caller in logs."""
     namespace: str
-    """May be `ANY_NAMESPACE`."""
+    """The caller's namespace, or `ANY_NAMESPACE`."""
     scopes: frozenset[str]
     requests_per_minute: int | None = None
     uploads_per_minute: int | None = None
-    """None: as many as every key may."""
+    """None: the default for all keys applies, for uploads as for requests."""
     limits_id: str | None = None
-    """What its limits count for: keys that followed one another are one. None: its id."""
+    """The id under which limits are counted: a rotated key shares the limits of its first key. None: `id`."""
 
     @property
     def counted_id(self) -> str:
-        """Whose limits and shares its requests count for."""
+        """The id under which the caller's requests are counted against limits."""
         return self.limits_id or self.id
 
     @property
     def for_any_namespace(self) -> bool:
-        """Whoever runs the registry is for any namespace; tenants have their own."""
+        """True for operators' keys, which are for any namespace. Tenants' keys are for one namespace."""
         return self.namespace == ANY_NAMESPACE
 
 
 ANONYMOUS = Caller("anonymous", ANY_NAMESPACE, ALL_SCOPES)
-"""Where no key is needed."""
+"""The caller of every request to a registry that requires no keys."""

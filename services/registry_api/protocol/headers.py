@@ -1,5 +1,6 @@
-"""What every answer carries besides its own headers: how a browser must treat it, and what a route's rule had
-to say. Pure ASGI.
+"""Headers that are added to every answer. Pure ASGI.
+
+They tell browsers how to treat the answer safely, and carry what the route's rule adds, such as rate limits.
 """
 
 from collections.abc import Sequence
@@ -13,16 +14,16 @@ SAFE_HEADERS = (
     (b"cross-origin-resource-policy", b"same-origin"),
 )
 _NO_PAGE = b"default-src 'none'; frame-ancestors 'none'"
-"""Nothing here is one: a browser that is made to show an answer runs nothing of it."""
+"""Policy for answers that are not pages: a browser that is made to show one runs nothing in it."""
 _DOCS_PAGE = (
     b"default-src 'self'; script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline'; "
     b"img-src 'self' data:; frame-ancestors 'none'"
 )
-"""The page of documentation starts itself by a script in it."""
+"""Policy for the page of documentation, which starts by an inline script."""
 
 
 class AnswerHeaders:
-    """Adds them. Whatever is in `scope["answer_headers"]` by then goes along."""
+    """Middleware that adds the headers, and those in `scope["answer_headers"]` when the answer begins."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -1,5 +1,6 @@
-"""Parameters and JSON bodies that a route does not take: refuses unknown names, and says of names and values
-what is accepted. Knows no route by its name.
+"""Faulty parameters and JSON bodies: refuses unknown names, and explains which names and values are accepted.
+
+Knows no route by its name.
 """
 
 from collections.abc import Iterable, Iterator
@@ -27,7 +28,7 @@ class OnlyKnownParameters:
         self._known: frozenset[str] = frozenset()
 
     def learn(self, route: APIRoute) -> None:
-        """To be called once the route is made, which needs its dependencies first."""
+        """Learn the parameters of the route, once it is made. The route needs this dependency before."""
         self._known = frozenset(_query_names(route.dependant))
 
     async def __call__(self, request: Request) -> None:
@@ -51,7 +52,7 @@ def _with_dependencies(dependant: Dependant) -> Iterator[Dependant]:
 
 
 def explain(request: Request, error: RequestValidationError) -> InvalidRequest:
-    """The first fault of a request, with the value as it came, and what its route accepts."""
+    """Return an error for the first fault of a request: the value as sent, and what the route accepts."""
     fault = error.errors()[0]
     kind, *path = fault["loc"]
     schema = _schema(request.scope["route"], kind)
@@ -60,7 +61,7 @@ def explain(request: Request, error: RequestValidationError) -> InvalidRequest:
     if fault["type"] == "json_invalid":
         reason = f"{fault['ctx']['error'][:1].lower()}{fault['ctx']['error'][1:]} at character {path[0]}"
         return InvalidRequest(f"The body is no JSON: {reason}; accepted: {accepted(schema)}.", param="body")
-    if isinstance(fault["input"], bytes):  # a body that was not said to be JSON, as curl sends it by itself
+    if isinstance(fault["input"], bytes):  # a body not declared as JSON, which is curl's default
         sent = ascii(request.headers.get("content-type", ""))[:80]
         return InvalidRequest(f"Content-Type is {sent}; accepted: application/json.", param="Content-Type")
     if not path:  # the body as a whole
@@ -70,7 +71,7 @@ def explain(request: Request, error: RequestValidationError) -> InvalidRequest:
 
 
 def _schema(route: APIRoute, kind: str) -> dict[str, Any]:
-    """The JSON schema of a route's body, or of an object with all its parameters of a kind."""
+    """Return the JSON schema of a route's body, or of an object with all its parameters of one kind."""
     if kind == "body":
         model = route.body_field.field_info.annotation if route.body_field else None
         if isinstance(model, type) and issubclass(model, BaseModel):
@@ -92,7 +93,7 @@ def _schema_of(field: FieldInfo) -> dict[str, Any]:
 
 
 def unknown(what: str, name: str, accepted: Iterable[str]) -> InvalidRequest:
-    """The error for a name that is none of those that are accepted: with the one that was probably meant."""
+    """Return the error for a name that is not accepted, with the name that was probably meant."""
     meant = nearest(name, accepted)
     return InvalidRequest(
         f"{what} {ascii(name)[:80]} is not known here{f'; did you mean {meant!r}?' if meant else '.'} "

@@ -1,7 +1,8 @@
-"""How errors look on the wire: the one place that knows which error has which status, and renders it.
+"""Errors on the wire: the one place that maps errors to HTTP statuses and renders them.
 
-OpenAI's envelope everywhere; on `/v1/audio/*` as vLLM-Omni writes it (integer `code`, ours in `reason`); RFC
-9457 for who asks for `application/problem+json`. Never exception text, paths or bucket names.
+Errors have OpenAI's envelope. On `/v1/audio/*` it is written as vLLM-Omni does, with an integer `code` and
+our code in `reason`. Clients that accept `application/problem+json` get RFC 9457. Exception text, paths and
+bucket names are never shown.
 """
 
 import math
@@ -43,7 +44,7 @@ STATUS: dict[type[SpeakerRegistryError], int] = {
     errors.Unavailable: 503,
     errors.WorkerError: 500,
 }
-"""By class; a class that is not here has its parent's."""
+"""HTTP statuses by error class. A class that is not listed has the status of its parent class."""
 
 _NATIVE_TYPES = {
     401: "authentication_error",
@@ -68,18 +69,18 @@ _COMPATIBLE_AS_400 = (
     errors.IdempotencyKeyReused,
     errors.QuotaExceeded,
 )
-"""vLLM-Omni answers 400 to every upload it does not take."""
+"""Errors with status 400 on `/v1/audio/*`: vLLM-Omni answers 400 to every upload it refuses."""
 
 
 def status_of(error: SpeakerRegistryError, *, compatible: bool) -> int:
-    """The HTTP status of one of our errors, on vLLM-Omni's routes or on ours."""
+    """Return the HTTP status of an error, on vLLM-Omni's routes (`compatible`) or on our own."""
     if compatible and isinstance(error, _COMPATIBLE_AS_400):
         return 400
     return next(STATUS[cls] for cls in type(error).__mro__ if cls in STATUS)
 
 
 def render(request: Request, error: SpeakerRegistryError, status: int | None = None) -> Response:
-    """The answer to `request` that says what went wrong."""
+    """Render an error as the answer to `request`."""
     compatible = request.url.path.startswith("/v1/audio/")
     status = status or status_of(error, compatible=compatible)
     headers = _headers(error, status)
@@ -99,7 +100,7 @@ def render(request: Request, error: SpeakerRegistryError, status: int | None = N
 def envelope(
     error: SpeakerRegistryError, status: int, *, compatible: bool = False, request_id: str | None = None
 ) -> bytes:
-    """OpenAI's, as JSON."""
+    """Render an error in OpenAI's envelope, as JSON."""
     body = {
         "message": error.message,
         "type": _type_of(status, compatible=compatible),
@@ -143,7 +144,7 @@ def _problem(request: Request, error: SpeakerRegistryError, status: int, request
 
 
 def add_handlers(app: FastAPI) -> None:
-    """Every way a request can fail ends in `render`."""
+    """Make `app` answer every failure with `render`."""
 
     @app.exception_handler(SpeakerRegistryError)
     def _registry_error(request: Request, error: SpeakerRegistryError) -> Response:
@@ -172,15 +173,18 @@ def add_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(ClientDisconnect)
     def _disconnected(_: Request, __: ClientDisconnect) -> Response:
-        return Response(status_code=HTTPStatus.BAD_REQUEST)  # nobody is there to read it
+        return Response(status_code=HTTPStatus.BAD_REQUEST)  # the client is gone
 
     @app.exception_handler(Exception)
     def _unexpected(request: Request, error: Exception) -> Response:
         log.error("request.crashed", route=route_of(request.scope), exc_info=error)
         response = render(
-            request, SpeakerRegistryError("Something went wrong here; the request id finds it in our logs.")
+            request,
+            SpeakerRegistryError(
+                "An internal error occurred. Operators find it in the logs by the request id."
+            ),
         )
-        # `limits.RequestIds` sets it on everything else; crashes are answered above that.
+        # Crashes are answered outside `limits.RequestIds`, which sets this header on all other answers.
         response.headers["X-Request-Id"] = str(request.scope.get("request_id"))
         response.headers["Connection"] = "close"  # as the server is about to
         response.raw_headers.extend(safe_headers(request.url.path))
@@ -188,7 +192,7 @@ def add_handlers(app: FastAPI) -> None:
 
 
 def _allowed_methods(request: Request) -> str:
-    """Of every route with this path; the framework names those of the first only."""
+    """Return the methods of all routes with this path. The framework names those of the first route only."""
     methods: set[str] = set()
     for method in ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT"):
         scope = {**request.scope, "method": method}
@@ -198,7 +202,7 @@ def _allowed_methods(request: Request) -> str:
 
 
 def _from_http(request: Request, error: HTTPException, allowed: str) -> SpeakerRegistryError:
-    """What the framework itself refuses."""
+    """Return our error for one that the framework raised."""
     if error.status_code == HTTPStatus.NOT_FOUND:
         return errors.NotFound(f"There is no {ascii(request.url.path)[1:-1][:200]} here.")
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:

@@ -1,6 +1,7 @@
-"""How requests find their routes: every GET answers HEAD too, a slash at the end of a path leads to the path
-without it, and query parameters that a route does not take are refused. Knows no routes but those that are
-treated unlike others before they are reached.
+"""Rules of routing: every GET route answers HEAD as well, a trailing slash redirects to the path without it,
+and query parameters that a route does not take are refused.
+
+Knows no routes except those that middleware must tell from others.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,12 +18,13 @@ from services.registry_api.protocol.parameters import OnlyKnownParameters
 UPLOAD = ("POST", "/v1/audio/voices")
 """Method and path of the route that takes clips."""
 MONITORING_PATHS = frozenset({"/healthz", "/readyz", "/metrics"})
-"""Asked every few seconds, by machines that watch us."""
+"""Paths that monitoring requests every few seconds."""
 
 
 class Router(APIRouter):
-    """HEAD is answered by the same function, of whose answer the server leaves the body out. It is not in the
-    OpenAPI document.
+    """A router whose GET routes answer HEAD as well, and which refuses unknown query parameters.
+
+    HEAD calls the same function, and the server leaves the body out. It is not in the OpenAPI document.
 
     Args:
         any_query: ignore query parameters that a route does not take, instead of refusing them.

@@ -1,6 +1,6 @@
-"""What every request leaves behind: its metrics, one line in the log, and a span where traces are wanted.
+"""Telemetry of every request: its metrics, one log line, and a span if traces are on.
 
-Pure ASGI; knows routes by their templates, and which of them is the upload.
+Pure ASGI. Knows routes by their templates, and which of them is the upload.
 """
 
 from collections.abc import Callable
@@ -20,20 +20,21 @@ from services.shared.telemetry.tracing import Span
 log = structlog.get_logger()
 
 NO_ROUTE = "none"
-"""There is none for the path, or the request was refused before it was looked for."""
+"""Label of requests without a route: the path has none, or the request was refused before routing."""
 DOCUMENTATION = "docs"
 OTHER_METHOD = "other"
 ERROR_CODE = "error_code"
-"""Key of a request's scope: the code of the error it was answered with."""
+"""Key in a request's scope that holds the code of the error it was answered with."""
 
 _METHODS = frozenset(map(str, HTTPMethod))
 
 
 @dataclass(slots=True)
 class _Answer:
-    """What is known of it so far. Until it begins: what a crash is answered with, further out than we are."""
+    """The part of an answer that has been seen so far."""
 
     status: int = 500
+    """Until the answer begins, this is the status of a crash, which is answered outside this middleware."""
     replayed: bool = False
 
     def observe_message(self, message: Message) -> None:
@@ -43,7 +44,7 @@ class _Answer:
 
 
 class RequestSignals:
-    """Counts, times and logs each request when its answer is out."""
+    """Middleware that counts, times and logs each request once its answer is sent."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -67,7 +68,7 @@ class RequestSignals:
 
 
 def _span(scope: Scope) -> AbstractContextManager[Span]:
-    """It goes on with the caller's trace, if there is one."""
+    """Return the span of a request, which continues the caller's trace if there is one."""
     if not tracing.is_on() or scope["path"] in MONITORING_PATHS:
         return tracing.NO_SPAN
     given = next((value for name, value in scope["headers"] if name == b"traceparent"), b"")
@@ -98,14 +99,14 @@ def _record(scope: Scope, answer: _Answer, seconds: float, span: Span) -> None:
 
 @lru_cache(maxsize=1000)
 def _metrics_for(route: str, method: str, status: int) -> tuple[Callable[[], None], Callable[[float], None]]:
-    """Looking them up by their labels takes longer than counting."""
+    """Return the functions that count and time. Cached: looking up labels takes longer than counting."""
     counted = metrics.HTTP_REQUESTS.labels(route, method, str(status))
     timed = metrics.HTTP_SECONDS.labels(route, method)
     return counted.inc, timed.observe
 
 
 def _describe(span: Span, scope: Scope, route: str, status: int) -> None:
-    """By OpenTelemetry's names for it."""
+    """Describe a span by OpenTelemetry's attribute names."""
     attributes: dict[str, str | int] = {
         "http.request.method": _method(scope),
         "http.route": route,
@@ -118,20 +119,20 @@ def _describe(span: Span, scope: Scope, route: str, status: int) -> None:
 
 
 def route_of(scope: Scope) -> str:
-    """The template: paths as typed hold names, and there is no end of them."""
+    """Return the template of a request's route: paths as typed hold voice names, and have no bound."""
     if "route" in scope:
         return str(scope["route"].path)
     return DOCUMENTATION if "endpoint" in scope else NO_ROUTE
 
 
 def _method(scope: Scope) -> str:
-    """Anybody can make up any."""
+    """Return the method, or a fixed label for unknown ones: clients could make up any number of methods."""
     method: str = scope["method"]
     return method if method in _METHODS else OTHER_METHOD
 
 
 def _error_code(scope: Scope, status: int) -> str | None:
-    """None where nothing went wrong."""
+    """Return the code of the error that the request was answered with, or None."""
     if status < 400:
         return None
     return str(scope.get(ERROR_CODE, "internal_error" if status >= 500 else "invalid_request"))

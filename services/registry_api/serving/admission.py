@@ -26,9 +26,9 @@ from services.registry_api.serving.fair_queue import FairQueue
 from speaker_registry.errors import SpeakerRegistryError
 
 WAIT_LIMIT_SECONDS = 1.0
-"""How long a request may wait to be admitted. A burst of requests is over within this time."""
+"""A request may wait this long to be admitted. A burst of requests is over within this time."""
 OVERLOAD_WAIT_LIMIT_SECONDS = 0.005
-"""How long a request of an overloaded tenant may wait. With a longer limit as many requests would wait, each
+"""A request of an overloaded tenant may wait this long. With a longer limit as many requests would wait, each
 for longer, so refusals would only come later.
 """
 REFUSAL_INTERVAL_SECONDS = 0.01
@@ -41,7 +41,7 @@ LONG_WAIT_SECONDS = 0.2
 RECOVERY_SECONDS = 0.5
 """The overload of a tenant ends when none of its requests has waited long for this time."""
 MAX_LOOP_LAG_SECONDS = 0.01
-"""How late the event loop may be. Its refusals are late by as much, which is how the lag is measured."""
+"""The event loop may lag by this much. The lag is measured by how late a refusal comes."""
 MIN_ACTIVE = 2
 """This many requests may be active at once, however late the event loop is."""
 _DECREASE, _INCREASE = 0.1, 0.01
@@ -148,11 +148,11 @@ class _TenantOverload:
     """A series of long waits of one tenant's requests. Times are those of the event loop."""
 
     since: float
-    """When the first long wait of the series was seen."""
+    """Time at which the first long wait of the series was seen."""
     last_at: float
-    """When the latest long wait was seen. The series ends `RECOVERY_SECONDS` after it."""
+    """Time at which the latest long wait was seen. The series ends `RECOVERY_SECONDS` after it."""
     refuses_at: float = float("-inf")
-    """When the last of the tenant's waiting requests is to be refused."""
+    """Time at which the last of the tenant's waiting requests is to be refused."""
 
     def note_long_wait(self, now: float) -> None:
         if now - self.last_at > RECOVERY_SECONDS:
@@ -160,7 +160,7 @@ class _TenantOverload:
         self.last_at = now
 
     def lasts(self, now: float) -> bool:
-        """Whether the series goes on and has lasted longer than a burst."""
+        """Return whether the series goes on and has lasted longer than a burst."""
         return now - self.last_at <= RECOVERY_SECONDS and now - self.since > WAIT_LIMIT_SECONDS
 
 

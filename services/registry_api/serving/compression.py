@@ -1,7 +1,7 @@
 """Compresses long JSON answers for clients that accept gzip. Pure ASGI.
 
-Only JSON is compressed: files are dense already, and their tags and digests are of their bytes. The ETags of
-JSON answers are weak, so that compressed and plain answers share them.
+Only JSON is compressed. Files are dense already, and their ETags and digests are those of their plain bytes.
+The ETags of JSON answers are weak, so that compressed and plain answers can share them.
 """
 
 import re
@@ -15,12 +15,12 @@ MIN_BYTES = 1024
 _LEVEL = 4
 """A list of 300 voices shrinks from 128 to 24 kB in 2 ms; at level 9 it takes 10 ms to save another 1 kB."""
 _FILES = ("/file", "/audio")
-"""Paths that end so are those of artifacts and clips. They are what engines fetch all the time."""
+"""Paths of artifacts and clips end in one of these. Engines fetch them all the time."""
 _QUALITY = re.compile(r"\s*q\s*=\s*0(\.0*)?\s*")
 
 
 class JsonCompression:
-    """Compresses what `is_compressible` says; tells caches that answers differ by `Accept-Encoding`."""
+    """Middleware that compresses the answers that `is_compressible` accepts, and adds `Vary` for caches."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -40,7 +40,7 @@ class JsonCompression:
 
 
 class _Compressing(GZipResponder):
-    """Leaves alone what is not compressible."""
+    """Compresses one answer, unless it is not compressible."""
 
     async def send_with_compression(self, message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -52,7 +52,7 @@ class _Compressing(GZipResponder):
 
 
 def accepts_gzip(accept_encoding: str) -> bool:
-    """Whether a client names gzip among what it accepts (RFC 9110, 12.5.3)."""
+    """Return whether an `Accept-Encoding` header names gzip as accepted (RFC 9110, 12.5.3)."""
     for one in accept_encoding.lower().split(","):
         coding, _, quality = one.partition(";")
         if coding.strip() == "gzip":
@@ -61,10 +61,10 @@ def accepts_gzip(accept_encoding: str) -> bool:
 
 
 def is_compressible(headers: Headers) -> bool:
-    """Whether an answer with these headers is worth compressing, and may be.
+    """Return whether an answer with these headers may be compressed and is long enough to be worth it.
 
-    Answers that must not be kept are left alone: they may hold a secret, whose text could be guessed from how
-    well it compresses.
+    Answers with `no-store` are not compressed: they may hold a secret that could be guessed from how well the
+    answer compresses.
     """
     length = headers.get("content-length")
     return (
@@ -76,7 +76,10 @@ def is_compressible(headers: Headers) -> bool:
 
 
 def _say_that_it_varies(message: Message) -> None:
-    """Also short answers and 304, which another request may get as a long one."""
+    """Add `Vary: Accept-Encoding` to JSON answers and to 304.
+
+    Short answers carry it as well, because the same URL may have a long answer for another request.
+    """
     headers = MutableHeaders(raw=message["headers"])
     if message["status"] == 304 or _media_type(headers) == "application/json":
         headers.add_vary_header("Accept-Encoding")

@@ -1,7 +1,7 @@
-"""How much of this process one caller may occupy at once, so that there is room for other callers.
+"""Limits on how much of this process one caller may occupy at once, so that other callers find room.
 
-`rate_limits` counts how often callers send requests. This module counts what they keep occupied: requests that
-wait, and uploads that are arriving. A tenant may have many keys, so there are two limits: one for each key, so
+`rate_limits` counts how often callers send requests. This module counts what they keep occupied: waiting
+requests, and arriving uploads. A tenant may have many keys, so there are two limits: one for each key, so
 that one program leaves room for the tenant's other programs, and one for all keys of a namespace together, so
 that one tenant leaves room for other tenants. Each process counts for itself. Knows no routes.
 """
@@ -42,8 +42,8 @@ class ConcurrencyLimits:
             if maximum is not None and self._held[holder] + amount > maximum:
                 self._forget_idle(holder)
                 raise RateLimited(
-                    f"This {holder[0]} has reached its limit of {maximum} {self._what} at once on this server. "
-                    "Wait until some are done.",
+                    f"This {holder[0]} has reached its limit of {maximum} {self._what} at once on this "
+                    "server. Wait until some are done.",
                     retry_after_seconds=RETRY_SECONDS,
                 )
         for holder in holders:

@@ -27,7 +27,7 @@ class _Tenant:
     running: int = 0
     """Requests that acquired and have not released."""
     served_seconds: float = 0.0
-    """How long its requests ran, on the scale of `FairQueue._virtual_time`: start-time fair queueing's tag."""
+    """Time that its requests ran, on the scale of `FairQueue._virtual_time`."""
     queue: "deque[_Waiter]" = field(default_factory=deque)
 
 
@@ -47,7 +47,7 @@ class FairQueue:
         self.limit = limit
         self.running = 0
         self._tenants: dict[str, _Tenant] = {}
-        """Tenants that sent a request lately, or have requests running or waiting. Ordered by latest request."""
+        """Tenants that sent a request lately, or have requests running or waiting. The latest come last."""
         self._waiting: dict[str, _Tenant] = {}
         self._virtual_time = 0.0
         """The `served_seconds` at which the latest request was granted."""
@@ -109,7 +109,7 @@ class FairQueue:
         self._dispatch()
 
     def share(self) -> int:
-        """Return how many requests of one tenant may run at once: an equal part of the limit, at least one."""
+        """Return how many requests of one tenant may run at once: an equal part of the limit, at least 1."""
         return max(min(1, self.limit), self.limit // max(1, len(self._tenants)))
 
     def refusal(self, tenant: str, otherwise: str) -> SpeakerRegistryError:
@@ -122,8 +122,8 @@ class FairQueue:
         if state is None or self.is_only_tenant(tenant) or state.running < share:
             return Unavailable(otherwise, retry_after_seconds=RETRY_SECONDS)
         return RateLimited(
-            f"This namespace has {state.running} such requests running on this server; its share is {share} while "
-            "other namespaces send requests. Try again in a moment.",
+            f"This namespace has {state.running} such requests running on this server; its share is {share} "
+            "while other namespaces send requests. Try again in a moment.",
             retry_after_seconds=RETRY_SECONDS,
         )
 

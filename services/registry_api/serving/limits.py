@@ -1,5 +1,5 @@
-"""What every request must respect before any route sees it: its id, its head, the size and pace of its
-body. Pure ASGI.
+"""Limits on every request before a route sees it: its id, its head, and the size and speed of its body.
+Pure ASGI.
 """
 
 import asyncio
@@ -22,30 +22,31 @@ from services.shared.configuration.settings import UploadLimits
 from speaker_registry.errors import InvalidRequest, PayloadTooLarge, SpeakerRegistryError, Unavailable
 
 MAX_HEAD_BYTES = 16 * 1024
-"""Path, query and headers together."""
+"""Largest accepted size of path, query and headers together."""
 MAX_JSON_BYTES = 64 * 1024
-"""Of a body that is no upload: it is read before anybody knows whose it is."""
+"""Largest accepted body that is not an upload. Such a body is read before its caller is known."""
 
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BodyTimeouts:
-    """How slowly a body may arrive."""
+    """Bounds how slowly the body of a request may arrive."""
 
     idle_seconds: float = 30
-    """Between two pieces of it."""
+    """Longest pause between two pieces of the body."""
     start_seconds: float = 30
-    """After these the body must keep up with `bytes_per_second`."""
+    """The body may arrive at any speed for this long. After that it must keep up with `bytes_per_second`."""
     bytes_per_second: float = 16 * 1024
-    """Of what has come so far, on average. 10 MiB take 670 s at most."""
+    """Lowest average speed of the body so far. 10 MiB take 670 s at most."""
 
     def seconds_for(self, size: int) -> float:
-        """When more than `size` bytes must have come, in seconds after the request's head."""
+        """Return by when more than `size` bytes must have arrived, in seconds after the request's head."""
         return self.start_seconds + size / self.bytes_per_second
 
     @property
     def accepted(self) -> str:
+        """The accepted speed in words, for error messages."""
         return (
             f"pauses of {self.idle_seconds:g} s, and after {self.start_seconds:g} s at least "
             f"{self.bytes_per_second:g} bytes a second"
@@ -53,7 +54,7 @@ class BodyTimeouts:
 
 
 class RequestIds:
-    """Takes the caller's `X-Request-Id` or makes one; answers and log lines carry it."""
+    """Middleware that adds a request id to answers and log lines: `X-Request-Id` or a new one."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -76,13 +77,17 @@ class RequestIds:
 
 
 class RequestLimits:
-    """Refuses what a request's head alone gives away, then counts the body as it really arrives, and does not
-    wait for it for ever. One per process.
+    """Middleware that refuses requests by their heads, and counts and times their bodies as they arrive.
+
+    A process has one.
 
     Args:
-        uploads: how large a clip may be, and what all bodies that are here at the same time may take.
-        form_bytes: what a body may hold besides the clip. arriving: how many uploads callers may have on
-        their way. shared: whether callers are told apart; each namespace has half of the room at most then.
+        uploads: how large a clip may be, and how many bytes all bodies may occupy at once.
+        form_bytes: how many bytes a body may hold besides the clip.
+        body_timeouts: how slowly a body may arrive.
+        arriving: how many uploads of one caller may be arriving at once.
+        shared: whether callers are told apart by their keys. If so, each namespace gets at most half of the
+            bytes for all bodies.
     """
 
     def __init__(
@@ -134,8 +139,9 @@ class RequestLimits:
 
 
 class _UploadBudget:
-    """For uploads that are not answered yet: `max_bytes_together` of all together, and of each namespace its
-    share. Used by the event loop alone.
+    """Bounds the bytes of uploads that are not answered yet, over all callers and for each namespace.
+
+    Must only be used from the event loop.
     """
 
     def __init__(self, max_bytes_together: int, sizes: ConcurrencyLimits, uploads: ConcurrencyLimits) -> None:
@@ -145,23 +151,23 @@ class _UploadBudget:
 
     @contextmanager
     def reservation(self, scope: Scope) -> Iterator[Callable[[int], None]]:
-        """Yields what makes room for so many bytes more of this request; it is freed at the end.
+        """Yield a function that reserves a number of further bytes for this request.
 
-        What is yielded raises `RateLimited` where a share of its caller is used up, `Unavailable` where there
-        is no room for anybody.
+        All reserved bytes are freed at the end of the context. The function raises `RateLimited` if a limit
+        of the caller is reached, and `Unavailable` if the bytes for all callers are used up.
         """
         reserved = 0
         owner: tuple[Caller, str] | None = None
 
         def reserve(size: int) -> None:
             nonlocal reserved, owner
-            if owner is None and "caller" in scope:  # `rules` finds it out before the body is read
+            if owner is None and "caller" in scope:  # set by `access.rules` before the body is read
                 found = scope["caller"], scope["namespace"]
                 self._uploads.acquire(*found)
                 owner = found
             if size > self._free:
                 raise Unavailable(
-                    "Too many uploads are arriving at the same time. Send it again in a moment.",
+                    "Too many uploads are arriving on this server. Send the upload again in a moment.",
                     retry_after_seconds=1,
                 )
             if owner is not None:
@@ -189,9 +195,9 @@ def _is_form(scope: Scope) -> bool:
 def _fault_of_size(
     scope: Scope, largest: int, too_large: Callable[[int, str], PayloadTooLarge]
 ) -> SpeakerRegistryError | None:
-    """By what is said of the body."""
-    said = [int(value) for name, value in scope["headers"] if name == b"content-length"]
-    return too_large(largest, str(said[0])) if said and said[0] > largest else None
+    """Return an error if the body is too large by its Content-Length."""
+    lengths = [int(value) for name, value in scope["headers"] if name == b"content-length"]
+    return too_large(largest, str(lengths[0])) if lengths and lengths[0] > largest else None
 
 
 def _body_too_large(largest: int, got: str) -> PayloadTooLarge:
@@ -203,7 +209,7 @@ def _fault_of_length(scope: Scope) -> SpeakerRegistryError | None:
     lengths = [value for name, value in scope["headers"] if name == b"content-length"]
     if b"content-encoding" in headers:
         return InvalidRequest(
-            "A compressed body (Content-Encoding) is not accepted: send it as it is.",
+            "A compressed body (Content-Encoding) is not accepted: send the body uncompressed.",
             param="Content-Encoding",
         )
     if len(lengths) > 1 or (lengths and b"transfer-encoding" in headers):
@@ -225,7 +231,7 @@ def _fault_of_head(scope: Scope) -> SpeakerRegistryError | None:
     size += len(path) + len(scope["query_string"])
     if size > MAX_HEAD_BYTES:
         return InvalidRequest(f"Path and headers take {size} bytes; accepted: {MAX_HEAD_BYTES}.")
-    if b"%2f" in path.lower():  # the routes would see a path of other parts than the caller wrote
+    if b"%2f" in path.lower():  # routes would split the path elsewhere than the caller meant
         return InvalidRequest("The path holds a '/' written as %2F. Accepted: names without path separators.")
     if not _is_utf8(unquote_to_bytes(path)):
         return InvalidRequest("The path is not UTF-8. Accepted: UTF-8, percent-encoded.")
@@ -241,12 +247,17 @@ def _is_utf8(text: bytes) -> bool:
 
 
 class _CountedBody:
-    """`receive`, until the body is too large or too slow, or there is no room for it: then our error goes
-    through whatever was reading it.
+    """Replaces `receive`, and raises an error when the body is too large, too slow, or exceeds a budget.
+
+    The error passes through the code that was reading the body.
 
     Args:
-        largest: bytes. too_large: what is raised if more come, given that and what came. reserve: makes room
-        for so many; None: no need.
+        receive: the function to replace.
+        largest: how many bytes are accepted.
+        too_large: returns the error to raise for a larger body, from `largest` and the size in words.
+        reserve: called with the size of each piece of the body, and raises if it exceeds a budget. None:
+            there is no budget.
+        timeouts: how slowly the body may arrive.
     """
 
     def __init__(
@@ -279,7 +290,9 @@ class _CountedBody:
         return message
 
     async def _next(self) -> Message:
-        if self._done:  # now it waits for the caller to hang up, however long the answer takes
+        if (
+            self._done
+        ):  # from here on `receive` waits for the client to hang up, however long the answer takes
             return await self._receive()
         due = self._began + self._timeouts.seconds_for(self._seen)
         left = due - asyncio.get_running_loop().time()
@@ -291,7 +304,7 @@ class _CountedBody:
 
 
 def clip_too_large(max_clip_bytes: int, size: int) -> PayloadTooLarge:
-    """Of the file itself, without the rest of its form."""
+    """Return the error for a clip that is too large by itself, without the form's other fields."""
     return PayloadTooLarge(
         f"{_in_vllm_omnis_words(max_clip_bytes, str(size))} Accepted: clips of up to "
         f"{_exactly(max_clip_bytes)}; the form's other fields do not count.",
@@ -300,7 +313,7 @@ def clip_too_large(max_clip_bytes: int, size: int) -> PayloadTooLarge:
 
 
 def _in_vllm_omnis_words(max_clip_bytes: int, got: str) -> str:
-    """Its clients look for this sentence. What it calls MB are MiB."""
+    """Return the sentence that clients of vLLM-Omni look for. What it calls MB are MiB."""
     return f"File size exceeds maximum limit of {max_clip_bytes / 1024**2:g}MB. Got {got} bytes."
 
 

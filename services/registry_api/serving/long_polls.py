@@ -1,9 +1,9 @@
-"""Waiting for something to change: follows the index's event stream and wakes those who wait. Knows no
-voices.
+"""Long polls: requests that wait until something changes. Knows no voices.
 
-All who wait for the same answer share the looks at it, so a look costs the same for one and for a thousand.
-Events only wake: the looks say what is true, and one is taken every second anyway, so a lost event costs
-a second. Whoever else wants to hear of all events is handed each.
+`LongPolls` follows the index's event stream and wakes the requests an event may concern. Requests that wait
+for the same answer share one read of the state, so a read costs the same for one request and for a thousand.
+An event only causes a read. The state is also read every second without any event, so a lost event delays an
+answer by a second. Every event is also passed to a callback.
 """
 
 import asyncio
@@ -27,29 +27,36 @@ log = structlog.get_logger()
 
 _throttle = LogThrottle(60.0)
 POLL_SECONDS = 1.0
-"""Without any event."""
+"""The state is read again after this time, even if no event has come."""
 _POLLS_PER_SECOND = 100
-"""Without any event, of all watches together: where there are more, each of them looks less often."""
+"""All shared polls together cause at most this many reads a second without events. When there are more polls
+than that, each reads less often than every `POLL_SECONDS`.
+"""
 _REPLAYED_SECONDS = 600
-"""A process that starts hears of what happened so long before."""
+"""A process that starts reads the events of this long before its start."""
 _MAX_PARALLEL_READS = 2
-"""They run beside the requests, which need the processor too. Namespaces take turns."""
+"""Reads run beside the requests, which need the processor too. Namespaces take turns."""
 
 Result = TypeVar("Result")
 
 
 class LongPolls:
-    """One per process; `follow` runs as a task of its loop."""
+    """The long polls of one process. `follow` must run as a task of the event loop."""
 
     def __init__(self, url: str, on_event: Callable[[Mapping[str, Any]], object]) -> None:
-        """`on_event`: called in the loop with every event, some of them twice."""
+        """Set up long polls without connecting yet.
+
+        Args:
+            url: address of Redis.
+            on_event: called in the event loop with every event. Some events are passed twice.
+        """
         self._on_event = on_event
         self._redis = redis.asyncio.Redis.from_url(url, decode_responses=True, socket_timeout=10)
         self._polls: dict[str, dict[Hashable, _SharedPoll[Any]]] = {}
-        """By speaker, then by question. Bounded by the connections: each has somebody who waits."""
+        """Shared polls by speaker, then by question. Connections bound it: each has a waiting request."""
         self._reads = FairQueue(_MAX_PARALLEL_READS)
         self.closing: Callable[[], bool] = lambda: False
-        """Whether the process is to end: then nobody is kept waiting."""
+        """Returns whether the process is shutting down. Waiting requests are answered then."""
 
     async def follow(self) -> None:
         """Read the stream until cancelled. Redis may come and go."""
@@ -106,15 +113,15 @@ class LongPolls:
         *,
         wake_on_progress: bool = False,
     ) -> Result:
-        """Look, in a thread, until `done` says so, the time is up, the caller hung up, or the process ends.
+        """Read the state, in a thread, until `done` accepts it, and return the latest state.
 
-        Calls with the same `speaker` and `question` share their looks, so their `read` must answer the same.
+        Also returns when `seconds` have passed, the client has hung up (`abandoned`), or the process is
+        shutting down. Raises what `read` raises. Calls with the same `speaker` and `question` share their
+        reads, so their `read` functions must return the same.
 
         Args:
             wake_on_progress: also read at events of a job that goes on. Each extraction has several; where
                 only its end matters, they cause no read.
-
-        Returns what was seen last. Raises what `read` raises.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
@@ -130,7 +137,7 @@ class LongPolls:
 
     @property
     def waiting(self) -> int:
-        """How many requests wait for anything now."""
+        """The number of requests that are waiting now."""
         return sum(poll.waiter_count for polls in self._polls.values() for poll in polls.values())
 
     @contextmanager
@@ -159,7 +166,7 @@ class LongPolls:
 
 
 def _parse_position(position: str) -> tuple[int, int]:
-    """Of an event in the stream: milliseconds of the server's clock, and a number within one."""
+    """Split the id of an event into milliseconds of the server's clock and a number within that time."""
     milliseconds, _, number = position.partition("-")
     return int(milliseconds), int(number)
 
@@ -169,7 +176,7 @@ def _namespace_of(speaker: str) -> str:
 
 
 class _SharedPoll(Generic[Result]):
-    """One question that somebody waits to have answered differently. Its looks run as a task of their own."""
+    """One state that requests wait for to change. A task of its own reads it for all of them."""
 
     def __init__(
         self,
@@ -181,17 +188,17 @@ class _SharedPoll(Generic[Result]):
         self.waiter_count = 0
         self.wake_on_progress = wake_on_progress
         self.due = asyncio.Event()
-        """Set: the next look is due now."""
+        """Set when the next read is due now."""
         self._read = read
         self._slot = slot
         self._interval = interval
         self._waiters: list[asyncio.Future[Result]] = []
-        """Those who are told what the next look shows that begins."""
-        # Not in the context of the request that came first: its log lines and spans are its own.
+        """Requests that receive the result of the next read to begin."""
+        # An empty context keeps the reads out of the log lines and spans of the first request that waits.
         self._task = asyncio.create_task(self._run(), context=contextvars.Context())
 
     async def first_read(self) -> Result:
-        """What a look shows that begins from now on."""
+        """Return the result of a read that begins from now on."""
         self.due.set()
         return await self.next_read()
 
@@ -212,7 +219,7 @@ class _SharedPoll(Generic[Result]):
                 waiters, self._waiters = self._waiters, []
                 try:
                     result = await run_in_threadpool(self._read)
-                except Exception as error:  # noqa: BLE001 - raised by those who wait
+                except Exception as error:  # noqa: BLE001 - raised in the requests that wait
                     for future in waiters:
                         if not future.done():
                             future.set_exception(error)

@@ -1,7 +1,8 @@
 """The limit on open files, which bounds how many connections this process can serve.
 
 Each connection takes one open file. When the limit is reached, no more connections are accepted and no clips
-are decoded, without any message. Most systems set a low soft limit that a process may raise to the hard limit.
+are decoded, without any message. Most systems set a low soft limit, which a process may raise to the hard
+limit.
 """
 
 import resource

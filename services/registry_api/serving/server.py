@@ -1,10 +1,10 @@
-"""The HTTP server under the application: uvicorn, with an end to its patience. Knows no routes.
+"""The HTTP server under the application: uvicorn with additional deadlines. Knows no routes.
 
-uvicorn's own time-outs begin after a connection's first answer. Until then, and as long as the rest of a body
-that nobody reads keeps coming, a caller could hold a connection for ever.
+uvicorn's own time-outs begin after the first answer on a connection. Before that, and while the rest of a
+body keeps coming that the application does not read, a client could hold a connection for ever.
 
-And with one that does not hang up on who is still sending: the reset that follows can overtake the answer.
-Nor waits for ever for who does not read.
+This server also closes connections gently: it does not hang up on a client that is still sending, because the
+TCP reset that follows can overtake the answer. It does not wait for ever for a client that reads nothing.
 """
 
 import asyncio
@@ -31,20 +31,21 @@ from speaker_registry.errors import InvalidRequest, Unavailable
 log = structlog.get_logger()
 
 HEAD_SECONDS = 10.0
-"""For a request's head; for what is left of its body once it has its answer; and for whatever else is sent
-when nothing is read any more.
+"""A client may take this long to send a request's head, and this long to send the rest of its body once the
+request is answered. Anything that it sends after the server has stopped reading is also dropped for this long
+before the connection is cut.
 """
 _TLS_BEGINS = b"\x16\x03"
 """A handshake record of any version: RFC 8446, 5.1."""
 _TLS_WARNING_SECONDS = 60.0
 _tls_warnings = LogThrottle(_TLS_WARNING_SECONDS)
-"""By address."""
+"""Limits the log lines about clients that speak HTTPS, by address."""
 
 
 def server_config(
     app: FastAPI, settings: ApiSettings, *, head_seconds: float = HEAD_SECONDS
 ) -> uvicorn.Config:
-    """How we are served, here and in tests."""
+    """Return uvicorn's configuration, in production and in tests."""
 
     class Http(DeadlineH11Protocol):
         pass
@@ -70,8 +71,9 @@ def server_config(
 
 
 class LingeringTransport:
-    """A transport whose `close` leaves a caller who is still sending the time to read our last words first:
-    RFC 9112, 9.6. What comes meanwhile must be dropped.
+    """A transport whose `close` gives a client that is still sending the time to read the answer first.
+
+    See RFC 9112, 9.6. The protocol must drop data that arrives meanwhile.
     """
 
     def __init__(
@@ -95,7 +97,7 @@ class LingeringTransport:
         return self.lingers or self._transport.is_closing()
 
     def close(self) -> None:
-        """When the caller hangs up, at the latest after `max_seconds`; at once if nothing is on its way."""
+        """Close when the client hangs up, at the latest after `max_seconds`; at once if it sends nothing."""
         if self.is_closing():
             return
         self.expect_reading()
@@ -111,7 +113,7 @@ class LingeringTransport:
         self._transport.write(data)
 
     def expect_reading(self) -> None:
-        """Until everything is read: a caller who reads nothing for `max_seconds` is cut off."""
+        """Abort the connection if the client reads nothing for `max_seconds` while data waits to be read."""
         if self._read_check is None:
             self._check_reading_later()
 
@@ -133,7 +135,10 @@ class LingeringTransport:
 
 
 class DeadlineH11Protocol(H11Protocol):
-    """One connection. uvicorn's faster parser would take headers of any size; this one bounds them."""
+    """One connection, with deadlines.
+
+    Based on h11, because uvicorn's faster parser accepts headers of any size.
+    """
 
     head_seconds = HEAD_SECONDS
     max_connections = 1000
@@ -176,19 +181,20 @@ class DeadlineH11Protocol(H11Protocol):
             self._lingering_transport.close_at_once()
 
     def _still_sending(self) -> bool:
-        """Whether there is, or may be, something that we have not read to its end."""
+        """Return whether the client is, or may be, sending something that has not been read to its end."""
         return self.conn.their_state in {h11.SEND_BODY, h11.ERROR} or bool(self.conn.trailing_data[0])
 
     async def _refuse_connection(self, scope: Scope, receive: Receive, send: Send) -> None:
         error = Unavailable(
-            f"{self.max_connections} connections are open, and no more are served.", retry_after_seconds=1
+            f"{self.max_connections} connections are open, which is the limit. Try again in a moment.",
+            retry_after_seconds=1,
         )
         response = render(Request(scope), error)
         response.headers["Connection"] = "close"
         await response(scope, receive, send)
 
     def _update_deadline(self) -> None:
-        """A deadline while it is the caller's turn; while we are at work on an answer there is none."""
+        """Set a deadline while the server waits for the client, and none while the application answers."""
         answered = self.cycle is None or self.cycle.response_complete
         if not answered or self.transport.is_closing():
             self._cancel_deadline()
@@ -212,12 +218,12 @@ class DeadlineH11Protocol(H11Protocol):
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - uvicorn has one sentence for everything
         self._refuse(
             HTTPStatus.BAD_REQUEST,
-            f"This is not HTTP/1.1 as we read it. Accepted: a head of up to {MAX_HEAD_BYTES} bytes, one "
+            f"The request is not valid HTTP/1.1. Accepted: a head of up to {MAX_HEAD_BYTES} bytes, one "
             "Content-Length of digits or one Transfer-Encoding: chunked, and no control characters.",
         )
 
     def _refuse_tls(self) -> None:
-        """Answer a client that speaks HTTPS. It cannot read the answer, so the log tells whoever runs us."""
+        """Answer a client that speaks HTTPS. It cannot read the answer, so the log tells the operator."""
         address = self.client[0] if self.client else None
         if _tls_warnings.due(address):
             log.warning(
@@ -238,6 +244,6 @@ class DeadlineH11Protocol(H11Protocol):
             for event in (response, h11.Data(data=body), h11.EndOfMessage()):
                 self.transport.write(self.conn.send(event) or b"")
         if self.cycle is not None and not self.cycle.response_complete:
-            self.cycle.disconnected = True  # nobody hears the application any more
+            self.cycle.disconnected = True  # the application's answer can no longer be sent
             self.cycle.message_event.set()
         self.transport.close()

@@ -11,7 +11,7 @@ from services.registry_api.serving.admission import pause_request, tenant_of_req
 from services.registry_api.serving.fair_queue import FairQueue
 
 _MAX_WAITING_PER_SLOT = 8
-"""For each slot there is, this many requests of one tenant may wait."""
+"""This many requests of one tenant may wait for each slot there is."""
 
 
 class Slots:
@@ -33,7 +33,7 @@ class Slots:
         self._wait_seconds = wait_seconds
         self._refusal = refusal
         self._held: ContextVar[bool] = ContextVar("held", default=False)
-        """Whether the current request holds a slot already."""
+        """True while the current request holds a slot."""
 
     @asynccontextmanager
     async def hold(self) -> AsyncIterator[None]:

@@ -88,7 +88,7 @@ _AWAY = error(
 
 ANYTHING = error(
     "Any other error, in the same envelope.",
-    "Something went wrong here; the request id finds it in our logs.",
+    "An internal error occurred. Operators find it in the logs by the request id.",
     "internal_error",
     "server_error",
 )
@@ -101,7 +101,7 @@ _NO_KEY_MESSAGE = "No API key was sent. Accepted: 'Authorization: Bearer sreg_â€
 
 _NOT_FOR_THIS_MESSAGE = "This API key is for artifacts:read; needed: voices:write."
 
-_TOO_OFTEN_MESSAGE = "Over 60000 requests a minute with this API key."
+_TOO_OFTEN_MESSAGE = "Over 60000 requests a minute with this API key. Wait for the next minute."
 
 DENIED: Responses = {
     401: error(
