@@ -32,8 +32,8 @@ from benchmarks.overload import SERVED, _p99
 from benchmarks.upload_to_ready import BOUNDARY, form
 from services.embedded.managed_process import ManagedProcess
 from services.shared.bucket.keys import SpeakerId
+from services.shared.index.speaker_index import SpeakerIndex
 from services.shared.keys.api_keys import new_token
-from services.shared.registry.registrar import Registrar
 from speaker_registry.names import SpeakerName
 from tests.processes import PROFILE, RegistryProcesses, free_port
 from tests.unit.audio import clips
@@ -260,13 +260,12 @@ def prepare(registry: RegistryProcesses, bootstrap: str) -> dict[str, str]:
                 client.post("/v1/audio/voices", content=sent, headers=head | FORM).raise_for_status()
                 path = f"/v1/voices/{name}/versions/default/artifacts/{PROFILE}/file?wait=60"
                 client.get(path, headers=head).raise_for_status()
-    with registry.registrar() as registrar:
-        fill(registrar)
+    with registry.parts() as parts:
+        fill(parts.index)
     return keys
 
 
-def fill(registrar: Registrar) -> None:
-    index = registrar.index
+def fill(index: SpeakerIndex) -> None:
     record = index.load(SpeakerId(BAD, "clip")).speaker.versions[0].record
     for seq, (name, number) in enumerate(many(), 1):
         facts = {"vuid": f"{seq:032d}", "number": number, "name": name, "ref_text": TEXT[: 5 * number]}

@@ -16,7 +16,8 @@ from services.registry_api.operations.registration import Upload, register_clip
 from services.shared.audio import DecodedClip, ReferenceAudio
 from services.shared.configuration.settings import HousekeepingSettings, RegistrySettings
 from services.shared.model.clock import Clock
-from services.shared.registry.opening import registrar_over
+from services.shared.registry.opening import parts_over
+from services.shared.registry.parts import RegistryParts
 from services.shared.registry.registrar import Registrar
 from services.shared.telemetry.logs import configure_logs
 from speaker_registry.names import parse_speaker_name
@@ -37,11 +38,12 @@ def main() -> bool:
     """Print the table. There is no goal."""
     configure_logs("WARNING")
     with tempfile.TemporaryDirectory() as folder, ValkeyServer(Path(folder) / "redis") as valkey:
-        registrar = registrar_in_memory(valkey.url, VOICES)
+        parts = parts_in_memory(valkey.url, VOICES)
         with Redis.from_url(valkey.url) as redis:
-            Housekeeper(registrar, HousekeepingSettings()).rebuild()
+            registrar = Registrar(parts)
+            Housekeeper(parts, registrar, HousekeepingSettings()).rebuild()
             empty = _bytes(redis)
-            register_voices(registrar, VOICES)
+            register_voices(parts, registrar, VOICES)
             with_queue = _bytes(redis)
             _delete(redis, "rq:*", "sr:place:*", "sr:answered:*")
             with_job = _bytes(redis)
@@ -57,20 +59,20 @@ def main() -> bool:
     return True
 
 
-def registrar_in_memory(url: str, voices: int) -> Registrar:
-    """The services' own, but its bucket is in memory."""
+def parts_in_memory(url: str, voices: int) -> RegistryParts:
+    """Open the parts that the services use, but with a bucket in memory."""
     settings = RegistrySettings(redis_url=url, max_uploaded=10 * voices)
-    return registrar_over(PerfectStore(time.time), "0" * 32, settings, Clock())
+    return parts_over(PerfectStore(time.time), "0" * 32, settings, Clock())
 
 
-def register_voices(registrar: Registrar, voices: int) -> None:
+def register_voices(parts: RegistryParts, registrar: Registrar, voices: int) -> None:
     """Each with its artifact."""
-    worker = StandIn(registrar)
+    worker = StandIn(parts, registrar)
     worker.announce()
     for number in range(voices):
         name = parse_speaker_name(f"voice-{number:06d}")
         upload = Upload(name=name, consent="cons_1", ref_text=REF_TEXT)
-        register_clip(registrar, "default", upload, str(number).encode(), CLIP)
+        register_clip(parts, registrar, "default", upload, str(number).encode(), CLIP)
         if number % BATCH == BATCH - 1:
             worker.finish_all()
             worker.taken.clear()

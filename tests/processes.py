@@ -17,8 +17,8 @@ import redis
 from services.embedded.managed_process import ManagedProcess
 from services.embedded.valkey import ValkeyServer
 from services.shared.configuration.settings import RegistrySettings, StoreSettings
-from services.shared.registry.opening import open_registrar
-from services.shared.registry.registrar import Registrar
+from services.shared.registry.opening import open_parts
+from services.shared.registry.parts import RegistryParts
 from tests.queue_workers import START_SECONDS, wait_until
 
 PROFILE = "qwen3-tts-0.6b"
@@ -131,14 +131,14 @@ class RegistryProcesses:
         return _serves(url, len(self.workers), self._key)
 
     @contextmanager
-    def registrar(self) -> Iterator[Registrar]:
-        """The services' own door to bucket and index, in this process."""
+    def parts(self) -> Iterator[RegistryParts]:
+        """What the services open, opened in this process as well."""
         settings = RegistrySettings(redis_url=self.valkey.url)
-        registrar = open_registrar(StoreSettings(url=self.bucket.as_uri()), settings)
+        parts = open_parts(StoreSettings(url=self.bucket.as_uri()), settings)
         try:
-            yield registrar
+            yield parts
         finally:
-            registrar.index.close()
+            parts.index.close()
 
     def redis(self) -> redis.Redis:
         return redis.Redis.from_url(self.valkey.url)

@@ -37,8 +37,9 @@ from services.shared.configuration.settings import (
 from services.shared.index.announcements import FailedProof
 from services.shared.queue.dispatch import EXTRACT
 from services.shared.queue.rq_jobs import queue_name
-from services.shared.registry.opening import open_queue_connection, open_registrar
+from services.shared.registry.opening import open_parts, open_queue_connection
 from services.shared.registry.publication import Provenance, Publisher
+from services.shared.registry.registrar import Registrar
 from services.shared.telemetry import trace_export
 from services.shared.telemetry.metrics import WORKER_BEAT, listen
 from speaker_registry.engine import Profile
@@ -83,7 +84,7 @@ class WorkerProcess:
         self._settings = ExtractorSettings()
         self._worker_settings = WorkerSettings()
         self._registry = RegistrySettings()
-        self._registrar = open_registrar(StoreSettings(), self._registry)
+        self._parts = open_parts(StoreSettings(), self._registry)
         self._name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
         self._not_served: dict[str, str] = {}
         """Profile name -> why not, from the start."""
@@ -100,9 +101,9 @@ class WorkerProcess:
         listen(MetricsSettings())
         trace_export.start(TracesSettings(), "worker")
         names = self._settings.profiles or self._registry.profiles
-        profiles = [self._registrar.catalogue.get(name) for name in names]
+        profiles = [self._parts.catalogue.get(name) for name in names]
         for name in self._settings.custom_weights:
-            self._registrar.catalogue.get(name)  # a mistyped name is refused, not ignored
+            self._parts.catalogue.get(name)  # a mistyped name is refused, not ignored
         try:
             loaded_profiles = self._announced(self._loaded(profiles))
         except DeviceLost as error:
@@ -116,7 +117,7 @@ class WorkerProcess:
     def _serve(self, loaded_profiles: Mapping[str, LoadedProfile]) -> int:
         serving = {name: loaded.provenance.fingerprint for name, loaded in loaded_profiles.items()}
         decoder = AudioDecoder(_limits_of_accepted_clips())
-        publisher = Publisher(self._registrar, decoder.decode)
+        publisher = Publisher(self._parts, Registrar(self._parts), decoder.decode)
         extraction = Extraction(publisher, loaded_profiles, threads=self._settings.threads)
         worker = self._worker(extraction, serving)
         extraction.on_progress, extraction.stopping = worker.progress, lambda: worker.stopping
@@ -206,7 +207,7 @@ class WorkerProcess:
             worker=self._name, device=self._settings.device, reason=reason
         )
         try:
-            self._registrar.announcements.tell_failed_proofs(self._failed_proofs)
+            self._parts.announcements.tell_failed_proofs(self._failed_proofs)
         except Unavailable as error:
             log.warning("proof.not_told", profile=profile, reason=error.message)
 
@@ -214,7 +215,7 @@ class WorkerProcess:
         """Make what we make current. While Redis is away: wait, for loading again would take longer."""
         while True:
             try:
-                changed = self._registrar.announcements.announce(
+                changed = self._parts.announcements.announce(
                     name,
                     provenance.fingerprint,
                     provenance.extractor,
@@ -232,8 +233,8 @@ class WorkerProcess:
 
     def _worker(self, extraction: Extraction, serving: dict[str, str]) -> BatchWorker:
         def on_beat() -> None:
-            self._registrar.announcements.beat(self._name, serving)
-            self._registrar.announcements.tell_failed_proofs(self._failed_proofs)
+            self._parts.announcements.beat(self._name, serving)
+            self._parts.announcements.tell_failed_proofs(self._failed_proofs)
             WORKER_BEAT.set_to_current_time()
             self._leave_what_is_outdated(worker, serving)
 
@@ -250,7 +251,7 @@ class WorkerProcess:
     def _leave_what_is_outdated(self, worker: BatchWorker, serving: dict[str, str]) -> None:
         """On the heartbeat's thread, which alone changes `serving` (name -> fingerprint)."""
         for name, fingerprint in list(serving.items()):
-            current = self._registrar.announcements.current(name)
+            current = self._parts.announcements.current(name)
             if current is not None and current.fingerprint != fingerprint:
                 log.error("profile.not_served", profile=name, reason=f"moved on to {current.fingerprint}")
                 worker.leave_queue(queue_name(name))
@@ -261,14 +262,14 @@ class WorkerProcess:
 
     def _leave(self, serving: Mapping[str, str]) -> None:
         try:
-            self._registrar.announcements.leave(self._name, serving)
+            self._parts.announcements.leave(self._name, serving)
         except Unavailable as error:
             log.warning("worker.left_silently", reason=error.message)  # it is forgotten within seconds
 
     def _withdraw_failed_proofs(self) -> None:
         """A worker that was told to stop says no more about its device."""
         with suppress(Unavailable):  # they are forgotten within minutes
-            self._registrar.announcements.withdraw_failed_proofs(self._failed_proofs)
+            self._parts.announcements.withdraw_failed_proofs(self._failed_proofs)
 
 
 def _limits_of_accepted_clips() -> UploadLimits:

@@ -14,6 +14,8 @@ from services.registry_api.serving.slots import Slots
 from services.shared.audio import AudioDecoder
 from services.shared.configuration.settings import UploadLimits
 from services.shared.index.jobs import Jobs
+from services.shared.keys.keyring import Keyring
+from services.shared.registry.parts import RegistryParts
 from services.shared.registry.registrar import Registrar
 
 
@@ -21,7 +23,10 @@ from services.shared.registry.registrar import Registrar
 class Services:
     """Everything long-lived in an API process."""
 
+    parts: RegistryParts
+    """For routes that read the bucket, the index or the catalogue directly."""
     registrar: Registrar
+    keyring: Keyring
     jobs: Jobs
     decoder: AudioDecoder
     long_polls: LongPolls

@@ -37,6 +37,7 @@ from services.shared.model.domain import Speaker
 from services.shared.model.profiles import ProfileCatalogue
 from services.shared.queue.dispatch import RqDispatcher
 from services.shared.registry.opening import open_queue_connection
+from services.shared.registry.parts import RegistryParts
 from services.shared.registry.publication import Attempt, Provenance, Publisher
 from services.shared.registry.registrar import Registrar
 from speaker_registry.errors import Unavailable
@@ -204,7 +205,7 @@ class Storage:
         put_at_border(self.index.ungated, self.border)
         dispatcher = BorderedDispatcher(open_queue_connection(given), job_seconds=60)
         dispatcher.border = self.border
-        self.registrar = Registrar(
+        self.parts = RegistryParts(
             store=self.store,
             index=self.index,
             announcements=Announcements(self.store, self.index, self.clock, monotonic=self.clock.monotonic),
@@ -213,8 +214,11 @@ class Storage:
             settings=given,
             clock=self.clock,
         )
-        self.housekeeper = Housekeeper(self.registrar, HousekeepingSettings(deleted_grace_seconds=0))
-        self.publisher = Publisher(self.registrar)
+        self.registrar = Registrar(self.parts)
+        self.housekeeper = Housekeeper(
+            self.parts, self.registrar, HousekeepingSettings(deleted_grace_seconds=0)
+        )
+        self.publisher = Publisher(self.parts, self.registrar)
         self.fingerprint = FINGERPRINT
 
     def __enter__(self) -> Self:
@@ -237,11 +241,13 @@ class Storage:
     def register(self, name: str, *, number: int = 1, **said: Any) -> Registered:
         """A clip of its own for every number."""
         upload = Upload(name=parse_speaker_name(name), consent="cons_1", **said)
-        return register_clip(self.registrar, NAMESPACE, upload, *clip(number))
+        return register_clip(self.parts, self.registrar, NAMESPACE, upload, *clip(number))
 
     def register_embedding(self, name: str, *, width: int = 1024, **said: Any) -> Registered:
         upload = Upload(name=parse_speaker_name(name), consent="cons_1", **said)
-        return register_embedding(self.registrar, NAMESPACE, upload, np.full(width, 0.25, np.float32))
+        return register_embedding(
+            self.parts, self.registrar, NAMESPACE, upload, np.full(width, 0.25, np.float32)
+        )
 
     def ready(self, name: str, **said: Any) -> Registered:
         """Registered and extracted."""
@@ -267,12 +273,12 @@ class Storage:
     def announce(self, fingerprint: str, profiles: Iterable[str] | None = None) -> None:
         """From now on, artifacts are made with it: those of all profiles, or of these."""
         self.fingerprint = fingerprint
-        for profile in self.registrar.catalogue.names if profiles is None else profiles:
-            self.registrar.announcements.announce(profile, fingerprint, {}, untrained=False)
+        for profile in self.parts.catalogue.names if profiles is None else profiles:
+            self.parts.announcements.announce(profile, fingerprint, {}, untrained=False)
 
     def take(self, name: str | None = None) -> list[Attempt]:
         """Every open job in the queue, oldest first; also those that a worker took and did not finish."""
-        queue, jobs = self.registrar.dispatcher, reversed(self.jobs(name, open_only=True))
+        queue, jobs = self.parts.dispatcher, reversed(self.jobs(name, open_only=True))
         alive = [job for job in jobs if queue.state(job.id, job.profile) == "alive"]
         found = [
             self.publisher.take(job.id, self._id_of(job), self._provenance(job.profile)) for job in alive
@@ -296,7 +302,7 @@ class Storage:
 
     def _provenance(self, profile: str) -> Provenance:
         return Provenance(
-            profile=self.registrar.catalogue.get(profile),
+            profile=self.parts.catalogue.get(profile),
             fingerprint=self.fingerprint,
             extractor={},
             untrained=False,

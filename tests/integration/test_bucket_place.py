@@ -14,7 +14,7 @@ from services.shared.bucket.place import BucketCopied, Place, make_own
 from services.shared.bucket.store import open_store
 from services.shared.configuration.settings import RegistrySettings, StoreSettings
 from services.shared.model.clock import Clock
-from services.shared.registry.opening import open_registrar
+from services.shared.registry.opening import open_parts
 from services.shared.registry.registrar import Registrar
 from tests import servers
 from tests.integration.conftest import bucket_settings
@@ -25,9 +25,9 @@ REDIS = RegistrySettings(redis_url="redis://127.0.0.1:1/0")
 
 
 def opened(settings: StoreSettings) -> Registrar:
-    registrar = open_registrar(settings, REDIS)
-    registrar.index.close()
-    return registrar
+    parts = open_parts(settings, REDIS)
+    parts.index.close()
+    return parts
 
 
 def identity(settings: StoreSettings) -> str:

@@ -53,8 +53,8 @@ def test_a_job_that_waits_is_canceled_and_gone_from_the_queue(storage: Storage):
     """No worker will ever see it."""
     storage.register("alice")
     job_id = job_of(storage, "alice")
-    assert cancel(storage.registrar, NAMESPACE, job_id).state == "canceled"
-    assert storage.registrar.dispatcher.state(job_id, PROFILE) == "gone"
+    assert cancel(storage.parts, NAMESPACE, job_id).state == "canceled"
+    assert storage.parts.dispatcher.state(job_id, PROFILE) == "gone"
     assert storage.raw.llen(f"rq:queue:extract.{PROFILE}") == 0
     assert storage.take() == []
     assert profile_status(storage, "alice") == ("failed", "canceled")
@@ -80,14 +80,14 @@ def test_it_is_not_said_to_be_canceled_while_its_version_cannot_be_read(
         refusing.setattr(storage.store, "get", refuse_versions)
         storage.housekeeper.rebuild()
         with pytest.raises(VoiceUnreadable):
-            cancel(storage.registrar, NAMESPACE, job_id)
+            cancel(storage.parts, NAMESPACE, job_id)
     assert storage.raw.hget(key, "state") in {b"queued", "queued"}
 
 
 def test_housekeeping_does_not_start_it_again(storage: Storage):
     """The profile is required of every voice; still, somebody has said no."""
     storage.register("alice")
-    cancel(storage.registrar, NAMESPACE, job_of(storage, "alice"))
+    cancel(storage.parts, NAMESPACE, job_of(storage, "alice"))
     for _ in range(3):
         ask_for_sweep(storage.index.ungated)
         storage.clock.sleep(20)
@@ -100,7 +100,7 @@ def test_housekeeping_does_not_start_it_again(storage: Storage):
 def test_it_stays_canceled_when_redis_is_lost(storage: Storage):
     """The job's record goes with Redis; that it was canceled is a fact."""
     storage.register("alice")
-    cancel(storage.registrar, NAMESPACE, job_of(storage, "alice"))
+    cancel(storage.parts, NAMESPACE, job_of(storage, "alice"))
     storage.raw.flushall()
     storage.housekeeper.rebuild()
     storage.housekeeper.sweep()
@@ -113,7 +113,7 @@ def test_a_running_job_ends_without_publishing(storage: Storage):
     storage.register("alice")
     (work,) = storage.take()
     storage.publisher.progress(work, "encoding", 1)
-    assert cancel(storage.registrar, NAMESPACE, work.job_id).state == "canceled"
+    assert cancel(storage.parts, NAMESPACE, work.job_id).state == "canceled"
     assert storage.publish(work) is False
     assert [job.state for job in storage.jobs("alice")] == ["canceled"]
     assert storage.served("alice") is None
@@ -124,7 +124,7 @@ def test_a_canceled_job_that_fails_stays_canceled(storage: Storage):
     """What becomes of it does not matter any more."""
     storage.register("alice")
     (work,) = storage.take()
-    cancel(storage.registrar, NAMESPACE, work.job_id)
+    cancel(storage.parts, NAMESPACE, work.job_id)
     storage.publisher.fail(work, Unavailable("away"))
     assert [job.state for job in storage.jobs("alice")] == ["canceled"]
     assert profile_status(storage, "alice") == ("failed", "canceled")
@@ -143,7 +143,7 @@ def test_it_is_too_late_once_the_artifact_is_being_stored(storage: Storage, mome
             storage.publisher.progress(work, "publishing", 2)
         begun = may_publish(*given)  # type: ignore[arg-type]
         with pytest.raises(JobFinished, match="storing its artifact") as caught:
-            cancel(storage.registrar, NAMESPACE, work.job_id)
+            cancel(storage.parts, NAMESPACE, work.job_id)
         refused.append(caught.value)
         return begun
 
@@ -164,7 +164,7 @@ def test_what_a_dead_attempt_began_to_publish_does_not_protect_the_next_one(stor
     )
     (again,) = storage.take()
     assert again.number == 2
-    assert cancel(storage.registrar, NAMESPACE, work.job_id).state == "canceled"
+    assert cancel(storage.parts, NAMESPACE, work.job_id).state == "canceled"
     assert storage.publish(again) is False
 
 
@@ -172,9 +172,9 @@ def test_to_cancel_twice_is_to_cancel_once(storage: Storage):
     """Whoever got no answer asks again."""
     storage.register("alice")
     job_id = job_of(storage, "alice")
-    first = cancel(storage.registrar, NAMESPACE, job_id)
+    first = cancel(storage.parts, NAMESPACE, job_id)
     storage.clock.sleep(5)
-    assert cancel(storage.registrar, NAMESPACE, job_id) == first
+    assert cancel(storage.parts, NAMESPACE, job_id) == first
 
 
 def test_what_has_ended_cannot_be_canceled(storage: Storage):
@@ -182,10 +182,10 @@ def test_what_has_ended_cannot_be_canceled(storage: Storage):
     storage.ready("alice")
     (done,) = storage.jobs("alice")
     with pytest.raises(JobFinished, match=f"'{done.id}' is succeeded; only one that is queued"):
-        cancel(storage.registrar, NAMESPACE, done.id)
+        cancel(storage.parts, NAMESPACE, done.id)
     for namespace, job_id in ((NAMESPACE, "job_none"), ("tenant", done.id)):
         with pytest.raises(JobNotFound):
-            cancel(storage.registrar, namespace, job_id)
+            cancel(storage.parts, namespace, job_id)
     assert profile_status(storage, "alice") == ("ready", None)
 
 
@@ -194,7 +194,7 @@ def test_what_was_served_serves_on(storage: Storage):
     storage.ready("alice")
     served = storage.served("alice")
     extract(storage, "alice", force=True)
-    cancel(storage.registrar, NAMESPACE, job_of(storage, "alice"))
+    cancel(storage.parts, NAMESPACE, job_of(storage, "alice"))
     assert storage.served("alice") == served
     assert profile_status(storage, "alice") == ("ready", None)
     storage.settle()
@@ -204,7 +204,7 @@ def test_what_was_served_serves_on(storage: Storage):
 def test_force_makes_what_was_canceled(storage: Storage):
     """Without it a canceled extraction stays canceled, as a failed one stays failed."""
     storage.register("alice")
-    cancel(storage.registrar, NAMESPACE, job_of(storage, "alice"))
+    cancel(storage.parts, NAMESPACE, job_of(storage, "alice"))
     assert extract(storage, "alice") is None
     assert extract(storage, "alice", force=True)
     storage.finish_all("alice")
@@ -214,7 +214,7 @@ def test_force_makes_what_was_canceled(storage: Storage):
 def test_a_newer_encoder_makes_it(storage: Storage):
     """It was this computation that was canceled."""
     storage.register("alice")
-    cancel(storage.registrar, NAMESPACE, job_of(storage, "alice"))
+    cancel(storage.parts, NAMESPACE, job_of(storage, "alice"))
     storage.announce(NEXT_FINGERPRINT)
     storage.housekeeper.turn()
     storage.finish_all("alice")
@@ -227,7 +227,7 @@ def test_a_job_for_which_there_never_was_a_worker_is_canceled(tmp_path: Path, va
     storage.raw.flushall()
     storage.housekeeper.rebuild()
     storage.register("alice")
-    cancel(storage.registrar, NAMESPACE, job_of(storage, "alice"))
+    cancel(storage.parts, NAMESPACE, job_of(storage, "alice"))
     storage.housekeeper.sweep()
     assert not storage.register("alice").created, "the same again"
     assert extract(storage, "alice") is None
@@ -243,7 +243,7 @@ def test_a_job_for_which_there_never_was_a_worker_is_canceled(tmp_path: Path, va
 def test_others_in_the_queue_are_left(storage: Storage):
     for name in ("alice", "bob", "carol"):
         storage.register(name, number=len(name))
-    cancel(storage.registrar, NAMESPACE, job_of(storage, "bob"))
+    cancel(storage.parts, NAMESPACE, job_of(storage, "bob"))
     assert [work.version.record.name for work in storage.take()] == ["alice", "carol"]
 
 
@@ -256,10 +256,10 @@ def test_whichever_call_fails_asking_again_cancels_it(storage: Storage, way: str
         job_id = job_of(storage, name)
         with storage.border.failing(call, way) as reached:
             with suppress(Unavailable):
-                assert cancel(storage.registrar, NAMESPACE, job_id).state == "canceled"
+                assert cancel(storage.parts, NAMESPACE, job_id).state == "canceled"
             if not reached():
                 break
-        assert cancel(storage.registrar, NAMESPACE, job_id).state == "canceled"
+        assert cancel(storage.parts, NAMESPACE, job_id).state == "canceled"
         storage.clock.sleep(20)
         storage.housekeeper.turn()
         assert storage.jobs(name, open_only=True) == []

@@ -181,7 +181,13 @@ def test_an_artifact_that_is_brought_takes_the_others_place_or_does_not(
         version = storage.registrar.find(NAMESPACE, name).speaker.newest
         (given,) = [one for one in version.artifacts.values() if one.profile == PROFILE]
         bring = partial(
-            give_artifact, storage.registrar, speaker_id(name), version, PROFILE, brought(given.fingerprint)
+            give_artifact,
+            storage.parts,
+            storage.registrar,
+            speaker_id(name),
+            version,
+            PROFILE,
+            brought(given.fingerprint),
         )
         failed = trials.failed(bring)
         seen[name] = storage.served(name)
@@ -339,4 +345,4 @@ def forget_announcements(storage: Storage) -> None:
     """Each trial makes as many calls as the one before only if the history is as long."""
     storage.store.delete([stored.key for stored in storage.store.list("_profiles/").objects])
     storage.raw.delete("sr:profiles")
-    storage.registrar.announcements.look_anew()
+    storage.parts.announcements.look_anew()

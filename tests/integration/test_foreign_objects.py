@@ -233,9 +233,9 @@ def test_an_announcement_that_is_too_large_for_one_is_not_read(storage: Storage)
     body = said.to_json().encode().ljust(MAX_RECORD_BYTES + 1)
     storage.store.put(f"_profiles/{PROFILE}/{LAST_SEQ}.{'0' * 32}.json", body)
     lose_redis(storage)
-    assert storage.registrar.announcements.current(PROFILE) is None
+    assert storage.parts.announcements.current(PROFILE) is None
     storage.announce(NEXT_FINGERPRINT, [PROFILE])
-    assert storage.registrar.announcements.current(PROFILE).fingerprint == NEXT_FINGERPRINT
+    assert storage.parts.announcements.current(PROFILE).fingerprint == NEXT_FINGERPRINT
 
 
 def test_a_damaged_announcement_with_the_last_place_is_followed_by_others(storage: Storage):
@@ -244,4 +244,4 @@ def test_a_damaged_announcement_with_the_last_place_is_followed_by_others(storag
     for fingerprint in (FINGERPRINT, NEXT_FINGERPRINT):
         storage.announce(fingerprint, [PROFILE])
         lose_redis(storage)
-        assert storage.registrar.announcements.current(PROFILE).fingerprint == fingerprint
+        assert storage.parts.announcements.current(PROFILE).fingerprint == fingerprint

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -30,7 +30,8 @@ from services.shared.configuration.settings import HousekeepingSettings, Registr
 from services.shared.index.announcements import SWEEPS_ASKED, ask_for_sweep
 from services.shared.index.jobs import KEPT_SECONDS, Jobs
 from services.shared.index.speaker_index import DIRTY, WINDOW_SECONDS, SpeakerUpdate
-from services.shared.registry.opening import open_registrar
+from services.shared.registry.opening import open_parts
+from services.shared.registry.parts import RegistryParts
 from services.shared.registry.registrar import Registrar
 from services.shared.telemetry.metrics import FOREIGN
 from speaker_registry.errors import Unavailable, VoiceDamaged, VoiceNotFound, VoiceUnreadable
@@ -48,27 +49,48 @@ CLIP = DecodedClip(
 )
 
 
+@dataclass(frozen=True)
+class OpenRegistry:
+    """A registry in this process, with the registrar that its housekeepers use."""
+
+    parts: RegistryParts
+    registrar: Registrar
+
+    def housekeeper(self, **settings: Any) -> Housekeeper:
+        return Housekeeper(self.parts, self.registrar, HousekeepingSettings(**settings))
+
+
+def open_registry(store: StoreSettings, settings: RegistrySettings) -> OpenRegistry:
+    parts = open_parts(store, settings)
+    return OpenRegistry(parts, Registrar(parts))
+
+
 @pytest.fixture
-def registrar(tmp_path: Path, valkey: ValkeyServer, redis_client: Redis) -> Iterator[Registrar]:
-    registrar = open_registrar(
+def registry(tmp_path: Path, valkey: ValkeyServer, redis_client: Redis) -> Iterator[OpenRegistry]:
+    registry = open_registry(
         StoreSettings(url=(tmp_path / "bucket").as_uri(), create_bucket=True),
         RegistrySettings(redis_url=valkey.url),
     )
-    yield registrar
-    registrar.index.close()
+    yield registry
+    registry.parts.index.close()
 
 
 @pytest.fixture
-def housekeeper(registrar: Registrar) -> Housekeeper:
+def housekeeper(registry: OpenRegistry) -> Housekeeper:
     """Its first turn rebuilt the index."""
-    housekeeper = Housekeeper(registrar, HousekeepingSettings())
+    housekeeper = registry.housekeeper()
     housekeeper.turn()
     return housekeeper
 
 
-def register(registrar: Registrar, name: str, *, words: str = "words") -> None:
+def register(registry: OpenRegistry, name: str, *, words: str = "words") -> None:
     upload = Upload(name=parse_speaker_name(name), consent="yes", ref_text=words)
-    register_clip(registrar, "default", upload, name.encode(), CLIP)
+    register_clip(registry.parts, registry.registrar, "default", upload, name.encode(), CLIP)
+
+
+def names_of(registry: OpenRegistry) -> list[str]:
+    page = registry.registrar.page("default", limit=10)
+    return [one.speaker.newest.record.name for one in page.speakers]
 
 
 def age(bucket: Path, seconds: float) -> None:
@@ -89,20 +111,20 @@ def files(bucket: Path) -> set[str]:
     return {str(path.relative_to(bucket)) for path in bucket.rglob("*") if path.is_file()}
 
 
-def test_the_first_turn_admits_every_speaker(registrar: Registrar):
-    Housekeeper(registrar, HousekeepingSettings()).turn()
-    assert registrar.index.complete()
+def test_the_first_turn_admits_every_speaker(registry: OpenRegistry):
+    registry.housekeeper().turn()
+    assert registry.parts.index.complete()
 
 
 def test_a_rebuild_reads_no_further_ahead_than_it_has_threads(
-    registrar: Registrar, redis_client: Redis, monkeypatch: pytest.MonkeyPatch
+    registry: OpenRegistry, redis_client: Redis, monkeypatch: pytest.MonkeyPatch
 ):
     """A million voices must not be in memory together."""
     names = [f"voice-{number}" for number in range(6)]
     for name in names:
-        register(registrar, name)
+        register(registry, name)
     redis_client.flushall()
-    read, told, unknown, tell_many = [0], [0], registrar.index.unknown, registrar.index.tell_many
+    read, told, unknown, tell_many = [0], [0], registry.parts.index.unknown, registry.parts.index.tell_many
     ahead: list[int] = []
 
     def count_read(batch: Sequence[SpeakerId]) -> list[SpeakerId]:
@@ -115,24 +137,24 @@ def test_a_rebuild_reads_no_further_ahead_than_it_has_threads(
         ahead.append(read[0] - told[0])
 
     monkeypatch.setattr(housekeeping, "_ADMITTED_AT_A_TIME", 1)
-    monkeypatch.setattr(registrar.index, "unknown", count_read)
-    monkeypatch.setattr(registrar.index, "tell_many", count_told)
-    assert Housekeeper(registrar, HousekeepingSettings()).rebuild() == len(names)
+    monkeypatch.setattr(registry.parts.index, "unknown", count_read)
+    monkeypatch.setattr(registry.parts.index, "tell_many", count_told)
+    assert registry.housekeeper().rebuild() == len(names)
     assert max(ahead) <= 1, "one thread reads a folder"
-    assert len(registrar.page("default", limit=10).entries) == len(names)
+    assert len(registry.registrar.page("default", limit=10).entries) == len(names)
 
 
 def test_a_sweep_takes_what_crashed_writers_left_and_nothing_else(
-    registrar: Registrar, housekeeper: Housekeeper, tmp_path: Path, redis_client: Redis
+    registry: OpenRegistry, housekeeper: Housekeeper, tmp_path: Path, redis_client: Redis
 ):
     """An upload that died before its record, and a write that died before its name."""
     bucket = tmp_path / "bucket"
-    register(registrar, "Alice")
-    worker = StandIn(registrar)
+    register(registry, "Alice")
+    worker = StandIn(registry.parts, registry.registrar)
     worker.announce()
     worker.finish_all("Alice")
     live = files(bucket)
-    registrar.store.put(ALICE.blob_key(uuid4().hex, "0" * 64), b"clip")
+    registry.parts.store.put(ALICE.blob_key(uuid4().hex, "0" * 64), b"clip")
     (bucket / TEMPORARY / "half").write_bytes(b"cl")
     young = files(bucket)
 
@@ -148,16 +170,16 @@ def test_a_sweep_takes_what_crashed_writers_left_and_nothing_else(
 
 
 def test_what_one_listing_leaves_out_is_not_collected(
-    registrar: Registrar,
+    registry: OpenRegistry,
     housekeeper: Housekeeper,
     tmp_path: Path,
     redis_client: Redis,
     monkeypatch: pytest.MonkeyPatch,
 ):
     """The clip of a version that the listing does not show looks like a crashed upload's."""
-    register(registrar, "Alice")
+    register(registry, "Alice")
     age(tmp_path / "bucket", 2 * DAY)
-    live, list_all = files(tmp_path / "bucket"), registrar.store.list
+    live, list_all = files(tmp_path / "bucket"), registry.parts.store.list
 
     def leave_out_records(prefix: str) -> Listing:
         listing = list_all(prefix)
@@ -165,7 +187,7 @@ def test_what_one_listing_leaves_out_is_not_collected(
 
     for _ in range(3):  # lie, truth, lie: they never agree
         with monkeypatch.context() as patched:
-            patched.setattr(registrar.store, "list", leave_out_records)
+            patched.setattr(registry.parts.store, "list", leave_out_records)
             housekeeper.collect_garbage(ALICE)
         assert redis_client.keys("sr:suspicion:*")
         housekeeper.collect_garbage(ALICE)
@@ -174,35 +196,35 @@ def test_what_one_listing_leaves_out_is_not_collected(
 
 
 def test_a_record_that_the_store_denies_costs_a_voice_nothing(
-    registrar: Registrar, housekeeper: Housekeeper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    registry: OpenRegistry, housekeeper: Housekeeper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """S3 once answered one GET of a sweep with NoSuchKey, and the version lost its bytes."""
-    register(registrar, "Alice")
-    worker = StandIn(registrar)
+    register(registry, "Alice")
+    worker = StandIn(registry.parts, registry.registrar)
     worker.announce()
     worker.finish_all("Alice")
     age(tmp_path / "bucket", 2 * DAY)
-    live, get = files(tmp_path / "bucket"), registrar.store.get
+    live, get = files(tmp_path / "bucket"), registry.parts.store.get
 
     def deny_version(key: str) -> bytes:
         if ".ver." in key:
             raise FileNotFoundError
         return get(key)
 
-    monkeypatch.setattr(registrar.store, "get", deny_version)
+    monkeypatch.setattr(registry.parts.store, "get", deny_version)
     housekeeper.collect_garbage(ALICE)
     assert files(tmp_path / "bucket") == live
 
 
 def test_files_of_others_stop_nothing(
-    registrar: Registrar, housekeeper: Housekeeper, redis_client: Redis, tmp_path: Path
+    registry: OpenRegistry, housekeeper: Housekeeper, redis_client: Redis, tmp_path: Path
 ):
     """A file manager, an editor and a person were here. They are counted, and otherwise ignored."""
-    register(registrar, "Alice")
-    worker = StandIn(registrar)
+    register(registry, "Alice")
+    worker = StandIn(registry.parts, registry.registrar)
     worker.announce()
     worker.finish_all("Alice")
-    bucket, profile = tmp_path / "bucket", registrar.catalogue.required[0]
+    bucket, profile = tmp_path / "bucket", registry.parts.catalogue.required[0]
     foreign = [
         bucket / "_profiles" / profile / ".DS_Store",
         bucket / "_profiles" / profile / "999999999999.json",
@@ -222,18 +244,18 @@ def test_files_of_others_stop_nothing(
     redis_client.flushall()
     counted = FOREIGN._value.get()
 
-    (alice,) = registrar.page("default", limit=10).speakers
+    (alice,) = registry.registrar.page("default", limit=10).speakers
     assert alice.speaker.newest.record.name == "Alice"
     housekeeper.turn()
     housekeeper.sweep()
     assert FOREIGN._value.get() == counted + 4
     assert all(path.exists() for path in foreign)
     worker.announce()
-    assert registrar.announcements.current(profile) is not None
-    indexed = registrar.find("default", "alice")
-    assert registrar.state(indexed, indexed.speaker.default) == "ready"
+    assert registry.parts.announcements.current(profile) is not None
+    indexed = registry.registrar.find("default", "alice")
+    assert registry.registrar.state(indexed, indexed.speaker.default) == "ready"
 
-    registrar.delete("default", "Alice")
+    registry.registrar.delete("default", "Alice")
     age(bucket, 2 * DAY)
     housekeeper.sweep()
     (left,) = (path for path in (bucket / ALICE.prefix).rglob("*") if path.is_file())
@@ -241,56 +263,56 @@ def test_files_of_others_stop_nothing(
 
 
 def test_a_deleted_voice_leaves_only_the_mark_that_keeps_it_deleted(
-    registrar: Registrar, housekeeper: Housekeeper, tmp_path: Path
+    registry: OpenRegistry, housekeeper: Housekeeper, tmp_path: Path
 ):
-    register(registrar, "Alice")
-    registrar.delete("default", "Alice")
+    register(registry, "Alice")
+    registry.registrar.delete("default", "Alice")
     age(tmp_path / "bucket", 2 * DAY)
     housekeeper.sweep()
-    (left,) = (stored.key for stored in registrar.store.list(ALICE.prefix).objects)
+    (left,) = (stored.key for stored in registry.parts.store.list(ALICE.prefix).objects)
     assert ".del." in left
 
 
 def test_two_processes_do_not_sweep_at_the_same_time(
-    registrar: Registrar, housekeeper: Housekeeper, monkeypatch: pytest.MonkeyPatch
+    registry: OpenRegistry, housekeeper: Housekeeper, monkeypatch: pytest.MonkeyPatch
 ):
     """It would only be twice the work."""
     sweep, busy = housekeeper.sweep, []
 
     def while_another_looks(sign: Sign) -> None:
         with pytest.raises(Unavailable, match="at the sweep"):
-            Housekeeper(registrar, HousekeepingSettings()).turn()
+            registry.housekeeper().turn()
         busy.append(True)
         sweep(sign)
 
-    ask_for_sweep(registrar.index.ungated)
+    ask_for_sweep(registry.parts.index.ungated)
     monkeypatch.setattr(housekeeper, "sweep", while_another_looks)
     housekeeper.turn()
     housekeeper.turn()
     assert busy == [True], "asked for once, done once"
 
 
-def swept(registrar: Registrar, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def swept(registry: OpenRegistry, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Whom a sweep looks after from now on, one after the other."""
     seen: list[str] = []
-    promote = registrar.promote
+    promote = registry.registrar.promote
     monkeypatch.setattr(housekeeping, "_SWEPT_AT_A_TIME", 1)
-    monkeypatch.setattr(registrar, "promote", lambda one: (seen.append(one.slug), promote(one))[1])
+    monkeypatch.setattr(registry.registrar, "promote", lambda one: (seen.append(one.slug), promote(one))[1])
     return seen
 
 
 def test_a_sweep_that_was_stopped_goes_on_where_it_was(
-    registrar: Registrar, housekeeper: Housekeeper, monkeypatch: pytest.MonkeyPatch
+    registry: OpenRegistry, housekeeper: Housekeeper, monkeypatch: pytest.MonkeyPatch
 ):
     """Of a million voices the last would otherwise never be reached by processes that live for a day."""
     for name in ("Alice", "Bob", "Carol"):
-        register(registrar, name)
-    seen = swept(registrar, monkeypatch)
-    monkeypatch.setattr(registrar.index, "due", lambda limit: [] if len(seen) < 2 else _fail())
+        register(registry, name)
+    seen = swept(registry, monkeypatch)
+    monkeypatch.setattr(registry.parts.index, "due", lambda limit: [] if len(seen) < 2 else _fail())
     with pytest.raises(Unavailable):
         housekeeper.sweep()
-    monkeypatch.setattr(registrar.index, "due", lambda limit: [])
-    Housekeeper(registrar, HousekeepingSettings()).sweep()
+    monkeypatch.setattr(registry.parts.index, "due", lambda limit: [])
+    registry.housekeeper().sweep()
     assert seen == ["alice", "bob", "carol"]
     housekeeper.sweep()
     assert seen == ["alice", "bob", "carol"] * 2, "what was finished is begun anew"
@@ -301,17 +323,17 @@ def _fail() -> list[object]:
 
 
 def test_a_sweep_that_outlives_a_loss_of_redis_answers_no_later_question(
-    registrar: Registrar, housekeeper: Housekeeper, monkeypatch: pytest.MonkeyPatch
+    registry: OpenRegistry, housekeeper: Housekeeper, monkeypatch: pytest.MonkeyPatch
 ):
     """Questions are counted anew in the next index, whose second one would pass for answered."""
     housekeeper.turn()
-    client = registrar.index.ungated
+    client = registry.parts.index.ungated
     for _ in range(2):
         ask_for_sweep(client)
 
     def lose_redis(*_: object) -> None:
         client.flushall()
-        Housekeeper(registrar, HousekeepingSettings()).rebuild()
+        registry.housekeeper().rebuild()
 
     with monkeypatch.context() as losing:
         losing.setattr(housekeeper, "_forget_jobs", lose_redis)
@@ -324,44 +346,45 @@ def test_a_sweep_that_outlives_a_loss_of_redis_answers_no_later_question(
 
 
 def test_a_process_that_is_told_to_stop_leaves_its_sweep_to_others(
-    registrar: Registrar, housekeeper: Housekeeper, monkeypatch: pytest.MonkeyPatch
+    registry: OpenRegistry, housekeeper: Housekeeper, monkeypatch: pytest.MonkeyPatch
 ):
     """It would take hours, and be killed."""
     for name in ("Alice", "Bob"):
-        register(registrar, name)
-    seen, stop = swept(registrar, monkeypatch), threading.Event()
-    monkeypatch.setattr(registrar.index, "due", lambda limit: stop.set() or [] if seen else [])
-    ask_for_sweep(registrar.index.ungated)
+        register(registry, name)
+    seen, stop = swept(registry, monkeypatch), threading.Event()
+    monkeypatch.setattr(registry.parts.index, "due", lambda limit: stop.set() or [] if seen else [])
+    ask_for_sweep(registry.parts.index.ungated)
     housekeeper.run(stop)
     assert seen == ["alice"]
-    Housekeeper(registrar, HousekeepingSettings()).turn()
+    registry.housekeeper().turn()
     assert seen == ["alice", "bob"]
 
 
 def test_a_sweep_looks_after_several_voices_at_a_time_and_after_who_is_due_meanwhile(
-    registrar: Registrar, monkeypatch: pytest.MonkeyPatch
+    registry: OpenRegistry, monkeypatch: pytest.MonkeyPatch
 ):
     """Each waits for the bucket most of the time; and a crash's repair must not wait for the last voice."""
-    housekeeper = Housekeeper(registrar, HousekeepingSettings(sweep_threads=2))
+    housekeeper = registry.housekeeper(sweep_threads=2)
     housekeeper.turn()
     for name in ("Alice", "Bob"):
-        register(registrar, name)
+        register(registry, name)
     both, due = threading.Barrier(2), []
     monkeypatch.setattr(housekeeper, "collect_garbage", lambda speaker_id: both.wait(20))
-    monkeypatch.setattr(registrar.index, "due", lambda limit: due.append(limit) or [])
+    monkeypatch.setattr(registry.parts.index, "due", lambda limit: due.append(limit) or [])
     housekeeper.sweep()
     assert not both.broken
     assert due
 
 
 def test_a_sweep_is_made_once_a_day_and_when_there_is_a_new_encoder(
-    registrar: Registrar, housekeeper: Housekeeper, monkeypatch: pytest.MonkeyPatch
+    registry: OpenRegistry, housekeeper: Housekeeper, monkeypatch: pytest.MonkeyPatch
 ):
     made: list[float] = []
     sweep = housekeeper.sweep
-    monkeypatch.setattr(housekeeper, "sweep", lambda sign: (made.append(registrar.clock.now()), sweep(sign)))
-    now, ahead = registrar.clock.now, 0.0
-    monkeypatch.setattr(registrar.clock, "now", lambda: now() + ahead)
+    clock = registry.parts.clock
+    monkeypatch.setattr(housekeeper, "sweep", lambda sign: (made.append(clock.now()), sweep(sign)))
+    now, ahead = clock.now, 0.0
+    monkeypatch.setattr(clock, "now", lambda: now() + ahead)
 
     def sweeps_in_two_turns() -> int:
         made.clear()
@@ -370,7 +393,7 @@ def test_a_sweep_is_made_once_a_day_and_when_there_is_a_new_encoder(
         return len(made)
 
     assert sweeps_in_two_turns() == 0
-    StandIn(registrar).announce()
+    StandIn(registry.parts, registry.registrar).announce()
     assert sweeps_in_two_turns() == 1
     ahead = WINDOW_SECONDS + 100
     assert sweeps_in_two_turns() == 1, "what had been on its way when the index was begun has landed by now"
@@ -379,44 +402,42 @@ def test_a_sweep_is_made_once_a_day_and_when_there_is_a_new_encoder(
 
 
 def test_a_start_with_other_profiles_looks_at_every_voice(
-    registrar: Registrar, housekeeper: Housekeeper, tmp_path: Path, valkey: ValkeyServer
+    registry: OpenRegistry, housekeeper: Housekeeper, tmp_path: Path, valkey: ValkeyServer
 ):
     """With fewer, a version that waited for the others may be done; with more, there is work."""
     housekeeper.turn()
-    register(registrar, "Alice")
+    register(registry, "Alice")
 
     def jobs_after_start(*profiles: str) -> list[str]:
         settings = RegistrySettings(redis_url=valkey.url, profiles=profiles)
-        other = open_registrar(
-            StoreSettings(url=(tmp_path / "bucket").as_uri(), create_bucket=True), settings
-        )
-        with closing(other.index):
-            Housekeeper(other, HousekeepingSettings()).turn()
-        return sorted(job.profile for job in Jobs(registrar.index).page("default", limit=10).found)
+        other = open_registry(StoreSettings(url=(tmp_path / "bucket").as_uri(), create_bucket=True), settings)
+        with closing(other.parts.index):
+            other.housekeeper().turn()
+        return sorted(job.profile for job in Jobs(registry.parts.index).page("default", limit=10).found)
 
-    assert jobs_after_start(*registrar.catalogue.required) == ["qwen3-tts-0.6b"]
+    assert jobs_after_start(*registry.parts.catalogue.required) == ["qwen3-tts-0.6b"]
     assert jobs_after_start("qwen3-tts-0.6b", "qwen3-tts-1.7b") == ["qwen3-tts-0.6b", "qwen3-tts-1.7b"]
 
 
 def test_a_sweep_forgets_jobs_of_last_month(
-    registrar: Registrar, housekeeper: Housekeeper, monkeypatch: pytest.MonkeyPatch
+    registry: OpenRegistry, housekeeper: Housekeeper, monkeypatch: pytest.MonkeyPatch
 ):
-    register(registrar, "Alice")
-    jobs = Jobs(registrar.index)
-    StandIn(registrar).finish_all()
-    now = registrar.clock.now()
-    register(registrar, "Bob")
+    register(registry, "Alice")
+    jobs = Jobs(registry.parts.index)
+    StandIn(registry.parts, registry.registrar).finish_all()
+    now = registry.parts.clock.now()
+    register(registry, "Bob")
     housekeeper.sweep()
     assert len(jobs.page("default", limit=10).found) == 2
-    monkeypatch.setattr(registrar.clock, "now", lambda: now + KEPT_SECONDS + DAY)
+    monkeypatch.setattr(registry.parts.clock, "now", lambda: now + KEPT_SECONDS + DAY)
     housekeeper.sweep()
     assert [job.name for job in jobs.page("default", limit=10).found] == ["Bob"]
 
 
-def finish_long_ago(registrar: Registrar, namespace: str, state: str, many: int) -> None:
+def finish_long_ago(registry: OpenRegistry, namespace: str, state: str, many: int) -> None:
     """Records of jobs that ended two months ago."""
-    at = registrar.clock.now() - 2 * KEPT_SECONDS
-    with registrar.index.redis.pipeline(transaction=False) as pipeline:
+    at = registry.parts.clock.now() - 2 * KEPT_SECONDS
+    with registry.parts.index.redis.pipeline(transaction=False) as pipeline:
         for number in range(many):
             job_id = f"job_{state}_{number}"
             pipeline.hset(f"sr:job:{job_id}", mapping={"id": job_id, "ns": namespace, "state": state})
@@ -426,33 +447,33 @@ def finish_long_ago(registrar: Registrar, namespace: str, state: str, many: int)
 
 
 def test_a_sweep_forgets_old_jobs_however_many_there_are(
-    registrar: Registrar, housekeeper: Housekeeper, redis_client: Redis
+    registry: OpenRegistry, housekeeper: Housekeeper, redis_client: Redis
 ):
     """Where more end in a day than one sweep forgets, Redis grows for ever."""
-    register(registrar, "Alice")
+    register(registry, "Alice")
     for state in ("succeeded", "failed"):
-        finish_long_ago(registrar, "default", state, 450)
+        finish_long_ago(registry, "default", state, 450)
     housekeeper.sweep()
     assert list(redis_client.scan_iter("sr:job:job_*_*")) == []
     assert redis_client.zcard("sr:jobs:default") == 1, "the one that is wanted now"
 
 
 def test_forgetting_old_jobs_ends_when_its_time_is_up(
-    registrar: Registrar, housekeeper: Housekeeper, monkeypatch: pytest.MonkeyPatch
+    registry: OpenRegistry, housekeeper: Housekeeper, monkeypatch: pytest.MonkeyPatch
 ):
     """A sweep has more to do, and holds a lock; the next one goes on."""
-    register(registrar, "Alice")
-    finish_long_ago(registrar, "default", "failed", 450)
+    register(registry, "Alice")
+    finish_long_ago(registry, "default", "failed", 450)
     monkeypatch.setattr(housekeeping, "_FORGET_SECONDS", -1.0)
     housekeeper.sweep()
-    assert 0 < registrar.index.redis.zcard("sr:jobs:default:failed") < 450
+    assert 0 < registry.parts.index.redis.zcard("sr:jobs:default:failed") < 450
 
 
 def test_a_sweep_that_seems_to_lie_in_the_future_is_none(
-    registrar: Registrar, housekeeper: Housekeeper, redis_client: Redis
+    registry: OpenRegistry, housekeeper: Housekeeper, redis_client: Redis
 ):
     """The clock that it was noted by was ahead. Nothing would be swept until it was that late."""
-    began = registrar.clock.now() + 365 * DAY
+    began = registry.parts.clock.now() + 365 * DAY
     redis_client.set(housekeeping.SWEPT, f"{began}:{int(redis_client.get(SWEEPS_ASKED) or 0)}")
     housekeeper.turn()
     assert float(redis_client.get(housekeeping.SWEPT).partition(b":")[0]) < began
@@ -478,7 +499,7 @@ def test_a_census_that_was_begun_is_ended_without_another_look_at_the_speaker(
 
 
 def test_one_speaker_that_cannot_be_settled_does_not_keep_the_others_from_it(
-    registrar: Registrar, housekeeper: Housekeeper, monkeypatch: pytest.MonkeyPatch
+    registry: OpenRegistry, housekeeper: Housekeeper, monkeypatch: pytest.MonkeyPatch
 ):
     """As after a bug in a release that wrote something we cannot read."""
     settled: set[str] = set()  # on a slow machine, Bob is settled twice: also because a look is due
@@ -488,23 +509,23 @@ def test_one_speaker_that_cannot_be_settled_does_not_keep_the_others_from_it(
             raise ValueError("unexpected")
         settled.add(speaker_id.slug)
 
-    register(registrar, "Alice")
-    register(registrar, "Bob")
-    monkeypatch.setattr(registrar, "promote", promote)
+    register(registry, "Alice")
+    register(registry, "Bob")
+    monkeypatch.setattr(registry.registrar, "promote", promote)
     housekeeper.sweep()
     assert settled == {"bob"}
 
 
 def test_a_voice_that_cannot_be_read_costs_nobody_else_theirs(
-    registrar: Registrar, housekeeper: Housekeeper, redis_client: Redis, tmp_path: Path
+    registry: OpenRegistry, housekeeper: Housekeeper, redis_client: Redis, tmp_path: Path
 ):
     """A damaged record. Its clip stays where it is: somebody may mend it."""
-    register(registrar, "Alice")
-    register(registrar, "Bob")
+    register(registry, "Alice")
+    register(registry, "Bob")
     (record,) = (tmp_path / "bucket" / ALICE.prefix / "r").glob("*.ver.*")
     record.write_bytes(b"")
     damaged = files(tmp_path / "bucket")
-    registrar.store.put(SpeakerId("default", "bob").blob_key(uuid4().hex, "0" * 64), b"clip")
+    registry.parts.store.put(SpeakerId("default", "bob").blob_key(uuid4().hex, "0" * 64), b"clip")
     age(tmp_path / "bucket", 2 * DAY)
 
     housekeeper.sweep()
@@ -512,16 +533,16 @@ def test_a_voice_that_cannot_be_read_costs_nobody_else_theirs(
     housekeeper.sweep()
     assert files(tmp_path / "bucket") == damaged
     redis_client.flushall()
-    assert [one.speaker.newest.record.name for one in registrar.page("default", limit=10).speakers] == ["Bob"]
+    assert names_of(registry) == ["Bob"]
     housekeeper.turn()
-    assert registrar.index.complete()
-    assert [one.speaker.newest.record.name for one in registrar.page("default", limit=10).speakers] == ["Bob"]
-    assert registrar.find("default", "Bob").speaker.live
+    assert registry.parts.index.complete()
+    assert names_of(registry) == ["Bob"]
+    assert registry.registrar.find("default", "Bob").speaker.live
 
 
 @pytest.mark.parametrize("which", [".ver.", ".json"])
 def test_a_record_that_the_store_refuses_costs_nobody_else_theirs(
-    registrar: Registrar,
+    registry: OpenRegistry,
     housekeeper: Housekeeper,
     redis_client: Redis,
     tmp_path: Path,
@@ -529,13 +550,13 @@ def test_a_record_that_the_store_refuses_costs_nobody_else_theirs(
     which: str,
 ):
     """An object that was archived, or a bad sector, once kept the gate closed for everybody."""
-    worker = StandIn(registrar)
+    worker = StandIn(registry.parts, registry.registrar)
     worker.announce()
     for name in ("Alice", "Bob"):
-        register(registrar, name)
+        register(registry, name)
         worker.finish_all(name)
     age(tmp_path / "bucket", 2 * DAY)
-    get = registrar.store.get
+    get = registry.parts.store.get
 
     def refuse(key: str) -> bytes:
         if key.startswith(ALICE.prefix) and which in key:
@@ -543,28 +564,28 @@ def test_a_record_that_the_store_refuses_costs_nobody_else_theirs(
         return get(key)
 
     with monkeypatch.context() as patched:
-        patched.setattr(registrar.store, "get", refuse)
+        patched.setattr(registry.parts.store, "get", refuse)
         housekeeper.settle(ALICE)
-        assert registrar.find("default", "alice").speaker.live, "the index knows it"
+        assert registry.registrar.find("default", "alice").speaker.live, "the index knows it"
         redis_client.flushall()
         with pytest.raises(VoiceUnreadable, match="'alice' cannot be read"):
-            registrar.find("default", "alice")
+            registry.registrar.find("default", "alice")
         housekeeper.turn()
-        assert registrar.index.gate_open()
+        assert registry.parts.index.gate_open()
         with pytest.raises(VoiceUnreadable, match="'alice' cannot be read"):
-            registrar.find("default", "alice")
+            registry.registrar.find("default", "alice")
         with pytest.raises(VoiceUnreadable):
-            register(registrar, "Alice", words="other words")
-        (bob,) = registrar.page("default", limit=10).speakers
+            register(registry, "Alice", words="other words")
+        (bob,) = registry.registrar.page("default", limit=10).speakers
         assert bob.speaker.newest.record.name == "Bob"
-        registrar.delete("default", "Bob")
+        registry.registrar.delete("default", "Bob")
         age(tmp_path / "bucket", 2 * DAY)
         housekeeper.sweep()
-        assert len(registrar.store.list("default/v/bob/").objects) == 1, "only the tombstone"
+        assert len(registry.parts.store.list("default/v/bob/").objects) == 1, "only the tombstone"
         assert housekeeper.settle(ALICE) == pytest.approx(60)
     housekeeper.settle(ALICE)
-    indexed = registrar.find("default", "alice")
-    assert registrar.state(indexed, indexed.speaker.default) == "ready"
+    indexed = registry.registrar.find("default", "alice")
+    assert registry.registrar.state(indexed, indexed.speaker.default) == "ready"
 
 
 def archived(key: str) -> bytes:
@@ -579,23 +600,23 @@ def emptied(key: str) -> bytes:
 
 @pytest.mark.parametrize("read", [archived, emptied])
 def test_a_voice_that_cannot_be_read_can_be_deleted(
-    registrar: Registrar,
+    registry: OpenRegistry,
     housekeeper: Housekeeper,
     redis_client: Redis,
     monkeypatch: pytest.MonkeyPatch,
     read: Callable[[str], bytes],
 ):
     """And its numbers are not used again."""
-    register(registrar, "Alice")
+    register(registry, "Alice")
     with monkeypatch.context() as patched:
-        patched.setattr(registrar.store, "get", read)
+        patched.setattr(registry.parts.store, "get", read)
         redis_client.flushall()
         housekeeper.turn()
-        registrar.delete("default", "Alice")
+        registry.registrar.delete("default", "Alice")
     with pytest.raises(VoiceNotFound):
-        registrar.find("default", "alice")
-    register(registrar, "Alice")
-    assert registrar.find("default", "alice").speaker.default.number == 2
+        registry.registrar.find("default", "alice")
+    register(registry, "Alice")
+    assert registry.registrar.find("default", "alice").speaker.default.number == 2
 
 
 @pytest.mark.parametrize("read", [archived, emptied])
@@ -627,10 +648,10 @@ def test_what_was_published_stays_while_its_version_cannot_be_read(
 
 @pytest.mark.parametrize("rebuilt", [True, False])
 def test_a_damaged_voice_says_so_and_takes_nothing_new(
-    registrar: Registrar, housekeeper: Housekeeper, redis_client: Redis, tmp_path: Path, *, rebuilt: bool
+    registry: OpenRegistry, housekeeper: Housekeeper, redis_client: Redis, tmp_path: Path, *, rebuilt: bool
 ):
-    register(registrar, "Alice")
-    register(registrar, "Alice", words="other words")
+    register(registry, "Alice")
+    register(registry, "Alice", words="other words")
     *_, record = sorted((tmp_path / "bucket" / ALICE.prefix / "r").glob("*.ver.*"))
     written = record.read_bytes()
     record.write_bytes(b"")
@@ -638,22 +659,22 @@ def test_a_damaged_voice_says_so_and_takes_nothing_new(
     if rebuilt:
         housekeeper.turn()
     with pytest.raises(VoiceDamaged, match="'alice' is damaged"):
-        registrar.find("default", "alice")
-    assert registrar.page("default", limit=10).entries == []
+        registry.registrar.find("default", "alice")
+    assert registry.registrar.page("default", limit=10).entries == []
     if rebuilt:
         with pytest.raises(VoiceDamaged):
-            register(registrar, "Alice", words="once more")
+            register(registry, "Alice", words="once more")
 
     record.write_bytes(written)
     redis_client.flushall()
     housekeeper.turn()
-    assert [one.number for one in registrar.find("default", "alice").speaker.versions] == [1, 2]
+    assert [one.number for one in registry.registrar.find("default", "alice").speaker.versions] == [1, 2]
 
 
 def test_a_restored_record_is_found_by_the_next_sweep(
-    registrar: Registrar, housekeeper: Housekeeper, redis_client: Redis, tmp_path: Path
+    registry: OpenRegistry, housekeeper: Housekeeper, redis_client: Redis, tmp_path: Path
 ):
-    register(registrar, "Alice")
+    register(registry, "Alice")
     (record,) = (tmp_path / "bucket" / ALICE.prefix / "r").glob("*.ver.*")
     written = record.read_bytes()
     record.write_bytes(b"")
@@ -661,17 +682,17 @@ def test_a_restored_record_is_found_by_the_next_sweep(
     housekeeper.turn()
     record.write_bytes(written)
     housekeeper.sweep()
-    assert registrar.find("default", "alice").speaker.default.number == 1
+    assert registry.registrar.find("default", "alice").speaker.default.number == 1
 
 
 @pytest.mark.parametrize("found_by", ["a rebuild", "a request", "a sweep"])
 def test_a_restored_record_is_found_without_a_sweep(
-    registrar: Registrar, housekeeper: Housekeeper, redis_client: Redis, tmp_path: Path, found_by: str
+    registry: OpenRegistry, housekeeper: Housekeeper, redis_client: Redis, tmp_path: Path, found_by: str
 ):
     """Sweeps are a day apart. Until the next one the voice answered that it is damaged."""
-    worker = StandIn(registrar)
+    worker = StandIn(registry.parts, registry.registrar)
     worker.announce()
-    register(registrar, "Alice")
+    register(registry, "Alice")
     worker.finish_all("Alice")
     age(tmp_path / "bucket", 2 * DAY)
     housekeeper.settle(ALICE)
@@ -686,21 +707,21 @@ def test_a_restored_record_is_found_without_a_sweep(
     if found_by == "a rebuild":
         housekeeper.turn()
     with pytest.raises(VoiceDamaged):
-        registrar.find("default", "alice")
+        registry.registrar.find("default", "alice")
     assert redis_client.zscore(DIRTY, str(ALICE)) is not None, "it is on the list of what is looked at"
     assert housekeeper.settle(ALICE) == pytest.approx(300)
 
     record.write_bytes(written)
     assert housekeeper.settle(ALICE) is None
-    assert registrar.find("default", "alice").speaker.default.number == 1
+    assert registry.registrar.find("default", "alice").speaker.default.number == 1
 
 
-def test_two_processes_do_not_rebuild_at_the_same_time(registrar: Registrar, redis_client: Redis):
+def test_two_processes_do_not_rebuild_at_the_same_time(registry: OpenRegistry, redis_client: Redis):
     """It would do no harm, but twice the work, and on a big bucket that is minutes."""
-    redis_client.set(f"sr:lock:rebuild:{registrar.index.open()}", "another process", px=20_000)
+    redis_client.set(f"sr:lock:rebuild:{registry.parts.index.open()}", "another process", px=20_000)
     with pytest.raises(Unavailable):
-        Housekeeper(registrar, HousekeepingSettings()).turn()
-    assert not registrar.index.complete()
+        registry.housekeeper().turn()
+    assert not registry.parts.index.complete()
 
 
 def test_the_lock_of_a_dead_process_does_not_outlive_its_server(
@@ -708,14 +729,14 @@ def test_the_lock_of_a_dead_process_does_not_outlive_its_server(
 ):
     """Killed together and started again together, as on one machine: nobody is at the rebuild any more."""
     with ValkeyServer(tmp_path / "redis", port=0) as server:
-        registrar = open_registrar(
+        registry = open_registry(
             StoreSettings(url=(tmp_path / "bucket").as_uri(), create_bucket=True),
             RegistrySettings(redis_url=server.url),
         )
-        housekeeper = Housekeeper(registrar, HousekeepingSettings())
+        housekeeper = registry.housekeeper()
 
         def die(sign: Sign) -> None:
-            registrar.index.ungated.waitaof(1, 0, 10_000)
+            registry.parts.index.ungated.waitaof(1, 0, 10_000)
             server.kill()
             raise InterruptedError
 
@@ -724,13 +745,13 @@ def test_the_lock_of_a_dead_process_does_not_outlive_its_server(
             with pytest.raises(InterruptedError):
                 housekeeper.turn()
         server.start()
-        assert list(registrar.index.ungated.scan_iter("sr:lock:*")), "the lock came back with the log"
+        assert list(registry.parts.index.ungated.scan_iter("sr:lock:*")), "the lock came back with the log"
         housekeeper.turn()
-        assert registrar.index.complete()
-        registrar.index.close()
+        assert registry.parts.index.complete()
+        registry.parts.index.close()
 
 
-def test_trouble_ends_no_housekeeper(registrar: Registrar, monkeypatch: pytest.MonkeyPatch):
+def test_trouble_ends_no_housekeeper(registry: OpenRegistry, monkeypatch: pytest.MonkeyPatch):
     stop, turns = threading.Event(), 0
 
     def turn() -> None:
@@ -740,7 +761,7 @@ def test_trouble_ends_no_housekeeper(registrar: Registrar, monkeypatch: pytest.M
             stop.set()
         raise Unavailable("no bucket", retry_after_seconds=1) if turns == 1 else ValueError("a bug")
 
-    housekeeper = Housekeeper(registrar, HousekeepingSettings(turn_seconds=0.001))
+    housekeeper = registry.housekeeper(turn_seconds=0.001)
     monkeypatch.setattr(housekeeper, "turn", turn)
     housekeeper.run(stop)
     assert turns == 3
@@ -754,26 +775,27 @@ def test_markers_of_folders_go_with_a_deleted_voice(
 ):
     """Consoles make them where somebody opens a folder. Their keys name the voice."""
     settings = bucket_settings(moto_server)
-    registrar = open_registrar(settings, RegistrySettings(redis_url=valkey.url))
-    with closing(registrar.index):
-        housekeeper = Housekeeper(registrar, HousekeepingSettings(deleted_grace_seconds=0))
+    registry = open_registry(settings, RegistrySettings(redis_url=valkey.url))
+    with closing(registry.parts.index):
+        housekeeper = registry.housekeeper(deleted_grace_seconds=0)
         housekeeper.turn()
-        register(registrar, "Alice")
-        register(registrar, "Bob")
-        (vuid,) = [one.vuid for one in registrar.find("default", "alice").speaker.versions]
+        register(registry, "Alice")
+        register(registry, "Bob")
+        (vuid,) = [one.vuid for one in registry.registrar.find("default", "alice").speaker.versions]
         prefixes = ["default/v/bob/", ALICE.prefix, f"{ALICE.prefix}d/", ALICE.data_prefix(vuid)]
         for prefix in prefixes:
             put_marker(settings, prefix)
-        registrar.delete("default", "Alice")
+        registry.registrar.delete("default", "Alice")
 
         def left() -> list[str]:
             housekeeper.sweep()
-            return [stored.key for stored in registrar.store.list(ALICE.prefix).objects]
+            return [stored.key for stored in registry.parts.store.list(ALICE.prefix).objects]
 
         until(lambda: len(left()) == 1)
         (tombstone,) = left()
         assert ".del." in tombstone
-        assert "default/v/bob/" in {stored.key for stored in registrar.store.list("default/v/bob/").objects}
+        bobs = registry.parts.store.list("default/v/bob/")
+        assert "default/v/bob/" in {stored.key for stored in bobs.objects}
 
 
 def put_marker(settings: StoreSettings, key: str) -> None:
@@ -797,7 +819,7 @@ def storage(tmp_path: Path, valkey: ValkeyServer, redis_client: Redis) -> Iterat
 @pytest.fixture
 def patient(storage: Storage) -> Housekeeper:
     """It keeps what was deleted for a day, and has just swept: the next sweep is far away."""
-    housekeeper = Housekeeper(storage.registrar, HousekeepingSettings(sweep_seconds=100 * DAY))
+    housekeeper = Housekeeper(storage.parts, storage.registrar, HousekeepingSettings(sweep_seconds=100 * DAY))
     housekeeper.sweep()
     return housekeeper
 

@@ -178,7 +178,7 @@ def test_housekeeping_reads_all_versions_no_more_often_with_many_jobs(
         storage.register("alice", number=number)
     if lost:
         for job in storage.jobs("alice"):
-            storage.registrar.dispatcher.remove(job.id, job.profile)
+            storage.parts.dispatcher.remove(job.id, job.profile)
     loads = []
     load = SpeakerIndex.load
 
@@ -187,12 +187,12 @@ def test_housekeeping_reads_all_versions_no_more_often_with_many_jobs(
         return load(self, speaker_id)
 
     monkeypatch.setattr(SpeakerIndex, "load", counted)
-    housekeeper = Housekeeper(storage.registrar, HousekeepingSettings())
+    housekeeper = Housekeeper(storage.parts, storage.registrar, HousekeepingSettings())
     assert housekeeper.settle(speaker_id("alice")) is not None
     assert len(loads) <= 3
     waiting = {job.id for job in storage.jobs("alice", open_only=True)}
     assert len(waiting) == 20
-    dispatcher = storage.registrar.dispatcher
+    dispatcher = storage.parts.dispatcher
     assert {dispatcher.state(job, PROFILE) for job in waiting} == {"alive"}
 
 
@@ -264,7 +264,7 @@ def bring(storage: Storage, name: str, value: float) -> bool:
         "ref_code": np.zeros((15, 16), np.int32),
     }
     given = ReadyArtifact(tensors=tensors, fingerprint=storage.fingerprint)
-    return give_artifact(storage.registrar, speaker_id(name), version, PROFILE, given)
+    return give_artifact(storage.parts, storage.registrar, speaker_id(name), version, PROFILE, given)
 
 
 def test_artifacts_that_are_brought_count_and_those_that_are_made_do_not(storage: Storage):

@@ -137,11 +137,11 @@ def queue_is_empty(registry: RegistryProcesses) -> bool:
 
 def assert_index_shows_the_facts(registry: RegistryProcesses) -> None:
     """At rest the index is the fold of the bucket, voice by voice."""
-    with registry.registrar() as registrar:
-        known = list(speaker_ids(registrar.store))
+    with registry.parts() as parts:
+        known = list(speaker_ids(parts.store))
         assert known
         for speaker_id in known:
-            shown, truth = registrar.index.load(speaker_id).speaker, read_speaker(registrar.store, speaker_id)
+            shown, truth = parts.index.load(speaker_id).speaker, read_speaker(parts.store, speaker_id)
             assert shown.versions == truth.versions
             assert shown.aliases == truth.aliases
             assert shown.tombstone == truth.tombstone
@@ -235,12 +235,12 @@ def test_a_delete_that_races_an_extraction_leaves_nothing(
 def left_after_sweeping(registry: RegistryProcesses, names: dict[str, str]) -> dict[str, list[str]]:
     """The kinds of the objects that housekeeping would keep if every grace period were over, by voice."""
     kept = {}
-    with registry.registrar() as registrar:
+    with registry.parts() as parts:
         for name in names:
             speaker_id = SpeakerId("default", name)
-            listing = registrar.store.list(speaker_id.prefix)
-            facts = list(read_facts(registrar.store, listing))
-            indexed = registrar.index.load(speaker_id).speaker
+            listing = parts.store.list(speaker_id.prefix)
+            facts = list(read_facts(parts.store, listing))
+            indexed = parts.index.load(speaker_id).speaker
             found = unreachable(listing, facts, indexed, grace=timedelta(0), deleted_grace=timedelta(0))
             swept = {*found.certain, *found.presumed}
             keys = [stored.key for stored in listing.objects if stored.key not in swept]

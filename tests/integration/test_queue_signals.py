@@ -25,7 +25,7 @@ def storage(tmp_path: Path, valkey: ValkeyServer, redis_client: Redis) -> Iterat
 @pytest.fixture
 def signals(storage: Storage, valkey: ValkeyServer) -> Iterator[RedisSignals]:
     with redis.Redis.from_url(valkey.url) as connection:
-        yield RedisSignals(storage.registrar, connection)
+        yield RedisSignals(storage.index, storage.parts.announcements, storage.parts.catalogue, connection)
 
 
 def samples(signals: RedisSignals) -> dict[tuple[str, ...], float]:
@@ -65,7 +65,7 @@ def test_which_profiles_every_voice_must_have_is_shown_also_without_redis(
     monkeypatch.setattr(signals, "_ask", unreachable)
     shown = samples(signals)
     required = {name for (metric, name), value in _labelled(shown) if metric.endswith("required") and value}
-    assert required == set(storage.registrar.catalogue.required)
+    assert required == set(storage.parts.catalogue.required)
     assert shown["registry_profile_required", "voxtral"] == 0
 
 
@@ -77,7 +77,7 @@ def test_workers_whose_encoder_failed_its_proof_are_counted(storage: Storage, si
     """Telling it again with every beat counts once; after ten minutes of silence it is forgotten."""
     failed = FailedProof(worker="w-1", device="cuda:0", reason="codes: 12.00% of the codes are equal")
     for _ in range(2):
-        storage.registrar.announcements.tell_failed_proofs({PROFILE: failed})
+        storage.parts.announcements.tell_failed_proofs({PROFILE: failed})
     assert samples(signals)["registry_proof_failed_workers", PROFILE] == 1
     assert samples(signals)["registry_proof_failed_workers", "voxtral"] == 0
     key = f"sr:failed_proofs:{PROFILE}"
@@ -87,7 +87,7 @@ def test_workers_whose_encoder_failed_its_proof_are_counted(storage: Storage, si
 
 def test_profiles_that_are_made_with_other_weights_are_shown(storage: Storage, signals: RedisSignals):
     """Their voices do not sound as with the published ones; untrained ones are of no use at all."""
-    announce = storage.registrar.announcements.announce
+    announce = storage.parts.announcements.announce
     announce("voxtral", "sha256:1", {"weights": {"custom": True}}, untrained=False)
     announce("higgs-audio-v2", "sha256:2", {}, untrained=True)
     shown = dict(key[1:] for key in samples(signals) if key[0] == "registry_profile_weights")

@@ -518,7 +518,7 @@ def test_a_committed_version_is_acknowledged_though_its_job_cannot_be_queued(
     """The caller would send the clip again; housekeeping will queue the job."""
 
     with monkeypatch.context() as without_queue:
-        without_queue.setattr(storage.registrar.dispatcher, "enqueue", refuse)
+        without_queue.setattr(storage.parts.dispatcher, "enqueue", refuse)
         assert storage.register("alice").created
     storage.settle()
     storage.check_settled("alice")
@@ -529,14 +529,14 @@ def while_it_is_answered(
     storage: Storage, do: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
 ) -> Registered:
     """Register alice, whose version is committed and whose job is queued, and then comes `do`."""
-    enqueue = storage.registrar.dispatcher.enqueue
+    enqueue = storage.parts.dispatcher.enqueue
 
     def overtaken(*arguments: Any) -> None:
         enqueue(*arguments)
         monkeypatch.undo()
         do()
 
-    monkeypatch.setattr(storage.registrar.dispatcher, "enqueue", overtaken)
+    monkeypatch.setattr(storage.parts.dispatcher, "enqueue", overtaken)
     return storage.register("alice")
 
 
@@ -1008,13 +1008,13 @@ def test_an_upload_of_a_new_name_soon_after_an_index_was_begun_is_refused_no_pla
     """
     lose_redis(storage)
     storage.housekeeper.rebuild()
-    scripts, call = [], storage.registrar.index.call
+    scripts, call = [], storage.parts.index.call
 
     def record(script: str, *arguments: Any) -> Any:
         scripts.append(script)
         return call(script, *arguments)
 
-    monkeypatch.setattr(storage.registrar.index, "call", record)
+    monkeypatch.setattr(storage.parts.index, "call", record)
     storage.register("alice")
     before = scripts[: scripts.index("apply_version")]
     assert before == ["look", "tell", "census", "census", "look", "reserve"]
@@ -1189,14 +1189,14 @@ def test_a_fingerprint_that_redis_forgot_in_a_roll_back_is_read_from_the_facts(s
     storage.raw.hset("sr:profiles", mapping=old)
     storage.raw.delete(BOOT)
     storage.housekeeper.rebuild()
-    assert storage.registrar.announcements.current(PROFILE).fingerprint == NEXT_FINGERPRINT
+    assert storage.parts.announcements.current(PROFILE).fingerprint == NEXT_FINGERPRINT
 
 
 def test_an_announcement_that_cannot_be_read_is_not_read_every_second(
     storage: Storage, monkeypatch: pytest.MonkeyPatch
 ):
     """While Redis does not know the profile, each look would list its announcements again and log it."""
-    announcements, listed, list_objects = storage.registrar.announcements, [], storage.store.list
+    announcements, listed, list_objects = storage.parts.announcements, [], storage.store.list
 
     def counted(prefix: str, *given: Any, **said: Any) -> Any:
         listed.append(prefix)
@@ -1235,7 +1235,7 @@ def test_a_redis_that_holds_the_index_of_another_bucket_is_refused(storage: Stor
 
 def _index(storage: Storage, bucket: str) -> SpeakerIndex:
     epochs = Epochs(storage.store, storage.clock)
-    return SpeakerIndex(storage.registrar.settings.redis_url, bucket, truth_of(storage.store), epochs)
+    return SpeakerIndex(storage.parts.settings.redis_url, bucket, truth_of(storage.store), epochs)
 
 
 def test_an_index_of_a_lower_layout_is_begun_anew_once(storage: Storage, monkeypatch: pytest.MonkeyPatch):
@@ -1324,7 +1324,7 @@ def test_a_rebuild_forgets_no_namespace_whatever_it_is_called(storage: Storage):
     """What is left of an older index is told by the place of a word in a key, not by the word."""
     for namespace in RESERVED:
         upload = Upload(name=parse_speaker_name("alice"), consent="c")
-        register_clip(storage.registrar, namespace, upload, *clip(1))
+        register_clip(storage.parts, storage.registrar, namespace, upload, *clip(1))
     lose_redis(storage)
     storage.raw.set("sr:in:default:names", "of an older layout")
     storage.housekeeper.rebuild()
@@ -1373,7 +1373,7 @@ def test_namespaces_have_nothing_in_common_whatever_they_are_called(storage: Sto
         for name in ("queued", "names", namespace):
             data, decoded = clip(1)
             upload = Upload(name=parse_speaker_name(name), consent="c")
-            register_clip(storage.registrar, namespace, upload, data, decoded)
+            register_clip(storage.parts, storage.registrar, namespace, upload, data, decoded)
     for namespace in RESERVED:
         expected = sorted({"queued", "names", namespace})
         assert storage.index.names(namespace, limit=99) == expected

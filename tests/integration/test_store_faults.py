@@ -24,7 +24,7 @@ from services.shared.bucket.store import (
 )
 from services.shared.configuration.settings import RegistrySettings
 from services.shared.registry import opening
-from services.shared.registry.opening import open_registrar
+from services.shared.registry.opening import open_parts
 from speaker_registry.errors import Unavailable
 from tests.integration.conftest import bucket_settings
 from tests.servers import CutOff, Request, Response, S3Proxy, S3Server
@@ -320,8 +320,8 @@ def test_a_start_outlives_one_answer_that_is_cut_short(
     monkeypatch.setattr(opening, "_FIRST_PAUSE_SECONDS", 0.01)
     with OneTruncated(rclone_server, number) as proxy:
         settings = bucket_settings(rclone_server, endpoint=proxy.endpoint)
-        registrar = open_registrar(settings, RegistrySettings(redis_url="redis://127.0.0.1:1/0"))
-        registrar.index.close()
+        parts = open_parts(settings, RegistrySettings(redis_url="redis://127.0.0.1:1/0"))
+        parts.index.close()
 
 
 class StaleLists(S3Proxy):

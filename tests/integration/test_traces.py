@@ -187,8 +187,8 @@ def test_health_and_metrics_are_not_traced(played: Collector):
 
 def test_the_jobs_record_holds_the_trace_and_no_more_of_it(played: Collector, registry: RegistryProcesses):
     """Ids only, of a known length."""
-    with registry.registrar() as registrar:
-        [job] = Jobs(registrar.index).page("default", limit=10).found
+    with registry.parts() as parts:
+        [job] = Jobs(parts.index).page("default", limit=10).found
     upload = played.one(f"POST {UPLOAD}")
     assert job.traceparent == f"00-{TRACE}-{upload.span_id.hex()}-01"
 

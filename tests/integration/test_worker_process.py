@@ -101,8 +101,8 @@ def test_a_worker_waits_for_redis(registry: RegistryProcesses):
     until_logged(registry, "worker.waits")
     registry.valkey.start()
     until_logged(registry, "worker.started")
-    with registry.registrar() as registrar:
-        wait_until(lambda: registrar.announcements.workers(PROFILE) == 1)
+    with registry.parts() as parts:
+        wait_until(lambda: parts.announcements.workers(PROFILE) == 1)
     assert worker.exit_status is None
 
 
@@ -112,11 +112,11 @@ def test_a_worker_whose_profiles_were_all_replaced_ends(registry: RegistryProces
     [worker] = registry.workers
     worker.start()
     until_logged(registry, "worker.started")
-    with registry.registrar() as registrar:
+    with registry.parts() as parts:
         for name in (PROFILE, OPTIONAL_PROFILE):
-            registrar.announcements.announce(name, NEWER, {}, untrained=True)
+            parts.announcements.announce(name, NEWER, {}, untrained=True)
         wait_until(lambda: worker.exit_status is not None)
-        assert registrar.announcements.workers(PROFILE) == 0
+        assert parts.announcements.workers(PROFILE) == 0
     assert worker.exit_status == EXIT_OUTDATED
     assert "moved on to sha256:2222" in registry.log()
 
@@ -126,10 +126,10 @@ def test_a_worker_goes_on_with_those_of_its_profiles_that_were_not_replaced(regi
     registry.valkey.start()
     [worker] = registry.workers
     worker.start()
-    with registry.registrar() as registrar:
-        alive = registrar.announcements.workers
+    with registry.parts() as parts:
+        alive = parts.announcements.workers
         wait_until(lambda: alive(PROFILE) == alive(OPTIONAL_PROFILE) == 1, START_SECONDS)
-        registrar.announcements.announce(PROFILE, NEWER, {}, untrained=True)
+        parts.announcements.announce(PROFILE, NEWER, {}, untrained=True)
         wait_until(lambda: alive(PROFILE) == 0)
         assert "profile.not_served" in registry.log()
         worker.kill()
@@ -187,8 +187,8 @@ def test_a_failed_proof_is_told_also_by_a_worker_that_ends_over_it(tmp_path: Pat
         worker.start()
         wait_until(lambda: worker.exit_status is not None, START_SECONDS)
         assert worker.exit_status == EXIT_NOTHING_TO_SERVE
-        with registry.registrar() as registrar:
-            assert len(registrar.announcements.failed_proofs_of([PROFILE])[PROFILE]) == 1
+        with registry.parts() as parts:
+            assert len(parts.announcements.failed_proofs_of([PROFILE])[PROFILE]) == 1
 
 
 def test_a_worker_that_can_serve_nothing_ends_and_says_why(tmp_path: Path):

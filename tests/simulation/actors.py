@@ -73,9 +73,11 @@ def upload(process: Process, request: Request) -> Registered:
         idempotency_key=request.key,
     )
     if request.given:
-        return register_embedding(process.registrar, NAMESPACE, described, embedding_of(request.content))
+        return register_embedding(
+            process.opened, process.registrar, NAMESPACE, described, embedding_of(request.content)
+        )
     clip, data = clip_of(request.content)
-    return register_clip(process.registrar, NAMESPACE, described, data, clip)
+    return register_clip(process.opened, process.registrar, NAMESPACE, described, data, clip)
 
 
 def delete(process: Process, name: str) -> IndexedSpeaker:
@@ -90,16 +92,18 @@ def move_by_hand(world: World, process: Process, name: str, alias: str) -> None:
     if alias == DEFAULT:
         world.ledger.moved_by_hand.add(vuid)
     seq = process.index.reserve_alias(speaker_id, alias)
-    fact = AliasFact(seq, alias, vuid, process.registrar.clock.new_id())
-    process.registrar.store.put(speaker_id.alias_key(fact), b"{}")
+    fact = AliasFact(seq, alias, vuid, process.opened.clock.new_id())
+    process.opened.store.put(speaker_id.alias_key(fact), b"{}")
     process.index.apply_alias(speaker_id, fact)
 
 
 def precompute(world: World, process: Process, name: str) -> None:
     """What a call to `cache` with `wait` does."""
     registrar = process.registrar
-    profile = world.random.choice([None, *sorted(registrar.catalogue.names)])
-    call = Precompute(registrar, FollowedJobs(registrar), NAMESPACE, name, profile)
+    profile = world.random.choice([None, *sorted(process.opened.catalogue.names)])
+    call = Precompute(
+        process.opened, registrar, FollowedJobs(process.opened, registrar), NAMESPACE, name, profile
+    )
     look, deadline = call.start(force=world.random.random() < 0.3), world.time + PATIENCE_SECONDS
     while not look.finished and world.time < deadline:
         world.sleep(5.0)
@@ -108,7 +112,7 @@ def precompute(world: World, process: Process, name: str) -> None:
 
 def follow(world: World, process: Process, job_id: str) -> None:
     """What a call to a job with `wait` does."""
-    jobs, deadline = FollowedJobs(process.registrar), world.time + PATIENCE_SECONDS
+    jobs, deadline = FollowedJobs(process.opened, process.registrar), world.time + PATIENCE_SECONDS
     while world.time < deadline:
         try:
             job = jobs.get(NAMESPACE, job_id)
@@ -132,7 +136,7 @@ def extract_some(world: World, process: Process, name: str) -> list[str]:
     registrar = process.registrar
     indexed = registrar.find(NAMESPACE, name, VersionSelection(limit=1000))
     version = world.random.choice(indexed.speaker.versions)
-    profile = world.random.choice(sorted(registrar.catalogue.names))
+    profile = world.random.choice(sorted(process.opened.catalogue.names))
     claims = registrar.ensure(speaker_of(name), version, [profile], force=world.random.random() < 0.3)
     return [claim.job_id for claim in claims.values() if claim.job_id]
 
@@ -140,7 +144,7 @@ def extract_some(world: World, process: Process, name: str) -> list[str]:
 def cancel_job(world: World, process: Process, job_id: str) -> None:
     """What a call to cancel does."""
     losses = world.counts["redis_is_replaced"]
-    cancel(process.registrar, NAMESPACE, job_id)
+    cancel(process.opened, NAMESPACE, job_id)
     world.ledger.canceled[job_id] = losses
 
 
@@ -149,15 +153,15 @@ def bring_artifact(world: World, process: Process, name: str) -> None:
     registrar = process.registrar
     indexed = registrar.find(NAMESPACE, name, VersionSelection(limit=1000))
     version = world.random.choice(indexed.speaker.versions)
-    profile = world.random.choice(sorted(registrar.catalogue.names))
-    announced = registrar.announcements.current(profile)
+    profile = world.random.choice(sorted(process.opened.catalogue.names))
+    announced = process.opened.announcements.current(profile)
     if version.record.clip is None or announced is None:
         return
     content = world.ledger.authors[version.vuid].content
-    width = registrar.catalogue.get(profile).embedding_width or 0
+    width = process.opened.catalogue.get(profile).embedding_width or 0
     embedding = np.array([content, *(world.random.random() for _ in range(width - 1))], np.float32)
     given = ReadyArtifact(tensors={"speaker_embedding": embedding}, fingerprint=announced.fingerprint)
-    give_artifact(registrar, speaker_of(name), version, profile, given)
+    give_artifact(process.opened, registrar, speaker_of(name), version, profile, given)
 
 
 def start(world: World, process: Process) -> None:
@@ -174,7 +178,7 @@ def start(world: World, process: Process) -> None:
 def announce(world: World, process: Process) -> None:
     """What a worker does first."""
     for profile, fingerprint in process.fingerprints.items():
-        say = partial(process.registrar.announcements.announce, profile, fingerprint, {}, untrained=False)
+        say = partial(process.opened.announcements.announce, profile, fingerprint, {}, untrained=False)
         patiently(world, say)
     process.in_service = True
 

@@ -23,6 +23,7 @@ from services.shared.index.reading import IndexedSpeaker
 from services.shared.index.speaker_index import VersionSelection
 from services.shared.model.clock import Clock
 from services.shared.model.domain import ArtifactRecord, SpeakerVersion
+from services.shared.registry.parts import RegistryParts
 from services.shared.registry.publication import Attempt, Publisher
 from services.shared.registry.registrar import Registrar
 from services.shared.registry.repair import Decode
@@ -124,9 +125,9 @@ class DeletesInTheIndexOnly(Registrar):
 
     def delete(self, namespace: str, name: str, **options: Any) -> IndexedSpeaker:
         speaker_id = SpeakerId.of(namespace, parse_speaker_name(name))
-        before = self.index.load(speaker_id)
-        place = self.index.reserve_tombstone(speaker_id)
-        self.index.apply_tombstone(speaker_id, place.seq, place.number, place.created_at)
+        before = self._index.load(speaker_id)
+        place = self._index.reserve_tombstone(speaker_id)
+        self._index.apply_tombstone(speaker_id, place.seq, place.number, place.created_at)
         return before
 
 
@@ -194,18 +195,20 @@ def believe_the_rendition(
 
 
 def replace_nothing(
-    registrar: Registrar, speaker_id: SpeakerId, version: SpeakerVersion, record: ArtifactRecord
+    parts: RegistryParts,
+    registrar: Registrar,
+    speaker_id: SpeakerId,
+    version: SpeakerVersion,
+    record: ArtifactRecord,
 ) -> bytes:
     """Says that an artifact is lost, and leaves it at that."""
-    return read_artifact(registrar.store, speaker_id, version, record)
+    return read_artifact(parts.store, speaker_id, version, record)
 
 
 def settle_what_may_be_overwritten(self: Any) -> IndexedSpeaker:
     """An immutable voice has only one version to count."""
-    if self._registrar.settings.registration_policy == "immutable":
-        found: IndexedSpeaker = self._registrar.index.look(
-            self._id, VersionSelection(idempotency=self._idempotency)
-        )
+    if self._settings.registration_policy == "immutable":
+        found: IndexedSpeaker = self._index.look(self._id, VersionSelection(idempotency=self._idempotency))
         return found
     return _SETTLED(self)
 
@@ -213,9 +216,9 @@ def settle_what_may_be_overwritten(self: Any) -> IndexedSpeaker:
 _SETTLED = registration._Registration._settled
 
 
-def follow_nothing(registrar: Registrar) -> Jobs:
+def follow_nothing(parts: RegistryParts, registrar: Registrar) -> Jobs:
     """What Redis does not know is not there."""
-    return Jobs(registrar.index)
+    return Jobs(parts.index)
 
 
 _NUMBERED_TWICE = (

@@ -22,6 +22,7 @@ from services.shared.index.redis_access import unavailable_without_redis
 from services.shared.index.speaker_index import SpeakerIndex
 from services.shared.model.clock import Clock
 from services.shared.model.profiles import ProfileCatalogue
+from services.shared.registry.parts import RegistryParts
 from services.shared.registry.publication import Provenance, Publisher
 from services.shared.registry.registrar import Registrar
 from speaker_registry.artifact import TensorSpec
@@ -179,7 +180,7 @@ class Process:
         for client in (self.index.redis, self.index.ungated):
             self._put_under_control(client)
         announcements = Announcements(world.store, self.index, clock, monotonic=clock.monotonic)
-        self.registrar = parts.registrar(
+        self.opened = RegistryParts(
             store=world.store,
             index=self.index,
             announcements=announcements,
@@ -188,12 +189,13 @@ class Process:
             settings=self._settings,
             clock=clock,
         )
-        self.publisher = parts.publisher(self.registrar, decode)
-        self.housekeeper = parts.housekeeper(self.registrar, self._housekeeping)
+        self.registrar = parts.registrar(self.opened)
+        self.publisher = parts.publisher(self.opened, self.registrar, decode)
+        self.housekeeper = parts.housekeeper(self.opened, self.registrar, self._housekeeping)
 
     def provenance(self, profile: str) -> Provenance:
         return Provenance(
-            profile=self.registrar.catalogue.get(profile),
+            profile=self.opened.catalogue.get(profile),
             fingerprint=self.fingerprints[profile],
             extractor={},
             untrained=False,

@@ -143,7 +143,7 @@ def _check_succession(
 
 def serves(process: Process, version: SpeakerVersion) -> frozenset[str]:
     """With any fingerprint: a new one makes artifacts stale, not useless."""
-    required = process.registrar.catalogue.required
+    required = process.opened.catalogue.required
     return frozenset(profile for profile in required if version.artifact(profile) is not None)
 
 
@@ -160,7 +160,7 @@ def _check_artifact(
     lost it is made again, unless it came with the registration.
     """
     try:
-        data = artifact_or_replacement(process.registrar, speaker_id, version, record)
+        data = artifact_or_replacement(process.opened, process.registrar, speaker_id, version, record)
     except VoiceNotFound:
         if not was_lied_to():
             _check_it_may_be_missing(world, speaker_id, version, akey)

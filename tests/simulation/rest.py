@@ -111,7 +111,7 @@ def _check_default(process: Process, indexed: IndexedSpeaker, speaker: Speaker) 
 
 
 def _required(process: Process) -> tuple[str, ...]:
-    return process.registrar.catalogue.required
+    return process.opened.catalogue.required
 
 
 def _check_objects(world: World, speaker_id: SpeakerId, truth: Speaker) -> None:

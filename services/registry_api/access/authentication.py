@@ -19,9 +19,9 @@ from services.registry_api.protocol.callers import ANONYMOUS, Caller
 from services.registry_api.serving.concurrency_limits import ConcurrencyLimits
 from services.registry_api.serving.slots import Slots
 from services.shared.configuration.settings import AccessSettings, ApiSettings, RateSettings
+from services.shared.index.speaker_index import SpeakerIndex
 from services.shared.keys.api_keys import ALL_SCOPES, ANY_NAMESPACE, ApiKey, Token, is_secret_of, parse_token
 from services.shared.keys.keyring import FRESH_SECONDS, Keyring
-from services.shared.registry.registrar import Registrar
 from speaker_registry.errors import InvalidApiKey, RateLimited
 
 log = structlog.get_logger()
@@ -247,7 +247,7 @@ class AccessMisconfigured(Exception):
 
 
 def open_access(
-    api: ApiSettings, access: AccessSettings, rates: RateSettings, registrar: Registrar
+    api: ApiSettings, access: AccessSettings, rates: RateSettings, keyring: Keyring, index: SpeakerIndex
 ) -> Access:
     """Build `Access` from the settings.
 
@@ -262,7 +262,6 @@ def open_access(
     if reason is None:
         return Access()
     bootstrap = _bootstrap_token(access)
-    keyring = registrar.keyring
     keyring.look()
     if bootstrap is None and access.oidc_issuer is None and not _has_admin_key(keyring):
         raise AccessMisconfigured(
@@ -272,7 +271,7 @@ def open_access(
         )
     return Access(
         keyring,
-        rates=RateLimits(registrar.index.ungated, rates),
+        rates=RateLimits(index.ungated, rates),
         bootstrap=bootstrap,
         jwts=JwtVerifier(access) if access.oidc_issuer else None,
         failures_per_minute=rates.failures_per_minute,

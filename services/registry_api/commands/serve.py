@@ -33,7 +33,9 @@ from services.shared.configuration.settings import (
     UploadLimits,
     explain,
 )
-from services.shared.registry.opening import open_queue_connection, open_registrar
+from services.shared.keys.keyring import Keyring
+from services.shared.registry.opening import open_parts, open_queue_connection
+from services.shared.registry.registrar import Registrar
 from services.shared.telemetry import metrics, trace_export
 from services.shared.telemetry.logs import configure_logs
 from services.shared.telemetry.trace_export import TracesUnavailable
@@ -72,19 +74,25 @@ def run() -> int:
 
 def _serve() -> int:
     settings, registry, limits = _within_open_files(ApiSettings()), RegistrySettings(), UploadLimits()
-    registrar = open_registrar(StoreSettings(), registry)
-    metrics.REGISTRY.register(RedisSignals(registrar, open_queue_connection(registry)))
+    parts = open_parts(StoreSettings(), registry)
+    registrar = Registrar(parts)
+    keyring = Keyring(parts.store, parts.index, parts.clock, parts.run_all)
+    metrics.REGISTRY.register(
+        RedisSignals(parts.index, parts.announcements, parts.catalogue, open_queue_connection(registry))
+    )
     metrics.listen(MetricsSettings())
     trace_export.start(TracesSettings(), "api")
     with AudioDecoder(limits) as decoder:
         services = Services(
+            parts=parts,
             registrar=registrar,
-            jobs=FollowedJobs(registrar),
+            keyring=keyring,
+            jobs=FollowedJobs(parts, registrar),
             decoder=decoder,
             long_polls=LongPolls(registry.redis_address, registrar.seen_jobs.hear),
-            housekeeper=Housekeeper(registrar, HousekeepingSettings()),
+            housekeeper=Housekeeper(parts, registrar, HousekeepingSettings(), keyring.sweep),
             limits=limits,
-            access=open_access(settings, AccessSettings(), RateSettings(), registrar),
+            access=open_access(settings, AccessSettings(), RateSettings(), keyring, parts.index),
         )
         app = create_app(
             services,

@@ -48,6 +48,7 @@ from services.shared.model.domain import (
     SpeakerVersion,
     fold,
 )
+from services.shared.registry.parts import RegistryParts
 from services.shared.registry.publication import Publisher
 from services.shared.registry.registrar import Registrar
 from services.shared.registry.status import unsupported_reason
@@ -111,13 +112,24 @@ class _Sweep(Record):
 class Housekeeper:
     """Call `turn` every second or so, or let `run` do it in a thread of its own."""
 
-    def __init__(self, registrar: Registrar, settings: HousekeepingSettings) -> None:
+    def __init__(
+        self,
+        parts: RegistryParts,
+        registrar: Registrar,
+        settings: HousekeepingSettings,
+        sweep_keys: Callable[[], object] | None = None,
+    ) -> None:
+        """`sweep_keys`: deletes what is left of API keys that ended long ago; called in each sweep."""
         self._registrar = registrar
-        self._store = registrar.store
-        self._index = registrar.index
-        self._clock = registrar.clock
-        self._publisher = Publisher(registrar)
+        self._store = parts.store
+        self._index = parts.index
+        self._clock = parts.clock
+        self._announcements = parts.announcements
+        self._catalogue = parts.catalogue
+        self._dispatcher = parts.dispatcher
+        self._publisher = Publisher(parts, registrar)
         self._settings = settings
+        self._sweep_keys = sweep_keys
         self._requirements_told = False
         self._stop = threading.Event()
         self._not_admitted: set[SpeakerId] = set()
@@ -145,7 +157,7 @@ class Housekeeper:
             with self._only_one("rebuild") as sign:
                 self.rebuild(sign)
         if not self._requirements_told:
-            self._registrar.announcements.require(self._registrar.catalogue.required)
+            self._announcements.require(self._catalogue.required)
             self._requirements_told = True
         self._look_after_due()
         if self._sweep_is_due():
@@ -410,7 +422,7 @@ class Housekeeper:
         """
         lost, live = 0, {version.vuid for version in indexed.speaker.versions}
         for pending in indexed.pending_extractions:
-            state = self._registrar.dispatcher.state(pending.job_id, pending.profile)
+            state = self._dispatcher.state(pending.job_id, pending.profile)
             if pending.vuid not in live or state != "alive":
                 self._replace(speaker_id, pending, state)
                 lost += 1
@@ -449,7 +461,7 @@ class Housekeeper:
         return version.artifact_key(pending.profile, self._fingerprint(pending), job.build)
 
     def _fingerprint(self, pending: PendingExtraction) -> str:
-        announced = self._registrar.announcements.current(pending.profile)
+        announced = self._announcements.current(pending.profile)
         return pending.fingerprint or (announced.fingerprint if announced else "")
 
     def _start_anew(
@@ -459,7 +471,7 @@ class Housekeeper:
         log.warning("job.lost", job_id=pending.job_id, speaker=str(speaker_id))
         REPAIRS.labels("job_lost").inc()
         self._index.set_job(speaker_id, pending.job_id, "superseded")
-        profile = self._registrar.catalogue.get(pending.profile)
+        profile = self._catalogue.get(pending.profile)
         if unsupported_reason(version, profile) is None:
             self._registrar.claim(speaker_id, version, profile, steal=pending.job_id, force=job.forced)
         # Where the claim did not take it over: its artifact is there, or another fingerprint is wanted now.
@@ -506,8 +518,9 @@ class Housekeeper:
         sweep = self._begin_sweep()
         swept = self._store.sweep_temporary(timedelta(seconds=self._settings.grace_seconds))
         GARBAGE.labels("temporary").inc(swept)
-        self._registrar.announcements.look_anew()
-        self._registrar.keyring.sweep()
+        self._announcements.look_anew()
+        if self._sweep_keys is not None:
+            self._sweep_keys()
         self._index.epochs.sweep()
         speakers = list(speaker_ids(self._store))
         left = [speaker_id for speaker_id in speakers if sweep.lies_before(speaker_id)]

@@ -18,9 +18,10 @@ from prometheus_client.registry import Collector
 from rq.utils import utcparse
 
 from services.registry_api.maintenance.housekeeping import SWEPT
-from services.shared.index.announcements import Announcement
+from services.shared.index.announcements import Announcement, Announcements
+from services.shared.index.speaker_index import SpeakerIndex
+from services.shared.model.profiles import ProfileCatalogue
 from services.shared.queue.rq_jobs import QUARANTINE_KEY, JobQueue, job_key, queue_name
-from services.shared.registry.registrar import Registrar
 from services.shared.telemetry import metrics
 from speaker_registry.errors import Unavailable
 
@@ -66,12 +67,18 @@ class RedisSignals(Collector):
         connection: Redis, answering in bytes.
     """
 
-    def __init__(self, registrar: Registrar, connection: redis.Redis) -> None:
-        self._registrar = registrar
+    def __init__(
+        self,
+        index: SpeakerIndex,
+        announcements: Announcements,
+        catalogue: ProfileCatalogue,
+        connection: redis.Redis,
+    ) -> None:
+        self._index = index
+        self._announcements = announcements
+        self._required = frozenset(catalogue.required)
         self._redis = connection
-        self._queues = {
-            name: JobQueue(queue_name(name), connection) for name in sorted(registrar.catalogue.names)
-        }
+        self._queues = {name: JobQueue(queue_name(name), connection) for name in sorted(catalogue.names)}
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="redis-signals")
         self._asking: Future[_Answer] | None = None
 
@@ -80,14 +87,14 @@ class RedisSignals(Collector):
         up = metrics.REDIS_UP.family()
         up.add_metric([], answer is not None)
         yield up
-        yield self._required()
+        yield self._requirements()
         if answer is not None:
             yield from _families(answer)
 
-    def _required(self) -> GaugeMetricFamily:
+    def _requirements(self) -> GaugeMetricFamily:
         family = metrics.PROFILE_REQUIRED.family()
         for name in self._queues:
-            family.add_metric([name], name in self._registrar.catalogue.required)
+            family.add_metric([name], name in self._required)
         return family
 
     def _in_time(self) -> _Answer | None:
@@ -103,16 +110,15 @@ class RedisSignals(Collector):
     def _ask(self) -> _Answer:
         queues, quarantined, persistence, swept = self._lengths()
         return _Answer(
-            gate_open=self._registrar.index.gate_open(),
-            index_complete=self._registrar.index.complete(),
+            gate_open=self._index.gate_open(),
+            index_complete=self._index.complete(),
             queues=queues,
             waiting_since=self._waiting_since(queues),
-            workers=self._registrar.announcements.workers_of(queues),
+            workers=self._announcements.workers_of(queues),
             failed_proofs={
-                name: len(failed)
-                for name, failed in self._registrar.announcements.failed_proofs_of(queues).items()
+                name: len(failed) for name, failed in self._announcements.failed_proofs_of(queues).items()
             },
-            announced=self._registrar.announcements.told(queues),
+            announced=self._announcements.told(queues),
             quarantined=quarantined,
             append_log_ok=_append_log_ok(persistence),
             swept_at=float(swept.partition(b":")[0]) if swept else 0,

@@ -12,10 +12,12 @@ import structlog
 
 from services.shared.bucket.facts import commit
 from services.shared.bucket.keys import SpeakerId
+from services.shared.index.announcements import Announcements
 from services.shared.index.speaker_index import NamespaceFull
 from services.shared.model.domain import GIVEN_FINGERPRINT, ArtifactRecord, SpeakerVersion
 from services.shared.model.fingerprint import Fingerprint
 from services.shared.model.packaging import applying_tensors, package
+from services.shared.registry.parts import RegistryParts
 from services.shared.registry.publication import PUBLISH_SECONDS, landed_first, put_in_force
 from services.shared.registry.registrar import Registrar, too_many_builds
 from services.shared.registry.status import cache_unsupported, missing_transcript
@@ -52,6 +54,7 @@ class _Origin:
 
 
 def give_artifact(
+    parts: RegistryParts,
     registrar: Registrar,
     speaker_id: SpeakerId,
     version: SpeakerVersion,
@@ -67,32 +70,32 @@ def give_artifact(
         not what the profile says, of another clip, or does not say what made it; VoiceDeleted; Conflict:
         somebody else put one there at the same moment; Unavailable.
     """
-    profile, manifest = registrar.catalogue.get(profile_name), given.manifest
+    profile, manifest = parts.catalogue.get(profile_name), given.manifest
     if reason := missing_transcript(version, profile):
         raise cache_unsupported(reason)
     if manifest is not None:
         _check_subject(manifest, version, profile)
-    origin = _origin(registrar, profile, given)
+    origin = _origin(parts.announcements, profile, given)
     served = version.artifact(profile.name, origin.fingerprint)
     tensors = applying_tensors(version.record, profile, given.tensors)
     if served is not None and served.content_digest == content_digest(tensors):
         return False
     build = 1 + version.last_build(profile.name, origin.fingerprint)
-    if build > registrar.settings.max_builds:
-        raise too_many_builds(version, profile.name, registrar.settings.max_builds)
+    if build > parts.settings.max_builds:
+        raise too_many_builds(version, profile.name, parts.settings.max_builds)
     data, record = package(
         version.record,
         profile,
         tensors,
         fingerprint=origin.fingerprint,
-        attempt=f"{registrar.clock.new_id()}-upload",
+        attempt=f"{parts.clock.new_id()}-upload",
         build=build,
         extractor=origin.extractor,
         untrained=origin.untrained,
         computed_on=manifest.computed_on if manifest else None,
         used_seconds=manifest.used_seconds if manifest else None,
     )
-    _publish(registrar, speaker_id, version, data, record)
+    _publish(parts, speaker_id, version, data, record)
     log.info("artifact.given", speaker=str(speaker_id), vuid=version.vuid, profile=profile.name)
     try:
         registrar.promote(speaker_id)
@@ -117,7 +120,7 @@ def _check_subject(manifest: Manifest, version: SpeakerVersion, profile: Profile
         )
 
 
-def _origin(registrar: Registrar, profile: Profile, given: ReadyArtifact) -> _Origin:
+def _origin(announcements: Announcements, profile: Profile, given: ReadyArtifact) -> _Origin:
     """As the worker announced it, where one did: what the file says of it is not looked at."""
     manifest = given.manifest
     facts = manifest.model_dump(mode="json")["extractor"] if manifest else {}
@@ -129,7 +132,7 @@ def _origin(registrar: Registrar, profile: Profile, given: ReadyArtifact) -> _Or
             "The artifact does not say what made it. Accepted: a fingerprint in its manifest, or in the "
             "header X-Artifact-Fingerprint."
         )
-    current = registrar.announcements.current(profile.name)
+    current = announcements.current(profile.name)
     if current is None:
         return _verified(fingerprint, facts)
     if fingerprint != current.fingerprint:
@@ -159,15 +162,15 @@ def _verified(fingerprint: str, facts: Mapping[str, Any]) -> _Origin:
 
 
 def _publish(
-    registrar: Registrar, speaker_id: SpeakerId, version: SpeakerVersion, data: bytes, record: ArtifactRecord
+    parts: RegistryParts, speaker_id: SpeakerId, version: SpeakerVersion, data: bytes, record: ArtifactRecord
 ) -> None:
-    store, index, clock = registrar.store, registrar.index, registrar.clock
+    store, index, clock = parts.store, parts.index, parts.clock
     began, vuid = clock.monotonic(), version.vuid
     akey = version.artifact_key(record.profile, record.fingerprint, record.build)
     blob_key = speaker_id.artifact_blob_key(vuid, akey, record)
     fact_key = speaker_id.artifact_fact_key(vuid, akey, record)
     store.put(blob_key, data)
-    most = registrar.settings.max_stored_bytes
+    most = parts.settings.max_stored_bytes
     try:
         answer = index.begin_upload(
             speaker_id, vuid, akey, token=record.attempt, size=record.size, max_stored_bytes=most

@@ -12,7 +12,7 @@ from services.shared.index.jobs import JobRecord, Jobs
 from services.shared.index.reading import PendingExtraction
 from services.shared.index.speaker_index import VersionSelection, voice_unreadable
 from services.shared.model.domain import FailureRecord, SpeakerVersion
-from services.shared.registry.registrar import Registrar
+from services.shared.registry.parts import RegistryParts
 from speaker_registry.errors import JobFinished
 
 log = structlog.get_logger()
@@ -22,7 +22,7 @@ CANCELED = "canceled"
 _MESSAGE = "It was canceled. Extract it with force to have it made after all."
 
 
-def cancel(registrar: Registrar, namespace: str, job_id: str) -> JobRecord:
+def cancel(parts: RegistryParts, namespace: str, job_id: str) -> JobRecord:
     """End a job that has not finished. Its worker, if it has one, publishes nothing of it.
 
     Canceling a canceled job changes nothing. What was served before serves on. The voice counts as failed for
@@ -36,22 +36,22 @@ def cancel(registrar: Registrar, namespace: str, job_id: str) -> JobRecord:
         JobNotFound; JobFinished: it has ended otherwise, or its artifact is being stored; Unavailable.
         VoiceUnreadable: the record of its version cannot be read now.
     """
-    jobs = Jobs(registrar.index)
+    jobs = Jobs(parts.index)
     job = jobs.get(namespace, job_id)
     if job.state == CANCELED:
         return job
     _check_unfinished(job)
     speaker_id = SpeakerId(job.namespace, job.slug)
-    indexed = registrar.index.look(speaker_id, VersionSelection(vuid=job.vuid))
+    indexed = parts.index.look(speaker_id, VersionSelection(vuid=job.vuid))
     version = indexed.speaker.by_vuid(job.vuid)
     if version is None and job.vuid in indexed.speaker.unreadable:
         raise voice_unreadable(job.name)  # its job may be under way all the same
     pending = next((one for one in indexed.pending_extractions if one.job_id == job_id), None)
     if version is None or pending is None:  # nobody waits for its artifact any more
-        registrar.index.set_job(speaker_id, job_id, CANCELED)
+        parts.index.set_job(speaker_id, job_id, CANCELED)
     else:
-        _give_up(registrar, speaker_id, version, pending, job)
-    registrar.dispatcher.remove(job_id, job.profile)
+        _give_up(parts, speaker_id, version, pending, job)
+    parts.dispatcher.remove(job_id, job.profile)
     job = jobs.get(namespace, job_id)
     if job.state != CANCELED:
         _check_unfinished(job)
@@ -77,26 +77,26 @@ def _publishing(job: JobRecord) -> JobFinished:
 
 
 def _give_up(
-    registrar: Registrar,
+    parts: RegistryParts,
     speaker_id: SpeakerId,
     version: SpeakerVersion,
     pending: PendingExtraction,
     job: JobRecord,
 ) -> None:
-    announced = registrar.announcements.current(job.profile)
+    announced = parts.announcements.current(job.profile)
     fingerprint = pending.fingerprint or (announced.fingerprint if announced else "")
     akey = version.artifact_key(job.profile, fingerprint, job.build)
     record = FailureRecord(
         profile=job.profile,
         fingerprint=fingerprint,
         build=job.build,
-        attempt=f"{registrar.clock.new_id()}-{job.id.removeprefix('job_')}-cancel",
+        attempt=f"{parts.clock.new_id()}-{job.id.removeprefix('job_')}-cancel",
         code=CANCELED,
         message=_MESSAGE,
         attempts=job.attempt,
     )
-    commit(registrar.store, speaker_id.failure_key(version.vuid, akey, record), record.to_json().encode())
-    registrar.index.apply_failure(
+    commit(parts.store, speaker_id.failure_key(version.vuid, akey, record), record.to_json().encode())
+    parts.index.apply_failure(
         speaker_id,
         version.vuid,
         akey,

@@ -18,6 +18,7 @@ from services.shared.index.jobs import JobRecord, Jobs
 from services.shared.index.reading import IndexedSpeaker
 from services.shared.index.speaker_index import VersionSelection, voice_unreadable
 from services.shared.model.domain import SpeakerVersion
+from services.shared.registry.parts import RegistryParts
 from services.shared.registry.registrar import Registrar
 from speaker_registry.errors import JobNotFound, Unavailable
 from speaker_registry.schemas import JobState
@@ -26,8 +27,11 @@ from speaker_registry.schemas import JobState
 class FollowedJobs(Jobs):
     """As `Jobs`; finds what became of jobs that this process has seen before."""
 
-    def __init__(self, registrar: Registrar) -> None:
-        super().__init__(registrar.index)
+    def __init__(self, parts: RegistryParts, registrar: Registrar) -> None:
+        super().__init__(parts.index)
+        self._speaker_index = parts.index
+        self._announcements = parts.announcements
+        self._clock = parts.clock
         self._registrar = registrar
         self._seen = registrar.seen_jobs
 
@@ -52,7 +56,7 @@ class FollowedJobs(Jobs):
         """The job as its artifact, or the job that took its place, says."""
         speaker_id = SpeakerId(job.namespace, job.slug)
         try:
-            indexed, certain = self._registrar.index.look(speaker_id, VersionSelection(vuid=job.vuid)), True
+            indexed, certain = self._speaker_index.look(speaker_id, VersionSelection(vuid=job.vuid)), True
         except (GateClosed, Unavailable):
             indexed, certain = self._registrar.look_up(speaker_id), False
         version = indexed.speaker.by_vuid(job.vuid)
@@ -101,13 +105,13 @@ class FollowedJobs(Jobs):
         return self._ended(job, "superseded")
 
     def _fingerprint(self, profile: str) -> str:
-        announced = self._registrar.announcements.current(profile)
+        announced = self._announcements.current(profile)
         return announced.fingerprint if announced else ""
 
     def _ended(self, job: JobRecord, state: JobState, **changes: Any) -> JobRecord:
         if job.finished and job.state == state:
             return job
-        return replace(job, state=state, finished_at=self._registrar.clock.now(), **changes)
+        return replace(job, state=state, finished_at=self._clock.now(), **changes)
 
 
 def _to_be_made(job: JobRecord) -> JobRecord:

@@ -9,6 +9,7 @@ from services.shared.index.jobs import JobRecord, Jobs
 from services.shared.index.reading import IndexedSpeaker
 from services.shared.index.speaker_index import ClaimResult, VersionSelection
 from services.shared.model.domain import SpeakerVersion
+from services.shared.registry.parts import RegistryParts
 from services.shared.registry.registrar import Registrar
 from services.shared.registry.repair import artifact_or_replacement
 from services.shared.registry.status import ProfileStatus, worst
@@ -46,13 +47,20 @@ class Precompute:
     """One call, about the version that the name stands for now, and the profiles asked for."""
 
     def __init__(
-        self, registrar: Registrar, jobs: Jobs, namespace: str, name: str, profile: str | None
+        self,
+        parts: RegistryParts,
+        registrar: Registrar,
+        jobs: Jobs,
+        namespace: str,
+        name: str,
+        profile: str | None,
     ) -> None:
+        self._parts = parts
         self._registrar = registrar
         self._job_records = jobs
         self._namespace = namespace
         self._name = name
-        self._profiles = [profile] if profile else list(registrar.catalogue.required)
+        self._profiles = [profile] if profile else list(parts.catalogue.required)
         self._jobs: list[str] = []
         self._begun = VersionSelection()
         """The version that the jobs are of: the name may come to stand for another one."""
@@ -77,7 +85,7 @@ class Precompute:
         statuses = [self._registrar.profile_status(indexed, version, name) for name in self._profiles]
         if not force:
             for ready in filter(None, [one.artifact for one in statuses]):
-                artifact_or_replacement(self._registrar, self.speaker_id, version, ready)
+                artifact_or_replacement(self._parts, self._registrar, self.speaker_id, version, ready)
         possible = [one.profile.name for one in statuses if not one.unsupported]
         claims = self._registrar.ensure(self.speaker_id, version, possible or self._profiles, force=force)
         self._force = force

@@ -44,6 +44,7 @@ from services.shared.model.domain import (
 )
 from services.shared.model.packaging import package
 from services.shared.model.profiles import ProfileCatalogue
+from services.shared.registry.parts import RegistryParts
 from services.shared.registry.registrar import Registrar
 from services.shared.registry.repair import restore_clip
 from services.shared.registry.status import unsupported_reason
@@ -90,7 +91,12 @@ class Registered:
 
 
 def register_clip(
-    registrar: Registrar, namespace: str, upload: Upload, data: bytes, clip: DecodedClip
+    parts: RegistryParts,
+    registrar: Registrar,
+    namespace: str,
+    upload: Upload,
+    data: bytes,
+    clip: DecodedClip,
 ) -> Registered:
     """Store a checked clip as a new version and start extracting it.
 
@@ -111,18 +117,18 @@ def register_clip(
         channels=clip.channels,
         rendition_sha256=hashlib.sha256(rendition).hexdigest(),
     )
-    registration = _Registration(registrar, namespace, upload, facts.sha256)
+    registration = _Registration(parts, registrar, namespace, upload, facts.sha256)
     registration.reserve(facts.size)
     if registration.served is not None:
         speaker_id = SpeakerId.of(namespace, upload.name)
-        restore_clip(registrar.store, speaker_id, registration.served.version, data)
+        restore_clip(parts.store, speaker_id, registration.served.version, data)
         return registration.served
     registration.put_blobs({facts.sha256: data, facts.rendition_sha256: rendition})
     return registration.commit(source="audio", clip=facts)
 
 
 def register_embedding(
-    registrar: Registrar, namespace: str, upload: Upload, embedding: np.ndarray
+    parts: RegistryParts, registrar: Registrar, namespace: str, upload: Upload, embedding: np.ndarray
 ) -> Registered:
     """Store a ready speaker embedding (float32 [D], finite) as a new version; it is an artifact at once.
 
@@ -130,9 +136,9 @@ def register_embedding(
         EmbeddingWidthMismatch: no required profile takes that width, or those of several models do. Else as
             `register_clip`.
     """
-    profiles = _profiles_taking(registrar.catalogue, embedding)
+    profiles = _profiles_taking(parts.catalogue, embedding)
     source = hashlib.sha256(embedding.tobytes()).hexdigest()
-    registration = _Registration(registrar, namespace, upload, source)
+    registration = _Registration(parts, registrar, namespace, upload, source)
     registration.reserve(embedding.nbytes * len(profiles))
     if registration.served is not None:
         return registration.served
@@ -163,9 +169,21 @@ def _profiles_taking(catalogue: ProfileCatalogue, embedding: np.ndarray) -> list
 class _Registration:
     """One registration on its way: recognised as a repeat, or reserved, stored, committed."""
 
-    def __init__(self, registrar: Registrar, namespace: str, upload: Upload, source_sha256: str) -> None:
+    def __init__(
+        self,
+        parts: RegistryParts,
+        registrar: Registrar,
+        namespace: str,
+        upload: Upload,
+        source_sha256: str,
+    ) -> None:
         self._registrar = registrar
-        self._clock = registrar.clock
+        self._store = parts.store
+        self._index = parts.index
+        self._settings = parts.settings
+        self._catalogue = parts.catalogue
+        self._run_all = parts.run_all
+        self._clock = parts.clock
         self._upload = upload
         self._id = SpeakerId.of(namespace, upload.name)
         self._started = self._clock.monotonic()
@@ -201,28 +219,28 @@ class _Registration:
             return False
         if self._idempotency is None:
             return True
-        return self._registrar.index.remember_answer(self._id, version.vuid, self._idempotency)
+        return self._index.remember_answer(self._id, version.vuid, self._idempotency)
 
     def _settled(self) -> IndexedSpeaker:
         """The speaker as the index knows it, once it is certain which of its versions count."""
         for _ in range(_TRIES):
-            indexed = self._registrar.index.look(self._id, VersionSelection(idempotency=self._idempotency))
+            indexed = self._index.look(self._id, VersionSelection(idempotency=self._idempotency))
             if indexed.census == "settled":
                 return indexed
-            take_census(self._registrar.store, self._registrar.index, self._id, self._clock)
+            take_census(self._store, self._index, self._id, self._clock)
         raise GateClosed
 
     def _reserve(self, bytes_to_store: int, text_bytes: int) -> Reservation | None:
         """A new place; None where the request is served already. After a refusal the version is looked for
         again: another attempt of this request may have made it, or a census have counted it.
         """
-        settings = self._registrar.settings
+        settings = self._settings
         for _ in range(_TRIES):
             self.served = self._repeat()
             if self.served is not None:
                 return None
             try:
-                return self._registrar.index.reserve_version(
+                return self._index.reserve_version(
                     self._id,
                     max_speakers=settings.max_uploaded,
                     immutable=settings.registration_policy == "immutable",
@@ -236,7 +254,7 @@ class _Registration:
                     idempotency=self._idempotency,
                 )
             except FactsDue:
-                self._registrar.index.admit(self._id)
+                self._index.admit(self._id)
             except (CensusDue, AlreadyMade):
                 continue
         raise GateClosed
@@ -248,7 +266,7 @@ class _Registration:
         Args:
             source_bytes: of the clip or embedding. The texts count too, since Redis holds them.
         """
-        settings, upload = self._registrar.settings, self._upload
+        settings, upload = self._settings, self._upload
         text_bytes = utf8_bytes(upload.name.name, upload.consent, upload.ref_text, upload.description)
         bytes_to_store = source_bytes + text_bytes
         try:
@@ -287,8 +305,8 @@ class _Registration:
 
     def put_blobs(self, blobs: Mapping[str, bytes]) -> None:
         """By sha256."""
-        store, keys = self._registrar.store, self._id
-        self._registrar.run_all(
+        store, keys = self._store, self._id
+        self._run_all(
             partial(store.put, keys.blob_key(self._vuid, sha256), data) for sha256, data in blobs.items()
         )
 
@@ -302,7 +320,7 @@ class _Registration:
             attempt=self._vuid,
         )
         key = self._id.artifact_blob_key(self._vuid, given_key(profile.name), record)
-        self._registrar.store.put(key, data)
+        self._store.put(key, data)
         return record
 
     def _record(self, **source: Any) -> VersionRecord:
@@ -321,16 +339,16 @@ class _Registration:
 
     def commit(self, **source: Any) -> Registered:
         """The version fact, then the index, then the jobs."""
-        registrar, record = self._registrar, self._record(**source)
+        record = self._record(**source)
         if self._clock.monotonic() - self._started > COMMIT_SECONDS:
             raise Unavailable("Storing the clip took too long; send it again.", retry_after_seconds=1)
-        commit(registrar.store, self._id.version_key(self._place.seq, record), record.to_json().encode())
-        if not registrar.index.apply_version(self._id, self._place.seq, record):
+        commit(self._store, self._id.version_key(self._place.seq, record), record.to_json().encode())
+        if not self._index.apply_version(self._id, self._place.seq, record):
             raise VoiceDeleted(f"Voice '{record.name}' was deleted while this version was being registered.")
         version = SpeakerVersion(seq=self._place.seq, record=record)
         jobs = self._set_going(version)
         log.info("version.registered", speaker=str(self._id), vuid=self._vuid, number=record.number)
-        now = registrar.index.look(self._id, VersionSelection(vuid=self._vuid))
+        now = self._index.look(self._id, VersionSelection(vuid=self._vuid))
         return Registered(*_as_it_is_now(now, version), True, jobs)
 
     def _set_going(self, version: SpeakerVersion) -> dict[str, str]:
@@ -348,10 +366,9 @@ class _Registration:
         return jobs
 
     def _extract(self, version: SpeakerVersion, jobs: dict[str, str]) -> None:
-        registrar = self._registrar
-        for profile in registrar.catalogue.required_profiles:
+        for profile in self._catalogue.required_profiles:
             if unsupported_reason(version, profile) is None:
-                claim = registrar.claim(self._id, version, profile)
+                claim = self._registrar.claim(self._id, version, profile)
                 if claim.job_id:
                     jobs[profile.name] = claim.job_id
 

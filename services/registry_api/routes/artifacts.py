@@ -71,10 +71,10 @@ class _Target:
             VoiceNotFound, VersionNotFound, AliasNotFound, ProfileUnknown.
         """
         registrar = self.services.registrar
-        registrar.catalogue.get(self.profile)
+        self.services.parts.catalogue.get(self.profile)
         indexed, version = registrar.find_version(self.namespace, self.name, self.reference)
         status = registrar.explained(registrar.profile_status(indexed, version, self.profile))
-        required = self.profile in registrar.catalogue.required
+        required = self.profile in self.services.parts.catalogue.required
         speaker_id = SpeakerId.of_record(self.namespace, version.record)
         return _Found(speaker_id, indexed, version, status, self.allow_stale, required)
 
@@ -207,7 +207,8 @@ async def get_artifact_file(
 
 
 async def _file_or_descriptor(request: Request, target: _Target, slots: Slots, wait: float) -> Response:
-    registrar, deadline = target.services.registrar, time.monotonic() + wait
+    parts, registrar = target.services.parts, target.services.registrar
+    deadline = time.monotonic() + wait
     while True:
         found = await _settled(request, target, max(0.0, deadline - time.monotonic()))
         if found.record is None:
@@ -220,7 +221,7 @@ async def _file_or_descriptor(request: Request, target: _Target, slots: Slots, w
             return short
         async with slots.hold():
             data = await run_in_threadpool(
-                artifact_or_replacement, registrar, found.speaker_id, found.version, found.record
+                artifact_or_replacement, parts, registrar, found.speaker_id, found.version, found.record
             )
         if data is not None:
             return Response(data, headers=headers, media_type=examples.MEDIA_TYPE)
@@ -250,11 +251,11 @@ async def put_artifact(
 
 
 def _give(target: _Target, body: bytes, fingerprint: str | None) -> bool:
-    registrar = target.services.registrar
+    parts, registrar = target.services.parts, target.services.registrar
     found = target.find()
     tensors, manifest = read_tensors(body)
     given = ReadyArtifact(tensors=tensors, manifest=manifest, fingerprint=fingerprint)
-    return give_artifact(registrar, found.speaker_id, found.version, target.profile, given)
+    return give_artifact(parts, registrar, found.speaker_id, found.version, target.profile, given)
 
 
 async def _settled(request: Request, target: _Target, wait: float) -> _Found:
@@ -297,7 +298,7 @@ def _counted(target: _Target) -> Iterator[_Counted]:
         result = "miss"
         raise
     finally:
-        known = target.profile in target.services.registrar.catalogue.names
+        known = target.profile in target.services.parts.catalogue.names
         ARTIFACT_REQUESTS.labels(target.profile if known else "unknown", result).inc()
 
 

@@ -85,7 +85,7 @@ def list_audio_voices(
     """
     registrar = services.registrar
     if profile is not None:
-        registrar.catalogue.get(profile)
+        services.parts.catalogue.get(profile)
 
     def usable(indexed: IndexedSpeaker) -> bool:
         return _usable(registrar, indexed, profile, ready=ready)
@@ -197,10 +197,12 @@ def _register(
         dedupe=dedupe,
     )
     if form.embedding is not None:
-        registered = register_embedding(registrar, namespace, form.upload, form.embedding)
+        registered = register_embedding(services.parts, registrar, namespace, form.upload, form.embedding)
     else:
         assert form.clip is not None
-        registered = register_clip(registrar, namespace, form.upload, form.clip, _decode(services, form.clip))
+        registered = register_clip(
+            services.parts, registrar, namespace, form.upload, form.clip, _decode(services, form.clip)
+        )
     headers = {} if registered.created else {"Idempotent-Replayed": "true"}
     return answer(request, _registered(registrar, registered, ignored(fields)), headers=headers)
 
@@ -253,7 +255,7 @@ def get_cache_status(
     profile: CacheProfile = None,
 ) -> Response:
     """Get the state of a voice's artifacts, without starting an extraction."""
-    precompute = Precompute(services.registrar, services.jobs, namespace, name, profile)
+    precompute = Precompute(services.parts, services.registrar, services.jobs, namespace, name, profile)
     return answer(request, _without_nulls(precompute.body(precompute.look())))
 
 
@@ -274,7 +276,7 @@ async def fill_cache(
     Returns 202 if the artifacts are not ready within `wait` seconds. `force` extracts again and counts as an
     upload. The existing artifact is served until the new one is ready.
     """
-    precompute = Precompute(services.registrar, services.jobs, namespace, name, profile)
+    precompute = Precompute(services.parts, services.registrar, services.jobs, namespace, name, profile)
     async with slots.hold():
         seen = await run_in_threadpool(precompute.start, force=force)
     if not seen.finished:

@@ -29,5 +29,5 @@ def get_clip(
     headers = file_headers(f"sha256:{clip.sha256}", version) | {"Content-Disposition": "attachment"}
     if (short := answer_without_bytes(request, headers, clip.size, clip.mime_type)) is not None:
         return short
-    data = read_clip(registrar.store, SpeakerId.of_record(namespace, version.record), version)
+    data = read_clip(services.parts.store, SpeakerId.of_record(namespace, version.record), version)
     return Response(data, headers=headers, media_type=clip.mime_type)

@@ -86,8 +86,8 @@ class Readiness:
 
 def _checks(services: Services) -> dict[str, Callable[[], object]]:
     return {
-        "store": services.registrar.store.check,
-        "index": services.registrar.index.open,
+        "store": services.parts.store.check,
+        "index": services.parts.index.open,
     }
 
 

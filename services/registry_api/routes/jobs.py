@@ -97,11 +97,11 @@ def list_jobs(
     """List jobs, newest first. Jobs are kept for 30 days."""
     slug = services.registrar.identify(namespace, voice).slug if voice is not None else None
     if profile is not None:
-        services.registrar.catalogue.get(profile)
+        services.parts.catalogue.get(profile)
     page = services.jobs.page(
         namespace, state=state, slug=slug, profile=profile, after=after or None, limit=limit
     )
-    shown = [rendering.job(services.registrar, record) for record in page.found]
+    shown = [rendering.job(services.parts.announcements, record) for record in page.found]
     first = shown[0].id if shown else None
     return answer(request, Page[Job](data=shown, first_id=first, last_id=page.last, has_more=page.more))
 
@@ -118,7 +118,7 @@ async def get_job(
     """Get a job. With `wait`, the answer is held back until its state, attempt or progress changes."""
     before = await run_in_threadpool(services.jobs.get, namespace, job_id)
     if not wait or before.finished:
-        return answer(request, await run_in_threadpool(rendering.job, services.registrar, before))
+        return answer(request, await run_in_threadpool(rendering.job, services.parts.announcements, before))
 
     def changed(now: JobRecord) -> bool:
         return (now.state, now.attempt, now.done) != (before.state, before.attempt, before.done)
@@ -134,7 +134,7 @@ async def get_job(
             request.is_disconnected,
             wake_on_progress=True,
         )
-    return answer(request, await run_in_threadpool(rendering.job, services.registrar, seen))
+    return answer(request, await run_in_threadpool(rendering.job, services.parts.announcements, seen))
 
 
 @router.post("/jobs/{job_id}/cancel", responses=examples.CANCEL, dependencies=[JOBS_CANCEL, AT_STORE])
@@ -145,26 +145,26 @@ def cancel_job(request: Request, services: ServicesDep, namespace: NamespaceDep,
     Canceling again returns the same answer. The extraction is not started again, even if the profile is
     required, until a request forces it (`force`) or the profile's encoder changes.
     """
-    record = cancel(services.registrar, namespace, job_id)
-    return answer(request, rendering.job(services.registrar, record))
+    record = cancel(services.parts, namespace, job_id)
+    return answer(request, rendering.job(services.parts.announcements, record))
 
 
 @router.get("/profiles", responses=examples.PROFILES, dependencies=[ANY_KEY])
 def list_profiles(request: Request, services: ServicesDep, limit: Limit = 100, after: After = "") -> Response:
     """List profiles by name: the tensors of their artifacts, and how many workers extract them now."""
-    registrar = services.registrar
+    catalogue, announcements = services.parts.catalogue, services.parts.announcements
     if after:
-        registrar.catalogue.get(after)
-    following = [facts for facts in registrar.catalogue if facts.name > after]
+        catalogue.get(after)
+    following = [facts for facts in catalogue if facts.name > after]
     page = following[:limit]
     names = [facts.name for facts in page]
-    workers = registrar.announcements.workers_of(names)
-    failed_proofs = registrar.announcements.failed_proofs_of(names)
+    workers = announcements.workers_of(names)
+    failed_proofs = announcements.failed_proofs_of(names)
     shown = [
         rendering.profile(
             facts,
-            required=facts.name in registrar.catalogue.required,
-            announced=registrar.announcements.current(facts.name),
+            required=facts.name in catalogue.required,
+            announced=announcements.current(facts.name),
             workers=workers[facts.name],
             failed_proofs=failed_proofs[facts.name],
         )

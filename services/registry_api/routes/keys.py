@@ -63,7 +63,7 @@ def create_key(
     repeated request creates another key.
     """
     _check_limits(services.access.rate_limits, caller, wanted)
-    keyring = services.registrar.keyring
+    keyring = services.keyring
     token, made = keyring.make(
         name=wanted.name,
         namespace=_namespace_for(caller, namespace, wanted.namespace),
@@ -112,7 +112,7 @@ def list_keys(
 
     A key for any namespace lists the keys of the namespace in `X-Speaker-Namespace`, or all keys without it.
     """
-    keyring = services.registrar.keyring
+    keyring = services.keyring
     keyring.look()
     keys = keyring.all(whose)
     ids = [key.record.id for key in keys]
@@ -135,7 +135,7 @@ def list_keys(
 @router.get("/keys/{key_id}", responses=examples.KEY, dependencies=[ADMIN])
 def get_key(request: Request, services: ServicesDep, whose: WhoseKeysDep, key_id: KeyId) -> Response:
     """Get an API key that the list of keys contains."""
-    keyring = services.registrar.keyring
+    keyring = services.keyring
     key = _find(keyring, whose, key_id)
     return answer(request, rendering.key(keyring, key, keyring.last_used()))
 
@@ -157,7 +157,7 @@ def revoke_key(
     Without `children`, the keys that it created stay valid. A key that was revoked without them can be
     revoked again with `children=true`.
     """
-    keyring = services.registrar.keyring
+    keyring = services.keyring
     _find(keyring, whose, key_id)
     keyring.end(key_id, by=caller.id, with_descendants=children)
     return Response(status_code=204)
@@ -188,7 +188,7 @@ def rotate_key(
     lifetime, the request is refused with 403. A revoked or expired key cannot be rotated. A repeated request
     creates another key.
     """
-    keyring = services.registrar.keyring
+    keyring = services.keyring
     old = _find(keyring, whose, key_id)
     token, made = keyring.rotate(
         old, grace_seconds=grace_seconds, by=caller.id, by_operator=caller.for_any_namespace
@@ -210,14 +210,14 @@ async def get_quota(
     request: Request, services: ServicesDep, caller: CallerDep, namespace: NamespaceDep
 ) -> Response:
     """Get all limits and what is left of them, for example before bulk work."""
-    usage = await run_in_threadpool(services.registrar.index.usage, namespace)
+    usage = await run_in_threadpool(services.parts.index.usage, namespace)
     return answer(request, await _quota(services, caller, namespace, *usage))
 
 
 async def _quota(
     services: Services, caller: Caller, namespace: str, voices: int, stored: int, texts: int
 ) -> Quota:
-    settings, rates = services.registrar.settings, services.access.rate_limits
+    settings, rates = services.parts.settings, services.access.rate_limits
     own_requests, all_requests = await rates.usage(caller, namespace, REQUESTS)
     own_uploads, all_uploads = await rates.usage(caller, namespace, UPLOADS)
     return Quota(

@@ -53,7 +53,7 @@ def list_voices(
     """
     registrar = services.registrar
     if profile is not None:
-        registrar.catalogue.get(profile)
+        services.parts.catalogue.get(profile)
     part = key_of_name(q) if q is not None else None
     page = find_voices(
         registrar,

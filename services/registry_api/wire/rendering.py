@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 from urllib.parse import quote
 
-from services.shared.index.announcements import Announcement, FailedProof
+from services.shared.index.announcements import Announcement, Announcements, FailedProof
 from services.shared.index.jobs import JobRecord
 from services.shared.index.reading import IndexedSpeaker
 from services.shared.keys.api_keys import ApiKey, Token
@@ -12,7 +12,7 @@ from services.shared.keys.keyring import Keyring
 from services.shared.model.domain import SpeakerVersion
 from services.shared.model.fingerprint import Fingerprint
 from services.shared.registry.registrar import Registrar
-from services.shared.registry.status import ProfileStatus, worst
+from services.shared.registry.status import ProfileStatus, waiting_reason, worst
 from speaker_registry import schemas
 from speaker_registry.engine import Profile
 from speaker_registry.names import DEFAULT, VoiceId, slug_of
@@ -137,8 +137,8 @@ def _segment(name: str) -> str:
     return quote(name, safe="")
 
 
-def job(registrar: Registrar, record: JobRecord) -> schemas.Job:
-    announced = registrar.announcements.current(record.profile)
+def job(announcements: Announcements, record: JobRecord) -> schemas.Job:
+    announced = announcements.current(record.profile)
     if announced is not None and announced.fingerprint != record.fingerprint:
         announced = None
     return schemas.Job(
@@ -160,9 +160,16 @@ def job(registrar: Registrar, record: JobRecord) -> schemas.Job:
         finished_at=record.finished_at,
         worker=record.worker,
         error=schemas.JobError(**record.error) if record.error else None,
-        reason=registrar.waiting_reason(record.profile) if record.state == "queued" else None,
+        reason=_waiting_reason(announcements, record),
         retry_after=None if record.finished else 1.0,
     )
+
+
+def _waiting_reason(announcements: Announcements, record: JobRecord) -> str | None:
+    """Say why a queued job waits, if no worker serves its profile. May ask Redis."""
+    if record.state != "queued" or announcements.is_served(record.profile):
+        return None
+    return waiting_reason(record.profile)
 
 
 def profile(

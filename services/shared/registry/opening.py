@@ -1,6 +1,4 @@
-"""Opens store, index and queue as the settings say, and puts the registrar over them. Used by every
-process's `__main__`.
-"""
+"""Opens store, index and queue as the settings say. Every process calls it once, at its start."""
 
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -24,7 +22,7 @@ from services.shared.index.speaker_index import SpeakerIndex
 from services.shared.model.clock import Clock
 from services.shared.model.profiles import ProfileCatalogue
 from services.shared.queue.dispatch import RqDispatcher
-from services.shared.registry.registrar import Registrar
+from services.shared.registry.parts import RegistryParts
 from speaker_registry.errors import Unavailable
 
 log = structlog.get_logger()
@@ -33,8 +31,8 @@ _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 1.0, 10.0
 """Between two tries to reach the store at the start."""
 
 
-def open_registrar(store_settings: StoreSettings, settings: RegistrySettings) -> Registrar:
-    """A registrar on the bucket and Redis of the settings.
+def open_parts(store_settings: StoreSettings, settings: RegistrySettings) -> RegistryParts:
+    """Open the bucket and Redis of the settings.
 
     Raises:
         StoreUnfit: the bucket is missing, refused to us, or not consistent enough to be the truth, or it was
@@ -42,15 +40,15 @@ def open_registrar(store_settings: StoreSettings, settings: RegistrySettings) ->
     """
     clock = Clock()
     store, identity = _patiently(partial(_open_bucket, store_settings, clock), store_settings, clock)
-    return registrar_over(store, identity, settings, clock)
+    return parts_over(store, identity, settings, clock)
 
 
-def registrar_over(store: Store, identity: str, settings: RegistrySettings, clock: Clock) -> Registrar:
-    """A registrar over a store whose bucket has this identity. Raises `ProfileUnknown`."""
+def parts_over(store: Store, identity: str, settings: RegistrySettings, clock: Clock) -> RegistryParts:
+    """Open Redis for a store whose bucket has this identity. Raises `ProfileUnknown`."""
     index = SpeakerIndex(
         settings.redis_address, identity, truth_of(store), Epochs(store, clock), clock=clock.now
     )
-    return Registrar(
+    return RegistryParts(
         store=store,
         index=index,
         announcements=Announcements(store, index, clock),

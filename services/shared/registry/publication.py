@@ -31,6 +31,7 @@ from services.shared.model.domain import (
     fold_artifacts,
 )
 from services.shared.model.packaging import package
+from services.shared.registry.parts import RegistryParts
 from services.shared.registry.registrar import Registrar
 from services.shared.registry.repair import Decode, sound_rendition
 from speaker_registry.artifact import ComputedOn, canonical_json
@@ -86,14 +87,15 @@ class Attempt:
 class Publisher:
     """The worker's door to bucket and index."""
 
-    def __init__(self, registrar: Registrar, decode: Decode | None = None) -> None:
+    def __init__(self, parts: RegistryParts, registrar: Registrar, decode: Decode | None = None) -> None:
         """`decode`: decodes an uploaded clip; needed by callers of `read_clip`."""
         self._registrar = registrar
         self._decode = decode
-        self._index = registrar.index
-        self._store = registrar.store
-        self._clock = registrar.clock
-        self._jobs = Jobs(registrar.index)
+        self._index = parts.index
+        self._store = parts.store
+        self._clock = parts.clock
+        self._jobs = Jobs(parts.index)
+        self._announcements = parts.announcements
 
     def in_service(self) -> bool:
         """Whether bucket and index answer, and the index is trusted."""
@@ -303,7 +305,7 @@ class Publisher:
         """So that whoever sees the version ready finds its name pointing to it, if it should."""
         completing = (attempt.version.vuid, attempt.provenance.profile.name)
         try:
-            announced = self._registrar.announcements.current(attempt.provenance.profile.name)
+            announced = self._announcements.current(attempt.provenance.profile.name)
             if announced is None or announced.fingerprint != attempt.provenance.fingerprint:
                 return None  # an upgrade overtook us: what we made is stale
             return self._registrar.prepare_promotion(attempt.speaker_id, completing=completing)

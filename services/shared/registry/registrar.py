@@ -5,20 +5,17 @@ Order of every write: blobs, then the fact (the commit), then the index. A crash
 leaves what was served before; housekeeping finishes what was committed. Knows no HTTP and no encoder.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import structlog
 
 from services.shared.bucket.fact_pages import Cursor, page_of_slugs
 from services.shared.bucket.facts import commit, read_certain
 from services.shared.bucket.keys import SpeakerId
-from services.shared.bucket.store import Store
-from services.shared.configuration.settings import RegistrySettings
-from services.shared.index.announcements import Announcements
 from services.shared.index.gate import GateClosed
 from services.shared.index.jobs import SeenJobs
 from services.shared.index.reading import IndexedSpeaker
@@ -27,13 +24,10 @@ from services.shared.index.speaker_index import (
     PENDING_MOVE_SECONDS,
     AliasMoved,
     ClaimResult,
-    SpeakerIndex,
     VersionSelection,
     voice_damaged,
     voice_unreadable,
 )
-from services.shared.keys.keyring import Keyring
-from services.shared.model.clock import Clock
 from services.shared.model.domain import (
     AliasFact,
     Speaker,
@@ -41,8 +35,8 @@ from services.shared.model.domain import (
     TombstoneFact,
     without_build,
 )
-from services.shared.model.profiles import ProfileCatalogue
 from services.shared.queue.rq_jobs import queue_name
+from services.shared.registry.parts import RegistryParts
 from services.shared.registry.status import (
     ProfileStatus,
     cache_unsupported,
@@ -105,25 +99,6 @@ class SpeakerPage:
         return [indexed for _, indexed in self.entries]
 
 
-class Dispatcher(Protocol):
-    """Hands jobs to workers. Ids only: no audio, no names, no transcripts."""
-
-    def enqueue(self, job_id: str, profile: str, arguments: Mapping[str, Any]) -> None:
-        """Once or more: the same job again does no harm."""
-
-    def state(self, job_id: str, profile: str) -> str:
-        """`alive` (queued or running), `failed` (given up), or `gone`."""
-
-    def remove(self, job_id: str, profile: str) -> None:
-        """Take a job that nobody wants any more out of the queue, unless a worker has it already."""
-
-
-def one_by_one(steps: Iterable[Callable[[], object]]) -> None:
-    """Run steps that do not depend on each other. Processes do it at once (`opening.ConcurrentRunner`)."""
-    for step in steps:
-        step()
-
-
 def _newest(
     versions: Sequence[SpeakerVersion], before: int | None, limit: int | None
 ) -> list[SpeakerVersion]:
@@ -161,27 +136,15 @@ def too_many_builds(version: SpeakerVersion, profile: str, most: int) -> QuotaEx
 class Registrar:
     """Every method takes a namespace first and raises our errors: `VoiceNotFound`, `Unavailable`, …"""
 
-    def __init__(
-        self,
-        *,
-        store: Store,
-        index: SpeakerIndex,
-        announcements: Announcements,
-        catalogue: ProfileCatalogue,
-        dispatcher: Dispatcher,
-        settings: RegistrySettings,
-        clock: Clock,
-        run_all: Callable[[Iterable[Callable[[], object]]], None] = one_by_one,
-    ) -> None:
-        self.store = store
-        self.index = index
-        self.announcements = announcements
-        self.catalogue = catalogue
-        self.dispatcher = dispatcher
-        self.settings = settings
-        self.clock = clock
-        self.run_all = run_all
-        self.keyring = Keyring(store, index, clock, run_all)
+    def __init__(self, parts: RegistryParts) -> None:
+        self._store = parts.store
+        self._index = parts.index
+        self._announcements = parts.announcements
+        self._catalogue = parts.catalogue
+        self._dispatcher = parts.dispatcher
+        self._settings = parts.settings
+        self._clock = parts.clock
+        self._run_all = parts.run_all
         self.seen_jobs = SeenJobs()
         self.reading_facts: Callable[[], AbstractContextManager[None]] = nullcontext
         """Surrounds reads that are answered from the facts. The API limits how many there are at a time."""
@@ -276,10 +239,10 @@ class Registrar:
         say.
         """
         try:
-            return self.index.look(speaker_id, selection)
+            return self._index.look(speaker_id, selection)
         except (GateClosed, Unavailable):
             with self.reading_facts():
-                return IndexedSpeaker(read_certain(self.store, speaker_id))
+                return IndexedSpeaker(read_certain(self._store, speaker_id))
 
     def page(self, namespace: str, *, after: str = "", limit: int, part: str | None = None) -> SpeakerPage:
         """Up to `limit` live speakers by key, from the one after the cursor `after`. With `part`, only those
@@ -299,7 +262,7 @@ class Registrar:
 
     def _page_of_index(self, namespace: str, after: str, limit: int, part: str | None) -> SpeakerPage:
         searched = limit if part is None else NAMES_SEARCHED
-        keys = self.index.names(namespace, after=after, limit=searched + 1)
+        keys = self._index.names(namespace, after=after, limit=searched + 1)
         named = [key for key in keys[:searched] if part is None or part in key]
         more, last = len(keys) > searched, keys[:searched][-1] if keys else after
         if len(named) > limit:
@@ -307,7 +270,7 @@ class Registrar:
         ids = [SpeakerId.of(namespace, SpeakerName(key, key)) for key in named[:limit]]
         entries = [
             (key, indexed)
-            for key, indexed in zip(named, self.index.look_many(ids), strict=False)
+            for key, indexed in zip(named, self._index.look_many(ids), strict=False)
             if indexed.speaker.live
         ]
         return SpeakerPage(entries, last=last, more=more)
@@ -315,13 +278,13 @@ class Registrar:
     def _page_of_facts(self, namespace: str, after: str, limit: int) -> SpeakerPage:
         """Lists the namespace's folders, and reads the records of the speakers on the page."""
         with self.reading_facts():
-            page = page_of_slugs(self.store, namespace, after, min(limit, MAX_PAGE_OF_FACTS))
+            page = page_of_slugs(self._store, namespace, after, min(limit, MAX_PAGE_OF_FACTS))
             found: dict[str, Speaker] = {}
 
             def read(slug: str) -> None:
-                found[slug] = read_certain(self.store, SpeakerId(namespace, slug))
+                found[slug] = read_certain(self._store, SpeakerId(namespace, slug))
 
-            self.run_all([partial(read, slug) for slug in page.slugs])
+            self._run_all([partial(read, slug) for slug in page.slugs])
         entries = [
             (cursor, IndexedSpeaker(found[slug]))
             for slug, cursor in zip(page.slugs, page.cursors, strict=True)
@@ -332,8 +295,8 @@ class Registrar:
 
     def profile_status(self, indexed: IndexedSpeaker, version: SpeakerVersion, profile: str) -> ProfileStatus:
         """Where a version is with one profile. Raises `ProfileUnknown`."""
-        facts = self.catalogue.get(profile)
-        return profile_status(indexed, version, facts, self.announcements.current(profile))
+        facts = self._catalogue.get(profile)
+        return profile_status(indexed, version, facts, self._announcements.current(profile))
 
     def profile_statuses(self, indexed: IndexedSpeaker, version: SpeakerVersion) -> list[ProfileStatus]:
         """With every profile that is wanted of this version, and any other it has an artifact or a job of."""
@@ -341,7 +304,7 @@ class Registrar:
         present |= {
             pending.profile for pending in indexed.pending_extractions if pending.vuid == version.vuid
         }
-        names = dict.fromkeys((*self.wanted(version), *sorted(present & self.catalogue.names)))
+        names = dict.fromkeys((*self.wanted(version), *sorted(present & self._catalogue.names)))
         return [self.explained(self.profile_status(indexed, version, name)) for name in names]
 
     def explained(self, status: ProfileStatus) -> ProfileStatus:
@@ -354,7 +317,7 @@ class Registrar:
 
     def waiting_reason(self, profile: str) -> str | None:
         """Why nobody extracts for this profile; None if a worker does. May ask Redis, as `explained`."""
-        return None if self.announcements.is_served(profile) else waiting_reason(profile)
+        return None if self._announcements.is_served(profile) else waiting_reason(profile)
 
     def missing(self, indexed: IndexedSpeaker, version: SpeakerVersion) -> list[ProfileStatus]:
         """What is wanted of the version and nobody is making. Housekeeping starts it."""
@@ -366,7 +329,7 @@ class Registrar:
         return worst(self.profile_status(indexed, version, profile) for profile in self.wanted(version))
 
     def wanted(self, version: SpeakerVersion) -> tuple[str, ...]:
-        return wanted_profiles(version, self.catalogue.required)
+        return wanted_profiles(version, self._catalogue.required)
 
     def versions(
         self, namespace: str, name: str, *, before: int | None, limit: int
@@ -397,14 +360,14 @@ class Registrar:
             VoiceNotFound; PreconditionFailed: it changed after it was checked. Unavailable.
         """
         for _ in range(_TRIES):
-            speaker_id, before = self._locate(namespace, name, self.index.look)
+            speaker_id, before = self._locate(namespace, name, self._index.look)
             if check is not None and before.speaker.live:
                 check(before)
             # By its id, only this life of the name is meant: another must not take its place unnoticed.
             by_id = speaker_id != SpeakerId.of(namespace, parse_speaker_name(name))
-            started = self.clock.monotonic()
+            started = self._clock.monotonic()
             try:
-                place = self.index.reserve_tombstone(
+                place = self._index.reserve_tombstone(
                     speaker_id, unchanged=before.speaker.seq if check is not None or by_id else None
                 )
                 break
@@ -415,12 +378,12 @@ class Registrar:
                     raise PreconditionFailed(f"Voice '{name}' has just changed.", param="If-Match") from None
         else:
             raise Unavailable(f"Voice '{name}' is being changed all the time.", retry_after_seconds=1)
-        if self.clock.monotonic() - started > COMMIT_SECONDS:
+        if self._clock.monotonic() - started > COMMIT_SECONDS:
             # Uploads that are repeated from now on may be answered with what this would delete.
             raise Unavailable("Deleting took too long; send the request again.", retry_after_seconds=1)
         fact = TombstoneFact(place.seq, place.number, place.created_at)
-        commit(self.store, speaker_id.tombstone_key(fact, self.clock.new_id()))
-        killed = self.index.apply_tombstone(speaker_id, place.seq, place.number, place.created_at)
+        commit(self._store, speaker_id.tombstone_key(fact, self._clock.new_id()))
+        killed = self._index.apply_tombstone(speaker_id, place.seq, place.number, place.created_at)
         log.info("speaker.deleted", speaker=str(speaker_id), versions=killed)
         return before
 
@@ -440,7 +403,7 @@ class Registrar:
         """
         claims = {}
         for name in profiles:
-            profile = self.catalogue.get(name)
+            profile = self._catalogue.get(name)
             if version.record.given and version.artifact(name) is not None and not force:
                 claims[name] = ClaimResult("ready")
                 continue
@@ -448,7 +411,7 @@ class Registrar:
                 raise cache_unsupported(reason)
             claims[name] = self.claim(speaker_id, version, profile, force=force, limited=True)
             if claims[name].outcome == "full":
-                raise too_many_builds(version, name, self.settings.max_builds)
+                raise too_many_builds(version, name, self._settings.max_builds)
         return claims
 
     def claim(
@@ -464,9 +427,9 @@ class Registrar:
         """One claim, and the job behind it if the claim is ours. With `limited`, an artifact that was made as
         often as the settings accept is not made again.
         """
-        announced = self.announcements.current(profile.name)
+        announced = self._announcements.current(profile.name)
         fingerprint = announced.fingerprint if announced else ""
-        job_id = f"job_{self.clock.new_id()}"
+        job_id = f"job_{self._clock.new_id()}"
 
         job: dict[str, Any] = {
             "id": job_id,
@@ -478,27 +441,27 @@ class Registrar:
             "profile": profile.name,
             "fingerprint": fingerprint,
             "forced": force,
-            "max_attempts": self.settings.max_attempts,
+            "max_attempts": self._settings.max_attempts,
             "queue": queue_name(profile.name),
             "attempt": 0,
             **({"traceparent": parent} if (parent := tracing.traceparent()) else {}),
         }
-        claim = self.index.claim(
+        claim = self._index.claim(
             speaker_id,
             vuid=version.vuid,
             profile=profile.name,
             fingerprint=fingerprint,
             base=without_build(version.artifact_key(profile.name, fingerprint, 0)),
             force=force,
-            max_builds=self.settings.max_builds if limited else None,
+            max_builds=self._settings.max_builds if limited else None,
             steal=steal,
             job=job,
         )
         if claim.job_id:  # ours, or the one to join
             known = job | {"id": claim.job_id}
-            self.seen_jobs.put_claimed(known, build=claim.build, at=self.clock.now())
+            self.seen_jobs.put_claimed(known, build=claim.build, at=self._clock.now())
         if claim.outcome == "claimed":
-            self.dispatcher.enqueue(job_id, profile.name, {"job": job_id, "speaker": str(speaker_id)})
+            self._dispatcher.enqueue(job_id, profile.name, {"job": job_id, "speaker": str(speaker_id)})
         return claim
 
     # -- promoting
@@ -509,7 +472,7 @@ class Registrar:
         """
         fact = self.prepare_promotion(speaker_id)
         if fact is not None:
-            self.index.apply_alias(speaker_id, fact)
+            self._index.apply_alias(speaker_id, fact)
 
     def prepare_promotion(
         self, speaker_id: SpeakerId, *, completing: tuple[str, str] | None = None
@@ -524,14 +487,14 @@ class Registrar:
         vuid, _ = completing or (None, None)
         for _ in range(_TRIES):
             # What is just being completed may have no artifact yet.
-            indexed = self.index.look(speaker_id, replace(_NEWEST_MADE, vuid=vuid))
+            indexed = self._index.look(speaker_id, replace(_NEWEST_MADE, vuid=vuid))
             candidate = self._promotion_candidate(speaker_id, indexed, completing)
             if candidate is None:
                 return None
             moved = indexed.speaker.alias_facts.get(DEFAULT)
-            began = self.clock.monotonic()
+            began = self._clock.monotonic()
             try:
-                seq = self.index.reserve_promotion(
+                seq = self._index.reserve_promotion(
                     speaker_id,
                     DEFAULT,
                     expected=moved.seq if moved is not None else 0,
@@ -542,10 +505,10 @@ class Registrar:
                 continue
             except (VoiceNotFound, VoiceDamaged):
                 return None
-            if self.clock.monotonic() - began > PENDING_MOVE_SECONDS:
+            if self._clock.monotonic() - began > PENDING_MOVE_SECONDS:
                 return None  # nobody waits for it any more
-            fact = AliasFact.promotion(seq, candidate.version, self.clock.new_id())
-            commit(self.store, speaker_id.alias_key(fact))
+            fact = AliasFact.promotion(seq, candidate.version, self._clock.new_id())
+            commit(self._store, speaker_id.alias_key(fact))
             log.info("speaker.promoted", speaker=str(speaker_id), version=candidate.version.number)
             return fact
         log.info("promotion.put_off", speaker=str(speaker_id))
@@ -596,7 +559,9 @@ class Registrar:
         self, indexed: IndexedSpeaker, version: SpeakerVersion, completing: tuple[str, str] | None
     ) -> tuple[frozenset[str], bool]:
         """The required profiles that are ready of it, and whether that is all it will ever have."""
-        states = {name: self.profile_status(indexed, version, name).state for name in self.catalogue.required}
+        states = {
+            name: self.profile_status(indexed, version, name).state for name in self._catalogue.required
+        }
         if completing is not None and completing[0] == version.vuid and completing[1] in states:
             states[completing[1]] = "ready"
         ready = frozenset(name for name, state in states.items() if state == "ready")
@@ -618,5 +583,5 @@ class Registrar:
         )
 
     def _served_or_coming(self, indexed: IndexedSpeaker, version: SpeakerVersion) -> set[str]:
-        statuses = [self.profile_status(indexed, version, name) for name in self.catalogue.required]
+        statuses = [self.profile_status(indexed, version, name) for name in self._catalogue.required]
         return {one.profile.name for one in statuses if one.artifact or one.stale or one.state != "failed"}

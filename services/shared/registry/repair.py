@@ -15,6 +15,7 @@ from services.shared.bucket.facts import commit
 from services.shared.bucket.keys import SpeakerId
 from services.shared.bucket.store import Store
 from services.shared.model.domain import ArtifactRecord, SpeakerVersion, VoidFact
+from services.shared.registry.parts import RegistryParts
 from services.shared.registry.registrar import Registrar
 from services.shared.registry.status import unsupported_reason
 from services.shared.telemetry.metrics import REPAIRS
@@ -26,7 +27,11 @@ Decode = Callable[[bytes], DecodedClip]
 
 
 def artifact_or_replacement(
-    registrar: Registrar, speaker_id: SpeakerId, version: SpeakerVersion, record: ArtifactRecord
+    parts: RegistryParts,
+    registrar: Registrar,
+    speaker_id: SpeakerId,
+    version: SpeakerVersion,
+    record: ArtifactRecord,
 ) -> bytes | None:
     """Return the artifact's file, or None after its extraction was started again because the file is lost.
 
@@ -34,17 +39,17 @@ def artifact_or_replacement(
         Unsound: the file is lost, and only its owner can bring it again. VoiceNotFound. Unavailable.
     """
     try:
-        return read_artifact(registrar.store, speaker_id, version, record)
+        return read_artifact(parts.store, speaker_id, version, record)
     except Unsound:
-        profile = registrar.catalogue.get(record.profile)
+        profile = parts.catalogue.get(record.profile)
         if record in version.record.given or unsupported_reason(version, profile) is not None:
             raise
     akey = version.artifact_key(record.profile, record.fingerprint, record.build)
     fact = VoidFact(version.vuid, akey)
-    commit(registrar.store, speaker_id.void_key(fact, registrar.clock.new_id()))
+    commit(parts.store, speaker_id.void_key(fact, parts.clock.new_id()))
     log.error("artifact.void", vuid=version.vuid, profile=record.profile, digest=record.digest)
     REPAIRS.labels("artifact_void").inc()
-    registrar.index.apply_void(speaker_id, fact)
+    parts.index.apply_void(speaker_id, fact)
     registrar.claim(speaker_id, version, profile)
     return None
 

@@ -17,7 +17,8 @@ import httpx
 from services.registry_api.serving.long_polls import LongPolls
 from services.shared.configuration.settings import RegistrySettings, StoreSettings, variable_of
 from services.shared.index.jobs import JobRecord, Jobs
-from services.shared.registry.opening import open_registrar
+from services.shared.registry.opening import open_parts
+from services.shared.registry.parts import RegistryParts
 from services.shared.registry.publication import Attempt
 from services.shared.registry.registrar import Registrar
 from speaker_registry.names import parse_speaker_name, slug_of
@@ -55,7 +56,7 @@ class ProxiedRegistry(Registry):
             redis_password=composed.password,
             **self._settings,
         )
-        self.registrar = open_registrar(
+        self.parts = open_parts(
             StoreSettings(
                 url=store["SPEAKER_STORE_URL"],
                 endpoint=store["SPEAKER_STORE_ENDPOINT"],
@@ -64,9 +65,10 @@ class ProxiedRegistry(Registry):
             ),
             registry,
         )
-        self._stack.callback(self.registrar.index.close)
-        self.jobs = Jobs(self.registrar.index)
-        self.worker = self._stack.enter_context(HeldWorkers(composed, self.registrar))
+        self.registrar = Registrar(self.parts)
+        self._stack.callback(self.parts.index.close)
+        self.jobs = Jobs(self.parts.index)
+        self.worker = self._stack.enter_context(HeldWorkers(composed, self.parts, self.registrar))
         self.long_polls = cast(LongPolls, _Waiting(composed))
         self.client = self._stack.enter_context(self.new_client())
         return self
@@ -105,10 +107,10 @@ class HeldWorkers(StandIn):
     such as failing, a stand-in does in their name.
     """
 
-    def __init__(self, composed: ComposedRegistry, registrar: Registrar) -> None:
-        super().__init__(registrar)
+    def __init__(self, composed: ComposedRegistry, parts: RegistryParts, registrar: Registrar) -> None:
+        super().__init__(parts, registrar)
         self._composed = composed
-        current = registrar.announcements.current(PROFILE)
+        current = parts.announcements.current(PROFILE)
         assert current is not None
         self.fingerprint = current.fingerprint
 

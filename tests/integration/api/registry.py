@@ -34,7 +34,9 @@ from services.shared.configuration.settings import (
     StoreSettings,
     UploadLimits,
 )
-from services.shared.registry.opening import open_registrar
+from services.shared.keys.keyring import Keyring
+from services.shared.registry.opening import open_parts
+from services.shared.registry.registrar import Registrar
 from tests.integration.api.contract import Contract
 from tests.integration.api.worker import StandIn
 from tests.unit.audio import clips
@@ -82,22 +84,30 @@ class Registry:
         self.folder = folder
         self.redis = redis.Redis.from_url(redis_url)
         registry = RegistrySettings(redis_url=redis_url, **settings)
-        self.registrar = open_registrar(StoreSettings(url=folder.as_uri(), create_bucket=True), registry)
-        self.jobs = FollowedJobs(self.registrar)
+        self.parts = open_parts(StoreSettings(url=folder.as_uri(), create_bucket=True), registry)
+        self.registrar = Registrar(self.parts)
+        self.keyring = Keyring(self.parts.store, self.parts.index, self.parts.clock, self.parts.run_all)
+        self.jobs = FollowedJobs(self.parts, self.registrar)
         self.long_polls = LongPolls(redis_url, self.registrar.seen_jobs.hear)
-        self.housekeeper = Housekeeper(self.registrar, HousekeepingSettings())
-        self.worker = StandIn(self.registrar)
+        self.housekeeper = Housekeeper(self.parts, self.registrar, HousekeepingSettings(), self.keyring.sweep)
+        self.worker = StandIn(self.parts, self.registrar)
         self._announced = announced
         self.app = create_app(
             Services(
+                parts=self.parts,
                 registrar=self.registrar,
+                keyring=self.keyring,
                 jobs=self.jobs,
                 decoder=decoder,
                 long_polls=self.long_polls,
                 housekeeper=None,
                 limits=limits or UploadLimits(),
                 access=open_access(
-                    ApiSettings(), access or AccessSettings(), rates or RateSettings(), self.registrar
+                    ApiSettings(),
+                    access or AccessSettings(),
+                    rates or RateSettings(),
+                    self.keyring,
+                    self.parts.index,
                 ),
             ),
             body_timeouts=pace or BodyTimeouts(),
@@ -121,7 +131,7 @@ class Registry:
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
-        self.registrar.index.close()
+        self.parts.index.close()
         self.redis.close()
 
     def new_client(self, **options: Any) -> httpx.Client:

@@ -765,7 +765,7 @@ def test_without_redis_reads_go_on(start: Start, valkey: Any, monkeypatch: pytes
     def away(*_: object, **__: object) -> None:
         raise ConnectionError
 
-    index = closed.registrar.index
+    index = closed.parts.index
     for client in (index.redis, index.ungated):
         client.connection_pool.disconnect()
         monkeypatch.setattr(client.connection_pool, "connection_kwargs", {"path": "/nowhere.sock"})
@@ -783,10 +783,12 @@ def test_beyond_loopback_the_registry_needs_keys(registry: Registry):
     with pytest.raises(
         AccessMisconfigured, match="need an API key, and there is none that could make others"
     ):
-        open_access(world, AccessSettings(), RateSettings(), registry.registrar)
+        open_access(world, AccessSettings(), RateSettings(), registry.keyring, registry.parts.index)
     with pytest.raises(AccessMisconfigured, match="listens on loopback only"):
-        open_access(world, AccessSettings(required=False), RateSettings(), registry.registrar)
-    assert open_access(world, CLOSED, RateSettings(), registry.registrar).required
+        open_access(
+            world, AccessSettings(required=False), RateSettings(), registry.keyring, registry.parts.index
+        )
+    assert open_access(world, CLOSED, RateSettings(), registry.keyring, registry.parts.index).required
 
 
 @pytest.mark.parametrize(
@@ -807,7 +809,8 @@ def test_who_lacks_a_first_key_is_told_which_setting_asks_for_it_and_how_to_make
             ApiSettings.model_validate(api),
             AccessSettings.model_validate(access),
             RateSettings(),
-            registry.registrar,
+            registry.keyring,
+            registry.parts.index,
         )
     assert str(caught.value).startswith(reason)
     assert "new-key --out FILE" in str(caught.value)
@@ -820,9 +823,9 @@ def test_a_key_from_before_is_a_way_in(start: Start):
     world = ApiSettings(host="::")
     key(closed, "engine")
     with pytest.raises(AccessMisconfigured):
-        open_access(world, AccessSettings(), RateSettings(), closed.registrar)
+        open_access(world, AccessSettings(), RateSettings(), closed.keyring, closed.parts.index)
     key(closed, "admin")
-    assert open_access(world, AccessSettings(), RateSettings(), closed.registrar).required
+    assert open_access(world, AccessSettings(), RateSettings(), closed.keyring, closed.parts.index).required
 
 
 @pytest.mark.parametrize("text", ["hunter2", str(BOOTSTRAP)[:-1]], ids=["another", "cut short"])
@@ -830,7 +833,11 @@ def test_a_bootstrap_key_that_is_none_is_refused(registry: Registry, text: str):
     """Without being shown."""
     with pytest.raises(AccessMisconfigured, match="new-key") as caught:
         open_access(
-            ApiSettings(), AccessSettings(bootstrap_key=SecretStr(text)), RateSettings(), registry.registrar
+            ApiSettings(),
+            AccessSettings(bootstrap_key=SecretStr(text)),
+            RateSettings(),
+            registry.keyring,
+            registry.parts.index,
         )
     assert text not in str(caught.value)
 

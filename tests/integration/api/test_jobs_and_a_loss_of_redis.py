@@ -31,7 +31,7 @@ def waiting(registry: Registry, ask: Callable[[], httpx.Response]) -> Iterator[F
 
 def lose_redis(registry: Registry) -> None:
     registry.redis.flushdb()
-    registry.registrar.index.redis.connection_pool.disconnect()
+    registry.parts.index.redis.connection_pool.disconnect()
 
 
 def work_until(registry: Registry, done: Callable[[], bool]) -> None:
@@ -82,7 +82,7 @@ def _replace_lost_job(registry: Registry, name: str) -> None:
     """The queue loses a voice's job, and housekeeping starts another in its place."""
     for key in registry.redis.scan_iter("rq:*"):
         registry.redis.delete(key)
-    registry.registrar.index.look_within(speaker_id(name), 0)
+    registry.parts.index.look_within(speaker_id(name), 0)
     registry.housekeeper.turn()
 
 
@@ -92,7 +92,7 @@ def test_a_job_is_followed_though_its_successor_is_lost_as_well(
     """Redis is emptied between two questions of one answer. It was 404 `job_not_found`."""
     job_id = registry.upload("alice")["job_id"]
     _replace_lost_job(registry, "alice")
-    look = registry.registrar.index.look
+    look = registry.parts.index.look
 
     def look_before_the_loss(*asked: Any) -> Any:
         monkeypatch.undo()
@@ -101,7 +101,7 @@ def test_a_job_is_followed_though_its_successor_is_lost_as_well(
         lose_redis(registry)
         return seen
 
-    monkeypatch.setattr(registry.registrar.index, "look", look_before_the_loss)
+    monkeypatch.setattr(registry.parts.index, "look", look_before_the_loss)
     assert _state(registry, job_id) == "queued"
     assert _state(registry, job_id) == "queued", "although the last that Redis said was that it is superseded"
     work_until(registry, lambda: _state(registry, job_id) == "succeeded")
@@ -110,7 +110,7 @@ def test_a_job_is_followed_though_its_successor_is_lost_as_well(
 def test_a_job_has_not_ended_while_housekeeping_starts_its_successor(registry: Registry):
     """It closes the record before it claims the extraction anew."""
     job_id = registry.upload("alice")["job_id"]
-    registry.registrar.index.set_job(speaker_id("alice"), job_id, "superseded")
+    registry.parts.index.set_job(speaker_id("alice"), job_id, "superseded")
     assert _state(registry, job_id) == "queued"
 
 

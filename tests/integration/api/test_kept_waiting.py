@@ -62,9 +62,9 @@ def assert_others_are_answered(registry: Registry) -> None:
 
 
 def test_a_bucket_that_hangs_stops_only_what_reads_from_it(narrow: Registry, monkeypatch: pytest.MonkeyPatch):
-    hanging = Standstill(narrow.registrar.store.get)
+    hanging = Standstill(narrow.parts.store.get)
     with monkeypatch.context() as patches:
-        patches.setattr(narrow.registrar.store, "get", hanging)
+        patches.setattr(narrow.parts.store, "get", hanging)
         reads = [lambda: narrow.file("voice-0")] * AT_STORE
         reads.append(lambda: narrow.client.get("/v1/voices/voice-1/versions/1/audio"))
         with asking(*reads) as answers:
@@ -76,8 +76,8 @@ def test_a_bucket_that_hangs_stops_only_what_reads_from_it(narrow: Registry, mon
 
 
 def test_a_bucket_that_hangs_stops_only_what_deletes_there(narrow: Registry, monkeypatch: pytest.MonkeyPatch):
-    hanging = Standstill(narrow.registrar.store.put)
-    monkeypatch.setattr(narrow.registrar.store, "put", hanging)
+    hanging = Standstill(narrow.parts.store.put)
+    monkeypatch.setattr(narrow.parts.store, "put", hanging)
     paths = [f"/v1/{kind}/voice-{number}" for number, kind in enumerate(["voices", "audio/voices"] * 2, 1)]
     with asking(*(lambda path=path: narrow.client.delete(path) for path in paths)) as answers:
         until(lambda: hanging.calls == len(paths))
@@ -90,8 +90,8 @@ def test_however_many_may_wait_there_are_threads_for_others(start: Start, monkey
     many = 60
     registry = start(max_active=2 * AT_WORK, max_at_store=many)
     registry.ready("voice-0")
-    hanging = Standstill(registry.registrar.store.get)
-    monkeypatch.setattr(registry.registrar.store, "get", hanging)
+    hanging = Standstill(registry.parts.store.get)
+    monkeypatch.setattr(registry.parts.store, "get", hanging)
     answers: list[Future[httpx.Response]] = []
     with ExitStack() as asked:
         for so_far in range(6, many + 1, 6):  # more of them at once might wait too long for their turn
@@ -121,12 +121,12 @@ def test_keys_that_are_made_or_looked_for_stop_nobody(start: Start, monkeypatch:
     ours = {"Authorization": f"Bearer {token}"}
     theirs = {"Authorization": f"Bearer {new_token()}"}
     wanted = {"name": "fleet", "scopes": ["engine"]}
-    making = Standstill(closed.registrar.store.put)
-    looking = Standstill(closed.registrar.keyring.look)
-    monkeypatch.setattr(closed.registrar.store, "put", making)
+    making = Standstill(closed.parts.store.put)
+    looking = Standstill(closed.keyring.look)
+    monkeypatch.setattr(closed.parts.store, "put", making)
     with asking(*[lambda: closed.client.post("/v1/keys", json=wanted, headers=ours)] * AT_WORK) as made:
         until(lambda: making.calls == AT_WORK)
-        monkeypatch.setattr(closed.registrar.keyring, "look", looking)
+        monkeypatch.setattr(closed.keyring, "look", looking)
         with asking(*[lambda: closed.client.get("/v1/voices", headers=theirs)] * 2 * AT_WORK) as unknown:
             until(lambda: looking.calls == 2 * AT_WORK)
             for _ in range(5):
@@ -168,8 +168,8 @@ def test_who_gets_nothing_from_the_bucket_in_time_is_told_so(
 ):
     """With when to come back."""
     monkeypatch.setattr(narrow.app.state.store_slots, "_wait_seconds", 0.2)
-    hanging = Standstill(narrow.registrar.store.get)
-    monkeypatch.setattr(narrow.registrar.store, "get", hanging)
+    hanging = Standstill(narrow.parts.store.get)
+    monkeypatch.setattr(narrow.parts.store, "get", hanging)
     with asking(*[lambda: narrow.file("voice-0")] * AT_STORE) as answers:
         until(lambda: hanging.calls == AT_STORE)
         refused = narrow.file("voice-1")
@@ -185,9 +185,9 @@ def test_searches_wait_for_each_other_and_keep_nobody_from_anything_else(
     narrow: Registry, monkeypatch: pytest.MonkeyPatch
 ):
     """Eight callers who searched all the time had other requests refused."""
-    hanging = Standstill(narrow.registrar.index.names)
+    hanging = Standstill(narrow.parts.index.names)
     with monkeypatch.context() as patches:
-        patches.setattr(narrow.registrar.index, "names", hanging)
+        patches.setattr(narrow.parts.index, "names", hanging)
         with asking(*[lambda: narrow.client.get("/v1/voices?q=nobody")] * 4) as answers:
             until(lambda: hanging.calls == 1)
             for _ in range(5):

@@ -30,7 +30,7 @@ def away(start: Start, monkeypatch: pytest.MonkeyPatch) -> Iterator[Registry]:
     def refuse(*_: object) -> Any:
         raise GateClosed
 
-    monkeypatch.setattr(registry.registrar.index, "read", refuse)
+    monkeypatch.setattr(registry.parts.index, "read", refuse)
     return registry
 
 
@@ -59,8 +59,8 @@ def test_a_list_of_all_is_refused_where_that_is_more_than_a_page(
 
 def test_lists_take_no_more_than_the_slots_of_the_bucket(away: Registry, monkeypatch: pytest.MonkeyPatch):
     """However many lists are asked for, the bucket sees few of them at a time; the others wait."""
-    hanging = Standstill(away.registrar.store.folders)
-    monkeypatch.setattr(away.registrar.store, "folders", hanging)
+    hanging = Standstill(away.parts.store.folders)
+    monkeypatch.setattr(away.parts.store, "folders", hanging)
     with asking(*[lambda path=path: away.client.get(path) for path in PATHS * 3]) as answers:
         until(lambda: hanging.calls == AT_STORE)
         assert away.client.get("/healthz").status_code == 200

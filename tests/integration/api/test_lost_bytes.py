@@ -45,7 +45,7 @@ def blob(registry: Registry, name: str, *, uploaded: bool) -> Path:
 @pytest.fixture
 def publisher(registry: Registry, decoder: AudioDecoder) -> Publisher:
     """A worker's, which can decode a clip again."""
-    return Publisher(registry.registrar, decoder.decode)
+    return Publisher(registry.parts, registry.registrar, decoder.decode)
 
 
 @DAMAGES
@@ -137,14 +137,14 @@ def test_one_wrong_answer_of_the_store_makes_nothing_void(
 ):
     """It is asked twice before bytes are taken for lost."""
     registry.ready(name)
-    get, lies = registry.registrar.store.get, iter([True])
+    get, lies = registry.parts.store.get, iter([True])
 
     def get_with_one_lie(key: str) -> bytes:
         if key.endswith(".safetensors") and next(lies, False):
             raise FileNotFoundError
         return get(key)
 
-    monkeypatch.setattr(registry.registrar.store, "get", get_with_one_lie)
+    monkeypatch.setattr(registry.parts.store, "get", get_with_one_lie)
     assert registry.file(name).status_code == 200
 
 
@@ -208,7 +208,7 @@ def test_a_clip_that_decodes_to_other_samples_than_before_is_not_used(
     registry.upload(name)
     [work] = registry.worker.take_all(name)
     remove(blob(registry, name, uploaded=False))
-    publisher = Publisher(registry.registrar, lambda _: decoder.decode(OTHER_CLIP))
+    publisher = Publisher(registry.parts, registry.registrar, lambda _: decoder.decode(OTHER_CLIP))
     with pytest.raises(ClipDamaged, match="no longer decodes to the same samples"):
         publisher.read_clip(work)
 
@@ -221,4 +221,4 @@ def test_a_voice_that_was_deleted_meanwhile_is_not_taken_for_damaged(start: Star
     registry.client.delete("/v1/voices/gone")
     remove(blob(registry, "gone", uploaded=False))
     with pytest.raises(Exception, match="Voice 'gone' not found"):
-        Publisher(registry.registrar, decoder.decode).read_clip(work)
+        Publisher(registry.parts, registry.registrar, decoder.decode).read_clip(work)

@@ -319,8 +319,8 @@ def test_an_artifact_of_an_older_encoder_is_served_only_to_who_asks_for_it(start
     registry.ready("alice")
     registry.worker.announce(NEWER)
     registry.redis.delete("sr:profiles")
-    registry.registrar.announcements.look_anew()
-    registry.registrar.announcements.current(PROFILE)
+    registry.parts.announcements.look_anew()
+    registry.parts.announcements.current(PROFILE)
     stale = registry.file("alice")
     assert error_of(stale) == (409, "artifact_stale")
     assert stale.headers["x-should-retry"] == "false"
@@ -388,8 +388,8 @@ def test_waiting_covers_the_moment_before_a_lost_job_is_started_again(registry: 
     """A crash between a version's record and its job: housekeeping sees to it; who waits gets it."""
     registry.upload(name)
     speaker = SpeakerId("default", name)
-    [pending] = registry.registrar.index.load(speaker).pending_extractions
-    registry.registrar.index.set_job(speaker, pending.job_id, "superseded", landing=pending)
+    [pending] = registry.parts.index.load(speaker).pending_extractions
+    registry.parts.index.set_job(speaker, pending.job_id, "superseded", landing=pending)
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(registry.client.get, artifact_path(name), params={"wait": 30})
         time.sleep(0.2)
@@ -622,7 +622,7 @@ def test_a_profile_that_is_made_with_custom_weights_says_so(start: Start):
     """Its voices do not sound as with the published ones."""
     registry = start(profiles=(PROFILE, WIDER))
     assert not any(one["custom_weights"] for one in get(registry, "/v1/profiles")["data"])
-    registry.registrar.announcements.announce(PROFILE, NEWER, CUSTOM_WEIGHTS, untrained=False)
+    registry.parts.announcements.announce(PROFILE, NEWER, CUSTOM_WEIGHTS, untrained=False)
     shown = {one["id"]: one for one in get(registry, "/v1/profiles")["data"]}
     assert (shown[PROFILE]["custom_weights"], shown[WIDER]["custom_weights"]) == (True, False)
 
@@ -630,7 +630,7 @@ def test_a_profile_that_is_made_with_custom_weights_says_so(start: Start):
 def test_a_job_says_which_weights_it_is_made_with(start: Start):
     """As long as they are those of the profile: of an encoder that was replaced nobody knows any more."""
     registry = start(profiles=(PROFILE,))
-    announce = registry.registrar.announcements.announce
+    announce = registry.parts.announcements.announce
     announce(PROFILE, NEWER, CUSTOM_WEIGHTS, untrained=False)
     job_id = registry.upload("alice")["job_id"]
     job = get(registry, f"/v1/jobs/{job_id}")
@@ -648,7 +648,7 @@ def test_profiles_say_what_they_hold_and_who_makes_them(registry: Registry):
     assert profiles[PROFILE]["tensors"]["speaker_embedding"]["shape"] == [1024]
     assert profiles[PROFILE]["fingerprint"] == FINGERPRINT
     assert profiles[PROFILE]["workers"] == 0
-    registry.registrar.announcements.beat("w1", {PROFILE: FINGERPRINT})
+    registry.parts.announcements.beat("w1", {PROFILE: FINGERPRINT})
     assert {one["id"]: one["workers"] for one in get(registry, "/v1/profiles")["data"]}[PROFILE] == 1
 
 
@@ -706,7 +706,7 @@ def test_head_asks_whether_somebody_has_a_file_and_reads_none(
     registry.ready(name)
     paths = (f"{artifact_path(name)}/file", audio_path(name))
     tags = [registry.client.get(path).headers["ETag"] for path in paths]
-    monkeypatch.setattr(registry.registrar.store, "get", None)
+    monkeypatch.setattr(registry.parts.store, "get", None)
     for path, tag in zip(paths, tags, strict=True):
         assert registry.client.head(path).headers["ETag"] == tag
         assert registry.client.head(path, headers={"If-None-Match": tag}).status_code == 304
@@ -790,7 +790,7 @@ def test_a_crash_says_nothing_but_its_request_id(registry: Registry, monkeypatch
     def crash(*_: Any) -> None:
         raise RuntimeError("the secret is /var/secret")
 
-    monkeypatch.setattr(registry.registrar.index, "look", crash)
+    monkeypatch.setattr(registry.parts.index, "look", crash)
     with httpx.Client(base_url=registry.url) as client:
         for path, code in (("/v1/voices/x", "internal_error"), ("/v1/audio/voices/x/cache", 500)):
             response = client.get(path, headers={"X-Request-Id": "req-1"})
@@ -847,7 +847,7 @@ def test_many_who_ask_whether_it_is_ready_cost_one_look(start: Start, monkeypatc
         looks.append(time.monotonic())
         time.sleep(0.2)
 
-    monkeypatch.setattr(registry.registrar.store, "check", check)
+    monkeypatch.setattr(registry.parts.store, "check", check)
     began = time.monotonic()
     with ThreadPoolExecutor(30) as pool:
         answers = list(pool.map(lambda _: registry.client.get("/readyz").status_code, range(90)))
@@ -991,7 +991,7 @@ def test_a_file_whose_voice_is_deleted_while_it_is_fetched_is_not_found(
 ):
     """The bytes may be gone between the look and the read."""
     registry.ready(name)
-    read = registry.registrar.store.get
+    read = registry.parts.store.get
 
     def read_late(key: str) -> bytes:
         if key.endswith(".safetensors"):
@@ -999,7 +999,7 @@ def test_a_file_whose_voice_is_deleted_while_it_is_fetched_is_not_found(
             (registry.folder / key).unlink()
         return read(key)
 
-    monkeypatch.setattr(registry.registrar.store, "get", read_late)
+    monkeypatch.setattr(registry.parts.store, "get", read_late)
     assert error_of(registry.file(name)) == (404, "voice_not_found")
 
 

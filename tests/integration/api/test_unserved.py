@@ -5,8 +5,6 @@ from typing import Any
 
 import pytest
 
-from services.shared.index.announcements import Announcements
-from services.shared.model.clock import Clock
 from speaker_registry import RegistryClient, cli
 from speaker_registry.errors import ArtifactNotReady, Unavailable
 from tests.integration.api.conftest import Start
@@ -46,10 +44,7 @@ def reasons(registry: Registry, name: str, job_id: str) -> dict[str, str | None]
 def registry(start: Start) -> Registry:
     """In which nothing is remembered from one look to the next."""
     registry = start()
-    own = registry.registrar.announcements
-    registry.registrar.announcements = Announcements(
-        own._store, own._index, Clock(), monotonic=iter(range(0, 10**9, 10)).__next__
-    )
+    registry.parts.announcements._monotonic = iter(range(0, 10**9, 10)).__next__
     return registry
 
 
@@ -57,9 +52,9 @@ def test_a_job_that_nobody_serves_says_so_everywhere(registry: Registry):
     """Else it waits for ever, and nobody knows what for."""
     job_id = registry.upload("alice")["job_id"]
     assert set(reasons(registry, "alice", job_id).values()) == {REASON}
-    registry.registrar.announcements.beat(*WORKER)
+    registry.parts.announcements.beat(*WORKER)
     assert set(reasons(registry, "alice", job_id).values()) == {None}
-    registry.registrar.announcements.leave(*WORKER)
+    registry.parts.announcements.leave(*WORKER)
     assert set(reasons(registry, "alice", job_id).values()) == {REASON}
     registry.worker.finish_all("alice")
     assert set(reasons(registry, "alice", job_id).values()) == {None}, "it is done, whoever serves it now"
@@ -104,7 +99,7 @@ def test_without_redis_nothing_is_said_of_workers(registry: Registry, monkeypatc
     def away(_: object) -> dict[str, int]:
         raise Unavailable("not now")
 
-    monkeypatch.setattr(registry.registrar.announcements, "workers_of", away)
+    monkeypatch.setattr(registry.parts.announcements, "workers_of", away)
     (status,) = registry.client.get("/v1/voices/alice").json()["artifacts"]
     assert (status["state"], status["reason"]) == ("pending", None)
     assert "reason" not in registry.upload("bob"), "and no upload fails of it"
@@ -115,7 +110,7 @@ def test_a_list_asks_for_workers_once(start: Start, monkeypatch: pytest.MonkeyPa
     registry = start()
     for number in range(5):
         registry.upload(f"voice-{number}")
-    announcements, asked = registry.registrar.announcements, []
+    announcements, asked = registry.parts.announcements, []
     workers_of = announcements.workers_of
     monkeypatch.setattr(
         announcements, "workers_of", lambda names: (asked.append(names), workers_of(names))[1]

@@ -123,7 +123,7 @@ def once_before_a_delete(
     registry: Registry, monkeypatch: pytest.MonkeyPatch, happen: Callable[[], object]
 ) -> None:
     """Let something happen after the next delete has found its voice, and before it takes effect."""
-    index = registry.registrar.index
+    index = registry.parts.index
     reserve: Callable[..., object] = index.reserve_tombstone
 
     def late(*given: object, **more: object) -> object:

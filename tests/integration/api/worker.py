@@ -12,6 +12,7 @@ import numpy as np
 from services.shared.bucket.keys import SpeakerId
 from services.shared.index.jobs import Jobs
 from services.shared.index.speaker_index import Undecided
+from services.shared.registry.parts import RegistryParts
 from services.shared.registry.publication import Attempt, Provenance, Publisher
 from services.shared.registry.registrar import Registrar
 from speaker_registry.errors import SpeakerRegistryError
@@ -24,18 +25,18 @@ _TRIES, _PAUSE_SECONDS = 300, 0.1
 class StandIn:
     """One worker for all profiles of a registry. `taken`: what it took in hand, in order."""
 
-    def __init__(self, registrar: Registrar) -> None:
-        self._registrar = registrar
-        self._publisher = Publisher(registrar)
-        self._jobs = Jobs(registrar.index)
+    def __init__(self, parts: RegistryParts, registrar: Registrar) -> None:
+        self._parts = parts
+        self._publisher = Publisher(parts, registrar)
+        self._jobs = Jobs(parts.index)
         self.taken: list[Attempt] = []
         self.fingerprint = FINGERPRINT
 
     def announce(self, fingerprint: str = FINGERPRINT, *, untrained: bool = False) -> None:
         """From now on, artifacts are made with it."""
         self.fingerprint = fingerprint
-        for profile in self._registrar.catalogue.names:
-            self._registrar.announcements.announce(
+        for profile in self._parts.catalogue.names:
+            self._parts.announcements.announce(
                 profile, fingerprint, {"model": "made up"}, untrained=untrained
             )
 
@@ -93,7 +94,7 @@ class StandIn:
 
     def _provenance(self, profile: str) -> Provenance:
         return Provenance(
-            profile=self._registrar.catalogue.get(profile),
+            profile=self._parts.catalogue.get(profile),
             fingerprint=self.fingerprint,
             extractor={"model": "made up"},
             untrained=False,

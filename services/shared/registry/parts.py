@@ -1,0 +1,46 @@
+"""The open parts of a registry. A process opens them once and hands each object those that it needs."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from services.shared.bucket.store import Store
+from services.shared.configuration.settings import RegistrySettings
+from services.shared.index.announcements import Announcements
+from services.shared.index.speaker_index import SpeakerIndex
+from services.shared.model.clock import Clock
+from services.shared.model.profiles import ProfileCatalogue
+
+
+class Dispatcher(Protocol):
+    """Hands jobs to workers. A job carries ids only: no audio, no names and no transcripts."""
+
+    def enqueue(self, job_id: str, profile: str, arguments: Mapping[str, Any]) -> None:
+        """Put a job into the queue. Putting the same job there again does no harm."""
+
+    def state(self, job_id: str, profile: str) -> str:
+        """Return `alive` (queued or running), `failed` (given up) or `gone`."""
+
+    def remove(self, job_id: str, profile: str) -> None:
+        """Remove a job that is no longer wanted from the queue, unless a worker has taken it already."""
+
+
+def one_by_one(steps: Iterable[Callable[[], object]]) -> None:
+    """Run independent steps one after the other. Processes run them concurrently: see `ConcurrentRunner`."""
+    for step in steps:
+        step()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegistryParts:
+    """What a process opens at its start. Only code that wires objects together holds all of them."""
+
+    store: Store
+    index: SpeakerIndex
+    announcements: Announcements
+    catalogue: ProfileCatalogue
+    dispatcher: Dispatcher
+    settings: RegistrySettings
+    clock: Clock
+    run_all: Callable[[Iterable[Callable[[], object]]], None] = one_by_one
+    """Runs steps that do not depend on each other and returns when all have ended."""
