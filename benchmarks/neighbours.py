@@ -31,9 +31,9 @@ from benchmarks.http_load import Answer, Ask, Load, stream
 from benchmarks.overload import SERVED, _p99
 from benchmarks.upload_to_ready import BOUNDARY, form
 from services.embedded.managed_process import ManagedProcess
+from services.registry_api.keys.api_keys import new_token
 from services.shared.bucket.keys import SpeakerId
 from services.shared.index.speaker_index import SpeakerIndex
-from services.shared.keys.api_keys import new_token
 from speaker_registry.names import SpeakerName
 from tests.processes import PROFILE, RegistryProcesses, free_port
 from tests.unit.audio import clips

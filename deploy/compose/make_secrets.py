@@ -22,8 +22,8 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from services.registry_api.keys.api_keys import new_token
 from services.shared.index.redis_access import RIGHTS
-from services.shared.keys.api_keys import new_token
 
 UID = 10001
 

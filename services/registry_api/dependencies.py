@@ -7,6 +7,7 @@ from typing import Annotated
 from fastapi import Depends, Path, Query, Request
 
 from services.registry_api.access.authentication import Access
+from services.registry_api.keys.keyring import Keyring
 from services.registry_api.maintenance.housekeeping import Housekeeper
 from services.registry_api.protocol.callers import Caller
 from services.registry_api.serving.long_polls import LongPolls
@@ -14,7 +15,6 @@ from services.registry_api.serving.slots import Slots
 from services.shared.audio import AudioDecoder
 from services.shared.configuration.settings import UploadLimits
 from services.shared.index.jobs import Jobs
-from services.shared.keys.keyring import Keyring
 from services.shared.registry.parts import RegistryParts
 from services.shared.registry.registrar import Registrar
 

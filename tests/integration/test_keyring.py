@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from services.embedded.valkey import ValkeyServer
+from services.registry_api.keys import keyring as keyring_module
+from services.registry_api.keys.api_keys import ApiKey, Token, is_secret_of
+from services.registry_api.keys.keyring import FRESH_SECONDS, KEPT_SECONDS, Keyring
 from services.shared.bucket.facts import MAX_RECORD_BYTES
 from services.shared.bucket.store import ObjectUnavailable
-from services.shared.keys import keyring as keyring_module
-from services.shared.keys.api_keys import ApiKey, Token, is_secret_of
-from services.shared.keys.keyring import FRESH_SECONDS, KEPT_SECONDS, Keyring
 from services.shared.registry.opening import ConcurrentRunner
 from speaker_registry.errors import (
     ApiKeyEnded,

@@ -4,8 +4,8 @@ import hmac
 
 import pytest
 
-from services.shared.keys import api_keys
-from services.shared.keys.api_keys import (
+from services.registry_api.keys import api_keys
+from services.registry_api.keys.api_keys import (
     AT_ONCE,
     ApiKey,
     ApiKeyRecord,

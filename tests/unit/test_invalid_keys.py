@@ -9,8 +9,8 @@ from structlog.testing import capture_logs
 from services.registry_api.access.authentication import Access
 from services.registry_api.access.rate_limits import RateLimits
 from services.registry_api.access.tokens import JwtVerifier
+from services.registry_api.keys.keyring import Keyring
 from services.registry_api.protocol.callers import Caller
-from services.shared.keys.keyring import Keyring
 from speaker_registry.errors import InvalidApiKey, RateLimited, SpeakerRegistryError
 
 GOOD = Caller("jwt:1", "default", frozenset({"engine"}))

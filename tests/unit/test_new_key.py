@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from services.registry_api.__main__ import main
-from services.shared.keys.api_keys import parse_token
+from services.registry_api.keys.api_keys import parse_token
 
 
 def test_the_file_of_a_new_key_is_its_owners_alone(tmp_path: Path):

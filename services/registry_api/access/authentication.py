@@ -15,13 +15,20 @@ from starlette.concurrency import run_in_threadpool
 
 from services.registry_api.access.rate_limits import MINUTE, RateLimits
 from services.registry_api.access.tokens import JwtVerifier
+from services.registry_api.keys.api_keys import (
+    ALL_SCOPES,
+    ANY_NAMESPACE,
+    ApiKey,
+    Token,
+    is_secret_of,
+    parse_token,
+)
+from services.registry_api.keys.keyring import FRESH_SECONDS, Keyring
 from services.registry_api.protocol.callers import ANONYMOUS, Caller
 from services.registry_api.serving.concurrency_limits import ConcurrencyLimits
 from services.registry_api.serving.slots import Slots
 from services.shared.configuration.settings import AccessSettings, ApiSettings, RateSettings
 from services.shared.index.speaker_index import SpeakerIndex
-from services.shared.keys.api_keys import ALL_SCOPES, ANY_NAMESPACE, ApiKey, Token, is_secret_of, parse_token
-from services.shared.keys.keyring import FRESH_SECONDS, Keyring
 from speaker_registry.errors import InvalidApiKey, RateLimited
 
 log = structlog.get_logger()

@@ -18,8 +18,8 @@ from starlette.types import Scope
 
 from services.registry_api.access.authentication import Access
 from services.registry_api.access.rate_limits import MINUTE, REQUESTS, UPLOADS
+from services.registry_api.keys.api_keys import ALL_SCOPES
 from services.registry_api.protocol.callers import OWN_NAMESPACE, Caller
-from services.shared.keys.api_keys import ALL_SCOPES
 from speaker_registry.errors import ApiKeysOff, PermissionDenied, RateLimited
 from speaker_registry.names import ACCEPTED_NAMESPACES, is_namespace
 from speaker_registry.schemas import Rate

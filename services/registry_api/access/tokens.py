@@ -22,9 +22,9 @@ import httpx
 import jwt
 import structlog
 
+from services.registry_api.keys.api_keys import ALL_SCOPES, ANY_NAMESPACE
 from services.registry_api.protocol.callers import OWN_NAMESPACE, Caller
 from services.shared.configuration.settings import AccessSettings
-from services.shared.keys.api_keys import ALL_SCOPES, ANY_NAMESPACE
 from speaker_registry.errors import InvalidApiKey, Unavailable
 from speaker_registry.names import ACCEPTED_NAMESPACES, is_namespace
 

@@ -3,8 +3,8 @@
 import sys
 from pathlib import Path
 
-from services.shared.keys.api_keys import new_token
-from services.shared.keys.key_file import write_new_key
+from services.registry_api.keys.api_keys import new_token
+from services.registry_api.keys.key_file import write_new_key
 
 
 def run(path: Path | None) -> int:

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from services.registry_api.access.authentication import AccessMisconfigured, open_access
 from services.registry_api.app import create_app
 from services.registry_api.dependencies import Services
+from services.registry_api.keys.keyring import Keyring
 from services.registry_api.maintenance.housekeeping import Housekeeper
 from services.registry_api.maintenance.queue_signals import RedisSignals
 from services.registry_api.operations.followed_jobs import FollowedJobs
@@ -33,7 +34,6 @@ from services.shared.configuration.settings import (
     UploadLimits,
     explain,
 )
-from services.shared.keys.keyring import Keyring
 from services.shared.registry.opening import open_parts, open_queue_connection
 from services.shared.registry.registrar import Registrar
 from services.shared.telemetry import metrics, trace_export

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from services.shared.keys.api_keys import ALL_SCOPES, ANY_NAMESPACE
+from services.registry_api.keys.api_keys import ALL_SCOPES, ANY_NAMESPACE
 
 OWN_NAMESPACE = "default"
 """The namespace of requests that name none."""

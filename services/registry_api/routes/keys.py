@@ -17,13 +17,13 @@ from services.registry_api.dependencies import (
     Services,
     ServicesDep,
 )
+from services.registry_api.keys.api_keys import ANY_NAMESPACE, ApiKey
+from services.registry_api.keys.keyring import Keyring, key_not_found
 from services.registry_api.protocol.callers import Caller
 from services.registry_api.protocol.routing import Router
 from services.registry_api.wire import rendering
 from services.registry_api.wire.answers import answer
 from services.registry_api.wire.examples import keys as examples
-from services.shared.keys.api_keys import ANY_NAMESPACE, ApiKey
-from services.shared.keys.keyring import Keyring, key_not_found
 from speaker_registry.errors import PermissionDenied
 from speaker_registry.schemas import ApiKey as ShownKey
 from speaker_registry.schemas import ApiKeyRequest, Page, Quota, Usage

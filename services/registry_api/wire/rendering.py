@@ -4,11 +4,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 from urllib.parse import quote
 
+from services.registry_api.keys.api_keys import ApiKey, Token
+from services.registry_api.keys.keyring import Keyring
 from services.shared.index.announcements import Announcement, Announcements, FailedProof
 from services.shared.index.jobs import JobRecord
 from services.shared.index.reading import IndexedSpeaker
-from services.shared.keys.api_keys import ApiKey, Token
-from services.shared.keys.keyring import Keyring
 from services.shared.model.domain import SpeakerVersion
 from services.shared.model.fingerprint import Fingerprint
 from services.shared.registry.registrar import Registrar

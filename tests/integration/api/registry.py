@@ -19,6 +19,7 @@ import uvicorn
 from services.registry_api.access.authentication import open_access
 from services.registry_api.app import create_app
 from services.registry_api.dependencies import Services
+from services.registry_api.keys.keyring import Keyring
 from services.registry_api.maintenance.housekeeping import Housekeeper
 from services.registry_api.operations.followed_jobs import FollowedJobs
 from services.registry_api.serving.limits import BodyTimeouts
@@ -34,7 +35,6 @@ from services.shared.configuration.settings import (
     StoreSettings,
     UploadLimits,
 )
-from services.shared.keys.keyring import Keyring
 from services.shared.registry.opening import open_parts
 from services.shared.registry.registrar import Registrar
 from tests.integration.api.contract import Contract

@@ -18,8 +18,8 @@ from pydantic import SecretStr, ValidationError
 from services.registry_api.access import rules
 from services.registry_api.access.authentication import AccessMisconfigured, open_access
 from services.registry_api.access.rules import accepted_scopes, check_rules, our_routes, tenant_of
+from services.registry_api.keys.api_keys import ALL_SCOPES, Token, new_token, parse_token
 from services.shared.configuration.settings import AccessSettings, ApiSettings, RateSettings
-from services.shared.keys.api_keys import ALL_SCOPES, Token, new_token, parse_token
 from speaker_registry import RegistryClient, cli
 from speaker_registry.cli.keys import SCOPES
 from speaker_registry.errors import (

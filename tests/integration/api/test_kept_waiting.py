@@ -10,9 +10,9 @@ import httpx
 import pytest
 from pydantic import SecretStr
 
+from services.registry_api.keys.api_keys import new_token
 from services.registry_api.serving import admission
 from services.shared.configuration.settings import AccessSettings
-from services.shared.keys.api_keys import new_token
 from tests.integration.api.conftest import Start
 from tests.integration.api.registry import PROFILE, Registry, until
 

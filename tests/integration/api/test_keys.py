@@ -11,9 +11,9 @@ from pydantic import SecretStr
 
 from services.registry_api.access import rules
 from services.registry_api.access.authentication import AccessMisconfigured, open_access
+from services.registry_api.keys import keyring
+from services.registry_api.keys.api_keys import new_token
 from services.shared.configuration.settings import AccessSettings, ApiSettings, RateSettings
-from services.shared.keys import keyring
-from services.shared.keys.api_keys import new_token
 from speaker_registry import RegistryClient, cli
 from speaker_registry.errors import ApiKeyEnded, ApiKeyNotFound, ApiKeysOff
 from tests.integration.api.conftest import Start

@@ -4,8 +4,8 @@ import httpx
 import pytest
 from pydantic import SecretStr, ValidationError
 
+from services.registry_api.keys.api_keys import new_token
 from services.shared.configuration.settings import AccessSettings, ApiSettings
-from services.shared.keys.api_keys import new_token
 from tests.integration.api.conftest import Start
 from tests.integration.api.registry import CLIP, Registry
 

@@ -16,8 +16,8 @@ from redis import Redis
 
 from services.embedded.valkey import ValkeyServer
 from services.registry_api.access.rate_limits import MINUTE
+from services.registry_api.keys.api_keys import new_token
 from services.shared.configuration.settings import AccessSettings, RateSettings
-from services.shared.keys.api_keys import new_token
 from tests.deploy.composed import free_ports
 from tests.integration.api.conftest import Start
 from tests.integration.api.registry import CLIP, EMBEDDING, PROFILE, Registry, until

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from services.embedded.bootstrap_key import bootstrap_key_file
-from services.shared.keys import key_file
-from services.shared.keys.api_keys import new_token, parse_token
+from services.registry_api.keys import key_file
+from services.registry_api.keys.api_keys import new_token, parse_token
 
 WORLD = "0.0.0.0"
 

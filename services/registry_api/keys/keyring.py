@@ -19,13 +19,7 @@ from typing import Literal, NamedTuple, NoReturn, cast
 
 import structlog
 
-from services.shared.bucket.facts import commit, read_record
-from services.shared.bucket.keys import API_KEYS_FOLDER, KeyEndKey, KeyMadeKey, key_end_key, parse_key
-from services.shared.bucket.store import ObjectUnavailable, Store, StoredObject
-from services.shared.index.gate import GateClosed
-from services.shared.index.redis_access import unavailable_without_redis
-from services.shared.index.speaker_index import SpeakerIndex
-from services.shared.keys.api_keys import (
+from services.registry_api.keys.api_keys import (
     ANY_NAMESPACE,
     AT_ONCE,
     ID_LETTERS,
@@ -35,6 +29,12 @@ from services.shared.keys.api_keys import (
     Token,
     new_token,
 )
+from services.shared.bucket.facts import commit, read_record
+from services.shared.bucket.keys import API_KEYS_FOLDER, KeyEndKey, KeyMadeKey, key_end_key, parse_key
+from services.shared.bucket.store import ObjectUnavailable, Store, StoredObject
+from services.shared.index.gate import GateClosed
+from services.shared.index.redis_access import unavailable_without_redis
+from services.shared.index.speaker_index import SpeakerIndex
 from services.shared.model.clock import Clock
 from speaker_registry.artifact import sha256_digest
 from speaker_registry.errors import (

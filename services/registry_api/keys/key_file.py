@@ -4,8 +4,8 @@ import os
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 
+from services.registry_api.keys.api_keys import new_token
 from services.shared.bucket.durable_folder import sync_folder
-from services.shared.keys.api_keys import new_token
 
 
 def write_new_key(path: Path) -> None:
