@@ -325,7 +325,11 @@ def test_a_rebuild_that_failed_goes_on(storage: Storage, way: str):
 
 def test_a_new_fingerprint_reaches_every_voice(storage: Storage, way: str):
     """A worker that failed to announce it, for the first or the second of its profiles, says so again when it
-    is started again."""
+    is started again.
+
+    Each trial has a voice that was never extracted with the new fingerprint, and one that was in the trial
+    before. Older ones are deleted: to extract all of them anew in each trial would take minutes.
+    """
     announce = partial(storage.announce, NEXT_FINGERPRINT, [WIDER, PROFILE])
     trials = Trials(storage, way)
     for name in trials:
@@ -333,12 +337,17 @@ def test_a_new_fingerprint_reaches_every_voice(storage: Storage, way: str):
         storage.announce(FINGERPRINT, [WIDER, PROFILE])
         storage.ready(name)
         storage.settle()
+        before = storage.served(name)
         if trials.failed(announce):
             announce()
         storage.settle()
-        for one in trials.names:
+        for one in trials.names[-2:]:
             storage.check_settled(one)
             assert storage.served(one)
+        assert storage.served(name) != before
+        for one in trials.names[-2:-1]:
+            storage.registrar.delete(NAMESPACE, one)
+        storage.settle()
 
 
 def forget_announcements(storage: Storage) -> None:
