@@ -40,6 +40,8 @@ class Mistake:
     parts: Parts = field(default_factory=Parts)
     within: int = 200
     """Histories until it is found, at most."""
+    soonest: int = 0
+    """The seed of a history that finds it. It is tried first: to get there from seed 0 can take a minute."""
     replaced: Mapping[str, Any] = field(default_factory=dict)
     """Of our modules: `module.name` -> what takes its place."""
     odds: Mapping[str, float] = field(default_factory=dict)
@@ -242,11 +244,13 @@ MISTAKES = {
         r"cannot be served|is lost and was not made again",
         replaced={"tests.simulation.reading.artifact_or_replacement": replace_nothing},
         odds=LOST_BYTES,
+        soonest=10,
     ),
     "one answer is enough to take bytes for lost": Mistake(
         r"is said to be void whose bytes are there|the clip of \w+ is said to be lost|cannot be served",
         replaced={"services.shared.bucket.blobs._LOOKS": 1},
         odds={"store_hides": 0.05},
+        soonest=15,
     ),
     "a job that Redis has lost is not found": Mistake(
         r"is not found by those who wait for it",
@@ -257,6 +261,7 @@ MISTAKES = {
         r"is not found by those who wait for it",
         replaced={"services.shared.index.jobs.SeenJobs.hear": lambda self, event: None},
         odds=LOSSES,
+        soonest=9,
     ),
     "what is not ours outlives the voice": Mistake(
         r"left in the folder of a deleted voice",
@@ -269,15 +274,18 @@ MISTAKES = {
     "one unreadable object is taken for an outage": Mistake(
         r"is pending for \w+, job None|still waits for|the gate stays closed",
         replaced={"tests.simulation.store.ModelledStore.get": give_up_on_all},
+        soonest=41,
     ),
     "an unreadable version is taken for none": Mistake(
         r"deleted, though \w+ lives|is not there",
         replaced={"services.shared.bucket.facts._unreadable": lambda key: None},
+        soonest=1,
     ),
     "what is said to be missing is taken for swept": Mistake(
         r"deleted, though \w+ lives|is not there",
         replaced={"services.shared.bucket.facts.read_object": believe_the_first_answer},
         odds={"store_hides": 0.1},
+        soonest=4,
     ),
     "what is not ours is collected": Mistake(
         r"deleted, though it is none of ours",
@@ -286,15 +294,16 @@ MISTAKES = {
     "what is not ours cannot be parsed": Mistake(
         r"left of a dead version: ",
         replaced={"services.registry_api.maintenance.garbage.parsed": parsed_by(parse_without_looking)},
+        soonest=1,
     ),
     "any server is trusted": Mistake(
-        r"deleted, though \w+ lives|is not there|number \d+ is", Parts(index=Trusting)
+        r"deleted, though \w+ lives|is not there|number \d+ is", Parts(index=Trusting), soonest=2
     ),
     "garbage collection without grace": Mistake(
-        r"deleted, though \w+ lives|^missing: ", Parts(housekeeping={"grace_seconds": 0.0})
+        r"deleted, though \w+ lives|^missing: ", Parts(housekeeping={"grace_seconds": 0.0}), soonest=5
     ),
     "facts are never read again": Mistake(
-        r"the index says .*, the facts say", Parts(housekeeper=NeverReadsFactsAgain)
+        r"the index says .*, the facts say", Parts(housekeeper=NeverReadsFactsAgain), soonest=1
     ),
     "a worker writes the version": Mistake(
         r"work .* created a version", Parts(publisher=WritesTheVersionAgain)
@@ -306,6 +315,7 @@ MISTAKES = {
     "a late version comes back from the dead": Mistake(
         r"the index says .*, the facts say None|is there after its delete",
         Parts(index=rewritten("apply_version", "  if v.seq <= mark('tomb') then return 0 end\n", "")),
+        soonest=28,
     ),
     "the last artifact wins": Mistake(
         r"artifact .*: the index says|artifact .* was .* and is ",
@@ -324,9 +334,10 @@ MISTAKES = {
     "an artifact is put in force after the delete": Mistake(
         r"left of a dead version in the index",
         Parts(index=rewritten("ready", "if not live(r.vuid) then return 'dead' end", "")),
+        soonest=4,
     ),
     "numbers are given out again": Mistake(
-        _NUMBERED_TWICE, Parts(index=TakesNoCensus), odds=LOSSES | {"store_lands_late": 0.05}
+        _NUMBERED_TWICE, Parts(index=TakesNoCensus), odds=LOSSES | {"store_lands_late": 0.05}, soonest=1
     ),
     "an immutable voice needs no census": Mistake(
         r"is immutable and has 2 versions",
@@ -335,27 +346,34 @@ MISTAKES = {
         odds=LOSSES | {"store_lands_late": 0.05},
     ),
     "a rebuild lists the bucket only once": Mistake(
-        r"acknowledged at \d+, is not there", Parts(housekeeper=ListsOnce), odds=LOSSES | {"store_omits": 0.3}
+        r"acknowledged at \d+, is not there",
+        Parts(housekeeper=ListsOnce),
+        odds=LOSSES | {"store_omits": 0.3},
+        soonest=190,
     ),
     "what the census does not count is told": Mistake(
         _NUMBERED_TWICE,
         Parts(index=rewritten("apply_version", "if not counts(v.seq, v.vuid) then return 3 end", "")),
+        soonest=72,
     ),
     "facts that were listed before a loss are told after it": Mistake(
-        r"", Parts(index=rewritten("tell", "if a.listed_in ~= epoch_text", "if false"))
+        r"", Parts(index=rewritten("tell", "if a.listed_in ~= epoch_text", "if false")), soonest=178
     ),
     "who is not admitted yet is new": Mistake(
         r"acknowledged at \d+, is not there|are out of order",
         Parts(index=rewritten("reserve", "if not new or unsettled(a.now)", "if false")),
+        soonest=23,
     ),
     "a reserved place is not exclusive": Mistake(
         r"is immutable and has 2 versions",
         Parts(index=rewritten("reserve", "if taken.seq > math.max(mark('tomb'), epoch)", "if false")),
+        soonest=13,
     ),
     "a delete that never landed counts for ever": Mistake(
         r"still counts as on its way",
         Parts(index=rewritten("tell", "if deleting > 0 and since", "if false and since")),
         odds={"process_dies": 0.03},
+        soonest=21,
     ),
     "a server that takes no writes is taken for a fault of ours": Mistake(
         r"raised .*(OutOfMemory|ReadOnly)Error",
@@ -365,6 +383,7 @@ MISTAKES = {
     "times of creation follow the clock": Mistake(
         r"are out of order",
         Parts(index=rewritten("reserve", "math.max(math.floor(a.now), mark('at') + 1)", "math.floor(a.now)")),
+        soonest=3,
     ),
 }
 """What is wrong -> processes that are."""
