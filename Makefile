@@ -6,10 +6,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 RUNNABLE := $(VENV)/.installed-to-run
 STAMP := $(VENV)/.installed
+# Tests of one file share servers, so they stay together. The files keep their order, which ends with short ones: a
+# long one at the end would leave the other process without work.
+PYTEST = $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 # Two of these would install into one environment at the same time.
 .NOTPARALLEL:
-.PHONY: help setup setup-all demo run test test-processors test-full check format bench soak clean
+.PHONY: help setup setup-all demo run test test-quick test-processors test-full check format bench soak clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -40,7 +43,10 @@ run: $(RUNNABLE) ## keep the embedded registry running (HOST, PORT, DATA, PROFIL
 	@exec $(BIN)/python -m services.embedded run
 
 test: $(STAMP) ## run the whole test suite
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(PYTEST)
+
+test-quick: $(STAMP) ## in less than a minute: unit tests that start no process and run no encoder
+	$(PYTEST) -m "not processes and not full" tests/unit --ignore tests/unit/extractors
 
 # What the three libraries that compute may use of the processor: by default, what one without AVX-512 has.
 ATEN ?= avx2
@@ -48,10 +54,10 @@ MKL ?= AVX2
 ONEDNN ?= AVX2
 test-processors: $(STAMP) ## run the encoders' tests as another processor would compute (ATEN, MKL, ONEDNN)
 	ATEN_CPU_CAPABILITY=$(ATEN) MKL_ENABLE_INSTRUCTIONS=$(MKL) ONEDNN_MAX_CPU_ISA=$(ONEDNN) \
-		$(BIN)/python -m pytest -n 2 --dist loadfile tests/unit/extractors
+		$(PYTEST) tests/unit/extractors
 
-test-full: $(STAMP) ## the same, and all encoders at their full size (minutes of arithmetic, 10 GiB of memory)
-	$(BIN)/python -m pytest -m "" -n 2 --dist loadfile
+test-full: $(STAMP) ## all tests, and all encoders at their full size (minutes of arithmetic, 10 GiB of memory)
+	$(PYTEST) -m ""
 
 check: $(STAMP) ## lint, types, import contracts
 	$(BIN)/ruff check .

@@ -1,7 +1,9 @@
-"""What several test files share: a real Valkey, the marker that goes with the folder, Hypothesis' settings.
+"""What several test files share: a real Valkey, the markers that go with the folder, Hypothesis' settings.
 Knows no domain.
 """
 
+import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,11 +21,42 @@ settings.register_profile("untimed", deadline=None, suppress_health_check=[Healt
 settings.load_profile("untimed")
 
 
+PROCESS_FIXTURES = {"valkey", "decoder"}
+"""Fixtures that start a process. They are shared, so that only the first test to use one would be seen to."""
+PROCESS_STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"}
+"""Names of Python's audit events."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The folder says what a test is: nobody has to remember a marker."""
+    """Mark tests by their folder and their fixtures, so that no one has to remember it."""
     for item in items:
         if HERE / "integration" in item.path.parents:
             item.add_marker(pytest.mark.integration)
+        if PROCESS_FIXTURES & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.processes)
+
+
+_quick = threading.local()
+"""Its `test` is the name of the unit test that runs in this thread, if that test may not start a process."""
+
+
+def _refuse_processes(event: str, _: tuple[object, ...]) -> None:
+    if event in PROCESS_STARTS and (test := getattr(_quick, "test", None)):
+        raise AssertionError(f"{test} starts a process ({event}), so it needs the marker `processes`.")
+
+
+sys.addaudithook(_refuse_processes)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Keep `make test-quick` quick: a unit test that it runs fails, in every run, if it starts a process."""
+    unit = HERE / "unit" in item.path.parents and HERE / "unit/extractors" not in item.path.parents
+    _quick.test = item.nodeid if unit and not item.get_closest_marker("processes") else None
+    try:
+        return (yield)
+    finally:
+        _quick.test = None
 
 
 @pytest.fixture(autouse=True)

@@ -171,6 +171,7 @@ def test_every_alert_has_a_case_in_which_it_fires_and_one_in_which_it_does_not()
         assert shown == {rule["alert"] for rule in rules()}
 
 
+@pytest.mark.processes
 @promtool
 def test_prometheus_accepts_configuration_and_rules():
     run("check", "config", str(DEPLOY / "prometheus/prometheus.yaml"))
@@ -178,6 +179,7 @@ def test_prometheus_accepts_configuration_and_rules():
     assert f"{len(rules())} rules found" in said
 
 
+@pytest.mark.processes
 @promtool
 def test_every_alert_fires_when_it_should(tmp_path: Path):
     """By Prometheus' own arithmetic. Texts are left out: promtool would compare them word for word."""

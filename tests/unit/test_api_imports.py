@@ -5,6 +5,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.processes
+
 ELSEWHERE = ("torch", "transformers", "torchaudio", "av", "soundfile", "scipy", "librosa")
 """Models are the worker's; clips are decoded in processes of their own, which share nothing with this one."""
 WEB_SERVER = ("fastapi", "uvicorn")

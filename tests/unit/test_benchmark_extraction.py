@@ -24,6 +24,7 @@ def _small_load(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
+@pytest.mark.processes
 @pytest.mark.slow
 def test_without_a_reference_we_are_measured_and_nothing_fails(capsys: pytest.CaptureFixture[str]):
     assert extraction.main()
@@ -42,6 +43,7 @@ def test_every_extractor_has_a_reference():
     assert REFERENCES.keys() >= EXTRACTORS.keys()
 
 
+@pytest.mark.processes
 def test_a_reference_that_does_not_run_is_named_and_fails_nothing(tmp_path: Path):
     theirs = extraction.reference(PROFILE, Settings(REFERENCE_PYTHON=tmp_path / "python"))
     assert theirs.one_seconds is None
@@ -49,6 +51,7 @@ def test_a_reference_that_does_not_run_is_named_and_fails_nothing(tmp_path: Path
     assert extraction.verdict(PROFILE, "cpu", Measured(mixed_seconds=1.0), theirs) == "not measured"
 
 
+@pytest.mark.processes
 def test_what_was_measured_before_the_time_was_up_counts(tmp_path: Path):
     """The mixed clips of a large encoder take long on a CPU; the one clip's figure is there by then."""
     slow = tmp_path / "python"
@@ -61,6 +64,7 @@ def test_what_was_measured_before_the_time_was_up_counts(tmp_path: Path):
     assert "longer than 1 s" in problem
 
 
+@pytest.mark.processes
 def test_a_child_that_fails_says_its_last_line():
     results, problem = extraction.child(sys.executable, 60, "no_such_benchmark")
     assert results == {}

@@ -31,6 +31,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
     return int(printed(program))
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("prepare", "least", "most"),
     [("", PAGES // 2, 2 * PAGES), ("assert host_memory.keep_freed_memory()", 0, PAGES // 20)],
@@ -40,6 +41,7 @@ def test_what_was_freed_is_not_fetched_anew(prepare: str, least: int, most: int)
     assert least <= pages_fetched_again(prepare) <= most
 
 
+@pytest.mark.processes
 def test_more_than_the_surplus_is_given_back() -> None:
     """Otherwise clips of ever other lengths would leave gaps until the machine has no memory left."""
     program = f"""

@@ -86,6 +86,7 @@ def run(program: str, *words: str, status: int = 0) -> list[dict[str, Any]]:
     return [json.loads(line) for line in done.stderr.splitlines()]
 
 
+@pytest.mark.processes
 def test_what_nobody_caught_and_what_libraries_say_takes_the_same_form():
     """A line that is no JSON is lost, or stops whatever collects them; and a traceback may quote."""
     events = run(UNCAUGHT, status=1)
@@ -102,6 +103,7 @@ def test_what_nobody_caught_and_what_libraries_say_takes_the_same_form():
     assert "nobody" not in json.dumps(events)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("level", "expected"),
     [
@@ -117,12 +119,14 @@ def test_the_level_is_ours_and_libraries_say_no_more_than_we_do(level: str, expe
     assert said == expected
 
 
+@pytest.mark.processes
 def test_where_nobody_reads_the_log_the_work_goes_on():
     """Whoever started the process may have ended before it, and a disk may be full."""
     done = subprocess.run([sys.executable, "-c", UNHEARD], capture_output=True, text=True, check=False)
     assert done.stdout == "and on it goes\n", done.stderr
 
 
+@pytest.mark.processes
 def test_a_crash_is_logged_with_where_it_happened_and_without_what_was_in_hand():
     """Local variables hold transcripts, audio and keys; a log is kept longer and read by more people."""
     done = subprocess.run([sys.executable, "-c", CRASH], capture_output=True, text=True, check=True)

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.processes
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -32,7 +34,9 @@ def test_who_only_wants_to_run_it_installs_nothing_for_tests(target: str, tmp_pa
     assert first.startswith('echo "Installing what the registry needs to run into ')
 
 
-@pytest.mark.parametrize("target", ["setup-all", "test", "check", "format", "bench", "soak", "test-full"])
+@pytest.mark.parametrize(
+    "target", ["setup-all", "test", "test-quick", "check", "format", "bench", "soak", "test-full"]
+)
 def test_what_tests_and_lint_need_is_installed_for_them(target: str, tmp_path: Path):
     """Also after `make run`, which does not bring it."""
     (tmp_path / ".installed-to-run").touch()

@@ -11,6 +11,7 @@ from services.registry_api.__main__ import main
 from services.registry_api.keys.api_keys import parse_token
 
 
+@pytest.mark.processes
 def test_the_file_of_a_new_key_is_its_owners_alone(tmp_path: Path):
     """Whatever the umask is: other users of the machine would have all rights."""
     path = tmp_path / "bootstrap-key"

@@ -13,6 +13,7 @@ print(raise_limit_for(2000), *resource.getrlimit(resource.RLIMIT_NOFILE))
 """
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("soft", "hard", "found"),
     [

@@ -34,6 +34,7 @@ def named(spans: InMemorySpanExporter, name: str) -> ReadableSpan:
     return found
 
 
+@pytest.mark.processes
 def test_without_settings_nothing_is_made_and_nothing_imported():
     """Most registries have no collector: they must not pay for one. (redis-py imports what it finds.)"""
     program = """

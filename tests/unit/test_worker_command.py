@@ -18,6 +18,7 @@ def said_by(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("word", ["--help", "-h"])
 def test_its_help_says_what_it_does_and_how_it_ends(word: str):
     """Without torch, which takes seconds to load, and without starting a worker."""
@@ -36,6 +37,7 @@ def exit_codes() -> list[int]:
     return [int(code) for text in sources for code in re.findall(r"^EXIT_\w+ = (\d+)$", text, re.MULTILINE)]
 
 
+@pytest.mark.processes
 def test_the_help_of_a_command_is_its_own():
     """`download` has options."""
     assert "--profiles" in said_by("download", "--help").stdout

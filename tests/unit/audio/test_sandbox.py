@@ -22,6 +22,8 @@ from speaker_registry.errors import InvalidAudio, SpeakerRegistryError, Unavaila
 from tests.unit.audio import clips
 from tests.unit.audio.misbehaving import ATTEMPTS
 
+pytestmark = pytest.mark.processes
+
 ROOT = Path(__file__).parents[3]
 LIMITS = UploadLimits(spare_decoders=0)
 """Without spares every child is one that decodes."""

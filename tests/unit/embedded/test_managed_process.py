@@ -57,6 +57,7 @@ def test_what_a_child_is_at_is_no_line_of_the_access_log():
     assert len(heard) == 2, "shown are all"
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(not FULL.exists(), reason="no /dev/full here")
 @pytest.mark.parametrize(
     "program",

@@ -659,6 +659,7 @@ def completions(line: str, *, shell: str = "bash") -> list[str]:
     return sorted(one.partition("\\")[0].strip().partition("\t")[0] for one in done.stdout.splitlines())
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_commands_options_and_choices_are_completed(shell: str):
     """In the shells that people use."""
@@ -672,6 +673,7 @@ def test_commands_options_and_choices_are_completed(shell: str):
     assert {"pending", "ready"} <= completed("speaker-registry list --state ")
 
 
+@pytest.mark.processes
 def test_files_are_completed_where_a_file_is_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """And nowhere else: no voice is called like what happens to lie in the folder."""
     (tmp_path / "wren.flac").touch()
@@ -681,6 +683,7 @@ def test_files_are_completed_where_a_file_is_meant(tmp_path: Path, monkeypatch: 
     assert completions("speaker-registry show w") == []
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_the_script_for_a_shell_is_printed(run: Run, shell: str, monkeypatch: pytest.MonkeyPatch):
     """Without a registry: it is installed before there is one."""
@@ -693,6 +696,7 @@ def test_the_script_for_a_shell_is_printed(run: Run, shell: str, monkeypatch: py
         subprocess.run([program, "-n"], input=outcome.out, text=True, check=True, timeout=30)
 
 
+@pytest.mark.processes
 def test_bash_completes_by_its_script(run: Run, tmp_path: Path):
     """From the script to the answer, as an interactive bash would ask."""
     (tmp_path / "speaker-registry").write_text(
@@ -731,6 +735,7 @@ sys.exit(main())
 """
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     "words",
     [("1000", "list"), ("1", "list"), ("1", "fetch", "voice0-声", "--profile", ECAPA, "-o", "-")],
@@ -749,6 +754,7 @@ def test_a_reader_that_has_seen_enough_is_no_error(words: tuple[str, ...]):
     assert child.wait() == 141
 
 
+@pytest.mark.processes
 def test_a_terminal_that_lacks_a_character_gets_an_escape():
     """An ASCII terminal must not turn a list into a traceback."""
     command = [sys.executable, "-c", CHILD, "1", "list"]

@@ -78,12 +78,14 @@ def loaded_by(statement: str) -> set[str]:
     return set(done.stdout.split())
 
 
+@pytest.mark.processes
 def test_importing_the_package_loads_nothing():
     """It is imported by services that need only the wire contract, and by engines at start-up."""
     heavy = {"httpx", "numpy", "pydantic", "asyncio", "tqdm", "argparse", "speaker_registry.cli"}
     assert not loaded_by("import speaker_registry") & heavy
 
 
+@pytest.mark.processes
 def test_the_client_loads_no_command_line():
     """An engine has none."""
     loaded = loaded_by("from speaker_registry import RegistryClient")
@@ -98,6 +100,7 @@ def test_the_client_loads_no_command_line():
     }
 
 
+@pytest.mark.processes
 def test_help_is_shown_without_loading_the_client():
     """Tab completion and a look at the options should be quick."""
     loaded = loaded_by("from speaker_registry.cli import main; main(['list', '--help'])")
