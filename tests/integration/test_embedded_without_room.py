@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from tests.deploy.tools import program
-from tests.integration.test_embedded import ROOT
+from tests.integration.test_embedded import PROFILE, ROOT
 from tests.queue_workers import START_SECONDS, wait_until
 from tests.unit.audio import clips
 
@@ -37,6 +37,7 @@ class Contained:
                 "DATA": str(data),
                 "PORT": "0",
                 "WEIGHTS": "untrained",
+                "PROFILES": PROFILE,
                 "SPEAKER_STORE_START_SECONDS": "0",
             },
             stdout=subprocess.PIPE,
