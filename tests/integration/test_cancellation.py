@@ -181,7 +181,7 @@ def test_what_has_ended_cannot_be_canceled(storage: Storage):
     """Nor what there is not."""
     storage.ready("alice")
     (done,) = storage.jobs("alice")
-    with pytest.raises(JobFinished, match=f"'{done.id}' is succeeded; only one that is queued"):
+    with pytest.raises(JobFinished, match=f"'{done.id}' is succeeded; only a queued or processing job"):
         cancel(storage.parts, NAMESPACE, done.id)
     for namespace, job_id in ((NAMESPACE, "job_none"), ("tenant", done.id)):
         with pytest.raises(JobNotFound):

@@ -30,9 +30,9 @@ from services.shared.model.domain import (
 )
 
 _DATA = BlobKey | ArtifactKey | FailureKey | VoidFact
-"""What lies in the folder of a version."""
+"""Keys of the objects in the folder of a version."""
 _RECORDS = VersionKey | CensusKey | AliasFact | TombstoneFact | NewerRecordKey
-"""What lies in the folder of a speaker's records."""
+"""Keys of the objects in the folder of a speaker's records."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,29 +40,32 @@ class Unreachable:
     """Garbage among the objects of one speaker."""
 
     certain: tuple[str, ...]
-    """Keys of what a fact says is garbage: a tombstone covers it. Data comes before records."""
+    """Keys of objects that a tombstone covers. Data comes before records."""
     presumed: tuple[str, ...]
-    """Keys of what is garbage because something is missing: no record names it, no other artifact landed
-    earlier, or no later census counts it. A store that leaves something out of one listing must not make it
-    so.
+    """Keys of objects that are garbage because something else is absent: no record names them, no earlier
+    artifact takes precedence, or no later census counts them. One listing is not enough to delete them,
+    because a store may omit an object from a listing.
     """
     foreign: int
-    """How many objects are not ours and stay."""
+    """How many foreign objects there are. They are kept."""
 
 
 def unreachable(
     listing: Listing, facts: Iterable[Fact], indexed: Speaker, *, grace: timedelta, deleted_grace: timedelta
 ) -> Unreachable:
-    """What no live version needs and no process can be about to need. Pure.
+    """Return the objects that no live version needs and that no running process can still come to need.
 
     Ages are taken at the time *of the listing*: judged later, an upload that committed in between would lose
-    its clip. Of a deleted voice everything goes, whoever put it there; elsewhere what is not ours stays.
+    its clip. Everything in the folder of a deleted voice is garbage, foreign objects included. Elsewhere
+    foreign objects are kept.
 
     Args:
-        facts: of the listing, none of them damaged or unreadable. indexed: what the index says of the
-            speaker: an artifact that it serves stays, also where the facts name another one.
-        grace: how long data without a record may belong to an upload or a worker still on its way.
-        deleted_grace: how long a deleted voice's data stays.
+        facts: the facts in the listing, none of them damaged or unreadable.
+        indexed: the speaker as the index knows it. An artifact that the index serves is kept, even if the
+            facts name
+            another one.
+        grace: how long data without a record may belong to an upload or a worker that is still running.
+        deleted_grace: how long the data of a deleted voice is kept.
     """
     objects, truth = parsed(listing), fold(facts)
     judge = _Judge.of(objects, truth, indexed, listing.taken_at, grace=grace, deleted_grace=deleted_grace)
@@ -73,29 +76,32 @@ def unreachable(
 
 
 def _data_first(objects: Iterable[Keyed]) -> tuple[str, ...]:
-    """The keys, those of records last: what a crash leaves of the data would be nobody's without them."""
+    """Return the keys, with those of records last. Data that a crash left without its records could not be
+    attributed.
+    """
     return tuple(stored.key for stored, key in sorted(objects, key=lambda one: isinstance(one[1], _RECORDS)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Judge:
-    """Tells garbage among the objects of one speaker from what is needed."""
+    """Decides for each object of one speaker whether it is garbage."""
 
     truth: Speaker
     indexed: Speaker
     recorded: Set[str]
-    """Versions (vuid) that have a record, as the two below."""
+    """Version ids of the versions that have a record."""
     left_out: Set[str]
-    """Those that the census does not count."""
+    """Version ids of the versions that the census does not count."""
     dead: Set[str]
-    """Those that a tombstone covers."""
-    gone: bool
-    """The speaker was deleted, with all its versions."""
-    forgiven: bool
-    """It was deleted so lately that nothing of it goes yet."""
+    """Version ids of the versions that a tombstone covers."""
+    deleted: bool
+    """Whether the speaker was deleted, with all its versions."""
+    in_grace_period: bool
+    """Whether the last delete is so recent that nothing may be removed yet."""
     final: bool
-    """No later census can count what this one leaves out."""
+    """Whether no later census can count a version that this census leaves out."""
     old_before: datetime
+    """Unrecorded data from before this time cannot belong to a process that is still running."""
 
     @classmethod
     def of(
@@ -115,15 +121,15 @@ class _Judge:
             for key in versions
             if key.seq > truth.tombstone and not truth.census.counts(key.seq, key.vuid)
         }
-        buried_at = _last_put(objects, partial(_is_tombstone, seq=truth.tombstone))
+        deleted_at = _last_put(objects, partial(_is_tombstone, seq=truth.tombstone))
         return cls(
             truth=truth,
             indexed=indexed,
             recorded=recorded,
             left_out=left_out,
             dead=recorded - left_out - {version.vuid for version in truth.versions},
-            gone=buried_at is not None and not truth.versions,
-            forgiven=buried_at is not None and taken_at - buried_at < deleted_grace,
+            deleted=deleted_at is not None and not truth.versions,
+            in_grace_period=deleted_at is not None and taken_at - deleted_at < deleted_grace,
             final=any(
                 _is_census(key, truth.census.seq) and taken_at - stored.last_modified > grace
                 for stored, key in objects
@@ -132,19 +138,19 @@ class _Judge:
         )
 
     def is_foreign(self, stored: StoredObject, key: ParsedKey | None) -> bool:
-        """It is not ours, and stays."""
-        return key is None and not self.gone and version_folder_of(stored.key) not in self.dead
+        """Return whether the object is foreign and is kept."""
+        return key is None and not self.deleted and version_folder_of(stored.key) not in self.dead
 
     def is_certain(self, stored: StoredObject, key: ParsedKey | None) -> bool:
-        """A tombstone covers it, and the grace period of that is over."""
-        if self.forgiven or self.is_foreign(stored, key):
+        """Return whether a tombstone covers the object and its grace period is over."""
+        if self.in_grace_period or self.is_foreign(stored, key):
             return False
         if isinstance(key, _DATA):
             return key.vuid in self.dead
         return key is None or _is_dead_record(key, self.truth.tombstone)
 
     def is_presumed(self, stored: StoredObject, key: ParsedKey | None) -> bool:
-        """Something is missing that would need it."""
+        """Return whether the object is garbage because nothing that would need it is there."""
         if not isinstance(key, _DATA):
             return self.final and key is not None and self._is_left_out(key)
         if key.vuid in self.dead or key.vuid in self.left_out:
@@ -153,7 +159,7 @@ class _Judge:
         return stored.last_modified < self.old_before and not needed
 
     def _is_left_out(self, key: ParsedKey) -> bool:
-        """A version that does not count as the census says, or an older census."""
+        """Return whether the key is of a version that the census does not count, or of an older census."""
         if _is_dead_record(key, self.truth.tombstone):
             return False
         if isinstance(key, VersionKey):
@@ -162,19 +168,20 @@ class _Judge:
 
 
 def erasure_due_in(listing: Listing, *, deleted_grace: timedelta) -> float | None:
-    """Seconds until what was deleted of a speaker is to be erased; 0: now; None: nothing is left to erase.
-    Pure.
+    """Return in how many seconds the deleted data of a speaker is due to be erased: 0 for now.
+
+    Returns None if nothing is left to erase.
     """
     objects = parsed(listing)
     tombstone = max((key.seq for _, key in objects if isinstance(key, TombstoneFact)), default=0)
-    buried_at = _last_put(objects, partial(_is_tombstone, seq=tombstone))
-    if buried_at is None or not any(_is_dead_record(key, tombstone) for _, key in objects):
+    deleted_at = _last_put(objects, partial(_is_tombstone, seq=tombstone))
+    if deleted_at is None or not any(_is_dead_record(key, tombstone) for _, key in objects):
         return None
-    return max(0.0, (buried_at + deleted_grace - listing.taken_at).total_seconds())
+    return max(0.0, (deleted_at + deleted_grace - listing.taken_at).total_seconds())
 
 
 def kind_of(key: str) -> str:
-    """Of an object of a speaker, for the metrics."""
+    """Return the kind of a speaker's object, as a label of the metrics."""
     match parse_key(key):
         case BlobKey():
             return "blob"
@@ -198,8 +205,9 @@ def _is_census(key: ParsedKey | None, seq: int) -> bool:
 
 
 def _is_dead_record(key: ParsedKey | None, tombstone: int) -> bool:
-    """A version or an alias that the tombstone covers, or an older tombstone. The last one keeps the marks
-    for ever.
+    """Return whether the key is of a version or an alias that the tombstone covers, or of an older tombstone.
+
+    The last tombstone is never garbage, because it carries the highest number and time of the name.
     """
     if not isinstance(key, _RECORDS):
         return False
@@ -207,8 +215,9 @@ def _is_dead_record(key: ParsedKey | None, tombstone: int) -> bool:
 
 
 def _lost_the_race(key: ParsedKey, truth: Speaker, indexed: Speaker) -> bool:
-    """An artifact's object that is not of the one in force, though there is one, and facts and index agree
-    which that is.
+    """Return whether the key is of an artifact that lost to another one.
+
+    That is certain only if facts and index agree which artifact is in force.
     """
     if not isinstance(key, ArtifactKey):
         return False

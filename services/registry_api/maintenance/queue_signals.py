@@ -1,12 +1,12 @@
-"""What Redis knows of queues, workers and the index, asked anew for every scrape of the metrics.
+"""Metrics of queues, workers and the index, read from Redis at every scrape.
 
-A scrape must end also where Redis does not answer: it is asked on a thread, for `ANSWER_SECONDS` at most. If
-it has said nothing by then, the metrics say so and nothing else of it.
+A scrape must end even if Redis does not answer, so Redis is read on a thread for at most `ANSWER_SECONDS`.
+Without an answer by then, the scrape reports that Redis is down, and omits these metrics.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import TimeoutError as NotInTime
+from concurrent.futures import TimeoutError as ResultTimeout
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -28,9 +28,9 @@ from speaker_registry.errors import Unavailable
 log = structlog.get_logger()
 
 ANSWER_SECONDS = 2.0
-"""Prometheus gives up after ten."""
+"""Prometheus' own timeout is 10 seconds."""
 _NEXT_JOBS = 100
-"""Of each queue, the ages of this many jobs at its head are looked at."""
+"""How many jobs at the head of each queue are examined for the age of the oldest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class _Queue:
     moving: int
     running: int
     next_jobs: Sequence[bytes]
-    """The first ones. As tenants take turns, the first job of each tenant is among them."""
+    """Ids of the first jobs. Tenants take turns in the queue, so each tenant's first job is among them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,24 +47,24 @@ class _Answer:
     gate_open: bool
     index_complete: bool
     queues: Mapping[str, _Queue]
-    """By profile."""
+    """Profile -> its queue."""
     waiting_since: Mapping[str, datetime]
-    """By profile, where a job waits: since when the one waits that has waited longest."""
+    """Profile -> when its longest waiting job was enqueued. Profiles without waiting jobs are omitted."""
     workers: Mapping[str, int]
     failed_proofs: Mapping[str, int]
-    """By profile, how many workers."""
+    """Profile -> how many workers failed its proof."""
     announced: Mapping[str, Announcement]
-    """By profile, where Redis knows of one."""
+    """Profile -> its announcement, if Redis has one."""
     quarantined: int
     append_log_ok: bool | None
     swept_at: float
 
 
 class RedisSignals(Collector):
-    """To be registered in an API process: they all see the same.
+    """The Prometheus collector of these metrics. All API processes report the same values.
 
     Args:
-        connection: Redis, answering in bytes.
+        connection: a connection to Redis that answers in bytes.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class RedisSignals(Collector):
         self._asking: Future[_Answer] | None = None
 
     def collect(self) -> Iterable[GaugeMetricFamily]:
-        answer = self._in_time()
+        answer = self._answer_in_time()
         up = metrics.REDIS_UP.family()
         up.add_metric([], answer is not None)
         yield up
@@ -97,13 +97,16 @@ class RedisSignals(Collector):
             family.add_metric([name], name in self._required)
         return family
 
-    def _in_time(self) -> _Answer | None:
-        """One question at a time: while Redis hangs over one, no other is begun."""
+    def _answer_in_time(self) -> _Answer | None:
+        """Return the answer, or None if it does not arrive in time.
+
+        Only one question is under way at a time, so that a Redis that hangs does not pile up threads.
+        """
         if self._asking is None or self._asking.done():
             self._asking = self._pool.submit(self._ask)
         try:
             return self._asking.result(ANSWER_SECONDS)
-        except (NotInTime, redis.RedisError, Unavailable) as error:
+        except (ResultTimeout, redis.RedisError, Unavailable) as error:
             log.warning("metrics.redis_silent", reason=type(error).__name__)
             return None
 
@@ -125,7 +128,7 @@ class RedisSignals(Collector):
         )
 
     def _lengths(self) -> tuple[dict[str, _Queue], int, Mapping[str, Any], bytes | None]:
-        """By lengths alone: RQ's own counts tidy up first, and write."""
+        """Read the lengths of the queues directly, because RQ's own counts clean up first, and write."""
         with self._redis.pipeline(transaction=False) as pipeline:
             for queue in self._queues.values():
                 pipeline.llen(queue.key)
@@ -144,7 +147,7 @@ class RedisSignals(Collector):
         waiting = [(name, job_id) for name, queue in queues.items() for job_id in queue.next_jobs]
         with self._redis.pipeline(transaction=False) as pipeline:
             for _, job_id in waiting:
-                # Not when it was created: what is tried again has not waited all the while.
+                # `created_at` would be wrong: a job that is tried again has not waited since then.
                 pipeline.hget(job_key(job_id), "enqueued_at")
             enqueued: Sequence[object] = pipeline.execute(raise_on_error=False)
         oldest: dict[str, datetime] = {}
@@ -155,7 +158,7 @@ class RedisSignals(Collector):
 
 
 def _time(enqueued_at: object) -> datetime | None:
-    """As RQ writes it; None for what is none."""
+    """Parse a time as RQ writes it. Returns None for anything else."""
     try:
         return utcparse(enqueued_at.decode()) if isinstance(enqueued_at, bytes) else None
     except ValueError:

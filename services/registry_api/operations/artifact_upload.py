@@ -1,5 +1,8 @@
-"""Taking a ready artifact from outside: from another registry, or from an encoder that we do not have. It
-goes the way of a worker's, without a job: bytes, the fact, then the index. Knows no HTTP.
+"""Stores an artifact that was made elsewhere: by another registry, or by an encoder that this one does not
+have.
+
+It is published like a worker's artifact, but without a job: first the bytes, then the fact, then the index.
+Knows no HTTP.
 """
 
 from collections.abc import Mapping
@@ -37,19 +40,21 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadyArtifact:
-    """What somebody brings. `fingerprint`: what made it, where no manifest says so."""
+    """An artifact as a caller uploads it."""
 
     tensors: Mapping[str, np.ndarray]
     manifest: Manifest | None = None
     fingerprint: str | None = None
+    """What made the artifact, if it has no manifest that states it."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Origin:
-    """What made an artifact. `extractor`: the facts behind the fingerprint."""
+    """What made an artifact."""
 
     fingerprint: str
     extractor: Mapping[str, Any]
+    """The inputs of the fingerprint."""
     untrained: bool
 
 
@@ -61,14 +66,18 @@ def give_artifact(
     profile_name: str,
     given: ReadyArtifact,
 ) -> bool:
-    """Store it and put it in force, in place of one that a worker made. Returns False if it is in force
-    already.
+    """Store an artifact and serve it from now on, instead of one that a worker made.
+
+    Returns False if the same artifact is served already.
 
     Raises:
-        ProfileUnknown; CacheUnsupported: the profile needs a transcript, and the version has none;
-        FingerprintMismatch: this profile's artifacts are made with another one now; InvalidArtifact: it is
-        not what the profile says, of another clip, or does not say what made it; VoiceDeleted; Conflict:
-        somebody else put one there at the same moment; Unavailable.
+        ProfileUnknown, VoiceDeleted, Unavailable.
+        CacheUnsupported: the profile needs a transcript, and the version has none.
+        FingerprintMismatch: the fingerprint is not the profile's current one.
+        InvalidArtifact: it does not match the profile's tensors, is of another clip, or does not say what
+            made it.
+        QuotaExceeded: it would exceed the builds of the version or the stored bytes of the registry.
+        Conflict: another artifact was stored at the same moment.
     """
     profile, manifest = parts.catalogue.get(profile_name), given.manifest
     if reason := missing_transcript(version, profile):
@@ -99,13 +108,13 @@ def give_artifact(
     log.info("artifact.given", speaker=str(speaker_id), vuid=version.vuid, profile=profile.name)
     try:
         registrar.promote(speaker_id)
-    except Unavailable as error:  # housekeeping does it
+    except Unavailable as error:  # housekeeping will promote it
         log.warning("promotion.put_off", speaker=str(speaker_id), error=str(error))
     return True
 
 
 def _check_subject(manifest: Manifest, version: SpeakerVersion, profile: Profile) -> None:
-    """That it is of this profile and this clip."""
+    """Raise `InvalidArtifact` unless the artifact is of this profile and this clip."""
     if manifest.profile != profile.name:
         raise InvalidArtifact(
             f"The artifact is for profile '{manifest.profile[:80]}', not for '{profile.name}'.",
@@ -121,20 +130,20 @@ def _check_subject(manifest: Manifest, version: SpeakerVersion, profile: Profile
 
 
 def _origin(announcements: Announcements, profile: Profile, given: ReadyArtifact) -> _Origin:
-    """As the worker announced it, where one did: what the file says of it is not looked at."""
+    """Return what made an artifact: as a worker announced it, if one did, else as the file states it."""
     manifest = given.manifest
-    facts = manifest.model_dump(mode="json")["extractor"] if manifest else {}
-    if profile.not_extractable:  # no encoder of ours will ever make it stale, or tell us more
-        return _Origin(GIVEN_FINGERPRINT, facts, manifest.untrained if manifest else False)
+    inputs = manifest.model_dump(mode="json")["extractor"] if manifest else {}
+    if profile.not_extractable:  # no encoder of this registry can make it stale or tell more about it
+        return _Origin(GIVEN_FINGERPRINT, inputs, manifest.untrained if manifest else False)
     fingerprint = manifest.fingerprint if manifest else given.fingerprint
     if fingerprint is None:
         raise InvalidArtifact(
-            "The artifact does not say what made it. Accepted: a fingerprint in its manifest, or in the "
+            "The artifact does not say what made it. Put the fingerprint into its manifest, or into the "
             "header X-Artifact-Fingerprint."
         )
     current = announcements.current(profile.name)
     if current is None:
-        return _verified(fingerprint, facts)
+        return _verified(fingerprint, inputs)
     if fingerprint != current.fingerprint:
         raise FingerprintMismatch(
             f"The artifact was made with {fingerprint[:100]}; artifacts for profile '{profile.name}' "
@@ -144,19 +153,22 @@ def _origin(announcements: Announcements, profile: Profile, given: ReadyArtifact
     return _Origin(fingerprint, current.extractor, current.untrained)
 
 
-def _verified(fingerprint: str, facts: Mapping[str, Any]) -> _Origin:
-    """No worker has said what the fingerprint stands for: then the file must, and truly."""
-    said = Fingerprint(facts)
-    if said.digest != fingerprint:
+def _verified(fingerprint: str, inputs: Mapping[str, Any]) -> _Origin:
+    """Return the origin that the file states, as no worker has announced what its fingerprint covers.
+
+    Raises `InvalidArtifact` if the inputs in the manifest do not lead to the fingerprint.
+    """
+    stated = Fingerprint(inputs)
+    if stated.digest != fingerprint:
         raise InvalidArtifact(
-            f"No worker has announced what {fingerprint[:100]} stands for, and the facts in the file's "
-            f"manifest are those of {said.digest}. Accepted: a manifest with the facts of its fingerprint."
+            f"No worker has announced the inputs of {fingerprint[:100]}, and those in the file's manifest "
+            f"lead to {stated.digest}. Accepted: a manifest with the inputs of its fingerprint."
         )
     try:
-        return _Origin(fingerprint, said.facts, said.untrained)
+        return _Origin(fingerprint, stated.facts, stated.untrained)
     except (KeyError, TypeError):
         raise InvalidArtifact(
-            "The facts in the file's manifest do not say whether its weights were trained. Accepted: "
+            "The file's manifest does not say whether the weights were trained. Accepted: "
             "extractor.weights.untrained, true or false."
         ) from None
 
@@ -203,5 +215,5 @@ def _lost(version: SpeakerVersion, record: ArtifactRecord, *, dead: bool) -> Con
         return VoiceDeleted(f"Voice '{version.record.name}' was deleted while the artifact was being stored.")
     return Conflict(
         f"Another artifact of version {version.number} for profile '{record.profile}' was stored at the same "
-        "moment. Send this one again if it is to replace that one."
+        "moment. Send this one again if it shall replace the other."
     )

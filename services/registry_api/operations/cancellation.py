@@ -1,7 +1,7 @@
-"""Canceling extraction jobs.
+"""Cancels extraction jobs. Knows no HTTP.
 
-That an extraction was canceled is a fact, as that it failed is: otherwise housekeeping would start the
-extraction of a required profile again. Knows no HTTP.
+A cancellation is recorded as a failure fact. Without it, housekeeping would start the extraction of a
+required profile again.
 """
 
 import structlog
@@ -18,23 +18,24 @@ from speaker_registry.errors import JobFinished
 log = structlog.get_logger()
 
 CANCELED = "canceled"
-"""The code of the failure that a canceled extraction leaves."""
-_MESSAGE = "It was canceled. Extract it with force to have it made after all."
+"""The state of a canceled job, and the code of the failure fact of a canceled extraction."""
+_MESSAGE = "The extraction was canceled. To start it again, extract with force."
 
 
 def cancel(parts: RegistryParts, namespace: str, job_id: str) -> JobRecord:
-    """End a job that has not finished. Its worker, if it has one, publishes nothing of it.
+    """Cancel a job that has not finished. A worker that is processing it publishes nothing.
 
-    Canceling a canceled job changes nothing. What was served before serves on. The voice counts as failed for
-    the job's profile until somebody extracts it with force, or the profile's artifacts are made with
-    something newer. A profile that had no worker yet is made with something newer once it has one.
+    Canceling a canceled job changes nothing. An artifact that was served before is still served. The voice
+    counts as failed for the job's profile until an extraction is forced, or until the profile's fingerprint
+    changes. If the profile had no worker yet, the first worker's fingerprint counts as such a change.
 
     Returns:
-        The job, canceled.
+        The canceled job.
 
     Raises:
-        JobNotFound; JobFinished: it has ended otherwise, or its artifact is being stored; Unavailable.
-        VoiceUnreadable: the record of its version cannot be read now.
+        JobNotFound, Unavailable.
+        JobFinished: the job has ended otherwise, or its artifact is already being stored.
+        VoiceUnreadable: the record of the job's version cannot be read now.
     """
     jobs = Jobs(parts.index)
     job = jobs.get(namespace, job_id)
@@ -45,12 +46,12 @@ def cancel(parts: RegistryParts, namespace: str, job_id: str) -> JobRecord:
     indexed = parts.index.look(speaker_id, VersionSelection(vuid=job.vuid))
     version = indexed.speaker.by_vuid(job.vuid)
     if version is None and job.vuid in indexed.speaker.unreadable:
-        raise voice_unreadable(job.name)  # its job may be under way all the same
+        raise voice_unreadable(job.name)  # its job may be running nevertheless
     pending = next((one for one in indexed.pending_extractions if one.job_id == job_id), None)
-    if version is None or pending is None:  # nobody waits for its artifact any more
+    if version is None or pending is None:  # the artifact is no longer wanted
         parts.index.set_job(speaker_id, job_id, CANCELED)
     else:
-        _give_up(parts, speaker_id, version, pending, job)
+        _record_cancellation(parts, speaker_id, version, pending, job)
     parts.dispatcher.remove(job_id, job.profile)
     job = jobs.get(namespace, job_id)
     if job.state != CANCELED:
@@ -63,7 +64,7 @@ def cancel(parts: RegistryParts, namespace: str, job_id: str) -> JobRecord:
 def _check_unfinished(job: JobRecord) -> None:
     if job.finished:
         raise JobFinished(
-            f"Job '{job.id}' is {job.state}; only one that is queued or processing can be canceled.",
+            f"Job '{job.id}' is {job.state}; only a queued or processing job can be canceled.",
             param="job_id",
         )
     if job.stage == "publishing":
@@ -76,7 +77,7 @@ def _publishing(job: JobRecord) -> JobFinished:
     )
 
 
-def _give_up(
+def _record_cancellation(
     parts: RegistryParts,
     speaker_id: SpeakerId,
     version: SpeakerVersion,

@@ -1,10 +1,9 @@
-"""Jobs that can be followed over a loss of Redis.
+"""Finds jobs even after Redis has lost their records.
 
-Redis may lose a job's record. The extraction goes on, or housekeeping starts it anew under another id.
-Callers wait for an artifact, not for a record, so a job that Redis does not know any more is looked for by
-what it was for. The memory of this process tells what that was: of each job that it claimed, joined or was
-asked about, and of those that others claimed, which the index's events tell it (`SeenJobs`). A job that it
-never heard of is not found.
+When Redis loses a job's record, the extraction continues, or housekeeping starts it again under another id.
+Callers wait for an artifact, not for a record, so a lost job is found by what it was to make. This process
+remembers that for each job that it claimed, joined or was asked about, and for the jobs of other processes,
+which the index's events report (`SeenJobs`). A job that this process has never seen is not found.
 """
 
 from contextlib import suppress
@@ -25,7 +24,7 @@ from speaker_registry.schemas import JobState
 
 
 class FollowedJobs(Jobs):
-    """As `Jobs`; finds what became of jobs that this process has seen before."""
+    """`Jobs` that also finds what became of lost jobs, if this process has seen them."""
 
     def __init__(self, parts: RegistryParts, registrar: Registrar) -> None:
         super().__init__(parts.index)
@@ -36,11 +35,15 @@ class FollowedJobs(Jobs):
         self._seen = registrar.seen_jobs
 
     def get(self, namespace: str, job_id: str) -> JobRecord:
-        """The record; or, of a job that this process has seen and Redis does not know any more or cannot be
-        asked about, what has become of what it was for.
+        """Return a job's record.
+
+        If Redis has lost the record or is unavailable, and this process has seen the job, the record is
+        derived from the artifact that the job was to make.
 
         Raises:
-            JobNotFound: also for another namespace's. Unavailable: nobody can tell.
+            JobNotFound: the job is unknown, or belongs to another namespace.
+            Unavailable: Redis cannot be reached, and this process does not know the job.
+            VoiceUnreadable: the record of the job's version cannot be read now.
         """
         try:
             job = super().get(namespace, job_id)
@@ -53,7 +56,7 @@ class FollowedJobs(Jobs):
         return self._outcome(job) if job.state == "superseded" else job
 
     def _outcome(self, job: JobRecord) -> JobRecord:
-        """The job as its artifact, or the job that took its place, says."""
+        """Derive the job's state from its artifact, or from the job that replaced it."""
         speaker_id = SpeakerId(job.namespace, job.slug)
         try:
             indexed, certain = self._speaker_index.look(speaker_id, VersionSelection(vuid=job.vuid)), True
@@ -68,7 +71,7 @@ class FollowedJobs(Jobs):
             return ended
         if certain:
             return self._by_successor(job, indexed, version)
-        return _to_be_made(job) if job.finished else job
+        return _not_started(job) if job.finished else job
 
     def _by_artifact(self, job: JobRecord, version: SpeakerVersion) -> JobRecord | None:
         akey = version.artifact_key(job.profile, job.fingerprint or self._fingerprint(job.profile), job.build)
@@ -94,14 +97,14 @@ class FollowedJobs(Jobs):
         ]
         for pending in pending_extractions:
             if pending.job_id != job.id:
-                # Redis may be lost again between two questions: then the successor shares the job's fate.
+                # Redis may be lost again between the two reads. Then the successor is lost, too.
                 with suppress(JobNotFound, Unavailable):
                     successor = super().get(job.namespace, pending.job_id)
-                    if successor.state != "superseded":  # else its own successor is on its way
+                    if successor.state != "superseded":  # else a successor of its own is about to be claimed
                         return replace(successor, id=job.id, created_at=job.created_at)
         missing = [status.profile.name for status in self._registrar.missing(indexed, version)]
-        if pending_extractions or job.profile in missing:  # housekeeping is about to start it anew
-            return _to_be_made(job)
+        if pending_extractions or job.profile in missing:  # housekeeping is about to start it again
+            return _not_started(job)
         return self._ended(job, "superseded")
 
     def _fingerprint(self, profile: str) -> str:
@@ -114,8 +117,8 @@ class FollowedJobs(Jobs):
         return replace(job, state=state, finished_at=self._clock.now(), **changes)
 
 
-def _to_be_made(job: JobRecord) -> JobRecord:
-    """The job as one that has not begun."""
+def _not_started(job: JobRecord) -> JobRecord:
+    """Return the job as one that has not started."""
     return replace(
         job,
         state="queued",

@@ -1,4 +1,4 @@
-"""One `cache` call: which artifacts it is about, which jobs it waits for, how they stand. Knows no HTTP."""
+"""Carries out one `cache` call: starts missing extractions, and tracks their jobs. Knows no HTTP."""
 
 from collections.abc import Hashable, Mapping, Sequence
 from contextlib import suppress
@@ -18,19 +18,19 @@ from speaker_registry.names import parse_speaker_name
 from speaker_registry.schemas import CacheStatus
 
 ALREADY_VALID = "Cache already exists and is valid"
-"""In vLLM-Omni's words."""
+"""vLLM-Omni's message."""
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """What one look at a voice showed. `pending_job_ids`: jobs of this call that have not ended. `failed`:
-    why some did, by profile.
-    """
+class CacheState:
+    """The state of a voice's artifacts at one moment."""
 
     version: SpeakerVersion
     statuses: Sequence[ProfileStatus]
     pending_job_ids: Sequence[str]
+    """Jobs of this call that have not ended."""
     failed: Sequence[str]
+    """For each failed profile, its name and the reason."""
 
     @property
     def finished(self) -> bool:
@@ -38,13 +38,13 @@ class Look:
 
     @property
     def job_id(self) -> str | None:
-        """One to ask about while it is not finished."""
+        """A job that callers can follow, unless the call has finished."""
         known = [*self.pending_job_ids, *(status.job_id for status in self.statuses if status.job_id)]
         return known[0] if known and not self.finished else None
 
 
 class Precompute:
-    """One call, about the version that the name stands for now, and the profiles asked for."""
+    """One call for some profiles of the version that a name currently resolves to."""
 
     def __init__(
         self,
@@ -63,22 +63,24 @@ class Precompute:
         self._profiles = [profile] if profile else list(parts.catalogue.required)
         self._jobs: list[str] = []
         self._begun = VersionSelection()
-        """The version that the jobs are of: the name may come to stand for another one."""
+        """Selects the version that the jobs are for. The name may resolve to another version later."""
         self._force = False
         self._message: str | None = None
         self.speaker_id = SpeakerId.of(namespace, parse_speaker_name(name))
-        """Whose changes to wait for; known for certain after `start`, since the name may be a voice's id."""
+        """The speaker to wait for. It is certain only after `start`, because the name may be a voice's id."""
 
-    def start(self, *, force: bool) -> Look:
-        """Claim what is missing, or all of it by `force`; remember the jobs to wait for. A profile that
-        nothing can be extracted for counts as failed, but holds up no other.
+    def start(self, *, force: bool) -> CacheState:
+        """Start extracting the missing artifacts, or with `force` all of them, and remember the jobs to wait
+        for.
 
-        Without `force` the bytes of what is ready are read and held against their digests. Artifacts whose
-        bytes are lost are extracted again.
+        A profile that cannot be extracted counts as failed, but does not block the others. Without `force`,
+        the bytes of ready artifacts are checked against their digests, and artifacts whose bytes are lost are
+        extracted again.
 
         Raises:
-            VoiceNotFound, ProfileUnknown; CacheUnsupported: nothing can be extracted for any of them.
-            Unsound: the bytes of an artifact that only its owner can bring are lost.
+            VoiceNotFound, ProfileUnknown.
+            CacheUnsupported: none of the profiles can be extracted.
+            Unsound: the bytes of an uploaded artifact are lost, which only its owner can upload again.
         """
         indexed, version = self._find()
         self._begun = VersionSelection(vuid=version.vuid)
@@ -99,8 +101,8 @@ class Precompute:
         """Equal for calls whose looks answer the same."""
         return ("cache", self._name, tuple(self._profiles), tuple(self._jobs), self._force)
 
-    def look(self) -> Look:
-        """Where it stands now. The voice may be gone: then it is not found."""
+    def look(self) -> CacheState:
+        """Return the current state. Raises `VoiceNotFound` if the voice was deleted meanwhile."""
         indexed, version = self._find()
         statuses = [
             self._registrar.explained(self._registrar.profile_status(indexed, version, name))
@@ -113,18 +115,20 @@ class Precompute:
         pending_job_ids += [job.id for job in ended if not job.finished]
         if not pending_job_ids:
             pending_job_ids += self._start_anew(version, ended)
-        return Look(
+        return CacheState(
             version, statuses, pending_job_ids, list(self._failures(statuses, pending_job_ids, ended))
         )
 
     def _await(self, claims: Mapping[str, ClaimResult]) -> None:
-        """Wait for the jobs of these claims. Looked at once, they can be followed over a loss of Redis."""
+        """Remember the jobs of these claims. Reading them once lets `FollowedJobs` find them after a loss of
+        Redis.
+        """
         self._jobs = [claim.job_id for claim in claims.values() if claim.job_id]
         with suppress(Unavailable):
             self._records()
 
     def _records(self) -> list[JobRecord]:
-        """Of the jobs that this call waits for, as far as they are known."""
+        """Return the records of this call's jobs, as far as they are found."""
         found = []
         for job_id in self._jobs:
             with suppress(JobNotFound):
@@ -132,8 +136,9 @@ class Precompute:
         return found
 
     def _start_anew(self, version: SpeakerVersion, ended: Sequence[JobRecord]) -> list[str]:
-        """Extractions that were lost with Redis. Housekeeping starts only those again that every voice must
-        have, where there is no artifact yet.
+        """Start extractions again that were lost with Redis, and return the ids of their jobs.
+
+        Housekeeping restarts only extractions of required profiles without an artifact.
         """
         lost = [job for job in ended if job.state == "superseded" and job.vuid == version.vuid]
         if not lost:
@@ -141,7 +146,7 @@ class Precompute:
         profiles = [job.profile for job in lost]
         try:
             claims = self._registrar.ensure(self.speaker_id, version, profiles, force=self._force)
-        except Unavailable:  # just after the loss: the next look tries again
+        except Unavailable:  # just after the loss; the next call tries again
             return [job.id for job in lost]
         self._await(claims)
         return self._jobs
@@ -162,7 +167,7 @@ class Precompute:
     def _failures(
         self, statuses: Sequence[ProfileStatus], pending_job_ids: Sequence[str], ended: Sequence[JobRecord]
     ) -> list[str]:
-        """A failed profile; and a job of ours that failed although what was there before still serves."""
+        """Return failed profiles, and failed jobs of this call even if an older artifact is still served."""
         failed = [f"{one.profile.name}: {one.error}" for one in statuses if one.state == "failed"]
         if failed or pending_job_ids:
             return failed
@@ -172,23 +177,23 @@ class Precompute:
             if one.state == "failed" and one.error
         ]
 
-    def body(self, look: Look) -> CacheStatus:
-        """The answer, as long as nothing failed."""
-        state = worst(look.statuses)
+    def body(self, state: CacheState) -> CacheStatus:
+        """Return the answer for a state in which nothing failed."""
+        status = worst(state.statuses)
         return CacheStatus(
-            voice=look.version.record.key,
-            # By force: what was there before serves meanwhile.
-            cache_status="processing" if look.pending_job_ids and state == "ready" else state,
+            voice=state.version.record.key,
+            # After `force`, the older artifact is served until the new one is ready.
+            cache_status="processing" if state.pending_job_ids and status == "ready" else status,
             message=self._message,
-            job_id=look.job_id,
-            version=look.version.number,
-            reason=next((one.reason for one in look.statuses if one.reason), None),
+            job_id=state.job_id,
+            version=state.version.number,
+            reason=next((one.reason for one in state.statuses if one.reason), None),
         )
 
-    def raise_if_failed(self, look: Look) -> None:
-        if look.finished and look.failed:
-            kept = worst(look.statuses) == "ready"
-            reasons = "; ".join(look.failed) + (" What was there before still serves." if kept else "")
+    def raise_if_failed(self, state: CacheState) -> None:
+        if state.finished and state.failed:
+            kept = worst(state.statuses) == "ready"
+            reasons = "; ".join(state.failed) + (" The previous artifact is still served." if kept else "")
             raise ArtifactFailed(
-                f"Voice '{look.version.record.key}' could not be extracted. {reasons}", param="name"
+                f"Voice '{state.version.record.key}' could not be extracted. {reasons}", param="name"
             )

@@ -78,7 +78,7 @@ CANCEL: Responses = {
     404: _NO_JOB,
     409: error(
         "The job has finished, or its artifact is already being stored. `x-should-retry: false`.",
-        f"Job '{JOB_ID}' is succeeded; only one that is queued or processing can be canceled.",
+        f"Job '{JOB_ID}' is succeeded; only a queued or processing job can be canceled.",
         "job_finished",
         "conflict_error",
     ),
