@@ -101,9 +101,12 @@ def test_a_tag_that_breaks_off_is_refused(registry: Registry, mark: bytes):
         check(response, "", code="unsupported_audio", param="audio_sample")
 
 
-@pytest.mark.parametrize("clip", BAD, ids=str)
+ONE_OF_EACH_ERROR = list({clip.error: clip for clip in reversed(BAD)}.values())
+
+
+@pytest.mark.parametrize("clip", ONE_OF_EACH_ERROR, ids=str)
 def test_a_clip_that_cannot_serve_is_refused(registry: Registry, clip: BadClip):
-    """Text, archives, damaged and lying files, bombs, silence, too short and too long: all named `.wav`."""
+    """All files are named `.wav`. The decoder's own test goes through every bad clip."""
     response = registry.post_voice("new", clip=clip.build())
     code = clip.error.code
     check(response, clip.says, code=code, param="audio_sample")
