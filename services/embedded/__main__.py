@@ -6,17 +6,17 @@ import sys
 
 
 def main() -> int:
-    """Returns the exit status."""
+    """Run a command and return the exit status."""
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, _leave)
-    # This takes a while, in which Ctrl-C would print a traceback out of some library.
+    # The import takes a while, in which Ctrl-C would otherwise print a traceback of some library.
     from services.embedded import commands  # noqa: PLC0415
 
     return commands.main(sys.argv[1:])
 
 
 def _leave(*_: object) -> None:
-    """While there is nothing yet that has to be stopped."""
+    """End the process at once. Used while nothing has been started that needs to be stopped."""
     os.write(sys.stderr.fileno(), b"\nstopped\n")
     os._exit(130)
 

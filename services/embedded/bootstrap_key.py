@@ -1,4 +1,4 @@
-"""The first API key of a registry on one machine, where it needs keys: made once, kept beside the data."""
+"""The first API key of an embedded registry that requires keys. It is made once and kept beside the data."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -10,17 +10,20 @@ FILE = "bootstrap-key"
 
 
 def bootstrap_key_file(host: str, data: Path) -> Path | None:
-    """The file that holds a key with all rights, made if need be; None where no key is needed, or the
-    environment brings one.
+    """Return the file with a key that has all permissions, and make it if necessary.
+
+    Returns:
+        None if no key is required, or if the environment provides one.
 
     Raises:
-        ValueError: keys are needed and the environment says that they are not. OSError.
+        ValueError: Keys are required, but the environment turns them off.
+        OSError: The file cannot be written.
     """
     access = AccessSettings()
     if not access.required_at(ApiSettings(host=host)) or access.bootstrap is not None:
         return None
     path = data / FILE
     if not path.exists():
-        with suppress(FileExistsError):  # another process was first
+        with suppress(FileExistsError):  # another process has made the file in the meantime
             write_new_key(path)
     return path

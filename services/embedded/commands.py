@@ -1,4 +1,4 @@
-"""What `make run` and `make demo` do and print, and what ends them. Knows of their parts how to call them."""
+"""The commands behind `make run` and `make demo`: their output, their exit status and their signals."""
 
 import logging
 import signal
@@ -19,7 +19,7 @@ from services.shared.telemetry.logs import BestEffortLogger
 
 
 def main(arguments: list[str]) -> int:
-    """Returns the exit status."""
+    """Run a command and return its exit status."""
     commands = {"run": run, "demo": demo}
     if len(arguments) != 1 or arguments[0] not in commands:
         print("usage: python -m services.embedded run|demo", file=sys.stderr)
@@ -41,7 +41,7 @@ def main(arguments: list[str]) -> int:
 
 
 def run(settings: EmbeddedSettings) -> int:
-    """Keep a registry running until Ctrl-C or SIGTERM."""
+    """Run a registry until Ctrl-C or SIGTERM."""
     _print(f"starting (profiles: {settings.profiles}; weights: {settings.weights}) …")
     with EmbeddedRegistry(settings, show=logging.INFO) as registry:
         _print(_welcome(registry, settings))
@@ -49,12 +49,12 @@ def run(settings: EmbeddedSettings) -> int:
             registry.watch()
         except KeyboardInterrupt:
             _print(_farewell())
-    _print("stopped; the data stays")
+    _print("stopped; the data is kept")
     return 0
 
 
 def _print(text: str) -> None:
-    """To standard output, if somebody takes it: a full disk under it must not end the registry."""
+    """Print to standard output. Errors are ignored, because a full disk must not end the registry."""
     with suppress(OSError, ValueError):
         print(text, flush=True)
 
@@ -63,20 +63,21 @@ def _welcome(registry: EmbeddedRegistry, settings: EmbeddedSettings) -> str:
     url, data, clip = registry.url, settings.data.absolute(), "examples/clips/wren.flac"
     with_key = '-H "Authorization: Bearer $KEY" ' if registry.api_key else ""
     file = f"{url}/v1/voices/alice/versions/default/artifacts/{settings.profile_names[0]}/file?wait=60"
-    # For curl a 202 is a success, and its JSON would be kept as an artifact.
+    # curl counts a 202 as success and would keep its JSON as an artifact.
     fetch = (
         f"-s -o alice.part -w '%{{http_code}}' '{file}' | grep -qx 200 && mv alice.part alice.safetensors "
         "|| cat alice.part"
     )
     warning = (
-        "\nThe weights are UNTRAINED (random): all works, the voices are useless. For real ones set WEIGHTS."
+        "\nThe weights are UNTRAINED (random): everything works, but the voices are useless. "
+        "Set WEIGHTS for real ones."
         if settings.weights == "untrained"
         else ""
     )
     remarks = warning + _about_key(registry)
     return f"""
 The speaker registry is up: {url}     (API documentation: {url}/docs)
-Data: {data}  (bucket/ is the truth, redis/ can be rebuilt from it){remarks}
+Data: {data}  (bucket/ holds everything, redis/ can be rebuilt from it){remarks}
 
 Try it:
   curl {with_key}-F name=alice -F consent=cons_1 -F audio_sample=@{clip} {url}/v1/audio/voices
@@ -89,19 +90,23 @@ Ctrl-C stops it.
 
 def _about_key(registry: EmbeddedRegistry) -> str:
     if registry.key_file is None:
-        return "\nAPI keys are needed: KEY=the one of SPEAKER_AUTH_BOOTSTRAP_KEY" if registry.api_key else ""
-    return f"\nAPI keys are needed; here is one with all rights: KEY=$(cat {registry.key_file})"
+        return (
+            "\nAPI keys are required: set KEY to the value of SPEAKER_AUTH_BOOTSTRAP_KEY"
+            if registry.api_key
+            else ""
+        )
+    return f"\nAPI keys are required. To use one with all permissions: KEY=$(cat {registry.key_file})"
 
 
 def _farewell() -> str:
     return (
-        f"\nstopping: jobs in hand have {STOP_SECONDS:g} s to finish, "
-        "the others come back at the next start; Ctrl-C again ends all at once …"
+        f"\nstopping: running jobs have {STOP_SECONDS:g} s to finish, "
+        "the others continue after the next start; press Ctrl-C again to stop at once …"
     )
 
 
 def _configure_logs() -> None:
-    """What we log ourselves, in the form in which our children's lines are shown."""
+    """Log the events of this process in the same form as the lines of its child processes."""
     terminal = sys.stderr.isatty()
 
     def render(_logger: object, _method: str, event: structlog.typing.EventDict) -> Any:
@@ -116,7 +121,9 @@ def _configure_logs() -> None:
 
 
 def _end_on_signals() -> None:
-    """A closed terminal and `kill` do what Ctrl-C does, unless whoever started us wants one ignored."""
+    """Make SIGTERM and SIGHUP act like Ctrl-C, except for signals that the parent process set to be
+    ignored.
+    """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, signal.default_int_handler)

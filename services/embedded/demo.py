@@ -1,5 +1,5 @@
-"""`make demo`: one voice's whole way, on a registry of its own that is gone afterwards. A user of the SDK
-like any other.
+"""The command `make demo`: shows a voice from upload to deletion, on a temporary registry and through the
+SDK.
 """
 
 import json
@@ -22,7 +22,7 @@ CONSENT = "synthesised voice, see examples/clips/README.md"
 
 
 def demo(settings: EmbeddedSettings) -> int:
-    """Run it and say how long each step took. Returns the exit status."""
+    """Run the demo and print how long each step took. Returns the exit status."""
     folder = Path(tempfile.mkdtemp(prefix="speaker-registry-demo-"))
     settings = settings.model_copy(update={"data": folder, "port": 0})
     registry = EmbeddedRegistry(settings, show=logging.WARNING)
@@ -70,7 +70,7 @@ def _register(client: RegistryClient, name: str, clip: str) -> Registration:
 
 @contextmanager
 def step(what: str) -> Iterator[None]:
-    """Print what is done and how long it took."""
+    """Print a description of a step and how long it took."""
     started = time.perf_counter()
     yield
     seconds = time.perf_counter() - started
@@ -80,7 +80,7 @@ def step(what: str) -> Iterator[None]:
 
 @contextmanager
 def progress_bar() -> Iterator[Callable[[Readiness], None]]:
-    """A bar on a terminal; nothing elsewhere."""
+    """Show a progress bar if standard error is a terminal."""
     with tqdm(total=1, bar_format="           {l_bar}{bar:30}| {postfix}", leave=False, disable=None) as bar:
 
         def on_progress(seen: Readiness) -> None:

@@ -1,5 +1,5 @@
-"""One process at a time on a folder. The lock is the folder's own, so none has to be written: it also holds
-where the disk is full or read-only.
+"""A lock that lets only one process use a folder. The folder itself is locked, so no lock file is needed, and
+the lock also works if the disk is full or read-only.
 """
 
 import fcntl
@@ -16,10 +16,11 @@ class FolderInUseError(Exception):
 
 @contextmanager
 def exclusive_lock(folder: Path, *, wait_seconds: float) -> Iterator[None]:
-    """Hold the folder for this process. The system gives it free when the process ends, however it ends.
+    """Lock a folder for this process. The system releases the lock when the process ends in any way.
 
     Raises:
-        FolderInUseError: another process still has it after `wait_seconds`. OSError.
+        FolderInUseError: Another process still holds the lock after `wait_seconds`.
+        OSError: The folder cannot be opened.
     """
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -31,7 +32,7 @@ def exclusive_lock(folder: Path, *, wait_seconds: float) -> Iterator[None]:
 
 
 def lock_within(descriptor: int, seconds: float) -> bool:
-    """Lock an open file or folder for as long as it is open. Returns whether that was possible in time."""
+    """Lock an open file or folder until it is closed. Returns False if that was not possible in time."""
     deadline = time.monotonic() + seconds
     while True:
         try:

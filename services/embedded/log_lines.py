@@ -1,5 +1,7 @@
-"""What the processes log, as a person wants to read it in a terminal: one line an event, what only machines
-need left out. Pure. What is no event (a traceback, a library's last words) stays as it is.
+"""Formatting of JSON log events for people at a terminal: one line per event, without fields that only
+programs need.
+
+Lines that are no events, such as tracebacks, are left unchanged.
 """
 
 import json
@@ -10,13 +12,15 @@ from collections.abc import Mapping
 from typing import Any
 
 _OUR_EVENT = re.compile(r"[a-z_]+(\.[a-z_]+)+")
-"""Libraries log sentences. Below a warning they tell about themselves."""
+"""Matches event names of the registry. Libraries log sentences instead, which matter only from warnings
+on.
+"""
 _DIGEST = re.compile(r"\b(sha256:)?([0-9a-f]{8})[0-9a-f]{24,}\b")
 _KNOWN = {"event", "level", "timestamp", "exception", "traceback", "stack"}
 
 
 def parse(line: str) -> Mapping[str, Any] | None:
-    """The event in a line; None if it is none."""
+    """Parse the event in a line. Returns None if the line is no event."""
     try:
         event = json.loads(line)
     except ValueError:
@@ -25,20 +29,28 @@ def parse(line: str) -> Mapping[str, Any] | None:
 
 
 def level(event: Mapping[str, Any]) -> int:
+    """Return the numeric log level of an event."""
     return logging.getLevelNamesMapping().get(str(event.get("level", "info")).upper(), logging.INFO)
 
 
 def worth_showing(event: Mapping[str, Any]) -> bool:
+    """Return True for events of the registry, and for warnings and errors of libraries."""
     return level(event) >= logging.WARNING or bool(_OUR_EVENT.fullmatch(str(event["event"])))
 
 
 def is_access_log(event: Mapping[str, Any]) -> bool:
-    """Whether it is a line of the access log, which says what others ask and not what the process is at."""
+    """Return True for a line of the access log, which is about clients and not about the process itself."""
     return str(event["event"]) == "request.done"
 
 
 def readable(who: str, event: Mapping[str, Any]) -> str:
-    """`12:01:59 worker  artifact.published  job_id=job_0123… seconds=1.2`, and tracebacks under it."""
+    """Format an event, such as `12:01:59 worker  artifact.published  job_id=job_0123… seconds=1.2`.
+
+    A traceback follows on further lines.
+
+    Args:
+        who: Name of the process.
+    """
     fields = " ".join(f"{name}={_short(value)}" for name, value in event.items() if name not in _KNOWN)
     text = f"{time.strftime('%H:%M:%S')} {who:8} {event['event']}  {fields}".rstrip()
     if trace := event.get("traceback") or _last_of(event.get("exception")):
@@ -47,14 +59,14 @@ def readable(who: str, event: Mapping[str, Any]) -> str:
 
 
 def coloured(text: str, importance: int) -> str:
-    """For a terminal: yellow is a warning, red an error."""
+    """Colour a line for a terminal: warnings are yellow, errors are red."""
     if importance < logging.WARNING:
         return text
     return f"\033[{31 if importance >= logging.ERROR else 33}m{text}\033[0m"
 
 
 def reason(event: Mapping[str, Any]) -> str:
-    """What an event says was wrong, without the rest."""
+    """Return the part of an event that says what was wrong."""
     said = event.get("reason") or event.get("error") or _last_of(event.get("exception")) or event["event"]
     return str(said)
 
@@ -64,7 +76,7 @@ def _short(value: object) -> str:
 
 
 def _last_of(exception: object) -> str | None:
-    """Of a traceback in structlog's form, what was raised in the end."""
+    """Return the exception that a traceback in structlog's form ends with."""
     if not isinstance(exception, list) or not exception or not isinstance(exception[0], dict):
         return str(exception) if exception else None
     return f"{exception[0].get('exc_type')}: {exception[0].get('exc_value')}"

@@ -1,5 +1,5 @@
-"""One process of ours: started, listened to, started again when it ends by itself, stopped. Knows neither
-what it does nor its siblings.
+"""A supervised process: it is started, its output is read, it is restarted when it ends by itself, and
+stopped.
 """
 
 import logging
@@ -23,23 +23,30 @@ log = structlog.get_logger()
 
 ROOT = Path(__file__).parents[2]
 STABLE_SECONDS = 30.0
-"""A child that lived so long and then ends is started again at once; else after growing pauses."""
+"""A process that ran this long is restarted at once when it ends. Otherwise it is restarted after growing
+pauses.
+"""
 LONGEST_PAUSE_SECONDS = 30.0
 _MAX_LINE_BYTES = 64 * 1024
 _KEPT_LINES = 20
 
 
 def pause_before_restart(last_pause: float, lived: float) -> float:
-    """Seconds, given the pause before its last start and how long it lived after that."""
+    """Return the seconds to wait before a restart.
+
+    Args:
+        last_pause: Pause before the previous start, in seconds.
+        lived: Seconds that the process ran after that start.
+    """
     return 0.0 if lived > STABLE_SECONDS else min(max(1.0, 2 * last_pause), LONGEST_PAUSE_SECONDS)
 
 
 class ManagedProcess:
-    """A Python module run as a process. Its output comes to us through a pipe.
+    """A Python module that runs as a process. Its output is read through a pipe.
 
     Args:
-        show: gets what is worth showing, line by line, with its level, from a thread.
-        log_file: where everything it writes goes as well.
+        show: Called with each line worth showing and its log level. The call comes from another thread.
+        log_file: File to which the whole output is also written.
     """
 
     def __init__(
@@ -67,11 +74,11 @@ class ManagedProcess:
 
     @property
     def exit_status(self) -> int | None:
-        """None while it runs. Negative: the signal that ended it."""
+        """Exit status of the process. None while it runs, and negative if a signal ended it."""
         return self._process.poll() if self._process else None
 
     def start(self) -> None:
-        """Raises OSError if the system has no room for another process."""
+        """Start the process. Raises OSError if the system cannot start another process."""
         self._started, self._last_error = time.monotonic(), None
         self._last_lines.clear()
         self._process = spawn(
@@ -86,7 +93,7 @@ class ManagedProcess:
         self._reader.start()
 
     def keep_alive(self) -> None:
-        """Start it again if it has ended, when the pause after that is over."""
+        """Restart the process if it has ended and the pause after that is over."""
         if self.exit_status is None:
             return
         now = time.monotonic()
@@ -100,25 +107,25 @@ class ManagedProcess:
 
     @property
     def last_line(self) -> str:
-        """What it said last, so far, about what it is at."""
+        """The latest line of output that is no access log line."""
         return self._last_lines[-1] if self._last_lines else "nothing yet"
 
     def failure_reason(self) -> str:
-        """After it has ended: the reason it gave, or else what it wrote last."""
+        """Explain why the process has ended: its last error, or else the last lines of its output."""
         if self._reader:
             self._reader.join(1)
         return (
-            self._last_error or "\n".join(self._last_lines) or f"it said nothing (status {self.exit_status})"
+            self._last_error or "\n".join(self._last_lines) or f"it wrote nothing (status {self.exit_status})"
         )
 
     def request_stop(self) -> None:
-        """SIGTERM. One that is suspended would see it only when it goes on."""
+        """Send SIGTERM, and SIGCONT so that a suspended process receives it."""
         if self._process and self.exit_status is None:
             self._process.terminate()
             self._process.send_signal(signal.SIGCONT)
 
     def stop(self, deadline: float) -> None:
-        """Wait until it has ended; kill it at the deadline (monotonic)."""
+        """Wait until the process has ended, and kill it at the deadline (on `time.monotonic`)."""
         if self._process is None:
             return
         try:
@@ -128,16 +135,18 @@ class ManagedProcess:
         self.kill()
 
     def kill(self) -> None:
-        """SIGKILL if it still runs. Nothing it was at is lost: a restart finds it again."""
+        """Kill the process if it still runs. No work is lost: unfinished work is found again after a
+        restart.
+        """
         if self._process and self._reader:
             self._process.kill()
             self._process.wait()
             self._reader.join(1)
 
     def _read_output(self, stream: IO[bytes]) -> None:
-        """Until it has closed its end: a pipe that nobody empties would stop it."""
+        """Read the output until the process closes it. A full pipe would block the process."""
         while line := stream.readline(_MAX_LINE_BYTES):
-            # A full disk, or closed by now: no reason to stop listening.
+            # Reading goes on even if the disk is full or the file is closed.
             with suppress(OSError, ValueError):
                 if self._log_file:
                     self._log_file.write(line)
@@ -150,7 +159,7 @@ class ManagedProcess:
         if event is None:
             self._emit(line, logging.WARNING)
         elif worth_showing(event):
-            # While a start takes long, we ask the API all the time: those lines would hide all others.
+            # During a long start the API is polled all the time, and those lines would hide all others.
             self._emit(readable(self.name, event), level(event), keep=not is_access_log(event))
             if level(event) >= logging.ERROR:
                 self._last_error = reason(event)

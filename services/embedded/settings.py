@@ -1,5 +1,6 @@
-"""What `make run` and `make demo` can be told. Environment: the names without a prefix, as short as they are
-typed. What can be found wrong without loading a model is found here.
+"""Settings of `make run` and `make demo`, from environment variables with short names and without a prefix.
+
+Everything that can be checked without loading a model is checked here.
 """
 
 from pathlib import Path
@@ -13,25 +14,26 @@ from speaker_registry.errors import ProfileUnknown
 
 
 class EmbeddedSettings(BaseSettings):
-    """The registry on one machine, by `make run`.
-
-    Environment: HOST, PORT, DATA, PROFILES, WEIGHTS, REDIS_URL.
-    """
+    """Settings of the embedded registry. Environment: HOST, PORT, DATA, PROFILES, WEIGHTS, REDIS_URL."""
 
     model_config = SettingsConfigDict(env_ignore_empty=True, frozen=True)
 
     host: str = "127.0.0.1"
-    """Beyond loopback with API keys: the first is made and kept in `DATA`."""
+    """Address to listen on. Other addresses than loopback require API keys, and the first key is made in
+    `DATA`.
+    """
     port: int = Field(8300, ge=0, le=65535)
-    """0: any free one."""
+    """Port of the API. 0 takes any free port."""
     data: Path = Path("data")
-    """Holds `bucket/`, the truth, and `redis/`, which can be rebuilt from it."""
+    """Data folder. It contains `bucket/`, which holds everything, and `redis/`, which can be rebuilt from
+    it.
+    """
     profiles: Annotated[str, StringConstraints(strip_whitespace=True)] = "qwen3-tts-0.6b"
-    """Comma-separated."""
+    """Comma-separated names of the profiles."""
     weights: str = "untrained"
-    """`untrained`, a folder, `hub`, or `hub:<commit>`."""
+    """Source of the weights: `untrained`, a folder, `hub`, or `hub:<commit>`."""
     redis_url: str | None = None
-    """A server that runs already; else one is started."""
+    """URL of a Redis server that is already running. Without it, a server is started."""
 
     @property
     def profile_names(self) -> tuple[str, ...]:
@@ -42,7 +44,7 @@ class EmbeddedSettings(BaseSettings):
     def _known(cls, profiles: str) -> str:
         names = _names(profiles)
         if not names:
-            raise ValueError("no profile is named")
+            raise ValueError("no profile is given; name at least one, such as qwen3-tts-0.6b")
         try:
             ProfileCatalogue.load(names)
         except (ProfileUnknown, ProfileAmbiguous) as error:
@@ -52,13 +54,13 @@ class EmbeddedSettings(BaseSettings):
     @field_validator("weights")
     @classmethod
     def _a_folder_if_anything(cls, weights: str) -> str:
-        """A folder's name becomes absolute: the worker need not start where we do."""
+        """Make a folder's path absolute, because the worker may run in another working directory."""
         if weights == "untrained" or weights.partition(":")[0] == "hub":
             return weights
         folder = Path(weights).expanduser().absolute()
         if not folder.is_dir():
             raise ValueError(
-                f"there is no folder {folder}; `untrained`, a folder, `hub` or `hub:<commit>` is expected"
+                f"there is no folder {folder}; accepted: `untrained`, a folder, `hub` or `hub:<commit>`"
             )
         return str(folder)
 

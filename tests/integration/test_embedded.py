@@ -256,7 +256,7 @@ def test_a_restart_finds_every_voice_version_and_artifact_again(run: Run):
     assert [number for number, _ in before["dora"]] == [2, 1]
     run.press_ctrl_c()
     assert run.ends_within(STOPPED_SECONDS, family) == 0
-    assert f"jobs in hand have {STOP_SECONDS:g} s to finish, the others come back" in run.text
+    assert f"running jobs have {STOP_SECONDS:g} s to finish, the others continue" in run.text
     assert held(run.up().url) == before
 
 
@@ -268,7 +268,7 @@ def test_ctrl_c_stops_a_child_that_is_suspended(run: Run, suspended: str):
     run.child(suspended).suspend()
     run.press_ctrl_c()
     assert run.ends_within(STOPPED_SECONDS, family) == 0
-    assert "stopped; the data stays" in run.text
+    assert "stopped; the data is kept" in run.text
 
 
 def test_a_second_ctrl_c_ends_everything_at_once(run: Run):
@@ -395,7 +395,7 @@ def test_a_port_in_use_is_named(fresh: Run):
         taken.listen()
         fresh.start(PORT=str(taken.getsockname()[1]))
         assert fresh.process.wait(START_SECONDS) == 1
-    assert re.search(r"^Port \d+ of 127\.0\.0\.1 cannot be had \(Address already in use\)", fresh.text, re.M)
+    assert re.search(r"^Port \d+ of 127\.0\.0\.1 cannot be used \(Address already in use\)", fresh.text, re.M)
 
 
 @pytest.fixture

@@ -1,8 +1,8 @@
-"""Reference audio: from uploaded bytes that nobody vouches for to mono float32 samples that are fit to
-extract from.
+"""Decoding of reference audio: from untrusted uploaded bytes to mono float32 samples that are fit for
+extraction.
 
-`AudioDecoder.decode` lets a guarded process look at the content and decode it (`sandbox`), and applies the
-rules (`judge`). Knows nothing of HTTP, the bucket or models.
+`AudioDecoder.decode` has a guarded process parse and decode the bytes (`sandbox`), and applies the rules
+(`judge`).
 """
 
 from services.shared.audio.clip import DecodedClip, ReferenceAudio

@@ -1,6 +1,4 @@
-"""A clip after decoding, and the bytes in which its samples are stored. Knows nothing of the files clips come
-in.
-"""
+"""A clip after decoding, and the format in which its samples are stored."""
 
 import json
 from dataclasses import dataclass
@@ -15,33 +13,35 @@ from speaker_registry.errors import InvalidAudio
 
 SCHEMA = 1
 _MAX_HEADER_BYTES = 512
-"""Ours takes about 130."""
+"""Limit for the header of a stored clip, which takes about 130 bytes."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)  # arrays do not compare to a truth value
 class ReferenceAudio:
-    """samples: float32 [N], mono, finite. sample_rate: Hz."""
+    """The decoded samples of a clip."""
 
     samples: NDArray[np.float32]
+    """float32 [N], mono and finite."""
     sample_rate: int
+    """Samples per second (Hz)."""
 
     @property
     def seconds(self) -> float:
         return len(self.samples) / self.sample_rate
 
     def to_bytes(self) -> bytes:
-        """The normalised rendition: safetensors with the tensor `audio`. The same clip always gives the same
-        bytes.
+        """Encode the normalised rendition: a safetensors file with the tensor `audio`. The same clip always
+        gives the same bytes.
         """
         manifest = json.dumps(
             {"sample_rate": self.sample_rate, "schema": SCHEMA}, sort_keys=True, separators=(",", ":")
         )
-        # One header key only: safetensors keeps them in a hash map, and with two their order would vary.
+        # There is only one header key, because safetensors writes several keys in varying order.
         return bytes(safetensors.numpy.save({"audio": self.samples}, metadata={"manifest": manifest}))
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
-        """Read what `to_bytes` wrote. Raises InvalidAudio for anything else."""
+        """Decode what `to_bytes` encoded. Raises InvalidAudio for anything else."""
         try:
             sample_rate = _sample_rate(data)
             tensors = safetensors.numpy.load(data)
@@ -57,19 +57,23 @@ class ReferenceAudio:
 
 @dataclass(frozen=True, slots=True)
 class DecodedClip:
-    """container: wav, flac, mp3, ogg, aac, m4a, mp4 or webm. codec: as libav names it (pcm_s16le, opus, …).
-    mime_type: of what was found, whatever the uploader said. channels: before they were mixed down.
-    """
+    """A decoded clip and the properties of the file it came from."""
 
     audio: ReferenceAudio
     container: str
+    """One of wav, flac, mp3, ogg, aac, m4a, mp4 and webm."""
     codec: str
+    """Name of the codec in libav, such as pcm_s16le or opus."""
     mime_type: str
+    """MIME type of the content, whatever type the upload declared."""
     channels: int
+    """Number of channels before they were mixed down."""
 
 
 def _sample_rate(data: bytes) -> int:
-    """Of the manifest in a safetensors header. Raises ValueError, KeyError or TypeError if it is not ours."""
+    """Read the sample rate from a stored clip's manifest. Raises ValueError, KeyError or TypeError if it
+    is invalid.
+    """
     size = int.from_bytes(data[:8], "little")
     if size > _MAX_HEADER_BYTES:
         raise ValueError("header is too long")

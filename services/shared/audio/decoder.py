@@ -1,5 +1,6 @@
-"""Decoding an upload: sniffed and decoded in a guarded process, judged here. This process looks at no byte of
-the file and never imports the libraries. Knows no containers.
+"""The decoder of uploads. A guarded process parses and decodes the file, and this process judges the result.
+
+This process reads no byte of the file and never imports the decoding libraries.
 """
 
 import math
@@ -31,20 +32,24 @@ from speaker_registry.errors import InvalidAudio, PayloadTooLarge, Unavailable
 _RETRY_AFTER_SECONDS = 1.0
 _RETRY_AFTER_MISCONFIGURED_SECONDS = 60.0
 _UNKNOWN_LABEL = "audio"
-"""In the place of a container's name, where a file broke the guarded process before that was found out."""
+"""Used in messages instead of a container's name if a file crashes the guarded process before the container
+is known.
+"""
 _ZYGOTE_EXIT_SECONDS = 0.05
-"""Until a zygote that is being killed can be told from one that found no room for another process."""
+"""Time after which a killed zygote can be told from a zygote that could not fork."""
 
 
 class AudioDecoder:
-    """Turns uploaded bytes into reference audio. Safe to call from many threads; close it when done.
+    """Decodes uploaded bytes to reference audio. It can be called from many threads. Close it when done.
 
-    Every clip has a process of its own, so that whatever a clip does to the library that decodes it stays
-    with that clip.
+    Every clip is decoded in a separate process, so that a clip that breaks the decoding library affects no
+    other clip.
     """
 
     def __init__(self, limits: UploadLimits, *, program: str = PROGRAM) -> None:
-        """program: what the decoding process runs; replaced only by tests."""
+        """Args:
+        program: Python code that the decoding process runs. Only tests replace it.
+        """
         self._limits = limits
         self._program = program
         self._slots = threading.BoundedSemaphore(limits.decoders)
@@ -60,13 +65,13 @@ class AudioDecoder:
         self.close()
 
     def start(self) -> None:
-        """Load the libraries, so that the first decode is as fast as the tenth. Raises Unavailable if they do
-        not load.
+        """Load the decoding libraries, so that the first decode is not slower than others. Raises Unavailable
+        if they cannot be loaded.
         """
         self._running_zygote()
 
     def close(self) -> None:
-        """End the processes. A decode that is under way in another thread raises Unavailable."""
+        """End the processes. A running decode in another thread raises Unavailable."""
         with self._lock:
             self._closed = True
             zygote, self._zygote = self._zygote, None
@@ -77,9 +82,10 @@ class AudioDecoder:
         """Decode an uploaded file.
 
         Raises:
-            InvalidAudio: or UnsupportedAudio, AudioTooShort, AudioTooLong, AudioTruncated, which say more.
-            PayloadTooLarge: more than `max_bytes`.
-            Unavailable: no decoding process came free in time.
+            InvalidAudio: The clip is not accepted. The subclasses UnsupportedAudio, AudioTooShort,
+                AudioTooLong and AudioTruncated say more.
+            PayloadTooLarge: The file has more than `max_bytes`.
+            Unavailable: No decoding process became free in time.
         """
         self._check_size(data)
         with self._slot():
@@ -91,7 +97,7 @@ class AudioDecoder:
         declared = measured.declared_seconds if math.isnan(declared) else declared
         self._check_status(measured, accepted, declared)
         judge(measured, declared, self._limits)
-        if not measured.finished:  # what passed should have been read to its end
+        if not measured.finished:  # a clip that passed all rules must have been read to its end
             raise self._undecodable(accepted.label)
         return DecodedClip(
             audio=ReferenceAudio(samples, measured.sample_rate),
@@ -122,7 +128,7 @@ class AudioDecoder:
 
     def _read(self, request: Request) -> tuple[Accepted, Measurements, NDArray[np.float32]]:
         label = _UNKNOWN_LABEL
-        for _ in range(2):  # again if the zygote was killed: that is not the clip's fault
+        for _ in range(2):  # a second attempt if the zygote was killed, which is not the clip's fault
             zygote = self._running_zygote()
             try:
                 deadline = deadline_in(self._limits.decode_seconds)
@@ -145,7 +151,9 @@ class AudioDecoder:
 
     @contextmanager
     def _one_child(self, zygote: Zygote, deadline: float) -> Iterator[GuardedProcess]:
-        """Once it has answered, another one is made ready for the next clip."""
+        """Provide a guarded process for one clip. When it has answered, another is prepared for the next
+        clip.
+        """
         with zygote.fork(deadline) as child:
             try:
                 yield child

@@ -1,5 +1,6 @@
-"""The rules a clip has to pass, and every sentence that says which one it failed. Pure; knows no file format
-and no library. The sentences about length are vLLM-Omni's, word for word.
+"""The rules that a decoded clip must pass, and the messages for clips that fail one.
+
+This module is pure and knows no file format. The messages about length are those of vLLM-Omni, word for word.
 """
 
 import math
@@ -17,18 +18,20 @@ from speaker_registry.errors import (
 )
 
 MAX_PEAK = 8.0
-"""Of full scale 1.0. Lossy codecs overshoot a little; beyond this the file is damaged or not audio."""
+"""Largest accepted sample value, where full scale is 1.0. Lossy codecs overshoot a little. A file that
+exceeds this is damaged or no audio.
+"""
 MIN_RMS_DBFS = -60.0
 MAX_CLIPPED = 0.2
 SANE_SECONDS = 24 * 3600.0
-"""A longer declared length is more likely a lie than worth repeating."""
+"""A declared length above this is most likely false, so it is not repeated in a message."""
 
 
 def judge(measured: Measurements, declared_seconds: float, limits: UploadLimits) -> None:
     """Raise InvalidAudio, or the subclass that fits, unless the clip can serve as reference audio.
 
     Args:
-        declared_seconds: the length by the container's own words, not a number where it has none.
+        declared_seconds: The length that the container declares. NaN if it declares none.
     """
     try:
         check_channels(measured.channels)
@@ -41,12 +44,12 @@ def judge(measured: Measurements, declared_seconds: float, limits: UploadLimits)
 
 
 def unsupported(found: str) -> UnsupportedAudio:
-    """`found`: what the file is, as a noun phrase."""
+    """Return the error for a file that is something else. `found` names what it is, as a noun phrase."""
     return UnsupportedAudio(f"Unsupported audio: this is {found}. Accepted: {ACCEPTED}.")
 
 
 def error_of(refused: Refused) -> InvalidAudio:
-    """What the guarded process refused, as an error of the registry."""
+    """Convert a refusal of the guarded process to an error of the registry."""
     return _ERRORS[refused.kind](refused.message)
 
 
@@ -59,6 +62,7 @@ _ERRORS = {
 
 
 def check_complete(found_seconds: float, declared_seconds: float) -> None:
+    """Raise AudioTruncated if less audio could be read than the header declares."""
     if found_seconds < declared_seconds - TOLERANCE_SECONDS:
         raise AudioTruncated(
             f"The audio is damaged or cut off: its header declares {declared_seconds:.1f}s, "
@@ -97,12 +101,12 @@ def _check_length(frames: int, sample_rate: int, declared_seconds: float, limits
 
 
 def _up(seconds: float) -> float:
-    """To tenths, so that 30.01 s is not called 30.0 s, which would be accepted."""
+    """Round up to tenths, so that 30.01 s is not shown as 30.0 s, which would be accepted."""
     return math.ceil(round(seconds * 10, 6)) / 10
 
 
 def _down(seconds: float) -> float:
-    """To tenths, so that 0.96 s is not called 1.0 s, which would be accepted."""
+    """Round down to tenths, so that 0.96 s is not shown as 1.0 s, which would be accepted."""
     return math.floor(round(seconds * 10, 6)) / 10
 
 

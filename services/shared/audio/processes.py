@@ -1,6 +1,8 @@
-"""Guarded processes from the asker's side: one for each clip, forked by a small process that has the
-libraries loaded, and killed when it has answered, died or taken too long. What it answers is checked before
-it is believed. Knows no audio format.
+"""The parent's side of guarded processes.
+
+There is one guarded process for each clip. It is forked by a small process that has the decoding libraries
+loaded, the zygote, and is killed when it has answered, crashed or taken too long. Its answers are verified,
+because a clip may have taken over the process.
 """
 
 import math
@@ -36,35 +38,45 @@ from services.shared.audio.sandbox.wire import (
 
 PROGRAM = "import sys; sys.path.insert(0, sys.argv[1]); from sandbox.zygote import main; main()"
 START_SECONDS = 30.0
-"""Importing the libraries takes half a second; a machine under load may need longer."""
+"""Maximum time for the start of the zygote. Importing the libraries takes half a second, and longer under
+load.
+"""
 
 _FOLDER = Path(__file__).parent
 _KEPT_VARIABLES = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL")
-"""Of our environment, which holds secrets, all that a decoding process gets to see."""
+"""The only environment variables that a decoding process receives. Others may hold secrets."""
 
 
 class NoProcess(Exception):
-    """None could be had: the zygote is gone, or the system has no room for another process."""
+    """No process is available: the zygote has ended, or the system cannot start another process."""
 
 
 class Unfiltered(NoProcess):
-    """There will be none that may read a clip: a seccomp filter is required, and there can be none."""
+    """No process may read a clip: a seccomp filter is required, and it cannot be installed here."""
 
 
 class Crashed(Exception):
-    """The process ended, or answered with something that is no answer."""
+    """The guarded process ended without an answer, or its answer was invalid."""
 
 
 class Zygote:
-    """The process that forks one guarded process per clip. Safe to use from several threads."""
+    """The process that forks one guarded process per clip. It can be used from several threads."""
 
     def __init__(
         self, *, memory_bytes: int, cpu_seconds: float, filter_required: bool, program: str = PROGRAM
     ) -> None:
-        """Start it and wait until it is ready. Raises NoProcess if it does not get there; its stderr, which
-        is ours, says why. Raises Unfiltered if system calls cannot be filtered and `filter_required` is set.
+        """Start the zygote and wait until it is ready.
 
-        program: what Python runs in it. Tests replace it by one that misbehaves.
+        Args:
+            memory_bytes: Memory that a child may use beyond the libraries.
+            cpu_seconds: Processor time that a child may use.
+            filter_required: Refuse to work without a seccomp filter.
+            program: Python code that the zygote runs. Tests replace it with code that misbehaves.
+
+        Raises:
+            NoProcess: The zygote did not become ready. It writes the reason to the standard error of this
+                process.
+            Unfiltered: System calls cannot be filtered, and `filter_required` is set.
         """
         self._spares: deque[socket.socket] = deque()
         limits = (memory_bytes, math.ceil(cpu_seconds), int(filter_required))
@@ -91,31 +103,33 @@ class Zygote:
         return int(self._process.pid)
 
     def is_alive(self) -> bool:
-        """By its end of the control socket, which the kernel closes before it kills the children left."""
+        """Return False once the zygote has closed its end of the control socket. The kernel closes that end
+        before it kills the remaining children.
+        """
         hung_up = select.poll()
         try:
             hung_up.register(self._control, select.POLLRDHUP)
-        except ValueError:  # closed by us
+        except ValueError:  # `close` was called
             return False
         return not hung_up.poll(0)
 
     def prepare(self, count: int) -> None:
-        """Have `count` processes forked ahead of their clips. A clip then does not wait for its own."""
+        """Fork up to `count` processes in advance, so that clips do not wait for a fork."""
         with suppress(NoProcess):
             while len(self._spares) < count:
                 self._spares.append(self._request_fork())
 
     def fork(self, deadline: float) -> "GuardedProcess":
-        """A process for one clip. Raises NoProcess."""
+        """Return a process for one clip. Raises NoProcess."""
         with suppress(IndexError, NoProcess):
             child = _greeted(self._spares.popleft(), deadline)
             if child.is_alive():
                 return child
-            child.close()  # killed while it waited
+            child.close()  # it was killed while it waited for a clip
         return _greeted(self._request_fork(), deadline)
 
     def _request_fork(self) -> socket.socket:
-        """Have a process forked, and return our end of its socket. Raises NoProcess."""
+        """Request a fork and return this side's end of the child's socket. Raises NoProcess."""
         try:
             connection, theirs = socket.socketpair()
             with theirs:
@@ -125,7 +139,7 @@ class Zygote:
         return connection
 
     def close(self) -> None:
-        """End it, and with it every child that it forked."""
+        """End the zygote and with it all children that it forked."""
         with suppress(OSError):
             self._control.shutdown(socket.SHUT_RDWR)
         self._control.close()
@@ -139,7 +153,7 @@ class Zygote:
 
 
 class GuardedProcess:
-    """One guarded process, for one clip. Leaving the context kills it."""
+    """One guarded process, for one clip. It is killed when the context is left."""
 
     def __init__(self, connection: socket.socket, pidfd: int) -> None:
         self._connection = connection
@@ -157,19 +171,21 @@ class GuardedProcess:
         return not ended.poll(0)
 
     def close(self) -> None:
-        """Kill it."""
+        """Kill the process."""
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
         os.close(self._pidfd)
         self._connection.close()
 
     def ask(self, request: Request, deadline: float) -> Accepted:
-        """Send a file, and learn whether its container is accepted. `decoded` has to follow then.
+        """Send a file and receive the verdict on its container. If it is accepted, `decoded` must be called
+        next.
 
         Raises:
-            Refused: it is not. Crashed: by what the file did to it, or by the kernel for want of memory.
-            Unfiltered: it reads no file, because it lacks the filter that is required.
-            TimeoutError: at the deadline (on `time.monotonic`).
+            Refused: The file is not accepted.
+            Crashed: The file crashed the process, or the kernel killed it for lack of memory.
+            Unfiltered: The process reads no file, because it lacks the required seccomp filter.
+            TimeoutError: The deadline (on `time.monotonic`) has passed.
         """
         with _raising_crashed():
             self._send(request, deadline)
@@ -179,14 +195,15 @@ class GuardedProcess:
                 raise Unfiltered from None
 
     def decoded(self, max_seconds: float, deadline: float) -> tuple[Measurements, NDArray[np.float32]]:
-        """What the file that was asked about decodes to.
+        """Receive the decoded clip after `ask`.
 
         Returns:
-            What was measured, and the mono samples: finite, no longer than `max_seconds`, and empty unless
-            `finished`. Nothing else that was measured is vouched for.
+            The measurements, and the mono samples. The samples are finite, not longer than `max_seconds`, and
+            empty unless `finished` is set. Other measurements are not verified.
 
         Raises:
-            Crashed; TimeoutError: as `ask`.
+            Crashed: The process ended, or its answer was invalid.
+            TimeoutError: The deadline has passed.
         """
         with _raising_crashed():
             measured = Measurements.receive(self._connection, deadline)
@@ -198,7 +215,7 @@ class GuardedProcess:
         return measured, samples
 
     def _send(self, request: Request, deadline: float) -> None:
-        # No empty piece: who has all the bytes may have answered and ended, and sending to it would fail.
+        # Empty pieces are not sent: a process that has all the bytes may have answered and ended already.
         for piece in filter(None, (request.header, request.data)):
             wait_until(self._connection, deadline)
             self._connection.sendall(piece)
@@ -213,7 +230,7 @@ def _raising_crashed() -> Iterator[None]:
 
 
 def _greeted(connection: socket.socket, deadline: float) -> GuardedProcess:
-    """The process at the other end, once it has said hello. Raises NoProcess if it does not."""
+    """Wait for a child's hello and return its process. Raises NoProcess if there is none."""
     try:
         wait_until(connection, deadline)
         hello, descriptors, _, _ = socket.recv_fds(connection, 1, 1)
@@ -226,8 +243,8 @@ def _greeted(connection: socket.socket, deadline: float) -> GuardedProcess:
 
 
 def _python(arguments: list[str], control: socket.socket) -> "subprocess.Popen[bytes]":
-    """Isolated: it sees neither our environment nor our folder, and a Ctrl-C in our terminal does not reach
-    it.
+    """Start an isolated Python. It sees neither the environment nor the working directory of this process,
+    and does not receive a Ctrl-C from the terminal.
     """
     return subprocess.Popen(
         [sys.executable, "-I", *arguments],
@@ -241,9 +258,10 @@ def _python(arguments: list[str], control: socket.socket) -> "subprocess.Popen[b
 
 def _environment() -> dict[str, str]:
     kept = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
-    # OpenBLAS starts a thread per core otherwise, and a process with threads must not fork.
+    # OpenBLAS would otherwise start a thread per core, and a process with threads must not fork.
     return kept | {"OPENBLAS_NUM_THREADS": "1"}
 
 
 def deadline_in(seconds: float) -> float:
+    """Return the time on `time.monotonic` that is `seconds` from now."""
     return time.monotonic() + seconds

@@ -96,7 +96,7 @@ def test_where_data_cannot_be_written_redis_has_a_folder_elsewhere(
     registry.stop()
     assert not found.exists()
     full.add(elsewhere)
-    with pytest.raises(StartFailed, match=r"cannot be written \(no space\), nor can a temporary folder"):
+    with pytest.raises(StartFailed, match=r"not writable \(no space\), and neither is a temporary folder"):
         registry._redis_folder(data)
 
 

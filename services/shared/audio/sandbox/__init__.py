@@ -1,5 +1,5 @@
-"""What runs in the guarded process that looks at an uploaded file and decodes it.
+"""The code of the guarded process that parses and decodes an uploaded file.
 
-It imports nothing of ours from outside this folder, so that the process stays small and holds no secret: no
-settings, no client, no credential ever enters it.
+It imports nothing of this project from outside this folder, so that the process stays small and never
+contains settings, clients or credentials.
 """

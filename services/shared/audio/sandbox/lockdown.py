@@ -1,6 +1,7 @@
-"""Taking rights away from a decoding process before it sees a byte of the clip: open files, memory, processor
-time and all system calls but the few that arithmetic needs. After this, code that a hostile clip has taken
-over can compute and answer its parent, nothing else. Knows nothing of audio.
+"""Restrictions for a decoding process, applied before it sees a byte of the clip.
+
+They take away open files, limit memory and processor time, and forbid all system calls except the few that
+arithmetic needs. A hostile clip that takes over the process can then only compute and answer the parent.
 """
 
 import ctypes
@@ -13,7 +14,7 @@ import socket
 import struct
 
 CONNECTION = 3
-"""The only descriptor a child keeps, besides 0–2 on /dev/null."""
+"""The only descriptor that a child keeps, besides 0 to 2, which lead to /dev/null."""
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_SECCOMP = 22
@@ -52,24 +53,25 @@ _SYSTEM_CALLS = {
 
 
 def die_with(parent: int) -> None:
-    """Be killed when the process `parent`, which forked us, ends in whatever way."""
+    """Have the kernel kill this process when `parent`, the process that forked it, ends in any way."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it ended before the line above
+    if os.getppid() != parent:  # the parent ended before the line above
         os._exit(1)
 
 
 def keep_only(connection: socket.socket) -> socket.socket:
-    """Close every descriptor but this one, which becomes `CONNECTION`. Expects /dev/null on 1."""
+    """Close all descriptors except this one, which becomes `CONNECTION`. Descriptor 1 must be /dev/null."""
     os.dup2(1, 0)
-    os.dup2(1, 2)  # libmpg123 comments on what it reads, and nobody should see what an attacker makes it say
+    os.dup2(1, 2)  # libmpg123 prints comments on its input, which an attacker could control
     os.dup2(connection.detach(), CONNECTION)
     os.closerange(CONNECTION + 1, 256)
     return socket.socket(fileno=CONNECTION)
 
 
 def limit_resources(memory_bytes: int, cpu_seconds: int) -> None:
-    """Bound the address space and processor time. New descriptors become impossible, and so do files and
-    sockets, core dumps and, unless we are root, further processes. Descriptors that are open stay usable.
+    """Limit the address space and processor time. New descriptors become impossible, and with them files and
+    sockets, and so do core dumps and, unless the process is root, further processes. Open descriptors stay
+    usable.
     """
     for what, limit in (
         (resource.RLIMIT_AS, memory_bytes),
@@ -83,8 +85,11 @@ def limit_resources(memory_bytes: int, cpu_seconds: int) -> None:
 
 
 def forbid_system_calls() -> bool:
-    """Refuse every system call that decoding does not need. False where the kernel or the container does not
-    allow it: the other limits still hold there.
+    """Install a seccomp filter that refuses every system call that decoding does not need.
+
+    Returns:
+        False if the kernel or the container does not allow the filter. The other limits still hold in that
+        case.
     """
     if platform.machine() not in _SYSTEM_CALLS:
         return False
@@ -96,15 +101,17 @@ def forbid_system_calls() -> bool:
 
 
 def can_forbid_system_calls() -> bool:
-    """Whether `forbid_system_calls` can succeed here. Changes nothing."""
+    """Return True if `forbid_system_calls` can succeed here. This changes nothing."""
     if platform.machine() not in _SYSTEM_CALLS:
         return False
-    _prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, 0)  # a filter at address 0, once filters are allowed at all
+    _prctl(
+        _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, 0
+    )  # fails with EFAULT (address 0) where filters are allowed
     return ctypes.get_errno() == errno.EFAULT
 
 
 def _filter(architecture: int, calls: tuple[int, ...]) -> bytes:
-    """A BPF program over `struct seccomp_data`: call number at 0, architecture at 4."""
+    """Build the BPF program. It reads `struct seccomp_data`: the call number at 0, the architecture at 4."""
     load, jump_if_equal, answer = 0x20, 0x15, 0x06
     lines = [(load, 0, 0, 4), (jump_if_equal, 0, len(calls) + 1, architecture), (load, 0, 0, 0)]
     lines += [(jump_if_equal, len(calls) - index, 0, call) for index, call in enumerate(calls)]

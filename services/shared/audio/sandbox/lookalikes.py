@@ -1,4 +1,4 @@
-"""Names for what people upload instead of audio that we read. Only for messages: nothing is decided here."""
+"""Names of file formats that people upload instead of accepted audio. They are only used in messages."""
 
 _AT_START = (
     (b"RF64", "RF64 (WAV of more than 4 GiB)"),
@@ -50,7 +50,7 @@ _IN_A_FORM = {  # the four letters at 8 of a file that starts with RIFF or FORM
 
 
 def name_of(data: bytes) -> str:
-    """What `data` looks like, as a noun phrase. Never holds any of its bytes."""
+    """Return what `data` looks like, as a noun phrase. It never contains bytes of `data`."""
     if data[:4] in (b"RIFF", b"FORM"):
         return _IN_A_FORM.get(data[8:12], "a RIFF or IFF file without wave audio")
     for magic, name in _AT_START:
@@ -76,5 +76,5 @@ def _is_utf8(head: bytes) -> bool:
     try:
         head.decode()
     except UnicodeDecodeError as error:
-        return error.start >= len(head) - 3  # a character that our own cut has split
+        return error.start >= len(head) - 3  # the cut at 512 bytes has split a character
     return True

@@ -1,5 +1,7 @@
-"""Reading a clip with libsndfile or libav: in blocks, counting, and stopping as soon as it is too long.
-Judges nothing; runs only in a guarded process. The libraries may crash in here.
+"""Reading of a clip with libsndfile or libav, in blocks, until its end or until it is too long.
+
+This module only measures, and the parent judges. It runs only in a guarded process, because the libraries may
+crash.
 """
 
 import io
@@ -22,26 +24,27 @@ from .wire import PLAUSIBLE_SECONDS, Measurements, Request, Status
 Samples = NDArray[np.float32]
 
 BLOCK_SAMPLES = 1 << 16
-"""Over all channels: bounds what 8 channels at 192 kHz take while they are mixed down."""
+"""Samples per block over all channels. This bounds the memory for mixing down 8 channels at 192 kHz."""
 FINE_BLOCK_SAMPLES = 1 << 9
-"""When a clip turns out to be damaged: to learn how far it can be read."""
+"""Block size for a second reading of a damaged clip, which shows how far it can be read."""
 
 FULL_SCALE = 0.99
-"""8-bit samples end at 127/128. A sine that just reaches 1.0 spends 9 % of its time above this."""
+"""Samples from this value on count as clipped. 8-bit samples end at 127/128. A sine that just reaches 1.0 is
+above this value for 9 % of its time.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What the libraries are given of a file.
-
-    reader: `sndfile`, or the name of the libav demuxer. codecs: the only ones that may be opened, by libav's
-    names. data: the audio without what surrounded it.
-    """
+    """The input of the decoding libraries."""
 
     reader: str
+    """`sndfile`, or the name of the libav demuxer."""
     codecs: tuple[str, ...]
+    """The only codecs that may be opened, by libav's names."""
     max_seconds: float
     data: bytes
+    """The audio without tags and other data around it."""
 
     @classmethod
     def of(cls, sniffed: Sniffed, max_seconds: float) -> Self:
@@ -50,7 +53,7 @@ class Source:
 
 @dataclass(frozen=True)
 class OpenClip:
-    """A clip whose headers have been read. blocks: float32 [n, channels] each."""
+    """A clip whose headers have been read. Each of the `blocks` is float32 [n, channels]."""
 
     measured: Measurements
     blocks: Iterator[Samples] = field(default_factory=lambda: iter(()))
@@ -58,7 +61,9 @@ class OpenClip:
 
 @dataclass
 class MonoMix:
-    """The mono mix so far, and what the rules need to know of the channels that went into it."""
+    """The mono mix of the blocks so far, and the measurements that the rules need of the original
+    channels.
+    """
 
     mono: list[Samples] = field(default_factory=list)
     frames: int = 0
@@ -99,8 +104,8 @@ class MonoMix:
 
 
 def warm_up() -> Request:
-    """Read a clip with either library. They import modules and build tables at their first, and a guarded
-    process can open no file any more.
+    """Read a clip with each library. The libraries import modules and build tables for the first clip, and a
+    guarded process can no longer open files.
 
     Returns:
         A small clip to read again.
@@ -123,7 +128,7 @@ def warm_up() -> Request:
 
 
 def read_clip(source: Source, block_samples: int = BLOCK_SAMPLES) -> tuple[Measurements, list[Samples]]:
-    """Decode the clip to mono. The samples are empty unless all of it was decoded."""
+    """Decode a clip to mono. The samples are empty unless the whole clip was decoded."""
     open_clip = open_with_sndfile if source.reader == "sndfile" else open_with_libav
     measured, mix = Measurements(status=Status.FAILED), MonoMix()
     try:
@@ -139,7 +144,9 @@ def read_clip(source: Source, block_samples: int = BLOCK_SAMPLES) -> tuple[Measu
 
 
 def mix_down(opened: OpenClip, mix: MonoMix, max_seconds: float) -> bool:
-    """Whether the clip came to its end. It is not followed that far where it could only be refused."""
+    """Mix a clip down. Returns True at its end, and False if reading stopped because the clip must be
+    refused.
+    """
     if not opened.measured.readable:
         return False
     for block in opened.blocks:
@@ -150,8 +157,10 @@ def mix_down(opened: OpenClip, mix: MonoMix, max_seconds: float) -> bool:
 
 
 class ForwardOnly(soundfile.SoundFile):  # type: ignore[misc]  # it ships no types
-    """soundfile seeks to where it is after every block of a seekable file. libmpg123 loses its bit reservoir
-    by that (errors up to 0.2 of full scale), and at the end of a FLAC of unknown length it is an error.
+    """A sound file without seeking.
+
+    soundfile seeks to the current position after every block of a seekable file. This makes libmpg123 lose
+    its bit reservoir (errors up to 0.2 of full scale), and it fails at the end of a FLAC of unknown length.
     """
 
     def seekable(self) -> bool:
@@ -161,8 +170,8 @@ class ForwardOnly(soundfile.SoundFile):  # type: ignore[misc]  # it ships no typ
 @contextmanager
 def open_with_sndfile(source: Source, block_samples: int) -> Iterator[OpenClip]:
     with ForwardOnly(io.BytesIO(source.data)) as file:
-        # As soundfile.read does. Without it libmpg123 rounds differently, and our samples differ from an
-        # engine's in the last bit.
+        # soundfile.read does this too. Without it libmpg123 rounds differently, and the samples differ in the
+        # last bit from those of an engine.
         file.seek(0)
         measured = Measurements(
             status=Status.DECODED,
@@ -180,8 +189,8 @@ def _sndfile_blocks(file: ForwardOnly, frames: int) -> Iterator[Samples]:
 
 @contextmanager
 def open_with_libav(source: Source, block_samples: int) -> Iterator[OpenClip]:
-    # The demuxer is named and the whitelists are closed, so nothing is probed: no playlist, no URL, no other
-    # file, and not even the first packet of a codec that we do not read.
+    # The demuxer is given and the whitelists are closed, so nothing is probed: no playlist, no URL, no other
+    # file, and not even the first packet of a codec that is not accepted.
     options = {"codec_whitelist": ",".join(source.codecs), "protocol_whitelist": "none"}
     with av.open(io.BytesIO(source.data), mode="r", format=source.reader, options=options) as container:
         streams = container.streams
@@ -221,7 +230,9 @@ def _declared_seconds(container: Any, audio: Any) -> float:
 def _first_frame_decides(
     measured: Measurements, frames: Iterator[Any], block_samples: int
 ) -> Iterator[OpenClip]:
-    """Rate and channels as decoded: with AAC's extensions they differ from what the header says."""
+    """Take rate and channels from the first decoded frame. With AAC's extensions they differ from the
+    header.
+    """
     first = next(frames, None)
     if first is None:
         yield OpenClip(measured)
@@ -231,8 +242,8 @@ def _first_frame_decides(
 
 
 def _libav_blocks(first: Any, rest: Iterator[Any], block_samples: int) -> Iterator[Samples]:
-    """Frames hold about a thousand samples: gather them, so that the arithmetic per block does not cost more
-    than decoding.
+    """Gather frames of about a thousand samples to blocks, so that the arithmetic per block does not take
+    longer than decoding.
     """
     gathered = [_channels_last(first)]
     for frame in rest:
@@ -247,7 +258,7 @@ def _libav_blocks(first: Any, rest: Iterator[Any], block_samples: int) -> Iterat
 
 
 def _channels_last(frame: Any) -> Samples:
-    """[n, channels]. The codecs we allow give float, planar or packed."""
+    """Convert a frame to [n, channels]. The accepted codecs give planar or packed float samples."""
     if frame.format.name == "fltp":
         return np.ascontiguousarray(frame.to_ndarray().T)
     if frame.format.name == "flt":

@@ -1,12 +1,12 @@
-"""Why a file cannot serve as reference audio, as the guarded process says it. Knows no error of the registry:
-whoever asked turns these into its own.
+"""The reasons for which the guarded process refuses a file. The parent process converts them to errors of
+the registry.
 """
 
 from enum import IntEnum
 
 
 class Kind(IntEnum):
-    """What a refusal is about, as a number that crosses the socket."""
+    """The kind of a refusal, as a number that is sent over the socket."""
 
     INVALID = 1
     UNSUPPORTED = 2
@@ -15,7 +15,7 @@ class Kind(IntEnum):
 
 
 class Refused(Exception):
-    """The file contradicts itself, or breaks a rule. The message is shown to whoever uploaded it."""
+    """The file contradicts itself, or breaks a rule. The message is shown to the uploader."""
 
     kind = Kind.INVALID
 
@@ -25,16 +25,18 @@ class Refused(Exception):
 
 
 class Unsupported(Refused):
-    """It is something else than the formats that are read."""
+    """The file has a format that is not accepted."""
 
     kind = Kind.UNSUPPORTED
 
 
 class Truncated(Refused):
-    """A part of it declares more bytes than there are."""
+    """A part of the file declares more bytes than there are."""
 
     kind = Kind.TRUNCATED
 
 
 class TooLong(Refused):
+    """The clip is longer than accepted."""
+
     kind = Kind.TOO_LONG

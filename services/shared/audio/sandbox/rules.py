@@ -1,5 +1,6 @@
-"""What a file may declare of itself. Pure; used on both sides of the socket, because what the guarded process
-says is checked again.
+"""The channels and sample rates that a file may declare.
+
+These rules are applied on both sides of the socket, because the answers of the guarded process are verified.
 """
 
 from .refusal import Refused
@@ -14,9 +15,13 @@ SAMPLE_RATES = (
     *(8_000, 11_025, 12_000, 16_000, 22_050, 24_000, 32_000),
     *(44_100, 48_000, 64_000, 88_200, 96_000, 176_400, 192_000),
 )
-"""Hz. A list, not a range: two rates with no common factor need a resampling kernel of gigabytes."""
+"""Accepted sample rates in Hz. They are listed because arbitrary rates without a common factor would need a
+resampling kernel of gigabytes.
+"""
 TOLERANCE_SECONDS = 0.1
-"""Encoders pad and round; what is missing beyond this was cut off."""
+"""Accepted difference between declared and actual length. Encoders pad and round, and a larger difference
+means that the file was cut off.
+"""
 
 
 def check_channels(channels: int) -> None:

@@ -1,8 +1,7 @@
-"""Which container a file is, by its content alone: neither its name nor its declared type is believed. Each
-container's own file checks the rest.
+"""Detection of the container of a file by its content. The file's name and declared type are ignored.
 
-No library has seen a byte until this has passed. It runs in the guarded process as well, because it reads
-bytes that nobody vouches for.
+The module of each container checks the rest of the structure. No library gets a byte before these checks have
+passed. They run in the guarded process too, because they read untrusted bytes.
 """
 
 from .containers import adts, flac, id3, mp3, mp4, ogg, wav, webm
@@ -16,9 +15,9 @@ def sniff(data: bytes) -> Sniffed:
     """Check the structure of an uploaded file.
 
     Raises:
-        Unsupported: it is something else, and the message says what it looks like.
-        Truncated: a part of it declares more bytes than there are.
-        Refused: it contradicts itself, or something else is attached to it.
+        Unsupported: The format is not accepted. The message says what the file looks like.
+        Truncated: A part of the file declares more bytes than there are.
+        Refused: The file contradicts itself, or something else is attached to it.
     """
     if not data:
         raise Refused(f"The audio file is empty (0 bytes). Accepted: {ACCEPTED}.")
@@ -34,7 +33,7 @@ def sniff(data: bytes) -> Sniffed:
 
 
 def _sniff_tagged(data: bytes) -> Sniffed:
-    """The containers that have tags around them in the wild."""
+    """Check the structure of containers that may have ID3 or APE tags around them."""
     start, end = id3.span(data)
     if data[start : start + 4] == b"fLaC":
         return flac.parse(data, start, end)

@@ -1,5 +1,5 @@
-"""What looking at a file's bytes tells before any library sees them. Knows neither the formats nor the
-libraries.
+"""The result of checking a file's structure before any library reads it, and the refusals that containers
+share.
 """
 
 import math
@@ -15,33 +15,33 @@ Bytes = bytes | memoryview
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sniffed:
-    """A file of an accepted container, its structure checked from the first byte to the last."""
+    """A file in an accepted container, with its structure checked from the first to the last byte."""
 
     container: str
     codec: str = ""
-    """Empty where only the demuxer can tell."""
+    """Name of the codec. Empty if only the demuxer can tell."""
     payload: tuple[Bytes, ...]
-    """What the decoder is given, in order: the audio, without tags, pictures and what else surrounded it."""
+    """The parts that the decoder gets, in order: only the audio, without tags, pictures and the like."""
     reader: str = "sndfile"
-    """`sndfile`, or the libav demuxer to use."""
+    """Library that reads the file: `sndfile`, or the name of a libav demuxer."""
     codecs: tuple[str, ...] = ()
-    """The codecs that libav may open."""
+    """Codecs that libav may open."""
     declared_seconds: float = math.nan
-    """By the container's own words; not a number where they are better read by its demuxer."""
+    """Length that the container declares. NaN if the demuxer should read it instead."""
 
     @property
     def accepted(self) -> Accepted:
-        """What of this the asking process is told."""
+        """The part of the result that is sent to the parent process."""
         return Accepted(self.container, self.codec, self.declared_seconds)
 
 
 def refuse(found: str) -> NoReturn:
-    """Raise Unsupported. found: what the file is, as a noun phrase."""
+    """Raise Unsupported. `found` names what the file is, as a noun phrase."""
     raise Unsupported(f"Unsupported audio: this is {found}. Accepted: {ACCEPTED}.")
 
 
 def refuse_cut_off(what: str, declared: int, found: int) -> NoReturn:
-    """Raise Truncated for a part of the file (`what`) that says it has more bytes than there are."""
+    """Raise Truncated for a part of the file (`what`) that declares more bytes than there are."""
     raise Truncated(
         f"The file is cut off or its header is wrong: {what} declares {declared} bytes, {found} are there. "
         "Upload the whole file."
@@ -57,5 +57,5 @@ def refuse_remainder(container: str, position: int, size: int) -> NoReturn:
 
 
 def is_padding(data: bytes, position: int, end: int | None = None) -> bool:
-    """Whether nothing but zeros follows `position`, which some writers leave behind."""
+    """Return True if only zeros follow `position`. Some encoders write such padding."""
     return not any(data[position : position + 8]) and not data[position:end].strip(b"\0")

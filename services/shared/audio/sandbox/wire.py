@@ -1,8 +1,7 @@
-"""What the decoding process and the process that asked it say to each other: fixed headers followed by plain
-bytes. A request is the file as it was uploaded. The first answer says whether its container is accepted, the
-second what was measured while decoding it.
+"""The protocol between the guarded process and its parent: fixed headers followed by plain bytes.
 
-Nothing is pickled, and whoever reads an answer checks it. Knows nothing of audio libraries.
+A request is the file as it was uploaded. The first answer says whether its container is accepted, and the
+second has the measurements of the decoding. Nothing is pickled, and each reader of an answer verifies it.
 """
 
 import math
@@ -16,22 +15,24 @@ from typing import Self
 from .refusal import Refused, TooLong, Truncated, Unsupported
 
 HELLO = b"!"
-"""The child's first byte; with it comes a pidfd of the child, which can be killed without ever hitting
-another process.
+"""The child's first byte. It comes with a pidfd of the child, through which the child can be killed without
+the risk of killing another process.
 """
 
 READY = b"+"
-"""The zygote has imported everything."""
+"""The zygote's first byte when it has imported everything."""
 
 UNFILTERED = b"-"
-"""The zygote forks no child: a seccomp filter is required, and there can be none."""
+"""The zygote's first byte when it forks no child, because a seccomp filter is required and cannot be
+installed.
+"""
 
 MAX_CHANNELS = 8
 MIN_SAMPLE_RATE, MAX_SAMPLE_RATE = 8_000, 192_000
-"""What is mixed down at all. Of anything else only these numbers are answered."""
+"""Range of sample rates that are mixed down. For other clips only the rate and channels are answered."""
 
 PLAUSIBLE_SECONDS = 1e9
-"""libsndfile says 2**63 − 1 frames where a header does not tell."""
+"""Lengths above this count as unknown. libsndfile reports 2**63 − 1 frames if a header has no length."""
 
 MIME_TYPES = {
     "wav": "audio/wav",
@@ -43,9 +44,9 @@ MIME_TYPES = {
     "mp4": "audio/mp4",
     "webm": "audio/webm",
 }
-"""By container: all that are accepted."""
+"""Maps each accepted container to its MIME type."""
 MAX_MESSAGE_BYTES = 1024
-"""Of a refusal."""
+"""Maximum size of the message of a refusal."""
 
 _REQUEST = struct.Struct("<dQ")
 _VERDICT = struct.Struct("<4sB8s32sdH")
@@ -54,21 +55,21 @@ _MAGIC = b"pcm1"
 _VERDICT_MAGIC = b"snf1"
 _ACCEPTED = 0
 _NOT_FILTERED = 255
-"""In the place of a refusal's kind."""
+"""Sent instead of a refusal's kind if the required filter is missing."""
 
 
 class Malformed(Exception):
-    """The other side sent something that is no answer."""
+    """The other side sent an invalid answer."""
 
 
 class NotFiltered(Exception):
-    """The other side reads no file: a seccomp filter is required, and it could install none."""
+    """The other side reads no file, because it could not install the required seccomp filter."""
 
 
 class Status(IntEnum):
     DECODED = 1
     FAILED = 2
-    """The library gave up part-way, or at once."""
+    """The library failed at the start or part-way."""
     WRONG_CODEC = 3
     NO_AUDIO_STREAM = 4
     SEVERAL_AUDIO_STREAMS = 5
@@ -77,14 +78,14 @@ class Status(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A file as it was uploaded, and how long a clip may be."""
+    """A file as it was uploaded, and the maximum length of a clip."""
 
     max_seconds: float
     data: bytes
 
     @property
     def header(self) -> bytes:
-        """What is sent before the file."""
+        """The header that is sent before the file."""
         return _REQUEST.pack(self.max_seconds, len(self.data))
 
     @classmethod
@@ -95,17 +96,17 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """The file is of a container that is read, and its structure is sound. The first answer to a request."""
+    """The first answer to a request: the container is accepted, and the structure of the file is valid."""
 
     container: str
     codec: str
-    """Empty where only the demuxer can tell."""
+    """Name of the codec. Empty if only the demuxer can tell."""
     declared_seconds: float
-    """By the container's own words; not a number where they are better read by its demuxer."""
+    """Length that the container declares. NaN if the demuxer should read it instead."""
 
     @property
     def label(self) -> str:
-        """The container's name in a sentence."""
+        """Name of the container for messages."""
         return {"ogg": "Ogg", "webm": "WebM"}.get(self.container, self.container.upper())
 
     @property
@@ -118,13 +119,13 @@ class Accepted:
 
 
 def pack_refusal(refused: Refused) -> bytes:
-    """The only answer to a file that is not accepted."""
+    """Encode the only answer to a file that is not accepted."""
     message = refused.message.encode()[:MAX_MESSAGE_BYTES]
     return _VERDICT.pack(_VERDICT_MAGIC, refused.kind, b"", b"", math.nan, len(message)) + message
 
 
 def pack_not_filtered() -> bytes:
-    """The only answer to any file of a child that lacks the filter it must have."""
+    """Encode the only answer of a child that lacks the required seccomp filter."""
     return _VERDICT.pack(_VERDICT_MAGIC, _NOT_FILTERED, b"", b"", math.nan, 0)
 
 
@@ -132,9 +133,11 @@ def receive_verdict(connection: socket.socket, deadline: float) -> Accepted:
     """Read the first answer.
 
     Raises:
-        Refused: as the guarded process says it. The file may have taken that over, so the message is bounded
-            and printable; it is shown to nobody but whoever uploaded the file. NotFiltered; Malformed; what
-            `receive` raises.
+        Refused: The guarded process refused the file. The file may have taken over the process, so the
+            message is bounded and printable, and it is only shown to the uploader.
+        NotFiltered: The guarded process lacks the required filter.
+        Malformed: The answer is invalid.
+        TimeoutError, EOFError: as `receive`.
     """
     verdict = _VERDICT.unpack(receive(connection, _VERDICT.size, deadline))
     magic, kind, container, codec, declared_seconds, size = verdict
@@ -165,37 +168,41 @@ _REFUSALS = {int(cls.kind): cls for cls in (Refused, Unsupported, Truncated, Too
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurements:
-    """What was measured while decoding: numbers only, the sentences about them are written elsewhere."""
+    """Measurements of a decoded clip. Messages about them are built by the parent process."""
 
     status: Status
     finished: bool = False
-    """False when decoding stopped early: too long, not finite, or beyond what is accepted anyway."""
+    """False if decoding stopped early: the clip is too long, not finite, or not accepted for another
+    reason.
+    """
     channels: int = 0
     sample_rate: int = 0
     frames: int = 0
-    """Counted, per channel."""
+    """Number of decoded samples per channel."""
     samples: int = 0
-    """How many float32 of the mono mix follow: `frames` when finished, else none."""
+    """Number of float32 samples of the mono mix that follow: `frames` if finished, else 0."""
     peak: float = 0.0
-    """Over all channels; the first sample that is not finite, if there is one."""
+    """Largest absolute sample of all channels, or the first sample that is not finite."""
     not_finite_at: int = 0
-    """Where that one is: frames before it."""
+    """Number of frames before the first sample that is not finite."""
     clipped: float = 0.0
-    """The share of samples, over all channels, that are at full scale."""
+    """Share of the samples of all channels that are at full scale."""
     rms: float = 0.0
-    """Of the mono mix without its constant part."""
+    """Root mean square of the mono mix, without its constant part."""
     declared_seconds: float = math.nan
-    """By the container; not a number if it says nothing."""
+    """Length in seconds that the container declares. NaN if it declares none."""
     codec: str = ""
-    """By libav's name; empty from libsndfile."""
+    """Name of the codec in libav. Empty if libsndfile read the clip."""
 
     @property
     def readable(self) -> bool:
-        """Whether we mix such a clip down."""
+        """True if a clip with these channels and this rate is mixed down."""
         return 1 <= self.channels <= MAX_CHANNELS and MIN_SAMPLE_RATE <= self.sample_rate <= MAX_SAMPLE_RATE
 
     def credible(self, max_seconds: float) -> bool:
-        """Whether this can have been measured. The clip may have taken over the process that says so."""
+        """Return True if these measurements are possible. The clip may have taken over the process that
+        sent them.
+        """
         return (
             self.samples == (self.frames if self.finished else 0)
             and ((self.readable and self.status is Status.DECODED) or not self.finished)
@@ -224,7 +231,7 @@ class Measurements:
 
     @classmethod
     def receive(cls, connection: socket.socket, deadline: float) -> Self:
-        """Read a header. Raises Malformed, and what `receive` raises."""
+        """Receive measurements. Raises Malformed, TimeoutError or EOFError."""
         magic, status, finished, *numbers, codec = _ANSWER.unpack(receive(connection, _ANSWER.size, deadline))
         if magic != _MAGIC or status not in _STATUSES or finished not in (0, 1):
             raise Malformed
@@ -237,7 +244,7 @@ class Measurements:
 
 
 def _is_length(seconds: float) -> bool:
-    """Or not a number: not known."""
+    """Return True for a plausible length, or NaN for an unknown one."""
     return math.isnan(seconds) or 0 <= seconds <= PLAUSIBLE_SECONDS
 
 
@@ -249,11 +256,11 @@ _NUMBERS = (
 
 
 def receive(connection: socket.socket, size: int, deadline: float = math.inf) -> bytearray:
-    """Exactly `size` bytes, however slowly they drip in.
+    """Receive exactly `size` bytes, however slowly they arrive.
 
     Raises:
-        TimeoutError: at `deadline`, on `time.monotonic`.
-        EOFError: the other side is gone.
+        TimeoutError: The deadline (on `time.monotonic`) has passed.
+        EOFError: The other side has closed the connection.
     """
     data = bytearray(size)
     rest = memoryview(data)
@@ -267,7 +274,9 @@ def receive(connection: socket.socket, size: int, deadline: float = math.inf) ->
 
 
 def wait_until(connection: socket.socket, deadline: float) -> None:
-    """Let the next call on `connection` take until `deadline`, not longer."""
+    """Set the timeout of the connection to the time left until `deadline`. Raises TimeoutError if none is
+    left.
+    """
     if deadline == math.inf:
         return
     left = deadline - time.monotonic()
@@ -277,7 +286,7 @@ def wait_until(connection: socket.socket, deadline: float) -> None:
 
 
 def _text(field: bytes) -> str:
-    """A NUL-padded name. Raises Malformed unless it is one that libav could have given."""
+    """Decode a NUL-padded name. Raises Malformed if libav cannot have produced it."""
     text = field.rstrip(b"\0").decode("ascii", "replace")
     if not all(character.isalnum() or character in "_,-" for character in text) or not text.isascii():
         raise Malformed

@@ -1,5 +1,7 @@
-"""A small process with the decoding libraries imported that forks one guarded child for each clip. It never
-reads a clip itself, has one thread, and ends when whoever started it does. Knows nothing of audio.
+"""The zygote: a small process that has imported the decoding libraries and forks one guarded child for each
+clip.
+
+It never reads a clip itself, has one thread, and ends together with its parent.
 """
 
 import gc
@@ -42,14 +44,15 @@ def serve(
     *,
     warm_up_clip: Request | None = None,
 ) -> None:
-    """Fork a child for every socket handed over on descriptor 0, until the other end of that is closed.
+    """Fork a child for every socket received on descriptor 0, until the other end of the descriptor is
+    closed.
 
     Args:
-        memory_bytes: what a child may take beyond what the libraries take.
-        cpu_seconds: of processor time for one clip.
-        filter_required: 1 to read no clip where system calls cannot be filtered, else 0.
-        warm_up_clip: a clip that a child reads while it waits for its own. A fork shares its pages, and each
-            is copied when it is first written to: that takes longer than decoding.
+        memory_bytes: Memory that a child may use beyond the libraries.
+        cpu_seconds: Processor time that a child may use for one clip.
+        filter_required: 1 to refuse to work where system calls cannot be filtered, else 0.
+        warm_up_clip: A clip that a child reads while it waits for its own. A fork shares memory pages, and
+            each page is copied on the first write, which would take longer than decoding.
     """
     control = socket.socket(fileno=0)
     filtered = lockdown.can_forbid_system_calls()
@@ -64,7 +67,7 @@ def serve(
     while descriptors := socket.recv_fds(control, 1, 1)[1]:
         connection = socket.socket(fileno=descriptors[0])
         parent = os.getpid()
-        with suppress(OSError):  # no more processes: the asker sees its socket closed
+        with suppress(OSError):  # the system cannot fork: the parent sees that the socket is closed
             if os.fork() == 0:
                 _child(
                     connection, parent, limits, bool(filter_required), read=read, warm_up_clip=warm_up_clip
@@ -73,18 +76,20 @@ def serve(
 
 
 def _warn_of_missing_filter() -> None:
-    """Clips are decoded all the same. In the form of the API's log, where our stderr goes."""
+    """Warn that clips are decoded without the filter. The line has the form of the API's log, to which
+    stderr leads.
+    """
     event = {"event": "decoder.unfiltered", "reason": _UNFILTERED, "level": "warning"}
     print(json.dumps(event | {"timestamp": datetime.now(UTC).isoformat()}), file=sys.stderr, flush=True)
 
 
 def _prepare_to_fork() -> None:
-    # A Ctrl-C, a closing terminal or a service manager signals all of us. The API process decides when we
-    # end: by closing the control socket, which the kernel also does when it is killed.
+    # Ctrl-C, a closing terminal and service managers signal all processes. The API process alone decides when
+    # the zygote ends, by closing the control socket. The kernel closes it too if the API process is killed.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps
-    with suppress(OSError):  # when memory is short, lose a clip rather than the API
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the children
+    with suppress(OSError):  # if memory runs out, a clip is lost rather than the API
         Path("/proc/self/oom_score_adj").write_text("1000")
     gc.disable()  # a child lives for milliseconds; a collection would copy every page it touches
     gc.freeze()
@@ -114,10 +119,12 @@ def _child(
                 read(Source.of(sniff(warm_up_clip.data), warm_up_clip.max_seconds))
             _answer(Request.receive(connection), connection, read)
         else:
-            Request.receive(connection)  # ending before it is sent would pass for a crash by the clip
+            Request.receive(
+                connection
+            )  # an end before the request would look like a crash caused by the clip
             connection.sendall(pack_not_filtered())
     finally:
-        os._exit(0)  # also after an exception: there is nobody to tell, a missing answer says it
+        os._exit(0)  # also after an exception, which the parent notices by the missing answer
 
 
 def _answer(request: Request, connection: socket.socket, read: Read) -> None:

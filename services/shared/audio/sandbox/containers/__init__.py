@@ -1,3 +1,5 @@
-"""One file for each container: what it must look like from its first byte to its last, and which of its bytes
-are audio. They decode nothing and trust no length that they have not compared with the file.
+"""One module for each container. It checks the structure from the first byte to the last, and finds the
+audio.
+
+These modules decode nothing, and trust no length before they have compared it with the file.
 """

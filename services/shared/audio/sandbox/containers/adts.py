@@ -6,8 +6,8 @@ from ..sniffed import Sniffed
 from . import frames
 
 _SAME_STREAM = 0xFFFEFDC0
-"""Of the first four bytes what does not change within a stream: sync, version, layer, profile, rate,
-channels.
+"""Mask of the bits in the first four bytes that are constant in a stream: sync, version, layer, profile, rate
+and channels.
 """
 _RATES = (96000, 88200, 64000, 48000, 44100, 32000, 24000, 22050, 16000, 12000, 11025, 8000, 7350)
 _FRAME_SAMPLES = 1024

@@ -1,5 +1,5 @@
-"""FLAC: a STREAMINFO block, other metadata, then audio frames (RFC 9639). Only STREAMINFO and the frames are
-handed on.
+"""FLAC: a STREAMINFO block, other metadata, then audio frames (RFC 9639). The decoder gets only STREAMINFO
+and the frames.
 """
 
 import math
@@ -11,7 +11,9 @@ from ..sniffed import Sniffed, refuse_cut_off
 MAX_BLOCKS = 128
 _STREAMINFO_BYTES = 34
 _SECOND_STREAM = (b"fLaC\x00\x00\x00\x22", b"fLaC\x80\x00\x00\x22")
-"""With the header of its STREAMINFO: eight bytes that chance does not write."""
+"""Beginnings of a second FLAC stream, with the header of its STREAMINFO. These eight bytes do not occur
+by chance.
+"""
 
 
 def parse(data: bytes, start: int, end: int) -> Sniffed:
@@ -55,7 +57,7 @@ def _check_audio(data: bytes, audio: int) -> None:
 
 
 def _header(info: bytes) -> bytes:
-    """The length is left out: the decoder then goes on to the end of the file, so that what is cut off, added
-    or lied about shows. It would stop at the declared length otherwise.
+    """Build a header without a length, so that the decoder reads to the end of the file. It would otherwise
+    stop at the declared length, and missing or additional audio would go unnoticed.
     """
     return b"fLaC\x80\x00\x00\x22" + info[:13] + bytes([info[13] & 0xF0]) + bytes(4) + info[18:]

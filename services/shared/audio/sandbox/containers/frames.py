@@ -1,6 +1,4 @@
-"""Streams that are nothing but frames, each saying how long it is (MP3, ADTS): one after the other up to the
-end. Knows no frame format.
-"""
+"""Streams that consist only of frames, each of which declares its length (MP3, ADTS)."""
 
 from collections.abc import Callable
 
@@ -8,27 +6,28 @@ from ..refusal import TooLong, Truncated
 from ..sniffed import is_padding, refuse_cut_off, refuse_remainder
 
 MAX_FRAMES = 1 << 16
-"""26 minutes of MP3. Walking them takes about 50 ms."""
+"""Maximum number of frames, which is 26 minutes of MP3. Walking them takes about 50 ms."""
 _MIN_FRAME_BYTES = 7
-"""Fewer than these at the end may be anything: they are no frame."""
+"""Fewer bytes than this at the end are ignored, because they cannot be a frame."""
 
 FrameBytes = Callable[[bytes, int], int]
-"""How long the frame is whose header starts at a position; 0 where none does."""
+"""Function that returns the length of the frame at a position, or 0 if there is no frame header."""
 
 
 def walk(
     data: bytes, start: int, end: int, frame_bytes: FrameBytes, name: str, *, says_length: bool = False
 ) -> list[int]:
-    """Where each whole frame starts, and where the last one ends.
+    """Return the start of each whole frame, and the end of the last one.
 
     Args:
-        says_length: the stream tells how many frames it has, and the caller compares: a last one that is cut
-        off is just left out. Without that number it is the only sign that the rest of a file is missing.
+        says_length: The stream declares its number of frames, which the caller compares. In that case a
+            truncated last frame is left out. Otherwise it is an error, because it is the only sign that audio
+            is missing.
 
     Raises:
-        Refused: something else follows the frames.
-        Truncated: the last frame is cut off, or not even one is whole.
-        TooLong: there are more than MAX_FRAMES.
+        Refused: Something else follows the frames.
+        Truncated: The last frame is cut off, or there is no whole frame.
+        TooLong: There are more than MAX_FRAMES.
     """
     positions = [start]
     while 0 < (size := frame_bytes(data, positions[-1])) <= end - positions[-1]:
@@ -46,6 +45,8 @@ def walk(
 
 
 def is_run(data: bytes, start: int, frame_bytes: FrameBytes) -> bool:
-    """Whether two frames follow each other, or there is one and no more. Chance does not do that."""
+    """Return True if two frames follow each other, or if one frame fills the rest. This does not occur by
+    chance.
+    """
     size = frame_bytes(data, start)
     return size > 0 and (start + size >= len(data) or frame_bytes(data, start + size) > 0)

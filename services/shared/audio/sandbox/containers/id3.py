@@ -1,4 +1,4 @@
-"""ID3 and APE tags around a stream: how far they reach. What they say is never read."""
+"""The extent of ID3 and APE tags around a stream. Their content is never read."""
 
 from ..sniffed import refuse_cut_off
 
@@ -8,7 +8,7 @@ _APE_FOOTER_BYTES = 32
 
 
 def span(data: bytes) -> tuple[int, int]:
-    """Where the stream begins and ends between the tags."""
+    """Return the start and the end of the stream between the tags."""
     return _start(data), _end(data)
 
 
@@ -27,7 +27,7 @@ def _start(data: bytes) -> int:
 
 
 def _after_padding(data: bytes, position: int) -> int:
-    """Taggers leave room behind a tag that they do not count."""
+    """Skip zeros after a tag. Taggers leave such space and do not count it as part of the tag."""
     head = data[position : position + _MAX_PADDING_BYTES]
     return position + len(head) - len(head.lstrip(b"\0"))
 

@@ -13,14 +13,16 @@ _KBITS_1 = (0, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 0)
 _KBITS_2 = (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160, 0)
 _RATES = (44100, 48000, 32000)
 _SHIFT = {3: 0, 2: 1, 0: 2}
-"""MPEG 1, 2 and 2.5, by the version bits: how often its sample rates are halved."""
+"""Maps the version bits of MPEG 1, 2 and 2.5 to the number of times that the sample rate is halved."""
 _LAYER_III = 1
 
 _FRAMES_FLAG = 1
 _SAME_STREAM = 0xFFFE0C00
-"""Header bits that do not change within a stream: sync, version, layer, sample rate."""
+"""Mask of the header bits that are constant in a stream: sync, version, layer and sample rate."""
 _CONTENTS_KBITS = 64
-"""Of the table of contents that we write: 192 bytes or more at every rate, and it takes 48."""
+"""Bit rate of the table of contents that is written here. The frame has at least 192 bytes at every sample
+rate, and the table needs 48.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,7 @@ class Header:
 
     @property
     def contents_offset(self) -> int:
-        """Where a table of contents stands in its frame: after the header and the empty side information."""
+        """Offset of a table of contents in its frame, after the header and the empty side information."""
         if self.mpeg1:
             return 4 + (17 if self.mono else 32)
         return 4 + (9 if self.mono else 17)
@@ -108,7 +110,9 @@ def _declared_frames(data: bytes, contents: int) -> int:
 
 
 def _check_count(declared: int, count: int, first: Header) -> None:
-    """Some encoders count the table of contents as a frame."""
+    """Compare the declared number of frames with the file. Some encoders count the table of contents as a
+    frame.
+    """
     seconds = first.samples / first.sample_rate
     if (declared - count) * seconds > rules.TOLERANCE_SECONDS:
         raise Truncated(
@@ -123,8 +127,9 @@ def _check_count(declared: int, count: int, first: Header) -> None:
 
 
 def _contents(first: Header, count: int) -> bytes:
-    """A frame that says how many follow. Without one libmpg123 guesses the length from the first frame's bit
-    rate, and libsndfile stops there: at a tenth of a file whose bit rate varies.
+    """Build a frame that declares how many frames follow. Without it libmpg123 guesses the length from the
+    first frame's bit rate, and libsndfile stops there, which can be after a tenth of a file with variable bit
+    rate.
     """
     kbits = (_KBITS_1 if first.mpeg1 else _KBITS_2).index(_CONTENTS_KBITS)
     header = Header(first.bits & ~0xF200 | 0x10000 | kbits << 12)  # neither padded nor protected

@@ -1,11 +1,15 @@
-"""MP4 and M4A: boxes (ISO 14496-12). Only the outermost are looked at; their demuxer reads the rest."""
+"""MP4 and M4A: boxes (ISO 14496-12). Only the outermost boxes are checked here, and the demuxer reads the
+rest.
+"""
 
 from ..lookalikes import name_of
 from ..refusal import Refused, Truncated
 from ..sniffed import Sniffed, is_padding, refuse, refuse_cut_off, refuse_remainder
 
 MAX_BOXES = 10_000
-"""A recorder that writes fragments adds two boxes for each, several times a second."""
+"""Maximum number of boxes. A recorder that writes fragments adds two boxes for each, several times a
+second.
+"""
 
 _IMAGES = {b"avif", b"avis", b"heic", b"heix", b"hevc", b"mif1", b"msf1", b"crx ", b"jxl "}
 _AUDIO_ONLY = {b"M4A ", b"M4B ", b"M4P "}
@@ -31,7 +35,7 @@ def parse(data: bytes) -> Sniffed:
 
 
 def _boxes(data: bytes) -> set[bytes]:
-    """The outermost boxes' types. Every byte belongs to one."""
+    """Return the types of the outermost boxes. Every byte must belong to one of them."""
     types: set[bytes] = set()
     position = 0
     for _ in range(MAX_BOXES):

@@ -7,8 +7,8 @@ from ..refusal import Refused
 from ..sniffed import Sniffed, is_padding, refuse, refuse_cut_off, refuse_remainder
 
 MAX_PAGES = 20_000
-"""A live encoder that sends every packet of 2.5 ms as a page writes 12,000 in 30 s. Walking these takes about
-20 ms.
+"""Maximum number of pages. A live encoder that sends every packet of 2.5 ms as a page writes 12,000 in 30 s.
+Walking these takes about 20 ms.
 """
 
 _PAGE = struct.Struct("<4sBBqIIIB")
@@ -41,7 +41,7 @@ def parse(data: bytes) -> Sniffed:
 
 
 def _check_pages(data: bytes) -> None:
-    """Every byte belongs to a page of one stream."""
+    """Check that every byte belongs to a page of one stream."""
     position = 0
     for number in range(MAX_PAGES):
         if position == len(data) or (number and is_padding(data, position)):

@@ -1,8 +1,8 @@
-"""WAV: RIFF chunks, of which `fmt ` and `data` matter. What is handed on has a header written by us, so that
-no chunk of the uploader's reaches the decoding library.
+"""WAV: RIFF chunks, of which only `fmt ` and `data` matter. The decoder gets a newly written header, so that
+no other chunk of the upload reaches the decoding library.
 
-A WAV written to a pipe declares 0 or 0xFFFFFFFF bytes, because its writer could not go back and fill them in.
-Nothing tells it from one that was cut off, so it is refused.
+A WAV that was written to a pipe declares 0 or 0xFFFFFFFF bytes, because its writer could not go back and fill
+in the size. It cannot be told from a truncated file, so it is refused.
 """
 
 import struct
@@ -44,9 +44,9 @@ _NAMES = {
     _EXTENSIBLE: "an extension that is no wave format",
 }
 _SUBFORMAT_TAIL = bytes.fromhex("000000001000800000aa00389b71")
-"""What follows the two bytes of a wave format in the GUID of WAVE_FORMAT_EXTENSIBLE."""
+"""The bytes after the two bytes of the wave format in the GUID of WAVE_FORMAT_EXTENSIBLE."""
 _FORMS = (b"RIFF", b"RIFX", b"RF64", b"FORM")
-"""What would begin another file."""
+"""Chunk names that would begin another file."""
 _UNFINISHED_SIZES = (0, 0xFFFFFFFF)
 
 
@@ -67,7 +67,7 @@ class Format:
 class Chunk:
     start: int
     declared: int
-    """Bytes, by the chunk's own header."""
+    """Number of bytes that the chunk's header declares."""
 
 
 def parse(data: bytes) -> Sniffed:
@@ -87,8 +87,8 @@ def parse(data: bytes) -> Sniffed:
 
 
 def _chunks(data: bytes) -> dict[bytes, Chunk]:
-    """By name; every byte of the file belongs to one. Only `data` may run past its end: how far is judged
-    later.
+    """Return the chunks by name. Every byte of the file must belong to one. Only `data` may declare more
+    bytes than there are, which is checked later.
     """
     chunks: dict[bytes, Chunk] = {}
     position = 12
@@ -102,7 +102,9 @@ def _chunks(data: bytes) -> dict[bytes, Chunk]:
 
 
 def _chunk(data: bytes, position: int, before: dict[bytes, Chunk]) -> tuple[bytes, Chunk]:
-    """The one whose header is at `position`, and its name. `before`: those that came before it."""
+    """Return name and extent of the chunk whose header is at `position`. `before` has the chunks before
+    it.
+    """
     header = data[position : position + 8]
     name, chunk = header[:4], Chunk(position + 8, int.from_bytes(header[4:], "little"))
     if len(header) < 8 or not all(0x20 <= byte < 0x7F for byte in name):
@@ -140,7 +142,9 @@ def _format(data: bytes, chunk: Chunk) -> Format:
 
 
 def _extended_tag(body: bytes) -> int:
-    """Of WAVE_FORMAT_EXTENSIBLE: `cbSize` at 16, then 22 bytes that end in a GUID."""
+    """Read the wave format of a WAVE_FORMAT_EXTENSIBLE body: `cbSize` is at 16, then come 22 bytes with a
+    GUID at the end.
+    """
     if len(body) < 40 or not 22 <= int.from_bytes(body[16:18], "little") <= len(body) - 18:
         raise Refused(
             f"The WAV's extended format declares {int.from_bytes(body[16:18], 'little')} more bytes; "
@@ -160,7 +164,7 @@ def _check_declared_sizes(data: bytes, audio: Chunk, wave: Format) -> None:
 
 
 def _header(wave: Format, size: int) -> bytes:
-    """The 44 bytes before `size` bytes of audio."""
+    """Build the 44 bytes of header before `size` bytes of audio."""
     return struct.pack(
         "<4sI4s4sIHHIIHH4sI",
         b"RIFF",

@@ -1,4 +1,4 @@
-"""WebM and Matroska: an EBML header, then one segment (RFC 8794, RFC 9559). Its demuxer reads the rest."""
+"""WebM and Matroska: an EBML header, then one segment (RFC 8794, RFC 9559). The demuxer reads the rest."""
 
 from ..refusal import Truncated
 from ..sniffed import Sniffed, is_padding, refuse, refuse_cut_off, refuse_remainder
@@ -26,7 +26,7 @@ def parse(data: bytes) -> Sniffed:
 
 
 def _check_segment(data: bytes, position: int) -> None:
-    """One segment up to the end of the file. A live recorder, which cannot know its size, says so."""
+    """Check that one segment reaches to the end of the file. A live recorder declares its size as unknown."""
     kind, start, size = _element(data, position)
     if kind != _SEGMENT:
         raise Truncated("The WebM is cut off: nothing follows its header. Upload the whole file.")
@@ -48,7 +48,9 @@ def _doc_type(data: bytes, position: int, end: int) -> bytes:
 
 
 def _element(data: bytes, position: int) -> tuple[int, int, int | None]:
-    """Its id, where its body starts, and how long that is: None if it says that it does not know."""
+    """Return an element's id, the start of its body, and the size of the body. The size is None if it is
+    declared as unknown.
+    """
     first = data[position] if position < len(data) else 0
     id_bytes = _width(first)
     kind = int.from_bytes(data[position : position + id_bytes], "big")
@@ -61,5 +63,5 @@ def _element(data: bytes, position: int) -> tuple[int, int, int | None]:
 
 
 def _width(first: int) -> int:
-    """Of a variable-size integer: its leading zero bits say."""
+    """Return the width of a variable-size integer, which its leading zero bits tell."""
     return 9 - first.bit_length() if first else 8
