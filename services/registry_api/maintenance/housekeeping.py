@@ -24,6 +24,7 @@ from services.shared.bucket.keys import (
     SpeakerId,
     is_data,
     is_slug,
+    speakers_folder,
 )
 from services.shared.bucket.store import Listing, ObjectUnavailable, TakeListing
 from services.shared.configuration.settings import HousekeepingSettings
@@ -280,7 +281,7 @@ class Housekeeper:
     def _listings(self) -> Iterator[Listed]:
         """Where the facts of each speaker in the bucket lie."""
         for namespace in filter(is_namespace, self._store.folders("")):
-            for slug, take in self._store.listings(f"{namespace}/v/", skips=is_data):
+            for slug, take in self._store.listings(speakers_folder(namespace), skips=is_data):
                 if is_slug(slug):
                     yield SpeakerId(namespace, slug), take
 

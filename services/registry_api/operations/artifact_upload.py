@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import structlog
 
+from services.shared.bucket.blobs import store_artifact
 from services.shared.bucket.facts import commit
 from services.shared.bucket.keys import SpeakerId
 from services.shared.index.announcements import Announcements
@@ -179,9 +180,8 @@ def _publish(
     store, index, clock = parts.store, parts.index, parts.clock
     began, vuid = clock.monotonic(), version.vuid
     akey = version.artifact_key(record.profile, record.fingerprint, record.build)
-    blob_key = speaker_id.artifact_blob_key(vuid, akey, record)
     fact_key = speaker_id.artifact_fact_key(vuid, akey, record)
-    store.put(blob_key, data)
+    blob_key = store_artifact(store, speaker_id, vuid, akey, record, data=data)
     most = parts.settings.max_stored_bytes
     try:
         answer = index.begin_upload(

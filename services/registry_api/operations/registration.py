@@ -15,6 +15,7 @@ import numpy as np
 import structlog
 
 from services.shared.audio import DecodedClip
+from services.shared.bucket.blobs import store_artifact, store_clip
 from services.shared.bucket.facts import commit
 from services.shared.bucket.keys import SpeakerId
 from services.shared.index.census import take_census
@@ -305,9 +306,9 @@ class _Registration:
 
     def put_blobs(self, blobs: Mapping[str, bytes]) -> None:
         """By sha256."""
-        store, keys = self._store, self._id
         self._run_all(
-            partial(store.put, keys.blob_key(self._vuid, sha256), data) for sha256, data in blobs.items()
+            partial(store_clip, self._store, self._id, self._vuid, sha256, data)
+            for sha256, data in blobs.items()
         )
 
     def put_given(self, profile: Profile, embedding: np.ndarray) -> ArtifactRecord:
@@ -319,8 +320,7 @@ class _Registration:
             fingerprint=GIVEN_FINGERPRINT,
             attempt=self._vuid,
         )
-        key = self._id.artifact_blob_key(self._vuid, given_key(profile.name), record)
-        self._store.put(key, data)
+        store_artifact(self._store, self._id, self._vuid, given_key(profile.name), record, data=data)
         return record
 
     def _record(self, **source: Any) -> VersionRecord:

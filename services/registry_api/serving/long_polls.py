@@ -20,6 +20,7 @@ from starlette.concurrency import run_in_threadpool
 
 from services.registry_api.serving.admission import pause_request
 from services.registry_api.serving.fair_queue import FairQueue
+from services.shared.bucket.keys import namespace_of
 from services.shared.index.speaker_index import EVENTS
 from services.shared.telemetry.logs import LogThrottle
 
@@ -147,7 +148,7 @@ class LongPolls:
         polls = self._polls.setdefault(speaker, {})
         poll = polls.get(question)
         if poll is None:
-            slot = partial(self._reads.slot, _namespace_of(speaker))
+            slot = partial(self._reads.slot, namespace_of(speaker))
             poll = polls[question] = _SharedPoll(read, slot, self._interval, wake_on_progress)
         poll.waiter_count += 1
         try:
@@ -169,10 +170,6 @@ def _parse_position(position: str) -> tuple[int, int]:
     """Split the id of an event into milliseconds of the server's clock and a number within that time."""
     milliseconds, _, number = position.partition("-")
     return int(milliseconds), int(number)
-
-
-def _namespace_of(speaker: str) -> str:
-    return speaker.partition("/")[0]
 
 
 class _SharedPoll(Generic[Result]):

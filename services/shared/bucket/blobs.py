@@ -1,4 +1,4 @@
-"""Reads the bytes that a version's facts name, and hands them on only if their digest is right."""
+"""Stores the bytes that a version's facts name, and reads them back only if their digest is right."""
 
 import structlog
 
@@ -23,6 +23,20 @@ class Unsound(SpeakerRegistryError):
     def __init__(self, how: str) -> None:
         super().__init__(f"The bytes are {how}; the request id finds it in our logs.")
         self.how = how
+
+
+def store_clip(store: Store, speaker_id: SpeakerId, vuid: str, sha256: str, data: bytes) -> None:
+    """Store a clip as it was uploaded, or decoded. `sha256` is that of the data. Raises `Unavailable`."""
+    store.put(speaker_id.blob_key(vuid, sha256), data)
+
+
+def store_artifact(
+    store: Store, speaker_id: SpeakerId, vuid: str, akey: str, record: ArtifactRecord, *, data: bytes
+) -> str:
+    """Store an artifact's safetensors file and return its key. Raises `Unavailable`."""
+    key = speaker_id.artifact_blob_key(vuid, akey, record)
+    store.put(key, data)
+    return key
 
 
 def read_artifact(

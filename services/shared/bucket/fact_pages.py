@@ -9,15 +9,14 @@ A list may begin in one order and go on in the other, when the index comes or go
 sure that no speaker is left out then; some may be told twice.
 """
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
+from services.shared.bucket.keys import is_hashed_slug, speakers_folder
 from services.shared.bucket.store import Store
 from speaker_registry.names import slug_of
 
-_HASHED = re.compile("x-[0-9a-f]{40}")
 _ALL = "~"
 """Comes after every slug."""
 
@@ -47,7 +46,7 @@ class Cursor:
 
     def after(self, slug: str) -> Self:
         """Where the list goes on when everything up to this slug has been told."""
-        if _is_hashed(slug):
+        if is_hashed_slug(slug):
             return replace(self, hashed=slug)
         return replace(self, hashed=_ALL, key=slug)
 
@@ -63,15 +62,11 @@ class SlugPage:
 def page_of_slugs(store: Store, namespace: str, after: str, limit: int) -> SlugPage:
     """The next slugs after a cursor, those of deleted speakers included. Reads no record."""
     cursor = Cursor.parse(after)
-    found = store.folders(f"{namespace}/v/")
-    hashed = sorted(slug for slug in found if _is_hashed(slug) and slug > cursor.hashed)
+    found = store.folders(speakers_folder(namespace))
+    hashed = sorted(slug for slug in found if is_hashed_slug(slug) and slug > cursor.hashed)
     plain = sorted(slug for slug in found if slug_of(slug) == slug and slug > cursor.key)
     slugs, cursors = (hashed + plain)[:limit], []
     for slug in slugs:
         cursor = cursor.after(slug)
         cursors.append(str(cursor))
     return SlugPage(slugs, cursors, len(hashed) + len(plain) > limit)
-
-
-def _is_hashed(slug: str) -> bool:
-    return _HASHED.fullmatch(slug) is not None

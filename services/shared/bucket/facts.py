@@ -18,6 +18,8 @@ from services.shared.bucket.keys import (
     is_data,
     is_slug,
     parse_key,
+    slug_in,
+    speakers_folder,
 )
 from services.shared.bucket.store import (
     DATED_WITHIN,
@@ -196,7 +198,7 @@ def _fact_of(stored: StoredObject, key: RecordKey, body: bytes) -> Fact:
     """Raises ValueError: it is damaged."""
     match key:
         case VersionKey():
-            return VersionFact(key.seq, _read_version(body, key, stored.key.split("/")[2]))
+            return VersionFact(key.seq, _read_version(body, key, slug_in(stored.key)))
         case CensusKey():
             if hashlib.sha256(body).hexdigest() != key.sha256:
                 raise ValueError("the census is not what was written")
@@ -282,5 +284,5 @@ def speaker_ids(store: Store) -> Iterator[SpeakerId]:
     """Every speaker the bucket knows, dead ones included."""
     for namespace in store.folders(""):
         if is_namespace(namespace):
-            slugs = store.folders(f"{namespace}/v/")
+            slugs = store.folders(speakers_folder(namespace))
             yield from (SpeakerId(namespace, slug) for slug in slugs if is_slug(slug))

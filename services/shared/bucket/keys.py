@@ -79,8 +79,23 @@ IDENTITY = f"{REGISTRY_FOLDER}identity"
 
 
 def is_slug(text: str) -> bool:
-    """Whether `slug_of` can have made it."""
-    return slug_of(text) == text or _HASHED_SLUG.fullmatch(text) is not None
+    """Return whether `slug_of` can have made the text."""
+    return slug_of(text) == text or is_hashed_slug(text)
+
+
+def is_hashed_slug(slug: str) -> bool:
+    """Return whether the slug is a hash: the speaker's key does not fit into the bucket's alphabet."""
+    return _HASHED_SLUG.fullmatch(slug) is not None
+
+
+def speakers_folder(namespace: str) -> str:
+    """Return the prefix under which each speaker of a namespace has a folder, named by its slug."""
+    return f"{namespace}/v/"
+
+
+def namespace_of(speaker_id: str) -> str:
+    """Return the namespace in the text of a `SpeakerId`. The text is not checked."""
+    return speaker_id.partition("/")[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +129,7 @@ class SpeakerId:
 
     @property
     def prefix(self) -> str:
-        return f"{self.namespace}/v/{self.slug}/"
+        return f"{speakers_folder(self.namespace)}{self.slug}/"
 
     def version_key(self, seq: int, record: VersionRecord) -> str:
         body = hashlib.sha256(record.to_json().encode()).hexdigest()
@@ -375,6 +390,11 @@ def version_folder_of(key: str) -> str | None:
         case [_, _, _, "d", vuid, _, *_]:
             return vuid
     return None
+
+
+def slug_in(key: str) -> str:
+    """Return the slug in the key of a speaker's object."""
+    return key.split("/")[2]
 
 
 def is_data(key: str) -> bool:

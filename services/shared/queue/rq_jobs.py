@@ -26,6 +26,7 @@ from rq.registry import FinishedJobRegistry, StartedJobRegistry
 from rq.serializers import JSONSerializer
 from rq.utils import as_text
 
+from services.shared.bucket.keys import namespace_of
 from services.shared.configuration.settings import LONGEST_JOB_SECONDS
 
 log = structlog.get_logger(__name__)
@@ -309,7 +310,7 @@ def job_key(job_id: bytes) -> bytes:
 
 
 def _tenant_of(kwargs: Mapping[str, Any]) -> str:
-    return str(kwargs.get("speaker", "")).partition("/")[0]
+    return namespace_of(str(kwargs.get("speaker", "")))
 
 
 def enqueue(

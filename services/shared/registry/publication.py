@@ -14,6 +14,7 @@ import numpy as np
 import structlog
 
 from services.shared.audio import ReferenceAudio
+from services.shared.bucket.blobs import store_artifact
 from services.shared.bucket.facts import commit, list_several_times, read_facts
 from services.shared.bucket.keys import SpeakerId
 from services.shared.bucket.store import DATED_WITHIN, ObjectUnavailable, Store
@@ -171,8 +172,7 @@ class Publisher:
         """
         data, record = self._package(attempt, tensors, used_seconds)
         speaker_id, vuid = attempt.speaker_id, attempt.version.vuid
-        blob_key = speaker_id.artifact_blob_key(vuid, attempt.akey, record)
-        self._store.put(blob_key, data)
+        blob_key = store_artifact(self._store, speaker_id, vuid, attempt.akey, record, data=data)
         if not self._may_publish(attempt, record):
             self._store.delete([blob_key])
             return self._close_late(attempt)

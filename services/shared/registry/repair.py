@@ -10,7 +10,14 @@ from collections.abc import Callable
 import structlog
 
 from services.shared.audio import DecodedClip, ReferenceAudio
-from services.shared.bucket.blobs import Unsound, clip_of, read_artifact, read_clip, read_rendition
+from services.shared.bucket.blobs import (
+    Unsound,
+    clip_of,
+    read_artifact,
+    read_clip,
+    read_rendition,
+    store_clip,
+)
 from services.shared.bucket.facts import commit
 from services.shared.bucket.keys import SpeakerId
 from services.shared.bucket.store import Store
@@ -66,7 +73,7 @@ def restore_clip(store: Store, speaker_id: SpeakerId, version: SpeakerVersion, u
     try:
         read_clip(store, speaker_id, version)
     except Unsound:
-        store.put(speaker_id.blob_key(version.vuid, clip_of(version).sha256), uploaded)
+        store_clip(store, speaker_id, version.vuid, clip_of(version).sha256, uploaded)
         log.warning("clip.restored", vuid=version.vuid)
         REPAIRS.labels("clip_restored").inc()
     except (VoiceNotFound, Unavailable):
@@ -87,7 +94,7 @@ def sound_rendition(
     except Unsound as lost:
         rendition = _decoded_again(store, speaker_id, version, decode, lost)
     clip = clip_of(version)
-    store.put(speaker_id.blob_key(version.vuid, clip.rendition_sha256), rendition)
+    store_clip(store, speaker_id, version.vuid, clip.rendition_sha256, rendition)
     log.warning("rendition.restored", vuid=version.vuid)
     REPAIRS.labels("rendition_restored").inc()
     return ReferenceAudio.from_bytes(rendition)
