@@ -1,4 +1,4 @@
-"""Which extractor makes which profile's artifact. What profiles are is in `services.shared.model.profiles`.
+"""Finds and loads the extractor of each profile. `services.shared.model.profiles` describes the profiles.
 
 Other packages bring extractors through the entry point group `speaker_registry.extractors`, each under the
 name of its profile, as subclasses of `speaker_registry.engine.Engine`.
@@ -33,17 +33,20 @@ BUILT_IN: Mapping[str, str] = {
     "dac-44khz": f"{_OURS}.dac:DacExtractor",
     "speechtokenizer": f"{_OURS}.speech_tokenizer:SpeechTokenizerExtractor",
 }
-"""Profile name -> what loads its extractor. Imported when it is needed: the others' libraries are not."""
+"""Maps a profile's name to its extractor. An extractor is imported only when its profile is loaded, so that a
+worker does not load the libraries of other profiles.
+"""
 
 
 def load_extractor(loading: Loading) -> Extractor:
     """Load a profile's encoders onto a device.
 
     Raises:
-        ProfileUnknown: naming the profiles there are. ProfileAmbiguous: two packages bring one for it.
-        CacheUnsupported: there is no encoder for it.
-        WeightsMissing: naming the file and how to get it.
-        WeightsInvalid: naming what is wrong with which file.
+        ProfileUnknown: no extractor has this name. The message lists the profiles that have one.
+        ProfileAmbiguous: several packages bring an extractor for the profile.
+        CacheUnsupported: no worker can make the profile's artifact from a clip.
+        WeightsMissing: a file is missing. The message names it and says how to get it.
+        WeightsInvalid: a file is not the expected one. The message names the file and what is wrong.
     """
     profile = loading.profile
     if profile.not_extractable:

@@ -1,9 +1,9 @@
-"""What CosyVoice3 needs of a voice: speech tokens, their mel spectrogram, a speaker embedding.
+"""The extractor for CosyVoice3. It makes speech tokens, their mel spectrogram and a speaker embedding.
 
-Prepared as vLLM-Omni does it, not as CosyVoice's own scripts do, which resample each branch from the clip's
-own rate: everything goes through 24 kHz, and from there to 16 kHz by scipy's polyphase filter for the tokens
-and by the usual kernel for the embedding. Tokens are equal; vLLM-Omni builds its mel bands in float32, which
-moves `speech_feat` by up to 2e-5.
+Clips are prepared as in vLLM-Omni: resampled to 24 kHz, and from there to 16 kHz, by scipy's polyphase filter
+for the tokens and by the usual kernel for the embedding. CosyVoice's own scripts resample each branch from
+the clip's own rate instead. The tokens equal vLLM-Omni's. It builds its mel bands in float32, so that its
+`speech_feat` differs by up to 2e-5.
 """
 
 from collections.abc import Mapping
@@ -41,16 +41,19 @@ from speaker_registry.errors import AudioTooLong
 _TOKENIZER_FILE = "speech_tokenizer_v3.onnx"
 _SAMPLE_RATE = 24_000
 _MEL = MelSettings(sample_rate=_SAMPLE_RATE, window=1920, hop=480, bands=80, highest_hertz=12_000.0)
-"""To the highest frequency there is; CosyVoice2 stopped at 8 kHz."""
+"""The mel bands reach the highest frequency at 24 kHz. Those of CosyVoice2 stopped at 8 kHz."""
 _TOKEN_MEL = WhisperMelSettings()
 _UP, _DOWN = 2, 3
-"""From 24 to 16 kHz."""
+"""The factors of the polyphase filter that resamples from 24 kHz to 16 kHz."""
 _MEL_FRAMES_PER_TOKEN = 2
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedClip:
-    """token_mel: float32 [1, 128, M]. speech_feat: float32 [1, F, 80]. embedding: float32 [192]."""
+    """The inputs of the tokenizer, and what was computed on the CPU.
+
+    token_mel: float32 [1, 128, M]. speech_feat: float32 [1, F, 80]. embedding: float32 [192].
+    """
 
     token_mel: Tensor
     speech_feat: Tensor
@@ -59,7 +62,7 @@ class PreparedClip:
 
 @dataclass(frozen=True, slots=True)
 class EncodedClip:
-    """codes: int64 [1, T], on the device; the others are not."""
+    """codes: int64 [1, T], on the device. speech_feat and embedding are on the CPU, as in `PreparedClip`."""
 
     codes: Tensor
     speech_feat: Tensor
@@ -67,14 +70,14 @@ class EncodedClip:
 
 
 class CosyVoice3Extractor(TorchExtractor[PreparedClip, EncodedClip]):
-    """Tokenizer and speaker encoder, loaded. Always float32, as in the engine, and one clip at a time.
+    """The tokenizer and the speaker encoder. Both run in float32, as in the engine, on one clip at a time.
 
     Args:
-        tokenizer: its architecture, which the published file does not say; anything else is for tests.
+        tokenizer: the tokenizer's architecture, which the published file lacks. Only tests pass another one.
 
     Raises:
-        WeightsMissing: naming the file and how to get it.
-        WeightsInvalid: naming what is wrong with which file.
+        WeightsMissing: a file is missing. The message names it and says how to get it.
+        WeightsInvalid: a file is not the expected one. The message names the file and what is wrong.
     """
 
     code_version = 1
@@ -121,7 +124,7 @@ class CosyVoice3Extractor(TorchExtractor[PreparedClip, EncodedClip]):
         return EncodedClip(codes, prepared.speech_feat, prepared.embedding)
 
     def _finish(self, encoded: EncodedClip) -> dict[str, Tensor]:
-        """Cut to as many tokens as have both their mel frames.
+        """Cut tokens and mel frames to the same duration, two frames for each token.
 
         `speech_token`: int32 [1, T], 0 … 6560, 25 a second. `speech_token_len`: int32 [1], T. `speech_feat`:
         float32 [1, 2 * T, 80]. `embedding`: float32 [1, 192], not normalised.
@@ -137,12 +140,15 @@ class CosyVoice3Extractor(TorchExtractor[PreparedClip, EncodedClip]):
 
 
 def _min_samples() -> int:
-    """At 24 kHz: the speaker encoder needs most. More than the mel reflects, and enough for one token."""
+    """Return the fewest samples at 24 kHz that all encoders accept.
+
+    The speaker encoder needs the most: more than the mel spectrogram reflects, and enough for one token.
+    """
     return -(-MIN_SAMPLES * _DOWN // _UP)
 
 
 def _at_token_rate(samples: Tensor) -> Tensor:
-    """float32 [N] at 24 kHz -> float32 [ceil(2 * N / 3)] at 16 kHz."""
+    """Resample float32 [N] at 24 kHz to float32 [ceil(2 * N / 3)] at 16 kHz."""
     resampled = scipy.signal.resample_poly(samples.numpy(), _UP, _DOWN)
     return torch.from_numpy(resampled.astype(np.float32))
 

@@ -1,8 +1,8 @@
-"""Codes of the Descript Audio Codec at 16, 24 and 44.1 kHz (Kumar et al., arXiv 2306.06546).
+"""The extractor of codes of the Descript Audio Codec at 16, 24 and 44.1 kHz (Kumar et al., arXiv 2306.06546).
 
-transformers computes them; here are its published files, the layout they must have, and the zeros that make a
-clip whole frames. Only the encoding half is loaded. One clip at a time: convolutions look ahead, so zeros
-after a clip change its last frames.
+transformers computes the codes. This module knows the published files and the layout that they must have, and
+pads clips with zeros to whole frames. Only the encoder is loaded. Clips are encoded one at a time: the
+convolutions look ahead, so zeros after a clip change its last frames.
 """
 
 import math
@@ -30,18 +30,18 @@ from speaker_registry.errors import WeightsInvalid
 
 _CONFIG, _TENSORS = "config.json", "model.safetensors"
 _RATIOS = {320: (2, 4, 5, 8), 512: (2, 4, 8, 8)}
-"""Samples per frame -> how the published models of that hop divide it."""
+"""Maps the samples per frame to the downsampling ratios of the published models with that hop."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodecConfig:
-    """A published config.json, under the names used there: what the codes depend on. transformers' defaults.
+    """The fields of a published config.json that the codes depend on, with transformers' names and defaults.
 
-    Its `hop_length` is not read: transformers' conversion script does not adapt it to the ratios.
+    `hop_length` is not read, because transformers' conversion script does not adapt it to the ratios.
     """
 
     encoder_hidden_size: int = 64
-    """Channels at the full rate; each stage doubles them."""
+    """The number of channels at the full sample rate. Each stage doubles it."""
     downsampling_ratios: tuple[int, ...] = (2, 4, 8, 8)
     n_codebooks: int = 9
     codebook_size: int = 1024
@@ -54,7 +54,7 @@ class CodecConfig:
 
     @property
     def hidden_size(self) -> int:
-        """Width of the latents, after as many doublings as there are stages."""
+        """The width of the latents. Each stage doubles the width."""
         return self.encoder_hidden_size << len(self.downsampling_ratios)
 
     def for_transformers(self) -> DacConfig:
@@ -63,13 +63,14 @@ class CodecConfig:
 
 
 class DacExtractor(TorchExtractor[Tensor, Tensor]):
-    """The codec's encoder and its books, loaded and on their device. float32, as it is published and used.
+    """The codec's encoder and codebooks on the device, in float32, as they are published and used.
 
-    Prepared is float32 [1, 1, N], N a multiple of a frame. Encoded is int64 [1, K, T], on the device.
+    A prepared clip is float32 [1, 1, N], where N is a multiple of a frame. An encoded clip is
+    int64 [1, K, T], on the device.
 
     Raises:
-        WeightsMissing: naming the file and how to get it.
-        WeightsInvalid: naming what is wrong with which file.
+        WeightsMissing: a file is missing. The message names it and says how to get it.
+        WeightsInvalid: a file is not the expected one. The message names the file and what is wrong.
     """
 
     code_version = 1
@@ -103,12 +104,12 @@ class DacExtractor(TorchExtractor[Tensor, Tensor]):
         return self._model.encode(self.on_device(prepared)).audio_codes  # type: ignore[no-any-return]
 
     def _finish(self, encoded: Tensor) -> dict[str, Tensor]:
-        """`codes`: int64 [K, T], T = ceil(N / samples_per_frame), 0 … 1023."""
+        """Return `codes`: int64 [K, T], T = ceil(N / samples_per_frame), with values 0 … 1023."""
         return {"codes": encoded[0]}
 
 
 def quantizer_layout(config: CodecConfig) -> Layout:
-    """Every tensor of the published books, without the file's prefix."""
+    """Return the shapes of all tensors of the published codebooks, without the file's prefix."""
     hidden, narrow = config.hidden_size, config.codebook_dim
     layout: Layout = {}
     for book in range(config.n_codebooks):
@@ -120,7 +121,7 @@ def quantizer_layout(config: CodecConfig) -> Layout:
 
 
 def _no_decoder(config: CodecConfig) -> Mapping[str, Tensor]:
-    """Zeros for the part of transformers' model that is never run."""
+    """Return zeros for the decoder of transformers' model, which never runs."""
     layout = layout_of(partial(DacModel, config.for_transformers()))
     return {key: torch.zeros(shape) for key, shape in layout.items() if key.startswith("decoder.")}
 
@@ -145,16 +146,16 @@ def _untrained(profile: Profile, seed: int) -> tuple[CodecConfig, Mapping[str, T
 
 
 def _layouts(config: CodecConfig) -> Mapping[str, Layout]:
-    """By prefix."""
+    """Return the layout of each part of the file by the prefix of its keys."""
     encoder = dac_encoder_layout(config.encoder_hidden_size, config.downsampling_ratios, config.hidden_size)
     return {"encoder.": encoder, "quantizer.": quantizer_layout(config)}
 
 
 def _architecture(profile: Profile) -> CodecConfig:
-    """Of the published model whose codes the profile describes."""
+    """Return the architecture of the published model whose codes the profile describes."""
     codes = profile.tensors["codes"]
     books, highest = codes.shape[0], codes.maximum
-    assert isinstance(books, int), "the profile says how many books there are"
+    assert isinstance(books, int), "the profile says how many codebooks there are"
     assert highest, "the profile says how large they are"
     assert profile.frame_rate, "the profile says how many frames there are"
     return CodecConfig(

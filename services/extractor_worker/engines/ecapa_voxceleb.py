@@ -1,11 +1,11 @@
-"""The speaker embedding of SpeechBrain's ECAPA-TDNN, trained on VoxCeleb. Knows the encoder and its file.
+"""The extractor of speaker embeddings of SpeechBrain's ECAPA-TDNN, trained on VoxCeleb.
 
-What `EncoderClassifier.encode_batch` gives for one clip, up to the order of float32 sums. Its `normalize` is
-off by default, as here: only with it on does the published mean_var_norm_emb.ckpt count, which holds a mean
-to subtract from embeddings. So that file is not read.
+The result equals that of `EncoderClassifier.encode_batch` for one clip, up to the order of float32 sums.
+`normalize` is off there by default, and off here. The published mean_var_norm_emb.ckpt, a mean to subtract
+from embeddings, is used only with `normalize`, so that file is not read.
 
-There is no config.json: what the published hyperparams.yaml says is written down here, because reading it
-means calling whatever it names.
+The model has no config.json. The values of its hyperparams.yaml are written down here, because reading that
+file means calling whatever functions it names.
 """
 
 from collections.abc import Mapping
@@ -27,19 +27,22 @@ _TENSORS = "embedding_model.ckpt"
 PUBLISHED = SpeakerEncoderConfig(
     enc_dim=192, mel_dim=80, enc_channels=(1024, 1024, 1024, 1024, 3072), sample_rate=16_000
 )
-"""Of speechbrain/spkrec-ecapa-voxceleb."""
+"""The architecture of speechbrain/spkrec-ecapa-voxceleb."""
 
 
 class EcapaVoxCelebExtractor(TorchExtractor[Tensor, Tensor]):
-    """One clip at a time: a padded batch would change the result (cosine 0.9999 even with its lengths known).
+    """The ECAPA-TDNN encoder on the device, in float32.
+
+    Clips are encoded one at a time, because a padded batch would change the result: a cosine similarity of
+    0.9999, even if the encoder knows the lengths.
 
     Args:
-        loading: what for, from and onto.
-        architecture: of the weights; their file does not say.
+        loading: the profile, the source of the weights, and the device.
+        architecture: the architecture of the weights, which their file does not contain.
 
     Raises:
-        WeightsMissing: naming the file and how to get it.
-        WeightsInvalid: naming what is wrong with the file.
+        WeightsMissing: a file is missing. The message names it and says how to get it.
+        WeightsInvalid: a file is not the expected one. The message names the file and what is wrong.
     """
 
     code_version = 1
@@ -63,17 +66,17 @@ class EcapaVoxCelebExtractor(TorchExtractor[Tensor, Tensor]):
         self._encoder = filled(build, tensors).to(self.device)
 
     def _prepare(self, clip: ReferenceAudio) -> Tensor:
-        """float32 [1, T, 80], the mean over the clip taken off each band."""
+        """Return float32 [1, T, 80], with the mean over the clip subtracted from each band."""
         samples = self.resampled(clip, self._fbank.sample_rate, min_samples=self._min_samples)
         bands = fbank(samples[None], self._fbank)  # [1, T, 80]
         return self.pinned(bands - bands.mean(dim=1, keepdim=True))
 
     def _encode(self, prepared: Tensor) -> Tensor:
-        """float32 [1, D]."""
+        """Return float32 [1, D], on the device."""
         return self._encoder(self.on_device(prepared))  # type: ignore[no-any-return]
 
     def _finish(self, encoded: Tensor) -> dict[str, Tensor]:
-        """`speaker_embedding`: float32 [D], not normalised."""
+        """Return `speaker_embedding`: float32 [D], not normalised."""
         return {"speaker_embedding": encoded[0]}
 
 

@@ -1,7 +1,7 @@
-"""What Fish Speech S2 Pro and Audio8 need of a voice: codes of their DAC. Knows its file.
+"""The extractors for Fish Speech S2 Pro and Audio8. They make codes of these engines' DAC.
 
-What fish-speech 0.1.0 and vLLM-Omni compute from the same weights and 44.1 kHz samples. Engines run this
-codec in float32, whatever the language model runs in.
+The codes are those that fish-speech 0.1.0 and vLLM-Omni compute from the same weights and 44.1 kHz samples.
+Both run this codec in float32, whatever dtype the language model runs in.
 """
 
 import re
@@ -26,36 +26,37 @@ from speaker_registry.errors import AudioTooLong
 _TENSORS = "codec.pth"
 _PARTS = ("encoder.", "quantizer.")
 _IGNORED_KEYS = re.compile(r"\.(freqs_cis|causal_mask)$|^quantizer\.(post_module|upsample)\.")
-"""Tables, which follow from the configuration, whose size differs between releases; and what only the decoder
-needs, in which Fish Speech and Audio8 differ.
+"""Keys of the file that are not read: tables, which follow from the configuration and whose sizes differ
+between releases, and tensors that only the decoder needs, in which Fish Speech and Audio8 differ.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedClip:
-    """samples: float32 [frames * samples_per_frame], 44.1 kHz, the last frame filled up with zeros."""
+    """samples: float32 [frames * samples_per_frame] at 44.1 kHz, with zeros at the end of the last frame."""
 
     samples: Tensor
     frames: int
 
 
 class FishSpeechExtractor(TorchExtractor[PreparedClip, Tensor]):
-    """The encoder of Fish Speech S2 Pro's codec, loaded and on its device.
+    """The encoder of Fish Speech S2 Pro's codec, on its device.
 
-    Alone, a clip's codes are the engine's. Among others, on a GPU, the latents before them move by 4e-6, as
-    sums are made in another order: codes are equal in tests, but a very close call could go the other way.
+    A clip that is encoded alone gets the engine's codes. In a batch, on a GPU, sums are made in another
+    order, and the latents that the codes are computed from differ by 4e-6. Codes are equal in tests, but
+    where two codebook entries are almost equally near, the other one could be chosen.
 
     Raises:
-        WeightsMissing: naming the file and how to get it.
-        WeightsInvalid: naming what is wrong with which file.
+        WeightsMissing: a file is missing. The message names it and says how to get it.
+        WeightsInvalid: a file is not the expected one. The message names the file and what is wrong.
     """
 
     code_version = 1
     always_float32 = True
     gpu_batch_seconds = 30.0
-    """A second is 70 MB."""
+    """A second of audio needs 70 MB on the device."""
     codec: ClassVar[CodecConfig] = CodecConfig()
-    """The architecture: the published file brings no configuration, only shapes, which must be these."""
+    """The architecture. The published file has no configuration, and its shapes must fit this one."""
 
     def __init__(self, loading: Loading) -> None:
         if loading.seed is None:
@@ -79,12 +80,13 @@ class FishSpeechExtractor(TorchExtractor[PreparedClip, Tensor]):
         return PreparedClip(self.pinned(functional.pad(samples, (0, padding))), frames)
 
     def _encode(self, prepared: PreparedClip) -> Tensor:
-        """int64 [codebooks, T], still on the device."""
+        """Return int64 [codebooks, T], still on the device."""
         return self._encode_together([prepared])[0]
 
     def _encode_all(self, prepared: Sequence[PreparedClip]) -> list[Tensor]:
-        """Clips of similar lengths together: the encoder is causal, so the zeros behind a clip reach none of
-        its frames.
+        """Encode clips of similar lengths in one batch.
+
+        The encoder is causal, so the zeros after a clip reach none of its frames.
         """
         most_frames = int(self.batch_seconds * self.codec.sample_rate / self.codec.samples_per_frame)
         codes: dict[int, Tensor] = {}
@@ -102,19 +104,23 @@ class FishSpeechExtractor(TorchExtractor[PreparedClip, Tensor]):
         return [one[:, : clip.frames] for one, clip in zip(codes, clips, strict=True)]
 
     def _finish(self, encoded: Tensor) -> dict[str, Tensor]:
-        """`ref_codes_fq`: int64 [T, 10], T = ceil(N / 2048); first 0 … 4095, the others 0 … 1023."""
+        """Return `ref_codes_fq`: int64 [T, 10], T = ceil(N / 2048).
+
+        The first codebook has values 0 … 4095, the others 0 … 1023.
+        """
         return {"ref_codes_fq": encoded.T}
 
 
 class Audio8Extractor(FishSpeechExtractor):
-    """Audio8's codec has the same encoder, with weights of its own."""
+    """The encoder of Audio8's codec. It has the same architecture with other weights."""
 
     codec = CodecConfig(straight_through=False)
 
 
 def _groups(frames: Sequence[int], most_frames: int) -> Iterator[list[int]]:
-    """Places of clips that may be encoded together: of no more than `most_frames` padded to the longest, or
-    alone. Shortest first, so that there is little to pad.
+    """Yield the indices of clips to encode in one batch, shortest clips first, to keep padding short.
+
+    A batch, padded to its longest clip, has at most `most_frames` frames. A longer clip is encoded alone.
     """
     group: list[int] = []
     for place in sorted(range(len(frames)), key=lambda place: frames[place]):

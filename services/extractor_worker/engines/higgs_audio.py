@@ -1,7 +1,7 @@
-"""What OmniVoice and Higgs-Audio v2 need of a voice: the codes of Higgs Audio's tokenizer. Knows its files.
+"""The extractors for OmniVoice and Higgs-Audio v2. They make the codes of Higgs Audio's tokenizer.
 
-The artifact is what vLLM-Omni computes: the whole clip, resampled, and nothing else done to it. OmniVoice's
-own package prepares a clip first; what it does can be switched on.
+The codes are those that vLLM-Omni computes from the whole clip, which is resampled and otherwise unchanged.
+OmniVoice's own package prepares a clip first. Settings switch these steps on.
 """
 
 from collections.abc import Hashable, Mapping
@@ -51,14 +51,14 @@ _EXPECTED = {
     "semantic_samples_per_frame": 320,
     "codebooks": _CODEBOOKS,
 }
-"""Of a configuration. Most say how one branch's frames meet the other's."""
+"""The values that a configuration must have. Most determine how the two branches' frames are aligned."""
 _LOUDNESS = 0.1
-"""Root mean square that quieter clips are raised to."""
+"""The root mean square that quieter clips are amplified to."""
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedClip:
-    """samples: float32 [1, 1, N] at 24 kHz. whole: nothing was cut out of the clip."""
+    """samples: float32 [1, 1, N] at 24 kHz. whole: whether nothing was cut out of the clip."""
 
     samples: Tensor
     whole: bool
@@ -66,7 +66,10 @@ class PreparedClip:
 
 @dataclass(frozen=True, slots=True)
 class EncodedClip:
-    """codes: int64 [1, 8, T], still on the device. seconds: of audio in them; None if the whole clip's."""
+    """codes: int64 [1, 8, T], still on the device.
+
+    seconds: the length of the encoded audio, or None if that is the whole clip.
+    """
 
     codes: Tensor
     seconds: float | None
@@ -77,19 +80,19 @@ class _Weights:
     codec: CodecConfig
     tensors: Mapping[str, Tensor]
     identity: Hashable
-    """Equal where two profiles have the same tokenizer."""
+    """A key that is equal for two profiles with the same tokenizer."""
     fingerprint_inputs: Mapping[str, Any]
 
 
 class HiggsAudioExtractor(TorchExtractor[PreparedClip, EncodedClip]):
-    """Higgs Audio's tokenizer, loaded and on its device.
+    """The encoder of Higgs Audio's tokenizer, on its device.
 
-    One clip at a time: both encoders hear padding, and even clips of one length are rounded differently
-    together.
+    Clips are encoded one at a time: padding changes the output of both encoders, and even clips of equal
+    length are rounded differently in a batch.
 
     Raises:
-        WeightsMissing: naming the file and how to get it.
-        WeightsInvalid: naming what is wrong with which file.
+        WeightsMissing: a file is missing. The message names it and says how to get it.
+        WeightsInvalid: a file is not the expected one. The message names the file and what is wrong.
     """
 
     code_version = 1
@@ -123,17 +126,17 @@ class HiggsAudioExtractor(TorchExtractor[PreparedClip, EncodedClip]):
         return EncodedClip(self._codec.encode(self.on_device(prepared.samples)), seconds)
 
     def _finish(self, encoded: EncodedClip) -> dict[str, Tensor]:
-        """`ref_audio_tokens`: int64 [8, T], T = floor((N + 841) / 960), 0 … 1023."""
+        """Return `ref_audio_tokens`: int64 [8, T], T = floor((N + 841) / 960), with values 0 … 1023."""
         return {"ref_audio_tokens": encoded.codes[0]}  # [8, T]
 
 
 class OmniVoiceExtractor(HiggsAudioExtractor):
-    """The same for OmniVoice, whose own package does more to a clip before it encodes it.
+    """Higgs Audio's tokenizer for OmniVoice, with the steps of OmniVoice's own package as options.
 
-    One thing it does is not to be had: clips over 20 s that have no transcript it cuts to 15 s.
+    One step of that package is not available: it cuts clips over 20 s without a transcript to 15 s.
 
     Args:
-        settings: which of that to do; without, what the environment says.
+        settings: which steps to apply. By default they come from the environment.
     """
 
     def __init__(self, loading: Loading, settings: OmniVoiceSettings | None = None) -> None:
@@ -158,7 +161,7 @@ class OmniVoiceExtractor(HiggsAudioExtractor):
         return PreparedClip(self.pinned(samples[None, None]), whole)
 
     def _as_omnivoice(self, samples: NDArray[np.float32]) -> NDArray[np.float32]:
-        """In this order: louder, without silence, cut to whole frames."""
+        """Raise the loudness, remove silence, and cut to whole frames, in this order."""
         if self._settings.loudness:
             samples = _loudness_raised(samples)
         if self._settings.trim:
@@ -193,7 +196,7 @@ def _untrained(seed: int) -> _Weights:
 
 
 def _read_tensors(checkpoint: Checkpoint, layout: Layout) -> dict[str, Tensor]:
-    """Part by part: between them lies the decoder."""
+    """Read the parts of the encoder. The decoder's parts lie between them in the file and are skipped."""
     tensors: dict[str, Tensor] = {}
     for part in (*PARTS, *(f"semantic_model.{one}" for one in HUBERT_PARTS)):
         wanted = {key.removeprefix(part): shape for key, shape in layout.items() if key.startswith(part)}
@@ -228,7 +231,7 @@ def _part(published: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _kilobits(published: Any) -> float:
-    """The last of `target_bandwidths`, the one that is used where none is asked for."""
+    """Return the last of `target_bandwidths`, which is the default of the tokenizer."""
     if not isinstance(published, list) or not published or not isinstance(published[-1], int | float):
         raise WeightsInvalid(f"{_CONFIG}: target_bandwidths is {published!r:.80}, numbers are expected")
     return float(published[-1])

@@ -1,7 +1,7 @@
-"""What Ming-TTS needs of a voice: a speaker embedding (CAM++). Of Ming's files it knows only that encoder's.
+"""The extractor for Ming-TTS. It makes a speaker embedding (CAM++) and reads only that encoder's file.
 
-The engine resamples from the clip's own rate, in one step. The latents that it also makes of a clip with a
-transcript are not kept: the engine has no place to put them.
+The engine resamples from the clip's own rate in one step. For a clip with a transcript it also computes
+latents. The artifact has none, because the engine cannot be given any.
 """
 
 import torch
@@ -20,11 +20,13 @@ from services.shared.audio import ReferenceAudio
 
 
 class MingTTSExtractor(TorchExtractor[Embedding, Embedding]):
-    """CAM++, loaded. Always float32, as in the engine; one clip at a time, or its context would hear padding.
+    """The speaker encoder CAM++, in float32, as in the engine.
+
+    Clips are encoded one at a time: padding would change the context that CAM++ computes.
 
     Raises:
-        WeightsMissing: naming the file and how to get it.
-        WeightsInvalid: naming what is wrong with it.
+        WeightsMissing: a file is missing. The message names it and says how to get it.
+        WeightsInvalid: a file is not the expected one. The message names the file and what is wrong.
     """
 
     code_version = 1
@@ -41,12 +43,12 @@ class MingTTSExtractor(TorchExtractor[Embedding, Embedding]):
         self._speaker_encoder = load_campplus(loading, checkpoint)
 
     def _prepare(self, clip: ReferenceAudio) -> Embedding:
-        """All of it: nothing is left for the device."""
+        """Compute the embedding: float32 [192]. CAM++ runs on the CPU, so nothing is left for the device."""
         return self._speaker_encoder(self.resampled(clip, FBANK.sample_rate, min_samples=MIN_SAMPLES))
 
     def _encode(self, prepared: Embedding) -> Embedding:
         return prepared
 
     def _finish(self, encoded: Embedding) -> dict[str, Tensor]:
-        """`speaker_embedding`: float32 [192], not normalised."""
+        """Return `speaker_embedding`: float32 [192], not normalised."""
         return {"speaker_embedding": torch.from_numpy(encoded)}

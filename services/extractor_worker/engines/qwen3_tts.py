@@ -1,12 +1,13 @@
-"""What Qwen3-TTS needs of a voice: a speaker embedding and codes. Knows both encoders and their files.
+"""The extractor for Qwen3-TTS. It makes a speaker embedding and codes.
 
-Both are what the qwen-tts package computes from the same weights and 24 kHz samples (over 10 s: with the
-codec's window), and in bfloat16 what vLLM-Omni computes.
+In float32 both are what the qwen-tts package computes from the same weights and 24 kHz samples; for clips
+over 10 s, what it computes with the codec's sliding window applied. In bfloat16 both are what vLLM-Omni
+computes.
 
-A clip's codes do not depend on what is encoded beside it. On a GPU embeddings are computed together, and sums
-are made in another order. At the published size with random weights, whose values reach 80, embeddings moved
-by up to 1.4e-4 in float32, where those of clips alone have errors of 8e-5; in bfloat16 by up to 1.0, with
-errors of 0.6.
+A clip's codes do not depend on the other clips of a batch. On a GPU, the embeddings of a batch are computed
+together, and sums are made in another order. At the published size with random weights, embeddings have
+values up to 80. Batches moved them by up to 1.4e-4 in float32, where single clips have errors of 8e-5, and by
+up to 1.0 in bfloat16, where single clips have errors of 0.6.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
@@ -37,7 +38,7 @@ _CODEC_CONFIG, _CODEC_TENSORS = f"speech_tokenizer/{_CONFIG}", f"speech_tokenize
 _ONLY_BASE = "a CustomVoice or VoiceDesign model, which has no speaker encoder; only Base models clone voices"
 _SAMPLE_RATE = 24_000
 _CODEBOOKS = 16
-"""Of the 32 books the published codec has."""
+"""The number of codebooks that are used. The published codec has 32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,7 @@ class PreparedClip:
 
 @dataclass(frozen=True, slots=True)
 class EncodedClip:
-    """embedding: [1, D] in the encoder's dtype. codes: int64 [1, 16, T]. Both still on the device."""
+    """embedding: [1, D] in the encoder's dtype. codes: int64 [1, 16, T]. Both are still on the device."""
 
     embedding: Tensor
     codes: Tensor
@@ -63,16 +64,16 @@ class _Weights:
     codec: CodecConfig
     codec_tensors: Mapping[str, Tensor]
     codec_identity: Hashable
-    """Equal where two models have the same codec."""
+    """A key that is equal for two models with the same codec."""
     fingerprint_inputs: Mapping[str, Any]
 
 
 class Qwen3TTSExtractor(TorchExtractor[PreparedClip, EncodedClip]):
-    """Encoders of one Qwen3-TTS 12Hz Base model, loaded and on their device.
+    """The two encoders of one Qwen3-TTS 12Hz Base model, on their device.
 
     Raises:
-        WeightsMissing: naming the file and how to get it.
-        WeightsInvalid: naming what is wrong with which file.
+        WeightsMissing: a file is missing. The message names it and says how to get it.
+        WeightsInvalid: a file is not the expected one. The message names the file and what is wrong.
     """
 
     code_version = 1
@@ -118,8 +119,10 @@ class Qwen3TTSExtractor(TorchExtractor[PreparedClip, EncodedClip]):
         return EncodedClip(embedding, self._codes(prepared))
 
     def _encode_all(self, prepared: Sequence[PreparedClip]) -> list[EncodedClip]:
-        """Embeddings at once, which changes them by rounding errors; codes one clip at a time, because the
-        last frame hears what follows it.
+        """Compute the embeddings in one batch, and the codes of one clip at a time.
+
+        A batch changes embeddings by rounding errors only. It would change codes, because the last frame of a
+        clip depends on the samples that follow it.
         """
         if len(prepared) == 1:
             return [self._encode(prepared[0])]
@@ -137,7 +140,10 @@ class Qwen3TTSExtractor(TorchExtractor[PreparedClip, EncodedClip]):
         return self._codec.encode(self.on_device(prepared.samples))
 
     def _finish(self, encoded: EncodedClip) -> dict[str, Tensor]:
-        """`speaker_embedding`: float32 [width]. `ref_code`: int32 [T, 16], T = ceil(N / 1920), 0 … 2047."""
+        """Return `speaker_embedding`: float32 [width], and `ref_code`: int32 [T, 16], T = ceil(N / 1920).
+
+        The codes have values 0 … 2047.
+        """
         return {
             "speaker_embedding": encoded.embedding[0].float(),  # [D]
             "ref_code": encoded.codes[0].T.to(torch.int32),  # [T, 16]
@@ -145,8 +151,10 @@ class Qwen3TTSExtractor(TorchExtractor[PreparedClip, EncodedClip]):
 
 
 def _codec_inputs(dtype: Dtype) -> dict[str, Any]:
-    """What the code decides. Rotary frequencies are only mentioned where rounding them changes codes, so that
-    the fingerprints of float32 artifacts do not change with it.
+    """Return what this module decides about the codec.
+
+    `rotary_frequencies` appears only where rounding them changes codes, so that float32 artifacts keep the
+    fingerprints that they had before it was added.
     """
     fingerprint_inputs: dict[str, Any] = {"books": _CODEBOOKS, "sliding_window_applied": True}
     return fingerprint_inputs if dtype == "float32" else fingerprint_inputs | {"rotary_frequencies": dtype}

@@ -1,7 +1,7 @@
-"""SpeechTokenizer's codes, the first book semantic. Knows the codebooks, the encoder and their files.
+"""The extractor of SpeechTokenizer's codes, whose first codebook is semantic (arXiv 2308.16692).
 
-The same codes as the speechtokenizer package's `encode` gives for one clip of 16 kHz samples. Of the
-published weights, the decoder and what only training needs are not used.
+The codes are those that `encode` of the speechtokenizer package gives for one clip of 16 kHz samples. The
+decoder and the tensors that only training needs are not used.
 """
 
 from collections.abc import Mapping
@@ -32,7 +32,7 @@ _CONFIG, _TENSORS = f"{_FOLDER}/config.json", f"{_FOLDER}/SpeechTokenizer.pt"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Codebooks:
-    """Codebooks: how many, and of how many entries."""
+    """The number of codebooks (`count`), and the number of entries in each (`size`)."""
 
     count: int
     size: int
@@ -41,8 +41,8 @@ class _Codebooks:
     def of(cls, profile: Profile) -> Self:
         codes = profile.tensors["codes"]
         count, last = codes.shape[0], codes.maximum
-        assert isinstance(count, int), "the profile says how many books there are"
-        assert last is not None, "and how many entries they have"
+        assert isinstance(count, int), "the profile says how many codebooks there are"
+        assert last is not None, "the profile says how many entries the codebooks have"
         return cls(count=count, size=int(last) + 1)
 
     def keys(self) -> list[str]:
@@ -52,7 +52,7 @@ class _Codebooks:
         return dict.fromkeys(self.keys(), (self.size, width))
 
     def published_layout(self, width: int) -> Layout:
-        """With what only training needs: running sums, from which the entries were made."""
+        """Include the tensors that only training needs: the running sums that the entries were made from."""
         layout: dict[str, tuple[int, ...]] = {}
         for key in self.keys():
             codebook = key.removesuffix("embed")
@@ -61,7 +61,7 @@ class _Codebooks:
         return layout
 
     def stacked(self, tensors: Mapping[str, Tensor]) -> Tensor:
-        """float32 [count, size, D]."""
+        """Return all codebooks: float32 [count, size, D]."""
         return torch.stack([tensors[key] for key in self.keys()])
 
 
@@ -74,11 +74,13 @@ class _Weights:
 
 
 class SpeechTokenizerExtractor(TorchExtractor[Tensor, Tensor]):
-    """One clip at a time: the LSTM runs in both directions, so padding changes every frame.
+    """SpeechTokenizer's encoder and codebooks, on their device.
+
+    Clips are encoded one at a time: the LSTM runs in both directions, so padding changes every frame.
 
     Raises:
-        WeightsMissing: naming the file and how to get it.
-        WeightsInvalid: naming what is wrong with which file.
+        WeightsMissing: a file is missing. The message names it and says how to get it.
+        WeightsInvalid: a file is not the expected one. The message names the file and what is wrong.
     """
 
     code_version = 1
@@ -104,21 +106,21 @@ class SpeechTokenizerExtractor(TorchExtractor[Tensor, Tensor]):
         self._books = weights.books.to(self.device)
 
     def _prepare(self, clip: ReferenceAudio) -> Tensor:
-        """float32 [1, 1, N] at 16 kHz."""
+        """Return float32 [1, 1, N] at 16 kHz."""
         return self.pinned(self.resampled(clip, self._sample_rate, min_samples=self._min_samples)[None, None])
 
     def _encode(self, prepared: Tensor) -> Tensor:
-        """int64 [codebooks, T]."""
+        """Return int64 [codebooks, T], on the device."""
         latents = self._encoder(self.on_device(prepared))[0]  # [D, T]
         return quantized(latents.T, self._books)
 
     def _finish(self, encoded: Tensor) -> dict[str, Tensor]:
-        """`codes`: int64 [8, T], T = ceil(N / 320), 0 … 1023."""
+        """Return `codes`: int64 [8, T], T = ceil(N / 320), with values 0 … 1023."""
         return {"codes": encoded}
 
 
 def quantized(latents: Tensor, books: Tensor) -> Tensor:
-    """The entry of each book that is nearest to what the books before it left over.
+    """Quantise each residual: every codebook codes what the codebooks before it left over.
 
     Args:
         latents: float32 [T, D].
@@ -130,7 +132,7 @@ def quantized(latents: Tensor, books: Tensor) -> Tensor:
     codes, rest = [], latents
     for book in books:
         code = nearest_entries(rest, book)  # [T]
-        rest = rest - functional.embedding(code, book)
+        rest = rest - functional.embedding(code, book)  # [T, D]
         codes.append(code)
     return torch.stack(codes)
 

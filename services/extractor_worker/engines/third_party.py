@@ -1,4 +1,4 @@
-"""Runs an engine that another package brings, which knows only the contract in `speaker_registry.engine`."""
+"""Runs engines of other packages, which know only the contract in `speaker_registry.engine`."""
 
 from collections.abc import Mapping
 from typing import Any

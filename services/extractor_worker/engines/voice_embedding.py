@@ -1,8 +1,10 @@
-"""`python -m services.extractor_worker.engines.voice_embedding VOICE.pt VOICE.safetensors`: a voice
-embedding as Mistral publishes them, made into a file that `speaker-registry put` brings to the registry.
+"""Converts a voice embedding of the kind that Mistral publishes into a file for `speaker-registry put`.
 
-Such a file is a pickle from anywhere. It is read in a process of its own that has given up files, network and
-memory before it sees a byte, and there only by torch's reader that makes nothing but tensors.
+`python -m services.extractor_worker.engines.voice_embedding VOICE.pt VOICE.safetensors`
+
+The published file is a pickle and may come from anywhere. It is read in a process of its own, which gives up
+access to files and the network and limits its memory before it reads a byte. That process uses torch's reader
+for `weights_only`, which creates nothing but tensors.
 """
 
 import argparse
@@ -22,7 +24,7 @@ from speaker_registry.errors import InvalidArtifact
 
 MAX_FILE_BYTES = 64 * 1024**2
 _MEMORY_BYTES = 512 * 1024**2
-"""What reading may take beyond what torch takes."""
+"""The memory that reading a file may use, besides the memory that torch itself uses."""
 _SECONDS = 60.0
 _TENSOR = "voice_embedding"
 
@@ -37,7 +39,7 @@ def read_voice_embedding(data: bytes) -> NDArray[np.float32]:
         float32 [L, hidden], finite.
 
     Raises:
-        InvalidArtifact: it is something else, or too large.
+        InvalidArtifact: the file holds something else, or is too large.
     """
     if len(data) > MAX_FILE_BYTES:
         raise InvalidArtifact(f"the file has more than the {MAX_FILE_BYTES} bytes that are accepted")
@@ -57,18 +59,18 @@ def read_voice_embedding(data: bytes) -> NDArray[np.float32]:
 
 
 def _check(embedding: NDArray[np.float32]) -> None:
-    from services.shared.model.profiles import BUILT_IN  # noqa: PLC0415 - the guarded process does not need it
+    from services.shared.model.profiles import BUILT_IN  # noqa: PLC0415 - the guarded process does not need this import
 
     check_tensors({_TENSOR: embedding}, BUILT_IN["voxtral"].tensors)
 
 
 def _read_guarded() -> None:
-    """In the process of its own: from stdin to stdout. Whatever goes wrong ends it."""
-    import torch  # noqa: PLC0415 - whoever only asks does not need it
+    """Convert stdin to .npy on stdout, in the guarded process. Any error ends that process."""
+    import torch  # noqa: PLC0415 - the process that starts this one does not need torch
 
     torch.set_num_threads(1)
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
-        # Each kind of number once: torch looks at the processor, and imports, when it first needs to.
+        # Read each dtype once: torch inspects the processor and imports modules when it first needs them.
         rehearsal = io.BytesIO()
         torch.save(torch.zeros(1, 64, dtype=dtype), rehearsal)
         _to_npy(rehearsal.getvalue())

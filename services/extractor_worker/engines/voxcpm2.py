@@ -1,8 +1,8 @@
-"""What VoxCPM2 needs of a voice: latents of its audio VAE, in patches of four. Knows the VAE and its files.
+"""The extractor for VoxCPM2. It makes latents of the engine's audio VAE, in patches of four frames.
 
-Two tensors, which differ by where the clip is padded to whole patches: as a reference zeros follow it, as the
-beginning of what is to be continued they go before it. Both are made for every clip; the second is only kept
-where there is a transcript of what is to be continued.
+The artifact has two tensors, which differ in where zeros pad the clip to whole patches. In the reference,
+`ref_audio_feat`, zeros follow the clip. In the beginning that is to be continued, `audio_feat`, zeros precede
+it. Both are made for every clip. The second is kept only if the clip has a transcript.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,26 +31,26 @@ from speaker_registry.errors import WeightsInvalid, WeightsMissing
 
 _CONFIG, _PICKLE, _CONVERTED = "config.json", "audiovae.pth", "audiovae.safetensors"
 _PATCH_FRAMES = 4
-"""Frames of latents that the language model takes at once."""
+"""The number of frames of latents that the language model takes at once."""
 
 
 class VoxCPM2Extractor(TorchExtractor[Tensor, Tensor]):
-    """The audio VAE's encoder, loaded and on its device. Always float32, as in the engine.
+    """The audio VAE's encoder, on its device, in float32, as in the engine.
 
-    On a GPU clips are encoded together. Sums are then made in another order, and latents move by rounding
-    errors: by up to 4e-4 at the published size, where those of a clip alone have errors of 3e-4.
+    On a GPU clips are encoded in batches. Sums are then made in another order, and latents differ by rounding
+    errors: by up to 4e-4 at the published size, where the latents of a single clip have errors of 3e-4.
 
-    Prepared is float32 [2, 1, N]: the clip with zeros after it, and with zeros before it, N a multiple of a
-    patch. Encoded is float32 [2, 64, 4 * P], on the device.
+    A prepared clip is float32 [2, 1, N]: the clip with zeros after it, and with zeros before it. N is a
+    multiple of a patch. An encoded clip is float32 [2, 64, 4 * P], on the device.
 
     Raises:
-        WeightsMissing: naming the file and how to get it.
-        WeightsInvalid: naming what is wrong with which file.
+        WeightsMissing: a file is missing. The message names it and says how to get it.
+        WeightsInvalid: a file is not the expected one. The message names the file and what is wrong.
     """
 
     code_version = 1
     gpu_batch_seconds = 60.0
-    """A second is 8 MB at the widest layer, and a handful of those exist at once."""
+    """A second of audio needs 8 MB at the widest layer, and a few tensors of that size exist at once."""
     always_float32 = True
 
     def __init__(self, loading: Loading) -> None:
@@ -78,7 +78,10 @@ class VoxCPM2Extractor(TorchExtractor[Tensor, Tensor]):
         return self._encode_all([prepared])[0]
 
     def _encode_all(self, prepared: Sequence[Tensor]) -> list[Tensor]:
-        """All clips at once, padded on the right, which a causal encoder does not hear; side after side."""
+        """Encode all clips in one batch, once with zeros after the clips and once with zeros before them.
+
+        The batch is padded on the right, which does not change the result of a causal encoder.
+        """
         longest = max(clip.shape[-1] for clip in prepared)
         padded = [functional.pad(self.on_device(clip), (0, longest - clip.shape[-1])) for clip in prepared]
         batch = torch.stack(padded, dim=1)  # [2, B, 1, N]
@@ -87,7 +90,7 @@ class VoxCPM2Extractor(TorchExtractor[Tensor, Tensor]):
         return [row[..., :count] for row, count in zip(latents, frames, strict=True)]
 
     def _finish(self, encoded: Tensor) -> dict[str, Tensor]:
-        """Both float32 [P, 4, 64], P = ceil(N / 2560)."""
+        """Return `ref_audio_feat` and `audio_feat`: float32 [P, 4, 64] each, P = ceil(N / 2560)."""
         frames = encoded.transpose(1, 2)  # [2, 4 * P, 64]
         reference, continuation = frames.reshape(2, -1, _PATCH_FRAMES, frames.shape[-1])  # [P, 4, 64] each
         return {"ref_audio_feat": reference, "audio_feat": continuation}
@@ -108,7 +111,7 @@ def _untrained(seed: int) -> tuple[AudioVaeConfig, Mapping[str, Tensor], Mapping
 
 
 def _checkpoint(loading: Loading) -> tuple[Checkpoint, str]:
-    """And its file of tensors: the engine takes a converted one, where there is one, before the pickle."""
+    """Find the checkpoint and its tensor file. Like the engine, prefer a converted file to the pickle."""
     weights = loading.profile.weights
     files = {name: sha256 for name, sha256 in weights.files.items() if name != _PICKLE} | {_CONVERTED: None}
     converted = replace(loading.profile, weights=weights.model_copy(update={"files": files}))
