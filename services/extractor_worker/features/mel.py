@@ -1,6 +1,6 @@
-"""Log-mel spectrograms as TTS models and Whisper's descendants want them. Knows samples and bands, no model.
+"""Log-mel spectrograms for TTS models and for Whisper's descendants. Knows samples and bands, no model.
 
-Always float32, whatever the encoder runs in: the logarithm of quiet bands does not survive bfloat16.
+They are always computed in float32, because the logarithm of quiet bands is not accurate in bfloat16.
 """
 
 import functools
@@ -24,7 +24,10 @@ _LOG_STEP = math.log(6.4) / 27
 
 @dataclass(frozen=True, slots=True)
 class MelSettings:
-    """Every number that changes the spectrogram; part of the fingerprint. The defaults are Qwen3-TTS'."""
+    """Every number that changes the spectrogram. They are part of the fingerprint.
+
+    The defaults are those of Qwen3-TTS.
+    """
 
     sample_rate: int = 24_000
     window: int = 1024
@@ -34,19 +37,19 @@ class MelSettings:
     lowest_hertz: float = 0.0
     highest_hertz: float = 12_000.0
     power_floor: float = 1e-9
-    """Added to the squared magnitude before its root."""
+    """Added to the squared magnitude before the square root."""
     band_floor: float = 1e-5
-    """Smallest value the logarithm sees."""
+    """Smaller values are raised to this before the logarithm."""
 
     @property
     def padding(self) -> int:
-        """Samples reflected at each end, so that N samples give floor(N / hop) frames."""
+        """The samples that are reflected at each end, so that N samples give floor(N / hop) frames."""
         return (self.window - self.hop) // 2
 
 
 @dataclass(frozen=True, slots=True)
 class WhisperMelSettings:
-    """The same for Whisper's kind of spectrogram. The defaults are those of the S3 tokenizer v3."""
+    """The numbers of Whisper's kind of spectrogram. The defaults are those of the S3 tokenizer v3."""
 
     sample_rate: int = 16_000
     window: int = 400
@@ -56,15 +59,15 @@ class WhisperMelSettings:
     lowest_hertz: float = 0.0
     highest_hertz: float = 8_000.0
     power_floor: float = 1e-10
-    """Smallest band power the logarithm sees."""
+    """Smaller band powers are raised to this before the logarithm."""
     range_bels: float = 8.0
-    """How far below the clip's loudest band anything may be; 8 are 80 dB."""
+    """Values further than this below the clip's loudest band are raised to that level. 8 bels are 80 dB."""
     shift: float = 4.0
-    """Added to the logarithm, which is then divided by it."""
+    """Added to the logarithm. The sum is divided by the same number."""
 
 
 def log_mel(samples: Tensor, settings: MelSettings) -> Tensor:
-    """Natural logarithm of mel band magnitudes.
+    """Compute the natural logarithm of mel band magnitudes.
 
     Args:
         samples: float32 [B, N] at `settings.sample_rate`; N > `settings.padding` and N >= `settings.hop`.
@@ -85,11 +88,11 @@ def log_mel(samples: Tensor, settings: MelSettings) -> Tensor:
 
 
 def whisper_log_mel(samples: Tensor, settings: WhisperMelSettings) -> Tensor:
-    """Decimal logarithm of mel band powers, floored relative to the loudest of this clip.
+    """Compute the decimal logarithm of mel band powers, with a floor relative to the clip's loudest band.
 
     Args:
-        samples: float32 [N] at `settings.sample_rate`, one clip without padding, which would not change its
-            loudest band but its last frames; N > `settings.window` / 2.
+        samples: float32 [N] at `settings.sample_rate`, N > `settings.window` / 2. The clip must not be
+            padded: padding would not change its loudest band, but would change its last frames.
         settings: every number involved.
 
     Returns:
@@ -99,12 +102,12 @@ def whisper_log_mel(samples: Tensor, settings: WhisperMelSettings) -> Tensor:
     spectrum = torch.stft(samples, settings.window, settings.hop, window=window, return_complex=True)
     power = spectrum[:, :-1].abs() ** 2  # [window // 2 + 1, T]; the last frame is mostly padding
     bands = (_bank(settings, samples.device) @ power).clamp(min=settings.power_floor).log10()  # [bands, T]
-    floored = torch.maximum(bands, bands.max() - settings.range_bels)
+    floored = torch.maximum(bands, bands.max() - settings.range_bels)  # [bands, T]
     return (floored + settings.shift) / settings.shift
 
 
 def slaney_bank(settings: MelSettings | WhisperMelSettings) -> NDArray[np.float32]:
-    """Triangles on the Slaney scale, each of unit area in hertz. float32 [bands, window // 2 + 1]."""
+    """Build triangles of unit area (in Hz) on the Slaney scale: float32 [bands, window // 2 + 1]."""
     bins = np.fft.rfftfreq(settings.window, 1 / settings.sample_rate)  # [F]
     ends = _mel(np.array([settings.lowest_hertz, settings.highest_hertz]))
     corners = _hertz(np.linspace(ends[0], ends[1], settings.bands + 2))  # [bands + 2]

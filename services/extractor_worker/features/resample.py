@@ -1,12 +1,13 @@
-"""Resampling by windowed sinc, as torchaudio does it. Knows sample rates, nothing of clips, files or models.
+"""Resampling by windowed sinc, as torchaudio does it. Knows sample rates, but no clips, files or models.
 
-Which kernel resamples a clip changes the artifact (from 16 kHz, 93 % of the codes agree between this one and
-soxr's), so every extractor takes torchaudio's, as TTS servers do, and the fingerprint names it. (From there
-to its tokens CosyVoice3 takes scipy's, as its engine does.) It does not name who computes it: torchaudio
-where it imports (its wheel needs CUDA libraries), otherwise the same arithmetic here.
+The kernel that resamples a clip changes the artifact: from 16 kHz, 93 % of the codes agree between this
+kernel and soxr's. Every extractor therefore uses torchaudio's kernel, as TTS servers do, and the fingerprint
+names the kernel. (For its tokens, CosyVoice3 resamples a second time with scipy's, as its engine does.) The
+fingerprint does not say which code computes it: torchaudio where that imports (its wheel needs CUDA
+libraries), otherwise the same arithmetic in this module.
 
-There are two of it, which differ in the seventh digit: `torchaudio.transforms.Resample` builds the kernel in
-float64, `torchaudio.functional.resample` in the dtype of what it resamples.
+The kernel has two variants, which differ in the seventh digit: `torchaudio.transforms.Resample` builds it in
+float64, `torchaudio.functional.resample` in the dtype of the samples.
 """
 
 import functools
@@ -25,7 +26,7 @@ except (ImportError, OSError):  # absent, or its compiled part does not load bes
     Resample = None
 
 KERNEL = "sinc-hann-w6-r0.99-f64"
-"""Names the result: sinc under a Hann window, 6 zero crossings, roll-off 0.99, kernel built in float64."""
+"""The usual kernel: sinc under a Hann window, 6 zero crossings, roll-off 0.99, built in float64."""
 KERNEL_FLOAT32 = "sinc-hann-w6-r0.99-f32"
 """The same kernel built in float32, for engines that resample with `torchaudio.functional`."""
 
@@ -33,7 +34,7 @@ _ZERO_CROSSINGS = 6
 _ROLLOFF = 0.99
 _MAX_KERNELS = 16
 _MAX_KERNEL_VALUES = 1_000_000
-"""Usual rates need at most a third of it. 23,999 Hz to 24 kHz would be 600 million, in float64 at first."""
+"""Usual rates need at most a third. 23,999 Hz to 24 kHz would need 600 million, at first in float64."""
 
 Resampler = Callable[[Tensor], Tensor]
 
@@ -43,15 +44,15 @@ def resample(samples: Tensor, from_rate: int, to_rate: int, kernel: str = KERNEL
 
     Args:
         samples: float32 [N], on the CPU.
-        from_rate: Hz, of `samples`.
-        to_rate: Hz, of the result. The same as `from_rate` gives `samples` itself.
+        from_rate: the sample rate of `samples` in Hz.
+        to_rate: the sample rate of the result in Hz. If it equals `from_rate`, `samples` is returned.
         kernel: `KERNEL` or `KERNEL_FLOAT32`.
 
     Returns:
         float32 [ceil(N * to_rate / from_rate)].
 
     Raises:
-        UnsupportedAudio: the rates have so little in common that the kernel would be enormous.
+        UnsupportedAudio: the rates have so small a common divisor that the kernel would be too large.
     """
     if from_rate == to_rate:
         return samples
@@ -76,7 +77,7 @@ def _kernel_values(from_rate: int, to_rate: int) -> int:
 
 
 def _reach(source: int, target: int) -> int:
-    """How many source samples a filter sees on either side."""
+    """Return the number of source samples that a filter spans on either side."""
     return math.ceil(_ZERO_CROSSINGS * source / (min(source, target) * _ROLLOFF))
 
 
@@ -84,8 +85,8 @@ class SincHann:
     """The kernel for one pair of rates: a filter per output phase, applied as one strided convolution.
 
     Args:
-        dtype: what the kernel is built in.
-        device: where it is built and used. A sine's last bit differs between devices.
+        dtype: the dtype that the kernel is built in.
+        device: where the kernel is built and used. The last bit of a sine differs between devices.
     """
 
     def __init__(
@@ -101,7 +102,7 @@ class SincHann:
         self.filters = _filters(self.source, self.target, dtype, device)
 
     def __call__(self, samples: Tensor) -> Tensor:
-        """float32 [..., N] -> float32 [..., ceil(N * target / source)]."""
+        """Resample float32 [..., N] to float32 [..., ceil(N * target / source)]."""
         rows = samples.reshape(-1, 1, samples.shape[-1])  # [R, 1, N]
         padded = functional.pad(rows, (self.reach, self.reach + self.source))  # [R, 1, N + …]
         phases = functional.conv1d(padded, self.filters, stride=self.source)  # [R, target, steps]
@@ -111,10 +112,10 @@ class SincHann:
 
 
 def _filters(source: int, target: int, dtype: torch.dtype, device: torch.device | None) -> Tensor:
-    """float32 [target, 1, 2 * reach + source], built in `dtype`."""
+    """Build the filters in `dtype` and return float32 [target, 1, 2 * reach + source]."""
     cutoff, reach = min(source, target) * _ROLLOFF, _reach(source, target)
     taps = torch.arange(-reach, reach + source, dtype=dtype, device=device) / source  # [W]
-    # torchaudio's output phases are float32 even in its float64 kernel; it shows in the seventh digit.
+    # torchaudio's output phases are float32 even in its float64 kernel, which shows in the seventh digit.
     steps = torch.arange(0, -target, -1, dtype=torch.float32, device=device)
     phases = steps[:, None] / target  # [target, 1]
     crossings = ((phases + taps) * cutoff).clamp(-_ZERO_CROSSINGS, _ZERO_CROSSINGS)  # [target, W]

@@ -1,7 +1,7 @@
-"""Cutting silence out of a clip as OmniVoice's own package does before it encodes one. Knows samples only.
+"""Cuts silence out of a clip as OmniVoice's own package does before it encodes one. Knows samples only.
 
-That package leaves it to pydub, which counts in whole milliseconds of 16-bit samples; so does this, and gives
-the same samples. What is silent there is silent here: a root mean square, rounded down, of at most 103.
+That package uses pydub, which counts in whole milliseconds of 16-bit samples. This module does the same and
+returns the same samples. Silence is the same as there: a root mean square, rounded down, of at most 103.
 """
 
 import math
@@ -11,32 +11,32 @@ import numpy as np
 from numpy.typing import NDArray
 
 Milliseconds = NDArray[np.int16]
-"""[M, K]: M milliseconds of K samples."""
+"""Samples by millisecond: [M, K] for M milliseconds of K samples."""
 Ranges = list[tuple[int, int]]
-"""First millisecond and the one after the last, ascending, apart from each other."""
+"""Ranges as (first millisecond, millisecond after the last), ascending, with gaps between them."""
 
 _FULL_SCALE = 32_768
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SilenceRules:
-    """Every number involved; part of the fingerprint. The defaults are the omnivoice package's.
+    """The numbers that decide what is cut. They are part of the fingerprint.
 
-    All but the level are milliseconds.
+    All but the level are milliseconds. The defaults are those of the omnivoice package.
     """
 
     silent_decibels: float = -50.0
-    """Relative to full scale; what is no louder is silent."""
+    """The loudest silence, relative to full scale."""
     longest_pause: int = 200
-    """A longer one is cut, and this much of it is kept on either side."""
+    """Longer pauses are cut, and this much of them is kept on either side."""
     step: int = 10
-    """Pauses are looked for in steps of it, the ends of the clip in pieces of it."""
+    """The step of the search for pauses, and the length of the pieces in which both ends are searched."""
     kept_before: int = 100
     kept_after: int = 200
 
     @property
     def loudest_silence(self) -> int:
-        """As a root mean square of 16-bit samples, rounded down."""
+        """The root mean square of the loudest silence in 16-bit samples, rounded down."""
         return math.floor(10 ** (self.silent_decibels / 20) * _FULL_SCALE)
 
 
@@ -46,12 +46,12 @@ def without_silence(
     """Shorten long pauses, and silence at both ends.
 
     Args:
-        samples: float32 [N], in [-1, 1]; what is beyond is cut off.
+        samples: float32 [N] in [-1, 1]. Values outside are clipped.
         sample_rate: Hz, a multiple of 1000.
         rules: every number involved.
 
     Returns:
-        float32 [K], a whole number of milliseconds, rounded to 16 bits; K = 0 if all was silent.
+        float32 [K], a whole number of milliseconds, rounded to 16 bits. K is 0 if the whole clip is silent.
     """
     clip = _without_pauses(_milliseconds(samples, sample_rate // 1000), rules)
     clip = clip[max(0, _leading_silence(clip, rules) - rules.kept_before) :]
@@ -61,7 +61,10 @@ def without_silence(
 
 
 def _milliseconds(samples: NDArray[np.float32], each: int) -> Milliseconds:
-    """What does not fill a millisecond is filled with zeros if it is more than half of one, else left out."""
+    """Split a clip into milliseconds: [M, K].
+
+    A rest of more than half a millisecond is filled up with zeros. A shorter rest is dropped.
+    """
     levels = (samples * np.float32(_FULL_SCALE)).clip(-_FULL_SCALE, _FULL_SCALE - 1).astype(np.int16)
     count = round(1000 * (len(levels) / (1000 * each)))
     filled = np.zeros(count * each, np.int16)
@@ -75,7 +78,7 @@ def _without_pauses(clip: Milliseconds, rules: SilenceRules) -> Milliseconds:
 
 
 def _kept(sounds: Ranges, length: int, margin: int) -> Ranges:
-    """Each sound with a margin on either side; where two margins meet, they share what is between."""
+    """Add a margin to both sides of each sound. Where two margins overlap, they share the gap equally."""
     starts = [start - margin for start, _ in sounds]
     ends = [end + margin for _, end in sounds]
     for one in range(len(sounds) - 1):
@@ -85,13 +88,13 @@ def _kept(sounds: Ranges, length: int, margin: int) -> Ranges:
 
 
 def _sounds(clip: Milliseconds, rules: SilenceRules) -> Ranges:
-    """What is between the pauses."""
+    """Return the ranges between the pauses."""
     edges = [0, *(edge for pause in _pauses(clip, rules) for edge in pause), len(clip)]
     return [(start, end) for start, end in zip(edges[::2], edges[1::2], strict=True) if start < end]
 
 
 def _pauses(clip: Milliseconds, rules: SilenceRules) -> Ranges:
-    """Wherever a window as long as the longest pause is silent, with what silent windows overlap."""
+    """Find the silent windows that are as long as the longest pause, and merge those that overlap."""
     window, last = rules.longest_pause, len(clip) - rules.longest_pause
     if last < 0:
         return []
@@ -106,7 +109,7 @@ def _pauses(clip: Milliseconds, rules: SilenceRules) -> Ranges:
 
 
 def _leading_silence(clip: Milliseconds, rules: SilenceRules) -> int:
-    """Milliseconds until the first piece that is not silent; all of the clip if there is none."""
+    """Return the milliseconds before the first piece that is not silent, or the clip's length if all are."""
     pieces = range(0, len(clip), rules.step)
     energy = _energy(clip)
     for start in pieces:
@@ -117,10 +120,10 @@ def _leading_silence(clip: Milliseconds, rules: SilenceRules) -> int:
 
 
 def _energy(clip: Milliseconds) -> NDArray[np.int64]:
-    """int64 [M]: the sum of squares of each millisecond."""
+    """Return the sum of squares of each millisecond: int64 [M]."""
     return np.asarray(np.square(clip.astype(np.int64)).sum(axis=1))
 
 
 def _level(energy: NDArray[np.int64], milliseconds: int, clip: Milliseconds) -> NDArray[np.float64]:
-    """Root mean square, rounded down."""
+    """Return the root mean square, rounded down."""
     return np.asarray(np.floor(np.sqrt(energy / (milliseconds * clip.shape[1]))))

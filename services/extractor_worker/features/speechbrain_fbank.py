@@ -1,7 +1,7 @@
 """Mel bands in decibels as SpeechBrain's `Fbank` computes them. Knows samples and bands, no model, no files.
 
-Always float32, the bank included: SpeechBrain builds it in float32, and one built more exactly differs in the
-fifth digit.
+The bands and the filter bank are computed in float32, as in SpeechBrain. A more exact filter bank would
+differ in the fifth digit.
 """
 
 import functools
@@ -16,39 +16,42 @@ _MAX_BANKS = 4
 
 @dataclass(frozen=True, slots=True)
 class FbankSettings:
-    """Every number that changes the bands; part of the fingerprint. The defaults are `Fbank(n_mels=80)`'s."""
+    """Every number that changes the bands. They are part of the fingerprint.
+
+    The defaults are those of `Fbank(n_mels=80)`.
+    """
 
     sample_rate: int = 16_000
     window: int = 400
-    """Samples of the periodic Hamming window and of the FFT: 25 ms."""
+    """The samples in the periodic Hamming window and in the FFT: 25 ms."""
     hop: int = 160
-    """10 ms."""
+    """The samples between two frames: 10 ms."""
     bands: int = 80
     lowest_hertz: float = 0.0
     highest_hertz: float = 8000.0
     band_floor: float = 1e-10
-    """Smallest power the logarithm sees."""
+    """Smaller powers are raised to this before the logarithm."""
     range_decibels: float = 80.0
-    """What lies further than this below the loudest band of the clip is lifted to there."""
+    """Values further than this below the clip's loudest band are raised to that level."""
 
     def frames(self, samples: int) -> int:
         return 1 + samples // self.hop
 
     def samples(self, frames: int) -> int:
-        """Fewest samples that give so many frames."""
+        """Return the fewest samples that give this many frames."""
         return (frames - 1) * self.hop
 
 
 def fbank(samples: Tensor, settings: FbankSettings) -> Tensor:
-    """Power in mel bands, in decibels.
+    """Compute the power in mel bands, in decibels.
 
     Args:
         samples: float32 [B, N] at `settings.sample_rate`; N >= 1.
         settings: every number involved.
 
     Returns:
-        float32 [B, 1 + floor(N / hop), bands]. Frame t is centred on sample t * hop; silence is around the
-        clip.
+        float32 [B, 1 + floor(N / hop), bands]. Frame t is centred on sample t * hop. The clip is padded with
+        zeros at both ends.
     """
     window = _hamming(settings.window, samples.device)
     spectrum = torch.stft(
@@ -62,15 +65,15 @@ def fbank(samples: Tensor, settings: FbankSettings) -> Tensor:
     )  # [B, F, T]
     power = torch.view_as_real(spectrum).pow(2).sum(-1).transpose(1, 2)  # [B, T, F]
     bands = power @ _bank(settings, samples.device)  # [B, T, bands]
-    decibels = 10 * bands.clamp(min=settings.band_floor).log10()
+    decibels = 10 * bands.clamp(min=settings.band_floor).log10()  # [B, T, bands]
     loudest = decibels.amax(dim=(1, 2), keepdim=True)  # [B, 1, 1]
     return torch.maximum(decibels, loudest - settings.range_decibels)
 
 
 def mel_bank(settings: FbankSettings) -> Tensor:
-    """Triangles of height 1 on O'Shaughnessy's mel scale. float32 [window // 2 + 1, bands].
+    """Build triangles of height 1 on O'Shaughnessy's mel scale: float32 [window // 2 + 1, bands].
 
-    Not the usual triangles: the upper side falls as steeply as the lower one rises.
+    Unlike usual triangles, their upper side falls as steeply as their lower side rises.
     """
     lowest, highest = _mel(settings.lowest_hertz), _mel(settings.highest_hertz)
     mels = torch.linspace(lowest, highest, settings.bands + 2)

@@ -1,8 +1,8 @@
-"""A module that says `import torchaudio`, imported where torchaudio is not: what it needs of it is here.
+"""Imports a module that needs `torchaudio` on machines without torchaudio, by means of a stand-in for it.
 
-torchaudio's wheel loads only beside the build of torch it was made for, and all that Higgs Audio's tokenizer
-wants of it is one resampling kernel. Nothing else ever sees the stand-in, not even while the import runs:
-other code asks whether torchaudio is there to decide what it may do. Knows no model.
+torchaudio's wheel loads only beside the build of torch that it was made for, and Higgs Audio's tokenizer
+needs only one resampling kernel of it. No other module sees the stand-in, not even while the import runs,
+because other code checks whether torchaudio is installed to decide what it may do. Knows no model.
 """
 
 import builtins
@@ -26,8 +26,8 @@ _TORCHAUDIO = "torchaudio"
 def import_with_torchaudio(name: str) -> ModuleType:
     """Import a module whose own `import torchaudio` needs no more than `torchaudio.functional.resample`.
 
-    With the real torchaudio where that imports. Otherwise the module is made once, with the stand-in, and
-    whoever imports it later gets the same one.
+    The module gets the real torchaudio if that imports. Otherwise it is made once, with the stand-in, and
+    later imports return the same module.
     """
     if _imports(_TORCHAUDIO):
         return importlib.import_module(name)
@@ -47,7 +47,7 @@ def _made(name: str) -> ModuleType:
     if spec is None or spec.loader is None:
         raise ModuleNotFoundError(f"No module named {name!r}", name=name)
     module = module_from_spec(spec)
-    # Code that runs in a namespace with builtins of its own uses those, and with them its import statements.
+    # Code uses the builtins of the namespace that it runs in, and its import statements use their __import__.
     vars(module)["__builtins__"] = {**vars(builtins), "__import__": _import_with(_stand_in())}
     sys.modules[name] = module
     try:
@@ -73,12 +73,12 @@ def _stand_in() -> ModuleType:
 
 
 def resample(waveform: Tensor, orig_freq: int, new_freq: int) -> Tensor:
-    """What `torchaudio.functional.resample` gives for float32 samples and its default kernel.
+    """Resample float32 samples like `torchaudio.functional.resample` with its default kernel.
 
     Args:
         waveform: float32 [..., N], on any device.
-        orig_freq: Hz, of `waveform`.
-        new_freq: Hz, of the result.
+        orig_freq: the sample rate of `waveform` in Hz.
+        new_freq: the sample rate of the result in Hz.
 
     Returns:
         float32 [..., ceil(N * new_freq / orig_freq)].
@@ -90,5 +90,5 @@ def resample(waveform: Tensor, orig_freq: int, new_freq: int) -> Tensor:
 
 @functools.lru_cache(maxsize=_MAX_KERNELS)
 def _kernel(orig_freq: int, new_freq: int, device: torch.device) -> SincHann:
-    """Built on the device, as torchaudio does."""
+    """Build the kernel on the device, as torchaudio does."""
     return SincHann(orig_freq, new_freq, torch.float32, device)

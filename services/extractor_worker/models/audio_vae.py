@@ -1,7 +1,7 @@
 """The encoder of VoxCPM2's audio VAE: 16 kHz samples in, means of 64 latents at 25 Hz out. Knows no files.
 
-Causal throughout, so zeros to the right of a clip change nothing within it, and clips of several lengths can
-share a batch. Attribute names are the key names of the published weights; `published_name` says which are
+Every layer is causal, so zeros after a clip change none of its frames, and clips of several lengths can share
+a batch. Attribute names are the key names of the published weights. `published_name` says which weights are
 under weight norm.
 """
 
@@ -21,10 +21,10 @@ _KERNEL = 7
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AudioVaeConfig:
-    """`audio_vae_config` of a published config.json, under the names used there; only the encoder's part."""
+    """The encoder's part of `audio_vae_config` in a published config.json, under the names used there."""
 
     encoder_dim: int = 128
-    """Channels at 16 kHz; each stage doubles them."""
+    """The number of channels at 16 kHz. Each stage doubles it."""
     encoder_rates: tuple[int, ...] = (2, 5, 8, 8)
     latent_dim: int = 64
     depthwise: bool = True
@@ -32,7 +32,7 @@ class AudioVaeConfig:
 
     @property
     def samples_per_frame(self) -> int:
-        """640: a frame of latents is 40 ms."""
+        """The samples in one frame of latents: 640, which is 40 ms."""
         return math.prod(self.encoder_rates)
 
 
@@ -60,7 +60,7 @@ class AudioVaeEncoder(nn.Module):
 
 
 class Stage(nn.Module):
-    """Three residual units, then `rate` times fewer places with twice the channels."""
+    """Three residual units, then a strided convolution: [B, C, T] -> [B, 2 * C, T / rate]."""
 
     def __init__(self, width: int, rate: int, groups: int) -> None:
         super().__init__()
@@ -79,8 +79,9 @@ def published_name(key: str) -> str | TwoParts:
 
 
 def published_layout(layout: Layout) -> Layout:
-    """What a file must hold for an `AudioVaeEncoder` of this layout: with a head for the variance, which goes
-    unused. What engines take is the mean.
+    """Return the layout that a file must have for an `AudioVaeEncoder` of this layout.
+
+    The file also has a head for the variance, which is not used: engines take the mean.
     """
     published = weight_norm.published_layout(layout, published_name)
     return published | {key.replace("fc_mu.", "fc_logvar."): shape for key, shape in published.items()}

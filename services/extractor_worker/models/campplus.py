@@ -1,8 +1,8 @@
 """The speaker encoder CAM++ (arXiv 2303.00332) as TTS models publish it: an ONNX graph, run by onnxruntime.
 
-Samples in, embedding out. Several engines publish it, often as the very same file, so it is loaded once per
-file. It runs on the CPU wherever the rest of an engine runs, as vLLM-Omni runs it: a GPU's kernels make other
-embeddings. (For CosyVoice3 vLLM-Omni prefers TensorRT where that is installed.)
+Several engines publish the model, often as the very same file, so each file is loaded once. The model runs on
+the CPU even if the rest of an engine runs on a GPU, as in vLLM-Omni: the kernels of a GPU make other
+embeddings. (For CosyVoice3, vLLM-Omni prefers TensorRT where that is installed.)
 """
 
 from collections.abc import Mapping
@@ -27,10 +27,12 @@ CAMPPLUS_FILE = "campplus.onnx"
 WIDTH = 192
 FBANK = FbankSettings()
 MIN_FRAMES = 4
-"""55 ms. The deviation over time, of half as many frames, needs two; TTS servers on a GPU begin at four."""
+"""The fewest feature frames of a clip, 55 ms. The deviation over time is computed from half as many frames
+and needs two. TTS servers on a GPU have the same minimum.
+"""
 MIN_SAMPLES = FBANK.samples_for(MIN_FRAMES)
 _THREADS = 1
-"""As TTS servers run it. Several clips are embedded at once, each on a thread of its own."""
+"""The threads that run one clip, as in TTS servers. Several clips run at once, each on its own thread."""
 
 Features = NDArray[np.float32]
 Embedding = NDArray[np.float32]
@@ -40,11 +42,11 @@ class CamPlusPlus:
     """A loaded encoder, on the CPU. Several threads may use it at once.
 
     Args:
-        model: the graph's file.
+        model: the content of the graph's file.
         optimised: let onnxruntime rewrite the graph and choose faster layouts, as TTS servers do.
 
     Raises:
-        WeightsInvalid: it is no ONNX graph, not all of one, or of another shape; or its weights are
+        WeightsInvalid: the file is not a whole ONNX graph, the graph has another shape, or its weights are
             quantised or not finite.
     """
 
@@ -73,12 +75,12 @@ class CamPlusPlus:
         return self.embed(fbank(samples, FBANK).numpy())
 
     def embed(self, features: Features) -> Embedding:
-        """float32 [T, 80], T >= `MIN_FRAMES` -> float32 [192], not normalised."""
+        """Embed features: float32 [T, 80], T >= `MIN_FRAMES`, to float32 [192], not normalised."""
         outputs = self._session.run(None, {self._input: features[None]})
         return np.asarray(outputs[0], dtype=np.float32).reshape(-1)
 
     def _check(self) -> None:
-        """Shapes that a graph declares may be symbols, so it is tried."""
+        """Run the graph on two lengths, because the shapes that a graph declares may be symbols."""
         inputs, outputs = self._session.get_inputs(), self._session.get_outputs()
         if len(inputs) != 1 or len(outputs) != 1:
             raise WeightsInvalid(
@@ -110,7 +112,7 @@ class CamPlusPlus:
 
 
 def load_campplus(loading: Loading, checkpoint: Checkpoint | None) -> CamPlusPlus:
-    """From the checkpoint, or with random weights where there is none; one per file."""
+    """Load the checkpoint's model, once for each file. Without a checkpoint, load one with random weights."""
     optimised = not loading.trusted
     if checkpoint is None:
         seed = loading.seed or 0
@@ -126,7 +128,7 @@ def load_campplus(loading: Loading, checkpoint: Checkpoint | None) -> CamPlusPlu
 
 
 def campplus_inputs() -> Mapping[str, Any]:
-    """What a fingerprint says of it besides its weights."""
+    """Return what a fingerprint says about CAM++ besides its weights."""
     return {
         "fbank": asdict(FBANK),
         "width": WIDTH,

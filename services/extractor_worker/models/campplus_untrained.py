@@ -1,8 +1,9 @@
 """CAM++'s architecture at its published size as an ONNX graph with random weights. Knows no files, no audio.
 
-CAM++ is published as a graph only, so what tries things out without weights has to build one. The numbers are
-the paper's (arXiv 2303.00332) and 3D-Speaker's: a small convolutional head over frequency and time, then a
-time delay network in three densely connected blocks, each layer gated by the context of its segment.
+CAM++ is published only as a graph, so a graph has to be built for untrained weights. The sizes are those of
+the paper (arXiv 2303.00332) and of 3D-Speaker: a small convolutional head over frequency and time, then a
+time delay network of three densely connected blocks, in which each layer is gated by the context of its
+segment.
 """
 
 from collections.abc import Sequence
@@ -21,7 +22,7 @@ _OPSET, _IR_VERSION = 17, 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CamPlusPlusConfig:
-    """The defaults are the published ones, with 6.85 million weights."""
+    """The sizes of the network. The defaults are the published ones and give 6.85 million weights."""
 
     bands: int = 80
     width: int = 192
@@ -33,11 +34,11 @@ class CamPlusPlusConfig:
     layers: tuple[int, ...] = (12, 24, 16)
     dilations: tuple[int, ...] = (1, 2, 2)
     segment: int = 100
-    """Frames that share one context."""
+    """The number of frames that share one context."""
 
 
 def untrained_campplus(seed: int, config: CamPlusPlusConfig | None = None) -> bytes:
-    """The graph: `input` float32 [B, T, bands] -> `output` float32 [B, width]."""
+    """Build the serialised graph: `input` float32 [B, T, bands] -> `output` float32 [B, width]."""
     config = config or CamPlusPlusConfig()
     graph = _Graph(seed)
     hidden = graph.add("Transpose", "input", perm=[0, 2, 1])  # [B, bands, T]
@@ -47,7 +48,7 @@ def untrained_campplus(seed: int, config: CamPlusPlusConfig | None = None) -> by
 
 
 class _Graph:
-    """Nodes as they come, each named by its output."""
+    """The graph under construction. Each node is named after its output."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
@@ -60,11 +61,11 @@ class _Graph:
         return output
 
     def weight(self, name: str, shape: Sequence[int]) -> str:
-        """Random; `random_tensors` says how, by name."""
+        """Add a random weight. Its name determines the values, as in `random_tensors`."""
         return self._kept(name, random_tensors({name: tuple(shape)}, self._seed)[name].numpy())
 
     def numbers(self, values: Sequence[int]) -> str:
-        """A shape, axes and the like."""
+        """Add constant integers, for example a shape or axes."""
         return self._kept("numbers_" + "_".join(map(str, values)), np.array(values, np.int64))
 
     def _kept(self, name: str, array: NDArray[Any]) -> str:
@@ -81,7 +82,7 @@ class _Graph:
         dilation: int = 1,
         **stride: Any,
     ) -> str:
-        """`shape`: of the weight. Padded so that stride 1 keeps the length."""
+        """Add a convolution with a weight of this shape. Padding keeps the length if the stride is 1."""
         kernel = list(shape[2:])
         pads = [dilation * (size // 2) for size in kernel]
         inputs = [hidden, self.weight(f"{name}.conv.weight", shape)]
@@ -91,7 +92,7 @@ class _Graph:
         return self.add("Conv", *inputs, kernel_shape=kernel, pads=pads * 2, dilations=dilations, **stride)
 
     def normalised(self, hidden: str, name: str, channels: int) -> str:
-        """Batch norm as it is before training: statistics of nothing seen."""
+        """Add a batch norm with the statistics that it has before training: mean 0 and variance 1."""
         learnt = [
             self.weight(f"{name}.norm.weight", [channels]),
             self.weight(f"{name}.norm.bias", [channels]),
@@ -166,7 +167,7 @@ def _blocks(graph: _Graph, hidden: str, config: CamPlusPlusConfig) -> str:
 def _layer(
     graph: _Graph, hidden: str, name: str, *, channels: int, dilation: int, config: CamPlusPlusConfig
 ) -> str:
-    """What one layer adds: [B, growth, T]."""
+    """Add one layer and return its output, [B, growth, T], which is concatenated to its input."""
     narrow = config.bottleneck
     hidden = graph.activated(hidden, f"{name}.in", channels)
     hidden = graph.convolution(hidden, f"{name}.in", [narrow, channels, 1])
@@ -182,7 +183,7 @@ def _layer(
 
 
 def _context(graph: _Graph, hidden: str, config: CamPlusPlusConfig) -> str:
-    """Mean of the clip plus mean of the segment, for every frame. [B, C, T] -> [B, C, T]."""
+    """Add, for every frame, the mean of the clip and the mean of its segment: [B, C, T] -> [B, C, T]."""
     size = [config.segment]
     means = graph.add("AveragePool", hidden, kernel_shape=size, strides=size, ceil_mode=1)  # [B, C, S]
     repeated = graph.add("Unsqueeze", means, graph.numbers([3]))
@@ -194,7 +195,7 @@ def _context(graph: _Graph, hidden: str, config: CamPlusPlusConfig) -> str:
 
 
 def _dense(graph: _Graph, hidden: str, config: CamPlusPlusConfig) -> None:
-    """Mean and unbiased deviation over time, projected. [B, C, T] -> [B, width]."""
+    """Project the mean and the unbiased deviation over time: [B, C, T] -> [B, width]."""
     channels = config.first_channels
     for layers in config.layers:
         channels = (channels + layers * config.growth) // 2

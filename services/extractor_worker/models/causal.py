@@ -1,4 +1,4 @@
-"""Layers of codecs that descend from DAC and hear nothing of what comes after each place. Knows no codec."""
+"""Causal layers of codecs that descend from DAC: no output depends on later inputs. Knows no codec."""
 
 from collections.abc import Callable
 
@@ -11,10 +11,10 @@ _KERNEL = 7
 
 
 class CausalConv(nn.Conv1d):
-    """[B, C, T] -> [B, C', T / stride]; the stride must divide T."""
+    """A convolution padded on the left: [B, C, T] -> [B, C', T / stride]. The stride must divide T."""
 
     def __init__(self, width_in: int, width_out: int, kernel: int, **options: int) -> None:
-        """`options`: stride, dilation, groups."""
+        """`options` are `stride`, `dilation` and `groups`."""
         super().__init__(width_in, width_out, kernel, **options)  # type: ignore[arg-type]  # they are integers
         window = (kernel - 1) * self.dilation[0] + 1
         self.left = window - self.stride[0]
@@ -24,7 +24,7 @@ class CausalConv(nn.Conv1d):
 
 
 class WrappedCausalConv(nn.Module):
-    """The same under the name `conv`, where a published file has it there."""
+    """A `CausalConv` as the attribute `conv`, for files that publish its weights under this name."""
 
     def __init__(self, width_in: int, width_out: int, kernel: int, **options: int) -> None:
         super().__init__()
@@ -35,7 +35,11 @@ class WrappedCausalConv(nn.Module):
 
 
 class ResidualUnit(nn.Module):
-    """[B, C, T] -> [B, C, T]. `convolution`: one of the two above."""
+    """Two convolutions beside a shortcut: [B, C, T] -> [B, C, T].
+
+    Args:
+        convolution: `CausalConv` or `WrappedCausalConv`.
+    """
 
     def __init__(
         self, width: int, dilation: int, convolution: Callable[..., nn.Module], groups: int = 1

@@ -1,22 +1,23 @@
-"""The tensors of a DAC encoder as transformers names them: the Descript Audio Codec's, and the acoustic one
-of Higgs Audio's tokenizer. Knows no files.
+"""The names and shapes of a DAC encoder's tensors in transformers. Knows no files.
+
+The Descript Audio Codec has such an encoder, and Higgs Audio's tokenizer has one as its acoustic encoder.
 """
 
 from collections.abc import Sequence
 
 Layout = dict[str, tuple[int, ...]]
-"""Key -> shape."""
+"""Maps each key to its shape."""
 
 _KERNEL = 7
 
 
 def dac_encoder_layout(width: int, ratios: Sequence[int], width_out: int) -> Layout:
-    """Without any prefix.
+    """Return the layout of a DAC encoder, without the file's prefix.
 
     Args:
-        width: channels at the full rate; each stage doubles them.
-        ratios: how many times fewer places each stage leaves.
-        width_out: channels of the latents.
+        width: the number of channels at the full rate. Each stage doubles it.
+        ratios: the downsampling ratio of each stage.
+        width_out: the number of channels of the latents.
     """
     layout = convolution_layout("conv1", 1, width, _KERNEL)
     for stage, ratio in enumerate(ratios):

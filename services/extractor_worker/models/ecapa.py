@@ -1,9 +1,11 @@
 """The ECAPA-TDNN speaker encoder: mel frames in, one embedding out. Knows no audio and no files.
 
-Desplanques et al., arXiv 2005.07143, with reflect padding, and without batch norm unless asked for: Qwen3-TTS
-has none. Attribute names are the key names of Qwen3-TTS' weights. Zero padding would leak through
-reflection, squeeze and pooling (cosine 0.65 for 3 s beside 10 s), so clips of several lengths come with their
-lengths: each is reflected at its own end, and what is behind that counts nowhere.
+The network is that of Desplanques et al., arXiv 2005.07143, with reflect padding. Batch norm is optional,
+because Qwen3-TTS has none. Attribute names are the key names of Qwen3-TTS' weights.
+
+Zero padding would leak through reflection, squeeze and pooling: a 3 s clip beside a 10 s clip would get an
+embedding with a cosine similarity of 0.65 to its own. Batches of several lengths therefore come with the
+lengths. Each clip is reflected at its own end, and the frames after that end are ignored.
 """
 
 from collections.abc import Callable
@@ -16,14 +18,16 @@ from torch.nn import functional
 _VARIANCE_FLOOR = 1e-12
 
 Norm = Callable[[int], nn.Module]
-"""Width -> what follows a rectifier: `nn.Identity` or `nn.BatchNorm1d`."""
+"""Makes the layer after a rectifier for a width: `nn.Identity` or `nn.BatchNorm1d`."""
 
 
 class Lengths:
-    """How long each clip of a zero-padded batch is.
+    """The lengths of the clips of a zero-padded batch.
 
     Args:
-        frames: int64 [B], on the device. longest: the batch's T.
+        frames: int64 [B], on the device: the length of each clip.
+        longest: T, the padded length.
+        dtype: the dtype of the mask.
     """
 
     def __init__(self, frames: Tensor, longest: int, dtype: torch.dtype) -> None:
@@ -33,21 +37,21 @@ class Lengths:
         )  # [B, 1, T]
 
     def reflected(self, hidden: Tensor, before: int, after: int) -> Tensor:
-        """[B, C, T] -> [B, C, before + T + after], each clip continued by itself backwards at both ends."""
+        """Pad by reflecting each clip at its own ends: [B, C, T] -> [B, C, before + T + after]."""
         place = torch.arange(-before, hidden.shape[2] + after, device=hidden.device).abs()  # [W]
         place = torch.where(place <= self._last, place, 2 * self._last - place).clamp(min=0)  # [B, W]
-        return hidden.gather(2, place[:, None].expand(-1, hidden.shape[1], -1))
+        return hidden.gather(2, place[:, None].expand(-1, hidden.shape[1], -1))  # [B, C, W]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeakerEncoderConfig:
-    """`speaker_encoder_config` of Qwen3-TTS' config.json, which has only what differs from the defaults."""
+    """`speaker_encoder_config` of Qwen3-TTS' config.json, which omits fields that have these defaults."""
 
     enc_dim: int
-    """Width of the embedding."""
+    """The width of the embedding."""
     mel_dim: int = 128
     enc_channels: tuple[int, ...] = (512, 512, 512, 512, 1536)
-    """Of the first layer, the Res2Net blocks, and their aggregation."""
+    """The channels of the first layer, of each Res2Net block, and of the blocks' aggregation."""
     enc_kernel_sizes: tuple[int, ...] = (5, 3, 3, 3, 1)
     enc_dilations: tuple[int, ...] = (1, 2, 3, 4, 1)
     enc_attention_channels: int = 128
@@ -63,7 +67,7 @@ class SpeakerEncoderConfig:
 
     @property
     def min_frames(self) -> int:
-        """Fewest mel frames: a reflection must be shorter than what it reflects."""
+        """The fewest mel frames of a clip. A reflection must be shorter than the clip."""
         layers = zip(self.enc_kernel_sizes, self.enc_dilations, strict=True)
         return 1 + max((kernel - 1) * dilation - (kernel - 1) * dilation // 2 for kernel, dilation in layers)
 
@@ -87,9 +91,9 @@ class SpeakerEncoder(nn.Module):
 
         Args:
             mel: [B, T, mel_dim] in the dtype of the weights; T >= `config.min_frames`.
-            frames: int64 [B], of each clip, where they differ; each >= `config.min_frames`. The embeddings
-                are then those of the clips alone up to rounding errors: a few units of the last place of the
-                largest value.
+            frames: int64 [B], the frames of each clip, each >= `config.min_frames`. Required if they differ.
+                The embeddings then equal those of single clips up to rounding errors: a few units in the last
+                place of the largest value.
 
         Returns:
             [B, enc_dim], not normalised.
@@ -106,7 +110,7 @@ class SpeakerEncoder(nn.Module):
 
 
 class SameConv(nn.Conv1d):
-    """[B, C, T] -> [B, C', T]."""
+    """A convolution with reflect padding: [B, C, T] -> [B, C', T]."""
 
     def __init__(self, width_in: int, width_out: int, kernel: int = 1, dilation: int = 1) -> None:
         super().__init__(
@@ -132,7 +136,7 @@ class TimeDelay(nn.Module):
 
 
 class Res2Net(nn.Module):
-    """Splits the channels into `scale` groups; each group also hears what the one before it became."""
+    """Splits the channels into `scale` groups. Each group also takes the output of the group before it."""
 
     def __init__(self, width: int, scale: int, norm: Norm, kernel: int, dilation: int) -> None:
         super().__init__()
@@ -141,11 +145,11 @@ class Res2Net(nn.Module):
         self.blocks = nn.ModuleList(TimeDelay(group, group, norm, kernel, dilation) for _ in range(scale - 1))
 
     def forward(self, hidden: Tensor, lengths: Lengths | None = None) -> Tensor:
-        first, second, *others = hidden.chunk(self.scale, dim=1)
+        first, second, *others = hidden.chunk(self.scale, dim=1)  # [B, C / scale, T] each
         outputs = [first, self.blocks[0](second, lengths)]  # the first group passes through as it is
         for block, group in zip(self.blocks[1:], others, strict=True):
             outputs.append(block(group + outputs[-1], lengths))
-        return torch.cat(outputs, dim=1)
+        return torch.cat(outputs, dim=1)  # [B, C, T]
 
 
 class SqueezeExcitation(nn.Module):
@@ -187,7 +191,10 @@ class SERes2Net(nn.Module):
 
 
 class AttentivePooling(nn.Module):
-    """Mean and deviation over time, weighted by attention that also sees the plain mean and deviation."""
+    """Pools over time by attention: the weighted mean and deviation.
+
+    The attention also takes the unweighted mean and deviation as input.
+    """
 
     def __init__(self, width: int, attention: int, norm: Norm) -> None:
         super().__init__()
@@ -197,7 +204,7 @@ class AttentivePooling(nn.Module):
     def forward(self, hidden: Tensor, lengths: Lengths | None = None) -> Tensor:
         """[B, C, T] -> [B, 2 * C, 1]."""
         ones = lengths.mask if lengths else hidden.new_ones(hidden.shape[0], 1, hidden.shape[2])
-        # Summed in the dtype of the weights: in bfloat16 281 ones make 280, and the trained model saw it so.
+        # Sum in the dtype of the weights, as in training: in bfloat16, 281 ones add up to 280.
         mean, deviation = _statistics(hidden, ones / ones.sum(dim=2, keepdim=True))  # [B, C, 1] each
         context = torch.cat(
             [hidden, mean.expand_as(hidden), deviation.expand_as(hidden)], dim=1
@@ -210,7 +217,7 @@ class AttentivePooling(nn.Module):
 
 
 def _statistics(hidden: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Weighted mean and standard deviation over time, [B, C, 1] each."""
+    """Compute the weighted mean and standard deviation over time, [B, C, 1] each."""
     mean = (weights * hidden).sum(dim=2, keepdim=True)
     variance = (weights * (hidden - mean).pow(2)).sum(dim=2, keepdim=True)
     return mean, variance.clamp(_VARIANCE_FLOOR).sqrt()

@@ -1,10 +1,10 @@
 """The encoder half of Fish Speech's DAC: 44.1 kHz samples in, a semantic and nine residual codes 21.5 times a
 second out. Knows no files.
 
-Written after fish-speech 0.1.0 (Apache-2.0). Causal throughout: a frame depends on nothing to its right, so
+Written after fish-speech 0.1.0 (Apache-2.0). Every layer is causal: no frame depends on later samples, so
 clips of several lengths, padded with zeros, may share a batch. Attribute names are the key names of the
-published weights; `published_name` says which of those are under weight norm. What only the decoder needs
-(`post_module`, `upsample`) is not here.
+published weights. `published_name` says which of those are under weight norm. The parts that only the decoder
+needs (`post_module`, `upsample`) are left out.
 """
 
 import functools
@@ -24,26 +24,26 @@ from services.extractor_worker.models.weight_norm import TwoParts
 _DILATIONS = (1, 3, 9)
 _KERNEL = 7
 _WIDENING = 4
-"""Of a ConvNeXt block's inner layer."""
+"""The inner layer of a ConvNeXt block is this many times wider than its input."""
 _CONVNEXT_NORM_EPS = 1e-6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodecConfig:
-    """The published architecture. It comes with no configuration file: the names are the reference code's."""
+    """The published architecture. It has no configuration file, so names are those of the reference code."""
 
     sample_rate: int = 44_100
     encoder_dim: int = 64
-    """Channels at 44.1 kHz; each stage doubles them."""
+    """The number of channels at 44.1 kHz. Each stage doubles it."""
     encoder_rates: tuple[int, ...] = (2, 4, 8, 8)
     encoder_transformer_layers: tuple[int, ...] = (0, 0, 0, 4)
-    """After each stage."""
+    """The number of transformer layers after each stage."""
     encoder_window: int = 512
-    """Frames that a frame attends to, itself among them; so it is with `pre_window`."""
+    """The number of frames that a frame attends to, including itself. `pre_window` counts them likewise."""
     encoder_head_dim: int = 64
     downsample_factor: tuple[int, ...] = (2, 2)
     pre_layers: int = 8
-    """Of `pre_module`, the transformer before the quantizers."""
+    """The number of layers of `pre_module`, the transformer before the quantizers."""
     pre_window: int = 128
     pre_heads: int = 16
     pre_head_dim: int = 64
@@ -51,28 +51,28 @@ class CodecConfig:
     semantic_codebook_size: int = 4096
     codebook_size: int = 1024
     n_codebooks: int = 9
-    """Residual ones, without the semantic one."""
+    """The number of residual codebooks, without the semantic one."""
     codebook_dim: int = 8
     rope_base: float = 10_000.0
     norm_eps: float = 1e-5
     max_frames: int = 4096
-    """Where the engines' tables of positions end: 190 s."""
+    """The length of the engines' tables of positions: 190 s."""
     straight_through: bool = True
-    """Whether an entry is rounded as training's straight-through estimator leaves it."""
+    """Whether codebook entries are rounded as by the straight-through estimator of the training code."""
 
     @property
     def width(self) -> int:
-        """Of what is quantized."""
+        """The width of the vectors that are quantised."""
         return int(self.encoder_dim * 2 ** len(self.encoder_rates))
 
     @property
     def samples_per_frame(self) -> int:
-        """2048: the encoder's hop of 512 samples, four times."""
+        """The samples in one frame of codes: 2048, four hops of 512 samples."""
         return math.prod(self.encoder_rates) * math.prod(self.downsample_factor)
 
     @property
     def codebooks(self) -> int:
-        """Codes of a frame."""
+        """The number of codes in a frame."""
         return 1 + self.n_codebooks
 
 
@@ -86,11 +86,11 @@ class CodecEncoder(nn.Module):
         """Encode clips of whole frames. Zeros that follow a clip reach none of its frames.
 
         Args:
-            samples: float32 [B, 1, N] at `sample_rate`; N a multiple of `samples_per_frame`, and of no more
-                than `max_frames` of them.
+            samples: float32 [B, 1, N] at `sample_rate`. N is a multiple of `samples_per_frame`, and at most
+                `max_frames` times that.
 
         Returns:
-            int64 [B, codebooks, N / samples_per_frame], the semantic book first.
+            int64 [B, codebooks, N / samples_per_frame], the semantic codebook first.
         """
         return self.quantizer(self.encoder(samples))  # type: ignore[no-any-return]
 
@@ -111,7 +111,7 @@ class Encoder(nn.Module):
 
 
 class Stage(nn.Module):
-    """Fewer frames, twice the channels; the last one attends as well."""
+    """Residual units, a strided convolution, and transformer layers if the configuration has any here."""
 
     def __init__(self, width: int, rate: int, layers: int, config: CodecConfig) -> None:
         super().__init__()
@@ -128,7 +128,7 @@ class Stage(nn.Module):
 
 
 class WindowedTransformer(nn.Module):
-    """Attends to the `window` last frames, the present one among them."""
+    """A transformer whose frames attend to the last `window` frames, including the current one."""
 
     def __init__(
         self,
@@ -161,7 +161,7 @@ class WindowedTransformer(nn.Module):
         return self.norm(hidden).transpose(1, 2)  # type: ignore[no-any-return]
 
     def _visible(self, hidden: Tensor) -> Tensor:
-        """bool [T, T]: which frames (columns) a frame (row) attends to."""
+        """Return bool [T, T]: which frames (columns) a frame (row) attends to."""
         place = torch.arange(hidden.shape[1], device=hidden.device)
         behind = place[:, None] - place
         return (behind >= 0) & (behind < self.window)
@@ -193,12 +193,12 @@ class Attention(nn.Module):
 
     def forward(self, hidden: Tensor, rotations: Tensor, visible: Tensor) -> Tensor:
         of_heads = self.wqkv(hidden).reshape(*hidden.shape[:2], 3, self.heads, -1)  # [B, T, 3, H, D]
-        queries, keys, values = of_heads.unbind(2)
+        queries, keys, values = of_heads.unbind(2)  # [B, T, H, D] each
         queries, keys = _rotated(queries, rotations), _rotated(keys, rotations)
         attended = functional.scaled_dot_product_attention(
             queries.transpose(1, 2), keys.transpose(1, 2), values.transpose(1, 2), attn_mask=visible
         )  # [B, H, T, D]
-        return self.wo(attended.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+        return self.wo(attended.transpose(1, 2).flatten(2))  # type: ignore[no-any-return] # [B, T, C]
 
 
 class FeedForward(nn.Module):
@@ -233,7 +233,10 @@ class LayerScale(nn.Module):
 
 
 class Quantizer(nn.Module):
-    """A quarter of the frames, then codes: first the semantic book's, then of what each book left over."""
+    """Downsamples to a quarter of the frames and quantises them.
+
+    The semantic codebook comes first. Each further codebook codes what the ones before it left over.
+    """
 
     def __init__(self, config: CodecConfig) -> None:
         super().__init__()
@@ -245,7 +248,7 @@ class Quantizer(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[B, C, T] -> int64 [B, codebooks, T / 4]."""
-        residual = self.pre_module(self.downsample(hidden))
+        residual = self.pre_module(self.downsample(hidden))  # [B, C, T / 4]
         codes = []
         books = [*self.semantic_quantizer.quantizers, *self.quantizer.quantizers]
         for book in books:
@@ -262,7 +265,7 @@ class Downsample(nn.Sequential):
 
 
 class ConvNeXt(nn.Module):
-    """arXiv 2201.03545, causal and in one dimension."""
+    """A ConvNeXt block (arXiv 2201.03545), causal and in one dimension."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -275,7 +278,7 @@ class ConvNeXt(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         """[B, C, T] -> [B, C, T]."""
         inner = self.norm(self.dwconv(hidden).transpose(1, 2))  # [B, T, C]
-        inner = self.gamma * self.pwconv2(functional.gelu(self.pwconv1(inner)))
+        inner = self.gamma * self.pwconv2(functional.gelu(self.pwconv1(inner)))  # [B, T, C]
         return hidden + inner.transpose(1, 2)  # type: ignore[no-any-return]
 
 
@@ -286,7 +289,7 @@ class Codebooks(nn.Module):
 
 
 class Codebook(nn.Module):
-    """A codebook in few dimensions, where the direction alone decides (ViT-VQGAN, arXiv 2110.04627)."""
+    """A low-dimensional codebook that compares directions only (ViT-VQGAN, arXiv 2110.04627)."""
 
     def __init__(self, size: int, config: CodecConfig) -> None:
         super().__init__()
@@ -296,10 +299,10 @@ class Codebook(nn.Module):
         self.codebook = nn.Embedding(size, config.codebook_dim)
 
     def nearest(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """[B, C, T] -> int64 [B, T], and the entries [B, D, T]."""
+        """Return the indices of the nearest entries, int64 [B, T], and the entries, [B, D, T]."""
         latents = self.in_proj(hidden)  # [B, D, T]
         indices = self._indices(latents.transpose(1, 2).flatten(0, 1)).reshape(len(latents), -1)
-        entries = functional.embedding(indices, self.codebook.weight).transpose(1, 2)
+        entries = functional.embedding(indices, self.codebook.weight).transpose(1, 2)  # [B, D, T]
         if self.straight_through:
             entries = latents + (entries - latents)  # not quite the entries, in float32
         return indices, entries
@@ -342,9 +345,10 @@ def _pre_transformer(config: CodecConfig) -> WindowedTransformer:
 
 @functools.lru_cache(maxsize=8)
 def _rope_table(positions: int, head_dim: int, base: float, device: torch.device) -> Tensor:
-    """[positions, head_dim / 2, 2]: cosine and sine of each position's angles, rounded to bfloat16.
+    """Return each position's cosine and sine, rounded to bfloat16: [positions, head_dim / 2, 2].
 
-    The model was trained with the rounding. Made on the CPU wherever it is used, for it to be the same there.
+    The model was trained with this rounding. The table is made on the CPU, so that it is the same on every
+    device.
     """
     steps = torch.arange(0, head_dim, 2, device="cpu").float() / head_dim
     angles = torch.outer(torch.arange(positions, device="cpu"), 1.0 / base**steps)
@@ -353,16 +357,17 @@ def _rope_table(positions: int, head_dim: int, base: float, device: torch.device
 
 
 def _rotated(heads: Tensor, rotations: Tensor) -> Tensor:
-    """Turn neighbouring pairs of [B, T, H, D] by `rotations`, [T, D / 2, 2]."""
+    """Rotate neighbouring pairs of [B, T, H, D] by `rotations`, [T, D / 2, 2]."""
     real, imaginary = heads.reshape(*heads.shape[:-1], -1, 2).unbind(-1)  # [B, T, H, D / 2] each
     cosine, sine = rotations[:, None].unbind(-1)  # [T, 1, D / 2] each
     turned = torch.stack([real * cosine - imaginary * sine, imaginary * cosine + real * sine], dim=-1)
-    return turned.flatten(-2)
+    return turned.flatten(-2)  # [B, T, H, D]
 
 
 def published_name(key: str) -> str | TwoParts:
-    """Convolutions of the encoder are under torch's parametrizations, projections of the quantizers under its
-    older weight norm.
+    """Map a key to its published name, or to the two parts of a weight under weight norm.
+
+    The encoder's convolutions use torch's parametrizations, the quantizers' projections its older hooks.
     """
     if key.startswith("encoder.") and key.endswith(".conv.weight"):
         return TwoParts.of_parametrizations(key)

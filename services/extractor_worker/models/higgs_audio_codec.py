@@ -1,8 +1,8 @@
-"""The encoder half of Higgs Audio's tokenizer: 24 kHz samples in, eight books of codes at 25 Hz out.
+"""The encoder half of Higgs Audio's tokenizer: 24 kHz samples in, codes of eight codebooks at 25 Hz out.
 
-A DAC encoder hears the acoustics, HuBERT the speech, and a residual quantizer codes both together.
-transformers computes it; here is what it does not do for us: say which tensors the published layout has, so
-that a wrong file is refused by name, and leave the decoder out. Knows no files.
+A DAC encoder captures the acoustics, HuBERT (arXiv 2106.07447) captures the speech, and a residual quantizer
+codes both together. transformers computes the codes. This module adds the list of the published tensors, so
+that a wrong file is refused with the names that differ, and leaves out the decoder. Knows no files.
 """
 
 import math
@@ -21,16 +21,18 @@ from services.extractor_worker.weights.pretrained import pretrained
 
 PARTS = ("acoustic_encoder.", "encoder_semantic.", "fc.", "quantizer.")
 HUBERT_PARTS = ("feature_extractor.", "feature_projection.", "encoder.")
-"""Of `semantic_model.`. Checkpoints of HuBERT may have a `masked_spec_embed` beside them, for training."""
+"""The parts of `semantic_model.`. HuBERT's checkpoints may also have a `masked_spec_embed`, which only
+training needs.
+"""
 
 _MODULE = "transformers.models.higgs_audio_v2_tokenizer.modeling_higgs_audio_v2_tokenizer"
 _PADDING = 160
-"""16 kHz samples that transformers adds on either side of what HuBERT hears."""
+"""The number of 16 kHz samples that transformers adds on either side of HuBERT's input."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcousticConfig:
-    """`acoustic_model_config` of a published config.json, under the names used there: a DAC encoder."""
+    """The DAC encoder: `acoustic_model_config` of a published config.json, under the names used there."""
 
     encoder_hidden_size: int = 64
     hidden_size: int = 256
@@ -39,7 +41,7 @@ class AcousticConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SemanticConfig:
-    """`semantic_model_config`: HuBERT as it was published in its base size."""
+    """HuBERT in its published base size: `semantic_model_config` of a published config.json."""
 
     hidden_size: int = 768
     num_hidden_layers: int = 12
@@ -75,7 +77,7 @@ class SemanticConfig:
 
     @property
     def min_samples(self) -> int:
-        """What the convolutions need for one frame."""
+        """The fewest samples that the convolutions need for one frame."""
         needed = 1
         for kernel, stride in zip(reversed(self.conv_kernel), reversed(self.conv_stride), strict=True):
             needed = (needed - 1) * stride + kernel
@@ -84,9 +86,9 @@ class SemanticConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodecConfig:
-    """A published config.json, under the names used there.
+    """The fields of a published config.json that the codes depend on, under the names used there.
 
-    Only what the codes depend on. The defaults are the published tokenizer's.
+    The defaults are those of the published tokenizer.
     """
 
     sample_rate: int = 24_000
@@ -100,7 +102,7 @@ class CodecConfig:
     codebook_size: int = 1024
     codebook_dim: int = 64
     kilobits: float = 2.0
-    """A second: the last of `target_bandwidths`. It decides the number of books."""
+    """The bit rate in kbit/s: the last of `target_bandwidths`. It determines the number of codebooks."""
     acoustic: AcousticConfig = AcousticConfig()
     semantic: SemanticConfig = SemanticConfig()
 
@@ -112,12 +114,12 @@ class CodecConfig:
 
     @property
     def samples_per_frame(self) -> int:
-        """960: a frame of codes is 40 ms."""
+        """The samples in one frame of codes: 960, which is 40 ms."""
         return math.prod(self.acoustic.downsampling_ratios)
 
     @property
     def semantic_samples_per_frame(self) -> int:
-        """320: HuBERT makes a frame every 20 ms, of which every second one is used."""
+        """The 16 kHz samples in one frame of HuBERT: 320, which is 20 ms. Every second frame is used."""
         return math.prod(self.semantic.conv_stride)
 
     @property
@@ -128,12 +130,12 @@ class CodecConfig:
 
     @property
     def width(self) -> int:
-        """Of what is quantized."""
+        """The width of the vectors that are quantised."""
         return self.acoustic.hidden_size + self.semantic.hidden_size
 
     @property
     def min_samples(self) -> int:
-        """Of a clip at `sample_rate`: 119, which is one frame."""
+        """The fewest samples of a clip at `sample_rate`: 119, which give one frame."""
         heard = self.semantic.min_samples - 2 * _PADDING  # after resampling, which rounds up
         return (heard - 1) * self.sample_rate // self.semantic_sample_rate + 1
 
@@ -144,7 +146,7 @@ class CodecConfig:
             **fields,
             target_bandwidths=[fields.pop("kilobits")],
             acoustic_model_config={"model_type": "dac", **acoustic},
-            # Without the embedding of masked frames, which only training needs.
+            # 0.0 leaves out the embedding of masked frames, which only training needs.
             semantic_model_config={"model_type": "hubert", "mask_time_prob": 0.0, **semantic},
         )
 
@@ -159,7 +161,7 @@ def _listed(value: Any) -> Any:
 
 
 def codec_layout(config: CodecConfig) -> Layout:
-    """Every tensor of the published file that encoding needs."""
+    """Return the shapes of all tensors of the published file that encoding needs."""
     acoustic = config.acoustic
     encoder = dac_encoder_layout(
         acoustic.encoder_hidden_size, acoustic.downsampling_ratios, acoustic.hidden_size
@@ -203,7 +205,7 @@ def _hubert_layout(config: SemanticConfig) -> Layout:
 
 
 def _position_layout(config: SemanticConfig) -> Layout:
-    """A convolution with its weight as direction and length."""
+    """Return the layout of the positional convolution, whose weight is stored as direction and length."""
     name, hidden = "encoder.pos_conv_embed.conv", config.hidden_size
     kernel, group = config.num_conv_pos_embeddings, hidden // config.num_conv_pos_embedding_groups
     return {
@@ -250,7 +252,7 @@ def _norm(name: str, width: int) -> Layout:
 
 
 class CodecEncoder:
-    """A loaded tokenizer without its decoder, on one device, in float32. Not for several threads at once."""
+    """A tokenizer without its decoder, on one device, in float32. Only one thread at a time may use it."""
 
     def __init__(self, config: CodecConfig, tensors: Mapping[str, Tensor], device: torch.device) -> None:
         kind, options = _encoder_class(), {"dtype": torch.float32}
@@ -273,7 +275,7 @@ def _encoder_class() -> Any:
     model: Any = import_with_torchaudio(_MODULE).HiggsAudioV2TokenizerModel
 
     class Encoder(model):  # type: ignore[misc]  # a class that is only known once it is imported
-        """Without the decoder, which is a fifth of the weights."""
+        """The tokenizer without the decoder, which is a fifth of the weights."""
 
         def __init__(self, config: HiggsAudioV2TokenizerConfig) -> None:
             super().__init__(config)

@@ -1,9 +1,9 @@
 """The encoder half of the Mimi codec as Qwen3-TTS publishes it: 24 kHz samples in, codes at 12.5 Hz out.
 
-transformers computes it; here is what it does not do for us: say which tensors the published layout has, so
-that a wrong file is refused by name, and pass on only what belongs to the architecture. Sub-modules of
-`MimiModel` are never addressed: their paths changed between versions, the published key names did not. Knows
-no files.
+transformers computes the codes. This module adds the list of the published tensors, so that a wrong file is
+refused with the names that differ, and passes on only the fields that describe the architecture. It never
+addresses sub-modules of `MimiModel`: their paths changed between versions, the published key names did not.
+Knows no files.
 """
 
 import math
@@ -18,17 +18,18 @@ from transformers import DynamicCache, MimiConfig, MimiModel
 from services.extractor_worker.weights.pretrained import pretrained
 
 Layout = Mapping[str, tuple[int, ...]]
-"""Key name -> shape."""
+"""Maps each key to its shape."""
 
 _DOWNSAMPLING = 2
-"""The one strided layer after the transformer: 25 Hz to 12.5 Hz."""
+"""The stride of the layer after the transformer, from 25 Hz to 12.5 Hz."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodecConfig:
     """`encoder_config` of a published speech_tokenizer/config.json, under the names used there.
 
-    Only what the encoder's result depends on. The defaults are the published 12 Hz tokenizer's.
+    It has only the fields that the encoder's result depends on. The defaults are those of the published 12 Hz
+    tokenizer.
     """
 
     sampling_rate: int = 24_000
@@ -36,7 +37,7 @@ class CodecConfig:
     num_filters: int = 64
     num_residual_layers: int = 1
     upsampling_ratios: tuple[int, ...] = (8, 6, 5, 4)
-    """As the decoder applies them; the encoder downsamples in the reverse order."""
+    """The ratios in the decoder's order. The encoder downsamples in the reverse order."""
     kernel_size: int = 7
     last_kernel_size: int = 3
     residual_kernel_size: int = 3
@@ -55,7 +56,9 @@ class CodecConfig:
     norm_eps: float = 1e-5
     rope_theta: float = 10_000.0
     sliding_window: int = 250
-    """Frames of 25 Hz that each frame attends to. transformers 5 applies it, as TTS servers do; 4 did not."""
+    """The number of 25 Hz frames that each frame attends to. TTS servers and transformers 5 apply this
+    window, transformers 4 did not.
+    """
     codebook_size: int = 2048
     codebook_dim: int = 256
     vector_quantization_hidden_dimension: int = 256
@@ -64,27 +67,27 @@ class CodecConfig:
 
     @property
     def samples_per_frame(self) -> int:
-        """1920: a frame of codes is 80 ms."""
+        """The samples in one frame of codes: 1920, which is 80 ms."""
         return math.prod(self.upsampling_ratios) * _DOWNSAMPLING
 
     def for_transformers(self) -> MimiConfig:
         fields = asdict(self)
         rope = {"rope_type": "default", "rope_theta": fields.pop("rope_theta")}
-        # No decoder: its weights are never read. `frame_rate` decides whether the last downsampling exists.
+        # The decoder is left out. `frame_rate` determines whether the last downsampling exists.
         fields |= {"upsampling_ratios": list(self.upsampling_ratios), "rope_parameters": rope}
         fields |= {"frame_rate": self.sampling_rate / self.samples_per_frame, "decoder_config": None}
         return MimiConfig(**fields)
 
 
 def codec_layout(config: CodecConfig) -> Layout:
-    """Every tensor of the published encoder, without the file's prefix."""
+    """Return the shapes of all tensors of the published encoder, without the file's prefix."""
     hidden = config.hidden_size
     layout = {**_seanet_layout(config), **_transformer_layout(config), **_quantizer_layout(config)}
     return layout | {"downsample.conv.weight": (hidden, hidden, 2 * _DOWNSAMPLING)}
 
 
 def _seanet_layout(config: CodecConfig) -> Layout:
-    """Convolutions by their place in the published list, where activations count as well."""
+    """Return the convolutions by their index in the published list, in which activations count as well."""
     width, place = config.num_filters, 1
     convolutions = {"0": (width, config.audio_channels, config.kernel_size)}
     for ratio in reversed(config.upsampling_ratios):
@@ -144,7 +147,7 @@ def _quantizer_layout(config: CodecConfig) -> Layout:
 
 
 class CodecEncoder:
-    """A loaded codec encoder on one device. Not for several threads at once."""
+    """A loaded codec encoder on one device. Only one thread at a time may use it."""
 
     def __init__(
         self,
@@ -156,8 +159,8 @@ class CodecEncoder:
         dtype: torch.dtype,
     ) -> None:
         self.codebooks = codebooks
-        # Servers cast the whole model, and so round the frequencies of rotary positions. Loading in a dtype
-        # leaves those in float32: in bfloat16, one code in ten would be another.
+        # Servers cast the whole model, which also rounds the frequencies of rotary positions. Loading in a
+        # dtype would leave those in float32, and in bfloat16 one code in ten would differ.
         self.model = _on(device, _load(config, tensors, dtype).to(dtype))
 
     def encode(self, samples: Tensor) -> Tensor:
@@ -169,9 +172,9 @@ class CodecEncoder:
         Returns:
             int64 [B, codebooks, ceil(N / samples_per_frame)].
         """
-        # Codebooks beyond the ones wanted are not computed; each book only depends on those before it.
-        # With a cache, if an empty one: without, transformers looks whether positions are of several packed
-        # sequences, and a GPU is waited for.
+        # Further codebooks are not computed, because each codebook depends only on those before it.
+        # The cache is empty. Without one, transformers checks whether the positions belong to several packed
+        # sequences, which waits for the GPU.
         encoded = self.model.encode(
             samples, num_quantizers=self.codebooks, encoder_past_key_values=DynamicCache()
         )
@@ -179,8 +182,9 @@ class CodecEncoder:
 
 
 def _on(device: str, model: Any) -> Any:
-    """The model on its device, and on the host the sizes that it computes padding from: read from a GPU,
-    each convolution would wait for all the work before it.
+    """Move the model to its device, except the sizes that padding is computed from, which stay on the host.
+
+    Reading them from a GPU would make each convolution wait for all work before it.
     """
     sizes = [
         (module, name, buffer)
@@ -195,6 +199,6 @@ def _on(device: str, model: Any) -> Any:
 
 
 def _load(config: CodecConfig, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Any:
-    # Attention by name: flash attention, where installed, rounds differently.
+    # Flash attention, which transformers could choose where it is installed, rounds differently.
     options = {"dtype": dtype, "attn_implementation": "sdpa"}
     return pretrained(MimiModel, config.for_transformers(), tensors, **options)

@@ -1,10 +1,10 @@
-"""Which entry of a codebook is nearest to a vector. Knows no codec."""
+"""The search for the nearest entry of a codebook. Knows no codec."""
 
 from torch import Tensor
 
 
 def nearest_entries(vectors: Tensor, entries: Tensor) -> Tensor:
-    """The first of those that are nearest.
+    """Return the index of the nearest entry for each vector; among equally near entries, the first.
 
     Args:
         vectors: [M, D].
@@ -13,7 +13,7 @@ def nearest_entries(vectors: Tensor, entries: Tensor) -> Tensor:
     Returns:
         int64 [M].
     """
-    # In this order engines add. Another would decide the closest calls differently.
+    # Engines sum in this order. Another order would choose other entries where two are almost equally near.
     distances = (
         vectors.pow(2).sum(1, keepdim=True) - 2 * vectors @ entries.T + entries.pow(2).sum(1, keepdim=True).T
     )  # [M, size]

@@ -1,11 +1,12 @@
 """The S3 speech tokenizer v3 of CosyVoice3: log-mel frames in, 25 codes a second out. Knows no audio.
 
-An encoder like Whisper's whose attention turns positions (RoPE) and remembers its neighbourhood (FSMN, a
-depthwise convolution over the values), ended by finite scalar quantisation (arXiv 2309.15505). It is
-published as an ONNX graph only; `read_s3_tokenizer` takes its weights out. One window: 30 s at most.
+The encoder resembles Whisper's. Its attention uses rotary positions (RoPE) and a memory of neighbouring
+positions (FSMN, a depthwise convolution over the values), and it ends in finite scalar quantisation
+(arXiv 2309.15505). The model is published only as an ONNX graph, from which `read_s3_tokenizer` takes the
+weights. It encodes one window of at most 30 s.
 
-For one clip at a time. A mask would hide all padding, but larger matrices are summed in another order, and
-what moves by 1e-5 for that flips a code in one 10 s clip of a hundred.
+Clips are encoded one at a time. A mask could hide all padding, but larger matrices are summed in another
+order, which moves values by 1e-5 and flips a code in one of a hundred 10 s clips.
 """
 
 import functools
@@ -26,23 +27,23 @@ Layout = dict[str, tuple[int, ...]]
 _HEAD = 64
 _ROTATION_BASE = 10_000.0
 _SHRINK = 0.9990000128746033
-"""Keeps a saturated tanh from rounding to a fourth level: float32's 0.999, as the published graph has it."""
+"""Keeps a saturated tanh from rounding to a fourth level. It is the published graph's 0.999 in float32."""
 _LEVELS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class S3Config:
-    """The published file has no configuration; these are its numbers."""
+    """The sizes of the published model, whose file has no configuration."""
 
     mel_bands: int = 128
     width: int = 1280
     layers: int = 12
     memory: int = 31
-    """Positions that the memory of each sees, itself in their middle."""
+    """The width of the FSMN memory in positions, centred on each position."""
     digits: int = 8
-    """Of three levels each: 6561 codes."""
+    """The number of digits in a code. Each has three levels, which gives 6561 codes."""
     max_frames: int = 3000
-    """Mel frames: 30 s. Longer audio would have to be cut into windows."""
+    """The most mel frames: 30 s. Longer audio would have to be cut into windows."""
 
     @property
     def max_codes(self) -> int:
@@ -50,12 +51,12 @@ class S3Config:
 
 
 def codes_of(frames: int) -> int:
-    """How many codes so many mel frames give: two strided convolutions, each rounding up."""
+    """Return the number of codes for this many mel frames. Both strided convolutions round up."""
     return -(-frames // 4)
 
 
 class S3Tokenizer(nn.Module):
-    """Attribute names are ours; `read_s3_tokenizer` maps the graph's to them."""
+    """The tokenizer. Attribute names are our own, and `read_s3_tokenizer` maps the graph's names to them."""
 
     def __init__(self, config: S3Config) -> None:
         super().__init__()
@@ -79,12 +80,12 @@ class S3Tokenizer(nn.Module):
         rotation = cosine[: hidden.shape[1]], sine[: hidden.shape[1]]
         for block in self.blocks:
             hidden = block(hidden, rotation)
-        return _quantised(self.project_in(hidden))
+        return _quantised(self.project_in(hidden))  # [B, T]
 
 
 @functools.lru_cache(maxsize=4)
 def _rotation(positions: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Cosine and sine, [positions, 1, 64] each; made on the CPU so that every device has the same ones."""
+    """Return cosine and sine, [positions, 1, 64] each. Made on the CPU, they are the same everywhere."""
     steps = torch.arange(0, _HEAD, 2).float() / _HEAD
     angles = torch.outer(torch.arange(positions).float(), 1.0 / _ROTATION_BASE**steps)  # [T, 32]
     angles = torch.cat([angles, angles], dim=1)[:, None]  # [T, 1, 64]
@@ -93,7 +94,7 @@ def _rotation(positions: int, device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 def _quantised(projected: Tensor) -> Tensor:
-    """[B, T, digits] -> int64 [B, T]: each digit is one of three levels, the first the least."""
+    """Quantise each digit to three levels: [B, T, digits] -> int64 [B, T]. The first digit is the lowest."""
     digits = (projected.tanh() * _SHRINK).round().long() + 1
     places = _LEVELS ** torch.arange(projected.shape[2], device=projected.device)
     return (digits * places).sum(dim=2)
@@ -115,7 +116,10 @@ class Block(nn.Module):
 
 
 class Attention(nn.Module):
-    """Written out in the reference's order: a fused kernel sums otherwise, and codes are to be equal."""
+    """Attention in the reference's order of operations.
+
+    A fused kernel would sum in another order, and codes must equal the reference's.
+    """
 
     def __init__(self, config: S3Config) -> None:
         super().__init__()
@@ -141,12 +145,12 @@ class Attention(nn.Module):
         return self.out(mixed) + self._memory_block(value)  # type: ignore[no-any-return]
 
     def _memory_block(self, value: Tensor) -> Tensor:
-        """What each position has around it, and itself. [B, T, D] -> [B, T, D]."""
+        """Sum the neighbourhood of each position, weighted, and add the position: [B, T, D] -> [B, T, D]."""
         return self.memory(value.transpose(1, 2)).transpose(1, 2) + value  # type: ignore[no-any-return]
 
 
 def _rotated(heads: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
-    """Each pair of coordinates i and i + 32 turned by its position's angle. [B, T, H, 64]."""
+    """Rotate each pair of coordinates i and i + 32 of [B, T, H, 64] by its position's angle."""
     first, second = heads.chunk(2, dim=3)
     return heads * rotation[0] + torch.cat([-second, first], dim=3) * rotation[1]
 
@@ -156,12 +160,12 @@ def s3_layout(config: S3Config) -> Layout:
 
 
 def load_s3_tokenizer(config: S3Config, tensors: Mapping[str, Tensor], device: str) -> S3Tokenizer:
-    """float32, on its device."""
+    """Build the tokenizer on its device, in float32."""
     return filled(partial(S3Tokenizer, config), tensors).to(device, torch.float32)
 
 
 def read_s3_tokenizer(checkpoint: Checkpoint, name: str, config: S3Config) -> dict[str, Tensor]:
-    """The tensors of the published graph, as `S3Tokenizer` takes them.
+    """Read the tensors of the published graph and convert them to those of `S3Tokenizer`.
 
     Raises:
         WeightsInvalid: the file is damaged, or its tensors are not exactly those of `config`.
@@ -176,7 +180,7 @@ def read_s3_tokenizer(checkpoint: Checkpoint, name: str, config: S3Config) -> di
 
 
 def _is_matrix(key: str, shape: Sequence[int]) -> bool:
-    """What the graph multiplies from the right, so that it holds the transposed weight."""
+    """Tell whether the graph multiplies by this weight from the right, and so stores it transposed."""
     return key.endswith(".weight") and len(shape) == 2
 
 
@@ -196,7 +200,7 @@ _NAMES = tuple(
         (r"/quantizer/project_in/Add:.*", "project_in.bias"),
     )
 )
-"""Where in the graph each of our tensors is: `<node>:<place among its inputs>:<initialiser>` -> key."""
+"""Maps tensors of the graph, as `<node>:<index among its inputs>:<initialiser>`, to keys of `S3Tokenizer`."""
 
 
 def _renamed(key: str) -> str:

@@ -1,9 +1,10 @@
 """The SEANet encoder of SpeechTokenizer: samples in, latents at 50 Hz out. Knows no codebooks and no files.
 
-Convolutions that see both sides (arXiv 2210.13438, not causal), reflected at the ends, and an LSTM in both
-directions: each frame depends on the whole clip. So clips of one length only: padding would change them all.
+The convolutions (arXiv 2210.13438) are not causal and reflect the clip at its ends, and the LSTM runs in both
+directions. Each frame therefore depends on the whole clip. A batch may only have clips of one length, because
+padding would change every frame.
 
-Published convolutions are weight-normalised; here they are not: `published_name` says how they are published.
+The published convolutions are under weight norm, and those here are not. `published_name` maps the names.
 """
 
 import math
@@ -15,19 +16,19 @@ from torch.nn import functional
 from services.extractor_worker.models.weight_norm import TwoParts
 
 _KERNEL = 7
-"""Of the first and the last convolution."""
+"""The kernel size of the first and the last convolution."""
 _CONV = ".conv."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeanetConfig:
-    """What the encoder takes of SpeechTokenizer's config.json. The defaults are hubert_avg's."""
+    """The encoder's fields of SpeechTokenizer's config.json. The defaults are those of hubert_avg."""
 
     n_filters: int = 64
     strides: tuple[int, ...] = (8, 5, 4, 2)
-    """As the decoder applies them; the encoder downsamples in the reverse order."""
+    """The strides in the decoder's order. The encoder downsamples in the reverse order."""
     dimension: int = 1024
-    """Of the latents."""
+    """The width of the latents."""
     lstm_layers: int = 2
     bidirectional: bool = True
     dilation_base: int = 2
@@ -43,12 +44,12 @@ class SeanetConfig:
 
     @property
     def samples_per_frame(self) -> int:
-        """320: 20 ms."""
+        """The samples in one frame of latents: 320, which is 20 ms."""
         return math.prod(self.strides)
 
     @property
     def min_samples(self) -> int:
-        """Fewest samples: the last convolution reflects half its kernel, which must be less than there is."""
+        """The fewest samples of a clip: the last convolution needs a frame more than it reflects."""
         return _KERNEL // 2 * self.samples_per_frame + 1
 
 
@@ -79,7 +80,7 @@ class SeanetEncoder(nn.Module):
 
 
 class ReflectedConv(nn.Module):
-    """[B, C, T] -> [B, C', ceil(T / stride)]."""
+    """A convolution with reflect padding: [B, C, T] -> [B, C', ceil(T / stride)]."""
 
     def __init__(
         self, width_in: int, width_out: int, kernel: int = 1, stride: int = 1, dilation: int = 1
@@ -89,14 +90,14 @@ class ReflectedConv(nn.Module):
         self.stride, self.padding = stride, (kernel - 1) * dilation - (stride - 1)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        right = self.padding // 2  # the odd one is on the left
-        begun = -hidden.shape[2] % self.stride  # what the last frame lacks
+        right = self.padding // 2  # an odd padding has one more on the left
+        begun = -hidden.shape[2] % self.stride  # fills up the last frame
         paddings = (self.padding - right, right + begun)
         return self.conv(functional.pad(hidden, paddings, mode="reflect"))  # type: ignore[no-any-return]
 
 
 class Residual(nn.Module):
-    """A bottleneck beside a shortcut that is a convolution as well."""
+    """A bottleneck beside a shortcut, which is a convolution: [B, C, T] -> [B, C, T]."""
 
     def __init__(self, width: int, kernel: int, dilation: int) -> None:
         super().__init__()
@@ -110,7 +111,7 @@ class Residual(nn.Module):
 
 
 class Recurrent(nn.Module):
-    """An LSTM with a way around it; where it is bidirectional, around each direction."""
+    """An LSTM with a shortcut. A bidirectional LSTM has one around each direction."""
 
     def __init__(self, width: int, layers: int, bidirectional: bool) -> None:
         super().__init__()
@@ -126,6 +127,6 @@ class Recurrent(nn.Module):
 
 
 def published_name(key: str) -> str | TwoParts:
-    """Convolutions are wrapped twice: `model.0.conv.bias` is published as `model.0.conv.conv.bias`."""
+    """Map a key to its published name: `model.0.conv.bias` is `model.0.conv.conv.bias` in the file."""
     name = key.replace(_CONV, _CONV + _CONV[1:])
     return TwoParts.of_hooks(name) if name.endswith(".weight") else name

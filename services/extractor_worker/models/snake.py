@@ -6,17 +6,17 @@ import torch
 from torch import Tensor, nn
 
 _POLE = 1e-9
-"""Keeps 1 / alpha finite."""
+"""Added to alpha, so that 1 / alpha is finite."""
 
 
 class Snake(nn.Module):
-    """[B, C, T] -> [B, C, T], with an alpha for each channel."""
+    """The activation, with one alpha for each channel: [B, C, T] -> [B, C, T]."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.alpha = nn.Parameter(torch.ones(1, width, 1))
 
     def forward(self, hidden: Tensor) -> Tensor:
-        # In place where nobody else looks: these are the largest tensors there are.
+        # Work in place on the intermediate tensor, because tensors of this size use the most memory.
         wave = (self.alpha * hidden).sin_().square_()
         return wave.mul_((self.alpha + _POLE).reciprocal()).add_(hidden)

@@ -1,7 +1,8 @@
-"""Weight norm (arXiv 1602.07868): a weight that is published in two parts, its length per output channel and
-its direction. Knows no model: callers say under which names they publish their weights.
+"""Weight norm (arXiv 1602.07868): a weight is published in two parts, its length per output channel and its
+direction.
 
-Engines put the two together at every step, we do it once, at loading.
+Engines multiply the two at every step. Here they are multiplied once, when weights are loaded. Knows no
+model: callers provide the names under which weights are published.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,33 +12,33 @@ import torch
 from torch import Tensor
 
 Layout = Mapping[str, tuple[int, ...]]
-"""Key -> shape."""
+"""Maps each key to its shape."""
 
 
 class TwoParts(NamedTuple):
-    """Names of a weight's parts, of [C, 1, …] and [C, …]."""
+    """The names of a weight's two parts: the length, [C, 1, …], and the direction, [C, …]."""
 
     length: str
     direction: str
 
     @staticmethod
     def of_hooks(weight: str) -> "TwoParts":
-        """As `torch.nn.utils.weight_norm` names them."""
+        """Name the parts as `torch.nn.utils.weight_norm` does."""
         return TwoParts(f"{weight}_g", f"{weight}_v")
 
     @staticmethod
     def of_parametrizations(weight: str) -> "TwoParts":
-        """As `torch.nn.utils.parametrizations.weight_norm` does. `weight`: ends in `.weight`."""
+        """Name the parts like `torch.nn.utils.parametrizations.weight_norm`. `weight` ends in `.weight`."""
         stem = weight.removesuffix("weight") + "parametrizations.weight"
         return TwoParts(f"{stem}.original0", f"{stem}.original1")
 
 
 PublishedName = Callable[[str], str | TwoParts]
-"""Under which name, or in which parts, a tensor of ours is published."""
+"""Maps a key of our model to its published name, or to the names of its two parts."""
 
 
 def published_layout(layout: Layout, name_of: PublishedName) -> dict[str, tuple[int, ...]]:
-    """What a file must hold for the tensors of `layout`."""
+    """Return the layout that a file must have for the tensors of `layout`."""
     published: dict[str, tuple[int, ...]] = {}
     for key, shape in layout.items():
         match name_of(key):
@@ -49,12 +50,12 @@ def published_layout(layout: Layout, name_of: PublishedName) -> dict[str, tuple[
 
 
 def folded(published: Mapping[str, Tensor], layout: Layout, name_of: PublishedName) -> dict[str, Tensor]:
-    """The tensors of `layout`, float32, out of those of `published_layout`; others are left alone."""
+    """Compute the float32 tensors of `layout` from published ones. Other published tensors are ignored."""
     tensors: dict[str, Tensor] = {}
     for key in layout:
         match name_of(key):
             case TwoParts(length, direction):
-                # The function behind both of torch's own: the quotient written out rounds differently.
+                # Both of torch's implementations call this. The quotient written out rounds differently.
                 tensors[key] = torch._weight_norm(published[direction].float(), published[length].float(), 0)
             case str(name):
                 tensors[key] = published[name].float()
