@@ -31,7 +31,8 @@ from services.shared.bucket.store import ObjectStore
 from services.shared.configuration.settings import HousekeepingSettings, RegistrySettings
 from services.shared.index.announcements import Announcements
 from services.shared.index.jobs import JobRecord, Jobs
-from services.shared.index.speaker_index import DIRTY, WINDOW_SECONDS, SpeakerIndex, Undecided
+from services.shared.index.refusals import Undecided
+from services.shared.index.speaker_index import DIRTY, WINDOW_SECONDS, SpeakerIndex
 from services.shared.model.clock import Clock
 from services.shared.model.domain import Speaker
 from services.shared.model.profiles import ProfileCatalogue

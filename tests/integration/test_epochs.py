@@ -12,7 +12,8 @@ from redis import Redis
 from services.embedded.valkey import ValkeyServer
 from services.shared.bucket.keys import LAST_SEQ, SpeakerId
 from services.shared.index.gate import BOOT, ClockWrong
-from services.shared.index.speaker_index import CensusDue, SpeakerIndex, speaker_key
+from services.shared.index.refusals import CensusDue
+from services.shared.index.speaker_index import SpeakerIndex, speaker_key
 from services.shared.model.domain import Speaker
 from tests.integration.storage import NoEpochs
 

@@ -29,7 +29,8 @@ from services.shared.bucket.store import Listing, ObjectUnavailable
 from services.shared.configuration.settings import HousekeepingSettings, RegistrySettings, StoreSettings
 from services.shared.index.announcements import SWEEPS_ASKED, ask_for_sweep
 from services.shared.index.jobs import KEPT_SECONDS, Jobs
-from services.shared.index.speaker_index import DIRTY, WINDOW_SECONDS, SpeakerUpdate
+from services.shared.index.script_arguments import SpeakerUpdate
+from services.shared.index.speaker_index import DIRTY, WINDOW_SECONDS
 from services.shared.registry.opening import open_parts
 from services.shared.registry.parts import RegistryParts
 from services.shared.registry.registrar import Registrar

@@ -17,13 +17,8 @@ from services.embedded.valkey import ValkeyServer
 from services.shared.bucket.keys import SpeakerId
 from services.shared.index import redis_access
 from services.shared.index.gate import BOOT
-from services.shared.index.speaker_index import (
-    SpeakerIndex,
-    SpeakerUpdate,
-    VersionSelection,
-    names_key,
-    speaker_key,
-)
+from services.shared.index.script_arguments import SpeakerUpdate
+from services.shared.index.speaker_index import SpeakerIndex, VersionSelection, names_key, speaker_key
 from services.shared.model.domain import (
     AliasFact,
     ArtifactFact,

@@ -12,7 +12,7 @@ from services.embedded.valkey import ValkeyServer
 from services.extractor_worker.jobs.batch_worker import BatchWorker
 from services.extractor_worker.jobs.queue_maintenance import reap
 from services.shared.configuration.settings import WorkerSettings
-from services.shared.index.speaker_index import EpochOver
+from services.shared.index.refusals import EpochOver
 from services.shared.queue.rq_jobs import RETRIES, JobQueue, QueuedJob, enqueue, queue_name
 from speaker_registry.errors import InvalidAudio, Unavailable
 from tests.integration.storage import Storage

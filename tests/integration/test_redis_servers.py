@@ -9,7 +9,8 @@ from services.embedded.valkey import ValkeyServer
 from services.shared.bucket.keys import SpeakerId
 from services.shared.index import gate
 from services.shared.index.gate import InfoMissing
-from services.shared.index.speaker_index import CensusDue, SpeakerIndex
+from services.shared.index.refusals import CensusDue
+from services.shared.index.speaker_index import SpeakerIndex
 from services.shared.model.domain import Speaker
 from tests import servers
 from tests.integration.storage import NoEpochs

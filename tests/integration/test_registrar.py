@@ -24,6 +24,7 @@ from services.shared.configuration.settings import HousekeepingSettings
 from services.shared.index import gate, redis_access
 from services.shared.index.gate import BOOT, GateClosed, LayoutNewer, RedisTaken
 from services.shared.index.jobs import Jobs
+from services.shared.index.refusals import EpochOver, FactsDue
 from services.shared.index.speaker_index import (
     COMMIT_SECONDS,
     DIRTY,
@@ -32,8 +33,6 @@ from services.shared.index.speaker_index import (
     REPEAT_SECONDS,
     WINDOW_SECONDS,
     ClaimResult,
-    EpochOver,
-    FactsDue,
     Reservation,
     SpeakerIndex,
     speaker_key,

@@ -34,13 +34,9 @@ from services.shared.index.gate import epoch_of
 from services.shared.index.jobs import KEPT_SECONDS, JobRecord, Jobs
 from services.shared.index.reading import IndexedSpeaker, PendingExtraction
 from services.shared.index.redis_access import unavailable_without_redis
-from services.shared.index.speaker_index import (
-    LONGEST_PUT_OFF_SECONDS,
-    WINDOW_SECONDS,
-    EpochOver,
-    SpeakerUpdate,
-    VersionSelection,
-)
+from services.shared.index.refusals import EpochOver
+from services.shared.index.script_arguments import SpeakerUpdate
+from services.shared.index.speaker_index import LONGEST_PUT_OFF_SECONDS, WINDOW_SECONDS, VersionSelection
 from services.shared.index.suspicion import confirmed
 from services.shared.model.domain import (
     FailureRecord,

@@ -17,7 +17,7 @@ from services.shared.bucket.blobs import store_artifact
 from services.shared.bucket.facts import commit
 from services.shared.bucket.keys import SpeakerId
 from services.shared.index.announcements import Announcements
-from services.shared.index.speaker_index import NamespaceFull
+from services.shared.index.refusals import NamespaceFull
 from services.shared.model.domain import GIVEN_FINGERPRINT, ArtifactRecord, SpeakerVersion
 from services.shared.model.fingerprint import Fingerprint
 from services.shared.model.packaging import applying_tensors, package

@@ -10,7 +10,8 @@ from services.shared.bucket.facts import commit
 from services.shared.bucket.keys import SpeakerId
 from services.shared.index.jobs import JobRecord, Jobs
 from services.shared.index.reading import PendingExtraction
-from services.shared.index.speaker_index import VersionSelection, voice_unreadable
+from services.shared.index.refusals import voice_unreadable
+from services.shared.index.speaker_index import VersionSelection
 from services.shared.model.domain import FailureRecord, SpeakerVersion
 from services.shared.registry.parts import RegistryParts
 from speaker_registry.errors import JobFinished

@@ -15,7 +15,8 @@ from services.shared.bucket.keys import SpeakerId
 from services.shared.index.gate import GateClosed
 from services.shared.index.jobs import JobRecord, Jobs
 from services.shared.index.reading import IndexedSpeaker
-from services.shared.index.speaker_index import VersionSelection, voice_unreadable
+from services.shared.index.refusals import voice_unreadable
+from services.shared.index.speaker_index import VersionSelection
 from services.shared.model.domain import SpeakerVersion
 from services.shared.registry.parts import RegistryParts
 from services.shared.registry.registrar import Registrar

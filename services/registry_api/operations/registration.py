@@ -21,18 +21,16 @@ from services.shared.bucket.keys import SpeakerId
 from services.shared.index.census import take_census
 from services.shared.index.gate import GateClosed
 from services.shared.index.reading import IndexedSpeaker
-from services.shared.index.speaker_index import (
-    COMMIT_SECONDS,
+from services.shared.index.refusals import (
     AlreadyMade,
     CensusDue,
     FactsDue,
     NamespaceFull,
-    Reservation,
     TextsFull,
     TooManyVersions,
-    VersionSelection,
     key_reused,
 )
+from services.shared.index.speaker_index import COMMIT_SECONDS, Reservation, VersionSelection
 from services.shared.model.domain import (
     GIVEN_FINGERPRINT,
     ArtifactRecord,

@@ -11,7 +11,8 @@ was acknowledged stays one version's for ever, however often Redis is lost and h
 from services.shared.bucket.facts import commit, read_certain
 from services.shared.bucket.keys import SpeakerId
 from services.shared.bucket.store import Store
-from services.shared.index.speaker_index import SpeakerIndex, SpeakerUpdate
+from services.shared.index.script_arguments import SpeakerUpdate
+from services.shared.index.speaker_index import SpeakerIndex
 from services.shared.model.clock import Clock
 
 

@@ -21,6 +21,21 @@ from services.shared.bucket.keys import LAST_BUILD, LAST_CREATED_AT, LAST_NUMBER
 from services.shared.index.gate import BOOT, Gate, GateClosed
 from services.shared.index.reading import NOTHING, IndexedSpeaker, PendingExtraction, read_hash, read_look
 from services.shared.index.redis_access import unavailable_without_redis
+from services.shared.index.refusals import (
+    EpochOver,
+    NotAdmitted,
+    Undecided,
+    error_of,
+)
+from services.shared.index.script_arguments import (
+    SpeakerUpdate,
+    artifact_arguments,
+    failure_arguments,
+    move_arguments,
+    update_arguments,
+    version_arguments,
+    void_arguments,
+)
 from services.shared.model.domain import (
     AliasFact,
     ArtifactRecord,
@@ -28,20 +43,10 @@ from services.shared.model.domain import (
     Speaker,
     VersionRecord,
     VoidFact,
-    build_of,
-    without_build,
 )
 from services.shared.telemetry import tracing
 from speaker_registry.errors import (
-    Conflict,
-    IdempotencyKeyReused,
-    QuotaExceeded,
-    RegistrationInProgress,
     Unavailable,
-    VoiceDamaged,
-    VoiceExists,
-    VoiceNotFound,
-    VoiceUnreadable,
 )
 
 _TENANTS = "sr:in:"
@@ -84,67 +89,6 @@ _NOBODY = SpeakerId("no", "speaker")
 """For scripts that are about no speaker."""
 
 
-class _NotAdmitted(Exception):
-    """The present index does not know the speaker yet."""
-
-
-class EpochOver(Unavailable):
-    """The index was lost while facts were being read for it."""
-
-    def __init__(self) -> None:
-        super().__init__("The index was lost meanwhile; try again.", retry_after_seconds=1)
-
-
-class CensusDue(Exception):
-    """Before a version of this speaker is reserved, a census has to say which older ones count."""
-
-
-class FactsDue(Exception):
-    """Before a version of this speaker is reserved, the index has to be told its facts. What was stored for
-    an earlier place may have landed, and whoever stored it have died before the index was told; or a delete
-    was begun that can land no more.
-    """
-
-
-class AlreadyMade(Exception):
-    """A version of this speaker has been registered with this Idempotency-Key since the caller looked."""
-
-
-class Undecided(Unavailable):
-    """The index was lost a moment ago, and what was published of this speaker just before it is too young to
-    be told.
-    """
-
-    def __init__(self, name: str) -> None:
-        super().__init__(
-            f"The index was lost a moment ago, and the new one does not know yet what was published of voice "
-            f"'{name}' just before. Send the request again in a few seconds.",
-            retry_after_seconds=3,
-        )
-
-
-class Rivals(Exception):
-    """Another publish of the same artifact was let through: wait until what it stores cannot come first."""
-
-
-class AliasMoved(Conflict):
-    """Somebody moved the alias since it was read."""
-
-    code = "alias_moved"
-
-
-class TooManyVersions(QuotaExceeded):
-    """The speaker has as many versions as one may have."""
-
-
-class NamespaceFull(QuotaExceeded):
-    """An upload would take more than what is left of the namespace's bytes."""
-
-
-class TextsFull(QuotaExceeded):
-    """An upload's texts would take more than what is left for the texts of the namespace."""
-
-
 @dataclass(frozen=True, slots=True)
 class Reservation:
     """A place in one speaker's order."""
@@ -154,20 +98,6 @@ class Reservation:
     created_at: int
     vuid: str = ""
     """Of the version it is for."""
-
-
-@dataclass(frozen=True, slots=True)
-class SpeakerUpdate:
-    """What the index is told of a speaker."""
-
-    truth: Speaker
-    """As its facts say."""
-    listed: float
-    """When these were listed, or earlier. Unix seconds."""
-    look: bool = False
-    """Housekeeping is to look at the speaker, if it is admitted. It does so anyway where the truth is
-    undecided.
-    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,14 +201,14 @@ class SpeakerIndex(Gate):
         Raises:
             EpochOver: the index is another one by now. Nothing was told.
         """
-        self._run("tell", speaker_id, **_telling(update, epoch))
+        self._run("tell", speaker_id, **update_arguments(update, epoch))
 
     def tell_many(self, speakers: Sequence[tuple[SpeakerId, SpeakerUpdate]], *, epoch: int) -> None:
         """The same of several speakers, in one round trip."""
         with tracing.span("index.tell", kind="client"), unavailable_without_redis():
             pipeline = self.redis.pipeline(transaction=False)
             for speaker_id, update in speakers:
-                parameters = self._json(speaker_id, _telling(update, epoch))
+                parameters = self._json(speaker_id, update_arguments(update, epoch))
                 self.queue(pipeline, "tell", self._keys(speaker_id), parameters)
             answers = pipeline.execute(raise_on_error=False)
         for (speaker_id, update), answer in zip(speakers, answers, strict=True):
@@ -328,7 +258,7 @@ class SpeakerIndex(Gate):
         for _ in range(_TRIES):
             try:
                 return self._run_once(script, speaker_id, args)
-            except _NotAdmitted:
+            except NotAdmitted:
                 with suppress(EpochOver):
                     self.admit(speaker_id)
         raise GateClosed
@@ -338,7 +268,7 @@ class SpeakerIndex(Gate):
             try:
                 return self.call(script, self._keys(speaker_id), self._json(speaker_id, args))
             except redis.ResponseError as error:
-                raise _refusal(error, speaker_id) from error
+                raise error_of(error, speaker_id) from error
 
     def _keys(self, speaker_id: SpeakerId) -> list[str]:
         return [speaker_key(speaker_id), BOOT, EVENTS, names_key(speaker_id.namespace), DIRTY]
@@ -459,7 +389,7 @@ class SpeakerIndex(Gate):
             Unavailable: its place was reserved in an index that was lost since. A census will say whether it
                 counts, so it must not be acknowledged yet.
         """
-        answer = self._run("apply_version", speaker_id, **_version(seq, record))
+        answer = self._run("apply_version", speaker_id, **version_arguments(seq, record))
         if answer in {_UNSETTLED, _NOT_COUNTED}:
             raise Unavailable(
                 "The index was lost while this version was being registered; send the same request again.",
@@ -473,7 +403,7 @@ class SpeakerIndex(Gate):
 
     def apply_alias(self, speaker_id: SpeakerId, fact: AliasFact) -> bool:
         """Returns whether it is the last move."""
-        return bool(self._run("apply_alias", speaker_id, **_move(fact)))
+        return bool(self._run("apply_alias", speaker_id, **move_arguments(fact)))
 
     def apply_artifact(
         self,
@@ -499,10 +429,10 @@ class SpeakerIndex(Gate):
         winner = self._run(
             "ready",
             speaker_id,
-            **_artifact(vuid, akey, record),
+            **artifact_arguments(vuid, akey, record),
             job=job_id,
             claimed=claimed,
-            promotion=_move(promotion) if promotion else None,
+            promotion=move_arguments(promotion) if promotion else None,
             alone=alone,
             stages=STAGES,
         )
@@ -529,7 +459,7 @@ class SpeakerIndex(Gate):
             self._run(
                 "failed",
                 speaker_id,
-                **_failure(vuid, akey, record),
+                **failure_arguments(vuid, akey, record),
                 job=job_id,
                 claimed=claimed,
                 error=error,
@@ -539,7 +469,7 @@ class SpeakerIndex(Gate):
 
     def apply_void(self, speaker_id: SpeakerId, fact: VoidFact) -> bool:
         """Let an artifact count no more: its bytes were lost. Returns whether the version is live."""
-        return bool(self._run("void", speaker_id, **_void(fact.vuid, fact.akey)))
+        return bool(self._run("void", speaker_id, **void_arguments(fact.vuid, fact.akey)))
 
     # -- the census
 
@@ -723,7 +653,7 @@ class SpeakerIndex(Gate):
         for _ in range(_TRIES):
             try:
                 return read_look(self._run_once("look", speaker_id, {"unknown": True, **arguments}))
-            except _NotAdmitted:
+            except NotAdmitted:
                 with suppress(EpochOver):
                     if not self.admit(speaker_id, unless_empty=True):
                         return NOTHING
@@ -740,7 +670,7 @@ class SpeakerIndex(Gate):
         try:
             return [read_look(answer) for answer in self.read(ask)]
         except redis.ResponseError as error:
-            if not isinstance(_refusal(error, _NOBODY), _NotAdmitted):
+            if not isinstance(error_of(error, _NOBODY), NotAdmitted):
                 raise
             return [self.look(speaker_id) for speaker_id in speaker_ids]
 
@@ -820,90 +750,6 @@ def _ask_for(pipeline: Pipeline, speaker_ids: Iterable[SpeakerId]) -> None:
         pipeline.hgetall(speaker_key(speaker_id))
 
 
-def _telling(update: SpeakerUpdate, epoch: int) -> dict[str, Any]:
-    """The arguments of `lua/tell.lua`."""
-    about = {"unknown": True, "listed_in": str(epoch), "listed": update.listed, "look": update.look}
-    return about | _all_of(update.truth)
-
-
-def _all_of(truth: Speaker) -> dict[str, Any]:
-    """All that the facts say of a speaker."""
-    census = truth.census
-    marks = {"seq": truth.seq, "number": truth.number, "created_at": truth.created_at}
-    artifacts = [
-        _artifact(version.vuid, akey, record)
-        for version in truth.versions
-        for akey, record in version.artifacts.items()
-    ]
-    failures = [
-        _failure(version.vuid, akey, record)
-        for version in truth.versions
-        for akey, record in version.failures.items()
-    ]
-    return {
-        "marks": marks,
-        "damaged": truth.damaged,
-        "unreadable": " ".join(truth.unreadable),
-        "undecided": truth.undecided,
-        "census": {"high": census.seq, "vuids": sorted(census.vuids)} if census.seq else None,
-        "tombstone": marks | {"seq": truth.tombstone} if truth.tombstone else None,
-        "versions": [_version(version.seq, version.record) for version in truth.versions],
-        "void": [_void(version.vuid, akey) for version in truth.versions for akey in version.void],
-        "artifacts": artifacts,
-        "failures": failures,
-        "moves": [_move(fact) for fact in truth.alias_facts.values()],
-    }
-
-
-def _version(seq: int, record: VersionRecord) -> dict[str, Any]:
-    return {
-        "seq": seq,
-        "vuid": record.vuid,
-        "number": record.number,
-        "created_at": record.created_at,
-        "key": record.key,
-        "record": record.model_dump_json(),
-        "given": bool(record.given),
-        **({"idempotency": record.idempotency} if record.idempotency else {}),
-    }
-
-
-def _artifact(vuid: str, akey: str, record: ArtifactRecord) -> dict[str, Any]:
-    return {
-        "vuid": vuid,
-        "base": without_build(akey),
-        "build": record.build,
-        "winner": record.winner,
-        "record": record.model_dump_json(),
-        "profile": record.profile,
-        "fingerprint": record.fingerprint,
-    }
-
-
-def _failure(vuid: str, akey: str, record: FailureRecord) -> dict[str, Any]:
-    return {
-        "vuid": vuid,
-        "akey": akey,
-        "attempt": record.attempt,
-        "record": record.model_dump_json(),
-        "profile": record.profile,
-    }
-
-
-def _void(vuid: str, akey: str) -> dict[str, Any]:
-    return {"vuid": vuid, "base": without_build(akey), "build": build_of(akey)}
-
-
-def _move(fact: AliasFact) -> dict[str, Any]:
-    return {
-        "seq": fact.seq,
-        "alias": fact.alias,
-        "automatic": fact.automatic,
-        "uid": fact.uid,
-        "vuid": fact.vuid,
-    }
-
-
 def _epoch_in(parts: Sequence[str]) -> int:
     """Of what follows `names` in a key; 0: an older layout has none there."""
     return int(parts[0]) if parts and parts[0].isdecimal() else 0
@@ -920,68 +766,3 @@ def _id_of(key: str) -> SpeakerId:
 
 def names_key(namespace: str) -> str:
     return f"{_TENANTS}{namespace}:names"
-
-
-def key_reused() -> IdempotencyKeyReused:
-    """Does not show the key, which may be a secret."""
-    return IdempotencyKeyReused(
-        "This Idempotency-Key was used for another request. Accepted: that same request again, or a new key."
-    )
-
-
-def voice_damaged(name: str) -> VoiceDamaged:
-    """The log names the object."""
-    return VoiceDamaged(
-        f"A record of voice '{name}' is damaged in the bucket, so nobody can tell what the name stands for. "
-        "Restore the object that the log names from a backup, or delete the voice."
-    )
-
-
-def voice_exhausted(name: str) -> VoiceDamaged:
-    return VoiceDamaged(
-        f"A record of voice '{name}' in the bucket has the last place, number or date that there is, so none "
-        "can come after it. Delete the voice, and take another name."
-    )
-
-
-def voice_unreadable(name: str) -> VoiceUnreadable:
-    """The log names the object."""
-    return VoiceUnreadable(
-        f"A record of voice '{name}' cannot be read from the bucket now, so nobody can tell what the name "
-        "stands for. It is tried again; the log names the object.",
-        retry_after_seconds=60,
-    )
-
-
-def _refusal(error: redis.ResponseError, speaker_id: SpeakerId) -> Exception:
-    """What a script's error reply means to a caller; the error itself if it is none of ours."""
-    ours: dict[str, Exception] = {
-        "GATE": GateClosed(),
-        "ABSENT": _NotAdmitted(),
-        "EPOCH": EpochOver(),
-        "CENSUS": CensusDue(),
-        "MADE": AlreadyMade(),
-        "UNTOLD": FactsDue(),
-        "RIVALS": Rivals(),
-        "QUOTA": QuotaExceeded("Uploaded voice limit reached."),
-        "VERSIONS": TooManyVersions("The voice has as many versions as it may have."),
-        "FULL": NamespaceFull("The uploads of this namespace take as much as they may."),
-        "TEXTS": TextsFull("The texts of this namespace take as much as they may."),
-        "EXISTS": VoiceExists(f"Voice '{speaker_id.slug}' already exists."),
-        "RESERVED": RegistrationInProgress(
-            f"Voice '{speaker_id.slug}' is being registered by another request, and the registration policy "
-            "is 'immutable'. Try again: it may have failed.",
-            retry_after_seconds=10,
-        ),
-        "NOTFOUND": VoiceNotFound(f"Voice '{speaker_id.slug}' not found"),
-        "REUSED": key_reused(),
-        "UNREADABLE": voice_unreadable(speaker_id.slug),
-        "DAMAGED": voice_damaged(speaker_id.slug),
-        "EXHAUSTED": voice_exhausted(speaker_id.slug),
-        "LANDING": Unavailable(
-            "An earlier attempt of this request may still be stored: try again later.", retry_after_seconds=60
-        ),
-        "MOVED": AliasMoved("The alias was moved meanwhile."),
-        "UNDECIDED": Undecided(speaker_id.slug),
-    }
-    return ours.get(str(error).partition(" ")[0], error)

@@ -20,7 +20,8 @@ from services.shared.bucket.keys import SpeakerId
 from services.shared.bucket.store import DATED_WITHIN, ObjectUnavailable, Store
 from services.shared.index.jobs import Jobs
 from services.shared.index.reading import PendingExtraction
-from services.shared.index.speaker_index import Rivals, VersionSelection
+from services.shared.index.refusals import Rivals
+from services.shared.index.speaker_index import VersionSelection
 from services.shared.model.clock import Clock
 from services.shared.model.domain import (
     AliasFact,

@@ -19,14 +19,12 @@ from services.shared.bucket.keys import SpeakerId
 from services.shared.index.gate import GateClosed
 from services.shared.index.jobs import SeenJobs
 from services.shared.index.reading import IndexedSpeaker
+from services.shared.index.refusals import AliasMoved, voice_damaged, voice_unreadable
 from services.shared.index.speaker_index import (
     COMMIT_SECONDS,
     PENDING_MOVE_SECONDS,
-    AliasMoved,
     ClaimResult,
     VersionSelection,
-    voice_damaged,
-    voice_unreadable,
 )
 from services.shared.model.domain import (
     AliasFact,

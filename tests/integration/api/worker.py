@@ -11,7 +11,7 @@ import numpy as np
 
 from services.shared.bucket.keys import SpeakerId
 from services.shared.index.jobs import Jobs
-from services.shared.index.speaker_index import Undecided
+from services.shared.index.refusals import Undecided
 from services.shared.registry.parts import RegistryParts
 from services.shared.registry.publication import Attempt, Provenance, Publisher
 from services.shared.registry.registrar import Registrar
