@@ -8,11 +8,9 @@ import argparse
 import contextlib
 import json
 import os
-import secrets
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NoReturn
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import speaker_registry
 from speaker_registry.cli import completion
@@ -21,7 +19,6 @@ from speaker_registry.cli.command import (
     INTERRUPTED,
     OK,
     PIPE_CLOSED,
-    REFUSED,
     USAGE,
     CommandError,
     Output,
@@ -35,26 +32,38 @@ from speaker_registry.cli.command import (
     status_of,
     when,
 )
+from speaker_registry.cli.files import (
+    check_output,
+    deliver,
+    open_clip,
+    read_artifact,
+    read_embedding,
+    read_ref_text,
+)
 from speaker_registry.cli.keys import add_keys, show_quota
-from speaker_registry.errors import ArtifactFailed, InvalidArtifact, SpeakerRegistryError
-from speaker_registry.terminal import field_lines, printable, table
+from speaker_registry.cli.text import (
+    extraction_text,
+    fetched,
+    readiness_text,
+    ready_profiles,
+    reason_of,
+    registered_text,
+    remarks_on,
+    version_text,
+    voice_text,
+    weights_of,
+)
+from speaker_registry.errors import ArtifactFailed, SpeakerRegistryError
+from speaker_registry.terminal import printable, table
 
 if TYPE_CHECKING:
     from speaker_registry import (
-        ArtifactDescriptor,
-        ArtifactStatus,
-        File,
-        Profile,
         Readiness,
-        Registration,
         RegistryClient,
-        Voice,
-        VoiceVersion,
     )
 
 
 _PROGRAM = "speaker-registry"
-_MAX_EMBEDDING_BYTES = 1024**2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -139,18 +148,18 @@ def register(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
         raise CommandError("register needs either CLIP or --embedding FILE")
     registered = client.register(
         arguments.name,
-        _clip(arguments.clip),
-        embedding=_embedding(arguments.embedding),
+        open_clip(arguments.clip),
+        embedding=read_embedding(arguments.embedding),
         consent=arguments.consent,
-        ref_text=_ref_text(arguments),
+        ref_text=read_ref_text(arguments),
         description=arguments.description,
     )
     document: dict[str, Any] = {**registered.model_dump(mode="json"), "reference": registered.reference}
-    text = _registered_text(registered)
+    text = registered_text(registered)
     if arguments.wait:
         ready = _waited(client, registered.reference, None, arguments)
         document["ready"] = ready.model_dump(mode="json")
-        text += "\n" + _readiness_text(ready)
+        text += "\n" + readiness_text(ready)
     return Output(document, text)
 
 
@@ -163,9 +172,9 @@ def list_voices(client: "RegistryClient", arguments: argparse.Namespace) -> Outp
             voice.version,
             voice.latest,
             voice.state,
-            _ready_for(voice),
+            ready_profiles(voice),
             when(voice.created_at),
-            _reason(voice),
+            reason_of(voice),
         )
         for voice in voices
     ]
@@ -175,26 +184,26 @@ def list_voices(client: "RegistryClient", arguments: argparse.Namespace) -> Outp
 def show(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
     if "@" in arguments.speaker:
         version = client.version(arguments.speaker)
-        return Output(version.model_dump(mode="json"), _version_text(version))
+        return Output(version.model_dump(mode="json"), version_text(version))
     voice = client.get(arguments.speaker)
-    return Output(voice.model_dump(mode="json"), _voice_text(voice))
+    return Output(voice.model_dump(mode="json"), voice_text(voice))
 
 
 def fetch(client: "RegistryClient", arguments: argparse.Namespace) -> Output | None:
-    _check_output(arguments, "an artifact")
+    check_output(arguments, "an artifact")
     file = client.download(arguments.speaker, arguments.profile, wait=arguments.wait)
-    _deliver(arguments, file.data)
+    deliver(arguments, file.data)
     if file.artifact.manifest.untrained:
         print("speaker-registry: made with untrained weights, the voice is useless", file=sys.stderr)
     if file.artifact.manifest.custom_weights:
         print("speaker-registry: made with custom weights, not with the published ones", file=sys.stderr)
-    return None if arguments.output == "-" else _fetched(arguments.output, file)
+    return None if arguments.output == "-" else fetched(arguments.output, file)
 
 
 def clip(client: "RegistryClient", arguments: argparse.Namespace) -> Output | None:
-    _check_output(arguments, "a clip")
+    check_output(arguments, "a clip")
     found = client.clip(arguments.speaker)
-    _deliver(arguments, found.data)
+    deliver(arguments, found.data)
     if arguments.output == "-":
         return None
     document = {"path": arguments.output, "size": len(found.data), "mime_type": found.mime_type}
@@ -203,7 +212,7 @@ def clip(client: "RegistryClient", arguments: argparse.Namespace) -> Output | No
 
 
 def put(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
-    data = _artifact(arguments.file)
+    data = read_artifact(arguments.file)
     made = client.put(arguments.speaker, arguments.profile, data, fingerprint=arguments.fingerprint)
     text = (
         f"{printable(made.voice)}@{made.version} is {made.state} for {printable(made.profile)}: {made.digest}"
@@ -213,7 +222,7 @@ def put(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
 
 def wait(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
     ready = _waited(client, arguments.speaker, arguments.profile, arguments)
-    return Output(ready.model_dump(mode="json"), _readiness_text(ready))
+    return Output(ready.model_dump(mode="json"), readiness_text(ready))
 
 
 def jobs(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
@@ -242,7 +251,7 @@ def extract(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
     if not arguments.wait:
         if made.state == "failed":
             raise ArtifactFailed(f"{made.voice}@{made.version}: {made.error}")
-        return Output(made.model_dump(mode="json"), _extraction_text(made))
+        return Output(made.model_dump(mode="json"), extraction_text(made))
     if made.job_id is not None:
         # What was there before may be ready all the while: only the job tells how this extraction ends.
         job = client.wait_job(made.job_id, arguments.timeout)
@@ -251,7 +260,7 @@ def extract(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
         if job.state == "canceled":
             raise ArtifactFailed(f"{job.voice}@{job.version}: job {job.id} was canceled")
     ready = _waited(client, f"{made.voice}@{made.version}", arguments.profile, arguments)
-    return Output(ready.model_dump(mode="json"), _readiness_text(ready))
+    return Output(ready.model_dump(mode="json"), readiness_text(ready))
 
 
 def cancel(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
@@ -282,78 +291,13 @@ def profiles(client: "RegistryClient", _: argparse.Namespace) -> Output:
             "yes" if profile.required else "no",
             profile.workers,
             f"{profile.sample_rate} Hz",
-            _weights_of(profile),
+            weights_of(profile),
             profile.licence,
         )
         for profile in found
     ]
-    remarks = "\n".join(_remarks(found))
+    remarks = "\n".join(remarks_on(found))
     return Output(list_document(found), table(head, rows) + (f"\n\n{remarks}" if remarks else ""))
-
-
-# What commands read and do.
-
-
-def _check_output(arguments: argparse.Namespace, what: str) -> None:
-    """Before anything is fetched."""
-    if arguments.output == "-" and arguments.json:
-        raise CommandError("--json and -o - both want the standard output")
-    if arguments.output == "-" and sys.stdout.isatty():
-        raise CommandError(f"{what} is binary: give a file with -o, or send the output elsewhere")
-
-
-def _deliver(arguments: argparse.Namespace, data: bytes) -> None:
-    if arguments.output != "-":
-        write_atomically(Path(arguments.output), data)
-        return
-    sys.stdout.buffer.write(data)
-    sys.stdout.buffer.flush()
-
-
-def _clip(argument: str | None) -> Path | IO[bytes] | None:
-    if argument == "-":
-        return sys.stdin.buffer
-    return None if argument is None else Path(argument)
-
-
-def _artifact(argument: str) -> bytes:
-    """Raises `CommandError` for what is no safetensors file, before it is sent."""
-    from speaker_registry.artifact import read_tensors  # noqa: PLC0415  only this command needs them
-    from speaker_registry.session import read_clip  # noqa: PLC0415
-
-    data = read_clip(sys.stdin.buffer if argument == "-" else Path(argument), "artifact")
-    try:
-        read_tensors(data)
-    except InvalidArtifact as error:
-        where = "standard input" if argument == "-" else argument
-        message = f"{where} is no artifact: {error.message}; accepted: a safetensors file"
-        raise CommandError(message, status=REFUSED) from None
-    return data
-
-
-def _embedding(argument: str | None) -> Any:
-    if argument is None:
-        return None
-    where = "standard input" if argument == "-" else argument
-    with contextlib.nullcontext(sys.stdin.buffer) if argument == "-" else Path(argument).open("rb") as file:
-        text = file.read(_MAX_EMBEDDING_BYTES + 1)
-    if len(text) > _MAX_EMBEDDING_BYTES:
-        raise CommandError(f"{where} holds over {_MAX_EMBEDDING_BYTES} bytes, too many for an embedding")
-    try:
-        return json.loads(text)
-    except ValueError:
-        raise CommandError(f"{where} holds no JSON list of numbers") from None
-
-
-def _ref_text(arguments: argparse.Namespace) -> str | None:
-    path: str | None = arguments.ref_text_file
-    if path is None:
-        text: str | None = arguments.ref_text
-        return text
-    try:
-        return Path(path).read_text(encoding="utf-8").strip()
-    except UnicodeDecodeError:
-        raise CommandError(f"{path} is not UTF-8 text") from None
 
 
 def _waited(
@@ -382,142 +326,6 @@ def _progress(speaker: str, *, quiet: bool) -> Iterator[Callable[["Readiness"], 
             bar.refresh()
 
         yield update
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """The file is there whole or not at all, whatever happens meanwhile. An OSError names `path`."""
-    try:
-        _write(path, data)
-    except OSError as error:  # it may be about the file beside it, of which nobody knows
-        raise OSError(error.errno, error.strerror, str(path)) from error
-
-
-def _write(path: Path, data: bytes) -> None:
-    if path.exists() and not path.is_file():
-        path.write_bytes(data)  # /dev/null, a pipe: renaming onto it would replace the device
-        return
-    temporary = path.with_name(f".{path.name[:200]}.{secrets.token_hex(4)}.part")
-    try:
-        with temporary.open("xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise
-
-
-# Answers as text.
-
-
-def _voice_text(voice: "Voice") -> str:
-    aliases = ", ".join(f"{alias}={number}" for alias, number in sorted(voice.aliases.items()))
-    head = field_lines(
-        [
-            ("voice", voice.name),
-            ("id", voice.id),
-            ("version", f"{voice.version} (newest {voice.latest}, {voice.versions} in all)"),
-            ("aliases", aliases or None),
-            ("state", voice.state),
-            ("created", when(voice.created_at)),
-            ("held back", voice.held_back),
-        ]
-    )
-    return f"{head}\n\n{_artifact_table(voice.artifacts)}"
-
-
-def _extraction_text(made: "ArtifactDescriptor") -> str:
-    what = f"{printable(made.voice)}@{made.version} is {made.state} for {printable(made.profile)}"
-    reason = f" ({printable(made.reason)})" if made.reason else ""
-    return what + reason + (f": {printable(made.job_id)}" if made.job_id else "")
-
-
-def _version_text(version: "VoiceVersion") -> str:
-    audio = version.audio
-    head = field_lines(
-        [
-            ("voice", version.voice),
-            ("version", version.version),
-            ("id", version.id),
-            ("state", version.state),
-            ("created", when(version.created_at)),
-            ("source", version.source),
-            ("clip", f"{audio.seconds:.2f} s, {audio.sample_rate} Hz, {audio.mime_type}" if audio else None),
-            ("consent", version.consent),
-            ("ref_text", version.ref_text),
-            ("description", version.description),
-            ("held back", version.held_back),
-        ]
-    )
-    return f"{head}\n\n{_artifact_table(version.artifacts)}"
-
-
-def _artifact_table(artifacts: Iterable["ArtifactStatus"]) -> str:
-    rows = [
-        (a.profile, f"{a.state}, stale" if a.stale else a.state, a.digest or "-", a.error or a.reason or "-")
-        for a in artifacts
-    ]
-    return table(("PROFILE", "STATE", "DIGEST", "REASON"), rows)
-
-
-def _readiness_text(ready: "Readiness") -> str:
-    return f"{printable(ready.reference)} is {ready.state}\n{_artifact_table(ready.artifacts)}"
-
-
-def _weights_of(profile: "Profile") -> str:
-    if profile.untrained:
-        return "untrained"
-    return "custom weights" if profile.custom_weights else profile.model
-
-
-def _remarks(found: Iterable["Profile"]) -> Iterator[str]:
-    """What must be known of a profile and fits into no column."""
-    for profile in found:
-        for remark in filter(None, (profile.licence_notes, profile.not_extractable)):
-            yield printable(f"{profile.id}: {remark}")
-        for failed in profile.failed_proofs:
-            yield printable(f"{profile.id}: not served by {failed.worker} ({failed.device}). {failed.reason}")
-
-
-def _registered_text(registered: "Registration") -> str:
-    reference = printable(registered.reference)
-    reason = f" ({printable(registered.reason)})" if registered.reason else ""
-    if not registered.created:
-        return f"{reference} is there already, from the same clip{reason}"
-    jobs = printable(", ".join(sorted(registered.jobs))) or "nothing"
-    held_back = f"\n{printable(registered.held_back)}" if registered.held_back else ""
-    return f"registered {reference}; to extract: {jobs}{reason}{held_back}"
-
-
-def _fetched(path: str, file: "File") -> Output:
-    manifest = file.artifact.manifest
-    document = {
-        "path": path,
-        "digest": file.artifact.digest,
-        "size": len(file.data),
-        "voice": manifest.voice,
-        "version": manifest.version,
-        "profile": manifest.profile,
-        "fingerprint": manifest.fingerprint,
-        "untrained": manifest.untrained,
-        "custom_weights": manifest.custom_weights,
-        "computed_on": manifest.computed_on.model_dump(exclude_none=True) if manifest.computed_on else None,
-    }
-    what = f"{manifest.voice}@{manifest.version} for {manifest.profile}"
-    where = f", computed on {manifest.computed_on}" if manifest.computed_on else ""
-    return Output(document, printable(f"{what}: {len(file.data)} bytes in {path}{where}"))
-
-
-def _ready_for(voice: "Voice") -> str:
-    return ", ".join(status.profile for status in voice.artifacts if status.state == "ready") or "-"
-
-
-def _reason(voice: "Voice") -> str:
-    """Why the voice is in its state, if anything says so."""
-    told = (status.error or status.reason for status in voice.artifacts if status.state == voice.state)
-    return next(filter(None, told), "-")
 
 
 # Arguments.

@@ -18,8 +18,9 @@ import pytest
 import speaker_registry
 from speaker_registry import errors
 from speaker_registry.artifact import ComputedOn
-from speaker_registry.cli import main, parser, write_atomically
+from speaker_registry.cli import main, parser
 from speaker_registry.cli.command import EXIT_CODES, HINTS
+from speaker_registry.cli.files import write_atomically
 from tests.unit.sdk.fake_registry import (
     ECAPA,
     QWEN,

@@ -1,0 +1,102 @@
+"""The files that commands read and write."""
+
+import argparse
+import contextlib
+import json
+import os
+import secrets
+import sys
+from pathlib import Path
+from typing import IO, Any
+
+from speaker_registry.cli.command import REFUSED, CommandError
+from speaker_registry.errors import InvalidArtifact
+
+_MAX_EMBEDDING_BYTES = 1024**2
+
+
+def check_output(arguments: argparse.Namespace, what: str) -> None:
+    """Before anything is fetched."""
+    if arguments.output == "-" and arguments.json:
+        raise CommandError("--json and -o - both want the standard output")
+    if arguments.output == "-" and sys.stdout.isatty():
+        raise CommandError(f"{what} is binary: give a file with -o, or send the output elsewhere")
+
+
+def deliver(arguments: argparse.Namespace, data: bytes) -> None:
+    if arguments.output != "-":
+        write_atomically(Path(arguments.output), data)
+        return
+    sys.stdout.buffer.write(data)
+    sys.stdout.buffer.flush()
+
+
+def open_clip(argument: str | None) -> Path | IO[bytes] | None:
+    if argument == "-":
+        return sys.stdin.buffer
+    return None if argument is None else Path(argument)
+
+
+def read_artifact(argument: str) -> bytes:
+    """Raises `CommandError` for what is no safetensors file, before it is sent."""
+    from speaker_registry.artifact import read_tensors  # noqa: PLC0415  only this command needs them
+    from speaker_registry.session import read_clip  # noqa: PLC0415
+
+    data = read_clip(sys.stdin.buffer if argument == "-" else Path(argument), "artifact")
+    try:
+        read_tensors(data)
+    except InvalidArtifact as error:
+        where = "standard input" if argument == "-" else argument
+        message = f"{where} is no artifact: {error.message}; accepted: a safetensors file"
+        raise CommandError(message, status=REFUSED) from None
+    return data
+
+
+def read_embedding(argument: str | None) -> Any:
+    if argument is None:
+        return None
+    where = "standard input" if argument == "-" else argument
+    with contextlib.nullcontext(sys.stdin.buffer) if argument == "-" else Path(argument).open("rb") as file:
+        text = file.read(_MAX_EMBEDDING_BYTES + 1)
+    if len(text) > _MAX_EMBEDDING_BYTES:
+        raise CommandError(f"{where} holds over {_MAX_EMBEDDING_BYTES} bytes, too many for an embedding")
+    try:
+        return json.loads(text)
+    except ValueError:
+        raise CommandError(f"{where} holds no JSON list of numbers") from None
+
+
+def read_ref_text(arguments: argparse.Namespace) -> str | None:
+    path: str | None = arguments.ref_text_file
+    if path is None:
+        text: str | None = arguments.ref_text
+        return text
+    try:
+        return Path(path).read_text(encoding="utf-8").strip()
+    except UnicodeDecodeError:
+        raise CommandError(f"{path} is not UTF-8 text") from None
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """The file is there whole or not at all, whatever happens meanwhile. An OSError names `path`."""
+    try:
+        _write(path, data)
+    except OSError as error:  # it may be about the file beside it, of which nobody knows
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def _write(path: Path, data: bytes) -> None:
+    if path.exists() and not path.is_file():
+        path.write_bytes(data)  # /dev/null, a pipe: renaming onto it would replace the device
+        return
+    temporary = path.with_name(f".{path.name[:200]}.{secrets.token_hex(4)}.part")
+    try:
+        with temporary.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
