@@ -1,7 +1,8 @@
-"""`speaker-registry`, the command line: arguments to calls of `RegistryClient`, answers to text or JSON.
+"""The command line `speaker-registry`. It turns arguments into calls of `RegistryClient`, and answers into
+text or JSON.
 
-Exit codes are listed in `command.EXIT_CODES` and by `--help`. Knows no HTTP. The client is loaded only when
-it is needed, so that `--help` and completion are quick.
+The exit codes are listed in `command.EXIT_CODES` and by `--help`. The client is only loaded when it is
+needed, so that `--help` and completion are fast.
 """
 
 import argparse
@@ -70,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
     for stream in (sys.stdout, sys.stderr):
-        # A name that the terminal's encoding lacks must not end the command.
+        # A name with characters that the terminal's encoding lacks must not end the command.
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
     try:
@@ -80,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        # Python flushes stdout once more when it ends, and would complain.
+        # Python flushes stdout at its end, which would raise the error again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return PIPE_CLOSED
 
@@ -253,7 +254,7 @@ def extract(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
             raise ArtifactFailed(f"{made.voice}@{made.version}: {made.error}")
         return Output(made.model_dump(mode="json"), extraction_text(made))
     if made.job_id is not None:
-        # What was there before may be ready all the while: only the job tells how this extraction ends.
+        # An older artifact may be ready all the time, so only the job tells how this extraction ends.
         job = client.wait_job(made.job_id, arguments.timeout)
         if job.error is not None and job.state == "failed":
             raise ArtifactFailed(f"{job.voice}@{job.version}: {job.error.code}: {job.error.message}")
@@ -309,7 +310,7 @@ def _waited(
 
 @contextlib.contextmanager
 def _progress(speaker: str, *, quiet: bool) -> Iterator[Callable[["Readiness"], object] | None]:
-    """A bar on stderr for somebody who watches; a log gets none."""
+    """Show a progress bar on stderr, unless `quiet` is set."""
     if quiet:
         yield None
         return
@@ -332,7 +333,9 @@ def _progress(speaker: str, *, quiet: bool) -> Iterator[Callable[["Readiness"], 
 
 
 class _Version(argparse.Action):
-    """Looks the version up only when somebody asks."""
+    """The option `--version`. The version is only looked up if the option is given, because that takes
+    time.
+    """
 
     def __call__(self, *_: object) -> NoReturn:
         print(f"speaker-registry {speaker_registry.__version__}")
@@ -350,7 +353,7 @@ def parser() -> argparse.ArgumentParser:
     )
     root.set_defaults(json=False, url=None)
     add_common(root)
-    root.add_argument("--version", action=_Version, nargs=0, help="show the version and end")
+    root.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
     commands = root.add_subparsers(required=True, metavar="COMMAND")
     for name, run, explanation, add_arguments in _COMMANDS:
         command = commands.add_parser(name, help=explanation, description=explanation)
@@ -363,25 +366,25 @@ def parser() -> argparse.ArgumentParser:
 
 def _add_register(command: argparse.ArgumentParser) -> None:
     command.add_argument("name", metavar="NAME")
-    command.add_argument("clip", metavar="CLIP", nargs="?", help="audio file, - for standard input")
+    command.add_argument("clip", metavar="CLIP", nargs="?", help="audio file, or - for standard input")
     command.add_argument(
         "--consent", required=True, help="who agreed to what, or the id of a recorded consent"
     )
     spoken = command.add_mutually_exclusive_group()
-    spoken.add_argument("--ref-text", metavar="T", help="what is said in the clip, word for word")
-    spoken.add_argument("--ref-text-file", metavar="FILE", help="the same, from a UTF-8 file")
-    command.add_argument("--description", metavar="D")
+    spoken.add_argument("--ref-text", metavar="T", help="transcript of the clip, word for word")
+    spoken.add_argument("--ref-text-file", metavar="FILE", help="file with the transcript, in UTF-8")
+    command.add_argument("--description", metavar="D", help="a free text about the voice")
     command.add_argument(
         "--embedding",
         metavar="FILE",
-        help="a JSON list of numbers instead of a clip, - for standard input",
+        help="speaker embedding instead of a clip: a JSON list of numbers, or - for standard input",
     )
-    command.add_argument("--wait", action="store_true", help="until all required profiles are ready")
+    command.add_argument("--wait", action="store_true", help="wait until all required profiles are ready")
     _add_timeout(command)
 
 
 def _add_list(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--profile", metavar="P", help="those usable with it")
+    command.add_argument("--profile", metavar="P", help="only voices that are ready for this profile")
     command.add_argument("--state", choices=("pending", "processing", "ready", "failed"))
     add_limit(command)
 
@@ -395,7 +398,11 @@ def _add_fetch(command: argparse.ArgumentParser) -> None:
     command.add_argument("--profile", metavar="P", required=True)
     _add_output(command)
     command.add_argument(
-        "--wait", metavar="SECONDS", type=seconds, default=0.0, help="for one that is not ready"
+        "--wait",
+        metavar="SECONDS",
+        type=seconds,
+        default=0.0,
+        help="wait for an artifact that is not ready (default: 0)",
     )
 
 
@@ -405,21 +412,27 @@ def _add_clip(command: argparse.ArgumentParser) -> None:
 
 
 def _add_output(command: argparse.ArgumentParser) -> None:
-    command.add_argument("-o", "--output", metavar="FILE", required=True, help="- for standard output")
+    command.add_argument(
+        "-o", "--output", metavar="FILE", required=True, help="file to write, or - for standard output"
+    )
 
 
 def _add_put(command: argparse.ArgumentParser) -> None:
     command.add_argument("speaker", metavar="NAME[@REF]")
-    command.add_argument("file", metavar="FILE", help="a safetensors file, - for standard input")
+    command.add_argument("file", metavar="FILE", help="safetensors file, or - for standard input")
     command.add_argument("--profile", metavar="P", required=True)
     command.add_argument(
-        "--fingerprint", metavar="SHA256", help="what made it, where the file has no manifest that says so"
+        "--fingerprint",
+        metavar="SHA256",
+        help="fingerprint of what made the artifact, if the file has no manifest with it",
     )
 
 
 def _add_wait(command: argparse.ArgumentParser) -> None:
-    command.add_argument("speaker", metavar="NAME[@REF]", help="without REF: the newest version")
-    command.add_argument("--profile", metavar="P", help="without it: all required ones")
+    command.add_argument("speaker", metavar="NAME[@REF]", help="voice; without REF, its newest version")
+    command.add_argument(
+        "--profile", metavar="P", help="profile to wait for (default: all required profiles)"
+    )
     _add_timeout(command)
 
 
@@ -435,19 +448,21 @@ def _add_extract(command: argparse.ArgumentParser) -> None:
     command.add_argument("speaker", metavar="NAME[@REF]")
     command.add_argument("--profile", metavar="P", required=True)
     command.add_argument(
-        "--force", action="store_true", help="again, although it is there, has failed or was canceled"
+        "--force",
+        action="store_true",
+        help="extract again, even if the artifact exists, has failed or was canceled",
     )
-    command.add_argument("--wait", action="store_true", help="until it is ready")
+    command.add_argument("--wait", action="store_true", help="wait until the artifact is ready")
     _add_timeout(command)
 
 
 def _add_cancel(command: argparse.ArgumentParser) -> None:
-    command.add_argument("job", metavar="JOB", help="id of a job, see jobs")
+    command.add_argument("job", metavar="JOB", help="id of the job, see jobs")
 
 
 def _add_delete(command: argparse.ArgumentParser) -> None:
     command.add_argument("name", metavar="NAME")
-    command.add_argument("--yes", action="store_true", help="do not ask")
+    command.add_argument("--yes", action="store_true", help="skip the confirmation")
 
 
 def _add_completion(command: argparse.ArgumentParser) -> None:
@@ -459,7 +474,13 @@ def _add_nothing(command: argparse.ArgumentParser) -> None:
 
 
 def _add_timeout(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--timeout", metavar="SECONDS", type=seconds, default=600.0, help="of waiting (600)")
+    command.add_argument(
+        "--timeout",
+        metavar="SECONDS",
+        type=seconds,
+        default=600.0,
+        help="maximum time to wait (default: 600)",
+    )
 
 
 _COMMANDS = (
@@ -467,15 +488,15 @@ _COMMANDS = (
     ("list", list_voices, "List the voices.", _add_list),
     ("show", show, "Show a voice, or one version of it.", _add_show),
     ("fetch", fetch, "Write an artifact to a file.", _add_fetch),
-    ("clip", clip, "Write the clip that a version was made from to a file.", _add_clip),
-    ("put", put, "Bring a ready artifact that was made elsewhere.", _add_put),
+    ("clip", clip, "Write the clip of a version to a file.", _add_clip),
+    ("put", put, "Upload an artifact that was made elsewhere.", _add_put),
     ("wait", wait, "Wait until a version is ready.", _add_wait),
     ("jobs", jobs, "List the extraction jobs.", _add_jobs),
-    ("extract", extract, "Have an artifact of a version made.", _add_extract),
+    ("extract", extract, "Extract an artifact of a version.", _add_extract),
     ("cancel", cancel, "Cancel an extraction job.", _add_cancel),
     ("delete", delete, "Delete a voice with all its versions.", _add_delete),
-    ("profiles", profiles, "List the profiles and who can make them.", _add_nothing),
-    ("quota", show_quota, "Show what is left before something is refused.", _add_nothing),
-    ("keys", None, "Make, list, rotate and revoke API keys.", add_keys),
-    ("completion", print_completion, "Print what a shell needs to complete commands.", _add_completion),
+    ("profiles", profiles, "List the profiles and the number of workers that serve them.", _add_nothing),
+    ("quota", show_quota, "Show the limits and what is left of them.", _add_nothing),
+    ("keys", None, "Create, list, rotate and revoke API keys.", add_keys),
+    ("completion", print_completion, "Print the completion script for a shell.", _add_completion),
 )

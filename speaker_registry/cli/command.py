@@ -1,6 +1,4 @@
-"""What every command of the command line is made of: its outcome, its exit code, its arguments. Knows none of
-them.
-"""
+"""The parts that all commands of the command line share: output, exit codes, confirmation and arguments."""
 
 import argparse
 import contextlib
@@ -24,36 +22,36 @@ OK, REFUSED, USAGE, UNREACHABLE, DENIED, NOT_FOUND, FAILED, NOT_READY = 0, 1, 2,
 INTERRUPTED, PIPE_CLOSED = 130, 141
 EXIT_CODES = {
     OK: "done",
-    REFUSED: "the registry, or a file, says no",
+    REFUSED: "the registry refused the request, or a file cannot be used",
     USAGE: "wrong usage",
-    UNREACHABLE: "no registry can be reached, or it cannot answer now",
-    DENIED: "an API key is needed, or another one",
+    UNREACHABLE: "the registry cannot be reached or cannot answer now",
+    DENIED: "an API key is missing, or lacks a permission",
     NOT_FOUND: "there is no such voice, version, profile, job or key",
-    FAILED: "an artifact could not be extracted, or its job was canceled",
-    NOT_READY: "an artifact is not ready in the time given",
+    FAILED: "an extraction failed or was canceled",
+    NOT_READY: "an artifact was not ready within the given time",
     INTERRUPTED: "interrupted",
-    PIPE_CLOSED: "whoever read the output has gone",
+    PIPE_CLOSED: "the reader of the output has closed it",
 }
-"""What the help says of them. 4 and 8 mean the same for `gh`."""
+"""Meaning of each exit code, for the help. 4 and 8 have the same meaning as for `gh`."""
 
 
 HINTS = {
-    "voice_exists": "`speaker-registry delete NAME` deletes it, so that it can be registered again",
-    "embedding_dim_mismatch": "`speaker-registry put NAME@REF FILE --profile P` brings an embedding for one "
-    "profile, in a safetensors file, to a voice that was registered with a clip",
-    "artifact_not_found": "`speaker-registry extract NAME@REF --profile P` has it made",
-    "artifact_stale": "`speaker-registry extract NAME@REF --profile P` has a new one made",
-    "artifact_failed": "`speaker-registry extract NAME@REF --profile P --force` tries it again",
+    "voice_exists": "`speaker-registry delete NAME` deletes the voice, so that it can be registered again",
+    "embedding_dim_mismatch": "`speaker-registry put NAME@REF FILE --profile P` uploads an embedding for one "
+    "profile, as a safetensors file, to a voice that was registered with a clip",
+    "artifact_not_found": "`speaker-registry extract NAME@REF --profile P` extracts it",
+    "artifact_stale": "`speaker-registry extract NAME@REF --profile P` extracts a new one",
+    "artifact_failed": "`speaker-registry extract NAME@REF --profile P --force` extracts it again",
     "artifact_not_ready": "`speaker-registry wait NAME@REF --timeout SECONDS` waits for it",
-    "artifact_schema": "`speaker-registry put NAME@REF FILE --profile P --fingerprint SHA256` says what made "
-    "a file that does not say it itself",
-    "invalid_api_key": "the environment variable SPEAKER_REGISTRY_API_KEY gives the key",
+    "artifact_schema": "`speaker-registry put NAME@REF FILE --profile P --fingerprint SHA256` gives the "
+    "fingerprint of a file that has no manifest",
+    "invalid_api_key": "set the environment variable SPEAKER_REGISTRY_API_KEY to an API key",
 }
-"""What the command line has for what a message of the registry advises to do by HTTP, by the error's code."""
+"""Hints by error code. They name the command that does what the registry's message advises to do by HTTP."""
 
 
 class CommandError(Exception):
-    """A command cannot be carried out as it stands, whatever the registry says."""
+    """A command cannot be executed, for a reason that does not come from the registry."""
 
     def __init__(self, message: str, *, status: int = USAGE, usage: str = "") -> None:
         super().__init__(message)
@@ -62,17 +60,17 @@ class CommandError(Exception):
 
 
 class Output(NamedTuple):
-    """What a command has to say, once for programs and once for people."""
+    """The output of a command, as a JSON document for programs and as text for people."""
 
     document: object
     text: str
 
 
 def status_of(error: Exception) -> int:
-    """The exit code of what ended a command."""
+    """Return the exit code for the error that ended a command."""
     if isinstance(error, CommandError):
         return error.status
-    if isinstance(error, VoiceDamaged):  # the registry could be reached, and asking again is no use
+    if isinstance(error, VoiceDamaged):  # the registry was reached, and a retry does not help
         return REFUSED
     kinds: dict[type[Exception] | tuple[type[Exception], ...], int] = {
         Unavailable: UNREACHABLE,
@@ -85,33 +83,38 @@ def status_of(error: Exception) -> int:
 
 
 def exit_codes() -> str:
-    """The table of exit codes for the help."""
+    """Return the table of exit codes for the help."""
     lines = [f"  {code:>3}  {meaning}" for code, meaning in EXIT_CODES.items()]
     return "\n".join(["exit codes:", *lines])
 
 
 def confirm(command: str, question: str) -> None:
-    """Raises `CommandError` unless somebody says yes."""
+    """Ask for confirmation on the terminal. Raises `CommandError` unless the answer is yes."""
     if not sys.stdin.isatty():
-        raise CommandError(f"{command} asks first; where nobody can answer, say --yes")
+        raise CommandError(
+            f"{command} asks for confirmation, and standard input is no terminal; pass --yes instead"
+        )
     print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
     if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
         raise CommandError("nothing was done", status=REFUSED)
 
 
 def when(unix_seconds: float) -> str:
+    """Format a time in UTC, such as `2026-01-31 12:00:00Z`."""
     return datetime.datetime.fromtimestamp(unix_seconds, datetime.UTC).strftime("%Y-%m-%d %H:%M:%SZ")
 
 
 def list_document(items: Iterable[Any]) -> dict[str, object]:
+    """Return the JSON document of a list."""
     return {"object": "list", "data": [item.model_dump(mode="json") for item in items]}
 
 
 class Parser(argparse.ArgumentParser):
-    """Raises instead of printing: with `--json` a wrong command line is a JSON error too."""
+    """An argument parser that raises instead of printing, so that `--json` also applies to usage errors."""
 
     def __init__(self, **options: Any) -> None:
-        # Scripts that use abbreviations break with the next option, and `--js` would not be seen by `_run`.
+        # Abbreviated options in scripts would break when an option is added, and `_run` would not recognise
+        # `--js`.
         super().__init__(allow_abbrev=False, **options)
 
     def error(self, message: str) -> NoReturn:
@@ -119,21 +122,26 @@ class Parser(argparse.ArgumentParser):
 
 
 def add_common(target: argparse.ArgumentParser) -> None:
-    """Accepted before and after the command. What is not said after it must not undo what was said before."""
+    """Add the options that are accepted before and after the command. An option that is missing after the
+    command does not reset its value from before the command.
+    """
     target.add_argument(
         "--json",
         action="store_true",
         default=argparse.SUPPRESS,
-        help="one JSON document on stdout, errors as JSON on stderr",
+        help="print one JSON document on stdout, and errors as JSON on stderr",
     )
-    target.add_argument("--url", default=argparse.SUPPRESS, help="address of the registry")
+    target.add_argument(
+        "--url", default=argparse.SUPPRESS, help="address of the registry (default: SPEAKER_REGISTRY_URL)"
+    )
 
 
 def add_limit(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--limit", metavar="N", type=count, help="at most so many")
+    command.add_argument("--limit", metavar="N", type=count, help="maximum number of items to list")
 
 
 def count(text: str, least: int = 1, most: int = 10**9) -> int:
+    """Parse an argument that is a whole number from `least` to `most`."""
     with contextlib.suppress(ValueError):
         if least <= (number := int(text)) <= most:
             return number
@@ -141,7 +149,8 @@ def count(text: str, least: int = 1, most: int = 10**9) -> int:
 
 
 def seconds(text: str) -> float:
+    """Parse an argument that is a number of seconds, up to a year."""
     with contextlib.suppress(ValueError):
-        if 0 <= (given := float(text)) <= _LONGEST_SECONDS:  # what is not a number is not
+        if 0 <= (given := float(text)) <= _LONGEST_SECONDS:  # false for NaN
             return given
     raise argparse.ArgumentTypeError(f"{text[:80]!a}; accepted: seconds from 0 to {_LONGEST_SECONDS}")

@@ -1,7 +1,6 @@
-"""Completion of the command line in bash, zsh and fish, by argcomplete.
+"""Completion of the command line in bash, zsh and fish, with argcomplete.
 
-The script that a shell reads calls the command line itself with the words typed so far. Knows no registry and
-no command.
+The script that a shell loads calls the command line itself with the words typed so far.
 """
 
 import argparse
@@ -10,17 +9,17 @@ from typing import Any, cast
 
 SHELLS = ("bash", "zsh", "fish")
 _FILES = {"CLIP", "FILE"}
-"""What arguments that are files are called in the usage."""
+"""Names of arguments in the usage that stand for files."""
 
 
 def is_asked() -> bool:
-    """Whether a shell has called us to complete a line."""
+    """Return True if a shell has called this program to complete a line."""
     return "_ARGCOMPLETE" in os.environ
 
 
 def complete(parser: argparse.ArgumentParser) -> None:
-    """Tell the shell what could follow, and end the process."""
-    import argcomplete  # noqa: PLC0415  only for shells that complete
+    """Print the possible completions for the shell, and end the process."""
+    import argcomplete  # noqa: PLC0415  only needed for completion
     from argcomplete.completers import FilesCompleter  # noqa: PLC0415
 
     files = FilesCompleter()
@@ -32,7 +31,8 @@ def complete(parser: argparse.ArgumentParser) -> None:
 
 
 def script(program: str, shell: str) -> str:
-    """What a shell has to read to complete this program's lines."""
-    from argcomplete.shell_integration import shellcode  # noqa: PLC0415  only for whoever sets it up
+    """Return the script that a shell must load to complete the lines of this program."""
+    from argcomplete.shell_integration import shellcode  # noqa: PLC0415  only needed to set completion up
 
-    return str(shellcode([program], use_defaults=False, shell=shell))  # files only where one is meant
+    # Without defaults, files are completed only for arguments that are files.
+    return str(shellcode([program], use_defaults=False, shell=shell))

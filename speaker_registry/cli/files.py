@@ -16,11 +16,13 @@ _MAX_EMBEDDING_BYTES = 1024**2
 
 
 def check_output(arguments: argparse.Namespace, what: str) -> None:
-    """Before anything is fetched."""
+    """Check the output options before anything is fetched. Raises `CommandError`."""
     if arguments.output == "-" and arguments.json:
-        raise CommandError("--json and -o - both want the standard output")
+        raise CommandError("--json and -o - both write to standard output; choose one of them")
     if arguments.output == "-" and sys.stdout.isatty():
-        raise CommandError(f"{what} is binary: give a file with -o, or send the output elsewhere")
+        raise CommandError(
+            f"{what} is binary and is not written to a terminal; give a file with -o, or redirect the output"
+        )
 
 
 def deliver(arguments: argparse.Namespace, data: bytes) -> None:
@@ -38,8 +40,8 @@ def open_clip(argument: str | None) -> Path | IO[bytes] | None:
 
 
 def read_artifact(argument: str) -> bytes:
-    """Raises `CommandError` for what is no safetensors file, before it is sent."""
-    from speaker_registry.artifact import read_tensors  # noqa: PLC0415  only this command needs them
+    """Read an artifact. Raises `CommandError` if it is no safetensors file, before anything is sent."""
+    from speaker_registry.artifact import read_tensors  # noqa: PLC0415  only this command needs it
     from speaker_registry.session import read_clip  # noqa: PLC0415
 
     data = read_clip(sys.stdin.buffer if argument == "-" else Path(argument), "artifact")
@@ -59,11 +61,13 @@ def read_embedding(argument: str | None) -> Any:
     with contextlib.nullcontext(sys.stdin.buffer) if argument == "-" else Path(argument).open("rb") as file:
         text = file.read(_MAX_EMBEDDING_BYTES + 1)
     if len(text) > _MAX_EMBEDDING_BYTES:
-        raise CommandError(f"{where} holds over {_MAX_EMBEDDING_BYTES} bytes, too many for an embedding")
+        raise CommandError(
+            f"{where} has more than {_MAX_EMBEDDING_BYTES} bytes, which is the maximum for an embedding"
+        )
     try:
         return json.loads(text)
     except ValueError:
-        raise CommandError(f"{where} holds no JSON list of numbers") from None
+        raise CommandError(f"{where} is no JSON list of numbers") from None
 
 
 def read_ref_text(arguments: argparse.Namespace) -> str | None:
@@ -78,10 +82,10 @@ def read_ref_text(arguments: argparse.Namespace) -> str | None:
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """The file is there whole or not at all, whatever happens meanwhile. An OSError names `path`."""
+    """Write a file so that it is either complete or not there, whatever happens. An OSError names `path`."""
     try:
         _write(path, data)
-    except OSError as error:  # it may be about the file beside it, of which nobody knows
+    except OSError as error:  # the error may be about the temporary file, whose name means nothing to users
         raise OSError(error.errno, error.strerror, str(path)) from error
 
 

@@ -1,4 +1,4 @@
-"""The commands about API keys and quotas: `keys create|list|rotate|revoke`, `quota`."""
+"""The commands for API keys and quotas: `keys create|list|rotate|revoke` and `quota`."""
 
 import argparse
 import time
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 DAY_SECONDS = 86_400
 _LONGEST_LIFE_DAYS = 36_500
 _LONGEST_GRACE_SECONDS = 90 * DAY_SECONDS
-"""As the registry has it."""
+"""Longest grace period that the registry accepts."""
 
 
 def create_key(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
@@ -55,7 +55,7 @@ def _made(key: "NewApiKey") -> Output:
             ("expires", when(key.expires_at) if key.expires_at is not None else None),
         ]
     )
-    text = f"{head}\n\n{printable(key.key)}\n\nKeep it: it is shown this once."
+    text = f"{head}\n\n{printable(key.key)}\n\nStore this key now: it is not shown again."
     return Output(key.model_dump(mode="json"), text)
 
 
@@ -129,48 +129,54 @@ def add_keys(command: argparse.ArgumentParser) -> None:
         add_common(one)
         return one
 
-    _add_create(add("create", create_key, "Make an API key, and show it this once."))
-    add_limit(add("list", list_keys, "List the API keys; not the keys themselves."))
-    rotate = add("rotate", rotate_key, "Make an API key for the same as another, which then ends.")
+    _add_create(add("create", create_key, "Create an API key and print it. It is not shown again."))
+    add_limit(add("list", list_keys, "List the API keys without their secrets."))
+    rotate = add("rotate", rotate_key, "Replace an API key by a new one with the same permissions.")
     _add_key_id(rotate)
     rotate.add_argument(
         "--grace",
         metavar="SECONDS",
         type=partial(count, least=0, most=_LONGEST_GRACE_SECONDS),
         default=DAY_SECONDS,
-        help="so long the old key is still accepted (a day)",
+        help="how long the old key is still accepted (default: one day)",
     )
     revoke = add("revoke", revoke_key, "Revoke an API key.")
     _add_key_id(revoke)
     revoke.add_argument(
-        "--children", action="store_true", help="also the keys that it made, those that these made, and so on"
+        "--children",
+        action="store_true",
+        help="also revoke the keys that were made with it, the keys made with those, and so on",
     )
-    revoke.add_argument("--yes", action="store_true", help="do not ask")
+    revoke.add_argument("--yes", action="store_true", help="skip the confirmation")
 
 
 def _add_create(command: argparse.ArgumentParser) -> None:
-    command.add_argument("name", metavar="NAME", help="whatever tells people what it is for")
+    command.add_argument("name", metavar="NAME", help="a text that tells people what the key is for")
     command.add_argument(
         "--scope",
         action="append",
         choices=SCOPES,
         required=True,
-        help="what it is for; may be given several times. engine: all that a TTS server asks for",
+        help="permission of the key; can be given several times. engine: everything a TTS server needs",
     )
-    command.add_argument("--namespace", metavar="N", help="whose voices it is for; '*': any")
+    command.add_argument(
+        "--namespace",
+        metavar="N",
+        help="namespace whose voices the key can use, or '*' for all (default: your own)",
+    )
     command.add_argument(
         "--expires-in-days",
         metavar="DAYS",
         type=partial(count, most=_LONGEST_LIFE_DAYS),
-        help="without it, as long as the key that makes it",
+        help="lifetime of the key (default: that of the key that makes it)",
     )
-    command.add_argument("--requests-per-minute", metavar="N", type=count)
-    command.add_argument("--uploads-per-minute", metavar="N", type=count)
+    command.add_argument("--requests-per-minute", metavar="N", type=count, help="rate limit of the key")
+    command.add_argument("--uploads-per-minute", metavar="N", type=count, help="upload limit of the key")
 
 
 def _add_key_id(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "key_id",
         metavar="ID",
-        help="what the key begins with after sreg_; see keys list. Of a whole key only that is sent",
+        help="id of the key, see keys list. A whole key is accepted too, but only its id is sent",
     )

@@ -80,7 +80,7 @@ def weights_of(profile: "Profile") -> str:
 
 
 def remarks_on(found: Iterable["Profile"]) -> Iterator[str]:
-    """What must be known of a profile and fits into no column."""
+    """Return the remarks about profiles that fit into no column of the table."""
     for profile in found:
         for remark in filter(None, (profile.licence_notes, profile.not_extractable)):
             yield printable(f"{profile.id}: {remark}")
@@ -92,7 +92,7 @@ def registered_text(registered: "Registration") -> str:
     reference = printable(registered.reference)
     reason = f" ({printable(registered.reason)})" if registered.reason else ""
     if not registered.created:
-        return f"{reference} is there already, from the same clip{reason}"
+        return f"{reference} already exists, made from the same clip{reason}"
     jobs = printable(", ".join(sorted(registered.jobs))) or "nothing"
     held_back = f"\n{printable(registered.held_back)}" if registered.held_back else ""
     return f"registered {reference}; to extract: {jobs}{reason}{held_back}"
@@ -122,6 +122,6 @@ def ready_profiles(voice: "Voice") -> str:
 
 
 def reason_of(voice: "Voice") -> str:
-    """Why the voice is in its state, if anything says so."""
+    """Return the reason for the state of a voice, or a dash if there is none."""
     told = (status.error or status.reason for status in voice.artifacts if status.state == voice.state)
     return next(filter(None, told), "-")
