@@ -1,7 +1,6 @@
-"""Keeps the index what the facts say: rebuilds it, finishes what a crash left half done, sweeps what nobody
-can reach.
+"""Keeps the index equal to the facts: rebuilds it, repairs what crashes left unfinished, and deletes garbage.
 
-Any number of processes may run this at once: everything is idempotent, and a lock in Redis only saves work.
+Any number of processes may run this at once. All of it is idempotent, and a lock in Redis only saves work.
 """
 
 import threading
@@ -60,54 +59,57 @@ _throttle = LogThrottle(60.0)
 _LOOK_AGAIN_SOON_SECONDS = 3.0
 _LOOK_AGAIN_SECONDS = 15.0
 _TRY_AGAIN_SECONDS = 60.0
-"""To read what the store did not hand out."""
+"""When to read objects again that the store failed to return."""
 _LOOK_MUCH_LATER_SECONDS = 300.0
 _LOCK_SECONDS = 20.0
-"""Without a sign of life its holder is taken for dead. Any longer, and a rebuild that was killed would keep
-the gate closed.
+"""How long a lock stays with its holder without renewal. With a longer time, a killed rebuild would keep the
+gate closed.
 """
 
 SWEPT = "sr:swept"
-"""`began:asked`: when the last sweep that was finished began, and how many had been asked for by then."""
+"""`began:asked`: when the last finished sweep began, and how many sweeps had been requested by then."""
 _SWEEPING = "sr:sweeping"
-"""How far the one has come that is under way, or was stopped."""
+"""The state of the current or interrupted sweep, as JSON of `_Sweep`."""
 _FORGET_SECONDS = 300.0
+"""How long one sweep may spend on dropping old job records."""
 _SWEPT_AT_A_TIME = 64
-"""Speakers, between two notes of how far it has come."""
+"""How many speakers are swept between two records of the sweep's progress."""
 _LISTINGS_APART_SECONDS = 3600.0
-"""Between the two listings that must agree that something is garbage, at least: much longer than a cache or
-a replica of the store shows what was true before.
+"""The least time between the two listings that must agree that an object is garbage. It is much longer than a
+cache or replica of the store returns outdated listings.
 """
 
 _ADMITTED_AT_A_TIME = 32
-"""Speakers that are read by one thread, and told to the index in one round trip."""
+"""How many speakers one thread reads and sends to the index in one round trip."""
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 Otherwise = TypeVar("Otherwise")
 Listed = tuple[SpeakerId, TakeListing]
 Sign = Callable[[], None]
-"""Called now and then by long work: whoever does it is still at it."""
+"""Long-running work calls this regularly, to show that it is still alive."""
 
 
 class _Sweep(Record):
-    """One that was begun: the JSON in Redis."""
+    """The progress of a sweep, stored as JSON in Redis."""
 
     stamp: str
-    """Of the index. In that of another run everything has just been looked at."""
+    """The stamp of the index in which the sweep began. In a later index, all speakers have just been
+    examined.
+    """
     began: float
     asked: str
     done: str = ""
-    """Up to and with this speaker; empty: nothing."""
+    """The last speaker that was swept. Empty at the beginning."""
 
     def lies_before(self, speaker_id: SpeakerId) -> bool:
-        """Whether it is still to be swept."""
+        """Return whether the speaker is still to be swept."""
         done = SpeakerId.parse(self.done) if self.done else None
         return done is None or (speaker_id.namespace, speaker_id.slug) > (done.namespace, done.slug)
 
 
 class Housekeeper:
-    """Call `turn` every second or so, or let `run` do it in a thread of its own."""
+    """Repairs, rebuilds and sweeps. Call `turn` about once a second, or let `run` do so in its own thread."""
 
     def __init__(
         self,
@@ -130,10 +132,10 @@ class Housekeeper:
         self._requirements_told = False
         self._stop = threading.Event()
         self._not_admitted: set[SpeakerId] = set()
-        """Those that the last rebuild could not admit."""
+        """The speakers that the last rebuild could not admit."""
 
     def run(self, stop: threading.Event) -> None:
-        """Until `stop` is set. Trouble is logged and tried again: there is nobody to tell."""
+        """Call `turn` until `stop` is set. Errors are logged, and the work is tried again."""
         self._stop = stop
         while not stop.is_set():
             try:
@@ -146,9 +148,7 @@ class Housekeeper:
             stop.wait(self._settings.turn_seconds)
 
     def turn(self) -> None:
-        """Admit the speakers that the index does not know yet, look after those that are due, and now and
-        then after all.
-        """
+        """Rebuild an incomplete index, repair the speakers that are due, and sweep if that is due."""
         self._index.open()
         if not self._index.complete():
             with self._only_one("rebuild") as sign:
@@ -168,13 +168,16 @@ class Housekeeper:
 
     @contextmanager
     def _only_one(self, what: str) -> Iterator[Sign]:
-        """Skip the work if somebody else is at it. Losing the lock half-way is harmless."""
-        # Killed with its clients, a server brings their locks back from its log. Another run, other locks.
+        """Hold a lock on the work. Raises `Unavailable` if another process holds it. Losing it midway is
+        harmless.
+        """
+        # A server that was killed with its clients restores their locks from its log, so names include the
+        # stamp.
         name = f"sr:lock:{what}:{self._index.stamp}"
         lock = self._index.ungated.lock(name, timeout=_LOCK_SECONDS, blocking=False, thread_local=False)
         with unavailable_without_redis():
             if not lock.acquire():
-                raise Unavailable(f"Another process is at the {what}.", retry_after_seconds=1)
+                raise Unavailable(f"Another process is doing the {what}.", retry_after_seconds=1)
         try:
             yield self._keeping(lock)
         finally:
@@ -196,13 +199,14 @@ class Housekeeper:
 
         return keep
 
-    # -- rebuild
+    # -- rebuild after a loss of Redis after a loss of Redis
 
     def rebuild(self, sign: Sign = lambda: None) -> int:
-        """Admit every speaker of the bucket to the index. Returns how many it did not know yet.
+        """Admit every speaker of the bucket to the index. Returns how many the index did not know yet.
 
-        Reads and writes go on meanwhile: whoever needs a speaker admits it. A rebuild that was stopped goes
-        on where it was, because what the index knows is not read again. Raises `Unavailable`.
+        Reads and writes are served meanwhile: a request that needs a speaker admits it. An interrupted
+            rebuild continues where it was, because speakers that the index knows are not read again. Raises
+            `Unavailable`.
         """
         began, result = self._clock.monotonic(), "failed"
         self._index.open()
@@ -219,10 +223,10 @@ class Housekeeper:
         return admitted
 
     def _admit_all(self, epoch: int, sign: Sign) -> tuple[int, bool]:
-        """How many were admitted, and whether that was all of them."""
+        """Return how many speakers were admitted, and whether all were examined."""
         self._not_admitted.clear()
         admitted, looked_at = 0, self._clock.monotonic()
-        # A folder is read at the speed of the processor: threads would only be in each other's way.
+        # Reading a local folder is limited by the processor, so threads would only slow each other down.
         threads = 1 if self._store.is_local else self._settings.rebuild_threads
         batches = _batches(self._listings(), _ADMITTED_AT_A_TIME)
         for updates in self._in_parallel(self._read_unknown, batches, threads):
@@ -239,8 +243,10 @@ class Housekeeper:
         return admitted, True
 
     def _admit_missed(self) -> int:
-        """Admit those that the first listing left out: what a complete index does not know is taken for no
-        voice. Names are listed alone, which costs little.
+        """Admit speakers that the first listing omitted, because a complete index treats unknown names as no
+        voice.
+
+        Only names are listed, which costs little.
         """
         admitted = 0
         for some in _batches(speaker_ids(self._store), _ADMITTED_AT_A_TIME):
@@ -249,14 +255,14 @@ class Housekeeper:
         return admitted
 
     def _tell_many(self, speakers: Sequence[tuple[SpeakerId, SpeakerUpdate]], epoch: int) -> int:
-        """Admit some speakers. Returns how many could be."""
+        """Admit some speakers. Returns how many were admitted."""
         try:
             self._index.tell_many(speakers, epoch=epoch)
             return len(speakers)
         except Unavailable:
             raise
         except Exception:
-            log.exception("speakers.told_one_by_one")  # what one of them says makes no sense
+            log.exception("speakers.told_one_by_one")  # one of them has inconsistent facts
             return sum(self._tell(speaker_id, update, epoch) for speaker_id, update in speakers)
 
     def _tell(self, speaker_id: SpeakerId, update: SpeakerUpdate, epoch: int) -> bool:
@@ -267,7 +273,10 @@ class Housekeeper:
         return self._or_keep_unknown(tell, speaker_id) is not None
 
     def _or_keep_unknown(self, work: Callable[[SpeakerId], Result], speaker_id: SpeakerId) -> Result | None:
-        """What `work` returns. None where a speaker cannot be admitted: it is no new one all the same."""
+        """Return the result of `work`, or None if the speaker cannot be admitted.
+
+        The index then remembers that the name exists, so that it is not registered as a new one.
+        """
         found = self._safely(work, speaker_id, otherwise=None)
         if found is None:
             self._index.keep_unknown(speaker_id)
@@ -275,14 +284,14 @@ class Housekeeper:
         return found
 
     def _listings(self) -> Iterator[Listed]:
-        """Where the facts of each speaker in the bucket lie."""
+        """Yield each speaker of the bucket with a function that lists its facts."""
         for namespace in filter(is_namespace, self._store.folders("")):
             for slug, take in self._store.listings(speakers_folder(namespace), skips=is_data):
                 if is_slug(slug):
                     yield SpeakerId(namespace, slug), take
 
     def _read_unknown(self, some: Sequence[Listed]) -> list[tuple[SpeakerId, SpeakerUpdate]]:
-        """What the facts say of those that the index does not know yet."""
+        """Read the facts of those speakers that the index does not know yet."""
         unknown = set(self._index.unknown([speaker_id for speaker_id, _ in some]))
         read = [
             (speaker_id, self._or_keep_unknown(partial(self._read, take), speaker_id))
@@ -292,7 +301,7 @@ class Housekeeper:
         return [(speaker_id, update) for speaker_id, update in read if update]
 
     def _read(self, take: TakeListing, speaker_id: SpeakerId) -> SpeakerUpdate:
-        """What the facts of a speaker say. It is looked at again if something is left to do."""
+        """Read the facts of a speaker, and decide whether it has to be examined again."""
         listing = take()
         truth = certain_of(self._store, listing)
         look = self._is_unfinished(speaker_id, truth) or self._has_to_erase(truth, listing)
@@ -303,7 +312,7 @@ class Housekeeper:
         return truth.tombstone > 0 and erasure_due_in(listing, deleted_grace=grace) is not None
 
     def _is_unfinished(self, speaker_id: SpeakerId, truth: Speaker) -> bool:
-        """Whether something is still to be made of a speaker, to be promoted, or to be read again."""
+        """Return whether a speaker has something left to extract, to promote or to read again."""
         if truth.damaged or truth.unreadable:
             return True
         indexed = IndexedSpeaker(truth)
@@ -319,8 +328,10 @@ class Housekeeper:
     def _in_parallel(
         self, work: Callable[[Item], Result], items: Iterable[Item], threads: int
     ) -> Iterator[Result]:
-        """What `work` returns for each item, in order. Threads do the work, as most of it is waiting for the
-        bucket. No more items are taken ahead than there are threads.
+        """Yield the result of `work` for each item, in order.
+
+        The work runs on threads, because it mostly waits for the bucket. No more items are taken ahead than
+        there are threads.
         """
         pool, under_way = ThreadPoolExecutor(threads), deque[Future[Result]]()
         try:
@@ -333,12 +344,15 @@ class Housekeeper:
         finally:
             pool.shutdown(cancel_futures=True)
 
-    # -- one speaker
+    # -- repair of one speaker
 
     def _safely(
         self, work: Callable[[SpeakerId], Result], speaker_id: SpeakerId, *, otherwise: Otherwise
     ) -> Result | Otherwise:
-        """Trouble with one speaker must not keep the others from being looked after, nor the gate closed."""
+        """Return the result of `work`, or `otherwise` if it fails for this speaker.
+
+        A failure of one speaker must not block the work on other speakers, nor keep the gate closed.
+        """
         try:
             return work(speaker_id)
         except (ObjectUnavailable, VoiceDamaged, VoiceUnreadable) as error:
@@ -351,15 +365,18 @@ class Housekeeper:
             return otherwise
 
     def _look_after(self, speaker_id: SpeakerId) -> float | None:
-        """Settle a speaker, and erase what was deleted of it once the grace period has ended.
+        """Settle a speaker, and erase its deleted data once the grace period has ended.
 
-        Returns when to look again, in seconds; None: all is settled and erased.
+        Returns in how many seconds to examine the speaker again, or None if nothing is left to do.
         """
         again = self.settle(speaker_id), self._erase(speaker_id)
         return min((seconds for seconds in again if seconds is not None), default=None)
 
     def _erase(self, speaker_id: SpeakerId) -> float | None:
-        """Returns in how many seconds the grace period ends; None: there is nothing more to erase."""
+        """Erase deleted data if it is due.
+
+        Returns in how many seconds the grace period ends, or None if nothing is left to erase.
+        """
         due_in = self._erasure_due_in(speaker_id)
         if due_in is None or due_in > 0:
             return due_in
@@ -368,19 +385,21 @@ class Housekeeper:
 
     def _erasure_due_in(self, speaker_id: SpeakerId) -> float | None:
         if not self._index.look(speaker_id).speaker.tombstone:
-            return None  # nothing was ever deleted: spares the listing
+            return None  # nothing was ever deleted, so a listing is not needed
         grace = timedelta(seconds=self._settings.deleted_grace_seconds)
         return erasure_due_in(self._store.list(speaker_id.prefix), deleted_grace=grace)
 
     def settle(self, speaker_id: SpeakerId) -> float | None:
-        """Apply facts whose script call was lost, see to missing artifacts and lost jobs, promote.
+        """Apply facts that did not reach the index, start missing extractions, replace lost jobs, and
+        promote.
 
-        Returns when to look again, in seconds; None: all is settled.
+        Returns in how many seconds to examine the speaker again, or None if it is settled.
         """
         epoch, listed = self._index.epoch, self._clock.now()
         truth = read_certain(self._store, speaker_id)
         if _artifacts(truth) - _artifacts(self._index.load(speaker_id).speaker):
-            # What is put in force now stays in force, so no earlier one may have been left out.
+            # An artifact that is applied now stays in force, so the listing must not have omitted an earlier
+            # one.
             truth = read_certain(self._store, speaker_id, listings=2)
         self._index.tell(speaker_id, SpeakerUpdate(truth, listed), epoch=epoch)
         indexed = self._index.load(speaker_id)
@@ -388,7 +407,7 @@ class Housekeeper:
             take_census(self._store, self._index, speaker_id, self._clock)
             indexed = self._index.load(speaker_id)
         unreadable, under_way = indexed.speaker.unreadable, bool(indexed.pending_extractions)
-        if not truth.undecided and not unreadable:  # else what looks as if it were missing may be there
+        if not truth.undecided and not unreadable:  # else artifacts that seem to be missing may exist
             if self._check_pending_extractions(speaker_id, indexed):
                 indexed = self._index.load(speaker_id)
             under_way = self._extract_missing(speaker_id, indexed) > 0 or bool(indexed.pending_extractions)
@@ -397,12 +416,12 @@ class Housekeeper:
             return _LOOK_AGAIN_SOON_SECONDS
         if unreadable:
             return _TRY_AGAIN_SECONDS
-        if indexed.speaker.damaged:  # by one wrong answer of the store perhaps, or restored in a while
+        if indexed.speaker.damaged:  # perhaps by one wrong answer of the store, or it will be restored
             return _LOOK_MUCH_LATER_SECONDS
         return _LOOK_AGAIN_SECONDS if under_way else None
 
     def _extract_missing(self, speaker_id: SpeakerId, indexed: IndexedSpeaker) -> int:
-        """Returns how many extractions were begun."""
+        """Start the missing extractions. Returns how many."""
         begun = 0
         for version in indexed.speaker.versions:
             for profile in [status.profile for status in self._registrar.missing(indexed, version)]:
@@ -414,9 +433,7 @@ class Housekeeper:
         return begun
 
     def _check_pending_extractions(self, speaker_id: SpeakerId, indexed: IndexedSpeaker) -> int:
-        """Each pending extraction must have a job behind it that somebody will run. Returns how many had
-        none.
-        """
+        """Replace pending extractions whose job no worker will run. Returns how many there were."""
         lost, live = 0, {version.vuid for version in indexed.speaker.versions}
         for pending in indexed.pending_extractions:
             state = self._dispatcher.state(pending.job_id, pending.profile)
@@ -426,10 +443,11 @@ class Housekeeper:
         return lost
 
     def _replace(self, speaker_id: SpeakerId, pending: PendingExtraction, state: str) -> None:
-        """End a pending extraction whose job is in that state, or which nobody wants any more; begin
-        another if one is wanted.
+        """End a pending extraction whose job is in that state or is no longer wanted, and start another if
+        needed.
         """
-        # Anew, and its version alone: a voice may have a thousand versions, each with one.
+        # Read again, and only this version: a voice may have a thousand versions with one pending extraction
+        # each.
         version = self._index.look(speaker_id, VersionSelection(vuid=pending.vuid)).speaker.by_vuid(
             pending.vuid
         )
@@ -454,7 +472,7 @@ class Housekeeper:
             return None
 
     def _akey(self, pending: PendingExtraction, version: SpeakerVersion, job: JobRecord) -> str:
-        """Of the artifact that a pending extraction is to bring."""
+        """Return the key of the artifact that a pending extraction is to make."""
         return version.artifact_key(pending.profile, self._fingerprint(pending), job.build)
 
     def _fingerprint(self, pending: PendingExtraction) -> str:
@@ -464,20 +482,20 @@ class Housekeeper:
     def _start_anew(
         self, speaker_id: SpeakerId, pending: PendingExtraction, version: SpeakerVersion, job: JobRecord
     ) -> None:
-        """The queue knows nothing of a job. Its place goes to a new one, if it is still wanted."""
+        """Replace a job that the queue has lost, if its artifact is still wanted."""
         log.warning("job.lost", job_id=pending.job_id, speaker=str(speaker_id))
         REPAIRS.labels("job_lost").inc()
         self._index.set_job(speaker_id, pending.job_id, "superseded")
         profile = self._catalogue.get(pending.profile)
         if unsupported_reason(version, profile) is None:
             self._registrar.claim(speaker_id, version, profile, steal=pending.job_id, force=job.forced)
-        # Where the claim did not take it over: its artifact is there, or another fingerprint is wanted now.
+        # For the case that no claim took it over: its artifact exists, or another fingerprint is wanted now.
         self._index.set_job(speaker_id, pending.job_id, "superseded", landing=pending)
 
     def _give_up(
         self, speaker_id: SpeakerId, pending: PendingExtraction, version: SpeakerVersion, job: JobRecord
     ) -> None:
-        """The queue has given up a job: its workers died over it."""
+        """Record the failure of a job that the queue has given up, because its workers died."""
         REPAIRS.labels("job_given_up").inc()
         error = LeaseExpired(f"The worker died or hung each of the {job.attempt} times it tried.")
         record = FailureRecord(
@@ -491,11 +509,12 @@ class Housekeeper:
         )
         self._publisher.give_up(speaker_id, pending, self._akey(pending, version, job), record, error)
 
-    # -- all speakers
+    # -- sweep of all speakers
 
     def _sweep_is_due(self) -> bool:
-        """Where it was asked for, or is long ago; and once after a loss of Redis, when all that had been on
-        its way has landed.
+        """Return whether a sweep was requested, or the last one is too old.
+
+        One more is due after a loss of Redis, once all writes that were under way then have landed.
         """
         with unavailable_without_redis():
             swept, asked = cast(list[str | None], self._index.redis.mget(SWEPT, SWEEPS_ASKED))
@@ -503,14 +522,14 @@ class Housekeeper:
         if answered != (asked or "0"):
             return True
         now, began, settled = self._clock.now(), float(at), self._index.epoch / 100 + WINDOW_SECONDS
-        by_another_clock = began - now > LONGEST_PUT_OFF_SECONDS  # which has been set back since
+        by_another_clock = began - now > LONGEST_PUT_OFF_SECONDS  # a clock that has been set back since
         due = max(settled, began + self._settings.sweep_seconds)
         return by_another_clock or now > due or began < settled < now
 
     def sweep(self, sign: Sign = lambda: None) -> None:
-        """Settle every speaker, delete what nobody can reach, forget old jobs. Goes on where one was stopped.
+        """Settle every speaker, delete garbage, and drop old job records. Continues an interrupted sweep.
 
-        It may take hours: who is due is looked after meanwhile.
+        A sweep may take hours. Speakers that are due are repaired meanwhile.
         """
         sweep = self._begin_sweep()
         swept = self._store.sweep_temporary(timedelta(seconds=self._settings.grace_seconds))
@@ -535,8 +554,9 @@ class Housekeeper:
         self._end_sweep(sweep)
 
     def _forget_jobs(self, namespaces: Iterable[str], moment: float, sign: Sign) -> None:
-        """Drop the records of jobs that ended before `moment`, for `_FORGET_SECONDS` at most. The next sweep
-        goes on with what is left.
+        """Drop the records of jobs that ended before `moment`, for at most `_FORGET_SECONDS`.
+
+        The next sweep continues with the rest.
         """
         jobs, deadline = Jobs(self._index), self._clock.monotonic() + _FORGET_SECONDS
         for namespace in namespaces:
@@ -547,7 +567,7 @@ class Housekeeper:
                     return
 
     def _begin_sweep(self) -> _Sweep:
-        """Or go on with the one that was begun."""
+        """Begin a sweep, or continue the one that was interrupted in this index."""
         stamp = self._index.stamp
         with unavailable_without_redis():
             asked, told = cast(list[str | None], self._index.redis.mget(SWEEPS_ASKED, _SWEEPING))
@@ -560,7 +580,7 @@ class Housekeeper:
     def _sweep_one(self, speaker_id: SpeakerId) -> None:
         again = self._safely(self.settle, speaker_id, otherwise=_LOOK_MUCH_LATER_SECONDS)
         self._safely(self.collect_garbage, speaker_id, otherwise=0)
-        # Redis may have been lost since the delete, and with it when to look again.
+        # Redis may have been lost since the delete, and with it the time of the erasure.
         due_in = self._safely(self._erasure_due_in, speaker_id, otherwise=None)
         for seconds in (again, due_in):
             if seconds is not None:
@@ -571,7 +591,11 @@ class Housekeeper:
             self._index.redis.set(_SWEEPING, sweep.to_json())
 
     def _end_sweep(self, sweep: _Sweep) -> None:
-        """Where Redis was lost meanwhile, another sweep is due: the counter that `asked` is from is gone."""
+        """Record that the sweep is finished.
+
+        If Redis was lost meanwhile, another sweep stays due, because the counter that `asked` came from is
+        gone.
+        """
         try:
             self._index.swept(f"{sweep.began}:{sweep.asked}", epoch=epoch_of(sweep.stamp))
         except EpochOver:
@@ -580,13 +604,13 @@ class Housekeeper:
             log.info("sweep.done", seconds=round(self._clock.now() - sweep.began, 1))
 
     def collect_garbage(self, speaker_id: SpeakerId) -> int:
-        """Delete one speaker's unreachable objects. Returns how many."""
+        """Delete the garbage of one speaker. Returns how many objects were deleted."""
         listing = self._store.list(speaker_id.prefix)
         facts = list(read_facts(self._store, listing))
         truth = fold(facts)
         if truth.damaged or truth.unreadable:
             log.warning("garbage.left_alone", speaker=str(speaker_id), unreadable=len(truth.unreadable))
-            return 0  # the record may come back: from a backup, or because the store hands it out again
+            return 0  # the record may come back from a backup, or the store may return it again
         found = unreachable(
             listing,
             facts,
@@ -597,14 +621,14 @@ class Housekeeper:
         FOREIGN.inc(found.foreign)
         keys = [*self._confirmed(speaker_id, listing, found.presumed), *found.certain]
         if keys:
-            self._store.delete(keys)  # the others also where one cannot be deleted
+            self._store.delete(keys)  # deletes the rest even if one cannot be deleted
             log.info("garbage.collected", speaker=str(speaker_id), objects=len(keys))
             for key in keys:
                 GARBAGE.labels(kind_of(key)).inc()
         return len(keys)
 
     def _confirmed(self, speaker_id: SpeakerId, listing: Listing, presumed: Sequence[str]) -> list[str]:
-        """Those that an earlier listing showed to be garbage as well."""
+        """Return the keys that an earlier listing showed to be garbage as well."""
         apart = min(self._settings.grace_seconds, _LISTINGS_APART_SECONDS)
         return confirmed(
             self._index,
@@ -617,7 +641,7 @@ class Housekeeper:
 
 
 def _artifacts(speaker: Speaker) -> set[tuple[str, str]]:
-    """(vuid, akey) of all that are in force."""
+    """Return (vuid, akey) of all artifacts in force."""
     return {(version.vuid, akey) for version in speaker.versions for akey in version.artifacts}
 
 

@@ -1,8 +1,7 @@
-"""Registering a speaker's next version: recognised as a repeat, or its place reserved, its blobs stored, its
-fact committed.
+"""Registers a speaker's next version: reserves its number, stores its blobs, and commits its fact.
 
-All of it or nothing: until the fact is put, what was served before is what is served. Knows no HTTP and no
-encoder.
+A repeated request returns the version that the first one made. Registration is atomic: until the fact is
+committed, the previous version is served. Knows no HTTP and no encoder.
 """
 
 import hashlib
@@ -61,12 +60,12 @@ from speaker_registry.names import SpeakerName
 log = structlog.get_logger()
 
 _TRIES = 3
-"""To take a census: Redis may be lost again meanwhile."""
+"""How often to try again after a census, because Redis may be lost again meanwhile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Upload:
-    """What a caller says about a voice besides its source."""
+    """What a caller says about a voice, besides its source."""
 
     name: SpeakerName
     consent: str
@@ -74,19 +73,20 @@ class Upload:
     description: str | None = None
     idempotency_key: str | None = None
     dedupe: bool = True
-    """The same clip with the same words as the newest version is that version, not a new one."""
+    """Whether an upload with the same source and texts as the newest version returns that version."""
 
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """Outcome of a registration. `created` is False where the same request had been served before."""
+    """The outcome of a registration."""
 
     indexed: IndexedSpeaker
     version: SpeakerVersion
-    """One of `indexed`'s."""
+    """The registered version, which is one of `indexed`."""
     created: bool
+    """False if the same request had been served before."""
     jobs: Mapping[str, str]
-    """Profile -> job that extracts it."""
+    """Profile -> id of the job that extracts it."""
 
 
 def register_clip(
@@ -100,11 +100,12 @@ def register_clip(
     """Store a checked clip as a new version and start extracting it.
 
     Args:
-        data: the clip's bytes as uploaded. clip: the same, decoded and found good.
+        data: the clip's bytes as uploaded.
+        clip: the same clip, decoded and accepted.
 
     Raises:
-        QuotaExceeded, VoiceExists, VoiceDeleted, IdempotencyKeyReused, Unavailable: nothing is served that
-        was not.
+        QuotaExceeded, VoiceExists, VoiceDeleted, IdempotencyKeyReused, Unavailable: what is served has not
+        changed.
     """
     rendition = clip.audio.to_bytes()
     facts = ClipRecord(
@@ -129,11 +130,11 @@ def register_clip(
 def register_embedding(
     parts: RegistryParts, registrar: Registrar, namespace: str, upload: Upload, embedding: np.ndarray
 ) -> Registered:
-    """Store a ready speaker embedding (float32 [D], finite) as a new version; it is an artifact at once.
+    """Store a speaker embedding (float32 [D], finite) as a new version. Its artifacts are ready at once.
 
     Raises:
-        EmbeddingWidthMismatch: no required profile takes that width, or those of several models do. Else as
-            `register_clip`.
+        EmbeddingWidthMismatch: no required profile takes that width, or profiles of several models do.
+        QuotaExceeded, VoiceExists, VoiceDeleted, IdempotencyKeyReused, Unavailable: as `register_clip`.
     """
     profiles = _profiles_taking(parts.catalogue, embedding)
     source = hashlib.sha256(embedding.tobytes()).hexdigest()
@@ -146,7 +147,11 @@ def register_embedding(
 
 
 def _profiles_taking(catalogue: ProfileCatalogue, embedding: np.ndarray) -> list[Profile]:
-    """All of one model: what one encoder means by its numbers, another's does not, however many there are."""
+    """Return the required profiles that take an embedding of this width.
+
+    All must be of one model, because embeddings of different encoders mean different things even at the same
+    width.
+    """
     profiles = catalogue.taking_embeddings_of(len(embedding))
     if not profiles:
         widths = sorted({one.embedding_width for one in catalogue.required_profiles if one.embedding_width})
@@ -158,15 +163,15 @@ def _profiles_taking(catalogue: ProfileCatalogue, embedding: np.ndarray) -> list
         names = ", ".join(profile.name for profile in profiles)
         raise EmbeddingWidthMismatch(
             f"'speaker_embedding' has {len(embedding)} elements, and several required profiles take that "
-            f"many, of different encoders: {names}. Accepted: register a clip, and bring the embedding for "
-            "the profile it is of by PUT /v1/voices/{name}/versions/{version}/artifacts/{profile}.",
+            f"many, of different encoders: {names}. Register a clip, and upload the embedding for its "
+            "profile by PUT /v1/voices/{name}/versions/{version}/artifacts/{profile}.",
             param="speaker_embedding",
         )
     return profiles
 
 
 class _Registration:
-    """One registration on its way: recognised as a repeat, or reserved, stored, committed."""
+    """One registration in progress: `reserve`, then store the blobs, then `commit`, unless it is a repeat."""
 
     def __init__(
         self,
@@ -192,27 +197,30 @@ class _Registration:
         )
         self._idempotency = _hash(upload.idempotency_key) if upload.idempotency_key else None
         self.served: Registered | None = None
-        """What this request made before, once `reserve` has looked for it."""
+        """The outcome of an earlier attempt of the same request, if `reserve` has found one."""
 
     def _repeat(self) -> Registered | None:
-        """The version this request made before: by its Idempotency-Key, or because the newest one is just
-        this.
+        """Return the version that this request made before, if there is one.
+
+        It is found by the Idempotency-Key, or because the newest version is equal to the request.
         """
         indexed = self._settled()
         for version in reversed(indexed.speaker.versions):
             if version.seq < indexed.deleting:
-                return None  # whoever wants it now must not lose it to a delete from before
+                return None  # a delete that began earlier would take the version from this caller
             if version.vuid == indexed.keyed:
                 if version.record.request != self._request:
                     raise key_reused()
-            elif version is not indexed.speaker.newest or not self._is_just(version):
+            elif version is not indexed.speaker.newest or not self._is_equal(version):
                 continue
             return Registered(indexed, version, False, _jobs_of(indexed, version))
         return None
 
-    def _is_just(self, version: SpeakerVersion) -> bool:
-        """Whether a version, which another request made, is the answer to this one as well. A repeat of this
-        one gets the same answer then, whatever has been registered meanwhile.
+    def _is_equal(self, version: SpeakerVersion) -> bool:
+        """Return whether a version that another request made also answers this request.
+
+        The answer is remembered under this request's Idempotency-Key, so that a repeat gets the same one,
+        whatever is registered in the meantime.
         """
         if not self._upload.dedupe or version.record.request != self._request:
             return False
@@ -221,7 +229,7 @@ class _Registration:
         return self._index.remember_answer(self._id, version.vuid, self._idempotency)
 
     def _settled(self) -> IndexedSpeaker:
-        """The speaker as the index knows it, once it is certain which of its versions count."""
+        """Return the speaker from the index, once a census has settled which of its versions count."""
         for _ in range(_TRIES):
             indexed = self._index.look(self._id, VersionSelection(idempotency=self._idempotency))
             if indexed.census == "settled":
@@ -230,8 +238,10 @@ class _Registration:
         raise GateClosed
 
     def _reserve(self, bytes_to_store: int, text_bytes: int) -> Reservation | None:
-        """A new place; None where the request is served already. After a refusal the version is looked for
-        again: another attempt of this request may have made it, or a census have counted it.
+        """Reserve a place in the order of the speaker's facts. Returns None if the request is served already.
+
+        After a refusal, the version is looked up again: another attempt of this request may have made it, or
+        a census may have counted it.
         """
         settings = self._settings
         for _ in range(_TRIES):
@@ -259,11 +269,11 @@ class _Registration:
         raise GateClosed
 
     def reserve(self, source_bytes: int) -> None:
-        """Take the next place for a new version, unless the request has made one already, which is `served`
-        then.
+        """Reserve the place of a new version, or set `served` if an earlier attempt has made the version.
 
         Args:
-            source_bytes: of the clip or embedding. The texts count too, since Redis holds them.
+            source_bytes: the size of the clip or embedding. The sizes of the texts are added, since Redis
+                holds them.
         """
         settings, upload = self._settings, self._upload
         text_bytes = utf8_bytes(upload.name.name, upload.consent, upload.ref_text, upload.description)
@@ -303,14 +313,14 @@ class _Registration:
             self._place, self._vuid = place, place.vuid
 
     def put_blobs(self, blobs: Mapping[str, bytes]) -> None:
-        """By sha256."""
+        """Store blobs, given as SHA-256 -> bytes."""
         self._run_all(
             partial(store_clip, self._store, self._id, self._vuid, sha256, data)
             for sha256, data in blobs.items()
         )
 
     def put_given(self, profile: Profile, embedding: np.ndarray) -> ArtifactRecord:
-        """Store a ready embedding as the artifact it is."""
+        """Store the embedding as the artifact of a profile."""
         data, record = package(
             self._record(source="embedding", embedding_width=len(embedding)),
             profile,
@@ -336,7 +346,7 @@ class _Registration:
         )
 
     def commit(self, **source: Any) -> Registered:
-        """The version fact, then the index, then the jobs."""
+        """Commit the version fact, apply it to the index, and start the extractions."""
         record = self._record(**source)
         if self._clock.monotonic() - self._started > COMMIT_SECONDS:
             raise Unavailable("Storing the clip took too long; send it again.", retry_after_seconds=1)
@@ -344,14 +354,15 @@ class _Registration:
         if not self._index.apply_version(self._id, self._place.seq, record):
             raise VoiceDeleted(f"Voice '{record.name}' was deleted while this version was being registered.")
         version = SpeakerVersion(seq=self._place.seq, record=record)
-        jobs = self._set_going(version)
+        jobs = self._start_extractions(version)
         log.info("version.registered", speaker=str(self._id), vuid=self._vuid, number=record.number)
         now = self._index.look(self._id, VersionSelection(vuid=self._vuid))
-        return Registered(*_as_it_is_now(now, version), True, jobs)
+        return Registered(*_current_state(now, version), True, jobs)
 
-    def _set_going(self, version: SpeakerVersion) -> dict[str, str]:
-        """The version is committed: what goes wrong from here on is housekeeping's to repair, not the
-        caller's.
+    def _start_extractions(self, version: SpeakerVersion) -> dict[str, str]:
+        """Claim a job for each required profile, or promote a version that needs no extraction.
+
+        The version is committed, so failures from here on do not fail the request: housekeeping repairs them.
         """
         jobs: dict[str, str] = {}
         try:
@@ -371,9 +382,10 @@ class _Registration:
                     jobs[profile.name] = claim.job_id
 
 
-def _as_it_is_now(indexed: IndexedSpeaker, made: SpeakerVersion) -> tuple[IndexedSpeaker, SpeakerVersion]:
-    """A worker may have made its artifacts meanwhile. Or a delete has overtaken it: the answer is still about
-    what was made.
+def _current_state(indexed: IndexedSpeaker, made: SpeakerVersion) -> tuple[IndexedSpeaker, SpeakerVersion]:
+    """Return the version as the index knows it now, because a worker may have made its artifacts already.
+
+    If a delete has removed it in the meantime, the version is returned as it was made.
     """
     found = indexed.speaker.by_vuid(made.vuid) if indexed.speaker.live else None
     if found is not None:

@@ -72,7 +72,7 @@ class Registry:
         decoder: AudioDecoder,
         *,
         limits: UploadLimits | None = None,
-        pace: BodyTimeouts | None = None,
+        body_timeouts: BodyTimeouts | None = None,
         head_seconds: float = 10,
         announced: bool = True,
         max_active: int = 64,  # however slow this machine is, nobody is refused
@@ -110,7 +110,7 @@ class Registry:
                     self.parts.index,
                 ),
             ),
-            body_timeouts=pace or BodyTimeouts(),
+            body_timeouts=body_timeouts or BodyTimeouts(),
             max_active=max_active,
             max_at_store=max_at_store,
         )

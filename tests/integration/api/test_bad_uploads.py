@@ -341,12 +341,12 @@ def cut(count: int) -> Callable[[bytes], bytes]:
 @pytest.mark.parametrize(
     ("break_it", "says"),
     [
-        (lambda _: b"", "cut off"),
+        (lambda _: b"", "is truncated"),
         (lambda _: b"no form at all", "Invalid multipart data"),
-        (cut(6), "cut off"),
-        (cut(4), "cut off"),
-        (cut(60), "cut off"),
-        (lambda body: body[: len(body) // 2], "cut off"),
+        (cut(6), "is truncated"),
+        (cut(4), "is truncated"),
+        (cut(60), "is truncated"),
+        (lambda body: body[: len(body) // 2], "is truncated"),
         (lambda body: body.replace(b"--3f1c", b"--3f1d"), "Invalid multipart data"),
         (lambda body: body.replace(b'; name="consent"', b""), '"name" must be provided'),
         (lambda body: body.replace(b"Content-Disposition", b"Content Disposition"), "Invalid multipart data"),
@@ -474,13 +474,13 @@ def test_a_declared_length_that_is_too_small_cuts_the_form(registry: Registry, s
     lines = [f"Content-Length: {len(body) - 100}", f"Content-Type: {CONTENT_TYPE['Content-Type']}"]
     with raw.connected(other.port) as connection:
         connection.sendall(raw.head("POST", VOICES, *lines) + body)
-        check(raw.read_answer(connection), "cut off")
+        check(raw.read_answer(connection), "is truncated")
         assert raw.read_answer(connection).status in {400, 408}
     assert other.client.get(VOICES).json()["voices"] == ["default"]
 
 
 @pytest.mark.parametrize(
-    ("line", "says"), [("X: y", "cut off"), ("Connection: close", "cut off|This is not HTTP/1.1")]
+    ("line", "says"), [("X: y", "is truncated"), ("Connection: close", "is truncated|This is not HTTP/1.1")]
 )
 def test_who_sends_more_than_was_declared_still_gets_to_read_the_answer(
     registry: Registry, line: str, says: str, caplog: pytest.LogCaptureFixture
