@@ -56,8 +56,22 @@ def create_app(
         cors_origins: origins of the web pages that may call the API from a browser.
     """
     uploads, store = _upload_slots(services.limits), _store_slots(max_at_store)
+    app = _bare_app(services, threads=max_active + uploads.count + store.count + _OTHER_THREADS)
+    app.state.services = services
+    app.state.access = services.access
+    app.state.readiness = health.Readiness(services)
+    app.state.upload_slots, app.state.store_slots = uploads, store
+    app.state.whole_lists = FairQueue(1)
+    app.state.search_slots = Slots(1, wait_seconds=_SEARCH_WAIT_SECONDS, refusal=_TOO_MANY_SEARCHES)
+    services.registrar.reading_facts = store.hold_in_thread
+    problems.add_handlers(app)
+    _add_routes(app, services)
+    _add_middleware(app, services, max_active, body_timeouts, cors_origins)
+    return app
 
-    threads = max_active + uploads.count + store.count + _OTHER_THREADS
+
+def _bare_app(services: Services, *, threads: int) -> FastAPI:
+    """Return an application without routes of ours, whose requests have this many worker threads."""
     app = FastAPIOffline(  # the page of documentation loads nothing from other servers
         title="Speaker registry",
         version=__version__,
@@ -72,15 +86,17 @@ def create_app(
     for route in app.routes:
         if isinstance(route, APIRoute):  # the page of documentation; our own routers add HEAD themselves
             route.methods = {"GET", "HEAD"}
-    app.state.services = services
-    app.state.access = services.access
-    app.state.readiness = health.Readiness(services)
-    app.state.upload_slots, app.state.store_slots = uploads, store
-    app.state.whole_lists = FairQueue(1)
-    app.state.search_slots = Slots(1, wait_seconds=_SEARCH_WAIT_SECONDS, refusal=_TOO_MANY_SEARCHES)
-    services.registrar.reading_facts = store.hold_in_thread
-    problems.add_handlers(app)
-    _add_routes(app, services)
+    return app
+
+
+def _add_middleware(
+    app: FastAPI,
+    services: Services,
+    max_active: int,
+    body_timeouts: BodyTimeouts,
+    cors_origins: Sequence[str],
+) -> None:
+    """Add the middleware. What is added later sees a request earlier."""
     app.add_middleware(JsonCompression)
     app.add_middleware(
         RequestLimits,
@@ -99,7 +115,6 @@ def create_app(
     # Outside all middleware that may refuse a request, so that refusals carry the same headers.
     for layer in (AnswerHeaders, RequestSignals, RequestIds):
         app.add_middleware(layer)
-    return app
 
 
 @asynccontextmanager

@@ -1,4 +1,4 @@
-"""What is at work at the same time, and what is refused."""
+"""How many requests are active at once, and which are refused."""
 
 import asyncio
 import json
@@ -15,7 +15,7 @@ App = Callable[..., Awaitable[None]]
 
 
 class Requests:
-    """To one application under `LoadShedding`, on one loop. `go_on` lets those at work answer."""
+    """To one application under `LoadShedding`, on one loop. `go_on` lets active requests answer."""
 
     def __init__(self, app: App | None = None, *, max_active: int = 2) -> None:
         self.go_on = asyncio.Event()
@@ -55,7 +55,7 @@ def run(test: Callable[[], Awaitable[None]]) -> None:
 
 
 def test_what_comes_on_top_is_refused_after_a_while():
-    """With when to come back; and those at work are finished."""
+    """The refusal says when to come back, and active requests are finished."""
 
     async def test() -> None:
         requests = Requests()
@@ -109,7 +109,7 @@ def run_by_clock(test: Callable[[Clock, Requests], Awaitable[None]], monkeypatch
     asyncio.run(by_clock())
 
 
-async def crowd(
+async def overload(
     clock: Clock, requests: Requests, seconds: float, late: float = 0.0, tenant: str = "a"
 ) -> None:
     """More than can be served, for so long."""
@@ -121,14 +121,14 @@ async def crowd(
 def test_where_many_have_waited_long_for_longer_than_a_burst_one_is_refused_soon(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    """And after some calm, one waits again as long as a burst may take."""
+    """After the overload has ended, a request waits again as long as a burst may take."""
 
     async def test(clock: Clock, requests: Requests) -> None:
-        await crowd(clock, requests, 0.9)
+        await overload(clock, requests, 0.9)
         in_the_burst = requests.start()
         await clock.go(0.1)
         assert not in_the_burst.done()
-        await crowd(clock, requests, 0.9)
+        await overload(clock, requests, 0.9)
         refused = requests.start()
         await clock.go(0.01)
         assert refused.done()
@@ -136,7 +136,7 @@ def test_where_many_have_waited_long_for_longer_than_a_burst_one_is_refused_soon
         requests.go_on.set()
         await clock.go(0.6)
         requests.go_on.clear()
-        await crowd(clock, requests, 0.4)
+        await overload(clock, requests, 0.4)
         after = requests.start()
         await clock.go(0.1)
         assert not after.done()
@@ -146,8 +146,8 @@ def test_where_many_have_waited_long_for_longer_than_a_burst_one_is_refused_soon
     run_by_clock(test, monkeypatch)
 
 
-def test_waiting_for_a_moment_is_no_crowd(monkeypatch: pytest.MonkeyPatch):
-    """Where places soon come free, it does not matter for how long that goes on."""
+def test_waiting_for_a_moment_is_no_overload(monkeypatch: pytest.MonkeyPatch):
+    """While requests soon become active, it does not matter for how long that goes on."""
 
     async def test(clock: Clock, requests: Requests) -> None:
         for _ in range(100):
@@ -162,37 +162,37 @@ def test_waiting_for_a_moment_is_no_crowd(monkeypatch: pytest.MonkeyPatch):
     run_by_clock(test, monkeypatch)
 
 
-def test_where_refusals_are_late_fewer_are_at_work(monkeypatch: pytest.MonkeyPatch):
+def test_where_refusals_are_late_fewer_requests_are_active(monkeypatch: pytest.MonkeyPatch):
     """But never fewer than two; and all again when everything is in time."""
 
     async def test(clock: Clock, requests: Requests) -> None:
-        places = requests.shedding.admission
-        await crowd(clock, requests, 5, late=0.005)
-        assert places.queue.limit == 4
-        await crowd(clock, requests, 10, late=0.02)
-        assert places.queue.limit == 2
+        admission_control = requests.shedding.admission
+        await overload(clock, requests, 5, late=0.005)
+        assert admission_control.queue.limit == 4
+        await overload(clock, requests, 10, late=0.02)
+        assert admission_control.queue.limit == 2
         requests.go_on.set()
         for _ in range(400):
             await requests.start()
-        assert places.queue.limit == 4
-        assert places.queue.running == 0
+        assert admission_control.queue.limit == 4
+        assert admission_control.queue.running == 0
 
     run_by_clock(test, monkeypatch)
 
 
-def test_a_crowd_of_one_tenant_is_told_to_wait_and_those_of_others_are_served(
+def test_an_overload_of_one_tenant_is_refused_and_requests_of_others_are_served(
     monkeypatch: pytest.MonkeyPatch,
 ):
     """They all waited in one line, and where that was long for long, everybody was refused."""
 
     async def test(clock: Clock, requests: Requests) -> None:
         modest = requests.start(tenant="modest")
-        await crowd(clock, requests, 5, tenant="greedy")
-        assert requests.shedding.admission.queue.running == 3, "greedy has two places of four"
+        await overload(clock, requests, 5, tenant="greedy")
+        assert requests.shedding.admission.queue.running == 3, "greedy has its share, two of four"
         over_share = requests.start(tenant="greedy")
         others = [requests.start(tenant="modest") for _ in range(2)]
         await clock.go(0.5)
-        assert not any(other.done() for other in (modest, *others)), "two are at work, and one may wait"
+        assert not any(other.done() for other in (modest, *others)), "two are active, and one may wait"
         head, body = over_share.result()
         assert head["status"] == 429
         assert (b"retry-after", b"1") in head["headers"]
@@ -210,7 +210,7 @@ def test_while_others_ask_refusals_of_one_tenant_are_spread(monkeypatch: pytest.
 
     async def test(clock: Clock, requests: Requests) -> None:
         requests.start(tenant="modest")
-        await crowd(clock, requests, 5, tenant="greedy")
+        await overload(clock, requests, 5, tenant="greedy")
         again = [requests.start(tenant="greedy") for _ in range(200)]
         for seconds, refused in ((0.1, 10), (0.4, 50)):
             await clock.go(seconds)
@@ -222,20 +222,20 @@ def test_while_others_ask_refusals_of_one_tenant_are_spread(monkeypatch: pytest.
 
 
 @pytest.fixture
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+def long_wait_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """However slow this machine is."""
     monkeypatch.setattr(admission, "WAIT_LIMIT_SECONDS", 60)
 
 
-@pytest.mark.usefixtures("patient")
+@pytest.mark.usefixtures("long_wait_limit")
 def test_a_burst_that_is_over_soon_is_served():
     """In the order in which it came, and never more at a time than may be."""
 
     async def test() -> None:
-        at_work: list[int] = []
+        active: list[int] = []
 
         async def app(scope: Any, _: Any, send: Any) -> None:
-            at_work.append(requests.shedding.admission.queue.running)
+            active.append(requests.shedding.admission.queue.running)
             await asyncio.sleep(0.001)
             served.append(scope["path"])
             await send({"type": "http.response.start", "status": 200, "headers": []})
@@ -245,15 +245,15 @@ def test_a_burst_that_is_over_soon_is_served():
         tasks = [requests.start(f"/v1/{number}") for number in range(10)]
         assert {(await task)[0]["status"] for task in tasks} == {200}
         assert served == [f"/v1/{number}" for number in range(10)]
-        assert max(at_work) == 2
+        assert max(active) == 2
         assert requests.shedding.admission.queue.running == 0
 
     run(test)
 
 
-@pytest.mark.usefixtures("patient")
+@pytest.mark.usefixtures("long_wait_limit")
 @pytest.mark.parametrize("given", [False, True], ids=["waiting", "just given one"])
-def test_a_place_that_nobody_takes_any_more_is_given_to_the_next(given: bool):
+def test_a_request_that_is_given_up_lets_the_next_one_run(given: bool):
     """Who was waiting may be gone."""
 
     async def test() -> None:
@@ -291,7 +291,7 @@ def test_who_watches_is_always_answered(path: str):
     run(test)
 
 
-def test_who_waits_is_not_at_work():
+def test_a_waiting_request_is_not_active():
     """A thousand long polls are no load."""
 
     async def test() -> None:
@@ -313,7 +313,7 @@ def test_who_waits_is_not_at_work():
     run(test)
 
 
-def test_a_body_that_is_slow_takes_no_place():
+def test_a_request_with_a_slow_body_is_not_active():
     """Else a few callers on bad lines would keep all others out."""
 
     async def test() -> None:
@@ -335,7 +335,7 @@ def test_a_body_that_is_slow_takes_no_place():
     run(test)
 
 
-def test_an_answer_that_is_read_slowly_takes_no_place():
+def test_a_request_whose_answer_is_read_slowly_is_not_active():
     """The work is done."""
 
     async def test() -> None:
@@ -382,7 +382,7 @@ def test_who_waits_for_a_dependency_waits_for_requests_of_its_own_tenant():
     run(test)
 
 
-def test_what_fails_gives_its_place_back():
+def test_a_request_that_fails_is_no_longer_active():
     """Also while it waits for something."""
 
     async def test() -> None:

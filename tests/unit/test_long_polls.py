@@ -1,4 +1,4 @@
-"""Waiting for changes, without Redis: what the looks cost, and that no change is missed."""
+"""Long polls without Redis: how many reads they cost, and that no change is missed."""
 
 import asyncio
 import threading
@@ -15,16 +15,16 @@ CHANGED = {"speaker": ALICE, "type": "artifact.ready"}
 
 
 class Voice:
-    """Something that is looked at, and changes when it is told to."""
+    """A state that is read, and changes when a test changes it."""
 
     def __init__(self) -> None:
         self.ready = False
         self.gone = False
-        self.looks = 0
+        self.reads = 0
         self.before: Callable[[], object] = lambda: None
 
-    def look(self) -> bool:
-        self.looks += 1
+    def read(self) -> bool:
+        self.reads += 1
         self.before()
         if self.gone:
             raise VoiceNotFound("Voice 'alice' not found")
@@ -45,7 +45,7 @@ def run(scenario: Callable[[LongPolls], Awaitable[None]]) -> None:
 def wait(
     long_polls: LongPolls, voice: Voice, question: str = "file", seconds: float = 20, speaker: str = ALICE
 ) -> "asyncio.Task[Any]":
-    waiting = long_polls.wait_until(speaker, question, seconds, voice.look, bool, nobody_left)
+    waiting = long_polls.wait_until(speaker, question, seconds, voice.read, bool, nobody_left)
     return asyncio.create_task(waiting)
 
 
@@ -54,30 +54,30 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.001)
 
 
-def test_all_who_wait_for_the_same_share_one_look():
-    """1,500 requests of one key that each looked for themselves left others without an answer. 500 that wait
-    took 500 looks each time, and take one.
+def test_all_requests_that_wait_for_the_same_share_one_read():
+    """1,500 requests of one key that each read for themselves left others without an answer. 500 waiting
+    requests took 500 reads each time, and now take one.
     """
     voice = Voice()
 
     async def scenario(long_polls: LongPolls) -> None:
         waiting = [wait(long_polls, voice) for _ in range(500)]
-        await until(lambda: voice.looks > 0 and long_polls.waiting == 500)
+        await until(lambda: voice.reads > 0 and long_polls.waiting == 500)
         voice.ready = True
         long_polls._wake(CHANGED)
         assert await asyncio.gather(*waiting) == [True] * 500
 
     run(scenario)
-    assert voice.looks <= 5
+    assert voice.reads <= 5
 
 
-def test_a_change_while_a_look_is_on_its_way_is_seen_by_the_next():
-    """A look that began before a request came may show what was before."""
+def test_a_change_during_a_read_is_seen_by_the_next():
+    """A read that began before a request came may show the state before."""
     voice = Voice()
 
     async def scenario(long_polls: LongPolls) -> None:
         first = wait(long_polls, voice)
-        await until(lambda: voice.looks == 1)
+        await until(lambda: voice.reads == 1)
         voice.ready = True
         second = wait(long_polls, voice)
         assert await asyncio.gather(first, second) == [True, True]
@@ -85,8 +85,8 @@ def test_a_change_while_a_look_is_on_its_way_is_seen_by_the_next():
     run(scenario)
 
 
-def test_looks_for_one_namespace_do_not_wait_for_all_those_of_another():
-    """One that waited for hundreds of voices kept everybody else's looks in line."""
+def test_reads_for_one_namespace_do_not_wait_for_all_those_of_another():
+    """A namespace that waited for hundreds of voices delayed the reads of all other namespaces."""
     go_on = threading.Event()
     hanging = [Voice() for _ in range(20)]
     for voice in hanging:
@@ -96,7 +96,7 @@ def test_looks_for_one_namespace_do_not_wait_for_all_those_of_another():
 
     async def scenario(long_polls: LongPolls) -> None:
         theirs = [wait(long_polls, voice, str(number)) for number, voice in enumerate(hanging)]
-        await until(lambda: sum(voice.looks for voice in hanging) == 2)
+        await until(lambda: sum(voice.reads for voice in hanging) == 2)
         waiting = wait(long_polls, ours, speaker="other/alice")
         await asyncio.sleep(0)
         await until(lambda: long_polls._reads.waiting("other") == 1)
@@ -104,7 +104,7 @@ def test_looks_for_one_namespace_do_not_wait_for_all_those_of_another():
             voice.ready = True
         go_on.set()
         assert await waiting
-        assert sum(voice.looks for voice in hanging) < 10
+        assert sum(voice.reads for voice in hanging) < 10
         assert await asyncio.gather(*theirs) == [True] * 20
 
     run(scenario)
@@ -115,19 +115,19 @@ def test_a_lost_event_costs_no_more_than_a_second():
 
     async def scenario(long_polls: LongPolls) -> None:
         waiting = wait(long_polls, voice)
-        await until(lambda: voice.looks == 1)
+        await until(lambda: voice.reads == 1)
         voice.ready = True
         assert await waiting
 
     run(scenario)
 
 
-def test_who_waits_for_something_else_has_looks_of_its_own():
+def test_a_request_that_waits_for_something_else_has_reads_of_its_own():
     file, job = Voice(), Voice()
 
     async def scenario(long_polls: LongPolls) -> None:
         waiting = [wait(long_polls, file), wait(long_polls, job, "job")]
-        await until(lambda: file.looks > 0 and job.looks > 0)
+        await until(lambda: file.reads > 0 and job.reads > 0)
         file.ready = True
         long_polls._wake(CHANGED)
         assert await waiting[0]
@@ -139,8 +139,8 @@ def test_who_waits_for_something_else_has_looks_of_its_own():
     run(scenario)
 
 
-def test_that_a_job_goes_on_makes_only_those_look_who_wait_for_that():
-    """Each extraction tells it three times, and a look costs more than the event."""
+def test_progress_of_a_job_causes_reads_only_for_requests_that_wait_for_progress():
+    """Each extraction has three such events, and a read costs more than the event."""
 
     async def scenario(long_polls: LongPolls) -> None:
         file = Voice()
@@ -162,12 +162,12 @@ def test_that_a_job_goes_on_makes_only_those_look_who_wait_for_that():
     run(scenario)
 
 
-def test_what_a_look_raises_reaches_all_who_wait():
+def test_what_a_read_raises_reaches_all_requests_that_wait():
     voice = Voice()
 
     async def scenario(long_polls: LongPolls) -> None:
         waiting = [wait(long_polls, voice) for _ in range(3)]
-        await until(lambda: voice.looks > 0)
+        await until(lambda: voice.reads > 0)
         voice.gone = True
         long_polls._wake(CHANGED)
         for one in waiting:
@@ -178,7 +178,7 @@ def test_what_a_look_raises_reaches_all_who_wait():
     run(scenario)
 
 
-def test_the_last_look_is_answered_when_the_time_is_up_and_nothing_is_left_behind():
+def test_the_last_read_is_answered_when_the_time_is_up_and_nothing_is_left_behind():
     voice = Voice()
 
     async def scenario(long_polls: LongPolls) -> None:

@@ -43,10 +43,10 @@ _MAX_KEY_READS = 4
 """This many threads may read the key list, or wait for the one that reads it."""
 _KEY_READ_WAIT_SECONDS = 10.0
 _MAX_ADDRESSES = 50_000
-"""Failures are counted for this many addresses."""
+"""Failures are counted for this many addresses, minute by minute."""
 _MAX_JWTS = 10_000
 _JWT_REVERIFY_SECONDS = 30.0
-"""A verified JWT is accepted for this long without another check. About as much as clocks may differ by."""
+"""A verified JWT is accepted for this long without another check: about what clocks may differ by."""
 _JWT_REMEMBERED_SECONDS = 3600.0
 """For this long after its verification, a JWT is checked again even if its address has sent too many bad
 ones.

@@ -18,7 +18,7 @@ from services.shared.configuration.settings import is_loopback
 from speaker_registry.errors import PermissionDenied
 
 _UNGUARDED_PATHS = frozenset({"/healthz", "/readyz"})
-"""These health checks are answered to everybody: they say no more than yes or no."""
+"""Health checks from anywhere are answered: they say no more than yes or no."""
 _FORWARDING_HEADERS = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip")
 
 

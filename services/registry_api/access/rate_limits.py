@@ -36,7 +36,7 @@ class _MinuteCount:
     left_in_process: int = 0
     """Amount taken from Redis and not given out yet."""
     left_in_redis: int = 0
-    """Amount that no process had taken, when Redis was last asked."""
+    """Amount that no process had taken, at the last answer of Redis."""
     exhausted: bool = False
     """True if nothing is left in Redis until the next minute."""
     fetching: asyncio.Lock = field(default_factory=asyncio.Lock)
