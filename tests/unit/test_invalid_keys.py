@@ -22,7 +22,7 @@ class OneToken:
     def __init__(self) -> None:
         self.checked = 0
 
-    def caller(self, text: str) -> Caller:
+    def verify(self, text: str) -> Caller:
         self.checked += 1
         if text != "good":
             raise InvalidApiKey("This token is not accepted.")
@@ -44,7 +44,7 @@ class Asked:
 
     def send(self, sent: str, address: str = "203.0.113.7") -> Caller | type[SpeakerRegistryError]:
         try:
-            return asyncio.run(self.access.caller(sent, address))
+            return asyncio.run(self.access.authenticate(sent, address))
         except SpeakerRegistryError as error:
             return type(error)
 
@@ -67,7 +67,7 @@ def test_it_is_told_when_the_minute_is_over():
     for _ in range(3):
         asked.send("sreg_x")
     with pytest.raises(RateLimited) as refused:
-        asyncio.run(asked.access.caller("sreg_x", "203.0.113.7"))
+        asyncio.run(asked.access.authenticate("sreg_x", "203.0.113.7"))
     assert refused.value.retry_after_seconds == 40
 
 

@@ -112,7 +112,7 @@ class Access:
             refusal="API keys cannot be read just now. Try again in a moment.",
         )
 
-    async def caller(self, sent: str | None, address: str) -> Caller:
+    async def authenticate(self, sent: str | None, address: str) -> Caller:
         """Authenticate the key or token `sent` from `address`, and return its caller.
 
         Raises:
@@ -123,7 +123,7 @@ class Access:
         if self._keyring is None:
             return ANONYMOUS
         try:
-            return await self._authenticate(self._keyring, sent, address)
+            return await self._known_caller(self._keyring, sent, address)
         except InvalidApiKey:
             self._count_failure(address)
             raise
@@ -131,7 +131,7 @@ class Access:
     def cached_caller(self, sent: str | None) -> Caller | None:
         """Return the caller of a key or token without any I/O; None if that takes a read or a verification.
 
-        This assigns requests to tenants before they are admitted. It authenticates no request: see `caller`.
+        This assigns requests to tenants before they are admitted. Only `authenticate` authenticates them.
         """
         if self._keyring is None:
             return ANONYMOUS
@@ -145,7 +145,7 @@ class Access:
             return None
         return _key_caller(key)
 
-    async def _authenticate(self, keyring: Keyring, sent: str | None, address: str) -> Caller:
+    async def _known_caller(self, keyring: Keyring, sent: str | None, address: str) -> Caller:
         if sent is None:
             raise InvalidApiKey("No API key was sent. Accepted: 'Authorization: Bearer sreg_…'.")
         if self._jwts is not None and not sent.startswith("sreg_"):
@@ -173,7 +173,7 @@ class Access:
             return known.caller
         if known is None:
             self._check_failure_limit(address)  # a signature takes longer to check than a key
-        caller = await run_in_threadpool(jwts.caller, sent)
+        caller = await run_in_threadpool(jwts.verify, sent)
         self._verified_jwts[digest] = _VerifiedJwt(caller, now)
         return caller
 

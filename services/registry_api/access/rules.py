@@ -80,7 +80,7 @@ async def _authorize(
     access = access_of(request)
     sent = authorization.credentials if authorization else None
     address = address_of(request.client.host if request.client else "")
-    caller = await access.caller(sent, address)
+    caller = await access.authenticate(sent, address)
     structlog.contextvars.bind_contextvars(key_id=caller.id)
     request.scope["caller"] = caller
     request.scope["namespace"] = _requested_namespace(caller, request.headers.get(NAMESPACE_HEADER))

@@ -88,7 +88,7 @@ class JwtVerifier:
         self._failed = False
         """True if the last fetch failed."""
 
-    def caller(self, text: str) -> Caller:
+    def verify(self, text: str) -> Caller:
         """Verify a token, and return its caller.
 
         Raises:

@@ -32,8 +32,8 @@ log = structlog.get_logger()
 
 HEAD_SECONDS = 10.0
 """A client may take this long to send a request's head, and this long to send the rest of its body once the
-request is answered. Anything that it sends after the server has stopped reading is also dropped for this long
-before the connection is cut.
+request is answered. After the server has stopped reading, what the client still sends is dropped for this
+long before the connection is cut. A client that reads none of its answer for this long is cut off as well.
 """
 _TLS_BEGINS = b"\x16\x03"
 """A handshake record of any version: RFC 8446, 5.1."""

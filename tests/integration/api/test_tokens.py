@@ -134,12 +134,12 @@ def settings(provider: Provider, **more: Any) -> AccessSettings:
 
 def test_a_token_says_who_asks_and_for_what(provider: Provider, tokens: JwtVerifier):
     """Scopes that are none of ours are passed over; the subject itself goes into no log."""
-    caller = tokens.caller(provider.token(scope="openid engine voices:read", speaker_namespace="tenant"))
+    caller = tokens.verify(provider.token(scope="openid engine voices:read", speaker_namespace="tenant"))
     assert caller.namespace == "tenant"
     assert caller.scopes == {"engine", "voices:read"}
     assert caller.id.startswith("jwt:")
     assert "robin" not in caller.id
-    other = tokens.caller(provider.token(sub="wren@example.org"))
+    other = tokens.verify(provider.token(sub="wren@example.org"))
     assert other.id != caller.id
     assert (other.namespace, other.scopes) == ("default", frozenset())
 
@@ -149,27 +149,27 @@ def test_the_claims_may_have_other_names(provider: Provider, clock: OwnClock):
     tokens = JwtVerifier(
         settings(provider, oidc_namespace_claim="tenant", oidc_scopes_claim="roles"), monotonic=clock
     )
-    caller = tokens.caller(provider.token(tenant="a1", roles=["admin", "other"], scope="engine"))
+    caller = tokens.verify(provider.token(tenant="a1", roles=["admin", "other"], scope="engine"))
     assert (caller.namespace, caller.scopes) == ("a1", {"admin"})
 
 
 def test_elliptic_curves_are_taken_too(provider: Provider, tokens: JwtVerifier):
     provider.keys["curve"] = EC_KEY
-    assert tokens.caller(provider.token(key=EC_KEY, kid="curve", algorithm="ES256", scope="engine")).scopes
+    assert tokens.verify(provider.token(key=EC_KEY, kid="curve", algorithm="ES256", scope="engine")).scopes
 
 
 @pytest.mark.parametrize("algorithm", ["RS256", "RS384", "RS512", "PS256", "PS384", "PS512"])
 def test_a_key_goes_with_every_algorithm_of_its_kind(provider: Provider, tokens: JwtVerifier, algorithm: str):
     """Unless it says with which."""
-    assert tokens.caller(provider.token(algorithm=algorithm, scope="engine")).scopes
+    assert tokens.verify(provider.token(algorithm=algorithm, scope="engine")).scopes
 
 
 def test_a_key_that_names_its_algorithm_goes_with_no_other(provider: Provider, tokens: JwtVerifier):
     provider.keys = {}
     provider.more_keys = [{**_public("one", RSA_KEY), "alg": "PS256"}]
-    assert tokens.caller(provider.token(algorithm="PS256"))
+    assert tokens.verify(provider.token(algorithm="PS256"))
     with pytest.raises(InvalidApiKey, match="its algorithm is 'RS256', its key is for PS256"):
-        tokens.caller(provider.token(algorithm="RS256"))
+        tokens.verify(provider.token(algorithm="RS256"))
 
 
 def test_what_is_no_public_key_for_signatures_is_passed_over(provider: Provider, tokens: JwtVerifier):
@@ -182,10 +182,10 @@ def test_what_is_no_public_key_for_signatures_is_passed_over(provider: Provider,
         {"kty": ["RSA"], "kid": "odd"},
         "none",
     ]
-    assert tokens.caller(provider.token())
+    assert tokens.verify(provider.token())
     for kid, key, algorithm in (("shared", secret, "HS256"), ("for-encryption", OTHER_KEY, "RS256")):
         with pytest.raises(InvalidApiKey, match=f"no key '{kid}'"):
-            tokens.caller(provider.token(key=key, kid=kid, algorithm=algorithm))
+            tokens.verify(provider.token(key=key, kid=kid, algorithm=algorithm))
 
 
 @pytest.mark.parametrize(
@@ -209,13 +209,13 @@ def test_a_token_that_is_not_for_us_is_refused(
 ):
     """With what is wrong with it."""
     with pytest.raises(InvalidApiKey, match=said):
-        tokens.caller(provider.token(**claims))
+        tokens.verify(provider.token(**claims))
 
 
 @pytest.mark.parametrize("scopes", [[["admin"]], [{"admin": 1}], [None, 1.5], [["admin"], "engine"]])
 def test_scopes_that_are_no_words_are_passed_over(provider: Provider, tokens: JwtVerifier, scopes: list[Any]):
     """Like those that we do not know."""
-    caller = tokens.caller(provider.token(scope=scopes))
+    caller = tokens.verify(provider.token(scope=scopes))
     assert caller.scopes == {"engine"}.intersection(scope for scope in scopes if isinstance(scope, str))
 
 
@@ -238,13 +238,13 @@ def test_whatever_a_token_claims_is_understood_or_refused(
     """Also what the provider was made to sign, say by somebody who may choose their own attributes."""
     claims = {"iss": provider.issuer, "aud": AUDIENCE, "sub": "robin", "exp": int(time.time()) + 600}
     with suppress(InvalidApiKey):
-        tokens.caller(signed(RSA_KEY, claims | odd))
+        tokens.verify(signed(RSA_KEY, claims | odd))
 
 
 def test_claims_that_are_no_object_are_refused(provider: Provider, tokens: JwtVerifier):
     for claims in ([], "x", None, 1, functools.reduce(lambda inner, _: [inner], range(900), [])):
         with pytest.raises(InvalidApiKey):
-            tokens.caller(signed(RSA_KEY, claims))
+            tokens.verify(signed(RSA_KEY, claims))
 
 
 def test_a_signature_with_the_public_key_as_a_secret_is_none(provider: Provider, tokens: JwtVerifier):
@@ -258,14 +258,14 @@ def test_a_signature_with_the_public_key_as_a_secret_is_none(provider: Provider,
     algorithm = jwt.algorithms.HMACAlgorithm(jwt.algorithms.HMACAlgorithm.SHA256)
     forged = (signed + b"." + jwt.utils.base64url_encode(algorithm.sign(signed, public))).decode()
     with pytest.raises(InvalidApiKey):
-        tokens.caller(forged)
+        tokens.verify(forged)
 
 
 def test_an_unsigned_token_is_none(provider: Provider, tokens: JwtVerifier):
     body = provider.token(scope="admin").split(".")[1]
     head = jwt.utils.base64url_encode(json.dumps({"alg": "none", "kid": "one"}).encode()).decode()
     with pytest.raises(InvalidApiKey):
-        tokens.caller(f"{head}.{body}.")
+        tokens.verify(f"{head}.{body}.")
 
 
 @pytest.mark.parametrize("head", [{}, {"alg": ["RS256"]}, {"alg": None}, {"alg": "RS256", "kid": ["one"]}])
@@ -273,41 +273,41 @@ def test_a_token_with_an_odd_head_is_refused(provider: Provider, tokens: JwtVeri
     """Whoever sends it wrote it as he liked."""
     first = jwt.utils.base64url_encode(json.dumps({"kid": "one", **head}).encode()).decode()
     with pytest.raises(InvalidApiKey):
-        tokens.caller(".".join([first, *provider.token().split(".")[1:]]))
+        tokens.verify(".".join([first, *provider.token().split(".")[1:]]))
 
 
 @pytest.mark.parametrize("text", ["", "x", "a.b.c", "." * 50, "é.é.é"])
 def test_what_is_no_token_is_refused(tokens: JwtVerifier, text: str):
     with pytest.raises(InvalidApiKey):
-        tokens.caller(text)
+        tokens.verify(text)
 
 
 def test_the_provider_is_asked_once(provider: Provider, tokens: JwtVerifier):
     """Not for every request; and for keys that it does not have, at most every ten seconds."""
     for _ in range(5):
-        tokens.caller(provider.token())
+        tokens.verify(provider.token())
     assert provider.times_asked == 1
     for _ in range(5):
         with pytest.raises(InvalidApiKey):
-            tokens.caller(provider.token(kid="unknown"))
+            tokens.verify(provider.token(kid="unknown"))
     assert provider.times_asked == 1
 
 
 def test_a_new_key_of_the_provider_is_taken_soon(provider: Provider, tokens: JwtVerifier, clock: OwnClock):
-    tokens.caller(provider.token())
+    tokens.verify(provider.token())
     provider.keys["two"] = OTHER_KEY
     clock.seconds += 11
-    assert tokens.caller(provider.token(key=OTHER_KEY, kid="two", scope="engine")).scopes == {"engine"}
+    assert tokens.verify(provider.token(key=OTHER_KEY, kid="two", scope="engine")).scopes == {"engine"}
 
 
 def test_a_key_that_the_provider_withdrew_is_not_taken_for_long(
     provider: Provider, tokens: JwtVerifier, clock: OwnClock
 ):
-    tokens.caller(provider.token())
+    tokens.verify(provider.token())
     provider.keys = {"two": OTHER_KEY}
     clock.seconds += 301
     with pytest.raises(InvalidApiKey, match="no key 'one'"):
-        tokens.caller(provider.token())
+        tokens.verify(provider.token())
 
 
 @pytest.mark.parametrize(
@@ -326,7 +326,7 @@ def test_a_provider_that_is_not_the_one_that_was_meant_is_not_believed(
     """Nor one that never stops talking."""
     provider.about = about
     with pytest.raises(Unavailable):
-        tokens.caller(provider.token())
+        tokens.verify(provider.token())
 
 
 def test_while_the_provider_is_away_tokens_wait(provider: Provider, tokens: JwtVerifier, clock: OwnClock):
@@ -334,35 +334,35 @@ def test_while_the_provider_is_away_tokens_wait(provider: Provider, tokens: JwtV
     provider.away = True
     for _ in range(5):
         with pytest.raises(Unavailable) as caught:
-            tokens.caller(provider.token())
+            tokens.verify(provider.token())
         assert caught.value.retry_after_seconds == 10
     assert len(provider.asked) == 1
     provider.away = False
     clock.seconds += 8
     with pytest.raises(Unavailable) as caught:
-        tokens.caller(provider.token())
+        tokens.verify(provider.token())
     assert caught.value.retry_after_seconds == 2
     clock.seconds += 3
-    assert tokens.caller(provider.token())
+    assert tokens.verify(provider.token())
 
 
 def test_while_the_provider_is_away_its_keys_are_good_for_an_hour(
     provider: Provider, tokens: JwtVerifier, clock: OwnClock
 ):
     """Nobody is shut out by a provider that restarts. A key that it did not have it may have by now."""
-    tokens.caller(provider.token())
+    tokens.verify(provider.token())
     provider.away = True
     for _ in range(11):
         clock.seconds += 320
-        assert tokens.caller(provider.token())
+        assert tokens.verify(provider.token())
         with pytest.raises(Unavailable):
-            tokens.caller(provider.token(kid="unknown"))
+            tokens.verify(provider.token(kid="unknown"))
     clock.seconds += 320
     with pytest.raises(Unavailable):
-        tokens.caller(provider.token())
+        tokens.verify(provider.token())
     provider.away = False
     clock.seconds += 11
-    assert tokens.caller(provider.token())
+    assert tokens.verify(provider.token())
 
 
 def test_while_the_provider_is_silent_one_thread_waits_for_it(
@@ -372,14 +372,14 @@ def test_while_the_provider_is_silent_one_thread_waits_for_it(
     monkeypatch.setattr(tokens_module, "_READ_TIMEOUT_SECONDS", 60.0)
     monkeypatch.setattr(tokens_module, "_ANSWER_SECONDS", 60.0)
     sent = {kid: provider.token(kid=kid) for kid in ("one", "unknown")}
-    tokens.caller(sent["one"])
+    tokens.verify(sent["one"])
     asked = len(provider.asked)
     clock.seconds += 301
     provider.answers.clear()
 
     def ask(kid: str) -> str:
         try:
-            return tokens.caller(sent[kid]).namespace
+            return tokens.verify(sent[kid]).namespace
         except Unavailable as error:
             return f"again after {error.retry_after_seconds}"
 
@@ -396,7 +396,7 @@ def test_while_the_provider_is_silent_one_thread_waits_for_it(
         provider.answers.set()
         assert waits.result() == "default"
     with pytest.raises(InvalidApiKey, match="no key 'unknown'"):
-        tokens.caller(provider.token(kid="unknown"))
+        tokens.verify(provider.token(kid="unknown"))
     assert provider.times_asked == 2
 
 
@@ -408,11 +408,11 @@ def test_a_provider_that_stays_silent_is_given_up(
     provider.answers.clear()
     for _ in range(3):
         with pytest.raises(Unavailable):
-            tokens.caller(provider.token())
+            tokens.verify(provider.token())
     assert len(provider.asked) == 1
     clock.seconds += 11
     with pytest.raises(Unavailable):
-        tokens.caller(provider.token())
+        tokens.verify(provider.token())
     assert len(provider.asked) == 2
 
 
@@ -422,7 +422,7 @@ def test_a_provider_that_never_comes_to_an_end_is_given_up(
     """Each piece of its answer comes in time, the whole does not."""
     monkeypatch.setattr(tokens_module, "_ANSWER_SECONDS", -1.0)
     with pytest.raises(Unavailable):
-        tokens.caller(provider.token())
+        tokens.verify(provider.token())
 
 
 def test_tokens_open_routes_as_keys_do(provider: Provider, start: Start):
