@@ -51,6 +51,8 @@ that ended the job. One with `retryable = False` fails its job at once, any othe
 What a handler raises counts for all of its jobs."""
 
 MAX_RESULT_BYTES = 16 * 1024
+UNLIMITED_JOB_SECONDS = 120.0
+"""How long a job without a time limit of its own may take. The registry gives each of its jobs a limit."""
 LONGEST_PAUSE_SECONDS = 5.0
 STOP_SECONDS = 3.0
 """How long results are offered to a Redis that is away, once we are told to stop."""
@@ -307,7 +309,7 @@ class BatchWorker(BaseWorker):
         results: dict[str, object] = {}
         for name in dict.fromkeys(job.function for job in jobs):
             group = [job for job in jobs if job.function == name]
-            self._heartbeat.watch(max(_seconds(job, self.settings.job_seconds) for job in group))
+            self._heartbeat.watch(max(_seconds(job) for job in group))
             try:
                 outcomes = call(self._handlers[name], group)
             finally:
@@ -384,5 +386,6 @@ def _checked(result: object) -> object:
     return result
 
 
-def _seconds(job: QueuedJob, otherwise: float) -> float:
-    return job.timeout if job.timeout and job.timeout > 0 else otherwise
+def _seconds(job: QueuedJob) -> float:
+    """Return how long a job may take before its worker counts as hung."""
+    return job.timeout if job.timeout and job.timeout > 0 else UNLIMITED_JOB_SECONDS

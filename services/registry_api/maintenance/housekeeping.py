@@ -56,6 +56,8 @@ from speaker_registry.names import is_namespace
 log = structlog.get_logger()
 
 _throttle = LogThrottle(60.0)
+_LOOKED_AFTER_AT_A_TIME = 100
+"""How many speakers that are due are looked after before anything else is."""
 _LOOK_AGAIN_SOON_SECONDS = 3.0
 _LOOK_AGAIN_SECONDS = 15.0
 _TRY_AGAIN_SECONDS = 60.0
@@ -162,7 +164,7 @@ class Housekeeper:
                 self.sweep(sign)
 
     def _look_after_due(self) -> None:
-        for speaker_id, seen in self._index.due(self._settings.speakers_per_turn):
+        for speaker_id, seen in self._index.due(_LOOKED_AFTER_AT_A_TIME):
             seconds = self._safely(self._look_after, speaker_id, otherwise=_LOOK_MUCH_LATER_SECONDS)
             self._index.look_again(speaker_id, seconds, seen=seen)
 

@@ -355,8 +355,6 @@ class HousekeepingSettings(BaseSettings):
 
     turn_seconds: float = Field(1.0, gt=0)
     """Between two looks at what is due."""
-    speakers_per_turn: int = Field(100, gt=0)
-    """Voices looked after in one turn, at most."""
     sweep_seconds: float = Field(86_400, gt=0)
     """Between two looks at everything."""
     grace_seconds: float = Field(86_400, ge=3600)
@@ -386,10 +384,6 @@ class WorkerSettings(BaseSettings):
     """A job taken from the queue and not started is handed back after this."""
     maintenance_seconds: float = Field(5, gt=0)
     """Between two looks for what dead workers held."""
-    job_seconds: int = Field(120, ge=1, le=LONGEST_JOB_SECONDS)
-    """One batch, at most, where its jobs do not say. After it the worker takes itself for hung and ends. At
-    most 86400.
-    """
     beat_file: Path | None = None
     """Where each beat is written, for `python -m services.extractor_worker healthy`."""
 
