@@ -17,6 +17,7 @@ from pydantic_settings import BaseSettings
 
 from services.embedded import settings as embedded
 from services.shared.configuration import settings as shared
+from services.shared.configuration.explanation import variable_of
 
 
 def table() -> str:
@@ -42,7 +43,7 @@ def _first_sentence(cls: type[BaseSettings]) -> str:
 def _variables(cls: type[BaseSettings]) -> Iterator[tuple[str, str, str]]:
     texts = _docstrings(cls)
     for field, info in cls.model_fields.items():
-        yield shared.variable_of(cls, field), _default(info), texts.get(field, "")
+        yield variable_of(cls, field), _default(info), texts.get(field, "")
 
 
 def _default(info: FieldInfo) -> str:

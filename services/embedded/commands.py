@@ -13,8 +13,8 @@ from services.embedded.demo import demo
 from services.embedded.log_lines import coloured, level, readable
 from services.embedded.settings import EmbeddedSettings
 from services.embedded.supervisor import STOP_SECONDS, EmbeddedRegistry, StartFailed
+from services.shared.configuration.explanation import explain
 from services.shared.configuration.mistyped import warn_of_unknown_variables
-from services.shared.configuration.settings import explain
 from services.shared.telemetry.logs import BestEffortLogger
 
 

@@ -23,6 +23,7 @@ from services.extractor_worker.jobs.heartbeat import EXIT_UNFINISHED
 from services.extractor_worker.pipeline.extraction import Extraction, LoadedProfile
 from services.extractor_worker.pipeline.extractor import DeviceLost, Extractor
 from services.shared.audio import AudioDecoder, ReferenceAudio
+from services.shared.configuration.explanation import explain
 from services.shared.configuration.settings import (
     LONGEST_CLIP_SECONDS,
     ExtractorSettings,
@@ -32,7 +33,6 @@ from services.shared.configuration.settings import (
     TracesSettings,
     UploadLimits,
     WorkerSettings,
-    explain,
 )
 from services.shared.index.announcements import FailedProof
 from services.shared.queue.dispatch import EXTRACT

@@ -17,8 +17,9 @@ from services.extractor_worker.pipeline.torch_extractor import Loading, SharedMo
 from services.extractor_worker.process import WorkerProcess
 from services.extractor_worker.weights.loading import parse_weights
 from services.shared.bucket.store import StoreUnfit
+from services.shared.configuration.explanation import explain
 from services.shared.configuration.mistyped import warn_of_unknown_variables
-from services.shared.configuration.settings import ExtractorSettings, LogSettings, explain
+from services.shared.configuration.settings import ExtractorSettings, LogSettings
 from services.shared.telemetry.logs import configure_logs
 from services.shared.telemetry.metrics import CannotListen
 from services.shared.telemetry.trace_export import TracesUnavailable

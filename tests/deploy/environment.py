@@ -7,6 +7,7 @@ from unittest.mock import patch
 from pydantic_settings import BaseSettings
 
 from services.shared.configuration import settings
+from services.shared.configuration.explanation import variable_of
 
 CLASSES = [
     cls
@@ -20,7 +21,7 @@ FOREIGN = {
 """Read by others in our processes."""
 
 
-VARIABLES = {settings.variable_of(cls, field) for cls in CLASSES for field in cls.model_fields}
+VARIABLES = {variable_of(cls, field) for cls in CLASSES for field in cls.model_fields}
 
 
 @contextmanager

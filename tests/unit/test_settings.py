@@ -8,6 +8,7 @@ from pydantic import Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from services.embedded.settings import EmbeddedSettings
+from services.shared.configuration.explanation import explain, variable_of
 from services.shared.configuration.settings import (
     AccessSettings,
     LogSettings,
@@ -15,8 +16,6 @@ from services.shared.configuration.settings import (
     StoreSettings,
     UploadLimits,
     WorkerSettings,
-    explain,
-    variable_of,
 )
 
 

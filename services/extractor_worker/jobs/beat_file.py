@@ -11,7 +11,8 @@ from pathlib import Path
 import structlog
 from pydantic import ValidationError
 
-from services.shared.configuration.settings import WorkerSettings, explain
+from services.shared.configuration.explanation import explain
+from services.shared.configuration.settings import WorkerSettings
 
 log = structlog.get_logger(__name__)
 

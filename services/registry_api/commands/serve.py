@@ -20,6 +20,7 @@ from services.registry_api.serving.open_files import raise_limit_for
 from services.registry_api.serving.server import server_config
 from services.shared.audio import AudioDecoder
 from services.shared.bucket.store import StoreUnfit
+from services.shared.configuration.explanation import explain
 from services.shared.configuration.mistyped import warn_of_unknown_variables
 from services.shared.configuration.settings import (
     AccessSettings,
@@ -32,7 +33,6 @@ from services.shared.configuration.settings import (
     StoreSettings,
     TracesSettings,
     UploadLimits,
-    explain,
 )
 from services.shared.registry.opening import open_parts, open_queue_connection
 from services.shared.registry.registrar import Registrar

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import structlog
 from pydantic_settings import BaseSettings
 
-from services.shared.configuration.settings import variable_of
+from services.shared.configuration.explanation import variable_of
 from speaker_registry.session import API_KEY_VARIABLE, NAMESPACE_VARIABLE, URL_VARIABLE
 
 log = structlog.get_logger()

@@ -6,7 +6,6 @@
 import ipaddress
 import re
 import stat
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Literal, Self
 from urllib.parse import quote, unquote, urlsplit
@@ -16,13 +15,9 @@ from pydantic import (
     BeforeValidator,
     Field,
     SecretStr,
-    ValidationError,
     model_validator,
 )
-from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
-
-from speaker_registry.validation import accepted, subschema, validator_message
 
 _BUCKET = r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]"
 _STORE_URL = re.compile(rf"file://(localhost)?/[^?#]+|s3://{_BUCKET}(/[A-Za-z0-9_-][A-Za-z0-9._-]*)*")
@@ -33,9 +28,6 @@ LONGEST_CLIP_SECONDS = 30.0
 """That a registry takes, if it is not told otherwise."""
 LONGEST_JOB_SECONDS = 24 * 3600
 """The longest time limit that a job may have. Timers overflow at much longer ones."""
-
-_SECRET = re.compile("secret|password|token|key", re.IGNORECASE)
-"""In the name of what is not shown."""
 
 
 def without_credentials(text: str) -> str:
@@ -195,70 +187,6 @@ class UploadLimits(BaseSettings):
                 f"SPEAKER_UPLOAD_MAX_BYTES, {self.max_bytes}: there would be no room for an upload"
             )
         return self
-
-
-def variable_of(settings: type[BaseSettings], field: str) -> str:
-    """What a field of a settings class is called in the environment."""
-    alias = settings.model_fields[field].validation_alias
-    return (
-        alias if isinstance(alias, str) else f"{settings.model_config.get('env_prefix', '')}{field}".upper()
-    )
-
-
-def explain(error: ValidationError) -> str:
-    """What is wrong with settings, for whoever set them: one line per variable, with the value unless it may
-    be a secret.
-    """
-    classes = {cls.__name__: cls for cls in BaseSettings.__subclasses__()}
-    return "\n".join(_explained(fault, classes.get(error.title)) for fault in error.errors())
-
-
-def _explained(fault: ErrorDetails, settings: type[BaseSettings] | None) -> str:
-    if not fault["loc"]:
-        # The fault is about several fields together, whose values may be secrets.
-        return validator_message(fault) or fault["msg"]
-    field = str(fault["loc"][0])
-    prefix = settings.model_config.get("env_prefix") if settings else None
-    variable = field if field.isupper() else f"{prefix or ''}{field}".upper()
-    if fault["type"] == "missing":
-        return f"{variable}: it must be set"
-    said, given = _said(fault, field, settings), str(fault["input"])
-    value = repr(without_credentials(given))
-    if value in said:
-        return f"{variable}: {said}"
-    if not _may_be_shown(field, given, settings):
-        return f"{variable}: {said}; its value may be a secret, and is not shown"
-    return f"{variable}: {said}; it is {value:.200}"
-
-
-def _said(fault: ErrorDetails, field: str, settings: type[BaseSettings] | None) -> str:
-    """What our validators say, or else what the field accepts."""
-    if own := validator_message(fault):
-        return own
-    schemas = (
-        [settings.model_json_schema(by_alias=by_alias) for by_alias in (True, False)] if settings else []
-    )
-    words = next(filter(None, (accepted(subschema(schema, [field])) for schema in schemas)), None)
-    return f"accepted is {words}" if words else fault["msg"]
-
-
-def _may_be_shown(field: str, given: str, settings: type[BaseSettings] | None) -> bool:
-    """A field is secret by its name, or by its type. Where it names a file, the name is none; but some people
-    set the secret itself there.
-    """
-    known = settings.model_fields.get(field) if settings else None
-    kind = str(known.annotation) if known else ""
-    if not _SECRET.search(field) and "SecretStr" not in kind:
-        return True
-    return "Path" in kind and _lies_in_a_folder(Path(given))
-
-
-def _lies_in_a_folder(path: Path) -> bool:
-    """Whether a path begins with a folder that exists, which a secret does not."""
-    parents = path.parts[:-1]
-    with suppress(OSError):
-        return len(parents) > path.is_absolute() and Path(*parents[:2]).is_dir()
-    return False  # a part of it is too long for a name
 
 
 def _private(endpoint: str) -> bool:

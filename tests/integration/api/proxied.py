@@ -15,7 +15,8 @@ from typing import Any, Self, cast
 import httpx
 
 from services.registry_api.serving.long_polls import LongPolls
-from services.shared.configuration.settings import RegistrySettings, StoreSettings, variable_of
+from services.shared.configuration.explanation import variable_of
+from services.shared.configuration.settings import RegistrySettings, StoreSettings
 from services.shared.index.jobs import JobRecord, Jobs
 from services.shared.registry.opening import open_parts
 from services.shared.registry.parts import RegistryParts
