@@ -25,18 +25,18 @@ _STORE_URL = re.compile(rf"file://(localhost)?/[^?#]+|s3://{_BUCKET}(/[A-Za-z0-9
 EXTRACTOR_CACHE = Path("~/.cache/speaker-registry")
 
 LONGEST_CLIP_SECONDS = 30.0
-"""That a registry takes, if it is not told otherwise."""
+"""The longest clip that a registry accepts by default."""
 LONGEST_JOB_SECONDS = 24 * 3600
 """The longest time limit that a job may have. Timers overflow at much longer ones."""
 
 
 def without_credentials(text: str) -> str:
-    """Of the URL in it."""
+    """Return the text with the credentials of a URL in it replaced by an ellipsis."""
     return re.sub("//.*@", "//…@", text)
 
 
 def is_loopback(host: str) -> bool:
-    """Whether it names this machine and is reached from here alone."""
+    """Return whether the host names this machine and can be reached only from it."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -44,7 +44,10 @@ def is_loopback(host: str) -> bool:
 
 
 def _readable(path: Path) -> Path:
-    """Raises ValueError. Whoever opens it later could not name the variable that it is from."""
+    """Return the path of a file that can be read, or raise ValueError.
+
+    The check is made here because an error here names the variable; the code that opens the file cannot.
+    """
     try:
         if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would wait for its writer
             raise ValueError("this is no regular file")
@@ -58,7 +61,7 @@ ReadableFile = Annotated[Path, AfterValidator(_readable)]
 
 
 def _secret_of(given: SecretStr | None, file: Path | None) -> str | None:
-    """As it was given, or from the file."""
+    """Return the secret that was given, or the one in the file, or None where there is neither."""
     if file:
         return file.read_text().strip()
     return given.get_secret_value() if given else None
@@ -74,38 +77,44 @@ def _parse_store_url(url: str) -> str:
 
 
 class StoreSettings(BaseSettings):
-    """Where objects are stored. Environment: SPEAKER_STORE_*."""
+    """The bucket or folder where objects are stored. Environment: SPEAKER_STORE_*."""
 
     model_config = SettingsConfigDict(env_prefix="SPEAKER_STORE_", env_ignore_empty=True, frozen=True)
 
     url: Annotated[str, AfterValidator(_parse_store_url)]
-    """`file:///folder` or `s3://bucket/prefix`."""
+    """Location of the objects: `file:///folder` or `s3://bucket/prefix`."""
     endpoint: str | None = Field(default=None, pattern=r"^https?://[^/]+$")
-    """An S3-compatible server, e.g. `https://s3.example.org`. Without it: AWS."""
+    """URL of an S3-compatible server, for example `https://s3.example.org`. AWS is used by default."""
     region: str | None = None
-    """Without it: AWS_REGION, else us-east-1."""
+    """Region of the bucket. Defaults to AWS_REGION, or to us-east-1 if that is not set."""
     access_key_id: str | None = None
-    """Without keys here, boto3 looks for them: AWS_*, its files, web identity, the machine's role."""
+    """Id of the access key. If it is not set, boto3 looks for credentials in AWS_*, its files, web
+    identity and the machine's role.
+    """
     secret_access_key: SecretStr | None = None
-    """Goes with the key id; rather give a file."""
+    """Secret of the access key; must be set together with the key id. A file is safer."""
     secret_access_key_file: ReadableFile | None = None
-    """A file holding the secret key, as container secrets are mounted."""
+    """File that holds the secret key, such as a mounted container secret."""
     ca_file: ReadableFile | None = None
-    """Certificates (PEM) of a private authority that signed the endpoint's."""
+    """File with the PEM certificates of the private authority that signed the endpoint's certificate."""
     allow_http: bool = False
-    """Send audio and signatures in the clear to an endpoint on another machine."""
+    """Allow plain http to an endpoint on another machine. Audio and signatures are then sent unencrypted."""
     create_bucket: bool = False
-    """Make the bucket or the folder at the start if there is none. Without it, a mistyped name is refused."""
+    """Create the bucket or folder at startup if it does not exist. By default a missing one is an
+    error, because its name may be mistyped.
+    """
     known_as: str | None = Field(default=None, max_length=300)
-    """Where the bucket or the folder says that it is, if it has another name or address here. Without it, one
-    that says that it is elsewhere is taken for a copy and refused.
+    """Location that the bucket or folder has recorded for itself, if it has another name or address here. By
+    default a bucket that has recorded another location is taken for a copy and refused.
     """
     start_seconds: float = Field(default=30, ge=0)
-    """How long a start tries again to reach the store, with longer and longer pauses, before it gives up."""
+    """How long a starting process retries to reach the store, with growing pauses, before it gives up."""
     request_seconds: float = Field(default=25, gt=0, le=30)
-    """For one request and its answer."""
+    """Timeout of one request to the store, including its answer."""
     retry_seconds: float = Field(default=25, ge=0, le=30)
-    """After this no request is repeated, so that a call ends within the sum of the two."""
+    """How long failed requests are retried. A call therefore ends within this plus the timeout of one
+    request.
+    """
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -145,33 +154,42 @@ class StoreSettings(BaseSettings):
 
 
 class UploadLimits(BaseSettings):
-    """What we accept as reference audio, and what decoding it may cost. Environment: SPEAKER_UPLOAD_*."""
+    """Which reference audio is accepted, and what decoding it may cost. Environment: SPEAKER_UPLOAD_*."""
 
     model_config = SettingsConfigDict(env_prefix="SPEAKER_UPLOAD_", env_ignore_empty=True, frozen=True)
 
     max_bytes: int = Field(10 * 1024**2, gt=0)
-    """Of a clip's file as uploaded, 10 MiB by default. The form may have 256 KiB besides it."""
+    """Largest size of an uploaded clip, 10 MiB by default. The other fields of the form may take 256
+    KiB more.
+    """
     min_seconds: float = Field(1.0, gt=0)
-    """A clip of exactly this length is accepted. Below, speaker encoders have little to go by."""
+    """Shortest clip that is accepted, inclusive. Speaker encoders have little to work with below it."""
     max_seconds: float = Field(LONGEST_CLIP_SECONDS, gt=0)
-    """A clip of exactly this length is accepted. Bounds the memory that one clip takes everywhere after."""
+    """Longest clip that is accepted, inclusive. It bounds the memory that one clip takes in every later
+    step.
+    """
     decode_seconds: float = Field(10.0, gt=0)
-    """How long decoding one clip may take, by the clock and by the processor. Longer: it is refused."""
+    """Limit of decoding one clip, in seconds of wall time and of processor time. Clips beyond it are
+    refused.
+    """
     decode_memory_bytes: int = Field(256 * 1024**2, ge=64 * 1024**2)
-    """What decoding one clip may take beyond the decoding libraries' own memory."""
+    """Memory that decoding one clip may take in addition to the decoding libraries' own."""
     decoders: int = Field(4, gt=0)
-    """Clips decoded at the same time by one API process. Each is a process of its own."""
+    """How many clips one API process decodes at the same time, each in a process of its own."""
     spare_decoders: int = Field(1, ge=0)
-    """Such processes kept ready: a clip that finds one is decoded in half the time. 3 MiB each."""
+    """How many decoder processes are kept ready. A clip that finds one is decoded in half the time.
+    Each takes 3 MiB.
+    """
     decoder_wait_seconds: float = Field(10.0, gt=0)
-    """How long an upload waits for one of them before it is told to come back later."""
+    """How long an upload waits for a free decoder before it is refused with `Retry-After`."""
     require_seccomp: bool = False
-    """Whether to decode nothing where the kernel or the container rules out the seccomp filter. Without it a
-    clip that takes over its decoder can open neither files nor sockets, but make other system calls.
+    """Refuse to decode where the kernel or the container does not allow the seccomp filter. Without the
+    filter, a clip that takes over its decoder can still open neither files nor sockets, but can make
+    other system calls.
     """
     held_bytes: int = Field(192 * 1024**2, gt=0)
-    """Of all uploads that one API process has begun to read and not answered: in memory, and what arrives of
-    them in /tmp. Others are told to come back later.
+    """Total size of the uploads that one API process has begun to read and not answered, in memory and
+    in /tmp. Uploads beyond it are refused with `Retry-After`.
     """
 
     @model_validator(mode="after")
@@ -221,7 +239,7 @@ class RegistrySettings(BaseSettings):
     profiles: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_names)] = Field(
         ("qwen3-tts-0.6b",), validation_alias="SPEAKER_PROFILES"
     )
-    """Extracted for every upload, comma-separated."""
+    """Comma-separated profiles that are extracted for every upload."""
     max_uploaded: int = Field(1000, gt=0, validation_alias="SPEAKER_MAX_UPLOADED")
     """Voices in one namespace, at most. A new voice counts from its upload's start, and one whose upload
     failed for up to 26 minutes, while it may still be stored; sent again, it is let in. While the index is
@@ -247,15 +265,15 @@ class RegistrySettings(BaseSettings):
     )
     """`immutable`: a name must be deleted before it is registered again."""
     max_attempts: int = Field(3, gt=0, le=4, validation_alias="SPEAKER_MAX_ATTEMPTS")
-    """Tries of one extraction that fails in a way which may pass."""
+    """How often an extraction is tried when it fails in a way that may be temporary."""
     redis_url: str = Field("redis://127.0.0.1:6379/0", validation_alias="SPEAKER_REDIS_URL", repr=False)
     """`redis://`, `rediss://` or `unix://`; one primary."""
     redis_password: SecretStr | None = Field(None, validation_alias="SPEAKER_REDIS_PASSWORD")
-    """Instead of one in the URL; rather give a file."""
+    """Password of Redis, if the URL contains none. A file is safer."""
     redis_password_file: ReadableFile | None = Field(None, validation_alias="SPEAKER_REDIS_PASSWORD_FILE")
-    """A file holding it, as container secrets are mounted."""
+    """File that holds the password of Redis, such as a mounted container secret."""
     job_seconds: int = Field(120, gt=0, le=LONGEST_JOB_SECONDS, validation_alias="SPEAKER_JOB_SECONDS")
-    """One attempt, at most: a worker that takes longer is taken for hung. At most 86400."""
+    """Time limit of one attempt, at most 86400. A worker that takes longer counts as hung."""
 
     @model_validator(mode="after")
     def _one_password(self) -> Self:
@@ -282,38 +300,40 @@ class HousekeepingSettings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="SPEAKER_HOUSEKEEPING_", env_ignore_empty=True, frozen=True)
 
     turn_seconds: float = Field(1.0, gt=0)
-    """Between two looks at what is due."""
+    """Pause between two looks for voices that are due."""
     sweep_seconds: float = Field(86_400, gt=0)
-    """Between two looks at everything."""
+    """Time between two sweeps of all voices."""
     grace_seconds: float = Field(86_400, ge=3600)
-    """Data without a record is left alone this long: its upload may be on its way, its worker slow."""
+    """How long data that no record names is kept, because its upload or its worker may still be running."""
     deleted_grace_seconds: float = Field(86_400, ge=0)
-    """A deleted voice's data stays this long."""
+    """How long the data of a deleted voice is kept."""
     rebuild_threads: int = Field(16, gt=0)
-    """Voices read at the same time while the index is rebuilt from a bucket. One thread reads a folder."""
+    """How many voices are read at the same time while the index is rebuilt from a bucket. A local
+    folder is read by one thread.
+    """
     sweep_threads: int = Field(4, gt=0)
-    """Voices looked at at the same time in a sweep, which is in no hurry."""
+    """How many voices a sweep reads at the same time. A sweep may take its time."""
 
 
 class WorkerSettings(BaseSettings):
-    """How a worker takes jobs and shows that it lives. Environment: SPEAKER_WORKER_*."""
+    """How a worker takes jobs and reports that it is alive. Environment: SPEAKER_WORKER_*."""
 
     model_config = SettingsConfigDict(env_prefix="SPEAKER_WORKER_", env_ignore_empty=True, frozen=True)
 
     lease_seconds: int = Field(30, ge=2)
-    """A job in hand goes to another worker this long after its worker's last beat."""
+    """A job is given to another worker this long after the last heartbeat of the worker that holds it."""
     beat_seconds: float = Field(5, gt=0)
-    """Between two signs of life."""
+    """Time between two heartbeats."""
     poll_seconds: float = Field(1, ge=0.05, le=10)
-    """An idle worker waits for news this long at a time; about as long it takes to stop."""
+    """How long an idle worker waits for a job at a time. Stopping an idle worker takes about as long."""
     batch_size: int = Field(32, ge=1, le=1000)
-    """Jobs of one queue taken at a time, at most."""
+    """Largest number of jobs that a worker takes from one queue at a time."""
     stuck_seconds: float = Field(15, gt=0)
-    """A job taken from the queue and not started is handed back after this."""
+    """A job that was taken from the queue and not started is put back after this long."""
     maintenance_seconds: float = Field(5, gt=0)
-    """Between two looks for what dead workers held."""
+    """Time between two looks for jobs that dead workers held."""
     beat_file: Path | None = None
-    """Where each beat is written, for `python -m services.extractor_worker healthy`."""
+    """File to which each heartbeat is written, for `python -m services.extractor_worker healthy`."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -334,9 +354,9 @@ class ApiSettings(BaseSettings):
     host: str = "127.0.0.1"
     """Beyond loopback only with API keys, see SPEAKER_AUTH_*."""
     port: int = Field(8300, ge=0, le=65535)
-    """0: any free one."""
+    """Port to listen on. 0 takes any free port."""
     max_connections: int = Field(2000, gt=0)
-    """Open at the same time; more are answered 503."""
+    """Largest number of open connections. Further ones are answered with 503."""
     max_active: int = Field(8, gt=0)
     """Requests at work at the same time. More wait, those of each namespace in a queue of their own, and are
     answered 429 or 503 where too many wait for longer than a burst takes. While several namespaces ask, each
@@ -348,16 +368,16 @@ class ApiSettings(BaseSettings):
     a bucket that is 20 ms away 16 fetch 800 files a second.
     """
     keep_alive_seconds: int = Field(65, gt=0)
-    """An idle connection is kept so long."""
+    """How long an idle connection is kept open."""
     shutdown_seconds: int = Field(20, gt=0)
-    """What is under way may take this long to finish when the process is told to stop."""
+    """How long requests that are under way may take to finish when the process is told to stop."""
 
     trusted_proxies: Annotated[
         tuple[str, ...], NoDecode, BeforeValidator(_names), AfterValidator(_networks)
     ] = ()
     """Addresses or networks, comma-separated, whose X-Forwarded-For and X-Forwarded-Proto are believed."""
     cors_origins: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_names)] = ()
-    """Web pages of these origins, comma-separated, may call the API from a browser. None may otherwise."""
+    """Comma-separated origins whose web pages may call the API from a browser. None may by default."""
 
     @property
     def own_host(self) -> str:
@@ -380,19 +400,19 @@ class AccessSettings(BaseSettings):
     proxy, and where one of the following is set.
     """
     bootstrap_key: SecretStr | None = None
-    """A key with all rights, to make others with. Rather give a file."""
+    """API key with all rights, used to make other keys. A file is safer."""
     bootstrap_key_file: ReadableFile | None = None
     """A file holding it, as container secrets are mounted: `python -m services.registry_api new-key --out
     FILE` writes one that only its owner can read.
     """
     oidc_issuer: str | None = Field(default=None, pattern=r"^https?://[^?#]+[^/?#]$")
-    """JWTs of this OpenID provider are taken as well as keys."""
+    """URL of an OpenID provider whose JWTs are accepted as well as API keys."""
     oidc_audience: str | None = None
-    """What their `aud` must name; goes with the issuer."""
+    """Audience that the `aud` claim of a JWT must name. Must be set together with the issuer."""
     oidc_namespace_claim: str = Field("speaker_namespace", min_length=1)
-    """Names the namespace; a token without it is of `default`."""
+    """Claim of a JWT that names the namespace. A token without it belongs to `default`."""
     oidc_scopes_claim: str = Field("scope", min_length=1)
-    """Holds the scopes, as a list or separated by blanks; what is none of ours is passed over."""
+    """Claim of a JWT that holds the scopes, as a list or separated by spaces. Unknown scopes are ignored."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -458,13 +478,13 @@ class RateSettings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="SPEAKER_LIMIT_", env_ignore_empty=True, frozen=True)
 
     requests_per_minute: int | None = Field(60_000, gt=0)
-    """With one key, unless it was made for another number."""
+    """Requests that one key may make per minute, unless the key has a limit of its own."""
     uploads_per_minute: int | None = Field(600, gt=0)
-    """With one key, unless it was made for another number."""
+    """Uploads that one key may make per minute, unless the key has a limit of its own."""
     namespace_requests_per_minute: int | None = Field(None, gt=0)
-    """With all keys of a namespace together."""
+    """Requests that all keys of a namespace together may make per minute."""
     namespace_uploads_per_minute: int | None = Field(None, gt=0)
-    """With all keys of a namespace together."""
+    """Uploads that all keys of a namespace together may make per minute."""
     waiting_requests: int | None = Field(250, gt=0)
     """With one key at the same time: requests that wait for a change (`wait=`) in one API process. With all
     keys of a namespace together they may be a quarter of SPEAKER_API_MAX_CONNECTIONS.
@@ -475,27 +495,31 @@ class RateSettings(BaseSettings):
     of SPEAKER_UPLOAD_HELD_BYTES.
     """
     failures_per_minute: int = Field(60, gt=0)
-    """Keys that are none, from one address, until it is told to wait. Counted by each API process."""
+    """Invalid keys that one address may send before it must wait. Each API process counts for itself."""
 
 
 class LogSettings(BaseSettings):
-    """How much is logged. Environment: SPEAKER_LOG_*."""
+    """How much is written to the log. Environment: SPEAKER_LOG_*."""
 
     model_config = SettingsConfigDict(env_prefix="SPEAKER_LOG_", env_ignore_empty=True, frozen=True)
 
     level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
-    """The least important lines that are written."""
+    """Lowest level of the lines that are written."""
 
 
 class MetricsSettings(BaseSettings):
-    """Where API and workers show their metrics, without keys. Environment: SPEAKER_METRICS_*."""
+    """Where the API and the workers serve their metrics, without API keys. Environment: SPEAKER_METRICS_*."""
 
     model_config = SettingsConfigDict(env_prefix="SPEAKER_METRICS_", env_ignore_empty=True, frozen=True)
 
     host: str = "127.0.0.1"
-    """For Prometheus on another machine: an address of the network that it comes from."""
+    """Address to listen on. If Prometheus runs on another machine, use an address of the network
+    between them.
+    """
     port: int | None = Field(None, ge=1, le=65535)
-    """One for each process of a machine; with `make run`, the worker's is one higher. Without it: none."""
+    """Port to listen on; no metrics port is opened by default. Each process of a machine needs a port
+    of its own. With `make run`, the worker's is one higher.
+    """
 
 
 class TracesSettings(BaseSettings):
@@ -508,7 +532,9 @@ class TracesSettings(BaseSettings):
     OTEL_EXPORTER_OTLP_*. Without it: no traces.
     """
     ratio: float = Field(1.0, ge=0, le=1)
-    """Of the traces that begin here. Whoever calls with a `traceparent` has decided already."""
+    """Share of the traces beginning here that are recorded. A caller's `traceparent` decides for its
+    own trace.
+    """
 
 
 class ExtractorSettings(BaseSettings):
@@ -517,28 +543,30 @@ class ExtractorSettings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="SPEAKER_EXTRACTOR_", env_ignore_empty=True, frozen=True)
 
     profiles: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_names)] = ()
-    """Served by this worker, comma-separated; empty: all that the registry requires."""
+    """Comma-separated profiles that this worker serves. By default, all that the registry requires."""
     weights: str = "untrained"
-    """`untrained` (random: for trying out), the path of a folder, `hub`, or `hub:<commit>`."""
+    """Source of the weights: `untrained` (random, for trying out), the path of a folder, `hub` or
+    `hub:<commit>`.
+    """
     custom_weights: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_names)] = ()
     """Profiles, comma-separated, whose folder holds other weights than the published ones: fine-tuned, or
     saved again. Their sums are not held against the published files; they go into the fingerprint, and every
     surface says `custom weights`.
     """
     device: str = Field("cpu", pattern=r"cpu|cuda(:\d+)?")
-    """`cpu`, `cuda` or `cuda:N`."""
+    """Device to compute on: `cpu`, `cuda` or `cuda:N`."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """What Qwen3-TTS' encoders compute in: `float32`, or `bfloat16` as vLLM-Omni does. All others are always
     float32, as in their engines.
     """
     threads: int = Field(4, gt=0)
-    """For reading, preparing and publishing clips, beside the device."""
+    """How many threads read, prepare and publish clips while the device encodes others."""
     cache: Path = EXTRACTOR_CACHE
     """Folder where weights that are published as pickles or ONNX graphs are kept as safetensors, and where it
     is remembered which encoders proved themselves on this machine.
     """
     roll_back: bool = False
-    """Make this worker's fingerprint current again although its profile moved on from it."""
+    """Make this worker's fingerprint current again although its profile has moved on to another one."""
 
 
 class OmniVoiceSettings(BaseSettings):
@@ -553,6 +581,6 @@ class OmniVoiceSettings(BaseSettings):
     package keeps it (`ref_rms`) and makes speech as quiet as the clip was.
     """
     trim: bool = False
-    """Shorten long pauses, and silence at both ends."""
+    """Shorten long pauses and the silence at both ends."""
     whole_frames: bool = False
-    """Leave out what does not fill a frame of 40 ms at the end."""
+    """Cut off the rest at the end of the clip that does not fill a frame of 40 ms."""
