@@ -44,10 +44,10 @@ from speaker_registry.errors import SpeakerRegistryError
 log = structlog.get_logger()
 
 _SWITCH_SECONDS = 0.0005
-"""How long a computing thread may keep the interpreter while other threads wait for it. A request passes from
-the event loop to a thread and back several times, and each time waits for all computing threads. Next to two
-of them, four round trips took 50 ms with Python's default of 5 ms and take 10 ms with this value; the two
-threads get as much done.
+"""The time for which a computing thread may keep the interpreter while other threads wait for it. A request
+passes from the event loop to a thread and back several times, and each time waits for all computing threads.
+Next to two of them, four round trips took 50 ms with Python's default of 5 ms and take 10 ms with this value;
+the two threads get as much done.
 """
 
 

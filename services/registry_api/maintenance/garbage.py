@@ -47,7 +47,7 @@ class Unreachable:
     because a store may omit an object from a listing.
     """
     foreign: int
-    """How many foreign objects there are. They are kept."""
+    """The number of foreign objects. They are kept."""
 
 
 def unreachable(
@@ -95,11 +95,11 @@ class _Judge:
     dead: Set[str]
     """Version ids of the versions that a tombstone covers."""
     deleted: bool
-    """Whether the speaker was deleted, with all its versions."""
+    """True if the speaker was deleted with all its versions."""
     in_grace_period: bool
-    """Whether the last delete is so recent that nothing may be removed yet."""
+    """True if the last delete is so recent that nothing may be removed yet."""
     final: bool
-    """Whether no later census can count a version that this census leaves out."""
+    """True if no later census can count a version that this census leaves out."""
     old_before: datetime
     """Unrecorded data from before this time cannot belong to a process that is still running."""
 

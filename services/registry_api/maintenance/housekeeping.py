@@ -61,11 +61,11 @@ _LOOKED_AFTER_AT_A_TIME = 100
 _LOOK_AGAIN_SOON_SECONDS = 3.0
 _LOOK_AGAIN_SECONDS = 15.0
 _TRY_AGAIN_SECONDS = 60.0
-"""When to read objects again that the store failed to return."""
+"""The delay before objects that the store failed to return are read again."""
 _LOOK_MUCH_LATER_SECONDS = 300.0
 _LOCK_SECONDS = 20.0
-"""How long a lock stays with its holder without renewal. With a longer time, a killed rebuild would keep the
-gate closed.
+"""The time for which a lock stays with its holder without renewal. With a longer time, a killed rebuild would
+keep the gate closed.
 """
 
 SWEPT = "sr:swept"
@@ -73,16 +73,16 @@ SWEPT = "sr:swept"
 _SWEEPING = "sr:sweeping"
 """The state of the current or interrupted sweep, as JSON of `_Sweep`."""
 _FORGET_SECONDS = 300.0
-"""How long one sweep may spend on dropping old job records."""
+"""The longest time that one sweep spends on dropping old job records."""
 _SWEPT_AT_A_TIME = 64
-"""How many speakers are swept between two records of the sweep's progress."""
+"""The number of speakers that are swept between two records of the sweep's progress."""
 _LISTINGS_APART_SECONDS = 3600.0
 """The least time between the two listings that must agree that an object is garbage. It is much longer than a
 cache or replica of the store returns outdated listings.
 """
 
 _ADMITTED_AT_A_TIME = 32
-"""How many speakers one thread reads and sends to the index in one round trip."""
+"""The number of speakers that one thread reads and sends to the index in one round trip."""
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

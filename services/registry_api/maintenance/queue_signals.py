@@ -30,7 +30,7 @@ log = structlog.get_logger()
 ANSWER_SECONDS = 2.0
 """Prometheus' own timeout is 10 seconds."""
 _NEXT_JOBS = 100
-"""How many jobs at the head of each queue are examined for the age of the oldest."""
+"""The number of jobs at the head of each queue that are examined for the age of the oldest."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,12 +46,12 @@ class ReadyArtifact:
     tensors: Mapping[str, np.ndarray]
     manifest: Manifest | None = None
     fingerprint: str | None = None
-    """What made the artifact, if it has no manifest that states it."""
+    """The fingerprint of what made the artifact, if it has no manifest that states it."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Origin:
-    """What made an artifact."""
+    """The fingerprint of an artifact, and its inputs."""
 
     fingerprint: str
     extractor: Mapping[str, Any]

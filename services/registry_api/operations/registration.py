@@ -60,12 +60,12 @@ from speaker_registry.names import SpeakerName
 log = structlog.get_logger()
 
 _TRIES = 3
-"""How often to try again after a census, because Redis may be lost again meanwhile."""
+"""The number of attempts around a census, because Redis may be lost again meanwhile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Upload:
-    """What a caller says about a voice, besides its source."""
+    """The fields of an upload besides its source."""
 
     name: SpeakerName
     consent: str
@@ -73,7 +73,7 @@ class Upload:
     description: str | None = None
     idempotency_key: str | None = None
     dedupe: bool = True
-    """Whether an upload with the same source and texts as the newest version returns that version."""
+    """If true, an upload with the same source and texts as the newest version returns that version."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,7 +95,7 @@ class _Found:
 
     @property
     def settled(self) -> bool:
-        """Whether waiting is pointless: the artifact is ready, or will not be made without a request."""
+        """True if waiting is pointless: the artifact is ready, or will not be made without a request."""
         return self.record is not None or self.fault is not None
 
     def descriptor(self) -> ArtifactDescriptor:
@@ -103,7 +103,7 @@ class _Found:
 
     @property
     def fault(self) -> SpeakerRegistryError | None:
-        """Why there is no artifact to serve and none is being made, as the error to raise. Else None."""
+        """The error to raise if there is no artifact to serve and none is being made, else None."""
         status, profile = self.status, self.status.profile.name
         name = self.version.record.name
         what = f"version {self.version.number} of voice '{name}'"

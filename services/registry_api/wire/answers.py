@@ -1,4 +1,4 @@
-"""What all answers share: JSON, an ETag for every GET, and 304 for clients that have the current state."""
+"""Builds answers: JSON bodies, an ETag for every GET, and 304 for clients that have the current state."""
 
 import base64
 import hashlib

@@ -19,7 +19,9 @@ MAX_EMBEDDING = 4096
 MAX_TEXT = 8_000
 """The longest transcript or description, in characters. Thirty seconds of speech have a few hundred."""
 MAX_CONSENT = 2_000
-"""In characters. Transcript and consent go into the artifact's header, escaped twice. It may have 64 KiB."""
+"""The longest consent, in characters. Transcript and consent go into the artifact's header, escaped twice,
+and that header is limited to 64 KiB.
+"""
 FORM_BYTES = 256 * 1024
 """Size limit in bytes for everything in a form besides the clip: names, texts and a speaker embedding."""
 _FIELDS = ("name", "consent", "audio_sample", "speaker_embedding", "ref_text", "speaker_description")

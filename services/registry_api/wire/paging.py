@@ -7,7 +7,7 @@ from services.shared.index.reading import IndexedSpeaker
 from services.shared.registry.registrar import Registrar
 
 MAX_EXAMINED = 100
-"""How many voices one filtered page examines at most. If there are more, `more` is true. So a search takes as
+"""The most voices that one filtered page examines. If there are more, `more` is true. So a search takes as
 long as a page of 100 voices, however many voices there are and however few match."""
 PAGE_SIZE = 100
 
@@ -21,7 +21,7 @@ class VoicePage:
     """The cursor after which the next page starts. It may be the key of a voice that does not match."""
     more: bool
     of_facts: bool = False
-    """Whether the voices were read from the bucket, because the index was unavailable."""
+    """True if the voices were read from the bucket, because the index was unavailable."""
 
     @property
     def first(self) -> str | None:

@@ -26,7 +26,7 @@ from speaker_registry.errors import Unavailable
 log = structlog.get_logger()
 
 _IN_MEMORY_BYTES = 128 * 1024
-"""How much of each of the two later lists stays in memory. Longer ones go to a temporary file."""
+"""The size up to which each of the two later lists stays in memory. Longer ones go to a temporary file."""
 _CHUNK_BYTES = 64 * 1024
 
 DEFAULT_VOICE = "default"

@@ -1,4 +1,4 @@
-"""What the examples of all routes share: constructors of OpenAPI responses, and common errors."""
+"""Constructors of OpenAPI responses, and the errors that many routes have in common."""
 
 from collections.abc import Mapping
 from typing import Any
