@@ -401,7 +401,9 @@ class ApiKeyRequest(BaseModel):
     namespace: str | None = Field(default=None, pattern=rf"^({NAMESPACE_PATTERN}|\*)$")
     """Defaults to the caller's own namespace."""
     expires_at: int | None = Field(default=None, ge=0, le=10**11)
-    """Expiry time in Unix seconds. Without it, the key never expires."""
+    """Expiry time in Unix seconds. Without it, the key expires together with the key that makes it, if that
+    does.
+    """
     requests_per_minute: int | None = Field(default=None, gt=0, le=10**9)
     uploads_per_minute: int | None = Field(default=None, gt=0, le=10**9)
 
