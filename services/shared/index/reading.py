@@ -1,6 +1,4 @@
-"""What the index holds of one speaker, as values. The hash is described in `lua/_prelude.lua`, which writes
-it.
-"""
+"""Parses what the index holds of one speaker into values. See `lua/_prelude.lua`, which writes the hash."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,39 +16,37 @@ from services.shared.model.domain import (
 )
 
 CensusState = Literal["settled", "due", "pending"]
-"""`due`: a census has to be taken before a version is registered, or one from before the index acknowledged.
-`pending`: one was begun, and its fact may not be in the bucket yet.
+"""`due`: a census has to be taken before a version is registered, or before a version from before this index
+is acknowledged. `pending`: a census was begun, and its fact may not be in the bucket yet.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class PendingExtraction:
-    """The one computation in flight for (vuid, profile, fingerprint)."""
+    """The one job that is under way for a (vuid, profile, fingerprint)."""
 
     vuid: str
     profile: str
     fingerprint: str
-    """Empty while no worker has announced the profile."""
+    """The fingerprint is empty while no worker has announced the profile."""
     job_id: str
     processing: bool
 
 
 @dataclass(frozen=True, slots=True)
 class IndexedSpeaker:
-    """A speaker as the index tells it, with what is being computed for it."""
+    """A speaker as the index knows it, with its pending extractions."""
 
     speaker: Speaker
     pending_extractions: tuple[PendingExtraction, ...] = ()
     deleting: int = 0
-    """Seq of a delete that was begun and may still take effect: what is not behind it may be gone any moment.
-    0: there is none.
-    """
+    """Seq of a delete that was begun and may still take effect, or 0. Versions before it may vanish soon."""
     left_out: int = 0
-    """Live versions that were not read, and so are not among the speaker's."""
+    """How many live versions were not read, and so are missing in `speaker`."""
     census: CensusState = "settled"
-    """Only a look tells that one is `due`."""
+    """Only `SpeakerIndex.look` reports `due`."""
     keyed: str | None = None
-    """Vuid of the version that the Idempotency-Key of the look stands for."""
+    """The version that the Idempotency-Key of the selection stands for."""
     page_end: int = 0
     """Number of the last version of the page that the look read, where `VersionSelection.max_bytes` ended
     it.
@@ -58,14 +54,15 @@ class IndexedSpeaker:
 
     @property
     def version_count(self) -> int:
-        """How many live versions the speaker has, read or not."""
+        """The number of the speaker's live versions, whether they were read or not."""
         return len(self.speaker.versions) + self.left_out
 
     def pending_extraction(
         self, vuid: str, profile: str, fingerprint: str | None
     ) -> PendingExtraction | None:
-        """What is in flight for this artifact; a flight without a fingerprint yet will be of the current
-        one.
+        """Return the pending extraction of this artifact.
+
+        A pending extraction that has no fingerprint yet will be made with the current one.
         """
         return next(
             (
@@ -80,11 +77,11 @@ class IndexedSpeaker:
 
 
 NOTHING = IndexedSpeaker(Speaker())
-"""Of a name that was never used."""
+"""The result for a name that was never used."""
 
 
 def read_hash(fields: Mapping[str, str]) -> IndexedSpeaker:
-    """The hash of one speaker, see `lua/_prelude.lua`, as values."""
+    """Parse the hash of one speaker, which `lua/_prelude.lua` describes."""
     by_kind: dict[str, dict[str, str]] = {kind: {} for kind in "vaprxwf"}
     for name, value in fields.items():
         kind, separator, rest = name.partition(":")
@@ -109,7 +106,7 @@ def read_hash(fields: Mapping[str, str]) -> IndexedSpeaker:
 
 
 def read_look(answer: Sequence[Any]) -> IndexedSpeaker:
-    """What `lua/look.lua` answers, as values."""
+    """Parse the answer of `lua/look.lua`."""
     count, census, *fields = answer
     found = dict(zip(fields[::2], fields[1::2], strict=True))
     indexed = read_hash(found)

@@ -18,7 +18,7 @@ from speaker_registry.errors import (
 
 
 class NotAdmitted(Exception):
-    """The present index does not know the speaker yet."""
+    """The current index does not know the speaker yet."""
 
 
 class EpochOver(Unavailable):
@@ -29,13 +29,14 @@ class EpochOver(Unavailable):
 
 
 class CensusDue(Exception):
-    """Before a version of this speaker is reserved, a census has to say which older ones count."""
+    """A census has to say which older versions of this speaker count before a new one is reserved."""
 
 
 class FactsDue(Exception):
-    """Before a version of this speaker is reserved, the index has to be told its facts. What was stored for
-    an earlier place may have landed, and whoever stored it have died before the index was told; or a delete
-    was begun that can land no more.
+    """The index has to read this speaker's facts again before a new version is reserved.
+
+    A fact for an earlier place may have landed although the process that stored it died before it told the
+    index; or a delete was begun that can no longer land.
     """
 
 
@@ -44,9 +45,7 @@ class AlreadyMade(Exception):
 
 
 class Undecided(Unavailable):
-    """The index was lost a moment ago, and what was published of this speaker just before it is too young to
-    be told.
-    """
+    """The index was lost a moment ago, and what was published for this speaker just before may still land."""
 
     def __init__(self, name: str) -> None:
         super().__init__(
@@ -57,11 +56,11 @@ class Undecided(Unavailable):
 
 
 class Rivals(Exception):
-    """Another publish of the same artifact was let through: wait until what it stores cannot come first."""
+    """Another publish of the same artifact was admitted. Wait until its bytes can no longer come first."""
 
 
 class AliasMoved(Conflict):
-    """Somebody moved the alias since it was read."""
+    """The alias was moved since it was read."""
 
     code = "alias_moved"
 
@@ -79,7 +78,7 @@ class TextsFull(QuotaExceeded):
 
 
 def key_reused() -> IdempotencyKeyReused:
-    """Does not show the key, which may be a secret."""
+    """The message does not show the key, which may be a secret."""
     return IdempotencyKeyReused(
         "This Idempotency-Key was used for another request. Accepted: that same request again, or a new key."
     )
@@ -88,7 +87,7 @@ def key_reused() -> IdempotencyKeyReused:
 def voice_damaged(name: str) -> VoiceDamaged:
     """The log names the object."""
     return VoiceDamaged(
-        f"A record of voice '{name}' is damaged in the bucket, so nobody can tell what the name stands for. "
+        f"A record of voice '{name}' is damaged in the bucket, so what the name stands for is unknown. "
         "Restore the object that the log names from a backup, or delete the voice."
     )
 
@@ -103,14 +102,14 @@ def voice_exhausted(name: str) -> VoiceDamaged:
 def voice_unreadable(name: str) -> VoiceUnreadable:
     """The log names the object."""
     return VoiceUnreadable(
-        f"A record of voice '{name}' cannot be read from the bucket now, so nobody can tell what the name "
-        "stands for. It is tried again; the log names the object.",
+        f"A record of voice '{name}' cannot be read from the bucket now, so what the name stands "
+        "for is unknown. The registry tries again; the log names the object.",
         retry_after_seconds=60,
     )
 
 
 def error_of(error: redis.ResponseError, speaker_id: SpeakerId) -> Exception:
-    """What a script's error reply means to a caller; the error itself if it is none of ours."""
+    """Return the error that a script's error reply stands for, or the reply itself if it is not ours."""
     ours: dict[str, Exception] = {
         "GATE": GateClosed(),
         "ABSENT": NotAdmitted(),

@@ -16,14 +16,14 @@ from services.shared.model.domain import (
 
 @dataclass(frozen=True, slots=True)
 class SpeakerUpdate:
-    """What the index is told of a speaker."""
+    """Everything that a speaker's facts say, on its way to the index."""
 
     truth: Speaker
-    """As its facts say."""
+    """The speaker as its facts describe it."""
     listed: float
-    """When these were listed, or earlier. Unix seconds."""
+    """When the facts were listed, or earlier, in Unix seconds."""
     look: bool = False
-    """Housekeeping is to look at the speaker, if it is admitted. It does so anyway where the truth is
+    """Housekeeping should look at the speaker if this update admits it. It does so anyway if the truth is
     undecided.
     """
 
@@ -35,7 +35,7 @@ def update_arguments(update: SpeakerUpdate, epoch: int) -> dict[str, Any]:
 
 
 def _all_of(truth: Speaker) -> dict[str, Any]:
-    """All that the facts say of a speaker."""
+    """Return the arguments that describe all facts of a speaker."""
     census = truth.census
     marks = {"seq": truth.seq, "number": truth.number, "created_at": truth.created_at}
     artifacts = [

@@ -50,34 +50,43 @@ from speaker_registry.errors import (
 )
 
 _TENANTS = "sr:in:"
-"""Begins the keys that namespaces name. No other key of ours does: a namespace may be called anything."""
+"""Prefix of the keys that contain a namespace. No other key of ours has it, because a namespace may have any
+name.
+"""
 EVENTS = "sr:events"
 DIRTY = "sr:dirty"
 STAGES = 3
-"""Of a job's progress: preparing, encoding, publishing."""
+"""A job's progress has three stages: preparing, encoding and publishing."""
 
 COMMIT_SECONDS = 600
-"""From a version's first blob to its fact, at most: after that its blobs may be collected as garbage."""
+"""A version's fact must be stored this long after its first blob. Later, its blobs may be collected as
+garbage.
+"""
 LANDING_SECONDS = COMMIT_SECONDS + 900 + 60
-"""What one attempt stores may still land for this long. S3 takes no request that was signed more than 15
-minutes ago, and the clocks of two of our processes may differ by a minute.
+"""What one attempt stores may still land for this long: the time to commit, 15 minutes because S3 accepts no
+request that was signed earlier, and a minute by which the clocks of two of our processes may differ.
 """
 REPEAT_SECONDS = 1800
-"""So long the same request is given the same place again."""
+"""A repeated request is given the same place again for this long."""
 ORPHANED_SECONDS = REPEAT_SECONDS + LANDING_SECONDS
-"""A blob without a record is nobody's after this."""
+"""A blob that has no record after this long never gets one, and is garbage."""
 PENDING_MOVE_SECONDS = 60
-"""So long a reserved move of an alias counts as on its way. After that whoever reserved it must have died."""
+"""How long a reserved move of an alias counts as pending. After that, the process that reserved it must have
+died.
+"""
 PENDING_PROMOTION_SECONDS = PENDING_MOVE_SECONDS + 900
-"""The same of an automatic one, for which others wait only where the two could do harm: here also what the
-store may still be busy with counts."""
+"""How long a reserved automatic move counts as pending. Longer than for manual moves, because the store may
+still complete a write that the client gave up on. Other moves wait only if the two could do harm together.
+"""
 
 LONGEST_PUT_OFF_SECONDS = 600.0
-"""No look at a speaker is put off for longer."""
+"""Housekeeping never postpones its next look at a speaker for longer than this."""
 WINDOW_SECONDS = LANDING_SECONDS + 60
-"""What was reserved before an index was begun may land until then; a minute for clocks that differ."""
+"""What was reserved before an index was begun may land this long after. Includes a minute for clocks that
+differ.
+"""
 COMPLETE = "sr:complete"
-"""Epoch of the index that every speaker of the bucket was admitted to."""
+"""This key holds the epoch of the index that every speaker of the bucket was admitted to."""
 _TRIES = 3
 """The server may be lost again while a speaker is being admitted."""
 
@@ -97,13 +106,16 @@ class Reservation:
     number: int
     created_at: int
     vuid: str = ""
-    """Of the version it is for."""
+    """The id of the version that the place is reserved for."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimResult:
-    """Answer to a claim. `outcome`: claimed, flying, ready, failed, dead, or full: it was made as often as it
-    may be. `job_id` of ours or the one to join.
+    """Answer to a claim.
+
+    `outcome` is `claimed`; `flying` (another job for the artifact is pending: join it); `ready`; `failed`;
+    `dead` (the version was deleted); or `full` (the artifact was built as often as is allowed). `job_id` is
+    the new job or the one to join.
     """
 
     outcome: str
@@ -113,21 +125,25 @@ class ClaimResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionSelection:
-    """Versions that a look reads beside those that it always reads. Those that do not exist are left out."""
+    """The versions that a look at a speaker reads besides those that it always reads.
+
+    Versions that do not exist are left out.
+    """
 
     number: int | None = None
     vuid: str | None = None
     idempotency: str | None = None
     """Hash of the Idempotency-Key that a version was registered with, or answered with."""
     limit: int | None = None
-    """So many of the newest versions."""
+    """Read this many of the newest versions."""
     before: int | None = None
-    """With `limit`: only versions with a smaller number."""
+    """With `limit`, read only versions with a smaller number."""
     made: bool | None = None
-    """With `limit`: only versions that have had an artifact. Others are passed over without being read."""
+    """With `limit`, read only versions that have had an artifact. The others are skipped unread."""
     max_bytes: int | None = None
-    """With `limit`: no version is read after the one with which their records have so many bytes together.
-    `IndexedSpeaker.page_end` tells where that was.
+    """With `limit`, stop after the version whose record brings the total to this many bytes.
+
+    `IndexedSpeaker.page_end` is the number of that version.
     """
 
     @property
@@ -136,7 +152,7 @@ class VersionSelection:
 
 
 class SpeakerIndex(Gate):
-    """All that Redis knows of speakers and the jobs' records. Methods raise `GateClosed` or `Unavailable`."""
+    """Holds speakers and the records of jobs in Redis. Methods raise `GateClosed` or `Unavailable`."""
 
     def __init__(
         self,
@@ -147,8 +163,12 @@ class SpeakerIndex(Gate):
         *,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`bucket`: the identity of the bucket whose facts it shows. `truth`: what these say of a speaker.
-        `epochs`: what the bucket knows of its indexes.
+        """Connect to the Redis at `url`.
+
+        Args:
+            bucket: the identity of the bucket whose facts the index shows.
+            truth: folds the facts of a speaker in the bucket.
+            epochs: the bucket's record of which indexes were begun.
         """
         super().__init__(url, bucket, epochs, clock)
         self._truth = truth
@@ -156,30 +176,34 @@ class SpeakerIndex(Gate):
     # -- admitting speakers
 
     def complete(self) -> bool:
-        """Whether every speaker of the bucket has been admitted to this index."""
+        """Return whether every speaker of the bucket has been admitted to this index."""
         with unavailable_without_redis():
             return bool(self.ungated.get(COMPLETE) == str(self.epoch))
 
     def set_complete(self, epoch: int) -> None:
-        """Every speaker of the bucket was admitted in this epoch. Raises `EpochOver`."""
+        """Record that every speaker of the bucket was admitted in this epoch. Raises `EpochOver`."""
         self._run("complete", _NOBODY, unknown=True, listed_in=str(epoch))
 
     def swept(self, sweep: str, *, epoch: int) -> None:
-        """A sweep that was begun in this epoch is finished. Raises `EpochOver`: it counts for nothing."""
+        """Record that a sweep that was begun in this epoch is finished.
+
+        Raises:
+            EpochOver: the index was lost since, so the sweep does not count.
+        """
         self._run("swept", _NOBODY, unknown=True, listed_in=str(epoch), swept=sweep)
 
     def unknown(self, speaker_ids: Sequence[SpeakerId]) -> list[SpeakerId]:
-        """Those that were not admitted to this index yet."""
+        """Return the speakers that were not admitted to this index yet."""
         epoch, answers = self.read_epoch(
             lambda pipeline, _: [pipeline.hget(speaker_key(one), "epoch") for one in speaker_ids]
         )
         return [one for one, known in zip(speaker_ids, answers, strict=True) if known != str(epoch)]
 
     def admit(self, speaker_id: SpeakerId, *, unless_empty: bool = False) -> bool:
-        """Read a speaker's facts, and tell the index all of them. Returns whether there were any.
+        """Read all facts of a speaker into the index. Returns whether there were any.
 
         Args:
-            unless_empty: leave nothing behind where there are none.
+            unless_empty: write nothing to Redis if the speaker has no facts.
 
         Raises:
             EpochOver.
@@ -204,7 +228,7 @@ class SpeakerIndex(Gate):
         self._run("tell", speaker_id, **update_arguments(update, epoch))
 
     def tell_many(self, speakers: Sequence[tuple[SpeakerId, SpeakerUpdate]], *, epoch: int) -> None:
-        """The same of several speakers, in one round trip."""
+        """Tell the index the facts of several speakers in one round trip. See `tell`."""
         with tracing.span("index.tell", kind="client"), unavailable_without_redis():
             pipeline = self.redis.pipeline(transaction=False)
             for speaker_id, update in speakers:
@@ -216,16 +240,18 @@ class SpeakerIndex(Gate):
                 self.tell(speaker_id, update, epoch=epoch)  # says what is wrong, or was
 
     def keep_unknown(self, speaker_id: SpeakerId) -> None:
-        """There is such a speaker, and it could not be admitted. Once all others have been, it must not pass
-        for a new one: whoever needs it tries again.
+        """Mark a speaker that exists but could not be admitted.
+
+        Without the mark it would count as a new speaker once all others have been admitted. The next request
+        for it tries to admit it again.
         """
         with unavailable_without_redis():
             self.redis.hsetnx(speaker_key(speaker_id), "epoch", "")
 
     def forget_older(self, known: Callable[[SpeakerId], bool]) -> int:
-        """Remove what indexes of older epochs have left of speakers that the bucket does not know.
+        """Remove the keys that indexes of older epochs left for speakers that the bucket does not have.
 
-        Returns how many keys that were. Raises `EpochOver`: another index has been begun meanwhile.
+        Returns the number of keys. Raises `EpochOver` if another index has been begun meanwhile.
         """
         epoch, removed = self.epoch, 0
         cursor: int | None = None
@@ -296,22 +322,27 @@ class SpeakerIndex(Gate):
         request: str = "",
         idempotency: str | None = None,
     ) -> Reservation:
-        """The place of a version, to be used within `COMMIT_SECONDS`.
+        """Reserve the place of a new version. The version must be committed within `COMMIT_SECONDS`.
 
         Args:
-            max_speakers: of the namespace. A new speaker counts from here on, until it is live or what this
-                place was given for cannot land any more (`LANDING_SECONDS`). max_stored_bytes,
-                max_text_bytes: of the namespace; max_versions: of the speaker. Beyond these three may go
-                what is on its way at the same moment. text_bytes: how many of bytes_to_store are texts.
-                vuid: for the new version. request, idempotency: hashes; the same pair again, within
-                `REPEAT_SECONDS`, is given the same place and vuid, so that both make the same version.
+            max_speakers: the limit of the namespace. A new speaker counts from now on, until it is live or
+                until what this place was reserved for can no longer land (`LANDING_SECONDS`).
+            max_stored_bytes, max_text_bytes: the limits of the namespace. Uploads that run at the same
+                moment may exceed these two and `max_versions`.
+            max_versions: the limit of the speaker.
+            text_bytes: how many of `bytes_to_store` are texts.
+            vuid: the id of the new version.
+            request, idempotency: hashes. A call with the same pair within `REPEAT_SECONDS` is given the same
+                place and vuid, so that both calls make the same version.
 
         Raises:
-            QuotaExceeded, NamespaceFull, TextsFull, TooManyVersions; VoiceExists: a live speaker may not be
-            overwritten; RegistrationInProgress: nor one
-            that another request has reserved a place for and may still register; IdempotencyKeyReused;
-            VoiceDamaged: also where a record has the last place there is; CensusDue; FactsDue; AlreadyMade;
-            Unavailable: after that, as long as the last attempt may still land.
+            QuotaExceeded, NamespaceFull, TextsFull, TooManyVersions, IdempotencyKeyReused, CensusDue,
+            FactsDue, AlreadyMade.
+            VoiceExists: a live speaker may not be overwritten.
+            RegistrationInProgress: another request has reserved a place for the speaker, which may not be
+                overwritten, and may still register it.
+            VoiceDamaged: a record is damaged, or has the last place that there is.
+            Unavailable: the request was repeated after `REPEAT_SECONDS`, and its last attempt may still land.
         """
         return self._reserve(
             speaker_id,
@@ -332,15 +363,18 @@ class SpeakerIndex(Gate):
         )
 
     def reserve_tombstone(self, speaker_id: SpeakerId, *, unchanged: int | None = None) -> Reservation:
-        """The place of a tombstone, to be put within `COMMIT_SECONDS`. Until the tombstone is told, or for
-        `WINDOW_SECONDS`, no version before it is given to a repeated upload.
+        """Reserve the place of a tombstone. The tombstone must be committed within `COMMIT_SECONDS`.
 
-        Raises `VoiceNotFound`; `AliasMoved` if `unchanged` is not its last seq any more.
+        Until the index is told of the tombstone, or for `WINDOW_SECONDS`, no version before it is returned to
+        a repeated upload.
+
+        Raises:
+            VoiceNotFound; AliasMoved: the speaker's last seq is no longer `unchanged`.
         """
         return self._reserve(speaker_id, "del", new=True, unchanged=unchanged)
 
     def reserve_alias(self, speaker_id: SpeakerId, alias: str, *, expected: int | None = None) -> int:
-        """For a move by hand. Returns the seq. The move has to be put within `PENDING_MOVE_SECONDS`.
+        """Reserve the seq of a manual move of an alias. It must be committed within `PENDING_MOVE_SECONDS`.
 
         Args:
             expected: seq of the move in force, 0 if there is none.
@@ -354,11 +388,12 @@ class SpeakerIndex(Gate):
     def reserve_promotion(
         self, speaker_id: SpeakerId, alias: str, *, expected: int, vuid: str, serves: Iterable[str]
     ) -> int:
-        """For an automatic move. Returns the seq. The move has to be put within `PENDING_MOVE_SECONDS`.
+        """Reserve the seq of an alias's automatic move. It must be committed within `PENDING_MOVE_SECONDS`.
 
         Args:
-            expected: seq of the move in force, 0 if there is none. vuid, serves: the version it goes to, and
-            the profiles whose artifacts are ready of that.
+            expected: seq of the move in force, 0 if there is none.
+            vuid: the version that the alias moves to.
+            serves: the profiles for which that version has an artifact.
 
         Raises:
             VoiceNotFound; VoiceDamaged; AliasMoved: another move is in force, or on its way to a version
@@ -374,20 +409,20 @@ class SpeakerIndex(Gate):
     # -- facts
 
     def remember_answer(self, speaker_id: SpeakerId, vuid: str, idempotency: str) -> bool:
-        """A request with this Idempotency-Key is to be answered with a version that was there already, and so
-        will be its repeats within `REPEAT_SECONDS`, unless Redis is lost.
+        """Remember that a request with this Idempotency-Key is answered with an existing version.
 
-        Returns False if the version is dead, or the key stands for another one.
+        Its repeats within `REPEAT_SECONDS` get the same answer, unless Redis is lost. Returns False if the
+        version is dead or the key stands for another version.
         """
         arguments = {"vuid": vuid, "idempotency": idempotency, "repeats": REPEAT_SECONDS}
         return bool(self._run("answer", speaker_id, **arguments))
 
     def apply_version(self, speaker_id: SpeakerId, seq: int, record: VersionRecord) -> bool:
-        """Returns whether it is live.
+        """Show a committed version in the index. Returns whether the version is live.
 
         Raises:
-            Unavailable: its place was reserved in an index that was lost since. A census will say whether it
-                counts, so it must not be acknowledged yet.
+            Unavailable: the place of the version was reserved in an index that was lost since. A census will
+                say whether the version counts, so it must not be acknowledged yet.
         """
         answer = self._run("apply_version", speaker_id, **version_arguments(seq, record))
         if answer in {_UNSETTLED, _NOT_COUNTED}:
@@ -398,11 +433,11 @@ class SpeakerIndex(Gate):
         return bool(answer == _LIVE)
 
     def apply_tombstone(self, speaker_id: SpeakerId, seq: int, number: int, created_at: int) -> int:
-        """Returns how many versions it killed."""
+        """Apply a committed tombstone. Returns how many versions it ended."""
         return int(self._run("apply_tombstone", speaker_id, seq=seq, number=number, created_at=created_at))
 
     def apply_alias(self, speaker_id: SpeakerId, fact: AliasFact) -> bool:
-        """Returns whether it is the last move."""
+        """Apply a committed move of an alias. Returns whether it is the last move."""
         return bool(self._run("apply_alias", speaker_id, **move_arguments(fact)))
 
     def apply_artifact(
@@ -417,13 +452,12 @@ class SpeakerIndex(Gate):
         promotion: AliasFact | None = None,
         alone: str | None = None,
     ) -> str | None:
-        """Put an artifact in force, end the job that made it, and move the alias that waited for it, all at
-        once.
+        """Put an artifact in force, end the job that made it, and move the waiting alias, atomically.
 
-        Returns the winner in force; None: dead.
+        Returns the winner of the artifact in force, or None if the version is dead.
 
         Raises:
-            Rivals: `begin` let through others than the token `alone`.
+            Rivals: `begin` admitted a publish with another token than `alone`.
             VoiceDamaged, VoiceUnreadable: nobody can tell whether the version is dead.
         """
         winner = self._run(
@@ -453,7 +487,7 @@ class SpeakerIndex(Gate):
         """Record that an extraction was given up, and end its job. Returns whether the version is live.
 
         Args:
-            canceled: somebody canceled the job. It goes on while its attempt is publishing.
+            canceled: a caller canceled the job. If its attempt is publishing already, the job goes on.
         """
         return bool(
             self._run(
@@ -468,21 +502,22 @@ class SpeakerIndex(Gate):
         )
 
     def apply_void(self, speaker_id: SpeakerId, fact: VoidFact) -> bool:
-        """Let an artifact count no more: its bytes were lost. Returns whether the version is live."""
+        """Void an artifact whose bytes were lost. Returns whether the version is live."""
         return bool(self._run("void", speaker_id, **void_arguments(fact.vuid, fact.akey)))
 
     # -- the census
 
     def begin_census(self, speaker_id: SpeakerId) -> tuple[int, bytes] | None:
-        """Fix which versions count of those from before this index, if that is still to be said.
+        """Fix which versions from before this index count, if no census has decided it yet.
 
-        Returns place and body of the fact that has to be put before `end_census`; None where none is due.
+        Returns the seq and the body of the census fact, which must be committed before `end_census` is
+        called. Returns None if no census is due.
         """
         found = self._run("census", speaker_id)
         return (int(found[0]), str(found[1]).encode()) if found else None
 
     def end_census(self, speaker_id: SpeakerId, high: int) -> None:
-        """Its fact is in the bucket."""
+        """Record that the fact of the census is in the bucket."""
         self._run("census", speaker_id, put=high)
 
     # -- computing
@@ -500,14 +535,16 @@ class SpeakerIndex(Gate):
         max_builds: int | None = None,
         steal: str | None = None,
     ) -> ClaimResult:
-        """Ask to be the one who computes.
+        """Claim the right to enqueue an extraction. The answer may name a pending job to join instead.
 
         Args:
-            job: the record's fields, `id` and `ns` among them. force: compute it also where it is ready or
-            was given up. max_builds: of one artifact; None: as many as keys can tell apart.
+            job: the fields of the job's record, including `id` and `ns`.
+            force: extract again even if the artifact is ready or its extraction was given up.
+            max_builds: the limit for one artifact; None: as many as keys can tell apart.
 
         Raises:
-            Undecided: with `force`. The builds of what was published must not be given out again.
+            Undecided: with `force`, while builds that were published are not known, because their numbers
+                must not be given out again.
         """
         outcome, *rest = self._run(
             "claim",
@@ -524,7 +561,7 @@ class SpeakerIndex(Gate):
         return ClaimResult(outcome, *rest[:1], *(int(build) for build in rest[1:]))
 
     def start(self, speaker_id: SpeakerId, job_id: str, pending: PendingExtraction, *, worker: str) -> int:
-        """A worker takes the job in hand. Returns the attempt, from 1; 0: nobody wants it any more."""
+        """Start an attempt at a job. Returns its number, from 1, or 0 if the job is no longer wanted."""
         return int(
             self._run(
                 "start",
@@ -548,13 +585,15 @@ class SpeakerIndex(Gate):
         *,
         token: str,
     ) -> int:
-        """May this attempt publish? 1 yes, 0 another one did or will, -2 the version is dead.
+        """Ask whether this attempt may publish its artifact.
+
+        Returns 1 if it may, 0 if another attempt did or will, and -2 if the version is dead.
 
         Args:
-            token: unique to this call, for `apply_artifact`.
+            token: identifies this call in `apply_artifact`.
 
         Raises:
-            VoiceDamaged, VoiceUnreadable: nobody can tell whether the version is dead. Undecided.
+            Undecided. VoiceDamaged, VoiceUnreadable: it is unknown whether the version is dead.
         """
         return self._begin(
             speaker_id,
@@ -577,10 +616,12 @@ class SpeakerIndex(Gate):
         size: int = 0,
         max_stored_bytes: int | None = None,
     ) -> int:
-        """The same where no job made the artifact: 1 yes, 0 there is one already, -2 the version is dead.
+        """Ask whether an uploaded artifact, which no job made, may be published.
+
+        Returns 1 if it may, 0 if there is an artifact already, and -2 if the version is dead.
 
         Raises:
-            NamespaceFull: its `size` is more than what is left of the namespace's bytes. Undecided.
+            Undecided. NamespaceFull: `size` exceeds what is left of the namespace's bytes.
         """
         return self._begin(
             speaker_id, vuid=vuid, akey=akey, token=token, bytes=size, max_bytes=max_stored_bytes
@@ -602,8 +643,9 @@ class SpeakerIndex(Gate):
         *,
         landing: PendingExtraction | None = None,
     ) -> bool:
-        """Change an unfinished job's record; with `landing`, end what it names. Returns False if it had
-        finished.
+        """Change the record of an unfinished job. Returns False if the job had finished.
+
+        With `landing`, that pending extraction ends as well.
         """
         pending: dict[str, Any] = (
             {"vuid": landing.vuid, "profile": landing.profile, "claimed": landing.fingerprint}
@@ -617,11 +659,11 @@ class SpeakerIndex(Gate):
     # -- reading
 
     def load(self, speaker_id: SpeakerId) -> IndexedSpeaker:
-        """One consistent look at a speaker; not live if the index does not know it."""
+        """Read everything about a speaker, consistently. A speaker that does not exist is not live."""
         return self.load_many([speaker_id])[0]
 
     def load_many(self, speaker_ids: Sequence[SpeakerId]) -> list[IndexedSpeaker]:
-        """Several speakers in one round trip, in the given order. Those not known yet are admitted first."""
+        """Read several speakers in one round trip, in the given order. Unknown ones are admitted first."""
         nothing: set[SpeakerId] = set()
         for _ in range(_TRIES):
             epoch, (complete, *hashes) = self.read_epoch(lambda pipeline, _: _ask_for(pipeline, speaker_ids))
@@ -643,11 +685,10 @@ class SpeakerIndex(Gate):
         raise GateClosed
 
     def look(self, speaker_id: SpeakerId, selection: VersionSelection | None = None) -> IndexedSpeaker:
-        """One consistent look at what answers need of a speaker. It costs the same with one version and
-        with a thousand.
+        """Read what answers need of a speaker, consistently. Costs the same with one version and a thousand.
 
-        The speaker has its marks and aliases, and of its versions the oldest, the newest, those that aliases
-        point to, and those that `selection` names.
+        The result has the speaker's marks and aliases. Of its versions it has the oldest, the newest, those
+        that aliases point to, and those that `selection` names.
         """
         arguments = selection.arguments if selection else {}
         for _ in range(_TRIES):
@@ -660,7 +701,7 @@ class SpeakerIndex(Gate):
         raise GateClosed
 
     def look_many(self, speaker_ids: Sequence[SpeakerId]) -> list[IndexedSpeaker]:
-        """The same of several speakers, in the given order."""
+        """Look at several speakers, in the given order. See `look`."""
 
         def ask(pipeline: Pipeline) -> None:
             for speaker_id in speaker_ids:
@@ -675,8 +716,7 @@ class SpeakerIndex(Gate):
             return [self.look(speaker_id) for speaker_id in speaker_ids]
 
     def usage(self, namespace: str) -> tuple[int, int, int]:
-        """How many live speakers a namespace has, the bytes their versions were uploaded with, and how many
-        of these bytes are texts.
+        """Return the number of a namespace's live speakers, their uploaded bytes, and the texts' share.
 
         Raises `GateClosed` until all speakers have been admitted.
         """
@@ -692,7 +732,7 @@ class SpeakerIndex(Gate):
         return int(speakers), int(stored or 0), int(texts or 0)
 
     def names(self, namespace: str, *, after: str = "", limit: int) -> list[str]:
-        """Keys of live speakers, sorted, from the one after `after`.
+        """Return the sorted keys of live speakers that follow `after`.
 
         Raises `GateClosed` until all speakers have been admitted.
         """
@@ -712,11 +752,11 @@ class SpeakerIndex(Gate):
         return answers
 
     def due(self, limit: int) -> Iterator[tuple[SpeakerId, float]]:
-        """Speakers that housekeeping is to look at now, each with what `look_again` wants to know as `seen`.
+        """Yield the speakers that are due for housekeeping, each with the `seen` that `look_again` takes.
 
-        Each is put off for a while first: who looks may die, others need not look too, and what happens from
-        now on shows. A look that is put off for longer than anybody does was put off by a clock that has been
-        set back since, and is due as well.
+        The next look at each is postponed first. So it comes if this process dies, other processes need not
+        look as well, and anything that happens from now on is noticed. A look that is postponed for longer
+        than is ever done was postponed by a clock that has been set back since, and is due as well.
         """
         now = self._clock()
         with unavailable_without_redis():
@@ -731,14 +771,14 @@ class SpeakerIndex(Gate):
                 yield speaker_id, seen
 
     def look_within(self, speaker_id: SpeakerId, seconds: float) -> None:
-        """Have housekeeping look at a speaker in so many seconds at the latest."""
+        """Make housekeeping look at a speaker within this many seconds."""
         with unavailable_without_redis():
             self.redis.zadd(DIRTY, {str(speaker_id): self._clock() + seconds}, lt=True)
 
     def look_again(self, speaker_id: SpeakerId, seconds: float | None, *, seen: float) -> float | None:
-        """Put off the next look at a speaker, or end it (None), unless something happened since `seen`.
+        """Postpone the next look at a speaker, or cancel it (None), unless something happened since `seen`.
 
-        Returns the next look's `seen`; None if there is none or it is not ours to put off.
+        Returns the `seen` of the next look, or None if there is none or another process postponed it.
         """
         score = self._run("look_again", speaker_id, unknown=True, seconds=seconds, seen=seen)
         return float(score) if score else None
@@ -751,7 +791,7 @@ def _ask_for(pipeline: Pipeline, speaker_ids: Iterable[SpeakerId]) -> None:
 
 
 def _epoch_in(parts: Sequence[str]) -> int:
-    """Of what follows `names` in a key; 0: an older layout has none there."""
+    """Return the epoch in the parts of a key after `names`. Keys of an older layout have none there: 0."""
     return int(parts[0]) if parts and parts[0].isdecimal() else 0
 
 

@@ -28,7 +28,7 @@ from speaker_registry.errors import Unavailable
 log = structlog.get_logger()
 
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 1.0, 10.0
-"""Between two tries to reach the store at the start."""
+"""The pause between two attempts to reach the store at the start grows from the first to the longest."""
 
 
 def open_parts(store_settings: StoreSettings, settings: RegistrySettings) -> RegistryParts:
@@ -64,8 +64,9 @@ Opened = TypeVar("Opened")
 
 
 def _patiently(opening: Callable[[], Opened], settings: StoreSettings, clock: Clock) -> Opened:
-    """What `opening` returns, which is called again with longer and longer pauses while it raises
-    `StoreUnreachable`: one answer that is cut short must not end a start.
+    """Call `opening` until it no longer raises `StoreUnreachable`, with growing pauses.
+
+    One truncated answer of the store must not end the start. Gives up after `start_seconds`.
     """
     deadline, pause = clock.monotonic() + settings.start_seconds, _FIRST_PAUSE_SECONDS
     while True:

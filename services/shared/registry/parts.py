@@ -33,7 +33,7 @@ def one_by_one(steps: Iterable[Callable[[], object]]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegistryParts:
-    """What a process opens at its start. Only code that wires objects together holds all of them."""
+    """A process opens these parts at its start and hands each object those that it needs."""
 
     store: Store
     index: SpeakerIndex

@@ -1,5 +1,5 @@
-"""What a worker may do with a job: take it, read its clip, publish the artifact, or give up. Never creates
-or revives a speaker.
+"""A worker takes a job, reads its clip, and publishes the artifact or gives up. It never creates or revives a
+speaker.
 
 A result is committed against the version's own id: `begin` refuses it if the version died or another attempt
 took over, and what lands all the same lies under a dead version and is swept. Knows no encoder and no HTTP.
@@ -43,15 +43,14 @@ from speaker_registry.errors import ExtractorFailed, JobNotFound, SpeakerRegistr
 log = structlog.get_logger()
 
 _NEXT_SECOND = 1.1 + DATED_WITHIN.total_seconds()
-"""After this many seconds nothing lands any more that the store dates to the second of now."""
+"""After this many seconds, no write that the store dates to the current second can still land."""
 PUBLISH_SECONDS = 600.0
-"""From taking a job to committing its artifact, at most: after that nobody counts on this attempt any
-more."""
+"""An attempt must commit its artifact this long after it took the job. Later, it no longer counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Provenance:
-    """Who makes artifacts of a profile: what goes into the manifest."""
+    """What makes the artifacts of a profile. The manifest of each artifact records it."""
 
     profile: Profile
     fingerprint: str
@@ -59,12 +58,12 @@ class Provenance:
     untrained: bool
     worker: str
     computed_on: ComputedOn | None = None
-    """The machine."""
+    """The machine that computes the artifacts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """A job taken in hand."""
+    """One start of a job by a worker."""
 
     job_id: str
     number: int
@@ -76,18 +75,18 @@ class Attempt:
     build: int
     provenance: Provenance
     started: float
-    """Monotonic."""
+    """When the attempt began, on the monotonic clock."""
     traceparent: str | None = None
-    """Of what asked for it."""
+    """The W3C trace context of the request that asked for the extraction."""
 
     @property
     def token(self) -> str:
-        """Of this attempt."""
+        """Identifies this attempt among all attempts of all jobs."""
         return f"{self.job_id.removeprefix('job_')}-{self.number:03d}"
 
 
 class Publisher:
-    """The worker's door to bucket and index."""
+    """Publishes artifacts for a worker: its only access to bucket and index."""
 
     def __init__(self, parts: RegistryParts, registrar: Registrar, decode: Decode | None = None) -> None:
         """`decode`: decodes an uploaded clip; needed by callers of `read_clip`."""
@@ -100,7 +99,7 @@ class Publisher:
         self._announcements = parts.announcements
 
     def in_service(self) -> bool:
-        """Whether bucket and index answer, and the index is trusted."""
+        """Return whether bucket and index answer and the index is trusted."""
         try:
             self._store.check()
             return self._index.gate_open()
@@ -108,7 +107,7 @@ class Publisher:
             return False
 
     def take(self, job_id: str, speaker_id: SpeakerId, provenance: Provenance) -> Attempt | None:
-        """Take a job in hand; None if nobody wants it any more."""
+        """Start an attempt at a job. Returns None if the job is no longer wanted."""
         try:
             job = self._jobs.get(speaker_id.namespace, job_id)
         except JobNotFound:
@@ -152,7 +151,7 @@ class Publisher:
             raise ExtractorFailed("The clip cannot be read from the bucket now.") from None
 
     def progress(self, attempt: Attempt, stage: str, done: int) -> None:
-        """For whoever watches; never worth failing for."""
+        """Report the stage of a job to callers that follow it. Failures are logged and ignored."""
         try:
             self._index.set_job(
                 attempt.speaker_id, attempt.job_id, "processing", {"stage": stage, "done": done}
@@ -202,7 +201,7 @@ class Publisher:
         return answer == 1
 
     def _put_in_force(self, attempt: Attempt, record: ArtifactRecord) -> str | None:
-        """What landed first. Returns its winner; None if the version is dead."""
+        """Put the artifact that landed first in force. Returns its winner, or None if the version is dead."""
         apply = partial(
             self._index.apply_artifact,
             attempt.speaker_id,
@@ -233,8 +232,10 @@ class Publisher:
         )
 
     def _unique(self, attempt: Attempt) -> str:
-        """Later ones sort later. Also where a publish is repeated, or an attempt's number after a roll-back:
-        what the first call stored may be in force already, or land later.
+        """Return an id that is unique and sorts after earlier ones.
+
+        It differs even if a publish is repeated, or if an attempt gets the same number after Redis was rolled
+        back: what the first call stored may be in force already, or land later.
         """
         return f"{self._clock.new_id()}-{attempt.token}"
 
@@ -242,8 +243,9 @@ class Publisher:
         return landed_first(self._store, attempt.speaker_id, attempt.version.vuid, attempt.akey, listings)
 
     def _close_late(self, attempt: Attempt) -> bool:
-        """Another attempt has it, or the version is gone: end this job, unless it is the other attempt's
-        too.
+        """End a job whose artifact another attempt published, or whose version is gone.
+
+        The job stays open if the other attempt belongs to the same job.
         """
         indexed = self._index.look(attempt.speaker_id, VersionSelection(vuid=attempt.version.vuid))
         version = indexed.speaker.by_vuid(attempt.version.vuid)
@@ -254,15 +256,17 @@ class Publisher:
         return done
 
     def _is_last(self, attempt: Attempt) -> bool:
-        """Whether no other attempt was started since, nor the job forgotten together with all of Redis."""
+        """Return whether this is the job's latest attempt. False if the job was lost together with Redis."""
         try:
             return self._jobs.get(attempt.speaker_id.namespace, attempt.job_id).attempt == attempt.number
         except JobNotFound:
             return False
 
     def fail(self, attempt: Attempt, error: SpeakerRegistryError) -> None:
-        """An attempt failed: back to the queue while it may be tried again, else the extraction is given up
-        for good. Of no effect if another attempt was started since.
+        """Record that an attempt failed.
+
+        The job goes back to the queue while it may be tried again. Otherwise the extraction is given up for
+        good. Has no effect if another attempt was started since.
         """
         if not self._is_last(attempt):
             return
@@ -289,7 +293,10 @@ class Publisher:
         record: FailureRecord,
         error: SpeakerRegistryError,
     ) -> None:
-        """A failure is a fact too: it survives Redis, and keeps the job from being tried for ever."""
+        """Commit the failure of an extraction as a fact.
+
+        It survives a loss of Redis and keeps the job from being tried for ever.
+        """
         commit(self._store, speaker_id.failure_key(pending.vuid, akey, record), record.to_json().encode())
         self._index.apply_failure(
             speaker_id,
@@ -303,7 +310,10 @@ class Publisher:
         log.warning("artifact.failed", job_id=pending.job_id, profile=record.profile, code=record.code)
 
     def _prepare_promotion(self, attempt: Attempt) -> AliasFact | None:
-        """So that whoever sees the version ready finds its name pointing to it, if it should."""
+        """Prepare the promotion that takes effect together with the artifact.
+
+        So a caller that sees the version ready finds `default` pointing to it, if it should.
+        """
         completing = (attempt.version.vuid, attempt.provenance.profile.name)
         try:
             announced = self._announcements.current(attempt.provenance.profile.name)
@@ -314,7 +324,7 @@ class Publisher:
             return None
 
     def _promote(self, speaker_id: SpeakerId) -> None:
-        """If two profiles became ready at the same time, neither saw the other."""
+        """Promote again: if two profiles became ready at the same time, neither publish saw the other."""
         try:
             self._registrar.promote(speaker_id)
         except Unavailable as error:

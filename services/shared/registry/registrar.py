@@ -1,5 +1,4 @@
-"""What can be done to speakers: look up, delete, extract, promote. With `registration`, the one door to
-bucket and index for the API.
+"""The operations on speakers: look up, delete, extract and promote. `registration` adds the registering.
 
 Order of every write: blobs, then the fact (the commit), then the index. A crash between any two of them
 leaves what was served before; housekeeping finishes what was committed. Knows no HTTP and no encoder.
@@ -59,22 +58,24 @@ from speaker_registry.schemas import ArtifactState
 log = structlog.get_logger()
 
 NAMES_SEARCHED = 5_000
-"""For a part of the name, on one page."""
+"""How many names one page of a search for a part of the name looks at."""
 MAX_PAGE_OF_FACTS = 101
-"""Speakers whose records are read for one page: what the API's largest page needs."""
+"""Limits the speakers whose records are read for one page. The API's largest page needs this many."""
 _PAGE = 20
-"""Versions read at a time where the newest that serves is looked for. Nearly always it is among the first."""
+"""How many versions are read at a time to find the newest that is ready. Nearly always it is in the first
+page.
+"""
 PAGE_BYTES = 1024**2
-"""Of the records of versions on one page, which ends early after the version with which they have so many.
-A hundred with the longest texts would be an answer of 6 MB or more.
+"""A page of versions ends after the version whose record brings the total to this many bytes. A hundred
+versions with the longest texts would be an answer of 6 MB or more.
 """
 _TRIES = 3
-"""To promote, or to delete by id, each time on what is true by then."""
+"""How often a promotion, or a delete by id, is tried. Each try reads the current state."""
 
 
 @dataclass(frozen=True, slots=True)
 class _PromotionCandidate:
-    """A version that `default` is to be moved to, and the required profiles that are ready of it."""
+    """A version that `default` should move to, and the required profiles that are ready for it."""
 
     version: SpeakerVersion
     serves: frozenset[str]
@@ -87,10 +88,10 @@ class SpeakerPage:
     entries: Sequence[tuple[str, IndexedSpeaker]]
     """Each speaker, with the cursor after which the list goes on behind it."""
     last: str
-    """The cursor behind everything that was looked at for this page: more than the entries, perhaps."""
+    """The cursor behind everything that was examined for this page, which may be more than the entries."""
     more: bool
     of_facts: bool = False
-    """Whether the index could not tell."""
+    """Whether the page was made from the facts, because the index could not answer."""
 
     @property
     def speakers(self) -> list[IndexedSpeaker]:
@@ -100,7 +101,7 @@ class SpeakerPage:
 def _newest(
     versions: Sequence[SpeakerVersion], before: int | None, limit: int | None
 ) -> list[SpeakerVersion]:
-    """The newest `limit` of those with a number below `before`, newest first."""
+    """Return the newest `limit` versions with a number below `before`, newest first."""
     return [one for one in reversed(versions) if before is None or one.number < before][:limit]
 
 
@@ -171,7 +172,7 @@ class Registrar:
         return speaker_id, indexed
 
     def identify(self, namespace: str, name: str) -> SpeakerId:
-        """Which speaker a name or a voice's id stands for, as in `find`. There need not be one.
+        """Return the speaker that a name or a voice's id stands for, as `find` does. It need not exist.
 
         Raises:
             InvalidVoiceName; Unavailable.
@@ -233,8 +234,9 @@ class Registrar:
             indexed = self.look_up(speaker_id, replace(_NEWEST_MADE, vuid=vuid, before=before))
 
     def look_up(self, speaker_id: SpeakerId, selection: VersionSelection = _NOTHING_ELSE) -> IndexedSpeaker:
-        """What `SpeakerIndex.look` reads. While the index cannot be trusted or reached: all that the facts
-        say.
+        """Look up a speaker in the index, or in its facts while the index cannot be trusted or reached.
+
+        The facts contain all versions, whatever `selection` says.
         """
         try:
             return self._index.look(speaker_id, selection)
@@ -243,8 +245,9 @@ class Registrar:
                 return IndexedSpeaker(read_certain(self._store, speaker_id))
 
     def page(self, namespace: str, *, after: str = "", limit: int, part: str | None = None) -> SpeakerPage:
-        """Up to `limit` live speakers by key, from the one after the cursor `after`. With `part`, only those
-        whose key holds it, among the next `NAMES_SEARCHED`.
+        """Return up to `limit` live speakers by key, from the one after the cursor `after`.
+
+        With `part`, only speakers whose key contains it are returned, of the next `NAMES_SEARCHED`.
 
         While the index cannot be trusted or reached, the page is made from the facts: of up to
         `MAX_PAGE_OF_FACTS` speakers, in the order that `fact_pages` tells.
@@ -292,12 +295,12 @@ class Registrar:
         return SpeakerPage(entries, last=last, more=page.more, of_facts=True)
 
     def profile_status(self, indexed: IndexedSpeaker, version: SpeakerVersion, profile: str) -> ProfileStatus:
-        """Where a version is with one profile. Raises `ProfileUnknown`."""
+        """Return the status of a version for one profile. Raises `ProfileUnknown`."""
         facts = self._catalogue.get(profile)
         return profile_status(indexed, version, facts, self._announcements.current(profile))
 
     def profile_statuses(self, indexed: IndexedSpeaker, version: SpeakerVersion) -> list[ProfileStatus]:
-        """With every profile that is wanted of this version, and any other it has an artifact or a job of."""
+        """Return the status for each wanted profile and each other profile that has an artifact or a job."""
         present = {record.profile for record in (*version.record.given, *version.artifacts.values())}
         present |= {
             pending.profile for pending in indexed.pending_extractions if pending.vuid == version.vuid
@@ -306,24 +309,25 @@ class Registrar:
         return [self.explained(self.profile_status(indexed, version, name)) for name in names]
 
     def explained(self, status: ProfileStatus) -> ProfileStatus:
-        """The same, with the reason where it waits for a worker and none is there. Meant for answers: it may
-        ask Redis, once a second for each profile.
+        """Add the reason to a status that waits because no worker serves its profile.
+
+        Meant for answers, because it may ask Redis, once a second for each profile.
         """
         if status.state != "pending":
             return status
         return replace(status, reason=self.waiting_reason(status.profile.name))
 
     def waiting_reason(self, profile: str) -> str | None:
-        """Why nobody extracts for this profile; None if a worker does. May ask Redis, as `explained`."""
+        """Say why no worker extracts for this profile, or return None if one does. May ask Redis."""
         return None if self._announcements.is_served(profile) else waiting_reason(profile)
 
     def missing(self, indexed: IndexedSpeaker, version: SpeakerVersion) -> list[ProfileStatus]:
-        """What is wanted of the version and nobody is making. Housekeeping starts it."""
+        """Return the wanted profiles that have no artifact and no job. Housekeeping starts them."""
         statuses = [self.profile_status(indexed, version, name) for name in self.wanted(version)]
         return [one for one in statuses if one.state == "pending" and one.job_id is None]
 
     def state(self, indexed: IndexedSpeaker, version: SpeakerVersion) -> ArtifactState:
-        """Of the version as a whole: the worst over what is wanted of it."""
+        """Return the state of the whole version: the worst state of its wanted profiles."""
         return worst(self.profile_status(indexed, version, profile) for profile in self.wanted(version))
 
     def wanted(self, version: SpeakerVersion) -> tuple[str, ...]:
@@ -513,7 +517,7 @@ class Registrar:
         return None
 
     def promotable(self, speaker_id: SpeakerId, indexed: IndexedSpeaker) -> bool:
-        """Whether `default` is to be moved."""
+        """Return whether `default` should move."""
         return self._promotion_candidate(speaker_id, indexed) is not None
 
     def _promotion_candidate(

@@ -1,6 +1,4 @@
-"""Where a version stands with a profile: derived from facts, pending extractions and the profile's
-fingerprint. Pure.
-"""
+"""Derives the status of a version for a profile from facts, pending extractions and fingerprints. Pure."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -17,26 +15,26 @@ _WORST_FIRST: tuple[ArtifactState, ...] = ("failed", "processing", "pending", "r
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileStatus:
-    """One version and one profile."""
+    """The state of one version's artifact for one profile."""
 
     profile: Profile
     state: ArtifactState
     artifact: ArtifactRecord | None = None
-    """Ready, made with the profile's fingerprint."""
+    """The ready artifact, if it was made with the profile's current fingerprint."""
     stale: ArtifactRecord | None = None
-    """Ready, but made with an older fingerprint."""
+    """A ready artifact that was made with an older fingerprint, if there is no current one."""
     job_id: str | None = None
     error: str | None = None
     reason: str | None = None
-    """Why nothing happens with it for now, see `waiting_reason`."""
+    """Says why the extraction waits; see `waiting_reason`."""
     unsupported: bool = False
-    """Nothing can ever be extracted: the version has no clip, or the profile takes none of its kind."""
+    """True if nothing can ever be extracted: the version has no clip, or the profile takes no such version."""
 
 
 def profile_status(
     indexed: IndexedSpeaker, version: SpeakerVersion, profile: Profile, announced: Announcement | None
 ) -> ProfileStatus:
-    """Ready beats in flight beats failed beats pending."""
+    """Derive the status. Ready wins over a pending extraction, that over failed, and failed over pending."""
     fingerprint = announced.fingerprint if announced else None
     artifact = version.artifact(profile.name, fingerprint)
     pending = indexed.pending_extraction(version.vuid, profile.name, fingerprint)
@@ -58,17 +56,17 @@ def profile_status(
 
 
 def waiting_reason(profile: str) -> str:
-    """Why an extraction waits although the queue holds it."""
+    """Say why an extraction waits although it is in the queue."""
     return f"no worker serves profile '{profile}'"
 
 
 def cache_unsupported(reason: str) -> CacheUnsupported:
-    """The error that a reason below is, as a sentence."""
+    """Return the error for a reason that one of the functions below gives."""
     return CacheUnsupported(reason[0].upper() + reason[1:] + ".", param="profile")
 
 
 def unsupported_reason(version: SpeakerVersion, profile: Profile) -> str | None:
-    """Why nothing can be extracted for this profile; None if it can."""
+    """Say why nothing can be extracted for this profile, or return None if it can."""
     if profile.not_extractable:
         return profile.not_extractable
     if not version.extractable:
@@ -80,15 +78,17 @@ def unsupported_reason(version: SpeakerVersion, profile: Profile) -> str | None:
 
 
 def missing_transcript(version: SpeakerVersion, profile: Profile) -> str | None:
-    """Why the profile's engine could not use the version's artifact, whoever made it; None if it can."""
+    """Say why the profile's engine could not use any artifact of the version, or return None if it can."""
     if profile.ref_text_required and not version.record.ref_text:
         return f"profile '{profile.name}' needs a transcript; version {version.number} has no ref_text"
     return None
 
 
 def wanted_profiles(version: SpeakerVersion, required: Iterable[str]) -> tuple[str, ...]:
-    """What a version must have to be complete: the required profiles; for a ready embedding, what came with
-    it.
+    """Return the profiles that a version needs to be complete.
+
+    These are the required profiles. For a version with a given embedding, they are the profiles of the
+    artifacts that came with it.
     """
     if version.extractable:
         return tuple(required)
@@ -96,6 +96,6 @@ def wanted_profiles(version: SpeakerVersion, required: Iterable[str]) -> tuple[s
 
 
 def worst(statuses: Iterable[ProfileStatus]) -> ArtifactState:
-    """The state of a version as a whole; `ready` if nothing is wanted."""
+    """Return the worst of these states, or `ready` if there is none."""
     states = {one.state for one in statuses}
     return next((state for state in _WORST_FIRST if state in states), "ready")
