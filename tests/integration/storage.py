@@ -13,6 +13,7 @@ import numpy as np
 import redis
 from obstore.store import LocalStore
 
+from services.registry_api.keys.keyring import Keyring
 from services.registry_api.maintenance.housekeeping import Housekeeper
 from services.registry_api.operations.registration import (
     Registered,
@@ -216,8 +217,9 @@ class Storage:
             clock=self.clock,
         )
         self.registrar = Registrar(self.parts)
+        keyring = Keyring(self.store, self.index, self.clock, self.parts.run_all)
         self.housekeeper = Housekeeper(
-            self.parts, self.registrar, HousekeepingSettings(deleted_grace_seconds=0)
+            self.parts, self.registrar, HousekeepingSettings(deleted_grace_seconds=0), keyring.sweep
         )
         self.publisher = Publisher(self.parts, self.registrar)
         self.fingerprint = FINGERPRINT

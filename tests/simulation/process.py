@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import redis
 
+from services.registry_api.keys.keyring import Keyring
 from services.registry_api.maintenance.housekeeping import Housekeeper
 from services.shared.bucket.epochs import Epochs
 from services.shared.bucket.facts import truth_of
@@ -191,7 +192,12 @@ class Process:
         )
         self.registrar = parts.registrar(self.opened)
         self.publisher = parts.publisher(self.opened, self.registrar, decode)
-        self.housekeeper = parts.housekeeper(self.opened, self.registrar, self._housekeeping)
+        self.housekeeper = parts.housekeeper(
+            self.opened,
+            self.registrar,
+            self._housekeeping,
+            Keyring(world.store, self.index, clock, self.opened.run_all).sweep,
+        )
 
     def provenance(self, profile: str) -> Provenance:
         return Provenance(

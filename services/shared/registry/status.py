@@ -28,7 +28,7 @@ class ProfileStatus:
     reason: str | None = None
     """Says why the extraction waits; see `waiting_reason`."""
     unsupported: bool = False
-    """True if nothing can ever be extracted: the version has no clip, or the profile takes no such version."""
+    """True if nothing can ever be extracted: the version has no clip, or the profile takes no such one."""
 
 
 def profile_status(
