@@ -1,5 +1,7 @@
-"""`python -m services.extractor_worker`: a worker process; with `download …`, the weights for one; with
-`healthy`, whether one beats.
+"""Runs `python -m services.extractor_worker`.
+
+Without a command it is a worker process. `download` fetches the weights that a worker needs, `healthy` says
+whether the worker on this machine beats, and `convert-voice` converts a published voice embedding.
 """
 
 import argparse
@@ -18,22 +20,30 @@ def main(words: list[str]) -> int:
         return download.main(words[1:], f"{_program()} download")
     if words == ["healthy"]:
         return beat_file.main()
+    if words[:1] == ["convert-voice"]:
+        # The module brings numpy, which the other commands do not need.
+        from services.extractor_worker.engines import voice_embedding  # noqa: PLC0415
+
+        return voice_embedding.main(words[1:], f"{_program()} convert-voice")
     if words:
         try:
             _parser().parse_args(words)
         except SystemExit as end:  # after --help, and for wrong arguments
             return int(end.code or 0)
-    # Before the following, in which a health check would find the beat of the process before us.
+    # This comes before the slow import, during which a health check would find the previous process's beat.
     beat_file.forget()
-    # It brings torch, which takes seconds and is not needed for the above.
+    # The module brings torch, which takes seconds to import and which no command needs.
     from services.extractor_worker.worker import work  # noqa: PLC0415
 
     return work()
 
 
 def _parser() -> argparse.ArgumentParser:
-    """For the help, and to refuse what is none of it. Health checks, which are frequent, do not need it."""
-    # They bring Redis and RQ.
+    """Build the parser that prints the help and refuses unknown arguments.
+
+    The commands are recognised without it, because health checks are frequent and its imports are slow.
+    """
+    # These modules bring Redis and RQ.
     from services.extractor_worker.jobs.heartbeat import EXIT_UNFINISHED  # noqa: PLC0415
     from services.extractor_worker.process import EXIT_NOTHING_TO_SERVE, EXIT_OUTDATED  # noqa: PLC0415
 
@@ -44,7 +54,8 @@ def _parser() -> argparse.ArgumentParser:
         "and others): docs/settings.md lists them.",
         epilog="exit codes:\n"
         "    0  told to stop, and stopped\n"
-        f"    {EXIT_NOTHING_TO_SERVE}  settings or models are wrong; with healthy: the worker does not beat\n"
+        f"    {EXIT_NOTHING_TO_SERVE}  settings or models are wrong; healthy: the worker does not beat; "
+        "convert-voice: the file is refused\n"
         "    2  wrong usage\n"
         f"    {EXIT_OUTDATED}  other workers announced newer fingerprints of all its profiles: update it\n"
         f"   {EXIT_UNFINISHED}  ended with jobs unfinished, which other workers take over: start it again",
@@ -55,6 +66,9 @@ def _parser() -> argparse.ArgumentParser:
     healthy = "Say by the exit code whether the worker on this machine beats (SPEAKER_WORKER_BEAT_FILE)."
     commands.add_parser("healthy", help=healthy, description=healthy)
     commands.add_parser("download", help="Fetch the weights of profiles beforehand, see download --help.")
+    commands.add_parser(
+        "convert-voice", help="Convert a published voice embedding (.pt), see convert-voice --help."
+    )
     return parser
 
 
@@ -64,8 +78,9 @@ def _program() -> str:
 
 
 def leave(status: int) -> None:
-    """End the process without taking the interpreter apart: with torch in it that takes seconds, and nothing
-    is left that has to be closed.
+    """End the process without tearing down the interpreter.
+
+    With torch loaded the teardown takes seconds, and nothing is left that has to be closed.
     """
     logging.shutdown()
     sys.stdout.flush()
@@ -75,6 +90,6 @@ def leave(status: int) -> None:
 if __name__ == "__main__":
     try:
         status = main(sys.argv[1:])
-    except SystemExit as ending:  # of the worker, when it had to leave jobs unfinished; or of a usage message
+    except SystemExit as ending:  # raised by a worker that leaves jobs unfinished, and after usage messages
         status = int(ending.code or 0)
     leave(status)

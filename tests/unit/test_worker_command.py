@@ -25,7 +25,7 @@ def test_its_help_says_what_it_does_and_how_it_ends(word: str):
     done = said_by(word)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("usage: python -m services.extractor_worker")
-    for expected in ("download", "healthy", "SPEAKER_EXTRACTOR_"):
+    for expected in ("download", "healthy", "convert-voice", "SPEAKER_EXTRACTOR_"):
         assert expected in done.stdout
     documented = re.findall(r"^ +(\d+)  ", done.stdout.partition("exit codes:\n")[2], re.MULTILINE)
     assert sorted(map(int, documented)) == sorted({0, 2, *exit_codes()})
@@ -41,6 +41,7 @@ def exit_codes() -> list[int]:
 def test_the_help_of_a_command_is_its_own():
     """`download` has options."""
     assert "--profiles" in said_by("download", "--help").stdout
+    assert "VOICE.safetensors" in said_by("convert-voice", "--help").stdout
     assert said_by("healthy", "--help").returncode == 0
 
 

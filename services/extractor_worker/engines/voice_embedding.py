@@ -1,6 +1,6 @@
 """Converts a voice embedding of the kind that Mistral publishes into a file for `speaker-registry put`.
 
-`python -m services.extractor_worker.engines.voice_embedding VOICE.pt VOICE.safetensors`
+`python -m services.extractor_worker convert-voice VOICE.pt VOICE.safetensors`
 
 The published file is a pickle and may come from anywhere. It is read in a process of its own, which gives up
 access to files and the network and limits its memory before it reads a byte. That process uses torch's reader
@@ -12,6 +12,7 @@ import io
 import resource
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -92,14 +93,17 @@ def _to_npy(data: bytes) -> bytes:
     return buffer.getvalue()
 
 
-def main() -> int:
-    """Returns the exit status."""
+def main(words: Sequence[str], program: str) -> int:
+    """Convert a file and return the exit status. `program` is the command's name in its help."""
     parser = argparse.ArgumentParser(
-        prog="voice_embedding", description="Make a voice embedding safe to send."
+        prog=program,
+        allow_abbrev=False,
+        description="Convert a voice embedding as Mistral publishes them (.pt) to the safetensors file that "
+        "`speaker-registry put … --profile voxtral` uploads. The .pt file is read in a guarded process.",
     )
     parser.add_argument("source", type=Path, metavar="VOICE.pt")
     parser.add_argument("target", type=Path, metavar="VOICE.safetensors")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(words)
     try:
         with arguments.source.open("rb") as source:
             embedding = read_voice_embedding(source.read(MAX_FILE_BYTES + 1))
@@ -112,7 +116,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] == ["--guarded"]:
-        _read_guarded()
-    else:
-        sys.exit(main())
+    if sys.argv[1:] != ["--guarded"]:
+        sys.exit("This module only reads for `python -m services.extractor_worker convert-voice`: use that.")
+    _read_guarded()

@@ -15,6 +15,8 @@ import torch
 from services.extractor_worker.engines.voice_embedding import MAX_FILE_BYTES, read_voice_embedding
 from speaker_registry.errors import InvalidArtifact
 
+CONVERT = [sys.executable, "-m", "services.extractor_worker", "convert-voice"]
+
 
 def saved(content: object) -> bytes:
     buffer = io.BytesIO()
@@ -108,13 +110,7 @@ def test_a_file_that_is_too_large_is_refused_unread(tmp_path: Path) -> None:
     source = tmp_path / "voice.pt"
     with source.open("wb") as file:
         file.truncate(2**40)
-    command = [
-        sys.executable,
-        "-m",
-        "services.extractor_worker.engines.voice_embedding",
-        source,
-        tmp_path / "out",
-    ]
+    command = [*CONVERT, source, tmp_path / "out"]
     refused = subprocess.run(command, check=False, capture_output=True)
     assert refused.returncode == 1
     assert refused.stderr == b"voice.pt: the file has more than the 67108864 bytes that are accepted\n"
@@ -123,7 +119,7 @@ def test_a_file_that_is_too_large_is_refused_unread(tmp_path: Path) -> None:
 def test_the_command_writes_what_the_registry_takes(tmp_path: Path) -> None:
     source, target = tmp_path / "voice.pt", tmp_path / "voice.safetensors"
     source.write_bytes(saved(torch.ones(3, 3072, dtype=torch.bfloat16)))
-    command = [sys.executable, "-m", "services.extractor_worker.engines.voice_embedding", source, target]
+    command = [*CONVERT, source, target]
     assert subprocess.run(command, check=True, capture_output=True).stdout.endswith(b"float32 [3, 3072]\n")
     written = safetensors.numpy.load_file(target)["voice_embedding"]
     assert np.array_equal(written, np.ones((3, 3072), np.float32))
