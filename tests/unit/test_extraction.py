@@ -129,7 +129,7 @@ def extractor() -> Extractor:
 @pytest.fixture
 def extraction(publisher: Publisher, extractor: Extractor) -> Iterator[Extraction]:
     loaded_profiles = {PROFILE: LoadedProfile(PROVENANCE, extractor)}
-    extraction = Extraction(publisher, loaded_profiles, threads=2, patience_seconds=0.2)
+    extraction = Extraction(publisher, loaded_profiles, threads=2, retry_seconds=0.2)
     yield extraction
     extraction.close()
 

@@ -1,10 +1,11 @@
-"""The handler of extraction jobs: takes each in hand, prepares clips ahead of the device, encodes, publishes.
+"""The handler of extraction jobs: starts each job, prepares clips ahead of the device, encodes, publishes.
 
-Preparing and publishing run on threads, so that the device waits for neither bucket nor resampler; the device
-sees as many clips at once as the extractor's `batch_seconds` allows, so that company changes an artifact by
-no more than rounding errors, and on a CPU not at all. One bad clip fails alone. Where a batch is too much for
-the device, half of it is tried. An outage of bucket or index is no clip's fault: it is waited for, and uses
-up no attempts. Without its device the process ends: its jobs come back, in another.
+Preparing and publishing run on threads, so that the device waits for neither bucket nor resampler. The device
+encodes as many clips at once as the extractor's `batch_seconds` allows, so that the other clips of a batch
+change an artifact by no more than rounding errors, and on a CPU not at all. One bad clip fails alone. If a
+batch is too much for the device, it is halved. An outage of bucket or index is no clip's fault: the handler
+waits for its end, and the outage uses up no attempts. If the device is lost, the process ends, and another
+process gets its jobs.
 """
 
 import time
@@ -43,7 +44,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class LoadedProfile:
-    """One profile this worker serves, loaded and warm."""
+    """A profile that this worker serves, with its extractor loaded and warm."""
 
     provenance: Provenance
     extractor: Extractor
@@ -51,7 +52,10 @@ class LoadedProfile:
 
 @dataclass(frozen=True, slots=True)
 class _PipelineItem:
-    """A clip between two steps. `content` is what the last step made of it; an exception if that failed."""
+    """A clip between two steps of the pipeline.
+
+    `content` is the result of the last step, or the exception with which that step failed.
+    """
 
     attempt: Attempt
     loaded: LoadedProfile
@@ -59,7 +63,7 @@ class _PipelineItem:
 
     @property
     def seconds(self) -> float:
-        """Of audio."""
+        """Return the length of the clip in seconds."""
         clip = self.attempt.version.record.clip
         assert clip is not None
         return clip.seconds
@@ -68,8 +72,8 @@ class _PipelineItem:
     def failed(self) -> bool:
         return isinstance(self.content, Exception)
 
-    def now(self, content: Any) -> "_PipelineItem":
-        """After a step."""
+    def after_step(self, content: Any) -> "_PipelineItem":
+        """Return this item with the result of a further step."""
         return _PipelineItem(self.attempt, self.loaded, content)
 
 
@@ -78,14 +82,16 @@ _Ended = Future[object]
 
 
 class Extraction:
-    """Call it with jobs of one profile; it returns an outcome or an exception for each, in order. It raises
-    SystemExit, with `EXIT_UNFINISHED`, when the device is lost.
+    """Runs the extraction jobs of one profile at a time.
+
+    A call with jobs returns an outcome or an exception for each of them, in their order. It raises SystemExit
+    with `EXIT_UNFINISHED` when the device is lost.
 
     Args:
-        loaded_profiles: by profile.
+        loaded_profiles: the loaded profiles by name.
         threads: how many clips are read, prepared or published at the same time. They do not limit how many
             clips the device encodes at once.
-        patience_seconds: how long a step is tried again although bucket and index answer.
+        retry_seconds: how long a failing step is retried while bucket and index answer.
     """
 
     def __init__(
@@ -94,20 +100,20 @@ class Extraction:
         loaded_profiles: Mapping[str, LoadedProfile],
         *,
         threads: int,
-        patience_seconds: float = 60,
+        retry_seconds: float = 60,
     ) -> None:
         self._publisher = publisher
         self._loaded_profiles = loaded_profiles
         self._threads = threads
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="clip")
-        self._patience_seconds = patience_seconds
+        self._retry_seconds = retry_seconds
         self.on_progress: Callable[[], None] = lambda: None
-        """Called whenever something shows that the batch is alive."""
+        """Called whenever the batch has made progress, which shows that the worker does not hang."""
         self.stopping: Callable[[], bool] = lambda: False
-        """Whether the process is to end: then nothing is waited for."""
+        """Returns whether the process is to end. If it is, no step waits for an outage to end."""
 
     def close(self) -> None:
-        """After the last call. Where that was cut short, what was not begun is left."""
+        """Stop the threads after the last call. Steps that have not begun are dropped."""
         self._pool.shutdown(cancel_futures=True)
 
     def __call__(self, jobs: Sequence[QueuedJob]) -> list[object]:
@@ -123,20 +129,23 @@ class Extraction:
     def _begin(
         self, waiting: Iterator[QueuedJob], coming: "deque[Future[_PipelineItem | None]]", most: int
     ) -> None:
-        """Begin to prepare jobs until `most` are coming: one for each thread, and the next batch for the
-        device. More would only use up their attempts' time, and prepare clips that are deleted meanwhile.
+        """Begin to prepare jobs until `most` are in preparation: one per thread, and the device's next batch.
+
+        Preparing more would only use up the time of their attempts, and prepare clips that are deleted
+        meanwhile.
         """
         for job in islice(waiting, max(0, most - len(coming))):
             coming.append(self._pool.submit(self._prepare, job))
 
     def _prepare(self, job: QueuedJob) -> _PipelineItem | None:
-        """On a thread: take the job in hand, read its clip, make it ready for the device. None: not wanted
-        any more.
+        """Start the job, read its clip and prepare the clip for the device. Runs on a thread.
+
+        Returns None if the artifact is not wanted any more.
         """
         with bound_contextvars(job_id=job.id):
             loaded = self._loaded_profile(job)
             speaker_id = SpeakerId.parse(str(job.kwargs["speaker"]))
-            attempt = self._patiently(lambda: self._publisher.take(job.id, speaker_id, loaded.provenance))
+            attempt = self._retried(lambda: self._publisher.take(job.id, speaker_id, loaded.provenance))
             if attempt is None:
                 return None
             with _step("prepare", loaded, [attempt]):
@@ -154,11 +163,11 @@ class Extraction:
     def _ready_for_device(self, attempt: Attempt, loaded: LoadedProfile) -> Any:
         if attempt.number > attempt.max_attempts:
             raise LeaseExpired(f"The worker died or hung each of the {attempt.max_attempts} times it tried.")
-        clip = self._patiently(lambda: self._publisher.read_clip(attempt))
+        clip = self._retried(lambda: self._publisher.read_clip(attempt))
         return _or_leave(loaded, lambda: loaded.extractor.prepare(clip))
 
     def _next_group(self, coming: "deque[Future[_PipelineItem | None]]") -> "list[_PipelineItem | _Ended]":
-        """The next clip, and those behind it that are prepared already and may be encoded with it."""
+        """Return the next clip, with those after it that are prepared already and may be encoded with it."""
         group = [self._arrived(coming.popleft())]
         while coming and coming[0].done() and _fits(group, following := self._arrived(coming[0])):
             coming.popleft()
@@ -175,7 +184,7 @@ class Extraction:
         return _done("superseded") if clip is None else clip
 
     def _encode(self, group: "Sequence[_PipelineItem | _Ended]") -> Iterator[_Ended]:
-        """On the device. What follows goes back to the threads."""
+        """Encode the group on the device, and hand the results to the threads for publication."""
         good = [clip for clip in group if isinstance(clip, _PipelineItem) and not clip.failed]
         for clip in good:
             self._publisher.progress(clip.attempt, "encoding", 1)
@@ -188,20 +197,20 @@ class Extraction:
                 yield one
 
     def _on_device(self, clips: Sequence[_PipelineItem]) -> list[_PipelineItem]:
-        """Each with what became of it, a result or an error of ours."""
+        """Return each clip with its encoded result or a `SpeakerRegistryError`."""
         if not clips:
             return []
         if len(clips) == 1:
             with bound_contextvars(job_id=clips[0].attempt.job_id):
-                return [clips[0].now(self._attempt(lambda: self._encoded(clips)[0]))]
+                return [clips[0].after_step(self._attempt(lambda: self._encoded(clips)[0]))]
         try:
-            return [clip.now(one) for clip, one in zip(clips, self._encoded(clips), strict=True)]
+            return [clip.after_step(one) for clip, one in zip(clips, self._encoded(clips), strict=True)]
         except ExtractorOutOfMemory:
             seconds = sum(clip.seconds for clip in clips)
             log.warning("extraction.halved", clips=len(clips), seconds=seconds, job_ids=_ids(clips))
         except Exception:
             log.exception("extraction.batch_failed", clips=len(clips), job_ids=_ids(clips))
-        # Too much at once, or one of them cannot be encoded: which one, the halves will tell.
+        # The batch was too large, or one of its clips cannot be encoded. Encoding the halves shows which one.
         self.on_progress()
         half = len(clips) // 2
         return self._on_device(clips[:half]) + self._on_device(clips[half:])
@@ -213,7 +222,7 @@ class Extraction:
             return _or_leave(loaded, lambda: loaded.extractor.encode([clip.content for clip in clips]))
 
     def _finish(self, clip: _PipelineItem) -> object:
-        """On a thread: to tensors, into the bucket, into force; or record why not."""
+        """Publish the clip's tensors, or record why there are none. Runs on a thread."""
         with bound_contextvars(job_id=clip.attempt.job_id):
             outcome = clip.content
             if not isinstance(outcome, Exception):
@@ -221,36 +230,40 @@ class Extraction:
                 with _step("publish", clip.loaded, [clip.attempt]):
                     outcome = self._attempt(lambda: self._publish(clip))
             if isinstance(outcome, SpeakerRegistryError):
-                self._patiently(lambda: self._publisher.fail(clip.attempt, outcome))
+                self._retried(lambda: self._publisher.fail(clip.attempt, outcome))
                 if clip.attempt.number >= clip.attempt.max_attempts:
-                    outcome.retryable = False  # the queue would still have tries left
+                    outcome.retryable = False  # the queue would allow further tries
             return outcome
 
     def _publish(self, clip: _PipelineItem) -> str:
         extractor = clip.loaded.extractor
         tensors = _or_leave(clip.loaded, lambda: extractor.finish(clip.content))
         seconds = extractor.used_seconds(clip.content)
-        counted = self._patiently(lambda: self._publisher.publish(clip.attempt, tensors, seconds))
+        counted = self._retried(lambda: self._publisher.publish(clip.attempt, tensors, seconds))
         return "published" if counted else "superseded"
 
-    def _patiently(self, step: Callable[[], Result]) -> Result:
-        """Try again while bucket or index are away, however long; where they are not, for a while."""
-        patience, pause = self._patience_seconds, 0.1
+    def _retried(self, step: Callable[[], Result]) -> Result:
+        """Repeat a step that raises Unavailable.
+
+        While bucket or index do not answer, the step is repeated without limit, until the process stops.
+        While they answer, it is repeated for `retry_seconds` in all.
+        """
+        left, pause = self._retry_seconds, 0.1
         while True:
             try:
                 return step()
             except Unavailable as error:
-                if self.stopping() or patience <= 0:
+                if self.stopping() or left <= 0:
                     raise
                 log.warning("extraction.waits", reason=error.message, seconds=pause)
             time.sleep(pause)
             self.on_progress()
             if self._publisher.in_service():
-                patience -= pause
+                left -= pause
             pause = min(2 * pause, 2.0)
 
     def _attempt(self, step: Callable[[], Any]) -> Any:
-        """The step's result, or what went wrong as an error of ours."""
+        """Return the step's result, or its failure as a `SpeakerRegistryError`."""
         try:
             return step()
         except SpeakerRegistryError as error:
@@ -265,8 +278,10 @@ class Extraction:
 
 @contextmanager
 def _step(name: str, loaded: LoadedProfile, attempts: Sequence[Attempt]) -> Iterator[None]:
-    """Measured, whatever becomes of it. Of clips that take a step together, each gets its share of the time;
-    in traces it is a part of whatever asked for the clip.
+    """Measure a step, whether it succeeds or fails.
+
+    Clips that take a step together share its time equally. In traces the step belongs to the request that
+    asked for the extraction.
     """
     began, profile = time.perf_counter(), loaded.provenance.profile.name
     with ExitStack() as spans:
@@ -289,7 +304,10 @@ def _step(name: str, loaded: LoadedProfile, attempts: Sequence[Attempt]) -> Iter
 
 
 def _or_leave(loaded: LoadedProfile, step: Callable[[], Result]) -> Result:
-    """An extractor's step. If the process ends, jobs in hand stay open: they come back after their lease."""
+    """Run a step of an extractor, and end the process if the device is lost.
+
+    The jobs of a process that ends stay open: they return to the queue when their leases run out.
+    """
     try:
         return step()
     except DeviceLost as error:
@@ -298,7 +316,10 @@ def _or_leave(loaded: LoadedProfile, step: Callable[[], Result]) -> Result:
 
 
 def _drop_values(error: BaseException) -> None:
-    """What is kept of an error until its batch ends must not keep the clip's tensors, as its frames do."""
+    """Clear the frames of an error and of its causes.
+
+    Errors are kept until their batch ends, and their frames would keep the clip's tensors in memory.
+    """
     one: BaseException | None = error
     while one is not None:
         traceback.clear_frames(one.__traceback__)
@@ -306,7 +327,10 @@ def _drop_values(error: BaseException) -> None:
 
 
 def _fits(group: "Sequence[_PipelineItem | _Ended]", following: "_PipelineItem | _Ended") -> bool:
-    """Whether it may be encoded with the others: padded to the longest, they last no longer than allowed."""
+    """Return whether a clip may be encoded together with the group.
+
+    All clips, padded to the longest of them, may last no longer than the extractor's `batch_seconds`.
+    """
     clips = [clip for clip in (*group, following) if isinstance(clip, _PipelineItem) and not clip.failed]
     if not clips:
         return True
@@ -315,7 +339,10 @@ def _fits(group: "Sequence[_PipelineItem | _Ended]", following: "_PipelineItem |
 
 
 def _at_once(group: "Sequence[_PipelineItem | _Ended]") -> int:
-    """How many clips as long as the longest of these may be encoded at once. 0: they are encoded alone."""
+    """Return how many clips as long as the longest of the group may be encoded at once.
+
+    0 means that every clip is encoded alone.
+    """
     clips = [clip for clip in group if isinstance(clip, _PipelineItem) and not clip.failed]
     if not clips:
         return 0

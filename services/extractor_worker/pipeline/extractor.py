@@ -1,4 +1,7 @@
-"""What the worker asks of the code that makes one profile's artifact. Knows no engine, queue or storage."""
+"""The contract between the worker and the code that makes one profile's artifacts.
+
+Knows no engine, queue or storage.
+"""
 
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -11,12 +14,13 @@ from speaker_registry.artifact import ComputedOn
 
 
 class DeviceLost(Exception):
-    """The device computes nothing more for this process: no clip's fault, and only a new process helps."""
+    """The device computes nothing more for this process. No clip is at fault; only a new process helps."""
 
 
 class Extractor(Protocol):
-    """Facts plus three steps. Each step keeps number and order of what it is given, and may raise
-    `DeviceLost`.
+    """An encoder's description and the three steps that turn clips into tensors.
+
+    Each step keeps the number and order of its inputs, and may raise `DeviceLost`.
 
     `prepare` and `finish` may run on several threads at once; `encode` is called by one thread at a time.
     """
@@ -29,13 +33,17 @@ class Extractor(Protocol):
 
     @property
     def computed_on(self) -> ComputedOn:
-        """The machine. It goes into the manifest and not into the fingerprint."""
+        """The machine that computes. The manifest names it; the fingerprint does not cover it."""
 
     def prepare(self, clip: ReferenceAudio) -> Any:
-        """On the CPU: resample, compute features. Raises InvalidAudio for a clip the encoder cannot take."""
+        """Resample a clip and compute its features, on the CPU.
+
+        Raises:
+            InvalidAudio: the encoder cannot take the clip.
+        """
 
     def encode(self, prepared: Sequence[Any]) -> Sequence[Any]:
-        """On the device.
+        """Encode prepared clips on the device.
 
         Clips that are encoded together (`batch_seconds`) do not mix, but a batch is summed in another order
         than a clip alone. Real numbers then differ by rounding errors, and a code that is chosen from them
@@ -46,10 +54,10 @@ class Extractor(Protocol):
         """
 
     def finish(self, encoded: Any) -> dict[str, np.ndarray]:
-        """On the CPU: the artifact's tensors, contiguous and in their final dtypes."""
+        """Return the artifact's tensors, contiguous and in their final dtypes. Runs on the CPU."""
 
     def used_seconds(self, encoded: Any) -> float | None:
-        """Of audio that it holds, where something was cut out of the clip; None: the whole clip."""
+        """Return the seconds of audio that the result holds if the clip was cut, else None."""
 
     def example(self) -> ReferenceAudio:
-        """A clip to warm up with: through all three steps, resampling included."""
+        """Return a clip for the warm-up, which takes it through all three steps, resampling included."""

@@ -1,5 +1,6 @@
-"""What all extractors that run in torch have in common, once: how clips come in, what happens on the device,
-what every fingerprint says. Knows no model.
+"""The common part of all extractors that run in torch. Knows no model.
+
+It resamples clips, runs encoders on the device, and adds the inputs that every fingerprint has.
 """
 
 from abc import ABC, abstractmethod
@@ -36,7 +37,7 @@ _DTYPES: Mapping[Dtype, torch.dtype] = {"float32": torch.float32, "bfloat16": to
 
 
 class SharedModels:
-    """Models that several extractors of one process use: loaded once. As many as the process serves."""
+    """Loads each model once that several extractors of a process use. Bounded by the profiles it serves."""
 
     def __init__(self) -> None:
         self._models: dict[Hashable, Any] = {}
@@ -50,25 +51,25 @@ class SharedModels:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loading:
-    """What an extractor is to be loaded for, from and onto."""
+    """How to load an extractor: its profile, the source of its weights, and its device."""
 
     profile: Profile
     source: WeightsSource
     device: str = "cpu"
-    """As torch names it."""
+    """The device's name in torch, for example `cuda:0`."""
     dtype: Dtype = "float32"
-    """Of what may be computed in less than float32. An encoder that is only exact in float32 ignores it, and
-    says so in its fingerprint."""
+    """The type for everything that may be computed in less than float32. An encoder that is only exact in
+    float32 ignores it, and says so in its fingerprint."""
     shared_models: SharedModels = field(default_factory=SharedModels)
     cache: Path = EXTRACTOR_CACHE
-    """Where weights that have to be converted are kept."""
+    """The folder for weights that have to be converted."""
     trusted: bool = False
-    """Whether this is the second copy that the first is held against: libraries other than torch compute in
-    their plainest way then, whatever it costs."""
+    """Whether this is the trusted copy with which a proof compares the served one. Libraries other than torch
+    then compute in their plainest way, whatever it costs."""
 
     @property
     def seed(self) -> int | None:
-        """Of random weights; None where there are real ones."""
+        """The seed of random weights, or None for published weights."""
         return self.source.seed if isinstance(self.source, UntrainedWeights) else None
 
     def checkpoint(self) -> Checkpoint:
@@ -85,7 +86,7 @@ class TorchExtractor(ABC, Generic[Prepared, Encoded]):
     """An `Extractor` whose device is torch's. Subclasses say what the three steps do with one clip.
 
     Args:
-        facts: what the fingerprint says besides profile, code version, dtype and resampler: `weights`
+        inputs: the fingerprint inputs besides profile, code version, dtype and resampler: `weights`
             (`Checkpoint.fingerprint_inputs`, or `untrained_inputs`), the configuration, and every number of
             the preprocessing.
     """
@@ -94,16 +95,17 @@ class TorchExtractor(ABC, Generic[Prepared, Encoded]):
     """Part of the fingerprint. Raise it with every change, here or in what is imported, that changes a
     result."""
     batch_seconds: float = 0.0
-    """How many seconds of padded audio may be encoded at once. More than 0 only where company changes a
-    result by no more than rounding errors."""
+    """How many seconds of padded audio may be encoded at once. It may exceed 0 only if the other clips of a
+    batch change a result by no more than rounding errors."""
     gpu_batch_seconds: ClassVar[float] = 0.0
-    """The same, where it is only so on a GPU: a CPU gains nothing from company, it computes the padding."""
+    """Replaces `batch_seconds` on a GPU, for encoders whose batches change results that little only there.
+    A CPU gains nothing from batches, because it computes the padding."""
     always_float32: ClassVar[bool] = False
-    """For encoders that engines run in float32 whatever the rest runs in."""
+    """Whether engines run this encoder in float32, whatever type the rest of the engine uses."""
     resampler: ClassVar[str | None] = None
-    """The kernel's name, where the engine does not use the usual one."""
+    """The name of the resampling kernel, if the engine does not use the usual one."""
 
-    def __init__(self, loading: Loading, **facts: Any) -> None:
+    def __init__(self, loading: Loading, **inputs: Any) -> None:
         dtype: Dtype = "float32" if self.always_float32 else loading.dtype
         self.profile_name = loading.profile.name
         self.device, self.dtype = torch.device(loading.device), _DTYPES[dtype]
@@ -112,7 +114,7 @@ class TorchExtractor(ABC, Generic[Prepared, Encoded]):
             code=self.code_version,
             dtype=dtype,
             resampler=self.resampler or KERNEL,
-            **facts,
+            **inputs,
         )
         if self.gpu_batch_seconds and self.device.type == "cuda":
             self.batch_seconds = self.gpu_batch_seconds
@@ -124,13 +126,13 @@ class TorchExtractor(ABC, Generic[Prepared, Encoded]):
 
     @torch.inference_mode()
     def prepare(self, clip: ReferenceAudio) -> Prepared:
-        """On the CPU. Raises `AudioTooShort`, `UnsupportedAudio`, `DeviceLost`."""
+        """Prepare a clip on the CPU. Raises `AudioTooShort`, `UnsupportedAudio`, `DeviceLost`."""
         with self._while_the_device_lives():
             return self._prepare(clip)
 
     @torch.inference_mode()
     def encode(self, prepared: Sequence[Prepared]) -> list[Encoded]:
-        """On the device. What company changes, `Extractor.encode` says.
+        """Encode prepared clips on the device. `Extractor.encode` says how a batch changes results.
 
         Raises `ExtractorOutOfMemory`, `DeviceLost`.
         """
@@ -143,13 +145,13 @@ class TorchExtractor(ABC, Generic[Prepared, Encoded]):
         except Exception as error:
             if not memory_was_short(error):
                 raise
-        # Only here, without the error: the frames it came through hold what was computed so far.
-        torch.cuda.empty_cache()  # what is tried next gets it all
+        # The cache is emptied outside the handler, because the error's frames hold what was computed so far.
+        torch.cuda.empty_cache()  # the next try gets all of the memory
         raise ExtractorOutOfMemory(f"the device has too little memory for {len(prepared)} clips")
 
     @torch.inference_mode()
     def finish(self, encoded: Encoded) -> dict[str, np.ndarray]:
-        """On the CPU: the artifact's tensors. Raises `DeviceLost`."""
+        """Return the artifact's tensors. Runs on the CPU. Raises `DeviceLost`."""
         with self._while_the_device_lives():
             return {
                 name: np.ascontiguousarray(tensor.cpu().numpy())
@@ -158,8 +160,9 @@ class TorchExtractor(ABC, Generic[Prepared, Encoded]):
 
     @contextmanager
     def _while_the_device_lives(self) -> Iterator[None]:
-        """Of what goes wrong inside: is it the clip, or is the device gone? A GPU works behind our back, so
-        any step may be the one that gets to know.
+        """Raise `DeviceLost` instead of an error that comes from a lost device.
+
+        A GPU works asynchronously, so its failure can appear in any step.
         """
         try:
             yield
@@ -171,11 +174,11 @@ class TorchExtractor(ABC, Generic[Prepared, Encoded]):
             raise
 
     def used_seconds(self, encoded: Encoded) -> float | None:  # noqa: ARG002 — for those who cut clips
-        """The whole clip."""
+        """Return None: the whole clip is used."""
         return None
 
     def example(self) -> ReferenceAudio:
-        """Three seconds of quiet noise, at a rate that no encoder takes as it is."""
+        """Return three seconds of quiet noise, at a sample rate that every encoder has to resample."""
         noise = np.random.default_rng(0).uniform(-0.1, 0.1, 3 * 22_050)
         return ReferenceAudio(noise.astype(np.float32), 22_050)
 
@@ -189,8 +192,10 @@ class TorchExtractor(ABC, Generic[Prepared, Encoded]):
     def _finish(self, encoded: Encoded) -> Mapping[str, Tensor]: ...
 
     def _encode_all(self, prepared: Sequence[Prepared]) -> list[Encoded]:
-        """One by one. To be overridden, with `batch_seconds`, only where company changes a result by no more
-        than rounding errors.
+        """Encode clips one by one.
+
+        Override this method together with `batch_seconds`, and only if the other clips of a batch change a
+        result by no more than rounding errors.
         """
         return [self._encode(clip) for clip in prepared]
 
@@ -199,15 +204,15 @@ class TorchExtractor(ABC, Generic[Prepared, Encoded]):
         return tensors_held_by(self)
 
     def resampled(self, clip: ReferenceAudio, sample_rate: int, *, min_samples: int = 1) -> Tensor:
-        """float32 [N] at `sample_rate` (Hz). Raises `AudioTooShort` below `min_samples` samples."""
+        """Return float32 [N] at `sample_rate` Hz. Raises `AudioTooShort` below `min_samples` samples."""
         return _resampled(clip, sample_rate, min_samples, self.resampler or KERNEL)
 
     def pinned(self, tensor: Tensor) -> Tensor:
-        """Page-locked where a GPU will fetch it, so that the copy does not wait for the work before it."""
+        """Lock the tensor's pages if a GPU will fetch it, so that the copy does not wait for earlier work."""
         return tensor.pin_memory() if self.device.type == "cuda" else tensor
 
     def on_device(self, tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        """In `dtype`, else the extractor's own."""
+        """Copy the tensor to the device, in `dtype` or else in the extractor's own type."""
         return tensor.to(self.device, dtype or self.dtype, non_blocking=True)
 
 
@@ -241,5 +246,5 @@ def _tensors_of(thing: object) -> Iterator[tuple[str, Tensor]]:
 
 
 def untrained_inputs(seed: int) -> dict[str, Any]:
-    """What a fingerprint says of random weights."""
+    """Return the fingerprint inputs of random weights."""
     return {"untrained": True, "seed": seed}

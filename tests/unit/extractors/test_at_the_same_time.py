@@ -78,7 +78,7 @@ def test_what_else_a_worker_is_at_changes_no_artifact(name: str):
     expected = {job_id: alone(extractor, job_id) for job_id in IDS}
     provenance = SimpleNamespace(profile=SimpleNamespace(name=PROFILE))
     extraction = Extraction(
-        publisher, {PROFILE: LoadedProfile(provenance, extractor)}, threads=8, patience_seconds=1
+        publisher, {PROFILE: LoadedProfile(provenance, extractor)}, threads=8, retry_seconds=1
     )
     try:
         assert extraction(jobs(*IDS)) == ["published"] * len(IDS)

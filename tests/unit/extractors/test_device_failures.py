@@ -133,7 +133,7 @@ def test_a_clip_that_failed_holds_no_memory_while_the_others_are_encoded(
 ):
     """Its error is kept until the batch ends: one long clip too many, and the whole batch would fail."""
     greedy.fails = error
-    extraction = Extraction(Clips(), {PROFILE: loaded_profile(greedy)}, threads=2, patience_seconds=0.2)
+    extraction = Extraction(Clips(), {PROFILE: loaded_profile(greedy)}, threads=2, retry_seconds=0.2)
     with capture_logs():  # or structlog's printer, which ours replaces, would hold the frames
         first, *others = extraction(jobs("a", "b", "c"))
     extraction.close()
