@@ -4,7 +4,7 @@ import hashlib
 import os
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -20,13 +20,32 @@ from services.extractor_worker.weights.untrained import random_tensors
 from services.shared.audio import ReferenceAudio
 from services.shared.model.profiles import BUILT_IN, ProfileAmbiguous
 from speaker_registry.artifact import check_tensors
+from speaker_registry.engine import Profile
 from speaker_registry.errors import ProfileUnknown, WeightsMissing
 from tests.unit.extractors.signals import speechlike
 
+CLIP, OTHER = (ReferenceAudio(speechlike(2.0, 44_100, seed), 44_100) for seed in (0, 4))
+
+
+@dataclass(frozen=True)
+class Extracted:
+    """What one extractor of published size makes of two voices, and of the first voice again.
+
+    Encoding at full size takes most of the time of these tests, so they share its results.
+    """
+
+    profile: Profile
+    first: dict[str, np.ndarray]
+    other: dict[str, np.ndarray]
+    again: dict[str, np.ndarray]
+
 
 @pytest.fixture(scope="module", params=sorted(EXTRACTORS))
-def untrained(request: pytest.FixtureRequest) -> Extractor:
-    return load_extractor(Loading(profile=BUILT_IN[request.param], source=UntrainedWeights()))
+def untrained(request: pytest.FixtureRequest) -> Extracted:
+    profile = BUILT_IN[request.param]
+    extractor = load_extractor(Loading(profile=profile, source=UntrainedWeights()))
+    assert extractor.profile_name == profile.name
+    return Extracted(profile, *(extract(extractor, clip) for clip in (CLIP, OTHER, CLIP)))
 
 
 def extract(extractor: Extractor, clip: ReferenceAudio) -> dict[str, np.ndarray]:
@@ -42,7 +61,7 @@ def test_an_unknown_profile_names_those_there_are() -> None:
 
 
 def test_two_extractors_of_one_profile_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which of them made an artifact would depend on the order in which their packages were installed."""
+    """The order in which packages were installed would decide which of the two makes artifacts."""
     monkeypatch.syspath_prepend(str(tmp_path))
     for package in ("first", "second"):
         facts = tmp_path / f"{package}-1.0.dist-info"
@@ -70,46 +89,45 @@ def test_the_hub_is_asked_for_one_commit(profile: str, tmp_path: Path) -> None:
 
 
 def test_every_profile_of_ours_has_an_extractor() -> None:
-    """Otherwise its jobs would wait for ever. Or it says why nothing can be extracted for it."""
+    """Jobs of a profile without one would wait for ever, unless it says why nothing can be extracted."""
     assert EXTRACTORS.keys() == {one.name for one in BUILT_IN.values() if not one.not_extractable}
 
 
 @pytest.mark.slow
-def test_the_published_architecture_makes_what_the_profile_promises(untrained: Extractor) -> None:
+def test_the_published_architecture_makes_what_the_profile_promises(untrained: Extracted) -> None:
     """Full size, random weights: from 44.1 kHz samples to checked tensors."""
-    clip = ReferenceAudio(speechlike(3.0, 44_100), 44_100)
-    tensors = extract(untrained, clip)
-    profile = BUILT_IN[untrained.profile_name]
-    check_tensors(tensors, profile.tensors, seconds=clip.seconds, frame_rate=profile.frame_rate)
+    profile = untrained.profile
+    check_tensors(untrained.first, profile.tensors, seconds=CLIP.seconds, frame_rate=profile.frame_rate)
 
 
 @pytest.mark.slow
-def test_untrained_voices_differ(untrained: Extractor) -> None:
+def test_untrained_voices_differ(untrained: Extracted) -> None:
     """A demo in which every voice is the same would show nothing."""
-    clips = [ReferenceAudio(speechlike(3.0, 24_000, seed), 24_000) for seed in (0, 4)]
-    low, high = (extract(untrained, clip) for clip in clips)
-    for name, spec in BUILT_IN[untrained.profile_name].tensors.items():
+    first, other = untrained.first, untrained.other
+    for name, spec in untrained.profile.tensors.items():
         if spec.dtype.startswith("F"):
-            assert np.abs(low[name] - high[name]).max() > 0.01
+            assert np.abs(first[name] - other[name]).max() > 0.01
         elif "T" in spec.shape:
-            assert (low[name] != high[name]).mean() > 0.5
-            books = np.moveaxis(low[name], spec.shape.index("T"), -1)  # [..., T]
-            assert all(len(np.unique(book)) > 10 for book in books.reshape(-1, books.shape[-1]))
+            assert (first[name] != other[name]).mean() > 0.5
+            codebooks = np.moveaxis(first[name], spec.shape.index("T"), -1)  # [..., T]
+            codebooks = codebooks.reshape(-1, codebooks.shape[-1])
+            assert all(len(np.unique(codes)) > 10 for codes in codebooks)
 
 
 @pytest.mark.slow
-def test_the_same_clip_twice_is_the_same_artifact(untrained: Extractor) -> None:
+def test_the_same_clip_twice_is_the_same_artifact(untrained: Extracted) -> None:
     """Bit by bit: a job that runs again must not look like another artifact."""
-    clip = ReferenceAudio(speechlike(2.0, 16_000), 16_000)
-    first, second = extract(untrained, clip), extract(untrained, clip)
-    assert all(np.array_equal(first[name], second[name]) for name in first)
+    first, again = untrained.first, untrained.again
+    assert first.keys() == again.keys()
+    assert all(np.array_equal(first[name], again[name]) for name in first)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("profile", sorted(EXTRACTORS))
 def test_encoding_never_waits_for_the_device(profile: str) -> None:
-    """On a device that knows shapes and no values: whoever asks for one, which on a GPU is to wait until all
-    work before it is done, fails.
+    """Reading a value from a GPU waits until all work before it is done.
+
+    The device `meta` has shapes and no values, so reading a value from it fails.
     """
     extractor = load_extractor(Loading(profile=BUILT_IN[profile], source=UntrainedWeights(), device="meta"))
     rates = (24_000, 16_000)

@@ -1,11 +1,18 @@
-"""Where weights may come from, and that nothing wrong is ever loaded quietly."""
+"""The sources of weights, and the strict reader that all extractors read their files with.
+
+The tests of an extractor only check what it asks the reader for: which parts, and which configuration.
+"""
 
 import errno
 import hashlib
 import os
+import re
 import shutil
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -257,3 +264,117 @@ def test_the_counters_of_batch_norm_may_be_integers(tmp_path: Path) -> None:
     key = "norm.num_batches_tracked"
     checkpoint = one_tensor(tmp_path, torch.tensor(7), key)
     assert checkpoint.read_tensors("model.safetensors", "", {key: ()})[key] == 7
+
+
+ENCODER = {"layer.weight": (2, 3), "layer.bias": (2,)}
+"""The layout that the tests below expect under `encoder.`."""
+Tensors = dict[str, torch.Tensor]
+
+
+def read_encoder(folder: Path, changes: Tensors, *left_out: str, **options: Any) -> Tensors:
+    """Read `ENCODER` from a file that has `changes`, lacks `left_out`, and has a decoder."""
+    tensors = {f"encoder.{key}": torch.ones(shape) for key, shape in ENCODER.items()}
+    tensors |= {"decoder.bias": torch.ones(5), **changes}
+    kept = {key: tensor for key, tensor in tensors.items() if key not in left_out}
+    save_file(kept, folder / "model.safetensors")
+    checkpoint = weights.Checkpoint(folder, None, None)
+    return checkpoint.read_tensors("model.safetensors", "encoder.", ENCODER, **options)
+
+
+def refuses(message: str) -> AbstractContextManager[object]:
+    return pytest.raises(WeightsInvalid, match=f"^{re.escape(message)}$")
+
+
+def test_only_tensors_under_the_prefix_are_read(tmp_path: Path) -> None:
+    """Published files also hold decoders and language models."""
+    assert read_encoder(tmp_path, {}).keys() == ENCODER.keys()
+
+
+def test_ignored_keys_under_the_prefix_are_not_read(tmp_path: Path) -> None:
+    found = read_encoder(tmp_path, {"encoder.table": torch.ones(9)}, ignored=re.compile("table$"))
+    assert found.keys() == ENCODER.keys()
+
+
+def test_a_missing_key_is_named(tmp_path: Path) -> None:
+    """Libraries would fill it with random numbers and carry on."""
+    with refuses("model.safetensors lacks encoder.layer.bias"):
+        read_encoder(tmp_path, {}, "encoder.layer.bias")
+
+
+def test_an_unexpected_key_is_named(tmp_path: Path) -> None:
+    """A larger model would otherwise lose a layer unnoticed."""
+    with refuses("model.safetensors has encoder.more.bias, which this architecture does not"):
+        read_encoder(tmp_path, {"encoder.more.bias": torch.ones(2)})
+
+
+def test_many_wrong_keys_are_counted(tmp_path: Path) -> None:
+    """Three names show which model it is. A list of all would be hard to read."""
+    more = {f"encoder.more.{index}": torch.ones(2) for index in range(9)}
+    with refuses(
+        "model.safetensors has encoder.more.0, encoder.more.1, encoder.more.2 and 6 more, "
+        "which this architecture does not"
+    ):
+        read_encoder(tmp_path, more)
+
+
+@pytest.mark.parametrize(
+    ("key", "shape", "expected"), [("weight", [1, 3], [2, 3]), ("weight", [6], [2, 3]), ("bias", [3], [2])]
+)
+def test_a_wrong_shape_is_named_with_the_right_one(
+    tmp_path: Path, key: str, shape: list[int], expected: list[int]
+) -> None:
+    """The usual sign of a configuration from one model beside the weights of another."""
+    with refuses(
+        f"model.safetensors has wrong shapes (expected in brackets): encoder.layer.{key} {shape} ({expected})"
+    ):
+        read_encoder(tmp_path, {f"encoder.layer.{key}": torch.ones(shape)})
+
+
+def test_a_file_of_another_model_is_called_that(tmp_path: Path) -> None:
+    """No key has the prefix. Callers may know which model it is then."""
+    without = [f"encoder.{key}" for key in ENCODER]
+    with refuses("model.safetensors has no encoder.* tensors: it is of another model"):
+        read_encoder(tmp_path, {}, *without)
+    with refuses("model.safetensors has no encoder.* tensors: it is a VoiceDesign model"):
+        read_encoder(tmp_path, {}, *without, if_none="a VoiceDesign model")
+
+
+def test_two_keys_that_are_renamed_to_one_are_refused(tmp_path: Path) -> None:
+    """Which of the two tensors belongs there cannot be known."""
+    extra = {"encoder.other.bias": torch.ones(2)}
+    with refuses("model.safetensors has two tensors where this architecture has one"):
+        read_encoder(tmp_path, extra, renamed=lambda key: key.replace("other", "layer"))
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda data: data[: len(data) // 2],
+        lambda data: data[:-1],
+        lambda _: b"",
+        lambda _: b"PK\x03\x04" * 99,
+    ],
+)
+def test_a_file_that_is_not_whole_safetensors_is_named(
+    tmp_path: Path, spoil: Callable[[bytes], bytes]
+) -> None:
+    """A download cut short, an empty file, a pickle under a wrong name."""
+    checkpoint = one_tensor(tmp_path, torch.ones(2, 3))
+    file = tmp_path / "model.safetensors"
+    content = spoil(file.read_bytes())
+    file.unlink()
+    file.write_bytes(content)
+    with refuses("model.safetensors is damaged, cut short or not a safetensors file"):
+        checkpoint.read_tensors("model.safetensors", "", {"layer.weight": (2, 3)})
+
+
+@pytest.mark.parametrize(
+    ("content", "what"), [("{", "not JSON"), ("", "not JSON"), ("[]", "not a JSON object")]
+)
+def test_a_configuration_that_is_not_a_json_object_is_refused(
+    tmp_path: Path, content: str, what: str
+) -> None:
+    """The error of the JSON library would not name the file."""
+    (tmp_path / "config.json").write_text(content)
+    with refuses(f"config.json is {what}"):
+        weights.Checkpoint(tmp_path, None, None).read_json("config.json")

@@ -118,6 +118,13 @@ def test_a_file_that_is_cut_short_is_refused(checkpoint: Checkpoint, cut: float,
     refused(checkpoint, f"{NAME} is damaged, cut short or holds more than tensors")
 
 
+@pytest.mark.parametrize("data", [b"\x80\x02.", b"PK\x03\x04" * 99, b"x" * 999])
+def test_a_file_of_another_kind_is_refused(checkpoint: Checkpoint, data: bytes):
+    """A pickle of nothing, the beginning of an archive, and bytes of no format."""
+    (checkpoint.folder / NAME).write_bytes(data)
+    refused(checkpoint, f"{NAME} is damaged, cut short or holds more than tensors")
+
+
 @pytest.mark.parametrize(
     "content", [[1, 2], {"a": 1}, {"state_dict": {}}, torch.zeros(3), {1: torch.zeros(1)}]
 )
