@@ -162,10 +162,10 @@ def test_where_no_worker_ever_was_the_file_must_say_what_made_it(start: Start):
     content = tensors(seconds_of(registry, "alice"))
     made = Fingerprint.of(scale=1e-05, weights={"untrained": True, "files": None})
     alone = put(registry, "alice", safetensors.numpy.save(content), **{"X-Artifact-Fingerprint": made.digest})
-    refused(alone, 422, "artifact_schema", f"No worker has announced what {made.digest} stands for")
+    refused(alone, 422, "artifact_schema", f"No worker has announced the inputs of {made.digest}")
     lies = file(content, fingerprint=made.digest, extractor={"weights": {"untrained": False}})
     refused(
-        put(registry, "alice", lies), 422, "artifact_schema", "a manifest with the facts of its fingerprint"
+        put(registry, "alice", lies), 422, "artifact_schema", "a manifest with the inputs of its fingerprint"
     )
     for silent in ({}, {"weights": "secret"}):
         data = file(content, fingerprint=Fingerprint(silent).digest, extractor=silent)

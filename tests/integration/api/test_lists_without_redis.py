@@ -54,7 +54,7 @@ def test_a_list_of_all_is_refused_where_that_is_more_than_a_page(
     refused = away.client.get("/v1/audio/voices")
     assert refused.status_code == 503
     assert int(refused.headers["Retry-After"]) >= 1
-    assert "with 'limit'" in refused.json()["error"]["message"]
+    assert "pass 'limit'" in refused.json()["error"]["message"]
 
 
 def test_lists_take_no_more_than_the_slots_of_the_bucket(away: Registry, monkeypatch: pytest.MonkeyPatch):
