@@ -15,7 +15,7 @@ from services.registry_api.maintenance import housekeeping
 from services.shared.bucket.facts import MAX_RECORD_BYTES
 from services.shared.bucket.keys import LAST_CREATED_AT, LAST_NUMBER, LAST_SEQ, parse_key
 from services.shared.bucket.store import Listing, ObjectUnavailable, Store
-from services.shared.index import speaker_index
+from services.shared.index import script_arguments
 from services.shared.index.announcements import Announcement
 from services.shared.model.domain import Speaker, TombstoneFact
 from speaker_registry.errors import VoiceDamaged, VoiceNotFound, VoiceUnreadable
@@ -187,7 +187,7 @@ def test_a_voice_that_cannot_be_admitted_keeps_no_other_out_and_is_no_new_one(
             certain_of = _of_alice(housekeeping.certain_of, _is_listing_of_alice)
             patched.setattr(housekeeping, "certain_of", certain_of)
         else:
-            patched.setattr(speaker_index, "_all_of", _of_alice(speaker_index._all_of, _is_alice))
+            patched.setattr(script_arguments, "_all_of", _of_alice(script_arguments._all_of, _is_alice))
         storage.housekeeper.rebuild()
     assert storage.index.complete()
     assert storage.index.names(NAMESPACE, limit=9) == ["bob"]

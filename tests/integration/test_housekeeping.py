@@ -281,7 +281,7 @@ def test_two_processes_do_not_sweep_at_the_same_time(
     sweep, busy = housekeeper.sweep, []
 
     def while_another_looks(sign: Sign) -> None:
-        with pytest.raises(Unavailable, match="at the sweep"):
+        with pytest.raises(Unavailable, match="is doing the sweep"):
             registry.housekeeper().turn()
         busy.append(True)
         sweep(sign)
