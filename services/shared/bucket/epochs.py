@@ -1,10 +1,11 @@
-"""Which indexes were begun for a bucket, wherever that was.
+"""Records in the bucket which indexes were begun for it, on any Redis.
 
     _epochs/{epoch:012d}    an index of this epoch was begun
 
-A Redis does not know what it has missed. One that the registry worked without for a while, because an address
-or a setting led to another one, holds an index that says of itself that it is the last. So the bucket knows
-each index before it is used, and an index that is not the highest one there is begun anew. Knows no Redis.
+A Redis does not know what it has missed. If the registry used another Redis for a while, because an address
+or a setting led there, the first Redis still holds an index that claims to be the latest. Therefore the
+bucket records each index before it is used, and an index that is not the highest one there is begun anew.
+This module does not know Redis.
 """
 
 from services.shared.bucket.facts import commit
@@ -14,13 +15,13 @@ from services.shared.model.clock import Clock
 from speaker_registry.errors import Unavailable
 
 LOOK_SECONDS = 10.0
-"""Between two listings, at least. So long two Redis may be used at the same time without being noticed."""
+"""The minimum time between two listings. Two Redis in use at once may go unnoticed for this long."""
 _AHEAD_SECONDS = 30 * 86_400
-"""Epochs follow clocks. One that is further ahead than that is no process's of ours."""
+"""Epochs follow the clock. An epoch that is further ahead than this was not written by a process of ours."""
 
 
 class Epochs:
-    """Of one bucket. For all threads."""
+    """The epochs of one bucket. Safe to use from several threads."""
 
     def __init__(self, store: Store, clock: Clock) -> None:
         self._store = store
@@ -29,7 +30,7 @@ class Epochs:
         self._looked_at = 0.0
 
     def known(self) -> int:
-        """The highest one that this process knows of; 0: there is none. Looks for it the first time.
+        """Return the highest epoch that this process knows, or 0 if there is none. The first call lists them.
 
         Raises `Unavailable` if the bucket has never been reached.
         """
@@ -38,7 +39,7 @@ class Epochs:
         return self._known or 0
 
     def look(self) -> None:
-        """Look whether there is a higher one, unless that was done within `LOOK_SECONDS`.
+        """List the epochs again, unless that was done within `LOOK_SECONDS`.
 
         Raises `Unavailable` if the bucket has never been reached.
         """
@@ -51,18 +52,18 @@ class Epochs:
                 raise
 
     def note(self, epoch: int) -> None:
-        """Have the bucket know an index before it is used. Raises `Unavailable`."""
+        """Record an index in the bucket. Call this before the index is used. Raises `Unavailable`."""
         if epoch > self.known():
             commit(self._store, EpochKey(epoch))
             self._known = epoch
 
     def sweep(self) -> None:
-        """Forget all but the highest. Raises `Unavailable`."""
+        """Delete all epochs but the highest from the bucket. Raises `Unavailable`."""
         listed = self._look()
         self._store.delete([str(EpochKey(epoch)) for epoch in listed if epoch < self.known()])
 
     def _look(self) -> list[int]:
-        """Returns all that the bucket has, those among them that no process of ours put."""
+        """Return all epochs in the bucket, including any that no process of ours wrote."""
         self._looked_at = self._clock.monotonic()
         latest = int(self._clock.now() + _AHEAD_SECONDS) * 100
         keys = (parse_key(stored.key) for stored in self._store.list(EPOCHS_FOLDER).objects)

@@ -53,7 +53,7 @@ from speaker_registry.names import is_namespace, slug_of
 log = structlog.get_logger()
 
 MAX_RECORD_BYTES = 2**24
-"""More than any record has, and little enough to be read whole."""
+"""The largest record that is read. It is larger than any record of ours, and small enough to read at once."""
 _VUIDS = TypeAdapter(tuple[str, ...])
 
 

@@ -43,9 +43,9 @@ from services.shared.model.domain import (
 from speaker_registry.names import SpeakerName, is_namespace, slug_of
 
 LAST_SEQ, LAST_NUMBER, LAST_CREATED_AT, LAST_BUILD = 10**12 - 1, 10**9 - 1, 10**10 - 1, 10**4 - 1
-"""The highest that keys hold. What says more is not ours, and whoever gives these out stops there: a record
-with one more digit would be nobody's. Places follow the clock, 100 for each second, so they and `created_at`
-have these digits until the year 2286.
+"""The highest values that keys can hold. A key with a higher value is not ours, so no higher value is ever
+assigned: a record with one more digit would be ignored. A seq follows the clock, with 100 for each second, so
+seqs and `created_at` keep to these digits until the year 2286.
 """
 _HASHED_SLUG = re.compile(r"x-[0-9a-f]{40}")
 _ID = r"[0-9a-f]{32}"
@@ -100,7 +100,7 @@ def namespace_of(speaker_id: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class SpeakerId:
-    """Which speaker, in bucket and Redis: its namespace and the safe form of its key."""
+    """Identifies a speaker in bucket and Redis, by its namespace and its slug."""
 
     namespace: str
     slug: str
@@ -115,12 +115,12 @@ class SpeakerId:
 
     @classmethod
     def of_record(cls, namespace: str, record: VersionRecord) -> Self:
-        """The speaker that a version is one of."""
+        """Return the speaker that a version belongs to."""
         return cls(namespace, slug_of(record.key))
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Inverse of `str`."""
+        """Parse what `str` returned."""
         namespace, slug = text.split("/")
         return cls(namespace, slug)
 
@@ -168,45 +168,45 @@ class SpeakerId:
 
 @dataclass(frozen=True, slots=True)
 class VersionKey:
-    """Of a version's record."""
+    """The key of a version's record."""
 
     seq: int
     vuid: str
     number: int
     created_at: int
     sha256: str
-    """Of the record's JSON."""
+    """The SHA-256 of the record's JSON."""
 
 
 @dataclass(frozen=True, slots=True)
 class NewerRecordKey:
-    """Of a record of a kind that only a newer release knows."""
+    """The key of a record whose kind only a newer release knows."""
 
     seq: int
 
 
 @dataclass(frozen=True, slots=True)
 class BlobKey:
-    """Of an uploaded clip or its decoded rendition."""
+    """The key of an uploaded clip or of its decoded rendition."""
 
     vuid: str
 
 
 @dataclass(frozen=True, slots=True)
 class ArtifactKey:
-    """Of an artifact's bytes, or of the fact that it is published."""
+    """The key of an artifact's bytes, or of the fact that it is published."""
 
     vuid: str
     akey: str
     winner: str
-    """As `ArtifactRecord.winner`."""
+    """The same value as `ArtifactRecord.winner`."""
     published: bool
-    """It is the fact."""
+    """True for the key of the fact, False for the key of the bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class CensusKey:
-    """Of a census: which versions up to `seq` count is in its body."""
+    """The key of a census, whose body lists the versions up to `seq` that count."""
 
     seq: int
     sha256: str
@@ -214,7 +214,7 @@ class CensusKey:
 
 @dataclass(frozen=True, slots=True)
 class FailureKey:
-    """Of the fact that an extraction was given up."""
+    """The key of the fact that an extraction was given up."""
 
     vuid: str
     akey: str
@@ -223,7 +223,7 @@ class FailureKey:
 
 @dataclass(frozen=True, slots=True)
 class AnnouncementKey:
-    """Of a worker's announcement."""
+    """The key of a worker's announcement."""
 
     profile: str
     seq: int
@@ -246,13 +246,13 @@ class KeyMadeKey:
 
 @dataclass(frozen=True, slots=True)
 class KeyEndKey:
-    """Of the fact that an API key was ended."""
+    """The key of the fact that an API key was ended."""
 
     key_id: str
     at: int
-    """Unix seconds; 0: at once."""
+    """When the API key ends, in Unix seconds. 0 means at once."""
     said_at: int
-    """Unix seconds."""
+    """When the fact was made, in Unix seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,10 +297,12 @@ SpeakerKey = (
     | FailureKey
     | VoidFact
 )
-"""Of an object of one speaker. Facts that have no more to say than their key are themselves."""
+"""The parsed key of any object of a speaker. A fact that consists of nothing but its key is its own parsed
+key.
+"""
 ParsedKey = SpeakerKey | AnnouncementKey | KeyMadeKey | KeyEndKey | MarkerKey | PlaceKey | EpochKey
 Keyed = tuple[StoredObject, ParsedKey | None]
-"""An object, and what it is by its key."""
+"""An object of a listing with its parsed key, which is None if the object is not ours."""
 
 
 def announcements_folder(profile: str) -> str:
@@ -333,7 +335,7 @@ def parse_key(key: str) -> ParsedKey | None:
 
 
 def _parse_of_bucket(folder: str, name: str) -> MarkerKey | PlaceKey | EpochKey | None:
-    """What is said of the bucket as a whole."""
+    """Parse a key of the facts about the bucket as a whole."""
     match folder:
         case "_registry" if _MARKER.fullmatch(name):
             return MarkerKey(name)
@@ -398,7 +400,8 @@ def slug_in(key: str) -> str:
 
 
 def is_data(key: str) -> bool:
-    """Whether an object of a speaker, or a folder (`…/`), is bytes that no fact is in. `Skips` for listings
-    whose facts alone are wanted.
+    """Return whether a key of a speaker, or a folder (`…/`), holds bytes and no fact.
+
+    Listings that need only facts pass this function as their `Skips`.
     """
     return _DATA.match(key) is not None
