@@ -1,6 +1,7 @@
-"""Which fingerprint each profile has now: what the workers announced, last one first.
+"""Records the current fingerprint of each profile. The latest announcement of a worker decides.
 
-A fingerprint is a fact in the bucket like everything else. Redis holds a copy, and which workers are alive.
+An announcement is a fact in the bucket like everything else. Redis holds a copy of it, and records which
+workers are alive.
 """
 
 import time
@@ -29,7 +30,7 @@ log = structlog.get_logger()
 
 _PROFILES = "sr:profiles"
 _REQUIRED = "sr:required"
-"""What the process that started last requires of every voice."""
+"""This key holds the profiles that the process that started last requires of every voice."""
 SWEEPS_ASKED = "sr:sweeps_asked"
 """Counts how often housekeeping was asked to look at every speaker."""
 _TELL = """
@@ -42,18 +43,18 @@ return before and 1 or 0
 """
 _ALIVE_SECONDS = 20
 _TOLD_SECONDS = 600
-"""How long a failed proof is shown after its worker told it last. A worker that fails and ends is started
-again within five minutes, so it is shown all the time.
+"""A failed proof is shown for this long after its worker last reported it. A worker that fails and ends is
+started again within five minutes, so its failed proof is shown all the time.
 """
 _REMEMBERED_SECONDS = 1.0
 _UNREADABLE_SECONDS = 10.0
-"""The bucket is not asked again for so long after the newest announcement could not be read. Redis is: a
-worker may have announced the profile again.
+"""The bucket is not asked again for this long after the newest announcement could not be read. Redis is still
+asked, because a worker may have announced the profile again.
 """
 
 
 class Announcement(Record):
-    """What a worker said of a profile it has loaded: the JSON of the fact."""
+    """A worker's announcement of a profile that it has loaded. Its JSON is the body of the fact."""
 
     profile: str
     seq: int
@@ -64,7 +65,7 @@ class Announcement(Record):
 
     @property
     def custom_weights(self) -> bool:
-        """Whether the profile is made with weights that are meant to differ from the published ones."""
+        """True if the profile is made with weights that are meant to differ from the published ones."""
         return Fingerprint(self.extractor).custom_weights
 
 
@@ -73,9 +74,9 @@ class FailedProof(Record):
 
     worker: str
     device: str
-    """As torch names it: `cpu`, `cuda:0`."""
+    """The device as torch names it, for example `cpu` or `cuda:0`."""
     reason: str
-    """Which tensor differs, and by how much."""
+    """The reason says which tensor differs, and by how much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +92,7 @@ class _Served:
 
 
 class Announcements:
-    """Reads and writes them. A read costs a round trip at most once a second per profile."""
+    """Reads and writes announcements. Reads cost at most one round trip a second per profile."""
 
     def __init__(
         self,
@@ -123,15 +124,14 @@ class Announcements:
 
         Raises:
             WorkerOutdated: the profile had this fingerprint and moved on from it, and `roll_back` does not
-            say that it
-                is to come back: a worker left over from before an upgrade must not undo it.
+                ask for it again. A worker left over from before an upgrade must not undo the upgrade.
         """
         listed = self._listed(profile)
         history = [one for key, stored in listed if (one := self._read(key, stored)) is not None]
         last = listed[-1][0].seq if listed else 0
         current = history[-1] if history and history[-1].seq == last else None
         if current is not None and current.fingerprint == fingerprint:
-            if self._publish(current):  # it had died half-way
+            if self._publish(current):  # the process that announced it died before it had told Redis
                 self._ask_for_sweep()
             return False
         moved_on = bool(history) and history[-1].fingerprint != fingerprint
@@ -154,8 +154,9 @@ class Announcements:
         return True
 
     def require(self, profiles: Iterable[str]) -> None:
-        """Says what this process was told to require of every voice: if that is something new, every voice
-        is looked at.
+        """Record the profiles that this process requires of every voice.
+
+        If they have changed, housekeeping is asked to look at every voice.
         """
         required = ",".join(sorted(profiles))
         with unavailable_without_redis():
@@ -164,11 +165,11 @@ class Announcements:
             self._ask_for_sweep()
 
     def _ask_for_sweep(self) -> None:
-        """Housekeeping sees to every voice's new artifact."""
+        """Ask housekeeping to look at every voice, so that each gets its new artifact."""
         ask_for_sweep(self._index.ungated)
 
     def current(self, profile: str) -> Announcement | None:
-        """The profile's fingerprint; None if no worker ever announced one."""
+        """Return the profile's latest announcement, or None if no worker ever announced one."""
         remembered = self._remembered.get(profile)
         if remembered is None or remembered.until < self._monotonic():
             found = self._look_up(profile)
@@ -178,7 +179,7 @@ class Announcements:
         return remembered.announcement
 
     def told(self, profiles: Iterable[str]) -> dict[str, Announcement]:
-        """The fingerprints of several profiles, as far as Redis holds a copy. One round trip."""
+        """Return the announcements of several profiles that Redis holds a copy of, in one round trip."""
         names = list(profiles)
         with unavailable_without_redis():
             texts: Any = self._index.ungated.hmget(_PROFILES, names)
@@ -189,12 +190,12 @@ class Announcements:
         }
 
     def look_anew(self) -> None:
-        """What is remembered from here on was looked up after this."""
+        """Forget what is remembered, so that later reads look it up again."""
         self._remembered.clear()
         self._unreadable_until.clear()
 
     def beat(self, worker: str, profiles: Mapping[str, str]) -> None:
-        """A worker says that it is alive and serves these profiles (name -> fingerprint)."""
+        """Record that a worker is alive and serves these profiles (name -> fingerprint)."""
         with unavailable_without_redis():
             pipeline = self._index.ungated.pipeline(transaction=False)
             for profile in profiles:
@@ -203,13 +204,16 @@ class Announcements:
             pipeline.execute()
 
     def leave(self, worker: str, profiles: Mapping[str, str]) -> None:
-        """A worker stops serving."""
+        """Record that a worker no longer serves these profiles."""
         with unavailable_without_redis():
             for profile in profiles:
                 self._index.ungated.zrem(_workers_key(profile), worker)
 
     def is_served(self, profile: str) -> bool:
-        """Whether a live worker serves a profile, as of the last second; True also where nobody can tell."""
+        """Return whether a live worker serves a profile. The answer may be a second old.
+
+        Returns True also if this cannot be found out.
+        """
         known = self._served.get(profile)
         if known is None or known.until < self._monotonic():
             try:
@@ -220,11 +224,11 @@ class Announcements:
         return known.served
 
     def workers(self, profile: str) -> int:
-        """Live workers that serve a profile."""
+        """Return the number of live workers that serve a profile."""
         return self.workers_of([profile])[profile]
 
     def workers_of(self, profiles: Iterable[str]) -> dict[str, int]:
-        """The same of several, in one round trip."""
+        """Return the number of live workers for each of several profiles, in one round trip."""
         names, since = list(profiles), self._clock.now() - _ALIVE_SECONDS
         with unavailable_without_redis():
             pipeline = self._index.ungated.pipeline(transaction=False)
@@ -233,7 +237,7 @@ class Announcements:
             return dict(zip(names, map(int, pipeline.execute()), strict=True))
 
     def tell_failed_proofs(self, failed: Mapping[str, FailedProof]) -> None:
-        """A worker says, by profile, which encoders failed their proof. To be repeated with every beat."""
+        """Record, by profile, which of a worker's encoders failed their proof. Call it with every beat."""
         if not failed:
             return
         with unavailable_without_redis():
@@ -246,13 +250,16 @@ class Announcements:
             pipeline.execute()
 
     def withdraw_failed_proofs(self, failed: Mapping[str, FailedProof]) -> None:
-        """A worker that told them stops."""
+        """Remove the failed proofs of a worker that stops."""
         with unavailable_without_redis():
             for profile, proof in failed.items():
                 self._index.ungated.zrem(_failed_proofs_key(profile), proof.to_json())
 
     def failed_proofs_of(self, profiles: Iterable[str]) -> dict[str, list[FailedProof]]:
-        """By profile, the workers whose encoder failed its proof within ten minutes. One round trip."""
+        """Return, by profile, the workers whose encoder failed its proof within the last ten minutes.
+
+        This takes one round trip.
+        """
         names, since = list(profiles), self._clock.now() - _TOLD_SECONDS
         with unavailable_without_redis():
             pipeline = self._index.ungated.pipeline(transaction=False)
@@ -281,8 +288,10 @@ class Announcements:
         return announcement
 
     def _newest_fact(self, profile: str) -> Announcement | None:
-        """None also where it is damaged or unreadable: an older one would make everything stale that was made
-        since. The next worker that starts announces the profile again.
+        """Return the newest announcement in the bucket, or None if there is none or it cannot be read.
+
+        If it is damaged or unreadable, no older one is returned, because that would make everything stale
+        that was made since. The next worker that starts announces the profile again.
         """
         listed = self._listed(profile)
         newest = self._read(*listed[-1]) if listed else None
@@ -291,7 +300,10 @@ class Announcements:
         return newest
 
     def _listed(self, profile: str) -> list[tuple[AnnouncementKey, StoredObject]]:
-        """Oldest first. From two listings: one may leave out the newest."""
+        """Return the announcements in the bucket, oldest first.
+
+        They come from two listings, because one may leave out the newest.
+        """
         objects = list_several_times(self._store, announcements_folder(profile), 2).objects
         ours = [
             (key, stored) for stored in objects if isinstance(key := parse_key(stored.key), AnnouncementKey)
@@ -299,7 +311,7 @@ class Announcements:
         return sorted(ours, key=lambda one: (one[0].seq, one[0].uid))
 
     def _read(self, key: AnnouncementKey, stored: StoredObject) -> Announcement | None:
-        """None if it is damaged or cannot be read, which is logged."""
+        """Return the announcement, or None if it is damaged or cannot be read, which is logged."""
         try:
             body = read_record(self._store, stored)
             announcement = Announcement.model_validate_json(body) if body is not None else None
@@ -312,7 +324,7 @@ class Announcements:
         return announcement
 
     def _publish(self, announcement: Announcement) -> bool:
-        """Returns whether Redis said something older before."""
+        """Copy an announcement to Redis. Returns whether Redis held an older one before."""
         self._remembered.pop(announcement.profile, None)
         told = announcement
         with unavailable_without_redis():
@@ -320,7 +332,7 @@ class Announcements:
 
 
 def ask_for_sweep(client: redis.Redis) -> None:
-    """Of whoever keeps house. Raises `Unavailable`."""
+    """Ask housekeeping to look at every speaker. Raises `Unavailable`."""
     with unavailable_without_redis():
         client.incr(SWEEPS_ASKED)
 

@@ -17,7 +17,7 @@ from services.shared.model.clock import Clock
 
 
 def take_census(store: Store, index: SpeakerIndex, speaker_id: SpeakerId, clock: Clock) -> None:
-    """Take the census that is due, or end one that was begun; nothing where none is.
+    """Take the census that is due, or end one that was begun. Do nothing if there is neither.
 
     Raises:
         VoiceDamaged, VoiceUnreadable: a version cannot be read, and a census would leave it out for ever.

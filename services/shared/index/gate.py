@@ -35,15 +35,15 @@ _LEFT_BEHIND = (
 )
 BOOT = "sr:boot"
 LAYOUT = 7
-"""Of keys and fields. An index of a lower layout is begun anew. One of a higher layout is a newer release's,
-and left to it: two releases would take the index from each other with every call.
+"""The layout of keys and fields. An index of a lower layout is begun anew. One of a higher layout belongs to
+a newer release and is left to it: two releases would take the index from each other with every call.
 """
 _LAST_SECOND = 99 * 10**8
-"""In the year 2283: places follow the clock, 100 for each second, and have 12 digits."""
+"""This second is in the year 2283. Places follow the clock, 100 for each second, and have 12 digits."""
 _SECTIONS = ("server", "stats", "replication")
-"""Of INFO: where `_HISTORY` is."""
+"""The sections of INFO that contain the fields in `_HISTORY`."""
 _HISTORY = ("run_id", "evicted_keys", "master_replid")
-"""What tells one history of a server's data from another."""
+"""These fields of INFO tell one history of a server's data from another."""
 _LUA = Path(__file__).parent / "lua"
 _OPEN = (_LUA / "open.lua").read_text()
 
@@ -109,17 +109,21 @@ class Gate:
     """Connections and scripts that work only on the index of the present epoch."""
 
     def __init__(self, url: str, bucket: str, epochs: Epochs, clock: Callable[[], float] = time.time) -> None:
-        """`bucket`: the identity of the bucket whose facts the index shows. `epochs`: what that knows of its
-        indexes. `clock`: in Unix seconds.
+        """Connect to the Redis at `url`.
+
+        Args:
+            bucket: the identity of the bucket whose facts the index shows.
+            epochs: the bucket's record of its indexes.
+            clock: returns the time in Unix seconds.
         """
         self._bucket = bucket
         self.epochs = epochs
         self._clock = clock
         self._stamp = ""
         self.redis = connect(url, connect_hook=self._on_connect)
-        """Its connections exist only while the gate is open."""
+        """The connections of this client exist only while the gate is open."""
         self.ungated = connect(url)
-        """For what must work while the gate is closed: opening it, locks, health."""
+        """This client serves calls that must work while the gate is closed: opening it, locks and health."""
         self._open = self.ungated.register_script(_OPEN)
         prelude = (_LUA / "_prelude.lua").read_text()
         self._scripts: dict[str, Script] = {
@@ -134,16 +138,16 @@ class Gate:
 
     @property
     def stamp(self) -> str:
-        """What `BOOT` held when it was last looked at. Another one means another index."""
+        """The value of `BOOT` when it was last looked at. Another value means another index."""
         return self._stamp
 
     @property
     def epoch(self) -> int:
-        """Of the index that was trusted last. No older one reserved a place beyond it."""
+        """The epoch of the index that was trusted last. No older index reserved a place beyond it."""
         return epoch_of(self._stamp)
 
     def gate_open(self) -> bool:
-        """Whether the index may be used; one is begun if there is none.
+        """Return whether the index may be used. An index is begun if there is none.
 
         Raises `Unavailable` if the server cannot be reached.
         """
@@ -186,13 +190,13 @@ class Gate:
             return prepared(keys=keys, args=[self.open(), parameters])
 
     def read(self, ask: Callable[[Pipeline], object]) -> list[Any]:
-        """Answers to what `ask` puts into a pipeline, all from one moment. Raises `GateClosed`,
+        """Return the answers to the commands that `ask` puts into a pipeline, all from one moment. Raises `GateClosed`,
         `Unavailable`.
         """
         return self.read_epoch(lambda pipeline, _: ask(pipeline))[1]
 
     def read_epoch(self, ask: Callable[[Pipeline, int], object]) -> tuple[int, list[Any]]:
-        """The same, for an `ask` that needs the epoch of the index. Returns the epoch and the answers."""
+        """Read like `read`, for an `ask` that needs the index's epoch. Returns the epoch and the answers."""
         with tracing.span("index.read", kind="client"), unavailable_without_redis():
             for _ in range(2):
                 stamp = self._trusted_stamp()
@@ -206,7 +210,7 @@ class Gate:
         raise GateClosed
 
     def _on_connect(self, connection: Any) -> None:
-        """Before any other command of a new connection: whose data is this?"""
+        """Check whose data the server holds, before any other command of a new connection."""
         connection.on_connect()
         connection.send_command("INFO", *_SECTIONS)
         info = connection.read_response()
@@ -229,13 +233,15 @@ class Gate:
 
     @property
     def _last_epoch(self) -> int:
-        """Of all indexes that this process knows of, on whichever server they were begun."""
+        """The latest epoch of all indexes that this process knows of, on whichever server they were begun."""
         return max(self.epoch, self.epochs.known())
 
     def _prefix_of(self, info: Any) -> str:
-        """What `BOOT` begins with if this run of the server has an index of our bucket, nothing of it was
-        evicted, and the server has not taken over another one's data since. A replication id stands for one
-        history of data: a server draws another when it stops being a replica. Raises `InfoMissing`.
+        """Return the prefix of `BOOT` on a server that still holds our index.
+
+        `BOOT` begins with it if this run of the server has an index of our bucket, nothing of it was evicted,
+        and the server has not taken over another one's data since. A replication id stands for one history of
+        data: a server draws another when it stops being a replica. Raises `InfoMissing`.
         """
         # It draws another also when its first replica or a backup by `--rdb` begins a backlog, and when that
         # has expired (`repl-backlog-ttl`). That costs a rebuild for nothing, since nothing tells these from a
@@ -250,7 +256,7 @@ class Gate:
         return f"{'.'.join(history)}/{self._bucket}/{LAYOUT}/"
 
     def _opening(self, prefix: str) -> list[str | float]:
-        """The arguments of `lua/open.lua`. Raises `ClockWrong`."""
+        """Return the arguments of `lua/open.lua`. Raises `ClockWrong`."""
         if self._clock() > _LAST_SECOND:
             raise ClockWrong
         return [prefix, f"/{self._bucket}/", self._clock(), self._last_epoch, LAYOUT]

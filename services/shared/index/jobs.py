@@ -1,6 +1,6 @@
 """Our own record of every extraction job. RQ is only the transport: its states are never shown.
 
-The scripts in `lua/` write the records; here they are read.
+The scripts in `lua/` write the records, and this module reads them.
 """
 
 import json
@@ -19,12 +19,12 @@ from speaker_registry.schemas import FINISHED_STATES, JobState
 KEPT_SECONDS = 30 * 24 * 3600
 _PAGE = 200
 _SCANNED = 5_000
-"""Records one filtered page looks at, at most: `more` then says that there is more to look at."""
+"""One filtered page looks at no more records than this. `more` then says that there are more to look at."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobRecord:
-    """What is known of one job. Times in Unix seconds."""
+    """Everything that is known of one job. Times are in Unix seconds."""
 
     id: str
     namespace: str
@@ -36,7 +36,7 @@ class JobRecord:
     fingerprint: str
     build: int
     forced: bool
-    """To be made although there is one, or although it was given up."""
+    """True if the artifact is to be made even if there is one already or its extraction was given up."""
     state: JobState
     attempt: int
     max_attempts: int
@@ -50,7 +50,7 @@ class JobRecord:
     worker: str | None
     error: Mapping[str, Any] | None
     traceparent: str | None
-    """Of the request that asked for it, where it had a trace."""
+    """The trace context of the request that asked for the job, if that request had a trace."""
 
     @property
     def finished(self) -> bool:
@@ -58,7 +58,7 @@ class JobRecord:
 
     @classmethod
     def claimed(cls, job: Mapping[str, Any], *, build: int, at: float) -> "JobRecord":
-        """As a claim at that time has just made it of the fields `job`."""
+        """Return the record that a claim at the time `at` makes from the fields `job`."""
         fields = {name: str(value) for name, value in job.items()}
         forced = "true" if job["forced"] else "false"
         return cls.read(
@@ -67,7 +67,7 @@ class JobRecord:
 
     @classmethod
     def read(cls, fields: Mapping[str, str]) -> "JobRecord":
-        """From the hash as the scripts wrote it."""
+        """Parse the hash that the scripts wrote."""
         return cls(
             id=fields["id"],
             namespace=fields["ns"],
@@ -101,7 +101,7 @@ def _seconds(text: str | None) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class JobPage:
-    """`last`: the job after which the next page starts; it may be one that was not wanted."""
+    """One page of jobs. The next page starts after the job `last`, which the filter may have left out."""
 
     found: list[JobRecord]
     last: str | None
@@ -109,8 +109,9 @@ class JobPage:
 
 
 class SeenJobs:
-    """The jobs that this process has seen or heard of last, so that they can be followed when Redis has lost
-    their records. For all threads.
+    """Remembers the jobs that this process has seen or heard of last. Thread-safe.
+
+    They can be followed even after Redis has lost their records.
     """
 
     def __init__(self, most: int = 5_000) -> None:
@@ -123,7 +124,7 @@ class SeenJobs:
             self._keep(record)
 
     def put_claimed(self, job: Mapping[str, Any], *, build: int, at: float) -> None:
-        """As a claim has made it, by whichever process. What was seen of the job since is newer."""
+        """Remember a job as a claim of any process made it, unless it was seen since, which is newer."""
         record = JobRecord.claimed(job, build=build, at=at)
         with self._lock:
             self._keep(self._records.get(record.id, record))
@@ -151,7 +152,7 @@ class Jobs:
         self._redis = index.redis
 
     def get(self, namespace: str, job_id: str) -> JobRecord:
-        """Raises `JobNotFound`, also for another namespace's."""
+        """Return a job of the namespace. Raises `JobNotFound`, also if another namespace has the job."""
         with unavailable_without_redis():
             fields = cast(dict[str, str], self._redis.hgetall(f"sr:job:{job_id}"))
         if fields.get("ns") != namespace:
@@ -168,7 +169,7 @@ class Jobs:
         after: str | None = None,
         limit: int,
     ) -> JobPage:
-        """Newest first, from the one after the job `after`.
+        """Return a page of jobs, newest first, that starts after the job `after`.
 
         Raises:
             JobNotFound: `after` is not a job of this namespace.
@@ -198,7 +199,7 @@ class Jobs:
             yield from self._read([job_id for _, job_id in older])
             if len(entries) < _PAGE:
                 return
-            # By place, not by number: jobs that come meanwhile would shift that.
+            # The next page starts at a place, not at a number, which jobs that come meanwhile would shift.
             place, offset = (older[-1], 0) if older else (place, offset + _PAGE)
 
     def _read(self, job_ids: Iterable[str]) -> list[JobRecord]:

@@ -42,7 +42,7 @@ class IndexedSpeaker:
     deleting: int = 0
     """Seq of a delete that was begun and may still take effect, or 0. Versions before it may vanish soon."""
     left_out: int = 0
-    """How many live versions were not read, and so are missing in `speaker`."""
+    """The number of live versions that were not read, and so are missing in `speaker`."""
     census: CensusState = "settled"
     """Only `SpeakerIndex.look` reports `due`."""
     keyed: str | None = None

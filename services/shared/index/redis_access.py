@@ -1,5 +1,6 @@
-"""Reaching Redis: clients that fail fast, and what their failures mean to our callers. Knows nothing we keep
-there.
+"""Connects to Redis with clients that fail fast, and turns their failures into errors for our callers.
+
+This module knows nothing of the data that we keep there.
 """
 
 import re
@@ -25,28 +26,29 @@ from speaker_registry.errors import Unavailable
 log = structlog.get_logger()
 
 RIGHTS = "~sr:* ~rq:* &rq:* +@all -@admin -@dangerous +info"
-"""What our user needs, as Redis' ACL writes it: our keys and RQ's, and no command by which whoever has its
-password could do more than lose what the bucket tells anyway: change settings, write files, load modules.
+"""The rights that our user needs, in the syntax of Redis' ACL. They cover our keys and RQ's. They include no
+command that changes settings, writes files or loads modules, so a stolen password can do no more than lose
+what the bucket tells anyway.
 """
 
 ANSWER_SECONDS = 5.0
-"""How long one command may take while the server answers others."""
+"""One command may take this long while the server answers other commands."""
 SUSPECT_SECONDS = 0.3
 """The server is probed when a command has had no answer for this long."""
 PROBE_SECONDS = 1.0
-"""How long the server has to answer a probe. On a machine whose processors are all busy, a server that is
-well needed more than 0.3 s several times a minute: it was taken for silent, and uploads were answered 503.
+"""The server must answer a probe within this time. On a machine whose processors are all busy, a healthy
+server needed more than 0.3 s several times a minute. It was taken for silent, and uploads were answered 503.
 """
 CONNECT_SECONDS = 1.0
 OPEN_SECONDS = 1.0
 """The pause between two probes of a server that does not answer."""
 RECHECK_SECONDS = 10.0
 """A connection that is older than this is made anew before it is used again. A server that begins to evict
-keys while connections are open is noticed in that time."""
+keys while connections are open is noticed within this time."""
 _throttle = LogThrottle(60.0)
-"""Every request may meet the same trouble; whoever runs us reads of it once a minute."""
+"""Every request may meet the same trouble, so operators read of it once a minute."""
 _SLICE_SECONDS = 0.05
-"""How soon a command that waits notices that the breaker has opened."""
+"""A command that waits notices within this time that the breaker has opened."""
 
 
 class SilentServerError(redis.TimeoutError):
@@ -85,13 +87,13 @@ _MESSAGES: dict[type[redis.ResponseError], str] = {
     ServerBusyError: "The index is busy.",
     ClusterDownError: "The index cannot be read now.",
 }
-"""Error replies that say nothing about our command, and what callers are told of each."""
+"""Error replies that say nothing about our command, each with the message that callers get."""
 
 
 def connect(
     url: str, *, connect_hook: Callable[[Any], None] | None = None, decode_responses: bool = True
 ) -> redis.Redis:
-    """A client that fails rather than hangs: callers answer 503 and are asked to come back.
+    """Return a client that fails rather than hangs, so that its callers can answer 503 with a time to retry.
 
     A refused connection fails at once. All clients of one server share a `Breaker`, so a server that says
     nothing costs the commands under way a bit more than a second, and those that come after it nothing.
@@ -117,11 +119,11 @@ class Breaker:
 
     A command that has waited for `SUSPECT_SECONDS` calls `suspect`. A thread then probes the server over a
     connection of its own. If the probe is not answered, the breaker opens: commands under way give up, and
-    new ones fail at once, until a probe is answered. Nobody else waits for a probe.
+    new ones fail at once, until a probe is answered. No other thread waits for a probe.
 
     Args:
         probe: returns whether the server answered.
-        address: of the server, for the log.
+        address: the server's address, for the log.
     """
 
     def __init__(self, probe: Callable[[], bool], address: str = "") -> None:
@@ -132,7 +134,7 @@ class Breaker:
         self._open = False
 
     def check(self) -> None:
-        """Raises `SilentServerError` while the breaker is open."""
+        """Raise `SilentServerError` while the breaker is open."""
         if self._open:
             raise SilentServerError("the server does not answer")
 
@@ -157,7 +159,7 @@ class Breaker:
 
 
 _breakers: WeakValueDictionary[str, Breaker] = WeakValueDictionary()
-"""By URL, as long as a client of it exists."""
+"""The breaker of each URL, kept as long as a client of that URL exists."""
 _breakers_lock = threading.Lock()
 
 
@@ -170,7 +172,10 @@ def _breaker_of(url: str) -> Breaker:
 
 
 def _answers(url: str) -> bool:
-    """Whether the server answers, be it by an error or by refusing the connection, within `PROBE_SECONDS`."""
+    """Return whether the server answers within `PROBE_SECONDS`.
+
+    An error or a refused connection is an answer, too.
+    """
     try:
         with redis.Redis.from_url(
             url,
@@ -187,8 +192,10 @@ def _answers(url: str) -> bool:
 
 
 def _guarded(kind: type[Any], breaker: Breaker, address: str) -> type[Any]:
-    """Connections that ask the breaker before they wait for the server, have it probed when they have waited
-    for long, and log why they could not be made.
+    """Return a class of connections that use the breaker.
+
+    They ask the breaker before they wait for the server, have the server probed when they have waited for
+    long, and log why they could not be made.
     """
 
     class Guarded(kind):  # type: ignore[misc]
@@ -201,7 +208,7 @@ def _guarded(kind: type[Any], breaker: Breaker, address: str) -> type[Any]:
             breaker.check()
             try:
                 super().connect_check_health(*arguments, **options)
-            except SilentServerError:  # which the breaker has logged
+            except SilentServerError:  # the breaker has logged it
                 raise
             except (redis.ConnectionError, redis.TimeoutError) as error:
                 _log_unreachable(address, error)
@@ -253,7 +260,7 @@ def _guarded(kind: type[Any], breaker: Breaker, address: str) -> type[Any]:
 
         def _await_bytes(self) -> None:
             began = time.monotonic()
-            # Connections for blocking commands have a longer timeout: so long they wait by intention.
+            # Connections for blocking commands have a longer timeout: they wait that long by intention.
             suspicious_at = began + SUSPECT_SECONDS + max(0.0, self.socket_timeout - ANSWER_SECONDS)
             wait = min(SUSPECT_SECONDS, self.socket_timeout)
             while not self.can_read(timeout=wait):
@@ -282,7 +289,7 @@ class _OurErrors:
 
 @contextmanager
 def unavailable_without_redis() -> Iterator[None]:
-    """Turns trouble with the server into `Unavailable`; what our own scripts answered passes."""
+    """Turn trouble with the server into `Unavailable`. Errors that our own scripts answer pass unchanged."""
     try:
         yield
     except redis.ResponseError as error:
@@ -310,5 +317,5 @@ def _log_unreachable(address: str, error: redis.RedisError) -> None:
 
 
 def _address_of(url: str) -> str:
-    """The URL without user, password and options."""
+    """Return the URL without user, password and options."""
     return without_credentials(url.partition("?")[0])

@@ -78,7 +78,7 @@ class TextsFull(QuotaExceeded):
 
 
 def key_reused() -> IdempotencyKeyReused:
-    """The message does not show the key, which may be a secret."""
+    """Return the error for a reused key. Its message does not show the key, which may be a secret."""
     return IdempotencyKeyReused(
         "This Idempotency-Key was used for another request. Accepted: that same request again, or a new key."
     )

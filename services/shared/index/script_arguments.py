@@ -21,7 +21,7 @@ class SpeakerUpdate:
     truth: Speaker
     """The speaker as its facts describe it."""
     listed: float
-    """When the facts were listed, or earlier, in Unix seconds."""
+    """The time when the facts were listed, or an earlier one, in Unix seconds."""
     look: bool = False
     """Housekeeping should look at the speaker if this update admits it. It does so anyway if the truth is
     undecided.
@@ -29,7 +29,7 @@ class SpeakerUpdate:
 
 
 def update_arguments(update: SpeakerUpdate, epoch: int) -> dict[str, Any]:
-    """The arguments of `lua/tell.lua`."""
+    """Return the arguments of `lua/tell.lua`."""
     about = {"unknown": True, "listed_in": str(epoch), "listed": update.listed, "look": update.look}
     return about | _all_of(update.truth)
 

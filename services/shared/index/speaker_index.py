@@ -3,7 +3,7 @@
 Every change is one Lua script (`lua/`), idempotent and order-free. An index that was begun on a new or
 emptied server (`gate`) knows no speaker: each is *admitted* when it is first needed, or by housekeeping in
 the background, by telling the index all that its facts say. So reads and writes go on at once after a loss.
-How facts are read is the caller's business: `truth` does it.
+The caller's `truth` reads the facts.
 """
 
 import json
@@ -63,27 +63,28 @@ COMMIT_SECONDS = 600
 garbage.
 """
 LANDING_SECONDS = COMMIT_SECONDS + 900 + 60
-"""What one attempt stores may still land for this long: the time to commit, 15 minutes because S3 accepts no
-request that was signed earlier, and a minute by which the clocks of two of our processes may differ.
+"""The writes of one attempt may still land for this long: the time to commit, 15 minutes because S3 accepts
+no request that was signed earlier, and a minute by which the clocks of two of our processes may differ.
 """
 REPEAT_SECONDS = 1800
 """A repeated request is given the same place again for this long."""
 ORPHANED_SECONDS = REPEAT_SECONDS + LANDING_SECONDS
 """A blob that has no record after this long never gets one, and is garbage."""
 PENDING_MOVE_SECONDS = 60
-"""How long a reserved move of an alias counts as pending. After that, the process that reserved it must have
-died.
+"""A reserved move of an alias counts as pending for this long. After that, the process that reserved it must
+have died.
 """
 PENDING_PROMOTION_SECONDS = PENDING_MOVE_SECONDS + 900
-"""How long a reserved automatic move counts as pending. Longer than for manual moves, because the store may
-still complete a write that the client gave up on. Other moves wait only if the two could do harm together.
+"""A reserved automatic move counts as pending for this long. That is longer than for manual moves, because
+the store may still complete a write that the client gave up on. Other moves wait only if the two could do
+harm together.
 """
 
 LONGEST_PUT_OFF_SECONDS = 600.0
 """Housekeeping never postpones its next look at a speaker for longer than this."""
 WINDOW_SECONDS = LANDING_SECONDS + 60
-"""What was reserved before an index was begun may land this long after. Includes a minute for clocks that
-differ.
+"""Writes that were reserved before an index was begun may land for this long after it. The time includes a
+minute for clocks that differ.
 """
 COMPLETE = "sr:complete"
 """This key holds the epoch of the index that every speaker of the bucket was admitted to."""
@@ -92,10 +93,10 @@ _TRIES = 3
 
 _LAST = {"seq": LAST_SEQ, "number": LAST_NUMBER, "created_at": LAST_CREATED_AT}
 _LOOKING_SECONDS = 120.0
-"""Longer than the scripts ever put off a look, so that every call for one shows while somebody looks."""
+"""Longer than the scripts ever put off a look, so that every call for one shows while a process looks."""
 _LIVE, _UNSETTLED, _NOT_COUNTED = 1, 2, 3
 _NOBODY = SpeakerId("no", "speaker")
-"""For scripts that are about no speaker."""
+"""This id stands in for a speaker in scripts that are about none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +112,7 @@ class Reservation:
 
 @dataclass(frozen=True, slots=True)
 class ClaimResult:
-    """Answer to a claim.
+    """The answer to a claim.
 
     `outcome` is `claimed`; `flying` (another job for the artifact is pending: join it); `ready`; `failed`;
     `dead` (the version was deleted); or `full` (the artifact was built as often as is allowed). `job_id` is
@@ -137,11 +138,11 @@ class VersionSelection:
     limit: int | None = None
     """Read this many of the newest versions."""
     before: int | None = None
-    """With `limit`, read only versions with a smaller number."""
+    """A look with `limit` reads only versions with a smaller number than this."""
     made: bool | None = None
-    """With `limit`, read only versions that have had an artifact. The others are skipped unread."""
+    """A look with `limit` reads only versions that have had an artifact. It skips the others unread."""
     max_bytes: int | None = None
-    """With `limit`, stop after the version whose record brings the total to this many bytes.
+    """A look with `limit` stops after the version whose record brings the total to this many bytes.
 
     `IndexedSpeaker.page_end` is the number of that version.
     """
@@ -215,12 +216,13 @@ class SpeakerIndex(Gate):
         return truth.seq > 0
 
     def tell(self, speaker_id: SpeakerId, update: SpeakerUpdate, *, epoch: int) -> None:
-        """Tell the index everything that a speaker's facts say. What it knows already stays as it is; a
-        speaker that it does not know yet is admitted.
+        """Tell the index everything that a speaker's facts say.
+
+        What the index knows already stays as it is. A speaker that it does not know yet is admitted.
 
         Args:
-            epoch: of the index when the facts were listed, or earlier. What was acknowledged in a later one
-                may be missing in the listing.
+            epoch: the epoch of the index when the facts were listed, or an earlier one. What was acknowledged
+                in a later epoch may be missing in the listing.
 
         Raises:
             EpochOver: the index is another one by now. Nothing was told.
@@ -458,7 +460,7 @@ class SpeakerIndex(Gate):
 
         Raises:
             Rivals: `begin` admitted a publish with another token than `alone`.
-            VoiceDamaged, VoiceUnreadable: nobody can tell whether the version is dead.
+            VoiceDamaged, VoiceUnreadable: it is unknown whether the version is dead.
         """
         winner = self._run(
             "ready",
@@ -540,7 +542,7 @@ class SpeakerIndex(Gate):
         Args:
             job: the fields of the job's record, including `id` and `ns`.
             force: extract again even if the artifact is ready or its extraction was given up.
-            max_builds: the limit for one artifact; None: as many as keys can tell apart.
+            max_builds: the limit for one artifact. None allows as many as keys can tell apart.
 
         Raises:
             Undecided: with `force`, while builds that were published are not known, because their numbers

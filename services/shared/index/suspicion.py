@@ -22,12 +22,13 @@ def confirmed(
     apart_seconds: float,
     kept_seconds: float,
 ) -> list[str]:
-    """Those of `keys` that every listing has shown to be garbage for at least `apart_seconds`.
+    """Return those of `keys` that every listing has shown to be garbage for at least `apart_seconds`.
 
     Args:
-        keys: what looks like garbage in the listing taken `at` (Unix seconds of the store). What was
-            remembered and is not among them is forgotten.
-        kept_seconds: how long this listing is remembered: longer than until the next sweep.
+        keys: the keys that look like garbage in the listing taken `at` (Unix seconds of the store).
+            Remembered keys that are not among them are forgotten.
+        kept_seconds: this listing is remembered for this long, which must be longer than until the next
+            sweep.
 
     Raises:
         GateClosed, Unavailable.
@@ -48,5 +49,8 @@ def confirmed(
 
 
 def _digest(key: str) -> str:
-    """64 bits are enough: two keys of one speaker that share them would have to be suspected together."""
+    """Return a digest of 64 bits.
+
+    That is enough: two keys of one speaker that share them would have to be suspected together.
+    """
     return hashlib.blake2b(key.encode(), digest_size=8).hexdigest()
