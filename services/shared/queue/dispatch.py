@@ -1,4 +1,4 @@
-"""Hands extraction jobs to workers through RQ. The one place that knows both our job ids and RQ's states."""
+"""Hands extraction jobs to workers through RQ. Only this module knows both our job ids and RQ's states."""
 
 from collections.abc import Mapping
 
@@ -10,7 +10,7 @@ from services.shared.queue.rq_jobs import JobQueue, enqueue, queue_name, status_
 from services.shared.telemetry import tracing
 
 EXTRACT = "extract"
-"""The name a worker's handler goes by."""
+"""The name under which a worker's handler is registered."""
 
 _ALIVE = {
     JobStatus.QUEUED.value,
@@ -28,14 +28,19 @@ class RqDispatcher:
         self._job_seconds = job_seconds
 
     def enqueue(self, job_id: str, profile: str, arguments: Mapping[str, str | int | None]) -> None:
-        """The same job again is not an error: a first call's answer may have been lost."""
+        """Put a job into its queue.
+
+        Putting the same job there again is not an error: the first call's answer may have been lost.
+        """
         about = {"job.id": job_id, "profile": profile}
         with unavailable_without_redis(), tracing.span("enqueue", kind="producer", attributes=about):
             enqueue(self._queue(profile), job_id, EXTRACT, arguments, timeout_seconds=self._job_seconds)
 
     def state(self, job_id: str, profile: str) -> str:
-        """`alive`: queued or running; `failed`: RQ gave it up; `gone`: finished, forgotten or never
-        enqueued.
+        """Return the state of a job.
+
+        It is `alive` (queued or running), `failed` (RQ gave it up) or `gone` (finished, forgotten or never
+        enqueued).
         """
         with unavailable_without_redis():
             status = status_of(self._queue(profile), job_id)
@@ -44,7 +49,7 @@ class RqDispatcher:
         return "alive" if status in _ALIVE else "gone"
 
     def remove(self, job_id: str, profile: str) -> None:
-        """Take a job out of the queue. One that a worker has taken is left to it: it finds out by itself."""
+        """Take a job out of the queue. If a worker has taken it already, that worker finds out by itself."""
         with unavailable_without_redis():
             self._queue(profile).remove_waiting(job_id)
 

@@ -36,7 +36,7 @@ RETRIES = 3
 
 RESULT_SECONDS = 300
 FAILURE_SECONDS = 24 * 3600
-"""How long a finished and a failed job can be looked at. As long is its id taken."""
+"""Finished and failed jobs can be looked at for this long. Their ids are taken for as long."""
 
 MAX_DATA_BYTES = 16 * 1024
 MAX_ID_LENGTH = 200
@@ -54,8 +54,9 @@ STORED_FIELDS = frozenset(
     b"created_at data description ended_at enqueued_at last_heartbeat origin retries_left started_at status "
     b"timeout worker_name".split()
 )
-"""What we read of a job. Not read, so without effect: callbacks, webhooks, meta (pickled by tools that forget
-the serializer), dependencies, repeats (both can wait for ever), intervals (they need a scheduler), expiry."""
+"""The fields that we read of a job. All other fields are not read and have no effect: callbacks, webhooks,
+meta (pickled by tools that forget the serializer), dependencies, repeats (both can wait for ever), intervals
+(they need a scheduler) and expiry."""
 
 HAND_BACK = """
 -- KEYS: intermediate list, queue, job.  ARGV: job id.
@@ -119,11 +120,14 @@ return 1
 
 
 class JobRefusedError(ValueError):
-    """What Redis holds under a job's id is not a job of ours; the message says why."""
+    """Redis holds something under a job's id that is not a job of ours. The message says why."""
 
 
 def queue_name(profile: str) -> str:
-    """The queue of one profile's extractions: a worker listens to those it has loaded."""
+    """Return the name of the queue of one profile's extractions.
+
+    A worker listens to the queues of the profiles that it has loaded.
+    """
     name = f"extract.{profile}"
     if not QUEUE_NAME.fullmatch(name):
         raise ValueError(f"no queue can be named {name!r}: a-z, 0-9, '.', '_' and '-' are possible")
@@ -131,7 +135,7 @@ def queue_name(profile: str) -> str:
 
 
 def profile_of(queue: str) -> str:
-    """Inverse of `queue_name`."""
+    """Return the profile of a queue. This is the inverse of `queue_name`."""
     return queue.partition(".")[2]
 
 
@@ -139,10 +143,12 @@ class QueuedJob(Job):
     """A job that cannot carry code, and that counts its starts."""
 
     attempt = 0
-    """Which start this is, from 1; 0 before the first. Those that ended with their worker count, too."""
+    """The number of the current start, from 1, or 0 before the first. Starts that ended with their worker
+    count, too.
+    """
 
     execution = ""
-    """Id of the start that holds the job. A worker whose own is another has lost it."""
+    """The id of the start that holds the job. A worker whose own start has another id has lost the job."""
 
     def __init__(
         self, id: str | None = None, connection: Redis | None = None, serializer: Any = None
@@ -152,7 +158,10 @@ class QueuedJob(Job):
 
     @cached_property
     def started_job_registry(self) -> StartedJobRegistry:
-        """RQ makes a new one at each use, at the price of several commands. A queue's jobs share theirs."""
+        """Return the registry that a queue's jobs share.
+
+        RQ makes a new one at each use, at the price of several commands.
+        """
         return StartedJobRegistry(self.origin, connection=self.connection, serializer=JSONSerializer)
 
     @cached_property
@@ -161,7 +170,7 @@ class QueuedJob(Job):
 
     @property
     def function(self) -> str:
-        """Name of the handler that runs it."""
+        """The name of the handler that runs the job."""
         return str(self.func_name)
 
     @property
@@ -171,7 +180,7 @@ class QueuedJob(Job):
 
     @property
     def last_attempt(self) -> bool:
-        """Whether a failure of this start is final."""
+        """True if a failure of this start is final."""
         return not self.retries_left
 
     @property
@@ -241,7 +250,7 @@ class JobQueue(Queue):
         self.connection.xadd(self.wake_key, {"woken": 1}, maxlen=1, approximate=False)
 
     def load(self, job_id: bytes, stored: Mapping[bytes, bytes] | Exception) -> QueuedJob:
-        """The job as stored. Raises `JobRefusedError`, whatever is wrong with it."""
+        """Return the job as stored. Raises `JobRefusedError`, whatever is wrong with it."""
         if isinstance(stored, Exception):
             raise JobRefusedError(f"its key holds something else ({stored})")
         try:
@@ -264,7 +273,7 @@ class JobQueue(Queue):
         client.eval(LINE_UP, 3, self.key, self._order_key, self._turns_key, job_id, tenant)
 
     def take(self, count: int) -> list[bytes]:
-        """Move up to `count` jobs to the intermediate list. Maintenance hands back those nobody claims."""
+        """Move up to `count` jobs to the intermediate list. Maintenance hands back those left unclaimed."""
         keys = (self.key, self.intermediate_queue_key, self._order_key, self._turns_key)
         return cast(list[bytes], self.connection.eval(TAKE, len(keys), *keys, count))
 
@@ -281,12 +290,12 @@ class JobQueue(Queue):
         self.connection.eval(REMOVE, 2, self.key, job_key(job_id.encode()), job_id)
 
     def hand_back(self, job_id: bytes, pipeline: Pipeline) -> None:
-        """Return a job that was taken and not started. Nothing happens if someone else was faster."""
+        """Return a job that was taken and not started. Nothing happens if another process was faster."""
         keys = (self.intermediate_queue_key, self.key, job_key(job_id))
         pipeline.eval(HAND_BACK, len(keys), *keys, job_id)
 
     def quarantine(self, job_id: bytes, stored: object, reason: str, pipeline: Pipeline) -> None:
-        """Put away what cannot be run, where an operator finds it: nobody may stumble over it again."""
+        """Put a job that cannot be run where operators find it, so that no worker stumbles over it again."""
         entry = {
             "queue": self.name,
             "job_id": job_id.decode(errors="replace")[:200],
@@ -305,7 +314,7 @@ class JobQueue(Queue):
 
 
 def job_key(job_id: bytes) -> bytes:
-    """Also for ids that RQ would not accept."""
+    """Return the key of a job, also for ids that RQ would not accept."""
     return QueuedJob.redis_job_namespace_prefix.encode() + job_id
 
 
@@ -325,12 +334,12 @@ def enqueue(
     """Put a job into the queue if no job of that id exists. Safe to repeat.
 
     Args:
-        queue: where to.
+        queue: the queue that the job is put into.
         job_id: letters, digits, `_` and `-`.
-        func_name: name of the handler, as the worker was given it.
+        func_name: the name of the handler, as the worker was given it.
         kwargs: ids; no content.
         timeout_seconds: a worker that runs it longer is taken for hung.
-        at_front: before all others.
+        at_front: put the job before all other jobs.
 
     Returns:
         False if a job of that id exists: read its state. It may be the one just asked for, put there by a
@@ -362,6 +371,6 @@ def enqueue(
 
 
 def status_of(queue: JobQueue, job_id: str) -> str | None:
-    """RQ's word for a job's state; None when it is not known or forgotten."""
+    """Return RQ's word for a job's state, or None if the job is not known or forgotten."""
     status = queue.connection.hget(QueuedJob.key_for(job_id), "status")
     return as_text(status) if status else None
