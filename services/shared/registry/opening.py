@@ -36,7 +36,7 @@ def open_parts(store_settings: StoreSettings, settings: RegistrySettings) -> Reg
 
     Raises:
         StoreUnfit: the bucket is missing, refused to us, or not consistent enough to be the truth, or it was
-            not reached within `start_seconds`. ProfileUnknown: a profile nobody knows.
+            not reached within `start_seconds`. ProfileUnknown: a profile is not known.
     """
     clock = Clock()
     store, identity = _patiently(partial(_open_bucket, store_settings, clock), store_settings, clock)
@@ -81,7 +81,7 @@ def _patiently(opening: Callable[[], Opened], settings: StoreSettings, clock: Cl
 
 
 def _open_bucket(settings: StoreSettings, clock: Clock) -> tuple[ObjectStore, str]:
-    """The store, probed, and its bucket's identity."""
+    """Return the probed store and its bucket's identity."""
     prepare_bucket(settings)
     store = open_store(settings)
     try:
@@ -94,8 +94,10 @@ def _open_bucket(settings: StoreSettings, clock: Clock) -> tuple[ObjectStore, st
 
 
 def _probe(store: ObjectStore, settings: StoreSettings) -> None:
-    """A folder of ours that cannot be written, because the disk is full or read-only, can be read all the
-    same: writes are refused one by one, until there is room again.
+    """Probe the store. A folder of ours that can only be read is accepted.
+
+    If it cannot be written because the disk is full or read-only, writes are refused one by one until there
+    is room again.
     """
     try:
         store.probe()
@@ -106,13 +108,13 @@ def _probe(store: ObjectStore, settings: StoreSettings) -> None:
 
 
 class ConcurrentRunner:
-    """Runs steps on threads: what each waits for is mostly the disk or the network."""
+    """Runs steps on threads, because they mostly wait for the disk or the network."""
 
     def __init__(self, threads: int = 8) -> None:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="at-once")
 
     def __call__(self, steps: Iterable[Callable[[], object]]) -> None:
-        """Returns when all have ended. Raises the first one's error."""
+        """Run all steps and return when all have ended. Raises the error of the first that failed."""
         # In our context: their log lines carry the request's id.
         futures = [self._pool.submit(copy_context().run, step) for step in steps]
         wait(futures)
@@ -121,5 +123,5 @@ class ConcurrentRunner:
 
 
 def open_queue_connection(settings: RegistrySettings) -> redis.Redis:
-    """RQ reads bytes; everything else here reads text."""
+    """Return a Redis client for RQ, which reads bytes. Everything else here reads text."""
     return connect(settings.redis_address, decode_responses=False)

@@ -50,7 +50,7 @@ PUBLISH_SECONDS = 600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Provenance:
-    """What makes the artifacts of a profile. The manifest of each artifact records it."""
+    """Everything that makes the artifacts of a profile. The manifest of each artifact records it."""
 
     profile: Profile
     fingerprint: str
@@ -75,7 +75,7 @@ class Attempt:
     build: int
     provenance: Provenance
     started: float
-    """When the attempt began, on the monotonic clock."""
+    """The time when the attempt began, on the monotonic clock."""
     traceparent: str | None = None
     """The W3C trace context of the request that asked for the extraction."""
 
@@ -89,7 +89,7 @@ class Publisher:
     """Publishes artifacts for a worker: its only access to bucket and index."""
 
     def __init__(self, parts: RegistryParts, registrar: Registrar, decode: Decode | None = None) -> None:
-        """`decode`: decodes an uploaded clip; needed by callers of `read_clip`."""
+        """Use `decode` to decode uploaded clips. Callers of `read_clip` need it."""
         self._registrar = registrar
         self._decode = decode
         self._index = parts.index
@@ -138,11 +138,11 @@ class Publisher:
         )
 
     def read_clip(self, attempt: Attempt) -> ReferenceAudio:
-        """The decoded clip of the version, restored where the bucket has lost it.
+        """Return the decoded clip of the version. If the bucket has lost it, it is restored.
 
         Raises:
-            ClipDamaged. ExtractorFailed: the bucket does not hand it out now, while it serves other objects:
-                this job is tried again, and others need not wait.
+            ClipDamaged. ExtractorFailed: the bucket does not hand out the clip now, while it serves other
+                objects. This job is tried again, and other jobs need not wait.
         """
         assert self._decode is not None
         try:
@@ -162,10 +162,10 @@ class Publisher:
     def publish(
         self, attempt: Attempt, tensors: Mapping[str, np.ndarray], used_seconds: float | None = None
     ) -> bool:
-        """Check, store and put in force. Returns False if it came too late to count.
+        """Check and store an artifact and put it in force. Returns False if it came too late to count.
 
         Args:
-            used_seconds: how much audio is in the tensors, where that is not the whole clip.
+            used_seconds: the seconds of audio that are in the tensors, if that is not the whole clip.
 
         Raises:
             InvalidArtifact: the tensors are not what the profile says. Unavailable: try again.
@@ -318,7 +318,7 @@ class Publisher:
         try:
             announced = self._announcements.current(attempt.provenance.profile.name)
             if announced is None or announced.fingerprint != attempt.provenance.fingerprint:
-                return None  # an upgrade overtook us: what we made is stale
+                return None  # an upgrade overtook us: our artifact is stale
             return self._registrar.prepare_promotion(attempt.speaker_id, completing=completing)
         except Unavailable:
             return None
@@ -342,8 +342,9 @@ def _error_json(error: SpeakerRegistryError, attempt: int) -> str:
 def landed_first(
     store: Store, speaker_id: SpeakerId, vuid: str, akey: str, listings: int
 ) -> ArtifactRecord | None:
-    """Of all that landed for one artifact: normally there is just one. Put together from several `listings`,
-    because one may leave out what is there.
+    """Return the record that landed first for one artifact. Normally there is just one.
+
+    It is found from several `listings`, because one may leave out what is there.
     """
     listing = list_several_times(store, speaker_id.artifact_prefix(vuid, akey), listings)
     facts = list(read_facts(store, listing))

@@ -58,11 +58,11 @@ from speaker_registry.schemas import ArtifactState
 log = structlog.get_logger()
 
 NAMES_SEARCHED = 5_000
-"""How many names one page of a search for a part of the name looks at."""
+"""One page of a search for a part of the name looks at this many names."""
 MAX_PAGE_OF_FACTS = 101
 """Limits the speakers whose records are read for one page. The API's largest page needs this many."""
 _PAGE = 20
-"""How many versions are read at a time to find the newest that is ready. Nearly always it is in the first
+"""Versions are read this many at a time to find the newest that is ready. Nearly always it is in the first
 page.
 """
 PAGE_BYTES = 1024**2
@@ -70,7 +70,7 @@ PAGE_BYTES = 1024**2
 versions with the longest texts would be an answer of 6 MB or more.
 """
 _TRIES = 3
-"""How often a promotion, or a delete by id, is tried. Each try reads the current state."""
+"""A promotion, or a delete by id, is tried this often. Each try reads the current state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class SpeakerPage:
     """The cursor behind everything that was examined for this page, which may be more than the entries."""
     more: bool
     of_facts: bool = False
-    """Whether the page was made from the facts, because the index could not answer."""
+    """True if the page was made from the facts, because the index could not answer."""
 
     @property
     def speakers(self) -> list[IndexedSpeaker]:
@@ -106,9 +106,10 @@ def _newest(
 
 
 def _page(indexed: IndexedSpeaker, before: int | None, limit: int) -> list[SpeakerVersion]:
-    """The newest `limit` versions with a number below `before`, newest first, or fewer, so that those but
-    the last have less than `PAGE_BYTES`. The index counts whole records; where it did not end the page, texts
-    count, which are most of a large one.
+    """Return the newest `limit` versions with a number below `before`, newest first, or fewer.
+
+    All versions but the last have less than `PAGE_BYTES` together. The index counts whole records. If it did
+    not end the page, only texts count, which are most of a large record.
     """
     page, room = [], PAGE_BYTES
     for version in _newest(indexed.speaker.versions, before, limit):
@@ -336,9 +337,10 @@ class Registrar:
     def versions(
         self, namespace: str, name: str, *, before: int | None, limit: int
     ) -> tuple[IndexedSpeaker, list[SpeakerVersion], bool]:
-        """A live speaker, a page of its versions below the number `before`, newest first, and whether there
-        are more. The page may be shorter than `limit` although there are: see `PAGE_BYTES`. Raises what
-        `find` raises.
+        """Return a live speaker, a page of its versions, and whether there are more versions.
+
+        The page has the versions below the number `before`, newest first. It may be shorter than `limit`
+        although there are more: see `PAGE_BYTES`. Raises the same errors as `find`.
         """
         indexed = self.find(
             namespace, name, VersionSelection(before=before, limit=limit, max_bytes=PAGE_BYTES)
@@ -355,7 +357,7 @@ class Registrar:
         """Make a voice unresolvable at once, with all its versions and jobs. Returns what was there.
 
         Args:
-            name: its name or its id, as in `find`.
+            name: the voice's name or its id, as in `find`.
             check: raises if this is not what is to be deleted.
 
         Raises:
@@ -394,7 +396,7 @@ class Registrar:
     def ensure(
         self, speaker_id: SpeakerId, version: SpeakerVersion, profiles: Sequence[str], *, force: bool = False
     ) -> dict[str, ClaimResult]:
-        """See to it that each profile's artifact exists or is being made; join what is in flight already.
+        """Make sure that each profile's artifact exists or is being made. Pending jobs are joined.
 
         Args:
             force: extract again even if there is an artifact (it serves until the new one is ready) or a
@@ -426,8 +428,9 @@ class Registrar:
         limited: bool = False,
         steal: str | None = None,
     ) -> ClaimResult:
-        """One claim, and the job behind it if the claim is ours. With `limited`, an artifact that was made as
-        often as the settings accept is not made again.
+        """Claim an extraction, and enqueue its job if the claim is ours.
+
+        With `limited`, an artifact that was made as often as the settings accept is not made again.
         """
         announced = self._announcements.current(profile.name)
         fingerprint = announced.fingerprint if announced else ""
@@ -469,8 +472,10 @@ class Registrar:
     # -- promoting
 
     def promote(self, speaker_id: SpeakerId) -> None:
-        """Move `default` to the newest version that is done, if it has an artifact for every required profile
-        that is served now, or about to be, and unless somebody moved `default` after it was registered.
+        """Move `default` to the newest version that is done.
+
+        That version must have an artifact for every required profile that is served now, or about to be.
+        `default` does not move if a caller moved it after the version was registered.
         """
         fact = self.prepare_promotion(speaker_id)
         if fact is not None:
@@ -479,16 +484,17 @@ class Registrar:
     def prepare_promotion(
         self, speaker_id: SpeakerId, *, completing: tuple[str, str] | None = None
     ) -> AliasFact | None:
-        """The first half of `promote`: the fact is put, the index not told yet. None: nothing to promote, or
-        not yet, and then housekeeping looks again.
+        """Do the first half of `promote`: commit the fact, but do not tell the index yet.
+
+        Returns None if there is nothing to promote, or not yet. In that case housekeeping looks again.
 
         Args:
-            completing: (vuid, profile) of an artifact that is to be taken for ready: so its publisher can
-                have both take effect at once.
+            completing: (vuid, profile) of an artifact that is to be taken for ready, so that its publisher
+                can have both take effect at once.
         """
         vuid, _ = completing or (None, None)
         for _ in range(_TRIES):
-            # What is just being completed may have no artifact yet.
+            # The version that is just being completed may have no artifact yet.
             indexed = self._index.look(speaker_id, replace(_NEWEST_MADE, vuid=vuid))
             candidate = self._promotion_candidate(speaker_id, indexed, completing)
             if candidate is None:
@@ -508,7 +514,7 @@ class Registrar:
             except (VoiceNotFound, VoiceDamaged):
                 return None
             if self._clock.monotonic() - began > PENDING_MOVE_SECONDS:
-                return None  # nobody waits for it any more
+                return None  # no process waits for it any more
             fact = AliasFact.promotion(seq, candidate.version, self._clock.new_id())
             commit(self._store, speaker_id.alias_key(fact))
             log.info("speaker.promoted", speaker=str(speaker_id), version=candidate.version.number)
@@ -526,8 +532,9 @@ class Registrar:
         indexed: IndexedSpeaker,
         completing: tuple[str, str] | None = None,
     ) -> "_PromotionCandidate | None":
-        """The version that `default` should be moved to. `indexed` is a look at the newest that have
-        artifacts, and at what is being completed.
+        """Return the version that `default` should be moved to, or None.
+
+        `indexed` is a look at the newest versions that have artifacts, and at the one being completed.
         """
         speaker = indexed.speaker
         if not speaker.live:
@@ -544,15 +551,17 @@ class Registrar:
         return None if self._is_certain(speaker) else self._incumbent(indexed, completing)
 
     def _is_certain(self, speaker: Speaker) -> bool:
-        """Where no move says so, the oldest version is the default, and a slow upload may yet come before
-        it. Nothing comes before number 1, which nearly all are.
+        """Return whether no version can become the default by coming before it.
+
+        If no move says otherwise, the oldest version is the default, and a slow upload may yet come before
+        it. Nothing comes before number 1, which nearly all default versions have.
         """
         return DEFAULT in speaker.aliases or speaker.default.number == 1
 
     def _incumbent(
         self, indexed: IndexedSpeaker, completing: tuple[str, str] | None
     ) -> "_PromotionCandidate | None":
-        """The default itself: once it serves anything, its place is written down."""
+        """Return the default itself if it serves anything, so that its place is written down."""
         version = indexed.speaker.default
         ready, _ = self._progress(indexed, version, completing)
         return _PromotionCandidate(version, ready) if ready else None
@@ -560,7 +569,7 @@ class Registrar:
     def _progress(
         self, indexed: IndexedSpeaker, version: SpeakerVersion, completing: tuple[str, str] | None
     ) -> tuple[frozenset[str], bool]:
-        """The required profiles that are ready of it, and whether that is all it will ever have."""
+        """Return the version's required profiles that are ready, and whether it will never have more."""
         states = {
             name: self.profile_status(indexed, version, name).state for name in self._catalogue.required
         }
@@ -570,8 +579,9 @@ class Registrar:
         return ready, all(state in {"ready", "failed"} for state in states.values())
 
     def held_back(self, indexed: IndexedSpeaker, version: SpeakerVersion) -> str | None:
-        """Why `default` will not move to this version, though it is newer and what it can have will be
-        there; None if it will, or has moved on.
+        """Say why `default` will not move to this version, although it is newer.
+
+        The version will have all artifacts that it can have. Returns None if `default` will move to it, or has moved on.
         """
         default, versions = indexed.speaker.default, indexed.speaker.versions
         if versions.index(version) <= versions.index(default):
