@@ -190,8 +190,9 @@ class Gate:
             return prepared(keys=keys, args=[self.open(), parameters])
 
     def read(self, ask: Callable[[Pipeline], object]) -> list[Any]:
-        """Return the answers to the commands that `ask` puts into a pipeline, all from one moment. Raises `GateClosed`,
-        `Unavailable`.
+        """Return the answers to the commands that `ask` puts into a pipeline, all from one moment.
+
+        Raises `GateClosed`, `Unavailable`.
         """
         return self.read_epoch(lambda pipeline, _: ask(pipeline))[1]
 

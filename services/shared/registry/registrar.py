@@ -581,7 +581,8 @@ class Registrar:
     def held_back(self, indexed: IndexedSpeaker, version: SpeakerVersion) -> str | None:
         """Say why `default` will not move to this version, although it is newer.
 
-        The version will have all artifacts that it can have. Returns None if `default` will move to it, or has moved on.
+        The version will have all artifacts that it can have. Returns None if `default` will move to
+        it, or has moved on.
         """
         default, versions = indexed.speaker.default, indexed.speaker.versions
         if versions.index(version) <= versions.index(default):
