@@ -77,32 +77,32 @@ def commit(store: Store, key: object, body: bytes = b"{}") -> None:
 
 
 def read_speaker(store: Store, speaker_id: SpeakerId) -> Speaker:
-    """The truth about one speaker, from the bucket alone."""
+    """Return the truth about one speaker, from the bucket alone."""
     return fold(read_facts(store, store.list(speaker_id.prefix)))
 
 
 def read_certain(store: Store, speaker_id: SpeakerId, *, listings: int = 1) -> Speaker:
-    """The truth about one speaker, without what may still change.
+    """Return the truth about one speaker, without what may still change.
 
     Buckets date objects to the second, and of two artifacts of one second the younger attempt counts. So this
-    leaves out artifacts that another may still join in their second, and promotions to what may only just
-    have become ready. The speaker is `undecided` then, for a few seconds.
+    leaves out artifacts that another one may still join in the same second, and promotions to a version that
+    may only just have become ready. The speaker is `undecided` then, for a few seconds.
 
     Args:
-        listings: how many to put together. One may leave out what is there.
+        listings: number of listings to merge. A single listing may leave out objects that exist.
     """
     return certain_of(store, list_several_times(store, speaker_id.prefix, listings))
 
 
 def truth_of(store: Store) -> Callable[[SpeakerId], Speaker]:
-    """How `SpeakerIndex` reads a speaker that it does not know: with two listings, because a number that one
-    leaves out would be given out again.
+    """Return the function by which `SpeakerIndex` reads a speaker that it does not know. It takes two
+    listings, because a version number that a single listing leaves out would be assigned again.
     """
     return lambda speaker_id: read_certain(store, speaker_id, listings=2)
 
 
 def certain_of(store: Store, listing: Listing) -> Speaker:
-    """The same, of a listing that was taken already."""
+    """Return the truth about one speaker as `read_certain` does, from a listing that was taken already."""
     uncertain_from = listing.taken_at.replace(microsecond=0) - DATED_WITHIN
     objects = parsed(listing)
     certain = [
@@ -115,12 +115,16 @@ def certain_of(store: Store, listing: Listing) -> Speaker:
 
 
 def list_several_times(store: Store, prefix: str, times: int) -> Listing:
-    """All that any of the listings tells of, dated as the first: one listing may leave out what is there."""
+    """List a prefix several times and merge the listings, with the date of the first. A single listing may
+    leave out objects that exist.
+    """
     return together([store.list(prefix) for _ in range(times)])
 
 
 def _depends_on_the_second(key: ParsedKey | None) -> bool:
-    """Whether it says that an artifact is published, or is a promotion, which says that one is ready."""
+    """Return whether a key says that an artifact is published, or belongs to a promotion, which says that
+    one is ready.
+    """
     match key:
         case ArtifactKey(published=True):
             return True
@@ -130,10 +134,10 @@ def _depends_on_the_second(key: ParsedKey | None) -> bool:
 
 
 def read_facts(store: Store, listing: Listing) -> Iterator[Fact]:
-    """The facts among the objects of one speaker.
+    """Read the facts among the objects of one speaker.
 
     A damaged artifact or failure is logged and left out, so that it is made anew. A damaged version is a
-    `DamagedFact`. A version or an artifact that the store lists and does not hand out is an `UnreadableFact`.
+    `DamagedFact`. A version or an artifact that the store lists but does not return is an `UnreadableFact`.
     """
     return _facts_among(store, parsed(listing))
 
@@ -155,11 +159,11 @@ def _facts_among(store: Store, objects: Iterable[Keyed]) -> Iterator[Fact]:
 
 
 RecordKey = VersionKey | CensusKey | ArtifactKey | FailureKey
-"""Of a fact that has more to say than its key."""
+"""The key of a fact that also has a record to read."""
 
 
 def _read_fact(store: Store, stored: StoredObject, key: RecordKey) -> Fact | None:
-    """None: it was swept since the listing, or it is damaged and can be made anew."""
+    """Read one fact. Returns None if it was swept since the listing, or is damaged and can be made anew."""
     try:
         return _read_twice(store, stored, key)
     except ObjectUnavailable as error:
@@ -171,17 +175,20 @@ def _read_fact(store: Store, stored: StoredObject, key: RecordKey) -> Fact | Non
             return DamagedFact(key.seq, key.vuid, key.number, key.created_at)
         if isinstance(key, CensusKey):
             _report("census.damaged", "record", stored.key, error)
-            return DamagedFact(key.seq, "", 0, 0)  # nobody can tell which of its versions count
+            return DamagedFact(key.seq, "", 0, 0)  # there is no telling which of its versions count
         _report("fact.damaged", "record", stored.key, error)
         return None
 
 
 def _read_twice(store: Store, stored: StoredObject, key: RecordKey) -> Fact | None:
-    """None: the object is gone. A store may hand out wrong bytes once, so a record counts as damaged only
-    when it is read again and still makes no sense.
+    """Read one fact, a second time if its record makes no sense. Returns None if the object is gone.
+
+    A store may return wrong bytes once, so a record counts as damaged only if the second reading makes no
+    sense either.
 
     Raises:
-        ValueError: the record is damaged. ObjectUnavailable.
+        ValueError: the record is damaged.
+        ObjectUnavailable: the store lists the object and does not return it.
     """
     body = read_record(store, stored)
     if body is None:
@@ -195,7 +202,7 @@ def _read_twice(store: Store, stored: StoredObject, key: RecordKey) -> Fact | No
 
 
 def _fact_of(stored: StoredObject, key: RecordKey, body: bytes) -> Fact:
-    """Raises ValueError: it is damaged."""
+    """Parse the record of a fact. Raises ValueError if it is damaged."""
     match key:
         case VersionKey():
             return VersionFact(key.seq, _read_version(body, key, slug_in(stored.key)))
@@ -215,7 +222,9 @@ def _report(event: str, kind: str, key: str, error: Exception) -> None:
 
 
 def _unreadable(key: RecordKey) -> UnreadableFact | None:
-    """None for a failure: at worst the extraction is tried again."""
+    """Return the fact that stands for one that cannot be read. Returns None for a failure: at worst the
+    extraction is tried again.
+    """
     match key:
         case VersionKey():
             return UnreadableFact(key.vuid, seq=key.seq, number=key.number, created_at=key.created_at)
@@ -227,10 +236,11 @@ def _unreadable(key: RecordKey) -> UnreadableFact | None:
 
 
 def read_record(store: Store, stored: StoredObject) -> bytes | None:
-    """As `read_object`, of an object that is to be parsed.
+    """Read an object that is to be parsed, as `read_object` does.
 
     Raises:
-        ValueError: it is larger than any record; it is not read. ObjectUnavailable.
+        ValueError: the object is larger than any record. It is not read.
+        ObjectUnavailable: the store lists the object and does not return it.
     """
     if stored.size > MAX_RECORD_BYTES:
         raise ValueError(f"{stored.size} bytes are no record; accepted: {MAX_RECORD_BYTES} at most")
@@ -238,12 +248,13 @@ def read_record(store: Store, stored: StoredObject) -> bytes | None:
 
 
 def read_object(store: Store, key: str) -> bytes | None:
-    """An object that was listed; None if it is gone since.
+    """Read an object that was listed. Returns None if it is gone since.
 
-    A store that says "missing" may be mistaken, so it has to say so twice: by not listing it any more.
+    A store that reports an object as missing may be mistaken, so the object counts as gone only when the
+    store no longer lists it either.
 
     Raises:
-        ObjectUnavailable: it is listed, and the store does not hand it out.
+        ObjectUnavailable: the store lists the object and does not return it.
     """
     for _ in range(2):
         try:
@@ -281,7 +292,7 @@ def _read_failure(body: bytes, key: FailureKey) -> FailureRecord:
 
 
 def speaker_ids(store: Store) -> Iterator[SpeakerId]:
-    """Every speaker the bucket knows, dead ones included."""
+    """Iterate over every speaker in the bucket, including deleted ones."""
     for namespace in store.folders(""):
         if is_namespace(namespace):
             slugs = store.folders(speakers_folder(namespace))

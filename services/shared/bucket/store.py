@@ -1,7 +1,8 @@
 """The object store: immutable objects under keys, in an S3-compatible bucket or a local folder.
 
-Same promises on both: what `put` returned for is durable, `get` gives whole objects, `list` is complete and
-sees what was put before. Knows nothing of speakers: what keys mean is said in `facts`.
+The promises are the same on both: an object is durable once `put` returns, `get` returns whole objects, and
+`list` is complete and shows what was put before. This module knows nothing of speakers; `facts` says what
+keys mean.
 
 Names that start with a dot at the top belong to the store itself and are never listed.
 """
@@ -42,21 +43,23 @@ _PART = r"(?!\.\.?(?:/|$))[A-Za-z0-9._-]{1,255}"
 _KEY = re.compile(rf"{_PART}(?:/{_PART})*")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 MAX_KEY_BYTES = 1000
-"""S3 allows 1024, the bucket's prefix included."""
+"""The length limit of a key. S3 allows 1024 bytes, the bucket's prefix included."""
 
 RETRY_AFTER_SECONDS = 5.0
 CHECK_SECONDS = 3.0
-"""A readiness check has to answer before whoever asks gives up."""
+"""The time limit of a readiness check, which has to answer before its caller gives up."""
 
 PROBES = ".probe/"
 PROBED = 20
 OLD_PROBE = timedelta(hours=1)
 MAX_CLOCK_DIFFERENCE = timedelta(minutes=5)
-"""Between a store's `Date` and the times of its objects. What is young is told by comparing the two."""
+"""The largest accepted difference between a store's `Date` and the times of its objects. Comparing the two
+shows which objects are young.
+"""
 
 DATED_WITHIN = timedelta(seconds=2)
-"""How far apart the clocks of a store may be: the one that dates its objects, which may be another machine's
-or a file system's, and the one that dates its listings.
+"""The difference that is allowed between a store's two clocks: the one that dates its objects, which may
+belong to another machine or to a file system, and the one that dates its listings.
 """
 
 _REASONS = (
@@ -65,17 +68,19 @@ _REASONS = (
     re.compile(r"kind: (\w+)"),
     re.compile(r"incorrectly configured region"),
 )
-"""What is worth logging of obstore's messages; the rest of them names keys, and so persons."""
+"""The parts of obstore's messages that are logged. The rest of a message names keys, and so persons."""
 
 
 _SENTINEL = ".sentinel"
-"""An object of the store's own. While it can be read, trouble with another object is that object's own."""
+"""An object that belongs to the store itself. While it can be read, a failure to access another object
+concerns that object alone.
+"""
 OBJECT_RETRY_AFTER_SECONDS = 60.0
 
 
 class ObjectUnavailable(Unavailable):
-    """The store answers, and does not do its part for this one object: it is archived, its disk block is bad,
-    its owner is another. Others must not wait for that.
+    """The store answers but fails for this one object: for example, the object is archived, its disk block is
+    bad, or it belongs to another owner. Operations on other objects must not wait for that.
     """
 
 
@@ -84,88 +89,97 @@ class StoredObject:
     key: str
     size: int
     last_modified: datetime
-    """As the store says it."""
+    """The object's time by the store's clock."""
 
 
 @dataclass(frozen=True, slots=True)
 class Listing:
     objects: tuple[StoredObject, ...]
-    """By key."""
+    """The objects found, sorted by key."""
     taken_at: datetime
-    """The store's clock before the first page, never ahead: ages computed with it err on the young side."""
+    """The time by the store's clock before the first page was listed. It is never ahead, so ages computed
+    with it err on the young side.
+    """
 
 
 TakeListing = Callable[[], Listing]
 
 
 def _nothing(_: str) -> bool:
-    """The `Skips` that leaves nothing out."""
+    """Leave nothing out of a listing. This is a `Skips`."""
     return False
 
 
 def _is_our_own(key: str) -> bool:
-    """The `Skips` of what belongs to the store itself."""
+    """Leave the store's own objects out of a listing. This is a `Skips`."""
     return key.startswith(".")
 
 
 class Store(Protocol):
-    """Keys are parts of `[A-Za-z0-9._-]` joined by `/`, a prefix ends with `/` or is empty; else ValueError.
+    """Stores immutable objects under keys.
 
-    Every method raises `Unavailable` when the store does not do its part in time; `get` and `delete` raise
-    `ObjectUnavailable` where it does so for other objects.
+    Keys are parts of `[A-Za-z0-9._-]` joined by `/`. A prefix ends with `/` or is empty. Any other key or
+    prefix raises ValueError.
+
+    Every method raises `Unavailable` when the store does not do its part in time. `get` and `delete` raise
+    `ObjectUnavailable` if the store still serves other objects.
     """
 
     is_local: bool
-    """Whether it is on this machine. Reading then costs processor time, and hardly ever waits."""
+    """True if the store is on this machine. Reading then costs processor time and hardly ever waits."""
 
     def put(self, key: str, data: bytes) -> None:
-        """Store an object, durably once this returns. A key is never put again with other content."""
+        """Store an object. It is durable once this returns. A key is never put again with other content."""
 
     def create(self, key: str, data: bytes) -> bool | None:
-        """Store an object unless there is one under this key already, whoever else does so at the same time.
+        """Store an object unless there is one under this key already. Concurrent calls are safe.
 
-        Returns whether it was stored; None if this store has no conditional writes, and then nothing was.
-        After a lost reply the answer may be False though it was this call that stored it.
+        Returns whether the object was stored, or None if this store has no conditional writes; then nothing
+        was stored. After a lost reply the result may be False although this call stored the object.
         """
         ...
 
     def get(self, key: str) -> bytes:
-        """The whole object, or FileNotFoundError."""
+        """Return the whole object. Raises FileNotFoundError if there is none."""
         ...
 
     def list(self, prefix: str) -> Listing:
-        """Everything under a prefix, including what was put a moment ago."""
+        """List everything under a prefix, including what was put a moment ago."""
         ...
 
     def listings(self, prefix: str, skips: Skips = _nothing) -> Iterator[tuple[str, TakeListing]]:
-        """Everything under a prefix, folder by folder: the name of each immediate folder, in no order,
-        and how to list what is in it. Of a bucket that was taken already, as one request serves many folders;
-        what one answer leaves out is there all the same, because everything is asked for twice. In a local
-        folder it costs as much as `list`, so several threads may do it.
+        """Iterate over everything under a prefix, folder by folder.
+
+        Each item is the name of an immediate folder, in no order, with a function that lists the folder's
+        content. In a bucket this listing was taken already, because one request serves many folders.
+        Everything is requested twice there, so an object that one answer leaves out is still listed. In a
+        local folder the function costs as much as `list`, so several threads may call it.
 
         Args:
-            skips: what is left out. Its keys begin with `prefix`. A folder that holds nothing else may be
-                missing.
+            skips: says which keys are left out. The keys it gets begin with `prefix`. A folder that holds
+                nothing else may be missing.
         """
         ...
 
     def folders(self, prefix: str) -> builtins.list[str]:
-        """Names of the immediate folders under a prefix that hold anything."""
+        """Return the names of the immediate folders under a prefix that hold anything."""
         ...
 
     def delete(self, keys: Iterable[str]) -> None:
-        """Remove objects; one that is not there is fine. Takes any key that was listed. Where one cannot be
-        removed, the others are all the same.
+        """Remove objects. Accepts any key that was listed; a missing object is no error. If one object cannot
+        be removed, the rest are removed all the same.
         """
 
     def check(self) -> None:
-        """Return if the store answers, within seconds."""
+        """Return within seconds if the store answers."""
 
     def probe(self) -> None:
-        """Raise `StoreUnfit` unless the store is consistent: what was put, got and deleted shows at once."""
+        """Raise `StoreUnfit` unless the store is consistent: puts and deletes have to show at once."""
 
     def sweep_temporary(self, older_than: timedelta) -> int:
-        """Remove what interrupted writes left, and say how much. A bucket keeps no such."""
+        """Remove the files that interrupted writes left, and return their number. A bucket keeps no such
+        files.
+        """
         ...
 
 
@@ -183,14 +197,14 @@ class ObjectStore:
     ) -> None:
         self._client = client
         self._impatient = impatient
-        """The same, but gives up at once."""
+        """A client of the same store that gives up at once."""
         self._clock = clock
-        """The store's."""
+        """The store's clock."""
         self.is_local = folder is not None
         self._folder = folder
-        """Does all writing to a local folder: obstore never syncs."""
+        """The folder that does all writing to a local store, because obstore never syncs."""
         self._any_keys = any_keys
-        """Lists a bucket in which obstore met a key that it refuses."""
+        """The client that lists a bucket in which obstore met a key that it refuses."""
 
     def put(self, key: str, data: bytes) -> None:
         check_key(key)
@@ -215,7 +229,9 @@ class ObjectStore:
         return self._creates(key, data)
 
     def _creates(self, key: str, data: bytes) -> bool:
-        """Whether a conditional write did write. A store that knows no conditions always does."""
+        """Write on condition that the key is free, and return whether that wrote. A store without conditional
+        writes always writes.
+        """
         with self._translating("put"):
             try:
                 obstore.put(self._client, key, data, mode="create", use_multipart=False)
@@ -283,7 +299,7 @@ class ObjectStore:
             yield folder, _listing(found, taken_at)
 
     def _in_portions(self, found: Iterator[Found]) -> Iterator[Found]:
-        """The same, asked for 1,000 at a time: each portion may fail."""
+        """Yield the same items, fetched 1,000 at a time, because each portion may fail."""
         while True:
             with self._translating("list"):
                 self._check_folder()
@@ -294,7 +310,7 @@ class ObjectStore:
 
     def _found(self, prefix: str, skips: Skips) -> Iterator[StoredObject]:
         if self._folder:
-            # Not by obstore: one file whose name it does not take hides all others.
+            # obstore is not used here: one file whose name it refuses would hide all the rest.
             for key, status in self._folder.files(prefix, skips):
                 yield StoredObject(key, status.st_size, datetime.fromtimestamp(status.st_mtime, UTC))
             return
@@ -354,7 +370,9 @@ class ObjectStore:
             return self._folder.sweep(older_than) if self._folder else 0
 
     def _check_folder(self) -> None:
-        """An empty mount point must not pass for a store that has lost everything."""
+        """Raise OSError if a local folder is not there. An empty mount point must not pass for a store that
+        has lost everything.
+        """
         if self._folder:
             self._folder.check()
 
@@ -372,13 +390,13 @@ class ObjectStore:
                     raise FileNotFoundError("no such object") from None
                 log.error("store.failed", operation=operation, reason=_reason(error))
                 unavailable = self._unavailable(operation)
-                unavailable.add_note(f"{operation}: {_reason(error)}")  # for whoever runs us
+                unavailable.add_note(f"{operation}: {_reason(error)}")  # for operators
                 raise unavailable from None
             finally:
                 STORE_SECONDS.labels(operation, result).observe(perf_counter() - began)
 
     def _unavailable(self, operation: str) -> Unavailable:
-        """What a failure is to callers: the store's, or that of one object."""
+        """Return the error that callers get for a failure: one of the store, or one of a single object."""
         if operation in {"get", "delete"} and self._serves_others():
             return ObjectUnavailable(
                 "The object store does not give access to one object.",
@@ -394,7 +412,9 @@ class ObjectStore:
         return True
 
     def _says_missing(self, error: Exception) -> bool:
-        """Whether the object is missing, not bucket or folder: obstore raises the same for either."""
+        """Return whether the object is missing, and not the bucket or folder. obstore raises the same error
+        for both.
+        """
         if not isinstance(error, FileNotFoundError):
             return False
         if self._folder:
@@ -403,7 +423,9 @@ class ObjectStore:
 
 
 def _may_be_marker(stored: StoredObject, prefix: str) -> bool:
-    """Consoles put an empty object `a/` where somebody makes a folder. We put no empty ones."""
+    """Return whether the object may be a folder's marker. Consoles put an empty object `a/` when a folder is
+    made by hand. The registry puts no empty objects.
+    """
     return stored.size == 0 or not stored.key.startswith(prefix)
 
 
@@ -416,7 +438,9 @@ def _listing(found: Iterable[StoredObject], taken_at: datetime) -> Listing:
 
 
 def merged(*walks: Iterator[tuple[str, Listing]]) -> Iterator[tuple[str, Listing]]:
-    """Each folder with all that any walk found in it. All come by the same folders in much the same order."""
+    """Yield each folder with everything that any walk found in it. The walks pass the same folders in much
+    the same order.
+    """
     waiting: dict[str, Listing] = {}
     for step in zip_longest(*walks):
         for folder, listing in filter(None, step):
@@ -428,32 +452,36 @@ def merged(*walks: Iterator[tuple[str, Listing]]) -> Iterator[tuple[str, Listing
 
 
 def together(listings: Sequence[Listing]) -> Listing:
-    """All that any of some listings of one prefix tells of, dated as the first."""
+    """Merge several listings of one prefix. The result holds every object that any of them has, and the date
+    of the first.
+    """
     objects = {stored.key: stored for listing in listings for stored in listing.objects}
     return Listing(tuple(objects[key] for key in sorted(objects)), listings[0].taken_at)
 
 
 def _folder_of(key: str, prefix: str) -> str:
-    """The immediate folder under a prefix that a key is in; empty where it is in none."""
+    """Return the immediate folder under a prefix that a key is in, or an empty text if it is in none."""
     return key[len(prefix) :].rpartition("/")[0].partition("/")[0]
 
 
 def check_key(key: str) -> str:
-    """The key, or ValueError."""
+    """Return the key. Raises ValueError if it is not one."""
     if len(key) >= MAX_KEY_BYTES or not _KEY.fullmatch(key):
         raise ValueError(f"not a key: {key[:80]!a}")
     return key
 
 
 def _check_listed(key: str) -> str:
-    """The key of a file that was listed, whoever put it there; ValueError if it leads elsewhere."""
+    """Return the key of a listed file, which any program may have put there. Raises ValueError if the key
+    leads elsewhere.
+    """
     if "\0" in key or _has_odd_part(key):
         raise ValueError(f"not a key: {key[:80]!a}")
     return key
 
 
 def _is_path(key: str) -> bool:
-    """Whether obstore takes a key."""
+    """Return whether obstore accepts a key."""
     return not _CONTROL.search(key) and not _has_odd_part(key)
 
 
@@ -467,7 +495,7 @@ def check_prefix(prefix: str) -> None:
 
 
 def open_store(settings: StoreSettings) -> ObjectStore:
-    """The store that the settings name. A local folder is made; a bucket is not yet talked to.
+    """Open the store that the settings name. A local folder is made; a bucket is not yet contacted.
 
     Raises:
         StoreUnfit: the folder cannot be made.
@@ -486,7 +514,7 @@ def open_store(settings: StoreSettings) -> ObjectStore:
 
 
 def _under(prefix: str, found: Iterable[Found], *, key: Callable[[Found], str] = str) -> Iterator[Found]:
-    """The same objects or folders. Raises OSError where one of them does not lie under the prefix.
+    """Yield the same objects or folders. Raises OSError if one of them does not lie under the prefix.
 
     A proxy that mixes up answers would otherwise give one voice the records of another one, even of another
     namespace.
@@ -513,7 +541,7 @@ def _reason(error: Exception) -> str:
 
 
 def _probe(store: Store) -> None:
-    """Use the store as we are going to, on objects of our own, and compare every answer."""
+    """Use the store as the registry does, on objects made for this purpose, and compare every answer."""
     _delete_older_probes(store)
     prefix = f"{PROBES}{uuid4().hex}/"
     contents = {f"{prefix}{number:02}": f"{prefix}{number}".encode() for number in range(PROBED)}
@@ -526,7 +554,7 @@ def _probe(store: Store) -> None:
 
 
 def _probe_puts(store: Store, prefix: str, contents: dict[str, bytes]) -> None:
-    # Asking first: a cache in between may remember that there was nothing.
+    # The objects are read before they are put: a cache in between may remember that there was nothing.
     _expect(not _present(store, contents), "returned objects that were never put")
     for key, data in contents.items():
         store.put(key, data)
@@ -547,7 +575,7 @@ def _probe_deletes(store: Store, prefix: str, keys: builtins.list[str]) -> None:
 
 
 def _delete_older_probes(store: Store) -> None:
-    """What a killed process has left."""
+    """Delete the probes that killed processes have left."""
     listing = store.list(PROBES)
     old = listing.taken_at - OLD_PROBE
     store.delete(stored.key for stored in listing.objects if stored.last_modified < old)
