@@ -1,6 +1,6 @@
-"""Reaching an S3-compatible bucket: client, credentials, the server's clock, and making the bucket ready.
+"""Connects to an S3-compatible bucket: client, credentials, the server's clock, and making the bucket ready.
 
-Knows how to connect, not what a store promises: that is `services.shared.bucket.store`.
+This module knows how to connect, but not what a store promises; `services.shared.bucket.store` knows that.
 """
 
 import errno
@@ -63,19 +63,21 @@ _PASSING = (ConnectionFailed, HTTPClientError, IncompleteReadError, ResponsePars
 _MISSING = {"404", "NoSuchBucket"}
 _CREATED_MEANWHILE = {"BucketAlreadyOwnedByYou", "BucketAlreadyExists", "OperationAborted"}
 CLOCK_SECONDS = 600.0
-"""How long one reading of the server's clock is carried on by ours, which runs at the same pace."""
+"""The server's clock is read again after this time. In between, the local clock carries the reading on, as it
+runs at the same pace.
+"""
 
 
 class StoreUnfit(Exception):
-    """The store does not do what we rely on; for whoever runs us, never for callers."""
+    """The store does not do what the registry relies on. This error is for operators, never for callers."""
 
 
 class StoreUnreachable(StoreUnfit):
-    """The store did not answer, or not as it should. That may pass."""
+    """The store did not answer, or not as it should. The cause may pass."""
 
 
 def connect(settings: StoreSettings, *, request_seconds: float, retry_seconds: float) -> S3Store:
-    """A client of the bucket, which it does not talk to yet. StoreUnfit where no credentials are found."""
+    """Return a client of the bucket, without contacting it. Raises StoreUnfit if no credentials are found."""
     options: dict[str, Any] = {"endpoint": settings.endpoint} if settings.endpoint else {}
     if settings.region:
         options["region"] = settings.region
@@ -106,7 +108,9 @@ def connect(settings: StoreSettings, *, request_seconds: float, retry_seconds: f
 
 
 def _credentials(settings: StoreSettings) -> Callable[[], "S3Credential"]:
-    """Always a provider: left alone, obstore would mix keys given here with an AWS_SESSION_TOKEN."""
+    """Return a credential provider. There is always one, because without it obstore would mix the keys given
+    here with an AWS_SESSION_TOKEN.
+    """
     key_id, secret = settings.access_key_id, settings.secret
     if not key_id or not secret:
         try:
@@ -126,7 +130,7 @@ def _without_credentials(settings: StoreSettings) -> StoreUnfit:
 
 
 class BucketClock:
-    """What time it is at the server, from the `Date` of an answer. Never ahead, behind by about a second.
+    """Tells the server's time, from the `Date` of an answer. It is never ahead, and behind by about a second.
 
     Ages of objects are computed from their server's own times, so that a wrong clock here deletes nothing.
     """
@@ -139,14 +143,16 @@ class BucketClock:
         self._read_at = 0.0
 
     def __call__(self) -> datetime:
-        """Raises httpx.HTTPError where the server can't be asked, OSError where it does not say."""
+        """Return the server's time. Raises httpx.HTTPError if the server cannot be reached, OSError if its
+        answer has no date.
+        """
         with self._lock:
             if self._date is None or monotonic() - self._read_at > CLOCK_SECONDS:
                 self._date, self._read_at = self._read(), monotonic()
             return self._date + timedelta(seconds=monotonic() - self._read_at)
 
     def _read(self) -> datetime:
-        # Unsigned: a refusal carries the date as well, and no signature ends up in a log of requests.
+        # The request is unsigned: a refusal carries the date too, and no signature gets into a request log.
         url = obstore.sign(self._client, "HEAD", ".clock", timedelta(minutes=1)).partition("?")[0]
         with httpx.Client(transport=httpx.HTTPTransport(verify=self._tls, retries=2)) as http:
             answer = http.head(url, timeout=CONNECT_SECONDS)
@@ -156,9 +162,9 @@ class BucketClock:
 
 
 class AnyKeys:
-    """The bucket by boto3, which takes every key that S3 takes. obstore is ten times as fast at listing. It
-    fails where one key has an empty part, `.`, `..` or a control character: anybody's object would hide ours.
-    And it leaves out the slash at the end of a key.
+    """Accesses the bucket by boto3, which accepts every key that S3 accepts. obstore lists ten times as fast,
+    but it fails if one key has an empty part, `.`, `..` or a control character, so any foreign object would
+    hide ours. It also leaves out the slash at the end of a key.
 
     Every method raises `BOTO3_ERRORS`.
     """
@@ -168,20 +174,20 @@ class AnyKeys:
         self._root = f"{settings.prefix}/" if settings.prefix else ""
 
     def objects(self, prefix: str, after: str = "") -> Iterator[tuple[str, int, datetime]]:
-        """Key, size in bytes and time of every object under a prefix whose key comes after this one."""
+        """Yield key, size in bytes and time of every object under a prefix whose key comes after `after`."""
         start = self._root + after if after else ""
         for page in self._pages(prefix, StartAfter=start):
             for found in page.get("Contents", ()):
                 yield found["Key"].removeprefix(self._root), found["Size"], found["LastModified"]
 
     def folders(self, prefix: str) -> Iterator[str]:
-        """Each immediate folder under a prefix, as a prefix of its own."""
+        """Yield each immediate folder under a prefix, as a prefix of its own."""
         for page in self._pages(prefix, Delimiter="/"):
             for found in page.get("CommonPrefixes", ()):
                 yield found["Prefix"].removeprefix(self._root)
 
     def delete(self, key: str) -> None:
-        """One that is not there is fine."""
+        """Delete an object. A missing object is no error."""
         self._client.delete_object(Bucket=self._settings.bucket, Key=self._root + key)
 
     def _pages(self, prefix: str, **options: Any) -> Iterator["ListObjectsV2OutputTypeDef"]:
@@ -190,7 +196,9 @@ class AnyKeys:
 
     @cached_property
     def _client(self) -> "S3Client":
-        """Made when it is first needed, which in most buckets is never, and kept: making one takes long."""
+        """The boto3 client. It is made when it is first needed, which in most buckets is never, and then
+        kept, because making one takes long.
+        """
         return _boto3_client(self._settings)
 
 
@@ -198,12 +206,14 @@ BOTO3_ERRORS = (BotoCoreError, ClientError)
 
 
 def prepare_bucket(settings: StoreSettings) -> None:
-    """Log what would keep deleted objects alive in the bucket. With `create_bucket`, make a missing one. A
-    local folder is only checked: opening it makes it.
+    """Log the bucket's features that would keep deleted objects alive. With `create_bucket`, make a missing
+    bucket. A local folder is only checked, because opening it makes it.
+
+    Both errors name the setting, the address without credentials, and the cause.
 
     Raises:
-        StoreUnfit: there is no such bucket, or it is refused to us. StoreUnreachable: nothing useful was
-            answered. Both name the setting, the address without credentials, and the cause.
+        StoreUnfit: there is no such bucket, or access to it is refused.
+        StoreUnreachable: the store gave no useful answer.
     """
     if settings.folder:
         _check_folder(settings, settings.folder)
@@ -226,7 +236,7 @@ def prepare_bucket(settings: StoreSettings) -> None:
 
 
 def _check_folder(settings: StoreSettings, folder: Path) -> None:
-    """Raises `StoreUnfit` where it is missing and shall not be made."""
+    """Check the folder. Raises `StoreUnfit` if it cannot be looked at, or is missing and must not be made."""
     try:
         missing = not folder.exists()
     except OSError as error:
@@ -242,7 +252,9 @@ def _missing(settings: StoreSettings) -> StoreUnfit:
 
 
 def describe(settings: StoreSettings, cause: str, *, code: str = "") -> str:
-    """One line: the setting to look at, the store's address without credentials, and what is wrong."""
+    """Return one line that names the setting to look at, the store's address without credentials, and what is
+    wrong.
+    """
     setting = _SETTINGS.get(code, "SPEAKER_STORE_ENDPOINT" if settings.endpoint else "SPEAKER_STORE_URL")
     if settings.folder:
         where = f"the folder '{settings.folder}'"
@@ -287,7 +299,7 @@ def _create_if_missing(client: "S3Client", settings: StoreSettings) -> None:
         client.head_bucket(Bucket=settings.bucket)
     except ClientError as error:
         if _code(error) not in _MISSING:
-            # It may exist all the same, and the right to ask be missing: the probe will tell.
+            # The bucket may exist although we lack the right to ask. The probe will show it.
             log.info("store.bucket_not_shown", reason=_code(error))
             return
         if not settings.create_bucket:
@@ -314,8 +326,9 @@ def _create(client: "S3Client", settings: StoreSettings) -> None:
 
 
 def _check_created(client: "S3Client", settings: StoreSettings, code: str) -> None:
-    """Another replica was faster, or is creating the bucket just now. Not every server says that it is ours:
-    whether we may use it tells.
+    """Check a bucket that another replica has created, or is creating just now.
+
+    Not every server says that the bucket is ours, so the check is whether we may use it.
     """
     if code == "BucketAlreadyOwnedByYou":
         return

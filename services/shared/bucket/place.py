@@ -1,11 +1,11 @@
-"""Where a bucket is, which tells a copy from the original. Knows nothing of what else is in a bucket. A local
-folder is a bucket like any other here.
+"""Records in a bucket where the bucket is, which tells a copy from the original. This module knows nothing of
+what else is in a bucket. It treats a local folder as a bucket.
 
 Each object under `_place/` is a JSON that says where the bucket was when it was made a registry's own. The
-one with the highest number counts. One that is damaged, or that somebody else put there, says nothing.
+one with the highest number counts. Objects that are damaged or not ours are ignored.
 
-A copy carries everything along that tells an original from other buckets. Two registries would take it for
-the same one, so a bucket that says that it is elsewhere is refused until somebody decides.
+A copy carries along everything that tells the original from other buckets, so two registries would take both
+for the same bucket. Therefore a bucket that says that it is elsewhere is refused until an operator decides.
 
 `python -m services.registry_api adopt-bucket` makes the bucket of the settings a registry of its own.
 """
@@ -29,11 +29,11 @@ _LAST_SEQ = 10**6 - 1
 
 
 class BucketCopied(StoreUnfit):
-    """The bucket says that it is elsewhere: it is a copy, or has another name or address now."""
+    """The bucket says that it is elsewhere: it is a copy, or it has another name or address now."""
 
 
 class Place(Record):
-    """Where a bucket was: the JSON of the object."""
+    """The JSON of an object under `_place/`, which says where the bucket was."""
 
     seq: int
     uid: str
@@ -41,12 +41,16 @@ class Place(Record):
 
     @property
     def suffix(self) -> str:
-        """What a copy that was made a registry's own adds to the identity that it was copied with."""
+        """Return the suffix that a copy which was made a registry's own adds to the identity that it was
+        copied with. It is empty for an original.
+        """
         return f"-{self.uid}" if self.seq > 1 else ""
 
 
 def where(settings: StoreSettings) -> str:
-    """Endpoint, bucket and prefix, or the folder; or what the settings say that these are known as."""
+    """Return the bucket's place: endpoint, bucket and prefix, or the folder. If the settings say by which
+    name it is known, return that instead.
+    """
     if settings.known_as:
         return settings.known_as
     if settings.folder:
@@ -55,10 +59,12 @@ def where(settings: StoreSettings) -> str:
 
 
 def check_place(store: Store, settings: StoreSettings, clock: Clock) -> Place:
-    """Where the bucket is, written down at the first start.
+    """Return where the bucket is, after checking it against the settings. The first start records it.
 
     Raises:
-        BucketCopied; StoreUnfit: what it says is damaged; Unavailable.
+        BucketCopied: the bucket says that it is elsewhere.
+        StoreUnfit: the bucket's own record of its place is damaged.
+        Unavailable: the store does not answer.
     """
     found = _find(store)
     place = found.place or _put(store, settings, clock, seq=1)
@@ -73,14 +79,15 @@ def check_place(store: Store, settings: StoreSettings, clock: Clock) -> Place:
 
 
 def make_own(store: Store, settings: StoreSettings, clock: Clock) -> Place:
-    """From now on the bucket is where the settings say, and another one than it was copied from.
+    """Record that the bucket is where the settings say, which makes it distinct from the one it was copied
+    from.
 
     Raises:
-        StoreUnfit: an object that somebody else put there comes after every other.
+        StoreUnfit: an object that is not ours comes after every other one.
     """
     listed = _listed(store)
     highest = listed[-1][0].seq if listed else 1
-    # Behind the last number there is none: of several with it, those of later ids come later.
+    # No number follows the last one. Of several objects with that number, those with later ids come later.
     place = _put(store, settings, clock, seq=min(highest + 1, _LAST_SEQ))
     counts = _find(store).place
     if counts is not None and counts != place:
@@ -93,24 +100,24 @@ def make_own(store: Store, settings: StoreSettings, clock: Clock) -> Place:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """What the objects under `_place/` say."""
+    """The result of reading the objects under `_place/`."""
 
     place: Place | None
-    """The highest one that is whole. None: there is none at all."""
+    """The highest undamaged place, or None if there are no places at all."""
     left_out: tuple[str, ...]
-    """Keys of those above it that are damaged or cannot be read."""
+    """The keys of the objects above `place` that are damaged or cannot be read."""
 
     @property
     def note(self) -> str:
-        """For an error message."""
+        """Return the part of an error message that names the objects left out; empty if there are none."""
         return (
             f". Damaged or unreadable, and so left out: {', '.join(self.left_out)}" if self.left_out else ""
         )
 
 
 def _find(store: Store) -> _Found:
-    """Raises `StoreUnfit` where there are some, and none of them is whole: a copy must not pass for the
-    original.
+    """Find the place that counts. Raises `StoreUnfit` if there are places and all are damaged or unreadable,
+    because a copy must not pass for the original.
     """
     left_out: list[str] = []
     for key, stored in reversed(_listed(store)):
@@ -129,14 +136,16 @@ def _find(store: Store) -> _Found:
 
 
 def _listed(store: Store) -> list[tuple[PlaceKey, StoredObject]]:
-    """Lowest first. From two listings: one may leave out the highest."""
+    """Return all places, lowest first. They come from two listings, because a single one may leave out the
+    highest.
+    """
     objects = list_several_times(store, PLACE_FOLDER, 2).objects
     ours = [(key, stored) for stored in objects if isinstance(key := parse_key(stored.key), PlaceKey)]
     return sorted(ours, key=lambda one: (one[0].seq, one[0].uid))
 
 
 def _read(store: Store, key: PlaceKey, stored: StoredObject) -> Place | None:
-    """None if it is damaged or cannot be read, which is logged."""
+    """Read a place. Returns None, and logs the reason, if it is damaged or cannot be read."""
     try:
         body = read_record(store, stored)
         place = Place.model_validate_json(body or b"")
