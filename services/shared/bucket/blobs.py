@@ -14,11 +14,11 @@ log = structlog.get_logger()
 
 
 _LOOKS = 2
-"""Bytes are taken for lost only if the store says so twice: a single answer may be wrong."""
+"""The number of times that bytes are read before they count as lost. A single answer may be wrong."""
 
 
 class Unsound(SpeakerRegistryError):
-    """Stored bytes are missing or damaged. `how`: which of the two."""
+    """Stored bytes are missing or damaged. The attribute `how` is `missing` or `damaged`."""
 
     def __init__(self, how: str) -> None:
         super().__init__(f"The bytes are {how}; the request id finds it in our logs.")
@@ -26,7 +26,7 @@ class Unsound(SpeakerRegistryError):
 
 
 def store_clip(store: Store, speaker_id: SpeakerId, vuid: str, sha256: str, data: bytes) -> None:
-    """Store a clip as it was uploaded, or decoded. `sha256` is that of the data. Raises `Unavailable`."""
+    """Store a clip, as uploaded or as decoded. `sha256` is the digest of the data. Raises `Unavailable`."""
     store.put(speaker_id.blob_key(vuid, sha256), data)
 
 
@@ -42,10 +42,11 @@ def store_artifact(
 def read_artifact(
     store: Store, speaker_id: SpeakerId, version: SpeakerVersion, record: ArtifactRecord
 ) -> bytes:
-    """The safetensors file.
+    """Return an artifact's safetensors file.
 
     Raises:
-        VoiceNotFound: the voice was deleted meanwhile. Unsound.
+        VoiceNotFound: the voice was deleted meanwhile.
+        Unsound: the bytes are missing or damaged.
     """
     if record in version.record.given:
         akey = given_key(record.profile)
@@ -56,7 +57,7 @@ def read_artifact(
 
 
 def clip_of(version: SpeakerVersion) -> ClipRecord:
-    """Raises `AudioNotFound`."""
+    """Return the record of a version's clip. Raises `AudioNotFound` if the version has none."""
     clip = version.record.clip
     if clip is None:
         raise AudioNotFound(
@@ -68,10 +69,12 @@ def clip_of(version: SpeakerVersion) -> ClipRecord:
 
 
 def read_clip(store: Store, speaker_id: SpeakerId, version: SpeakerVersion) -> bytes:
-    """The clip as it was uploaded.
+    """Return the clip as it was uploaded.
 
     Raises:
-        AudioNotFound: the version was made from a ready embedding. Else as `read_artifact`.
+        AudioNotFound: the version was made from a ready embedding.
+        VoiceNotFound: the voice was deleted meanwhile.
+        Unsound: the bytes are missing or damaged.
     """
     clip = clip_of(version)
     key = speaker_id.blob_key(version.vuid, clip.sha256)
@@ -79,7 +82,7 @@ def read_clip(store: Store, speaker_id: SpeakerId, version: SpeakerVersion) -> b
 
 
 def read_rendition(store: Store, speaker_id: SpeakerId, version: SpeakerVersion) -> bytes:
-    """The decoded clip as it was stored. Raises as `read_clip` does."""
+    """Return the decoded clip as it was stored. Raises the same errors as `read_clip`."""
     sha256 = clip_of(version).rendition_sha256
     return _read(store, speaker_id, version, speaker_id.blob_key(version.vuid, sha256), f"sha256:{sha256}")
 
@@ -99,13 +102,13 @@ def _read(store: Store, speaker_id: SpeakerId, version: SpeakerVersion, key: str
 
 
 def _is_deleted(store: Store, speaker_id: SpeakerId, vuid: str) -> bool:
-    """Whether a version was certainly deleted, and is not just one whose record cannot be read now."""
+    """Return whether a version was certainly deleted. A version whose record cannot be read now may exist."""
     truth = read_speaker(store, speaker_id)
     return truth.by_vuid(vuid) is None and not truth.damaged and not truth.unreadable
 
 
 def _get(store: Store, key: str) -> bytes | None:
-    """None where the store says that there is no such object."""
+    """Return the object's bytes, or None if the store says that there is no such object."""
     try:
         return store.get(key)
     except FileNotFoundError:

@@ -1,8 +1,7 @@
-"""A local folder as a store: what was acknowledged survives a power cut, what was deleted stays deleted.
+"""Uses a local folder as a store: acknowledged objects survive a power cut, deleted objects stay deleted.
 
-Objects appear whole or not at all, under a name whose folders are durable too. Whatever other programs put
-into the folder is listed as well, under any name. Knows no object store and no settings; reading a file is
-somebody else's.
+Objects appear whole or not at all, under a name whose folders are durable too. Files that other programs put
+into the folder are listed as well, under any name. This module knows no object store and no settings.
 """
 
 import errno
@@ -16,14 +15,16 @@ from time import time
 from uuid import uuid4
 
 TEMPORARY = ".tmp"
-"""Beside the objects, so that a rename out of it stays on one file system."""
+"""The folder for temporary files. It lies beside the objects, so that a rename out of it stays on one file
+system.
+"""
 
 Skips = Callable[[str], bool]
-"""Says of the key of an object, or of a folder, which ends with `/`, whether a listing leaves it out."""
+"""A function that says whether a listing leaves out a key. The key of a folder ends with `/`."""
 
 
 class DurableFolder:
-    """The writing half of a store in a local folder. Files are readable by their owner only."""
+    """A store's objects in a local folder. Files are readable by their owner only."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -34,7 +35,7 @@ class DurableFolder:
         self._put(key, data, replace=True)
 
     def create(self, key: str, data: bytes) -> bool:
-        """Put it unless there is a file under this key already. Returns whether it was put."""
+        """Put an object unless there is a file under this key already. Returns whether it was put."""
         return self._put(key, data, replace=False)
 
     def _put(self, key: str, data: bytes, *, replace: bool) -> bool:
@@ -49,14 +50,14 @@ class DurableFolder:
         return moved
 
     def _move(self, temporary: Path, target: Path, *, replace: bool) -> bool:
-        """Move a file into its folder, which is made first if it is missing, durably with all above it.
+        """Move a file into its folder. A missing folder is made first, durably, with all folders above it.
 
-        Returns whether it was moved: without `replace` it is not, where there is a file already.
+        Returns whether the file was moved. Without `replace`, an existing file stays and nothing is moved.
         """
         with self._locked():
             if not replace and target.exists():
                 return False
-            os.utime(temporary)  # its date is that of its landing, which decides which of two was first
+            os.utime(temporary)  # a file is dated by its move, which decides which of two was first
             missing = _missing(target.parent)
             try:
                 for folder in missing:
@@ -64,13 +65,18 @@ class DurableFolder:
                 temporary.replace(target)
                 return True
             finally:
-                # All at the end: the file system then writes its journal once, not once for each.
+                # All folders are synced at the end: the file system then writes its journal only once.
                 for folder in missing:
                     if folder.parent.is_dir():
                         sync_folder(folder.parent)
 
     def read(self, key: str) -> bytes:
-        """The whole object. Raises FileNotFoundError, also where a folder has that name; OSError."""
+        """Return the whole object.
+
+        Raises:
+            FileNotFoundError: there is no such file, or a folder has that name.
+            OSError: the file cannot be read, or not as a whole.
+        """
         try:
             descriptor = os.open(f"{self._root}/{key}", os.O_RDONLY)  # twice as fast as `open`
             try:
@@ -80,28 +86,28 @@ class DurableFolder:
                 os.close(descriptor)
         except (IsADirectoryError, NotADirectoryError):
             raise FileNotFoundError(errno.ENOENT, "no such object") from None
-        if len(data) != size:  # as while a backup is restored over it
+        if len(data) != size:  # for example while a backup is restored over it
             raise OSError(errno.EIO, f"{len(data)} of {size} bytes came")
         return data
 
     def files(self, prefix: str, skips: Skips) -> Iterator[tuple[str, os.stat_result]]:
-        """Every file under a prefix, in no order: its key, and what the file system says of it.
+        """Iterate over the files under a prefix, in no order. Each item is a key and the file's status.
 
-        Links to folders are followed, except for those that lead to a folder above: such a link is a file.
+        Links to folders are followed. Only a link that leads to a folder above it counts as a file.
 
         Args:
-            skips: says of a file's key, or of a folder's, which ends with `/`, whether it is left out.
+            skips: says whether a key is left out. The key of a folder ends with `/`.
         """
         return _walk(str(self._root / prefix), prefix, skips)
 
     def folders(self, prefix: str) -> Iterator[str]:
-        """Names of the folders under a prefix, in no order, read from the disk as they are asked for. Links
-        are followed as in `files`.
+        """Iterate over the names of the folders under a prefix, in no order. They are read from the disk as
+        the iterator advances. Links are followed as in `files`.
         """
         return (entry.name for entry in _entries(self._root / prefix) if _is_folder(entry))
 
     def delete(self, keys: Iterable[str]) -> None:
-        """Remove objects, and the folders that this leaves empty: their names may be those of persons."""
+        """Remove objects, and the folders that this leaves empty, because folders may bear persons' names."""
         parents = set()
         for key in keys:
             target = self._root / key
@@ -112,7 +118,7 @@ class DurableFolder:
             self._sync_without_empty(parent)
 
     def sweep(self, older_than: timedelta) -> int:
-        """Remove what interrupted writes left behind, and return how many files that were.
+        """Remove the files that interrupted writes left behind, and return their number.
 
         `older_than` has to be longer than any write takes.
         """
@@ -128,9 +134,10 @@ class DurableFolder:
         return removed
 
     def check(self) -> None:
-        """Raise OSError where the folder is not there, as when a volume went away and left its mount point.
+        """Raise OSError if the folder is not there, for example because a volume went away and left its mount
+        point.
 
-        A folder that cannot be written, because the disk is read-only, is there: its objects can be read.
+        A folder on a read-only disk passes this check, because its objects can be read.
         """
         if not self.is_there():
             raise OSError(errno.EACCES, "the folder is not there or not readable")
@@ -146,7 +153,7 @@ class DurableFolder:
                 return
 
     def _without_empty(self, folder: Path) -> Path:
-        """Remove a folder, and those above it, while they are empty. Returns the first that stays."""
+        """Remove a folder and the folders above it, as long as they are empty. Returns the first that stays."""
         with self._locked():
             while folder != self._root:
                 try:
@@ -160,10 +167,10 @@ class DurableFolder:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Hold what makes folders and what removes them apart, across threads and processes.
+        """Hold the lock that keeps making and removing folders apart, across threads and processes.
 
-        A folder is made durable under the lock too: whoever finds one may rely on it, and need not sync every
-        folder above.
+        Folders are made durable under this lock too. So a folder that exists is durable, and a writer need
+        not sync every folder above it.
         """
         root = os.open(self._root, os.O_RDONLY)
         try:
@@ -186,7 +193,7 @@ def _write(file: Path, data: bytes) -> None:
 
 
 def _entries(folder: Path | str) -> Iterator[os.DirEntry[str]]:
-    # Missing: deleted a moment ago.
+    # A missing folder was deleted a moment ago.
     with suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as entries:
         yield from entries
 
@@ -210,10 +217,10 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def _leads_up(link: os.DirEntry[str]) -> bool:
-    """Whether a link leads to a folder above it: whoever followed it would never come to an end."""
+    """Return whether a link leads to a folder above it. Following such a link would never end."""
     with suppress(FileNotFoundError):
         return any(folder.samefile(link) for folder in Path(link.path).parents)
-    return True  # just deleted, the link or what it leads to
+    return True  # the link, or its target, has just been deleted
 
 
 def _make(folder: Path) -> None:
@@ -224,12 +231,12 @@ def _make(folder: Path) -> None:
 
 
 def _missing(folder: Path) -> list[Path]:
-    """Of a folder and those above it, those that are not there, outermost first."""
+    """Return the missing ones among a folder and the folders above it, outermost first."""
     return [] if folder.is_dir() else [*_missing(folder.parent), folder]
 
 
 def sync_folder(folder: Path) -> None:
-    """Make durable which files are in it."""
+    """Make durable which files are in the folder."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

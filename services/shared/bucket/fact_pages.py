@@ -1,12 +1,13 @@
-"""Pages of a namespace's speakers from the bucket alone, for while the index cannot tell. Knows no Redis.
+"""Lists a namespace's speakers page by page from the bucket alone, for use while the index is not available.
+This module does not know Redis.
 
-A listing of folders tells slugs. A slug is the speaker's key, unless the key does not fit into the alphabet
-of the bucket: then the slug is `x-` and a hash, and only a record tells the key. To read all records for one
-page would take as long as to rebuild the index, so pages of facts have an order of their own: first the
-speakers with hashed slugs, by slug, then all others by key.
+A listing of folders yields slugs. A slug is the speaker's key, unless the key does not fit into the alphabet
+of the bucket: then the slug is `x-` and a hash, and only a record holds the key. Reading all records for one
+page would take as long as rebuilding the index, so pages of facts have an order of their own: first the
+speakers with hashed slugs, by slug, then all the rest by key.
 
-A list may begin in one order and go on in the other, when the index comes or goes meanwhile. The cursors make
-sure that no speaker is left out then; some may be told twice.
+A list may begin in one order and continue in the other, if the index comes or goes meanwhile. The cursors
+make sure that no speaker is left out then; some may be listed twice.
 """
 
 from collections.abc import Sequence
@@ -18,21 +19,23 @@ from services.shared.bucket.store import Store
 from speaker_registry.names import slug_of
 
 _ALL = "~"
-"""Comes after every slug."""
+"""A text that sorts after every slug."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """Where a list goes on.
+    """A cursor is the position at which a list continues.
 
-    Written as the key alone where all speakers up to the key have been told, as by the index; else as
-    `/{hashed}/{key}`: no key has a `/` in it.
+    Its text is the key alone if all speakers up to the key have been listed, as the index does. Otherwise the
+    text is `/{hashed}/{key}`. The two cannot be confused, because no key contains a `/`.
     """
 
     key: str
-    """Of the speakers with plain slugs, all up to this key have been told."""
+    """All speakers with plain slugs up to this key have been listed."""
     hashed: str = ""
-    """Of the speakers with hashed slugs, all up to this slug have been told; or all up to `key`."""
+    """All speakers with hashed slugs up to this slug have been listed. If it is empty, all up to `key` have
+    been.
+    """
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -45,7 +48,7 @@ class Cursor:
         return f"/{self.hashed}/{self.key}" if self.hashed else self.key
 
     def after(self, slug: str) -> Self:
-        """Where the list goes on when everything up to this slug has been told."""
+        """Return the cursor at which the list continues when everything up to this slug has been listed."""
         if is_hashed_slug(slug):
             return replace(self, hashed=slug)
         return replace(self, hashed=_ALL, key=slug)
@@ -55,12 +58,12 @@ class Cursor:
 class SlugPage:
     slugs: Sequence[str]
     cursors: Sequence[str]
-    """Of each slug."""
+    """The cursor after each slug, in the same order."""
     more: bool
 
 
 def page_of_slugs(store: Store, namespace: str, after: str, limit: int) -> SlugPage:
-    """The next slugs after a cursor, those of deleted speakers included. Reads no record."""
+    """Return the next slugs after a cursor, including those of deleted speakers. No record is read."""
     cursor = Cursor.parse(after)
     found = store.folders(speakers_folder(namespace))
     hashed = sorted(slug for slug in found if is_hashed_slug(slug) and slug > cursor.hashed)

@@ -1,12 +1,13 @@
-"""Which bucket this is: an index built for one bucket must not pass for another's.
+"""Gives each bucket an identity, so that an index built for one bucket cannot pass for another bucket's.
 
     _registry/identity    the identity, once and for all
     _registry/{uid}       candidates, where the store has no conditional writes
 
-All processes that start on an empty bucket at the same time must agree. Where the store has conditional
-writes, the first one creates `identity`. Elsewhere each puts a candidate, and the oldest one counts, by the
-store's own dates: once it is older than the store's clocks may differ and a listing may lag, no other can
-come before it, whoever puts one. So all of them write the same identity, however late a write lands.
+All processes that start on an empty bucket at the same time must agree. If the store has conditional writes,
+the first process creates `identity`. Otherwise each process puts a candidate, and the oldest candidate counts,
+by the store's own dates. Once its age exceeds the difference between the store's clocks plus the lag of a
+listing, no other candidate can come before it. So all processes write the same identity, however late a write
+lands.
 """
 
 import re
@@ -19,21 +20,25 @@ from speaker_registry.errors import Unavailable
 
 _UID = re.compile(rb"[0-9a-f]{32}")
 _SETTLED_SECONDS = 5.0
-"""Longer than a store's clocks are apart and a listing lags, together."""
+"""The age at which a candidate is settled. It is longer than the difference between a store's clocks and the
+lag of a listing together.
+"""
 _LOOK_AGAIN_SECONDS = 1.0
 
 
 def bucket_identity(store: Store, clock: Clock) -> str:
-    """The bucket's identity, 32 hex digits. It is made on the first use of the bucket: that may take seconds.
+    """Return the bucket's identity, 32 hex digits. The first use of the bucket makes it, which may take
+    seconds.
 
     Raises:
-        Unavailable. StoreUnfit: the identity is damaged; only a person can tell what to do.
+        Unavailable: the store does not answer, or does not show what was stored in it.
+        StoreUnfit: the identity is damaged. Only a person can decide what to do.
     """
     return _read(store) or _make(store, clock)
 
 
 def _read(store: Store) -> str | None:
-    """None: there is none yet."""
+    """Return the identity, or None if there is none yet."""
     body = read_object(store, IDENTITY)
     if body is None:
         return None
@@ -59,7 +64,7 @@ def _make(store: Store, clock: Clock) -> str:
 
 
 def _elected(store: Store, clock: Clock) -> str:
-    """The oldest candidate, when none can come before it any more."""
+    """Wait until no other candidate can come before the oldest one, and return its uid."""
     deadline = clock.monotonic() + 10 * _SETTLED_SECONDS
     while clock.monotonic() < deadline:
         listing = list_several_times(store, REGISTRY_FOLDER, 2)
@@ -71,7 +76,9 @@ def _elected(store: Store, clock: Clock) -> str:
 
 
 def _oldest(listing: Listing, *, older_than_seconds: float = 0.0) -> str | None:
-    """The uid of the oldest candidate; of two of one second the smallest. None if it is too young."""
+    """Return the uid of the oldest candidate, or the smallest uid of those with the same date. Returns None
+    if there is no candidate, or if the oldest is too young.
+    """
     candidates = [
         (stored.last_modified, key.uid)
         for stored in listing.objects
