@@ -1,5 +1,5 @@
-"""Log lines as JSON (or coloured text on a terminal), one event each, with the request's and job's ids.
-Never audio, texts or keys.
+"""Writes log lines as JSON, or as coloured text on a terminal. Each line is one event with the ids of its
+request and job. Log lines never hold audio, texts or keys.
 """
 
 import logging
@@ -15,8 +15,8 @@ _REMEMBERED_LINES = 100
 
 
 def configure_logs(level: str = "INFO") -> None:
-    """For a whole process, once, from its `__main__`. The libraries' own lines take the same form, and so do
-    warnings and what nobody caught.
+    """Configure the logs of the whole process. Call this once, from `__main__`. The lines of libraries, the
+    warnings and the uncaught exceptions take the same form.
     """
     importance: int = logging.getLevelName(level)
     shared: list[structlog.typing.Processor] = [
@@ -25,7 +25,7 @@ def configure_logs(level: str = "INFO") -> None:
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
     terminal = sys.stderr.isatty()
-    # Tracebacks without local variables: those hold audio, texts and keys.
+    # Tracebacks come without local variables, because those hold audio, texts and keys.
     tracebacks = structlog.processors.ExceptionRenderer(
         structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
     )
@@ -34,7 +34,7 @@ def configure_logs(level: str = "INFO") -> None:
         if terminal
         else [tracebacks, structlog.processors.JSONRenderer()]
     )
-    # Not by way of `logging`: every request has a line, and that would double its price.
+    # The lines do not pass through `logging`: every request has one, and that would double its cost.
     structlog.configure(
         processors=[*shared, *renderers],
         logger_factory=lambda *_: BestEffortLogger(sys.stderr),
@@ -51,7 +51,7 @@ def configure_logs(level: str = "INFO") -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     _take_over_from_libraries()
-    # What libraries say for debugging may quote headers and bodies.
+    # Debug lines of libraries may quote headers and bodies.
     root.setLevel(max(importance, logging.INFO))
     for noisy in ("httpx", "botocore", "urllib3"):
         logging.getLogger(noisy).setLevel(max(importance, logging.WARNING))
@@ -61,7 +61,7 @@ def configure_logs(level: str = "INFO") -> None:
 
 
 class LogThrottle:
-    """Thins out lines that would be repeated while some trouble lasts. For all threads.
+    """Thins out lines that would be repeated while some trouble lasts. Safe to use from several threads.
 
     Args:
         seconds: the same line is due again after this long.
@@ -73,7 +73,7 @@ class LogThrottle:
         self._logged_at: dict[object, float] = {}
 
     def due(self, line: object) -> bool:
-        """Whether this line, which was not due lately, is to be logged now."""
+        """Return whether to log this line now. A line that was due lately is not due again."""
         now = time.monotonic()
         with self._lock:
             if now - self._logged_at.get(line, float("-inf")) < self._seconds:
@@ -85,7 +85,7 @@ class LogThrottle:
 
 
 class BestEffortLogger(structlog.WriteLogger):
-    """Writes log lines. Where nobody reads them any more, or the disk is full, only they are lost."""
+    """Writes log lines. If their reader is gone or the disk is full, the lines are lost and nothing else."""
 
     def msg(self, message: str) -> None:
         with suppress(OSError, ValueError):
@@ -95,7 +95,7 @@ class BestEffortLogger(structlog.WriteLogger):
 
 
 def _take_over_from_libraries() -> None:
-    """Some bring a handler of their own, which writes plain lines."""
+    """Remove the handlers that some libraries bring along, which write plain lines."""
     for logger in logging.root.manager.loggerDict.values():
         if isinstance(logger, logging.Logger):
             logger.handlers.clear()

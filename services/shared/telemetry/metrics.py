@@ -1,8 +1,8 @@
-"""Every metric of API and workers, for Prometheus: its name, what it says, its labels. Counted where things
-happen, served at `/metrics` and on a port of its own.
+"""Defines every Prometheus metric of API and workers: its name, its description and its labels. Metrics are
+counted where things happen, and served at `/metrics` and on a port of their own.
 
-Values of labels are bounded: routes as templates, profiles of the catalogue, codes and words of our own.
-Never names, ids, paths or texts: metrics are read by more people than voices are.
+The values of labels are bounded: routes as templates, profiles of the catalogue, codes and words of our own.
+Labels never hold names, ids, paths or texts, because more people read metrics than voices.
 """
 
 from dataclasses import dataclass
@@ -15,18 +15,23 @@ from prometheus_client.metrics_core import GaugeMetricFamily
 from services.shared.configuration.settings import MetricsSettings
 from speaker_registry import __version__
 
-prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]  # a series more for each of ours
+prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]  # they would add a series to each of ours
 
 REGISTRY = CollectorRegistry()
-"""Ours, and the interpreter's own: memory, processor time, open files, garbage collections."""
+"""The registry's metrics, and those of the interpreter: memory, processor time, open files and garbage
+collections.
+"""
 prometheus_client.ProcessCollector(registry=REGISTRY)
 prometheus_client.PlatformCollector(registry=REGISTRY)
 prometheus_client.GCCollector(registry=REGISTRY)
 
 
 def _counter(name: str, says: str, *labels: str, known: tuple[str, ...] = ()) -> Counter:
-    """`known`: all values of its one label. They are there from the start, with 0: of a series that begins
-    with its first event, Prometheus does not see the rise.
+    """Make a counter.
+
+    Args:
+        known: all values of its one label. Their series exist from the start, with the value 0. If a series
+            began with its first event, Prometheus would not see the rise.
     """
     counter = Counter(f"registry_{name}", says, labels, registry=REGISTRY)
     for value in known:
@@ -44,8 +49,8 @@ def _histogram(name: str, says: str, *labels: str, buckets: tuple[float, ...]) -
 
 @dataclass(frozen=True, slots=True)
 class ScrapedGauge:
-    """A gauge whose values somebody else knows: they are asked at every scrape, and left out where nobody
-    answers.
+    """A gauge that holds no values itself. They are fetched from their source at every scrape, and left out
+    if the source does not answer.
     """
 
     name: str
@@ -53,7 +58,7 @@ class ScrapedGauge:
     labels: tuple[str, ...] = ()
 
     def family(self) -> GaugeMetricFamily:
-        """An empty one, for one scrape."""
+        """Return an empty family of this gauge, for one scrape."""
         return GaugeMetricFamily(self.name, self.says, labels=self.labels)
 
 
@@ -66,7 +71,7 @@ def _scraped_gauge(name: str, says: str, *labels: str) -> ScrapedGauge:
 
 
 _QUICK = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
-"""Seconds. Long polls take up to five minutes; they end in the last bucket."""
+"""Histogram buckets in seconds. Long polls take up to five minutes, so they end in the last bucket."""
 _SLOW = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 900)
 
 # -- the API
@@ -134,7 +139,7 @@ DEVICE_MEMORY = _gauge(
 )
 WORKER_BEAT = _gauge("worker_last_beat_timestamp_seconds", "When the worker last said that it lives.")
 
-# -- what all API processes see alike, asked of Redis at every scrape
+# -- gauges that are the same in all API processes, fetched from Redis at every scrape
 
 REDIS_UP = _scraped_gauge("redis_up", "1: Redis answered this scrape. 0: what it knows is missing.")
 GATE_OPEN = _scraped_gauge(
@@ -233,14 +238,14 @@ BUILD_INFO.labels(__version__).set(1)
 
 
 class CannotListen(Exception):
-    """The port for metrics cannot be had; the message says which."""
+    """The port for metrics cannot be opened. The message names the port."""
 
 
 def listen(settings: MetricsSettings) -> None:
     """Serve the metrics on a port of their own, from a thread, if the settings name one.
 
     Raises:
-        CannotListen.
+        CannotListen: the port cannot be opened.
     """
     if settings.port is None:
         return
@@ -254,6 +259,6 @@ def listen(settings: MetricsSettings) -> None:
 
 
 def exposition(accept: str) -> tuple[bytes, str]:
-    """All of them in the form that the `Accept` header asks for, and its media type."""
+    """Return all metrics in the form that the `Accept` header asks for, and the media type of that form."""
     encode, media_type = choose_encoder(accept)
     return encode(REGISTRY), media_type

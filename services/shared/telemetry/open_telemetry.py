@@ -1,6 +1,7 @@
-"""Spans by OpenTelemetry's SDK, sent by OTLP over HTTP. Imported only where traces are wanted.
+"""Makes spans with OpenTelemetry's SDK and sends them by OTLP over HTTP. This module is imported only if
+traces are wanted.
 
-What an exception says never gets into a span: it may quote names.
+The message of an exception never gets into a span, because it may quote names.
 """
 
 import threading
@@ -32,7 +33,7 @@ _W3C = TraceContextTextMapPropagator()
 
 
 def sending(settings: TracesSettings, process: str) -> "OpenTelemetry":
-    """Spans are sent in batches, by a thread; what it does not get rid of in time is dropped."""
+    """Return a tracer whose spans a thread sends in batches. Spans that it cannot send in time are dropped."""
     process_is = {"service.name": f"speaker-registry-{process}", "service.version": __version__}
     provider = TracerProvider(
         resource=Resource.create(process_is),
@@ -44,7 +45,7 @@ def sending(settings: TracesSettings, process: str) -> "OpenTelemetry":
 
 
 class OpenTelemetry:
-    """A `tracing.Tracer`. The provider is nobody else's: what libraries would trace is not sent."""
+    """A `tracing.Tracer`. Its provider is not shared, so spans that libraries make are not sent."""
 
     def __init__(self, provider: TracerProvider) -> None:
         self._provider = provider
@@ -52,7 +53,9 @@ class OpenTelemetry:
 
     @contextmanager
     def span(self, name: str, kind: Kind, parent: str | None, attributes: Attributes) -> Iterator[Span]:
-        """`NO_SPAN` where there is nothing that it could be a part of."""
+        """Start a span. Yields `NO_SPAN` if there is no trace that the span could be a part of, unless its
+        kind is `server`.
+        """
         context = _W3C.extract({"traceparent": parent}) if parent else None
         current = trace.get_current_span(context).get_span_context()
         if kind != "server" and not current.is_valid:
@@ -81,7 +84,9 @@ class OpenTelemetry:
         return carrier.get("traceparent")
 
     def stop(self, seconds: float) -> None:
-        """On a thread: where nobody takes them, the SDK would try for half a minute."""
+        """Send the remaining spans for at most this long. A thread sends them, because the SDK would try for
+        half a minute if no server accepts them.
+        """
         sending = threading.Thread(target=self._provider.shutdown, name="last-spans", daemon=True)
         sending.start()
         sending.join(seconds)

@@ -4,7 +4,7 @@ from services.shared.configuration.settings import TracesSettings
 from services.shared.telemetry import tracing
 
 STOP_SECONDS = 3.0
-"""How long a process that is stopping tries to send its remaining spans."""
+"""A process that is stopping tries to send its remaining spans for this long."""
 
 
 class TracesUnavailable(Exception):

@@ -1,9 +1,11 @@
-"""Traces: what took how long on a voice's way, from the request through store, index and queue to the worker.
+"""Traces show what took how long on a voice's way, from the request through store, index and queue to the
+worker.
 
-Off unless the settings say where to send them. Until then a span costs next to nothing, and OpenTelemetry is
-not imported: `trace_export` imports it. A trace begins with a request: what nobody asked for has none.
+They are off unless the settings say where to send them. While they are off, a span costs next to nothing, and
+OpenTelemetry is not imported; `trace_export` imports it. A trace begins with a request, so work that no
+request caused has none.
 
-Spans hold routes, codes and ids. Never names, texts, audio or keys.
+Spans hold routes, codes and ids. They never hold names, texts, audio or keys.
 """
 
 from collections.abc import Mapping
@@ -12,23 +14,23 @@ from types import TracebackType
 from typing import Literal, Protocol
 
 Kind = Literal["internal", "server", "client", "producer", "consumer"]
-"""What a span is to the one it belongs to, in OpenTelemetry's words."""
+"""The relation of a span to its parent, in OpenTelemetry's words."""
 Attributes = Mapping[str, str | int | float]
 
 
 class Span(Protocol):
-    """Something that takes time."""
+    """A span is one operation of a trace and the time that it takes."""
 
     @property
     def trace_id(self) -> str:
-        """32 hex digits; empty where there is no trace."""
+        """The id of the trace, 32 hex digits. It is empty if there is no trace."""
         ...
 
     def describe(self, name: str | None = None, attributes: Attributes = ...) -> None:
-        """What it is, once that is known."""
+        """Set the name and attributes of the span, once they are known."""
 
     def fail(self, code: str) -> None:
-        """It went wrong, by the code of an error."""
+        """Mark the span as failed, with the code of an error."""
 
 
 class Tracer(Protocol):
@@ -44,7 +46,7 @@ class Tracer(Protocol):
 
 
 class _NoSpan:
-    """Nothing, as often as wanted."""
+    """A span that does nothing. It can be entered any number of times."""
 
     trace_id = ""
 
@@ -69,7 +71,7 @@ _tracer: Tracer | None = None
 
 
 def use(tracer: Tracer | None) -> None:
-    """For the whole process; None: off."""
+    """Set the tracer of the whole process. None turns traces off."""
     global _tracer  # noqa: PLW0603 - like the log: everything has spans, nothing should have to hand it on
     _tracer = tracer
 
@@ -81,17 +83,19 @@ def is_on() -> bool:
 def span(
     name: str, *, kind: Kind = "internal", parent: str | None = None, attributes: Attributes = _NONE
 ) -> AbstractContextManager[Span]:
-    """A part of what is under way in this thread or task; nothing where that has no trace.
+    """Start a span as a part of the current span of this thread or task. Without a trace it does nothing.
 
     Args:
-        kind: a `server` span begins a trace where there is none.
-        parent: what it is a part of instead, as a W3C `traceparent`: of another process.
+        kind: a `server` span begins a trace if there is none.
+        parent: the span of another process to be a part of instead, as a W3C `traceparent`.
     """
     return NO_SPAN if _tracer is None else _tracer.span(name, kind, parent, attributes)
 
 
 def traceparent() -> str | None:
-    """What is under way here, for another process to go on with: W3C Trace Context, 55 characters."""
+    """Return the current span as a W3C Trace Context, 55 characters, so that another process can continue its
+    trace. Returns None if there is none.
+    """
     return None if _tracer is None else _tracer.traceparent()
 
 
