@@ -153,7 +153,7 @@ class DurableFolder:
                 return
 
     def _without_empty(self, folder: Path) -> Path:
-        """Remove a folder and the folders above it, as long as they are empty. Returns the first that stays."""
+        """Remove a folder and the folders above it while they are empty. Returns the first that stays."""
         with self._locked():
             while folder != self._root:
                 try:

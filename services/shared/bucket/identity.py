@@ -4,10 +4,10 @@
     _registry/{uid}       candidates, where the store has no conditional writes
 
 All processes that start on an empty bucket at the same time must agree. If the store has conditional writes,
-the first process creates `identity`. Otherwise each process puts a candidate, and the oldest candidate counts,
-by the store's own dates. Once its age exceeds the difference between the store's clocks plus the lag of a
-listing, no other candidate can come before it. So all processes write the same identity, however late a write
-lands.
+the first process creates `identity`. Otherwise each process puts a candidate, and the candidate that is
+oldest by the store's own dates counts. Once its age exceeds the difference between the store's clocks plus
+the lag of a listing, no other candidate can come before it. So all processes write the same identity, however
+late a write lands.
 """
 
 import re

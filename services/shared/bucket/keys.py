@@ -11,9 +11,9 @@
                                              {uid}.void                 its bytes were lost: it counts no more
     _profiles/{profile}/{seq:012d}.{uid}.json                           a worker announced a fingerprint
     _keys/{id}/made.{sha256 of its JSON}.json                           an API key was made
-               end.{at:012d}.{uid}                                      somebody ended it
+               end.{at:012d}.{uid}                                      an API key was ended
     _registry/                                                          which bucket this is, see `identity`
-    _place/{seq:06d}.{uid}                                              where it is, see `bucket_place`
+    _place/{seq:06d}.{uid}                                              where it is, see `place`
     _epochs/{epoch:012d}                                                an index was begun, see `epochs`
 
 Everything of one speaker lies under one prefix, so erasing it needs no reference counts. All objects are
@@ -250,9 +250,9 @@ class KeyEndKey:
 
     key_id: str
     at: int
-    """When the API key ends, in Unix seconds. 0 means at once."""
+    """The time at which the API key ends, in Unix seconds. 0 means at once."""
     said_at: int
-    """When the fact was made, in Unix seconds."""
+    """The time at which the fact was made, in Unix seconds."""
 
 
 @dataclass(frozen=True, slots=True)

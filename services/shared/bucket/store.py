@@ -132,7 +132,7 @@ class Store(Protocol):
         """Store an object. It is durable once this returns. A key is never put again with other content."""
 
     def create(self, key: str, data: bytes) -> bool | None:
-        """Store an object unless there is one under this key already. Concurrent calls are safe.
+        """Store an object unless there is one under this key already. Of concurrent calls, only one stores.
 
         Returns whether the object was stored, or None if this store has no conditional writes; then nothing
         was stored. After a lost reply the result may be False although this call stored the object.

@@ -33,7 +33,7 @@ _W3C = TraceContextTextMapPropagator()
 
 
 def sending(settings: TracesSettings, process: str) -> "OpenTelemetry":
-    """Return a tracer whose spans a thread sends in batches. Spans that it cannot send in time are dropped."""
+    """Return a tracer whose spans a thread sends in batches. Spans that are not sent in time are dropped."""
     process_is = {"service.name": f"speaker-registry-{process}", "service.version": __version__}
     provider = TracerProvider(
         resource=Resource.create(process_is),
