@@ -1,4 +1,4 @@
-"""Explains to operators what is wrong with settings, by the names of environment variables."""
+"""Explains to operators which settings are wrong, by the names of environment variables."""
 
 import re
 from contextlib import suppress

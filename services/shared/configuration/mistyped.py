@@ -1,4 +1,4 @@
-"""Tells names that nothing reads, with the known name that was probably meant. Never looks at values."""
+"""Finds names that nothing reads, and the known name that was probably meant. It never looks at values."""
 
 import difflib
 import os
@@ -14,21 +14,28 @@ log = structlog.get_logger()
 
 _PREFIX = "SPEAKER_"
 _LIKENESS = 0.8
-"""Of variables, which have their prefix in common whatever they are."""
+"""Least similarity, from 0 to 1, at which a known variable is suggested. It is high because all variables
+have their prefix in common.
+"""
 _COMPARED_CHARACTERS = 128
-"""Comparing takes time that grows with the square of the length, and requests hold names of any length."""
+"""Largest number of characters of a name that are compared. Comparing takes time that grows with the square
+of the length, and requests hold names of any length.
+"""
 
 
 def nearest(name: str, known: Iterable[str], *, likeness: float = 0.6) -> str | None:
-    """The known name that is most like this one; None if none is that like it, from 0 to 1."""
+    """Return the known name that is most similar to this one, or None if no similarity reaches `likeness` (0
+    to 1).
+    """
     found = difflib.get_close_matches(name[:_COMPARED_CHARACTERS], sorted(known), n=1, cutoff=likeness)
     return found[0] if found else None
 
 
 def warn_of_unknown_variables(environment: Mapping[str, str] = os.environ) -> None:
-    """Log each environment variable that begins as ours do and that no setting reads.
+    """Log each environment variable that has our prefix and that no setting reads.
 
-    They are not refused, because other programs may use the prefix as well. Values are not logged.
+    Unknown variables are not refused, because other programs may use the prefix as well. Values are not
+    logged.
     """
     known = _known_variables()
     for name in _unknown(environment, known):
@@ -37,15 +44,18 @@ def warn_of_unknown_variables(environment: Mapping[str, str] = os.environ) -> No
 
 
 def _known_variables() -> frozenset[str]:
-    """The variables of all settings classes that are loaded, and those of the SDK."""
+    """Return the variables of all settings classes that are loaded, and those of the SDK."""
     classes = BaseSettings.__subclasses__()
     settings = {variable_of(cls, field) for cls in classes for field in cls.model_fields}
     return frozenset({*settings, URL_VARIABLE, API_KEY_VARIABLE, NAMESPACE_VARIABLE})
 
 
 def _unknown(environment: Mapping[str, str], known: frozenset[str]) -> Iterator[str]:
-    """The case of a name does not matter, as when settings are read. Kubernetes sets variables in every
-    container for each Service; those of a Service called `speaker-…` are no mistake.
+    """Yield the variables that have our prefix and are not known, in any case of letters, as when settings
+    are read.
+
+    Kubernetes sets variables in every container for each Service. Those of a Service called `speaker-…` are
+    no mistake and are left out.
     """
     services = [name.removesuffix("SERVICE_HOST") for name in environment if name.endswith("_SERVICE_HOST")]
     not_ours = tuple(f"{service}{kind}" for service in services for kind in ("SERVICE_", "PORT"))

@@ -1,6 +1,7 @@
 """Settings: small, frozen, one class per concern, read from environment variables with a prefix of their own.
 
-`__main__` builds them and hands them to whatever needs them. Knows no service; nothing connects here.
+`__main__` builds them and passes them to the code that needs them. This module knows no service and opens no
+connection.
 """
 
 import ipaddress
@@ -61,7 +62,7 @@ ReadableFile = Annotated[Path, AfterValidator(_readable)]
 
 
 def _secret_of(given: SecretStr | None, file: Path | None) -> str | None:
-    """Return the secret that was given, or the one in the file, or None where there is neither."""
+    """Return the secret that was given, or the one in the file, or None if there is neither."""
     if file:
         return file.read_text().strip()
     return given.get_secret_value() if given else None
@@ -108,11 +109,12 @@ class StoreSettings(BaseSettings):
     default a bucket that has recorded another location is taken for a copy and refused.
     """
     start_seconds: float = Field(default=30, ge=0)
-    """How long a starting process retries to reach the store, with growing pauses, before it gives up."""
+    """Time for which a starting process retries to reach the store, with growing pauses, before it gives up.
+    """
     request_seconds: float = Field(default=25, gt=0, le=30)
     """Timeout of one request to the store, including its answer."""
     retry_seconds: float = Field(default=25, ge=0, le=30)
-    """How long failed requests are retried. A call therefore ends within this plus the timeout of one
+    """Time for which failed requests are retried. A call therefore ends within this plus the timeout of one
     request.
     """
 
@@ -134,7 +136,7 @@ class StoreSettings(BaseSettings):
 
     @property
     def folder(self) -> Path | None:
-        """The local folder, or None for a bucket."""
+        """Return the local folder, or None for a bucket."""
         parts = urlsplit(self.url)
         return Path(unquote(parts.path)) if parts.scheme == "file" else None
 
@@ -144,17 +146,19 @@ class StoreSettings(BaseSettings):
 
     @property
     def prefix(self) -> str:
-        """What every key in the bucket starts with; empty, or without a `/` at either end."""
+        """Return the beginning of every key in the bucket. It is empty, or has no `/` at either end."""
         return urlsplit(self.url).path.strip("/")
 
     @property
     def secret(self) -> str | None:
-        """The secret key, from wherever it was given."""
+        """Return the secret key, whether it was given directly or in a file."""
         return _secret_of(self.secret_access_key, self.secret_access_key_file)
 
 
 class UploadLimits(BaseSettings):
-    """Which reference audio is accepted, and what decoding it may cost. Environment: SPEAKER_UPLOAD_*."""
+    """Limits of the reference audio that is accepted and of what decoding it may cost. Environment:
+    SPEAKER_UPLOAD_*.
+    """
 
     model_config = SettingsConfigDict(env_prefix="SPEAKER_UPLOAD_", env_ignore_empty=True, frozen=True)
 
@@ -175,13 +179,13 @@ class UploadLimits(BaseSettings):
     decode_memory_bytes: int = Field(256 * 1024**2, ge=64 * 1024**2)
     """Memory that decoding one clip may take in addition to the decoding libraries' own."""
     decoders: int = Field(4, gt=0)
-    """How many clips one API process decodes at the same time, each in a process of its own."""
+    """Number of clips that one API process decodes at the same time, each in a process of its own."""
     spare_decoders: int = Field(1, ge=0)
-    """How many decoder processes are kept ready. A clip that finds one is decoded in half the time.
+    """Number of decoder processes that are kept ready. A clip that finds one is decoded in half the time.
     Each takes 3 MiB.
     """
     decoder_wait_seconds: float = Field(10.0, gt=0)
-    """How long an upload waits for a free decoder before it is refused with `Retry-After`."""
+    """Time for which an upload waits for a free decoder before it is refused with `Retry-After`."""
     require_seccomp: bool = False
     """Refuse to decode where the kernel or the container does not allow the seccomp filter. Without the
     filter, a clip that takes over its decoder can still open neither files nor sockets, but can make
@@ -208,7 +212,7 @@ class UploadLimits(BaseSettings):
 
 
 def _private(endpoint: str) -> bool:
-    """Whether nobody else can listen in on what is sent there."""
+    """Return whether nothing but the endpoint can read what is sent to it: over https, or on this machine."""
     parts = urlsplit(endpoint)
     return parts.scheme == "https" or is_loopback(parts.hostname or "")
 
@@ -218,7 +222,10 @@ def _names(text: object) -> object:
 
 
 def _networks(names: tuple[str, ...]) -> tuple[str, ...]:
-    """What could not be read would be trusted by nobody's decision, or not at all."""
+    """Return the names of proxies unchanged, or raise ValueError if one is no address and no network.
+
+    A name that cannot be parsed must not pass: it would be trusted without a decision, or never be trusted.
+    """
     for name in names:
         try:
             ipaddress.ip_network(name)
@@ -230,8 +237,8 @@ def _networks(names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 class RegistrySettings(BaseSettings):
-    """What this registry asks of its voices; the same for API and workers. Environment: the names given
-    below.
+    """Requirements and quotas of this registry's voices, the same for the API and the workers. Environment:
+    the names given below.
     """
 
     model_config = SettingsConfigDict(env_ignore_empty=True, frozen=True, populate_by_name=True)
@@ -241,33 +248,34 @@ class RegistrySettings(BaseSettings):
     )
     """Comma-separated profiles that are extracted for every upload."""
     max_uploaded: int = Field(1000, gt=0, validation_alias="SPEAKER_MAX_UPLOADED")
-    """Voices in one namespace, at most. A new voice counts from its upload's start, and one whose upload
-    failed for up to 26 minutes, while it may still be stored; sent again, it is let in. While the index is
-    rebuilt after a loss of Redis, only the voices that are in count.
+    """Largest number of voices in one namespace. A new voice counts from the start of its upload. If the
+    upload fails, the voice counts for up to 26 minutes, because it may still be stored; sending it again is
+    allowed. While the index is rebuilt after a loss of Redis, only the voices that are already in it count.
     """
     max_stored_bytes: int | None = Field(None, gt=0, validation_alias="SPEAKER_MAX_BYTES")
-    """Of all clips, embeddings, texts and brought artifacts in one namespace, as they were sent. Artifacts
-    that are made here do not count. Uploads on their way at the same moment may go beyond. Without it: as
-    much as there is room for.
+    """Largest total size of all clips, embeddings, texts and uploaded artifacts in one namespace, as they
+    were sent. Artifacts that are made here do not count. Uploads that arrive at the same moment may exceed
+    the limit. By default, only the available storage limits the size.
     """
     max_text_bytes: int = Field(64 * 1024**2, gt=0, validation_alias="SPEAKER_MAX_TEXT_BYTES")
-    """Of the names, consents, transcripts and descriptions of all versions in one namespace, in UTF-8; 64 MiB
-    by default. Redis holds them. Uploads on their way at the same moment may go beyond.
+    """Largest total size of the names, consents, transcripts and descriptions of all versions in one
+    namespace, in UTF-8; 64 MiB by default. Redis holds these texts. Uploads that arrive at the same moment
+    may exceed the limit.
     """
     max_versions: int = Field(1000, gt=0, validation_alias="SPEAKER_MAX_VERSIONS")
-    """Of one voice, at most; uploads on their way at the same moment may go beyond. Each takes 2.5 KiB of
-    Redis, and its texts.
+    """Largest number of versions of one voice. Uploads that arrive at the same moment may exceed it. Each
+    version takes 2.5 KiB of Redis, and the size of its texts.
     """
     max_builds: int = Field(20, gt=0, lt=10_000, validation_alias="SPEAKER_MAX_BUILDS")
-    """Of one artifact: how often it may be made by force, or brought, at most."""
+    """Largest number of times that one artifact may be made by force or uploaded."""
     registration_policy: Literal["overwrite", "immutable"] = Field(
         "overwrite", validation_alias="VLLM_OMNI_SPEAKER_REGISTRATION_POLICY"
     )
-    """`immutable`: a name must be deleted before it is registered again."""
+    """Policy for registering a name again. With `immutable`, the name must be deleted first."""
     max_attempts: int = Field(3, gt=0, le=4, validation_alias="SPEAKER_MAX_ATTEMPTS")
-    """How often an extraction is tried when it fails in a way that may be temporary."""
+    """Number of times that an extraction is tried when it fails in a way that may be temporary."""
     redis_url: str = Field("redis://127.0.0.1:6379/0", validation_alias="SPEAKER_REDIS_URL", repr=False)
-    """`redis://`, `rediss://` or `unix://`; one primary."""
+    """URL of Redis: `redis://`, `rediss://` or `unix://`. It must be that of one primary."""
     redis_password: SecretStr | None = Field(None, validation_alias="SPEAKER_REDIS_PASSWORD")
     """Password of Redis, if the URL contains none. A file is safer."""
     redis_password_file: ReadableFile | None = Field(None, validation_alias="SPEAKER_REDIS_PASSWORD_FILE")
@@ -285,7 +293,7 @@ class RegistrySettings(BaseSettings):
 
     @property
     def redis_address(self) -> str:
-        """The URL with the password, wherever that was given: not to be shown."""
+        """Return the URL with the password, which may come from another setting. It must not be shown."""
         password = _secret_of(self.redis_password, self.redis_password_file)
         parts = urlsplit(self.redis_url)
         if password is None or parts.password is not None:
@@ -295,28 +303,30 @@ class RegistrySettings(BaseSettings):
 
 
 class HousekeepingSettings(BaseSettings):
-    """Repairs and sweeps, which each API process does. Environment: SPEAKER_HOUSEKEEPING_*."""
+    """Repairs and sweeps, which each API process performs. Environment: SPEAKER_HOUSEKEEPING_*."""
 
     model_config = SettingsConfigDict(env_prefix="SPEAKER_HOUSEKEEPING_", env_ignore_empty=True, frozen=True)
 
     turn_seconds: float = Field(1.0, gt=0)
-    """Pause between two looks for voices that are due."""
+    """Pause between two checks for voices that are due."""
     sweep_seconds: float = Field(86_400, gt=0)
     """Time between two sweeps of all voices."""
     grace_seconds: float = Field(86_400, ge=3600)
-    """How long data that no record names is kept, because its upload or its worker may still be running."""
+    """Time for which data that no record names is kept, because its upload or its worker may still be
+    running.
+    """
     deleted_grace_seconds: float = Field(86_400, ge=0)
-    """How long the data of a deleted voice is kept."""
+    """Time for which the data of a deleted voice is kept."""
     rebuild_threads: int = Field(16, gt=0)
-    """How many voices are read at the same time while the index is rebuilt from a bucket. A local
+    """Number of voices that are read at the same time while the index is rebuilt from a bucket. A local
     folder is read by one thread.
     """
     sweep_threads: int = Field(4, gt=0)
-    """How many voices a sweep reads at the same time. A sweep may take its time."""
+    """Number of voices that a sweep reads at the same time. A sweep need not be fast."""
 
 
 class WorkerSettings(BaseSettings):
-    """How a worker takes jobs and reports that it is alive. Environment: SPEAKER_WORKER_*."""
+    """Settings for taking jobs and for reporting that a worker is alive. Environment: SPEAKER_WORKER_*."""
 
     model_config = SettingsConfigDict(env_prefix="SPEAKER_WORKER_", env_ignore_empty=True, frozen=True)
 
@@ -325,13 +335,15 @@ class WorkerSettings(BaseSettings):
     beat_seconds: float = Field(5, gt=0)
     """Time between two heartbeats."""
     poll_seconds: float = Field(1, ge=0.05, le=10)
-    """How long an idle worker waits for a job at a time. Stopping an idle worker takes about as long."""
+    """Time for which an idle worker waits for a job before it looks again. Stopping an idle worker takes
+    about as long.
+    """
     batch_size: int = Field(32, ge=1, le=1000)
     """Largest number of jobs that a worker takes from one queue at a time."""
     stuck_seconds: float = Field(15, gt=0)
     """A job that was taken from the queue and not started is put back after this long."""
     maintenance_seconds: float = Field(5, gt=0)
-    """Time between two looks for jobs that dead workers held."""
+    """Time between two checks for jobs that dead workers held."""
     beat_file: Path | None = None
     """File to which each heartbeat is written, for `python -m services.extractor_worker healthy`."""
 
@@ -347,30 +359,30 @@ class WorkerSettings(BaseSettings):
 
 
 class ApiSettings(BaseSettings):
-    """How the API listens. Environment: SPEAKER_API_*."""
+    """Settings of the API's listener and of its limits. Environment: SPEAKER_API_*."""
 
     model_config = SettingsConfigDict(env_prefix="SPEAKER_API_", env_ignore_empty=True, frozen=True)
 
     host: str = "127.0.0.1"
-    """Beyond loopback only with API keys, see SPEAKER_AUTH_*."""
+    """Address to listen on. Addresses other than loopback require API keys, see SPEAKER_AUTH_*."""
     port: int = Field(8300, ge=0, le=65535)
     """Port to listen on. 0 takes any free port."""
     max_connections: int = Field(2000, gt=0)
     """Largest number of open connections. Further ones are answered with 503."""
     max_active: int = Field(8, gt=0)
-    """Requests at work at the same time. More wait, those of each namespace in a queue of their own, and are
-    answered 429 or 503 where too many wait for longer than a burst takes. While several namespaces ask, each
-    has an equal share. Fewer are at work if the process is late. What waits, for its body, a change, a
-    decoder or the bucket, does not count.
+    """Largest number of active requests. Further requests wait, those of each namespace in a queue of their
+    own. When too many wait for longer than a burst takes, they are answered with 429 or 503. While several
+    namespaces send requests, each has an equal share. Fewer requests are active if the process is late. A
+    request that waits for its body, a change, a decoder or the bucket is not active.
     """
     max_at_store: int = Field(16, gt=0)
-    """Requests that fetch from the bucket, or delete there, at the same time; more wait for their turn. From
-    a bucket that is 20 ms away 16 fetch 800 files a second.
+    """Largest number of requests that fetch from the bucket, or delete there, at the same time. Further ones
+    wait. With 16, 800 files a second are fetched from a bucket that is 20 ms away.
     """
     keep_alive_seconds: int = Field(65, gt=0)
-    """How long an idle connection is kept open."""
+    """Time for which an idle connection is kept open."""
     shutdown_seconds: int = Field(20, gt=0)
-    """How long requests that are under way may take to finish when the process is told to stop."""
+    """Time that requests under way may take to finish when the process is stopped."""
 
     trusted_proxies: Annotated[
         tuple[str, ...], NoDecode, BeforeValidator(_names), AfterValidator(_networks)
@@ -381,29 +393,29 @@ class ApiSettings(BaseSettings):
 
     @property
     def own_host(self) -> str:
-        """Where this machine reaches it, also where it listens on all addresses."""
+        """Return the host at which this machine reaches the API, even if the API listens on all addresses."""
         return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)  # noqa: S104 - nobody listens here
 
     @property
     def loopback(self) -> bool:
-        """Whether only this machine can reach it."""
+        """Return whether only this machine can reach the API."""
         return is_loopback(self.host)
 
 
 class AccessSettings(BaseSettings):
-    """Who may call the API. Environment: SPEAKER_AUTH_*."""
+    """Settings that decide who may call the API. Environment: SPEAKER_AUTH_*."""
 
     model_config = SettingsConfigDict(env_prefix="SPEAKER_AUTH_", env_ignore_empty=True, frozen=True)
 
     required: bool | None = None
-    """Whether requests need a key. Without it: they do where the API listens beyond loopback or behind a
-    proxy, and where one of the following is set.
+    """Require a key for requests. If this is not set, a key is required when the API listens beyond loopback,
+    when a proxy is configured, and when a bootstrap key or an OpenID provider is set.
     """
     bootstrap_key: SecretStr | None = None
     """API key with all rights, used to make other keys. A file is safer."""
     bootstrap_key_file: ReadableFile | None = None
-    """A file holding it, as container secrets are mounted: `python -m services.registry_api new-key --out
-    FILE` writes one that only its owner can read.
+    """File that holds the API key with all rights, such as a mounted container secret. `python -m
+    services.registry_api new-key --out FILE` writes one that only its owner can read.
     """
     oidc_issuer: str | None = Field(default=None, pattern=r"^https?://[^?#]+[^/?#]$")
     """URL of an OpenID provider whose JWTs are accepted as well as API keys."""
@@ -433,18 +445,18 @@ class AccessSettings(BaseSettings):
 
     @property
     def bootstrap(self) -> str | None:
-        """The key with all rights, from wherever it was given."""
+        """Return the key with all rights, whether it was given directly or in a file."""
         return _secret_of(self.bootstrap_key, self.bootstrap_key_file)
 
     def required_at(self, api: ApiSettings) -> bool:
-        """Whether requests need a key. Raises ValueError where that would let strangers in."""
+        """Return whether requests need a key. Raises ValueError if a setting would let strangers in."""
         return self.why_required_at(api) is not None
 
     def why_required_at(self, api: ApiSettings) -> str | None:
-        """The setting because of which requests need a key; None where they need none.
+        """Return the setting because of which requests need a key, or None if they need none.
 
         Raises:
-            ValueError: that would let strangers in.
+            ValueError: requests need no key, and strangers could send some.
         """
         if self.required is False:
             self._check_no_strangers(api)
@@ -452,7 +464,7 @@ class AccessSettings(BaseSettings):
         reasons = {
             "SPEAKER_AUTH_REQUIRED is true": self.required,
             f"SPEAKER_API_HOST is {api.host!r}, which is not loopback": not api.loopback,
-            # Whom a proxy lets through may be anybody.
+            # A proxy may forward requests of any client.
             "SPEAKER_API_TRUSTED_PROXIES is set": api.trusted_proxies,
             "SPEAKER_AUTH_BOOTSTRAP_KEY (or its file) is set": self.bootstrap is not None,
             "SPEAKER_AUTH_OIDC_ISSUER is set": self.oidc_issuer,
@@ -473,7 +485,7 @@ class AccessSettings(BaseSettings):
 
 
 class RateSettings(BaseSettings):
-    """How often may be asked, where keys are required. Environment: SPEAKER_LIMIT_*."""
+    """Limits for callers of a registry that requires API keys. Environment: SPEAKER_LIMIT_*."""
 
     model_config = SettingsConfigDict(env_prefix="SPEAKER_LIMIT_", env_ignore_empty=True, frozen=True)
 
@@ -486,20 +498,20 @@ class RateSettings(BaseSettings):
     namespace_uploads_per_minute: int | None = Field(None, gt=0)
     """Uploads that all keys of a namespace together may make per minute."""
     waiting_requests: int | None = Field(250, gt=0)
-    """With one key at the same time: requests that wait for a change (`wait=`) in one API process. With all
-    keys of a namespace together they may be a quarter of SPEAKER_API_MAX_CONNECTIONS.
+    """Largest number of requests with one key that wait for a change (`wait=`) at the same time in one API
+    process. With all keys of a namespace together, a quarter of SPEAKER_API_MAX_CONNECTIONS may wait.
     """
     arriving_uploads: int | None = Field(64, gt=0)
-    """With one key at the same time: uploads that one API process has begun to read and not answered.
-    With all keys of a namespace together they may be a quarter of SPEAKER_API_MAX_CONNECTIONS, and take half
-    of SPEAKER_UPLOAD_HELD_BYTES.
+    """Largest number of uploads with one key that one API process has begun to read and not answered. With
+    all keys of a namespace together, these uploads may be a quarter of SPEAKER_API_MAX_CONNECTIONS, and take
+    half of SPEAKER_UPLOAD_HELD_BYTES.
     """
     failures_per_minute: int = Field(60, gt=0)
     """Invalid keys that one address may send before it must wait. Each API process counts for itself."""
 
 
 class LogSettings(BaseSettings):
-    """How much is written to the log. Environment: SPEAKER_LOG_*."""
+    """Verbosity of the log. Environment: SPEAKER_LOG_*."""
 
     model_config = SettingsConfigDict(env_prefix="SPEAKER_LOG_", env_ignore_empty=True, frozen=True)
 
@@ -508,7 +520,9 @@ class LogSettings(BaseSettings):
 
 
 class MetricsSettings(BaseSettings):
-    """Where the API and the workers serve their metrics, without API keys. Environment: SPEAKER_METRICS_*."""
+    """Addresses at which the API and the workers serve their metrics, without API keys. Environment:
+    SPEAKER_METRICS_*.
+    """
 
     model_config = SettingsConfigDict(env_prefix="SPEAKER_METRICS_", env_ignore_empty=True, frozen=True)
 
@@ -523,22 +537,22 @@ class MetricsSettings(BaseSettings):
 
 
 class TracesSettings(BaseSettings):
-    """Where traces go; needs the extra `traces`. Environment: SPEAKER_TRACES_*."""
+    """Destination of traces; it needs the extra `traces`. Environment: SPEAKER_TRACES_*."""
 
     model_config = SettingsConfigDict(env_prefix="SPEAKER_TRACES_", env_ignore_empty=True, frozen=True)
 
     endpoint: str | None = Field(None, pattern=r"^https?://[^/@]+(/.*)?$")
-    """An OpenTelemetry collector's, e.g. `http://collector:4318/v1/traces`; headers and certificates by
-    OTEL_EXPORTER_OTLP_*. Without it: no traces.
+    """URL of an OpenTelemetry collector, for example `http://collector:4318/v1/traces`. Headers and
+    certificates are set by OTEL_EXPORTER_OTLP_*. By default no traces are sent.
     """
     ratio: float = Field(1.0, ge=0, le=1)
-    """Share of the traces beginning here that are recorded. A caller's `traceparent` decides for its
-    own trace.
+    """Share of the traces that are recorded if they begin in this registry. A caller's `traceparent` decides
+    for the caller's own trace.
     """
 
 
 class ExtractorSettings(BaseSettings):
-    """What a worker loads. Environment: SPEAKER_EXTRACTOR_*."""
+    """Encoders and weights that a worker loads. Environment: SPEAKER_EXTRACTOR_*."""
 
     model_config = SettingsConfigDict(env_prefix="SPEAKER_EXTRACTOR_", env_ignore_empty=True, frozen=True)
 
@@ -549,36 +563,36 @@ class ExtractorSettings(BaseSettings):
     `hub:<commit>`.
     """
     custom_weights: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_names)] = ()
-    """Profiles, comma-separated, whose folder holds other weights than the published ones: fine-tuned, or
-    saved again. Their sums are not held against the published files; they go into the fingerprint, and every
-    surface says `custom weights`.
+    """Comma-separated profiles whose folders hold other weights than the published ones, because they were
+    fine-tuned or saved again. Their digests are not compared with those of the published files. They are part
+    of the fingerprint, and every surface says `custom weights`.
     """
     device: str = Field("cpu", pattern=r"cpu|cuda(:\d+)?")
     """Device to compute on: `cpu`, `cuda` or `cuda:N`."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """What Qwen3-TTS' encoders compute in: `float32`, or `bfloat16` as vLLM-Omni does. All others are always
-    float32, as in their engines.
+    """Number format that the encoders of Qwen3-TTS compute in: `float32`, or `bfloat16` as in vLLM-Omni. All
+    other encoders always use float32, as in their engines.
     """
     threads: int = Field(4, gt=0)
-    """How many threads read, prepare and publish clips while the device encodes others."""
+    """Number of threads that read, prepare and publish clips while the device encodes other clips."""
     cache: Path = EXTRACTOR_CACHE
-    """Folder where weights that are published as pickles or ONNX graphs are kept as safetensors, and where it
-    is remembered which encoders proved themselves on this machine.
+    """Folder that keeps, as safetensors, weights that are published as pickles or ONNX graphs. It also
+    records which encoders were proved on this machine.
     """
     roll_back: bool = False
-    """Make this worker's fingerprint current again although its profile has moved on to another one."""
+    """Make this worker's fingerprint current again, although its profile has moved on to another one."""
 
 
 class OmniVoiceSettings(BaseSettings):
-    """What OmniVoice's own package does to a clip and vLLM-Omni does not. Environment:
+    """Processing of clips as in OmniVoice's own package, which vLLM-Omni leaves out. Environment:
     SPEAKER_OMNIVOICE_*.
     """
 
     model_config = SettingsConfigDict(env_prefix="SPEAKER_OMNIVOICE_", env_ignore_empty=True, frozen=True)
 
     loudness: bool = False
-    """Make a quiet clip louder. No artifact says by how much, so what is spoken with it stays loud; the
-    package keeps it (`ref_rms`) and makes speech as quiet as the clip was.
+    """Make a quiet clip louder. Artifacts do not record by how much, so speech made with them stays loud.
+    OmniVoice's own package keeps it (`ref_rms`) and makes speech as quiet as the clip was.
     """
     trim: bool = False
     """Shorten long pauses and the silence at both ends."""
