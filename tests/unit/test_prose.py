@@ -1,0 +1,39 @@
+"""Docstrings stand alone: a reader may see only one of them, in an editor or a search result."""
+
+from pathlib import Path
+
+import pytest
+
+from tools.half_sentences import Docstring, docstrings
+
+PRODUCT = [Path(__file__).parents[2] / name for name in ("services", "speaker_registry")]
+MOST = 0.05
+"""A few whole sentences begin with one of the words as well."""
+
+
+def test_few_docstrings_are_half_sentences():
+    """`python -m tools.half_sentences` lists them."""
+    found = list(docstrings(PRODUCT))
+    halves = [f"{one.path}:{one.line}" for one in found if one.is_half_a_sentence]
+    assert len(halves) < MOST * len(found), f"{len(halves)} of {len(found)}: {', '.join(halves[:20])}, …"
+
+
+@pytest.mark.parametrize(
+    ("text", "half"),
+    [
+        ("Of one voice.", True),
+        ("With less left than that, keys are looked at anew.", True),
+        ("`whose` keys are meant.", True),
+        ("Return the keys of one voice.", False),
+        ("The keys of one voice.", False),
+    ],
+)
+def test_a_half_sentence_is_known_by_its_first_word(text: str, half: bool):
+    """Prepositions, relative pronouns and conjunctions complete the name above."""
+    assert Docstring(Path("any.py"), 1, text).is_half_a_sentence is half
+
+
+def test_texts_below_attributes_count_as_docstrings(tmp_path: Path):
+    """Editors and documentation show them alike."""
+    (tmp_path / "module.py").write_text('"""A module."""\n\nLIMIT = 3\n"""Of one voice."""\n')
+    assert [one.text for one in docstrings([tmp_path])] == ["A module.", "Of one voice."]
