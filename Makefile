@@ -7,8 +7,9 @@ BIN := $(VENV)/bin
 RUNNABLE := $(VENV)/.installed-to-run
 STAMP := $(VENV)/.installed
 # Tests of one file share servers, so they stay together. The files keep their order, which ends with short ones: a
-# long one at the end would leave the other process without work.
-PYTEST = $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+# long one at the end would leave the other processes without work. There is a process more than the two cores that
+# are meant, because many tests wait for other processes to start, end or give up.
+PYTEST = $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 # Two of these would install into one environment at the same time.
 .NOTPARALLEL:
@@ -32,8 +33,10 @@ $(RUNNABLE): pyproject.toml constraints.txt
 	$(call install,what the registry needs to run)
 	@touch $@
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml constraints.txt tests/vllm-omni.txt
 	$(call install,what the registry and its tests need,--group test --group lint)
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --require-hashes --upgrade \
+		--target $(VENV)/vllm-omni -r tests/vllm-omni.txt
 	@touch $(RUNNABLE) $@
 
 demo: $(RUNNABLE) ## a voice goes in, its artifact comes out: the whole way, on this machine, then everything stops
@@ -73,7 +76,7 @@ bench: $(STAMP) ## run the benchmarks (results: benchmarks/README.md)
 	$(BIN)/python -m benchmarks
 
 soak: $(STAMP) ## fault simulation over many seeds, queue and whole registry under long fire (SEEDS=1000)
-	SIMULATION_SEEDS=$(or $(SEEDS),1000) $(BIN)/python -m pytest -q tests/integration/test_simulation.py
+	SIMULATION_SEEDS=$(or $(SEEDS),1000) $(BIN)/python -m pytest -q tests/simulation/test_simulation.py
 	QUEUE_SOAK_JOBS=3000 QUEUE_SOAK_SECONDS=120 $(BIN)/python -m pytest -q --timeout 600 \
 		tests/integration/test_batch_worker.py -k nothing_is_lost
 	FAULT_SECONDS=$(or $(FAULT_SECONDS),300) $(BIN)/python -m pytest -q tests/integration/test_process_faults.py

@@ -1,7 +1,7 @@
 """Runs every benchmark, one after the other. `python -m benchmarks [name …]` runs some of them.
 
-Each is a module with `main() -> bool`: it prints its table, and returns whether its goals were reached. A
-missed goal is a result, not an error: the exit status tells of it only with `--strict`.
+Each benchmark is a module with `main() -> bool`, which prints a table and returns whether the goals were
+reached. A missed goal is a result, not an error: it changes the exit status only with `--strict`.
 """
 
 import importlib

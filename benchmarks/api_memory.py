@@ -1,8 +1,7 @@
-"""Memory of one API process after its start and after uploads, and beside it that of the processes in which
-it decodes clips. PSS counts what several processes share by its parts: only it may be added up.
+"""Measures the memory of one API process, and of the processes in which it decodes clips, after its start and
+after uploads. PSS divides shared memory among the processes that share it, so only PSS may be added up.
 """
 
-import sys
 import tempfile
 import time
 from dataclasses import dataclass
@@ -20,20 +19,20 @@ GOAL_MIB = 120.0
 
 @dataclass(frozen=True)
 class Memory:
-    """In MiB."""
+    """Memory in MiB."""
 
     rss: float
     pss: float
 
     @classmethod
     def of(cls, *processes: psutil.Process) -> "Memory":
-        """Summed. Adding up RSS counts shared pages several times."""
+        """Return the sums over some processes. The sum of RSS counts shared pages several times."""
         full = [process.memory_full_info() for process in processes]
         return cls(sum(one.rss for one in full) / 2**20, sum(one.pss for one in full) / 2**20)
 
 
 def look(pid: int) -> tuple[Memory, Memory, int]:
-    """The API process, its decoding processes together, and how many those are."""
+    """Return the memory of the API process, that of its decoding processes together, and their number."""
     time.sleep(SETTLED_SECONDS)
     api = psutil.Process(pid)
     decoders = api.children(recursive=True)
@@ -41,7 +40,7 @@ def look(pid: int) -> tuple[Memory, Memory, int]:
 
 
 def main() -> bool:
-    """Print the table. Returns whether the goal is reached, which is one of RSS after the start."""
+    """Print the table. Returns whether the goal is reached. It is for RSS after the start."""
     clip = CLIP.read_bytes()
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -61,7 +60,3 @@ def main() -> bool:
     print(f"\n{started:.0f} MiB after the start, goal ≤ {GOAL_MIB:.0f}: ", end="")
     print("reached" if started <= GOAL_MIB else "missed")
     return started <= GOAL_MIB
-
-
-if __name__ == "__main__":
-    sys.exit(not main())

@@ -1,7 +1,7 @@
-"""What is measured of an encoder, whoever's it is, in a process of its own: time, memory, and how fast the
-machine could be. Knows no encoder and nothing of the services: the references' interpreters run it too.
+"""Measures one encoder in a process of its own: time, memory, and the speed that the machine could attain.
 
-Alone, `python -m benchmarks.encoder_timing cpu`, it measures what the machine attains.
+It knows no encoder and nothing of the services, because the references' interpreters run it too. Run alone
+(`python -m benchmarks.encoder_timing cpu`), it measures what the machine attains.
 """
 
 import gc
@@ -23,16 +23,16 @@ from tests.unit.extractors.signals import speechlike
 Samples = NDArray[np.float32]
 REPEATS = 3
 MARK = "measured "
-"""Before every line that is a result: libraries print too."""
+"""Every line with a result begins with this, because libraries print lines too."""
 MATMUL_WIDTH = 2048
 CONVOLUTION = {"channels": 512, "samples": 4096, "kernel": 7}
-"""Of the size that encoders have in the middle."""
+"""The convolution that is timed, of the size that encoders have in the middle."""
 ATTEMPTS = 5
 
 
 @dataclass(frozen=True)
 class Load:
-    """Clips, and where they are encoded. All are at the encoder's own rate: resampling is not measured."""
+    """Clips, and the device that encodes them. All have the encoder's own rate, so nothing is resampled."""
 
     sample_rate: int
     one_seconds: float
@@ -48,7 +48,9 @@ class Load:
         return cls(**facts | {"mixed_seconds": tuple(facts["mixed_seconds"])})
 
     def clips(self) -> tuple[Samples, list[Samples]]:
-        """The one, and the mixed ones. Parts of one recording, so that clips take no memory to speak of."""
+        """Return the one clip and the mixed clips. They are parts of one recording, and so take little
+        memory.
+        """
         recording = speechlike(max(self.one_seconds, *self.mixed_seconds), self.sample_rate)
         lengths = [round(seconds * self.sample_rate) for seconds in (self.one_seconds, *self.mixed_seconds)]
         one, *mixed = [recording[:length] for length in lengths]
@@ -58,10 +60,10 @@ class Load:
 def measure(
     load: Load, extract: Callable[[Samples], object], extract_all: Callable[[Sequence[Samples]], object]
 ) -> None:
-    """Print a line per result, as soon as it is there: whoever waits may lose patience.
+    """Print a line for each result as soon as it is there, because the process may be ended at a time limit.
 
-    Both functions must return only when the results are on the CPU. Peak memory is counted from here: not
-    what loading took and gave back, but the weights that stay.
+    Both functions must return only when the results are on the CPU. Peak memory is counted from here on: it
+    includes the weights, but not what loading took and gave back.
     """
     one, mixed = load.clips()
     forget_peak(load.device)
@@ -96,7 +98,7 @@ def forget_peak(device: str) -> None:
 
 
 def peak_mib(device: str) -> float:
-    """Resident memory of this process; on a GPU what torch has taken of the device's."""
+    """Return the resident memory of this process, or on a GPU the device memory that torch has taken."""
     if device != "cpu":
         return torch.cuda.max_memory_reserved() / 2**20
     status = Path("/proc/self/status").read_text()
@@ -107,7 +109,9 @@ def peak_mib(device: str) -> float:
 
 
 def attainable_gflops(device: str) -> float:
-    """The better of a matrix product and a convolution, in float32 (no TF32), 2 operations per product."""
+    """Return the better rate of a matrix product and a convolution, in float32 (no TF32). Each product counts
+    as 2 operations.
+    """
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     return max(matmul_gflops(device), convolution_gflops(device))
 

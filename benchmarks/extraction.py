@@ -1,10 +1,11 @@
-"""Our extractors against the code that engines themselves encode a voice with: time, memory, and how far from
-what the machine could do. By name only (`python -m benchmarks extraction`): on a CPU it takes hours.
+"""Compares our extractors with the code with which engines themselves encode a voice: time, memory, and the
+share of what the machine could do. It runs only by name (`python -m benchmarks extraction`), because it takes
+hours on a CPU.
 
 Environment:
     REFERENCE_PYTHON: an interpreter with the reference packages, as the docstrings of tools/make_*_goldens.py
-        say; without it only we are measured.
-    REFERENCE_PYTHON_QWEN: one for qwen-tts, which does not import beside the others' transformers.
+        say. Without it only our extractors are measured.
+    REFERENCE_PYTHON_QWEN: an interpreter for qwen-tts, which needs another transformers than the rest.
     EXTRACTION_*: `Settings`.
 """
 
@@ -29,26 +30,26 @@ SEED = 1
 ONE_SECONDS = 10.0
 SHORTEST_SECONDS = 1.0
 GOALS_ONE = {"cpu": 1.15, "cuda": 2.0}
-"""Of one clip, for those profiles that have such a goal."""
+"""Goal for the speed of one clip, for those profiles that have such a goal."""
 GOALS_MIXED = {"cpu": 1.1, "cuda": 4.0}
 WITH_GOAL_FOR_ONE = ("qwen3-tts-0.6b", "qwen3-tts-1.7b")
 NOT_MEASURED = "not measured"
 
 
 class Settings(BaseSettings):
-    """What is measured. Environment: EXTRACTION_*."""
+    """The profiles, clips and limits of a run. Environment: EXTRACTION_*."""
 
     model_config = SettingsConfigDict(env_prefix="EXTRACTION_", env_ignore_empty=True, frozen=True)
 
     profiles: str = ""
-    """Comma-separated; empty: all that have an extractor."""
+    """Comma-separated profiles. By default, all that have an extractor."""
     device: str = Field("cpu", pattern="cpu|cuda")
     clips: int = Field(64, gt=0)
-    """Of mixed length."""
+    """Number of clips of mixed length."""
     seconds: float = Field(30.0, ge=SHORTEST_SECONDS)
-    """The longest clip."""
+    """Length of the longest clip."""
     limit_seconds: float = Field(3600.0, gt=0)
-    """For one side of one profile. What was measured by then counts."""
+    """Time limit for one side of one profile. What was measured by then counts."""
     reference_python: Path | None = Field(None, validation_alias="REFERENCE_PYTHON")
     reference_python_qwen: Path | None = Field(None, validation_alias="REFERENCE_PYTHON_QWEN")
 
@@ -57,7 +58,7 @@ class Settings(BaseSettings):
         return self.profiles.split(",") if self.profiles else list(EXTRACTORS)
 
     def load(self, profile: str) -> Load:
-        """The same clips for every profile, but for their rate."""
+        """Return the clips for a profile. Only their sample rate depends on the profile."""
         lengths = random.Random(SEED)
         return Load(
             sample_rate=BUILT_IN[profile].sample_rate,
@@ -72,20 +73,20 @@ class Settings(BaseSettings):
 
 @dataclass(frozen=True)
 class Measured:
-    """Of one encoder. None is what was not measured; then `problem` may say why."""
+    """The measurements of one encoder. None means not measured; `problem` may say why."""
 
     one_seconds: float | None = None
     mixed_seconds: float | None = None
     peak_mib: float | None = None
     gflop: float | None = None
-    """Of the one clip."""
+    """Arithmetic that the one clip takes."""
     problem: str = ""
 
 
 def child(
     python: Path | str, limit_seconds: float, module: str, *arguments: str
 ) -> tuple[dict[str, Any], str]:
-    """What a process of its own measured, and what went wrong with it, if anything."""
+    """Measure in a process of its own. The result says what went wrong, if anything."""
     command = [str(python), "-m", f"benchmarks.{module}", *arguments]
     try:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=limit_seconds, check=False)
@@ -99,7 +100,7 @@ def child(
 
 
 def results_in(output: bytes) -> dict[str, Any]:
-    """Of all whole lines that are results."""
+    """Return the results in all complete lines that hold one."""
     results: dict[str, Any] = {}
     for line in output.decode(errors="replace").splitlines(keepends=True):
         if line.startswith(MARK) and line.endswith("\n"):
@@ -131,12 +132,12 @@ HEAD = """\
 
 
 def ratio(own: float | None, theirs: float | None) -> float | None:
-    """How many times as fast as the reference."""
+    """Return how many times as fast as the reference we are."""
     return theirs / own if own and theirs else None
 
 
 def verdict(profile: str, device: str, own: Measured, theirs: Measured) -> str:
-    """`reached` or `missed`, if all that has a goal was measured."""
+    """Return `reached` or `missed`, if everything that has a goal was measured."""
     held = [(ratio(own.mixed_seconds, theirs.mixed_seconds), GOALS_MIXED[device])]
     if profile in WITH_GOAL_FOR_ONE:
         held.append((ratio(own.one_seconds, theirs.one_seconds), GOALS_ONE[device]))
@@ -146,7 +147,7 @@ def verdict(profile: str, device: str, own: Measured, theirs: Measured) -> str:
 
 
 def share_of_floor(own: Measured, gflops: float | None) -> float | None:
-    """The time that the encoder's arithmetic needs at the machine's rate, by the time that it took."""
+    """Return the time that the arithmetic needs at the machine's rate, divided by the time that it took."""
     return own.gflop / gflops / own.one_seconds if own.gflop and gflops and own.one_seconds else None
 
 
@@ -186,7 +187,7 @@ def heading(settings: Settings, machine: Mapping[str, Any]) -> str:
 
 
 def main() -> bool:
-    """Print the table. Returns whether no goal was missed; one whose reference is not there is not."""
+    """Print the table. Returns False if a goal was missed. A goal without its reference is not missed."""
     settings = Settings()
     machine, problem = child(sys.executable, settings.limit_seconds, "encoder_timing", settings.device)
     problems = [f"the machine's rate: {problem}"] if problem else []
@@ -204,7 +205,3 @@ def main() -> bool:
 def problems_of(profile: str, own: Measured, theirs: Measured) -> Sequence[str]:
     sides = {"ours": own, "reference": theirs}
     return [f"{profile}, {side}: {one.problem}" for side, one in sides.items() if one.problem]
-
-
-if __name__ == "__main__":
-    sys.exit(not main())

@@ -1,5 +1,5 @@
-"""A stream of HTTP requests at a rate that does not depend on the answers, over many kept connections, from
-one event loop. What a client library would add is left out: the same two cores serve and ask.
+"""Sends a stream of HTTP requests at a rate that does not depend on the answers, over many kept connections,
+from one event loop. It uses no client library, because the same two cores run the server and this client.
 """
 
 import asyncio
@@ -12,22 +12,24 @@ from urllib.parse import urlsplit
 
 @dataclass(slots=True)
 class Answer:
-    """`seconds`: from when it should have been sent, also if no connection was free then."""
+    """The answer to one request. `seconds` counts from the time at which the request was due, even if no
+    connection was free then.
+    """
 
     kind: str
     status: int
-    """0: the connection broke."""
+    """HTTP status, or 0 if the connection broke."""
     seconds: float
     body: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One request. `kind`: what it is counted as. `keep`: the body of its answer."""
+    """One request. `kind` is what it is counted as. `keep` keeps the body of its answer."""
 
     kind: str
     head: str
-    """Method and path."""
+    """Method and path of the request."""
     headers: str = ""
     body: bytes = b""
     keep: bool = False
@@ -39,12 +41,12 @@ class Ask:
 
 @dataclass
 class Load:
-    """What came of one stream."""
+    """The answers to one stream of requests."""
 
     seconds: float
     answers: list[Answer] = field(default_factory=list)
     unsent: int = 0
-    """No connection was free for it until the end."""
+    """Number of requests for which no connection became free until the end."""
 
     def of(self, *statuses: int) -> list[Answer]:
         return [answer for answer in self.answers if answer.status in statuses]
@@ -101,8 +103,8 @@ async def stream(
     seconds: float,
     connections: int = 256,
 ) -> Load:
-    """Requests at even intervals, each to the next address. `per_second` may be infinite: as fast as answers
-    come.
+    """Send requests at even intervals, each to the next address. If `per_second` is infinite, each connection
+    sends its next request as soon as it has an answer.
     """
     load, lucky = Load(seconds), random.Random(7)
     places = [(urlsplit(url).hostname or "", urlsplit(url).port or 80) for url in urls]

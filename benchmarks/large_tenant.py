@@ -1,11 +1,11 @@
-"""What one request costs where a tenant has much: a voice with many versions, many voices, and searches that
-find nothing. Each request is related to the same one for a voice with one version, or for a page of voices,
-in the same run. The kernel tells the most memory that the API process had resident meanwhile (`VmHWM`).
+"""Measures single requests of a tenant with much data: a voice with many versions, many voices, and searches
+without results.
 
-The many are written into the index alone, which is what requests read, by `neighbours`.
+Each request is compared with the same request for a voice with one version, or for a page of voices, in the
+same run. The kernel reports the peak of the API process' resident memory (`VmHWM`). `neighbours` writes the
+many voices and versions into the index only, because requests read nothing else.
 """
 
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,14 +19,14 @@ from tests.processes import PROFILE
 
 TIMES = 30
 FEW_TIMES = 5
-"""Of requests that take long."""
+"""Number of repetitions of requests that take long."""
 AT_ONCE = 4
 
 
 @dataclass(frozen=True)
 class Asked:
-    """A kind of request. `at_once`: so many of them go on at the same time. `beside`: the path of the request
-    that it is compared with.
+    """A kind of request. `at_once` is the number of them that run at the same time, and `beside` the path of
+    the request that it is compared with.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Asked:
 
 
 def everything() -> Iterator[Asked]:
-    """What is compared with others comes first."""
+    """Yield the requests. Those that others are compared with come first."""
     one, many = "/v1/voices/clip", "/v1/voices/many"
     file = f"versions/1/artifacts/{PROFILE}/file"
     page, whole = "/v1/voices?limit=100", "/v1/audio/voices"
@@ -59,7 +59,7 @@ def everything() -> Iterator[Asked]:
 
 @dataclass(frozen=True)
 class Seen:
-    """Of one kind: the median in seconds, the length of an answer's body, and the most memory of the API."""
+    """Results of one kind: median in seconds, length of an answer's body, and peak memory of the API."""
 
     seconds: float
     length: int
@@ -67,7 +67,7 @@ class Seen:
 
 
 def seen(client: httpx.Client, memory: PeakMemory, asked: Asked) -> Seen:
-    """Raises `httpx.HTTPStatusError` for an answer that is an error."""
+    """Measure one kind of request. Raises `httpx.HTTPStatusError` for an answer that is an error."""
     known = client.get(asked.path).raise_for_status()
     headers = {"If-None-Match": known.headers["ETag"]} if asked.revalidated else {}
 
@@ -109,7 +109,3 @@ def main() -> bool:
         with httpx.Client(base_url=registry.urls[0], headers=head, timeout=60) as client:
             print(table([(asked, seen(client, memory, asked)) for asked in everything()]))
     return True
-
-
-if __name__ == "__main__":
-    sys.exit(not main())

@@ -1,11 +1,12 @@
-"""Four tenants at one API process, one of which behaves badly: what the three others notice.
+"""Measures what three tenants notice of a fourth that behaves badly, at one API process.
 
 The three fetch and list at a fixed rate, each with a key and voices of its own. The fourth does one bad
-thing in each phase, as fast as answers come. Before each such phase there is one in which it does nothing, so
-each is compared with what the machine could do just then. After it the fourth does the same to a server that
-answers everything with 204: what is slower then than without it is so because callers and registry share the
-processors. The kernel tells the most memory that the API process had resident in a phase (`VmHWM`). The
-fourth's many voices and versions are written into the index alone, which is what requests read.
+thing in each phase, as fast as answers come. Before each such phase there is one in which the fourth does
+nothing, so each phase is compared with what the machine could do just then. After it, the fourth does the
+same to a server that answers everything with 204: what is slower then is slower because callers and registry
+share the processors. The kernel reports the peak of the API process' resident memory in a phase (`VmHWM`).
+The many voices and versions of the fourth are written into the index only, because requests read nothing
+else.
 """
 
 import asyncio
@@ -28,40 +29,40 @@ from typing import Any
 import httpx
 
 from benchmarks.http_load import Answer, Ask, Load, stream
-from benchmarks.overload import SERVED, _p99
-from benchmarks.upload_to_ready import BOUNDARY, form
+from benchmarks.overload import SERVED, p99_seconds
+from benchmarks.upload_to_ready import FORM, form
 from services.embedded.managed_process import ManagedProcess
 from services.registry_api.keys.api_keys import new_token
 from services.shared.bucket.keys import SpeakerId
 from services.shared.index.speaker_index import SpeakerIndex
 from speaker_registry.names import SpeakerName
-from tests.processes import PROFILE, RegistryProcesses, free_port
+from tests.ports import free_port
+from tests.processes import PROFILE, RegistryProcesses
 from tests.unit.audio import clips
 
 ROUNDS = int(os.environ.get("NEIGHBOURS_ROUNDS", "3"))
-"""Each goes through all phases."""
+"""Number of rounds. Each goes through all phases."""
 SECONDS = float(os.environ.get("NEIGHBOURS_SECONDS", "6"))
-"""Of each phase."""
+"""Length of each phase."""
 PER_SECOND = float(os.environ.get("NEIGHBOURS_PER_SECOND", "40"))
 """Requests of the three others together."""
 MANY_VOICES = int(os.environ.get("NEIGHBOURS_VOICES", "20000"))
 ONLY = os.environ.get("NEIGHBOURS_ONLY", "")
-"""Of the bad things, those with this in the name of their method (`THINGS`)."""
+"""Text that selects the bad things (`THINGS`) whose method has it in its name. All are done by default."""
 MANY_VERSIONS = 1000
 TEXT = "word " * 800
 LONG_TEXTS = {
     "ref_text": "\N{STUDIO MICROPHONE}" * 8000,
     "speaker_description": "\N{STUDIO MICROPHONE}" * 7000,
 }
-"""60 KB in UTF-8: nearly the longest that there may be."""
+"""Texts of 60 KB in UTF-8, nearly the longest that are accepted."""
 GOAL_RATIO = 3.0
 VOICES = 5
 BAD = "bad"
 OTHERS = ("b", "c", "d")
 CLIP = clips.wav(1.2)
-FORM = {"Content-Type": f"multipart/form-data; boundary={BOUNDARY}"}
 _BEGINS_SECONDS, _ENDS_SECONDS = 2.0, 1.0
-"""The fourth is at it for so long before the others begin and after they have ended."""
+"""The fourth begins this long before the others and ends this long after them."""
 
 
 # -- the others
@@ -96,7 +97,9 @@ def others(url: str, keys: Mapping[str, str]) -> Load:
 
 @dataclass
 class Fourth:
-    """What it does: each method goes on until it is canceled. `statuses`: of the answers it gets; 0: none."""
+    """The bad things of the fourth tenant. Each method goes on until it is canceled. `statuses` counts the
+    statuses of the answers; 0 means no answer.
+    """
 
     client: httpx.AsyncClient
     statuses: "Counter[int]" = field(default_factory=Counter)
@@ -121,7 +124,7 @@ class Fourth:
         await self._again(8, "POST", "/v1/audio/voices/clip/cache?force=true&wait=0")
 
     async def registers(self) -> None:
-        """Half of the callers make versions of one voice, the others a new voice with each request."""
+        """Upload: half of the callers make versions of one voice, the rest a new voice with each request."""
 
         async def caller(number: int) -> None:
             for made in itertools.count():
@@ -174,7 +177,7 @@ THINGS = {
 
 
 def misbehave(url: str, key: str, what: str) -> "Counter[int]":
-    """In a process of its own, while the others ask. Returns the statuses of the answers it got."""
+    """Do one bad thing, in a process of its own, and return the statuses of the answers."""
 
     async def main() -> "Counter[int]":
         limits = httpx.Limits(max_connections=None)
@@ -193,7 +196,7 @@ def misbehave(url: str, key: str, what: str) -> "Counter[int]":
 
 
 class _NoContent(asyncio.Protocol):
-    """Answers 204 to every head, and to nothing else that comes."""
+    """Answers 204 to the head of every request, and ignores bodies."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -204,7 +207,7 @@ class _NoContent(asyncio.Protocol):
 
 
 def answer_nothing(port: int) -> None:
-    """Until the process is ended."""
+    """Serve 204 to everything until the process is ended."""
 
     async def main() -> None:
         server = await asyncio.get_running_loop().create_server(_NoContent, "127.0.0.1", port)
@@ -230,7 +233,7 @@ def trivial_server() -> Iterator[str]:
 
 @contextmanager
 def tenants() -> Iterator[tuple[RegistryProcesses, dict[str, str]]]:
-    """A registry with all that the four have, and the key of each."""
+    """Provide a registry with the data of the four tenants, and the API key of each."""
     bootstrap = str(new_token())
     environment = {
         "SPEAKER_MAX_UPLOADED": "1000000",
@@ -245,7 +248,7 @@ def tenants() -> Iterator[tuple[RegistryProcesses, dict[str, str]]]:
 
 
 def prepare(registry: RegistryProcesses, bootstrap: str) -> dict[str, str]:
-    """Keys, and a few voices with artifacts for each tenant; and the many of the fourth."""
+    """Make a key and a few voices with artifacts for each tenant, and the many voices of the fourth."""
     keys = {}
     with httpx.Client(base_url=registry.urls[0], timeout=60) as client:
         operator = {"Authorization": f"Bearer {bootstrap}"}
@@ -284,9 +287,9 @@ def many() -> Iterator[tuple[str, int]]:
 
 @dataclass
 class Seen:
-    """What came of the phases of one kind, in all rounds.
+    """Results of the phases of one kind, in all rounds.
 
-    `bad`: statuses that the fourth got. `peak_mib`: the most that was resident of the API process.
+    `bad` counts the statuses that the fourth got, and `peak_mib` is the API process' peak resident memory.
     """
 
     answers: list[Answer] = field(default_factory=list)
@@ -308,10 +311,10 @@ class Seen:
 
     @property
     def p99(self) -> float:
-        return _p99(self.served) if len(self.served) > 1 else float("inf")
+        return p99_seconds(self.served) if len(self.served) > 1 else float("inf")
 
     def failures(self) -> str:
-        """By status; 0: the connection broke."""
+        """Return the failures by status. 0 means that the connection broke."""
         statuses = Counter(answer.status for answer in self.answers if answer.status not in SERVED)
         told = [f"{many} × {status}" for status, many in sorted(statuses.items())]
         return ", ".join(told + [f"{self.unsent} unsent"] * bool(self.unsent)) or "0"
@@ -321,7 +324,7 @@ class Seen:
 
 
 class PeakMemory:
-    """The most memory that a process had resident since it was last forgotten, as the kernel tells it."""
+    """The peak of a process' resident memory since the last reset, as the kernel reports it."""
 
     def __init__(self, child: ManagedProcess) -> None:
         self._process = Path(f"/proc/{child.pid}")
@@ -335,7 +338,7 @@ class PeakMemory:
 
 
 class Phases:
-    """Runs them, with a process for the others and one for the fourth."""
+    """Runs the phases, with a process for the three tenants and one for the fourth."""
 
     def __init__(
         self, api: ManagedProcess, url: str, trivial: str, keys: Mapping[str, str], pool: ProcessPoolExecutor
@@ -387,8 +390,8 @@ def _median(seen: Seen) -> float:
 
 
 def _rates(seen: Seen) -> Iterator[float]:
-    """Of the fourth's answers: what was served; what a limit refused (400: the upload goes beyond a quota);
-    5xx.
+    """Yield the rates of the fourth's answers: served, refused by a limit (400: the upload exceeds a quota),
+    and 5xx.
     """
     seconds = ROUNDS * (_BEGINS_SECONDS + SECONDS + _ENDS_SECONDS)
     for served in (SERVED, (400, 429), range(500, 600)):

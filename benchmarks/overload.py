@@ -1,7 +1,7 @@
-"""Two API processes asked for twice what they can serve; and ten minutes of a mixed load at half of it.
+"""Sends two API processes twice the requests that they can serve, and half of that for ten minutes.
 
-What is offered is a mix of what engines, dashboards and uploaders ask. The load comes from the same two
-cores. Every upload that was acknowledged is looked for afterwards.
+The requests are a mix of those of engines, dashboards and uploaders. The callers run on the same two cores.
+Afterwards every acknowledged upload must be there.
 """
 
 import asyncio
@@ -23,29 +23,29 @@ import httpx
 import psutil
 
 from benchmarks.http_load import Answer, Ask, Load, stream
-from benchmarks.upload_to_ready import BOUNDARY, form
+from benchmarks.upload_to_ready import FORM, form, p99
 from tests.processes import PROFILE, RegistryProcesses
 from tests.unit.audio import clips
 
 VOICES = 200
 SECONDS = float(os.environ.get("OVERLOAD_SECONDS", "20"))
-"""Of each phase."""
+"""Length of each phase."""
 MINUTES = float(os.environ.get("OVERLOAD_MINUTES", "10"))
-"""Of the mixed load."""
+"""Length of the mixed load."""
 UPLOAD_SHARE = 0.02
 GOAL_REFUSAL_SECONDS = 0.05
-"""99 of 100."""
+"""Time within which 99 of 100 refusals must come."""
 GOAL_RECOVERED = 0.98
-"""Of half the load, at once after twice the load."""
+"""Least share of half the load that must be served directly after twice the load."""
 GOAL_GROWTH = 1.05
-"""Of memory, after the first third of the minutes."""
+"""Largest growth of memory after the first third of the minutes."""
 SERVED, REFUSED = (200, 202, 304), (429, 503)
 CLIP = clips.wav(1.2)
 MIB = 1024**2
 
 
 def mix(tags: dict[str, str], phase: str) -> Any:
-    """Gives requests. Each upload is of a new voice."""
+    """Return a function that makes requests. Each upload is of a new voice."""
     numbers = itertools.count()
 
     def next_ask(lucky: random.Random) -> Ask:
@@ -53,7 +53,7 @@ def mix(tags: dict[str, str], phase: str) -> Any:
         path = f"/v1/voices/{name}/versions/default/artifacts/{PROFILE}"
         if draw < UPLOAD_SHARE:
             body = form(f"load-{phase}-{next(numbers)}", CLIP)
-            content_type = f"Content-Type: multipart/form-data; boundary={BOUNDARY}\r\n"
+            content_type = f"Content-Type: {FORM['Content-Type']}\r\n"
             return Ask("upload", "POST /v1/audio/voices", content_type, body, keep=True)
         if draw < 0.5:
             return Ask("revalidate", f"GET {path}/file", f"If-None-Match: {tags[name]}\r\n")
@@ -67,13 +67,12 @@ def mix(tags: dict[str, str], phase: str) -> Any:
 
 
 def prepare(registry: RegistryProcesses) -> dict[str, str]:
-    """Voices with artifacts. Returns the tags of their files."""
+    """Make voices with artifacts. Returns the ETags of their files."""
     tags = {}
     with httpx.Client(base_url=registry.urls[0], timeout=60) as client:
         for number in range(VOICES):
             name = f"voice-{number}"
-            head = {"Content-Type": f"multipart/form-data; boundary={BOUNDARY}"}
-            client.post("/v1/audio/voices", content=form(name, CLIP), headers=head).raise_for_status()
+            client.post("/v1/audio/voices", content=form(name, CLIP), headers=FORM).raise_for_status()
         for number in range(VOICES):
             path = f"/v1/voices/voice-{number}/versions/default/artifacts/{PROFILE}/file?wait=60"
             tags[f"voice-{number}"] = client.get(path).headers["ETag"]
@@ -81,8 +80,8 @@ def prepare(registry: RegistryProcesses) -> dict[str, str]:
 
 
 class Generator:
-    """Makes load, in a process of its own: this one listens to what the others log, and a process whose log
-    nobody reads stands still.
+    """Sends requests from a process of its own. This process reads the logs of the registry's processes,
+    which would stop if their logs were not read.
     """
 
     def __init__(self, urls: Sequence[str], tags: dict[str, str]) -> None:
@@ -111,7 +110,7 @@ def _generate(
 
 
 def lost(registry: RegistryProcesses, load: Load) -> list[str]:
-    """Voices whose upload was acknowledged and that are not there."""
+    """Return the voices whose upload was acknowledged and that are not there."""
     acknowledged = [
         json.loads(answer.body)["voice"]["name"]
         for answer in load.of(200)
@@ -125,7 +124,7 @@ def milliseconds(answers: Sequence[Answer]) -> str:
     if len(answers) < 2:
         return "– | –"
     median = statistics.median(answer.seconds for answer in answers)
-    return f"{1e3 * median:.1f} | {1e3 * _p99(answers):.1f}"
+    return f"{1e3 * median:.1f} | {1e3 * p99_seconds(answers):.1f}"
 
 
 def row(name: str, offered: float, load: Load) -> str:
@@ -136,13 +135,13 @@ def row(name: str, offered: float, load: Load) -> str:
 
 
 def family(registry: RegistryProcesses) -> list[psutil.Process]:
-    """The API processes and those that decode for them."""
+    """Return the API processes and the processes that decode for them."""
     apis = [psutil.Process(child.pid) for child in registry.apis]
     return [process for api in apis for process in (api, *api.children(recursive=True))]
 
 
 def of_family(registry: RegistryProcesses, measure: Callable[[psutil.Process], float]) -> float:
-    """The sum over all that are still there."""
+    """Return the sum over all of these processes that still run."""
     total = 0.0
     for process in family(registry):
         with suppress(psutil.NoSuchProcess):
@@ -151,17 +150,17 @@ def of_family(registry: RegistryProcesses, measure: Callable[[psutil.Process], f
 
 
 def resident(registry: RegistryProcesses) -> float:
-    """MiB of all of them."""
+    """Return the memory of all of these processes in MiB."""
     return of_family(registry, lambda process: process.memory_info().rss) / MIB
 
 
 def processor_seconds(registry: RegistryProcesses) -> float:
-    """Of all of them, those that are gone included."""
+    """Return the processor time of all of these processes, including those that have ended."""
     return of_family(registry, lambda process: sum(process.cpu_times()[:4]))
 
 
 def overload(registry: RegistryProcesses, generator: Generator) -> tuple[float, list[str]]:
-    """Returns the capacity in requests a second, and what goals were missed."""
+    """Return the capacity in requests a second, and the goals that were missed."""
     print("| phase | offered/s | served/s | median ms | p99 ms | refused/s | median ms | p99 ms | other |")
     print("|---|---|---|---|---|---|---|---|---|")
     before = processor_seconds(registry)
@@ -184,7 +183,7 @@ def overload(registry: RegistryProcesses, generator: Generator) -> tuple[float, 
     return capacity, [
         what
         for what, missed in {
-            "refusals take too long": _p99(twice.of(*REFUSED)) > GOAL_REFUSAL_SECONDS,
+            "refusals take too long": p99_seconds(twice.of(*REFUSED)) > GOAL_REFUSAL_SECONDS,
             "something acknowledged is gone": bool(gone),
             "some are neither served nor refused": any(_other(load) for load in (half, twice, after)),
             "it does not recover": after.rate(*SERVED) < GOAL_RECOVERED * capacity / 2,
@@ -194,18 +193,17 @@ def overload(registry: RegistryProcesses, generator: Generator) -> tuple[float, 
 
 
 def _other(load: Load) -> int:
-    """Neither served nor refused: errors of ours, broken connections, never sent."""
+    """Return the number of requests that were neither served nor refused: 5xx, broken connections, unsent."""
     return len(load.answers) - len(load.of(*SERVED)) - len(load.of(*REFUSED)) + load.unsent
 
 
-def _p99(answers: Sequence[Answer]) -> float:
-    """Seconds; 0 where nothing was measured."""
-    seconds = [answer.seconds for answer in answers]
-    return statistics.quantiles(seconds, n=100, method="inclusive")[98] if len(seconds) > 1 else 0.0
+def p99_seconds(answers: Sequence[Answer]) -> float:
+    """Return the 99th percentile, or 0 if nothing was measured."""
+    return p99([answer.seconds for answer in answers]) if len(answers) > 1 else 0.0
 
 
 def soak(registry: RegistryProcesses, generator: Generator, capacity: float) -> list[str]:
-    """Memory, minute by minute. Returns what goals were missed."""
+    """Measure memory minute by minute. Returns the goals that were missed."""
     shown = [resident(registry)]
     gone: list[str] = []
     for _ in range(round(MINUTES)):

@@ -1,5 +1,5 @@
-"""Our extractors as `benchmarks.extraction` measures them: random weights, through the worker's own handler
-of jobs, with bucket and index taken out.
+"""Runs our extractors for `benchmarks.extraction`, with random weights, through the worker's own job handler,
+without bucket and index.
 
     python -m benchmarks.own_encoders <profile> <load>
 """
@@ -28,7 +28,7 @@ from services.shared.model.profiles import BUILT_IN
 
 @dataclass(frozen=True)
 class Work:
-    """Of an `Attempt`, what the handler looks at."""
+    """The parts of an `Attempt` that the handler reads."""
 
     job_id: str
     clip: ReferenceAudio
@@ -42,7 +42,7 @@ class Work:
 
 
 class Publisher:
-    """Gives out clips and drops what is made of them. A job's id is its clip's place."""
+    """Gives out clips and drops the artifacts. The id of a job is the position of its clip."""
 
     def __init__(self, clips: Sequence[ReferenceAudio]) -> None:
         self._clips = clips
@@ -67,7 +67,7 @@ class Publisher:
 
 
 def extract_all(extractor: Extractor, clips: Sequence[ReferenceAudio]) -> None:
-    """In batches as large as a worker takes them."""
+    """Extract in batches of the size that a worker takes."""
     name = extractor.profile_name
     loaded_profiles = {name: LoadedProfile(SimpleNamespace(profile=BUILT_IN[name]), extractor)}
     extraction = Extraction(Publisher(clips), loaded_profiles, threads=ExtractorSettings().threads)
@@ -97,7 +97,7 @@ def extract(extractor: Extractor, clip: ReferenceAudio) -> None:
 
 
 def gflop(extractor: Extractor, clip: ReferenceAudio) -> float:
-    """Of torch's matrix products and convolutions in the encoder; other libraries' are not seen."""
+    """Return the arithmetic of torch's matrix products and convolutions. Other libraries' is not counted."""
     prepared = [extractor.prepare(clip)]
     with FlopCounterMode(display=False) as counter:
         extractor.encode(prepared)

@@ -1,9 +1,9 @@
-"""What a worker's proof of its encoders costs: at the first start, when it is made, and at the next, when it
-is remembered.
+"""Measures what a worker's proof of its encoders costs: at the first start, when it is made, and at the next
+start, when it is remembered.
 
-Each profile is measured in a process of its own: full size, random weights. The second copy's random weights
-are drawn anew where real ones would be read from a file; how long that took is part of the first start.
-Environment: `PROOF_PROFILES` (comma-separated; all without it), `PROOF_DEVICE`, `PROOF_DTYPE`.
+Each profile is measured in a process of its own, at full size with random weights. The random weights of the
+second copy are drawn again where real ones would be read from a file. The first start includes the time for
+that. Environment: `PROOF_PROFILES` (comma-separated; all by default), `PROOF_DEVICE`, `PROOF_DTYPE`.
 
     python -m benchmarks.proof <profile> <device> <dtype>     one of them
 """
@@ -37,7 +37,7 @@ DEVICE = os.environ.get("PROOF_DEVICE", "cpu")
 DTYPE = os.environ.get("PROOF_DTYPE", "float32")
 LIMIT_SECONDS = 600.0
 GOAL_SECONDS = 1.0
-"""Of a start whose proof is remembered."""
+"""Longest time that a remembered proof may add to a start."""
 
 
 def measure(name: str, device: str, dtype: str) -> None:

@@ -1,11 +1,10 @@
-"""Jobs per second through queue and worker when the jobs do nothing, against RQ's own fastest worker.
+"""Compares the jobs a second of our worker with those of RQ's fastest worker, for jobs that do nothing.
 
-In each turn every worker empties a full queue on the same Valkey; the figures are medians over the turns, the
-ratios taken within a turn, so that a neighbour's load on the machine falls on both sides.
+In each turn every worker empties a full queue on the same Valkey. The figures are medians over the turns. The
+ratios are taken within a turn, so that other load on the machine slows both sides.
 """
 
 import logging
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -35,7 +34,7 @@ Work = Callable[[Redis], object]
 
 
 def no_op(**_ids: object) -> None:
-    """What RQ's worker imports and calls."""
+    """Do nothing. RQ's worker imports and calls this function."""
 
 
 def no_ops(jobs: Sequence[QueuedJob]) -> list[None]:
@@ -43,7 +42,7 @@ def no_ops(jobs: Sequence[QueuedJob]) -> list[None]:
 
 
 def fill(client: Redis) -> None:
-    """As many jobs as `services.shared.queue` would make, by the faster call, of four tenants."""
+    """Enqueue jobs of four tenants as `services.shared.queue` would, by the faster call."""
     client.flushall()
     jobs = [
         Queue.prepare_data(FUNCTION, kwargs={"n": n}, job_id=f"job-{n}", timeout=120, result_ttl=300)
@@ -78,7 +77,7 @@ def jobs_per_second(client: Redis, work: Work) -> float:
 
 
 def measure(client: Redis) -> list[dict[str, float]]:
-    """For each turn: worker -> jobs per second."""
+    """Return for each turn: worker -> jobs per second."""
     workers: dict[str, Work] = {STOCK: simple_worker}
     workers |= {
         f"BatchWorker, {size} at a time": partial(batch_worker, batch_size=size) for size in BATCH_SIZES
@@ -98,7 +97,3 @@ def main() -> bool:
     best = max(ratios.values())
     print(f"\nbest ratio {best:.2f}, goal {GOAL}: {'reached' if best >= GOAL else 'missed'}")
     return best >= GOAL
-
-
-if __name__ == "__main__":
-    sys.exit(not main())

@@ -1,8 +1,8 @@
-"""What a loss of Redis costs: how fast an API process reads all voices again from a local folder, and how
-long a write to any voice waits meanwhile. Each voice has one version and one artifact. Redis is emptied. How
-fast the machine is just then shows in the jobs that RQ's own `SimpleWorker` does on it, before and after.
+"""Measures a loss of Redis: how fast an API process reads all voices again from a local folder, and how long
+a write to any voice waits meanwhile.
 
-Environment: `REBUILD_VOICES`.
+Each voice has one version and one artifact. Redis is emptied. The speed of the machine at that time is
+measured by the jobs that RQ's own `SimpleWorker` does on it, before and after. Environment: `REBUILD_VOICES`.
 """
 
 import json
@@ -19,7 +19,7 @@ from uuid import uuid4
 from redis import Redis
 
 from benchmarks.queue_throughput import jobs_per_second, simple_worker
-from benchmarks.upload_to_ready import BOUNDARY, CLIP, Caller, form
+from benchmarks.upload_to_ready import CLIP, FORM, Caller, form
 from services.embedded.valkey import ValkeyServer
 from services.shared.bucket.keys import SpeakerId
 from services.shared.index.speaker_index import COMPLETE
@@ -28,10 +28,10 @@ from tests.processes import RegistryProcesses
 
 VOICES = int(os.environ.get("REBUILD_VOICES", "20000"))
 GOAL_VOICES = 2000
-"""A second, where RQ's `SimpleWorker` does `REFERENCE_JOBS`."""
+"""Voices a second on a machine where RQ's `SimpleWorker` does `REFERENCE_JOBS` a second."""
 REFERENCE_JOBS = 650
 GOAL_SECONDS = 1.0
-"""That a write waits, at most."""
+"""Longest time that a write may wait."""
 UPLOADS = 100
 MODEL = SpeakerId("default", "voice-model")
 
@@ -69,13 +69,12 @@ def _reference_jobs_per_second() -> float:
 
 
 def _upload(caller: Caller, name: str, clip: bytes) -> None:
-    headers = {"Content-Type": f"multipart/form-data; boundary={BOUNDARY}"}
-    caller.ask("POST", "/v1/audio/voices", form(name, clip), **headers)
+    caller.ask("POST", "/v1/audio/voices", form(name, clip), **FORM)
     caller.ask("POST", f"/v1/audio/voices/{name}/cache?wait=30")
 
 
 def _copies(bucket: Path, count: int) -> Iterator[str]:
-    """Voices that differ from the model only by name and id, written without syncing."""
+    """Write voices that differ from the model only by name and id, without syncing, and yield their names."""
     (version,) = (bucket / MODEL.prefix / "r").glob("*.ver.*")
     (artifact,) = bucket.glob(f"{MODEL.prefix}d/*/art/*/*.json")
     record = VersionRecord.model_validate_json(version.read_bytes())
@@ -127,14 +126,13 @@ def _wait_until_complete(registry: RegistryProcesses) -> None:
 def _uploads_after_a_loss(
     registry: RegistryProcesses, caller: Caller, names: list[str], clip: bytes
 ) -> list[float]:
-    """Seconds of each upload, one after the other, while most voices have not been read again yet."""
+    """Return the seconds of each upload, one after the other, while most voices have not been read yet."""
     chosen = random.Random(0).sample(names, UPLOADS)
-    headers = {"Content-Type": f"multipart/form-data; boundary={BOUNDARY}"}
     waits: list[float] = []
     _lose(registry)
     for name in chosen:
         began = time.perf_counter()
-        caller.ask("POST", "/v1/audio/voices", form(name, clip), **headers)
+        caller.ask("POST", "/v1/audio/voices", form(name, clip), **FORM)
         waits.append(time.perf_counter() - began)
         if _is_complete(registry):
             break

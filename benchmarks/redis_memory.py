@@ -1,5 +1,5 @@
-"""Memory that Redis takes for a voice: one clip with one artifact. Its bucket is in memory and its worker a
-stand-in; what Redis holds is what it would hold otherwise.
+"""Measures the memory that Redis takes for a voice with one clip and one artifact. The bucket is in memory
+and the worker is a stand-in, which changes nothing in Redis.
 """
 
 import os
@@ -11,14 +11,15 @@ import numpy as np
 from redis import Redis
 
 from services.embedded.valkey import ValkeyServer
+from services.registry_api.keys.keyring import Keyring
 from services.registry_api.maintenance.housekeeping import Housekeeper
-from services.registry_api.operations.registration import Upload, register_clip
+from services.registry_api.operations import Operations
+from services.registry_api.operations.registration import Upload
 from services.shared.audio import DecodedClip, ReferenceAudio
 from services.shared.configuration.settings import HousekeepingSettings, RegistrySettings
 from services.shared.model.clock import Clock
 from services.shared.registry.opening import parts_over
 from services.shared.registry.parts import RegistryParts
-from services.shared.registry.registrar import Registrar
 from services.shared.telemetry.logs import configure_logs
 from speaker_registry.names import parse_speaker_name
 from tests.integration.api.worker import StandIn
@@ -40,10 +41,15 @@ def main() -> bool:
     with tempfile.TemporaryDirectory() as folder, ValkeyServer(Path(folder) / "redis") as valkey:
         parts = parts_in_memory(valkey.url, VOICES)
         with Redis.from_url(valkey.url) as redis:
-            registrar = Registrar(parts)
-            Housekeeper(parts, registrar, HousekeepingSettings()).rebuild()
+            operations = Operations.over(parts)
+            Housekeeper(
+                parts,
+                operations,
+                HousekeepingSettings(),
+                Keyring.over(parts).sweep,
+            ).rebuild()
             empty = _bytes(redis)
-            register_voices(parts, registrar, VOICES)
+            register_voices(parts, operations, VOICES)
             with_queue = _bytes(redis)
             _delete(redis, "rq:*", "sr:place:*", "sr:answered:*")
             with_job = _bytes(redis)
@@ -65,14 +71,14 @@ def parts_in_memory(url: str, voices: int) -> RegistryParts:
     return parts_over(PerfectStore(time.time), "0" * 32, settings, Clock())
 
 
-def register_voices(parts: RegistryParts, registrar: Registrar, voices: int) -> None:
-    """Each with its artifact."""
-    worker = StandIn(parts, registrar)
+def register_voices(parts: RegistryParts, operations: Operations, voices: int) -> None:
+    """Register voices, each with its artifact."""
+    worker = StandIn(parts)
     worker.announce()
     for number in range(voices):
         name = parse_speaker_name(f"voice-{number:06d}")
         upload = Upload(name=name, consent="cons_1", ref_text=REF_TEXT)
-        register_clip(parts, registrar, "default", upload, str(number).encode(), CLIP)
+        operations.registrations.register_clip("default", upload, str(number).encode(), CLIP)
         if number % BATCH == BATCH - 1:
             worker.finish_all()
             worker.taken.clear()

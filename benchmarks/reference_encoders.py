@@ -1,12 +1,11 @@
-"""The code that engines themselves encode a voice with, as `benchmarks.extraction` measures it: at the
-published sizes, with the random weights that their classes start with. Each makes of a clip what goes into
-our artifact.
+"""Runs the code with which engines themselves encode a voice, for `benchmarks.extraction`: at the published
+sizes, with the random weights that their classes start with. Each makes of a clip what our artifact holds.
 
     <interpreter> -m benchmarks.reference_encoders <profile> <load>
 
-The interpreter's environment is one as the docstrings of tools/make_*_goldens.py describe it. Their makers
-know how to import each package; all is imported only when it is wanted. Nothing here is compared: that is
-what the parity tests do.
+The docstrings of tools/make_*_goldens.py describe the interpreter's environment. Their code knows how to
+import each package, and each is imported only when it is needed. Results are not compared here: the parity
+tests do that.
 """
 
 import sys
@@ -24,11 +23,11 @@ import torch
 from benchmarks.encoder_timing import Load, Samples, measure
 
 Extract = Callable[[Samples], object]
-"""Returns when the results are on the CPU."""
+"""A function that returns when the results are on the CPU."""
 
 
 def qwen3_tts(width: int, device: str) -> Extract:
-    """qwen-tts. Its tokenizer computes all 32 books, of which it keeps 16; its decoder is a tiny one."""
+    """qwen-tts. Its tokenizer computes all 32 codebooks, of which it keeps 16. Its decoder is a tiny one."""
     maker = import_module("tools.make_qwen3_tts_goldens")
     core = import_module("qwen_tts.core")
     encoder = maker.Qwen3TTSSpeakerEncoder(maker.Qwen3TTSSpeakerEncoderConfig(enc_dim=width))
@@ -47,7 +46,7 @@ def qwen3_tts(width: int, device: str) -> Extract:
 
 
 def fish_speech(device: str) -> Extract:
-    """fish-speech 0.1.0, with the numbers of its own configuration. Its codec brings its decoder."""
+    """fish-speech 0.1.0, with the sizes of its own configuration. Its codec includes its decoder."""
     import_module("tools.make_fish_speech_goldens").stand_in_for_what_is_not_needed()
     library = import_module("fish_speech.models.dac.modded_dac")
     rvq = import_module("fish_speech.models.dac.rvq")
@@ -124,7 +123,7 @@ def cosyvoice3(device: str) -> Extract:
 
 
 def ming_tts(_: str) -> Extract:
-    """vLLM-Omni's class, which is on the CPU always."""
+    """vLLM-Omni's class, which always runs on the CPU."""
     maker = import_module("tools.make_cosyvoice3_goldens")
     _, classes = maker.reference_modules()
     with tempfile.TemporaryDirectory() as folder:
@@ -160,7 +159,7 @@ def voxcpm2(device: str) -> Extract:
 
 
 def higgs_audio(device: str) -> Extract:
-    """transformers, beside torchaudio. Its class brings its decoder."""
+    """transformers, together with torchaudio. Its class includes its decoder."""
     maker = import_module("tools.make_higgs_audio_goldens")
     acoustic = {"encoder_hidden_size": 64, "decoder_hidden_size": 1024, "hidden_size": 256}
     config = maker.HiggsAudioV2TokenizerConfig(
@@ -186,7 +185,7 @@ def ecapa(device: str) -> Extract:
 
 
 def dac(profile: str, device: str) -> Extract:
-    """descript-audio-codec. Its codec brings its decoder."""
+    """descript-audio-codec. Its codec includes its decoder."""
     maker = import_module("tools.make_dac_goldens")
     rate, ratios, books = maker.MODELS[profile]
     codec = maker.codec_class()(
@@ -212,15 +211,16 @@ REFERENCES: Mapping[str, Callable[[str], Extract]] = {
     "ming-tts": ming_tts,
     "omnivoice": higgs_audio,
     "higgs-audio-v2": higgs_audio,
+    "higgs-audio-v3": higgs_audio,
     "ecapa-voxceleb": ecapa,
     **{name: partial(dac, name) for name in ("dac-16khz", "dac-24khz", "dac-44khz")},
     "speechtokenizer": speech_tokenizer,
 }
-"""Profile -> what gives its reference, loaded onto a device as torch names it."""
+"""Profile -> function that loads its reference onto a device, given torch's name of the device."""
 
 
 def main(profile: str, load: Load) -> None:
-    """Mixed clips one by one, which is how engines encode them."""
+    """Measure one profile. Mixed clips are encoded one by one, as engines do."""
     torch.manual_seed(0)
     extract = REFERENCES[profile](load.device)
 

@@ -1,6 +1,7 @@
-"""Whether a worker's first clip takes longer than its tenth, with the warm-up that a worker does and without.
+"""Compares a worker's first clip with its tenth, with the warm-up that a worker does and without it.
 
-Each is measured in a process of its own: full size, random weights, clips of 10 s at the encoder's rate.
+Each profile is measured in a process of its own: full size, random weights, clips of 10 s at the encoder's
+rate.
 Environment: `WARM_UP_PROFILES`, comma-separated, and `WARM_UP_DEVICE`.
 
     python -m benchmarks.warm_up <profile> <device> <warm>     one of them
@@ -29,7 +30,7 @@ CLIPS = 10
 SECONDS = 10.0
 LIMIT_SECONDS = 600.0
 GOAL = 1.15
-"""The first by the tenth; two clips in a row differ by about as much."""
+"""Largest ratio of the first to the tenth clip. Two clips in a row differ by about as much."""
 
 
 def measure(profile: str, device: str, warm: str) -> None:

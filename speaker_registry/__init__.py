@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         Unavailable,
     )
     from speaker_registry.fetching import Clip, File
+    from speaker_registry.reference_audio import ReferenceAudio
     from speaker_registry.schemas import (
         ApiKey,
         ArtifactDescriptor,
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
         Profile,
         Quota,
         Rate,
+        ResolvedArtifact,
         Usage,
         Voice,
         VoiceVersion,
@@ -73,8 +75,10 @@ __all__ = [
     "Quota",
     "Rate",
     "Readiness",
+    "ReferenceAudio",
     "Registration",
     "RegistryClient",
+    "ResolvedArtifact",
     "SpeakerRegistryError",
     "Unavailable",
     "Usage",
@@ -101,6 +105,7 @@ _HOMES = {
         "Unavailable",
     ),
     "fetching": ("Clip", "File"),
+    "reference_audio": ("ReferenceAudio",),
     "schemas": (
         "ApiKey",
         "ArtifactDescriptor",
@@ -110,6 +115,7 @@ _HOMES = {
         "Profile",
         "Quota",
         "Rate",
+        "ResolvedArtifact",
         "Usage",
         "Voice",
         "VoiceVersion",

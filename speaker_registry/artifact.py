@@ -7,9 +7,12 @@ bytes.
 
 import hashlib
 import html
+import importlib
 import json
+import mmap
 import re
 import struct
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
@@ -165,6 +168,43 @@ class Artifact:
             raise InvalidArtifact("the file has no manifest in its safetensors header")
         return cls(tensors, manifest, sha256_digest(data), len(data))
 
+    @classmethod
+    def over(cls, data: bytes | mmap.mmap, digest: str) -> Self:
+        """Parse a file that was verified before, without copying it. The tensors are read-only views of it.
+
+        Raises:
+            InvalidArtifact: The file is not an artifact.
+        """
+        header = _read_header(data)
+        manifest = _read_manifest(header.pop("__metadata__", None))
+        if manifest is None:
+            raise InvalidArtifact("the file has no manifest in its safetensors header")
+        (length,) = struct.unpack("<Q", data[:8])
+        try:
+            tensors = {
+                name: np.ndarray(
+                    info["shape"], _DTYPES[info["dtype"]], data, 8 + length + info["data_offsets"][0]
+                )
+                for name, info in header.items()
+            }
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            raise InvalidArtifact("the file is not a whole safetensors file") from error
+        return cls(tensors, manifest, digest, len(data))
+
+    def torch_tensors(self) -> dict[str, Any]:
+        """Return the tensors as `torch.Tensor`s that share the memory of `tensors`. This imports torch.
+
+        The memory is read-only, because other callers may share it, and torch does not enforce that: writing
+        to such a tensor may end the process. Use `clone()` or `to(device)` before changing a tensor.
+
+        Raises:
+            ImportError: torch is not installed.
+        """
+        torch = importlib.import_module("torch")
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+            return {name: torch.from_numpy(tensor) for name, tensor in self.tensors.items()}
+
     @property
     def content_digest(self) -> str:
         """Digest of the tensors without the manifest: `sha256:…` over sorted names, dtypes, shapes and
@@ -210,14 +250,14 @@ def read_tensors(data: bytes) -> tuple[dict[str, np.ndarray], Manifest | None]:
     """Read the tensors of a safetensors file, and its manifest if it has one. The bytes need not be trusted.
 
     Raises:
-        InvalidArtifact: The file is no complete safetensors file, its header is larger than 64 KiB, tensor
+        InvalidArtifact: The file is not a complete safetensors file, its header is larger than 64 KiB, tensor
             names are duplicate or not accepted, there are more than 256 tensors, the manifest is invalid, or
             values are not finite.
     """
     header = _read_header(data)
     manifest = _read_manifest(header.pop("__metadata__", None))
     if len(header) > MAX_TENSORS:
-        raise InvalidArtifact(f"the file has {len(header)} tensors, at most {MAX_TENSORS} are accepted")
+        raise InvalidArtifact(f"the file has {len(header)} tensors; at most {MAX_TENSORS} are accepted")
     for name in header:
         if not _TENSOR_NAME.fullmatch(name):
             raise InvalidArtifact(
@@ -229,6 +269,19 @@ def read_tensors(data: bytes) -> tuple[dict[str, np.ndarray], Manifest | None]:
         raise InvalidArtifact("the file is not a whole safetensors file") from error
     _check_finite(tensors)
     return tensors, manifest
+
+
+def read_metadata(data: bytes) -> dict[str, str]:
+    """Read the metadata in the header of a safetensors file. The first 8 bytes and the header suffice.
+
+    Entries that are not text are left out, because safetensors allows only text.
+
+    Raises:
+        InvalidArtifact: The header is incomplete, larger than 64 KiB, or not a JSON object.
+    """
+    metadata = _read_header(data).get("__metadata__")
+    entries = metadata.items() if isinstance(metadata, dict) else ()
+    return {key: value for key, value in entries if isinstance(value, str)}
 
 
 def encode(tensors: Mapping[str, np.ndarray], manifest: Manifest) -> bytes:
@@ -288,20 +341,22 @@ def check_tensors(
 def _check_tensor(name: str, tensor: np.ndarray, spec: TensorSpec) -> None:
     dtype = _dtype_code(name, tensor)
     if dtype != spec.dtype:
-        raise InvalidArtifact(f"tensor '{name}' is {dtype}, the profile says {spec.dtype}")
+        raise InvalidArtifact(f"tensor '{name}' is {dtype}, but the profile requires {spec.dtype}")
     sizes = tensor.shape
     if len(sizes) != len(spec.shape) or any(
         wanted != size if isinstance(wanted, int) else size < 1
         for size, wanted in zip(sizes, spec.shape, strict=True)
     ):
-        raise InvalidArtifact(f"tensor '{name}' has shape {list(sizes)}, the profile says {list(spec.shape)}")
+        raise InvalidArtifact(
+            f"tensor '{name}' has shape {list(sizes)}, but the profile requires {list(spec.shape)}"
+        )
     low, high = float(tensor.min()), float(tensor.max())
     if (spec.minimum is not None and low < spec.minimum) or (
         spec.maximum is not None and high > spec.maximum
     ):
         raise InvalidArtifact(
             f"tensor '{name}' has values from {low:g} to {high:g}, "
-            f"the profile says {spec.minimum} to {spec.maximum}"
+            f"but the profile requires {spec.minimum} to {spec.maximum}"
         )
     if spec.codebook_sizes is not None:
         _check_codebooks(name, tensor, spec.codebook_sizes)
@@ -319,7 +374,7 @@ def _check_frames(
     }
     for name, frames in found.items():
         if expected is not None and abs(frames - expected) > 1:
-            raise InvalidArtifact(f"tensor '{name}' has {frames:g} frames, the clip has {expected:.1f}")
+            raise InvalidArtifact(f"tensor '{name}' has {frames:g} frames, but the clip has {expected:.1f}")
     if len(set(found.values())) > 1:
         counts = ", ".join(f"'{name}' has {frames:g}" for name, frames in sorted(found.items()))
         raise InvalidArtifact(f"the tensors differ in their number of frames: {counts}")
@@ -330,14 +385,18 @@ def _check_frames(
 def _check_counts(tensors: Mapping[str, np.ndarray], specs: Mapping[str, TensorSpec], frames: float) -> None:
     for name, tensor in tensors.items():
         if specs[name].counts_frames and (tensor != frames).any():
-            raise InvalidArtifact(f"tensor '{name}' is {tensor.tolist()!s:.80}, there are {frames:g} frames")
+            raise InvalidArtifact(
+                f"tensor '{name}' is {tensor.tolist()!s:.80}, but there are {frames:g} frames"
+            )
 
 
 def _check_codebooks(name: str, tensor: np.ndarray, sizes: Sequence[int]) -> None:
     highest = tensor.reshape(-1, tensor.shape[-1]).max(axis=0)
     for book, (value, size) in enumerate(zip(highest, sizes, strict=True)):
         if value >= size:
-            raise InvalidArtifact(f"tensor '{name}' has a code {value} in book {book}, which has {size}")
+            raise InvalidArtifact(
+                f"tensor '{name}' has code {value} in codebook {book}, which has only {size} codes"
+            )
 
 
 def _check_finite(tensors: Mapping[str, np.ndarray]) -> None:
@@ -350,23 +409,23 @@ def _dtype_code(name: str, tensor: np.ndarray) -> str:
     try:
         return _CODES_BY_DTYPE[tensor.dtype]
     except KeyError:
-        raise InvalidArtifact(f"tensor '{name}' is {tensor.dtype}, accepted: {sorted(_DTYPES)}") from None
+        raise InvalidArtifact(f"tensor '{name}' is {tensor.dtype}; accepted: {sorted(_DTYPES)}") from None
 
 
-def _read_header(data: bytes) -> dict[str, Any]:
+def _read_header(data: bytes | mmap.mmap) -> dict[str, Any]:
     """Parse the header of a safetensors file, before any library allocates memory as the header says."""
     if len(data) < 8:
-        raise InvalidArtifact(f"the file has {len(data)} bytes and is no safetensors file")
+        raise InvalidArtifact(f"the file has {len(data)} bytes and is not a safetensors file")
     (length,) = struct.unpack("<Q", data[:8])
     if length > MAX_HEADER_BYTES or length > len(data) - 8:
         raise InvalidArtifact(
             f"the safetensors header declares {length} bytes; "
-            f"the file has {len(data)}, accepted are {MAX_HEADER_BYTES}"
+            f"the file has {len(data)} bytes, and the header may have at most {MAX_HEADER_BYTES}"
         )
     try:
         header = json.loads(data[8 : 8 + length], object_pairs_hook=_without_duplicates)
     except (ValueError, RecursionError) as error:
-        raise InvalidArtifact("the safetensors header is not JSON without duplicate keys") from error
+        raise InvalidArtifact("the safetensors header is not valid JSON, or has duplicate keys") from error
     if not isinstance(header, dict):
         raise InvalidArtifact("the safetensors header is not a JSON object")
     return header
@@ -390,8 +449,8 @@ def _read_manifest(metadata: Any) -> Manifest | None:
 
 
 def canonical_json(value: object) -> str:
-    """Encode a value as JSON with sorted keys, without spaces, escapes and NaN, so that each value has
-    one text.
+    """Encode a value as JSON with sorted keys, no spaces between tokens, unescaped non-ASCII characters and
+    no NaN, so that each value has exactly one text.
     """
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 

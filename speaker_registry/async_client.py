@@ -6,7 +6,7 @@ because most programs need only one of them, and importing asyncio takes time.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Literal, Self
 
@@ -17,8 +17,20 @@ from speaker_registry.artifact import Artifact
 from speaker_registry.cache import ArtifactCache
 from speaker_registry.calls import Item, Listing, Registration, key_request, parse_target
 from speaker_registry.errors import SpeakerRegistryError
-from speaker_registry.exchange import BodyReader, Outcome, Plan, Reply, Result, RetryPolicy, Sleep, Step
-from speaker_registry.fetching import Clip, File
+from speaker_registry.exchange import (
+    BodyReader,
+    Join,
+    Outcome,
+    Plan,
+    Reply,
+    Result,
+    RetryPolicy,
+    Sleep,
+    Step,
+    Work,
+)
+from speaker_registry.fetching import PARALLEL_FETCHES, Clip, File, pairs_of
+from speaker_registry.reference_audio import ReferenceAudio
 from speaker_registry.schemas import (
     ApiKey,
     ArtifactDescriptor,
@@ -26,10 +38,11 @@ from speaker_registry.schemas import (
     NewApiKey,
     Profile,
     Quota,
+    ResolvedArtifact,
     Voice,
     VoiceVersion,
 )
-from speaker_registry.session import Audio, Default, Session, read_clip
+from speaker_registry.session import TRANSPORT_ERRORS, Audio, Default, Session, no_cookies, read_clip
 from speaker_registry.waiting import OnProgress, Readiness, wait_job, wait_ready
 
 
@@ -57,7 +70,7 @@ class AsyncRegistryClient(Session):
             url, api_key, namespace, RetryPolicy(timeout_seconds=timeout, retries=retries, clock=clock), cache
         )
         self._sleep = sleep
-        self._http = httpx.AsyncClient(transport=transport)
+        self._http = httpx.AsyncClient(transport=transport, cookies=no_cookies())
 
     async def register(
         self,
@@ -68,8 +81,10 @@ class AsyncRegistryClient(Session):
         consent: str,
         ref_text: str | None = None,
         description: str | None = None,
+        idempotency_key: str | None = None,
+        dedupe: bool = True,
     ) -> Registration:
-        """Upload a clip, or a ready speaker embedding, as a new version of a voice.
+        """Upload a clip, or a precomputed speaker embedding, as a new version of a voice.
 
         See `RegistryClient.register`.
         """
@@ -81,6 +96,8 @@ class AsyncRegistryClient(Session):
                 consent=consent,
                 ref_text=ref_text,
                 description=description,
+                idempotency_key=idempotency_key,
+                dedupe=dedupe,
             )
         )
 
@@ -116,6 +133,32 @@ class AsyncRegistryClient(Session):
             self._fetching.fetch(parse_target(speaker, version), profile, wait, max_age, stale_if_error)
         )
 
+    async def prefetch(
+        self,
+        voices: Iterable[str],
+        profiles: Iterable[str],
+        *,
+        wait: float = 0.0,
+        max_age: float | None = None,
+    ) -> dict[tuple[str, str], SpeakerRegistryError]:
+        """Fetch the artifacts of several voices for several profiles into the cache, eight at a time.
+
+        See `RegistryClient.prefetch`.
+        """
+        room = asyncio.Semaphore(PARALLEL_FETCHES)
+
+        async def fetch(pair: tuple[str, str]) -> SpeakerRegistryError | None:
+            try:
+                async with room:
+                    await self.fetch(*pair, wait=wait, max_age=max_age)
+            except SpeakerRegistryError as error:
+                return error
+            return None
+
+        pairs = pairs_of(voices, profiles)
+        errors = await asyncio.gather(*map(fetch, pairs))
+        return {pair: error for pair, error in zip(pairs, errors, strict=True) if error}
+
     async def download(
         self, speaker: str, profile: str, *, version: int | str | None = None, wait: float = 0.0
     ) -> File:
@@ -131,6 +174,13 @@ class AsyncRegistryClient(Session):
         See `RegistryClient.clip`.
         """
         return await self._run(self._fetching.clip(parse_target(speaker, version)))
+
+    async def samples(self, speaker: str, version: int | str | None = None) -> ReferenceAudio:
+        """Fetch the decoded samples of a version's clip: mono, float32 [N], at the clip's own sample rate.
+
+        See `RegistryClient.samples`.
+        """
+        return await self._run(self._fetching.samples(parse_target(speaker, version)))
 
     def list(
         self,
@@ -230,6 +280,13 @@ class AsyncRegistryClient(Session):
         """
         return await self._run(self._calls.extract(parse_target(speaker, version), profile, force=force))
 
+    async def resolve(self, voices: Sequence[str], profiles: Sequence[str]) -> Sequence[ResolvedArtifact]:
+        """Find out what many voices stand for now, in as few requests as possible.
+
+        See `RegistryClient.resolve`.
+        """
+        return await self._run(self._calls.resolve(voices, profiles))
+
     async def cancel(self, job_id: str) -> Job:
         """Cancel a job that has not finished. Canceling a job twice is not an error.
 
@@ -276,7 +333,7 @@ class AsyncRegistryClient(Session):
         return await self._run(self._calls.create_key(wanted))
 
     async def rotate_key(self, key_id: str, *, grace_seconds: int = 86_400) -> NewApiKey:
-        """Replace an API key by a new one with the same permissions.
+        """Replace an API key with a new one with the same permissions.
 
         See `RegistryClient.rotate_key`.
         """
@@ -325,17 +382,26 @@ class AsyncRegistryClient(Session):
 
     async def _run(self, plan: Plan[Result]) -> Result:
         outcome: Outcome = None
-        while True:
-            try:
-                step = plan.send(outcome)
-            except StopIteration as end:
-                result: Result = end.value
-                return result
-            outcome = await self._perform(step)
+        try:
+            while True:
+                try:
+                    step = plan.send(outcome)
+                except StopIteration as end:
+                    result: Result = end.value
+                    return result
+                outcome = await self._perform(step)
+        finally:
+            plan.close()  # a canceled plan releases the calls that wait for it
 
     async def _perform(self, step: Step) -> Outcome:
         if isinstance(step, Sleep):
             await self._sleep(step.seconds)
+            return None
+        if isinstance(step, Work):
+            await asyncio.to_thread(step.function)
+            return None
+        if isinstance(step, Join):
+            await asyncio.wait([asyncio.wrap_future(step.done)], timeout=step.seconds)
             return None
         try:
             async with (
@@ -348,5 +414,5 @@ class AsyncRegistryClient(Session):
                 return Reply(response.status_code, dict(response.headers), body.whole())
         except SpeakerRegistryError as error:
             return error
-        except (httpx.TransportError, TimeoutError) as error:
+        except (*TRANSPORT_ERRORS, TimeoutError) as error:
             return self._unreachable(error)

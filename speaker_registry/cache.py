@@ -1,21 +1,28 @@
-"""The in-memory cache of artifacts, bounded by bytes and by entries. It makes no requests.
+"""The cache of artifacts in memory, bounded by bytes and by entries. It makes no requests.
 
 There are two maps, because references move to other content and content never changes:
 
     (scope, speaker, reference, profile)  →  digest, and when the registry last confirmed it
     digest                                →  artifact
 
-Both maps evict the least recently used entry first.
+Both maps evict the least recently used entry first. `disk_cache` keeps artifacts in
+a directory, which several processes can share. It is only imported if a directory is given.
 """
 
+import contextlib
+import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from speaker_registry.artifact import Artifact
+from speaker_registry.validation import is_from_zero, shortened
+
+if TYPE_CHECKING:
+    from speaker_registry.disk_cache import DiskCache
 
 ENTRY_OVERHEAD_BYTES = 4096
 """Memory that an artifact takes besides its file. tracemalloc measures 3.3 KB with two tensors and a usual
@@ -23,6 +30,8 @@ manifest.
 """
 _REFERENCES_PER_ENTRY = 4
 """Several references, such as `alice`, `alice@3` and `alice@prod`, may lead to one artifact."""
+_EXPIRED_VOICES = 10_000
+"""Number of voices of which is known when they last changed."""
 
 
 class Key(NamedTuple):
@@ -36,15 +45,38 @@ class Key(NamedTuple):
     reference: int | str
     profile: str
 
+    @property
+    def target(self) -> str:
+        """Reference and profile in one text, which names no other pair."""
+        return f"{self.reference}\0{self.profile}"
+
 
 @dataclass(frozen=True, slots=True)
 class CacheStats:
+    """Counters of a cache since it was made, and its size now."""
+
     hits: int
-    """Number of artifacts that came from memory, with or without a request to confirm them."""
+    """Number of artifacts that came from memory, with or without a request to confirm them. This includes
+    artifacts that were read from the directory into memory before.
+    """
     misses: int
     """Number of artifacts that had to be transferred."""
     bytes: int
+    """Size of the artifacts in memory, with 4,096 bytes of overhead each."""
     entries: int
+    """Number of artifacts in memory."""
+    disk_hits: int = 0
+    """Number of artifacts that were read from the directory into memory."""
+    revalidations: int = 0
+    """Number of hits that the registry confirmed by answering that nothing has changed."""
+    stale_answers: int = 0
+    """Number of hits that were returned because the registry did not answer."""
+    errors: int = 0
+    """Number of fetches to which the registry did not answer."""
+    disk_errors: int = 0
+    """Number of times that the directory could not be used, or had a damaged file, which was removed."""
+    oldest_answer_seconds: float = 0.0
+    """Greatest age of an artifact that was returned without an answer of the registry, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,28 +88,54 @@ class _Confirmation:
 
 
 class ArtifactCache:
-    """A bounded in-memory cache of artifacts. It can be shared between threads and between clients.
+    """A bounded cache of artifacts, in memory and if wanted in a directory.
+
+    It can be shared between threads and between clients. The directory can be shared between processes, which
+    may be killed at any time. A fetch never fails because of the directory.
 
     Args:
+        directory: Directory that keeps artifacts beyond the end of the process. It is created with mode 0700.
+            None keeps them in memory only. Not available on Windows.
+        max_disk_bytes: Maximum size of the directory. Each file counts with 4,096 bytes of overhead, and an
+            artifact larger than a tenth of this is not kept there.
         max_bytes: Maximum total size. An artifact counts with its file and 4,096 bytes of overhead.
         max_entries: Maximum number of artifacts.
         clock: Replaces `time.monotonic`, for tests.
+
+    Raises:
+        OSError: The directory cannot be created.
+        ValueError: The directory is a symbolic link, or does not belong to this user. A maximum is not a
+            number from 0 on.
     """
 
     def __init__(
         self,
         *,
+        directory: str | os.PathLike[str] | None = None,
+        max_disk_bytes: int = 4 * 1024**3,
         max_bytes: int = 512 * 1024**2,
         max_entries: int = 4096,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        limits = {"max_disk_bytes": max_disk_bytes, "max_bytes": max_bytes, "max_entries": max_entries}
+        for name, limit in limits.items():
+            if not is_from_zero(limit):
+                raise ValueError(f"{name} is {shortened(limit)}; accepted: a number from 0")
         self.max_bytes, self.max_entries = max_bytes, max_entries
         self._clock = clock
         self._lock = threading.Lock()
         self._artifacts: OrderedDict[str, Artifact] = OrderedDict()
         self._confirmations: OrderedDict[Key, _Confirmation] = OrderedDict()
         self._bytes = 0
-        self._hits = self._misses = 0
+        self._hits = self._misses = self._disk_hits = self._disk_errors = 0
+        self._revalidations = self._stale_answers = self._errors = 0
+        self._oldest_answer_seconds = 0.0
+        self._expired: OrderedDict[tuple[str, str | None], float] = OrderedDict()
+        self._disk: DiskCache | None = None
+        if directory is not None:
+            from speaker_registry import disk_cache  # noqa: PLC0415  needs POSIX
+
+            self._disk = disk_cache.DiskCache(directory, max_disk_bytes)
 
     def __repr__(self) -> str:
         stats = self.stats()
@@ -92,14 +150,72 @@ class ArtifactCache:
     def held(self, key: Key) -> Artifact | None:
         """Return the artifact last known for the key, whatever its age. This changes no statistics."""
         with self._lock:
-            return self._find(key, float("inf"))
+            return self._find(key)
+
+    @property
+    def on_disk(self) -> bool:
+        """Return true if the cache has a directory, so that some of its methods block for milliseconds."""
+        return self._disk is not None
 
     def fresh(self, key: Key, max_age_seconds: float) -> Artifact | None:
         """Return the artifact if the registry confirmed it within `max_age_seconds`, and count a hit."""
         with self._lock:
-            artifact = self._find(key, max_age_seconds)
-            self._hits += artifact is not None
+            if self._expired and self._confirmed_at(key) < self._valid_from(key):
+                return None
+            return self._answer(key, max_age_seconds)
+
+    def stale(self, key: Key, max_age_seconds: float) -> Artifact | None:
+        """Return the artifact although it may have changed. One whose voice is known to have changed is not
+        returned.
+        """
+        with self._lock:
+            if self._confirmed_at(key) < self._expired_at(key.scope, key.speaker):
+                return None
+            artifact = self._answer(key, max_age_seconds)
+            self._stale_answers += artifact is not None
             return artifact
+
+    def expire(self, scope: str, speaker: str | None) -> None:
+        """Confirm artifacts of a voice anew before `fresh` returns them, or of all voices if `speaker` is
+        None.
+        """
+        with self._lock:
+            self._expired.pop((scope, speaker), None)
+            self._expired[scope, speaker] = self._clock()
+            while len(self._expired) > _EXPIRED_VOICES:
+                (old_scope, _), at = self._expired.popitem(last=False)
+                # Forgetting which voice it was, all voices of the client are confirmed anew.
+                self._expired[old_scope, None] = max(at, self._expired_at(old_scope, None))
+
+    def recall(self, key: Key) -> None:
+        """Read what the directory knows into memory, if a process asked later than memory knows of."""
+        if self._disk is None:
+            return
+        with self._disk_errors_counted():
+            ref = self._disk.ref(key.scope, key.speaker, key.target)
+            if ref is None:
+                return
+            asked_at = self._clock() - (time.time() - ref.confirmed_at)
+            with self._lock:
+                # A time in the future says that a clock was set back, and nothing about the age.
+                asked_at = float("-inf") if asked_at > self._clock() + 1 else min(asked_at, self._clock())
+                known = self._find(key)
+                if known is not None and self._confirmed_at(key) >= asked_at:
+                    return
+                known = self._artifacts.get(ref.digest)
+            if known is None:
+                known = self._disk.artifact(ref)
+                if known is None:
+                    return
+                with self._lock:
+                    self._disk_hits += 1
+            with self._lock:
+                self._store(key, known, asked_at)
+
+    def count_error(self) -> None:
+        """Count a fetch to which the registry did not answer."""
+        with self._lock:
+            self._errors += 1
 
     def confirm(self, key: Key, artifact: Artifact, asked_at: float) -> None:
         """Record that the registry confirmed a cached artifact, and count a hit.
@@ -109,15 +225,21 @@ class ArtifactCache:
         """
         with self._lock:
             self._hits += 1
+            self._revalidations += 1
             self._store(key, artifact, asked_at)
+        self._keep(key, artifact, asked_at, None)
 
-    def add(self, key: Key, artifact: Artifact, asked_at: float) -> None:
+    def add(self, key: Key, artifact: Artifact, asked_at: float, data: bytes | None = None) -> None:
         """Add a transferred artifact and count a miss. An artifact that is larger than the cache is not
         kept.
+
+        Args:
+            data: The artifact's file, for the directory.
         """
         with self._lock:
             self._misses += 1
             self._store(key, artifact, asked_at)
+        self._keep(key, artifact, asked_at, data)
 
     def forget(self, key: Key) -> None:
         """Drop an artifact that the registry no longer serves, under every reference that leads to the same
@@ -127,15 +249,21 @@ class ArtifactCache:
             confirmation = self._confirmations.pop(key, None)
             if confirmation:
                 self._drop(confirmation.digest)
+        if self._disk is not None:
+            with self._disk_errors_counted():
+                self._disk.forget(key.scope, key.speaker, key.target)
 
     def forget_speaker(self, scope: str, speaker: str) -> None:
         """Drop all artifacts of a voice that was deleted."""
         with self._lock:
             for key in [key for key in self._confirmations if (key.scope, key.speaker) == (scope, speaker)]:
                 self._drop(self._confirmations.pop(key).digest)
+        if self._disk is not None:
+            with self._disk_errors_counted():
+                self._disk.forget(scope, speaker)
 
     def clear(self) -> None:
-        """Drop all artifacts. The statistics of hits and misses stay."""
+        """Drop all artifacts from memory. The directory and the statistics of hits and misses stay."""
         with self._lock:
             self._artifacts.clear()
             self._confirmations.clear()
@@ -143,13 +271,61 @@ class ArtifactCache:
 
     def stats(self) -> CacheStats:
         with self._lock:
-            return CacheStats(self._hits, self._misses, self._bytes, len(self._artifacts))
+            return CacheStats(
+                hits=self._hits,
+                misses=self._misses,
+                bytes=self._bytes,
+                entries=len(self._artifacts),
+                disk_hits=self._disk_hits,
+                revalidations=self._revalidations,
+                stale_answers=self._stale_answers,
+                errors=self._errors,
+                disk_errors=self._disk_errors,
+                oldest_answer_seconds=self._oldest_answer_seconds,
+            )
+
+    def _keep(self, key: Key, artifact: Artifact, asked_at: float, data: bytes | None) -> None:
+        """Record in the directory what the registry said."""
+        if self._disk is None:
+            return
+        from speaker_registry.disk_cache import Ref  # noqa: PLC0415  needs POSIX
+
+        ref = Ref(artifact.digest, artifact.size, time.time() - (self._clock() - asked_at))
+        with self._disk_errors_counted():
+            self._disk.store(key.scope, key.speaker, key.target, ref, data)
+
+    @contextlib.contextmanager
+    def _disk_errors_counted(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError:
+            with self._lock:
+                self._disk_errors += 1
 
     # The methods below are called with the lock held.
 
-    def _find(self, key: Key, max_age_seconds: float) -> Artifact | None:
+    def _confirmed_at(self, key: Key) -> float:
         confirmation = self._confirmations.get(key)
-        if confirmation is None or self._clock() - confirmation.confirmed_at > max_age_seconds:
+        return float("-inf") if confirmation is None else confirmation.confirmed_at
+
+    def _expired_at(self, scope: str, speaker: str | None) -> float:
+        return self._expired.get((scope, speaker), float("-inf"))
+
+    def _valid_from(self, key: Key) -> float:
+        return max(self._expired_at(key.scope, None), self._expired_at(key.scope, key.speaker))
+
+    def _answer(self, key: Key, max_age_seconds: float) -> Artifact | None:
+        """Return an artifact without asking the registry, and count a hit and its age."""
+        age = self._clock() - self._confirmed_at(key)
+        artifact = self._find(key) if age <= max_age_seconds and age != float("inf") else None
+        if artifact is not None:
+            self._hits += 1
+            self._oldest_answer_seconds = max(age, self._oldest_answer_seconds)
+        return artifact
+
+    def _find(self, key: Key) -> Artifact | None:
+        confirmation = self._confirmations.get(key)
+        if confirmation is None:
             return None
         artifact = self._artifacts.get(confirmation.digest)
         if artifact is not None:

@@ -8,7 +8,7 @@ import dataclasses
 import math
 import re
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Generic, Self, TypeVar
@@ -21,8 +21,16 @@ from pydantic import BaseModel, Field, ValidationError
 from speaker_registry.artifact import canonical_json
 from speaker_registry.errors import InvalidEmbedding, InvalidReference, InvalidRequest, Unavailable
 from speaker_registry.exchange import Plan, Reply, Request, RetryPolicy, exchange
-from speaker_registry.names import DEFAULT, SpeakerName, parse_reference, parse_speaker_name
+from speaker_registry.names import (
+    DEFAULT,
+    SpeakerName,
+    parse_reference,
+    parse_speaker_name,
+    split_reference,
+)
 from speaker_registry.schemas import (
+    MAX_PROFILES,
+    MAX_RESOLVED,
     ApiKey,
     ApiKeyRequest,
     ArtifactDescriptor,
@@ -32,6 +40,8 @@ from speaker_registry.schemas import (
     Page,
     Profile,
     Quota,
+    Resolution,
+    ResolvedArtifact,
     Schema,
     Voice,
     VoiceVersion,
@@ -84,10 +94,10 @@ def parse_target(speaker: str, version: int | str | None = None) -> Target:
         InvalidVoiceName: The name is not accepted.
         InvalidReference: The reference is not accepted, or two references were given.
     """
-    name, separator, reference = speaker.partition("@")
-    if separator and version is not None:
+    name, reference = split_reference(speaker)
+    if reference is not None and version is not None:
         raise InvalidReference("give the version either after '@' or as version=, not both", param="version")
-    given = reference if separator else version
+    given = version if reference is None else reference
     return Target(parse_speaker_name(name), None if given is None else parse_reference(str(given)))
 
 
@@ -104,6 +114,16 @@ def _segment(text: str, param: str) -> str:
     return text
 
 
+def _idempotency_key(text: str) -> str:
+    """Check that a key can be sent in a header, where a line break would begin another header."""
+    if not (1 <= len(text) <= 255 and text.isascii() and text.isprintable()):
+        raise InvalidRequest(
+            f"idempotency_key is {text[:40]!a}; accepted: 1 to 255 printable ASCII characters",
+            param="idempotency_key",
+        )
+    return text
+
+
 def key_id_of(text: str) -> str:
     """Return the id of an API key, given the id or the whole key.
 
@@ -116,7 +136,8 @@ def key_id_of(text: str) -> str:
     if match is None:
         shown = f"{text[:8]!a}" + ("…" if len(text) > 8 else "")
         raise InvalidRequest(
-            f"{shown} is no id of an API key. Accepted: 8 of 0-9 a-z, or the whole key.", param="key_id"
+            f"{shown} is not the id of an API key. Accepted: 8 characters of 0-9 and a-z, or the whole key.",
+            param="key_id",
         )
     return match[1]
 
@@ -129,8 +150,8 @@ class Registration(Schema):
     version: int
     created_at: int
     created: bool
-    """False if the same clip was uploaded before with the same transcript and consent. The result then
-    describes the existing version.
+    """False if no version was added, because the upload was repeated or equals the newest version. The result
+    then describes the existing version.
     """
     jobs: dict[str, str]
     """Maps each profile to the id of the job that extracts it."""
@@ -226,8 +247,36 @@ class Calls:
         )
         page = yield from self._read(Page[ArtifactDescriptor], request)
         if len(page.data) != 1:
-            raise Unavailable(f"the registry answered with {len(page.data)} artifacts, one was asked for")
+            raise Unavailable(f"the registry answered with {len(page.data)} artifacts, but one was asked for")
         return page.data[0]
+
+    def resolve(self, voices: Sequence[str], profiles: Sequence[str]) -> Plan[list[ResolvedArtifact]]:
+        if not 1 <= len(profiles) <= MAX_PROFILES:
+            raise InvalidRequest(
+                f"{len(profiles)} profiles were given; accepted: 1 to {MAX_PROFILES}", param="profiles"
+            )
+        found: list[ResolvedArtifact] = []
+        at_once = MAX_RESOLVED // len(profiles)
+        for start in range(0, len(voices), at_once):
+            found += yield from self._resolve(voices[start : start + at_once], profiles)
+        return found
+
+    def _resolve(self, voices: Sequence[str], profiles: Sequence[str]) -> Plan[list[ResolvedArtifact]]:
+        wanted = {"voices": list(voices), "profiles": [_segment(one, "profile") for one in profiles]}
+        request = Request(
+            method="POST",
+            path="/v1/resolve",
+            headers={"content-type": "application/json"},
+            content=canonical_json(wanted).encode(),
+            repeatable=True,
+        )
+        page = yield from self._read(Resolution, request)
+        if len(page.data) != len(voices) * len(profiles):
+            raise Unavailable(
+                f"the registry answered with {len(page.data)} entries, but {len(voices) * len(profiles)} "
+                "were asked for"
+            )
+        return page.data
 
     def cancel(self, job_id: str) -> Plan[Job]:
         return self._read(Job, Request(method="POST", path=f"/v1/jobs/{_segment(job_id, 'id')}/cancel"))
@@ -264,6 +313,8 @@ class Calls:
         consent: str,
         ref_text: str | None,
         description: str | None,
+        idempotency_key: str | None,
+        dedupe: bool,
     ) -> Plan[Registration]:
         if (clip is None) == (embedding is None):
             raise InvalidRequest("give either audio or an embedding", param="audio_sample")
@@ -275,9 +326,12 @@ class Calls:
             speaker_embedding=None if embedding is None else embedding_json(embedding),
         )
         # The key is made once per call, so that a retry after a lost answer does not make a second version.
-        headers = {"idempotency-key": uuid.uuid4().hex}
+        key = uuid.uuid4().hex if idempotency_key is None else _idempotency_key(idempotency_key)
+        headers = {"idempotency-key": key}
+        params = {} if dedupe else {"dedupe": "false"}
+        path = "/v1/audio/voices"
         return self._registered(
-            Request(method="POST", path="/v1/audio/voices", headers=headers, fields=fields, clip=clip)
+            Request(method="POST", path=path, params=params, headers=headers, fields=fields, clip=clip)
         )
 
     def _registered(self, request: Request) -> Plan[Registration]:
@@ -321,7 +375,7 @@ class Calls:
 
 def _listing(path: str, page: type[Page[Item]], limit: int | None, **filters: str | None) -> Listing[Item]:
     if limit is not None and limit < 1:
-        raise InvalidRequest(f"limit is {limit}, accepted: from 1", param="limit")
+        raise InvalidRequest(f"limit is {limit}; accepted: from 1", param="limit")
     return Listing(path, page, _given(**filters), limit)
 
 
@@ -342,7 +396,8 @@ def parsed(model: type[Model], reply: Reply) -> Model:
         return model.model_validate_json(reply.body)
     except ValidationError as error:
         raise Unavailable(
-            f"the answer is not a {model.__name__.lstrip('_')}: is there a speaker registry at this address?"
+            f"the answer cannot be read as {model.__name__.lstrip('_')}: is there a speaker registry at "
+            "this address?"
         ) from error
 
 
@@ -358,7 +413,8 @@ def embedding_json(embedding: ArrayLike) -> str:
         raise InvalidEmbedding("the embedding is not a list of numbers", param="speaker_embedding") from error
     if vector.ndim != 1 or not vector.size or not np.isfinite(vector).all():
         raise InvalidEmbedding(
-            f"the embedding has shape {list(vector.shape)}, accepted: one row of finite numbers",
+            f"the embedding has shape {list(vector.shape)}, or values that are not finite; accepted: one "
+            "row of finite numbers",
             param="speaker_embedding",
         )
     return canonical_json(vector.tolist())

@@ -4,8 +4,9 @@ The modules `calls`, `fetching`, `waiting` and `exchange` define which requests 
 answers mean. `async_client` has the same methods for asyncio.
 """
 
+import concurrent.futures
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Literal, Self
 
@@ -15,9 +16,22 @@ from numpy.typing import ArrayLike
 from speaker_registry.artifact import Artifact
 from speaker_registry.cache import ArtifactCache
 from speaker_registry.calls import Item, Listing, Registration, key_request, parse_target
+from speaker_registry.deadlines import Deadlines
 from speaker_registry.errors import SpeakerRegistryError
-from speaker_registry.exchange import BodyReader, Outcome, Plan, Reply, Result, RetryPolicy, Sleep, Step
-from speaker_registry.fetching import Clip, File
+from speaker_registry.exchange import (
+    BodyReader,
+    Join,
+    Outcome,
+    Plan,
+    Reply,
+    Result,
+    RetryPolicy,
+    Sleep,
+    Step,
+    Work,
+)
+from speaker_registry.fetching import PARALLEL_FETCHES, Clip, File, pairs_of
+from speaker_registry.reference_audio import ReferenceAudio
 from speaker_registry.schemas import (
     ApiKey,
     ArtifactDescriptor,
@@ -25,10 +39,11 @@ from speaker_registry.schemas import (
     NewApiKey,
     Profile,
     Quota,
+    ResolvedArtifact,
     Voice,
     VoiceVersion,
 )
-from speaker_registry.session import Audio, Default, Session, read_clip
+from speaker_registry.session import TRANSPORT_ERRORS, Audio, Default, Session, no_cookies, read_clip
 from speaker_registry.waiting import OnProgress, Readiness, wait_job, wait_ready
 
 
@@ -52,7 +67,7 @@ class RegistryClient(Session):
         sleep: Replaces `time.sleep`, for tests.
 
     Raises:
-        ValueError: The URL, the API key or the namespace is malformed.
+        ValueError: The URL, the API key or the namespace is malformed, or a number is not accepted.
 
     Every method raises subclasses of `SpeakerRegistryError`. It raises `Unavailable` if the registry did not
     answer.
@@ -75,7 +90,9 @@ class RegistryClient(Session):
             url, api_key, namespace, RetryPolicy(timeout_seconds=timeout, retries=retries, clock=clock), cache
         )
         self._sleep = sleep
-        self._http = httpx.Client(transport=transport)
+        self._http = httpx.Client(transport=transport, cookies=no_cookies())
+        self._deadlines = Deadlines(clock)
+        self._deadlines.apply_to(self._http)
 
     def register(
         self,
@@ -86,8 +103,10 @@ class RegistryClient(Session):
         consent: str,
         ref_text: str | None = None,
         description: str | None = None,
+        idempotency_key: str | None = None,
+        dedupe: bool = True,
     ) -> Registration:
-        """Upload a clip, or a ready speaker embedding, as a new version of a voice.
+        """Upload a clip, or a precomputed speaker embedding, as a new version of a voice.
 
         The registry then extracts the artifacts. Use `wait_ready` to wait for them.
 
@@ -97,7 +116,10 @@ class RegistryClient(Session):
             embedding: A speaker embedding (one row of finite numbers), instead of `audio`.
             consent: Tells who agreed to what, or is the id of a recorded consent.
             ref_text: Transcript of the clip, word for word.
-            description: A free text about the voice.
+            description: Free text about the voice.
+            idempotency_key: 1 to 255 characters. Calls with the same key and arguments make one version, also
+                when they come from several processes. By default each call has a key of its own.
+            dedupe: If true, an upload that equals the newest version returns that version.
 
         Raises:
             InvalidRequest: The name, the clip or another argument is not accepted. Subclasses such as
@@ -111,6 +133,8 @@ class RegistryClient(Session):
                 consent=consent,
                 ref_text=ref_text,
                 description=description,
+                idempotency_key=idempotency_key,
+                dedupe=dedupe,
             )
         )
 
@@ -166,11 +190,43 @@ class RegistryClient(Session):
             ArtifactFailed: The extraction failed.
             ArtifactStale: The artifact was made with an older fingerprint than the profile's current one.
             DigestMismatch: The received bytes are damaged.
-            InvalidArtifact: The received file is no artifact, or another one than requested.
+            InvalidArtifact: The received file is not an artifact, or not the one that was requested.
         """
         return self._run(
             self._fetching.fetch(parse_target(speaker, version), profile, wait, max_age, stale_if_error)
         )
+
+    def prefetch(
+        self,
+        voices: Iterable[str],
+        profiles: Iterable[str],
+        *,
+        wait: float = 0.0,
+        max_age: float | None = None,
+    ) -> dict[tuple[str, str], SpeakerRegistryError]:
+        """Fetch the artifacts of several voices for several profiles into the cache, eight at a time.
+
+        Args:
+            voices: Voices, such as `alice`, `alice@3` or `alice@prod`.
+            profiles: Profiles, such as `qwen3-tts-0.6b`.
+            wait: Seconds to wait for each artifact that is not ready.
+            max_age: As in `fetch`.
+
+        Returns:
+            The errors by voice and profile. It is empty if everything was fetched.
+        """
+
+        def fetch(pair: tuple[str, str]) -> SpeakerRegistryError | None:
+            try:
+                self.fetch(*pair, wait=wait, max_age=max_age)
+            except SpeakerRegistryError as error:
+                return error
+            return None
+
+        pairs = pairs_of(voices, profiles)
+        with concurrent.futures.ThreadPoolExecutor(PARALLEL_FETCHES) as threads:
+            errors = threads.map(fetch, pairs)
+            return {pair: error for pair, error in zip(pairs, errors, strict=True) if error}
 
     def download(
         self, speaker: str, profile: str, *, version: int | str | None = None, wait: float = 0.0
@@ -189,6 +245,18 @@ class RegistryClient(Session):
         """
         return self._run(self._fetching.clip(parse_target(speaker, version)))
 
+    def samples(self, speaker: str, version: int | str | None = None) -> ReferenceAudio:
+        """Fetch the decoded samples of a version's clip: mono, float32 [N], at the clip's own sample rate.
+
+        The API key needs the scope `audio:read`.
+
+        Raises:
+            NotFound: There is no such voice, version or alias, or the version was made from an embedding.
+            DigestMismatch: The received bytes are damaged.
+            InvalidAudio: The received file does not hold the samples of a clip.
+        """
+        return self._run(self._fetching.samples(parse_target(speaker, version)))
+
     def list(
         self,
         *,
@@ -200,7 +268,7 @@ class RegistryClient(Session):
         """Iterate over the voices. Pages are requested as they are needed.
 
         Args:
-            profile: Only voices that are ready for this profile.
+            profile: Only voices that this profile can use, whether their artifacts are ready or not.
             state: Only voices in this state: `pending`, `processing`, `ready` or `failed`.
             q: Only voices whose name contains this text.
             limit: Maximum number of voices.
@@ -304,6 +372,22 @@ class RegistryClient(Session):
         """
         return self._run(self._calls.extract(parse_target(speaker, version), profile, force=force))
 
+    def resolve(self, voices: Sequence[str], profiles: Sequence[str]) -> Sequence[ResolvedArtifact]:
+        """Find out what many voices stand for now, in as few requests as possible.
+
+        Args:
+            voices: Each is a voice such as `alice`, `alice@3` or `alice@prod`.
+            profiles: 1 to 64 names of profiles. Every voice is resolved for every profile.
+
+        Returns:
+            One entry for each voice and profile, in the order of the voices. An entry has the version and, if
+            the artifact is ready, its digest. A voice that does not exist is an entry with an `error`.
+
+        Raises:
+            ProfileUnknown: There is no such profile.
+        """
+        return self._run(self._calls.resolve(voices, profiles))
+
     def cancel(self, job_id: str) -> Job:
         """Cancel a job that has not finished. Canceling a job twice is not an error.
 
@@ -345,7 +429,7 @@ class RegistryClient(Session):
         `revoke_key` to revoke it.
 
         Args:
-            name: A free text that tells people what the key is for.
+            name: Free text that tells people what the key is for.
             scopes: Permissions of the key, such as `voices:read` or `engine`. See `speaker_registry.scopes`.
             namespace: Namespace whose voices the key can use. Defaults to the caller's own. `*` means every
                 namespace.
@@ -371,7 +455,7 @@ class RegistryClient(Session):
         return self._run(self._calls.create_key(wanted))
 
     def rotate_key(self, key_id: str, *, grace_seconds: int = 86_400) -> NewApiKey:
-        """Replace an API key by a new one with the same permissions.
+        """Replace an API key with a new one with the same permissions.
 
         The old key is accepted for another `grace_seconds`. Like `create_key`, the call is not retried if its
         answer is lost, or after a server error.
@@ -431,25 +515,37 @@ class RegistryClient(Session):
 
     def _run(self, plan: Plan[Result]) -> Result:
         outcome: Outcome = None
-        while True:
-            try:
-                step = plan.send(outcome)
-            except StopIteration as end:
-                result: Result = end.value
-                return result
-            outcome = self._perform(step)
+        try:
+            while True:
+                try:
+                    step = plan.send(outcome)
+                except StopIteration as end:
+                    result: Result = end.value
+                    return result
+                outcome = self._perform(step)
+        finally:
+            plan.close()  # an interrupted plan releases the calls that wait for it
 
     def _perform(self, step: Step) -> Outcome:
         if isinstance(step, Sleep):
             self._sleep(step.seconds)
             return None
+        if isinstance(step, Work):
+            step.function()
+            return None
+        if isinstance(step, Join):
+            concurrent.futures.wait([step.done], step.seconds)
+            return None
         try:
-            with self._http.stream(**self._arguments(step)) as response:
+            with (
+                self._deadlines.until(step.deadline),
+                self._http.stream(**self._arguments(step)) as response,
+            ):
                 body = BodyReader(step, response.headers, self._policy.clock)
                 for chunk in response.iter_bytes():
                     body.add(chunk)
                 return Reply(response.status_code, dict(response.headers), body.whole())
         except SpeakerRegistryError as error:
             return error
-        except httpx.TransportError as error:
+        except TRANSPORT_ERRORS as error:
             return self._unreachable(error)

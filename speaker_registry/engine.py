@@ -1,8 +1,8 @@
 """The contract for an engine of your own: a profile, and the extractor that makes its artifacts.
 
-A package brings both through entry points. The group `speaker_registry.profiles` names a `Profile`, and the
-group `speaker_registry.extractors` names, under the profile's name, a subclass of `Engine`. API processes
-read profiles and install no torch, so a package keeps the two in different modules. Importing this module
+A package registers both through entry points. The group `speaker_registry.profiles` names a `Profile`, and
+the group `speaker_registry.extractors` names, under the profile's name, a subclass of `Engine`. API processes
+read profiles and run without torch, so a package keeps the two in different modules. Importing this module
 needs no torch either. `examples/own_engine` in the repository is a complete package.
 """
 
@@ -75,7 +75,9 @@ class Profile:
 
     @property
     def embedding_width(self) -> int | None:
-        """Return the width of a ready `speaker_embedding` that alone is a complete artifact, or None."""
+        """Return the width of a `speaker_embedding` that is a complete artifact by itself, or None if other
+        tensors are needed as well.
+        """
         spec = self.tensors.get("speaker_embedding")
         others = [
             other for name, other in self.tensors.items() if name != "speaker_embedding" and other.required
@@ -120,8 +122,8 @@ class Checkpoint(Protocol):
             name: the file: safetensors, a pickle of tensors (`.pth`, `.pt`, `.ckpt`) or an ONNX graph.
             prefix: the beginning of the keys. The keys of `layout` and of the result come without it.
             layout: the shape of each tensor by its key.
-            if_none: what an error says the file is if no key has the prefix.
-            renamed: maps a key of the file to a key of `layout`, prefix included.
+            if_none: how an error describes the file if no key has the prefix.
+            renamed: maps each key of the file to the prefix followed by a key of `layout`.
 
         Raises:
             WeightsInvalid: keys are missing, unexpected or of another shape, or values are not finite.

@@ -14,6 +14,7 @@ SpeakerRegistryError
 │   │   └── EmbeddingWidthMismatch
 │   ├── InvalidArtifact            a safetensors file that does not match its profile
 │   │   └── DigestMismatch
+│   ├── InvalidArchive             not a complete, undamaged export of a registry
 │   ├── PayloadTooLarge
 │   ├── CacheUnsupported           this voice lacks what this profile's artifact needs
 │   └── IdempotencyKeyReused
@@ -141,13 +142,13 @@ class InvalidEmbedding(InvalidRequest):
 
 
 class EmbeddingWidthMismatch(InvalidEmbedding):
-    """The speaker embedding has another width than the profile needs."""
+    """The width of the speaker embedding differs from what the profile needs."""
 
     code = "embedding_dim_mismatch"
 
 
 class InvalidArtifact(InvalidRequest):
-    """The file is no artifact, or does not match its profile."""
+    """The file is not an artifact, or does not match its profile."""
 
     code = "artifact_schema"
 
@@ -156,6 +157,12 @@ class DigestMismatch(InvalidArtifact):
     """The bytes do not match their digest, so they were damaged on the way."""
 
     code = "digest_mismatch"
+
+
+class InvalidArchive(InvalidRequest):
+    """The file is not a complete, undamaged export of a speaker registry."""
+
+    code = "invalid_archive"
 
 
 class PayloadTooLarge(InvalidRequest):
@@ -271,7 +278,7 @@ class ArtifactStale(Conflict):
 
 
 class FingerprintMismatch(Conflict):
-    """The uploaded artifact has another fingerprint than the profile's current one."""
+    """The fingerprint of the uploaded artifact differs from the profile's current one."""
 
     code = "fingerprint_mismatch"
 
@@ -325,7 +332,7 @@ class VoiceUnreadable(Unavailable):
 
 
 class VoiceDamaged(Unavailable):
-    """A record of this voice is damaged. An operator must restore it, or the voice be deleted."""
+    """A record of this voice is damaged. An operator must restore it, or the voice must be deleted."""
 
     code = "voice_damaged"
     retryable = False

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from pydantic import ValidationError
 
@@ -29,6 +29,9 @@ from speaker_registry.errors import (
     UnsupportedAudio,
 )
 from speaker_registry.schemas import ErrorBody, ErrorEnvelope
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 MAX_JSON_BYTES = 10 * 1024**2
 _FIRST_PAUSE_SECONDS = 0.5
@@ -55,7 +58,9 @@ class Request:
     max_bytes: int = MAX_JSON_BYTES
     """Maximum size of the answer. A longer answer is refused before it is read."""
     wait_seconds: float = 0.0
-    """How long the server may hold the answer back. This is added to every timeout."""
+    """How long the server may hold the answer back. It is added to the deadline and to the timeouts of reads
+    and writes.
+    """
     repeatable: bool = True
     """True if sending the request twice has the same effect as sending it once. Otherwise the request is only
     sent again if an answer says that nothing was done.
@@ -87,9 +92,24 @@ class Sleep:
     seconds: float
 
 
-Step = SendRequest | Sleep
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A step that calls a function that may block for milliseconds. Its outcome is None."""
+
+    function: Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """A step that waits until a future is done, or for `seconds`. Its outcome is None."""
+
+    done: "Future[None]"
+    seconds: float
+
+
+Step = SendRequest | Sleep | Work | Join
 Outcome = Reply | SpeakerRegistryError | None
-"""Result of a step. A `SendRequest` leads to a reply or an error, a `Sleep` to None."""
+"""Result of a step. A `SendRequest` leads to a reply or an error, every other step to None."""
 Result = TypeVar("Result")
 Plan = Generator[Step, Outcome, Result]
 
@@ -194,8 +214,8 @@ def _unix_time(text: str) -> float | None:
 
 
 def attempt_timeouts(send: SendRequest, now: float) -> dict[str, float]:
-    """Return httpx's timeouts in seconds for one attempt. None is longer than the time left until the
-    deadline.
+    """Return httpx's timeouts in seconds for one attempt. No timeout is longer than the time left until
+    the deadline.
     """
     left = max(0.001, send.deadline - now)
     read = min(_READ_SECONDS + send.request.wait_seconds, left)

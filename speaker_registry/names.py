@@ -25,7 +25,7 @@ _BLANK = re.compile(
 _DRAWN = re.compile("[\u0600-\u0605\u06dd\u070f\u0890\u0891\u08e2\U000110bd\U000110cd]")
 """The only format characters that are visible: signs that enclose numbers."""
 NAMESPACE_PATTERN = r"[a-z0-9][a-z0-9-]{0,31}"
-ACCEPTED_NAMESPACES = "1 to 32 of a-z, 0-9 and '-'"
+ACCEPTED_NAMESPACES = "1 to 32 characters of a-z, 0-9 and '-', of which the first is not '-'"
 """`NAMESPACE_PATTERN` in words, for messages."""
 _SLUG = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _VOICE_ID = re.compile(rf"voice_([0-9a-f]{{32}})_({_SLUG.pattern})")
@@ -132,6 +132,12 @@ def _shown(name: str) -> str:
 
 def is_namespace(text: str) -> bool:
     return re.fullmatch(NAMESPACE_PATTERN, text) is not None
+
+
+def split_reference(text: str) -> tuple[str, str | None]:
+    """Split `name` or `name@reference` into the name and the reference, which is None if there is none."""
+    name, separator, reference = text.partition("@")
+    return name, reference if separator else None
 
 
 def parse_reference(text: str) -> int | str:

@@ -2,7 +2,7 @@
 *voice* here is a *speaker* in all other code.
 """
 
-from typing import Any, Generic, Literal, TypeVar
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -79,7 +79,7 @@ class AudioProperties(Schema):
     """Samples per second (Hz)."""
     channels: int
     url: str | None = None
-    """URL of the clip's bytes. Only set for API keys with the scope `audio:read`."""
+    """URL of the clip's bytes. Fetching them requires the scope `audio:read`."""
 
 
 class VoiceVersion(Schema):
@@ -96,7 +96,9 @@ class VoiceVersion(Schema):
     description: str | None = None
     artifacts: list[ArtifactStatus]
     state: ArtifactState
-    """The worst state of any required profile. From worst to best: failed, processing, pending, ready."""
+    """The worst state among the profiles that the version must have to be complete. From worst to best:
+    failed, processing, pending, ready.
+    """
     held_back: str | None = None
     """Tells why the alias `default` will not move to this version, although it is newer."""
 
@@ -154,10 +156,86 @@ class ArtifactDescriptor(Schema):
     """True if the weights differ from the published ones on purpose, such as fine-tuned weights."""
     url: str | None = None
     """Path of the artifact's file, relative to the registry's root."""
+    immutable_url: str | None = None
+    """Path of the same bytes by their digest. Its answer may be kept for good."""
     job_id: str | None = None
     error: str | None = None
     reason: str | None = None
     """Tells why a pending extraction does not start: no worker serves the profile at the moment."""
+
+
+MAX_RESOLVED = 500
+"""Pairs of a voice and a profile that one request may ask about."""
+MAX_PROFILES = 64
+"""Profiles that one request may name."""
+
+
+class ResolveRequest(BaseModel):
+    """Request body that names voices and profiles. Every voice is resolved for every profile."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    voices: list[Annotated[str, Field(max_length=512)]] = Field(min_length=1, max_length=MAX_RESOLVED)
+    """Each is a name or a voice's id, optionally with `@` and a version or an alias: `alice`, `alice@3`."""
+    profiles: list[Annotated[str, Field(max_length=128)]] = Field(min_length=1, max_length=MAX_PROFILES)
+    """Names of profiles."""
+
+
+class Fault(Schema):
+    """Why something is not there."""
+
+    code: str
+    message: str
+
+
+class ResolvedArtifact(Schema):
+    """What a reference to a voice stands for now, and the state of its artifact for a profile."""
+
+    voice: str
+    """The reference as it was given."""
+    profile: str
+    version: int | None = None
+    """The number of the version, or None if there is none."""
+    version_id: str | None = None
+    created_at: int | None = None
+    state: ArtifactState | None = None
+    """The state of the artifact, or None if there is no version or nothing makes its artifact."""
+    digest: str | None = None
+    """Digest of the artifact's file, if it is ready."""
+    size: int | None = None
+    """Size of the file in bytes."""
+    error: Fault | None = None
+    """Why there is no artifact and none is being made."""
+
+
+class Resolution(Schema):
+    """What many references stand for, in the order in which they were given."""
+
+    object: Literal["list"] = "list"
+    data: list[ResolvedArtifact]
+
+
+class RegistryEvent(Schema):
+    """Something that changed. Fields that an event has nothing to say about are left out."""
+
+    object: Literal["event"] = "event"
+    id: str
+    """Names the place behind this event in the stream."""
+    type: str
+    at: float
+    """When it happened (Unix seconds)."""
+    voice_slug: str | None = None
+    """The voice: its name's key if that is plain, else `x-` and a hash of it. See `names.slug_of`."""
+    voice_id: str | None = None
+    version_id: str | None = None
+    version: int | None = None
+    """The number of a version that was created."""
+    alias: str | None = None
+    profile: str | None = None
+    fingerprint: str | None = None
+    job_id: str | None = None
+    state: str | None = None
+    """The new state of a job."""
 
 
 class ExtractionRequest(BaseModel):
@@ -165,7 +243,7 @@ class ExtractionRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    profiles: list[str] | None = Field(default=None, min_length=1, max_length=64)
+    profiles: list[str] | None = Field(default=None, min_length=1, max_length=MAX_PROFILES)
     """Profiles to extract. Defaults to all profiles that the version must have."""
     force: bool = Field(default=False, strict=True)
     """Make the artifacts again, even if they exist, have failed or were canceled."""
@@ -263,7 +341,7 @@ class Profile(Schema):
 
 class UploadedVoice(BaseModel):
     """One entry of vLLM-Omni's `uploaded_voices`, with fields of this registry added. The fields `ref_text`,
-    `speaker_description` and `reason` are only present if they are set.
+    `speaker_description` and `reason` are present only if they are set.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -302,8 +380,8 @@ class VoiceList(Page[OpenAIVoice]):
 
 class NewVoice(BaseModel):
     """The object `voice` in the answer to an upload. It has `mime_type` and `file_size` if a clip was
-    uploaded, or `embedding_source` and `embedding_dim` if an embedding was. The fields `ref_text`,
-    `speaker_description` and `reason` are only present if they are set.
+    uploaded, or `embedding_source` and `embedding_dim` if an embedding was uploaded. The fields `ref_text`,
+    `speaker_description`, `reason` and `held_back` are present only if they are set.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -316,6 +394,8 @@ class NewVoice(BaseModel):
     cache_status: ArtifactState
     reason: str | None = None
     """Tells why a pending extraction does not start: no worker serves a profile at the moment."""
+    held_back: str | None = None
+    """Tells why the alias `default` will not move to this version, although it is newer."""
     job_id: str | None
     jobs: dict[str, str]
     """Maps each profile to the id of the job that extracts it."""
@@ -327,7 +407,9 @@ class Uploaded(OpenAIVoice):
     success: Literal[True]
     voice: NewVoice
     created: bool
-    """False if the same request was served before. The answer then describes the version it created."""
+    """False if no version was added, because the request was repeated or equals the newest version. The
+    answer then describes the existing version.
+    """
     warnings: list[str] | None = None
     """Form fields that were ignored, each with the field that was probably meant. Absent if there are none.
     """
@@ -363,7 +445,7 @@ class ApiKey(Schema):
     id: str
     """Id of the API key. The key itself begins with `sreg_` and this id."""
     name: str
-    """A free text that tells people what the key is for."""
+    """Free text that tells people what the key is for."""
     namespace: str
     """The namespace whose voices the key can use. With `*` the key can use any namespace, and each request
     names one in the header `X-Speaker-Namespace`.
@@ -409,9 +491,7 @@ class ApiKeyRequest(BaseModel):
 
 
 class Usage(Schema):
-    """How much of a resource is used, and its limit. If `limit` is None, only the available room limits
-    it.
-    """
+    """The used amount of a resource, and its limit. If `limit` is None, only the available room limits it."""
 
     used: int
     limit: int | None = None
@@ -441,7 +521,7 @@ class Quota(Schema):
     max_versions: int
     """Maximum number of versions of one voice."""
     max_builds: int
-    """Maximum number of times that one artifact can be made by force or uploaded."""
+    """Maximum number of times that one artifact can be made again with `force` or uploaded."""
     max_clip_bytes: int
     requests_per_minute: Rate
     """Limit of requests with this API key."""

@@ -5,7 +5,9 @@ This module reads clips from files and reads three environment variables. It sen
 
 import enum
 import hashlib
+import math
 import os
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 from pathlib import Path
 from typing import IO, Any, Final, Literal
 
@@ -18,6 +20,7 @@ from speaker_registry.errors import InvalidRequest, PayloadTooLarge, Unavailable
 from speaker_registry.exchange import RetryPolicy, SendRequest, attempt_timeouts
 from speaker_registry.fetching import Fetching
 from speaker_registry.names import ACCEPTED_NAMESPACES, is_namespace
+from speaker_registry.validation import is_from_zero, shortened
 
 URL_VARIABLE: Final = "SPEAKER_REGISTRY_URL"
 API_KEY_VARIABLE: Final = "SPEAKER_REGISTRY_API_KEY"
@@ -26,6 +29,12 @@ MAX_CLIP_BYTES = 64 * 1024**2
 """Maximum number of bytes that are read of a clip. The registry's own limit is lower."""
 Audio = str | os.PathLike[str] | bytes | IO[bytes]
 """A path, the bytes themselves, or an open file."""
+
+
+TRANSPORT_ERRORS = (httpx.TransportError, httpx.InvalidURL, UnicodeError)
+"""What httpx raises if there is no answer, or only one that it cannot read. It also parses the addresses of
+redirects that it does not follow.
+"""
 
 
 class Default(enum.Enum):
@@ -45,6 +54,10 @@ class Session:
         policy: RetryPolicy,
         cache: ArtifactCache | Literal[Default.CACHE] | None,
     ) -> None:
+        if not (is_from_zero(policy.timeout_seconds) and 0 < policy.timeout_seconds < math.inf):
+            raise ValueError(f"timeout is {shortened(policy.timeout_seconds)}; accepted: seconds above 0")
+        if not is_from_zero(policy.retries):
+            raise ValueError(f"retries is {shortened(policy.retries)}; accepted: a number from 0")
         self.url = parse_url(url or os.environ.get(URL_VARIABLE, ""))
         key = parse_api_key(api_key or os.environ.get(API_KEY_VARIABLE, ""))
         self._headers = {
@@ -70,6 +83,18 @@ class Session:
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.url}>"
 
+    def expire(self, name: str | None = None) -> None:
+        """Ask the registry again before artifacts of a voice, or of all voices, are returned from the cache.
+
+        Call this when something has changed, or when a change may have been missed. The bytes are kept, so an
+        artifact that is unchanged is not transferred again. This sends nothing and takes microseconds.
+
+        Args:
+            name: The voice that has changed. `stale_if_error` does not return its former artifacts either.
+                None means that any voice may have changed.
+        """
+        self._fetching.expire(name)
+
     def _arguments(self, send: SendRequest) -> dict[str, Any]:
         """Return the arguments for `httpx.Client.stream` for one attempt."""
         request = send.request
@@ -92,18 +117,23 @@ class Session:
         return Unavailable(f"no answer from {self.url}: {reason}")
 
 
+def no_cookies() -> CookieJar:
+    """Return a jar that keeps nothing. httpx would collect the cookies of proxies without a bound."""
+    return CookieJar(DefaultCookiePolicy(allowed_domains=[]))
+
+
 def parse_url(text: str) -> str:
     """Check a registry's address and remove a slash at its end. A path before `/v1` is kept.
 
     Raises:
-        ValueError: The text is no such address. The message says what is missing.
+        ValueError: The text is not such an address. The message says what is missing.
     """
     if not text:
         raise ValueError(f"no registry address: pass url= or set {URL_VARIABLE}")
     try:
         url = httpx.URL(text)
     except httpx.InvalidURL as error:
-        raise ValueError(f"the registry address is no URL: {error}") from None
+        raise ValueError(f"the registry address is not a URL: {error}") from None
     if url.scheme not in {"http", "https"} or not url.host:
         raise ValueError("the registry address must look like https://host[:port][/path]")
     if url.userinfo or url.query or url.fragment:

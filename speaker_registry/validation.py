@@ -39,6 +39,14 @@ def invalid_value_message(fault: ErrorDetails, path: Sequence[str | int], schema
     return f"{place} is {value}; accepted: {words}" if words else f"{place} is {value}: {fault['msg']}"
 
 
+def is_from_zero(value: Any) -> bool:
+    """Return whether a value is a number from 0 on. NaN and text are not."""
+    try:
+        return bool(value >= 0)
+    except TypeError:
+        return False
+
+
 def shortened(value: object) -> str:
     """Format a value as ASCII text, cut to a length that fits into a message."""
     return ascii(value)[:_MAX_SHOWN_CHARACTERS]

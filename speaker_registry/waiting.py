@@ -36,7 +36,9 @@ class Readiness(Schema):
     voice: str
     version: int
     state: ArtifactState
-    """State of the requested profile, or the worst state of any required profile."""
+    """State of the requested profile, or the worst state among those that the version must have to be
+    complete.
+    """
     artifacts: tuple[ArtifactStatus, ...]
     job: Job | None = None
     """The job that was watched last, with its progress."""

@@ -1,7 +1,9 @@
-"""What several test files share: a real Valkey, the markers that go with the folder, Hypothesis' settings.
-Knows no domain.
+"""Shared parts of several test folders: a real Valkey, the markers that go with each folder, and Hypothesis'
+settings. This module knows no domain.
 """
 
+import os
+import signal
 import sys
 import threading
 from collections.abc import Iterator
@@ -15,6 +17,10 @@ from redis import Redis
 from services.embedded.valkey import ValkeyServer
 
 HERE = Path(__file__).parent
+
+# Test processes run side by side, and a library's threads beyond the cores only wait for each other: with two
+# threads in each of two processes, an encoder of published size took three times as long.
+os.environ["OMP_NUM_THREADS"] = "1"
 
 # On a slow or busy processor an example takes any time, and so does drawing it.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -30,7 +36,7 @@ PROCESS_STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn",
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark tests by their folder and their fixtures, so that no one has to remember it."""
     for item in items:
-        if HERE / "integration" in item.path.parents:
+        if {HERE / "integration", HERE / "simulation"} & set(item.path.parents):
             item.add_marker(pytest.mark.integration)
         if PROCESS_FIXTURES & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.processes)
@@ -69,6 +75,18 @@ def keeps_the_logs() -> Iterator[None]:
     if configured:
         structlog.reset_defaults()
     assert not configured
+
+
+@pytest.fixture(autouse=True)
+def keeps_the_signals() -> Iterator[None]:
+    """Give each test the handlers of signals that a process begins with. A worker that runs in the test
+    process installs its own, and a later test would wait for a KeyboardInterrupt in vain.
+    """
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        if signal.getsignal(number) is not handler:
+            signal.signal(number, handler)
 
 
 @pytest.fixture(scope="session")

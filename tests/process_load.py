@@ -23,7 +23,7 @@ from tests.processes import PROFILE
 
 RATE = 8_000
 MAX_STEPS = 20_000
-"""Of one thread: the load is bounded in count, too."""
+"""The largest number of steps of one thread, because the load is bounded in count too."""
 PATIENCE_SECONDS = 40
 """Longer than any request takes. One given up earlier could still be carried out, after later ones."""
 
@@ -42,7 +42,7 @@ def noise_clip(seed: int) -> tuple[bytes, np.ndarray]:
 
 @dataclass
 class Ledger:
-    """What the one writer of a voice knows of it."""
+    """The knowledge that the one writer of a voice has of it."""
 
     name: str
     marks: dict[str, np.ndarray] = field(default_factory=dict)

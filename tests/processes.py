@@ -3,7 +3,6 @@ one bucket, each of which can be killed, suspended and started again. Knows no e
 """
 
 import os
-import socket
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -19,6 +18,7 @@ from services.embedded.valkey import ValkeyServer
 from services.shared.configuration.settings import RegistrySettings, StoreSettings
 from services.shared.registry.opening import open_parts
 from services.shared.registry.parts import RegistryParts
+from tests.ports import free_port
 from tests.queue_workers import START_SECONDS, wait_until
 
 PROFILE = "qwen3-tts-0.6b"
@@ -28,9 +28,6 @@ PROFILES = {"SPEAKER_PROFILES": PROFILE, "SPEAKER_EXTRACTOR_PROFILES": f"{PROFIL
 LEASE_SECONDS = 3
 QUICK = {
     "SPEAKER_WORKER_LEASE_SECONDS": str(LEASE_SECONDS),
-    "SPEAKER_WORKER_BEAT_SECONDS": "0.9",
-    "SPEAKER_WORKER_MAINTENANCE_SECONDS": "0.5",
-    "SPEAKER_WORKER_STUCK_SECONDS": "2",
     "SPEAKER_WORKER_POLL_SECONDS": "0.2",
     "SPEAKER_HOUSEKEEPING_TURN_SECONDS": "0.2",
     "SPEAKER_MAX_ATTEMPTS": "4",
@@ -77,7 +74,7 @@ class RegistryProcesses:
         self._raw = self._stack.enter_context((folder / "log").open("ab"))
         ports = [free_port() for _ in range(apis)]
         self.metrics_urls: dict[str, str] = {}
-        """By the process's name."""
+        """Maps a process's name to the URL of its metrics."""
         self.urls = [f"http://127.0.0.1:{port}" for port in ports]
         self.apis = [
             self._child(f"api{number}", api, {**common, "SPEAKER_API_PORT": str(port)})
@@ -110,7 +107,7 @@ class RegistryProcesses:
         return [*self.apis, *self.workers]
 
     def pace(self, seconds: float) -> None:
-        """From now on a clip takes a worker so long."""
+        """Set how many seconds a worker takes for each clip from now on."""
         written = self.pace_file.with_suffix(".new")
         written.write_text(str(seconds))
         written.replace(self.pace_file)  # a worker may be reading it
@@ -132,7 +129,7 @@ class RegistryProcesses:
 
     @contextmanager
     def parts(self) -> Iterator[RegistryParts]:
-        """What the services open, opened in this process as well."""
+        """Open in this process what the services open as well."""
         settings = RegistrySettings(redis_url=self.valkey.url)
         parts = open_parts(StoreSettings(url=self.bucket.as_uri()), settings)
         try:
@@ -163,10 +160,3 @@ def _serves(url: str, workers: int, key: str) -> bool:
             served = httpx.get(f"{url}/v1/profiles", headers=head).json()["data"]
             return all(one["workers"] >= workers for one in served if one["id"] == PROFILE)
     return False
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -24,20 +24,18 @@ from services.shared.queue.rq_jobs import JobQueue, QueuedJob, enqueue, status_o
 FUNCTION = "act"
 QUICK: dict[str, Any] = {
     "lease_seconds": 2,
-    "beat_seconds": 0.3,
-    "maintenance_seconds": 0.3,
-    "stuck_seconds": 1,
     "poll_seconds": 0.2,
 }
 """Seconds instead of half minutes. RQ counts leases in whole seconds, so one of 2 lasts 1 to 2."""
 START_SECONDS = 150
-"""How long tests wait for processes of ours to start. On a busy machine importing torch alone can take more
-than a minute. It is less than pytest's `timeout`, so that a start that fails shows what the process said.
+"""The time for which tests wait until our processes have started. On a busy machine importing torch alone can
+take more than a minute. It is less than pytest's `timeout`, so that a failed start shows what the process
+said.
 """
 
 
 def wait_until(true: Callable[[], object], seconds: float = 60) -> float:
-    """Returns how long it took."""
+    """Wait until the condition holds, and return how many seconds that took."""
     started = time.monotonic()
     while not true():
         assert time.monotonic() - started < seconds, f"not within {seconds} s"
@@ -55,7 +53,7 @@ def statuses(queue: JobQueue, job_ids: Sequence[str]) -> list[str | None]:
 
 
 def runs(client: Redis, job_id: str) -> int:
-    """How often a job's handler got to it."""
+    """Return how often the handler has started this job."""
     return int(client.hget("test:runs", job_id) or 0)
 
 
@@ -146,7 +144,6 @@ def main(url: str, queues: str, settings: str) -> None:
         {FUNCTION: handler},
         connection=client,
         settings=WorkerSettings(**options).model_copy(update={"poll_seconds": poll_seconds}),
-        on_abandoned=lambda job_id, reason: client.hset("test:abandoned", job_id, reason),
     )
     worker.work()
 

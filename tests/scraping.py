@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from services.shared.telemetry.metrics import REGISTRY
 
 PROMETHEUS_SECONDS = 10
-"""How long a scrape may take; Prometheus' own default."""
+"""The longest that a scrape may take. It is Prometheus' own default."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Scrape:
 
 @contextmanager
 def counted(name: str, **labels: str) -> Iterator[list[float]]:
-    """Inside, something happens in this process; afterwards the list holds by how much the sample rose."""
+    """Yield a list. After the block, it holds how much the sample rose in this process meanwhile."""
     rise: list[float] = []
     before = REGISTRY.get_sample_value(name, labels) or 0
     yield rise

@@ -24,7 +24,7 @@ from typing import Any, Self
 from redis import Redis, RedisError
 
 KEY_ID = "GK1f3a5c7e9b2d4f6a8c0e1f3b"
-"""In the form that Garage insists on; the others take any."""
+"""A key id in the form that Garage insists on. The other servers accept any form."""
 SECRET = "b3a1d5c7e9f02468ace13579bdf02468ace13579bdf02468ace13579bdf02468"
 BUCKET = "voices"
 
@@ -59,9 +59,14 @@ def rclone(folder: Path) -> Iterator[S3Server]:
         process.wait()
 
 
+MOTO_PAGE = 100
+"""The number of objects in one answer of moto's. It takes milliseconds for each object it stores or lists."""
+
+
 @contextmanager
 def moto() -> Iterator[S3Server]:
     """moto's server: close to AWS in its answers, versioning included. Checks no signatures."""
+    os.environ["MOTO_S3_DEFAULT_MAX_KEYS"] = str(MOTO_PAGE)
     from moto.server import ThreadedMotoServer  # noqa: PLC0415 - slow, and few tests need it
 
     server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
@@ -74,7 +79,7 @@ def moto() -> Iterator[S3Server]:
 
 
 def no_docker() -> str | None:
-    """Why containers can't be started here, or None."""
+    """Return why containers can't be started here, or None if they can."""
     import docker  # type: ignore[import-untyped] # noqa: PLC0415 - slow, and few tests need it
 
     try:
@@ -164,7 +169,7 @@ class Response:
     headers: dict[str, str] = field(default_factory=dict)
     body: bytes = b""
     sent: int | None = None
-    """How many bytes of the body to send before cutting the connection; None: all."""
+    """The number of bytes of the body to send before cutting the connection. None sends all of them."""
 
 
 class CutOff(Exception):

@@ -58,7 +58,9 @@ def given_artifact(number: int) -> ArtifactRecord:
 def version(
     seq: int, which: int | None = None, *, number: int | None = None, created_at: int = 0, given: bool = False
 ) -> VersionFact:
-    """`which`: of the vuids, by default the one of the same number as `seq`; so with `number`."""
+    """Return a version. `which` selects the vuid, by default that with the same number as `seq`; the same
+    holds for `number`.
+    """
     which = seq if which is None else which
     record = VersionRecord(
         vuid=vuid(which),
@@ -81,7 +83,7 @@ def deleted(seq: int, number: int = 0, created_at: int = 0) -> TombstoneFact:
 def moved(
     seq: int, which: int, alias: str = "default", *, automatic: bool = False, uid: str = ""
 ) -> AliasFact:
-    """To the version of `vuid(which)`; by a promotion, to that of the same seq."""
+    """Return a move to the version of `vuid(which)`; a promotion moves to that of the same seq."""
     uid = uid or f"{seq:032x}"
     return AliasFact(seq, alias, vuid(which), f"{AUTOMATIC}{which:012d}-{uid}" if automatic else uid)
 
@@ -100,7 +102,7 @@ def artifact(attempt: str, *, fingerprint: str = NEW, build: int = 1) -> Artifac
 
 
 def akey(which: int, fingerprint: str = NEW, build: int = 1) -> str:
-    """Of the artifact of `version(…, which)`."""
+    """Return the key of the artifact of `version(…, which)`."""
     return artifact_key(ECAPA, fingerprint, clip(which).rendition_sha256, build)
 
 
@@ -170,13 +172,13 @@ def histories(draw: st.DrawFn) -> list[Fact]:
 
 
 def _tombstone(seq: int, facts: list[Fact], more: int) -> TombstoneFact:
-    """It carries the marks of all that was reserved before it."""
+    """Return a tombstone that carries the marks of all that was reserved before it."""
     before = fold(fact for fact in facts if isinstance(fact, VersionFact | TombstoneFact) and fact.seq <= seq)
     return deleted(seq, before.number + more, before.created_at + more)
 
 
 def without_losers(facts: list[Fact]) -> list[Fact]:
-    """Of rival artifacts only the one that counts: who publishes tells no other."""
+    """Keep only the artifact that counts of rival ones, because a publisher tells no other."""
     artifacts = [fact for fact in facts if isinstance(fact, ArtifactFact)]
     count = fold_artifacts(artifacts)
     return [

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
-PRODUCT = ("services", "speaker_registry")
+CHECKED = ("services", "speaker_registry", "tests")
 
 _OPENINGS = """
 about above across after against along although among and around as at because before behind below beneath
@@ -52,7 +52,7 @@ def docstrings(paths: Sequence[Path]) -> Iterator[Docstring]:
 
 def main(arguments: Sequence[str]) -> int:
     """Print each half sentence with its place, and their share. Return the exit status, which is 0."""
-    found = list(docstrings([Path(one) for one in arguments] or [ROOT / name for name in PRODUCT]))
+    found = list(docstrings([Path(one) for one in arguments] or [ROOT / name for name in CHECKED]))
     halves = [one for one in found if one.is_half_a_sentence]
     for one in halves:
         print(f"{one.path}:{one.line}: {one.text.splitlines()[0]}")

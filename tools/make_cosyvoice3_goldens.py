@@ -1,9 +1,9 @@
-"""Makes tests/data/cosyvoice3_tiny: a tiny checkpoint in CosyVoice3's layout, and what it must yield.
+"""Makes tests/data/cosyvoice3_tiny: a tiny checkpoint in CosyVoice3's layout, and its goldens.
 
-Half of it is Ming-TTS' as well. Tokens are computed by s3tokenizer, which reads the tiny graph with its own
-reader; features, mel and embeddings by vLLM-Omni's functions for the two models, taken from their files (the
-package itself needs vLLM); resampling is torchaudio's and scipy's. torchaudio's compiled parts need CUDA, and
-the rest of it is plain Python:
+Ming-TTS shares half of the checkpoint. Tokens are computed by s3tokenizer, which reads the tiny graph with
+its own reader; features, mel and embeddings by vLLM-Omni's functions for the two models, taken from their
+files (the package itself needs vLLM); resampling is torchaudio's and scipy's. torchaudio's compiled parts
+need CUDA, and the rest of it is plain Python:
 
     python3.11 -m venv reference
     reference/bin/pip install torch==2.13.0 numpy scipy onnx onnxruntime einops tqdm
@@ -41,15 +41,15 @@ sys.path.insert(0, str(ROOT))
 from services.extractor_worker.models.campplus_untrained import CamPlusPlusConfig, untrained_campplus  # noqa: E402
 from tests.unit.extractors import signals  # noqa: E402 — a script has no package to be imported from
 from tests.unit.extractors.campplus_oracle import Oracle  # noqa: E402
-from tools.truth import float64, golden, recorded, replaced, some_frames  # noqa: E402
+from tools.goldens import float64, golden, recorded, replaced, some_frames  # noqa: E402
 
 OUT = ROOT / "tests/data/cosyvoice3_tiny"
 TOKENIZER, CAMPPLUS = OUT / "speech_tokenizer_v3.onnx", OUT / "campplus.onnx"
 SEED = 7
 CLIPS = {"1.0": 1.0, "3.0": 3.0, "7.31": 7.31, "12.4": 12.4}
-"""Name -> seconds at 24 kHz. 7.31 s is no multiple of any hop."""
+"""Maps each clip's name to its seconds at 24 kHz. 7.31 s is no multiple of any hop."""
 RESAMPLED = {"16000": 16_000, "44100": 44_100}
-"""Source rates for the way from another rate, 3.01 s each."""
+"""Maps the names of clips that are resampled first, 3.01 s each, to their sample rates."""
 DIGITS = 8
 LEVELS = torch.tensor([-1.0, 0.0, 1.0])
 """Each token is eight digits, each rounded to one of these."""
@@ -80,8 +80,8 @@ def main() -> None:
 
 def made_with() -> dict[str, Any]:
     packages = ("s3tokenizer", "vllm-omni", "torch", "torchaudio", "scipy", "numpy", "onnx", "onnxruntime")
-    facts = {package: version(package).split("+")[0] for package in packages}
-    return {**facts, "seed": SEED}
+    versions = {package: version(package).split("+")[0] for package in packages}
+    return {**versions, "seed": SEED}
 
 
 # --- the tokenizer's checkpoint
@@ -96,7 +96,7 @@ def write_tokenizer() -> None:
 
 @torch.no_grad()
 def randomize(model: S3TokenizerV3) -> None:
-    """As initialised, biases are small and norms do nothing: whether they are read would hardly show."""
+    """Randomize biases and norms. Their initial values hardly change a result, even if they were not read."""
     for name, weight in model.named_parameters():
         if weight.ndim == 1:
             weight.normal_(1.0 if name.endswith("ln.weight") else 0.0, 0.2)
@@ -116,7 +116,7 @@ def calibrate(model: S3TokenizerV3, clip: np.ndarray) -> None:
 
 
 def as_published(model: S3TokenizerV3) -> onnx.ModelProto:
-    """The graph's nodes that hold weights, named and fed as torch's exporter did it; others do not matter."""
+    """Return a graph with the nodes that hold weights, with the names and inputs of torch's exporter."""
     graph = Graph()
     state = {key: value.numpy() for key, value in model.state_dict().items()}
     for name in ("conv1", "conv2"):
@@ -147,7 +147,7 @@ class Graph:
         return name
 
     def invented(self, operation: str, array: np.ndarray) -> str:
-        """As exporters call what they changed."""
+        """Add a tensor under a name like those that exporters invent for tensors that they have changed."""
         return self.kept(f"onnx::{operation}_{1000 + len(self.tensors)}", array)
 
     def node(self, operation: str, name: str, inputs: list[str]) -> None:
@@ -241,7 +241,7 @@ def exactly_resampled(clip: np.ndarray, rate: int, wanted: int) -> np.ndarray:
 
 
 def mels(cosyvoice: ModuleType, samples: np.ndarray, exact: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """[F, 80] in float32 and in float64, window and bands included, which the module keeps."""
+    """Return the spectrogram [F, 80] in float32 and in float64. The module caches window and bands."""
     computed = cosyvoice.mel_spectrogram(torch.from_numpy(samples)[None], **MEL)[0].T.numpy()
     for cached in (cosyvoice._get_mel_basis, cosyvoice._get_hann_window):
         cached.cache_clear()
@@ -255,7 +255,7 @@ def mels(cosyvoice: ModuleType, samples: np.ndarray, exact: np.ndarray) -> tuple
 def certain_tokens(
     model: S3TokenizerV3, samples: np.ndarray, exact: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """[T] each: tokens, and 1 where all eight digits are far enough from the border between two levels."""
+    """Return [T] each: the tokens, and 1 where all eight digits are far enough from another level."""
     with recorded(FSQCodebook, "encode", distances) as computed:
         tokens = tokenized(model, samples.astype(np.float32))
     filters, bias = s3tokenizer.utils._mel_filters, model_v3.mask_to_bias
@@ -271,14 +271,14 @@ def certain_tokens(
 
 
 def distances(book: Any, hidden: torch.Tensor) -> list[torch.Tensor]:
-    """[T, 3] for each digit: how far it is from each level."""
+    """Return the distances of each digit from each level: [T, 3] for each digit."""
     digits = book.project_down(hidden[0]).tanh() * 0.9990000128746033  # [T, 8]
     return list((digits.T[..., None] - LEVELS.to(digits.dtype)).abs())
 
 
 @torch.inference_mode()
 def tokenized(model: S3TokenizerV3, samples: np.ndarray) -> np.ndarray:
-    """[T], in the dtype of the samples."""
+    """Return the tokens [T], computed in the dtype of the samples."""
     at_16 = resample_poly(samples, 2, 3).astype(samples.dtype)
     mel, lengths = s3tokenizer.padding([s3tokenizer.log_mel_spectrogram(torch.from_numpy(at_16))])
     codes, count = model.quantize(mel, lengths)
@@ -286,7 +286,7 @@ def tokenized(model: S3TokenizerV3, samples: np.ndarray) -> np.ndarray:
 
 
 def exact_encoder() -> Oracle:
-    """The graph's weights in float64. onnxruntime convolves in float32 only."""
+    """Return the model with the graph's weights in float64. onnxruntime convolves in float32 only."""
     weights = {
         tensor.name: torch.tensor(numpy_helper.to_array(tensor)).double()
         for tensor in onnx.load(CAMPPLUS).graph.initializer
@@ -295,7 +295,7 @@ def exact_encoder() -> Oracle:
 
 
 def exact_embedding(encoder: Oracle, samples: np.ndarray) -> np.ndarray:
-    """float64 [192], of samples at 16 kHz: vLLM-Omni's lines, without its rounding to float32."""
+    """Embed samples at 16 kHz: float64 [192]. These are vLLM-Omni's lines without its rounding to float32."""
     with float64():
         features = kaldi.fbank(
             torch.from_numpy(samples)[None], num_mel_bins=80, dither=0, sample_frequency=16_000
@@ -305,7 +305,7 @@ def exact_embedding(encoder: Oracle, samples: np.ndarray) -> np.ndarray:
 
 
 def reference_modules() -> tuple[ModuleType, ModuleType]:
-    """vLLM-Omni's functions for CosyVoice3 and Ming; of what their files import, one function matters."""
+    """Return vLLM-Omni's modules for CosyVoice3 and Ming, which need only one function of their imports."""
     audio = ModuleType("vllm_omni.utils.audio")
 
     def mel_filter_bank(*, sr: int, n_fft: int, n_mels: int, fmin: float, fmax: float | None) -> torch.Tensor:

@@ -1,9 +1,9 @@
-"""Makes tests/data/dac_tiny: a tiny Descript Audio Codec for each rate, and the codes it must yield.
+"""Makes tests/data/dac_tiny: a tiny Descript Audio Codec for each rate, and its goldens.
 
 Goldens are computed by the descript-audio-codec package, on weights that it has laid out; they are converted
-to the published layout, with weight norm folded, for transformers, which writes the checkpoints. Of what the
-package depends on, nothing is needed to encode, so stand-ins take its place; other rates go through
-torchaudio's resampler, of which the compiled parts need CUDA, and the rest is plain Python:
+to the published layout, with weight norm folded, for transformers, which writes the checkpoints. Encoding
+needs none of the package's dependencies, so stand-ins replace them; other rates go through torchaudio's
+resampler, whose compiled parts need CUDA (the rest is plain Python):
 
     python3.11 -m venv reference
     reference/bin/pip install torch==2.13.0 transformers==5.14.1 numpy einops tqdm
@@ -32,7 +32,7 @@ from transformers import DacConfig, DacModel, logging
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 from tests.unit.extractors import signals  # noqa: E402 — a script has no package to be imported from
-from tools.truth import float64, recorded  # noqa: E402
+from tools.goldens import float64, recorded  # noqa: E402
 
 OUT = ROOT / "tests/data/dac_tiny"
 SEED = 7
@@ -41,12 +41,12 @@ MODELS = {
     "dac-24khz": (24_000, [2, 4, 5, 8], 32),
     "dac-44khz": (44_100, [2, 4, 8, 8], 9),
 }
-"""Profile -> Hz, ratios, books: as conf/final of the codec's repository has them."""
+"""Maps each profile to its Hz, ratios and codebooks, as in conf/final of the codec's repository."""
 WIDTH, BOOK_SIZE, BOOK_WIDTH = 2, 64, 4
 CLIPS = {"0.64": 0.64, "1.0": 1.0, "2.37": 2.37}
-"""Name -> seconds. 0.64 s is whole frames at 16 and 24 kHz."""
+"""Maps each clip's name to its seconds. 0.64 s is a whole number of frames at 16 and 24 kHz."""
 RESAMPLED = {"22050": 22_050}
-"""Source rate for the way from another rate to codes, 0.51 s."""
+"""Maps the name of the clip that is resampled first, 0.51 s long, to its sample rate."""
 
 
 def main() -> None:
@@ -76,12 +76,12 @@ def main() -> None:
 
 def made_with() -> dict[str, Any]:
     packages = ("descript-audio-codec", "transformers", "torch", "torchaudio", "numpy")
-    facts = {package: version(package).split("+")[0] for package in packages}
-    return {**facts, "seed": SEED}
+    versions = {package: version(package).split("+")[0] for package in packages}
+    return {**versions, "seed": SEED}
 
 
 def clips_at(rate: int) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-    """In float32 and in float64."""
+    """Return each clip in float32 and in float64."""
     clips = {name: torch.from_numpy(signals.speechlike(seconds, rate)) for name, seconds in CLIPS.items()}
     found = {name: (clip, clip.double()) for name, clip in clips.items()}
     kernel = torchaudio.transforms.Resample
@@ -92,7 +92,7 @@ def clips_at(rate: int) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
 
 
 def codec_class() -> Any:
-    """`dac.model.dac.DAC`, without what `dac/__init__.py` imports."""
+    """Return `dac.model.dac.DAC` without the imports of `dac/__init__.py`."""
     tools, ml = ModuleType("audiotools"), ModuleType("audiotools.ml")
     tools.AudioSignal = tools.STFTParams = object
     tools.ml, ml.BaseModel = ml, torch.nn.Module
@@ -128,7 +128,7 @@ def random_codec(codec: Any, rate: int, ratios: list[int], books: int) -> Any:
 
 
 def calibrate(model: Any, clip: torch.Tensor) -> None:
-    """Spread each book over the residual it will see: of plain random codes, one wins everywhere."""
+    """Spread each codebook over its residual. Of plain random codes, one would win everywhere."""
     residual = model.encoder(padded(model, clip))  # [1, D, T]
     for book in model.quantizer.quantizers:
         latents = book.in_proj(residual)  # [1, C, T]
@@ -146,7 +146,10 @@ def padded(model: Any, clip: torch.Tensor) -> torch.Tensor:
 def golden(
     model: Any, published: DacModel, name: str, clip: torch.Tensor, exact_clip: torch.Tensor
 ) -> dict[str, np.ndarray]:
-    """uint8 [K, T], on which the codec itself and transformers agree, and how many a frame are certain."""
+    """Return the codes, uint8 [K, T], and the number of certain codes of each frame.
+
+    The codec itself and transformers must agree on the codes.
+    """
     book = type(model.quantizer.quantizers[0])
     with torch.inference_mode(), recorded(book, "decode_latents", distances) as computed:
         samples = padded(model, clip)
@@ -160,7 +163,7 @@ def golden(
 
 
 def distances(book: Any, latents: torch.Tensor) -> list[torch.Tensor]:
-    """Squared, on the unit sphere, by the package's own formula."""
+    """Return squared distances on the unit sphere by the package's own formula."""
     rows, entries = functional.normalize(latents[0].T), functional.normalize(book.codebook.weight)
     squares = rows.pow(2).sum(1, keepdim=True) + entries.pow(2).sum(1)
     return [squares - 2 * rows @ entries.T]

@@ -1,8 +1,8 @@
-"""Makes tests/data/ecapa_voxceleb_tiny: a tiny checkpoint as SpeechBrain lays it out, and what it yields.
+"""Makes tests/data/ecapa_voxceleb_tiny: a tiny checkpoint in SpeechBrain's layout, and its goldens.
 
-Nothing here is ours but the clips: weights are laid out, and goldens computed, by the classes of SpeechBrain,
-and another rate is resampled by torchaudio. SpeechBrain requires torchaudio, whose compiled parts need CUDA;
-the rest of it is plain Python:
+Only the clips are ours. The weights and goldens are made by the classes of SpeechBrain, and another rate is
+resampled by torchaudio. SpeechBrain requires torchaudio, whose compiled parts need CUDA; the rest of it is
+plain Python:
 
     python3.11 -m venv reference
     reference/bin/pip install torch==2.13.0 numpy huggingface-hub hyperpyyaml sentencepiece soundfile
@@ -34,15 +34,18 @@ from speechbrain.processing.features import InputNormalization
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 from tests.unit.extractors import signals  # noqa: E402 — a script has no package to be imported from
-from tools.truth import float64, golden, some_frames  # noqa: E402
+from tools.goldens import float64, golden, some_frames  # noqa: E402
 
 OUT = ROOT / "tests/data/ecapa_voxceleb_tiny"
 SEED = 20
 SAMPLE_RATE = 16_000
 CLIPS = {"0.04": 0.04, "1.0": 1.0, "3.0": 3.0, "7.313": 7.313, "12.4": 12.4}
-"""Name -> seconds. 0.04 s is the shortest that can be reflected; 7.313 s is no multiple of the hop."""
+"""Maps each clip's name to its seconds.
+
+0.04 s is the shortest possible; 7.313 s is no multiple of the hop.
+"""
 RESAMPLED = {"24000": 24_000, "44100": 44_100}
-"""Source rates for the way from another rate, 3.01 s each."""
+"""Maps the names of clips that are resampled first, 3.01 s each, to their sample rates."""
 
 PUBLISHED = {
     "channels": [1024, 1024, 1024, 1024, 3072],
@@ -79,12 +82,12 @@ def main() -> None:
 
 
 def made_with() -> dict[str, Any]:
-    facts = {name: version(name).split("+")[0] for name in ("speechbrain", "torch", "torchaudio", "numpy")}
-    return {**facts, "seed": SEED}
+    versions = {name: version(name).split("+")[0] for name in ("speechbrain", "torch", "torchaudio", "numpy")}
+    return {**versions, "seed": SEED}
 
 
 def classifier(model: ECAPA_TDNN, device: str = "cpu") -> EncoderClassifier:
-    """What hyperparams.yaml would build. Without `normalize`, mean_var_norm_emb is not asked for."""
+    """Build the classifier of hyperparams.yaml. Without `normalize`, mean_var_norm_emb is not needed."""
     modules = {
         "compute_features": Fbank(n_mels=80),
         "mean_var_norm": InputNormalization(norm_type="sentence", std_norm=False),
@@ -96,7 +99,7 @@ def classifier(model: ECAPA_TDNN, device: str = "cpu") -> EncoderClassifier:
 
 @torch.no_grad()
 def make_norms_matter(model: ECAPA_TDNN) -> None:
-    """As initialised a batch norm in evaluation does nothing."""
+    """Randomize batch norms. With their initial values they do nothing in evaluation."""
     for module in model.modules():
         if isinstance(module, torch.nn.BatchNorm1d):
             module.weight.uniform_(0.5, 1.5)
@@ -107,7 +110,7 @@ def make_norms_matter(model: ECAPA_TDNN) -> None:
 
 
 def clip_goldens(model: ECAPA_TDNN) -> dict[str, np.ndarray]:
-    """Embedding and bands of every clip; a sample of the frames, or the file would be mostly bands."""
+    """Return the embedding of every clip, and the bands of some frames. All bands would fill the file."""
     arrays: dict[str, np.ndarray] = {}
     for name, seconds in CLIPS.items():
         clip = torch.from_numpy(signals.speechlike(seconds, SAMPLE_RATE))
@@ -119,7 +122,7 @@ def clip_goldens(model: ECAPA_TDNN) -> dict[str, np.ndarray]:
 
 
 def resampled_goldens(model: ECAPA_TDNN) -> dict[str, np.ndarray]:
-    """From another rate through torchaudio's kernel to the embedding."""
+    """Return the embeddings of clips that torchaudio resamples from another rate."""
     arrays: dict[str, np.ndarray] = {}
     kernel = torchaudio.transforms.Resample
     for name, rate in RESAMPLED.items():
@@ -137,7 +140,7 @@ def both(
     clip: torch.Tensor,
     exact_clip: torch.Tensor,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """In float64, the front end included, and in float32."""
+    """Return a result in float64, including the front end, and in float32."""
     computed = compute(classifier(model), clip).numpy()
     with float64():
         exact = compute(classifier(model.double()), exact_clip.double()).numpy()
@@ -151,7 +154,7 @@ def amplitudes(decibels: np.ndarray) -> np.ndarray:
 
 @torch.inference_mode()
 def normalised_bands(reference: EncoderClassifier, clip: torch.Tensor) -> torch.Tensor:
-    """[T, 80], as the embedding model sees them."""
+    """Return the bands that the embedding model gets: [T, 80]."""
     bands = reference.mods.compute_features(clip[None])
     return reference.mods.mean_var_norm(bands, torch.ones(1))[0]
 

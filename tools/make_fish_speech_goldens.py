@@ -1,8 +1,8 @@
-"""Makes tests/data/fish_speech_tiny: a tiny codec in Fish Speech's published layout, and what it must yield.
+"""Makes tests/data/fish_speech_tiny: a tiny codec in Fish Speech's published layout, and its goldens.
 
-Nothing here is ours but the clips: the codec is laid out, and goldens computed, by the fish-speech package,
-Audio8's by the copy of its codec in vLLM-Omni, and resampling is torchaudio's. All in an environment of its
-own; what the packages import without needing it for a codec is replaced by stand-ins:
+Only the clips are ours. The codec and the goldens are made by the fish-speech package, Audio8's by the copy
+of its codec in vLLM-Omni, and resampling is torchaudio's. Everything runs in an environment of its own.
+Stand-ins replace imports that a codec does not need:
 
     python3.11 -m venv reference
     reference/bin/pip install torch==2.13.0 numpy librosa soundfile einops tqdm
@@ -35,22 +35,25 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 from tests.unit.extractors import signals  # noqa: E402 — a script has no package to be imported from
 from tests.unit.extractors.parity import assert_same_codes  # noqa: E402
-from tools.truth import float64, golden, recorded  # noqa: E402
+from tools.goldens import float64, golden, recorded  # noqa: E402
 
 OUT = ROOT / "tests/data/fish_speech_tiny"
 SEED = 6
 CLIPS = {"1.0": 1.0, "3.0": 3.0, "7.31": 7.31, "12.4": 12.4}
-"""Name -> seconds at 44.1 kHz. Both windows are 5.9 s long; 7.31 s is no multiple of any hop."""
+"""Maps each clip's name to its seconds at 44.1 kHz.
+
+Both windows are 5.9 s; 7.31 s is no multiple of a hop.
+"""
 RESAMPLED = {"16000": 16_000, "24000": 24_000, "48000": 48_000}
-"""Source rates for the way from another rate to codes, 3.01 s each."""
+"""Maps the names of clips that are resampled first, 3.01 s each, to their sample rates."""
 LATENT_STRIDE = 8
-"""Frames of which one is kept, of what is quantized."""
+"""One of this many frames of the quantised vectors is kept."""
 
 WIDTH, CODEBOOK_DIM, SEMANTIC, RESIDUAL, BOOKS = 64, 8, 64, 32, 9
 POSITIONS, PUBLISHED_POSITIONS = (4096, 1024), (80, 48)
-"""Sizes of the encoder's and the quantizer's tables: as computed with here, and as they come in the file."""
+"""The sizes of the encoder's and the quantizer's tables: those used here, and those in the file."""
 LARGEST_DECODER_TENSOR = 64
-"""Values. Of what is not needed to encode, the tiny file has the small tensors, to be left alone."""
+"""Tensors that encoding does not need are in the tiny file if they have at most this many values."""
 
 
 def main() -> None:
@@ -78,8 +81,8 @@ def main() -> None:
 
 def made_with() -> dict[str, Any]:
     packages = ("fish-speech", "descript-audio-codec", "torch", "torchaudio", "numpy")
-    facts = {package: version(package).split("+")[0] for package in packages}
-    return {**facts, "vllm-omni": "0.30.0", "seed": SEED}
+    versions = {package: version(package).split("+")[0] for package in packages}
+    return {**versions, "vllm-omni": "0.30.0", "seed": SEED}
 
 
 def report(arrays: dict[str, np.ndarray]) -> None:
@@ -96,7 +99,7 @@ def report(arrays: dict[str, np.ndarray]) -> None:
 
 
 def stand_in_for_what_is_not_needed() -> None:
-    """Packages of fish-speech's and descript's for training and for the command line."""
+    """Packages that fish-speech and descript need only for training and for the command line."""
     audiotools = module("audiotools", AudioSignal=object, STFTParams=object)
     audiotools.ml = module("audiotools.ml", BaseModel=nn.Module, Accelerator=object)
     module("hydra")
@@ -117,7 +120,7 @@ def module(name: str, **contents: Any) -> ModuleType:
 
 
 def package(name: str) -> None:
-    """Makes sub-modules importable without running the package's `__init__`, which would import it all."""
+    """Make sub-modules importable without running the package's `__init__`, which would import everything."""
     spec = importlib.util.find_spec(name)
     assert spec is not None
     module(name, __path__=list(spec.submodule_search_locations or []))
@@ -135,7 +138,7 @@ def vllm_omni_fish_speech() -> nn.Module:
 
 
 def codec_of(library: Any, quantizer: Any, codec: Any, positions: tuple[int, int]) -> nn.Module:
-    """As the packages' own configuration builds it, but tiny."""
+    """Build the codec as the packages' own configuration does, but tiny."""
     shared = {"n_local_heads": -1, "rope_base": 10_000, "norm_eps": 1e-5, "channels_first": True}
     encoder = partial(library.ModelArgs, block_size=positions[0], head_dim=64, **shared)
     attention = {"n_layer": 2, "n_head": 2, "dim": WIDTH, "intermediate_size": 96, "head_dim": 32}
@@ -168,7 +171,7 @@ def codec_of(library: Any, quantizer: Any, codec: Any, positions: tuple[int, int
 
 
 def audio8(published: dict[str, torch.Tensor]) -> nn.Module:
-    """The parts of Audio8's codec that encode, put together as there but tiny."""
+    """Build the encoding parts of Audio8's codec as its own code does, but tiny."""
     parts = import_module("vllm_omni.model_executor.models.audio8_tts.codec")
     widths = (8, 16, 32, 64)
     stages = [
@@ -212,7 +215,7 @@ def is_wanted(key: str, value: torch.Tensor) -> bool:
 
 
 def loaded(codec: nn.Module, published: dict[str, torch.Tensor]) -> nn.Module:
-    """With tables of the codec's own size."""
+    """Build the codec with tables of its own size."""
     own = {key: value for key, value in codec.state_dict().items() if is_table(key)}
     codec.load_state_dict(published | own, strict=True)
     return codec.eval()
@@ -220,7 +223,7 @@ def loaded(codec: nn.Module, published: dict[str, torch.Tensor]) -> nn.Module:
 
 @torch.no_grad()
 def randomise(codec: nn.Module) -> None:
-    """As initialised, layer scales are next to nothing, all lengths that of their direction, and biases 0."""
+    """Randomize trivial values: tiny layer scales, lengths equal to their direction's, and biases of 0."""
     for name, weight in codec.named_parameters():
         if name.endswith("gamma"):
             weight.uniform_(0.3, 0.7)
@@ -236,7 +239,7 @@ def randomise(codec: nn.Module) -> None:
 
 @torch.no_grad()
 def calibrate(codec: nn.Module, clip: torch.Tensor) -> None:
-    """Spread each codebook over the residual it will see: of plain random codes, one wins everywhere."""
+    """Spread each codebook over its residual. Of plain random codes, one would win everywhere."""
     residual = latents(codec, clip)
     quantizer = codec.quantizer
     for book in [*quantizer.semantic_quantizer.quantizers, *quantizer.quantizer.quantizers]:
@@ -282,9 +285,10 @@ def resampled_goldens(codec: nn.Module) -> dict[str, np.ndarray]:
 def audio8_goldens(
     published: dict[str, torch.Tensor], arrays: dict[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-    """With Audio8's code and the same weights; padded to whole frames by us, because its parts do not.
+    """Return the codes of Audio8's code with the same weights.
 
-    As certain as fish-speech's, from which they must not differ where those are certain.
+    Clips are padded to whole frames here, because Audio8's parts do not pad them. The codes are as certain as
+    fish-speech's and must equal those wherever those are certain.
     """
     codec, found = audio8(published), {}
     for name, seconds in CLIPS.items():
@@ -301,7 +305,7 @@ def audio8_goldens(
 
 
 def compare(codec: nn.Module, arrays: dict[str, np.ndarray]) -> None:
-    """The engine's own copy must agree with the package it is a copy of."""
+    """Check that the engine's own copy of the codec agrees with the original package."""
     for name, seconds in CLIPS.items():
         clip = torch.from_numpy(signals.speechlike(seconds, 44_100))
         assert_same_codes(codes(codec, clip), arrays, f"codes_{name}")
@@ -310,7 +314,7 @@ def compare(codec: nn.Module, arrays: dict[str, np.ndarray]) -> None:
 def golden_codes(
     codec: nn.Module, name: str, clip: torch.Tensor, exact_clip: torch.Tensor
 ) -> dict[str, np.ndarray]:
-    """uint8 [T, 10], and how many of each frame are certain."""
+    """Return the codes, uint8 [T, 10], and the number of certain codes of each frame."""
     quantizer = import_module("dac.nn.quantize").VectorQuantize
     with recorded(quantizer, "decode_latents", distances) as computed:
         found = codes(codec, clip)
@@ -321,7 +325,7 @@ def golden_codes(
 
 
 def distances(book: Any, found: torch.Tensor) -> list[torch.Tensor]:
-    """Squared, on the unit sphere, by the package's own formula."""
+    """Return squared distances on the unit sphere by the package's own formula."""
     rows, entries = normalize(found[0].T), normalize(book.codebook.weight)
     squares = rows.pow(2).sum(1, keepdim=True) + entries.pow(2).sum(1)
     return [squares - 2 * rows @ entries.T]
@@ -329,7 +333,7 @@ def distances(book: Any, found: torch.Tensor) -> list[torch.Tensor]:
 
 @torch.inference_mode()
 def codes(codec: nn.Module, clip: torch.Tensor) -> np.ndarray:
-    """uint8 [T, 10]: tiny books have no more than 64 entries."""
+    """Return the codes: uint8 [T, 10]. Tiny codebooks have at most 64 entries."""
     found, lengths = codec.encode(clip[None, None], torch.tensor([len(clip)]))
     assert lengths.tolist() == [found.shape[-1]]
     return found[0].T.numpy().astype(np.uint8)
@@ -337,7 +341,7 @@ def codes(codec: nn.Module, clip: torch.Tensor) -> np.ndarray:
 
 @torch.no_grad()
 def latents(codec: nn.Module, clip: torch.Tensor) -> torch.Tensor:
-    """What is quantized: [1, 64, T]."""
+    """Return the vectors that are quantised: [1, 64, T]."""
     hidden = codec.encoder(whole_frames(clip))
     return codec.quantizer.pre_module(codec.quantizer.downsample(hidden))
 

@@ -1,13 +1,14 @@
 """Makes tests/data/higgs_audio_tiny: a tiny checkpoint in the published layout of Higgs Audio's tokenizer,
-and what it must yield for OmniVoice and Higgs-Audio v2.
+and its goldens for OmniVoice, Higgs-Audio v2 and v3.
 
-Nothing here is ours but the clips: weights are laid out, and codes computed, by transformers' class the way
-vLLM-Omni 0.30 uses it (torchaudio's functional resampling, then `encode`, nothing else), and by the omnivoice
-package, which prepares clips first. torchaudio's compiled parts need CUDA; the rest of it is plain Python:
+Only the clips are ours. The weights and codes are made by transformers' class the way vLLM-Omni 0.30 uses it
+(torchaudio's functional resampling, then `encode`, nothing else), and by the omnivoice package, which
+prepares clips first. The delayed codes of Higgs-Audio v3 are made by vLLM-Omni's own functions. torchaudio's
+compiled parts need CUDA; the rest of it is plain Python:
 
     python3.11 -m venv reference
     reference/bin/pip install torch==2.13.0 transformers==5.14.1 numpy soundfile librosa pydub
-    reference/bin/pip install --no-deps omnivoice==0.2.1 torchaudio==2.11.0
+    reference/bin/pip install --no-deps omnivoice==0.2.1 torchaudio==2.11.0 vllm-omni==0.30.0
     rm reference/lib/python3.11/site-packages/torchaudio/lib/*.so
     reference/bin/python tools/make_higgs_audio_goldens.py
 
@@ -18,10 +19,11 @@ import json
 import sys
 from collections.abc import Callable
 from functools import partial
-from importlib.metadata import version
+from importlib import import_module
+from importlib.metadata import distribution, version
 from math import gcd
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -37,15 +39,17 @@ from transformers.models.higgs_audio_v2_tokenizer import modeling_higgs_audio_v2
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 from tests.unit.extractors import pauses, signals  # noqa: E402 — a script has no package to be imported from
-from tools.truth import float64, golden, recorded, replaced  # noqa: E402
+from tools.goldens import float64, golden, recorded, replaced  # noqa: E402
 
 OUT = ROOT / "tests/data/higgs_audio_tiny"
 TOKENIZER = OUT / "audio_tokenizer"
 SEED = 12
 CLIPS = {"1.0": 1.0, "3.0": 3.0, "7.31": 7.31, "12.4": 12.4}
-"""Name -> seconds at 24 kHz. 7.31 s is no multiple of a frame."""
+"""Maps each clip's name to its seconds at 24 kHz. 7.31 s is no multiple of a frame."""
 RESAMPLED = {"16000": 16_000, "44100": 44_100}
-"""Source rates for the way from another rate to codes, 3.01 s each."""
+"""Maps the names of clips that are resampled first, 3.01 s each, to their sample rates."""
+DELAYED = {"7.31": (7.31, 24_000), "44100": (3.01, 44_100)}
+"""Maps the names of clips whose delayed codes for v3 are kept as well to their seconds and sample rates."""
 RATE_PAIRS = ((16_000, 24_000), (22_050, 24_000), (44_100, 24_000), (48_000, 24_000), (24_000, 16_000))
 AS_THE_PACKAGE = {
     "quiet": ("pauses", 0.2),
@@ -53,9 +57,9 @@ AS_THE_PACKAGE = {
     "even": ("no pause", 1.0),
     "loudest": ("pauses", 4.0),
 }
-"""Name -> plan and gain of a clip that goes through the omnivoice package's own preparation."""
+"""Maps the name of each clip that the omnivoice package prepares to its plan and gain."""
 DECODER = ("acoustic_decoder.", "decoder_semantic.", "fc1.")
-"""Left out of the file to keep it small. Of the decoder only fc2 stays, for a loader to leave alone."""
+"""Tensors left out of the file to keep it small. Of the decoder only fc2 stays, which loaders must ignore."""
 
 CONFIG: dict[str, Any] = {
     "acoustic_model_config": {
@@ -91,7 +95,7 @@ def main() -> None:
     write_checkpoint()
     tokenizer = HiggsAudioV2TokenizerModel.from_pretrained(TOKENIZER).eval()
     arrays = {**clip_goldens(tokenizer), **resampled_goldens(tokenizer), **package_goldens(tokenizer)}
-    arrays |= {**resampler_goldens(), **silence_goldens()}
+    arrays |= {**delayed_goldens(tokenizer), **resampler_goldens(), **silence_goldens()}
     arrays["made_with"] = np.array(json.dumps(made_with(), sort_keys=True))
     np.savez_compressed(OUT / "goldens.npz", **arrays)
     for path in OUT.rglob("*.safetensors"):
@@ -99,15 +103,15 @@ def main() -> None:
     print(arrays["made_with"])
     print({name: float(array.mean()) for name, array in arrays.items() if name.endswith("_certain")})
     print({name: float(array) for name, array in arrays.items() if name.endswith("_deviation")})
-    codes = {name: array for name, array in arrays.items() if array.ndim == 2}
+    codes = {name: array for name, array in arrays.items() if array.ndim == 2 and array.dtype == np.uint8}
     print({name: (array.shape, [len(np.unique(book)) for book in array]) for name, array in codes.items()})
     print(sum(path.stat().st_size for path in OUT.rglob("*") if path.is_file()), "bytes")
 
 
 def made_with() -> dict[str, Any]:
     packages = ("omnivoice", "pydub", "transformers", "torch", "torchaudio", "numpy", "safetensors")
-    facts = {package: version(package).split("+")[0] for package in packages}
-    return {**facts, "seed": SEED}
+    versions = {package: version(package).split("+")[0] for package in (*packages, "vllm-omni")}
+    return {**versions, "seed": SEED}
 
 
 # --- the checkpoint
@@ -126,7 +130,10 @@ def write_checkpoint() -> None:
 
 @torch.no_grad()
 def make_everything_matter(model: Any) -> None:
-    """As initialised the acoustic encoder is all but silent, and HuBERT's layers add next to nothing."""
+    """Scale weights up.
+
+    At first the acoustic encoder is nearly silent, and HuBERT's layers add almost nothing.
+    """
     for name, weight in model.acoustic_encoder.named_parameters():
         if name.endswith("alpha"):
             weight.uniform_(0.5, 2.0)
@@ -141,7 +148,7 @@ def make_everything_matter(model: Any) -> None:
 
 @torch.no_grad()
 def calibrate(model: Any, clip: np.ndarray) -> None:
-    """Spread each codebook over the residual it will see: of plain random codes, one wins everywhere."""
+    """Spread each codebook over its residual. Of plain random codes, one would win everywhere."""
     samples = torch.from_numpy(clip)[None, None]
     semantic = model.encoder_semantic(model._extract_semantic_features(samples).transpose(1, 2))
     acoustic = model.acoustic_encoder(torch.nn.functional.pad(samples, (model.pad, model.pad)))
@@ -185,10 +192,9 @@ def resampled_goldens(tokenizer: Any) -> dict[str, np.ndarray]:
 
 
 def golden_codes(tokenizer: Any, name: str, compute: Callable[[Any], torch.Tensor]) -> dict[str, np.ndarray]:
-    """uint8 [8, T], and how many of each frame are certain.
+    """Return the codes, uint8 [8, T], and the number of certain codes of each frame.
 
-    Args:
-        compute: from the tokenizer to codes, in whatever dtype the tokenizer is.
+    `compute` takes the tokenizer and returns codes, computed in the tokenizer's dtype.
     """
     book = modeling.HiggsAudioV2TokenizerEuclideanCodebook
     with torch.inference_mode(), recorded(book, "quantize", distances) as computed:
@@ -205,13 +211,16 @@ def golden_codes(tokenizer: Any, name: str, compute: Callable[[Any], torch.Tenso
 
 
 def distances(book: Any, hidden_states: torch.Tensor) -> list[torch.Tensor]:
-    """Squared, by transformers' own formula."""
+    """Return squared distances by transformers' own formula."""
     squares = hidden_states.pow(2).sum(1, keepdim=True) + book.embed.pow(2).sum(1)
     return [squares - 2 * hidden_states @ book.embed.t()]
 
 
 def resampled_exactly(samples: torch.Tensor, source: int, target: int) -> torch.Tensor:
-    """In float64 by the kernel that torchaudio builds in float32: with other weights it is another filter."""
+    """Resample in float64 by the kernel that torchaudio builds in float32.
+
+    Other weights are another filter.
+    """
     divisor = gcd(source, target)
     kernel, width = kernels._get_sinc_resample_kernel(source, target, divisor, dtype=torch.float32)
     return kernels._apply_sinc_resample_kernel(
@@ -220,15 +229,40 @@ def resampled_exactly(samples: torch.Tensor, source: int, target: int) -> torch.
 
 
 def as_the_server(clip: torch.Tensor, rate: int, tokenizer: Any) -> torch.Tensor:
-    """[8, T]: what vLLM-Omni's two pipelines do with a clip."""
+    """Return the codes of vLLM-Omni's two pipelines: [8, T]."""
     samples = clip.to(tokenizer.dtype)[None]
     if rate != 24_000:
         samples = torchaudio.functional.resample(samples, rate, 24_000)
     return tokenizer.encode(samples[None], return_dict=False)[0]
 
 
+def delayed_goldens(tokenizer: Any) -> dict[str, np.ndarray]:
+    """Return what vLLM-Omni puts into a prompt of Higgs-Audio v3 for a clip: uint16 [T + 7, 8]."""
+    server = vllm_omni_higgs_audio_v3(tokenizer)
+    arrays: dict[str, np.ndarray] = {}
+    for name, (seconds, rate) in DELAYED.items():
+        codes = server.encode_reference_audio(signals.speechlike(seconds, rate), rate)
+        arrays[f"delayed_{name}"] = server.apply_delay_pattern(codes).numpy().astype(np.uint16)
+    return arrays
+
+
+def vllm_omni_higgs_audio_v3(tokenizer: Any) -> Any:
+    """Return vLLM-Omni's module, which encodes clips with this tokenizer.
+
+    The packages around it would import vLLM. Empty ones take their places.
+    """
+    models = "vllm_omni.model_executor.models"
+    v2, v3 = f"{models}.higgs_audio_v2", f"{models}.higgs_audio_v3"
+    for name in ("vllm_omni", "vllm_omni.platforms", "vllm_omni.model_executor", models, v2, v3):
+        sys.modules[name] = ModuleType(name)
+        sys.modules[name].__path__ = [str(distribution("vllm-omni").locate_file(name.replace(".", "/")))]
+    sys.modules["vllm_omni.platforms"].current_omni_platform = None  # type: ignore[attr-defined]
+    import_module(f"{v2}.higgs_audio_v2_tokenizer")._ENCODER_CACHE = tokenizer  # type: ignore[attr-defined]
+    return import_module(f"{v3}.higgs_audio_v3_tokenizer")
+
+
 def package_goldens(tokenizer: Any) -> dict[str, np.ndarray]:
-    """What the omnivoice package makes of a clip, with silence removed and without."""
+    """Return the omnivoice package's codes of each clip, with silence removed and without."""
     arrays: dict[str, np.ndarray] = {}
     for name, (plan, gain) in AS_THE_PACKAGE.items():
         clip = pauses.paused(plan, gain)
@@ -240,7 +274,10 @@ def package_goldens(tokenizer: Any) -> dict[str, np.ndarray]:
 
 
 def as_the_package(clip: torch.Tensor, trimmed: bool, tokenizer: Any) -> torch.Tensor:
-    """[8, T]. The clip is prepared in float32 in any case: removing silence rounds to 16 bits anyway."""
+    """Return the codes: [8, T].
+
+    Clips are prepared in float32, because removing silence rounds to 16 bits anyway.
+    """
     encoder = SimpleNamespace(
         device="cpu",
         dtype=tokenizer.dtype,
@@ -255,7 +292,7 @@ def as_the_package(clip: torch.Tensor, trimmed: bool, tokenizer: Any) -> torch.T
 
 
 def silence_goldens() -> dict[str, np.ndarray]:
-    """What pydub leaves of a clip: how many samples, and the sha256 of them."""
+    """Return the number of samples that pydub keeps of each clip, and their sha256."""
     arrays: dict[str, np.ndarray] = {}
     for plan in pauses.PLANS:
         left = remove_silence(pauses.paused(plan)[None], 24_000, mid_sil=200, lead_sil=100, trail_sil=200)[0]

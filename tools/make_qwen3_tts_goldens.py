@@ -1,10 +1,10 @@
-"""Makes tests/data/qwen3_tts_tiny: a tiny checkpoint in Qwen3-TTS' published layout, and what it must yield.
+"""Makes tests/data/qwen3_tts_tiny: a tiny checkpoint in Qwen3-TTS' published layout, and its goldens.
 
-What the codec yields in bfloat16 is made by tools/make_qwen3_tts_server_goldens.py, to be run afterwards.
+tools/make_qwen3_tts_server_goldens.py, which is run afterwards, makes the codes in bfloat16.
 
-Nothing here is ours but the clips: weights are laid out, and goldens computed, by the classes of the qwen-tts
-package, and resampling goldens by torchaudio. qwen-tts does not import beside transformers 5, so it needs an
-environment of its own; torchaudio's compiled parts need CUDA, and the rest of it is plain Python:
+Only the clips are ours. The weights and goldens are made by the classes of the qwen-tts package, and
+resampling goldens by torchaudio. qwen-tts does not import beside transformers 5, so it needs an environment
+of its own; torchaudio's compiled parts need CUDA, and the rest of it is plain Python:
 
     python3.11 -m venv reference
     reference/bin/pip install torch==2.13.0 transformers==4.57.3 numpy librosa soundfile accelerate einops
@@ -38,17 +38,17 @@ from transformers.models.mimi import modeling_mimi
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 from tests.unit.extractors import signals  # noqa: E402 — a script has no package to be imported from
-from tools.truth import float64, golden, recorded, replaced, some_frames  # noqa: E402
+from tools.goldens import float64, golden, recorded, replaced, some_frames  # noqa: E402
 
 OUT = ROOT / "tests/data/qwen3_tts_tiny"
 SEED = 18
 CLIPS = {"1.0": 1.0, "3.0": 3.0, "7.31": 7.31, "10.0": 10.0}
-"""Name -> seconds at 24 kHz. 7.31 s is no multiple of any hop; 10 s is exactly the transformer's window."""
+"""Maps each clip's name to its seconds at 24 kHz. 7.31 s is no multiple of a hop, 10 s is the window."""
 LONG = {"12.4": 12.4}
 RESAMPLED = {"16000": 16_000, "44100": 44_100}
-"""Source rates for the way from another rate to codes, 3.01 s each."""
+"""Maps the names of clips that are resampled first, 3.01 s each, to their sample rates."""
 BOOKS = 16
-"""Of the 32 that qwen-tts computes: the others are cut off."""
+"""The number of codebooks that are kept of the 32 that qwen-tts computes."""
 RATE_PAIRS = (
     (16_000, 24_000),
     (22_050, 24_000),
@@ -220,7 +220,10 @@ def write_codec() -> None:
 
 @torch.no_grad()
 def make_transformer_matter(encoder: Qwen3TTSTokenizerV2Encoder) -> None:
-    """As initialised it adds next to nothing and attends to all places alike: its window would not show."""
+    """Scale the transformer up.
+
+    At first it adds almost nothing and attends evenly, so no window would show.
+    """
     for layer in encoder.encoder_transformer.layers:
         layer.self_attn_layer_scale.scale.fill_(0.5)
         layer.mlp_layer_scale.scale.fill_(0.5)
@@ -231,7 +234,7 @@ def make_transformer_matter(encoder: Qwen3TTSTokenizerV2Encoder) -> None:
 
 @torch.no_grad()
 def calibrate(encoder: Qwen3TTSTokenizerV2Encoder, clip: np.ndarray) -> None:
-    """Spread each codebook over the residual it will see: of plain random codes, one wins everywhere."""
+    """Spread each codebook over its residual. Of plain random codes, one would win everywhere."""
     hidden = encoder.encoder(torch.from_numpy(clip)[None, None])  # [1, D, 25 Hz]
     hidden = encoder.encoder_transformer(hidden.transpose(1, 2))[0].transpose(1, 2)
     latents = encoder.downsample(hidden)  # [1, D, 12.5 Hz]
@@ -255,7 +258,7 @@ def write_json(name: str, content: object) -> None:
 
 
 def clip_goldens() -> dict[str, np.ndarray]:
-    """Mel, embedding and codes of every clip; a sample of the mel frames, or the file would be mostly mel."""
+    """Return embedding, codes and some mel frames of every clip. All mel frames would fill the file."""
     arrays: dict[str, np.ndarray] = {}
     for name, seconds in {**CLIPS, **LONG}.items():
         clip = torch.from_numpy(signals.speechlike(seconds, 24_000))
@@ -271,7 +274,7 @@ def clip_goldens() -> dict[str, np.ndarray]:
 
 
 def resampled_goldens() -> dict[str, np.ndarray]:
-    """From another rate through torchaudio's kernel to embedding and codes."""
+    """Return embedding and codes of clips that torchaudio resamples from another rate."""
     arrays: dict[str, np.ndarray] = {}
     for name, rate in RESAMPLED.items():
         source = torch.from_numpy(signals.speechlike(3.01, rate))
@@ -290,7 +293,7 @@ def resampler_goldens() -> dict[str, np.ndarray]:
 
 
 def resampled(clip: torch.Tensor, source: int, target: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """By torchaudio, in float32 and in float64."""
+    """Return clips that torchaudio has resampled, in float32 and in float64."""
     kernel = torchaudio.transforms.Resample
     return kernel(source, target)(clip), kernel(source, target, dtype=torch.float64)(clip.double())
 
@@ -305,20 +308,20 @@ def artifact(name: str, clip: torch.Tensor, exact_clip: torch.Tensor) -> dict[st
 
 
 def exactly(compute: Callable[[torch.Tensor], torch.Tensor], clip: torch.Tensor) -> torch.Tensor:
-    """In float64, from the weights to the result."""
+    """Compute a result in float64, including the weights."""
     with float64():
         return compute(clip.double())
 
 
 def mel(clip: torch.Tensor) -> torch.Tensor:
-    """[T, 128], with the arguments qwen-tts' `extract_speaker_embedding` uses."""
+    """Return the spectrogram [T, 128], with the arguments of qwen-tts' `extract_speaker_embedding`."""
     settings = {"n_fft": 1024, "num_mels": 128, "sampling_rate": 24_000, "hop_size": 256, "win_size": 1024}
     return mel_spectrogram(clip[None], **settings, fmin=0, fmax=12_000)[0].T
 
 
 @torch.inference_mode()
 def embedding(clip: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """[D], in `dtype`, else the clip's; the mel always in the clip's."""
+    """Return the embedding [D] in `dtype`, by default the clip's. The spectrogram is in the clip's dtype."""
     dtype = dtype or clip.dtype
     prefix = "speaker_encoder."
     published = load_file(OUT / "model.safetensors")
@@ -329,7 +332,7 @@ def embedding(clip: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Ten
 
 
 def codes(name: str, clip: torch.Tensor, exact_clip: torch.Tensor) -> dict[str, np.ndarray]:
-    """uint8 [T, 16], and how many of each frame are certain."""
+    """Return the codes, uint8 [T, 16], and the number of certain codes of each frame."""
     book = modeling_mimi.MimiEuclideanCodebook
     with recorded(book, "quantize", distances) as computed:
         found = encoded(clip)
@@ -349,11 +352,11 @@ def distances(book: Any, hidden_states: torch.Tensor) -> list[torch.Tensor]:
 
 @contextmanager
 def window_applied() -> Iterator[None]:
-    """qwen-tts with the sliding window its codec's configuration asks for.
+    """Run qwen-tts with the sliding window that the codec's configuration asks for.
 
-    transformers 4.57.3 ignores the window, later ones apply it. Here it is applied by a mask written out by
-    hand, so that the check does not rest on the mask code of the transformers we run: position i sees j where
-    i - window < j <= i.
+    transformers 4.57.3 ignores the window, and later releases apply it. Here a mask written by hand applies
+    it, so that the check does not depend on the mask code of transformers: position i sees j where i - window
+    < j <= i.
     """
 
     def band(*, config: Any, input_embeds: torch.Tensor, **_: Any) -> torch.Tensor:

@@ -38,9 +38,9 @@ from tests.unit.extractors.parity import assert_same_codes  # noqa: E402
 OUT = ROOT / "tests/data/qwen3_tts_tiny"
 CODEC = "vllm_omni.model_executor.models.qwen3_tts.tokenizer_12hz"
 CLIPS = {"1.0": 1.0, "3.0": 3.0, "7.31": 7.31, "10.0": 10.0, "12.4": 12.4}
-"""Name -> seconds at 24 kHz."""
+"""Maps each clip's name to its seconds at 24 kHz."""
 RESAMPLED = {"16000": 16_000, "44100": 44_100}
-"""Source rates for the way from another rate to codes, 3.01 s each."""
+"""Maps the names of clips that are resampled first, 3.01 s each, to their sample rates."""
 
 
 def main() -> None:
@@ -72,7 +72,7 @@ def made_with() -> dict[str, Any]:
 
 
 def clips() -> dict[str, torch.Tensor]:
-    """float32 [N] at 24 kHz each."""
+    """Return each clip as float32 [N] at 24 kHz."""
     found = {name: torch.from_numpy(signals.speechlike(seconds, 24_000)) for name, seconds in CLIPS.items()}
     for name, rate in RESAMPLED.items():
         source = torch.from_numpy(signals.speechlike(3.01, rate))
@@ -81,7 +81,7 @@ def clips() -> dict[str, torch.Tensor]:
 
 
 def server_library() -> Any:
-    """The module of vLLM-Omni's that has the codec, without the server around it."""
+    """Return vLLM-Omni's module of the codec, without the server around it."""
     for name in ("vllm_omni", "vllm_omni.model_executor", "vllm_omni.model_executor.models"):
         package(name)
     for name in ("common", "qwen3_tts", "qwen3_tts.tokenizer_12hz"):
@@ -105,7 +105,7 @@ def server_codec(library: Any, dtype: torch.dtype) -> Any:
 
 
 def package(name: str) -> None:
-    """Makes sub-modules importable without running the package's `__init__`, which would import vLLM."""
+    """Make sub-modules importable without running the package's `__init__`, which would import vLLM."""
     spec = importlib.util.find_spec(name)
     assert spec is not None
     sys.modules[name] = ModuleType(name)
@@ -113,7 +113,7 @@ def package(name: str) -> None:
 
 
 def compare(codec: Any) -> None:
-    """In float32 it must agree with qwen-tts, and over 10 s with its window written out by hand."""
+    """Check that the codec agrees with qwen-tts in float32, and over 10 s with its window written by hand."""
     goldens = dict(np.load(OUT / "goldens.npz"))
     for name, clip in clips().items():
         assert_same_codes(
@@ -123,7 +123,7 @@ def compare(codec: Any) -> None:
 
 @torch.inference_mode()
 def codes(codec: Any, clip: torch.Tensor) -> np.ndarray:
-    """uint8 [T, 16]."""
+    """Return the codes: uint8 [T, 16]."""
     encoded = codec.encode(clip[None, None].to(codec.dtype), return_dict=True)
     return encoded.audio_codes[0, :16].T.numpy().astype(np.uint8)
 

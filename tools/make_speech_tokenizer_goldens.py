@@ -1,9 +1,8 @@
-"""Makes tests/data/speech_tokenizer_tiny: a tiny checkpoint as SpeechTokenizer's is laid out, and its codes.
+"""Makes tests/data/speech_tokenizer_tiny: a tiny checkpoint in SpeechTokenizer's layout, and its goldens.
 
-Nothing here is ours but the clips: weights are laid out, and goldens computed, by the classes of the
-speechtokenizer package, and another rate is resampled by torchaudio, as the package's README does. The
-package requires torchaudio, whose compiled parts need CUDA (the rest of it is plain Python), and imports its
-trainer, which is kept out:
+Only the clips are ours. The weights and goldens are made by the classes of the speechtokenizer package, and
+another rate is resampled by torchaudio, as the package's README does. The package requires torchaudio, whose
+compiled parts need CUDA (the rest of it is plain Python), and imports its trainer, which is kept out:
 
     python3.11 -m venv reference
     reference/bin/pip install torch==2.13.0 numpy einops
@@ -31,16 +30,19 @@ import torchaudio
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 from tests.unit.extractors import signals  # noqa: E402 — a script has no package to be imported from
-from tools.truth import float64, recorded  # noqa: E402
+from tools.goldens import float64, recorded  # noqa: E402
 
 OUT = ROOT / "tests/data/speech_tokenizer_tiny"
 FOLDER = "speechtokenizer_hubert_avg"
 SEED = 5
 SAMPLE_RATE = 16_000
 CLIPS = {"0.0600625": 0.060_062_5, "1.003": 1.003, "3.0": 3.0, "7.313": 7.313, "12.413": 12.413}
-"""Name -> seconds. The first is the shortest that can be reflected; only 3 s is a multiple of the hop."""
+"""Maps each clip's name to its seconds.
+
+The first is the shortest possible; only 3 s is a multiple of the hop.
+"""
 RESAMPLED = {"24000": 24_000, "44100": 44_100}
-"""Source rates for the way from another rate, 3.01 s each."""
+"""Maps the names of clips that are resampled first, 3.01 s each, to their sample rates."""
 
 PUBLISHED = {
     "activation": "ELU",
@@ -59,7 +61,7 @@ PUBLISHED = {
 }
 TINY = PUBLISHED | {"codebook_size": 64, "dimension": 16, "n_filters": 2, "semantic_dimension": 12}
 TRAINING = {"batch_size": 6, "learning_rate": 1e-4, "segment_size": 48_000}
-"""Published configurations carry how they were trained."""
+"""Settings of the training, which published configurations contain, too."""
 
 
 def main() -> None:
@@ -89,7 +91,7 @@ def main() -> None:
 
 
 def package() -> ModuleType:
-    """speechtokenizer without what it imports at once: its trainer, and half of what that needs."""
+    """Import speechtokenizer without its trainer and the packages that only the trainer needs."""
     if "speechtokenizer" not in sys.modules:
         spec = importlib.util.find_spec("speechtokenizer")
         sys.modules["speechtokenizer"] = importlib.util.module_from_spec(spec)  # its __init__ does not run
@@ -98,10 +100,10 @@ def package() -> ModuleType:
 
 
 def made_with() -> dict[str, Any]:
-    facts = {
+    versions = {
         name: version(name).split("+")[0] for name in ("speechtokenizer", "torch", "torchaudio", "numpy")
     }
-    return {**facts, "seed": SEED}
+    return {**versions, "seed": SEED}
 
 
 # --- the checkpoint
@@ -118,7 +120,10 @@ def write_checkpoint(folder: Path, config: dict[str, Any]) -> None:
 
 @torch.no_grad()
 def make_all_of_it_matter(model: torch.nn.Module) -> None:
-    """As initialised, biases drown the clip, the LSTM hardly remembers, and weight norm changes nothing."""
+    """Rescale weights.
+
+    At first biases drown the clip, the LSTM hardly remembers, and weight norm does nothing.
+    """
     for name, parameter in model.encoder.named_parameters():
         if name.endswith("weight_g"):
             parameter.uniform_(1.0, 2.0)
@@ -130,7 +135,7 @@ def make_all_of_it_matter(model: torch.nn.Module) -> None:
 
 @torch.no_grad()
 def calibrate(model: torch.nn.Module, clip: np.ndarray) -> None:
-    """Spread each codebook over the residual it will see: of plain random codes, one wins everywhere."""
+    """Spread each codebook over its residual. Of plain random codes, one would win everywhere."""
     residual = model.encoder(torch.from_numpy(clip)[None, None])  # [1, D, T]
     for layer in model.quantizer.vq.layers:
         book, rows = layer._codebook, residual[0].T  # [T, D]
@@ -154,7 +159,7 @@ def clip_goldens(model: torch.nn.Module) -> dict[str, np.ndarray]:
 
 
 def resampled_goldens(model: torch.nn.Module) -> dict[str, np.ndarray]:
-    """From another rate through torchaudio's kernel to codes."""
+    """Return the codes of clips that torchaudio resamples from another rate."""
     arrays: dict[str, np.ndarray] = {}
     for name, rate in RESAMPLED.items():
         source = torch.from_numpy(signals.speechlike(3.01, rate))
@@ -168,7 +173,7 @@ def resampled_goldens(model: torch.nn.Module) -> dict[str, np.ndarray]:
 def golden_codes(
     model: torch.nn.Module, name: str, clip: torch.Tensor, exact_clip: torch.Tensor
 ) -> dict[str, np.ndarray]:
-    """uint16 [8, T], and how many of each frame are certain."""
+    """Return the codes, uint16 [8, T], and the number of certain codes of each frame."""
     codebook = package().quantization.core_vq.EuclideanCodebook
     with recorded(codebook, "quantize", distances) as computed:
         found = codes(model, clip)
@@ -179,14 +184,14 @@ def golden_codes(
 
 
 def distances(book: Any, latents: torch.Tensor) -> list[torch.Tensor]:
-    """Squared, by the package's own formula."""
+    """Return squared distances by the package's own formula."""
     squares = latents.pow(2).sum(1, keepdim=True) + book.embed.pow(2).sum(1)
     return [squares - 2 * latents @ book.embed.t()]
 
 
 @torch.inference_mode()
 def codes(model: torch.nn.Module, samples: torch.Tensor) -> np.ndarray:
-    """uint16 [8, T]."""
+    """Return the codes: uint16 [8, T]."""
     return model.encode(samples[None, None])[:, 0].numpy().astype(np.uint16)
 
 

@@ -1,9 +1,9 @@
-"""Makes tests/data/voxcpm2_tiny: a tiny audio VAE in VoxCPM2's published layout, and what it must yield.
+"""Makes tests/data/voxcpm2_tiny: a tiny audio VAE in VoxCPM2's published layout, and its goldens.
 
-Weights are laid out, and goldens computed, by the classes of the voxcpm package: a clip goes as a WAV file
-through the method that encodes references there. The package imports a web server and a training stack, so
-only the modules needed are imported; other rates go through torchaudio's resampler, of which the compiled
-parts need CUDA, and the rest is plain Python:
+The weights and goldens are made by the classes of the voxcpm package: a clip goes as a WAV file through the
+method that encodes references there. The package imports a web server and a training stack, so only the
+modules needed are imported; other rates go through torchaudio's resampler, whose compiled parts need CUDA
+(the rest is plain Python):
 
     python3.11 -m venv reference
     reference/bin/pip install torch==2.13.0 transformers==5.14.1 numpy librosa soundfile einops pydantic tqdm
@@ -31,16 +31,16 @@ import torchaudio
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 from tests.unit.extractors import signals  # noqa: E402 — a script has no package to be imported from
-from tools.truth import float64, golden, replaced, some_frames  # noqa: E402
+from tools.goldens import float64, golden, replaced, some_frames  # noqa: E402
 
 OUT = ROOT / "tests/data/voxcpm2_tiny"
 SEED = 4
 RATE = 16_000
 PATCH_FRAMES = 4
 CLIPS = {"0.16": 0.16, "1.0": 1.0, "7.31": 7.31, "10.4": 10.4}
-"""Name -> seconds at 16 kHz. The first and the last are whole patches, 7.31 s is no multiple of anything."""
+"""Maps each clip's name to its seconds at 16 kHz. The first and last are whole patches, 7.31 s is not."""
 RESAMPLED = {"24000": 24_000, "44100": 44_100}
-"""Source rates for the way from another rate to latents, 1.01 s each."""
+"""Maps the names of clips that are resampled first, 1.01 s each, to their sample rates."""
 
 CONFIG = {
     "architecture": "voxcpm2",
@@ -92,7 +92,7 @@ def made_with() -> dict[str, Any]:
 
 
 def only_the_model() -> ModuleType:
-    """`voxcpm.model.voxcpm2`, without what `voxcpm/__init__.py` imports."""
+    """Return `voxcpm.model.voxcpm2` without the imports of `voxcpm/__init__.py`."""
     spec = find_spec("voxcpm")
     package = ModuleType("voxcpm")
     package.__path__ = list(spec.submodule_search_locations)
@@ -129,7 +129,7 @@ def load_checkpoint(engine: ModuleType) -> Any:
 def goldens(
     engine: ModuleType, vae: Any, name: str, clip: np.ndarray, exact_clip: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """Both tensors of a clip at 16 kHz: some patches of [P, 4, 64]."""
+    """Return some patches of both tensors, [P, 4, 64], of a clip at 16 kHz."""
     computed = latents(engine, vae, clip)
     with float64():
         exact = latents(engine, vae.double(), exact_clip.astype(np.float64))
@@ -141,7 +141,7 @@ def goldens(
 
 
 def latents(engine: ModuleType, vae: Any, clip: np.ndarray) -> dict[str, np.ndarray]:
-    """What the engine makes of a clip at 16 kHz, [P, 4, 64] each, in the clip's dtype."""
+    """Return both tensors of the engine for a clip at 16 kHz, [P, 4, 64] each, in the clip's dtype."""
     model = SimpleNamespace(
         audio_vae=vae,
         patch_size=PATCH_FRAMES,
@@ -151,7 +151,7 @@ def latents(engine: ModuleType, vae: Any, clip: np.ndarray) -> dict[str, np.ndar
     )
 
     def load(path: str, *, sr: int, **_: Any) -> tuple[np.ndarray, int]:
-        """As librosa does at its own rate, but also in float64."""
+        """Read a file like librosa at the file's own rate, but in float64, too."""
         return soundfile.read(path, dtype=clip.dtype.name)[0], sr
 
     with tempfile.TemporaryDirectory() as folder, torch.inference_mode():

@@ -8,7 +8,7 @@ from torch import Tensor
 from speaker_registry.engine import Engine, Loading, ReferenceAudio
 
 FLOOR = 1e-5
-"""Silence, at -100 dB."""
+"""The root mean square of the quietest level, -100 dB."""
 
 
 class LoudnessEngine(Engine[Tensor, Tensor]):

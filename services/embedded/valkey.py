@@ -192,11 +192,6 @@ class ValkeyServer:
             self._process.kill()
             self._process.wait()
 
-    def restart(self) -> None:
-        """Stop the server if it is running, and start it on the same address and data."""
-        self.stop()
-        self.start()
-
     def _start_discarding_broken_log(self) -> None:
         try:
             self._start_once()

@@ -1,7 +1,7 @@
-"""One worker process, whatever its extractors are: loads and warms them, says so, takes jobs, leaves in good
-order. Knows no encoder and imports no torch: `__main__` brings both.
+"""The life of a worker process: it loads and warms its extractors, announces them, runs jobs, and leaves in
+good order. This module knows no encoder and imports no torch; `__main__` passes both in.
 
-A profile that cannot be served, or not any more, takes no other with it: the process ends when none is left.
+A profile that cannot be served, or no longer, affects no other profile. The process ends when none is left.
 """
 
 import os
@@ -39,7 +39,6 @@ from services.shared.queue.dispatch import EXTRACT
 from services.shared.queue.rq_jobs import queue_name
 from services.shared.registry.opening import open_parts, open_queue_connection
 from services.shared.registry.publication import Provenance, Publisher
-from services.shared.registry.registrar import Registrar
 from services.shared.telemetry import trace_export
 from services.shared.telemetry.metrics import WORKER_BEAT, listen
 from speaker_registry.engine import Profile
@@ -58,20 +57,24 @@ EXIT_NOTHING_TO_SERVE = 1
 """No profile could be loaded, or none may be announced."""
 
 EXIT_OUTDATED = 3
-"""Of every profile another worker announced a newer fingerprint: what we make would not be served."""
+"""Other workers announced newer fingerprints for all profiles, so this worker's artifacts would not be
+served.
+"""
 
 _PAUSE_SECONDS = 1.0
 
 
 class WorkerProcess:
-    """Reads the settings of the environment at once; `run` does the rest.
+    """A worker process with the settings of its environment. `run` does its work.
 
     Args:
-        load: what gives a profile's extractor.
-        prove: checks that an extractor computes the right thing on its device. Raises EncoderUnproven.
+        load: returns the extractor of a profile.
+        prove: checks that an extractor computes correctly on its device. Raises EncoderUnproven.
 
     Raises:
-        ValidationError: of the settings. ProfileUnknown, StoreUnfit, Unavailable: of profiles and bucket.
+        ValidationError: a setting is invalid.
+        ProfileUnknown: a setting names an unknown profile.
+        StoreUnfit, Unavailable: the bucket cannot be used.
     """
 
     def __init__(
@@ -87,14 +90,14 @@ class WorkerProcess:
         self._parts = open_parts(StoreSettings(), self._registry)
         self._name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
         self._not_served: dict[str, str] = {}
-        """Profile name -> why not, from the start."""
+        """For each profile that was not served from the start, the reason."""
         self._failed_proofs: dict[str, FailedProof] = {}
-        """By profile name."""
+        """The failed proofs by profile name."""
 
     def run(self) -> int:
         """Work until told to stop. Returns the exit status.
 
-        A signal that comes before the first job can be taken ends the process as it is: there is nothing to
+        A signal that comes before the worker can take jobs ends the process at once: there is nothing to
         finish, and loading may take minutes.
         """
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -116,8 +119,8 @@ class WorkerProcess:
 
     def _serve(self, loaded_profiles: Mapping[str, LoadedProfile]) -> int:
         serving = {name: loaded.provenance.fingerprint for name, loaded in loaded_profiles.items()}
-        decoder = AudioDecoder(_limits_of_accepted_clips())
-        publisher = Publisher(self._parts, Registrar(self._parts), decoder.decode)
+        decoder = AudioDecoder(_limits_of_accepted_clips(), spare_processes=0)
+        publisher = Publisher.over(self._parts, decoder.decode)
         extraction = Extraction(publisher, loaded_profiles, threads=self._settings.threads)
         worker = self._worker(extraction, serving)
         extraction.on_progress, extraction.stopping = worker.progress, lambda: worker.stopping
@@ -130,7 +133,7 @@ class WorkerProcess:
         try:
             worker.work()
         finally:
-            extraction.stopping = lambda: True  # also when it ends without having been told to
+            extraction.stopping = lambda: True  # also if it ends without having been told to
             extraction.close()
             decoder.close()
             self._leave(serving)
@@ -139,7 +142,7 @@ class WorkerProcess:
         return 0 if serving else EXIT_OUTDATED
 
     def _loaded(self, profiles: Sequence[Profile]) -> dict[str, LoadedProfile]:
-        """Those that can be."""
+        """Load the profiles that can be loaded."""
         loaded_profiles = {}
         for profile in profiles:
             with self._without_if_it_fails(profile):
@@ -147,7 +150,7 @@ class WorkerProcess:
         return loaded_profiles
 
     def _announced(self, loaded_profiles: Mapping[str, LoadedProfile]) -> dict[str, LoadedProfile]:
-        """Those that may be. All are loaded by then: what is announced is asked for."""
+        """Announce the profiles that may be announced. All are loaded before, because jobs follow at once."""
         announced = {}
         for name, loaded in loaded_profiles.items():
             with self._without_if_it_fails(loaded.provenance.profile):
@@ -156,7 +159,7 @@ class WorkerProcess:
         return announced
 
     def _load(self, profile: Profile) -> LoadedProfile:
-        """Load a profile's encoders and run them once: the first real clip is to be as fast as the tenth."""
+        """Load a profile's encoders and run them once, so that the first real clip is not slower."""
         started = time.monotonic()
         log.info("worker.loads", profile=profile.name)
         extractor = self._load_extractor(profile, self._settings)
@@ -175,7 +178,7 @@ class WorkerProcess:
         provenance = Provenance(
             profile=profile,
             fingerprint=fingerprint.digest,
-            extractor=fingerprint.facts,
+            extractor=fingerprint.inputs,
             untrained=fingerprint.untrained,
             worker=self._name,
             computed_on=extractor.computed_on,
@@ -184,7 +187,7 @@ class WorkerProcess:
 
     @contextmanager
     def _without_if_it_fails(self, profile: Profile) -> Iterator[None]:
-        """What is wrong with one profile stops no other. A lost device is all profiles' end."""
+        """Log an error of one profile and go on without that profile. A lost device ends all profiles."""
         try:
             yield
         except DeviceLost:
@@ -194,7 +197,7 @@ class WorkerProcess:
             self._not_served[profile.name] = reason
             if isinstance(error, EncoderUnproven):
                 self._tell_failed_proof(profile.name, reason)
-            # A profile that has no encoder says so itself: all is well.
+            # A profile without an encoder is no fault.
             say = log.info if isinstance(error, CacheUnsupported) else log.error
             say("profile.not_served", profile=profile.name, reason=reason)
         except Exception as error:
@@ -202,7 +205,7 @@ class WorkerProcess:
             log.exception("profile.not_served", profile=profile.name, reason=str(error))
 
     def _tell_failed_proof(self, profile: str, reason: str) -> None:
-        """Told at once, because a worker without any profile ends before its first beat."""
+        """Report a failed proof now, because a worker without profiles ends before its first heartbeat."""
         self._failed_proofs[profile] = FailedProof(
             worker=self._name, device=self._settings.device, reason=reason
         )
@@ -212,7 +215,9 @@ class WorkerProcess:
             log.warning("proof.not_told", profile=profile, reason=error.message)
 
     def _announce(self, name: str, provenance: Provenance) -> None:
-        """Make what we make current. While Redis is away: wait, for loading again would take longer."""
+        """Announce this worker's fingerprint as the current one. While Redis is away, wait: a restart would
+        take longer.
+        """
         while True:
             try:
                 changed = self._parts.announcements.announce(
@@ -249,7 +254,9 @@ class WorkerProcess:
         return worker
 
     def _leave_what_is_outdated(self, worker: BatchWorker, serving: dict[str, str]) -> None:
-        """On the heartbeat's thread, which alone changes `serving` (name -> fingerprint)."""
+        """Stop serving profiles that have a newer fingerprint. Runs in the heartbeat's thread, which alone
+        changes `serving`, the fingerprints by profile name.
+        """
         for name, fingerprint in list(serving.items()):
             current = self._parts.announcements.current(name)
             if current is not None and current.fingerprint != fingerprint:
@@ -267,28 +274,28 @@ class WorkerProcess:
             log.warning("worker.left_silently", reason=error.message)  # it is forgotten within seconds
 
     def _withdraw_failed_proofs(self) -> None:
-        """A worker that was told to stop says no more about its device."""
+        """Withdraw failed proofs, because a stopped worker says nothing about its device."""
         with suppress(Unavailable):  # they are forgotten within minutes
             self._parts.announcements.withdraw_failed_proofs(self._failed_proofs)
 
 
 def _limits_of_accepted_clips() -> UploadLimits:
-    """The API has accepted these clips already, by limits that a worker does not know."""
-    return UploadLimits(
-        max_bytes=2**28, held_bytes=2**29, min_seconds=1e-6, max_seconds=3600, spare_decoders=0
-    )
+    """Return limits that accept every clip that the API accepted, whose own limits a worker does not know."""
+    return UploadLimits(max_bytes=2**28, held_bytes=2**29, min_seconds=1e-6, max_seconds=3600)
 
 
 def warm_up(extractor: Extractor) -> None:
-    """All three steps, with what makes a first time slow: kernels, other ones where clips are encoded
-    together on a GPU; and memory, which is fetched anew for every clip longer than all before.
+    """Run all three steps of an extractor once for everything that is slow the first time.
+
+    That is the loading of kernels, of which a GPU uses different ones for several clips at once, and the
+    allocation of memory, which is repeated for each clip longer than all before.
     """
     clip = extractor.example()
     prepared = [extractor.prepare(clip), extractor.prepare(clip)]
     together = prepared if 2 * clip.seconds <= extractor.batch_seconds else []
     for clips in filter(None, (prepared[:1], together)):
         _encode(extractor, clips)
-    with suppress(InvalidAudio, ExtractorOutOfMemory):  # so would such a clip be; others need not
+    with suppress(InvalidAudio, ExtractorOutOfMemory):  # shorter clips are served nevertheless
         _encode(extractor, [extractor.prepare(_lengthened(clip, LONGEST_CLIP_SECONDS))])
 
 
@@ -298,6 +305,6 @@ def _encode(extractor: Extractor, clips: Sequence[Any]) -> None:
 
 
 def _lengthened(clip: ReferenceAudio, seconds: float) -> ReferenceAudio:
-    """By saying the same again."""
+    """Return the clip repeated until it lasts that long."""
     length = round(seconds * clip.sample_rate)
     return ReferenceAudio(np.resize(clip.samples, length), clip.sample_rate)

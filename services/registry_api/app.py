@@ -12,21 +12,38 @@ from fastapi.routing import APIRoute
 from fastapi_offline import FastAPIOffline
 from starlette.middleware.cors import CORSMiddleware
 
+from services.registry_api.access.key_first import KeyFirst
 from services.registry_api.access.local import LocalOnly
 from services.registry_api.access.rules import check_rules, tenant_of, without_security
 from services.registry_api.dependencies import Services
-from services.registry_api.protocol import problems
+from services.registry_api.express.lane import ExpressLane
+from services.registry_api.express.prepared import PreparedAnswers
+from services.registry_api.protocol import error_answers
 from services.registry_api.protocol.headers import AnswerHeaders
 from services.registry_api.protocol.routing import TrailingSlashes
 from services.registry_api.protocol.signals import RequestSignals
-from services.registry_api.routes import artifacts, audio_voices, clips, health, jobs, keys, voices
+from services.registry_api.routes import (
+    artifacts,
+    audio_voices,
+    blobs,
+    clips,
+    events,
+    health,
+    jobs,
+    keys,
+    resolve,
+    voices,
+)
 from services.registry_api.serving.admission import LoadShedding
 from services.registry_api.serving.compression import JsonCompression
+from services.registry_api.serving.event_feed import EventFeed
 from services.registry_api.serving.fair_queue import FairQueue
 from services.registry_api.serving.limits import BodyTimeouts, RequestIds, RequestLimits
+from services.registry_api.serving.shared_reads import SharedReads
 from services.registry_api.serving.slots import Slots
 from services.registry_api.wire.examples import responses as examples
 from services.registry_api.wire.forms import FORM_BYTES
+from services.shared.audio import decoder
 from services.shared.configuration.settings import UploadLimits
 from speaker_registry import __version__
 
@@ -34,6 +51,8 @@ _BODY_TIMEOUTS = BodyTimeouts()
 _STORE_WAIT_SECONDS = 5
 _SEARCH_WAIT_SECONDS = 5
 _TOO_MANY_SEARCHES = "Too many searches at once on this server. Search again in a moment."
+_HEARTBEAT_SECONDS = 15.0
+_LOOK_FOR_END_SECONDS = 0.5
 _OTHER_THREADS = 16
 """Threads for reading keys, health checks and metrics."""
 
@@ -43,6 +62,10 @@ def create_app(
     *,
     max_active: int,
     max_at_store: int,
+    kept_bytes: int,
+    kept_answers: int,
+    redirect_seconds: int = 0,
+    heartbeat_seconds: float = _HEARTBEAT_SECONDS,
     body_timeouts: BodyTimeouts = _BODY_TIMEOUTS,
     cors_origins: Sequence[str] = (),
 ) -> FastAPI:
@@ -52,6 +75,11 @@ def create_app(
         services: what the routes need.
         max_active: how many requests may be active at once.
         max_at_store: how many requests may use the bucket at once.
+        kept_bytes: how many bytes the answers may take that are kept in memory.
+        kept_answers: how many answers may be kept in memory.
+        redirect_seconds: for how long the bucket's addresses are valid to which clients are redirected that
+            want it. 0 redirects nobody.
+        heartbeat_seconds: after this time without an event a listener is sent a comment.
         body_timeouts: how slowly the body of a request may arrive.
         cors_origins: origins of the web pages that may call the API from a browser.
     """
@@ -59,12 +87,17 @@ def create_app(
     app = _bare_app(services, threads=max_active + uploads.count + store.count + _OTHER_THREADS)
     app.state.services = services
     app.state.access = services.access
+    app.state.lane = _express_lane(services, PreparedAnswers(kept_bytes, kept_answers))
+    app.state.event_feed = EventFeed(services.events)
+    app.state.heartbeat_seconds = heartbeat_seconds
+    app.state.shared_reads = SharedReads()
+    app.state.redirect_seconds = redirect_seconds
     app.state.readiness = health.Readiness(services)
     app.state.upload_slots, app.state.store_slots = uploads, store
     app.state.whole_lists = FairQueue(1)
     app.state.search_slots = Slots(1, wait_seconds=_SEARCH_WAIT_SECONDS, refusal=_TOO_MANY_SEARCHES)
-    services.registrar.reading_facts = store.hold_in_thread
-    problems.add_handlers(app)
+    services.operations.speakers.reading_facts = store.hold_in_thread
+    error_answers.add_handlers(app)
     _add_routes(app, services)
     _add_middleware(app, services, max_active, body_timeouts, cors_origins)
     return app
@@ -76,7 +109,7 @@ def _bare_app(services: Services, *, threads: int) -> FastAPI:
         title="Speaker registry",
         version=__version__,
         description="Register a voice once; fetch its artifact for every TTS engine.",
-        lifespan=lambda _: _lifespan(services, threads),
+        lifespan=lambda app: _lifespan(app, services, threads),
         redoc_url=None,
         redirect_slashes=False,  # FastAPI would redirect to the Host header: see `TrailingSlashes`
         generate_unique_id_function=lambda route: route.name,  # names methods of generated clients
@@ -106,6 +139,7 @@ def _add_middleware(
         arriving=services.access.arriving_uploads,
         shared=services.access.required,
     )
+    app.add_middleware(KeyFirst, access=services.access)
     # Outside the limits, which would refuse an upload to the path with a slash as too large.
     app.add_middleware(TrailingSlashes, routes=lambda: app.routes)
     app.add_middleware(LoadShedding, max_active=max_active, tenant_of=partial(tenant_of, services.access))
@@ -118,24 +152,45 @@ def _add_middleware(
 
 
 @asynccontextmanager
-async def _lifespan(services: Services, threads: int) -> AsyncIterator[None]:
+async def _lifespan(app: FastAPI, services: Services, threads: int) -> AsyncIterator[None]:
     to_thread.current_default_thread_limiter().total_tokens = threads
-    following = asyncio.create_task(services.long_polls.follow())
+    following = asyncio.create_task(services.events.follow())
+    ending = asyncio.create_task(_wake_listeners_at_the_end(app, services))
     stop = threading.Event()
     housekeeping = _start_housekeeping(services, stop)
     yield
     stop.set()
     following.cancel()
-    await asyncio.gather(following, return_exceptions=True)
+    ending.cancel()
+    await asyncio.gather(following, ending, return_exceptions=True)
     if housekeeping is not None:
         await asyncio.to_thread(housekeeping.join, 10)
+
+
+async def _wake_listeners_at_the_end(app: FastAPI, services: Services) -> None:
+    """Have the listeners to events see that the process stops. The server waits for them before it ends."""
+    while not services.long_polls.closing():
+        await asyncio.sleep(_LOOK_FOR_END_SECONDS)
+    app.state.event_feed.wake()
+
+
+def _express_lane(services: Services, answers: PreparedAnswers) -> ExpressLane:
+    """Have everything that keeps something in memory hear of events, and return the lane."""
+    events, keyring, announcements = services.events, services.keyring, services.parts.announcements
+    events.subscribe(services.operations.extractions.seen_jobs.hear)
+    events.subscribe(services.long_polls.hear, services.long_polls.events_missed)
+    events.subscribe(keyring.hear, keyring.events_missed)
+    events.subscribe(announcements.hear, announcements.look_anew)
+    keyring.hears_changes = lambda: events.is_fresh
+    # The lane comes last, so that it keeps nothing that the others have not forgotten yet.
+    return ExpressLane(events, services.access.rate_limits, answers, local=not services.access.required)
 
 
 def _upload_slots(limits: UploadLimits) -> Slots:
     """Return two slots for each decoder, which keep it busy. Waiting uploads hold their clips in memory."""
     return Slots(
         2 * limits.decoders,
-        wait_seconds=limits.decoder_wait_seconds,
+        wait_seconds=decoder.WAIT_SECONDS,
         refusal="Too many uploads at once on this server. Send the upload again in a moment.",
     )
 
@@ -150,7 +205,7 @@ def _store_slots(many: int) -> Slots:
 
 def _add_routes(app: FastAPI, services: Services) -> None:
     app.include_router(audio_voices.router, responses=examples.REFUSED_COMPATIBLE)
-    for module in (voices, clips, artifacts, jobs, keys):
+    for module in (voices, clips, artifacts, blobs, resolve, events, jobs, keys):
         app.include_router(module.router, responses=examples.REFUSED)
     app.include_router(health.router)
     check_rules(app)

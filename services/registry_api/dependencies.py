@@ -9,14 +9,14 @@ from fastapi import Depends, Path, Query, Request
 from services.registry_api.access.authentication import Access
 from services.registry_api.keys.keyring import Keyring
 from services.registry_api.maintenance.housekeeping import Housekeeper
+from services.registry_api.operations import Operations
 from services.registry_api.protocol.callers import Caller
+from services.registry_api.serving.event_stream import EventStream
 from services.registry_api.serving.long_polls import LongPolls
 from services.registry_api.serving.slots import Slots
 from services.shared.audio import AudioDecoder
 from services.shared.configuration.settings import UploadLimits
-from services.shared.index.jobs import Jobs
 from services.shared.registry.parts import RegistryParts
-from services.shared.registry.registrar import Registrar
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,11 +24,11 @@ class Services:
     """Everything long-lived in an API process."""
 
     parts: RegistryParts
-    """For routes that read the bucket, the index or the catalogue directly."""
-    registrar: Registrar
+    """Parts for routes that read the bucket, the index or the catalogue directly."""
+    operations: Operations
     keyring: Keyring
-    jobs: Jobs
     decoder: AudioDecoder
+    events: EventStream
     long_polls: LongPolls
     housekeeper: Housekeeper | None
     """None in tests that do the housekeeping themselves."""

@@ -4,7 +4,7 @@ import argparse
 import contextlib
 import datetime
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, NoReturn
 
 from speaker_registry.errors import (
@@ -17,6 +17,7 @@ from speaker_registry.errors import (
     VoiceDamaged,
 )
 
+PROGRAM = "speaker-registry"
 _LONGEST_SECONDS = 365 * 86_400
 OK, REFUSED, USAGE, UNREACHABLE, DENIED, NOT_FOUND, FAILED, NOT_READY = 0, 1, 2, 3, 4, 5, 6, 8
 INTERRUPTED, PIPE_CLOSED = 130, 141
@@ -47,7 +48,8 @@ HINTS = {
     "fingerprint of a file that has no manifest",
     "invalid_api_key": "set the environment variable SPEAKER_REGISTRY_API_KEY to an API key",
 }
-"""Hints by error code. They name the command that does what the registry's message advises to do by HTTP."""
+"""Hints by error code. They name the command that does what the registry's message advises doing over HTTP.
+"""
 
 
 class CommandError(Exception):
@@ -59,11 +61,23 @@ class CommandError(Exception):
         self.usage = usage
 
 
+class Command(NamedTuple):
+    """A command, the function that runs it, and the function that adds its arguments."""
+
+    name: str
+    run: Callable[..., "Output | None"] | None
+    """Function that is called with a client and the arguments. A group of commands has none."""
+    explanation: str
+    add_arguments: Callable[[argparse.ArgumentParser], None] | None
+
+
 class Output(NamedTuple):
     """The output of a command, as a JSON document for programs and as text for people."""
 
     document: object
     text: str
+    status: int = OK
+    """The exit code. A command for many voices prints what it did and also fails if some were refused."""
 
 
 def status_of(error: Exception) -> int:
@@ -92,7 +106,7 @@ def confirm(command: str, question: str) -> None:
     """Ask for confirmation on the terminal. Raises `CommandError` unless the answer is yes."""
     if not sys.stdin.isatty():
         raise CommandError(
-            f"{command} asks for confirmation, and standard input is no terminal; pass --yes instead"
+            f"{command} asks for confirmation, and standard input is not a terminal; pass --yes instead"
         )
     print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
     if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
@@ -121,9 +135,20 @@ class Parser(argparse.ArgumentParser):
         raise CommandError(message, usage=self.format_usage().strip())
 
 
+def add_commands(parser: argparse.ArgumentParser, commands: Iterable[Command]) -> None:
+    subparsers = parser.add_subparsers(required=True, metavar="COMMAND")
+    for command in commands:
+        added = subparsers.add_parser(command.name, help=command.explanation, description=command.explanation)
+        if command.run:
+            added.set_defaults(command=command.run)
+            add_common(added)
+        if command.add_arguments:
+            command.add_arguments(added)
+
+
 def add_common(target: argparse.ArgumentParser) -> None:
-    """Add the options that are accepted before and after the command. An option that is missing after the
-    command does not reset its value from before the command.
+    """Add the options that are accepted before and after the command. If an option is not repeated
+    after the command, its value from before the command is kept.
     """
     target.add_argument(
         "--json",
@@ -154,3 +179,23 @@ def seconds(text: str) -> float:
         if 0 <= (given := float(text)) <= _LONGEST_SECONDS:  # false for NaN
             return given
     raise argparse.ArgumentTypeError(f"{text[:80]!a}; accepted: seconds from 0 to {_LONGEST_SECONDS}")
+
+
+def add_speaker(command: argparse.ArgumentParser) -> None:
+    command.add_argument("speaker", metavar="NAME[@REF]")
+
+
+def add_output(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "-o", "--output", metavar="FILE", required=True, help="file to write, or - for standard output"
+    )
+
+
+def add_timeout(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--timeout",
+        metavar="SECONDS",
+        type=seconds,
+        default=600.0,
+        help="maximum time to wait (default: 600)",
+    )

@@ -7,8 +7,10 @@ import argparse
 import os
 from typing import Any, cast
 
+from speaker_registry.cli.command import PROGRAM, Command, Output
+
 SHELLS = ("bash", "zsh", "fish")
-_FILES = {"CLIP", "FILE"}
+_FILES = {"CLIP", "DIR", "FILE", "PATH"}
 """Names of arguments in the usage that stand for files."""
 
 
@@ -30,9 +32,16 @@ def complete(parser: argparse.ArgumentParser) -> None:
     argcomplete.autocomplete(parser, default_completer=cast("Any", completer))
 
 
-def script(program: str, shell: str) -> str:
-    """Return the script that a shell must load to complete the lines of this program."""
+def print_script(arguments: argparse.Namespace) -> Output:
     from argcomplete.shell_integration import shellcode  # noqa: PLC0415  only needed to set completion up
 
     # Without defaults, files are completed only for arguments that are files.
-    return str(shellcode([program], use_defaults=False, shell=shell))
+    script = str(shellcode([PROGRAM], use_defaults=False, shell=arguments.shell))
+    return Output({"shell": arguments.shell, "script": script}, script.rstrip("\n"))
+
+
+def _add_shell(command: argparse.ArgumentParser) -> None:
+    command.add_argument("shell", choices=SHELLS)
+
+
+COMMAND = Command("completion", print_script, "Print the completion script for a shell.", _add_shell)

@@ -3,12 +3,11 @@
 import argparse
 import contextlib
 import json
-import os
-import secrets
 import sys
 from pathlib import Path
 from typing import IO, Any
 
+from speaker_registry.atomic_files import write_atomically
 from speaker_registry.cli.command import REFUSED, CommandError
 from speaker_registry.errors import InvalidArtifact
 
@@ -40,7 +39,7 @@ def open_clip(argument: str | None) -> Path | IO[bytes] | None:
 
 
 def read_artifact(argument: str) -> bytes:
-    """Read an artifact. Raises `CommandError` if it is no safetensors file, before anything is sent."""
+    """Read an artifact. Raises `CommandError` if it is not a safetensors file, before anything is sent."""
     from speaker_registry.artifact import read_tensors  # noqa: PLC0415  only this command needs it
     from speaker_registry.session import read_clip  # noqa: PLC0415
 
@@ -49,7 +48,7 @@ def read_artifact(argument: str) -> bytes:
         read_tensors(data)
     except InvalidArtifact as error:
         where = "standard input" if argument == "-" else argument
-        message = f"{where} is no artifact: {error.message}; accepted: a safetensors file"
+        message = f"{where} is not an artifact: {error.message}; accepted: a safetensors file"
         raise CommandError(message, status=REFUSED) from None
     return data
 
@@ -67,7 +66,7 @@ def read_embedding(argument: str | None) -> Any:
     try:
         return json.loads(text)
     except ValueError:
-        raise CommandError(f"{where} is no JSON list of numbers") from None
+        raise CommandError(f"{where} is not a JSON list of numbers") from None
 
 
 def read_ref_text(arguments: argparse.Namespace) -> str | None:
@@ -79,28 +78,3 @@ def read_ref_text(arguments: argparse.Namespace) -> str | None:
         return Path(path).read_text(encoding="utf-8").strip()
     except UnicodeDecodeError:
         raise CommandError(f"{path} is not UTF-8 text") from None
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Write a file so that it is either complete or not there, whatever happens. An OSError names `path`."""
-    try:
-        _write(path, data)
-    except OSError as error:  # the error may be about the temporary file, whose name means nothing to users
-        raise OSError(error.errno, error.strerror, str(path)) from error
-
-
-def _write(path: Path, data: bytes) -> None:
-    if path.exists() and not path.is_file():
-        path.write_bytes(data)  # /dev/null, a pipe: renaming onto it would replace the device
-        return
-    temporary = path.with_name(f".{path.name[:200]}.{secrets.token_hex(4)}.part")
-    try:
-        with temporary.open("xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise

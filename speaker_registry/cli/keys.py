@@ -2,14 +2,13 @@
 
 import argparse
 import time
-from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
 from speaker_registry.cli.command import (
+    Command,
     Output,
-    Parser,
-    add_common,
+    add_commands,
     add_limit,
     confirm,
     count,
@@ -118,36 +117,8 @@ def _rate(rate: "Rate") -> tuple[str, str]:
     return ("-", "-") if rate.limit is None else (str(rate.limit), str(rate.remaining))
 
 
-def add_keys(command: argparse.ArgumentParser) -> None:
-    commands = command.add_subparsers(required=True, metavar="COMMAND", parser_class=Parser)
-
-    def add(
-        name: str, run: Callable[["RegistryClient", argparse.Namespace], Output], explanation: str
-    ) -> argparse.ArgumentParser:
-        one = commands.add_parser(name, help=explanation, description=explanation)
-        one.set_defaults(command=run)
-        add_common(one)
-        return one
-
-    _add_create(add("create", create_key, "Create an API key and print it. It is not shown again."))
-    add_limit(add("list", list_keys, "List the API keys without their secrets."))
-    rotate = add("rotate", rotate_key, "Replace an API key by a new one with the same permissions.")
-    _add_key_id(rotate)
-    rotate.add_argument(
-        "--grace",
-        metavar="SECONDS",
-        type=partial(count, least=0, most=_LONGEST_GRACE_SECONDS),
-        default=DAY_SECONDS,
-        help="how long the old key is still accepted (default: one day)",
-    )
-    revoke = add("revoke", revoke_key, "Revoke an API key.")
-    _add_key_id(revoke)
-    revoke.add_argument(
-        "--children",
-        action="store_true",
-        help="also revoke the keys that were made with it, the keys made with those, and so on",
-    )
-    revoke.add_argument("--yes", action="store_true", help="skip the confirmation")
+def _add_keys(command: argparse.ArgumentParser) -> None:
+    add_commands(command, _KEY_COMMANDS)
 
 
 def _add_create(command: argparse.ArgumentParser) -> None:
@@ -168,7 +139,7 @@ def _add_create(command: argparse.ArgumentParser) -> None:
         "--expires-in-days",
         metavar="DAYS",
         type=partial(count, most=_LONGEST_LIFE_DAYS),
-        help="lifetime of the key (default: that of the key that makes it)",
+        help="lifetime of the key (default: it expires together with the key that makes it)",
     )
     command.add_argument("--requests-per-minute", metavar="N", type=count, help="rate limit of the key")
     command.add_argument("--uploads-per-minute", metavar="N", type=count, help="upload limit of the key")
@@ -180,3 +151,37 @@ def _add_key_id(command: argparse.ArgumentParser) -> None:
         metavar="ID",
         help="id of the key, see keys list. A whole key is accepted too, but only its id is sent",
     )
+
+
+def _add_rotate(command: argparse.ArgumentParser) -> None:
+    _add_key_id(command)
+    command.add_argument(
+        "--grace",
+        metavar="SECONDS",
+        type=partial(count, least=0, most=_LONGEST_GRACE_SECONDS),
+        default=DAY_SECONDS,
+        help="how long the old key is still accepted (default: one day)",
+    )
+
+
+def _add_revoke(command: argparse.ArgumentParser) -> None:
+    _add_key_id(command)
+    command.add_argument(
+        "--children",
+        action="store_true",
+        help="also revoke the keys that were made with it, the keys made with those, and so on",
+    )
+    command.add_argument("--yes", action="store_true", help="skip the confirmation")
+
+
+_KEY_COMMANDS = (
+    Command("create", create_key, "Create an API key and print it. It is not shown again.", _add_create),
+    Command("list", list_keys, "List the API keys without their secrets.", add_limit),
+    Command("rotate", rotate_key, "Replace an API key with one of the same permissions.", _add_rotate),
+    Command("revoke", revoke_key, "Revoke an API key.", _add_revoke),
+)
+
+COMMANDS = (
+    Command("quota", show_quota, "Show the limits and what is left of them.", None),
+    Command("keys", None, "Create, list, rotate and revoke API keys.", _add_keys),
+)

@@ -92,7 +92,7 @@ def registered_text(registered: "Registration") -> str:
     reference = printable(registered.reference)
     reason = f" ({printable(registered.reason)})" if registered.reason else ""
     if not registered.created:
-        return f"{reference} already exists, made from the same clip{reason}"
+        return f"{reference} already exists with the same content{reason}"
     jobs = printable(", ".join(sorted(registered.jobs))) or "nothing"
     held_back = f"\n{printable(registered.held_back)}" if registered.held_back else ""
     return f"registered {reference}; to extract: {jobs}{reason}{held_back}"
@@ -123,5 +123,5 @@ def ready_profiles(voice: "Voice") -> str:
 
 def reason_of(voice: "Voice") -> str:
     """Return the reason for the state of a voice, or a dash if there is none."""
-    told = (status.error or status.reason for status in voice.artifacts if status.state == voice.state)
-    return next(filter(None, told), "-")
+    reasons = (status.error or status.reason for status in voice.artifacts if status.state == voice.state)
+    return next(filter(None, reasons), "-")

@@ -26,7 +26,7 @@ def parsed() -> dict[str, Any]:
 
 
 def services() -> dict[str, Service]:
-    """By name."""
+    """Return the services by name."""
     found: dict[str, Service] = parsed()["services"]
     return found
 
@@ -36,7 +36,9 @@ def words(command: list[str] | str) -> list[str]:
 
 
 def merged(folder: Path, *files: Path) -> dict[str, Any]:
-    """What podman-compose makes of the files, all profiles on. folder: for the stub of an engine it asks."""
+    """Return what podman-compose makes of the files with all profiles on. `folder` holds the stub of a
+    container engine that podman-compose calls.
+    """
     stub = folder / "podman"
     stub.write_text("#!/bin/sh\necho podman version 5.0.0\n")
     stub.chmod(0o755)

@@ -23,6 +23,7 @@ from tests.deploy import compose_file
 from tests.deploy.compose_file import ROOT
 from tests.deploy.names_server import NamesServer
 from tests.deploy.tools import program
+from tests.ports import free_port, free_ports
 from tests.processes import QUICK
 from tests.queue_workers import START_SECONDS, wait_until
 
@@ -70,7 +71,7 @@ class ComposedRegistry:
 
     @property
     def key(self) -> str:
-        """With all rights."""
+        """Return a key with all rights."""
         return (self.secrets / "bootstrap" / "key").read_text()
 
     @property
@@ -81,13 +82,13 @@ class ComposedRegistry:
         return redis.Redis(port=self.redis_port, password=self.password)
 
     def _add_an_onlooker(self) -> None:
-        """Who may ask Redis what its own user may not, and does so only for tests."""
+        """Add a Redis user that may ask what our own user may not. Only tests use it."""
         conf = self.secrets / "redis" / "valkey.conf"
         conf.chmod(0o600)
         conf.write_text(conf.read_text() + "user onlooker on nopass ~* +@all\n")
 
     def denied(self) -> list[Any]:
-        """What Redis has refused to our processes."""
+        """Return what Redis has refused to our processes."""
         with redis.Redis(port=self.redis_port, username="onlooker", password="x") as onlooker:
             return list(onlooker.acl_log())
 
@@ -101,7 +102,7 @@ class ComposedRegistry:
         return all(self.ready(host) for host in API_HOSTS) and _ok(f"{self.url}/readyz")
 
     def ready(self, host: str) -> bool:
-        """Whether this replica is, and serves with all workers."""
+        """Return whether this replica is ready and serves with all workers."""
         url = f"http://{host}:{self.api_port}"
         if not _ok(f"{url}/readyz"):
             return False
@@ -150,7 +151,7 @@ class ComposedRegistry:
         return text
 
     def environment(self, service: str) -> dict[str, str]:
-        """Of one of its processes, as it runs here."""
+        """Return the environment of one of its processes, as it runs here."""
         given = self._services[service].get("environment", {})
         return {name: self.here(str(value)) for name, value in given.items()}
 
@@ -168,7 +169,7 @@ class ComposedRegistry:
 
     @contextmanager
     def _s3(self) -> Iterator[None]:
-        self.bucket.mkdir(parents=True)
+        self.bucket.mkdir(parents=True, exist_ok=True)
         secret = (self.secrets / "s3" / "secret").read_text()
         key_id = self._services["api"]["environment"]["SPEAKER_STORE_ACCESS_KEY_ID"]
         rclone = shutil.which("rclone", path=Path(sys.executable).parent) or "rclone"
@@ -194,7 +195,7 @@ class ComposedRegistry:
             child.start()
 
     def _child(self, name: str, module: str, service: str, own: Mapping[str, str]) -> ManagedProcess:
-        [port] = free_ports(1)
+        port = free_port()
         metrics = {"SPEAKER_METRICS_HOST": "127.0.0.1", "SPEAKER_METRICS_PORT": str(port)}
         environment = {**os.environ, **self.environment(service), **metrics, **own, **self._changes}
         return ManagedProcess(
@@ -238,18 +239,11 @@ class ComposedRegistry:
 
 
 def make_secrets(folder: Path, service: Mapping[str, Any]) -> str:
-    """As the first service of the compose file does. Returns what it says."""
+    """Run the script as the first service of the compose file does. Returns what it prints."""
     environment = {**os.environ, **service["environment"], "PYTHONPATH": str(ROOT)}
     script = ROOT / "deploy" / "compose" / "make_secrets.py"
     command = [sys.executable, str(script), str(folder)]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
-
-
-def free_ports(number: int) -> list[int]:
-    """Of the loopback interface, all different."""
-    with ExitStack() as stack:
-        probes = [stack.enter_context(socket.create_server(("0.0.0.0", 0))) for _ in range(number)]
-        return [probe.getsockname()[1] for probe in probes]
 
 
 def _ok(url: str) -> bool:

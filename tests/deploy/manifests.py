@@ -53,7 +53,7 @@ def containers(template: Manifest) -> list[Manifest]:
 
 
 def ours(overlay: str) -> Iterator[tuple[str, Manifest]]:
-    """(Which pod, the container) of those that run our images."""
+    """Return (pod, container) for each container that runs one of our images."""
     for name, template in pods(overlay):
         for container in containers(template):
             if "speaker-registry" in container["image"]:
@@ -61,7 +61,7 @@ def ours(overlay: str) -> Iterator[tuple[str, Manifest]]:
 
 
 def environment(overlay: str, container: Manifest) -> dict[str, str]:
-    """As the container gets it; what comes from a secret stands for itself."""
+    """Return the environment as the container gets it. A value from a secret is replaced by its reference."""
     found: dict[str, str] = {}
     maps = {name_of(manifest): manifest["data"] for manifest in of_kind(overlay, "ConfigMap")}
     for source in container.get("envFrom", []):

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.integration
 
 
 def back_up(registry: RegistryProcesses, target: S3Server, between: Callable[[], None] | None = None) -> None:
-    """As the CronJob does, container by container. between: what happens after the first."""
+    """Back up as the CronJob does, container by container. `between` is called after the first container."""
     [job] = [job for job in of_kind("production", "CronJob") if job["metadata"]["name"] == "registry-backup"]
     for container in containers(job["spec"]["jobTemplate"]["spec"]["template"]):
         given = environment("production", container)
@@ -107,7 +107,9 @@ def test_a_restored_copy_answers_as_the_original_did(tmp_path: Path):
 
 
 def test_a_copy_that_is_made_while_voices_come_and_go_is_whole(tmp_path: Path):
-    """Whatever it says exists has its data: facts are copied first, and data stored before their facts."""
+    """Everything that the copy says exists has its data, because facts are copied first, and data is stored
+    before its facts.
+    """
     (tmp_path / "old").mkdir()
     (tmp_path / "new").mkdir()
     with servers.rclone(tmp_path / "new") as target:

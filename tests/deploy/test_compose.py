@@ -1,15 +1,14 @@
-"""What docker-compose.yml says, without an engine: its form, settings, and what keeps containers in place."""
+"""Tests of docker-compose.yml without a container engine: its form, its settings, and what confines its
+containers.
+"""
 
 import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
-from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from ipaddress import ip_address, ip_network
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import pytest
@@ -22,17 +21,18 @@ from tests.deploy import dockerfile
 from tests.deploy.compose_file import FILE, ROOT, SEAWEEDFS, merged, parsed, services
 from tests.deploy.composed import make_secrets
 from tests.deploy.environment import FOREIGN, check
+from tests.http_server import http_server
 
 FILES = [(FILE,), (FILE, SEAWEEDFS)]
 SERVICES = services()
 ONCE = {"secrets", "bucket"}
-"""What ends by itself."""
+"""The services that end by themselves."""
 OURS = ["api", "worker", "worker-cuda"]
 
 
 @pytest.mark.parametrize("file", [FILE, SEAWEEDFS], ids=lambda file: file.name)
 def test_the_files_are_of_the_form_that_compose_reads(file: Path):
-    """By the schema of the compose specification."""
+    """The files are valid by the schema of the compose specification."""
     command = [
         Path(sys.executable).parent / "check-jsonschema",
         "--builtin-schema",
@@ -45,7 +45,9 @@ def test_the_files_are_of_the_form_that_compose_reads(file: Path):
 
 @pytest.mark.parametrize("files", FILES, ids=["garage", "seaweedfs"])
 def test_another_reader_of_compose_files_finds_the_same_services(files: tuple[Path, ...], tmp_path: Path):
-    """What is referred to is there, after anchors, variables, profiles and overrides."""
+    """Everything that is referred to exists, after anchors, variables, profiles and overrides are
+    resolved.
+    """
     found = merged(tmp_path, *files)
     assert found["services"].keys() == SERVICES.keys()
     for service in found["services"].values():
@@ -168,7 +170,7 @@ def test_secrets_are_made_once_and_no_two_are_the_same(tmp_path: Path):
 
 
 def test_what_a_start_that_was_cut_off_has_not_made_the_next_one_makes(tmp_path: Path):
-    """And leaves what there is: half of the containers may run with it."""
+    """The next start leaves in place what exists, because half of the containers may already run with it."""
     make_secrets(tmp_path, SERVICES["secrets"])
     before = (tmp_path / "s3" / "secret").read_text()
     (tmp_path / "redis" / "valkey.conf").unlink()
@@ -191,59 +193,46 @@ def test_secrets_have_the_form_that_their_readers_insist_on(secrets: Path):
     assert identity["credentials"] == [{"accessKey": key_id, "secretKey": secret}]
 
 
-class FakeGarage(BaseHTTPRequestHandler):
+class FakeGarage:
     """The part of Garage's administration API (version 2) that the bucket is made by, as it is documented."""
 
-    def __init__(self, state: dict[str, Any], *arguments: Any) -> None:
-        self._state = state
-        super().__init__(*arguments)
+    def __init__(self) -> None:
+        self.keys: dict[str, Any] = {}
+        self.buckets: dict[str, Any] = {}
+        self.posted: list[str] = []
+        self.allowed: dict[str, Any] = {}
 
-    def do_GET(self) -> None:
-        what, _, query = self.path.partition("?")
+    def __call__(self, request: BaseHTTPRequestHandler, body: bytes) -> tuple[int, bytes]:
+        if request.headers["Authorization"] != "Bearer token":
+            return 403, b""
+        found = self._do(request.path, json.loads(body)) if body else self._find(request.path)
+        return 404 if found is None else 200, json.dumps(found).encode()
+
+    def _find(self, path: str) -> dict[str, Any] | None:
+        what, _, query = path.partition("?")
         if what == "/v2/GetKeyInfo":
-            self._answer(self._state["keys"].get(query.removeprefix("id=")))
-        else:
-            self._answer(self._state["buckets"].get(query.removeprefix("globalAlias=")))
+            return self.keys.get(query.removeprefix("id="))
+        return self.buckets.get(query.removeprefix("globalAlias="))
 
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self._state["posted"].append(self.path.removeprefix("/v2/"))
-        if self.path == "/v2/ImportKey":
-            self._state["keys"][body["accessKeyId"]] = body
-            self._answer({"accessKeyId": body["accessKeyId"]})
-        elif self.path == "/v2/CreateBucket":
-            self._state["buckets"][body["globalAlias"]] = {"id": "b1"}
-            self._answer({"id": "b1"})
-        else:
-            self._state["allowed"] = body
-            self._answer({"id": body["bucketId"]})
-
-    def _answer(self, body: dict[str, Any] | None) -> None:
-        allowed = self.headers["Authorization"] == "Bearer token"
-        status = 403 if not allowed else 404 if body is None else 200
-        self.send_response(status)
-        self.end_headers()
-        self.wfile.write(json.dumps(body).encode())
-
-    def log_message(self, *_: object) -> None:
-        pass
+    def _do(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        self.posted.append(path.removeprefix("/v2/"))
+        if path == "/v2/ImportKey":
+            self.keys[body["accessKeyId"]] = body
+            return {"accessKeyId": body["accessKeyId"]}
+        if path == "/v2/CreateBucket":
+            self.buckets[body["globalAlias"]] = {"id": "b1"}
+            return {"id": "b1"}
+        self.allowed = body
+        return {"id": body["bucketId"]}
 
 
-@pytest.fixture
-def garage() -> Iterator[tuple[str, dict[str, Any]]]:
-    state: dict[str, Any] = {"keys": {}, "buckets": {}, "posted": []}
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(FakeGarage, state)) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_address[1]}", state
-        server.shutdown()
-
-
-def test_the_bucket_is_made_once_and_its_key_may_read_and_write(garage: tuple[str, dict[str, Any]]):
-    """At every later start there is nothing to do, and that is no error."""
-    url, state = garage
-    for _ in range(2):
-        make_bucket.make_bucket(make_bucket.Garage(url, "token"), "voices", "GK1", "s3cret")
-    assert state["posted"] == ["ImportKey", "CreateBucket", "AllowBucketKey", "AllowBucketKey"]
-    assert state["keys"]["GK1"]["secretAccessKey"] == "s3cret"
+def test_the_bucket_is_made_once_and_its_key_may_read_and_write():
+    """A later start finds nothing to do, and that is no error."""
+    garage = FakeGarage()
+    with http_server(garage) as url:
+        for _ in range(2):
+            make_bucket.make_bucket(make_bucket.Garage(url, "token"), "voices", "GK1", "s3cret")
+    assert garage.posted == ["ImportKey", "CreateBucket", "AllowBucketKey", "AllowBucketKey"]
+    assert garage.keys["GK1"]["secretAccessKey"] == "s3cret"
     rights = {"read": True, "write": True, "owner": False}
-    assert state["allowed"] == {"bucketId": "b1", "accessKeyId": "GK1", "permissions": rights}
+    assert garage.allowed == {"bucketId": "b1", "accessKeyId": "GK1", "permissions": rights}

@@ -1,4 +1,4 @@
-"""What an image takes away nobody needs: neither a writable root, nor capabilities, nor a user's name."""
+"""Tests that no image needs what a container takes away: a writable root, capabilities and a user's name."""
 
 import os
 import subprocess
@@ -27,7 +27,9 @@ def healthy(module: str, *words: str, **environment: str) -> int:
 
 
 def check_contained(bubblewrap: int) -> None:
-    """What runs in it, decoders too, is nobody in particular, and cannot become anybody."""
+    """Check that everything that runs in the container, decoders included, is an unprivileged user and cannot
+    become another one.
+    """
     inside = [
         process
         for process in psutil.Process(bubblewrap).children(recursive=True)

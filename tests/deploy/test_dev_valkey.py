@@ -15,8 +15,8 @@ import redis
 from services.embedded.valkey import find_server_binary
 from services.shared.index.redis_access import RIGHTS
 from tests.deploy.compose_file import ROOT
-from tests.deploy.composed import free_ports
 from tests.deploy.manifests import containers, name_of, of_kind
+from tests.ports import free_port
 from tests.queue_workers import wait_until
 
 
@@ -29,7 +29,7 @@ def test_the_dev_overlays_valkey_asks_for_the_password_and_keeps_a_log(tmp_path:
     for folder in ("run/redis", "etc/valkey", "tmp", "data", "bin"):
         (tmp_path / folder).mkdir(parents=True)
     (tmp_path / "run/redis/password").write_text("secret")
-    [port] = free_ports(1)
+    port = free_port()
     conf = settings["data"]["valkey.conf"].replace("dir /data", f"dir {tmp_path}/data")
     # Somebody who may ask for settings, which the registry's own user may not.
     (tmp_path / "etc/valkey/valkey.conf").write_text(f"{conf}port {port}\nuser onlooker on nopass +@all ~*\n")

@@ -1,4 +1,6 @@
-"""What the manifests say, without a cluster: their form, their settings, and that what they name is there."""
+"""Tests of the manifests without a cluster: their form, their settings, and that everything they
+name exists.
+"""
 
 import re
 import shutil
@@ -41,7 +43,7 @@ SECRETS = {
     "registry-backup": {"access-key-id", "secret-access-key"},
     "registry-garage": {"rpc-secret"},
 }
-"""What somebody else has to make, as docs/operations.md says."""
+"""The secrets that the operator has to make, as docs/operations.md says."""
 
 OPERATIONS = (ROOT / "docs" / "operations.md").read_text()
 
@@ -49,7 +51,7 @@ pytestmark = pytest.mark.parametrize("overlay", OVERLAYS)
 
 
 def test_every_manifest_is_of_its_form(overlay: str):
-    """By Kubernetes' own schemas, which allow no field that it does not know."""
+    """Every manifest is valid by Kubernetes' own schemas, which allow no unknown field."""
     kinds = set()
     for manifest in rendered(overlay):
         if manifest["kind"] in CUSTOM["$defs"]:
@@ -184,7 +186,7 @@ def test_selectors_find_pods_and_targets_exist(overlay: str):
 
 
 def test_no_pod_talks_to_anybody_unless_a_policy_says_so(overlay: str):
-    """And only the API is talked to by callers."""
+    """No pod may talk to another unless a policy says so, and callers reach only the API."""
     policies = {name_of(policy): policy["spec"] for policy in of_kind(overlay, "NetworkPolicy")}
     assert policies["default-deny"] == {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
     callers = [name for name, spec in policies.items() if _ports(spec, "ingress") & {8300}]
@@ -194,7 +196,9 @@ def test_no_pod_talks_to_anybody_unless_a_policy_says_so(overlay: str):
 
 
 def test_what_an_overlay_brings_along_is_reached_by_its_labels(overlay: str):
-    """Where a range of addresses means no pods, everything would wait for Redis for ever."""
+    """Overlays select pods by labels. A range of addresses may not cover pods, and everything would then wait
+    for Redis for ever.
+    """
     ways = [way for policy in of_kind(overlay, "NetworkPolicy") for way in policy["spec"].get("egress", [])]
     for brought in of_kind(overlay, "StatefulSet"):
         labels = brought["spec"]["template"]["metadata"]["labels"]
@@ -254,7 +258,7 @@ def test_wrong_settings_are_not_tried_again(overlay: str):
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
 def test_a_backup_that_fails_or_does_not_come_is_told(overlay: str, tmp_path: Path):
-    """By what kube-state-metrics says of the CronJob and its jobs."""
+    """The alerts use what kube-state-metrics reports of the CronJob and its jobs."""
     found = [one for one in of_kind(overlay, "PrometheusRule") if name_of(one) == "registry-backup"]
     for manifest in found:
         spec = deepcopy(manifest["spec"])
@@ -297,7 +301,9 @@ def test_workers_on_gpus_are_as_many_as_their_queues_ask_for(overlay: str):
 
 
 def test_of_every_alert_the_docs_say_what_to_do(overlay: str):
-    """Whoever is woken by one looks there."""
+    """The documentation says what to do about every alert, because an operator who is woken by one looks
+    there.
+    """
     alerts = [
         alert["alert"]
         for manifest in of_kind(overlay, "PrometheusRule")

@@ -100,7 +100,7 @@ def _repeated_once(client: httpx.Client) -> int:
 
 
 def test_a_body_that_is_too_large_is_refused_before_any_replica_sees_it(client: httpx.Client):
-    """In the API's form, so that a caller need not know who refused it."""
+    """The refusal has the API's form, so that a caller need not know which server refused the body."""
     refused = client.post("/v1/audio/voices", content=bytes(12 * 1024**2))
     assert (refused.status_code, refused.json()["error"]["code"]) == (413, "payload_too_large")
     assert "X-Request-Id" not in refused.headers, "the API answered"
@@ -129,7 +129,7 @@ def test_callers_are_told_apart_by_where_they_come_from_not_by_where_they_say(
 def test_the_proxys_log_says_what_was_asked_of_whom_and_names_no_voice(
     composed: ComposedRegistry, client: httpx.Client
 ):
-    """Whoever reads logs need not know who has lent his voice."""
+    """A reader of the log must not learn which person's voice was asked for."""
 
     def logged() -> list[dict[str, Any]]:
         lines = [line for line in composed.log().splitlines() if '"proxy.request"' in line]

@@ -1,5 +1,5 @@
-"""What only a container engine can show: images that are built, and the servers that the compose file names.
-Skipped where no engine answers.
+"""Tests that need a container engine: images are built, and the servers that the compose file names are
+started. They are skipped where no engine answers.
 """
 
 import os
@@ -17,7 +17,8 @@ from services.shared.configuration.settings import StoreSettings
 from speaker_registry import RegistryClient
 from tests import servers
 from tests.deploy.compose_file import FILE, ROOT, SEAWEEDFS, services
-from tests.deploy.composed import free_ports, make_secrets
+from tests.deploy.composed import make_secrets
+from tests.ports import free_port
 from tests.process_load import noise_clip
 from tests.processes import PROFILE
 from tests.queue_workers import wait_until
@@ -38,7 +39,9 @@ def engine() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_real_garage_gives_us_the_bucket(tmp_path: Path):
-    """By its own settings file and administration API, which elsewhere a fake plays."""
+    """The real Garage is set up by its own settings file and administration API, which a fake plays in other
+    tests.
+    """
     make_secrets(tmp_path, services()["secrets"])
     with garage(tmp_path) as (s3, administration):
         environment = {
@@ -83,8 +86,10 @@ def garage(secrets: Path) -> Iterator[tuple[str, str]]:
 @pytest.mark.timeout(5400)
 @pytest.mark.parametrize("files", [(FILE,), (FILE, SEAWEEDFS)], ids=["garage", "seaweedfs"])
 def test_docker_compose_up_and_nothing_else(files: tuple[Path, ...]):
-    """From a checkout to an artifact. Building the images takes as long as their downloads."""
-    [port] = free_ports(1)
+    """The README's commands lead from a checkout to an artifact. Building the images takes as long as their
+    downloads.
+    """
+    port = free_port()
     compose = ["docker", "compose", "--project-name", f"registry-test-{port}"]
     for file in files:
         compose += ["--file", str(file)]

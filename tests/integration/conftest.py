@@ -1,29 +1,42 @@
-"""Stores to test against: a local folder, and buckets on the S3 servers that can be had here."""
+"""Stores to test against: a local folder, and buckets on the S3 servers available here. Also registries
+without HTTP on a local folder.
+"""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import pytest
 
+from services.embedded.valkey import ValkeyServer
+from services.shared.bucket import identity
 from services.shared.bucket.store import ObjectStore, open_store, prepare_bucket
 from services.shared.configuration.settings import StoreSettings
 from tests import servers
+from tests.integration.storage import Storage
 from tests.servers import S3Server
+
+Open = Callable[..., Storage]
 
 
 def bucket_settings(server: S3Server, **changes: Any) -> StoreSettings:
-    """A place of its own in the server's bucket. Few seconds: what fails in a test fails for good."""
+    """Return settings for a bucket prefix of its own on the server."""
     values: dict[str, Any] = {
         "url": f"s3://{server.bucket}/test/{uuid4().hex}",
         "endpoint": server.endpoint,
         "region": server.region,
         "access_key_id": servers.KEY_ID,
         "secret_access_key": servers.SECRET,
-        "retry_seconds": 5,
     }
     return StoreSettings(**values | changes)
+
+
+@pytest.fixture(autouse=True)
+def _retries_end_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shorten the retries, because what fails in a test fails for good."""
+    monkeypatch.setattr("services.shared.bucket.store.RETRY_SECONDS", 5)
 
 
 @pytest.fixture(scope="session")
@@ -47,9 +60,38 @@ def garage_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server
         yield server
 
 
+@pytest.fixture(autouse=True, scope="package")
+def _buckets_settle_soon() -> Iterator[None]:
+    """Skip the wait of a new bucket without conditional writes for what other processes may have written
+    there. This process's buckets have no other writers.
+    """
+    with pytest.MonkeyPatch.context() as patches:
+        patches.setattr(identity, "_SETTLED_SECONDS", 0.5)
+        patches.setattr(identity, "_LOOK_AGAIN_SECONDS", 0.1)
+        yield
+
+
 @pytest.fixture(params=["folder", "rclone", "moto", "garage"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
-    """An empty store of each kind."""
+    """Yield an empty store of each kind."""
     if request.param == "folder":
         return open_store(StoreSettings(url=f"file://{tmp_path}/store"))
     return open_store(bucket_settings(request.getfixturevalue(f"{request.param}_server")))
+
+
+@pytest.fixture
+def opened(tmp_path: Path, valkey: ValkeyServer) -> Iterator[Open]:
+    """Yield a function that opens storages, each with a folder of its own, on one Redis that is empty at
+    first.
+    """
+    with ExitStack() as stack:
+
+        def make(folder: str = "bucket", server: ValkeyServer = valkey, **settings: Any) -> Storage:
+            return stack.enter_context(Storage(tmp_path / folder, server.url, **settings))
+
+        yield make
+
+
+@pytest.fixture
+def storage(redis_client: object, opened: Open) -> Storage:
+    return opened()

@@ -1,13 +1,15 @@
-"""The storage without HTTP: the real registrar, publisher and housekeeper on a real Valkey and a real local
+"""The storage without HTTP: the real operations, publisher and housekeeper on a real Valkey and a real local
 folder. Time is moved on by the test; any call that leaves the process can be made to fail.
 """
 
 import hashlib
+import threading
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import numpy as np
 import redis
@@ -15,12 +17,8 @@ from obstore.store import LocalStore
 
 from services.registry_api.keys.keyring import Keyring
 from services.registry_api.maintenance.housekeeping import Housekeeper
-from services.registry_api.operations.registration import (
-    Registered,
-    Upload,
-    register_clip,
-    register_embedding,
-)
+from services.registry_api.operations import Operations
+from services.registry_api.operations.registration import Registered, Upload
 from services.shared.audio import DecodedClip, ReferenceAudio
 from services.shared.bucket.blobs import read_artifact
 from services.shared.bucket.durable_folder import DurableFolder
@@ -32,16 +30,16 @@ from services.shared.bucket.store import ObjectStore
 from services.shared.configuration.settings import HousekeepingSettings, RegistrySettings
 from services.shared.index.announcements import Announcements
 from services.shared.index.jobs import JobRecord, Jobs
+from services.shared.index.leases import Leases
 from services.shared.index.refusals import Undecided
-from services.shared.index.speaker_index import DIRTY, WINDOW_SECONDS, SpeakerIndex
+from services.shared.index.speaker_index import DIRTY, WINDOW_SECONDS, ClaimResult, SpeakerIndex
 from services.shared.model.clock import Clock
-from services.shared.model.domain import Speaker
+from services.shared.model.domain import Speaker, SpeakerVersion
 from services.shared.model.profiles import ProfileCatalogue
 from services.shared.queue.dispatch import RqDispatcher
 from services.shared.registry.opening import open_queue_connection
 from services.shared.registry.parts import RegistryParts
 from services.shared.registry.publication import Attempt, Provenance, Publisher
-from services.shared.registry.registrar import Registrar
 from speaker_registry.errors import Unavailable
 from speaker_registry.names import parse_speaker_name
 
@@ -52,7 +50,7 @@ FINGERPRINT, NEXT_FINGERPRINT = "sha256:" + "1" * 64, "sha256:" + "2" * 64
 
 
 class OwnTime(Clock):
-    """As the real one, but sleeping takes no time. The store's clock goes with it."""
+    """The real clock, except that sleeping takes no time. The store's clock moves with it."""
 
     def __init__(self) -> None:
         self.ahead = 0.0
@@ -71,10 +69,10 @@ class OwnTime(Clock):
 
 
 class Border:
-    """All calls that leave the process, counted. One of them can be made to go wrong."""
+    """A counter of all calls that leave the process. One of them can be made to fail."""
 
     WAYS = ("not-done", "done-unanswered", "done-twice")
-    """The last one is no failure: clients repeat a call whose answer was lost."""
+    """The last kind of fault is no failure, because clients repeat a call whose answer was lost."""
 
     def __init__(self) -> None:
         self._left = 0
@@ -82,7 +80,7 @@ class Border:
 
     @contextmanager
     def failing(self, call: int, way: str) -> Iterator[Callable[[], bool]]:
-        """The so-manieth call from now on. Yields a question: was there such a call?"""
+        """Make the n-th call from now fail. Yield a function that returns whether there was such a call."""
         self._left, self._way = call, way
         try:
             yield lambda: self._left <= 0
@@ -101,7 +99,7 @@ class Border:
 
 
 class BorderedStore(ObjectStore):
-    """Each object that is deleted is a call of its own, as on S3."""
+    """A store in which each object that is deleted is a call of its own, as on S3."""
 
     border: Border
 
@@ -145,7 +143,7 @@ class BorderedDispatcher(RqDispatcher):
 
 
 def put_at_border(client: redis.Redis, border: Border) -> None:
-    """Whatever the index asks of Redis, in commands or pipelines."""
+    """Count everything that the index asks of Redis, in commands or pipelines."""
     execute, pipeline = client.execute_command, client.pipeline
 
     def make_pipeline(*arguments: Any, **options: Any) -> Any:
@@ -153,7 +151,7 @@ def put_at_border(client: redis.Redis, border: Border) -> None:
         run = made.execute
 
         def execute_pipeline(**options: Any) -> Any:
-            commands = list(made.command_stack)  # gone once it has run
+            commands = list(made.command_stack)  # the script is gone once it has run
 
             def do() -> Any:
                 made.command_stack = list(commands)
@@ -171,7 +169,7 @@ def put_at_border(client: redis.Redis, border: Border) -> None:
 
 
 class NoEpochs(Epochs):
-    """Of a bucket that keeps none: what an index knows without its help."""
+    """A bucket that keeps no epochs, to show what an index knows without its help."""
 
     def __init__(self) -> None:
         pass
@@ -187,13 +185,13 @@ class NoEpochs(Epochs):
 
 
 class Storage:
-    """Everything of one registry but its API and its encoders. A context manager."""
+    """Everything of one registry except its API and its encoders, as a context manager."""
 
     def __init__(self, folder: Path, redis_url: str, **settings: Any) -> None:
         self.clock = OwnTime()
         self.border = Border()
         self.raw = redis.Redis.from_url(redis_url, decode_responses=True)
-        """Redis, past the gate and every fault."""
+        """A Redis client that bypasses the gate and every fault."""
         given = RegistrySettings(redis_url=redis_url, **settings)
         local = LocalStore(folder, mkdir=True)
         self.store = BorderedStore(
@@ -210,22 +208,32 @@ class Storage:
         self.parts = RegistryParts(
             store=self.store,
             index=self.index,
+            leases=Leases(self.index, self.clock),
             announcements=Announcements(self.store, self.index, self.clock, monotonic=self.clock.monotonic),
             catalogue=ProfileCatalogue.load(given.profiles),
             dispatcher=dispatcher,
             settings=given,
             clock=self.clock,
         )
-        self.registrar = Registrar(self.parts)
-        keyring = Keyring(self.store, self.index, self.clock, self.parts.run_all)
+        self.operations = Operations.over(self.parts)
+        keyring = Keyring.over(self.parts)
         self.housekeeper = Housekeeper(
-            self.parts, self.registrar, HousekeepingSettings(deleted_grace_seconds=0), keyring.sweep
+            self.parts,
+            self.operations,
+            HousekeepingSettings(deleted_grace_seconds=0),
+            keyring.sweep,
         )
-        self.publisher = Publisher(self.parts, self.registrar)
+        self.publisher = Publisher(
+            store=self.store,
+            index=self.index,
+            announcements=self.parts.announcements,
+            clock=self.clock,
+            promoter=self.operations.promoter,
+        )
         self.fingerprint = FINGERPRINT
 
     def __enter__(self) -> Self:
-        for script in self.index._scripts.values():  # else the first use of each makes calls of its own
+        for script in self.index._scripts.values():  # first uses make calls of their own
             self.raw.script_load(script.script)
         self.clock.ahead = -2 * WINDOW_SECONDS  # nothing that was reserved before it can land any more
         self.index.open()
@@ -242,45 +250,60 @@ class Storage:
     # -- what people do
 
     def register(self, name: str, *, number: int = 1, **said: Any) -> Registered:
-        """A clip of its own for every number."""
+        """Register a version. Every number has a clip of its own."""
         upload = Upload(name=parse_speaker_name(name), consent="cons_1", **said)
-        return register_clip(self.parts, self.registrar, NAMESPACE, upload, *clip(number))
+        return self.operations.registrations.register_clip(NAMESPACE, upload, *clip(number))
 
     def register_embedding(self, name: str, *, width: int = 1024, **said: Any) -> Registered:
         upload = Upload(name=parse_speaker_name(name), consent="cons_1", **said)
-        return register_embedding(
-            self.parts, self.registrar, NAMESPACE, upload, np.full(width, 0.25, np.float32)
+        return self.operations.registrations.register_embedding(
+            NAMESPACE, upload, np.full(width, 0.25, np.float32)
         )
 
+    def delete(self, name: str) -> None:
+        self.operations.deletions.delete(NAMESPACE, name)
+
+    def extract(
+        self, name: str, version: SpeakerVersion, profile: str = PROFILE, *, force: bool = False
+    ) -> ClaimResult:
+        extractions = self.operations.extractions
+        return extractions.ensure(speaker_id(name), version, [profile], force=force)[profile]
+
     def ready(self, name: str, **said: Any) -> Registered:
-        """Registered and extracted."""
+        """Register a version and extract it."""
         registered = self.register(name, **said)
         self.finish_all(name)
         return registered
 
     def served(self, name: str, profile: str = PROFILE) -> tuple[int, str] | None:
-        """Number and digest of what engines are given for the bare name, its bytes checked; or nothing."""
-        speaker = self.registrar.look_up(speaker_id(name)).speaker
+        """Return the number and digest that engines get for the bare name, its bytes checked, or None."""
+        speaker = self.operations.speakers.look_up(speaker_id(name)).speaker
         record = speaker.default.artifact(profile, self.fingerprint) if speaker.live else None
         if record is None:
             return None
         read_artifact(self.store, speaker_id(name), speaker.default, record)
         return speaker.default.number, record.digest
 
+    def speaker(self, name: str) -> Speaker:
+        """Return the live speaker as callers find it."""
+        return self.operations.speakers.find(NAMESPACE, name).speaker
+
     def truth(self, name: str) -> Speaker:
-        """What the facts say, whatever the index does."""
+        """Return what the facts say, whatever the index does."""
         return read_speaker(self.store, speaker_id(name))
 
     # -- what workers do
 
     def announce(self, fingerprint: str, profiles: Iterable[str] | None = None) -> None:
-        """From now on, artifacts are made with it: those of all profiles, or of these."""
+        """Announce an encoder for all artifacts from now on: those of all profiles, or of these."""
         self.fingerprint = fingerprint
         for profile in self.parts.catalogue.names if profiles is None else profiles:
             self.parts.announcements.announce(profile, fingerprint, {}, untrained=False)
 
     def take(self, name: str | None = None) -> list[Attempt]:
-        """Every open job in the queue, oldest first; also those that a worker took and did not finish."""
+        """Take every open job in the queue, oldest first, including those that a worker took and did not
+        finish.
+        """
         queue, jobs = self.parts.dispatcher, reversed(self.jobs(name, open_only=True))
         alive = [job for job in jobs if queue.state(job.id, job.profile) == "alive"]
         found = [
@@ -289,7 +312,7 @@ class Storage:
         return [attempt for attempt in found if attempt is not None]
 
     def publish(self, attempt: Attempt) -> bool:
-        """Right after a loss of Redis it waits, as workers do."""
+        """Publish the artifact of a job. Right after a loss of Redis it waits, as workers do."""
         try:
             return self.publisher.publish(attempt, tensors(attempt))
         except Undecided:
@@ -315,7 +338,7 @@ class Storage:
     # -- what there is
 
     def jobs(self, name: str | None = None, *, open_only: bool = False) -> list[JobRecord]:
-        """Newest first, of one voice or of all."""
+        """Return the jobs of one voice or of all, newest first."""
         slug = speaker_id(name).slug if name is not None else None
         found = Jobs(self.index).page(NAMESPACE, slug=slug, limit=1000).found
         return [job for job in found if not (open_only and job.finished)]
@@ -326,7 +349,7 @@ class Storage:
     # -- rest
 
     def settle(self) -> None:
-        """Housekeeping looks after what is due, workers after what is queued, until nothing is.
+        """Run the housekeeping that is due and the jobs that are queued until nothing is left.
 
         A voice with a damaged record is looked at again every five minutes.
         """
@@ -348,13 +371,15 @@ class Storage:
             self.housekeeper.turn()
 
     def check_settled(self, name: str) -> None:
-        """Nothing is open, the index says what the facts say, and everything wanted is there."""
+        """Check that nothing is open, that the index agrees with the facts, and that everything wanted is
+        there.
+        """
         indexed, truth = self.index.load(speaker_id(name)), self.truth(name)
         assert indexed.pending_extractions == ()
         assert self.jobs(name, open_only=True) == []
         assert indexed.speaker.versions == truth.versions
         assert indexed.speaker.aliases == truth.aliases
-        assert all(self.registrar.state(indexed, version) == "ready" for version in truth.versions)
+        assert all(self.operations.statuses.state(indexed, version) == "ready" for version in truth.versions)
 
 
 def speaker_id(name: str) -> SpeakerId:
@@ -366,14 +391,14 @@ def digest(data: bytes) -> str:
 
 
 def clip(number: int) -> tuple[bytes, DecodedClip]:
-    """The bytes as uploaded, and what they decode to."""
+    """Return the bytes of a clip as uploaded, and what they decode to."""
     samples = np.full(19_200, number / 1000, np.float32)
     audio = ReferenceAudio(samples, 16_000)
     return f"clip {number}".encode(), DecodedClip(audio, "wav", "pcm_s16le", "audio/wav", 1)
 
 
 def tensors(attempt: Attempt) -> dict[str, np.ndarray]:
-    """Of the shapes that the profile says; different for every attempt."""
+    """Return tensors of the shapes that the profile requires, different for every attempt."""
     random = np.random.default_rng(int(digest(attempt.token.encode())[-8:], 16))
     return {
         "speaker_embedding": random.standard_normal(attempt.provenance.profile.embedding_width or 1).astype(
@@ -381,3 +406,54 @@ def tensors(attempt: Attempt) -> dict[str, np.ndarray]:
         ),
         "ref_code": random.integers(0, 2048, (15, 16)).astype(np.int32),
     }
+
+
+def at_once(count: int, do: Callable[[int], Any]) -> list[Any]:
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(do, range(count)))
+
+
+def refuse(*_: object, **__: object) -> NoReturn:
+    raise Unavailable("not now")
+
+
+def lose_redis(storage: Storage, *, reconnect: bool = True) -> None:
+    """Empty Redis, or replace it by an empty server, to which connections have to be made anew."""
+    storage.raw.flushall()
+    if reconnect:
+        storage.index.redis.connection_pool.disconnect()
+
+
+def held_before_its_fact(storage: Storage, name: str, **said: Any) -> Callable[[], Registered]:
+    """Start an upload that has stored everything but its fact. Call the returned function to continue it."""
+    put, held = storage.store.put, threading.Event()
+    reached = threading.Event()
+
+    def hold(key: str, data: bytes) -> None:
+        if ".ver." in key and threading.current_thread().name == "slow":
+            reached.set()
+            assert held.wait(30)
+        put(key, data)
+
+    storage.store.put = hold  # type: ignore[method-assign]
+    results: list[Any] = []
+
+    def upload() -> None:
+        try:
+            results.append(storage.register(name, **said))
+        except Unavailable as error:
+            results.append(error)
+
+    thread = threading.Thread(target=upload, name="slow")
+    thread.start()
+    assert reached.wait(30)
+
+    def go_on() -> Registered:
+        held.set()
+        thread.join(30)
+        (result,) = results
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    return go_on

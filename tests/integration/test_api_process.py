@@ -1,4 +1,4 @@
-"""An API process as whoever started it sees it: by its exit status."""
+"""Tests of an API process as its supervisor sees it: by its exit status."""
 
 import os
 import signal
@@ -14,7 +14,9 @@ from tests.queue_workers import START_SECONDS, wait_until
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_an_api_that_is_told_to_stop_ends_with_status_0(tmp_path: Path, number: signal.Signals):
-    """Kubernetes and service managers take any other status for a crash."""
+    """An API that is told to stop ends with status 0, because Kubernetes and service managers take any other
+    status for a crash.
+    """
     with RegistryProcesses(tmp_path, workers=0) as registry:
         [api] = registry.apis
         os.kill(api.pid, number)
@@ -23,7 +25,9 @@ def test_an_api_that_is_told_to_stop_ends_with_status_0(tmp_path: Path, number: 
 
 
 def test_an_api_that_starts_while_redis_is_away_serves_reads(tmp_path: Path):
-    """A replica that is replaced during an outage must not be one less."""
+    """An API that starts while Redis is away serves reads. A replica that is replaced during an outage would
+    otherwise be lost for reads.
+    """
     with RegistryProcesses(tmp_path, workers=0) as registry:
         [api] = registry.apis
         registry.valkey.stop(seconds=5)

@@ -1,4 +1,4 @@
-"""A copied bucket is recognised, and refused until somebody has decided whose it is."""
+"""Tests that a copied bucket is recognised, and refused until an operator has decided whose it is."""
 
 import json
 import shutil
@@ -15,16 +15,16 @@ from services.shared.bucket.store import open_store
 from services.shared.configuration.settings import RegistrySettings, StoreSettings
 from services.shared.model.clock import Clock
 from services.shared.registry.opening import open_parts
-from services.shared.registry.registrar import Registrar
+from services.shared.registry.parts import RegistryParts
 from tests import servers
 from tests.integration.conftest import bucket_settings
 from tests.servers import S3Server
 
 REDIS = RegistrySettings(redis_url="redis://127.0.0.1:1/0")
-"""Not asked while a registrar is opened."""
+"""Settings of a Redis that is not asked while a registry is opened."""
 
 
-def opened(settings: StoreSettings) -> Registrar:
+def opened(settings: StoreSettings) -> RegistryParts:
     parts = open_parts(settings, REDIS)
     parts.index.close()
     return parts
@@ -72,7 +72,9 @@ def test_a_bucket_is_the_same_at_every_start(original: StoreSettings):
 
 
 def test_a_copy_is_refused(original: StoreSettings, copy: StoreSettings):
-    """Pointed at the same Redis, the two would take each other's index for their own."""
+    """A copied bucket is refused. Pointed at the same Redis, the two registries would take each other's index
+    for their own.
+    """
     with pytest.raises(BucketCopied) as caught:
         opened(copy)
     assert str(caught.value).startswith("SPEAKER_STORE_URL: the bucket at ")
@@ -82,7 +84,7 @@ def test_a_copy_is_refused(original: StoreSettings, copy: StoreSettings):
 def test_a_copy_can_be_made_a_registry_of_its_own(
     original: StoreSettings, copy: StoreSettings, monkeypatch: pytest.MonkeyPatch
 ):
-    """By one command; the original stays what it is."""
+    """One command makes a copy a registry of its own, and the original stays what it is."""
     before = identity(original)
     set_environment(monkeypatch, copy)
     assert adopt_bucket.run() == 0
@@ -96,14 +98,18 @@ LAST_ID = "_place/999999." + "a" * 32
 
 @pytest.mark.parametrize("body", [b"", b"{", b'{"seq":1,"uid":"x","where":"elsewhere"}'])
 def test_a_damaged_object_after_all_others_says_nothing(original: StoreSettings, body: bytes):
-    """Once nothing could come after it, and no process started any more."""
+    """A damaged object that sorts after all others is ignored. It once left no place for a later object, and
+    no process started any more.
+    """
     before = identity(original)
     open_store(original).put(LAST_ID, body)
     assert identity(original) == before
 
 
 def test_an_object_that_is_too_large_for_a_record_is_not_read(original: StoreSettings):
-    """Whoever may write to the bucket could have every process that starts read a file of any size."""
+    """An object that is too large for a record is not read. A caller with write access to the bucket could
+    otherwise make every starting process read a file of any size.
+    """
     before = identity(original)
     place = Place(seq=999999, uid="a" * 32, where="elsewhere").to_json().encode()
     open_store(original).put(LAST_ID, place.ljust(MAX_RECORD_BYTES + 1))
@@ -113,7 +119,7 @@ def test_an_object_that_is_too_large_for_a_record_is_not_read(original: StoreSet
 def test_a_copy_with_a_damaged_object_after_all_others_can_be_made_a_registry_of_its_own(
     original: StoreSettings, copy: StoreSettings, monkeypatch: pytest.MonkeyPatch
 ):
-    """Any number of times."""
+    """A copy with a damaged object after all others can become a registry of its own, any number of times."""
     open_store(copy).put(LAST_ID, b"of somebody else")
     with pytest.raises(BucketCopied, match=f"left out: {LAST_ID}"):
         opened(copy)
@@ -127,7 +133,9 @@ def test_a_copy_with_a_damaged_object_after_all_others_can_be_made_a_registry_of
 
 
 def test_an_object_that_comes_after_every_other_is_named(copy: StoreSettings):
-    """Made by hand: only a person can tell what it is for."""
+    """An object that sorts after every other one is named in the message. It was made by hand, and only a
+    person can tell what it is for.
+    """
     uid = "f" * 32
     body = json.dumps({"seq": 999_999, "uid": uid, "where": "elsewhere"})
     open_store(copy).put(f"_place/999999.{uid}", body.encode())
@@ -142,7 +150,9 @@ def test_an_object_that_comes_after_every_other_is_named(copy: StoreSettings):
 def test_a_bucket_that_says_nothing_readable_is_refused_until_somebody_decides(
     original: StoreSettings, copy: StoreSettings, monkeypatch: pytest.MonkeyPatch
 ):
-    """A copy must not pass for the original because what tells the two apart is damaged."""
+    """A bucket whose identity cannot be read is refused until an operator decides. A copy must not pass for
+    the original because what distinguishes them is damaged.
+    """
     (place,) = [stored.key for stored in open_store(copy).list("_place/").objects]
     open_store(copy).put(place, b"")
     with pytest.raises(StoreUnfit, match=f"does not say where it is, .*: {place}. Restore"):
@@ -153,7 +163,9 @@ def test_a_bucket_that_says_nothing_readable_is_refused_until_somebody_decides(
 
 
 def test_a_copied_folder_is_refused_as_a_bucket_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """One that was moved is not told from a copy: whoever moved it says so."""
+    """A copied folder is refused like a copied bucket. A moved folder cannot be told from a copy, so the
+    operator who moved it has to say so.
+    """
     (tmp_path / "voices").mkdir()
     original = StoreSettings(url=(tmp_path / "voices").as_uri())
     before = identity(original)
@@ -171,7 +183,9 @@ def test_a_copied_folder_is_refused_as_a_bucket_is(tmp_path: Path, monkeypatch: 
 
 
 def test_the_same_bucket_by_another_address_is_told_so(original: StoreSettings):
-    """Workers may reach it by another name than the API does."""
+    """A bucket at an unknown address is refused until a setting names the known one. Workers may reach it by
+    another name than the API does.
+    """
     elsewhere = original.model_copy(
         update={"endpoint": str(original.endpoint).replace("127.0.0.1", "localhost")}
     )

@@ -1,8 +1,7 @@
-"""Canceling jobs, on a real Valkey, RQ's queues and a real local folder: what is canceled stays so, and what
-was served serves on.
+"""Tests of canceling jobs, on a real Valkey, RQ's queues and a real local folder. What is canceled stays
+canceled, and what was served is still served.
 """
 
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -24,14 +23,8 @@ from tests.integration.storage import (
 )
 
 
-@pytest.fixture
-def storage(tmp_path: Path, valkey: ValkeyServer, redis_client: object) -> Iterator[Storage]:
-    with Storage(tmp_path / "bucket", valkey.url) as storage:
-        yield storage
-
-
 def job_of(storage: Storage, name: str) -> str:
-    """The open one."""
+    """Return the open job."""
     (job,) = storage.jobs(name, open_only=True)
     return job.id
 
@@ -39,18 +32,18 @@ def job_of(storage: Storage, name: str) -> str:
 def profile_status(storage: Storage, name: str, number: int = 1) -> tuple[str, str | None]:
     indexed = storage.index.load(speaker_id(name))
     version = next(one for one in indexed.speaker.versions if one.number == number)
-    found = storage.registrar.profile_status(indexed, version, PROFILE)
+    found = storage.operations.statuses.of_profile(indexed, version, PROFILE)
     return found.state, found.error and found.error.partition(":")[0]
 
 
 def extract(storage: Storage, name: str, *, force: bool = False) -> str | None:
     version = storage.index.load(speaker_id(name)).speaker.default
-    claims = storage.registrar.ensure(speaker_id(name), version, [PROFILE], force=force)
+    claims = storage.operations.extractions.ensure(speaker_id(name), version, [PROFILE], force=force)
     return claims[PROFILE].job_id
 
 
 def test_a_job_that_waits_is_canceled_and_gone_from_the_queue(storage: Storage):
-    """No worker will ever see it."""
+    """A waiting job that is canceled leaves the queue, and no worker ever sees it."""
     storage.register("alice")
     job_id = job_of(storage, "alice")
     assert cancel(storage.parts, NAMESPACE, job_id).state == "canceled"
@@ -63,7 +56,9 @@ def test_a_job_that_waits_is_canceled_and_gone_from_the_queue(storage: Storage):
 def test_it_is_not_said_to_be_canceled_while_its_version_cannot_be_read(
     storage: Storage, monkeypatch: pytest.MonkeyPatch
 ):
-    """A Redis that was rolled back knows the job; a worker that is at it would publish all the same."""
+    """A job is not reported as canceled while its version cannot be read. A Redis that was rolled back knows
+    the job, but a worker that is running it would publish all the same.
+    """
     storage.register("alice")
     job_id = job_of(storage, "alice")
     key, get = f"sr:job:{job_id}", storage.store.get
@@ -85,7 +80,9 @@ def test_it_is_not_said_to_be_canceled_while_its_version_cannot_be_read(
 
 
 def test_housekeeping_does_not_start_it_again(storage: Storage):
-    """The profile is required of every voice; still, somebody has said no."""
+    """Housekeeping does not start a canceled job again. The profile is required of every voice, but a caller
+    has declined it.
+    """
     storage.register("alice")
     cancel(storage.parts, NAMESPACE, job_of(storage, "alice"))
     for _ in range(3):
@@ -98,7 +95,9 @@ def test_housekeeping_does_not_start_it_again(storage: Storage):
 
 
 def test_it_stays_canceled_when_redis_is_lost(storage: Storage):
-    """The job's record goes with Redis; that it was canceled is a fact."""
+    """A canceled job stays canceled when Redis is lost. The job's record goes with Redis, but its
+    cancellation is a fact.
+    """
     storage.register("alice")
     cancel(storage.parts, NAMESPACE, job_of(storage, "alice"))
     storage.raw.flushall()
@@ -109,7 +108,7 @@ def test_it_stays_canceled_when_redis_is_lost(storage: Storage):
 
 
 def test_a_running_job_ends_without_publishing(storage: Storage):
-    """Its worker notices when it is about to publish."""
+    """A canceled running job ends without publishing: its worker notices when it is about to publish."""
     storage.register("alice")
     (work,) = storage.take()
     storage.publisher.progress(work, "encoding", 1)
@@ -121,7 +120,7 @@ def test_a_running_job_ends_without_publishing(storage: Storage):
 
 
 def test_a_canceled_job_that_fails_stays_canceled(storage: Storage):
-    """What becomes of it does not matter any more."""
+    """A canceled job that fails stays canceled, because its result no longer matters."""
     storage.register("alice")
     (work,) = storage.take()
     cancel(storage.parts, NAMESPACE, work.job_id)
@@ -132,7 +131,9 @@ def test_a_canceled_job_that_fails_stays_canceled(storage: Storage):
 
 @pytest.mark.parametrize("moment", ["said so", "begun"])
 def test_it_is_too_late_once_the_artifact_is_being_stored(storage: Storage, moment: str):
-    """Whoever is told that it was canceled must not find the artifact in force afterwards."""
+    """A job cannot be canceled once its artifact is being stored. A caller whose cancellation was
+    acknowledged must not find the artifact in force afterwards.
+    """
     storage.register("alice")
     (work,) = storage.take()
     refused: list[JobFinished] = []
@@ -156,7 +157,9 @@ def test_it_is_too_late_once_the_artifact_is_being_stored(storage: Storage, mome
 
 
 def test_what_a_dead_attempt_began_to_publish_does_not_protect_the_next_one(storage: Storage):
-    """Else a job whose worker died at the wrong moment could never be canceled."""
+    """An artifact that a dead attempt began to publish does not protect the next attempt. A job whose worker
+    died at the wrong moment could otherwise never be canceled.
+    """
     storage.register("alice")
     (work,) = storage.take()
     storage.index.begin(
@@ -169,7 +172,7 @@ def test_what_a_dead_attempt_began_to_publish_does_not_protect_the_next_one(stor
 
 
 def test_to_cancel_twice_is_to_cancel_once(storage: Storage):
-    """Whoever got no answer asks again."""
+    """Canceling twice is the same as canceling once, because a caller that got no answer asks again."""
     storage.register("alice")
     job_id = job_of(storage, "alice")
     first = cancel(storage.parts, NAMESPACE, job_id)
@@ -178,10 +181,10 @@ def test_to_cancel_twice_is_to_cancel_once(storage: Storage):
 
 
 def test_what_has_ended_cannot_be_canceled(storage: Storage):
-    """Nor what there is not."""
+    """A job that has ended cannot be canceled, nor can one that does not exist."""
     storage.ready("alice")
     (done,) = storage.jobs("alice")
-    with pytest.raises(JobFinished, match=f"'{done.id}' is succeeded; only a queued or processing job"):
+    with pytest.raises(JobFinished, match=f"'{done.id}' is in state 'succeeded'; only a queued or"):
         cancel(storage.parts, NAMESPACE, done.id)
     for namespace, job_id in ((NAMESPACE, "job_none"), ("tenant", done.id)):
         with pytest.raises(JobNotFound):
@@ -190,7 +193,7 @@ def test_what_has_ended_cannot_be_canceled(storage: Storage):
 
 
 def test_what_was_served_serves_on(storage: Storage):
-    """A forced extraction that is canceled leaves the artifact that was there."""
+    """A canceled forced extraction leaves the artifact that was served before."""
     storage.ready("alice")
     served = storage.served("alice")
     extract(storage, "alice", force=True)
@@ -202,7 +205,9 @@ def test_what_was_served_serves_on(storage: Storage):
 
 
 def test_force_makes_what_was_canceled(storage: Storage):
-    """Without it a canceled extraction stays canceled, as a failed one stays failed."""
+    """A forced extraction makes what was canceled. Without force a canceled extraction stays canceled, as a
+    failed one stays failed.
+    """
     storage.register("alice")
     cancel(storage.parts, NAMESPACE, job_of(storage, "alice"))
     assert extract(storage, "alice") is None
@@ -212,7 +217,7 @@ def test_force_makes_what_was_canceled(storage: Storage):
 
 
 def test_a_newer_encoder_makes_it(storage: Storage):
-    """It was this computation that was canceled."""
+    """A newer encoder makes the artifact, because only the older computation was canceled."""
     storage.register("alice")
     cancel(storage.parts, NAMESPACE, job_of(storage, "alice"))
     storage.announce(NEXT_FINGERPRINT)
@@ -222,7 +227,9 @@ def test_a_newer_encoder_makes_it(storage: Storage):
 
 
 def test_a_job_for_which_there_never_was_a_worker_is_canceled(tmp_path: Path, valkey: ValkeyServer):
-    """Nobody has said with what its artifact would be made. It stays canceled until somebody insists."""
+    """A job for which there never was a worker can be canceled. No worker has announced with what its
+    artifact would be made, so it stays canceled until a caller forces it.
+    """
     storage = Storage(tmp_path / "bucket", valkey.url)
     storage.raw.flushall()
     storage.housekeeper.rebuild()
@@ -249,7 +256,9 @@ def test_others_in_the_queue_are_left(storage: Storage):
 
 @pytest.mark.parametrize("way", Border.WAYS)
 def test_whichever_call_fails_asking_again_cancels_it(storage: Storage, way: str):
-    """And in between nothing is half canceled: the job goes on, or it is canceled for good."""
+    """A cancellation can be repeated whichever call fails. In between nothing is half canceled: the job goes
+    on, or it is canceled for good.
+    """
     for call in range(1, 20):
         name = f"voice-{call}"
         storage.register(name, number=call)

@@ -1,4 +1,4 @@
-"""A process that cannot start says why, in one line for whoever looks, and ends with a status of its own."""
+"""Tests that a process that cannot start gives the reason in one line and ends with a status of its own."""
 
 import json
 import os
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from services.embedded.managed_process import ROOT
-from tests.deploy.composed import free_ports
+from tests.ports import free_port
 
 API, WORKER = "services.registry_api", "services.extractor_worker"
 SWEEP, ADOPT = "services.registry_api sweep", "services.registry_api adopt-bucket"
@@ -17,7 +17,7 @@ SECRET = "6b1f0c9a4e"
 
 
 def lines(program: str, *, status: int = 1, **environment: str) -> list[dict[str, str]]:
-    """What it logs before it ends with this status."""
+    """Return what a process logs before it ends with this status."""
     given = {name: value for name, value in os.environ.items() if not name.startswith("SPEAKER_")}
     command = [sys.executable, "-m", *program.split()]
     done = subprocess.run(
@@ -30,7 +30,7 @@ def lines(program: str, *, status: int = 1, **environment: str) -> list[dict[str
 
 @pytest.mark.parametrize("program", [API, WORKER, SWEEP])
 def test_a_level_that_there_is_not_is_named(program: str):
-    """Nothing has been said about how to log by then; it is said all the same."""
+    """An unknown log level is named, although logging is not configured by then."""
     *_, last = lines(program, SPEAKER_LOG_LEVEL="loud")
     assert last["event"].endswith(".cannot_start")
     assert last["reason"].startswith("SPEAKER_LOG_LEVEL: ")
@@ -38,7 +38,9 @@ def test_a_level_that_there_is_not_is_named(program: str):
 
 @pytest.mark.parametrize("program", [API, WORKER, SWEEP, ADOPT])
 def test_a_mistyped_variable_is_named_before_anything_can_go_wrong(program: str):
-    """It may be why the process cannot start."""
+    """A mistyped variable is named before anything can go wrong, because it may be why the process cannot
+    start.
+    """
     first, *_ = lines(
         program, SPEAKER_UPLOAD_MAXBYTES=SECRET, SPEAKER_MAX_VERSIONS="many", SPEAKER_STORE_URL="voices"
     )
@@ -48,8 +50,8 @@ def test_a_mistyped_variable_is_named_before_anything_can_go_wrong(program: str)
 
 @pytest.mark.parametrize("program", [API, WORKER])
 def test_a_bucket_that_cannot_be_reached_is_named(program: str, tmp_path: Path):
-    """Not by a traceback, whose last line is some library's."""
-    [port] = free_ports(1)
+    """A bucket that cannot be reached is named. A traceback would end with a line of some library's."""
+    port = free_port()
     *_, last = lines(
         program,
         SPEAKER_STORE_URL="s3://voices",
@@ -66,7 +68,7 @@ def test_a_bucket_that_cannot_be_reached_is_named(program: str, tmp_path: Path):
 
 
 def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path):
-    """By its path, not as a bucket that nobody has set."""
+    """A folder that cannot be used is named by its path, not as a bucket that is not set."""
     in_the_way = tmp_path / "voices"
     in_the_way.write_bytes(b"")
     *_, last = lines(API, SPEAKER_STORE_URL=in_the_way.as_uri(), SPEAKER_STORE_START_SECONDS="0")
@@ -77,7 +79,9 @@ def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path):
 
 
 def test_a_mistyped_profile_of_custom_weights_is_named(tmp_path: Path):
-    """If it were ignored, the profile that is meant would be refused for its sums."""
+    """A mistyped profile of custom weights is named. If it were ignored, the intended profile would be
+    refused because of its checksums.
+    """
     *_, last = lines(
         WORKER, SPEAKER_STORE_URL=tmp_path.as_uri(), SPEAKER_EXTRACTOR_CUSTOM_WEIGHTS="qwen3-tts-06b"
     )
@@ -88,7 +92,9 @@ def test_a_mistyped_profile_of_custom_weights_is_named(tmp_path: Path):
 @pytest.mark.parametrize("program", [SWEEP, ADOPT])
 @pytest.mark.parametrize("argument", ["--help", "--nonsense"])
 def test_a_command_that_takes_no_arguments_does_nothing_when_it_is_given_some(program: str, argument: str):
-    """Whoever asks for help wants no bucket taken over."""
+    """A command that takes no arguments does nothing when it is given some. A user who types `--help` does
+    not want a bucket taken over.
+    """
     command = [sys.executable, "-m", *program.split(), argument]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=30)
     assert done.returncode == (0 if argument == "--help" else 2)
@@ -98,7 +104,9 @@ def test_a_command_that_takes_no_arguments_does_nothing_when_it_is_given_some(pr
 
 @pytest.mark.parametrize("program", [API, WORKER, ADOPT])
 def test_a_folder_that_is_missing_is_not_made(tmp_path: Path, program: str):
-    """A typo would start a registry without a voice, and say that it is ready."""
+    """A missing folder is not created. A typo would otherwise start a registry without a voice that reports
+    itself ready.
+    """
     mistyped = tmp_path / "voicse"
     *_, last = lines(program, SPEAKER_STORE_URL=mistyped.as_uri(), SPEAKER_STORE_START_SECONDS="0")
     assert last["reason"] == (

@@ -1,4 +1,6 @@
-"""`make run` and `make demo` as a user meets them: started from a shell, tried, stopped, killed, misused."""
+"""Tests of `make run` and `make demo` as a user meets them: started from a shell, tried, stopped, killed and
+misused.
+"""
 
 import json
 import os
@@ -30,8 +32,8 @@ from tests.queue_workers import START_SECONDS, wait_until
 
 ROOT = Path(__file__).parents[2]
 PROFILE = "ecapa-voxceleb"
-"""Its model loads in half the time of the default profile's, which only the tests of what is printed and of
-the demo take.
+"""The profile of most tests. Its model loads in half the time of the default profile's, which only the tests
+of the printed text and of the demo use.
 """
 DEFAULT_PROFILE = "qwen3-tts-0.6b"
 WIDTH = 192
@@ -40,7 +42,7 @@ pytestmark = pytest.mark.timeout(600)
 
 
 class Run:
-    """`python -m services.embedded run` on one data folder, started whenever a test needs it."""
+    """One `python -m services.embedded run` with one data folder, started whenever a test needs it."""
 
     def __init__(self, data: Path, clone: Path = ROOT) -> None:
         self.data, self.clone = data, clone
@@ -48,7 +50,7 @@ class Run:
         self.output: list[str] = []
 
     def start(self, **environment: str) -> None:
-        """As a shell starts a job: in a process group of its own."""
+        """Start the command as a shell starts a job, in a process group of its own."""
         self.process = subprocess.Popen(
             [sys.executable, "-m", "services.embedded", "run"],
             cwd=self.clone,
@@ -69,7 +71,7 @@ class Run:
         threading.Thread(target=self.output.extend, args=(self.process.stdout,), daemon=True).start()
 
     def up(self) -> "Run":
-        """Running and ready; as it is, if it was."""
+        """Make sure that it is running and ready. One that runs already is left as it is."""
         if self.process is None or self.process.poll() is not None:
             self.start()
         wait_until(
@@ -93,11 +95,11 @@ class Run:
         return next(one for one in self.family() if what in " ".join(one.cmdline()))
 
     def press_ctrl_c(self) -> None:
-        """The terminal sends it to the whole foreground group."""
+        """Interrupt the whole foreground group, as a terminal does."""
         os.killpg(self.process.pid, signal.SIGINT)
 
     def ends_within(self, seconds: float, family: list[psutil.Process]) -> int:
-        """The exit status, once all of the family are gone too."""
+        """Return the exit status, once all processes of the family are gone too."""
         deadline = time.monotonic() + seconds
         status = self.process.wait(seconds)
         left = psutil.wait_procs(family, timeout=max(0.1, deadline - time.monotonic()))[1]
@@ -114,7 +116,9 @@ class Run:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
-    """One for all tests: each start loads a model. A test may leave it stopped, with its data."""
+    """Yield one run for all tests, because each start loads a model. A test may leave it stopped, with its
+    data.
+    """
     run = Run(tmp_path_factory.mktemp("embedded"))
     yield run
     run.end()
@@ -122,14 +126,14 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
 
 @pytest.fixture
 def fresh(tmp_path: Path) -> Iterator[Run]:
-    """One of its own, for tests that end it before a model is loaded."""
+    """Yield a run of its own, for tests that end it before a model is loaded."""
     run = Run(tmp_path)
     yield run
     run.end()
 
 
 def curl(line: str, folder: Path) -> str:
-    """Run a curl line as it was printed; without curl, what it says."""
+    """Run a curl line as it was printed. Without curl, make the same request and return its answer."""
     if shutil.which("curl"):
         done = subprocess.run(["bash", "-c", line], cwd=folder, capture_output=True, text=True, check=True)
         return done.stdout
@@ -149,7 +153,7 @@ def curl(line: str, folder: Path) -> str:
 
 
 def held(url: str) -> dict[str, list[tuple[int, str]]]:
-    """Name -> (version, digest of its artifact) of everything a registry serves."""
+    """Return name -> (version, digest of its artifact) of everything a registry serves."""
     with RegistryClient(url) as client:
         return {
             voice.name: [
@@ -164,7 +168,7 @@ def held(url: str) -> dict[str, list[tuple[int, str]]]:
 
 
 def test_what_it_prints_can_be_pasted(fresh: Run, tmp_path: Path):
-    """The first minute of a newcomer: the three lines have to lead to a file."""
+    """Three printed lines can be pasted and lead to a file, because they are a newcomer's first minute."""
     fresh.start(PROFILES=DEFAULT_PROFILE)
     fresh.up()
     assert f"Data: {fresh.data}" in fresh.text
@@ -179,8 +183,8 @@ def test_what_it_prints_can_be_pasted(fresh: Run, tmp_path: Path):
 
 
 def test_a_profile_that_cannot_be_served_is_named_and_stops_no_other(fresh: Run):
-    """One has wrong settings, for one there is no encoder at all: both are the operator's business, and the
-    third is everybody's.
+    """A profile that cannot be served is named and stops no other. One has wrong settings and one has no
+    encoder at all, which the operator has to fix; the third must still serve every caller.
     """
     fresh.start(PROFILES="omnivoice,voxtral,ecapa-voxceleb", SPEAKER_OMNIVOICE_TRIM="perhaps")
     with RegistryClient(fresh.up().url) as client:
@@ -192,7 +196,9 @@ def test_a_profile_that_cannot_be_served_is_named_and_stops_no_other(fresh: Run)
 
 
 def test_its_log_lines_are_for_people(run: Run):
-    """Whoever keeps a terminal open wants to see what happens to voices, not JSON or a server's life."""
+    """The log lines in a terminal are for people, who want to see what happens to voices, not JSON or a
+    server's life cycle.
+    """
     url = run.up().url
     with RegistryClient(url) as client:
         client.register("bob", embedding=np.linspace(-1, 1, WIDTH), consent="cons_1")
@@ -204,7 +210,7 @@ def test_its_log_lines_are_for_people(run: Run):
 
 
 def test_a_second_one_on_the_same_data_is_refused(run: Run, fresh: Run):
-    """Two servers appending to one log destroy it."""
+    """A second registry on the same data is refused, because two servers appending to one log destroy it."""
     run.up()
     fresh.data = run.data
     fresh.start()
@@ -214,7 +220,9 @@ def test_a_second_one_on_the_same_data_is_refused(run: Run, fresh: Run):
 
 
 def test_a_second_one_with_a_redis_of_its_own_is_refused_as_well(run: Run, fresh: Run, tmp_path: Path):
-    """Each Redis would give out version 1 of the same voice."""
+    """A second registry with a Redis of its own is refused too, because each Redis would assign version 1 of
+    the same voice.
+    """
     run.up()
     fresh.data = run.data
     with ValkeyServer(tmp_path / "another") as server:
@@ -224,7 +232,9 @@ def test_a_second_one_with_a_redis_of_its_own_is_refused_as_well(run: Run, fresh
 
 
 def test_a_child_that_is_killed_is_started_again(run: Run):
-    """An out-of-memory kill at night must not need a person in the morning."""
+    """A child that is killed is started again. An out-of-memory kill at night must not need a person in the
+    morning.
+    """
     url = run.up().url
     for what in ("services.registry_api", "valkey-server", "services.extractor_worker"):
         killed = run.child(what)
@@ -246,7 +256,7 @@ def _another(run: Run, what: str, pid: int) -> bool:
 
 
 def test_a_restart_finds_every_voice_version_and_artifact_again(run: Run):
-    """The promise of the data folder."""
+    """A restart finds every voice, version and artifact again, as the data folder promises."""
     with RegistryClient(run.up().url) as client:
         for ramp in (np.linspace(-1, 1, WIDTH), np.linspace(1, -1, WIDTH)):
             client.register("dora", embedding=ramp, consent="cons_1")
@@ -262,7 +272,7 @@ def test_a_restart_finds_every_voice_version_and_artifact_again(run: Run):
 
 @pytest.mark.parametrize("suspended", ["services.extractor_worker", "services.registry_api"])
 def test_ctrl_c_stops_a_child_that_is_suspended(run: Run, suspended: str):
-    """A suspended process sees no signal; a user who typed Ctrl-C wants their machine back all the same."""
+    """Ctrl-C stops a suspended child. It sees no signal, but the user wants the machine back all the same."""
     run.up()
     family = run.family()
     run.child(suspended).suspend()
@@ -272,7 +282,9 @@ def test_ctrl_c_stops_a_child_that_is_suspended(run: Run, suspended: str):
 
 
 def test_a_second_ctrl_c_ends_everything_at_once(run: Run):
-    """A server that does not answer would be waited for; who types it twice is in a hurry."""
+    """A second Ctrl-C ends everything at once. The first waits for a server that does not answer; a user who
+    types it twice is in a hurry.
+    """
     run.up()
     family = run.family()
     run.child("valkey-server").suspend()
@@ -283,7 +295,9 @@ def test_a_second_ctrl_c_ends_everything_at_once(run: Run):
 
 
 def test_ctrl_c_stops_it_while_it_starts(fresh: Run):
-    """Loading a model takes long enough to change one's mind."""
+    """Ctrl-C stops the command while it starts, because loading a model takes long enough for a user to
+    change their mind.
+    """
     fresh.start()
     wait_until(lambda: len(fresh.family()) >= 4, START_SECONDS)  # Valkey, API, its decoder, worker
     family = fresh.family()
@@ -293,7 +307,9 @@ def test_ctrl_c_stops_it_while_it_starts(fresh: Run):
 
 
 def test_ctrl_c_in_the_first_moment_is_no_traceback(fresh: Run, tmp_path: Path):
-    """Importing its libraries takes long enough to notice a mistyped line."""
+    """Ctrl-C in the first moment prints no traceback. Importing the libraries takes long enough for a user to
+    notice a mistyped line.
+    """
     slow = tmp_path / "slow"
     slow.mkdir()
     (slow / "pydantic.py").write_text("print('importing', flush=True); import time; time.sleep(60)")
@@ -305,7 +321,9 @@ def test_ctrl_c_in_the_first_moment_is_no_traceback(fresh: Run, tmp_path: Path):
 
 
 def test_no_child_outlives_a_supervisor_that_is_killed(fresh: Run):
-    """Orphans would hold the port, the data folder and the memory, and nobody would look for them."""
+    """No child outlives a supervisor that is killed. Orphans would hold the port, the data folder and the
+    memory unnoticed.
+    """
     fresh.start()
     wait_until(lambda: len(fresh.family()) >= 4, START_SECONDS)
     family = fresh.family()
@@ -314,7 +332,9 @@ def test_no_child_outlives_a_supervisor_that_is_killed(fresh: Run):
 
 
 def test_beyond_loopback_it_makes_a_key_and_asks_for_it(fresh: Run):
-    """`make run HOST=0.0.0.0` works at once, and lets nobody in who cannot read the file it names."""
+    """`make run HOST=0.0.0.0` makes a key and asks for it. It works at once, and admits only callers who can
+    read the file that it names.
+    """
     fresh.start(HOST="0.0.0.0")
     fresh.up()
     said = "".join(fresh.output)
@@ -345,17 +365,19 @@ def test_beyond_loopback_it_makes_a_key_and_asks_for_it(fresh: Run):
         ),
         (
             {"PORT": "http"},
-            "PORT: accepted is a whole number from 0 to 65535; it is 'http'",
+            "PORT: accepted: a whole number from 0 to 65535; it is 'http'",
         ),
         ({"DATA": "/dev/null/data"}, "DATA is /dev/null/data, which cannot be used: Not a directory."),
         (
             {"SPEAKER_MAX_UPLOADED": "0"},
-            "The api could not start: SPEAKER_MAX_UPLOADED: accepted is a whole number of at least 1; it",
+            "The api could not start: SPEAKER_MAX_UPLOADED: accepted: a whole number of at least 1; it",
         ),
     ],
 )
 def test_a_wrong_setting_is_named_in_one_line(fresh: Run, environment: dict[str, str], says: str):
-    """Whoever mistyped it should read what and why, not a traceback of a process they do not know."""
+    """A wrong setting is named in one line. A user who mistyped it should read what is wrong and why, not a
+    traceback of an unfamiliar process.
+    """
     fresh.start(**environment)
     family: list[psutil.Process] = []
     while fresh.process.poll() is None:
@@ -369,7 +391,9 @@ def test_a_wrong_setting_is_named_in_one_line(fresh: Run, environment: dict[str,
 
 
 def test_it_runs_in_a_folder_whose_name_has_blanks(short_folder: Path):
-    """Some people's clones lie in "My Documents"."""
+    """The command runs in a folder whose name contains blanks, because some people's clones lie in "My
+    Documents".
+    """
     clone = short_folder / "a clone"
     clone.mkdir()
     for name in ("services", "speaker_registry"):
@@ -389,7 +413,7 @@ def test_it_runs_in_a_folder_whose_name_has_blanks(short_folder: Path):
 
 
 def test_a_port_in_use_is_named(fresh: Run):
-    """Usually it is a registry that runs already, in another terminal."""
+    """A port in use is named. Usually a registry runs on it already, in another terminal."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -400,13 +424,17 @@ def test_a_port_in_use_is_named(fresh: Run):
 
 @pytest.fixture
 def short_folder() -> Iterator[Path]:
-    """pytest's own have paths too long for a unix socket when it runs several processes."""
+    """Yield a folder with a short path. pytest's own paths are too long for a unix socket when it runs
+    several processes.
+    """
     with TemporaryDirectory() as folder:
         yield Path(folder)
 
 
 def test_the_demo_runs_to_its_end(short_folder: Path):
-    """The first of the two commands. It shows the whole way, and leaves nothing behind."""
+    """The demo runs to its end. It is the first of the two commands, shows every step, and leaves nothing
+    behind.
+    """
     environment = {**os.environ, "TMPDIR": str(short_folder)}
     done = subprocess.run(
         [sys.executable, "-m", "services.embedded", "demo"],
@@ -418,7 +446,8 @@ def test_the_demo_runs_to_its_end(short_folder: Path):
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert not done.stderr.strip()
+    # On a busy machine the start takes longer than users are left without news.
+    assert not [line for line in done.stderr.splitlines() if "start.takes_long" not in line]
     shown = (
         "ref_code: int32 [75, 16]",
         "speaker_embedding: float32 [1024]",

@@ -1,4 +1,6 @@
-"""`make run` on a data folder that is read-only or no folder, or on a file system that is or gets full."""
+"""Tests of `make run` on a data folder that is read-only or no folder, or on a file system that is or becomes
+full.
+"""
 
 import os
 import signal
@@ -23,7 +25,7 @@ pytestmark = pytest.mark.timeout(600)
 
 
 class Contained:
-    """`python -m services.embedded run`, in a view of the file system of its own."""
+    """A handle on `python -m services.embedded run` in a view of the file system of its own."""
 
     def __init__(self, data: Path, mounts: Sequence[str] = (), first: str = "true") -> None:
         bwrap = program("bwrap", "bubblewrap")
@@ -59,21 +61,21 @@ class Contained:
         )
 
     def up(self) -> str:
-        """Wait until it is, and return its URL."""
+        """Wait until it is ready, and return its URL."""
         up = "Ctrl-C stops it.\n"
         wait_until(lambda: up in self.output or self.process.poll() is not None, START_SECONDS)
         assert up in self.output, self.text
         return next(line.split()[5] for line in self.output if "The speaker registry is up: " in line)
 
     def ended(self) -> int:
-        """Its exit status, once it has ended by itself."""
+        """Return its exit status, once it has ended by itself."""
         status = self.process.wait(START_SECONDS)
         self._reader.join()
         return status
 
     def inside(self, path: Path) -> Path:
-        """The same path from out here."""
-        inner = self.family()[0]  # those that come later may be decoders, which end after a clip
+        """Return the same path as seen from outside the view."""
+        inner = self.family()[0]  # later processes may be decoders, which end after a clip
         return Path(f"/proc/{inner.pid}/root{path}")
 
 
@@ -92,12 +94,12 @@ def contained(data: Path, mounts: Sequence[str] = (), first: str = "true") -> It
 
 
 def tiny(data: Path, size: int) -> list[str]:
-    """A file system of its own that holds so many bytes."""
+    """Make a file system of its own that holds so many bytes."""
     return ["--size", str(size), "--tmpfs", str(data)]
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path):
-    """With nothing in it there is nothing to serve."""
+    """A folder that cannot be written is named, because an empty one has nothing to serve."""
     with contained(tmp_path, ["--ro-bind", str(tmp_path), str(tmp_path)]) as run:
         assert run.ended() == 1
     assert run.output[1:] == [f"DATA is {tmp_path}, which cannot be used: Read-only file system.\n"]
@@ -112,7 +114,7 @@ def test_a_file_in_place_of_the_folder_is_named(tmp_path: Path):
 
 
 def test_a_folder_that_never_had_room_is_named(tmp_path: Path):
-    """The directories fit, and no byte of a file."""
+    """A folder that never had room is named: the directories fit, but not a byte of a file."""
     fill = f"head -c 65536 /dev/zero > {tmp_path}/filler"
     with contained(tmp_path, tiny(tmp_path, 65536), first=fill) as run:
         assert run.ended() == 1
@@ -122,7 +124,9 @@ def test_a_folder_that_never_had_room_is_named(tmp_path: Path):
 
 
 def test_what_becomes_full_refuses_uploads_and_serves_what_it_has(tmp_path: Path):
-    """And takes uploads again when there is room."""
+    """A registry whose disk becomes full refuses uploads and serves what it has. It takes uploads again when
+    there is room.
+    """
     with contained(tmp_path, tiny(tmp_path, 32 * MIB)) as run:
         with httpx.Client(base_url=run.up(), timeout=60) as client:
             assert upload(client, "kept").status_code == 200
@@ -149,7 +153,7 @@ def upload(client: httpx.Client, name: str) -> httpx.Response:
 
 
 def fill(path: Path) -> None:
-    """To the last byte."""
+    """Fill the file system to the last byte."""
     with path.open("wb", buffering=0) as file, suppress(OSError):
         while file.write(bytes(4096)):
             pass

@@ -1,5 +1,6 @@
-"""The rule that begins an index behind every place that was given out before (`lua/open.lua`), on a real
-Valkey whose index is lost again and again. Nothing that is reserved here ever lands, so no fact can help.
+"""Tests of the rule that begins an index after every place that was assigned before (`lua/open.lua`), on a
+real Valkey whose index is lost again and again. Nothing that is reserved here ever lands, so no fact can
+help.
 """
 
 from collections.abc import Iterator
@@ -24,7 +25,7 @@ HOUR = 3600
 
 @dataclass
 class Registry:
-    """Processes of one registry on one server, whose clocks show the same."""
+    """A registry's processes on one server, whose clocks show the same time."""
 
     url: str
     raw: Redis
@@ -32,11 +33,11 @@ class Registry:
 
     def __post_init__(self) -> None:
         self.given: list[int] = []
-        """Every place that was given out, in that order."""
+        """Every place that was assigned, in that order."""
         self._opened: list[SpeakerIndex] = []
 
     def process(self) -> SpeakerIndex:
-        """One that knows nothing yet."""
+        """Return a process that knows nothing yet."""
         index = SpeakerIndex(self.url, "a bucket", lambda _: Speaker(), NoEpochs(), clock=lambda: self.now)
         self._opened.append(index)
         return index
@@ -55,7 +56,7 @@ class Registry:
             return self._reserve(index, vuid)
 
     def check(self) -> None:
-        """None was given out twice; and later ones come later, which is what a census relies on."""
+        """Check that no place was assigned twice and later ones come later, which a census relies on."""
         assert all(before < after for before, after in pairwise(self.given))
 
     def close(self) -> None:
@@ -74,8 +75,9 @@ def registry(valkey: ValkeyServer, redis_client: Redis) -> Iterator[Registry]:
 def test_losses_in_quick_succession_give_no_place_twice(
     registry: Registry, seconds: float, places: int, finally_new: bool
 ):
-    """Some within one second, of which the process that begins the next index knows. Those every second leave
-    the epoch at the clock: a new process that knows of none of them begins behind all of them as well.
+    """Losses in quick succession assign no place twice. Of several losses within one second, the process that
+    begins the next index knows. Losses one second apart leave the epoch at the clock, so a new process that
+    knows of none of them begins after all of them too.
     """
     index = registry.process()
     for _ in range(40):
@@ -89,7 +91,9 @@ def test_losses_in_quick_succession_give_no_place_twice(
 @pytest.mark.parametrize("hours", [0.01, 1, 24])
 @pytest.mark.parametrize("known_to", ["caller", "server"])
 def test_a_clock_that_was_set_back_gives_no_place_twice(registry: Registry, hours: float, known_to: str):
-    """The epoch of the last index is ahead of it, and the index may have given out many places."""
+    """A clock that was set back assigns no place twice. The epoch of the last index is ahead of the clock,
+    and that index may have assigned many places.
+    """
     index = registry.process()
     registry.reserve(index, 250)
     for _ in range(3):
@@ -104,7 +108,9 @@ def test_a_clock_that_was_set_back_gives_no_place_twice(registry: Registry, hour
 
 
 def test_an_epoch_that_only_the_caller_knows_counts(registry: Registry):
-    """The server was rolled back to before it, and the clock set back."""
+    """An epoch that only the caller knows counts: the server was rolled back to before it, and the clock was
+    set back.
+    """
     index = registry.process()
     registry.reserve(index, 3)
     older = int(registry.raw.get("sr:base") or 0)
@@ -120,7 +126,9 @@ def test_an_epoch_that_only_the_caller_knows_counts(registry: Registry):
 
 
 def test_a_clock_beyond_the_last_place_begins_no_index(registry: Registry):
-    """One process whose clock is centuries ahead would leave no place for the others, for good."""
+    """A clock beyond the last place begins no index. One process whose clock is centuries ahead would
+    otherwise leave no place for the others, for good.
+    """
     registry.now, noon = LAST_SEQ / 100, registry.now
     with pytest.raises(ClockWrong, match="centuries ahead"):
         registry.process().open()

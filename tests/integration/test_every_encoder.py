@@ -1,5 +1,5 @@
-"""All encoders there are, in one real worker at their published size, on a spoken clip. The weights are
-random; what each encoder computes is held against its reference elsewhere.
+"""A test of all encoders in one real worker, at their published size, on a spoken clip. The weights are
+random; other tests compare what each encoder computes with its reference.
 """
 
 from pathlib import Path

@@ -1,5 +1,5 @@
-"""One upload serves a whole fleet: every profile there is, required at once, each for itself. The encoders
-are light ones here; what is around them is real.
+"""Tests that one upload serves a whole fleet: every profile is required at once, and each is independent. The
+encoders are light ones here; everything around them is real.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,7 +20,7 @@ FAILS = "qwen3-tts-1.7b"
 
 
 def every_profile(folder: Path, **environment: str) -> RegistryProcesses:
-    """Of each upload all are required, and one worker serves them all."""
+    """Yield a registry that requires all profiles of each upload, with one worker that serves them all."""
     profiles = ",".join(ALL)
     both = {"SPEAKER_PROFILES": profiles, "SPEAKER_EXTRACTOR_PROFILES": profiles}
     return RegistryProcesses(folder, environment={**QUICK, **environment}, profiles=both)
@@ -34,7 +34,7 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RegistryProce
 
 @pytest.fixture(scope="module")
 def failing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RegistryProcesses]:
-    """One of them cannot do anything with any clip."""
+    """Make one profile fail for every clip."""
     with every_profile(tmp_path_factory.mktemp("failing"), LIGHT_WORKER_FAILS=FAILS) as running:
         yield running
 
@@ -53,7 +53,9 @@ def test_one_upload_brings_the_artifact_of_every_profile(registry: RegistryProce
 
 
 def test_a_profile_that_fails_neither_delays_nor_spoils_the_others(failing: RegistryProcesses):
-    """And the voice says which one is missing, and why."""
+    """A profile that fails neither delays nor spoils the others, and the voice reports which one is missing
+    and why.
+    """
     with RegistryClient(failing.urls[0], cache=None) as client:
         client.register("alice", noise_clip(1)[0], consent="yes", ref_text="What is said.")
         for name in ALL:
@@ -68,7 +70,9 @@ def test_a_profile_that_fails_neither_delays_nor_spoils_the_others(failing: Regi
 
 
 def test_a_clip_without_a_transcript_lacks_only_what_needs_one(registry: RegistryProcesses):
-    """Said at once, without a job that could only fail. An artifact may lack a tensor for the same reason."""
+    """A clip without a transcript lacks only the profiles that need one. The answer says so at once, without
+    a job that could only fail. An artifact may lack a tensor for the same reason.
+    """
     needing = {name for name in ALL if BUILT_IN[name].ref_text_required}
     with RegistryClient(registry.urls[0], cache=None) as client:
         registration = client.register("bob", noise_clip(2)[0], consent="yes")

@@ -1,4 +1,4 @@
-"""A Redis that throws keys away when its memory is full cannot hold the index."""
+"""Tests that a Redis that evicts keys when its memory is full cannot hold the index."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -28,7 +28,9 @@ def storage(tmp_path: Path) -> Iterator[Storage]:
 def test_any_policy_but_noeviction_closes_the_gate(
     storage: Storage, monkeypatch: pytest.MonkeyPatch, policy: str, *, connected: bool
 ):
-    """33 of 120 acknowledged voices were 404, `/readyz` was ok, and then came a second version 1."""
+    """Any policy other than noeviction closes the gate. Once 33 of 120 acknowledged voices were 404 while
+    `/readyz` was ok, and then came a second version 1.
+    """
     storage.ready("alice")
     storage.clock.sleep(4)
     storage.raw.config_set("maxmemory-policy", policy)
@@ -52,13 +54,15 @@ def test_any_policy_but_noeviction_closes_the_gate(
 
 
 def test_an_index_of_which_something_was_evicted_is_begun_anew(storage: Storage):
-    """The policy was wrong for a while, and is right again. Nobody can tell which voices are missing."""
+    """An index of which something was evicted is begun anew. The policy was wrong for a while and is right
+    again, but nothing tells which voices are missing.
+    """
     storage.ready("alice")
     storage.clock.sleep(4)
     epoch = storage.index.epoch
     storage.raw.config_set("maxmemory-policy", "allkeys-random")
     storage.raw.config_set("maxmemory", 1)
-    with suppress(redis.ResponseError):  # all is evicted that can be, and it is not enough
+    with suppress(redis.ResponseError):  # everything evictable is evicted, and it is not enough
         storage.raw.set("one", "more")
     storage.raw.config_set("maxmemory", 0)
     storage.raw.config_set("maxmemory-policy", "noeviction")

@@ -1,18 +1,17 @@
-"""Any call to bucket, Redis or queue may fail, before or after it took effect, or be repeated: the first, the
-second, … until an operation makes no more. What was served stays, and housekeeping does what is left to do.
+"""Tests in which any call to bucket, Redis or queue fails, before or after it took effect, or is repeated:
+the first, the second, … until an operation makes no more. What was served stays, and housekeeping does what
+is left to do.
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from itertools import count
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from services.embedded.valkey import ValkeyServer
-from services.registry_api.operations.artifact_upload import ReadyArtifact, give_artifact
+from services.registry_api.operations.artifact_upload import ReadyArtifact
 from speaker_registry.errors import Conflict, Unavailable, VoiceNotFound
 from tests.integration.storage import (
     FINGERPRINT,
@@ -29,12 +28,6 @@ pytestmark = pytest.mark.parametrize("way", Border.WAYS)
 retried = pytest.mark.parametrize("retry", [True, False], ids=["retried", "given-up"])
 
 
-@pytest.fixture
-def storage(tmp_path: Path, valkey: ValkeyServer, redis_client: object) -> Iterator[Storage]:
-    with Storage(tmp_path / "bucket", valkey.url) as storage:
-        yield storage
-
-
 class Trials:
     """The same operation on one voice after another, with another call failing each time."""
 
@@ -44,7 +37,7 @@ class Trials:
         self.names: list[str] = []
 
     def __iter__(self) -> Iterator[str]:
-        """Names of voices; ends when an operation made fewer calls."""
+        """Yield names of voices until an operation made fewer calls."""
         self._over = False
         for number in count(1):
             if self._over:
@@ -55,7 +48,7 @@ class Trials:
             yield self.names[-1]
 
     def failed(self, operation: Callable[[], object]) -> bool:
-        """Whether the caller got to know of it."""
+        """Return whether the caller learned of the failure."""
         with self._storage.border.failing(len(self.names), self._way) as reached:
             try:
                 operation()
@@ -68,7 +61,7 @@ class Trials:
 @retried
 @pytest.mark.parametrize("kind", ["clip", "embedding"])
 def test_a_first_upload_is_stored_whole_or_not_at_all(storage: Storage, kind: str, retry: bool, way: str):
-    """All of it or nothing."""
+    """A first upload is stored whole or not at all, whichever call fails."""
     upload = storage.register if kind == "clip" else storage.register_embedding
     trials = Trials(storage, way)
     for name in trials:
@@ -83,7 +76,9 @@ def test_a_first_upload_is_stored_whole_or_not_at_all(storage: Storage, kind: st
 
 @retried
 def test_another_upload_changes_nothing_until_it_is_whole(storage: Storage, retry: bool, way: str):
-    """Who is served version 1 is served that, until version 2 is whole."""
+    """Another upload changes nothing until it is whole: callers that are served version 1 get it until
+    version 2 is whole.
+    """
     trials = Trials(storage, way)
     for name in trials:
         storage.ready(name)
@@ -104,13 +99,15 @@ def test_another_upload_changes_nothing_until_it_is_whole(storage: Storage, retr
 
 
 def data_of(storage: Storage, name: str) -> int:
-    """Objects that are no records."""
+    """Return how many objects are no records."""
     return len([key for key in storage.objects(name) if "/d/" in key])
 
 
 @retried
 def test_a_delete_leaves_a_voice_as_it_was_or_gone(storage: Storage, retry: bool, way: str):
-    """Until it is acknowledged the voice is there as it was, or gone; after that it is gone."""
+    """A delete leaves a voice as it was or gone: until it is acknowledged the voice may be either, and after
+    that it is gone.
+    """
     trials = Trials(storage, way)
     works = []
     for name in trials:
@@ -118,7 +115,7 @@ def test_a_delete_leaves_a_voice_as_it_was_or_gone(storage: Storage, retry: bool
         before = storage.served(name)
         storage.register(name, number=2)
         works += storage.take(name)
-        failed = trials.failed(partial(storage.registrar.delete, NAMESPACE, name))
+        failed = trials.failed(partial(storage.operations.deletions.delete, NAMESPACE, name))
         assert storage.served(name) in ({before, None} if failed else {None})
         if failed and retry:
             delete_or_be_told_that_it_is_gone(storage, name)
@@ -136,14 +133,14 @@ def test_a_delete_leaves_a_voice_as_it_was_or_gone(storage: Storage, retry: bool
 
 def delete_or_be_told_that_it_is_gone(storage: Storage, name: str) -> None:
     try:
-        storage.registrar.delete(NAMESPACE, name)
+        storage.delete(name)
     except VoiceNotFound:
         assert storage.served(name) is None
 
 
 @retried
 def test_an_artifact_that_was_served_never_changes(storage: Storage, retry: bool, way: str):
-    """Once served it never changes, though its worker heard nothing and made another."""
+    """An artifact that was served never changes, although its worker got no answer and made another."""
     trials = Trials(storage, way)
     seen = {}
     for name in trials:
@@ -171,19 +168,19 @@ def test_an_artifact_that_was_served_never_changes(storage: Storage, retry: bool
 def test_an_artifact_that_is_brought_takes_the_others_place_or_does_not(
     storage: Storage, retry: bool, way: str
 ):
-    """What was served is served until then, and never changes by halves."""
+    """An uploaded artifact replaces the one that was served, or changes nothing. Until then the old one is
+    served, and no caller gets a mixture of the two.
+    """
     trials = Trials(storage, way)
     seen = {}
     for name in trials:
         storage.ready(name)
         storage.settle()
         before = storage.served(name)
-        version = storage.registrar.find(NAMESPACE, name).speaker.newest
+        version = storage.speaker(name).newest
         (given,) = [one for one in version.artifacts.values() if one.profile == PROFILE]
         bring = partial(
-            give_artifact,
-            storage.parts,
-            storage.registrar,
+            storage.operations.uploads.store,
             speaker_id(name),
             version,
             PROFILE,
@@ -210,7 +207,7 @@ def brought(fingerprint: str) -> ReadyArtifact:
 
 
 def test_a_job_whose_taking_failed_is_taken_again(storage: Storage, way: str):
-    """The queue delivers it again."""
+    """A job whose taking failed is taken again, because the queue delivers it again."""
     trials = Trials(storage, way)
     for name in trials:
         storage.register(name)
@@ -223,7 +220,9 @@ def test_a_job_whose_taking_failed_is_taken_again(storage: Storage, way: str):
 
 @retried
 def test_an_extraction_that_is_given_up_ends(storage: Storage, retry: bool, way: str):
-    """The clip will never do: said once, or found out again."""
+    """An extraction that is given up ends. A clip that can never be extracted is recorded as failed once, or
+    the failure is found again.
+    """
     trials = Trials(storage, way)
     for name in trials:
         storage.register(name)
@@ -233,24 +232,28 @@ def test_an_extraction_that_is_given_up_ends(storage: Storage, retry: bool, way:
             give_up()
     storage.settle()
     for name in trials.names:
-        indexed = storage.registrar.find(NAMESPACE, name)
+        indexed = storage.operations.speakers.find(NAMESPACE, name)
         assert indexed.pending_extractions == ()
         assert storage.jobs(name, open_only=True) == []
         assert indexed.speaker == storage.truth(name)
-        state = storage.registrar.state(indexed, indexed.speaker.newest)
+        state = storage.operations.statuses.state(indexed, indexed.speaker.newest)
         assert state == "failed" or (state == "ready" and not retry)
 
 
 @retried
 def test_a_forced_extraction_leaves_what_is_served(storage: Storage, retry: bool, way: str):
-    """What there is serves until the new build is ready."""
+    """A forced extraction leaves what is served: the existing artifact is served until
+    the new build is ready.
+    """
     trials = Trials(storage, way)
     before = {}
     for name in trials:
         version = storage.ready(name).version
-        storage.settle()  # else housekeeping would look after this voice anyway
+        storage.settle()  # otherwise housekeeping would look after this voice anyway
         before[name] = storage.served(name)
-        force = partial(storage.registrar.ensure, speaker_id(name), version, [PROFILE], force=True)
+        force = partial(
+            storage.operations.extractions.ensure, speaker_id(name), version, [PROFILE], force=True
+        )
         failed = trials.failed(force)
         assert storage.served(name) == before[name]
         if failed and retry:
@@ -266,14 +269,16 @@ def test_a_forced_extraction_leaves_what_is_served(storage: Storage, retry: bool
 
 
 def test_housekeeping_finishes_what_it_left_half_done(storage: Storage, way: str):
-    """It is what repairs everything else: the next turn has to do what this one did not."""
+    """Housekeeping finishes what it left half done. Everything else is repaired by it, so its next turn has
+    to do what this one did not.
+    """
     trials = Trials(storage, way)
     for name in trials:
         storage.ready(name)
         before = storage.served(name)
         storage.register(name, number=2)
         lose_jobs(storage)
-        trials.failed(partial(storage.housekeeper.settle, speaker_id(name)))
+        trials.failed(partial(storage.housekeeper.repairs.repair, speaker_id(name)))
         assert storage.served(name) == before
     storage.settle()
     for name in trials.names:
@@ -282,18 +287,20 @@ def test_housekeeping_finishes_what_it_left_half_done(storage: Storage, way: str
 
 
 def lose_jobs(storage: Storage) -> None:
-    """RQ's, not our record of them."""
+    """Remove RQ's jobs, but not our record of them."""
     for key in storage.raw.scan_iter("rq:*"):
         storage.raw.delete(key)
 
 
 def test_a_sweep_takes_what_the_last_one_left(storage: Storage, way: str):
-    """What it did not get to is garbage for the next one."""
+    """A sweep collects what the last one left. Objects that a failed sweep did not reach are garbage for the
+    next one.
+    """
     trials = Trials(storage, way)
     for name in trials:
         storage.ready(name)
-        storage.registrar.delete(NAMESPACE, name)
-        trials.failed(partial(storage.housekeeper.collect_garbage, speaker_id(name)))
+        storage.delete(name)
+        trials.failed(partial(storage.housekeeper.garbage.collect, speaker_id(name)))
         assert storage.served(name) is None
     storage.sweep()
     for name in trials.names:
@@ -302,10 +309,12 @@ def test_a_sweep_takes_what_the_last_one_left(storage: Storage, way: str):
 
 
 def test_a_rebuild_that_failed_goes_on(storage: Storage, way: str):
-    """Whatever is not admitted yet is admitted when somebody needs it."""
+    """A rebuild that failed is continued. A voice that is not admitted yet is admitted
+    when a caller needs it.
+    """
     storage.ready("alice")
     storage.ready("bob")
-    storage.registrar.delete(NAMESPACE, "bob")
+    storage.delete("bob")
     before = storage.served("alice")
     trials = Trials(storage, way)
     for _ in trials:
@@ -324,11 +333,10 @@ def test_a_rebuild_that_failed_goes_on(storage: Storage, way: str):
 
 
 def test_a_new_fingerprint_reaches_every_voice(storage: Storage, way: str):
-    """A worker that failed to announce it, for the first or the second of its profiles, says so again when it
-    is started again.
-
-    Each trial has a voice that was never extracted with the new fingerprint, and one that was in the trial
-    before. Older ones are deleted: to extract all of them anew in each trial would take minutes.
+    """A new fingerprint reaches every voice. A worker that failed to announce it, for the first or the second
+    of its profiles, announces it again at its next start. Each trial has a voice that was never extracted
+    with the new fingerprint, and one that was in the trial before. Older ones are deleted: to extract all of
+    them anew in each trial would take minutes.
     """
     announce = partial(storage.announce, NEXT_FINGERPRINT, [WIDER, PROFILE])
     trials = Trials(storage, way)
@@ -346,12 +354,14 @@ def test_a_new_fingerprint_reaches_every_voice(storage: Storage, way: str):
             assert storage.served(one)
         assert storage.served(name) != before
         for one in trials.names[-2:-1]:
-            storage.registrar.delete(NAMESPACE, one)
+            storage.delete(one)
         storage.settle()
 
 
 def forget_announcements(storage: Storage) -> None:
-    """Each trial makes as many calls as the one before only if the history is as long."""
+    """Delete the announcements. Each trial makes as many calls as the one before only if
+    the history is as long.
+    """
     storage.store.delete([stored.key for stored in storage.store.list("_profiles/").objects])
     storage.raw.delete("sr:profiles")
     storage.parts.announcements.look_anew()

@@ -1,5 +1,5 @@
-"""Objects that somebody else put into the bucket, by hand or by mistake, under keys as ours: each harms the
-voice that it belongs to, and nothing else.
+"""Tests of foreign objects in the bucket, put there by hand or by mistake under keys like the registry's own.
+Each harms the voice that it belongs to, and nothing else.
 """
 
 import json
@@ -11,7 +11,7 @@ import pytest
 from redis import Redis
 
 from services.embedded.valkey import ValkeyServer
-from services.registry_api.maintenance import housekeeping
+from services.registry_api.maintenance import rebuild
 from services.shared.bucket.facts import MAX_RECORD_BYTES
 from services.shared.bucket.keys import LAST_CREATED_AT, LAST_NUMBER, LAST_SEQ, parse_key
 from services.shared.bucket.store import Listing, ObjectUnavailable, Store
@@ -34,7 +34,7 @@ YEARS = 200 * 365 * 86_400
 
 @pytest.fixture
 def storage(tmp_path: Path, valkey: ValkeyServer, redis_client: Redis) -> Iterator[Storage]:
-    """Alice and Bob are ready."""
+    """A storage in which Alice and Bob are ready."""
     with Storage(tmp_path / "bucket", valkey.url) as storage:
         storage.ready("alice")
         storage.ready("bob")
@@ -48,7 +48,7 @@ def lose_redis(storage: Storage) -> None:
 
 
 def put_version(storage: Storage, **said: Any) -> None:
-    """A version of Alice's, made by hand after her first one."""
+    """Put a version of Alice's that was made by hand after her first one."""
     first = storage.truth("alice").versions[0]
     seq = said.pop("seq", first.seq + 1)
     said = {"number": 2, "created_at": first.record.created_at + 1} | said
@@ -62,7 +62,7 @@ def put_census(storage: Storage, seq: int, vuids: list[str]) -> None:
 
 
 def check_bob(storage: Storage) -> None:
-    """He is served and can be changed, and the index is whole."""
+    """Check that Bob's voice is served and can be changed, and that the index is complete."""
     storage.settle()
     assert storage.index.complete()
     assert storage.served("bob") is not None
@@ -75,12 +75,17 @@ def check_bob(storage: Storage) -> None:
 
 @pytest.mark.parametrize("seq", [LAST_SEQ + 1, 10**15 - 1])
 def test_a_record_with_a_place_that_nobody_was_given_harms_nothing(storage: Storage, seq: int):
-    """The next place would have had a digit more than anybody reads: the version was lost."""
+    """A record with a seq that was never assigned harms nothing. The next seq would have had one digit more
+    than any reader accepts, and the version was lost.
+    """
     put_version(storage, seq=seq)
     lose_redis(storage)
     assert storage.ready("alice", number=2).version.number == 2
     lose_redis(storage)
-    assert [one.number for one in storage.registrar.find(NAMESPACE, "alice").speaker.versions] == [1, 2]
+    assert [one.number for one in storage.speaker("alice").versions] == [
+        1,
+        2,
+    ]
     assert storage.served("alice")[0] == 2
     check_bob(storage)
 
@@ -91,7 +96,9 @@ def test_a_record_with_a_place_that_nobody_was_given_harms_nothing(storage: Stor
     ids=["place", "number", "date"],
 )
 def test_nothing_is_registered_after_the_last_place_number_or_date(storage: Storage, said: dict[str, int]):
-    """It would be acknowledged, and then be nobody's."""
+    """Nothing is registered after the last seq, number or date. The version would be
+    acknowledged, and then be lost.
+    """
     put_version(storage, **said)
     lose_redis(storage)
     before = set(storage.objects("alice"))
@@ -111,15 +118,15 @@ def test_nothing_is_registered_after_the_last_place_number_or_date(storage: Stor
 def test_a_voice_with_the_last_place_number_or_date_can_be_deleted_and_erased(
     storage: Storage, said: dict[str, int]
 ):
-    """It is somebody's voice."""
+    """A voice with the last seq, number or date can be deleted and erased, because it is a person's voice."""
     put_version(storage, **said)
     lose_redis(storage)
-    storage.registrar.delete(NAMESPACE, "alice")
+    storage.delete("alice")
     with pytest.raises(VoiceNotFound):
-        storage.registrar.find(NAMESPACE, "alice")
+        storage.operations.speakers.find(NAMESPACE, "alice")
     lose_redis(storage)
     with pytest.raises(VoiceNotFound):
-        storage.registrar.find(NAMESPACE, "alice")
+        storage.operations.speakers.find(NAMESPACE, "alice")
     check_bob(storage)
     storage.sweep()
     (left,) = storage.objects("alice")
@@ -130,7 +137,9 @@ def test_a_voice_with_the_last_place_number_or_date_can_be_deleted_and_erased(
 def test_a_voice_with_a_record_from_the_future_can_be_deleted_and_registered_again(
     storage: Storage, kind: str
 ):
-    """What is written in it is taken at its word, for its own voice."""
+    """A voice with a record from the future can be deleted and registered again. The record's values are
+    believed, but for its own voice only.
+    """
     later = storage.truth("alice").seq + YEARS * 100
     if kind == "version":
         put_version(storage, seq=later, created_at=storage.truth("alice").created_at + YEARS)
@@ -141,7 +150,7 @@ def test_a_voice_with_a_record_from_the_future_can_be_deleted_and_registered_aga
         storage.store.put(f"{ALICE.prefix}r/{later}.{ours}.{'0' * 64}", b"of somebody else")
     lose_redis(storage)
     check_bob(storage)
-    storage.registrar.delete(NAMESPACE, "alice")
+    storage.delete("alice")
     storage.sweep()
     (tombstone,) = storage.objects("alice")
     parsed = parse_key(tombstone)
@@ -153,12 +162,12 @@ def test_a_voice_with_a_record_from_the_future_can_be_deleted_and_registered_aga
     served = storage.served("alice")
     lose_redis(storage)
     assert storage.served("alice") == served
-    assert storage.registrar.find(NAMESPACE, "alice").speaker.newest.vuid == again.vuid
+    assert storage.speaker("alice").newest.vuid == again.vuid
     check_bob(storage)
 
 
 def _of_alice(work: Callable[..., Any], whose: Callable[..., bool]) -> Callable[..., Any]:
-    """The same, but fails for Alice."""
+    """Return the same function, changed so that it fails for Alice."""
 
     def fail(*arguments: Any, **more: Any) -> Any:
         if whose(*arguments):
@@ -180,18 +189,20 @@ def _is_alice(truth: Speaker) -> bool:
 def test_a_voice_that_cannot_be_admitted_keeps_no_other_out_and_is_no_new_one(
     storage: Storage, monkeypatch: pytest.MonkeyPatch, what: str
 ):
-    """Taken for a new one once all others are there, its numbers would be given out again."""
+    """A voice that cannot be admitted blocks no other voice and is not considered a new one. Its version
+    numbers would otherwise be assigned again once all other voices are admitted.
+    """
     lose_redis(storage)
     with monkeypatch.context() as patched:
         if what == "reading":
-            certain_of = _of_alice(housekeeping.certain_of, _is_listing_of_alice)
-            patched.setattr(housekeeping, "certain_of", certain_of)
+            certain_of = _of_alice(rebuild.certain_of, _is_listing_of_alice)
+            patched.setattr(rebuild, "certain_of", certain_of)
         else:
             patched.setattr(script_arguments, "_all_of", _of_alice(script_arguments._all_of, _is_alice))
         storage.housekeeper.rebuild()
     assert storage.index.complete()
     assert storage.index.names(NAMESPACE, limit=9) == ["bob"]
-    assert storage.registrar.find(NAMESPACE, "alice").speaker.live, "admitted when it is needed"
+    assert storage.speaker("alice").live, "admitted when it is needed"
     assert storage.ready("alice", number=2).version.number == 2
     check_bob(storage)
 
@@ -199,7 +210,9 @@ def test_a_voice_that_cannot_be_admitted_keeps_no_other_out_and_is_no_new_one(
 def test_a_voice_whose_census_is_not_handed_out_waits_for_it(
     storage: Storage, monkeypatch: pytest.MonkeyPatch
 ):
-    """An index without it would count versions that never happened."""
+    """A voice whose census cannot be read waits for it. An index without the census would count versions that
+    never happened.
+    """
     lose_redis(storage)
     storage.ready("alice", number=2)
     assert any(".cen." in key for key in storage.objects("alice"))
@@ -212,11 +225,11 @@ def test_a_voice_whose_census_is_not_handed_out_waits_for_it(
 
     with monkeypatch.context() as patched:
         patched.setattr(storage.store, "get", archived)
-        storage.housekeeper.settle(ALICE)
+        storage.housekeeper.repairs.repair(ALICE)
         assert storage.served("alice")[0] == 2, "the index knows what it says"
         lose_redis(storage)
         with pytest.raises(VoiceUnreadable):
-            storage.registrar.find(NAMESPACE, "alice")
+            storage.operations.speakers.find(NAMESPACE, "alice")
         with pytest.raises(VoiceUnreadable):
             storage.register("alice", number=3)
         assert storage.register("bob", number=2).created
@@ -228,7 +241,9 @@ def test_a_voice_whose_census_is_not_handed_out_waits_for_it(
 
 
 def test_an_announcement_that_is_too_large_for_one_is_not_read(storage: Storage):
-    """It is left out as a damaged one is, and the next worker's comes after it."""
+    """An announcement that is too large is not read. It is skipped like a damaged one, and the next worker's
+    announcement comes after it.
+    """
     said = Announcement(profile=PROFILE, seq=LAST_SEQ, uid="0" * 32, fingerprint="x", extractor={})
     body = said.to_json().encode().ljust(MAX_RECORD_BYTES + 1)
     storage.store.put(f"_profiles/{PROFILE}/{LAST_SEQ}.{'0' * 32}.json", body)
@@ -239,7 +254,9 @@ def test_an_announcement_that_is_too_large_for_one_is_not_read(storage: Storage)
 
 
 def test_a_damaged_announcement_with_the_last_place_is_followed_by_others(storage: Storage):
-    """The next worker that starts says again what it makes."""
+    """A damaged announcement with the last sequence number is followed by others: the next worker that starts
+    announces again what it makes.
+    """
     storage.store.put(f"_profiles/{PROFILE}/{LAST_SEQ}.{'0' * 32}.json", b"of somebody else")
     for fingerprint in (FINGERPRINT, NEXT_FINGERPRINT):
         storage.announce(fingerprint, [PROFILE])

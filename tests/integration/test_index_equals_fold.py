@@ -1,5 +1,5 @@
-"""The two readings of the rules are one: what the scripts make of facts on a real Valkey is what `fold` makes
-of them.
+"""Tests that the two implementations of the rules agree: what the scripts make of facts on a real Valkey
+equals what `fold` makes of them.
 """
 
 import itertools
@@ -38,13 +38,13 @@ from tests.speaker_facts import histories, without_losers
 EXAMPLES = settings(derandomize=True, max_examples=150)
 _numbers = itertools.count(1)
 _facts: dict[SpeakerId, list[Fact]] = {}
-"""What the bucket holds of each speaker."""
+"""The facts that the bucket holds of each speaker."""
 
 
 @pytest.fixture(scope="module")
 def index(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SpeakerIndex]:
-    """On a server of its own: its gate is opened and closed all the time. However slow the machine is, the
-    server is not taken for a silent one, whose commands fail at once.
+    """An index on a server of its own, because its gate is opened and closed all the time. However slow the
+    machine is, the server is not taken for a silent one, whose commands fail at once.
     """
     patient = patch.multiple(redis_access, SUSPECT_SECONDS=60.0, ANSWER_SECONDS=60.0)
     with patient, ValkeyServer(tmp_path_factory.mktemp("valkey")) as server:
@@ -56,7 +56,7 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SpeakerIndex]:
 
 @dataclass
 class Telling:
-    """A speaker of its own in a namespace of its own, and what the index was told of it."""
+    """A speaker of its own in a namespace of its own, and the facts that the index was told about it."""
 
     index: SpeakerIndex
     speaker_id: SpeakerId
@@ -70,7 +70,7 @@ class Telling:
         return told
 
     def tell(self, fact: Fact) -> None:
-        """One fact, as whoever wrote it does."""
+        """Tell the index one fact, as the process that wrote it does."""
         self.facts.append(fact)
         index, speaker_id = self.index, self.speaker_id
         match fact:
@@ -91,20 +91,24 @@ class Telling:
                 index.apply_failure(speaker_id, vuid, akey, record)
 
     def tell_all(self, facts: Iterable[Fact]) -> None:
-        """Many at once, as housekeeping does."""
+        """Tell the index many facts at once, as housekeeping does."""
         facts = list(facts)
         self.facts += facts
         self.index.tell(self.speaker_id, SpeakerUpdate(fold(facts), time.time()), epoch=self.index.epoch)
 
     def lose_redis(self, landed: Iterable[Fact]) -> None:
-        """Its server is restarted, and may know more than was told or landed."""
+        """Restart the index's server over a bucket that holds the landed facts. The index then may know more
+        than it was told.
+        """
         self.facts = list(landed)
         _facts[self.speaker_id] = self.facts
         self.index.ungated.delete(BOOT)
         self.index.open()
 
     def admit_all(self) -> None:
-        """As housekeeping ends a rebuild. Other tests' speakers are admitted when they are needed."""
+        """Admit the speaker and complete the index, as housekeeping ends a rebuild. Other tests' speakers are
+        admitted when they are needed.
+        """
         self.index.admit(self.speaker_id)
         self.index.set_complete(self.index.epoch)
 
@@ -116,14 +120,23 @@ class Telling:
         assert replace(indexed, number=told.number, created_at=told.created_at) == told
         self.admit_all()
         assert self.index.names(self.speaker_id.namespace, limit=9) == ["alice"] * told.live
-        uploaded = sum(version.record.uploaded_bytes for version in told.versions)
-        texts = sum(version.record.text_bytes for version in told.versions)
+        records = [version.record for version in told.versions]
+        texts = sum(record.text_bytes for record in records)
+        sources = [part.size for record in records for part in (record.clip, *record.given) if part]
+        uploaded = sum(sources) + texts
         assert self.index.usage(self.speaker_id.namespace) == (told.live, uploaded, texts)
         assert self.remembered() <= {version.vuid for version in told.versions}
+        assert self.findable() == {
+            (record.digest.removeprefix("sha256:")[:32], f"alice:{version.vuid}")
+            for version in told.versions
+            for record in (*version.record.given, *version.artifacts.values())
+        }
         self.check_looks(told)
 
     def check_looks(self, told: Speaker) -> None:
-        """A look at few versions says of these what a look at all says, and the same of the speaker."""
+        """Check that a look at few versions returns the same about them, and about the
+        speaker, as a look at all.
+        """
         looks = [(VersionSelection(vuid=one.vuid), one) for one in told.versions]
         looks += [(VersionSelection(number=one.number), told.resolve(one.number)) for one in told.versions]
         for selection, wanted in [*looks, (None, None)]:
@@ -139,15 +152,22 @@ class Telling:
         newest = self.index.look(self.speaker_id, VersionSelection(limit=2)).speaker.versions
         assert newest[-2:] == told.versions[-2:]
 
+    def findable(self) -> set[tuple[str, str]]:
+        """Return the artifacts that the index finds by digest, each with where it is."""
+        names = names_key(self.speaker_id.namespace)
+        return set(self.index.redis.hgetall(f"{names}:{self.index.epoch}:blobs").items())
+
     def remembered(self) -> set[str]:
-        """The versions that the index keeps anything of."""
+        """Return the versions of which the index keeps anything."""
         fields = self.index.redis.hkeys(speaker_key(self.speaker_id))
         kinds = {"v:", "r:", "b:", "g:", "x:", "w:", "f:", "k:"}
         return {field.split(":")[1] for field in fields if field[:2] in kinds and field != "k:"}
 
 
 def possible(order: list[Fact]) -> Iterator[Fact]:
-    """The same, but what is made of a version comes after it: there is nothing to make it of before."""
+    """Reorder the facts so that those about a version's results come after it. Nothing can be made from a
+    version before it exists.
+    """
     coming = {fact.record.vuid for fact in order if isinstance(fact, VersionFact)}
     waiting: list[ArtifactFact | FailureFact | VoidFact] = []
     for fact in order:
@@ -165,7 +185,9 @@ def possible(order: list[Fact]) -> Iterator[Fact]:
 def test_each_fact_that_is_told_says_what_the_fold_says(
     index: SpeakerIndex, history: list[Fact], data: st.DataObject
 ):
-    """At every moment, in whatever order the calls arrive and however often: it is what requests are told."""
+    """The index equals the fold after each fact, in whatever order the facts arrive and however often,
+    because requests are answered from it at every moment.
+    """
     order = list(possible(data.draw(st.permutations(without_losers(history)))))
     told = Telling.nothing(index)
     for fact in order:
@@ -181,7 +203,9 @@ def test_each_fact_that_is_told_says_what_the_fold_says(
 def test_parts_in_any_order_end_in_what_all_of_them_say(
     index: SpeakerIndex, history: list[Fact], data: st.DataObject
 ):
-    """Requests, workers and several housekeepers tell what each has seen; the last look has seen all."""
+    """Parts in any order lead to the result of all of them. Requests, workers and several housekeepers tell
+    what each has seen, and the last look has seen all.
+    """
     told, parts = Telling.nothing(index), without_losers(history)
     some = st.lists(st.sampled_from(parts), max_size=5) if parts else st.just([])
     for part in data.draw(st.lists(some, max_size=4)):
@@ -197,7 +221,9 @@ def test_parts_in_any_order_end_in_what_all_of_them_say(
 @EXAMPLES
 @given(history=histories(), data=st.data())
 def test_a_loss_at_any_moment_changes_nothing(index: SpeakerIndex, history: list[Fact], data: st.DataObject):
-    """Its listing may know more than was told, and what was on its way is told again after it."""
+    """A loss at any moment changes nothing. The listing may know more than the index was told, and pending
+    facts are told again after it.
+    """
     order = list(possible(data.draw(st.permutations(without_losers(history)))))
     told = Telling.nothing(index)
     now, listed = sorted(data.draw(st.tuples(*[st.integers(0, len(order))] * 2)))
@@ -216,7 +242,9 @@ def test_a_loss_at_any_moment_changes_nothing(index: SpeakerIndex, history: list
 def test_an_index_of_a_new_epoch_forgets_what_the_bucket_does_not_hold(
     index: SpeakerIndex, history: list[Fact], data: st.DataObject
 ):
-    """An operator brought the bucket back from a backup. Only the marks stay: they never fall."""
+    """An index of a new epoch forgets what the bucket does not hold, as after an operator restored the bucket
+    from a backup. Only the marks stay: they never fall.
+    """
     told = Telling.nothing(index)
     told.tell_all(history)
     before = index.load(told.speaker_id).speaker
@@ -230,7 +258,9 @@ def test_an_index_of_a_new_epoch_forgets_what_the_bucket_does_not_hold(
 @EXAMPLES
 @given(history=histories())
 def test_an_index_that_counted_no_bytes_does_in_its_next_epoch(index: SpeakerIndex, history: list[Fact]):
-    """One of an older version; whose namespaces must not seem to have room for ever."""
+    """An index that counted no bytes, from an older version, counts them in its next epoch. Its namespaces
+    must not seem to have room for ever.
+    """
     told = Telling.nothing(index)
     told.tell_all(history)
     names = f"{names_key(told.speaker_id.namespace)}:{index.epoch}"
@@ -243,7 +273,7 @@ def test_an_index_that_counted_no_bytes_does_in_its_next_epoch(index: SpeakerInd
 @EXAMPLES
 @given(history=histories())
 def test_a_speaker_is_admitted_with_everything_that_its_facts_say(index: SpeakerIndex, history: list[Fact]):
-    """The index holds nothing that the facts do not."""
+    """A speaker is admitted with everything that its facts say, and the index holds nothing else."""
     told = Telling.nothing(index)
     told.lose_redis(history)
     told.check()

@@ -1,4 +1,6 @@
-"""What real processes write to their log: JSON with the ids that belong to it, and nothing that is secret."""
+"""Tests of what real processes write to their log: JSON with the ids that belong to it,
+and nothing secret.
+"""
 
 import json
 from collections.abc import Iterator
@@ -25,7 +27,7 @@ TRANSCRIPT = "Words that somebody said in confidence."
 
 @pytest.fixture(scope="module")
 def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RegistryProcesses]:
-    """At its most talkative. All clips fail for the optional profile."""
+    """A registry with the most detailed log level. All clips fail for the optional profile."""
     environment = {**QUICK, **SECRETS, "SPEAKER_LOG_LEVEL": "DEBUG", "LIGHT_WORKER_FAILS": OPTIONAL_PROFILE}
     with RegistryProcesses(tmp_path_factory.mktemp("logs"), environment=environment) as running:
         yield running
@@ -63,14 +65,16 @@ def named(events: list[Event], name: str, **fields: object) -> list[Event]:
 
 
 def test_every_line_is_json_that_says_what_and_when_and_how_bad(events: list[Event]):
-    """Whatever collects them takes one form; a line in another is lost, or stops it."""
+    """Every line is JSON with event, time and level. Log collectors accept one form; a line in another is
+    lost, or stops them.
+    """
     for event in events:
         assert {"event", "level", "timestamp"} <= event.keys()
     assert {"worker.started", "index.rebuilt", "request.done"} <= {event["event"] for event in events}
 
 
 def test_each_request_has_one_line_with_what_came_of_it(events: list[Event]):
-    """By its template: paths hold names."""
+    """Each request has one line with its result. It shows the path's template, because paths hold names."""
     requests = named(events, "request.done", request_id="req-of-the-test", level="info")
     assert [(one["method"], one["route"], one["status"], one.get("error")) for one in requests] == [
         ("POST", UPLOAD, 200, None),
@@ -85,19 +89,23 @@ def test_each_request_has_one_line_with_what_came_of_it(events: list[Event]):
 
 
 def test_machines_that_ask_every_few_seconds_are_mentioned_only_for_debugging(events: list[Event]):
-    """They would be most of the log."""
+    """Machines that ask every few seconds are logged only for debugging, because they
+    would be most of the log.
+    """
     asked = named(events, "request.done", request_id="req-of-the-test", level="debug")
     assert [one["route"] for one in asked] == ["/healthz", "/readyz", "/metrics"]
 
 
 def test_what_happens_in_a_request_carries_its_id(events: list[Event]):
-    """Also what happens on other threads."""
+    """Everything that happens in a request carries its id, including what happens on other threads."""
     for name in ("version.registered", "integrity.missing", "artifact.void"):
         assert [one["request_id"] for one in named(events, name)] == ["req-of-the-test"], name
 
 
 def test_what_a_worker_does_for_a_job_carries_the_jobs_id(events: list[Event]):
-    """From the job to its lines, and back."""
+    """Everything that a worker does for a job carries the job's id, which leads from the job to its lines and
+    back.
+    """
     [failed] = named(events, "artifact.failed")
     published = named(events, "artifact.published")
     assert len(published) == 2
@@ -107,7 +115,9 @@ def test_what_a_worker_does_for_a_job_carries_the_jobs_id(events: list[Event]):
 
 
 def test_nothing_secret_is_in_any_line(registry: RegistryProcesses, events: list[Event]):
-    """Logs are kept longer than voices, and read by more people. Not even for debugging."""
+    """No line holds a secret, not even for debugging. Logs are kept longer than voices,
+    and read by more people.
+    """
     assert events
     text = registry.log()
     for secret in (*SECRETS.values(), BEARER, TRANSCRIPT, "in confidence"):

@@ -1,6 +1,7 @@
-"""A voice with very many versions: what it may cost others, and what is asked of whoever makes them."""
+"""Tests of a voice with very many versions: what it may cost other callers, and what is required of callers
+that make them.
+"""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -8,8 +9,9 @@ import pytest
 from redis import Redis
 
 from services.embedded.valkey import ValkeyServer
+from services.registry_api.keys.keyring import Keyring
 from services.registry_api.maintenance.housekeeping import Housekeeper
-from services.registry_api.operations.artifact_upload import ReadyArtifact, give_artifact
+from services.registry_api.operations.artifact_upload import ReadyArtifact
 from services.shared.bucket.keys import SpeakerId
 from services.shared.configuration.settings import HousekeepingSettings
 from services.shared.index.reading import IndexedSpeaker
@@ -23,14 +25,10 @@ CONSENT = "cons_1"
 
 
 @pytest.fixture
-def storage(tmp_path: Path, valkey: ValkeyServer, redis_client: Redis) -> Iterator[Storage]:
-    with Storage(tmp_path / "bucket", valkey.url) as storage:
-        yield storage
-
-
-@pytest.fixture
 def crowded(storage: Storage) -> Storage:
-    """A voice of which version 1 is ready, is the default, and is followed by many that are not."""
+    """A voice of which version 1 is ready and the default, and is followed by many
+    versions that are not ready.
+    """
     storage.ready("alice")
     record = storage.truth("alice").versions[0].record
     first = storage.index.look(speaker_id("alice")).speaker.seq + 1
@@ -48,7 +46,7 @@ def crowded(storage: Storage) -> Storage:
 
 
 def count_versions_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """By each look from now on."""
+    """Return a list to which each look from now on appends how many versions it read."""
     read: list[int] = []
     look = SpeakerIndex.look
 
@@ -62,10 +60,11 @@ def count_versions_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_a_look_reads_the_versions_that_are_asked_for_and_no_others(crowded: Storage):
-    """Reading them all took 0.85 s and half a GB with 500 versions: time and room that others need."""
-    registrar = crowded.registrar
+    """A look reads the requested versions and no others. Reading them all took 0.85 s and half a GB with 500
+    versions: time and memory that others need.
+    """
     for reference in ("default", 1, 100, MANY):
-        indexed, version = registrar.find_version(NAMESPACE, "alice", reference)
+        indexed, version = crowded.operations.speakers.find_version(NAMESPACE, "alice", reference)
         assert version.number == (1 if reference == "default" else reference)
         assert {one.number for one in indexed.speaker.versions} == {1, version.number, MANY}
         assert indexed.version_count == MANY
@@ -74,7 +73,9 @@ def test_a_look_reads_the_versions_that_are_asked_for_and_no_others(crowded: Sto
 
 
 def test_what_a_look_moves_over_the_network_does_not_grow_with_the_versions(crowded: Storage):
-    """The same bytes for a voice with two versions as for one with two hundred."""
+    """The bytes that a look transfers do not grow with the versions. They are the same for a voice with two
+    versions as for one with two hundred.
+    """
 
     def moved(name: str) -> int:
         before = crowded.raw.info("stats")["total_net_output_bytes"]
@@ -91,9 +92,9 @@ def test_what_a_look_moves_over_the_network_does_not_grow_with_the_versions(crow
 
 
 def test_versions_are_listed_page_by_page(crowded: Storage):
-    registrar, numbers, before, more = crowded.registrar, [], None, True
+    numbers, before, more = [], None, True
     while more:
-        indexed, page, more = registrar.versions(NAMESPACE, "alice", before=before, limit=30)
+        indexed, page, more = crowded.operations.pages.versions(NAMESPACE, "alice", before=before, limit=30)
         assert len(indexed.speaker.versions) <= 33
         numbers += [version.number for version in page]
         before = numbers[-1]
@@ -104,16 +105,18 @@ def test_versions_are_listed_page_by_page(crowded: Storage):
 def test_a_page_of_versions_with_long_texts_ends_early(
     storage: Storage, redis: str, monkeypatch: pytest.MonkeyPatch
 ):
-    """A hundred with the longest texts were an answer of 6.4 MB, which was in memory in one piece."""
+    """A page of versions with long texts ends early. A hundred with the longest texts were an answer of 6.4
+    MB, which was in memory in one piece.
+    """
     for number in range(1, 8):
         storage.register("alice", number=number, ref_text="x" * (1 if number == 3 else 1000))
-    monkeypatch.setattr("services.shared.registry.registrar.PAGE_BYTES", 2020)
+    monkeypatch.setattr("services.registry_api.operations.speaker_pages.PAGE_BYTES", 2020)
     if redis == "away":
         truth = IndexedSpeaker(storage.truth("alice"))
-        monkeypatch.setattr(storage.registrar, "look_up", lambda *_: truth)
+        monkeypatch.setattr(storage.operations.speakers, "look_up", lambda *_: truth)
     pages, before, more = [], None, True
     while more:
-        indexed, page, more = storage.registrar.versions(NAMESPACE, "alice", before=before, limit=100)
+        indexed, page, more = storage.operations.pages.versions(NAMESPACE, "alice", before=before, limit=100)
         assert redis == "away" or len(indexed.speaker.versions) <= 4, "the newest and the oldest, too"
         pages.append([version.number for version in page])
         before = pages[-1][-1]
@@ -123,39 +126,47 @@ def test_a_page_of_versions_with_long_texts_ends_early(
 
 
 def test_a_page_has_a_version_however_long_its_texts_are(storage: Storage, monkeypatch: pytest.MonkeyPatch):
-    """Else whoever follows the pages would never come to an end."""
+    """A page has a version however long its texts are. A client that follows the pages would otherwise never
+    come to an end.
+    """
     for number in (1, 2, 3):
         storage.register("alice", number=number, ref_text="x" * 1000)
-    monkeypatch.setattr("services.shared.registry.registrar.PAGE_BYTES", 1)
+    monkeypatch.setattr("services.registry_api.operations.speaker_pages.PAGE_BYTES", 1)
     for before, number in ((None, 3), (3, 2), (2, 1)):
-        _, page, more = storage.registrar.versions(NAMESPACE, "alice", before=before, limit=100)
+        _, page, more = storage.operations.pages.versions(NAMESPACE, "alice", before=before, limit=100)
         assert ([version.number for version in page], more) == ([number], number > 1)
-    assert storage.registrar.versions(NAMESPACE, "alice", before=1, limit=100)[1:] == ([], False)
+    assert storage.operations.pages.versions(NAMESPACE, "alice", before=1, limit=100)[1:] == ([], False)
 
 
 def test_latest_is_found_behind_any_number_of_versions_that_are_not_ready(
     crowded: Storage, monkeypatch: pytest.MonkeyPatch
 ):
-    """Each version was read until one was ready: with a thousand, for a quarter of a second."""
+    """`latest` is found behind any number of versions that are not ready. Each version was read until one was
+    ready: with a thousand, for a quarter of a second.
+    """
     read = count_versions_read(monkeypatch)
-    _, version = crowded.registrar.find_version(NAMESPACE, "alice", LATEST)
+    _, version = crowded.operations.speakers.find_version(NAMESPACE, "alice", LATEST)
     assert version.number == 1
     assert sum(read) <= 4
 
 
 def test_latest_is_found_where_it_came_with_its_artifact(storage: Storage, monkeypatch: pytest.MonkeyPatch):
-    """There is no artifact of its own in the index then: the version's record has it."""
+    """`latest` is found when it was registered with its artifact. The index has no artifact of its own then:
+    the version's record has it.
+    """
     given = storage.register_embedding("alice")
     for number in range(2, 40):
         storage.register("alice", number=number)
     read = count_versions_read(monkeypatch)
-    _, version = storage.registrar.find_version(NAMESPACE, "alice", LATEST)
+    _, version = storage.operations.speakers.find_version(NAMESPACE, "alice", LATEST)
     assert version.vuid == given.version.vuid
     assert sum(read) <= 4
 
 
 def test_an_upload_and_a_promotion_read_few_versions_too(crowded: Storage, monkeypatch: pytest.MonkeyPatch):
-    """Each new version must not cost more than the one before."""
+    """An upload and a promotion read few versions too, because each new version must not cost more than the
+    one before.
+    """
 
     def refused(*_: object) -> None:
         raise AssertionError("all versions are read")
@@ -165,7 +176,7 @@ def test_an_upload_and_a_promotion_read_few_versions_too(crowded: Storage, monke
     crowded.register("alice", number=2)
     [work] = crowded.take("alice")
     crowded.publish(work)
-    assert crowded.registrar.find(NAMESPACE, "alice").speaker.default.number == MANY + 1
+    assert crowded.speaker("alice").default.number == MANY + 1
     assert max(read) <= 5
 
 
@@ -173,7 +184,9 @@ def test_an_upload_and_a_promotion_read_few_versions_too(crowded: Storage, monke
 def test_housekeeping_reads_all_versions_no_more_often_with_many_jobs(
     storage: Storage, monkeypatch: pytest.MonkeyPatch, lost: bool
 ):
-    """It read them all once for each job: with a thousand of each, that was all that a process did."""
+    """Housekeeping reads all versions no more often with many jobs. It read them all once for each job: with
+    a thousand of each, a process did nothing else.
+    """
     for number in range(1, 21):
         storage.register("alice", number=number)
     if lost:
@@ -187,8 +200,13 @@ def test_housekeeping_reads_all_versions_no_more_often_with_many_jobs(
         return load(self, speaker_id)
 
     monkeypatch.setattr(SpeakerIndex, "load", counted)
-    housekeeper = Housekeeper(storage.parts, storage.registrar, HousekeepingSettings())
-    assert housekeeper.settle(speaker_id("alice")) is not None
+    housekeeper = Housekeeper(
+        storage.parts,
+        storage.operations,
+        HousekeepingSettings(),
+        Keyring.over(storage.parts).sweep,
+    )
+    assert housekeeper.repairs.repair(speaker_id("alice")) is not None
     assert len(loads) <= 3
     waiting = {job.id for job in storage.jobs("alice", open_only=True)}
     assert len(waiting) == 20
@@ -200,7 +218,9 @@ def test_housekeeping_reads_all_versions_no_more_often_with_many_jobs(
 
 
 def test_a_voice_has_so_many_versions_and_no_more(tmp_path: Path, valkey: ValkeyServer, redis_client: Redis):
-    """One key filled Redis with versions of a single voice, which nobody counted."""
+    """A voice has a limited number of versions. One key filled Redis with versions of a single voice, which
+    were not counted.
+    """
     with Storage(tmp_path / "bucket", valkey.url, max_versions=2) as storage:
         for number in (1, 2):
             storage.register("alice", number=number)
@@ -208,12 +228,14 @@ def test_a_voice_has_so_many_versions_and_no_more(tmp_path: Path, valkey: Valkey
             storage.register("alice", number=3)
         assert storage.register("alice", number=2).created is False, "the same again is no new version"
         storage.register("bob", number=3)
-        storage.registrar.delete(NAMESPACE, "alice")
+        storage.delete("alice")
         assert storage.register("alice", number=3).version.number == 3
 
 
 def test_texts_count_as_the_bytes_that_redis_holds(tmp_path: Path, valkey: ValkeyServer, redis_client: Redis):
-    """Clips lie in the bucket; 72 KB of texts with each lay in Redis, and counted nowhere."""
+    """Texts count as the bytes that Redis holds. Clips lie in the bucket; 72 KB of texts with each lay in
+    Redis, and were not counted.
+    """
     with Storage(tmp_path / "bucket", valkey.url, max_stored_bytes=10_000) as storage:
         said = "Größe " * 100
         texts = len("alice") + len(CONSENT) + len(said.encode()) + len("Low.")
@@ -222,12 +244,14 @@ def test_texts_count_as_the_bytes_that_redis_holds(tmp_path: Path, valkey: Valke
         assert storage.index.usage(NAMESPACE) == (1, used, texts)
         with pytest.raises(QuotaExceeded, match="may take 10000, see GET /v1/quota"):
             storage.register("bob", ref_text="x" * (10_000 - used))
-        storage.registrar.delete(NAMESPACE, "alice")
+        storage.delete("alice")
         assert storage.index.usage(NAMESPACE) == (0, 0, 0)
 
 
 def test_texts_have_a_limit_of_their_own(tmp_path: Path, valkey: ValkeyServer, redis_client: Redis):
-    """Without one, a single key filled Redis with the texts of its versions, while the bucket had room."""
+    """Texts have a limit of their own. Without one, a single key filled Redis with the texts of its versions,
+    while the bucket had room.
+    """
     with Storage(tmp_path / "bucket", valkey.url, max_text_bytes=1000) as storage:
         texts = 2 * len(f"alice{CONSENT}") + 500
         storage.register("alice", number=1, ref_text="x" * 500)
@@ -239,14 +263,16 @@ def test_texts_have_a_limit_of_their_own(tmp_path: Path, valkey: ValkeyServer, r
         storage.register("bob", ref_text="x" * left)
         assert storage.index.usage(NAMESPACE)[2] == 1000
         assert storage.register("alice", number=2).created is False, "the same again is no new version"
-        storage.registrar.delete(NAMESPACE, "alice")
+        storage.delete("alice")
         storage.register("carol", ref_text="x" * 500)
 
 
 def test_after_a_loss_of_redis_texts_count_as_before(
     tmp_path: Path, valkey: ValkeyServer, redis_client: Redis
 ):
-    """Or a loss would give each namespace its room once more."""
+    """Texts count after a loss of Redis as before. A loss would otherwise give each namespace its room once
+    more.
+    """
     with Storage(tmp_path / "bucket", valkey.url, max_text_bytes=1000) as storage:
         storage.register("alice", ref_text="x" * 900)
         storage.raw.flushall()
@@ -258,25 +284,27 @@ def test_after_a_loss_of_redis_texts_count_as_before(
 
 
 def bring(storage: Storage, name: str, value: float) -> bool:
-    version = storage.registrar.find(NAMESPACE, name).speaker.newest
+    version = storage.speaker(name).newest
     tensors = {
         "speaker_embedding": np.full(1024, value, np.float32),
         "ref_code": np.zeros((15, 16), np.int32),
     }
     given = ReadyArtifact(tensors=tensors, fingerprint=storage.fingerprint)
-    return give_artifact(storage.parts, storage.registrar, speaker_id(name), version, PROFILE, given)
+    return storage.operations.uploads.store(speaker_id(name), version, PROFILE, given)
 
 
 def test_artifacts_that_are_brought_count_and_those_that_are_made_do_not(storage: Storage):
-    """They are uploads like any other, as large as their sender likes."""
+    """Uploaded artifacts count towards the limit and extracted ones do not. Uploads are as large as their
+    sender likes.
+    """
     storage.ready("alice")
     before = storage.index.usage(NAMESPACE)[1]
     assert before == len(b"clip 1") + len("alice") + len(CONSENT)
     assert bring(storage, "alice", 0.5)
-    brought = storage.registrar.find(NAMESPACE, "alice").speaker.newest.artifact(PROFILE, storage.fingerprint)
+    brought = storage.speaker("alice").newest.artifact(PROFILE, storage.fingerprint)
     assert brought is not None
     assert storage.index.usage(NAMESPACE)[1] == before + brought.size
-    storage.registrar.delete(NAMESPACE, "alice")
+    storage.delete("alice")
     assert storage.index.usage(NAMESPACE)[1] == 0
 
 
@@ -294,14 +322,16 @@ def test_an_artifact_that_there_is_no_room_for_leaves_nothing_behind(
 def test_an_artifact_is_made_so_often_by_force_and_no_more(
     tmp_path: Path, valkey: ValkeyServer, redis_client: Redis
 ):
-    """300 forced builds left 509 objects and 264 KB in Redis, which counted nowhere."""
+    """The number of forced builds of an artifact is limited. 300 forced builds left 509 objects and 264 KB in
+    Redis, which were not counted.
+    """
     with Storage(tmp_path / "bucket", valkey.url, max_builds=2) as storage:
         storage.ready("alice")
-        registrar = storage.registrar
+        operations = storage.operations
 
         def force() -> None:
-            version = registrar.find(NAMESPACE, "alice").speaker.newest
-            registrar.ensure(speaker_id("alice"), version, [PROFILE], force=True)
+            version = operations.speakers.find(NAMESPACE, "alice").speaker.newest
+            operations.extractions.ensure(speaker_id("alice"), version, [PROFILE], force=True)
             storage.finish_all("alice")
 
         force()
@@ -309,5 +339,7 @@ def test_an_artifact_is_made_so_often_by_force_and_no_more(
             force()
         with pytest.raises(QuotaExceeded, match="made 2 times already"):
             bring(storage, "alice", 0.5)
-        version = registrar.find(NAMESPACE, "alice").speaker.newest
-        assert registrar.ensure(speaker_id("alice"), version, [PROFILE])[PROFILE].outcome == "ready"
+        version = operations.speakers.find(NAMESPACE, "alice").speaker.newest
+        assert (
+            operations.extractions.ensure(speaker_id("alice"), version, [PROFILE])[PROFILE].outcome == "ready"
+        )

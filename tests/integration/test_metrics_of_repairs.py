@@ -1,6 +1,6 @@
-"""What is counted where things went wrong: jobs that end otherwise than well, repairs, garbage, rebuilds."""
+"""Tests of the metrics about faults: jobs that do not succeed, repairs, garbage, rebuilds."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from redis import Redis
 
-from services.embedded.valkey import ValkeyServer
 from services.extractor_worker.jobs.batch_worker import BatchWorker
 from services.extractor_worker.jobs.queue_maintenance import reap
 from services.shared.configuration.settings import WorkerSettings
@@ -29,12 +28,6 @@ def queue(redis_client: Redis) -> JobQueue:
     return JobQueue(queue_name("test"), redis_client)
 
 
-@pytest.fixture
-def storage(tmp_path: Path, valkey: ValkeyServer, redis_client: Redis) -> Iterator[Storage]:
-    with Storage(tmp_path / "bucket", valkey.url) as storage:
-        yield storage
-
-
 def put(queue: JobQueue, *job_ids: str) -> None:
     for job_id in job_ids:
         enqueue(queue, job_id, "act", {"speaker": "default/alice"})
@@ -48,7 +41,7 @@ def work(queue: JobQueue, handler: Callable[[Any], list[object]]) -> None:
 
 
 def die_over_it(queue: JobQueue) -> None:
-    """A worker takes all there is and is never heard of again, a lease ago."""
+    """Let a worker take all jobs, a lease ago, and never be heard of again."""
     idle = BatchWorker([queue.name], {"act": list}, connection=queue.connection, settings=WorkerSettings())
     assert idle._take()
     registry = queue.started_job_registry.key
@@ -57,7 +50,9 @@ def die_over_it(queue: JobQueue) -> None:
 
 
 def test_every_start_of_a_job_is_counted_by_its_end(queue: JobQueue):
-    """Of four: one is done, one can never be, one may be, one is canceled meanwhile."""
+    """Every start of a job is counted by its end. One of four is done, one fails for good, one may succeed
+    later, and one is canceled meanwhile.
+    """
     put(queue, "good", "bad", "passing", "canceled")
     outcomes: dict[str, Any] = {"good": "ok", "bad": InvalidAudio("no"), "passing": Unavailable("not now")}
 
@@ -77,7 +72,9 @@ def test_every_start_of_a_job_is_counted_by_its_end(queue: JobQueue):
 
 
 def test_a_job_whose_workers_die_is_counted_until_it_is_given_up(queue: JobQueue):
-    """A clip that kills workers shows here first."""
+    """A job whose workers die is counted until it is given up, because a clip that kills
+    workers shows here first.
+    """
     put(queue, "deadly")
     with (
         counted(JOBS, profile="test", result="abandoned") as abandoned,
@@ -90,7 +87,9 @@ def test_a_job_whose_workers_die_is_counted_until_it_is_given_up(queue: JobQueue
 
 
 def test_what_is_no_job_of_ours_is_counted_wherever_it_is_found(queue: JobQueue):
-    """Somebody else writes to our Redis."""
+    """A job that is not the registry's own is counted wherever it is found, because it shows that another
+    program writes to its Redis.
+    """
     put(queue, "odd", "spoilt")
     queue.connection.hset("rq:job:odd", "data", "no job")
     with counted(JOBS, profile="test", result="quarantined") as found:
@@ -101,7 +100,7 @@ def test_what_is_no_job_of_ours_is_counted_wherever_it_is_found(queue: JobQueue)
 
 
 def forget_job(storage: Storage) -> str:
-    """The queue loses its only job. Returns its id."""
+    """Let the queue lose its only job, and return its id."""
     [job] = storage.jobs(open_only=True)
     storage.raw.delete(f"rq:job:{job.id}")
     return job.id
@@ -113,7 +112,7 @@ def look_later(storage: Storage) -> None:
 
 
 def test_repairs_are_counted_by_kind(storage: Storage):
-    """Each is a crash or a loss that nobody noticed; many are a fault."""
+    """Repairs are counted by kind. Each is a crash or a loss that went unnoticed, and many are a fault."""
     storage.register("lost")
     with counted(REPAIRS, kind="job_lost") as lost:
         forget_job(storage)
@@ -138,7 +137,9 @@ def test_repairs_are_counted_by_kind(storage: Storage):
 
 
 def test_repairs_are_counted_only_where_there_was_something_to_repair(storage: Storage):
-    """Housekeeping looks after every voice; what it finds in order is no repair."""
+    """Repairs are counted only where there was something to repair. Housekeeping looks after every voice, and
+    one in order is no repair.
+    """
     kinds = ("extraction_resumed", "job_lost", "job_given_up", "job_closed")
     with ExitStack() as stack:
         rises = [stack.enter_context(counted(REPAIRS, kind=kind)) for kind in kinds]
@@ -150,9 +151,11 @@ def test_repairs_are_counted_only_where_there_was_something_to_repair(storage: S
 
 
 def test_garbage_is_counted_by_what_it_was(storage: Storage):
-    """A deleted voice: clip and rendition, artifact and its fact, version. Its tombstone stays."""
+    """Garbage is counted by its kind. A deleted voice leaves clip and rendition, artifact and its fact, and
+    version. Its tombstone stays.
+    """
     storage.ready("alice")
-    storage.registrar.delete("default", "alice")
+    storage.delete("alice")
     kinds = ("blob", "artifact", "record", "temporary")
     with ExitStack() as stack:
         rises = [stack.enter_context(counted(GARBAGE, kind=kind)) for kind in kinds]
@@ -162,7 +165,9 @@ def test_garbage_is_counted_by_what_it_was(storage: Storage):
 
 @pytest.mark.parametrize("kind", ["version", "artifact"])
 def test_a_record_that_cannot_be_read_is_an_integrity_failure(storage: Storage, tmp_path: Path, kind: str):
-    """Somebody is woken for it: it has to be restored from a backup."""
+    """A record that cannot be read is an integrity failure. It alerts an operator, because the record has to
+    be restored from a backup.
+    """
     storage.ready("alice")
     ending = {"version": "r/*.ver.*", "artifact": "*.json"}[kind]
     [record] = (tmp_path / "bucket/default").rglob(ending)
@@ -173,7 +178,7 @@ def test_a_record_that_cannot_be_read_is_an_integrity_failure(storage: Storage, 
 
 
 def test_rebuilds_are_counted_by_their_end(storage: Storage, monkeypatch: pytest.MonkeyPatch):
-    """One after another that fails leaves lists to be read from the bucket."""
+    """Rebuilds are counted by their result. Repeated failures mean that lists are read from the bucket."""
     storage.raw.delete("sr:boot")
     with counted(REBUILDS, result="done") as done:
         storage.housekeeper.turn()

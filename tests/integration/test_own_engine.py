@@ -1,4 +1,4 @@
-"""The example of a profile of one's own is installed as a stranger would, and works."""
+"""Tests that the example of a custom profile installs as an outside developer would install it, and works."""
 
 import ast
 import json
@@ -21,7 +21,7 @@ EXAMPLE = ROOT / "examples/own_engine"
 
 @pytest.fixture(scope="module")
 def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder into which pip has installed it, without a network."""
+    """A folder into which pip has installed the example without a network."""
     source, target = tmp_path_factory.mktemp("source") / "own_engine", tmp_path_factory.mktemp("packages")
     shutil.copytree(EXAMPLE, source)  # a build leaves things behind
     options = ["--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check", "--quiet"]
@@ -31,10 +31,10 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target
 
 
-def run(packages: Path, program: str) -> str:
-    """What a program prints where the package is installed."""
+def run(packages: Path, *words: str) -> str:
+    """Run Python where the package is installed and return what it prints."""
     done = subprocess.run(
-        [sys.executable, "-c", program],
+        [sys.executable, *words],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(packages)},
         capture_output=True,
@@ -46,13 +46,15 @@ def run(packages: Path, program: str) -> str:
 
 
 def test_its_profile_is_in_the_catalogue(packages: Path):
-    """It may be required of every upload. An API that reads it loads no torch."""
+    """The example's profile is in the catalogue, so it may be required of every upload. An API that reads it
+    loads no torch.
+    """
     program = (
         "import sys; from services.shared.model.profiles import ProfileCatalogue;"
         "profile = ProfileCatalogue.load(['loudness']).required_profiles[0];"
         "print(profile.name, profile.frame_rate, 'torch' in sys.modules)"
     )
-    assert run(packages, program).split() == ["loudness", "50", "False"]
+    assert run(packages, "-c", program).split() == ["loudness", "50", "False"]
     assert "loudness" not in ProfileCatalogue.load([]).names, "it comes from the package alone"
 
 
@@ -84,7 +86,9 @@ print(json.dumps([extractor.profile_name, extractor.fingerprint.untrained, frame
 
 
 def test_it_imports_nothing_that_no_wheel_has():
-    """A package on the registry's contract is installed where the services' source is not."""
+    """The example imports nothing that is in no wheel. A package that builds on the registry's contract is
+    installed where the services' source is not.
+    """
     imported = set()
     for module in EXAMPLE.glob("*.py"):
         for node in ast.walk(ast.parse(module.read_text())):
@@ -96,36 +100,32 @@ def test_it_imports_nothing_that_no_wheel_has():
 
 
 def test_the_contract_needs_no_torch():
-    """API processes read profiles, and have no torch."""
+    """The contract needs no torch. API processes read profiles, and have no torch."""
     program = "import sys, speaker_registry.engine; print('torch' in sys.modules, 'services' in sys.modules)"
     assert subprocess.check_output([sys.executable, "-c", program], text=True).split() == ["False", "False"]
 
 
 def test_its_extractor_makes_checked_artifacts(packages: Path):
-    """Through the same door as the built-in ones: from a clip to tensors that the profile accepts."""
-    name, untrained, frames, levels = json.loads(run(packages, MAKING))
+    """The extractor makes checked artifacts as the built-in ones do: from a clip to tensors that the profile
+    accepts.
+    """
+    name, untrained, frames, levels = json.loads(run(packages, "-c", MAKING))
     assert (name, untrained, frames) == ("loudness", False, [50])
     assert levels == pytest.approx([-3.01, -23.01, -100], abs=0.05), "of sines at full scale and a tenth"
 
 
 def test_it_has_nothing_to_download(packages: Path):
-    """The command knows it like any other profile."""
-    done = subprocess.run(
-        [sys.executable, "-m", "services.extractor_worker", "download", "--profiles", "loudness"],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(packages)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "loudness needs no files" in done.stdout
+    """The profile has nothing to download, and the command knows it like any other profile."""
+    words = ("-m", "services.extractor_worker", "download", "--profiles", "loudness")
+    assert "loudness needs no files" in run(packages, *words)
 
 
 def test_a_registry_serves_it(packages: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """From an upload to the fetched artifact, in the processes of production."""
+    """A registry serves the profile from an upload to the fetched artifact, in the
+    processes of production.
+    """
     monkeypatch.setenv("PYTHONPATH", str(packages))
-    monkeypatch.syspath_prepend(str(packages))  # what is asked for is looked up here as well
+    monkeypatch.syspath_prepend(str(packages))  # requested profiles are looked up here as well
     settings = EmbeddedSettings(data=tmp_path / "data", port=0, profiles="loudness")
     with (
         EmbeddedRegistry(settings, log_path=tmp_path / "log") as registry,

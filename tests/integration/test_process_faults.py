@@ -1,7 +1,6 @@
-"""Real processes that are killed, suspended and stopped while they are at work: nothing acknowledged is lost,
-nothing is served that should not be, and what was under way is finished by others.
-
-`FAULT_SECONDS` makes the test under load longer; `FAULT_SEED` gives it another course.
+"""Tests of real processes that are killed, suspended and stopped while they work: nothing acknowledged is
+lost, nothing is served that should not be, and other processes finish what was under way. `FAULT_SECONDS`
+makes the test under load longer; `FAULT_SEED` gives it another course.
 """
 
 import os
@@ -28,10 +27,12 @@ from tests.process_load import Load, noise_clip
 from tests.processes import LEASE_SECONDS, OPTIONAL_PROFILE, PROFILE, RegistryProcesses
 from tests.queue_workers import wait_until
 
-SECONDS = float(os.environ.get("FAULT_SECONDS", "20"))
+SECONDS = float(os.environ.get("FAULT_SECONDS", "10"))
 SEED = int(os.environ.get("FAULT_SEED", "1"))
 REST_SECONDS = 90
-"""Until nothing is left to do. Housekeeping looks at what may have gone wrong after 10 s, then each 15 s."""
+"""The time in which all work must end. Housekeeping looks at what may have gone wrong
+after 10 s, then every 15 s.
+"""
 pytestmark = pytest.mark.timeout(300 + 3 * SECONDS)
 
 
@@ -44,31 +45,31 @@ def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RegistryProc
 
 @pytest.fixture
 def registry(processes: RegistryProcesses) -> RegistryProcesses:
-    """All of them alive and ready, whatever the test before did."""
+    """The registry with all processes alive and ready, whatever the test before did."""
     processes.make_whole()
     return processes
 
 
 @pytest.fixture
 def clients(registry: RegistryProcesses) -> Iterator[list[RegistryClient]]:
-    """One for each API. What gets no answer is not repeated."""
+    """One client for each API. They do not repeat requests that get no answer."""
     with ExitStack() as stack:
         yield [stack.enter_context(RegistryClient(url, retries=0, cache=None)) for url in registry.urls]
 
 
 def upload(client: RegistryClient, name: str, seed: int = 0) -> str:
-    """Returns the id of its job."""
+    """Upload a clip and return the id of its job."""
     return client.register(name, noise_clip(seed)[0], consent="cons_1").jobs[PROFILE]
 
 
 def in_hand(client: RegistryClient, job_id: str, attempt: int = 1) -> Job:
-    """The job, once a worker has it on its device."""
+    """Return the job once a worker has it on its device."""
     wait_until(lambda: (job := client.job(job_id)).attempt == attempt and job.progress.stage == "encoding")
     return client.job(job_id)
 
 
 def holder(registry: RegistryProcesses, job: Job) -> int:
-    """Which of the workers that is."""
+    """Return the number of the worker that has the job."""
     pids = [worker.pid for worker in registry.workers]
     return next(number for number, pid in enumerate(pids) if f"-{pid}-" in (job.worker or ""))
 
@@ -81,8 +82,10 @@ def files_of(registry: RegistryProcesses, name: str, ending: str) -> list[str]:
 
 
 def test_nothing_acknowledged_is_lost_when_processes_are_killed_under_load(registry: RegistryProcesses):
-    """The main promise, with all of it going on: uploads, deletes, precomputing, reading, and kill -9."""
-    registry.pace(0.2)  # so that workers are killed with jobs in hand
+    """Nothing acknowledged is lost when processes are killed under load. This is the main promise, tested
+    with uploads, deletes, precomputing, reading, and kill -9 at the same time.
+    """
+    registry.pace(0.2)  # so that workers are killed while they run jobs
     load = Load(registry.urls, writers=5, readers=2, seed=SEED)
     with load.running():
         kills = kill_at_random(registry, random.Random(SEED), SECONDS)
@@ -102,7 +105,9 @@ def test_nothing_acknowledged_is_lost_when_processes_are_killed_under_load(regis
 
 
 def kill_at_random(registry: RegistryProcesses, chance: random.Random, seconds: float) -> dict[str, int]:
-    """One after the other, each back after a moment. Returns how often each was killed."""
+    """Kill the processes one after the other, starting each again after a moment. Return
+    how often each was killed.
+    """
     kills = {"worker": 0, "api": 0, "valkey": 0}
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
@@ -122,7 +127,7 @@ def kill_at_random(registry: RegistryProcesses, chance: random.Random, seconds: 
 
 
 def at_rest(registry: RegistryProcesses, client: RegistryClient) -> bool:
-    """Every live version has its artifact, and nobody is at work."""
+    """Return whether every live version has its artifact and no job is open."""
     states = {version.state for voice in client.list() for version in client.versions(voice.name)}
     unfinished = [job for state in ("queued", "processing") for job in client.jobs(state=state, limit=1)]
     return states <= {"ready"} and not unfinished and queue_is_empty(registry)
@@ -136,7 +141,7 @@ def queue_is_empty(registry: RegistryProcesses) -> bool:
 
 
 def assert_index_shows_the_facts(registry: RegistryProcesses) -> None:
-    """At rest the index is the fold of the bucket, voice by voice."""
+    """Check that the index at rest equals the fold of the bucket, voice by voice."""
     with registry.parts() as parts:
         known = list(speaker_ids(parts.store))
         assert known
@@ -145,7 +150,7 @@ def assert_index_shows_the_facts(registry: RegistryProcesses) -> None:
             assert shown.versions == truth.versions
             assert shown.aliases == truth.aliases
             assert shown.tombstone == truth.tombstone
-            assert shown.seq >= truth.seq  # one may have been reserved by somebody who died
+            assert shown.seq >= truth.seq  # one may have been reserved by a process that died
 
 
 # -- one thing at a time
@@ -154,8 +159,9 @@ def assert_index_shows_the_facts(registry: RegistryProcesses) -> None:
 def test_jobs_of_a_killed_worker_are_resumed_soon_after_its_lease(
     registry: RegistryProcesses, clients: list[RegistryClient]
 ):
-    """An operator is told that a clip waits for a dead machine for the lease and five seconds. A busy machine
-    takes longer, so the time is only printed here.
+    """Jobs of a killed worker are resumed soon after its lease. The documentation for operators says that a
+    clip waits for a dead machine for the lease and five seconds. A busy machine takes longer, so the time is
+    only printed here.
     """
     registry.pace(4)
     job = in_hand(clients[0], upload(clients[0], "resumed"))
@@ -170,7 +176,9 @@ def test_jobs_of_a_killed_worker_are_resumed_soon_after_its_lease(
 def test_a_worker_suspended_past_its_lease_publishes_nothing(
     registry: RegistryProcesses, clients: list[RegistryClient]
 ):
-    """Its result is as good as the other's, but what engines have cached must never change."""
+    """A worker that was suspended past its lease publishes nothing. Its result is as good as the other's, but
+    what engines have cached must never change.
+    """
     registry.pace(1)
     job = in_hand(clients[0], upload(clients[0], "slept"))
     sleeper = registry.workers[holder(registry, job)]
@@ -192,7 +200,9 @@ def test_a_worker_suspended_past_its_lease_publishes_nothing(
 def test_a_stopped_worker_finishes_what_it_has_in_hand(
     registry: RegistryProcesses, clients: list[RegistryClient]
 ):
-    """A rolling update must not cost a second attempt of anything."""
+    """A stopped worker finishes the jobs that it has started, because a rolling update must not cost any job
+    a second attempt.
+    """
     stopped, other = registry.workers
     other.request_stop()
     wait_until(lambda: other.exit_status is not None)
@@ -213,7 +223,9 @@ def test_a_stopped_worker_finishes_what_it_has_in_hand(
 def test_a_delete_that_races_an_extraction_leaves_nothing(
     registry: RegistryProcesses, clients: list[RegistryClient]
 ):
-    """Whenever it comes: no voice, no job, no artifact, and in the bucket only that it was deleted."""
+    """A delete that races an extraction leaves no voice, no job and no artifact whenever it comes. The bucket
+    holds only the fact that the voice was deleted.
+    """
     chance = random.Random(SEED)
     registry.pace(0.02)
     jobs = {}
@@ -251,7 +263,9 @@ def left_after_sweeping(registry: RegistryProcesses, names: dict[str, str]) -> d
 def test_while_the_index_is_away_reads_go_on_and_writes_are_told_to_come_back(
     registry: RegistryProcesses, clients: list[RegistryClient]
 ):
-    """Engines must not fall silent because a cache restarts, and no write may seem to succeed meanwhile."""
+    """Reads go on while the index is away, and writes are told to come back. Engines must not fall silent
+    because a cache restarts, and no write may seem to succeed meanwhile.
+    """
     upload(clients[0], "kept")
     clients[0].wait_ready("kept@1")
     before = clients[0].download("kept@1", PROFILE).data
@@ -273,7 +287,7 @@ def test_while_the_index_is_away_reads_go_on_and_writes_are_told_to_come_back(
 
 
 def age(bucket: Path, seconds: float) -> None:
-    """As if everything had been written so long ago."""
+    """Make every file look as if it had been written this long ago."""
     then = time.time() - seconds
     for path in bucket.rglob("*"):
         os.utime(path, (then, then))
@@ -295,7 +309,9 @@ def writes_go_on(client: RegistryClient) -> bool:
 def test_an_api_that_is_stopped_answers_those_who_wait(
     registry: RegistryProcesses, clients: list[RegistryClient]
 ):
-    """A rolling update must not look like a broken connection to an engine that waits for its voice."""
+    """An API that is stopped answers its waiting callers. A rolling update must not look like a broken
+    connection to an engine that waits for its voice.
+    """
     stopped = registry.apis[0]
     registry.pace(8)
     in_hand(clients[1], upload(clients[1], "awaited"))
@@ -315,7 +331,9 @@ def test_an_api_that_is_stopped_answers_those_who_wait(
 def test_fifty_calls_through_two_apis_share_one_extraction(
     registry: RegistryProcesses, clients: list[RegistryClient]
 ):
-    """When an engine fleet starts, all of them ask for the same voice at the same time."""
+    """Fifty calls through two APIs share one extraction. All engines of a starting fleet ask for the same
+    voice at the same time.
+    """
     upload(clients[0], "shared")
     clients[0].wait_ready("shared@1", PROFILE)
     registry.pace(0.3)
@@ -333,7 +351,9 @@ def precompute(url: str, name: str) -> httpx.Response:
 def test_sixteen_writers_on_one_voice_lose_no_version(
     registry: RegistryProcesses, clients: list[RegistryClient]
 ):
-    """Two APIs may not hand out one number twice, nor overwrite each other's version."""
+    """Sixteen writers on one voice lose no version. Two APIs may not assign one number twice, nor overwrite
+    each other's version.
+    """
 
     def write(number: int) -> int:
         return clients[number % 2].register("crowded", noise_clip(number)[0], consent="cons_1").version
@@ -347,7 +367,9 @@ def test_sixteen_writers_on_one_voice_lose_no_version(
 def test_what_one_api_acknowledges_the_other_shows(
     registry: RegistryProcesses, clients: list[RegistryClient]
 ):
-    """A load balancer sends the next request somewhere else."""
+    """A write that one API acknowledges is shown by the other, because a load balancer may send the next
+    request there.
+    """
     for number in range(10):
         upload(clients[number % 2], "handed-on", number)
         assert clients[1 - number % 2].version(f"handed-on@{number + 1}").version == number + 1

@@ -1,11 +1,9 @@
-"""A real Prometheus scrapes real processes and answers what the dashboard asks it.
-
-Its server comes with Debian's package `prometheus`; without it this is not tested.
+"""Tests in which a real Prometheus scrapes real processes and answers the dashboard's queries. Its server
+comes with Debian's package `prometheus`; the tests are skipped without it.
 """
 
 import json
 import shutil
-import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
@@ -18,6 +16,7 @@ import pytest
 import yaml
 
 from tests.integration.test_metrics import play
+from tests.ports import free_port
 from tests.processes import OPTIONAL_PROFILE, QUICK, RegistryProcesses
 from tests.queue_workers import wait_until
 
@@ -36,7 +35,9 @@ pytestmark = pytest.mark.skipif(shutil.which("prometheus") is None, reason="prom
 
 @pytest.fixture(scope="module")
 def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
-    """It has scraped the processes before and after everything that can become of a request."""
+    """A Prometheus server that has scraped the processes before and after every possible
+    result of a request.
+    """
     folder = tmp_path_factory.mktemp("prometheus")
     environment = {
         **QUICK,
@@ -44,7 +45,7 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Clien
         "SPEAKER_API_CORS_ORIGINS": "https://page.example",
     }
     with RegistryProcesses(folder, environment=environment) as registry, httpx.Client(timeout=30) as client:
-        port = _free_port()
+        port = free_port()
         (folder / "prometheus.yaml").write_text(yaml.safe_dump(configuration(registry)))
         command = ["prometheus", f"--config.file={folder}/prometheus.yaml"]
         command += [f"--storage.tsdb.path={folder}/tsdb", f"--web.listen-address=127.0.0.1:{port}"]
@@ -62,7 +63,9 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Clien
 
 
 def configuration(registry: RegistryProcesses) -> dict[str, Any]:
-    """Ours, but for where the processes are, and how often they are asked."""
+    """Return the repository's configuration with the addresses of the processes and a
+    shorter scrape interval.
+    """
     config: dict[str, Any] = yaml.safe_load((DEPLOY / "prometheus/prometheus.yaml").read_text())
     config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
     config["rule_files"] = [str(DEPLOY / "prometheus/alerts.yaml")]
@@ -77,7 +80,7 @@ def configuration(registry: RegistryProcesses) -> dict[str, Any]:
 
 
 def scrapes(asking: httpx.Client) -> int:
-    """How many of the processes it has scraped."""
+    """Return how many of the processes Prometheus has scraped."""
     with suppress(httpx.TransportError):
         return len(ask(asking, "up == 1"))
     return 0
@@ -98,7 +101,7 @@ def ask(asking: httpx.Client, query: str) -> list[Any]:
 
 
 def test_every_panel_has_an_answer(prometheus: httpx.Client):
-    """A query can be well written and still match nothing, or too much."""
+    """Every panel has an answer. A query can be well written and still match nothing, or too much."""
 
     def empty() -> set[str]:
         return {
@@ -113,7 +116,9 @@ def test_every_panel_has_an_answer(prometheus: httpx.Client):
 
 
 def test_the_alert_for_what_is_missing_fires(prometheus: httpx.Client):
-    """Of an artifact whose bytes were taken away, and of one whose bytes were changed."""
+    """The alert for missing data fires for an artifact whose bytes were removed and for one whose bytes were
+    changed.
+    """
 
     def firing() -> set[str]:
         alerts = prometheus.get("/alerts").json()["data"]["alerts"]
@@ -122,10 +127,3 @@ def test_the_alert_for_what_is_missing_fires(prometheus: httpx.Client):
     wait_until(lambda: len(firing()) == 2)
     told = "The bucket does not hold what it should: {}."
     assert firing() == {told.format("missing"), told.format("damaged")}
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

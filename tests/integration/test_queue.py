@@ -1,13 +1,11 @@
-"""Enqueueing, and what brings order back after a crash: the ways in which stock RQ loses or doubles jobs."""
+"""Tests of enqueueing, and of the repairs after a crash: the ways in which stock RQ loses or doubles jobs."""
 
 import json
 import pickle
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +28,7 @@ from services.shared.queue.rq_jobs import (
     status_of,
 )
 from services.shared.telemetry.metrics import JOBS
+from tests.http_server import http_server
 
 NAME = "extract.test"
 
@@ -51,7 +50,7 @@ def worker(queue: JobQueue, **arguments: Any) -> BatchWorker:
 
 
 def start_and_die(queue: JobQueue) -> list[str]:
-    """Everything in the queue is started by a worker that is never heard of again, a lease ago."""
+    """Let a worker start everything in the queue, a lease ago, and never be heard of again."""
     batch = worker(queue)._take()
     expire_leases(queue)
     return [job.id for job in batch.jobs]
@@ -63,12 +62,12 @@ def expire_leases(queue: JobQueue) -> None:
 
 
 def take_and_die(queue: JobQueue) -> None:
-    """A worker dies between taking a job from the queue and starting it."""
+    """Let a worker die between taking a job from the queue and starting it."""
     queue.connection.lmove(queue.key, queue.intermediate_queue_key)
 
 
 def places(queue: JobQueue) -> dict[str, int]:
-    """Where jobs are, without RQ's `count`, which cleans up as it looks."""
+    """Return where jobs are, without RQ's `count`, which cleans up as it looks."""
     return {
         "queued": queue.count,
         "taken": queue.connection.llen(queue.intermediate_queue_key),
@@ -94,13 +93,17 @@ def in_threads(count: int, work: Callable[[], object]) -> None:
 
 
 def test_a_job_is_queued_once_however_often_it_is_asked_for(queue):
-    """Two API replicas precompute the same artifact, or redis-py repeats a command whose answer was lost."""
+    """A job is queued once however often it is requested. Two API replicas may precompute the same artifact,
+    or redis-py may repeat a command whose answer was lost.
+    """
     assert [put(queue), put(queue), put(queue)] == [True, False, False]
     assert places(queue) == at(queued=1)
 
 
 def test_asking_again_says_that_the_job_exists_until_it_is_forgotten(queue):
-    """The caller reads its state; it must not start the work again behind its own back."""
+    """A repeated request reports that the job exists until it is forgotten. The caller reads its state, and
+    must not start the work again without knowing.
+    """
     put(queue)
     worker(queue).work(burst=True)
     assert (put(queue), status_of(queue, "a")) == (False, "finished")
@@ -110,7 +113,7 @@ def test_asking_again_says_that_the_job_exists_until_it_is_forgotten(queue):
 
 
 def test_a_job_carries_ids_its_limits_and_nothing_else(queue):
-    """What is not written needs no erasing."""
+    """A job carries ids, its limits and nothing else, because data that is not written needs no erasing."""
     put(queue)
     stored = Job.fetch("a", connection=queue.connection, serializer=JSONSerializer)
     assert (stored.func_name, stored.args, stored.kwargs) == ("act", [], {"speaker": "default/alice"})
@@ -125,14 +128,16 @@ def test_a_job_carries_ids_its_limits_and_nothing_else(queue):
 
 @pytest.mark.parametrize("job_id", ["a:b", "a b", "ä", "../a"])
 def test_an_id_that_rq_cannot_hold_is_refused_by_the_caller_s_process(queue, job_id):
-    """A colon would make the start of one job look like another's."""
+    """An id that RQ cannot hold is refused in the caller's process. A colon would make the start of one job
+    look like another's.
+    """
     with pytest.raises(ValueError, match="Job ID"):
         put(queue, job_id)
     assert places(queue) == at()
 
 
 def test_an_urgent_job_goes_first(queue):
-    """A person waits for it; the others are a backfill."""
+    """An urgent job goes first, because a person waits for it; the others are a backfill."""
     put(queue, "backfill")
     enqueue(queue, "urgent", "act", {}, at_front=True)
     assert queue.job_ids == ["urgent", "backfill"]
@@ -146,7 +151,9 @@ def put_for(queue: JobQueue, tenant: str, job_id: str) -> None:
 
 
 def test_a_tenant_with_a_thousand_jobs_delays_another_s_one_by_no_more_than_one_batch(queue):
-    """First come, first served over all tenants would make everybody wait until the largest is done."""
+    """A tenant with a thousand jobs delays another tenant's single job by no more than one batch. In one
+    order over all tenants, every other tenant would wait until the largest is done.
+    """
     for number in range(1000):
         put_for(queue, "large", f"large-{number}")
     batch_size = WorkerSettings().batch_size
@@ -164,7 +171,9 @@ def test_jobs_of_several_tenants_are_taken_in_turn_and_each_tenant_s_in_their_or
 
 
 def test_a_tenant_that_was_idle_gains_no_more_than_its_turn(queue):
-    """Else whoever saved up turns could keep the others waiting for as long."""
+    """A tenant that was idle gains no more than its turn. A tenant that saved up turns could otherwise keep
+    the others waiting for as long.
+    """
     for number in range(10):
         put_for(queue, "busy", f"busy{number}")
     assert len(queue.take(5)) == 5
@@ -176,7 +185,9 @@ def test_a_tenant_that_was_idle_gains_no_more_than_its_turn(queue):
 
 
 def test_what_somebody_removed_from_the_queue_disturbs_no_turn(queue):
-    """A canceled job, or one that a worker of an older release took, which knows no turns."""
+    """A job that was removed from the queue disturbs no tenant's turn: a canceled job, or one that a worker
+    of an older release took, which knows no turns.
+    """
     for number in range(4):
         put_for(queue, "a", f"a{number}")
     for job_id in ("a1", "a2"):
@@ -198,7 +209,9 @@ def test_jobs_that_an_older_release_queued_are_taken_as_they_came(queue):
 
 
 def test_jobs_of_a_dead_worker_come_back(queue):
-    """kill -9, out of memory, a lost machine: the queue forgets nothing."""
+    """Jobs of a dead worker come back after kill -9, an out-of-memory kill or the loss of a machine. The
+    queue forgets nothing.
+    """
     put(queue, "a"), put(queue, "b")
     start_and_die(queue)
     assert reap(queue) == 2
@@ -207,7 +220,7 @@ def test_jobs_of_a_dead_worker_come_back(queue):
 
 
 def test_they_come_back_to_the_head_of_the_queue(queue):
-    """They have waited their turn once."""
+    """Jobs of a dead worker come back to the head of the queue, because they have waited their turn once."""
     put(queue, "first")
     start_and_die(queue)
     put(queue, "second")
@@ -216,7 +229,9 @@ def test_they_come_back_to_the_head_of_the_queue(queue):
 
 
 def test_a_job_whose_worker_still_beats_is_left_alone(queue):
-    """A second start would compute everything twice."""
+    """A job whose worker still sends heartbeats is left alone, because a second start would compute
+    everything twice.
+    """
     put(queue)
     worker(queue)._take()
     assert reap(queue) == 0
@@ -224,17 +239,21 @@ def test_a_job_whose_worker_still_beats_is_left_alone(queue):
 
 
 def test_a_beat_between_the_look_and_the_verdict_counts(queue):
-    """The worker was only slow; its lease is good again."""
+    """A heartbeat between the look and the decision counts. The worker was only slow, and
+    its lease is valid again.
+    """
     put(queue)
     worker(queue)._take()
     registry = queue.started_job_registry.key
     [start] = queue.connection.zrange(registry, 0, -1)
-    assert not _reap_one(queue, registry, start, None)
+    assert not _reap_one(queue, registry, start)
     assert places(queue) == at(started=1)
 
 
 def test_eight_reapers_at_once_bring_back_one_copy(queue, valkey):
-    """Stock RQ: five copies of one job, from eight threads that only asked for a count."""
+    """Eight reapers at once bring back one copy. Stock RQ made five copies of one job with eight threads that
+    only read a count.
+    """
     for job_id in "abcdefgh":
         put(queue, job_id)
     start_and_die(queue)
@@ -243,38 +262,22 @@ def test_eight_reapers_at_once_bring_back_one_copy(queue, valkey):
     assert QueuedJob.fetch("a", connection=queue.connection).retries_left == RETRIES - 1
 
 
-def test_a_job_that_dies_in_every_attempt_fails_and_is_reported_once(queue):
-    """Our own record of the job has to say so; nothing else will ever touch it again."""
-    told = []
+def test_a_job_that_dies_in_every_attempt_fails(queue):
+    """A job that dies in every attempt fails. Nothing else would ever touch it again."""
     put(queue)
     for _ in range(RETRIES + 1):
         start_and_die(queue)
-        reap(queue, on_abandoned=lambda *news: told.append(news))
+        reap(queue)
     assert places(queue) == at(failed=1)
-    assert told == [("a", "its worker died or hung in each of 4 attempts")]
     stored = QueuedJob.fetch("a", connection=queue.connection)
     assert stored.get_status() == "failed"
-    assert "died or hung" in stored.latest_result().exc_string
-
-
-def test_a_report_that_fails_does_not_keep_the_other_jobs_from_being_reaped(queue):
-    """One broken record must not stop everybody's recovery."""
-    told = []
-
-    def tell(job_id: str, reason: str) -> None:
-        told.append(job_id)
-        raise KeyError(job_id)
-
-    for job_id in "ab":
-        put(queue, job_id)
-        queue.connection.hset(f"rq:job:{job_id}", "retries_left", 0)
-    start_and_die(queue)
-    reap(queue, on_abandoned=tell)
-    assert sorted(told) == ["a", "b"]
+    assert "died or hung in each of 4 attempts" in stored.latest_result().exc_string
 
 
 def test_an_old_start_does_not_end_a_new_one(queue):
-    """The first worker is late and forgotten; the second one's start is the one that counts."""
+    """An old start does not end a new one. The first worker is late and forgotten, and the second one's start
+    counts.
+    """
     put(queue)
     start_and_die(queue)
     [old_start] = queue.connection.zrange(queue.started_job_registry.key, 0, -1)
@@ -288,7 +291,9 @@ def test_an_old_start_does_not_end_a_new_one(queue):
 
 @pytest.mark.parametrize("status", ["finished", "failed", "canceled", "queued"])
 def test_a_start_left_over_of_a_job_that_has_ended_is_only_removed(queue, status):
-    """Stock RQ turns a finished job into a failed one here."""
+    """A leftover start of a job that has ended is only removed. Stock RQ turns a finished job into a failed
+    one here.
+    """
     put(queue)
     start_and_die(queue)
     queue.connection.hset("rq:job:a", "status", status)
@@ -299,7 +304,7 @@ def test_a_start_left_over_of_a_job_that_has_ended_is_only_removed(queue, status
 
 @pytest.mark.parametrize("entry", [b"no-colon", b"\xff\xfe:start", b"gone:start", b"a:b:c"])
 def test_odd_starts_are_removed(queue, entry):
-    """RQ's own parsing raises on some of these, at every run."""
+    """Malformed starts are removed. RQ's own parsing raises on some of these, at every run."""
     queue.connection.zadd(queue.started_job_registry.key, {entry: 1})
     reap(queue)
     assert places(queue) == at()
@@ -309,7 +314,9 @@ def test_odd_starts_are_removed(queue, entry):
 
 
 def test_a_job_taken_and_never_started_is_handed_back_without_losing_a_retry(queue):
-    """Stock RQ, listening to two queues, has popped it into thin air by then."""
+    """A job that was taken and never started is handed back without losing a retry. Stock RQ, listening to
+    two queues, has lost the job by then.
+    """
     put(queue)
     take_and_die(queue)
     QueueMaintenance([queue], owner="me", stuck_seconds=0).run()
@@ -318,7 +325,9 @@ def test_a_job_taken_and_never_started_is_handed_back_without_losing_a_retry(que
 
 
 def test_it_is_not_handed_back_while_its_worker_may_be_about_to_start_it(queue):
-    """Taking and starting are two round trips."""
+    """A job is not handed back while its worker may be about to start it, because taking and starting are two
+    round trips.
+    """
     maintenance = QueueMaintenance([queue], owner="me", stuck_seconds=0.2)
     put(queue)
     take_and_die(queue)
@@ -331,7 +340,9 @@ def test_it_is_not_handed_back_while_its_worker_may_be_about_to_start_it(queue):
 
 @pytest.mark.parametrize("status", ["started", "finished", "failed", "canceled"])
 def test_a_stale_entry_of_a_job_that_went_on_is_only_dropped(queue, status):
-    """Stock RQ queues and runs a finished job again here, or fails it."""
+    """A stale entry of a job that went on is only dropped. Stock RQ queues and runs a finished job again
+    here, or fails it.
+    """
     put(queue)
     take_and_die(queue)
     queue.connection.hset("rq:job:a", "status", status)
@@ -341,7 +352,9 @@ def test_a_stale_entry_of_a_job_that_went_on_is_only_dropped(queue, status):
 
 
 def test_handing_back_twice_puts_it_into_the_queue_once(queue, valkey):
-    """Several workers see the same stuck entry."""
+    """Handing a job back twice puts it into the queue once, because several workers see
+    the same stuck entry.
+    """
     put(queue)
     take_and_die(queue)
 
@@ -357,7 +370,7 @@ def test_handing_back_twice_puts_it_into_the_queue_once(queue, valkey):
 
 
 def inject(queue: JobQueue, job_id: str, call: list[object], **fields: Any) -> None:
-    """Without any of our checks, as redis-cli would."""
+    """Put a job into the queue without any of the registry's checks, as redis-cli would."""
     stored = {
         "data": json.dumps(call),
         "origin": NAME,
@@ -369,7 +382,9 @@ def inject(queue: JobQueue, job_id: str, call: list[object], **fields: Any) -> N
 
 
 def test_no_name_in_redis_is_imported_or_called(queue, tmp_path):
-    """RQ's JSON serializer does not stop this: a stock worker makes the file."""
+    """No name in Redis is imported or called. RQ's JSON serializer does not prevent this: a stock worker
+    makes the file.
+    """
     canary = tmp_path / "ran"
     inject(queue, "system", ["os.system", None, [f"touch {canary}"], {}])
     inject(queue, "keywords", ["os.system", None, [], {"command": f"touch {canary}"}])
@@ -384,9 +399,11 @@ def test_no_name_in_redis_is_imported_or_called(queue, tmp_path):
 
 
 def test_callbacks_and_webhooks_of_a_job_are_ignored(queue, tmp_path):
-    """Stock RQ calls the first with its own arguments and fetches the second from inside the network."""
+    """Callbacks and webhooks of a job are ignored. Stock RQ calls the first with its own arguments and
+    fetches the second from inside the network.
+    """
     hits: list[str] = []
-    with http_server(hits) as url:
+    with http_server(lambda request, _: (hits.append(request.path) or 200, b"")) as url:
         hooks = json.dumps([{"url": url, "job_status": status} for status in ("finished", "failed")])
         extras = {f"{event}_callback_name": "os.system" for event in ("success", "failure", "stopped")}
         extras |= {"webhooks": hooks, "meta": pickle.dumps(Touch(tmp_path / "ran"))}
@@ -400,31 +417,13 @@ def test_callbacks_and_webhooks_of_a_job_are_ignored(queue, tmp_path):
 
 
 class Touch:
-    """Makes a file when it is unpickled."""
+    """An object that makes a file when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def __reduce__(self) -> tuple[Callable[[Path], None], tuple[Path]]:
         return Path.touch, (self.path,)
-
-
-@contextmanager
-def http_server(hits: list[str]) -> Iterator[str]:
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            hits.append(self.path)
-
-        def do_POST(self) -> None:
-            hits.append(self.path)
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}/"
-    finally:
-        server.shutdown()
-        server.server_close()
 
 
 # -- what cannot be read --
@@ -444,22 +443,25 @@ def http_server(hits: list[str]) -> Iterator[str]:
     ids=["data", "UTF-16", "timeout", "endless", "no data", "a string", "a list"],
 )
 def test_an_unreadable_job_is_put_away_and_the_next_one_runs(queue, damage):
-    """Stock RQ: every worker dies on it, then at every start, and maintenance is locked for 15 minutes."""
-    told, counted = [], JOBS.labels("test", "quarantined")._value.get()
+    """An unreadable job is quarantined and the next one runs. With stock RQ every worker dies on it, then at
+    every start, and maintenance is locked for 15 minutes.
+    """
+    counted = JOBS.labels("test", "quarantined")._value.get()
     put(queue, "bad")
     damage(queue.connection)
     put(queue, "good")
-    worker(queue, on_abandoned=lambda *news: told.append(news)).work(burst=True)
+    worker(queue).work(burst=True)
     assert status_of(queue, "good") == "finished"
     assert places(queue) == at(finished=1)
     [entry] = map(json.loads, queue.connection.lrange(QUARANTINE_KEY, 0, -1))
     assert (entry["queue"], entry["job_id"]) == (NAME, "bad")
-    assert told == [("bad", entry["reason"])]
     assert JOBS.labels("test", "quarantined")._value.get() == counted + 1
 
 
 def test_a_started_job_that_became_unreadable_does_not_stop_the_reaper(queue):
-    """The one behind it must come back all the same."""
+    """A started job that became unreadable does not stop the reaper. The job behind it
+    must come back all the same.
+    """
     put(queue, "bad"), put(queue, "good")
     start_and_die(queue)
     queue.connection.hset("rq:job:bad", "data", "not JSON")
@@ -469,7 +471,9 @@ def test_a_started_job_that_became_unreadable_does_not_stop_the_reaper(queue):
 
 
 def test_the_quarantine_is_bounded_and_its_jobs_expire(queue):
-    """Who can write to Redis must not be able to fill it through us."""
+    """The quarantine is bounded and its jobs expire. A client with write access to Redis must not be able to
+    fill it through the registry.
+    """
     queue.connection.rpush(QUARANTINE_KEY, *range(QUARANTINE_LENGTH))
     put(queue)
     queue.connection.hset("rq:job:a", "data", "not JSON")
@@ -482,7 +486,9 @@ def test_the_quarantine_is_bounded_and_its_jobs_expire(queue):
 
 
 def test_only_one_process_at_a_time_does_the_work(queue):
-    """Not needed for safety; a hundred workers sweeping at once would be a load of its own."""
+    """One process at a time does the maintenance. This is not needed for safety, but a hundred workers
+    sweeping at once would be a load of its own.
+    """
     queue.connection.set(f"sr:maintenance:{NAME}", "another", ex=LOCK_SECONDS)
     put(queue)
     start_and_die(queue)
@@ -492,7 +498,9 @@ def test_only_one_process_at_a_time_does_the_work(queue):
 
 
 def test_a_process_killed_in_the_middle_stops_the_others_for_seconds_only(queue, monkeypatch):
-    """Stock RQ's lock stays for 15 minutes, and so does everything a crash left."""
+    """A process that is killed in the middle of maintenance stops the others for seconds only. Stock RQ's
+    lock stays for 15 minutes, and so does everything that a crash left.
+    """
     monkeypatch.setattr(QueueMaintenance, "_maintain", lambda *_: 1 / 0)
     monkeypatch.setattr("services.extractor_worker.jobs.queue_maintenance.release_lock", lambda *_: None)
     with pytest.raises(ZeroDivisionError):
@@ -501,7 +509,9 @@ def test_a_process_killed_in_the_middle_stops_the_others_for_seconds_only(queue,
 
 
 def test_what_has_expired_leaves_the_registries(queue):
-    """Dashboards would show thousands of jobs that are gone."""
+    """Expired entries leave the registries. Dashboards would otherwise show thousands of
+    jobs that are gone.
+    """
     put(queue)
     worker(queue).work(burst=True)
     queue.connection.zadd("rq:finished:extract.test", {"a": 1})
@@ -513,7 +523,9 @@ def test_what_has_expired_leaves_the_registries(queue):
 
 
 def test_a_job_that_runs_does_not_expire(queue):
-    """Its hash would vanish while it is worked on, and with it what its end is recorded in."""
+    """A running job does not expire. Its hash would vanish during the work, and with it the place where its
+    end is recorded.
+    """
     put(queue)
     queue.connection.expire("rq:job:a", 100)
     worker(queue)._take()
@@ -521,7 +533,9 @@ def test_a_job_that_runs_does_not_expire(queue):
 
 
 def test_a_stock_client_s_options_do_not_get_a_job_stuck(queue):
-    """Delays need a scheduler, dependents a parent that succeeds, a TTL deletes under the worker's hands."""
+    """A stock client's options do not get a job stuck. Delays need a scheduler, dependents need a parent that
+    succeeds, and a TTL deletes the job while the worker runs it.
+    """
     stock = Queue(NAME, connection=queue.connection, serializer=JSONSerializer)
     stock.enqueue("act", kwargs={}, job_id="late", retry=Retry(max=1, interval=3600), ttl=2)
     attempts = []

@@ -1,13 +1,11 @@
-"""What is asked of Redis for every scrape, where it answers something out of the ordinary."""
+"""Tests of the Redis queries of every scrape when Redis returns something unusual."""
 
 import time
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
-from redis import Redis
 
 from services.embedded.valkey import ValkeyServer
 from services.registry_api.maintenance.queue_signals import RedisSignals, _append_log_ok
@@ -17,19 +15,13 @@ from tests.integration.storage import PROFILE, Storage
 
 
 @pytest.fixture
-def storage(tmp_path: Path, valkey: ValkeyServer, redis_client: Redis) -> Iterator[Storage]:
-    with Storage(tmp_path / "bucket", valkey.url) as storage:
-        yield storage
-
-
-@pytest.fixture
 def signals(storage: Storage, valkey: ValkeyServer) -> Iterator[RedisSignals]:
     with redis.Redis.from_url(valkey.url) as connection:
         yield RedisSignals(storage.index, storage.parts.announcements, storage.parts.catalogue, connection)
 
 
 def samples(signals: RedisSignals) -> dict[tuple[str, ...], float]:
-    """By name and values of the labels."""
+    """Return the samples by name and values of the labels."""
     return {
         (sample.name, *sample.labels.values()): sample.value
         for family in signals.collect()
@@ -38,7 +30,9 @@ def samples(signals: RedisSignals) -> dict[tuple[str, ...], float]:
 
 
 def test_an_index_that_knows_not_every_voice_is_shown_as_one(storage: Storage, signals: RedisSignals):
-    """Redis is up, and lists are slow or refused."""
+    """An index that does not know every voice is shown as incomplete. Redis is up, and
+    lists are slow or refused.
+    """
     assert samples(signals)["registry_index_complete",] == 1
     storage.raw.delete("sr:boot")
     shown = samples(signals)
@@ -49,7 +43,9 @@ def test_an_index_that_knows_not_every_voice_is_shown_as_one(storage: Storage, s
 
 
 def test_a_redis_of_another_registry_is_shown_as_a_closed_gate(storage: Storage, signals: RedisSignals):
-    """Redis is up, and yet nobody can register anything."""
+    """A Redis of another registry is shown as a closed gate. Redis is up, and yet no
+    client can register anything.
+    """
     storage.raw.set("sr:boot", "some run/another bucket/3/1")
     assert samples(signals)["registry_index_gate_open",] == 0
 
@@ -57,7 +53,9 @@ def test_a_redis_of_another_registry_is_shown_as_a_closed_gate(storage: Storage,
 def test_which_profiles_every_voice_must_have_is_shown_also_without_redis(
     storage: Storage, signals: RedisSignals, monkeypatch: pytest.MonkeyPatch
 ):
-    """Nobody is woken for a profile that somebody with a key has asked for once."""
+    """The profiles that every voice must have are shown also without Redis, so that no alert wakes an
+    operator for a profile that a single caller requested once.
+    """
 
     def unreachable() -> None:
         raise redis.ConnectionError
@@ -74,7 +72,9 @@ def _labelled(shown: Mapping[tuple[str, ...], float]) -> list[tuple[tuple[str, s
 
 
 def test_workers_whose_encoder_failed_its_proof_are_counted(storage: Storage, signals: RedisSignals):
-    """Telling it again with every beat counts once; after ten minutes of silence it is forgotten."""
+    """Workers whose encoder failed its proof are counted. A report that is repeated with every heartbeat
+    counts once, and is forgotten after ten minutes of silence.
+    """
     failed = FailedProof(worker="w-1", device="cuda:0", reason="codes: 12.00% of the codes are equal")
     for _ in range(2):
         storage.parts.announcements.tell_failed_proofs({PROFILE: failed})
@@ -86,7 +86,9 @@ def test_workers_whose_encoder_failed_its_proof_are_counted(storage: Storage, si
 
 
 def test_profiles_that_are_made_with_other_weights_are_shown(storage: Storage, signals: RedisSignals):
-    """Their voices do not sound as with the published ones; untrained ones are of no use at all."""
+    """Profiles that are made with other weights are shown. Their voices do not sound as with the published
+    weights, and those of untrained weights are of no use at all.
+    """
     announce = storage.parts.announcements.announce
     announce("voxtral", "sha256:1", {"weights": {"custom": True}}, untrained=False)
     announce("higgs-audio-v2", "sha256:2", {}, untrained=True)
@@ -99,7 +101,7 @@ def test_profiles_that_are_made_with_other_weights_are_shown(storage: Storage, s
 
 
 def test_what_was_put_away_is_counted(storage: Storage, signals: RedisSignals):
-    """Until somebody has looked at it and deleted the list."""
+    """Quarantined jobs are counted until an operator has looked at them and deleted the list."""
     storage.raw.rpush(QUARANTINE_KEY, "{}", "{}")
     assert samples(signals)["registry_quarantined_jobs",] == 2
 
@@ -108,7 +110,9 @@ def test_what_was_put_away_is_counted(storage: Storage, signals: RedisSignals):
 def test_an_odd_job_at_the_head_of_a_queue_takes_only_its_age_away(
     storage: Storage, signals: RedisSignals, damage: str
 ):
-    """Whatever somebody wrote there: the rest of the scrape is as good as ever."""
+    """A malformed job at the head of a queue loses only the queue's age from the scrape, whatever another
+    client wrote there. The other metrics are complete.
+    """
     storage.register("alice")
     [job] = storage.jobs()
     key = f"rq:job:{job.id}"
@@ -126,7 +130,9 @@ def test_an_odd_job_at_the_head_of_a_queue_takes_only_its_age_away(
 def test_the_oldest_job_is_found_though_tenants_take_turns(
     storage: Storage, signals: RedisSignals, valkey: ValkeyServer
 ):
-    """The next job to be taken may be a young one: the alert is about the one that has waited longest."""
+    """The oldest job is found though tenants take turns. The next job to be taken may be a young one: the
+    alert is about the one that has waited longest.
+    """
     with redis.Redis.from_url(valkey.url) as connection:
         queue = JobQueue(queue_name(PROFILE), connection)
         for job_id, tenant in {"old": "a", "older": "a", "young": "b"}.items():
@@ -139,7 +145,9 @@ def test_the_oldest_job_is_found_though_tenants_take_turns(
 def test_what_is_tried_again_has_waited_since_then(
     storage: Storage, signals: RedisSignals, valkey: ValkeyServer
 ):
-    """The time of its first try is none in which too few workers were there."""
+    """A retried job counts as waiting only since its retry. The time since its first attempt does not show
+    that there were too few workers.
+    """
     storage.register("alice")
     [job] = storage.jobs()
     long_ago = "2020-01-01T00:00:00.000000Z"
@@ -155,7 +163,7 @@ def test_what_is_tried_again_has_waited_since_then(
 
 
 def test_when_all_voices_were_looked_after_is_shown(storage: Storage, signals: RedisSignals):
-    """Whichever process did it."""
+    """The time at which all voices were last looked after is shown, regardless of the process that did it."""
     assert samples(signals)["registry_last_sweep_timestamp_seconds",] == pytest.approx(time.time(), abs=120)
     storage.raw.delete("sr:swept")
     assert samples(signals)["registry_last_sweep_timestamp_seconds",] == 0
@@ -172,5 +180,7 @@ def test_when_all_voices_were_looked_after_is_shown(storage: Storage, signals: R
     ],
 )
 def test_an_append_only_file_that_cannot_be_written_shows(said: Mapping[str, Any], shown: bool | None):
-    """A disk that is full is found out before the restart that would need what is not on it."""
+    """An append-only file that cannot be written is shown. A full disk is then noticed before a restart that
+    would need the missing data.
+    """
     assert _append_log_ok(said) is shown

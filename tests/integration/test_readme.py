@@ -1,5 +1,6 @@
-"""The documentation is run: its curl, Python and command-line examples against a registry, its tables against
-the code."""
+"""Tests that run the documentation: its curl, Python and command-line examples against a registry, its tables
+against the code.
+"""
 
 import os
 import re
@@ -25,7 +26,14 @@ from tools.settings_table import table
 
 ROOT = Path(__file__).parents[2]
 PAGES = ("README.md", *sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")))
-WITH_EXAMPLES = ("README.md", "docs/usage.md")
+KEPT_ARTIFACTS = {
+    "README.md": {"wren.safetensors", "rowan.safetensors"},
+    "docs/usage.md": {"wren.safetensors", "rowan.safetensors"},
+    "docs/moving.md": set[str](),
+    "docs/vllm-omni.md": set[str](),
+}
+"""The pages with examples, and the artifacts that their shell examples leave in /tmp."""
+WITH_EXAMPLES = tuple(KEPT_ARTIFACTS)
 DEFAULT_URL = "http://127.0.0.1:8300"
 
 
@@ -38,7 +46,7 @@ def blocks(language: str, page: str) -> list[str]:
 
 
 def table_of(page: str, tool: str) -> str:
-    """The table that `tool` made for the page."""
+    """Return the table that `tool` made for the page."""
     return text_of(page).partition(f"made by tools/{tool}.py -->\n")[2].partition("\n<!--")[0]
 
 
@@ -51,18 +59,18 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedRegis
 
 
 def adapted(text: str, registry: EmbeddedRegistry, folder: Path) -> str:
-    """Addresses and paths of this test in place of those a reader has."""
+    """Return an example with this test's addresses and paths in place of a reader's."""
     return text.replace(DEFAULT_URL, registry.url).replace("/tmp/", f"{folder}/")
 
 
 def test_only_these_pages_have_examples_to_run():
-    """An example on any other page would not be run."""
+    """Only these pages have examples to run. An example on any other page would not be run."""
     assert {page for page in PAGES if blocks("bash", page) or blocks("python", page)} == set(WITH_EXAMPLES)
 
 
 @pytest.mark.parametrize("page", WITH_EXAMPLES)
 def test_the_shell_examples_work_in_their_order(page: str, registry: EmbeddedRegistry, tmp_path: Path):
-    """The first thing a newcomer does is to paste them."""
+    """The shell examples work in their order, because a newcomer pastes them first."""
     script = "\n".join(["set -euo pipefail", *blocks("bash", page)])
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     done = subprocess.run(
@@ -76,14 +84,14 @@ def test_the_shell_examples_work_in_their_order(page: str, registry: EmbeddedReg
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert '{"error"' not in done.stdout, done.stdout
-    assert {file.name for file in tmp_path.glob("*.safetensors")} == {"wren.safetensors", "rowan.safetensors"}
+    assert {file.name for file in tmp_path.glob("*.safetensors")} == KEPT_ARTIFACTS[page]
     with RegistryClient(registry.url) as client:
         assert list(client.list()) == [], "the examples clean up behind themselves"
 
 
 @contextmanager
 def answering(status: int) -> Iterator[str]:
-    """The address of a server that answers every request with this status and a JSON body."""
+    """Yield the address of a server that answers every request with this status and a JSON body."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -92,7 +100,7 @@ def answering(status: int) -> Iterator[str]:
             self.wfile.write(b'{"state": "pending"}')
 
         def log_message(self, *_: object) -> None:
-            """Nothing: the output of a test is for its faults."""
+            """Log nothing, because the output of a test is for its faults."""
 
     with HTTPServer(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -102,7 +110,9 @@ def answering(status: int) -> Iterator[str]:
 
 @pytest.mark.parametrize("status", [200, 202, 404, 503])
 def test_only_an_artifact_is_kept_as_one(status: int, tmp_path: Path):
-    """The JSON of a 202, saved as a safetensors file, fails much later, in some engine."""
+    """The example keeps a file only if it is an artifact. The JSON of a 202, saved as a safetensors file,
+    fails much later, in some engine.
+    """
     [fetch] = [block for block in blocks("bash", "docs/usage.md") if "/file" in block]
     assert fetch.splitlines()[0] in text_of("README.md"), "which shows the same"
     with answering(status) as url:
@@ -115,7 +125,9 @@ def test_only_an_artifact_is_kept_as_one(status: int, tmp_path: Path):
 
 @pytest.mark.parametrize("status", [200, 202, 404])
 def test_what_make_run_says_to_try_keeps_only_an_artifact_as_one(status: int, tmp_path: Path):
-    """As above: curl alone takes a 202 for a success."""
+    """The curl line that `make run` prints keeps a file only if it is an artifact, because curl alone takes a
+    202 for a success.
+    """
     settings = EmbeddedSettings(data=tmp_path / "data", port=0)
     with answering(status) as url:
         said = _welcome(cast(Any, SimpleNamespace(url=url, api_key=None, key_file=None)), settings)
@@ -129,7 +141,7 @@ def test_what_make_run_says_to_try_keeps_only_an_artifact_as_one(status: int, tm
 
 @pytest.mark.parametrize("example", chain.from_iterable(blocks("python", page) for page in WITH_EXAMPLES))
 def test_the_python_examples_work(example: str, registry: EmbeddedRegistry, tmp_path: Path):
-    """Whoever embeds the SDK starts from these lines."""
+    """The Python examples work, because developers who embed the SDK start from these lines."""
     done = subprocess.run(
         [sys.executable, "-c", adapted(example, registry, tmp_path)],
         cwd=ROOT,
@@ -142,7 +154,7 @@ def test_the_python_examples_work(example: str, registry: EmbeddedRegistry, tmp_
 
 
 def test_every_make_target_it_names_exists():
-    """A target that was renamed must not live on in the documentation."""
+    """Every make target in the documentation exists. A renamed target must not live on there."""
     pages = "\n".join(text_of(page) for page in (*PAGES, "CONTRIBUTING.md"))
     named = set(re.findall(r"\bmake ([a-z]+)\b", "\n".join(re.findall(r"`+[^`]*`+", pages))))
     targets = set(re.findall(r"^([a-z]+):.*##", (ROOT / "Makefile").read_text(), re.MULTILINE))
@@ -151,13 +163,14 @@ def test_every_make_target_it_names_exists():
 
 
 def test_the_settings_are_documented_as_they_are():
-    """Every variable, its default and what it does come from the code; `python -m tools.settings_table`
-    makes the table."""
+    """The settings are documented as they are. Every variable, its default and its meaning come from the
+    code; `python -m tools.settings_table` makes the table.
+    """
     assert table_of("docs/settings.md", "settings_table") == table()
 
 
 def test_every_file_the_pages_point_to_exists():
-    """A link that leads nowhere costs a newcomer's trust."""
+    """Every file that the pages link to exists. A link that leads nowhere costs a newcomer's trust."""
     for page in (*PAGES, "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md"):
         folder = (ROOT / page).parent
         for link in re.findall(r"\]\((?!https?:)([^)#]+)", text_of(page)):
@@ -165,12 +178,12 @@ def test_every_file_the_pages_point_to_exists():
 
 
 def test_every_profile_is_documented():
-    """`python -m tools.profiles_table` makes the table."""
+    """Every profile is documented. `python -m tools.profiles_table` makes the table."""
     assert table_of("docs/engines.md", "profiles_table") == profiles_table.table()
 
 
 def test_every_anchor_that_the_pages_point_to_exists():
-    """A renamed heading breaks links without a word."""
+    """Every anchor that the pages link to exists, because a renamed heading breaks links silently."""
     for page in PAGES:
         for target, anchor in re.findall(r"\]\((?!https?:)([^)#]*)#([^)]+)\)", text_of(page)):
             linked = (ROOT / page).parent / target if target else ROOT / page

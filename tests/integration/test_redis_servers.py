@@ -1,4 +1,4 @@
-"""The index on each server that we say it runs on: the bundled Valkey, the others where there is Docker."""
+"""Tests of the index on each supported server: the bundled Valkey, and the others if Docker is available."""
 
 from collections.abc import Iterator
 
@@ -32,7 +32,9 @@ def redis_url(request: pytest.FixtureRequest, valkey: ValkeyServer) -> Iterator[
 
 
 def test_the_index_counts_versions_and_notices_a_flush(redis_url: str) -> None:
-    """If anything differs between servers, it is scripts and how one server is told from another."""
+    """The index counts versions and notices a flush on each server. Servers are most likely to differ in
+    scripts and in how one server is distinguished from another.
+    """
     index = SpeakerIndex(redis_url, "a bucket", lambda _: Speaker(), NoEpochs())
     with Redis.from_url(redis_url) as client:
         client.flushall()
@@ -45,7 +47,7 @@ def test_the_index_counts_versions_and_notices_a_flush(redis_url: str) -> None:
 
 
 def _numbers(index: SpeakerIndex) -> list[int]:
-    """Of three versions that are reserved one after the other."""
+    """Return the numbers of three versions that are reserved one after the other."""
     with pytest.raises(CensusDue):
         index.reserve_version(ALICE, max_speakers=10, immutable=False)
     high, _ = index.begin_census(ALICE) or (0, b"")
@@ -59,7 +61,9 @@ def _numbers(index: SpeakerIndex) -> list[int]:
 def test_a_server_that_does_not_tell_its_history_is_refused(
     valkey: ValkeyServer, monkeypatch: pytest.MonkeyPatch, sections: list[str], missing: str
 ) -> None:
-    """As other servers do that speak the protocol: the message says what they lack and what is accepted."""
+    """A server that does not tell its history is refused, because other servers that speak the protocol do
+    not tell it. The message says what they lack and what is accepted.
+    """
     monkeypatch.setattr(gate, "_SECTIONS", sections)
     index = SpeakerIndex(valkey.url, "a bucket", lambda _: Speaker(), NoEpochs())
     assert not index.gate_open()

@@ -1,4 +1,4 @@
-"""A Redis that is brought back to an older state of its data, while the bucket has gone on."""
+"""Tests of a Redis that is brought back to an older state of its data, while the bucket has gone on."""
 
 import shutil
 from collections.abc import Callable, Iterator
@@ -16,13 +16,13 @@ from services.shared.index.gate import BOOT
 from services.shared.index.speaker_index import Reservation, SpeakerIndex
 from services.shared.model.domain import VersionRecord
 from speaker_registry.errors import Unavailable, VoiceNotFound
-from tests.integration.api.registry import until
 from tests.integration.storage import NAMESPACE, Storage, speaker_id
+from tests.queue_workers import wait_until
 
 ALICE = speaker_id("alice")
 BringBack = Callable[[], None]
 Keep = Callable[[ValkeyServer, Path, ExitStack], BringBack]
-"""Keeps the present state of a server. What it returns brings that back."""
+"""Keeps the present state of a server. The function that it returns brings that state back."""
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def storage(tmp_path: Path, server: ValkeyServer) -> Iterator[Storage]:
 
 
 def copied_log(server: ValkeyServer, folder: Path, stack: ExitStack) -> BringBack:
-    """The server is killed and started on the copy of its log."""
+    """Kill the server and start it on the copy of its log."""
     data, copy = server.data_dir / "appendonlydir", folder / "copy"
     shutil.copytree(data, copy)
 
@@ -52,7 +52,7 @@ def copied_log(server: ValkeyServer, folder: Path, stack: ExitStack) -> BringBac
 
 
 def late_replica(server: ValkeyServer, folder: Path, stack: ExitStack) -> BringBack:
-    """The same run of the server takes over the data of a replica whose link broke a while ago."""
+    """Let the same run of the server take over the data of a replica whose link broke a while ago."""
     other = stack.enter_context(ValkeyServer(folder / "replica", port=0))
     follow(other, server)
     client(other).replicaof("NO", "ONE")
@@ -67,11 +67,11 @@ def late_replica(server: ValkeyServer, folder: Path, stack: ExitStack) -> BringB
 def follow(replica: ValkeyServer, primary: ValkeyServer) -> None:
     client(primary).config_set("repl-diskless-sync-delay", 0)
     client(replica).replicaof("127.0.0.1", str(primary.port))
-    until(lambda: client(replica).info("replication")["master_link_status"] == "up")
+    wait_until(lambda: client(replica).info("replication")["master_link_status"] == "up")
 
 
 def restored_dump(server: ValkeyServer, folder: Path, stack: ExitStack) -> BringBack:
-    """Somebody writes each key of a dump into the same run of the server, after it was emptied."""
+    """Write each key of a dump into the same run of the server, after it was emptied."""
     keys = list(client(server).scan_iter())
     dump = {key: client(server).dump(key) for key in keys}
 
@@ -92,7 +92,7 @@ def reserve(storage: Storage) -> Reservation:
 
 
 def commit(storage: Storage, place: Reservation, like: VersionRecord) -> bool:
-    """What an upload does last, once its clip is stored."""
+    """Commit a version as an upload does last, once its clip is stored."""
     said = {"vuid": place.vuid, "number": place.number, "created_at": place.created_at}
     record = like.model_copy(update=said)
     storage.store.put(ALICE.version_key(place.seq, record), record.to_json().encode())
@@ -115,7 +115,9 @@ RUNNING, NEW = "a running process", "a new process"
 def test_what_was_acknowledged_outlives_a_rollback_and_no_number_is_given_twice(
     storage: Storage, server: ValkeyServer, tmp_path: Path, keep: Keep, noticed_by: str
 ):
-    """The key that says whose index it is comes back as it was: something else has to tell."""
+    """Acknowledged versions outlive a rollback, and no number is assigned twice. The key that names the index
+    comes back unchanged, so the registry must notice the rollback in another way.
+    """
     first = storage.ready("alice").version.record
     storage.ready("carol")
     boot = storage.raw.get(BOOT)
@@ -123,7 +125,7 @@ def test_what_was_acknowledged_outlives_a_rollback_and_no_number_is_given_twice(
         bring_back = keep(server, tmp_path, stack)
         storage.ready("alice", number=2)
         storage.ready("bob")
-        storage.registrar.delete(NAMESPACE, "carol")
+        storage.delete("carol")
         landed, lost = reserve(storage), reserve(storage)
         assert commit(storage, landed, first)
         before = {name: storage.served(name) for name in ("alice", "bob")}
@@ -142,7 +144,7 @@ def test_what_was_acknowledged_outlives_a_rollback_and_no_number_is_given_twice(
         assert storage.raw.get(BOOT) != boot
         assert {name: storage.served(name) for name in before} == before
         with pytest.raises(VoiceNotFound):
-            storage.registrar.find(NAMESPACE, "carol")
+            storage.operations.speakers.find(NAMESPACE, "carol")
         again = storage.register("alice", number=3).version
         assert again.number == landed.number + 1 == lost.number
         with pytest.raises(Unavailable):
@@ -162,7 +164,9 @@ def test_what_was_acknowledged_outlives_a_rollback_and_no_number_is_given_twice(
 def test_a_redis_that_the_registry_worked_without_for_a_while_is_begun_anew(
     storage: Storage, server: ValkeyServer, tmp_path: Path, noticed_by: str
 ):
-    """An address or a setting led to another Redis, and back: nothing of the first one says so."""
+    """An index on a Redis that the registry did not use for a while is begun anew. An address or a setting
+    led to another Redis, and back: nothing of the first one records that.
+    """
     storage.ready("alice")
     storage.ready("carol")
     stale = storage.served("alice")
@@ -172,7 +176,7 @@ def test_a_redis_that_the_registry_worked_without_for_a_while_is_begun_anew(
     ):
         meanwhile.ready("alice", number=2)
         newest = meanwhile.served("alice")
-        meanwhile.registrar.delete(NAMESPACE, "carol")
+        meanwhile.delete("carol")
         meanwhile.ready("bob")
         meanwhile.clock.sleep(4)
     boot = storage.raw.get(BOOT)
@@ -189,7 +193,7 @@ def test_a_redis_that_the_registry_worked_without_for_a_while_is_begun_anew(
         assert storage.served("alice") == newest
         assert storage.served("bob") is not None
         with pytest.raises(VoiceNotFound):
-            storage.registrar.find(NAMESPACE, "carol")
+            storage.operations.speakers.find(NAMESPACE, "carol")
         assert storage.register("alice", number=3).version.number == 3
         assert storage.register("carol", number=3).version.number == 2
         for name in ("alice", "bob", "carol"):
@@ -199,7 +203,9 @@ def test_a_redis_that_the_registry_worked_without_for_a_while_is_begun_anew(
 
 
 def test_the_bucket_knows_an_index_before_it_is_used(storage: Storage):
-    """One that began an index and was killed would leave no trace of it."""
+    """The bucket knows an index before it is used. A process that began an index and was killed would
+    otherwise leave no trace of it.
+    """
     putting = storage.store.put
 
     def refuse(key: str, data: bytes) -> None:
@@ -212,7 +218,7 @@ def test_the_bucket_knows_an_index_before_it_is_used(storage: Storage):
     storage.raw.flushall()
     with pytest.raises(Unavailable):
         storage.index.load(ALICE)
-    assert storage.registrar.find(NAMESPACE, "alice").speaker.live, "read from the facts"
+    assert storage.speaker("alice").live, "read from the facts"
     storage.store.put = putting  # type: ignore[method-assign]
     assert storage.index.load(ALICE).speaker.live
     listed = [stored.key for stored in storage.store.list("_epochs/").objects]

@@ -1,4 +1,6 @@
-"""A store whose server fails, lags, lies or is away: the true answer or `Unavailable`, nothing in between."""
+"""Tests of a store whose server fails, lags, lies or is away. The result is the true answer or `Unavailable`,
+nothing in between.
+"""
 
 import ipaddress
 from collections.abc import Callable, Iterator
@@ -30,6 +32,7 @@ from tests.integration.conftest import bucket_settings
 from tests.servers import CutOff, Request, Response, S3Proxy, S3Server
 
 KEY = "default/v/alice/r/1"
+RETRY_SECONDS = "services.shared.bucket.store.RETRY_SECONDS"
 DATA = bytes(range(256)) * 200
 
 Fault = Callable[[S3Proxy, Request], Response]
@@ -55,7 +58,9 @@ def truncate(proxy: S3Proxy, request: Request) -> Response:
 
 
 def hang(proxy: S3Proxy, _request: Request) -> Response:
-    """Does not answer until the test is over: a client that waits for it runs into the test's time-out."""
+    """Do not answer until the test is over. A client that waits for the answer runs into
+    the test's time-out.
+    """
     proxy.over.wait()
     raise CutOff
 
@@ -79,7 +84,9 @@ OPERATIONS: dict[str, Callable[[ObjectStore], Any]] = {
 
 
 class FaultyProxy(S3Proxy):
-    """Answers each request with the next fault, then truthfully. The question for the time is left alone."""
+    """A proxy that answers each request with the next fault, then truthfully. Requests for the server's time
+    are not changed.
+    """
 
     faults: list[Fault]
     lasting: Fault | None = None
@@ -98,8 +105,8 @@ def proxy(rclone_server: S3Server) -> Iterator[FaultyProxy]:
         yield proxy
 
 
-def behind(proxy: S3Proxy, **changes: Any) -> ObjectStore:
-    return open_store(bucket_settings(proxy.server, endpoint=proxy.endpoint, **changes))
+def behind(proxy: S3Proxy) -> ObjectStore:
+    return open_store(bucket_settings(proxy.server, endpoint=proxy.endpoint))
 
 
 def filled(store: ObjectStore) -> ObjectStore:
@@ -111,7 +118,7 @@ def filled(store: ObjectStore) -> ObjectStore:
 @pytest.mark.parametrize("fault", PASSING)
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_a_passing_fault_is_not_noticed(proxy: FaultyProxy, operation: str, fault: str) -> None:
-    """Real buckets answer 503 now and then; no user should see one."""
+    """A transient fault is not noticed. Real buckets answer 503 now and then, and no user should see one."""
     store = filled(behind(proxy))
     expected = OPERATIONS[operation](store)
     store = filled(behind(proxy))
@@ -130,13 +137,17 @@ def test_a_passing_fault_is_not_noticed(proxy: FaultyProxy, operation: str, faul
     ],
 )
 def test_a_lasting_fault_ends_as_unavailable_and_in_time(
-    proxy: FaultyProxy, operation: str, fault: str
+    proxy: FaultyProxy, operation: str, fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A caller gets a 503 with Retry-After, not a hanging request; afterwards all is as it should be."""
+    """A lasting fault ends as `Unavailable` in time. A caller gets a 503 with Retry-After, not a hanging
+    request, and everything works afterwards.
+    """
     settings = bucket_settings(proxy.server, endpoint=proxy.endpoint)
     store = filled(open_store(settings))
     expected = OPERATIONS[operation](store)
-    hasty = open_store(settings.model_copy(update={"request_seconds": 0.3, "retry_seconds": 0.3}))
+    monkeypatch.setattr("services.shared.bucket.store.REQUEST_SECONDS", 0.3)
+    monkeypatch.setattr(RETRY_SECONDS, 0.3)
+    hasty = open_store(settings)
     proxy.lasting = LASTING[fault]
     with pytest.raises(Unavailable) as caught:
         OPERATIONS[operation](hasty)
@@ -147,7 +158,7 @@ def test_a_lasting_fault_ends_as_unavailable_and_in_time(
 
 @pytest.mark.parametrize("faults", [1, 2, 3])
 def test_a_cut_off_object_is_never_returned(proxy: FaultyProxy, faults: int) -> None:
-    """Half an artifact would be half a voice."""
+    """A truncated object is never returned, because half an artifact would be half a voice."""
     store = filled(behind(proxy))
     proxy.faults = [truncate] * faults
     try:
@@ -156,9 +167,14 @@ def test_a_cut_off_object_is_never_returned(proxy: FaultyProxy, faults: int) -> 
         assert store.get(KEY) == DATA
 
 
-def test_a_put_without_a_reply_was_or_was_not_done_and_can_be_repeated(proxy: FaultyProxy) -> None:
-    """The caller can't know; repeating must be safe."""
-    store = behind(proxy, retry_seconds=0)
+def test_a_put_without_a_reply_was_or_was_not_done_and_can_be_repeated(
+    proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A put without a reply either took effect or did not, and can be repeated. The caller cannot know, so
+    repeating must be safe.
+    """
+    monkeypatch.setattr(RETRY_SECONDS, 0)
+    store = behind(proxy)
     proxy.faults = [lose_the_reply]
     with pytest.raises(Unavailable):
         store.put(KEY, DATA)
@@ -168,25 +184,33 @@ def test_a_put_without_a_reply_was_or_was_not_done_and_can_be_repeated(proxy: Fa
 
 
 def test_a_large_object_goes_in_one_request(proxy: FaultyProxy) -> None:
-    """The parts of an interrupted upload would stay in the bucket unlisted, out of reach of every erase."""
+    """A large object is sent in one request. The parts of an interrupted upload would stay in the bucket
+    unlisted, out of reach of every erase.
+    """
     behind(proxy).put(KEY, b"x" * 7_000_000)
     assert [request.method for request in proxy.seen] == ["PUT"]
 
 
 def test_readiness_does_not_wait_for_retries(proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever asks gives up within seconds, and would take no answer for a dead process."""
+    """Readiness does not wait for retries. A probe gives up within seconds, and would take a missing answer
+    for a dead process.
+    """
     monkeypatch.setattr("services.shared.bucket.store.CHECK_SECONDS", 0.3)
-    settings = bucket_settings(proxy.server, endpoint=proxy.endpoint)
-    store = open_store(settings.model_copy(update={"request_seconds": 600, "retry_seconds": 600}))
+    monkeypatch.setattr("services.shared.bucket.store.REQUEST_SECONDS", 600)
+    monkeypatch.setattr(RETRY_SECONDS, 600)
+    store = behind(proxy)
     store.check()
     proxy.lasting = hang
     with pytest.raises(Unavailable):
         store.check()
 
 
-def test_a_server_that_is_not_there_is_unavailable(rclone_server: S3Server) -> None:
-    """Port 1 answers nowhere."""
-    store = open_store(bucket_settings(rclone_server, endpoint="http://127.0.0.1:1", retry_seconds=0.2))
+def test_a_server_that_is_not_there_is_unavailable(
+    rclone_server: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that cannot be reached is unavailable. No server listens on port 1."""
+    monkeypatch.setattr(RETRY_SECONDS, 0.2)
+    store = open_store(bucket_settings(rclone_server, endpoint="http://127.0.0.1:1"))
     for operation in OPERATIONS.values():
         with pytest.raises(Unavailable):
             operation(store)
@@ -195,7 +219,9 @@ def test_a_server_that_is_not_there_is_unavailable(rclone_server: S3Server) -> N
 
 
 def test_a_missing_bucket_is_not_taken_for_a_missing_object(rclone_server: S3Server) -> None:
-    """Otherwise a typing error in the configuration would look like the loss of every voice."""
+    """A missing bucket is not taken for a missing object. A typo in the configuration would otherwise look
+    like the loss of every voice.
+    """
     store = open_store(bucket_settings(rclone_server, url="s3://another-bucket"))
     for operation in OPERATIONS.values():
         with capture_logs() as logs, pytest.raises(Unavailable):
@@ -206,7 +232,9 @@ def test_a_missing_bucket_is_not_taken_for_a_missing_object(rclone_server: S3Ser
 
 
 def test_a_404_that_is_not_the_stores_is_not_taken_for_a_missing_object(proxy: FaultyProxy) -> None:
-    """A gateway whose route is gone answers 404 as well."""
+    """A 404 that is not the store's is not taken for a missing object, because a gateway whose route is gone
+    answers 404 as well.
+    """
     proxy.lasting = lambda _proxy, _request: Response(404, body=b"<html>no such route</html>")
     with pytest.raises(Unavailable):
         behind(proxy).get(KEY)
@@ -214,8 +242,8 @@ def test_a_404_that_is_not_the_stores_is_not_taken_for_a_missing_object(proxy: F
 
 @pytest.mark.parametrize("operation", ["list", "folders", "listings"])
 def test_the_list_of_another_prefix_is_no_answer(proxy: FaultyProxy, operation: str) -> None:
-    """A proxy that mixes up the answers of two requests gave one voice the records of another one: they were
-    served under its name, and its own versions were lost.
+    """The list of another prefix is refused. A proxy that mixed up the answers of two requests gave one voice
+    the records of another one: they were served under its name, and its own versions were lost.
     """
     store = filled(behind(proxy))
     store.put("other/v/dave/r/1", DATA)
@@ -241,10 +269,13 @@ def test_the_list_of_another_prefix_is_no_answer(proxy: FaultyProxy, operation: 
 @pytest.mark.parametrize("answer", [403, 500])
 @pytest.mark.parametrize("operation", ["get", "delete"])
 def test_trouble_with_one_object_is_told_from_an_outage(
-    proxy: FaultyProxy, operation: str, answer: int
+    proxy: FaultyProxy, operation: str, answer: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An archived object is refused for ever. Whoever took that for an outage would wait for ever."""
-    store = filled(behind(proxy, retry_seconds=0.3))
+    """A fault of one object is distinguished from an outage. An archived object is refused for ever, and a
+    caller that took that for an outage would wait for ever.
+    """
+    monkeypatch.setattr(RETRY_SECONDS, 0.3)
+    store = filled(behind(proxy))
     store.probe()
 
     def refuse_one(request: Request) -> Response:
@@ -260,8 +291,11 @@ def test_trouble_with_one_object_is_told_from_an_outage(
     assert not isinstance(caught.value, ObjectUnavailable)
 
 
-def test_an_object_that_cannot_be_removed_keeps_no_other(proxy: FaultyProxy) -> None:
-    store = filled(behind(proxy, retry_seconds=0.3))
+def test_an_object_that_cannot_be_removed_keeps_no_other(
+    proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(RETRY_SECONDS, 0.3)
+    store = filled(behind(proxy))
     store.probe()
     stubborn = [f"n/{number}" for number in range(3)]
     for key in stubborn:
@@ -278,7 +312,9 @@ def test_an_object_that_cannot_be_removed_keeps_no_other(proxy: FaultyProxy) -> 
 
 
 def test_only_a_get_can_find_an_object_missing(proxy: FaultyProxy) -> None:
-    """From anything else it is a fault of the server's, which callers must not take for an answer."""
+    """Only a get can find an object missing. A 404 to any other request is a fault of the server's, which
+    callers must not take for an answer.
+    """
     store = behind(proxy)
     proxy.lasting = lambda _proxy, _request: Response(404, body=b"<Error><Code>NoSuchKey</Code></Error>")
     for name, operation in OPERATIONS.items():
@@ -287,7 +323,9 @@ def test_only_a_get_can_find_an_object_missing(proxy: FaultyProxy) -> None:
 
 
 def test_refused_keys_are_explained_in_the_log_and_hidden_from_callers(rclone_server: S3Server) -> None:
-    """Operators need the reason; callers must learn no bucket, and the log no voice's name."""
+    """Refused keys are explained in the log and hidden from callers. Operators need the reason; callers must
+    learn no bucket, and the log no voice's name.
+    """
     store = open_store(bucket_settings(rclone_server, secret_access_key="not-the-secret"))
     for operation in OPERATIONS.values():
         with capture_logs() as logs, pytest.raises(Unavailable) as caught:
@@ -298,7 +336,7 @@ def test_refused_keys_are_explained_in_the_log_and_hidden_from_callers(rclone_se
 
 
 class OneTruncated(S3Proxy):
-    """Cuts one answer short, by its number from 0."""
+    """A proxy that truncates one answer, by its number from 0."""
 
     def __init__(self, server: S3Server, number: int) -> None:
         super().__init__(server)
@@ -316,7 +354,9 @@ class OneTruncated(S3Proxy):
 def test_a_start_outlives_one_answer_that_is_cut_short(
     rclone_server: S3Server, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    """Whichever it is: what describes the bucket, lists it, or returns an object."""
+    """A start survives one truncated answer, whichever it is: the one that describes the bucket, lists it, or
+    returns an object.
+    """
     monkeypatch.setattr(opening, "_FIRST_PAUSE_SECONDS", 0.01)
     with OneTruncated(rclone_server, number) as proxy:
         settings = bucket_settings(rclone_server, endpoint=proxy.endpoint)
@@ -325,7 +365,7 @@ def test_a_start_outlives_one_answer_that_is_cut_short(
 
 
 class StaleLists(S3Proxy):
-    """Some time after a put or a delete, listings are still the old ones."""
+    """A store whose listings stay old for some time after a put or a delete."""
 
     def __init__(self, server: S3Server) -> None:
         super().__init__(server)
@@ -338,7 +378,7 @@ class StaleLists(S3Proxy):
 
 
 class LateWrites(S3Proxy):
-    """Acknowledges a put before it can be seen."""
+    """A store that acknowledges a put before it can be seen."""
 
     def answer(self, request: Request) -> Response:
         if request.method == "PUT" and request.path.endswith("19"):
@@ -347,7 +387,7 @@ class LateWrites(S3Proxy):
 
 
 class RememberedMisses(S3Proxy):
-    """A cache in front of the store remembers that an object was missing."""
+    """A store behind a cache that remembers that an object was missing."""
 
     def __init__(self, server: S3Server) -> None:
         super().__init__(server)
@@ -363,14 +403,16 @@ class RememberedMisses(S3Proxy):
 
 
 class KeepsDeleted(S3Proxy):
-    """Acknowledges deletes, and does nothing."""
+    """A store that acknowledges deletes without effect."""
 
     def answer(self, request: Request) -> Response:
         return Response(204) if request.method == "DELETE" else self.forward(request)
 
 
 class WrongClock(S3Proxy):
-    """Dates its answers two days after its objects: what was just put would seem old enough to collect."""
+    """A store that dates its answers two days after its objects: what was just put would
+    seem old enough to collect.
+    """
 
     def answer(self, request: Request) -> Response:
         response = self.forward(request)
@@ -395,13 +437,15 @@ def _dated(response: Response, date: datetime) -> Response:
 def test_the_probe_refuses_a_store_that_we_could_not_rely_on(
     rclone_server: S3Server, unfit: type[S3Proxy], why: str
 ) -> None:
-    """The whole design rests on seeing what was written. Better not to start than to lose voices quietly."""
+    """The probe refuses a store that the registry could not rely on. The whole design depends on reading what
+    was written, and not starting is better than losing voices unnoticed.
+    """
     with unfit(rclone_server) as proxy, pytest.raises(StoreUnfit, match=why):
         behind(proxy).probe()
 
 
 def test_a_probe_that_failed_leaves_nothing_either(rclone_server: S3Server) -> None:
-    """It is tried again at every restart."""
+    """A probe that failed leaves nothing either, because it is tried again at every restart."""
     settings = bucket_settings(rclone_server)
     with WrongClock(rclone_server) as proxy, pytest.raises(StoreUnfit):
         open_store(settings.model_copy(update={"endpoint": proxy.endpoint})).probe()
@@ -411,7 +455,9 @@ def test_a_probe_that_failed_leaves_nothing_either(rclone_server: S3Server) -> N
 def test_a_probe_clears_up_what_a_killed_one_left(
     rclone_server: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A process that is killed at every start must not fill the bucket."""
+    """A probe deletes what a killed one left. A process that is killed at every start
+    must not fill the bucket.
+    """
     store = open_store(bucket_settings(rclone_server))
     store.put(".probe/killed/01", b"1")
     store.probe()
@@ -433,7 +479,9 @@ class DatedProxy(S3Proxy):
 
 
 def test_listings_are_dated_by_the_servers_clock_asked_once_in_a_while(rclone_server: S3Server) -> None:
-    """A wrong clock of ours must not make garbage of a new upload; nor may asking double the requests."""
+    """Listings are dated by the server's clock, which is asked once in a while. A wrong local clock must not
+    make garbage of a new upload; nor may asking double the requests.
+    """
     with DatedProxy(rclone_server) as proxy:
         proxy.date = datetime(2031, 5, 4, tzinfo=UTC)
         store = behind(proxy)
@@ -443,7 +491,7 @@ def test_listings_are_dated_by_the_servers_clock_asked_once_in_a_while(rclone_se
 
 
 def test_a_server_that_does_not_say_its_time_is_unavailable(rclone_server: S3Server) -> None:
-    """Guessing it could delete what is needed."""
+    """A server that does not tell its time is unavailable, because a guess could delete needed objects."""
     with DatedProxy(rclone_server) as proxy, capture_logs() as logs:
         proxy.date = None
         with pytest.raises(Unavailable):
@@ -454,7 +502,9 @@ def test_a_server_that_does_not_say_its_time_is_unavailable(rclone_server: S3Ser
 def test_keys_given_to_us_are_not_mixed_with_those_of_the_environment(
     proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A session token that belongs to other keys would make every request fail."""
+    """Configured keys are not mixed with those of the environment. A session token that belongs to other keys
+    would make every request fail.
+    """
     monkeypatch.setenv("AWS_SESSION_TOKEN", "of other keys")
     filled(behind(proxy))
     assert proxy.seen
@@ -462,7 +512,9 @@ def test_keys_given_to_us_are_not_mixed_with_those_of_the_environment(
 
 
 def test_without_keys_boto3_looks_for_them(rclone_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a cloud, keys come from the machine's role and change; nobody should have to copy them."""
+    """The store opens without configured keys, because boto3 looks for them. In a cloud, keys come from the
+    machine's role and change, and operators should not have to copy them.
+    """
     settings = bucket_settings(rclone_server)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", settings.access_key_id or "")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", settings.secret or "")
@@ -473,7 +525,9 @@ def test_without_keys_boto3_looks_for_them(rclone_server: S3Server, monkeypatch:
 
 
 def test_without_any_keys_opening_fails(rclone_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At start, where somebody looks; not at the first upload. By the settings that would give some."""
+    """Opening a store without any keys fails at start, where an operator looks, and not at the first upload.
+    The message names the settings that would give some.
+    """
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
@@ -509,12 +563,15 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 def test_a_private_authority_is_trusted_when_it_is_named_and_not_before(
-    rclone_server: S3Server, certificate: tuple[Path, Path]
+    rclone_server: S3Server, certificate: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """S3 servers inside a company have such certificates; the way out must not be to switch checking off."""
+    """A private authority is trusted when a setting names it and not before. S3 servers inside a company have
+    such certificates, and operators must not have to switch verification off.
+    """
     with S3Proxy(rclone_server, certificate=certificate) as proxy:
         trusting = bucket_settings(rclone_server, endpoint=proxy.endpoint, ca_file=certificate[0])
         prepare_bucket(trusting)
         open_store(trusting).probe()
+        monkeypatch.setattr(RETRY_SECONDS, 0)
         with pytest.raises(Unavailable):
-            behind(proxy, retry_seconds=0).get(KEY)
+            behind(proxy).get(KEY)

@@ -1,4 +1,6 @@
-"""What a store in a local folder promises beyond the others: it survives power cuts, kills and full disks."""
+"""Tests of a store in a local folder beyond the common contract: it survives power cuts,
+kills and full disks.
+"""
 
 import builtins
 import errno
@@ -53,7 +55,7 @@ def files(folder: Path) -> list[str]:
 
 
 class Recorder:
-    """Notes what is synced and renamed, in order, and does it."""
+    """A recorder that notes what is synced and renamed, in order, and does it."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls: list[tuple[str, str]] = []
@@ -80,7 +82,9 @@ class Recorder:
 def test_a_put_syncs_data_before_its_name_and_every_new_folder_above_it(
     store: ObjectStore, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A power cut after the answer must not take the object, nor leave its name with other content."""
+    """A put syncs data before its name and every new folder above it. A power cut after the answer must not
+    remove the object, nor leave its name with other content.
+    """
     recorder = Recorder(folder, monkeypatch)
     store.put("n/v/x", b"1")
     assert recorder.calls == [
@@ -99,7 +103,9 @@ def test_a_put_syncs_data_before_its_name_and_every_new_folder_above_it(
 def test_a_put_that_fails_leaves_no_folder_that_a_power_cut_would_take(
     store: ObjectStore, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The next put finds the folders there, and relies on them."""
+    """A put that fails leaves no folder that a power cut would remove. The next put finds the folders there,
+    and relies on them.
+    """
 
     def failing_replace(path: Path, target: Path) -> Path:
         raise OSError(errno.ENOSPC, "disk full")
@@ -115,7 +121,9 @@ def test_a_put_that_fails_leaves_no_folder_that_a_power_cut_would_take(
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc to see what a descriptor is")
 def test_a_delete_is_durable_too(store: ObjectStore, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was erased must not be back after a power cut; one sync per folder is enough."""
+    """A delete is durable too, because erased data must not be back after a power cut. One sync per folder is
+    enough.
+    """
     for key in ("n/v/a/1", "n/v/a/2", "n/v/b/1"):
         store.put(key, b"1")
     recorder = Recorder(folder, monkeypatch)
@@ -124,7 +132,9 @@ def test_a_delete_is_durable_too(store: ObjectStore, folder: Path, monkeypatch: 
 
 
 def test_nothing_is_readable_by_others(store: ObjectStore, folder: Path) -> None:
-    """Voices are biometric data. Whatever umask we were started with."""
+    """Nothing is readable by other users, whatever umask the process was started with, because voices are
+    biometric data.
+    """
     before = os.umask(0)
     try:
         store.put("n/v/x", b"1")
@@ -136,7 +146,7 @@ def test_nothing_is_readable_by_others(store: ObjectStore, folder: Path) -> None
 
 
 def test_deleting_takes_the_emptied_folders_with_it(store: ObjectStore, folder: Path) -> None:
-    """Their names may be those of persons."""
+    """Deleting removes the emptied folders as well, because their names may be those of persons."""
     store.put("n/v/alice/r/1", b"1")
     store.put("n/v/bob/r/1", b"1")
     store.delete(["n/v/alice/r/1"])
@@ -146,7 +156,9 @@ def test_deleting_takes_the_emptied_folders_with_it(store: ObjectStore, folder: 
 
 
 def test_puts_and_deletes_in_one_folder_do_not_trip_over_each_other(store: ObjectStore) -> None:
-    """One empties and removes the folder that the other is about to write to."""
+    """Puts and deletes in one folder do not disturb each other. A delete empties and removes the folder to
+    which a put is about to write.
+    """
 
     def work(number: int) -> None:
         for turn in range(25):
@@ -161,7 +173,9 @@ def test_puts_and_deletes_in_one_folder_do_not_trip_over_each_other(store: Objec
 def test_a_put_ends_well_when_its_object_is_deleted_at_once(
     store: ObjectStore, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An erase that sweeps while a late writer lands takes the folder away before it could be synced."""
+    """A put succeeds when its object is deleted at once. An erase that sweeps while a late writer lands
+    removes the folder before it could be synced.
+    """
     replace = Path.replace
 
     def replace_and_lose(path: Path, target: Path) -> Path:
@@ -194,7 +208,9 @@ def line_of(process: subprocess.Popen[str]) -> str:
 
 
 def test_a_writer_killed_in_the_middle_leaves_nothing_to_be_seen(store: ObjectStore, folder: Path) -> None:
-    """Half a file under a real name would be served; a forgotten one would keep somebody's voice."""
+    """A writer that is killed in the middle leaves nothing visible. Half a file under a real name would be
+    served; a forgotten one would keep a person's voice.
+    """
     store.put("n/v/before", b"1")
     stopping_at_sync = """
 import os, time
@@ -218,7 +234,9 @@ store.put("n/v/x", b"2" * 100_000)
 def test_a_writer_killed_at_any_time_has_lost_nothing_that_it_reported(
     store: ObjectStore, folder: Path
 ) -> None:
-    """Every object is whole, and every acknowledged one is there."""
+    """A writer that is killed at any time has lost nothing that it reported. Every object is whole, and every
+    acknowledged one is there.
+    """
     reporting = """
 import itertools
 for number in itertools.count():
@@ -266,7 +284,9 @@ def assert_fails_cleanly(command: list[str], folder: Path, kept: list[str]) -> N
 
 
 def test_a_write_that_fails_halfway_leaves_nothing(folder: Path) -> None:
-    """As on a full disk, but possible everywhere: the system refuses to let the file grow."""
+    """A write that fails halfway leaves nothing. The system refuses to let the file grow, as on a full disk,
+    but this test can run everywhere.
+    """
     limited = (
         OPEN + "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))\n" + FILLING
     )
@@ -274,8 +294,9 @@ def test_a_write_that_fails_halfway_leaves_nothing(folder: Path) -> None:
     assert files(folder) == ["n/v/before", "n/v/small"]
 
 
-def test_a_full_disk_is_unavailable_and_costs_nothing_that_is_stored(tmp_path: Path) -> None:
-    """Nothing half written stays, so that small things, such as deleting a voice, still work."""
+@pytest.fixture
+def on_a_small_disk(tmp_path: Path) -> list[str]:
+    """Return the words before a command that run it with a disk of 1 MiB at `tmp_path`."""
     mounting = f'mount -t tmpfs -o size=1m none {tmp_path} && exec "$@"'
     inside = ["unshare", "--mount", "sh", "-c", mounting, "sh"]
     if (
@@ -283,7 +304,16 @@ def test_a_full_disk_is_unavailable_and_costs_nothing_that_is_stored(tmp_path: P
         or subprocess.run([*inside, "true"], capture_output=True, check=False).returncode
     ):
         pytest.skip("may not mount a small file system here")
-    full = [*inside, sys.executable, "-c", OPEN + FILLING]
+    return inside
+
+
+def test_a_full_disk_is_unavailable_and_costs_nothing_that_is_stored(
+    tmp_path: Path, on_a_small_disk: list[str]
+) -> None:
+    """A full disk is unavailable and loses nothing that is stored. No partial write stays, so that small
+    operations, such as deleting a voice, still work.
+    """
+    full = [*on_a_small_disk, sys.executable, "-c", OPEN + FILLING]
     assert_fails_cleanly(full, tmp_path / "store", ["n/v/0", "n/v/1", "n/v/before"])
 
 
@@ -314,7 +344,9 @@ def assert_reads_go_on(command: list[str], folder: Path) -> None:
 
 
 def test_a_folder_that_takes_no_bytes_is_opened_for_reading(folder: Path) -> None:
-    """After a restart on a full disk every voice is served as before. Possible everywhere: see above."""
+    """A folder that takes no bytes is opened for reading. After a restart on a full disk every voice is
+    served as before. A limit of the file size stands in for the full disk, so the test can run everywhere.
+    """
     limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))"
     program = OPEN + REOPENING.format(stop_writing=limit)
     assert_reads_go_on([sys.executable, "-c", program], folder)
@@ -335,22 +367,19 @@ subprocess.run(["mount", "-o", "remount,ro", str(Path(sys.argv[1]).parent)], che
 
 
 @pytest.mark.parametrize("state", STOP_WRITING)
-def test_a_disk_that_is_full_or_read_only_is_opened_for_reading(tmp_path: Path, state: str) -> None:
-    mounting = f'mount -t tmpfs -o size=1m none {tmp_path} && exec "$@"'
-    inside = ["unshare", "--mount", "sh", "-c", mounting, "sh"]
-    if (
-        not shutil.which("unshare")
-        or subprocess.run([*inside, "true"], capture_output=True, check=False).returncode
-    ):
-        pytest.skip("may not mount a small file system here")
+def test_a_disk_that_is_full_or_read_only_is_opened_for_reading(
+    tmp_path: Path, on_a_small_disk: list[str], state: str
+) -> None:
     program = OPEN + REOPENING.format(stop_writing=STOP_WRITING[state])
-    assert_reads_go_on([*inside, sys.executable, "-c", program], tmp_path / "store")
+    assert_reads_go_on([*on_a_small_disk, sys.executable, "-c", program], tmp_path / "store")
 
 
 def test_a_file_that_shrinks_while_it_is_read_is_not_returned(
     store: ObjectStore, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever restores a backup over a running store must not have half artifacts served."""
+    """A file that shrinks while it is read is not returned. An operator who restores a backup over a running
+    store must not have half artifacts served.
+    """
     store.put("n/x", b"1" * 1000)
     asking = os.fstat
 
@@ -365,7 +394,7 @@ def test_a_file_that_shrinks_while_it_is_read_is_not_returned(
 
 
 class ShortResult:
-    """What a read would be that ends early without an error."""
+    """A result of a read that ends early without an error."""
 
     meta: ClassVar = {"size": 1000}
 
@@ -374,7 +403,9 @@ class ShortResult:
 
 
 def test_fewer_bytes_than_promised_are_not_returned(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """None of our servers got obstore to do this; should one, it must not become somebody's voice."""
+    """Fewer bytes than promised are not returned. None of our servers made obstore do this; if one does, it
+    must not become a person's voice.
+    """
     folder.mkdir(exist_ok=True)
     local = LocalStore(folder)
     store = ObjectStore(local, impatient=local, clock=partial(datetime.now, UTC))  # as a bucket is read
@@ -385,7 +416,9 @@ def test_fewer_bytes_than_promised_are_not_returned(folder: Path, monkeypatch: p
 
 
 def test_a_volume_that_went_away_is_not_taken_for_an_empty_store(store: ObjectStore, folder: Path) -> None:
-    """An unmounted disk leaves an empty folder. Every voice would seem to be gone, for the index too."""
+    """A volume that went away is not taken for an empty store. An unmounted disk leaves an empty folder, and
+    every voice would seem to be gone, for the index too.
+    """
     store.put("n/v/x", b"1")
     folder.rename(folder.with_name("unmounted"))
     folder.mkdir()
@@ -402,7 +435,9 @@ def test_a_volume_that_went_away_is_not_taken_for_an_empty_store(store: ObjectSt
 
 
 def test_sweeping_removes_folders_that_a_killed_writer_left_empty(store: ObjectStore, folder: Path) -> None:
-    """It made them, and died before the object was in."""
+    """Sweeping removes empty folders of a killed writer, which made them and died before
+    the object was in.
+    """
     (folder / "n/v/alice/r").mkdir(parents=True)
     store.put("n/v/bob/r/1", b"1")
     store.sweep_temporary(timedelta(0))
@@ -413,7 +448,9 @@ def test_sweeping_removes_folders_that_a_killed_writer_left_empty(store: ObjectS
 
 
 def test_a_folder_lists_whatever_lies_in_it(tmp_path: Path) -> None:
-    """Other programs put files there. One whose name no bucket would take must not hide all others."""
+    """A folder lists every file in it, because other programs put files there. A file whose name no bucket
+    would accept must not hide all others.
+    """
     store = open_store(StoreSettings(url=tmp_path.as_uri()))
     store.put("n/v/alice/r/1", b"1")
     folder = tmp_path / "n/v/alice/r"

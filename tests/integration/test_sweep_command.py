@@ -1,4 +1,6 @@
-"""The sweep that is asked for by a command, as a schedule does: its exit status, and what is left then."""
+"""Tests of the sweep that a command asks for, as a schedule does: its exit status, and
+what is left afterwards.
+"""
 
 import os
 import subprocess
@@ -22,7 +24,9 @@ NO_GRACE = {"SPEAKER_HOUSEKEEPING_DELETED_GRACE_SECONDS": "0"}
 
 
 def test_a_sweep_that_is_asked_for_takes_the_data_of_a_deleted_voice(tmp_path: Path):
-    """The data was erased and came back from a backup, which only a sweep notices. Other data stays."""
+    """A requested sweep removes the data of a deleted voice. The data was erased and came back from a backup,
+    which only a sweep notices. Other data stays.
+    """
     with RegistryProcesses(tmp_path, workers=0, environment={**QUICK, **NO_GRACE}) as registry:
         with RegistryClient(registry.urls[0]) as client:
             for name in ("gone", "kept"):
@@ -47,7 +51,7 @@ def of_voice(bucket: Path, name: str) -> set[Path]:
 
 
 def erased(registry: RegistryProcesses, name: str) -> bool:
-    """Whether only a tombstone is left of the voice, and nobody is going to look after it any more."""
+    """Return whether only a tombstone is left of the voice, and no look at it is due any more."""
     due = registry.redis().zscore(DIRTY, f"default/{name}")
     return due is None and len(of_voice(registry.bucket, name)) == 1
 
@@ -59,7 +63,9 @@ def restore(backup: Mapping[Path, bytes]) -> None:
 
 
 def test_a_sweep_that_cannot_be_asked_for_says_not_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """The schedule's next try may find Redis."""
+    """A sweep that cannot be requested ends with a status that means "not now", because the schedule's next
+    attempt may find Redis.
+    """
     monkeypatch.setattr(sweep, "configure_logs", lambda level="INFO": None)  # this process keeps its own
     monkeypatch.setenv("SPEAKER_REDIS_URL", "redis://127.0.0.1:1/0")
     monkeypatch.setattr(sweep, "RETRY_SECONDS", 0.1)

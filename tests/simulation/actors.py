@@ -1,5 +1,6 @@
-"""What clients, workers and operators do. Ordinary code against the registry's own classes; it does not know
-that it is simulated."""
+"""The actions of clients, workers and operators, as ordinary code against the registry's own classes. The
+code does not know that it is simulated.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,15 +9,12 @@ from typing import TypeVar
 
 import numpy as np
 
-from services.registry_api.operations.artifact_upload import ReadyArtifact, give_artifact
+from services.registry_api.operations.artifact_upload import ReadyArtifact
 from services.registry_api.operations.cancellation import cancel
-from services.registry_api.operations.followed_jobs import FollowedJobs
-from services.registry_api.operations.precompute import Precompute
+from services.registry_api.operations.precomputation import Precomputation
 from services.registry_api.operations.registration import (
     Registered,
     Upload,
-    register_clip,
-    register_embedding,
 )
 from services.shared.bucket.facts import read_speaker
 from services.shared.bucket.keys import SpeakerId
@@ -60,7 +58,7 @@ class Request:
     """Stands for the clip."""
     key: str | None
     spoken: bool
-    """With a transcript."""
+    """True if the upload has a transcript."""
     given: bool = False
     """A ready embedding instead of a clip."""
 
@@ -73,21 +71,21 @@ def upload(process: Process, request: Request) -> Registered:
         idempotency_key=request.key,
     )
     if request.given:
-        return register_embedding(
-            process.opened, process.registrar, NAMESPACE, described, embedding_of(request.content)
+        return process.operations.registrations.register_embedding(
+            NAMESPACE, described, embedding_of(request.content)
         )
     clip, data = clip_of(request.content)
-    return register_clip(process.opened, process.registrar, NAMESPACE, described, data, clip)
+    return process.operations.registrations.register_clip(NAMESPACE, described, data, clip)
 
 
 def delete(process: Process, name: str) -> IndexedSpeaker:
-    return process.registrar.delete(NAMESPACE, name)
+    return process.operations.deletions.delete(NAMESPACE, name)
 
 
 def move_by_hand(world: World, process: Process, name: str, alias: str) -> None:
-    """What a call to move an alias does."""
+    """Move an alias as a call for it does."""
     speaker_id = speaker_of(name)
-    speaker = process.registrar.find(NAMESPACE, name, VersionSelection(limit=1000)).speaker
+    speaker = process.operations.speakers.find(NAMESPACE, name, VersionSelection(limit=1000)).speaker
     vuid = world.random.choice(speaker.versions).vuid
     if alias == DEFAULT:
         world.ledger.moved_by_hand.add(vuid)
@@ -95,14 +93,25 @@ def move_by_hand(world: World, process: Process, name: str, alias: str) -> None:
     fact = AliasFact(seq, alias, vuid, process.opened.clock.new_id())
     process.opened.store.put(speaker_id.alias_key(fact), b"{}")
     process.index.apply_alias(speaker_id, fact)
+    process.opened.leases.settle()
+    if alias == DEFAULT:
+        world.ledger.moves_acknowledged[speaker_id] = max(
+            seq, world.ledger.moves_acknowledged.get(speaker_id, 0)
+        )
 
 
 def precompute(world: World, process: Process, name: str) -> None:
-    """What a call to `cache` with `wait` does."""
-    registrar = process.registrar
+    """Do what a call to `cache` with `wait` does."""
+    operations = process.operations
     profile = world.random.choice([None, *sorted(process.opened.catalogue.names)])
-    call = Precompute(
-        process.opened, registrar, FollowedJobs(process.opened, registrar), NAMESPACE, name, profile
+    call = Precomputation(
+        speakers=operations.speakers,
+        statuses=operations.statuses,
+        extractions=operations.extractions,
+        jobs=operations.jobs,
+        namespace=NAMESPACE,
+        name=name,
+        profile=profile,
     )
     look, deadline = call.start(force=world.random.random() < 0.3), world.time + PATIENCE_SECONDS
     while not look.finished and world.time < deadline:
@@ -111,8 +120,8 @@ def precompute(world: World, process: Process, name: str) -> None:
 
 
 def follow(world: World, process: Process, job_id: str) -> None:
-    """What a call to a job with `wait` does."""
-    jobs, deadline = FollowedJobs(process.opened, process.registrar), world.time + PATIENCE_SECONDS
+    """Do what a call to a job with `wait` does."""
+    jobs, deadline = process.operations.jobs, world.time + PATIENCE_SECONDS
     while world.time < deadline:
         try:
             job = jobs.get(NAMESPACE, job_id)
@@ -132,26 +141,26 @@ def check_outcome(world: World, job: JobRecord) -> None:
 
 
 def extract_some(world: World, process: Process, name: str) -> list[str]:
-    """What a call for the extraction of any version does. Returns ids of the jobs that it tells of."""
-    registrar = process.registrar
-    indexed = registrar.find(NAMESPACE, name, VersionSelection(limit=1000))
+    """Extract any version as a call for it does. Returns the ids of the jobs that the answer names."""
+    indexed = process.operations.speakers.find(NAMESPACE, name, VersionSelection(limit=1000))
     version = world.random.choice(indexed.speaker.versions)
     profile = world.random.choice(sorted(process.opened.catalogue.names))
-    claims = registrar.ensure(speaker_of(name), version, [profile], force=world.random.random() < 0.3)
+    claims = process.operations.extractions.ensure(
+        speaker_of(name), version, [profile], force=world.random.random() < 0.3
+    )
     return [claim.job_id for claim in claims.values() if claim.job_id]
 
 
 def cancel_job(world: World, process: Process, job_id: str) -> None:
-    """What a call to cancel does."""
+    """Cancel a job as a call for it does."""
     losses = world.counts["redis_is_replaced"]
     cancel(process.opened, NAMESPACE, job_id)
     world.ledger.canceled[job_id] = losses
 
 
 def bring_artifact(world: World, process: Process, name: str) -> None:
-    """What an upload of a ready artifact does."""
-    registrar = process.registrar
-    indexed = registrar.find(NAMESPACE, name, VersionSelection(limit=1000))
+    """Upload a ready artifact."""
+    indexed = process.operations.speakers.find(NAMESPACE, name, VersionSelection(limit=1000))
     version = world.random.choice(indexed.speaker.versions)
     profile = world.random.choice(sorted(process.opened.catalogue.names))
     announced = process.opened.announcements.current(profile)
@@ -161,11 +170,11 @@ def bring_artifact(world: World, process: Process, name: str) -> None:
     width = process.opened.catalogue.get(profile).embedding_width or 0
     embedding = np.array([content, *(world.random.random() for _ in range(width - 1))], np.float32)
     given = ReadyArtifact(tensors={"speaker_embedding": embedding}, fingerprint=announced.fingerprint)
-    give_artifact(process.opened, registrar, speaker_of(name), version, profile, given)
+    process.operations.uploads.store(speaker_of(name), version, profile, given)
 
 
 def start(world: World, process: Process) -> None:
-    """What a process does first, again and again until it can."""
+    """Start a process, again and again until that succeeds."""
     while not process.up:
         try:
             process.start()
@@ -176,7 +185,7 @@ def start(world: World, process: Process) -> None:
 
 
 def announce(world: World, process: Process) -> None:
-    """What a worker does first."""
+    """Announce the worker's profiles, as it does first."""
     for profile, fingerprint in process.fingerprints.items():
         say = partial(process.opened.announcements.announce, profile, fingerprint, {}, untrained=False)
         patiently(world, say)
@@ -184,7 +193,7 @@ def announce(world: World, process: Process) -> None:
 
 
 def collect_garbage(process: Process, name: str) -> None:
-    process.housekeeper.collect_garbage(speaker_of(name))
+    process.housekeeper.garbage.collect(speaker_of(name))
 
 
 # -- workers
@@ -233,7 +242,7 @@ def encode(world: World, process: Process, attempt: Attempt) -> dict[str, np.nda
 
 
 def patiently(world: World, step: Callable[[], Result]) -> Result:
-    """As a worker does: again while bucket or index are away."""
+    """Repeat a step while bucket or index are unavailable, as a worker does."""
     deadline = world.time + PATIENCE_SECONDS
     while True:
         try:

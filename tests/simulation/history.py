@@ -16,6 +16,7 @@ from tests.simulation import actors, reading, rest
 from tests.simulation.actors import Request
 from tests.simulation.ledger import Violation
 from tests.simulation.litter import litter
+from tests.simulation.memory import ProcessMemory
 from tests.simulation.process import PROFILES, Parts, Process
 from tests.simulation.queue import LEASE_SECONDS, ModelledJob
 from tests.simulation.reading import Memory
@@ -44,14 +45,16 @@ class Broken(AssertionError):
 
 @dataclass
 class History:
-    """What goes on in a world."""
+    """The events in one world."""
 
     world: World
     memory: Memory = field(default_factory=Memory)
     contents: int = 0
     encoder: int = 0
-    """Which one workers start with."""
+    """The number of the encoder that workers start with."""
     requests: list[Request] = field(default_factory=list)
+    memories: dict[Process, ProcessMemory] = field(default_factory=dict)
+    """What each API process that ever lived keeps, or kept, in memory."""
 
     def __post_init__(self) -> None:
         world, random = self.world, self.world.random
@@ -62,6 +65,9 @@ class History:
         self._run_alone("api-1", world.processes["api-1"].housekeeper.rebuild)
         self._renew_workers()
         world.draw_weather()
+        if world.parts.remembers:
+            self.errands += [(self._listen, 0.6), (self._recall, 0.15)]
+            self.errands += [(self._upload, 0.05), (self._delete, 0.04), (self._move_alias, 0.04)]
 
     def _start_all_at_once(self) -> None:
         """The first start of all processes, on an empty bucket and in bad weather."""
@@ -74,7 +80,7 @@ class History:
         self.world.weather = CALM
 
     def _draw_errands(self) -> list[tuple[Callable[[], None], float]]:
-        """What may begin at each step, and how likely."""
+        """Return what may begin at each step, and how likely it is."""
         likely = self.world.random.uniform
         return [
             (self._upload, likely(0.02, 0.08)),
@@ -107,7 +113,10 @@ class History:
 
     def _advance(self) -> None:
         random = self.world.random
-        low, high = random.choices([(0, 0.2), (0.3, 3), (5, 30), (100, 700)], [80, 15, 4.5, 0.5])[0]
+        lengths, odds = [(0, 0.2), (0.3, 3), (5, 30), (100, 700)], [80, 15, 4.5, 0.5]
+        if self.world.parts.remembers:  # what leases are about happens within a second
+            lengths, odds = [(0, 0.01), (0.05, 0.5), (1, 30)], [95, 4, 1]
+        low, high = random.choices(lengths, odds)[0]
         self.world.advance(random.uniform(low, high))
 
     def _strike(self) -> None:
@@ -304,7 +313,29 @@ class History:
         speaker_id = actors.speaker_of(name)
         self._ask("read", name, lambda process: reading.read(self.world, self.memory, process, speaker_id))
 
+    def _recall(self) -> None:
+        """Somebody asks a process that may answer from memory."""
+        name, owner = self._name(), self.world.random.choice(self._up(APIS))
+        speaker_id = actors.speaker_of(name)
+        self._start(
+            "recall",
+            owner,
+            lambda process: self._memory_of(process).ask(actors.NAMESPACE, name, speaker_id),
+            name,
+        )
+
     # -- errands of ours
+
+    def _listen(self) -> None:
+        """Each process follows the event stream all the time."""
+        for owner in self._up(APIS):
+            if not any(actor.name == f"listen  @{owner}" for actor in self.world.actors):
+                self._start("listen", owner, lambda process: self._memory_of(process).listen())
+
+    def _memory_of(self, process: Process) -> ProcessMemory:
+        if process not in self.memories:
+            self.memories[process] = ProcessMemory(self.world, process)
+        return self.memories[process]
 
     def _keep_house(self) -> None:
         owner = self.world.random.choice(self._up(APIS))
@@ -337,7 +368,7 @@ class History:
         self._start("start", name, lambda process: actors.start(self.world, process))
 
     def _renew_workers(self) -> None:
-        """So that there is one for what was announced last."""
+        """Replace the workers, so that one makes what was announced last."""
         self.encoder += 1
         for name in WORKERS:
             self._restart(name)
@@ -428,7 +459,7 @@ class History:
         self._let_housekeeping_run(turns=6)
 
     def _let_housekeeping_run(self, turns: int) -> None:
-        """For about as many times 15 seconds, with workers at work."""
+        """Let housekeeping run for about this many times 15 seconds, with workers at work."""
         for turn in range(turns):
             self.world.advance(16)
             self._start("house", APIS[turn % 2], lambda process: process.housekeeper.turn())
@@ -451,7 +482,9 @@ class History:
 
 
 _PATIENCE_SECONDS = 60.0
-"""When Redis is silent is the weather's to say, not that of the machine that the simulation runs on."""
+"""The patience with Redis. The weather determines when Redis is silent, not the machine that runs the
+simulation.
+"""
 
 
 def run(

@@ -1,6 +1,5 @@
-"""What clients asked for, what they were told, and what that allows them to see. Knows no index and no fold.
-
-Moments are numbers of events: what has the smaller one was over before the other began.
+"""Records what clients asked for, what they were told, and what that allows them to see. It knows no index
+and no fold. Moments are numbers of events: an action with a smaller number ended before the other began.
 """
 
 from collections.abc import Iterator
@@ -11,7 +10,9 @@ from services.shared.index.speaker_index import WINDOW_SECONDS
 from services.shared.model.domain import SpeakerVersion
 
 FORGOTTEN_SECONDS = WINDOW_SECONDS + 120
-"""After a delete that came to nothing; the clocks of two processes may differ by a minute each."""
+"""The time after which a delete that came to nothing no longer matters. The clocks of two processes may
+differ by a minute each.
+"""
 
 
 class Violation(BaseException):
@@ -29,21 +30,21 @@ class ClientRequest:
     ended: int | None = None
     outcome: str = "running"
     content: int = 0
-    """Of an upload: what stands for its clip."""
+    """The number that stands for the clip of an upload."""
     began_at: float = 0.0
     ended_at: float | None = None
     """Seconds of the world's time."""
     stored: bool = False
-    """Of a delete: its tombstone was on its way to the bucket, whether or not it came there."""
+    """True once the tombstone of a delete was on its way to the bucket, whether or not it arrived."""
     landed: int = 0
-    """Of a delete that failed: when its tombstone came to the bucket all the same."""
+    """The time at which the tombstone of a failed delete arrived in the bucket all the same."""
 
     def over_by(self, moment: int) -> bool:
         return self.ended is not None and max(self.ended, self.landed) < moment
 
     def came_to_nothing_by(self, seconds: float) -> bool:
-        """Whether this is a delete that ended before it stored anything, and so long ago that everybody knows
-        by this time.
+        """Return whether this is a delete that ended before it stored anything, so long ago that every
+        process knows by this time.
         """
         return not self.stored and self.ended_at is not None and self.ended_at + FORGOTTEN_SECONDS < seconds
 
@@ -65,11 +66,13 @@ class Ledger:
     authors: dict[str, ClientRequest] = field(default_factory=dict)
     """vuid -> the upload that it was made up for; a repeat of that may be given it as well."""
     acknowledged: dict[str, list[Acknowledged]] = field(default_factory=dict)
-    """By vuid, in the order of the answers."""
+    """The acknowledged answers by vuid, in their order."""
     answers: dict[str, Acknowledged] = field(default_factory=dict)
     """Idempotency key -> its last answer."""
     numbered: dict[tuple[SpeakerId, int], SpeakerVersion] = field(default_factory=dict)
     """The version that was acknowledged first under a number of its speaker."""
+    moves_acknowledged: dict[SpeakerId, int] = field(default_factory=dict)
+    """The seq of the last acknowledged move of each speaker's default."""
     moved_by_hand: set[str] = field(default_factory=set)
     """vuids that somebody tried to make the default."""
 
@@ -87,7 +90,7 @@ class Ledger:
         return (one for one in self.requests if one.kind == "delete" and one.speaker_id == speaker_id)
 
     def settled_at(self, vuid: str) -> int | None:
-        """From when on the place of a version in its speaker's order was certainly taken."""
+        """Return the moment from which the place of a version in its speaker's order was certainly taken."""
         author = self.authors[vuid]
         moments = [moment for moment in (author.ended, self._acknowledged_at(vuid)) if moment is not None]
         return min(moments, default=None)
@@ -96,14 +99,16 @@ class Ledger:
         return self.acknowledged[vuid][0].at if vuid in self.acknowledged else None
 
     def may_be_gone(self, answer: Acknowledged, moment: int) -> bool:
-        """Whether a delete that was not over when the answered upload began may have taken effect by now."""
+        """Return whether a delete that had not ended when the answered upload began may have taken effect by
+        now.
+        """
         return any(
             one.began < moment and not one.over_by(answer.asker.began)
             for one in self.deletes(answer.author.speaker_id)
         )
 
     def must_be_gone(self, vuid: str, moment: int) -> bool:
-        """Whether a delete that began after the version had its place was acknowledged by now."""
+        """Return whether a delete that began after the version had its place was acknowledged by now."""
         settled = self.settled_at(vuid)
         return settled is not None and any(
             one.outcome == "done" and one.over_by(moment) and one.began > settled

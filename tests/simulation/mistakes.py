@@ -1,7 +1,5 @@
-"""What the simulation must notice: processes with one thing wrong. A simulation that finds nothing proves
-nothing.
-
-Each is a mistake that somebody could make in good faith, and what each breaks differs.
+"""Processes with one mistake each, which the simulation must find. A simulation that finds nothing proves
+nothing. Each is a mistake that a developer could make in good faith, and each breaks something else.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,7 +10,10 @@ from unittest.mock import ANY
 import numpy as np
 
 from services.registry_api.maintenance.garbage import Unreachable, unreachable
-from services.registry_api.operations import registration
+from services.registry_api.maintenance.rebuild import Rebuild
+from services.registry_api.maintenance.repairs import Repairs
+from services.registry_api.operations import extractions, registration
+from services.registry_api.serving.event_stream import EventStream
 from services.shared.audio import ReferenceAudio
 from services.shared.bucket import keys
 from services.shared.bucket.blobs import clip_of, read_artifact
@@ -23,13 +24,10 @@ from services.shared.index.reading import IndexedSpeaker
 from services.shared.index.speaker_index import VersionSelection
 from services.shared.model.clock import Clock
 from services.shared.model.domain import ArtifactRecord, SpeakerVersion
-from services.shared.registry.parts import RegistryParts
 from services.shared.registry.publication import Attempt, Publisher
-from services.shared.registry.registrar import Registrar
 from services.shared.registry.repair import Decode
 from speaker_registry.errors import ClipDamaged, Unavailable
-from speaker_registry.names import parse_speaker_name
-from tests.simulation.process import Parts, SimulatedHousekeeper, SimulatedIndex
+from tests.simulation.process import Parts, SimulatedIndex
 from tests.simulation.store import ModelledStore
 
 
@@ -43,9 +41,9 @@ class Mistake:
     soonest: int = 0
     """The seed of a history that finds it. It is tried first: to get there from seed 0 can take a minute."""
     replaced: Mapping[str, Any] = field(default_factory=dict)
-    """Of our modules: `module.name` -> what takes its place."""
+    """Maps `module.name` to the object that replaces ours."""
     odds: Mapping[str, float] = field(default_factory=dict)
-    """Of the faults that it takes, where it would be found late with the usual ones."""
+    """Odds of the faults that the mistake needs, where the usual ones would find it late."""
 
 
 class Trusting(SimulatedIndex):
@@ -83,25 +81,19 @@ class ClaimsNoCensusIsDue(
     """Lets an immutable voice be registered while an upload from before a loss of Redis may still land."""
 
 
-class ListsOnce(SimulatedHousekeeper):
-    """Trusts that one listing of the bucket told of every voice."""
-
-    def _admit_missed(self) -> int:
-        return 0
+def admit_none(rebuild: Rebuild) -> None:
+    """Trust that one listing of the bucket told of every voice."""
 
 
-class NeverReadsFactsAgain(SimulatedHousekeeper):
-    """Trusts that whoever put a fact has told the index as well."""
-
-    def settle(self, speaker_id: SpeakerId) -> float | None:
-        self._check_pending_extractions(speaker_id, self._index.load(speaker_id))
-        self._extract_missing(speaker_id, self._index.load(speaker_id))
-        self._registrar.promote(speaker_id)
-        return None
+def repair_without_reading(repairs: Repairs, speaker_id: SpeakerId) -> None:
+    """Trust that whoever put a fact has told the index as well."""
+    repairs._lost_jobs.replace(speaker_id, repairs._index.load(speaker_id))
+    repairs._extract_missing(speaker_id, repairs._index.load(speaker_id))
+    repairs._promoter.promote(speaker_id)
 
 
 class WritesTheVersionAgain(Publisher):
-    """As a worker that keeps its state in the voice's own record does."""
+    """Publishes as a worker that keeps its state in the voice's own record does."""
 
     def publish(
         self, attempt: Attempt, tensors: Mapping[str, np.ndarray], used_seconds: float | None = None
@@ -122,19 +114,8 @@ class LooksAtNobody(Publisher):
         return None
 
 
-class DeletesInTheIndexOnly(Registrar):
-    """Redis knows, the bucket does not."""
-
-    def delete(self, namespace: str, name: str, **options: Any) -> IndexedSpeaker:
-        speaker_id = SpeakerId.of(namespace, parse_speaker_name(name))
-        before = self._index.load(speaker_id)
-        place = self._index.reserve_tombstone(speaker_id)
-        self._index.apply_tombstone(speaker_id, place.seq, place.number, place.created_at)
-        return before
-
-
 def believe_the_first_answer(store: Store, key: str) -> bytes | None:
-    """What is said to be missing was swept."""
+    """Take an object that is said to be missing for one that was swept."""
     try:
         return store.get(key)
     except FileNotFoundError:
@@ -146,7 +127,7 @@ def parsed_by(parse: Callable[[str], keys.ParsedKey | None]) -> Callable[[Listin
 
 
 def parse_generously(key: str) -> keys.ParsedKey | None:
-    """Whatever lies among the data of a speaker is ours."""
+    """Take everything among the data of a speaker for ours."""
     match key.split("/"):
         case [_, "v", _, "d", vuid, *_]:
             return keys.parse_key(key) or keys.BlobKey(vuid)
@@ -154,7 +135,7 @@ def parse_generously(key: str) -> keys.ParsedKey | None:
 
 
 def parse_without_looking(key: str) -> keys.ParsedKey | None:
-    """Whatever lies among the records of a speaker is a record."""
+    """Take everything among the records of a speaker for a record."""
     match key.split("/"):
         case [_, "v", _, "r", name]:
             return keys.parse_key(key) or keys.NewerRecordKey(int(name.split(".")[0]))
@@ -180,7 +161,7 @@ def the_smallest_marker(store: Store, clock: Clock) -> str:
 
 
 def spare_strangers(*arguments: Any, **options: Any) -> Unreachable:
-    """What is not ours stays, also of a deleted voice."""
+    """Keep foreign objects, also those of a deleted voice."""
     found = unreachable(*arguments, **options)
     return replace(found, certain=tuple(key for key in found.certain if keys.parse_key(key)))
 
@@ -188,7 +169,7 @@ def spare_strangers(*arguments: Any, **options: Any) -> Unreachable:
 def believe_the_rendition(
     store: Store, speaker_id: SpeakerId, version: SpeakerVersion, decode: Decode
 ) -> ReferenceAudio:
-    """Whatever is there is what was stored."""
+    """Take the bytes that are there for those that were stored."""
     key = speaker_id.blob_key(version.vuid, clip_of(version).rendition_sha256)
     try:
         return ReferenceAudio.from_bytes(store.get(key))
@@ -197,14 +178,10 @@ def believe_the_rendition(
 
 
 def replace_nothing(
-    parts: RegistryParts,
-    registrar: Registrar,
-    speaker_id: SpeakerId,
-    version: SpeakerVersion,
-    record: ArtifactRecord,
+    self: extractions.Extractions, speaker_id: SpeakerId, version: SpeakerVersion, record: ArtifactRecord
 ) -> bytes:
     """Says that an artifact is lost, and leaves it at that."""
-    return read_artifact(parts.store, speaker_id, version, record)
+    return read_artifact(self._store, speaker_id, version, record)
 
 
 def settle_what_may_be_overwritten(self: Any) -> IndexedSpeaker:
@@ -218,31 +195,69 @@ def settle_what_may_be_overwritten(self: Any) -> IndexedSpeaker:
 _SETTLED = registration._Registration._settled
 
 
-def follow_nothing(parts: RegistryParts, registrar: Registrar) -> Jobs:
-    """What Redis does not know is not there."""
-    return Jobs(parts.index)
-
-
 _NUMBERED_TWICE = (
     r"number \d+ is|was promised to|the index says .*, the facts say None|are out of order|has 2 versions"
 )
 LOSSES = {"redis_is_replaced": 0.01}
 LOST_BYTES = {"bytes_are_lost": 0.03}
 
+
+def claim_to_have_applied_everything(self: EventStream, applied: str) -> Any:
+    """Acknowledges events before they were passed on."""
+    return _RENEW(self, f"{10**15}-0")
+
+
+_RENEW = EventStream._renew
+REMEMBERS = Parts(remembers=True)
+_FROM_MEMORY = r"answered from memory"
+_STREAM = "services.registry_api.serving.event_stream"
+
 MISTAKES = {
+    "a process answers from memory without a lease": Mistake(
+        _FROM_MEMORY,
+        REMEMBERS,
+        replaced={f"{_STREAM}.LEASE_SECONDS": 1e9},
+        soonest=24,
+    ),
+    "a lease lasts longer than a change waits": Mistake(
+        _FROM_MEMORY,
+        REMEMBERS,
+        replaced={f"{_STREAM}.LEASE_SECONDS": 20.0},
+        soonest=24,
+    ),
+    "a change is acknowledged before every process has applied it": Mistake(
+        _FROM_MEMORY,
+        REMEMBERS,
+        replaced={"services.shared.index.leases.Leases.settle": lambda self: None},
+        soonest=5,
+    ),
+    "a process says that it has applied what it has not heard": Mistake(
+        _FROM_MEMORY,
+        REMEMBERS,
+        replaced={f"{_STREAM}.EventStream._renew": claim_to_have_applied_everything},
+        soonest=16,
+    ),
+    "an answer that an event overtook is kept": Mistake(
+        _FROM_MEMORY,
+        REMEMBERS,
+        replaced={"services.registry_api.express.lane.ExpressLane._note_change": lambda self, speaker: None},
+        soonest=15,
+    ),
     "a worker trusts the clip that it reads": Mistake(
         r"was made from clip",
         replaced={"services.shared.registry.publication.sound_rendition": believe_the_rendition},
         odds=LOST_BYTES,
+        soonest=2,
     ),
     "stored bytes are not held against their digests": Mistake(
         r"was made from clip|is not what its record says",
         replaced={"services.shared.bucket.blobs.sha256_digest": lambda data: ANY},
         odds=LOST_BYTES,
+        soonest=2,
     ),
     "a lost artifact is not made again": Mistake(
         r"cannot be served|is lost and was not made again",
-        replaced={"tests.simulation.reading.artifact_or_replacement": replace_nothing},
+        replaced={f"{extractions.__name__}.Extractions.artifact_or_replacement": replace_nothing},
         odds=LOST_BYTES,
         soonest=10,
     ),
@@ -250,22 +265,24 @@ MISTAKES = {
         r"is said to be void whose bytes are there|the clip of \w+ is said to be lost|cannot be served",
         replaced={"services.shared.bucket.blobs._LOOKS": 1},
         odds={"store_hides": 0.05},
-        soonest=15,
+        soonest=21,
     ),
     "a job that Redis has lost is not found": Mistake(
         r"is not found by those who wait for it",
-        replaced={"tests.simulation.actors.FollowedJobs": follow_nothing},
+        replaced={"services.registry_api.operations.followed_jobs.FollowedJobs.get": Jobs.get},
         odds=LOSSES,
+        soonest=4,
     ),
     "a process knows only the jobs that it claimed itself": Mistake(
         r"is not found by those who wait for it",
         replaced={"services.shared.index.jobs.SeenJobs.hear": lambda self, event: None},
         odds=LOSSES,
-        soonest=9,
+        soonest=30,
     ),
     "what is not ours outlives the voice": Mistake(
         r"left in the folder of a deleted voice",
-        replaced={"services.registry_api.maintenance.housekeeping.unreachable": spare_strangers},
+        replaced={"services.registry_api.maintenance.garbage_collector.unreachable": spare_strangers},
+        soonest=14,
     ),
     "the smallest marker names the bucket": Mistake(
         r"the bucket was \S+ and is \S+",
@@ -274,22 +291,23 @@ MISTAKES = {
     "one unreadable object is taken for an outage": Mistake(
         r"is pending for \w+, job None|still waits for|the gate stays closed",
         replaced={"tests.simulation.store.ModelledStore.get": give_up_on_all},
-        soonest=41,
+        soonest=0,
     ),
     "an unreadable version is taken for none": Mistake(
         r"deleted, though \w+ lives|is not there",
         replaced={"services.shared.bucket.facts._unreadable": lambda key: None},
-        soonest=1,
+        soonest=2,
     ),
     "what is said to be missing is taken for swept": Mistake(
         r"deleted, though \w+ lives|is not there",
         replaced={"services.shared.bucket.facts.read_object": believe_the_first_answer},
         odds={"store_hides": 0.1},
-        soonest=4,
+        soonest=9,
     ),
     "what is not ours is collected": Mistake(
         r"deleted, though it is none of ours",
         replaced={"services.registry_api.maintenance.garbage.parsed": parsed_by(parse_generously)},
+        soonest=13,
     ),
     "what is not ours cannot be parsed": Mistake(
         r"left of a dead version: ",
@@ -297,25 +315,28 @@ MISTAKES = {
         soonest=1,
     ),
     "any server is trusted": Mistake(
-        r"deleted, though \w+ lives|is not there|number \d+ is", Parts(index=Trusting), soonest=2
+        r"deleted, though \w+ lives|is not there|number \d+ is", Parts(index=Trusting), soonest=18
     ),
     "garbage collection without grace": Mistake(
         r"deleted, though \w+ lives|^missing: ", Parts(housekeeping={"grace_seconds": 0.0}), soonest=5
     ),
     "facts are never read again": Mistake(
-        r"the index says .*, the facts say", Parts(housekeeper=NeverReadsFactsAgain), soonest=1
+        r"the index says .*, the facts say",
+        replaced={"services.registry_api.maintenance.repairs.Repairs.repair": repair_without_reading},
+        soonest=1,
     ),
     "a worker writes the version": Mistake(
         r"work .* created a version", Parts(publisher=WritesTheVersionAgain)
     ),
     "a delete leaves no fact": Mistake(
         r"the index says \d+, the facts say 0|is there after its delete",
-        Parts(registrar=DeletesInTheIndexOnly),
+        replaced={"services.registry_api.operations.deletion.commit": lambda store, key: None},
+        soonest=1,
     ),
     "a late version comes back from the dead": Mistake(
         r"the index says .*, the facts say None|is there after its delete",
         Parts(index=rewritten("apply_version", "  if v.seq <= mark('tomb') then return 0 end\n", "")),
-        soonest=28,
+        soonest=24,
     ),
     "the last artifact wins": Mistake(
         r"artifact .*: the index says|artifact .* was .* and is ",
@@ -327,17 +348,20 @@ MISTAKES = {
                 "  if true then alone = nil\n    local begun",
             ),
         ),
+        soonest=1,
     ),
     "two may extract the same": Mistake(
-        r"was claimed again while", Parts(index=rewritten("claim", "  if flight then", "  if false then"))
+        r"was claimed again while",
+        Parts(index=rewritten("claim", "  if pending then", "  if false then")),
+        soonest=1,
     ),
     "an artifact is put in force after the delete": Mistake(
         r"left of a dead version in the index",
         Parts(index=rewritten("ready", "if not live(r.vuid) then return 'dead' end", "")),
-        soonest=4,
+        soonest=8,
     ),
     "numbers are given out again": Mistake(
-        _NUMBERED_TWICE, Parts(index=TakesNoCensus), odds=LOSSES | {"store_lands_late": 0.05}, soonest=1
+        _NUMBERED_TWICE, Parts(index=TakesNoCensus), odds=LOSSES | {"store_lands_late": 0.05}, soonest=3
     ),
     "an immutable voice needs no census": Mistake(
         r"is immutable and has 2 versions",
@@ -347,17 +371,17 @@ MISTAKES = {
     ),
     "a rebuild lists the bucket only once": Mistake(
         r"acknowledged at \d+, is not there",
-        Parts(housekeeper=ListsOnce),
+        replaced={"services.registry_api.maintenance.rebuild.Rebuild._admit_missed": admit_none},
         odds=LOSSES | {"store_omits": 0.3},
         soonest=190,
     ),
     "what the census does not count is told": Mistake(
         _NUMBERED_TWICE,
         Parts(index=rewritten("apply_version", "if not counts(v.seq, v.vuid) then return 3 end", "")),
-        soonest=72,
+        soonest=58,
     ),
     "facts that were listed before a loss are told after it": Mistake(
-        r"", Parts(index=rewritten("tell", "if a.listed_in ~= epoch_text", "if false")), soonest=178
+        r"", Parts(index=rewritten("tell", "if a.listed_in ~= epoch_text", "if false")), soonest=30
     ),
     "who is not admitted yet is new": Mistake(
         r"acknowledged at \d+, is not there|are out of order",
@@ -373,7 +397,7 @@ MISTAKES = {
         r"still counts as on its way",
         Parts(index=rewritten("tell", "if deleting > 0 and since", "if false and since")),
         odds={"process_dies": 0.03},
-        soonest=21,
+        soonest=49,
     ),
     "a server that takes no writes is taken for a fault of ours": Mistake(
         r"raised .*(OutOfMemory|ReadOnly)Error",
@@ -383,7 +407,7 @@ MISTAKES = {
     "times of creation follow the clock": Mistake(
         r"are out of order",
         Parts(index=rewritten("reserve", "math.max(math.floor(a.now), mark('at') + 1)", "math.floor(a.now)")),
-        soonest=3,
+        soonest=1,
     ),
 }
-"""What is wrong -> processes that are."""
+"""Maps a description of the mistake to the processes that make it."""

@@ -81,7 +81,7 @@ def live_through(moment: Moment, server: Server, parts: Parts | None = None) -> 
 
 
 def _calls_of(operation: str, server: Server) -> int:
-    """How many calls an operation makes if nothing comes in between."""
+    """Return how many calls an operation makes if nothing comes in between."""
     world = _world(server, Parts())
     with told_if_broken(operation, world):
         overlap = Overlap(world)
@@ -120,7 +120,7 @@ class Overlap(History):
         }
 
     def prepare(self) -> None:
-        """Up to the moment before anything overlaps."""
+        """Run up to the moment before anything overlaps."""
         for name in (*APIS, *WORKERS):
             fingerprints = {"ecapa": "sha256:1"} if name in WORKERS else {}
             self._start_process(name, fingerprints)
@@ -197,8 +197,8 @@ class Overlap(History):
         """A client wants the newest version's artifact made once more, and a worker does that."""
 
         def work(process: Process) -> None:
-            newest = process.registrar.find(actors.NAMESPACE, NAME).speaker.newest
-            process.registrar.ensure(actors.speaker_of(NAME), newest, ["ecapa"], force=True)
+            newest = process.operations.speakers.find(actors.NAMESPACE, NAME).speaker.newest
+            process.operations.extractions.ensure(actors.speaker_of(NAME), newest, ["ecapa"], force=True)
             self._publish(process)
 
         return self._start("work", WORKERS[1], work)

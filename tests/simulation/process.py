@@ -5,7 +5,7 @@ What leaves the process pauses first, and may fail there. Knows how the real obj
 what is done with them.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -13,19 +13,20 @@ import redis
 
 from services.registry_api.keys.keyring import Keyring
 from services.registry_api.maintenance.housekeeping import Housekeeper
+from services.registry_api.operations import Operations
 from services.shared.bucket.epochs import Epochs
 from services.shared.bucket.facts import truth_of
 from services.shared.bucket.identity import bucket_identity
 from services.shared.bucket.keys import SpeakerId
 from services.shared.configuration.settings import HousekeepingSettings, RegistrySettings
 from services.shared.index.announcements import Announcements
+from services.shared.index.leases import Leases
 from services.shared.index.redis_access import unavailable_without_redis
 from services.shared.index.speaker_index import SpeakerIndex
 from services.shared.model.clock import Clock
 from services.shared.model.profiles import ProfileCatalogue
 from services.shared.registry.parts import RegistryParts
 from services.shared.registry.publication import Provenance, Publisher
-from services.shared.registry.registrar import Registrar
 from speaker_registry.artifact import TensorSpec
 from speaker_registry.engine import Profile, PublishedWeights
 from tests.simulation.clips import decode
@@ -51,7 +52,7 @@ PROFILES = (_profile("ecapa", 4), _profile("codec", 6, ref_text_required=True))
 
 
 class Surroundings(Nature, Protocol):
-    """What a process needs of the world."""
+    """The world, as far as a process needs it."""
 
     store: ModelledStore
     queue: ModelledQueue
@@ -113,25 +114,18 @@ class SimulatedIndex(SpeakerIndex):
         return claim
 
 
-class SimulatedHousekeeper(Housekeeper):
-    """In one thread: the world decides what happens at the same time."""
-
-    def _in_parallel(self, work: Callable[[Any], Any], items: Iterable[Any], threads: int) -> Iterator[Any]:
-        return map(work, items)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """What processes are built of. Seeded mistakes replace some of it."""
+    """The parts that processes are built of. Seeded mistakes replace some of them."""
 
     index: type[SimulatedIndex] = SimulatedIndex
-    registrar: type[Registrar] = Registrar
     publisher: type[Publisher] = Publisher
-    housekeeper: type[SimulatedHousekeeper] = SimulatedHousekeeper
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Those of the registry that are not drawn."""
     housekeeping: Mapping[str, Any] = field(default_factory=dict)
     """Settings, unchecked."""
+    remembers: bool = False
+    """Whether API processes answer from memory."""
 
 
 class Process:
@@ -161,7 +155,7 @@ class Process:
         self._clock = SimulatedClock(world, skew)
 
     def start(self) -> None:
-        """What `__main__` does first. Raises `Unavailable`."""
+        """Do what `__main__` does first. Raises `Unavailable`."""
         identity = bucket_identity(self.world.store, self._clock)
         self.world.saw_identity(identity)
         self._build(identity)
@@ -184,19 +178,27 @@ class Process:
         self.opened = RegistryParts(
             store=world.store,
             index=self.index,
+            leases=Leases(self.index, clock),
             announcements=announcements,
             catalogue=ProfileCatalogue(PROFILES, self._settings.profiles),
             dispatcher=self,
             settings=self._settings,
             clock=clock,
         )
-        self.registrar = parts.registrar(self.opened)
-        self.publisher = parts.publisher(self.opened, self.registrar, decode)
-        self.housekeeper = parts.housekeeper(
+        self.operations = Operations.over(self.opened)
+        self.publisher = parts.publisher(
+            store=world.store,
+            index=self.index,
+            announcements=announcements,
+            clock=clock,
+            promoter=self.operations.promoter,
+            decode=decode,
+        )
+        self.housekeeper = Housekeeper(
             self.opened,
-            self.registrar,
+            self.operations,
             self._housekeeping,
-            Keyring(world.store, self.index, clock, self.opened.run_all).sweep,
+            Keyring.over(self.opened).sweep,
         )
 
     def provenance(self, profile: str) -> Provenance:
@@ -208,7 +210,7 @@ class Process:
             worker=self.name,
         )
 
-    # -- the Dispatcher that its registrar hands jobs to; RQ's connection has no gate
+    # -- the Dispatcher that its extractions hand jobs to; RQ's connection has no gate
 
     def enqueue(self, job_id: str, profile: str, arguments: Mapping[str, Any]) -> None:
         self._call_queue(f"enqueue {job_id}", lambda: self.world.queue.enqueue(job_id, profile, arguments))

@@ -35,7 +35,7 @@ class ModelledQueue:
         self.jobs.setdefault(job_id, ModelledJob(job_id, profile, arguments))
 
     def remove(self, job_id: str) -> None:
-        """Unless somebody has it."""
+        """Remove the job unless a worker has taken it."""
         job = self.jobs.get(job_id)
         if job is not None and job.state == "queued":
             del self.jobs[job_id]

@@ -1,5 +1,4 @@
-"""What a client sees when it reads, held against the ledger. Every check here holds at every moment of every
-history."""
+"""Checks what a client reads against the ledger. Every check here holds at every moment of every history."""
 
 from dataclasses import dataclass, field, replace
 
@@ -8,7 +7,6 @@ from services.shared.bucket.facts import read_speaker
 from services.shared.bucket.keys import SpeakerId
 from services.shared.index.speaker_index import VersionSelection
 from services.shared.model.domain import ArtifactRecord, Speaker, SpeakerVersion, given_key
-from services.shared.registry.repair import artifact_or_replacement
 from speaker_registry.artifact import Artifact, sha256_digest
 from speaker_registry.errors import VoiceNotFound
 from speaker_registry.names import DEFAULT
@@ -18,12 +16,12 @@ from tests.simulation.scheduler import current
 from tests.simulation.world import World
 
 ALL_VERSIONS = VersionSelection(limit=1000)
-"""For looks: no history has as many."""
+"""A limit for looks that no history reaches."""
 
 
 @dataclass
 class Memory:
-    """What was seen before."""
+    """The earlier observations."""
 
     served: dict[tuple[str, str], str] = field(default_factory=dict)
     """(vuid, akey) -> the winner."""
@@ -43,7 +41,7 @@ class SeenDefault:
 def read(world: World, memory: Memory, process: Process, speaker_id: SpeakerId) -> None:
     """Look a speaker up as a GET does, fetch every artifact, and check all of it."""
     began = world.moment
-    speaker = process.registrar.look_up(speaker_id, ALL_VERSIONS).speaker
+    speaker = process.operations.speakers.look_up(speaker_id, ALL_VERSIONS).speaker
     if was_lied_to():
         return  # whoever asks again is told the truth
     if is_unreadable(world, speaker_id, speaker):
@@ -64,14 +62,14 @@ def check_registered_once(world: World, speaker_id: SpeakerId, speaker: Speaker)
 
 
 def is_unreadable(world: World, speaker_id: SpeakerId, speaker: Speaker) -> bool:
-    """Whether a speaker is said to be unreadable, for which there has to be a reason."""
+    """Return whether a speaker is said to be unreadable, for which there has to be a reason."""
     if speaker.unreadable and not any(key.startswith(speaker_id.prefix) for key in world.were_cursed):
         raise Violation(f"{speaker_id} is said to be unreadable: {speaker.unreadable}")
     return bool(speaker.unreadable)
 
 
 def was_lied_to() -> bool:
-    """Whether the store told whoever reads something that is not so."""
+    """Return whether the store told the reader something that is not so."""
     actor = current()
     return actor is not None and actor.lied_to
 
@@ -142,7 +140,9 @@ def _check_succession(
 
 
 def serves(process: Process, version: SpeakerVersion) -> frozenset[str]:
-    """With any fingerprint: a new one makes artifacts stale, not useless."""
+    """Return the profiles that a version serves, with any fingerprint: a new one makes artifacts stale, not
+    useless.
+    """
     required = process.opened.catalogue.required
     return frozenset(profile for profile in required if version.artifact(profile) is not None)
 
@@ -160,7 +160,7 @@ def _check_artifact(
     lost it is made again, unless it came with the registration.
     """
     try:
-        data = artifact_or_replacement(process.opened, process.registrar, speaker_id, version, record)
+        data = process.operations.extractions.artifact_or_replacement(speaker_id, version, record)
     except VoiceNotFound:
         if not was_lied_to():
             _check_it_may_be_missing(world, speaker_id, version, akey)
@@ -184,7 +184,7 @@ def _check_artifact(
 def is_lost(
     world: World, speaker_id: SpeakerId, version: SpeakerVersion, akey: str, record: ArtifactRecord
 ) -> bool:
-    """Whether the world has lost an artifact's bytes."""
+    """Return whether the world has lost an artifact's bytes."""
     return speaker_id.artifact_blob_key(version.vuid, akey, record) in world.lost
 
 

@@ -1,5 +1,4 @@
-"""What must be true once nothing more happens: no faults, nobody on the way, and housekeeping has had its
-turns."""
+"""Checks of what must be true at rest: no faults, no actor on the way, and housekeeping has had its turns."""
 
 import json
 from typing import Any
@@ -26,14 +25,15 @@ from tests.simulation.world import World
 
 
 def check_promises_kept(world: World, process: Process) -> None:
-    """Without waiting for the daily sweep: what was acknowledged is there, and ready or said to have
-    failed. One voice that cannot be read holds up no other."""
+    """Check, without waiting for the daily sweep, that everything acknowledged is there, and is ready or said
+    to have failed. One voice that cannot be read must hold up no other.
+    """
     if not process.index.gate_open():
         raise Violation("the gate stays closed")
     for speaker_id in speaker_ids(world.truth):
         if any(key.startswith(speaker_id.prefix) for key in world.cursed):
             continue
-        indexed = process.registrar.look_up(speaker_id, ALL_VERSIONS)
+        indexed = process.operations.speakers.look_up(speaker_id, ALL_VERSIONS)
         check_versions(world.ledger, speaker_id, indexed.speaker, world.moment, world.moment)
         if indexed.pending_extractions:
             raise Violation(f"{speaker_id} still waits for {indexed.pending_extractions}")
@@ -45,10 +45,10 @@ def check_promises_kept(world: World, process: Process) -> None:
 
 
 def check_everything(world: World, process: Process) -> None:
-    """After the daily sweep, with every grace over."""
+    """Check everything after the daily sweep, when every grace period has ended."""
     for speaker_id in speaker_ids(world.truth):
         truth = read_speaker(world.truth, speaker_id)
-        indexed = process.registrar.look_up(speaker_id, ALL_VERSIONS)
+        indexed = process.operations.speakers.look_up(speaker_id, ALL_VERSIONS)
         _check_same(speaker_id, indexed.speaker, truth)
         check_versions(world.ledger, speaker_id, truth, world.moment, world.moment)
         check_registered_once(world, speaker_id, truth)
@@ -89,10 +89,11 @@ def _told(speaker: Speaker) -> dict[str, Any]:
 
 
 def _check_made(process: Process, indexed: IndexedSpeaker, version: SpeakerVersion) -> None:
-    for profile in process.registrar.wanted(version):
-        status = process.registrar.profile_status(indexed, version, profile)
+    for status in process.operations.statuses.of_wanted(indexed, version):
         if status.state not in {"ready", "failed"} or status.job_id:
-            raise Violation(f"{version.vuid} is {status.state} for {profile}, job {status.job_id}")
+            raise Violation(
+                f"{version.vuid} is {status.state} for {status.profile.name}, job {status.job_id}"
+            )
 
 
 def _check_default(process: Process, indexed: IndexedSpeaker, speaker: Speaker) -> None:
@@ -104,7 +105,9 @@ def _check_default(process: Process, indexed: IndexedSpeaker, speaker: Speaker) 
     kept = {one for one in _required(process) if speaker.default.artifact(one) is not None}
     newer = speaker.versions[speaker.versions.index(speaker.default) + 1 :]
     for version in (one for one in newer if one.seq >= chosen):
-        statuses = [process.registrar.profile_status(indexed, version, one) for one in _required(process)]
+        statuses = [
+            process.operations.statuses.of_profile(indexed, version, one) for one in _required(process)
+        ]
         ready = {one.profile.name for one in statuses if one.state == "ready"}
         if ready and ready >= kept:
             raise Violation(f"default is {speaker.default.vuid}, and {version.vuid} serves all that it does")
@@ -134,7 +137,9 @@ def _check_objects(world: World, speaker_id: SpeakerId, truth: Speaker) -> None:
 
 
 def _check_lost(world: World, speaker_id: SpeakerId, truth: Speaker) -> None:
-    """What was lost and could be made again was, and nothing else is said to be lost."""
+    """Check that everything that was lost and could be made again was, and that nothing else is said to be
+    lost.
+    """
     for version in truth.versions:
         for akey, record in version.artifacts.items():
             if is_lost(world, speaker_id, version, akey, record):
@@ -175,7 +180,7 @@ def needed(speaker_id: SpeakerId, version: SpeakerVersion) -> list[str]:
 
 def _check_names(world: World, process: Process) -> None:
     """Paging finds every live speaker, and only those."""
-    page = process.registrar.page("default", limit=1000)
+    page = process.operations.pages.page("default", limit=1000)
     told = [indexed.speaker.newest.record.name.lower() for indexed in page.speakers]
     live = [read_speaker(world.truth, speaker_id) for speaker_id in speaker_ids(world.truth)]
     if page.more or told != sorted(speaker.newest.record.name.lower() for speaker in live if speaker.live):

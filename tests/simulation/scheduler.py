@@ -27,9 +27,9 @@ class Actor:
         self.error: BaseException | None = None
         self.result: Any = None
         self.lied_to = False
-        """Whether the store has told it something that is not so."""
+        """True if the store has told this actor something that is not so."""
         self.request: Any = None
-        """What it does for a client, if it does."""
+        """The request that it serves, if there is one."""
         self.then: Callable[[str], None] = lambda outcome: None
         """Called with how it ended."""
         self._work = work
@@ -50,11 +50,11 @@ class Actor:
 
     @property
     def waiting(self) -> bool:
-        """In the middle of something: it made a call already, or is about to make its first."""
+        """True if it is in the middle of something: it has made a call, or is about to make its first."""
         return self.calling is not None and not self.done
 
     def step(self) -> None:
-        """On to its next pause, or to its end."""
+        """Run to the next pause, or to the end."""
         self._greenlet.switch()
 
     def kill(self) -> None:

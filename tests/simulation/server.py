@@ -21,10 +21,10 @@ from services.shared.index.speaker_index import SpeakerIndex
 class Server(Protocol):
     url: str
     raw: redis.Redis
-    """For looking without being noticed."""
+    """A client for looking without being noticed."""
 
     def identity(self, told: str) -> str:
-        """What `BOOT` begins with on this server, given what a real one would make of it."""
+        """Return what `BOOT` begins with on this server, given what a real server would make of it."""
         ...
 
     def remember(self) -> None:
@@ -34,7 +34,7 @@ class Server(Protocol):
         """Another server from here on. It takes writes."""
 
     def refuse_writes(self, *, as_replica: bool) -> None:
-        """As a replica, or because its memory is full."""
+        """Refuse writes, as a replica or because the memory is full."""
 
     def take_writes(self) -> None:
         """Again."""
@@ -104,7 +104,9 @@ class RestartedServer:
         self._remembers = True
 
     def refuse_writes(self, *, as_replica: bool) -> None:
-        """Whose memory is full. A replica draws another id when it stops being one, which is a loss."""
+        """Refuse writes because the memory is full. A replica draws another id when it stops being one, which
+        is a loss.
+        """
         self.raw.config_set("maxmemory", 1)
 
     def take_writes(self) -> None:
@@ -121,7 +123,7 @@ class RestartedServer:
 
 
 def disconnect(index: SpeakerIndex) -> None:
-    """What every client of a replaced server finds: its connections are gone. One that is just being made
+    """Cut the connections of every client, as a replaced server does. A connection that is just being made
     waits for the bucket, and fails with its next command.
     """
     for client in (index.redis, index.ungated):

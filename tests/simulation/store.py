@@ -34,7 +34,7 @@ Result = TypeVar("Result")
 
 
 class Nature(Protocol):
-    """What the store asks of the world around it."""
+    """The world, as far as the store needs it."""
 
     creates_only: bool
     """The store has conditional writes."""
@@ -96,6 +96,9 @@ class PerfectStore:
         found = sorted(key for key in self._objects if key.startswith(prefix))
         objects = tuple(StoredObject(key, len(self._objects[key][0]), self._objects[key][1]) for key in found)
         return Listing(objects, self._now())
+
+    def address(self, key: str, seconds: int) -> str | None:
+        return None
 
     def listings(self, prefix: str, skips: Skips = lambda _: False) -> Iterator[tuple[str, TakeListing]]:
         for folder in self.folders(prefix):
@@ -190,6 +193,9 @@ class ModelledStore:
         taken_at = datetime.fromtimestamp(self._nature.time - self._nature.store_clock_behind, UTC)
         return replace(listing, objects=tuple(objects), taken_at=taken_at)
 
+    def address(self, key: str, seconds: int) -> str | None:
+        return None
+
     def listings(self, prefix: str, skips: Skips = lambda _: False) -> Iterator[tuple[str, TakeListing]]:
         for folder, listing in merged(self._walk(prefix), self._walk(prefix)):
             yield folder, partial(_without, listing, skips)
@@ -232,7 +238,7 @@ class ModelledStore:
     def _perhaps_without_one(
         self, found: Sequence[Found], key_of: Callable[[Found], str]
     ) -> builtins.list[Found]:
-        """What a listing tells of what it found."""
+        """Return the listing of what was found, perhaps without one object."""
         told = builtins.list(found)
         if told and self._nature.happens("store_omits"):
             hidden = told[int(self._nature.within(0, len(told)))]
@@ -241,7 +247,7 @@ class ModelledStore:
         return told
 
     def _may_lie(self, key: str) -> bool:
-        """Whether the store has told nothing but the truth about it so far. From now on it will."""
+        """Return whether the store has told only the truth about an object so far. From now on it has not."""
         actor = current()
         if actor is None or key in self._lied_about:
             return False

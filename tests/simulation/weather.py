@@ -1,5 +1,6 @@
-"""How bad things are in one history: the odds of every fault. Drawn per seed, so that faults also come alone
-and in pairs."""
+"""The severity of one history: the odds of every fault. They are drawn for each seed, so that faults also
+come alone and in pairs.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
@@ -39,7 +40,7 @@ class Weather:
     object_is_cursed: float = 0.003
     """An object cannot be read any more, by nobody, until the world comes to rest."""
     bytes_are_lost: float = 0.005
-    """Of a clip or an artifact, for good."""
+    """The odds that a clip or an artifact is lost for good."""
     somebody_litters: float = 0.01
     """Somebody else puts an object into the bucket that is none of ours."""
 

@@ -62,7 +62,7 @@ class World:
         self._coming: list[tuple[float, int, str, Callable[[], None]]] = []
         self._kept_queue: dict[str, ModelledJob] = {}
         self._tombstones: dict[str, ClientRequest] = {}
-        """By what is done to the store: whose delete it is of."""
+        """Maps a call of the store to the delete that makes it."""
         self._claims: dict[tuple[str, str, str], tuple[int, str]] = {}
         self.told: dict[str, list[Process]] = {}
         """Id of a job -> processes that were there when it was claimed."""
@@ -76,6 +76,9 @@ class World:
         ).model_copy(update=dict(parts.settings))
         given: dict[str, Any] = {
             "sweep_seconds": 40_000,
+            # In one thread: the world decides what happens at the same time.
+            "rebuild_threads": 1,
+            "sweep_threads": 1,
             "grace_seconds": 3600,
             "deleted_grace_seconds": self.random.choice([0, 0, 600]),
         }
@@ -131,7 +134,9 @@ class World:
     # -- processes and what they do
 
     def make_process(self, kind: str, fingerprints: Mapping[str, str] | None = None) -> Process:
-        """In the place of an earlier one of that name, if there is one. It is not started yet."""
+        """Make a process in the place of an earlier one of that name, if there is one. It is not
+        started yet.
+        """
         process = Process(
             self,
             kind,
@@ -165,7 +170,7 @@ class World:
         actor.step()
 
     def sleep(self, seconds: float) -> None:
-        """For actors."""
+        """Let an actor sleep."""
         actor = scheduler.current()
         assert actor
         actor.asleep_until = self.time + seconds
@@ -223,13 +228,13 @@ class World:
             self._last_told = position
             for process in self.processes.values():
                 if process.up:
-                    process.registrar.seen_jobs.hear(event)
+                    process.operations.extractions.seen_jobs.hear(event)
 
     def tell_old_news(self, process: Process) -> None:
         """A process that starts hears of the last minutes."""
         for _, event in self._events_after("0-0"):
             if event["at"] > self.time - 600:
-                process.registrar.seen_jobs.hear(event)
+                process.operations.extractions.seen_jobs.hear(event)
 
     def _events_after(self, position: str) -> Iterator[tuple[str, dict[str, Any]]]:
         entries: Any = self.server.raw.xrange(EVENTS, min=f"({position}")

@@ -1,4 +1,4 @@
-"""How many requests are active at once, and which are refused."""
+"""Tests of how many requests are active at once, and of which are refused."""
 
 import asyncio
 import json
@@ -15,7 +15,7 @@ App = Callable[..., Awaitable[None]]
 
 
 class Requests:
-    """To one application under `LoadShedding`, on one loop. `go_on` lets active requests answer."""
+    """Requests to one application under `LoadShedding`, on one loop. `go_on` lets active requests answer."""
 
     def __init__(self, app: App | None = None, *, max_active: int = 2) -> None:
         self.go_on = asyncio.Event()
@@ -88,7 +88,7 @@ class Clock:
         return handle
 
     async def go(self, seconds: float, late: float = 0.0) -> None:
-        """Whatever is due meanwhile is done `late`."""
+        """Advance the time. Everything that is due meanwhile is done `late`."""
         await beginning()
         end = self._seconds + seconds
         while due := [item for item in self._later if item[0] <= end]:
@@ -121,7 +121,7 @@ async def overload(
 def test_where_many_have_waited_long_for_longer_than_a_burst_one_is_refused_soon(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    """After the overload has ended, a request waits again as long as a burst may take."""
+    """A request waits again as long as a burst may take after the overload has ended."""
 
     async def test(clock: Clock, requests: Requests) -> None:
         await overload(clock, requests, 0.9)
@@ -147,7 +147,7 @@ def test_where_many_have_waited_long_for_longer_than_a_burst_one_is_refused_soon
 
 
 def test_waiting_for_a_moment_is_no_overload(monkeypatch: pytest.MonkeyPatch):
-    """While requests soon become active, it does not matter for how long that goes on."""
+    """It does not matter how long that goes on, while requests soon become active."""
 
     async def test(clock: Clock, requests: Requests) -> None:
         for _ in range(100):
@@ -163,7 +163,7 @@ def test_waiting_for_a_moment_is_no_overload(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_where_refusals_are_late_fewer_requests_are_active(monkeypatch: pytest.MonkeyPatch):
-    """But never fewer than two; and all again when everything is in time."""
+    """At least two stay active, and all are admitted again when everything is in time."""
 
     async def test(clock: Clock, requests: Requests) -> None:
         admission_control = requests.shedding.admission
@@ -229,7 +229,7 @@ def long_wait_limit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("long_wait_limit")
 def test_a_burst_that_is_over_soon_is_served():
-    """In the order in which it came, and never more at a time than may be."""
+    """The requests are served in the order in which they came, and never more at a time than permitted."""
 
     async def test() -> None:
         active: list[int] = []
@@ -254,7 +254,7 @@ def test_a_burst_that_is_over_soon_is_served():
 @pytest.mark.usefixtures("long_wait_limit")
 @pytest.mark.parametrize("given", [False, True], ids=["waiting", "just given one"])
 def test_a_request_that_is_given_up_lets_the_next_one_run(given: bool):
-    """Who was waiting may be gone."""
+    """The client that was waiting may be gone."""
 
     async def test() -> None:
         requests = Requests()
@@ -314,7 +314,7 @@ def test_a_waiting_request_is_not_active():
 
 
 def test_a_request_with_a_slow_body_is_not_active():
-    """Else a few callers on bad lines would keep all others out."""
+    """A few callers on bad lines would otherwise keep all others out."""
 
     async def test() -> None:
         pieces: asyncio.Queue[dict[str, Any]] = asyncio.Queue()

@@ -49,7 +49,7 @@ def panels() -> list[dict[str, Any]]:
 
 
 def expressions() -> list[Any]:
-    """(where, expression)"""
+    """Return (place, expression) for each expression."""
     asked = [(rule["alert"], rule["expr"]) for rule in rules()]
     for panel in panels():
         asked += [
@@ -97,7 +97,7 @@ def test_what_an_alert_or_a_panel_asks_for_exists(expression: Any):
 
 
 def test_every_metric_is_shown_or_watched():
-    """What nobody looks at need not be counted."""
+    """A metric that is never looked at need not be counted."""
     asked = {name for parameter in expressions() for name, _ in selectors(parameter.values[0])}
     stems = {re.sub(r"_(bucket|sum|count|total)$", "", name) for name in asked}
     declared = {re.sub(r"_(bucket|sum|count|total)$", "", name) for name in series()}
@@ -135,7 +135,7 @@ def test_grafana_is_told_where_both_are():
 
 
 def test_what_is_scraped_is_what_docker_compose_starts():
-    """Under another name, or on another port, there is just nothing."""
+    """Prometheus would find nothing under another name or on another port."""
     services = yaml.safe_load((DEPLOY.parent / "docker-compose.yml").read_text())["services"]
     config = yaml.safe_load((DEPLOY / "prometheus/prometheus.yaml").read_text())
     scraped = {
@@ -154,7 +154,7 @@ def test_what_is_scraped_is_what_docker_compose_starts():
 
 
 def test_every_alert_says_what_is_wrong_what_to_do_and_whom_to_tell():
-    """Whoever is woken by one may never have seen it."""
+    """An operator who is woken by an alert may never have seen it."""
     for rule in rules():
         assert rule["labels"]["severity"] in {"page", "ticket"}
         assert set(rule["annotations"]) == {"summary", "description"}
@@ -182,7 +182,9 @@ def test_prometheus_accepts_configuration_and_rules():
 @pytest.mark.processes
 @promtool
 def test_every_alert_fires_when_it_should(tmp_path: Path):
-    """By Prometheus' own arithmetic. Texts are left out: promtool would compare them word for word."""
+    """Prometheus' own arithmetic decides. Texts are left out, because promtool would compare them word for
+    word.
+    """
     config = yaml.safe_load(ALERTS.read_text())
     for rule in config["groups"][0]["rules"]:
         del rule["annotations"]

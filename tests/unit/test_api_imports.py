@@ -1,4 +1,4 @@
-"""What an API process loads, and what it leaves to others."""
+"""Tests of what an API process loads, and of what it leaves to others."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""How an API key is written, and when it is good."""
+"""Tests of how an API key is written, and of when it is valid."""
 
 import hmac
 
@@ -34,21 +34,21 @@ def key(token: Token, *ends: End, expires_at: int | None = None) -> ApiKey:
 
 
 def test_a_key_is_read_back():
-    """What its holder sends is what was shown."""
+    """The holder of a key sends what was shown."""
     token = new_token()
     assert parse_token(str(token)) == token
     assert str(token).startswith("sreg_")
 
 
 def test_keys_differ_in_id_and_secret():
-    """Or one would open what another is for."""
+    """One key would otherwise open what another one is for."""
     tokens = [new_token() for _ in range(500)]
     assert len({token.id for token in tokens}) == len({token.secret for token in tokens}) == 500
 
 
 @pytest.mark.parametrize("place", [5, 14, 30, 57, 63])
 def test_a_mistyped_key_is_known_for_one(place: int):
-    """Whichever letter it is: nothing is looked up for it."""
+    """A mistyped key is recognised whichever letter is wrong, so nothing is looked up for it."""
     text = str(new_token())
     other = "b" if text[place] == "a" else "a"
     assert parse_token(text[:place] + other + text[place + 1 :]) is None
@@ -75,7 +75,9 @@ def test_only_its_own_secret_opens_it():
 
 
 def test_a_key_that_there_is_not_takes_as_long_as_a_wrong_secret(monkeypatch: pytest.MonkeyPatch):
-    """Else the time an answer takes would tell which ids exist: both compare once, in constant time."""
+    """The time that an answer takes would otherwise reveal which ids exist. Both compare once, in constant
+    time.
+    """
     compared = []
 
     def compare(one: str, other: str) -> bool:
@@ -108,7 +110,7 @@ def test_a_revoked_key_is_none_on_any_clock():
 
 
 def test_the_earliest_end_counts():
-    """Who rotates a key gives it an hour; who revokes it then means it."""
+    """A rotation gives a key an hour, and a later revocation must count at once."""
     rotated = key(new_token(), End(NOW + 3600, NOW), expires_at=NOW + 7200)
     assert [rotated.state(NOW), rotated.state(NOW + 3600)] == ["active", "revoked"]
     assert rotated.ends_at == NOW + 3600
@@ -116,6 +118,6 @@ def test_the_earliest_end_counts():
 
 
 def test_every_scope_is_known():
-    """Of the wire and of the rules: one list."""
+    """The wire and the rules use one list of scopes."""
     assert "voices:read" in api_keys.ALL_SCOPES
     assert len(api_keys.ALL_SCOPES) == 9

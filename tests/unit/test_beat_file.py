@@ -1,4 +1,4 @@
-"""What a container's health check learns about a worker from the file of its beats."""
+"""Tests of what a container's health check learns about a worker from the file of its beats."""
 
 import os
 import subprocess
@@ -24,7 +24,7 @@ def test_a_worker_that_beats_is_healthy(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_beat_that_is_older_than_the_lease_is_none(
     age: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    """By then its jobs have gone to others. A file that outlived a reboot says nothing at all."""
+    """The worker's jobs have gone to others by then. A file that outlived a reboot says nothing."""
     monkeypatch.setenv("SPEAKER_WORKER_BEAT_FILE", str(tmp_path / "beat"))
     (tmp_path / "beat").write_text(f"{time.monotonic() - age}\n")
     assert main() == 1
@@ -43,30 +43,30 @@ def test_the_beat_of_the_process_before_is_none(tmp_path: Path):
 
 
 def test_a_beat_that_cannot_be_taken_away_stops_no_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Nor do settings that its start complains of in any case."""
+    """Settings that its start reports in any case do not stop it either."""
     monkeypatch.setenv("SPEAKER_WORKER_BEAT_FILE", str(tmp_path))
     with structlog.testing.capture_logs() as logged:
         forget()
-        monkeypatch.setenv("SPEAKER_WORKER_LEASE_SECONDS", "3")
+        monkeypatch.setenv("SPEAKER_WORKER_LEASE_SECONDS", "1")
         forget()
     assert [line["event"] for line in logged] == ["beat_file.failed"]
 
 
 def test_what_is_wrong_is_said(tmp_path: Path):
-    """Whoever looks at an unhealthy container finds this and nothing else."""
+    """An operator who looks at an unhealthy container finds only this message."""
     assert "SPEAKER_WORKER_BEAT_FILE is not set" in str(complaint(None, 30))
     assert "not there" in str(complaint(tmp_path / "beat", 30))
     (tmp_path / "beat").write_text("soon")
     assert "could not convert" in str(complaint(tmp_path / "beat", 30))
 
 
-def test_settings_that_contradict_each_other_are_not_healthy(
+def test_invalid_settings_are_not_healthy(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     """The worker itself does not start with them either."""
-    monkeypatch.setenv("SPEAKER_WORKER_LEASE_SECONDS", "3")
+    monkeypatch.setenv("SPEAKER_WORKER_LEASE_SECONDS", "1")
     assert main() == 1
-    assert "SPEAKER_WORKER_LEASE_SECONDS is 3" in capsys.readouterr().err
+    assert "SPEAKER_WORKER_LEASE_SECONDS" in capsys.readouterr().err
 
 
 def test_a_file_that_cannot_be_written_stops_no_worker(tmp_path: Path):

@@ -1,4 +1,4 @@
-"""What a profile says of its tensors, and what is refused for it, whoever made it."""
+"""Tests of what a profile says of its tensors, and of what is refused for it, whoever made it."""
 
 import numpy as np
 import pytest
@@ -60,13 +60,13 @@ def test_tensors_that_differ_in_length_are_refused(
 
 def test_a_length_that_is_not_the_tensors_is_refused():
     """The engine would read past the end."""
-    with pytest.raises(InvalidArtifact, match=r"'speech_token_len' is \[5000\], there are 100 frames"):
+    with pytest.raises(InvalidArtifact, match=r"'speech_token_len' is \[5000\], but there are 100 frames"):
         check("cosyvoice3-0.5b", cosyvoice3(said=5000), seconds=4.0)
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (147, 1024), (0, 3072), (3072,)])
 def test_a_voice_that_the_language_model_cannot_take_is_refused(shape: tuple[int, ...]):
     """Voxtral's embedding goes straight between those of its tokens."""
-    with pytest.raises(InvalidArtifact, match=r"the profile says \['L', 3072\]"):
+    with pytest.raises(InvalidArtifact, match=r"the profile requires \['L', 3072\]"):
         check("voxtral", {"voice_embedding": np.zeros(shape, np.float32)})
     check("voxtral", {"voice_embedding": np.zeros((147, 3072), np.float32)})

@@ -1,4 +1,4 @@
-"""What one caller may hold of a process, and how slowly a body may arrive."""
+"""Tests of what one caller may hold of a process, and of how slowly a body may arrive."""
 
 import asyncio
 from contextlib import ExitStack
@@ -87,7 +87,7 @@ def piece(size: int, *, more: bool) -> dict[str, Any]:
 
 
 def test_uploads_that_do_not_end_leave_room_for_those_of_others():
-    """With one key, somebody took all the room there is, and kept it. With two keys, still."""
+    """One key once took all the room there was, and kept it. Two keys must not do so either."""
 
     async def run() -> None:
         uploads = Uploads(shared=True)

@@ -1,5 +1,5 @@
-"""What the handler of extraction jobs does with good clips, bad clips and outages. Bucket and index are one
-object here, which counts.
+"""Tests of what the handler of extraction jobs does with good clips, bad clips and outages. Bucket and index
+are one object here, which counts calls.
 """
 
 import threading
@@ -39,7 +39,7 @@ class Work:
 
     @property
     def version(self) -> Any:
-        """Of a clip that lasts ten seconds."""
+        """Return a version whose clip lasts ten seconds."""
         return SimpleNamespace(record=SimpleNamespace(clip=SimpleNamespace(seconds=10.0)))
 
 
@@ -141,7 +141,7 @@ def jobs(*ids: str, profile: str = PROFILE) -> list[Any]:
 
 
 def test_an_artifact_of_less_than_the_clip_is_published_as_such(extraction: Extraction, publisher: Publisher):
-    """Or its frames would be held against the length of the whole clip."""
+    """Its frames would otherwise be held against the length of the whole clip."""
     assert extraction(jobs("trimmed", "a")) == ["published", "published"]
 
 
@@ -175,21 +175,21 @@ Batching = Callable[[int], Extraction]
 def batching_by(
     publisher: Publisher, extractor: Extractor, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Batching]:
-    """For so many threads. All clips that were begun are prepared before a batch is put together, and four
-    clips of ten seconds may be encoded at once.
+    """Return a function that makes a handler with this many threads. All clips that were begun are prepared
+    before a batch is put together, and four clips of ten seconds may be encoded at once.
     """
     extractor.batch_seconds = 40.0
     made: list[Extraction] = []
 
     def make(threads: int) -> Extraction:
         extraction = Extraction(publisher, {PROFILE: LoadedProfile(PROVENANCE, extractor)}, threads=threads)
-        next_group = extraction._next_group
+        next_device_batch = extraction._next_device_batch
 
         def when_all_are_there(coming: Any) -> Any:
             wait(coming)
-            return next_group(coming)
+            return next_device_batch(coming)
 
-        monkeypatch.setattr(extraction, "_next_group", when_all_are_there)
+        monkeypatch.setattr(extraction, "_next_device_batch", when_all_are_there)
         made.append(extraction)
         return extraction
 
@@ -253,7 +253,7 @@ def test_one_clip_that_is_too_much_for_the_device_may_be_tried_again_later(
 def test_a_clip_that_cannot_be_encoded_fails_alone_also_in_a_batch(
     batching: Extraction, extractor: Extractor, publisher: Publisher
 ):
-    """And one that could not even be prepared, and one that nobody wants any more."""
+    """A clip that could not even be prepared fails alone too, and so does one that is no longer wanted."""
 
     def fail_on_c(clip: str) -> None:
         if clip == "c":
@@ -272,7 +272,9 @@ def test_a_clip_that_cannot_be_encoded_fails_alone_also_in_a_batch(
 def test_few_clips_are_in_hand_ahead_of_the_device(
     extraction: Extraction, extractor: Extractor, publisher: Publisher
 ):
-    """What is taken early is held from others, runs out of time, and is computed although it was deleted."""
+    """A job that is taken early is kept from other workers, runs out of time, and is computed although it was
+    deleted.
+    """
     most = 0
 
     def look(clip: str) -> None:
@@ -296,7 +298,7 @@ def test_an_outage_is_waited_for_however_long(extraction: Extraction, publisher:
 
 
 def test_one_object_that_cannot_be_read_stops_nobody_else(extraction: Extraction, publisher: Publisher):
-    """While bucket and index answer, trouble is this clip's own."""
+    """While bucket and index answer, the trouble concerns only this clip."""
     publisher.trouble = {"read_clip"}
     [error] = extraction(jobs("a"))
     assert isinstance(error, Unavailable)
@@ -304,7 +306,7 @@ def test_one_object_that_cannot_be_read_stops_nobody_else(extraction: Extraction
 
 
 def test_a_process_that_is_told_to_stop_waits_for_nothing(extraction: Extraction, publisher: Publisher):
-    """Whoever stops it during an outage has stopped it because of that."""
+    """An operator who stops the process during an outage does so because of the outage."""
     publisher.trouble, publisher.away = {"publish"}, True
     extraction.stopping = lambda: True
     [error] = extraction(jobs("a"))
@@ -330,7 +332,7 @@ def test_what_a_crash_says_goes_to_the_log_not_into_the_job(
 def test_a_line_about_a_clip_carries_its_jobs_id(
     extraction: Extraction, extractor: Extractor, monkeypatch: pytest.MonkeyPatch, step: str
 ):
-    """In each step, on whatever thread: nobody finds the clip otherwise."""
+    """Each step logs the id on whatever thread it runs, because nobody could find the clip otherwise."""
 
     def crash(*_: object) -> None:
         raise RuntimeError("broken")
@@ -343,7 +345,7 @@ def test_a_line_about_a_clip_carries_its_jobs_id(
 
 
 def test_a_clip_that_ended_every_worker_is_given_up(extraction: Extraction, publisher: Publisher):
-    """Before it is prepared: that may be what they died of."""
+    """The clip is given up before it is prepared, because preparing it may have killed the workers."""
     publisher.attempts = {"a": 4}
     [error] = extraction(jobs("a"))
     assert isinstance(error, LeaseExpired)
@@ -359,7 +361,7 @@ def test_a_job_of_a_profile_not_served_is_refused(extraction: Extraction, publis
 
 
 class OnALostDevice(Extractor):
-    """From some step on."""
+    """An extractor that fails from some step on."""
 
     def __init__(self, step: str) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Whose request is next, and how many one tenant may have at the same time."""
+"""Tests of whose request is next, and of how many requests one tenant may have at the same time."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -10,7 +10,9 @@ from speaker_registry.errors import RateLimited, Unavailable
 
 
 class Requests:
-    """To one queue, on one loop whose clock stands still. Each is served for `seconds` and ends at once."""
+    """Requests to one queue, on one loop whose clock stands still. Each is served for `seconds` and ends at
+    once.
+    """
 
     def __init__(self, limit: int = 1) -> None:
         self.queue = FairQueue(limit)
@@ -67,7 +69,7 @@ def test_a_tenant_whose_requests_take_long_has_fewer_of_them_served():
 
 
 def test_a_tenant_that_comes_back_has_saved_nothing_up():
-    """Else it could keep all others out for as long as it was away."""
+    """A tenant could otherwise keep all others out for as long as it was away."""
 
     async def test() -> None:
         requests = Requests()
@@ -79,8 +81,8 @@ def test_a_tenant_that_comes_back_has_saved_nothing_up():
 
 
 def test_while_others_ask_nobody_has_more_than_a_share(monkeypatch: pytest.MonkeyPatch):
-    """What has begun is not interrupted, so one tenant's long requests would keep the others from all places.
-    Alone, a tenant has all of them.
+    """A request that has begun is not interrupted, so one tenant's long requests would keep the others from
+    all places. A tenant that is alone has all of them.
     """
 
     async def test() -> None:

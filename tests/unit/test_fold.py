@@ -1,5 +1,5 @@
-"""What facts mean, in whatever order they are read: the fold, the keys they lie under, and what of a bucket
-nobody can reach any more.
+"""Tests of what facts mean in whatever order they are read: the fold, the keys they lie under, and which
+objects of a bucket can no longer be reached.
 """
 
 import hashlib
@@ -76,7 +76,7 @@ def test_any_order_and_any_repetition_of_facts_tell_the_same(data: st.DataObject
 
 @given(histories(), st.integers(0, 10))
 def test_a_tombstone_covers_exactly_what_has_its_seq_or_less(facts: list[Fact], seq: int):
-    """What came after is somebody's new voice."""
+    """A later version belongs to a new voice."""
     alive = [fact for fact in facts if not isinstance(fact, TombstoneFact)]
     later = [fact for fact in alive if getattr(fact, "seq", 99) > seq]
     speaker = fold([*alive, deleted(seq)])
@@ -123,7 +123,7 @@ def test_of_two_versions_with_one_number_the_earlier_place_keeps_it():
 
 
 def test_versions_are_in_the_order_of_their_numbers():
-    """What people see; places follow them except where one was reserved long before it was used."""
+    """People see the numbers. Places follow them except where one was reserved long before it was used."""
     assert seqs(fold([version(2, number=1), version(1, number=2)]).versions) == [2, 1]
 
 
@@ -178,13 +178,15 @@ def test_an_alias_of_a_dead_version_is_none():
 
 
 def test_a_move_by_hand_ends_promotions_from_before_also_when_its_target_is_dead():
-    """What they had chosen is gone; what they had moved away from does not come back."""
+    """The version that was chosen by hand is gone, and the one that it replaced does not come back."""
     facts = [version(2), version(3), moved(4, 3, automatic=True), moved(5, 9)]
     assert fold(facts).default.seq == 2
 
 
 def test_latest_is_the_newest_complete_version_else_the_newest():
-    """Who asks for `latest` is not sent away while its extraction runs, if there is anything to serve."""
+    """A client that asks for `latest` while its extraction runs gets an older version, if there is one to
+    serve.
+    """
     speaker = fold([version(1), version(2), version(3)])
     assert speaker.resolve("latest", frozenset({vuid(1), vuid(2)})).seq == 2
     assert speaker.resolve("latest").seq == 3
@@ -251,7 +253,7 @@ PROFILE = Profile(
 
 
 def state_of(facts: list[Fact], *pending_extractions: PendingExtraction) -> str:
-    """With the profile at its new fingerprint."""
+    """Return the state for the profile at its new fingerprint."""
     announced = Announcement(profile=ECAPA, seq=1, uid="u", fingerprint=NEW)
     speaker = fold(facts)
     return profile_status(
@@ -272,7 +274,7 @@ def test_a_failure_of_an_older_fingerprint_is_forgotten():
 
 
 def test_a_failure_is_put_aside_while_it_is_tried_again():
-    """Whoever waits for a forced extraction must not be told of the one before."""
+    """A client that waits for a forced extraction must not be told of the former failure."""
     again = PendingExtraction(vuid(1), ECAPA, NEW, "job_1", processing=False)
     assert state_of([version(1), gave_up(1, "a")], again) == "pending"
 
@@ -284,7 +286,7 @@ def test_the_last_attempt_says_why_it_was_given_up():
 
 
 def test_a_void_artifact_is_none_and_its_build_is_not_used_again():
-    """Whoever fetched that build before must not be served other bytes under its name."""
+    """A client that fetched that build before must not be served other bytes under its name."""
     facts = [version(1), made(1, "a", build=1), made(1, "b", build=2), lost(1, build=2)]
     assert first(fold(facts)).artifact(ECAPA, NEW).build == 1
     only = first(fold([version(1), made(1, "a"), made(1, "rival", second=1), lost(1)]))
@@ -420,7 +422,7 @@ def test_a_damaged_version_keeps_its_place(body: bytes):
 @pytest.mark.parametrize("body", DAMAGE)
 @pytest.mark.parametrize("fact", [made(1, "a"), gave_up(1, "a")], ids=lambda fact: type(fact).__name__)
 def test_a_damaged_artifact_or_failure_is_none(fact: Fact, body: bytes):
-    """So it is made anew."""
+    """The artifact is made anew."""
     assert read({key_of(version(1)): body_of(version(1)), key_of(fact): body}) == [version(1)]
 
 
@@ -442,7 +444,9 @@ TOP_SEQ, TOP_NUMBER, TOP_DATE = "9" * 12, "9" * 9, "9" * 10
     ],
 )
 def test_a_place_number_or_date_beyond_the_last_is_none_of_ours(key: str):
-    """What came after it would have a digit more, and be lost. Nobody is given these before the year 2286."""
+    """The next one would have a digit more, and be lost. These numbers are not assigned before the
+    year 2286.
+    """
     assert parse_key(key.format(TOP_SEQ, TOP_NUMBER, TOP_DATE)) is not None
     for beyond in (
         ("1" + "0" * 12, "1", "1"),
@@ -486,7 +490,7 @@ def test_an_artifact_that_names_no_build_is_none_of_ours(akey: str):
     st.one_of(st.text(), st.from_regex(r"(default|_\w+)/(v|\w+)/[a-z.]+(/[rd0-9a-z.]+){1,4}", fullmatch=True))
 )
 def test_any_text_may_be_a_key(text: str):
-    """Whoever can write to the bucket can put an object of any name there."""
+    """A writer of the bucket can put an object of any name there."""
     parse_key(text)
 
 
@@ -561,7 +565,7 @@ def test_a_record_that_is_too_big_to_be_one_is_not_read():
 
 
 def test_a_census_that_is_not_handed_out_leaves_nothing_to_guess():
-    """Which of the versions count?"""
+    """Without the census it is unknown which of the versions count."""
     store = Denying(1000)
     census = CensusFact(10, frozenset({vuid(1)}))
     store.put(key_of(census), body_of(census))
@@ -643,7 +647,7 @@ def test_an_unreadable_artifact_is_not_made_anew():
 
 
 def test_a_damaged_version_leaves_nothing_to_guess():
-    """Which of the others would its name stand for?"""
+    """It is unknown which of the other versions the voice's name would stand for."""
     damaged = DamagedFact(3, vuid(3), 9, 1_800_000_000)
     speaker = fold([version(1), version(2), damaged])
     assert (speaker.damaged, speaker.live, speaker.number) == (3, False, 9)
@@ -677,7 +681,7 @@ def test_every_name_has_a_slug_that_any_store_takes(text: str):
 
 @given(st.lists(st.text("aAx-.0_ é", min_size=1, max_size=6), min_size=2, max_size=2, unique=True))
 def test_two_names_never_share_a_slug(keys: list[str]):
-    """Else one voice would be another's version."""
+    """One voice would otherwise be another's version."""
     assert slug_of(keys[0]) != slug_of(keys[1])
 
 
@@ -721,7 +725,7 @@ def garbage(
 
 
 def blobs(facts: Iterable[Fact]) -> Iterator[tuple[str, Fact]]:
-    """Where the bytes lie that facts speak of."""
+    """Return where the bytes lie that facts name."""
     for fact in facts:
         if isinstance(fact, ArtifactFact):
             yield ALICE.artifact_blob_key(fact.vuid, fact.akey, fact.record), fact
@@ -735,7 +739,9 @@ def blobs(facts: Iterable[Fact]) -> Iterator[tuple[str, Fact]]:
 
 
 def needed(facts: list[Fact]) -> set[str]:
-    """Without which a live version could not be served, or something deleted would come back."""
+    """Return the objects without which a live version could not be served, or something deleted would come
+    back.
+    """
     speaker = fold(facts)
     alive = {one.vuid: one for one in speaker.versions}
     keys = {key_of(fact) for fact in facts if isinstance(fact, VersionFact) and fact.record.vuid in alive}
@@ -763,7 +769,7 @@ def buckets(draw: st.DrawFn) -> tuple[list[Fact], dict[str, datetime], datetime]
 
 @given(buckets())
 def test_what_a_live_version_needs_is_never_garbage(bucket: tuple[list[Fact], dict[str, datetime], datetime]):
-    """Whatever its age, and whatever else lies around."""
+    """The object is kept whatever its age, and whatever else lies around."""
     assert not needed(bucket[0]) & set(garbage(*bucket))
 
 
@@ -796,7 +802,7 @@ def all_landed(facts: list[Fact], at: datetime = NOON) -> dict[str, datetime]:
 
 
 def test_of_a_deleted_voice_only_the_tombstone_stays():
-    """For ever: it carries the marks."""
+    """The tombstone stays for ever, because it carries the marks."""
     facts = [version(1), made(1, "a"), gave_up(1, "b"), moved(2, 1), deleted(3), version(4), deleted(5, 2)]
     facts += [version(5, 8), moved(5, 8)]
     landed = all_landed(facts)
@@ -816,7 +822,7 @@ def test_what_a_census_leaves_out_goes_once_no_later_one_can_bring_it_back():
 
 
 def test_a_deleted_voice_stays_whole_for_its_grace():
-    """So long an operator may bring it back; and engines may still be reading."""
+    """An operator may bring the voice back for this time, and engines may still be reading it."""
     facts = [version(1), made(1, "a"), deleted(2)]
     landed = all_landed(facts, NOON - timedelta(days=30)) | {key_of(deleted(2)): NOON}
     assert garbage(facts, landed, NOON + DELETED_GRACE - timedelta(seconds=1)) == []
@@ -867,7 +873,7 @@ def test_what_the_index_serves_is_kept_where_the_facts_name_another():
     "name", [".DS_Store", "r/notes.txt", "d/loose.wav", f"d/{vuid(1)}/blob/x.orig", "x y"]
 )
 def test_what_is_not_ours_goes_with_a_deleted_voice_and_never_else(name: str):
-    """Whoever put it there: it may be a copy of the clip."""
+    """A foreign object in the voice's folder may be a copy of the clip, so it goes with the voice."""
     strange = {ALICE.prefix + name: NOON - timedelta(days=30)}
     alive, dead = [version(1)], [version(1), deleted(2)]
     assert garbage(alive, all_landed(alive) | strange, NOON + timedelta(days=30)) == []
@@ -907,8 +913,8 @@ def test_what_is_wrong_with_a_record_is_said_without_its_words():
 
 @pytest.mark.parametrize("behind", [0.0, 0.9, 1.9])
 def test_only_what_depends_on_the_second_waits_for_it(behind: float):
-    """Of a bucket that dates to the second, with a clock of its own that is up to two seconds behind the one
-    that dates the objects. A name may look like anything.
+    """The bucket dates objects to the second, by a clock that is up to two seconds behind the one that
+    decides. A name may look like anything.
     """
     time = 1000.0
     store, speaker_id = PerfectStore(lambda: time), SpeakerId("default", "my.auto-tune")

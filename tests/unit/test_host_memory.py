@@ -11,7 +11,7 @@ PAGES = 64 * 2**20 // 4096
 
 
 def printed(program: str) -> str:
-    """By a process of its own."""
+    """Return what a process of its own prints."""
     imports = "import resource\nfrom services.extractor_worker.device import host_memory\n"
     run = subprocess.run(
         [sys.executable, "-c", imports + program], capture_output=True, check=True, text=True
@@ -20,7 +20,7 @@ def printed(program: str) -> str:
 
 
 def pages_fetched_again(prepare: str) -> int:
-    """By the second allocation of 64 MiB; the first has been freed by then."""
+    """Return how many pages the second allocation of 64 MiB fetches; the first has been freed by then."""
     program = f"""
 {prepare}
 b"x" * {64 * 2**20}

@@ -1,4 +1,4 @@
-"""Which bucket this is: every process has to give the same answer, for ever."""
+"""Tests of the bucket's identity, which every process has to read alike, for ever."""
 
 import pytest
 
@@ -63,7 +63,7 @@ def test_a_bucket_of_an_older_release_keeps_its_identity(
 
 @pytest.mark.parametrize("body", [b"", b"{}", b"x" * 32])
 def test_a_damaged_identity_is_said_to_be_one(store: PerfectStore, clock: OwnTime, body: bytes):
-    """With another identity in its place, processes that know the old one would work against the others."""
+    """Processes that know the former identity would work against those that read another one in its place."""
     store.put("_registry/identity", body)
     with pytest.raises(StoreUnfit, match="'_registry/identity' of the bucket is damaged"):
         bucket_identity(store, clock)

@@ -1,4 +1,4 @@
-"""How often one address may send keys that are none, and whom that concerns."""
+"""Tests of how often one address may send invalid keys, and of whom the limit concerns."""
 
 import asyncio
 from typing import cast

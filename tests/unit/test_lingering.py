@@ -2,11 +2,13 @@
 
 import asyncio
 
-from services.registry_api.serving.server import LingeringTransport
+from services.registry_api.serving.lingering import LingeringTransport
 
 
 class Deaf(asyncio.Transport):
-    """To a caller who reads nothing: what was written is never gone, so that `close` never ends."""
+    """A transport to a client that reads nothing: what was written is never gone, so that `close`
+    never ends.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -29,7 +31,7 @@ class Deaf(asyncio.Transport):
 
 
 def test_who_reads_nothing_is_cut_off_when_the_time_is_up():
-    """Else anybody could hold connections for ever, by asking for much and taking none of it."""
+    """A client could otherwise hold connections for ever, by asking for much and reading none of it."""
 
     async def linger() -> None:
         transport = Deaf()

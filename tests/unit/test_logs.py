@@ -1,4 +1,4 @@
-"""What ends up in log lines, when something crashes and otherwise."""
+"""Tests of what log lines contain, after a crash and otherwise."""
 
 import json
 import subprocess
@@ -114,14 +114,14 @@ def test_what_nobody_caught_and_what_libraries_say_takes_the_same_form():
     ],
 )
 def test_the_level_is_ours_and_libraries_say_no_more_than_we_do(level: str, expected: dict[str, int]):
-    """What they say for debugging may quote headers: nobody asks for that."""
+    """The debug lines of libraries may quote headers, which are not wanted in the log."""
     said = Counter(event["event"].partition(" ")[0] for event in run(LEVELS, level))
     assert said == expected
 
 
 @pytest.mark.processes
 def test_where_nobody_reads_the_log_the_work_goes_on():
-    """Whoever started the process may have ended before it, and a disk may be full."""
+    """The process that started this one may have ended before it, and a disk may be full."""
     done = subprocess.run([sys.executable, "-c", UNHEARD], capture_output=True, text=True, check=False)
     assert done.stdout == "and on it goes\n", done.stderr
 

@@ -37,7 +37,7 @@ async def nobody_left() -> bool:
 
 def run(scenario: Callable[[LongPolls], Awaitable[None]]) -> None:
     async def main() -> None:
-        await asyncio.wait_for(scenario(LongPolls("redis://127.0.0.1:1", lambda event: None)), 30)
+        await asyncio.wait_for(scenario(LongPolls()), 30)
 
     asyncio.run(main())
 
@@ -64,7 +64,7 @@ def test_all_requests_that_wait_for_the_same_share_one_read():
         waiting = [wait(long_polls, voice) for _ in range(500)]
         await until(lambda: voice.reads > 0 and long_polls.waiting == 500)
         voice.ready = True
-        long_polls._wake(CHANGED)
+        long_polls.hear(CHANGED)
         assert await asyncio.gather(*waiting) == [True] * 500
 
     run(scenario)
@@ -129,11 +129,11 @@ def test_a_request_that_waits_for_something_else_has_reads_of_its_own():
         waiting = [wait(long_polls, file), wait(long_polls, job, "job")]
         await until(lambda: file.reads > 0 and job.reads > 0)
         file.ready = True
-        long_polls._wake(CHANGED)
+        long_polls.hear(CHANGED)
         assert await waiting[0]
         assert long_polls.waiting == 1
         job.ready = True
-        long_polls._wake(CHANGED)
+        long_polls.hear(CHANGED)
         assert await waiting[1]
 
     run(scenario)
@@ -151,9 +151,9 @@ def test_progress_of_a_job_causes_reads_only_for_requests_that_wait_for_progress
         await until(lambda: long_polls.waiting == 2)
         polls = long_polls._polls[ALICE]
         await until(lambda: not any(poll.due.is_set() for poll in polls.values()))
-        long_polls._wake({"speaker": ALICE, "type": "job.updated", "state": "processing"})
+        long_polls.hear({"speaker": ALICE, "type": "job.updated", "state": "processing"})
         assert [question for question, poll in polls.items() if poll.due.is_set()] == ["job"]
-        long_polls._wake({"speaker": ALICE, "type": "job.updated", "state": "canceled"})
+        long_polls.hear({"speaker": ALICE, "type": "job.updated", "state": "canceled"})
         assert polls["file"].due.is_set()
         job.cancel()
         file.ready = True
@@ -169,7 +169,7 @@ def test_what_a_read_raises_reaches_all_requests_that_wait():
         waiting = [wait(long_polls, voice) for _ in range(3)]
         await until(lambda: voice.reads > 0)
         voice.gone = True
-        long_polls._wake(CHANGED)
+        long_polls.hear(CHANGED)
         for one in waiting:
             with pytest.raises(VoiceNotFound):
                 await one
@@ -187,38 +187,5 @@ def test_the_last_read_is_answered_when_the_time_is_up_and_nothing_is_left_behin
         assert long_polls.waiting == 0
         assert not long_polls._polls
         await until(lambda: len(asyncio.all_tasks()) <= 2)  # this one, and the one that watches the time
-
-    run(scenario)
-
-
-class Stream:
-    """Redis' stream of events, as far as reading it begins."""
-
-    def __init__(self, *positions: str) -> None:
-        self.positions = positions
-
-    async def xrevrange(self, _: str, *, count: int) -> list[tuple[str, dict[str, str]]]:
-        return [(position, {}) for position in reversed(self.positions)][:count]
-
-
-@pytest.mark.parametrize(
-    ("there", "last", "expected"),
-    [
-        (["1800000000000-0", "1800000000000-7"], None, "1799999400000-0"),
-        ([], None, "0-0"),
-        (["1800000000000-10"], "1800000000000-9", "1800000000000-9"),
-        (["1800000000000-10"], "1800000000001-0", "1800000000000-10"),
-        ([], "1800000000000-9", "0-0"),
-    ],
-    ids=["ten minutes back", "nothing there", "where it was", "a server whose clock is behind", "emptied"],
-)
-def test_reading_begins_a_while_back_and_goes_on_where_it_was(
-    there: list[str], last: str | None, expected: str
-):
-    """What happened while nobody read is heard of all the same."""
-
-    async def scenario(long_polls: LongPolls) -> None:
-        long_polls._redis = Stream(*there)
-        assert await long_polls._resume_after(last) == expected
 
     run(scenario)

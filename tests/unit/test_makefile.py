@@ -1,4 +1,4 @@
-"""What the make targets set up before they do their own work."""
+"""Tests of what the make targets set up before they do their own work."""
 
 import os
 import subprocess
@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def commands(target: str, environment: Path) -> str:
-    """What make would run for a target whose virtual environment is in this folder."""
+    """Return what make would run for a target whose virtual environment is in this folder."""
     return subprocess.run(
         ["make", "--dry-run", target, f"VENV={environment}"],
         cwd=ROOT,
@@ -44,7 +44,7 @@ def test_what_tests_and_lint_need_is_installed_for_them(target: str, tmp_path: P
 
 
 def test_after_the_tests_there_is_nothing_left_to_install(tmp_path: Path):
-    """Whoever has run them can run the registry."""
+    """A developer who has run the tests can run the registry."""
     for stamp in (".installed", ".installed-to-run"):
         (tmp_path / stamp).touch()
     for target in ("demo", "test"):

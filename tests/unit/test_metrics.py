@@ -1,4 +1,4 @@
-"""What is measured where no whole process is needed to see it."""
+"""Tests of metrics for which no whole process is needed."""
 
 import mmap
 import re
@@ -57,7 +57,7 @@ def test_every_operation_of_the_store_is_timed_by_how_it_ended(tmp_path: Path):
 
 
 def test_a_cpus_memory_is_what_is_resident_of_the_worker():
-    """Where it grows without end, somebody wants to see it before the kernel does."""
+    """An operator should see memory that grows without end before the kernel does."""
     show_device_memory(torch.device("cpu"))
     value = partial(metrics.REGISTRY.get_sample_value, "registry_device_memory_bytes")
     used, total = value({"device": "cpu", "kind": "used"}), value({"device": "cpu", "kind": "total"})
@@ -91,7 +91,7 @@ def test_a_gpus_memory_is_what_torch_keeps_of_it(monkeypatch: pytest.MonkeyPatch
 
 
 def test_metrics_are_served_on_a_port_of_their_own_only_if_one_is_given(unused_port: int):
-    """Without keys: so not unless somebody says where."""
+    """The port needs no key, so it is opened only where an operator names one."""
     url = f"http://127.0.0.1:{unused_port}/metrics"
     metrics.listen(MetricsSettings(port=None))
     with pytest.raises(httpx.ConnectError):
@@ -115,3 +115,32 @@ def unused_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+def test_what_is_counted_in_a_batch_is_shown_at_every_scrape():
+    """A batch adds exactly what was counted since the last scrape."""
+    registry = metrics.REGISTRY
+    labels = {"route": "/test", "method": "GET"}
+    counter = metrics.HTTP_REQUESTS.labels(*labels.values(), "200")
+    batch = metrics.Batch([counter], metrics.HTTP_SECONDS.labels(*labels.values()))
+
+    def shown() -> tuple[float | None, ...]:
+        scraped = {
+            (sample.name, sample.labels.get("le")): sample.value
+            for family in registry.collect()
+            for sample in family.samples
+            if sample.labels.get("route") == "/test"
+        }
+        names = [("registry_http_requests_total", None)]
+        names += [("registry_http_request_duration_seconds_count", None)]
+        names += [("registry_http_request_duration_seconds_bucket", "0.001")]
+        names += [("registry_http_request_duration_seconds_sum", None)]
+        return tuple(scraped.get(name) for name in names)
+
+    assert shown() == (0, 0, 0, 0)
+    batch.count, batch.seconds = 3, 0.5
+    assert shown() == (3, 3, 3, 0.5)
+    assert shown() == (3, 3, 3, 0.5)
+    counter.inc()
+    batch.count, batch.seconds = 5, 0.75
+    assert shown() == (6, 5, 5, 0.75)

@@ -8,7 +8,7 @@ from services.shared.configuration.settings import RegistrySettings, UploadLimit
 
 
 def told(*names: str) -> list[tuple[str, str | None]]:
-    """Which of these variables are warned of, and which name is proposed for each."""
+    """Return which of these variables are warned of, and which name is proposed for each."""
     with capture_logs() as lines:
         warn_of_unknown_variables(dict.fromkeys(names, "hunter2"))
     assert "hunter2" not in str(lines), "values may be secret"
@@ -32,7 +32,9 @@ def test_a_variable_that_nothing_reads_is_told_with_the_nearest_one(name: str, m
 
 
 def test_variables_that_are_read_are_not_told():
-    """In any case, with a prefix or a name of their own, and those of the SDK."""
+    """The names are accepted in any case, with a prefix or a name of their own, and so are those of
+    the SDK.
+    """
     fields = [f"SPEAKER_UPLOAD_{field}" for field in UploadLimits.model_fields]
     aliases = [str(field.validation_alias) for field in RegistrySettings.model_fields.values()]
     assert told(*fields, *aliases, "SPEAKER_REGISTRY_URL", "SPEAKER_REGISTRY_API_KEY", "PATH") == []

@@ -13,7 +13,7 @@ from services.registry_api.keys.api_keys import parse_token
 
 @pytest.mark.processes
 def test_the_file_of_a_new_key_is_its_owners_alone(tmp_path: Path):
-    """Whatever the umask is: other users of the machine would have all rights."""
+    """Other users of the machine would otherwise have all rights, whatever the umask is."""
     path = tmp_path / "bootstrap-key"
     made = subprocess.run(
         [sys.executable, "-m", "services.registry_api", "new-key", "--out", str(path)],
@@ -47,7 +47,7 @@ def test_what_is_there_already_stays(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 def test_a_file_that_cannot_be_written_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    """With what is wrong about it, in one line."""
+    """One line says what is wrong with the file."""
     path = tmp_path / "missing" / "bootstrap-key"
     assert main(["new-key", "--out", str(path)]) == 1
     said = capsys.readouterr().err
@@ -55,7 +55,7 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path: Path, capsys: pytest.C
 
 
 def test_without_a_file_it_is_printed(capsys: pytest.CaptureFixture[str]):
-    """For whoever hands it on to a store of secrets."""
+    """A caller may hand the key on to a store of secrets."""
     assert main(["new-key"]) == 0
     said = capsys.readouterr()
     assert parse_token(said.out.removesuffix("\n"))

@@ -1,4 +1,4 @@
-"""How long a start tries to reach what it needs, and what it says meanwhile."""
+"""Tests of how long a start tries to reach what it needs, and of what it says meanwhile."""
 
 import pytest
 from structlog.testing import capture_logs
@@ -23,7 +23,7 @@ class FakeClock(Clock):
 
 
 def test_a_store_that_stays_away_is_tried_again_with_longer_and_longer_pauses():
-    """With one line for each try; then the process ends, and whoever started it decides."""
+    """Each try writes one line. Then the process ends, and its supervisor decides."""
     clock = FakeClock()
 
     def refuse() -> None:

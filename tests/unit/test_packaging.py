@@ -1,4 +1,4 @@
-"""What becomes of tensors on the way into an artifact."""
+"""Tests of what happens to tensors on the way into an artifact."""
 
 from contextlib import suppress
 from dataclasses import replace
@@ -69,7 +69,7 @@ def test_a_length_of_nothing_is_refused() -> None:
 
 
 def test_the_manifest_says_which_machine_computed_the_tensors() -> None:
-    """When one machine turns out to be broken, its artifacts must be found. Nothing else depends on it."""
+    """If one machine turns out to be broken, its artifacts must be found. Nothing else depends on it."""
     here, there = ComputedOn(device="cpu", instruction_set="AVX512"), ComputedOn(device="cuda", gpu="H200")
     made = [
         package(version(None), PROFILE, TENSORS, fingerprint="sha256:1", attempt="1", computed_on=machine)

@@ -31,7 +31,7 @@ def test_a_package_that_brings_a_name_of_ours_is_refused(tmp_path: Path, monkeyp
 
 
 def test_two_packages_that_bring_one_name_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Which is served would depend on the order in which they were installed."""
+    """The order of installation would otherwise determine which one is served."""
     monkeypatch.syspath_prepend(str(tmp_path))
     install(tmp_path, "brings-first", "mine")
     assert ProfileCatalogue.load(["mine"]).get("mine").sample_rate == 16_000

@@ -1,4 +1,4 @@
-"""What weights.yaml says of each profile's weights, and that the documentation says the same."""
+"""Tests of what weights.yaml says of each profile's weights, and that the documentation says the same."""
 
 import re
 from pathlib import Path
@@ -16,7 +16,7 @@ FACTS = {"repo": "example/model", "licence": "MIT", "files": {"config.json": Non
 
 
 def test_every_profile_has_weights_and_all_weights_have_a_profile():
-    """What nobody makes has no terms to show."""
+    """Weights that no profile uses have no terms to show."""
     assert BUILT_IN.keys() == published_weights().keys()
 
 
@@ -67,7 +67,7 @@ def test_a_notice_breaks_no_table():
     ],
 )
 def test_a_slip_of_the_pen_is_refused(wrong: dict[str, object]):
-    """At the start, and not when a file is fetched."""
+    """The mistake is found at the start, and not when a file is fetched."""
     assert PublishedWeights.model_validate(FACTS).files == {"config.json": None}
     with pytest.raises(ValidationError):
         PublishedWeights.model_validate(FACTS | wrong)

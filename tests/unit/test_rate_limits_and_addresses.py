@@ -1,12 +1,11 @@
-"""How limits are shared out within a process, and what an address counts as."""
+"""Tests of how limits are shared out within a process, and of what an address counts as."""
 
 import asyncio
 
 import pytest
 
 from services.registry_api.access.rate_limits import Limit, RateLimits
-from services.registry_api.access.rules import address_of
-from services.registry_api.protocol.callers import Caller
+from services.registry_api.protocol.callers import Caller, address_of
 from services.shared.configuration.settings import RateSettings
 from speaker_registry.errors import RateLimited
 
@@ -53,6 +52,34 @@ def test_of_many_at_the_same_time_as_many_are_served_as_may_be():
         assert sum(isinstance(one, RateLimited) for one in answers) == 34
 
     asyncio.run(test())
+
+
+def test_requests_that_need_no_answer_of_redis_are_counted_at_once():
+    """Both ways of counting give out the same requests, and neither gives out one more."""
+
+    async def test() -> None:
+        rates = Counted()
+        taking = rates.taking([limit(rates, 30), Limit("requests", "namespace:default", None)])
+        assert taking.take() is None  # nothing was taken from Redis yet
+        remaining = []
+        for _ in range(30):
+            at_once = taking.take()
+            remaining.append((at_once or await rates.take(limit(rates, 30))).remaining)
+        assert remaining == list(range(29, -1, -1))
+        assert taking.take() is None
+        with pytest.raises(RateLimited):
+            await rates.take(limit(rates, 30))
+
+    asyncio.run(test())
+
+
+def test_requests_without_a_limit_are_not_counted():
+    """A registry without limits does not ask Redis about them."""
+    rates = Counted()
+    taking = rates.taking([Limit("requests", "namespace:default", None)])
+    found = [taking.take() for _ in range(3)]
+    assert all(rate is not None and rate.limit is None for rate in found)
+    assert rates.asked == 0
 
 
 @pytest.mark.parametrize(

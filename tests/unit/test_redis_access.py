@@ -1,4 +1,4 @@
-"""What callers see of a Redis that is not well."""
+"""Tests of what callers see of a Redis that is not well."""
 
 import socket
 import threading
@@ -26,8 +26,8 @@ def assert_unavailable(client: redis.Redis) -> BaseException | None:
 
 
 def test_a_silent_server_costs_one_caller_a_moment_and_no_other(monkeypatch: pytest.MonkeyPatch):
-    """With a wait for each, every thread would soon hang on it, also those that could do without. After the
-    first command none is sent, though the server is probed again and again.
+    """If each caller waited, every thread would soon wait for the server, also those that could do without
+    it. After the first command none is sent, though the server is probed again and again.
     """
     monkeypatch.setattr(redis_access, "ANSWER_SECONDS", 60.0)  # only the breaker ends a wait
     monkeypatch.setattr(redis_access, "SUSPECT_SECONDS", 0.1)

@@ -1,4 +1,6 @@
-"""What a process remembers of jobs, so that they can be followed when Redis has lost their records."""
+"""Tests of what a process remembers of jobs, so that they can be followed when Redis has lost their
+records.
+"""
 
 from dataclasses import replace
 from typing import Any

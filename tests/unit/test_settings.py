@@ -1,4 +1,4 @@
-"""What whoever sets a variable is told when its value is none that we take."""
+"""Tests of the messages about variables whose value is not accepted."""
 
 from pathlib import Path
 from typing import Any
@@ -15,12 +15,11 @@ from services.shared.configuration.settings import (
     RegistrySettings,
     StoreSettings,
     UploadLimits,
-    WorkerSettings,
 )
 
 
 class Guarded(BaseSettings):
-    """With what must not be seen."""
+    """Settings with values that must not be seen."""
 
     model_config = SettingsConfigDict(env_prefix="GUARDED_", env_ignore_empty=True)
 
@@ -49,12 +48,12 @@ def test_a_wrong_value_is_shown(monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(ValidationError) as caught:
         UploadLimits()
     assert explain(caught.value).splitlines() == [
-        "SPEAKER_UPLOAD_MAX_BYTES: accepted is a whole number of at least 1; it is '10MB'",
-        "SPEAKER_UPLOAD_DECODERS: accepted is a whole number of at least 1; it is '0'",
+        "SPEAKER_UPLOAD_MAX_BYTES: accepted: a whole number of at least 1; it is '10MB'",
+        "SPEAKER_UPLOAD_DECODERS: accepted: a whole number of at least 1; it is '0'",
     ]
     levels = "'DEBUG', 'INFO', 'WARNING', 'ERROR'"
-    assert told(LogSettings, level="LOUD") == f"SPEAKER_LOG_LEVEL: accepted is {levels}; it is 'LOUD'"
-    attempts = "SPEAKER_MAX_ATTEMPTS: accepted is a whole number from 1 to 4; it is '9'"
+    assert told(LogSettings, level="LOUD") == f"SPEAKER_LOG_LEVEL: accepted: {levels}; it is 'LOUD'"
+    attempts = "SPEAKER_MAX_ATTEMPTS: accepted: a whole number from 1 to 4; it is '9'"
     assert told(RegistrySettings, SPEAKER_MAX_ATTEMPTS="9") == attempts
     assert told(RegistrySettings, max_attempts="9").endswith("a whole number from 1 to 4; it is '9'")
 
@@ -67,7 +66,7 @@ def test_a_value_is_not_told_twice():
 
 @pytest.mark.parametrize("name", ["api_key", "word"])
 def test_what_may_be_a_secret_is_not_shown(name: str):
-    """By its name, or by its type: the line goes to a log."""
+    """The name or the type of a setting marks it as a secret. The line goes to a log."""
     assert "hunter2" not in told(Guarded, **{name: "hunter2"})
 
 
@@ -78,7 +77,7 @@ def test_credentials_in_a_url_are_not_shown():
 
 
 def test_of_settings_that_contradict_each_other_only_the_message_is_shown():
-    """What pydantic has as their value is everything that was given."""
+    """Pydantic gives everything that was set as the value of such an error."""
     said = told(StoreSettings, url="s3://voices", secret_access_key="hunter2")
     assert said == (
         "SPEAKER_STORE_ACCESS_KEY_ID and SPEAKER_STORE_SECRET_ACCESS_KEY (or …_FILE) go together: one of the "
@@ -94,16 +93,16 @@ def test_of_settings_that_contradict_each_other_only_the_message_is_shown():
         (UploadLimits, {"min_seconds": 9, "max_seconds": 8}),
         (UploadLimits, {"held_bytes": 1}),
         (RegistrySettings, {"redis_password": "x", "redis_password_file": __file__}),
-        (WorkerSettings, {"beat_seconds": 20}),
         (AccessSettings, {"bootstrap_key": "x", "bootstrap_key_file": __file__}),
         (AccessSettings, {"oidc_issuer": "https://issuer.example"}),
+        (AccessSettings, {"oidc_audience": "speaker-registry"}),
         (AccessSettings, {"oidc_issuer": "http://issuer.example", "oidc_audience": "x"}),
     ],
 )
 def test_settings_that_contradict_each_other_are_called_as_they_are_set(
     settings: type[BaseSettings], given: dict[str, Any]
 ):
-    """Whoever sets variables does not know the names of our fields."""
+    """An operator who sets variables does not know the names of our fields."""
     said = told(settings, **given)
     assert any(variable_of(settings, field) in said for field in given)
     assert not any(f" {field}" in f" {said}" for field in settings.model_fields if "_" in field)
@@ -120,7 +119,7 @@ def test_the_file_of_a_secret_that_cannot_be_read_is_named(kind: str, tmp_path: 
     said = told(StoreSettings, url="s3://voices", access_key_id="GK1", secret_access_key_file=str(file))
     reason = {
         "missing": "this file cannot be read: No such file or directory",
-        "folder": "this is no regular file",
+        "folder": "this is not a regular file",
         "unreadable": "this file cannot be read: Too many levels of symbolic links",
     }[kind]
     assert said == f"SPEAKER_STORE_SECRET_ACCESS_KEY_FILE: {reason}; it is '{file}'"

@@ -1,4 +1,6 @@
-"""Which keys and prefixes a store takes: those that a file system and every S3 server treat alike."""
+"""Tests of which keys and prefixes a store accepts: those that a file system and every S3 server
+treat alike.
+"""
 
 import pytest
 from hypothesis import given
@@ -24,7 +26,7 @@ PART = st.from_regex(r"[A-Za-z0-9._-]{1,40}", fullmatch=True).filter(lambda part
     ],
 )
 def test_a_plain_key_is_taken(key: str) -> None:
-    """What facts and blobs are stored under."""
+    """Facts and blobs are stored under such keys."""
     assert check_key(key) == key
 
 
@@ -81,7 +83,7 @@ def test_a_refusal_does_not_repeat_a_long_key() -> None:
 
 @given(st.lists(PART, min_size=1, max_size=10))
 def test_parts_joined_make_a_key_and_its_folder_a_prefix(parts: list[str]) -> None:
-    """Whoever builds keys from valid parts need not check them."""
+    """Code that builds keys from valid parts need not check them."""
     key = "/".join(parts)
     assert check_key(key) == key
     check_prefix(f"{key}/")

@@ -66,7 +66,7 @@ def test_where_the_packages_are_missing_the_process_says_which_extra_has_them(
 
 
 def test_a_trace_goes_on_where_the_caller_began_it(spans: InMemorySpanExporter):
-    """Within the process, and in the next one by what `traceparent` says."""
+    """The trace continues within the process, and in the next one by `traceparent`."""
     with tracing.span("request", kind="server", parent=CALLER) as request:
         with tracing.span("store.put", kind="client"):
             pass
@@ -104,7 +104,7 @@ def test_what_nobody_asked_for_has_no_trace(spans: InMemorySpanExporter):
 
 
 def test_the_caller_decides_whether_its_trace_is_kept(spans: InMemorySpanExporter):
-    """And whoever goes on with it is told."""
+    """The next process is told the decision."""
     with tracing.span("request", kind="server", parent=UNSAMPLED):
         handed_on = tracing.traceparent()
         with tracing.span("store.put"):

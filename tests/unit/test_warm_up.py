@@ -1,4 +1,4 @@
-"""What a worker does with an extractor before it says that it serves."""
+"""Tests of what a worker does with an extractor before it announces it."""
 
 from collections.abc import Sequence
 from typing import Any

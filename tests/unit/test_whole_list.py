@@ -33,7 +33,7 @@ class Pages:
 
 
 def run(pages: Pages, **messages: Any) -> list[dict[str, Any]]:
-    """What is sent of a list; `hang_up_after`: so many messages, whoever reads is gone."""
+    """Return what is sent of a list. After `hang_up_after` messages the reader is gone."""
     sent: list[dict[str, Any]] = []
 
     async def main() -> None:

@@ -1,4 +1,4 @@
-"""What `speaker-registry-worker` says of itself; what it does is tested where it runs."""
+"""Tests of the output of `speaker-registry-worker`. Other tests run its work."""
 
 import re
 import subprocess
@@ -21,7 +21,7 @@ def said_by(*words: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.processes
 @pytest.mark.parametrize("word", ["--help", "-h"])
 def test_its_help_says_what_it_does_and_how_it_ends(word: str):
-    """Without torch, which takes seconds to load, and without starting a worker."""
+    """The help is printed without torch, which takes seconds to load, and without starting a worker."""
     done = said_by(word)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("usage: python -m services.extractor_worker")
@@ -32,7 +32,7 @@ def test_its_help_says_what_it_does_and_how_it_ends(word: str):
 
 
 def exit_codes() -> list[int]:
-    """Whatever a module of the worker calls `EXIT_…`."""
+    """Return everything in a module of the worker that is called `EXIT_…`."""
     sources = [path.read_text() for path in PACKAGE.rglob("*.py")]
     return [int(code) for text in sources for code in re.findall(r"^EXIT_\w+ = (\d+)$", text, re.MULTILINE)]
 

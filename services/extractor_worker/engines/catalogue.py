@@ -1,4 +1,7 @@
-"""Finds and loads the extractor of each profile. `services.shared.model.profiles` describes the profiles.
+"""Finds and loads the extractor of each profile.
+
+A new engine needs a module in this folder and a line in `BUILT_IN` here, its profile in `BUILT_IN` of
+`services/shared/model/profiles.py`, and its weights in the `weights.yaml` beside that.
 
 Other packages bring extractors through the entry point group `speaker_registry.extractors`, each under the
 name of its profile, as subclasses of `speaker_registry.engine.Engine`.
@@ -27,6 +30,7 @@ BUILT_IN: Mapping[str, str] = {
     "ming-tts": f"{_OURS}.ming_tts:MingTTSExtractor",
     "omnivoice": f"{_OURS}.higgs_audio:OmniVoiceExtractor",
     "higgs-audio-v2": f"{_OURS}.higgs_audio:HiggsAudioExtractor",
+    "higgs-audio-v3": f"{_OURS}.higgs_audio:HiggsAudioV3Extractor",
     "ecapa-voxceleb": f"{_OURS}.ecapa_voxceleb:EcapaVoxCelebExtractor",
     "dac-16khz": f"{_OURS}.dac:DacExtractor",
     "dac-24khz": f"{_OURS}.dac:DacExtractor",

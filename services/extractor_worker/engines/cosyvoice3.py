@@ -32,7 +32,12 @@ from services.extractor_worker.models.s3_tokenizer import (
     read_s3_tokenizer,
     s3_layout,
 )
-from services.extractor_worker.pipeline.torch_extractor import Loading, TorchExtractor, untrained_inputs
+from services.extractor_worker.pipeline.torch_extractor import (
+    Loading,
+    TorchExtractor,
+    untrained_inputs,
+    weights_identity,
+)
 from services.extractor_worker.weights.loading import Checkpoint
 from services.extractor_worker.weights.untrained import random_tensors
 from services.shared.audio import ReferenceAudio
@@ -98,7 +103,7 @@ class CosyVoice3Extractor(TorchExtractor[PreparedClip, EncodedClip]):
             libraries=library_versions("scipy"),
         )
         self._max_samples = tokenizer.max_frames * _TOKEN_MEL.hop * _DOWN // _UP
-        identity = weights["seed"] if checkpoint is None else weights["files"][_TOKENIZER_FILE]
+        identity = weights_identity(weights, _TOKENIZER_FILE)
         self._tokenizer = loading.shared_models.get(
             ("s3-tokenizer", tokenizer, identity, loading.device),
             lambda: load_s3_tokenizer(

@@ -17,10 +17,9 @@ from torch.nn import functional
 from transformers import DacConfig, DacModel
 
 from services.extractor_worker.device.libraries import library_versions
-from services.extractor_worker.models.dac_layout import Layout, convolution_layout, dac_encoder_layout
 from services.extractor_worker.pipeline.torch_extractor import Loading, TorchExtractor, untrained_inputs
 from services.extractor_worker.weights.loading import Checkpoint
-from services.extractor_worker.weights.modules import layout_of
+from services.extractor_worker.weights.modules import Layout, layout_of
 from services.extractor_worker.weights.pretrained import pretrained
 from services.extractor_worker.weights.published import expect, read_config
 from services.extractor_worker.weights.untrained import random_tensors
@@ -29,6 +28,8 @@ from speaker_registry.engine import Profile
 from speaker_registry.errors import WeightsInvalid
 
 _CONFIG, _TENSORS = "config.json", "model.safetensors"
+_PARTS = ("encoder.", "quantizer.")
+"""The parts of the published file that are read. transformers gives all tensors their published names."""
 _RATIOS = {320: (2, 4, 5, 8), 512: (2, 4, 8, 8)}
 """Maps the samples per frame to the downsampling ratios of the published models with that hop."""
 
@@ -77,11 +78,7 @@ class DacExtractor(TorchExtractor[Tensor, Tensor]):
     always_float32 = True
 
     def __init__(self, loading: Loading) -> None:
-        config, tensors, fingerprint_inputs = (
-            _published(loading.checkpoint(), loading.profile)
-            if loading.seed is None
-            else _untrained(loading.profile, loading.seed)
-        )
+        config, tensors, fingerprint_inputs = _weights(loading)
         super().__init__(
             loading,
             weights=fingerprint_inputs,
@@ -90,9 +87,9 @@ class DacExtractor(TorchExtractor[Tensor, Tensor]):
             libraries=library_versions("transformers"),
         )
         self._config = config
-        model = pretrained(
-            DacModel, config.for_transformers(), {**tensors, **_no_decoder(config)}, dtype=torch.float32
-        )
+        # transformers' model has a decoder, which never runs.
+        decoder = {key: torch.zeros(shape) for key, shape in _layout(config, "decoder.").items()}
+        model = pretrained(DacModel, config.for_transformers(), {**tensors, **decoder}, dtype=torch.float32)
         self._model = model.to(self.device)
 
     def _prepare(self, clip: ReferenceAudio) -> Tensor:
@@ -108,47 +105,21 @@ class DacExtractor(TorchExtractor[Tensor, Tensor]):
         return {"codes": encoded[0]}
 
 
-def quantizer_layout(config: CodecConfig) -> Layout:
-    """Return the shapes of all tensors of the published codebooks, without the file's prefix."""
-    hidden, narrow = config.hidden_size, config.codebook_dim
-    layout: Layout = {}
-    for book in range(config.n_codebooks):
-        name = f"quantizers.{book}"
-        layout |= convolution_layout(f"{name}.in_proj", hidden, narrow, 1)
-        layout |= convolution_layout(f"{name}.out_proj", narrow, hidden, 1)
-        layout[f"{name}.codebook.weight"] = (config.codebook_size, narrow)
-    return layout
-
-
-def _no_decoder(config: CodecConfig) -> Mapping[str, Tensor]:
-    """Return zeros for the decoder of transformers' model, which never runs."""
-    layout = layout_of(partial(DacModel, config.for_transformers()))
-    return {key: torch.zeros(shape) for key, shape in layout.items() if key.startswith("decoder.")}
-
-
-def _published(
-    checkpoint: Checkpoint, profile: Profile
-) -> tuple[CodecConfig, Mapping[str, Tensor], Mapping[str, Any]]:
-    config = _read_config(checkpoint, _architecture(profile))
-    tensors = {
-        prefix + key: tensor
-        for prefix, layout in _layouts(config).items()
-        for key, tensor in checkpoint.read_tensors(_TENSORS, prefix, layout).items()
-    }
+def _weights(loading: Loading) -> tuple[CodecConfig, Mapping[str, Tensor], Mapping[str, Any]]:
+    """Return the architecture, the tensors of the encoder and the codebooks, and the fingerprint inputs."""
+    config = _architecture(loading.profile)
+    if loading.seed is not None:
+        return config, random_tensors(_layout(config, *_PARTS), loading.seed), untrained_inputs(loading.seed)
+    checkpoint = loading.checkpoint()
+    config = _read_config(checkpoint, config)
+    tensors = checkpoint.read_parts(_TENSORS, _PARTS, _layout(config, *_PARTS))
     return config, tensors, checkpoint.fingerprint_inputs([_TENSORS])
 
 
-def _untrained(profile: Profile, seed: int) -> tuple[CodecConfig, Mapping[str, Tensor], Mapping[str, Any]]:
-    config = _architecture(profile)
-    layouts = _layouts(config).items()
-    layout = {prefix + key: shape for prefix, part in layouts for key, shape in part.items()}
-    return config, random_tensors(layout, seed), untrained_inputs(seed)
-
-
-def _layouts(config: CodecConfig) -> Mapping[str, Layout]:
-    """Return the layout of each part of the file by the prefix of its keys."""
-    encoder = dac_encoder_layout(config.encoder_hidden_size, config.downsampling_ratios, config.hidden_size)
-    return {"encoder.": encoder, "quantizer.": quantizer_layout(config)}
+def _layout(config: CodecConfig, *parts: str) -> Layout:
+    """Return the shapes of all tensors of these parts of the model."""
+    layout = layout_of(partial(DacModel, config.for_transformers()))
+    return {key: shape for key, shape in layout.items() if key.startswith(parts)}
 
 
 def _architecture(profile: Profile) -> CodecConfig:

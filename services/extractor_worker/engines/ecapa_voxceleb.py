@@ -18,8 +18,7 @@ from torch import Tensor, nn
 from services.extractor_worker.features.speechbrain_fbank import FbankSettings, fbank
 from services.extractor_worker.models.ecapa import SpeakerEncoder, SpeakerEncoderConfig
 from services.extractor_worker.pipeline.torch_extractor import Loading, TorchExtractor, untrained_inputs
-from services.extractor_worker.weights.loading import Checkpoint
-from services.extractor_worker.weights.modules import filled, layout_of
+from services.extractor_worker.weights.modules import Layout, filled, layout_of
 from services.extractor_worker.weights.untrained import random_tensors
 from services.shared.audio import ReferenceAudio
 
@@ -50,11 +49,7 @@ class EcapaVoxCelebExtractor(TorchExtractor[Tensor, Tensor]):
 
     def __init__(self, loading: Loading, architecture: SpeakerEncoderConfig = PUBLISHED) -> None:
         build = partial(SpeakerEncoder, architecture, norm=nn.BatchNorm1d)
-        tensors, fingerprint_inputs = (
-            _published(loading.checkpoint(), layout_of(build))
-            if loading.seed is None
-            else (random_tensors(layout_of(build), loading.seed), untrained_inputs(loading.seed))
-        )
+        tensors, fingerprint_inputs = _weights(loading, layout_of(build))
         self._fbank = FbankSettings(sample_rate=architecture.sample_rate, bands=architecture.mel_dim)
         super().__init__(
             loading,
@@ -80,15 +75,16 @@ class EcapaVoxCelebExtractor(TorchExtractor[Tensor, Tensor]):
         return {"speaker_embedding": encoded[0]}
 
 
-def _published(
-    checkpoint: Checkpoint, layout: Mapping[str, tuple[int, ...]]
-) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    names = {_published_name(key): key for key in layout}
-    wanted = {name: layout[key] for name, key in names.items()}
-    tensors = checkpoint.read_tensors(_TENSORS, "", wanted)
-    return {names[name]: tensor for name, tensor in tensors.items()}, checkpoint.fingerprint_inputs(
-        [_TENSORS]
+def _weights(loading: Loading, layout: Layout) -> tuple[Mapping[str, Tensor], Mapping[str, Any]]:
+    """Return the encoder's tensors and the fingerprint inputs."""
+    if loading.seed is not None:
+        return random_tensors(layout, loading.seed), untrained_inputs(loading.seed)
+    checkpoint = loading.checkpoint()
+    published = checkpoint.read_tensors(
+        _TENSORS, "", {_published_name(key): shape for key, shape in layout.items()}
     )
+    tensors = {key: published[_published_name(key)] for key in layout}
+    return tensors, checkpoint.fingerprint_inputs([_TENSORS])
 
 
 def _published_name(key: str) -> str:

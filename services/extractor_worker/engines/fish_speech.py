@@ -134,10 +134,6 @@ def _groups(frames: Sequence[int], most_frames: int) -> Iterator[list[int]]:
 
 def _published(checkpoint: Checkpoint, codec: CodecConfig) -> Mapping[str, Tensor]:
     layout = layout_of(partial(CodecEncoder, codec))
-    published = published_layout(layout, published_name)
-    tensors: dict[str, Tensor] = {}
-    for part in _PARTS:
-        expected = {key.removeprefix(part): shape for key, shape in published.items() if key.startswith(part)}
-        found = checkpoint.read_tensors(_TENSORS, part, expected, ignored=_IGNORED_KEYS)
-        tensors |= {part + key: tensor for key, tensor in found.items()}
-    return folded(tensors, layout, published_name)
+    expected = published_layout(layout, published_name)
+    published = checkpoint.read_parts(_TENSORS, _PARTS, expected, ignored=_IGNORED_KEYS)
+    return folded(published, layout, published_name)

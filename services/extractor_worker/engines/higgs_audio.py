@@ -1,10 +1,10 @@
-"""The extractors for OmniVoice and Higgs-Audio v2. They make the codes of Higgs Audio's tokenizer.
+"""The extractors for OmniVoice, Higgs-Audio v2 and v3. They make the codes of Higgs Audio's tokenizer.
 
 The codes are those that vLLM-Omni computes from the whole clip, which is resampled and otherwise unchanged.
 OmniVoice's own package prepares a clip first. Settings switch these steps on.
 """
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -16,7 +16,6 @@ from torch import Tensor
 from services.extractor_worker.device.libraries import library_versions
 from services.extractor_worker.features.resample import KERNEL_FLOAT32
 from services.extractor_worker.features.silence import SilenceRules, without_silence
-from services.extractor_worker.models.dac_layout import Layout
 from services.extractor_worker.models.higgs_audio_codec import (
     HUBERT_PARTS,
     PARTS,
@@ -26,7 +25,12 @@ from services.extractor_worker.models.higgs_audio_codec import (
     SemanticConfig,
     codec_layout,
 )
-from services.extractor_worker.pipeline.torch_extractor import Loading, TorchExtractor, untrained_inputs
+from services.extractor_worker.pipeline.torch_extractor import (
+    Loading,
+    TorchExtractor,
+    untrained_inputs,
+    weights_identity,
+)
 from services.extractor_worker.weights.loading import Checkpoint
 from services.extractor_worker.weights.published import expect, read_config
 from services.extractor_worker.weights.untrained import random_tensors
@@ -75,15 +79,6 @@ class EncodedClip:
     seconds: float | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Weights:
-    codec: CodecConfig
-    tensors: Mapping[str, Tensor]
-    identity: Hashable
-    """A key that is equal for two profiles with the same tokenizer."""
-    fingerprint_inputs: Mapping[str, Any]
-
-
 class HiggsAudioExtractor(TorchExtractor[PreparedClip, EncodedClip]):
     """The encoder of Higgs Audio's tokenizer, on its device.
 
@@ -100,18 +95,18 @@ class HiggsAudioExtractor(TorchExtractor[PreparedClip, EncodedClip]):
     resampler = KERNEL_FLOAT32
 
     def __init__(self, loading: Loading, **fingerprint_inputs: Any) -> None:
-        weights = _published(loading.checkpoint()) if loading.seed is None else _untrained(loading.seed)
+        codec, tensors, weights = _weights(loading)
         super().__init__(
             loading,
-            weights=weights.fingerprint_inputs,
-            codec=asdict(weights.codec) | {"books": _CODEBOOKS},
+            weights=weights,
+            codec=asdict(codec) | {"books": _CODEBOOKS},
             libraries=library_versions("transformers"),
             **fingerprint_inputs,
         )
-        self._min_samples = weights.codec.min_samples
+        self._min_samples = codec.min_samples
         self._codec = loading.shared_models.get(
-            ("higgs-audio", weights.identity, loading.device),
-            lambda: CodecEncoder(weights.codec, weights.tensors, self.device),
+            ("higgs-audio", codec, weights_identity(weights, _TENSORS), loading.device),
+            lambda: CodecEncoder(codec, tensors, self.device),
         )
 
     def used_seconds(self, encoded: EncodedClip) -> float | None:
@@ -128,6 +123,17 @@ class HiggsAudioExtractor(TorchExtractor[PreparedClip, EncodedClip]):
     def _finish(self, encoded: EncodedClip) -> dict[str, Tensor]:
         """Return `ref_audio_tokens`: int64 [8, T], T = floor((N + 841) / 960), with values 0 … 1023."""
         return {"ref_audio_tokens": encoded.codes[0]}  # [8, T]
+
+
+class HiggsAudioV3Extractor(HiggsAudioExtractor):
+    """Higgs Audio's tokenizer for Higgs-Audio v3, whose servers keep the codes of a clip frame by frame.
+
+    The codes are those before the delay pattern, which depends on the language model and not on the clip.
+    """
+
+    def _finish(self, encoded: EncodedClip) -> dict[str, Tensor]:
+        """Return `ref_audio_tokens`: int64 [T, 8], T = floor((N + 841) / 960), with values 0 … 1023."""
+        return {"ref_audio_tokens": encoded.codes[0].T}  # [T, 8]
 
 
 class OmniVoiceExtractor(HiggsAudioExtractor):
@@ -176,33 +182,16 @@ def _loudness_raised(samples: NDArray[np.float32]) -> NDArray[np.float32]:
     return samples * np.float32(_LOUDNESS) / np.float32(level) if 0 < level < _LOUDNESS else samples
 
 
-def _published(checkpoint: Checkpoint) -> _Weights:
+def _weights(loading: Loading) -> tuple[CodecConfig, Mapping[str, Tensor], Mapping[str, Any]]:
+    """Return the architecture, the encoder's tensors and the fingerprint inputs."""
+    if loading.seed is not None:
+        codec = CodecConfig()
+        return codec, random_tensors(codec_layout(codec), loading.seed), untrained_inputs(loading.seed)
+    checkpoint = loading.checkpoint()
     codec = _read_config(checkpoint)
-    fingerprint_inputs = checkpoint.fingerprint_inputs((_TENSORS,))
-    return _Weights(
-        codec=codec,
-        tensors=_read_tensors(checkpoint, codec_layout(codec)),
-        identity=(codec, fingerprint_inputs["files"][_TENSORS]),
-        fingerprint_inputs=fingerprint_inputs,
-    )
-
-
-def _untrained(seed: int) -> _Weights:
-    codec = CodecConfig()
-    tensors = random_tensors(codec_layout(codec), seed)
-    return _Weights(
-        codec=codec, tensors=tensors, identity=(codec, seed), fingerprint_inputs=untrained_inputs(seed)
-    )
-
-
-def _read_tensors(checkpoint: Checkpoint, layout: Layout) -> dict[str, Tensor]:
-    """Read the parts of the encoder. The decoder's parts lie between them in the file and are skipped."""
-    tensors: dict[str, Tensor] = {}
-    for part in (*PARTS, *(f"semantic_model.{one}" for one in HUBERT_PARTS)):
-        wanted = {key.removeprefix(part): shape for key, shape in layout.items() if key.startswith(part)}
-        found = checkpoint.read_tensors(_TENSORS, part, wanted, if_none=_ANOTHER)
-        tensors |= {part + key: tensor for key, tensor in found.items()}
-    return tensors
+    parts = (*PARTS, *(f"semantic_model.{part}" for part in HUBERT_PARTS))
+    tensors = checkpoint.read_parts(_TENSORS, parts, codec_layout(codec), if_none=_ANOTHER)
+    return codec, tensors, checkpoint.fingerprint_inputs([_TENSORS])
 
 
 def _read_config(checkpoint: Checkpoint) -> CodecConfig:

@@ -10,7 +10,7 @@ values up to 80. Batches moved them by up to 1.4e-4 in float32, where single cli
 up to 1.0 in bfloat16, where single clips have errors of 0.6.
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
@@ -23,7 +23,12 @@ from services.extractor_worker.device.libraries import library_versions
 from services.extractor_worker.features.mel import MelSettings, log_mel
 from services.extractor_worker.models.ecapa import SpeakerEncoder, SpeakerEncoderConfig
 from services.extractor_worker.models.mimi import CodecConfig, CodecEncoder, codec_layout
-from services.extractor_worker.pipeline.torch_extractor import Loading, TorchExtractor, untrained_inputs
+from services.extractor_worker.pipeline.torch_extractor import (
+    Loading,
+    TorchExtractor,
+    untrained_inputs,
+    weights_identity,
+)
 from services.extractor_worker.weights.loading import Checkpoint
 from services.extractor_worker.weights.modules import filled, layout_of
 from services.extractor_worker.weights.published import expect, read_config
@@ -63,8 +68,6 @@ class _Weights:
     speaker_tensors: Mapping[str, Tensor]
     codec: CodecConfig
     codec_tensors: Mapping[str, Tensor]
-    codec_identity: Hashable
-    """A key that is equal for two models with the same codec."""
     fingerprint_inputs: Mapping[str, Any]
 
 
@@ -82,11 +85,7 @@ class Qwen3TTSExtractor(TorchExtractor[PreparedClip, EncodedClip]):
     def __init__(self, loading: Loading) -> None:
         width = loading.profile.embedding_width
         assert width, "the profile says how wide the embedding is"
-        weights = (
-            _published(loading.checkpoint(), width)
-            if loading.seed is None
-            else _untrained(width, loading.seed)
-        )
+        weights = _weights(loading, width)
         self._mel = _mel_settings(weights.speaker)
         super().__init__(
             loading,
@@ -99,8 +98,9 @@ class Qwen3TTSExtractor(TorchExtractor[PreparedClip, EncodedClip]):
         self._min_samples = weights.speaker.min_frames * self._mel.hop
         encoder = filled(partial(SpeakerEncoder, weights.speaker), weights.speaker_tensors)
         self._speaker_encoder = encoder.to(self.device, self.dtype)
+        codec_identity = weights_identity(weights.fingerprint_inputs, _CODEC_TENSORS)
         self._codec = loading.shared_models.get(
-            ("mimi", weights.codec_identity, loading.device, self.dtype),
+            ("mimi", weights.codec, codec_identity, loading.device, self.dtype),
             lambda: CodecEncoder(
                 weights.codec,
                 weights.codec_tensors,
@@ -160,31 +160,26 @@ def _codec_inputs(dtype: Dtype) -> dict[str, Any]:
     return fingerprint_inputs if dtype == "float32" else fingerprint_inputs | {"rotary_frequencies": dtype}
 
 
-def _published(checkpoint: Checkpoint, width: int) -> _Weights:
-    speaker = _read_speaker_config(checkpoint, width)
-    codec = _read_codec_config(checkpoint)
-    fingerprint_inputs = checkpoint.fingerprint_inputs((_TENSORS, _CODEC_TENSORS))
-    return _Weights(
-        speaker=speaker,
-        speaker_tensors=checkpoint.read_tensors(
+def _weights(loading: Loading, width: int) -> _Weights:
+    if loading.seed is not None:
+        speaker, codec = SpeakerEncoderConfig(enc_dim=width), CodecConfig()
+        inputs = untrained_inputs(loading.seed)
+        speaker_tensors = random_tensors(layout_of(partial(SpeakerEncoder, speaker)), loading.seed)
+        codec_tensors = random_tensors(codec_layout(codec), loading.seed)
+    else:
+        checkpoint = loading.checkpoint()
+        speaker, codec = _read_speaker_config(checkpoint, width), _read_codec_config(checkpoint)
+        inputs = checkpoint.fingerprint_inputs([_TENSORS, _CODEC_TENSORS])
+        speaker_tensors = checkpoint.read_tensors(
             _TENSORS, "speaker_encoder.", layout_of(partial(SpeakerEncoder, speaker)), if_none=_ONLY_BASE
-        ),
-        codec=codec,
-        codec_tensors=checkpoint.read_tensors(_CODEC_TENSORS, "encoder.", codec_layout(codec)),
-        codec_identity=(codec, fingerprint_inputs["files"][_CODEC_TENSORS]),
-        fingerprint_inputs=fingerprint_inputs,
-    )
-
-
-def _untrained(width: int, seed: int) -> _Weights:
-    speaker, codec = SpeakerEncoderConfig(enc_dim=width), CodecConfig()
+        )
+        codec_tensors = checkpoint.read_tensors(_CODEC_TENSORS, "encoder.", codec_layout(codec))
     return _Weights(
         speaker=speaker,
-        speaker_tensors=random_tensors(layout_of(partial(SpeakerEncoder, speaker)), seed),
+        speaker_tensors=speaker_tensors,
         codec=codec,
-        codec_tensors=random_tensors(codec_layout(codec), seed),
-        codec_identity=(codec, seed),
-        fingerprint_inputs=untrained_inputs(seed),
+        codec_tensors=codec_tensors,
+        fingerprint_inputs=inputs,
     )
 
 

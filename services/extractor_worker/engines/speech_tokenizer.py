@@ -16,10 +16,10 @@ from torch.nn import functional
 from services.extractor_worker.features.resample import KERNEL_FLOAT32
 from services.extractor_worker.models.nearest import nearest_entries
 from services.extractor_worker.models.seanet import SeanetConfig, SeanetEncoder, published_name
-from services.extractor_worker.models.weight_norm import Layout, folded, published_layout
+from services.extractor_worker.models.weight_norm import folded, published_layout
 from services.extractor_worker.pipeline.torch_extractor import Loading, TorchExtractor, untrained_inputs
 from services.extractor_worker.weights.loading import Checkpoint
-from services.extractor_worker.weights.modules import filled, layout_of
+from services.extractor_worker.weights.modules import Layout, filled, layout_of
 from services.extractor_worker.weights.published import expect, read_config
 from services.extractor_worker.weights.untrained import random_tensors
 from services.shared.audio import ReferenceAudio
@@ -89,11 +89,7 @@ class SpeechTokenizerExtractor(TorchExtractor[Tensor, Tensor]):
 
     def __init__(self, loading: Loading) -> None:
         profile, books = loading.profile, _Codebooks.of(loading.profile)
-        weights = (
-            _published(loading.checkpoint(), profile, books)
-            if loading.seed is None
-            else _untrained(books, loading.seed)
-        )
+        weights = _weights(loading, books)
         super().__init__(
             loading,
             weights=weights.fingerprint_inputs,
@@ -137,27 +133,20 @@ def quantized(latents: Tensor, books: Tensor) -> Tensor:
     return torch.stack(codes)
 
 
-def _published(checkpoint: Checkpoint, profile: Profile, books: _Codebooks) -> _Weights:
-    config = _read_config(checkpoint, profile, books)
-    layout = layout_of(partial(SeanetEncoder, config))
-    encoder = checkpoint.read_tensors(_TENSORS, "encoder.", published_layout(layout, published_name))
-    quantizer = checkpoint.read_tensors(_TENSORS, "quantizer.", books.published_layout(config.dimension))
-    return _Weights(
-        config=config,
-        encoder=folded(encoder, layout, published_name),
-        books=books.stacked(quantizer),
-        fingerprint_inputs=checkpoint.fingerprint_inputs([_TENSORS]),
-    )
-
-
-def _untrained(books: _Codebooks, seed: int) -> _Weights:
-    config = SeanetConfig()
-    return _Weights(
-        config=config,
-        encoder=random_tensors(layout_of(partial(SeanetEncoder, config)), seed),
-        books=books.stacked(random_tensors(books.layout(config.dimension), seed)),
-        fingerprint_inputs=untrained_inputs(seed),
-    )
+def _weights(loading: Loading, books: _Codebooks) -> _Weights:
+    if loading.seed is not None:
+        config, inputs = SeanetConfig(), untrained_inputs(loading.seed)
+        encoder = random_tensors(layout_of(partial(SeanetEncoder, config)), loading.seed)
+        entries = random_tensors(books.layout(config.dimension), loading.seed)
+    else:
+        checkpoint = loading.checkpoint()
+        config = _read_config(checkpoint, loading.profile, books)
+        inputs = checkpoint.fingerprint_inputs([_TENSORS])
+        layout = layout_of(partial(SeanetEncoder, config))
+        published = checkpoint.read_tensors(_TENSORS, "encoder.", published_layout(layout, published_name))
+        encoder = folded(published, layout, published_name)
+        entries = checkpoint.read_tensors(_TENSORS, "quantizer.", books.published_layout(config.dimension))
+    return _Weights(config=config, encoder=encoder, books=books.stacked(entries), fingerprint_inputs=inputs)
 
 
 def _read_config(checkpoint: Checkpoint, profile: Profile, books: _Codebooks) -> SeanetConfig:

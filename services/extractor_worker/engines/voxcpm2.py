@@ -54,9 +54,7 @@ class VoxCPM2Extractor(TorchExtractor[Tensor, Tensor]):
     always_float32 = True
 
     def __init__(self, loading: Loading) -> None:
-        config, tensors, fingerprint_inputs = (
-            _published(loading) if loading.seed is None else _untrained(loading.seed)
-        )
+        config, tensors, fingerprint_inputs = _weights(loading)
         super().__init__(
             loading,
             weights=fingerprint_inputs,
@@ -96,18 +94,17 @@ class VoxCPM2Extractor(TorchExtractor[Tensor, Tensor]):
         return {"ref_audio_feat": reference, "audio_feat": continuation}
 
 
-def _published(loading: Loading) -> tuple[AudioVaeConfig, Mapping[str, Tensor], Mapping[str, Any]]:
+def _weights(loading: Loading) -> tuple[AudioVaeConfig, Mapping[str, Tensor], Mapping[str, Any]]:
+    """Return the architecture, the encoder's tensors and the fingerprint inputs."""
+    if loading.seed is not None:
+        config = AudioVaeConfig()
+        layout = layout_of(partial(AudioVaeEncoder, config))
+        return config, random_tensors(layout, loading.seed), untrained_inputs(loading.seed)
     checkpoint, name = _checkpoint(loading)
     config = _read_config(checkpoint, loading)
     layout = layout_of(partial(AudioVaeEncoder, config))
     published = checkpoint.read_tensors(name, "encoder.", published_layout(layout))
     return config, folded(published, layout, published_name), checkpoint.fingerprint_inputs([name])
-
-
-def _untrained(seed: int) -> tuple[AudioVaeConfig, Mapping[str, Tensor], Mapping[str, Any]]:
-    config = AudioVaeConfig()
-    layout = layout_of(partial(AudioVaeEncoder, config))
-    return config, random_tensors(layout, seed), untrained_inputs(seed)
 
 
 def _checkpoint(loading: Loading) -> tuple[Checkpoint, str]:

@@ -35,7 +35,7 @@ class FbankSettings:
     lowest_hertz: float = 20.0
     highest_hertz: float = 8_000.0
     mean_subtracted: bool = True
-    """Whether the mean over the clip is subtracted from each band."""
+    """True if the mean over the clip is subtracted from each band."""
 
     def samples_for(self, frames: int) -> int:
         """Return the fewest samples that give this many frames. Only whole windows count."""

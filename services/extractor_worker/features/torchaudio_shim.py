@@ -1,7 +1,7 @@
 """Imports a module that needs `torchaudio` on machines without torchaudio, by means of a stand-in for it.
 
 torchaudio's wheel loads only beside the build of torch that it was made for, and Higgs Audio's tokenizer
-needs only one resampling kernel of it. No other module sees the stand-in, not even while the import runs,
+needs only one resampling kernel from it. No other module sees the stand-in, not even while the import runs,
 because other code checks whether torchaudio is installed to decide what it may do. Knows no model.
 """
 

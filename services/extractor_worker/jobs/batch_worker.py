@@ -1,13 +1,13 @@
-"""An RQ worker that takes several jobs at once, keeps what it has loaded, and loses none of them.
+"""An RQ worker that takes several jobs at once, keeps its models loaded, and loses no job.
 
-To RQ's tools it is a worker like any other. What differs: no step of a job can be cut in half (`leases.py`),
-a worker that dies or hangs is noticed within its lease (`heartbeat.py`), and a job that was started before
-runs alone, so that a clip which kills the process costs only itself. Knows nothing of audio or models: what
-jobs do is in the handlers.
+RQ's tools see an ordinary worker. It differs in three ways: each step of a job happens completely or not at
+all (`leases.py`); a worker that dies or hangs is noticed within its lease (`heartbeat.py`); and a job that
+was started before runs alone, so that a clip that kills the process costs no other job. It knows nothing of
+audio or models: `pipeline/extraction.py` decides which clips are encoded at once.
 
-How the process ends: 0 after SIGTERM, with all it had in hand finished. `EXIT_UNFINISHED` (75) if a batch
-hung, if a handler said so by SystemExit, or if it had to stop while Redis was away and could not record
-results: those jobs come back.
+The process exits with 0 after SIGTERM, when it has finished its jobs. It exits with `EXIT_UNFINISHED` (75) if
+a batch hung, if a handler raised SystemExit with that status, or if it had to stop while Redis was away and
+could not record results. The unfinished jobs come back.
 """
 
 import json
@@ -38,7 +38,7 @@ from rq.worker.base import BaseWorker, WorkerStatus
 
 from services.extractor_worker.jobs.heartbeat import EXIT_UNFINISHED, Heartbeat
 from services.extractor_worker.jobs.leases import Batch, JobLeases, Recorded
-from services.extractor_worker.jobs.queue_maintenance import OnAbandoned, QueueMaintenance
+from services.extractor_worker.jobs.queue_maintenance import QueueMaintenance
 from services.shared.configuration.settings import WorkerSettings
 from services.shared.index.redis_access import ANSWER_SECONDS, CONNECT_SECONDS
 from services.shared.queue.rq_jobs import JobQueue, QueuedJob
@@ -46,34 +46,32 @@ from services.shared.queue.rq_jobs import JobQueue, QueuedJob
 log = structlog.get_logger(__name__)
 
 Handler = Callable[[Sequence[QueuedJob]], Sequence[object]]
-"""Gets jobs of one function and one queue; returns as many results in the same order: JSON, or the exception
-that ended the job. One with `retryable = False` fails its job at once, any other uses up one of its retries.
-What a handler raises counts for all of its jobs."""
+"""A handler gets jobs of one function and one queue, and returns one result for each, in the same order:
+JSON, or the exception that ended the job. An exception with `retryable = False` fails its job at once; any
+other uses up one of the job's retries. An exception that the handler raises ends all of its jobs.
+"""
 
 MAX_RESULT_BYTES = 16 * 1024
 UNLIMITED_JOB_SECONDS = 120.0
-"""How long a job without a time limit of its own may take. The registry gives each of its jobs a limit."""
+"""The time limit of jobs that have none of their own. All jobs of the registry have one."""
 LONGEST_PAUSE_SECONDS = 5.0
 STOP_SECONDS = 3.0
-"""How long results are offered to a Redis that is away, once we are told to stop."""
+"""The time for which a stopping worker tries to record results while Redis is away."""
 
 
 class HandlerContractError(Exception):
-    """A handler returned something else than one JSON result or exception per job."""
+    """A handler did not return one JSON result or exception for each job."""
 
 
 class BatchWorker(BaseWorker):
-    """Load models first: `work` is where the worker appears to others.
+    """Runs jobs from several queues. Load models before `work`, which makes the worker visible to others.
 
     Args:
-        queues: names. They take turns.
-        handlers: name of a job's function -> what runs it. All that can be run.
-        connection: Redis, answering in bytes. Only its address and credentials are used.
-        settings: see there.
-        name: unique among workers, also among those of the past minutes; made up if not given.
-        on_beat: called after each heartbeat, in its thread.
-        on_abandoned: called with (job id, reason) when a job is given up without a handler having said so.
-
+        queues: names of the queues, which take turns.
+        handlers: for each name of a job's function the handler. Other functions are not run.
+        connection: a client of Redis that answers in bytes. Only its address and credentials are used.
+        name: the worker's name, unique also among workers of the past minutes. By default one is made up.
+        on_beat: is called after each heartbeat, in the heartbeat's thread.
     """
 
     def __init__(
@@ -85,14 +83,13 @@ class BatchWorker(BaseWorker):
         settings: WorkerSettings,
         name: str | None = None,
         on_beat: Callable[[], None] | None = None,
-        on_abandoned: OnAbandoned | None = None,
     ) -> None:
         self.settings = settings
         redis = _impatient(connection, settings.poll_seconds)
         self._job_queues = [JobQueue(queue, redis) for queue in queues]
-        """In the order of their turns, which this worker's own thread moves on."""
+        """The queues in the order of their turns. Only the worker's main thread changes the order."""
         self._left = frozenset[str]()
-        """Names of queues nothing is taken from any more. Replaced as a whole, by any thread."""
+        """Names of the queues from which no more jobs are taken. Any thread may replace the set."""
         super().__init__(
             self._job_queues,
             name=name or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}",
@@ -100,11 +97,10 @@ class BatchWorker(BaseWorker):
             job_class=QueuedJob,
             queue_class=JobQueue,
             serializer=JSONSerializer,
-            prepare_for_work=False,  # it would need Redis, which may not be there yet
+            prepare_for_work=False,  # it would need Redis, which may not be up yet
         )
         self.hostname, self.pid, self.ip_address = socket.gethostname(), os.getpid(), ""
         self._handlers = dict(handlers)
-        self._on_abandoned = on_abandoned
         self._heartbeat = Heartbeat(
             redis,
             self._announce,
@@ -120,7 +116,6 @@ class BatchWorker(BaseWorker):
             self._job_queues,
             owner=self.name,
             stuck_seconds=settings.stuck_seconds,
-            on_abandoned=on_abandoned,
         )
         self._next_maintenance = 0.0
         self._woken: dict[Any, Any] = {queue.wake_key: "0" for queue in self._job_queues}
@@ -129,32 +124,32 @@ class BatchWorker(BaseWorker):
 
     @property
     def connection_timeout(self) -> int:
-        """Below our client's own: RQ would raise that to seven minutes."""
+        """Return less than the timeout of our client, which RQ would otherwise raise to seven minutes."""
         return 0
 
     @property
     def stopping(self) -> bool:
-        """Told to stop: what is in hand is finished, nothing else is taken."""
+        """Return whether the worker was told to stop. It finishes its jobs and takes no others."""
         return bool(self._stop_requested)
 
     def progress(self) -> None:
-        """For handlers that work through their jobs in steps: gives the batch its full time again."""
+        """Give the running batch its full time again. Handlers that work in steps call this."""
         self._heartbeat.progress()
 
     def leave_queue(self, name: str) -> None:
-        """Take no more jobs from it; what is in hand is finished. From any thread. Raises redis-py's errors,
-        and can be repeated.
+        """Take no more jobs from a queue. Jobs that were taken are finished. Any thread may call this.
+
+        Raises redis-py's errors; the call can be repeated.
         """
         self._left |= {name}
-        self.queues = [queue for queue in self.queues if queue.name != name]  # what tools see
+        self.queues = [queue for queue in self.queues if queue.name != name]  # as RQ's tools show it
         self.connection.srem(worker_registration.WORKERS_BY_QUEUE_KEY % name, self.key)
 
     def work(self, burst: bool = False) -> bool:  # type: ignore[override]
         """Run jobs until SIGTERM or SIGINT; with `burst`, until no queue has any. Returns whether any ran.
 
         Raises:
-            SystemExit: with `EXIT_UNFINISHED`, see the module.
-
+            SystemExit: jobs are left unfinished; the status is `EXIT_UNFINISHED`.
         """
         self._stop_on_signals()
         self.birth_date, self._state = now(), WorkerStatus.IDLE
@@ -173,7 +168,9 @@ class BatchWorker(BaseWorker):
         return batches > 0
 
     def _stop_on_signals(self) -> None:
-        """Only set a flag. RQ's handlers raise wherever we are: between a command and its answer, say."""
+        """Set only a flag on signals. RQ's handlers would raise anywhere, even between a command and its
+        answer.
+        """
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, self._request_stop)
@@ -182,7 +179,9 @@ class BatchWorker(BaseWorker):
         self._stop_requested = True
 
     def _announce(self, pipeline: Pipeline) -> None:
-        """All that makes us a worker to RQ, every time: Redis may have lost it, others may have tidied."""
+        """Write everything that makes this process a worker for RQ. It may have been lost or cleaned up
+        since.
+        """
         self.ip_address = self.ip_address or self._own_address()
         self.last_heartbeat = now()
         pipeline.hset(self.key, mapping=self.serialize())
@@ -191,14 +190,14 @@ class BatchWorker(BaseWorker):
         worker_registration.register(self, pipeline)
 
     def _own_address(self) -> str:
-        """For RQ's tools to show, and for nothing else: whatever goes wrong here costs no heartbeat."""
+        """Return the address that RQ's tools show. No error here may cost a heartbeat."""
         try:
             return str(self.connection.client_info()["addr"])
-        except Exception:  # noqa: BLE001  we may not ask; redis-py trips over a blank in a socket's path
+        except Exception:  # noqa: BLE001  it may be forbidden; redis-py cannot parse a path with a blank
             return "unknown"
 
     def _pause(self, seconds: float) -> None:
-        """Sleep, in pieces: a signal sets our flag but does not end a sleep."""
+        """Sleep in short pieces, because a signal sets the flag but does not end a sleep."""
         end = time.monotonic() + seconds
         while not self._stop_requested and (left := end - time.monotonic()) > 0:
             time.sleep(min(left, 0.1))
@@ -206,7 +205,9 @@ class BatchWorker(BaseWorker):
     # -- taking jobs --
 
     def _next_batch(self, burst: bool) -> Batch | None:
-        """Wait for one; None when told to stop, or if none is left in a `burst`. Outlives a loss of Redis."""
+        """Wait for a batch, also while Redis is away. Returns None to stop, and in a `burst` if no job is
+        left.
+        """
         pause = 0.1
         while not self._stop_requested:
             try:
@@ -232,11 +233,11 @@ class BatchWorker(BaseWorker):
         except RedisError:
             raise
         except Exception:
-            log.exception("maintenance.failed")  # what it found odd must not keep us from working
+            log.exception("maintenance.failed")  # jobs are run even if maintenance fails
 
     def _take(self) -> Batch | None:
-        """From the first queue that has jobs. It is the last to be looked at the next time: however much
-        comes for one, the others get their turns.
+        """Take jobs from the first queue that has any. That queue comes last the next time, so that a busy
+        queue does not keep the others from their turns.
         """
         queues = self._served
         with self.connection.pipeline(transaction=False) as pipeline:
@@ -256,10 +257,7 @@ class BatchWorker(BaseWorker):
 
     def _take_from(self, queue: JobQueue, length: int) -> Batch | None:
         while length and (taken := queue.take(min(length, self.settings.batch_size))):
-            batch, refused = self._leases.claim(queue, taken, self._show_busy)
-            for job_id, reason in refused.items():
-                self._tell_abandoned(job_id, reason)
-            if batch:
+            if batch := self._leases.claim(queue, taken, self._show_busy):
                 return batch
         return None
 
@@ -275,7 +273,7 @@ class BatchWorker(BaseWorker):
             self.set_state(state)
 
     def _wait(self) -> None:
-        """For a job to be put into any of our queues, a moment at most."""
+        """Wait until a job is put into one of the queues, for `poll_seconds` at most."""
         if self.get_state() == WorkerStatus.SUSPENDED:
             return self._pause(self.settings.poll_seconds)
         block = int(self.settings.poll_seconds * 1000)
@@ -286,13 +284,6 @@ class BatchWorker(BaseWorker):
         for key, entries in news or []:
             self._woken[key.decode()] = entries[-1][0]
         return None
-
-    def _tell_abandoned(self, job_id: str, reason: str) -> None:
-        try:
-            if self._on_abandoned:
-                self._on_abandoned(job_id, reason)
-        except Exception:
-            log.exception("job.on_abandoned_failed", job_id=job_id)
 
     # -- running and recording --
 
@@ -305,7 +296,7 @@ class BatchWorker(BaseWorker):
             self._heartbeat.hold(())
 
     def _run(self, jobs: Sequence[QueuedJob]) -> dict[str, object]:
-        """Job id -> its result or exception."""
+        """Return, by job id, the result or the exception of each job."""
         results: dict[str, object] = {}
         for name in dict.fromkeys(job.function for job in jobs):
             group = [job for job in jobs if job.function == name]
@@ -318,7 +309,9 @@ class BatchWorker(BaseWorker):
         return results
 
     def _finish(self, batch: Batch, results: Mapping[str, object]) -> None:
-        """Record the results. While Redis is away: as long as leases last; then the jobs are for others."""
+        """Record the results. While Redis is away, try until the leases end, because others take the jobs
+        then.
+        """
         ended, pause = now(), 0.1
         deadline = time.monotonic() + self.settings.lease_seconds
         while True:
@@ -342,7 +335,7 @@ class BatchWorker(BaseWorker):
             raise SystemExit(EXIT_UNFINISHED)
 
     def _count(self, batch: Batch, ended: datetime, pipeline: Pipeline, recorded: Recorded) -> None:
-        """What dashboards show of a worker."""
+        """Count the batch in the worker's statistics, which dashboards show."""
         started = min(execution.created_at for execution in batch.executions.values())
         pipeline.hincrby(self.key, "successful_job_count", len(recorded.finished))
         pipeline.hincrby(self.key, "failed_job_count", len(recorded.failed))
@@ -351,21 +344,21 @@ class BatchWorker(BaseWorker):
 
 
 def _impatient(connection: Redis, poll_seconds: float) -> Redis:
-    """A client of the same server that reports every failure at once: waiting and repeating is decided here.
+    """Return a client of the same server that reports each failure at once.
 
-    redis-py's own ten retries would keep a stopping worker for a minute.
+    redis-py's own ten retries would keep a stopping worker for a minute. This module decides about retries.
     """
     pool = connection.connection_pool
     options = get_connection_kwargs(connection) | {
         "retry": Retry(NoBackoff(), 0),
-        "socket_timeout": poll_seconds + ANSWER_SECONDS,  # besides the waiting that a command asks for
+        "socket_timeout": poll_seconds + ANSWER_SECONDS,  # in addition to the wait of a blocking command
         "socket_connect_timeout": CONNECT_SECONDS,
     }
     return Redis(connection_pool=ConnectionPool(connection_class=pool.connection_class, **options))
 
 
 def call(handler: Handler, jobs: Sequence[QueuedJob]) -> list[object]:
-    """One JSON result or exception per job, in order, whatever the handler does."""
+    """Return one JSON result or exception per job, in order, whatever the handler does."""
     try:
         results = list(handler(jobs))
         if len(results) != len(jobs):
@@ -376,7 +369,7 @@ def call(handler: Handler, jobs: Sequence[QueuedJob]) -> list[object]:
 
 
 def _checked(result: object) -> object:
-    """RQ would replace what is not JSON by a sentence saying so, and call the job finished."""
+    """Return the result if it is JSON of acceptable size, else an error. RQ would call the job finished."""
     try:
         size = len(json.dumps(result))
     except (TypeError, ValueError, RecursionError) as error:

@@ -1,7 +1,7 @@
-"""A file that says when a worker last beat, for whoever restarts workers that do not: `healthy` reads it.
+"""A file with the time of a worker's last heartbeat, which the health check `healthy` reads.
 
-It is written whether Redis answers or not: a worker started anew would have to wait for it as well, and load
-its models again first. Knows neither Redis nor jobs.
+It is written even while Redis does not answer, because a restarted worker would have to wait for Redis as
+well, and load its models first. This module knows neither Redis nor jobs.
 """
 
 import sys
@@ -20,34 +20,34 @@ HEALTHY, NOT_HEALTHY = 0, 1
 
 
 def write_beat(file: Path | None) -> None:
-    """Say that we live now. None: nobody asks. A file that cannot be written stops no worker."""
+    """Write the time of a heartbeat. None means that no file is configured. Errors are only logged."""
     if file is None:
         return
-    # The clock that nobody can set; it is the same for all processes of a machine.
+    # The monotonic clock cannot be set, and all processes of a machine share it.
     written = file.with_name(f"{file.name}.new")
     try:
         written.write_text(f"{time.monotonic()}\n")
-        written.replace(file)  # whoever reads sees the old beat or the new one
+        written.replace(file)  # readers see the old time or the new one
     except OSError as error:
         log.warning("beat_file.failed", error=str(error))
 
 
 def forget() -> None:
-    """A new process has not beaten yet, whatever the one before it left: taken for started, it would be given
-    no time to load its models.
+    """Remove the file of an earlier process. With that file, a new process would seem to have started, and
+    would be given no time to load its models.
     """
     try:
         file = WorkerSettings().beat_file
         if file is not None:
             file.unlink(missing_ok=True)
     except ValidationError:
-        return  # who reads them next says what is wrong
+        return  # the process reports it when it reads the settings itself
     except OSError as error:
         log.warning("beat_file.failed", error=str(error))
 
 
 def complaint(file: Path | None, max_seconds: float) -> str | None:
-    """What is wrong with the worker that writes to it, or None."""
+    """Say what is wrong with the worker that writes the file. Returns None if nothing is."""
     if file is None:
         return "SPEAKER_WORKER_BEAT_FILE is not set: the worker writes no beats"
     try:
@@ -62,13 +62,13 @@ def complaint(file: Path | None, max_seconds: float) -> str | None:
 
 
 def main() -> int:
-    """`healthy`: returns the exit status, and says on stderr what is wrong."""
+    """Run the command `healthy`: say on stderr what is wrong, and return the exit status."""
     try:
         settings = WorkerSettings()
     except ValidationError as error:
         print(explain(error), file=sys.stderr)
         return NOT_HEALTHY
-    # As long as that its jobs stay its own: after that others have them.
+    # Without a heartbeat, the worker's jobs go to others after this time.
     fault = complaint(settings.beat_file, settings.lease_seconds)
     if fault:
         print(fault, file=sys.stderr)

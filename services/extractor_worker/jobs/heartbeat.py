@@ -1,7 +1,7 @@
-"""Shows that a worker lives: a thread renews its entry in Redis and the leases of the jobs in its hands.
+"""A thread that renews a worker's entry in Redis and the leases of its jobs.
 
-The same thread is the watchdog. A call into C that hangs cannot be interrupted from Python: so the process
-ends, its leases run out, and its jobs are started again one by one. Knows neither queues nor what jobs do.
+The same thread is the watchdog. Python cannot interrupt a C function that hangs. So the process ends, its
+leases run out, and its jobs are started again one by one. This module knows neither queues nor what jobs do.
 """
 
 import faulthandler
@@ -26,30 +26,34 @@ from services.extractor_worker.jobs.beat_file import write_beat
 log = structlog.get_logger(__name__)
 
 EXIT_UNFINISHED = 75
-"""EX_TEMPFAIL: the process left jobs unfinished. They come back after their lease; start a new process."""
+"""The exit status EX_TEMPFAIL: the process left jobs unfinished, which come back after their lease. Start
+another process.
+"""
 
 LOOK_SECONDS = 1.0
-"""Between two looks at the watchdog's deadline, which the thread is not woken for."""
+"""The time between two checks of the watchdog's deadline, for which nothing wakes the thread."""
 
 JOIN_SECONDS = 5
-"""A last beat into a network that swallows packets may take longer; it dies with the process."""
+"""The time for which `stop` waits for a last heartbeat. In a network that drops packets it may take longer,
+and ends with the process.
+"""
 
 LAST_RESORT_SECONDS = 10
-"""A call that hangs and keeps the interpreter's lock stops the thread, too. Then faulthandler's own watchdog,
-which needs no lock, ends the process (status 1) this much later."""
+"""A hanging function that keeps the interpreter's lock stops this thread, too. Then faulthandler's watchdog,
+which needs no lock, ends the process with status 1 this many seconds later.
+"""
 
 
 class Heartbeat:
-    """Beats from `start` to `stop`.
+    """Sends heartbeats from `start` to `stop`.
 
     Args:
-        redis: where to.
-        announce: adds the commands that keep the worker itself known.
-        lease_seconds: how long a job stays ours after a beat.
-        beat_seconds: between two beats.
-        on_beat: called after each, in the thread.
-        beat_file: written at each, also while Redis does not answer.
-
+        redis: the client that sends them.
+        announce: adds the commands that keep the worker itself registered.
+        lease_seconds: how long a job belongs to the worker after a heartbeat.
+        beat_seconds: the time between two heartbeats.
+        on_beat: is called after each heartbeat, in its thread.
+        beat_file: is written at each heartbeat, even while Redis does not answer.
     """
 
     def __init__(
@@ -82,7 +86,7 @@ class Heartbeat:
         self._thread.join(JOIN_SECONDS)
 
     def hold(self, held: Iterable[tuple[Job, Execution]]) -> None:
-        """Renew the leases of these until told of others. Replaced as a whole: the thread sees old or new."""
+        """Renew the leases of these jobs from now on, and no others."""
         self._held = tuple(held)
 
     def watch(self, seconds: float) -> None:
@@ -121,7 +125,7 @@ class Heartbeat:
                 pipeline.execute()
             if self._on_beat:
                 self._on_beat()
-        except Exception as error:  # noqa: BLE001  a thread that ended would let every lease run out
+        except Exception as error:  # noqa: BLE001  without this thread, every lease would run out
             where = None if isinstance(error, RedisError) else traceback.format_exc()
             log.warning("heartbeat.failed", error=str(error), traceback=where)
 

@@ -1,8 +1,9 @@
-"""Which jobs are in a worker's hands: taken from a queue, claimed, and ended, each step whole or not at all.
+"""Takes, claims and ends the jobs of one worker. Each step happens completely or not at all.
 
-A job always is in some structure of RQ's: it is moved, never popped. Claiming and ending are one transaction
-each, under WATCH of the jobs. A job's hash names the start that holds it; any other has lost it. Knows
-nothing of running jobs or of waiting for Redis: failures go to the caller, and every step can be repeated.
+A job is always in one of RQ's structures, because it is moved and never popped. Claiming and ending are one
+transaction each, under WATCH of the jobs. A job's hash names the start that holds it; any other start has
+lost it. This module neither runs jobs nor waits for Redis: failures go to the caller, and every step can be
+repeated.
 """
 
 import copy
@@ -41,7 +42,7 @@ AddCommands = Callable[[Pipeline], None]
 
 @dataclass(frozen=True)
 class Plan:
-    """What becomes of jobs taken from the queue."""
+    """The decision about jobs that were taken from the queue."""
 
     start: list[QueuedJob] = field(default_factory=list)
     hand_back: list[bytes] = field(default_factory=list)
@@ -51,7 +52,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Batch:
-    """Jobs in hand, all of one queue, and the start of each by job id."""
+    """Jobs that this worker has started, all of one queue, and by job id the start of each."""
 
     queue: JobQueue
     jobs: Sequence[QueuedJob]
@@ -60,7 +61,9 @@ class Batch:
 
 @dataclass(frozen=True)
 class Recorded:
-    """How a batch ended, by job id. Lost: canceled, deleted, or another's since our lease ran out."""
+    """Ids of the jobs of a batch, by how they ended. A lost job was canceled or deleted, or its lease ran
+    out.
+    """
 
     finished: frozenset[str]
     failed: frozenset[str]
@@ -68,14 +71,13 @@ class Recorded:
 
 
 class JobLeases:
-    """One worker's. Raises redis-py's errors.
+    """The leases of one worker. Methods raise redis-py's errors.
 
     Args:
         redis: a client that does not repeat commands by itself.
-        worker: its name.
-        lease_seconds: how long a job stays ours without a heartbeat.
-        functions: names that can be run.
-
+        worker: the worker's name.
+        lease_seconds: how long a job belongs to the worker without a heartbeat.
+        functions: the functions that the worker can run, by name.
     """
 
     def __init__(
@@ -86,15 +88,14 @@ class JobLeases:
         self._lease_seconds = lease_seconds
         self._functions = functions
 
-    def claim(
-        self, queue: JobQueue, taken: Sequence[bytes], add_commands: AddCommands
-    ) -> tuple[Batch | None, dict[str, str]]:
-        """Start those that wait for it: of two workers that took the same job, one does.
+    def claim(self, queue: JobQueue, taken: Sequence[bytes], add_commands: AddCommands) -> Batch | None:
+        """Start those jobs that wait for a start, and return them. The others are put where they belong.
 
-        Returns:
-            What was started, and why others were refused, by id. `add_commands` is called if anything was
-            started.
+        If two workers have taken the same job, one of them starts it.
 
+        Args:
+            taken: ids of jobs that this worker has taken from the queue.
+            add_commands: adds commands to the same transaction if any job is started.
         """
         with self._redis.pipeline() as pipeline:
             while True:
@@ -110,10 +111,9 @@ class JobLeases:
                     pipeline.execute()
                 except WatchError:
                     continue
-                refused = {job_id.decode(errors="replace"): reason for job_id, reason in plan.refuse.items()}
-                for _ in refused:
+                for _ in plan.refuse:
                     JOBS.labels(profile_of(queue.name), "quarantined").inc()
-                return (Batch(queue, plan.start, executions) if executions else None), refused
+                return Batch(queue, plan.start, executions) if executions else None
 
     def _read(self, job_ids: Sequence[bytes]) -> dict[bytes, Any]:
         with self._redis.pipeline(transaction=False) as pipeline:
@@ -124,7 +124,7 @@ class JobLeases:
     def _tidy(self, queue: JobQueue, plan: Plan, stored: Mapping[bytes, Any], pipeline: Pipeline) -> None:
         for job_id in plan.drop:
             pipeline.lrem(queue.intermediate_queue_key, 1, cast(str, job_id))
-        for job_id in reversed(plan.hand_back):  # each goes to the head: the first must come last
+        for job_id in reversed(plan.hand_back):  # each goes to the head, so the first must come last
             queue.hand_back(job_id, pipeline)
         for job_id, reason in plan.refuse.items():
             queue.quarantine(job_id, stored[job_id], reason, pipeline)
@@ -145,14 +145,13 @@ class JobLeases:
         ended: datetime,
         add_commands: Callable[[Pipeline, Recorded], None],
     ) -> Recorded:
-        """Write how jobs ended, of those that are ours still: result, failure, or one more try.
+        """Write how the jobs ended that still belong to this worker: with a result, a failure, or a retry.
 
         Args:
-            batch: from `claim`.
-            results: job id -> JSON, or the exception that ended it.
-            ended: when.
-            also: done in any case.
-
+            batch: the batch that `claim` returned.
+            results: for each job id the JSON result, or the exception that ended the job.
+            ended: the time at which the batch ended.
+            add_commands: adds commands to the same transaction, whatever became of the jobs.
         """
         with self._redis.pipeline() as pipeline:
             pipeline.watch(*(job.key for job in batch.jobs))  # type: ignore[no-untyped-call]
@@ -161,7 +160,7 @@ class JobLeases:
             for job in batch.jobs:
                 batch.executions[job.id].delete(job=job, pipeline=pipeline)
                 if job.id in ours:
-                    # A copy: RQ's functions change the job, and all of this may have to be done again.
+                    # A copy, because RQ's functions change the job, and this may have to be repeated.
                     self._end(batch, copy.copy(job), results[job.id], ended, pipeline)
             failed = {job_id for job_id in ours if isinstance(results[job_id], Exception)}
             recorded = Recorded(frozenset(ours - failed), frozenset(failed), frozenset(results.keys() - ours))
@@ -196,7 +195,7 @@ class JobLeases:
 
 
 def _finish(job: QueuedJob, result: object, start: Mapping[str, Any], pipeline: Pipeline) -> None:
-    """What RQ's `_handle_success` writes, less the fields that stay as they are: it takes half the time."""
+    """Write what RQ's `_handle_success` writes, without unchanged fields, which takes half the time."""
     ended = utcformat(start["execution_ended_at"])
     pipeline.hset(job.key, mapping={"status": JobStatus.FINISHED, "ended_at": ended})
     pipeline.expire(job.key, RESULT_SECONDS)
@@ -212,7 +211,9 @@ def sort_out(
     stored: Mapping[bytes, Mapping[bytes, bytes] | Exception],
     functions: Mapping[str, object],
 ) -> Plan:
-    """Decide about jobs taken from the queue, in its order. One that was started before is started alone."""
+    """Decide about jobs that were taken from the queue, in its order. A job that was started before is
+    started alone.
+    """
     plan = Plan()
     for job_id in dict.fromkeys(taken):
         plan.drop.extend([job_id] * (taken.count(job_id) - 1))
@@ -230,7 +231,7 @@ def sort_out(
 
 
 def _isolated(plan: Plan) -> Plan:
-    """If the first was started before, it alone; else all that were not. The rest goes back."""
+    """Start only the first job if it was started before, else all that were not. Hand back the rest."""
     jobs = plan.start
     start = jobs[:1] if jobs and jobs[0].attempt else [job for job in jobs if not job.attempt]
     back = [job.id.encode() for job in jobs if job not in start]
@@ -238,7 +239,7 @@ def _isolated(plan: Plan) -> Plan:
 
 
 def fails_for_good(job: QueuedJob, error: Exception) -> bool:
-    """Whether trying again is pointless, or was done often enough."""
+    """Return whether a retry is pointless, or none is left."""
     return job.last_attempt or not getattr(error, "retryable", True)
 
 
@@ -254,6 +255,6 @@ def _report(jobs: Sequence[QueuedJob], results: Mapping[str, object], recorded: 
             log.warning("job.lost", job_id=job.id, attempt=job.attempt)
         elif isinstance(result, Exception):
             outcome = "failed" if fails_for_good(job, result) else "retried"
-            # As text: a renderer that prints local variables would print transcripts.
+            # The traceback is text, because a renderer that prints local variables would print transcripts.
             log.warning(f"job.{outcome}", job_id=job.id, attempt=job.attempt, traceback=_traceback(result))
         JOBS.labels(profile_of(job.origin), outcome).inc()

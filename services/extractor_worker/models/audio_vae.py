@@ -11,12 +11,9 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from services.extractor_worker.models import weight_norm
-from services.extractor_worker.models.causal import CausalConv, ResidualUnit
-from services.extractor_worker.models.snake import Snake
-from services.extractor_worker.models.weight_norm import Layout, TwoParts
-
-_DILATIONS = (1, 3, 9)
-_KERNEL = 7
+from services.extractor_worker.models.causal import KERNEL, Block, CausalConv, downsampling_layers
+from services.extractor_worker.models.weight_norm import TwoParts
+from services.extractor_worker.weights.modules import Layout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,9 +37,10 @@ class AudioVaeEncoder(nn.Module):
     def __init__(self, config: AudioVaeConfig) -> None:
         super().__init__()
         width = config.encoder_dim
-        stages: list[nn.Module] = [CausalConv(1, width, _KERNEL)]
+        stages: list[nn.Module] = [CausalConv(1, width, KERNEL)]
         for rate in config.encoder_rates:
-            stages.append(Stage(width, rate, groups=width if config.depthwise else 1))
+            groups = width if config.depthwise else 1
+            stages.append(Block(*downsampling_layers(width, rate, CausalConv, groups)))
             width *= 2
         self.block = nn.Sequential(*stages)
         self.fc_mu = CausalConv(width, config.latent_dim, 3)
@@ -57,21 +55,6 @@ class AudioVaeEncoder(nn.Module):
             float32 [B, latent_dim, N / samples_per_frame].
         """
         return self.fc_mu(self.block(samples))  # type: ignore[no-any-return]
-
-
-class Stage(nn.Module):
-    """Three residual units, then a strided convolution: [B, C, T] -> [B, 2 * C, T / rate]."""
-
-    def __init__(self, width: int, rate: int, groups: int) -> None:
-        super().__init__()
-        self.block = nn.Sequential(
-            *(ResidualUnit(width, dilation, CausalConv, groups) for dilation in _DILATIONS),
-            Snake(width),
-            CausalConv(width, 2 * width, 2 * rate, stride=rate),
-        )
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        return self.block(hidden)  # type: ignore[no-any-return]
 
 
 def published_name(key: str) -> str | TwoParts:

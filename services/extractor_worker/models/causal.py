@@ -7,7 +7,8 @@ from torch.nn import functional
 
 from services.extractor_worker.models.snake import Snake
 
-_KERNEL = 7
+KERNEL = 7
+_DILATIONS = (1, 3, 9)
 
 
 class CausalConv(nn.Conv1d):
@@ -34,7 +35,18 @@ class WrappedCausalConv(nn.Module):
         return self.conv(hidden)  # type: ignore[no-any-return]
 
 
-class ResidualUnit(nn.Module):
+class Block(nn.Module):
+    """Layers that run one after the other, as the attribute `block`."""
+
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__()
+        self.block = nn.Sequential(*layers)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return self.block(hidden)  # type: ignore[no-any-return]
+
+
+class ResidualUnit(Block):
     """Two convolutions beside a shortcut: [B, C, T] -> [B, C, T].
 
     Args:
@@ -44,13 +56,20 @@ class ResidualUnit(nn.Module):
     def __init__(
         self, width: int, dilation: int, convolution: Callable[..., nn.Module], groups: int = 1
     ) -> None:
-        super().__init__()
-        self.block = nn.Sequential(
+        super().__init__(
             Snake(width),
-            convolution(width, width, _KERNEL, dilation=dilation, groups=groups),
+            convolution(width, width, KERNEL, dilation=dilation, groups=groups),
             Snake(width),
             convolution(width, width, 1),
         )
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return hidden + self.block(hidden)  # type: ignore[no-any-return]
+        return hidden + super().forward(hidden)
+
+
+def downsampling_layers(
+    width: int, rate: int, convolution: Callable[..., nn.Module], groups: int = 1
+) -> list[nn.Module]:
+    """Return three residual units and a strided convolution: [B, C, T] -> [B, 2 * C, T / rate]."""
+    units = [ResidualUnit(width, dilation, convolution, groups) for dilation in _DILATIONS]
+    return [*units, Snake(width), convolution(width, 2 * width, 2 * rate, stride=rate)]

@@ -16,13 +16,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from services.extractor_worker.models.causal import ResidualUnit, WrappedCausalConv
+from services.extractor_worker.models.causal import KERNEL, Block, WrappedCausalConv, downsampling_layers
 from services.extractor_worker.models.nearest import nearest_entries
 from services.extractor_worker.models.snake import Snake
 from services.extractor_worker.models.weight_norm import TwoParts
 
-_DILATIONS = (1, 3, 9)
-_KERNEL = 7
 _WIDENING = 4
 """The inner layer of a ConvNeXt block is this many times wider than its input."""
 _CONVNEXT_NORM_EPS = 1e-6
@@ -58,7 +56,7 @@ class CodecConfig:
     max_frames: int = 4096
     """The length of the engines' tables of positions: 190 s."""
     straight_through: bool = True
-    """Whether codebook entries are rounded as by the straight-through estimator of the training code."""
+    """True if codebook entries are rounded as by the straight-through estimator of the training code."""
 
     @property
     def width(self) -> int:
@@ -95,36 +93,20 @@ class CodecEncoder(nn.Module):
         return self.quantizer(self.encoder(samples))  # type: ignore[no-any-return]
 
 
-class Encoder(nn.Module):
+class Encoder(Block):
+    """Strided stages: [B, 1, N] -> [B, width, N / 512].
+
+    Transformer layers follow the convolutions of a stage if the configuration has any there.
+    """
+
     def __init__(self, config: CodecConfig) -> None:
-        super().__init__()
         width = config.encoder_dim
-        stages: list[nn.Module] = [WrappedCausalConv(1, width, _KERNEL)]
+        stages: list[nn.Module] = [WrappedCausalConv(1, width, KERNEL)]
         for rate, layers in zip(config.encoder_rates, config.encoder_transformer_layers, strict=True):
-            stages.append(Stage(width, rate, layers, config))
+            strided = downsampling_layers(width, rate, WrappedCausalConv)
             width *= 2
-        self.block = nn.Sequential(*stages, Snake(width), WrappedCausalConv(width, width, 3))
-
-    def forward(self, samples: Tensor) -> Tensor:
-        """[B, 1, N] -> [B, width, N / 512]."""
-        return self.block(samples)  # type: ignore[no-any-return]
-
-
-class Stage(nn.Module):
-    """Residual units, a strided convolution, and transformer layers if the configuration has any here."""
-
-    def __init__(self, width: int, rate: int, layers: int, config: CodecConfig) -> None:
-        super().__init__()
-        wide = 2 * width
-        residual = [ResidualUnit(width, dilation, WrappedCausalConv) for dilation in _DILATIONS]
-        strided = WrappedCausalConv(width, wide, 2 * rate, stride=rate)
-        self.block = nn.Sequential(
-            *residual, Snake(width), strided, _encoder_transformer(wide, layers, config)
-        )
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        """[B, C, T] -> [B, 2 * C, T / rate]."""
-        return self.block(hidden)  # type: ignore[no-any-return]
+            stages.append(Block(*strided, _encoder_transformer(width, layers, config)))
+        super().__init__(*stages, Snake(width), WrappedCausalConv(width, width, 3))
 
 
 class WindowedTransformer(nn.Module):
@@ -133,6 +115,7 @@ class WindowedTransformer(nn.Module):
     def __init__(
         self,
         width: int,
+        config: CodecConfig,
         *,
         layers: int,
         heads: int,
@@ -140,16 +123,14 @@ class WindowedTransformer(nn.Module):
         inner: int,
         window: int,
         positions: int,
-        rope_base: float,
-        norm_eps: float,
     ) -> None:
         super().__init__()
         self.layers = nn.ModuleList(
-            TransformerLayer(width, heads, head_dim, inner, norm_eps) for _ in range(layers)
+            TransformerLayer(width, heads, head_dim, inner, config.norm_eps) for _ in range(layers)
         )
-        self.norm = RMSNorm(width, norm_eps)
+        self.norm = RMSNorm(width, config.norm_eps)
         self.window = window
-        self._rope_table = partial(_rope_table, positions, head_dim, rope_base)
+        self._rope_table = partial(_rope_table, positions, head_dim, config.rope_base)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[B, C, T] -> [B, C, T]."""
@@ -242,7 +223,16 @@ class Quantizer(nn.Module):
         super().__init__()
         width = config.width
         self.downsample = nn.Sequential(*[Downsample(width, rate) for rate in config.downsample_factor])
-        self.pre_module = _pre_transformer(config)
+        self.pre_module = WindowedTransformer(
+            width,
+            config,
+            layers=config.pre_layers,
+            heads=config.pre_heads,
+            head_dim=config.pre_head_dim,
+            inner=config.pre_inner,
+            window=config.pre_window,
+            positions=config.max_frames,
+        )
         self.semantic_quantizer = Codebooks(1, config.semantic_codebook_size, config)
         self.quantizer = Codebooks(config.n_codebooks, config.codebook_size, config)
 
@@ -269,7 +259,7 @@ class ConvNeXt(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.dwconv = WrappedCausalConv(width, width, _KERNEL, groups=width)
+        self.dwconv = WrappedCausalConv(width, width, KERNEL, groups=width)
         self.norm = nn.LayerNorm(width, eps=_CONVNEXT_NORM_EPS)
         self.pwconv1 = nn.Linear(width, _WIDENING * width)
         self.pwconv2 = nn.Linear(_WIDENING * width, width)
@@ -318,28 +308,13 @@ def _encoder_transformer(width: int, layers: int, config: CodecConfig) -> nn.Mod
         return nn.Identity()
     return WindowedTransformer(
         width,
+        config,
         layers=layers,
         heads=width // config.encoder_head_dim,
         head_dim=config.encoder_head_dim,
         inner=3 * width,
         window=config.encoder_window,
         positions=config.max_frames * math.prod(config.downsample_factor),
-        rope_base=config.rope_base,
-        norm_eps=config.norm_eps,
-    )
-
-
-def _pre_transformer(config: CodecConfig) -> WindowedTransformer:
-    return WindowedTransformer(
-        config.width,
-        layers=config.pre_layers,
-        heads=config.pre_heads,
-        head_dim=config.pre_head_dim,
-        inner=config.pre_inner,
-        window=config.pre_window,
-        positions=config.max_frames,
-        rope_base=config.rope_base,
-        norm_eps=config.norm_eps,
     )
 
 

@@ -1,14 +1,14 @@
 """The encoder half of Higgs Audio's tokenizer: 24 kHz samples in, codes of eight codebooks at 25 Hz out.
 
 A DAC encoder captures the acoustics, HuBERT (arXiv 2106.07447) captures the speech, and a residual quantizer
-codes both together. transformers computes the codes. This module adds the list of the published tensors, so
-that a wrong file is refused with the names that differ, and leaves out the decoder. Knows no files.
+codes both together. transformers computes the codes, and its tensors have the published names. This module
+leaves out the decoder. Knows no files.
 """
 
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import HiggsAudioV2TokenizerConfig
 
 from services.extractor_worker.features.torchaudio_shim import import_with_torchaudio
-from services.extractor_worker.models.dac_layout import Layout, convolution_layout, dac_encoder_layout
+from services.extractor_worker.weights.modules import Layout, layout_of
 from services.extractor_worker.weights.pretrained import pretrained
 
 PARTS = ("acoustic_encoder.", "encoder_semantic.", "fc.", "quantizer.")
@@ -157,98 +157,9 @@ def _listed(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-# --- the published layout
-
-
 def codec_layout(config: CodecConfig) -> Layout:
     """Return the shapes of all tensors of the published file that encoding needs."""
-    acoustic = config.acoustic
-    encoder = dac_encoder_layout(
-        acoustic.encoder_hidden_size, acoustic.downsampling_ratios, acoustic.hidden_size
-    )
-    hubert = {f"semantic_model.{key}": shape for key, shape in _hubert_layout(config.semantic).items()}
-    return {
-        **{f"acoustic_encoder.{key}": shape for key, shape in encoder.items()},
-        **_semantic_encoder_layout(config),
-        **hubert,
-        **_linear("fc", config.width, config.width),
-        **_quantizer_layout(config),
-    }
-
-
-def _semantic_encoder_layout(config: CodecConfig) -> Layout:
-    hidden = width = config.semantic.hidden_size
-    layout: Layout = {"encoder_semantic.conv.weight": (width, width, config.kernel_size)}
-    for block, ratio in enumerate(config.channel_ratios):
-        name = f"encoder_semantic.conv_blocks.{block}"
-        for unit in range(len(config.block_dilations)):
-            layout[f"{name}.res_units.{unit}.conv1.weight"] = (width, width, config.unit_kernel_size)
-            layout[f"{name}.res_units.{unit}.conv2.weight"] = (width, width, 1)
-        layout |= convolution_layout(f"{name}.conv", width, hidden * ratio, 3)
-        width = hidden * ratio
-    return layout
-
-
-def _hubert_layout(config: SemanticConfig) -> Layout:
-    layout: Layout = {}
-    widths = (1, *config.conv_dim)
-    for place, kernel in enumerate(config.conv_kernel):
-        convolution = f"feature_extractor.conv_layers.{place}.conv.weight"
-        layout[convolution] = (widths[place + 1], widths[place], kernel)
-    layout |= _norm("feature_extractor.conv_layers.0.layer_norm", config.conv_dim[0])
-    layout |= _norm("feature_projection.layer_norm", config.conv_dim[-1])
-    layout |= _linear("feature_projection.projection", config.conv_dim[-1], config.hidden_size)
-    layout |= _position_layout(config) | _norm("encoder.layer_norm", config.hidden_size)
-    for layer in range(config.num_hidden_layers):
-        layout |= _hubert_layer_layout(f"encoder.layers.{layer}", config)
-    return layout
-
-
-def _position_layout(config: SemanticConfig) -> Layout:
-    """Return the layout of the positional convolution, whose weight is stored as direction and length."""
-    name, hidden = "encoder.pos_conv_embed.conv", config.hidden_size
-    kernel, group = config.num_conv_pos_embeddings, hidden // config.num_conv_pos_embedding_groups
-    return {
-        f"{name}.bias": (hidden,),
-        f"{name}.parametrizations.weight.original0": (1, 1, kernel),
-        f"{name}.parametrizations.weight.original1": (hidden, group, kernel),
-    }
-
-
-def _hubert_layer_layout(name: str, config: SemanticConfig) -> Layout:
-    hidden, inner = config.hidden_size, config.intermediate_size
-    layout: Layout = {}
-    for projection in ("q_proj", "k_proj", "v_proj", "out_proj"):
-        layout |= _linear(f"{name}.attention.{projection}", hidden, hidden)
-    layout |= _linear(f"{name}.feed_forward.intermediate_dense", hidden, inner)
-    layout |= _linear(f"{name}.feed_forward.output_dense", inner, hidden)
-    return layout | _norm(f"{name}.layer_norm", hidden) | _norm(f"{name}.final_layer_norm", hidden)
-
-
-def _quantizer_layout(config: CodecConfig) -> Layout:
-    size, narrow, wide = config.codebook_size, config.codebook_dim, config.width
-    layout: Layout = {}
-    for book in range(config.codebooks):
-        name = f"quantizer.quantizers.{book}"
-        layout |= {
-            f"{name}.codebook.inited": (1,),
-            f"{name}.codebook.cluster_size": (size,),
-            f"{name}.codebook.embed": (size, narrow),
-            f"{name}.codebook.embed_avg": (size, narrow),
-        }
-        layout |= _linear(f"{name}.project_in", wide, narrow) | _linear(f"{name}.project_out", narrow, wide)
-    return layout
-
-
-def _linear(name: str, taken: int, given: int) -> Layout:
-    return {f"{name}.weight": (given, taken), f"{name}.bias": (given,)}
-
-
-def _norm(name: str, width: int) -> Layout:
-    return {f"{name}.weight": (width,), f"{name}.bias": (width,)}
-
-
-# --- the model
+    return layout_of(partial(_encoder_class(), config.for_transformers()))
 
 
 class CodecEncoder:

@@ -15,10 +15,8 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, MimiConfig, MimiModel
 
+from services.extractor_worker.weights.modules import Layout
 from services.extractor_worker.weights.pretrained import pretrained
-
-Layout = Mapping[str, tuple[int, ...]]
-"""Maps each key to its shape."""
 
 _DOWNSAMPLING = 2
 """The stride of the layer after the transformer, from 25 Hz to 12.5 Hz."""

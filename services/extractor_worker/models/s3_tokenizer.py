@@ -20,9 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from services.extractor_worker.weights.loading import Checkpoint
-from services.extractor_worker.weights.modules import filled, layout_of
-
-Layout = dict[str, tuple[int, ...]]
+from services.extractor_worker.weights.modules import Layout, filled, layout_of
 
 _HEAD = 64
 _ROTATION_BASE = 10_000.0

@@ -11,8 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-Layout = Mapping[str, tuple[int, ...]]
-"""Maps each key to its shape."""
+from services.extractor_worker.weights.modules import Layout
 
 
 class TwoParts(NamedTuple):

@@ -121,9 +121,9 @@ class Extraction:
         coming = deque[Future[_PipelineItem | None]]()
         self._begin(waiting, coming, self._threads)
         while coming:
-            group = self._next_group(coming)
-            self._begin(waiting, coming, self._threads + _at_once(group))
-            going.extend(self._encode(group))
+            batch = self._next_device_batch(coming)
+            self._begin(waiting, coming, self._threads + _at_once(batch))
+            going.extend(self._encode(batch))
         return [_outcome(clip) for clip in going]
 
     def _begin(
@@ -166,13 +166,15 @@ class Extraction:
         clip = self._retried(lambda: self._publisher.read_clip(attempt))
         return _or_leave(loaded, lambda: loaded.extractor.prepare(clip))
 
-    def _next_group(self, coming: "deque[Future[_PipelineItem | None]]") -> "list[_PipelineItem | _Ended]":
+    def _next_device_batch(
+        self, coming: "deque[Future[_PipelineItem | None]]"
+    ) -> "list[_PipelineItem | _Ended]":
         """Return the next clip, with those after it that are prepared already and may be encoded with it."""
-        group = [self._arrived(coming.popleft())]
-        while coming and coming[0].done() and _fits(group, following := self._arrived(coming[0])):
+        batch = [self._arrived(coming.popleft())]
+        while coming and coming[0].done() and _fits(batch, following := self._arrived(coming[0])):
             coming.popleft()
-            group.append(following)
-        return group
+            batch.append(following)
+        return batch
 
     def _arrived(self, coming: "Future[_PipelineItem | None]") -> "_PipelineItem | _Ended":
         try:
@@ -183,14 +185,14 @@ class Extraction:
             self.on_progress()
         return _done("superseded") if clip is None else clip
 
-    def _encode(self, group: "Sequence[_PipelineItem | _Ended]") -> Iterator[_Ended]:
-        """Encode the group on the device, and hand the results to the threads for publication."""
-        good = [clip for clip in group if isinstance(clip, _PipelineItem) and not clip.failed]
+    def _encode(self, batch: "Sequence[_PipelineItem | _Ended]") -> Iterator[_Ended]:
+        """Encode a batch on the device, and hand the results to the threads for publication."""
+        good = [clip for clip in batch if isinstance(clip, _PipelineItem) and not clip.failed]
         for clip in good:
             self._publisher.progress(clip.attempt, "encoding", 1)
         encoded = iter(self._on_device(good))
         self.on_progress()
-        for one in group:
+        for one in batch:
             if isinstance(one, _PipelineItem):
                 yield self._pool.submit(self._finish, one if one.failed else next(encoded))
             else:
@@ -326,24 +328,24 @@ def _drop_values(error: BaseException) -> None:
         one = one.__cause__ or one.__context__
 
 
-def _fits(group: "Sequence[_PipelineItem | _Ended]", following: "_PipelineItem | _Ended") -> bool:
-    """Return whether a clip may be encoded together with the group.
+def _fits(batch: "Sequence[_PipelineItem | _Ended]", following: "_PipelineItem | _Ended") -> bool:
+    """Return whether a clip may be encoded together with the batch.
 
     All clips, padded to the longest of them, may last no longer than the extractor's `batch_seconds`.
     """
-    clips = [clip for clip in (*group, following) if isinstance(clip, _PipelineItem) and not clip.failed]
+    clips = [clip for clip in (*batch, following) if isinstance(clip, _PipelineItem) and not clip.failed]
     if not clips:
         return True
     padded = len(clips) * max(clip.seconds for clip in clips)
     return len(clips) == 1 or padded <= clips[0].loaded.extractor.batch_seconds
 
 
-def _at_once(group: "Sequence[_PipelineItem | _Ended]") -> int:
-    """Return how many clips as long as the longest of the group may be encoded at once.
+def _at_once(batch: "Sequence[_PipelineItem | _Ended]") -> int:
+    """Return how many clips as long as the longest of the batch may be encoded at once.
 
     0 means that every clip is encoded alone.
     """
-    clips = [clip for clip in group if isinstance(clip, _PipelineItem) and not clip.failed]
+    clips = [clip for clip in batch if isinstance(clip, _PipelineItem) and not clip.failed]
     if not clips:
         return 0
     return int(clips[0].loaded.extractor.batch_seconds / max(clip.seconds for clip in clips))

@@ -197,7 +197,7 @@ def _encoded(extractor: Extractor, clips: Sequence[ReferenceAudio]) -> list[Tens
 
 def _dtype_of(extractor: Extractor) -> Dtype:
     """Return the dtype in the encoder's fingerprint, or float32 for an encoder that names none."""
-    return "bfloat16" if extractor.fingerprint.facts.get("dtype") == "bfloat16" else "float32"
+    return "bfloat16" if extractor.fingerprint.inputs.get("dtype") == "bfloat16" else "float32"
 
 
 def _weights_compared(extractor: Extractor, trusted: Extractor) -> Iterator[Finding]:

@@ -248,3 +248,13 @@ def _tensors_of(thing: object) -> Iterator[tuple[str, Tensor]]:
 def untrained_inputs(seed: int) -> dict[str, Any]:
     """Return the fingerprint inputs of random weights."""
     return {"untrained": True, "seed": seed}
+
+
+def weights_identity(weights: Mapping[str, Any], file: str) -> Hashable:
+    """Return a value that is equal for two extractors whose weights in this file are equal.
+
+    Args:
+        weights: the fingerprint inputs of the weights.
+        file: the name of the file. It does not matter for random weights.
+    """
+    return weights["seed"] if weights["untrained"] else weights["files"][file]  # type: ignore[no-any-return]

@@ -1,9 +1,9 @@
-"""The tensors of a published pickle or ONNX graph as a safetensors file: made once, kept, checked before
-each use. Knows no model.
+"""Converts a published pickle or ONNX graph to a safetensors file, which is kept, and checked before each
+use.
 
-A pickle is read by torch's reader for untrusted files, which builds tensors and runs no code, and of which no
-more is kept than the file justifies; of a graph only the tensors are read. A hostile file can be no more than
-wrong.
+A pickle is read by torch's reader for untrusted files, which builds tensors and runs no code. Tensors that
+are larger than the file justifies are refused. Of a graph, only the tensors are read. So a hostile file can
+contain wrong weights and nothing worse. This module knows no model.
 """
 
 import tempfile
@@ -21,33 +21,32 @@ from torch import Tensor
 from services.extractor_worker.weights.file_digest import sha256_of_file
 from speaker_registry.errors import WeightsInvalid
 
-PICKLES = frozenset({".pth", ".pt", ".ckpt"})
 ONNX = ".onnx"
 _RULES = 1
-"""Raise it with every change of what is kept of a file: what older rules kept is not used then."""
+"""The version of the conversion. It must grow with each change, so that older results are not used."""
 _WRAPPERS = ("state_dict", "generator", "model")
-"""Names under which training code puts the tensors it saves."""
+"""Keys under which training code saves its tensors."""
 _WRAPPING = "generator."
-"""What training code with a discriminator puts before the keys of what it publishes."""
+"""The prefix that training code with a discriminator gives to the keys of the published part."""
 _SHARED = 4
-"""Tensors that share memory come out separately, so the result may be larger than the file: by this factor,
-and by a megabyte for small ones.
+"""Converted files may be this many times as large as the original, plus a megabyte, because tensors that
+share memory are stored separately.
 """
 
 
 def converted(path: Path, name: str, sha256: str, cache: Path) -> Path:
-    """The tensors of a file as a safetensors file, made the first time it is asked for.
+    """Return a safetensors file with the tensors of a file. It is made on first use.
 
-    Any number of processes may ask at once: each makes a whole file, and one of them stays.
+    Several processes may convert the same file at once. Each writes a complete result, and one of them stays.
 
     Args:
-        name: of the file, for messages.
-        sha256: of its content: what the result is kept under.
-        cache: folder for the results, made if there is none.
+        name: the name of the file, for messages.
+        sha256: the SHA-256 of its content, which is part of the result's name.
+        cache: the folder for the results. It is created if it does not exist.
 
     Raises:
-        WeightsInvalid: it is no pickle of tensors by name, or no ONNX graph that has its tensors in it; or
-            the cache cannot be written.
+        WeightsInvalid: the file is no pickle of tensors by name, or no ONNX graph that contains its tensors;
+            or the cache cannot be written.
     """
     stem = f"{sha256}{path.suffix}.{_RULES}"
     if kept := _kept(cache, stem):
@@ -68,8 +67,10 @@ def converted(path: Path, name: str, sha256: str, cache: Path) -> Path:
 
 
 def _kept(cache: Path, stem: str) -> Path | None:
-    """What was kept before, if each of its bytes is still what was written: an artifact names the published
-    file, and must not be made by another. What a crash or the disk has damaged is made again, in its place.
+    """Return an earlier result whose content still has the SHA-256 in its name, or None.
+
+    Artifacts name the published file, so no other weights may make them. A result that a crash or the disk
+    has damaged is made again.
     """
     for path in cache.glob(f"{stem}.*.safetensors"):
         with suppress(OSError):
@@ -79,11 +80,11 @@ def _kept(cache: Path, stem: str) -> Path | None:
 
 
 def _keep(tensors: Mapping[str, Tensor], cache: Path, stem: str) -> Path:
-    """Under a name that says its sha256."""
+    """Store tensors in the cache, under a name that contains the SHA-256 of the file."""
     cache.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cache) as folder:
         part = Path(folder) / "part"
-        # Cloned: safetensors refuses tensors that share memory.
+        # The tensors are cloned, because safetensors refuses tensors that share memory.
         save_file({key: tensor.detach().clone().contiguous() for key, tensor in tensors.items()}, part)
         return part.replace(cache / f"{stem}.{sha256_of_file(part)}.safetensors")
 
@@ -102,11 +103,11 @@ def _unpickle(path: Path, name: str) -> dict[str, Tensor]:
 
 
 def _refuse_packed(path: Path, name: str) -> None:
-    """torch stores tensors as they are; what is compressed could unpack to any size."""
+    """Refuse compressed files, which could unpack to any size. torch stores tensors uncompressed."""
     try:
         with zipfile.ZipFile(path) as file:
             packed = any(entry.compress_type != zipfile.ZIP_STORED for entry in file.infolist())
-    except zipfile.BadZipFile:  # torch's older format is no zip file; a damaged one is torch's to refuse
+    except zipfile.BadZipFile:  # torch's older format is no zip file, and torch refuses damaged files itself
         return
     if packed:
         raise WeightsInvalid(f"{name} is compressed, which torch's own files are not")
@@ -123,12 +124,14 @@ def _tensors_by_name(content: Any) -> dict[str, Tensor]:
 
 
 def _size(tensor: Tensor) -> int:
-    """Bytes it takes when nothing is shared: a few numbers can be described as any number of them."""
+    """Return the bytes of a tensor that shares no memory. A few stored numbers can describe a tensor of any
+    size.
+    """
     return tensor.numel() * tensor.element_size()
 
 
 def _initialisers(path: Path, name: str) -> dict[str, Tensor]:
-    """`<node>:<place among its inputs>:<initialiser>` -> tensor, for each use of an initialiser.
+    """Return the tensor for each use of an initialiser, by `<node>:<place among its inputs>:<initialiser>`.
 
     Exporters invent names for initialisers that they transpose, but a node keeps the name of its module.
     """

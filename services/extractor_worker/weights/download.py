@@ -1,8 +1,8 @@
-"""`python -m services.extractor_worker download`: the published files of profiles, fetched before a worker
-needs them. Knows no model, and imports no torch.
+"""The command `python -m services.extractor_worker download`, which fetches the published files of profiles
+before a worker needs them. It knows no model and imports no torch.
 
-Exit codes: 0 all there; 1 a file is refused, or cannot be had or stored; 2 wrong usage; 3 the hub cannot be
-reached; 130 interrupted.
+Exit codes: 0: all files are there; 1: a file is refused, or cannot be fetched or stored; 2: wrong usage; 3:
+the hub cannot be reached; 130: interrupted.
 """
 
 import argparse
@@ -28,19 +28,18 @@ OK, REFUSED, USAGE, UNREACHABLE, INTERRUPTED = 0, 1, 2, 3, 130
 
 
 class UsageError(Exception):
-    """The command cannot be carried out as it stands."""
+    """The command's arguments contradict each other or the catalogue."""
 
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """The files of one profile, and where they go.
-
-    to: a folder for sub-folders named like the profiles, as WEIGHTS takes it; None: the hub's cache.
-    """
+    """The files of one profile, and their destination."""
 
     profile: Profile
     commit: str
     to: Path | None
+    """A folder, as WEIGHTS accepts it, that gets a sub-folder for each profile. None means the hub's cache.
+    """
 
     @property
     def files(self) -> list[HubFile]:
@@ -56,13 +55,13 @@ class Delivery:
 
     @property
     def sums(self) -> dict[str, str]:
-        """What a worker will hold the files against when it reads them from there."""
+        """Return the digests with which a worker will compare the files when it reads them from there."""
         source = LocalWeights(self.to) if self.to else HubWeights(self.commit)
         return known_sums(source, self.profile.weights)
 
 
 def main(words: Sequence[str], program: str) -> int:
-    """Fetch and return the exit code. `program`: what this is called with."""
+    """Run the command and return the exit code. `program` is the command's name for messages."""
     try:
         catalogue = ProfileCatalogue.load(())
     except ProfileAmbiguous as error:
@@ -88,7 +87,7 @@ def main(words: Sequence[str], program: str) -> int:
 
 
 def _deliveries(arguments: argparse.Namespace, catalogue: ProfileCatalogue) -> Iterator[Delivery]:
-    """Raises before anything is fetched."""
+    """Yield the requested deliveries. Raises all errors of usage before anything is fetched."""
     names = list(dict.fromkeys(name.strip() for name in arguments.profiles.split(",") if name.strip()))
     if not names:
         raise UsageError("--profiles names none")
@@ -129,8 +128,9 @@ def _deliver(delivery: Delivery) -> None:
 
 
 def _checked(delivery: Delivery, file: HubFile, path: Path, *, fetched: bool) -> str:
-    """What we know of the content. What was fetched just now and is wrong does not stay: it would be found
-    there the next time.
+    """Compare the file with the known digest, and return the result for the table.
+
+    A wrong file that was fetched just now is removed, so that the next run does not find it.
     """
     sha256 = delivery.sums.get(file.name)
     if sha256 is None:
@@ -147,7 +147,7 @@ def _checked(delivery: Delivery, file: HubFile, path: Path, *, fetched: bool) ->
 
 
 def _introduce(delivery: Delivery) -> None:
-    """What is fetched, and on what terms."""
+    """Print which files are fetched, and their licence."""
     weights = delivery.profile.weights
     print(
         field_lines(
@@ -199,5 +199,5 @@ def _parser(program: str, catalogue: ProfileCatalogue) -> argparse.ArgumentParse
 
 
 def _known(catalogue: Iterable[Profile]) -> str:
-    """Those that can be fetched."""
+    """Return the names of the profiles that have files to fetch."""
     return ", ".join(one.name for one in catalogue if not one.not_extractable)

@@ -1,8 +1,8 @@
-"""The Hugging Face hub: one file of one repository at one commit, fetched or found again. Knows no model.
+"""Fetches a file of a repository at a commit from the Hugging Face hub, or finds it in the cache.
 
-The library's own settings apply (HF_TOKEN, HF_HOME, HF_HUB_OFFLINE …), but that it asks and tells the hub
-nothing beside the files unless HF_HUB_DISABLE_TELEMETRY=0. It takes a cut connection up again where it broke,
-keeps whole files for the next run, and shows a bar on a terminal.
+The library's own settings apply (HF_TOKEN, HF_HOME, HF_HUB_OFFLINE …). Its telemetry is off unless
+HF_HUB_DISABLE_TELEMETRY=0. The library resumes interrupted downloads, keeps complete files for the next run,
+and shows a progress bar on a terminal. This module knows no model.
 """
 
 import os
@@ -25,38 +25,41 @@ from huggingface_hub.errors import (
 from speaker_registry.errors import WeightsInvalid, WeightsMissing
 
 _TransportError: type[Exception] = HfHubHTTPError.__bases__[0]
-"""What the library lets through when a connection breaks. Of its HTTP package, and that changes."""
+"""The exception of the library's HTTP package for a broken connection. The package differs between releases.
+"""
 
 
 class HubUnreachable(WeightsMissing):
-    """Not in the cache, and the hub cannot be asked."""
+    """A file is not in the cache, and the hub cannot be reached."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HubFile:
+    """One file of a repository at a commit."""
+
     repo: str
     commit: str
-    """40 hex digits."""
+    """The commit, in 40 hex digits."""
     name: str
-    """Within the repository."""
+    """The path within the repository."""
     cache: Path | None = None
-    """Instead of the library's default."""
+    """The cache folder, by default the library's."""
     folder: Path | None = None
-    """Where the file goes under its name, instead of into a cache."""
+    """The folder that gets the file under its name. By default it goes into the cache."""
 
     def planned(self, *, local_files_only: bool = False) -> tuple[int | None, bool]:
-        """Size in bytes if it is known, and whether the file has to be fetched. Asks the hub about what is
-        not there.
+        """Return the size in bytes if it is known, and whether the file has to be fetched.
+
+        The hub is asked only about files that are not there.
 
         Raises:
-            HubUnreachable. WeightsMissing: the hub has no such repository, commit or file for us.
+            HubUnreachable.
+            WeightsMissing: the hub has no such repository, commit or file, or does not show it to this user.
             WeightsInvalid: the file is of another commit.
         """
         found = self._download(dry_run=True, local_files_only=local_files_only)
         if isinstance(found, str):
-            raise HubUnreachable(
-                f"{self._what}: a {self.name} is there, of which nobody knows where it is from"
-            )
+            raise HubUnreachable(f"{self._what}: the folder has a {self.name} of unknown origin")
         if found.commit_hash != self.commit:
             raise WeightsInvalid(
                 f"asked for {self.repo} at commit {self.commit}, the hub delivered {found.commit_hash:.40}"
@@ -64,13 +67,15 @@ class HubFile:
         return found.file_size, found.will_download
 
     def fetched(self, *, local_files_only: bool = False) -> Path:
-        """The file on this machine. Raises what `planned` does, and OSError, e.g. when the disk is full."""
+        """Return the file on this machine. Raises the errors of `planned`, and OSError, e.g. if the disk is
+        full.
+        """
         self.planned(local_files_only=local_files_only)
         return Path(str(self._download(dry_run=False, local_files_only=local_files_only)))
 
     def _download(self, *, dry_run: bool, local_files_only: bool):  # type: ignore[no-untyped-def]  # the library's
         if "HF_HUB_DISABLE_TELEMETRY" not in os.environ:
-            constants.HF_HUB_DISABLE_TELEMETRY = True  # its own reading of the environment is over by now
+            constants.HF_HUB_DISABLE_TELEMETRY = True  # the library has read the environment already
         with self._explained():
             return hf_hub_download(
                 self.repo,
@@ -105,7 +110,7 @@ class HubFile:
 
 
 def _cause(error: BaseException) -> str:
-    """In two or three words: the library tells the whole story in the exception itself."""
+    """Name the cause in two or three words. The library's exception has the details."""
     reason = error.__cause__ or error
     if isinstance(reason, OfflineModeIsEnabled):
         return "HF_HUB_OFFLINE is set"

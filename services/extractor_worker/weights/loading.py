@@ -1,10 +1,10 @@
-"""Where a model's weights come from, and reading them so strictly that a wrong file is refused by name.
+"""Finds and reads a model's weights, so strictly that a wrong file is refused by name.
 
-Sources: a folder in the published layout, the Hugging Face hub pinned by commit, or `untrained`. What is
-published as a pickle or an ONNX graph is converted to safetensors first. Knows no architecture: callers say
-which tensors they expect. Imports no torch until tensors are read.
+Weights come from a folder in the published layout, from the Hugging Face hub at a pinned commit, or are
+`untrained`. A pickle or an ONNX graph is converted to safetensors first. This module knows no architecture:
+callers say which tensors they expect. It imports no torch until tensors are read.
 
-Messages name files within the checkpoint and never where it lies; the exception they come from does.
+Messages name files within the checkpoint, never its location. The exception behind the message does.
 """
 
 import errno
@@ -31,38 +31,42 @@ if TYPE_CHECKING:
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _CONVERTED = frozenset({".pth", ".pt", ".ckpt", ".onnx"})
-"""Pickles and ONNX graphs."""
+"""File name extensions of pickles and ONNX graphs, which are converted."""
 _CUSTOM = "SPEAKER_EXTRACTOR_CUSTOM_WEIGHTS"
 """The setting that names the profiles whose folder holds other weights than the published ones."""
 _NAMED = 3
-"""Keys an error lists before it only counts."""
+"""The number of keys that an error lists. It counts the rest."""
 _FLOATS = ("float32", "bfloat16", "float16")
-"""Types that weights are published in. An integer or an 8-bit type means quantised weights, which need scales
-that we do not know."""
+"""The accepted types of weights. Integers and 8-bit types belong to quantised weights, whose scales are
+unknown here.
+"""
 _COUNTER = ".num_batches_tracked"
-"""Ends the keys of batch norm's counters: integers that no result depends on."""
+"""The end of the keys of batch norm's counters, which are integers that no result depends on."""
 _MAX_JSON_BYTES = 64 * 1024**2
-"""Of a configuration: a thousand times what is usual."""
+"""The largest accepted configuration file, a thousand times the usual size."""
 
 
 @dataclass(frozen=True, slots=True)
 class LocalWeights:
-    """A folder that is a checkpoint, or that holds one per profile in sub-folders named like the profiles."""
+    """A folder with a checkpoint, or with a sub-folder for each profile that holds its checkpoint."""
 
     folder: Path
     custom: bool = False
-    """Whether the files are meant to differ from the published ones, e.g. fine-tuned or saved again."""
+    """True if the files differ from the published ones on purpose, for example because they are fine-tuned.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class HubWeights:
-    """The Hugging Face hub. The library's own settings apply (HF_TOKEN, HF_HOME, HF_HUB_OFFLINE)."""
+    """Weights from the Hugging Face hub. The library's own settings apply (HF_TOKEN, HF_HOME,
+    HF_HUB_OFFLINE).
+    """
 
     revision: str | None = None
-    """Commit to use instead of the one the catalogue names."""
+    """The commit to use instead of the catalogue's."""
     local_files_only: bool = False
     cache: Path | None = None
-    """Instead of the library's default."""
+    """The cache folder, by default the library's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,15 +109,15 @@ class Checkpoint:
 
     folder: Path
     repo: str | None
-    """Where on the hub they are from; None for a folder, which could be from anywhere."""
+    """The repository on the hub. None for a folder, whose origin is unknown."""
     revision: str | None
     cache: Path = EXTRACTOR_CACHE
-    """Where what is converted is kept."""
+    """The folder for converted files."""
     custom: bool = False
-    """See `LocalWeights`."""
+    """The same as in `LocalWeights`."""
 
     def read_json(self, name: str) -> dict[str, Any]:
-        """Raises WeightsInvalid for a file that is not a JSON object."""
+        """Return the content of a JSON file. Raises WeightsInvalid if it is not a JSON object."""
         if (self.folder / name).stat().st_size > _MAX_JSON_BYTES:
             raise WeightsInvalid(f"{name} is larger than any configuration")
         try:
@@ -134,19 +138,20 @@ class Checkpoint:
         *,
         ignored: re.Pattern[str] | None = None,
     ) -> "dict[str, Tensor]":
-        """Read the tensors under `prefix`, which must be exactly those of `layout`; others are left alone.
+        """Read the tensors under `prefix`, which must be exactly those of `layout`. Others are not read.
 
-        Weights come out as float32, which holds every value of the narrower types exactly. Counters that
-        batch norm keeps for training come out as they are.
+        Weights are returned as float32, which represents every value of the narrower types exactly. Counters
+        that batch norm keeps for training are returned unchanged.
 
         Args:
-            name: of the file: safetensors, a pickle (`.pth`, `.pt`, `.ckpt`) of tensors by name, or an ONNX
-                graph (`.onnx`), whose keys are `<node>:<place among its inputs>:<initialiser>`.
-            prefix: of the keys in the file; `layout` and the result go without.
-            layout: key -> shape.
-            if_none: what the file is when no key has the prefix.
-            renamed: from a key in the file to one of `layout` with the prefix; others stay as they are.
-            ignored: found in keys, under the prefix, of tensors that are left alone as well.
+            name: the name of the file, which is safetensors, a pickle (`.pth`, `.pt`, `.ckpt`) of tensors by
+                name, or an ONNX graph (`.onnx`), whose keys are
+                `<node>:<place among its inputs>:<initialiser>`.
+            prefix: the start of the keys in the file. `layout` and the result have keys without it.
+            layout: maps each key to its shape.
+            if_none: the description of a file without that prefix, for the message.
+            renamed: returns the key of `layout`, with prefix, for a key in the file.
+            ignored: matches keys under the prefix whose tensors are not read either.
 
         Raises:
             WeightsInvalid: the file is damaged; keys are missing, unexpected or of another shape; or a tensor
@@ -169,6 +174,25 @@ class Checkpoint:
         except (SafetensorError, OSError) as error:
             raise WeightsInvalid(f"{name} is damaged, cut short or not a safetensors file") from error
 
+    def read_parts(
+        self, name: str, parts: Iterable[str], layout: Mapping[str, tuple[int, ...]], **options: Any
+    ) -> "dict[str, Tensor]":
+        """Read several parts of a file by `read_tensors`, and keep the prefixes of their keys.
+
+        Args:
+            name: the name of the file.
+            parts: the prefix of each part. Tensors under other prefixes are not read.
+            layout: maps each key, with its prefix, to its shape.
+            options: further arguments of `read_tensors`.
+        """
+        tensors: dict[str, Tensor] = {}
+        for part in parts:
+            keys = [key for key in layout if key.startswith(part)]
+            expected = {key.removeprefix(part): layout[key] for key in keys}
+            found = self.read_tensors(name, part, expected, **options)
+            tensors |= {part + key: tensor for key, tensor in found.items()}
+        return tensors
+
     def _safetensors(self, name: str) -> Path:
         path = self.folder / name
         if path.suffix not in _CONVERTED:
@@ -178,10 +202,12 @@ class Checkpoint:
         return converted(path, name, sha256_of_file(path), self.cache.expanduser())
 
     def fingerprint_inputs(self, names: Iterable[str]) -> dict[str, Any]:
-        """What a fingerprint says of weights: source and sha256 of each file, and whether they are custom."""
+        """Return what a fingerprint covers of weights: the source and SHA-256 of each file, and whether they
+        are custom.
+        """
         files = {name: sha256_of_file(self.folder / name) for name in names}
-        facts = {"untrained": False, "repo": self.repo, "revision": self.revision, "files": files}
-        return facts | ({"custom": True} if self.custom else {})
+        inputs = {"untrained": False, "repo": self.repo, "revision": self.revision, "files": files}
+        return inputs | ({"custom": True} if self.custom else {})
 
 
 def locate(
@@ -191,16 +217,16 @@ def locate(
     weights: PublishedWeights,
     cache: Path = EXTRACTOR_CACHE,
 ) -> Checkpoint:
-    """Find the checkpoint of a profile, from the hub if need be, and see that all its files are there.
+    """Find the checkpoint of a profile, if necessary from the hub, and check that it has all its files.
 
     Args:
         source: where to look.
-        profile: name of the sub-folder, where the folder holds several checkpoints.
-        weights: which files of which repository.
-        cache: where what has to be converted is kept.
+        profile: the name of the profile, and of the sub-folder if the folder holds several checkpoints.
+        weights: the files of the profile, and their repository.
+        cache: the folder for converted files.
 
     Raises:
-        WeightsMissing: naming the first missing file, what is expected where, and how to get it.
+        WeightsMissing: a file is missing. The message says which, where it is expected, and how to get it.
         WeightsInvalid: no commit is known, the hub delivered another one, or a file is not the published one.
     """
     if isinstance(source, HubWeights):
@@ -219,8 +245,9 @@ def locate(
 
 
 def known_sums(source: LocalWeights | HubWeights, weights: PublishedWeights) -> dict[str, str]:
-    """Name -> sha256, as far as known. Those of one commit say nothing of another's files, and custom files
-    are meant to differ.
+    """Return the known SHA-256 digests by file name.
+
+    None are known for files of another commit, and for custom files, which differ on purpose.
     """
     if isinstance(source, LocalWeights) and source.custom:
         return {}
@@ -230,7 +257,7 @@ def known_sums(source: LocalWeights | HubWeights, weights: PublishedWeights) -> 
 
 
 def refuse_another(path: Path, name: str, sha256: str, *, profile: str, repo: str) -> None:
-    """Raises WeightsInvalid if the file's content is not the one that is known."""
+    """Raise WeightsInvalid if the file's content does not have this SHA-256."""
     if (found := sha256_of_file(path)) != sha256:
         raise WeightsInvalid(
             f"{profile}: {name} is not the file that {repo} published: its sha256 is {found}, "
@@ -239,7 +266,7 @@ def refuse_another(path: Path, name: str, sha256: str, *, profile: str, repo: st
 
 
 def download_command(profile: str, *, to: str | None = None, commit: str | None = None) -> str:
-    """What fetches a profile's files, typed in our working directory."""
+    """Return the command that fetches a profile's files, for the working directory of this process."""
     python, here = Path(sys.executable), Path.cwd()
     words = [str(python.relative_to(here)) if python.is_relative_to(here) else "python"]
     words += ["-m", "services.extractor_worker", "download", "--profiles", profile]
@@ -249,7 +276,7 @@ def download_command(profile: str, *, to: str | None = None, commit: str | None 
 
 
 def commit_of(source: HubWeights, weights: PublishedWeights) -> str:
-    """The one to take. Raises WeightsInvalid if none is known, or if it is none."""
+    """Return the commit to use. Raises WeightsInvalid if none is known, or the setting is no commit."""
     wanted = source.revision or weights.commit
     if wanted is None:
         raise WeightsInvalid(
@@ -295,7 +322,9 @@ def _from_folder(source: LocalWeights, profile: str, weights: PublishedWeights, 
 
 
 def _commit(text: str) -> str:
-    """Branches and tags move, and an artifact must say what made it."""
+    """Return a commit unchanged. Branches and tags are refused: they move, and an artifact must say what made
+    it.
+    """
     if not _COMMIT.fullmatch(text):
         raise WeightsInvalid(
             f"{text[:60]!a} is not a commit: 40 hex digits are expected, not a branch or tag"
@@ -304,7 +333,7 @@ def _commit(text: str) -> str:
 
 
 def _weight(name: str, key: str, tensor: "Tensor") -> "Tensor":
-    """As float32. Raises WeightsInvalid, with the file's name and the key, for what cannot be a weight."""
+    """Return a weight as float32. Raises WeightsInvalid with file and key if it cannot be a weight."""
     if key.endswith(_COUNTER):
         return tensor
     dtype = str(tensor.dtype).removeprefix("torch.")

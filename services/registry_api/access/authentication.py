@@ -36,8 +36,8 @@ log = structlog.get_logger()
 _REFRESH_AHEAD_SECONDS = FRESH_SECONDS / 2
 """Refresh the key list in the background when it expires in less than this."""
 _REREAD_AFTER_SECONDS = 0.05
-"""If the key list is older than this, it is read again for an unknown key: another process may just have made
-the key.
+"""An unknown key causes the key list to be read again if the list is older than this, because another process
+may just have made the key.
 """
 _MAX_KEY_READS = 4
 """This many threads may read the key list, or wait for the one that reads it."""
@@ -46,9 +46,11 @@ _MAX_ADDRESSES = 50_000
 """Failures are counted for this many addresses, minute by minute."""
 _MAX_JWTS = 10_000
 _JWT_REVERIFY_SECONDS = 30.0
-"""A verified JWT is accepted for this long without another check: about what clocks may differ by."""
+"""A verified JWT is accepted for this long without another check, which is about as long as clocks may
+differ.
+"""
 _JWT_REMEMBERED_SECONDS = 3600.0
-"""For this long after its verification, a JWT is checked again even if its address has sent too many bad
+"""A JWT that was verified less than this long ago is checked again even if its address has sent too many bad
 ones.
 """
 
@@ -69,7 +71,7 @@ class Access:
         rates: counts requests and uploads.
         bootstrap: an API key with all rights that is not in the bucket.
         jwts: verifies JWTs. None: no JWTs are accepted.
-        failures_per_minute: how many invalid keys one address may send before it is refused.
+        failures_per_minute: how many requests without a valid key one address may send before it is refused.
         waiting_requests: how many requests of one key may wait at once; None: any number.
         arriving_uploads: how many uploads of one key may be arriving at once; None: any number.
         connections: how many connections this process serves. All keys of a namespace together may occupy a
@@ -191,24 +193,24 @@ class Access:
             raise InvalidApiKey("This API key is not known here.")
         assert key is not None
         keyring.check_active(key)
-        keyring.used(token.id)
+        keyring.note_use(token.id)
         return _key_caller(key)
 
     async def _ensure_fresh_keys(self, keyring: Keyring) -> None:
         """Read the key list if it has expired; refresh it in the background if it is about to expire."""
         left = keyring.seconds_left
         if left <= 0:
-            await self._read_keys(keyring)
+            await self._read_keys(keyring, max_age_seconds=0.0)
         elif left < _REFRESH_AHEAD_SECONDS and (self._refreshing is None or self._refreshing.done()):
             self._refreshing = asyncio.create_task(self._refresh_in_background(keyring))
 
-    async def _read_keys(self, keyring: Keyring) -> None:
+    async def _read_keys(self, keyring: Keyring, *, max_age_seconds: float = _REREAD_AFTER_SECONDS) -> None:
         async with self._key_reads.hold():
-            await run_in_threadpool(keyring.look, longest_ago_seconds=_REREAD_AFTER_SECONDS)
+            await run_in_threadpool(keyring.refresh, max_age_seconds=max_age_seconds)
 
     async def _refresh_in_background(self, keyring: Keyring) -> None:
         try:
-            await run_in_threadpool(keyring.look, longest_ago_seconds=_REREAD_AFTER_SECONDS)
+            await run_in_threadpool(keyring.refresh, max_age_seconds=_REREAD_AFTER_SECONDS)
         except Exception as error:  # noqa: BLE001 - the next request that needs the keys reads them, and fails
             log.warning("keys.not_looked_at", error=type(error).__name__)
 
@@ -222,8 +224,8 @@ class Access:
     def _check_failure_limit(self, address: str) -> None:
         if self._failures.get((address, self.rate_limits.minute()), 0) >= self._failures_per_minute:
             raise RateLimited(
-                f"This address has sent {self._failures_per_minute} invalid API keys in this minute. Wait "
-                "for the next minute.",
+                f"This address has sent {self._failures_per_minute} requests without a valid API key in "
+                "this minute. Wait for the next minute.",
                 retry_after_seconds=self.rate_limits.reset_seconds(),
             ) from None
 
@@ -242,6 +244,7 @@ def _key_caller(key: ApiKey) -> Caller:
     return Caller(
         id=record.id,
         limits_id=record.first,
+        ends_at=key.ends_at,
         namespace=record.namespace,
         scopes=ALL_SCOPES & set(record.scopes),
         requests_per_minute=record.requests_per_minute,
@@ -259,7 +262,7 @@ def open_access(
     """Build `Access` from the settings.
 
     Raises:
-        AccessMisconfigured: keys are required and none could make others, or strangers could get in.
+        AccessMisconfigured: keys are required but no key could make others, or strangers could get in.
         Unavailable: the keys cannot be read.
     """
     try:
@@ -269,7 +272,7 @@ def open_access(
     if reason is None:
         return Access()
     bootstrap = _bootstrap_token(access)
-    keyring.look()
+    keyring.refresh()
     if bootstrap is None and access.oidc_issuer is None and not _has_admin_key(keyring):
         raise AccessMisconfigured(
             f"{reason}, so requests need an API key, and there is none that could make others. Write one "

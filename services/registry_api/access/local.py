@@ -13,12 +13,14 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from services.registry_api.protocol.problems import render
+from services.registry_api.protocol.error_answers import render
 from services.shared.configuration.settings import is_loopback
 from speaker_registry.errors import PermissionDenied
 
 _UNGUARDED_PATHS = frozenset({"/healthz", "/readyz"})
-"""Health checks from anywhere are answered: they say no more than yes or no."""
+"""Health checks are answered wherever they come from: they tell only which part of the registry fails, and
+why.
+"""
 _FORWARDING_HEADERS = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip")
 
 

@@ -8,8 +8,9 @@ uploads fail anyway. Knows no routes.
 import asyncio
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import redis
 from cachetools import LRUCache
@@ -25,7 +26,7 @@ MINUTE = 60
 REQUESTS, UPLOADS = "requests", "uploads"
 _CHUNKS_PER_LIMIT = 100
 _MAX_COUNTS = 30_000
-"""Limits whose counts are remembered, the latest used."""
+"""Number of limits whose counts are remembered. The least recently used ones are forgotten first."""
 
 
 @dataclass(slots=True)
@@ -105,20 +106,24 @@ class RateLimits:
             RateLimited: the limit is reached in this minute.
         """
         if limit.per_minute is None:
-            return self._rate(limit, None)
-        count = self._count(limit)
+            return self.rate(limit, None)
+        count = self.count(limit)
         if not count.left_in_process and not count.exhausted:
             await self._take_chunk(limit, count, limit.per_minute)
         if not count.left_in_process:
             raise self._refusal(limit)
         count.left_in_process -= 1
-        return self._rate(limit, count)
+        return self.rate(limit, count)
 
     async def _take_chunk(self, limit: Limit, count: _MinuteCount, per_minute: int) -> None:
         chunk = max(1, per_minute // _CHUNKS_PER_LIMIT)
         async with count.fetching:
             while not count.left_in_process and not count.exhausted:
                 count.add(chunk, per_minute, await self._taken(limit, count, chunk))
+
+    def taking(self, limits: Sequence[Limit]) -> "Taking":
+        """Return an object that counts requests against several limits at once, without waiting."""
+        return Taking(self, [limit for limit in limits if limit.per_minute is not None])
 
     async def usage(self, caller: Caller, namespace: str, what: str) -> tuple[Rate, Rate]:
         """Return what is left for the caller and for the namespace, without counting anything."""
@@ -127,16 +132,18 @@ class RateLimits:
 
     async def _read_usage(self, limit: Limit) -> Rate:
         if limit.per_minute is None:
-            return self._rate(limit, None)
-        count = self._count(limit)
+            return self.rate(limit, None)
+        count = self.count(limit)
         count.add(0, limit.per_minute, await self._taken(limit, count, 0))
-        return self._rate(limit, count)
+        return self.rate(limit, count)
 
-    def _rate(self, limit: Limit, count: _MinuteCount | None) -> Rate:
+    def rate(self, limit: Limit, count: _MinuteCount | None) -> Rate:
+        """Return a limit with what is left of it; `count` is None if it limits nothing."""
         remaining = count.left_in_process + count.left_in_redis if count is not None else None
         return Rate(limit=limit.per_minute, remaining=remaining, reset_seconds=self.reset_seconds())
 
-    def _count(self, limit: Limit) -> _MinuteCount:
+    def count(self, limit: Limit) -> _MinuteCount:
+        """Return what is counted of a limit in this minute."""
         minute = self.minute()
         count = self._counts.get((limit.what, limit.subject))
         if count is None or count.minute != minute:
@@ -162,7 +169,8 @@ class RateLimits:
     def _refusal(self, limit: Limit) -> RateLimited:
         whose = "this API key" if limit.subject.startswith("key:") else "this namespace"
         return RateLimited(
-            f"Over {limit.per_minute} {limit.what} a minute with {whose}. Wait for the next minute.",
+            f"The limit of {limit.per_minute} {limit.what} a minute for {whose} is reached. Wait for the "
+            "next minute.",
             retry_after_seconds=self.reset_seconds(),
         )
 
@@ -172,3 +180,55 @@ class RateLimits:
     def reset_seconds(self) -> int:
         """Return the seconds until the next minute begins."""
         return math.ceil(MINUTE - self.now() % MINUTE)
+
+
+class Taking:
+    """Counts the requests of one caller about one namespace, as long as that needs no round trip.
+
+    Args:
+        limits: those that limit something.
+    """
+
+    def __init__(self, rates: RateLimits, limits: Sequence[Limit]) -> None:
+        self._rates = rates
+        self._limits = limits
+        self._minute = -1
+        self._counts: list[_MinuteCount] = []
+
+    def take(self) -> "Left | None":
+        """Count one request, and return what is left of the limit that is closer.
+
+        Returns None if nothing was counted: a limit is reached, or this process has to ask Redis first.
+        """
+        if not self._limits:
+            return _UNLIMITED
+        now = self._rates.now()
+        minute = int(now // MINUTE)
+        if minute != self._minute:
+            self._minute, self._counts = minute, [self._rates.count(limit) for limit in self._limits]
+        for count in self._counts:
+            if not count.left_in_process:
+                return None
+        closer, least = self._limits[0], math.inf
+        for limit, count in zip(self._limits, self._counts, strict=True):
+            count.left_in_process -= 1
+            remaining = count.left_in_process + count.left_in_redis
+            if remaining < least:
+                closer, least = limit, remaining
+        return Left(closer.per_minute, int(least), math.ceil(MINUTE - now % MINUTE))
+
+
+class Left(NamedTuple):
+    """What is left of a limit, as `Rate` says it. Made for every answer from memory, so it is cheap."""
+
+    limit: int | None
+    remaining: int | None
+    reset_seconds: int
+
+
+_UNLIMITED = Left(None, None, 0)
+
+
+def closest(rates: Iterable[Rate]) -> Rate:
+    """Return the limit of which the least is left."""
+    return min(rates, key=lambda rate: math.inf if rate.limit is None else rate.remaining or 0)

@@ -4,8 +4,6 @@
 of other namespaces are not found.
 """
 
-import ipaddress
-import math
 from collections.abc import Iterable
 from typing import Annotated, Any
 
@@ -17,10 +15,11 @@ from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from services.registry_api.access.authentication import Access
-from services.registry_api.access.rate_limits import MINUTE, REQUESTS, UPLOADS
+from services.registry_api.access.rate_limits import REQUESTS, UPLOADS, closest
 from services.registry_api.keys.api_keys import ALL_SCOPES
-from services.registry_api.protocol.callers import OWN_NAMESPACE, Caller
-from speaker_registry.errors import ApiKeysOff, PermissionDenied, RateLimited
+from services.registry_api.protocol.callers import OWN_NAMESPACE, Caller, address_of
+from services.registry_api.protocol.headers import rate_headers
+from speaker_registry.errors import ApiKeysOff, PermissionDenied, RateLimited, SpeakerRegistryError
 from speaker_registry.names import ACCEPTED_NAMESPACES, is_namespace
 from speaker_registry.schemas import Rate
 
@@ -30,25 +29,8 @@ NAMESPACE_HEADER = "X-Speaker-Namespace"
 _bearer = HTTPBearer(
     auto_error=False,
     scheme_name="ApiKey",
-    description="`Authorization: Bearer sreg_…`. Not needed where the registry listens on loopback only.",
+    description="`Authorization: Bearer sreg_…`, or a JWT if the registry accepts an OpenID provider's.",
 )
-
-
-def address_of(host: str) -> str:
-    """Return the address that a client counts as.
-
-    The owner of an IPv6 network has any number of addresses, so all addresses of one /64 count as one. Text
-    that is not an address, such as a socket's path, is returned as it is.
-    """
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        return host
-    if address.version == 4:
-        return str(address)
-    if address.ipv4_mapped is not None:
-        return str(address.ipv4_mapped)
-    return str(ipaddress.ip_network((address, 64), strict=False))
 
 
 def tenant_of(access: Access, scope: Scope) -> str:
@@ -57,20 +39,55 @@ def tenant_of(access: Access, scope: Scope) -> str:
     The tenant is the namespace, or the address of the client if its key is not known.
     """
     headers = Headers(scope=scope)
-    scheme, _, sent = headers.get("authorization", "").partition(" ")
-    caller = access.cached_caller(sent.strip() if scheme.lower() == "bearer" else None)
+    caller = access.cached_caller(_sent_key(headers))
     if caller is None:
-        return f"address {address_of(scope['client'][0] if scope.get('client') else '')}"
+        return f"address {_client_address(scope)}"
     if caller.for_any_namespace:
         asked = headers.get(NAMESPACE_HEADER, OWN_NAMESPACE)
         return f"namespace {asked if is_namespace(asked) else OWN_NAMESPACE}"
     return f"namespace {caller.namespace}"
 
 
+async def authenticate(access: Access, scope: Scope) -> Caller:
+    """Authenticate a request by its head, once, and note its caller and its namespace.
+
+    Raises:
+        InvalidApiKey, InvalidRequest, PermissionDenied, RateLimited, Unavailable.
+    """
+    if "caller" not in scope:
+        headers = Headers(scope=scope)
+        caller = await access.authenticate(_sent_key(headers), _client_address(scope))
+        structlog.contextvars.bind_contextvars(key_id=caller.id)
+        scope["namespace"] = _requested_namespace(caller, headers.get(NAMESPACE_HEADER))
+        scope["caller"] = caller
+    caller = scope["caller"]
+    assert isinstance(caller, Caller)
+    return caller
+
+
+async def may_still_ask(access: Access, scope: Scope) -> bool:
+    """Return whether the caller of a request that is being answered still has a valid key for as much."""
+    before = scope["caller"]
+    try:
+        caller = await access.authenticate(_sent_key(Headers(scope=scope)), _client_address(scope))
+    except SpeakerRegistryError:
+        return False
+    return bool(caller == before)
+
+
+def _sent_key(headers: Headers) -> str | None:
+    scheme, _, sent = headers.get("authorization", "").partition(" ")
+    return sent.strip() if scheme.lower() == "bearer" and sent.strip() else None
+
+
+def _client_address(scope: Scope) -> str:
+    return address_of(scope["client"][0] if scope.get("client") else "")
+
+
 async def _authorize(
     request: Request,
     accepted: SecurityScopes,
-    authorization: Annotated[HTTPAuthorizationCredentials | None, Security(_bearer)],
+    _sent: Annotated[HTTPAuthorizationCredentials | None, Security(_bearer)],
 ) -> None:
     """Authenticate a request, count it, and check the scopes of its key.
 
@@ -78,16 +95,12 @@ async def _authorize(
         InvalidApiKey, PermissionDenied, RateLimited
     """
     access = access_of(request)
-    sent = authorization.credentials if authorization else None
-    address = address_of(request.client.host if request.client else "")
-    caller = await access.authenticate(sent, address)
-    structlog.contextvars.bind_contextvars(key_id=caller.id)
-    request.scope["caller"] = caller
-    request.scope["namespace"] = _requested_namespace(caller, request.headers.get(NAMESPACE_HEADER))
+    caller = await authenticate(access, request.scope)
     await _count(request, access, REQUESTS)
     if accepted.scopes and caller.scopes.isdisjoint(accepted.scopes):
         raise PermissionDenied(
-            f"This API key is for {_list_scopes(caller.scopes)}; needed: {' or '.join(accepted.scopes)}."
+            f"This API key has the scopes: {_list_scopes(caller.scopes)}; needed: "
+            f"{' or '.join(accepted.scopes)}."
         )
 
 
@@ -110,19 +123,19 @@ async def _authorize_key_management(
     accepted: SecurityScopes,
     authorization: Annotated[HTTPAuthorizationCredentials | None, Security(_bearer)],
 ) -> None:
-    """Authorize a request about API keys, as `_authorize` does, unless the registry asks for no keys.
+    """Authorize a request about API keys, as `_authorize` does, unless the registry requires no keys.
 
     Any process on the machine could then make a key with all rights, which would stay valid after keys are
     required.
 
     Raises:
-        InvalidApiKey, PermissionDenied, RateLimited; ApiKeysOff: the registry asks for no keys.
+        InvalidApiKey, PermissionDenied, RateLimited; ApiKeysOff: the registry requires no keys.
     """
     await _authorize(request, accepted, authorization)
     if not access_of(request).required:
         raise ApiKeysOff(
-            "This registry asks for no API keys, so it makes, shows and ends none. Start it with "
-            "SPEAKER_AUTH_REQUIRED=true and a bootstrap key first."
+            "This registry requires no API keys, so they cannot be created, listed, rotated or revoked. "
+            "Start it with SPEAKER_AUTH_REQUIRED=true and a bootstrap key first."
         )
 
 
@@ -131,7 +144,9 @@ async def count_upload(request: Request) -> None:
     await _count(request, access_of(request), UPLOADS)
 
 
-Force = Annotated[bool, Query(description="Extract again even what is there or failed.")]
+Force = Annotated[
+    bool, Query(description="Extract again, even if the artifact exists, has failed or was canceled.")
+]
 
 
 async def _count_if_forced(request: Request, force: Force = False) -> None:
@@ -156,20 +171,11 @@ async def _count(request: Request, access: Access, what: str) -> None:
             _set_rate_headers(request, exceeded)
             raise
     if what == REQUESTS:
-        _set_rate_headers(
-            request, min(usages, key=lambda rate: math.inf if rate.limit is None else rate.remaining or 0)
-        )
+        _set_rate_headers(request, closest(usages))
 
 
 def _set_rate_headers(request: Request, rate: Rate) -> None:
-    if rate.limit is None:
-        return
-    request.scope["answer_headers"] = [
-        (b"ratelimit-limit", b"%d" % rate.limit),
-        (b"ratelimit-remaining", b"%d" % (rate.remaining or 0)),
-        (b"ratelimit-reset", b"%d" % rate.reset_seconds),
-        (b"ratelimit-policy", b"%d;w=%d" % (rate.limit, MINUTE)),
-    ]
+    request.scope["answer_headers"] = rate_headers(rate)
 
 
 def access_of(request: Request) -> Access:
@@ -179,7 +185,7 @@ def access_of(request: Request) -> Access:
 
 
 def _list_scopes(scopes: Iterable[str]) -> str:
-    return ", ".join(sorted(scopes)) or "nothing"
+    return ", ".join(sorted(scopes)) or "none"
 
 
 def _requested_namespace(caller: Caller, header: str | None) -> str:

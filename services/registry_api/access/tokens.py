@@ -4,8 +4,9 @@ The provider's keys are found by OpenID Connect Discovery 1.0. PyJWT checks sign
 (RFC 7519). Only algorithms with public keys are accepted: with a shared key, a party that can check a token
 could also make one. The key determines which algorithms are accepted, not the token.
 
-While the provider is slow or away, one thread waits for it every ten seconds. All other threads go on at once
-with the known keys, or fail. Every client can send a token, so no token may keep requests waiting.
+While the provider is slow or away, one thread at most waits for it, once every ten seconds. All other threads
+continue at once with the known keys, or fail. Every client can send a token, so no token may keep requests
+waiting.
 """
 
 import hashlib
@@ -44,7 +45,7 @@ _LEEWAY_SECONDS = 30
 _REFRESH_SECONDS = 300.0
 """The provider's keys are fetched again after this time, so a withdrawn key is not accepted much longer."""
 _MAX_STALE_SECONDS = 3600.0
-"""While the provider is away, its keys are accepted for this long after the last fetch."""
+"""The provider's keys are accepted for this long after the last fetch while the provider is away."""
 _MIN_INTERVAL_SECONDS = 10.0
 """The keys are never fetched more often than this, whatever the reason and the outcome."""
 _READ_TIMEOUT_SECONDS = 5.0
@@ -138,7 +139,7 @@ class JwtVerifier:
         algorithm = header.get("alg")
         if not isinstance(algorithm, str) or algorithm not in keys:
             raise jwt.InvalidAlgorithmError(
-                f"its algorithm is {ascii(algorithm)[:80]}, its key is for {', '.join(keys)}"
+                f"its algorithm is {ascii(algorithm)[:80]}, but its key is for {', '.join(keys)}"
             )
         return keys[algorithm]
 
@@ -182,7 +183,7 @@ class JwtVerifier:
     def _provider_unavailable(self) -> Unavailable:
         left = self._tried_at + _MIN_INTERVAL_SECONDS - self._monotonic()
         return Unavailable(
-            "The issuer of tokens cannot be asked for its keys now. Try again in a moment.",
+            "The keys of the token issuer cannot be fetched now. Try again in a moment.",
             retry_after_seconds=1 if self._fetching.locked() else max(1, math.ceil(left)),
         )
 
@@ -206,7 +207,7 @@ def _parse_keys(jwks: dict[str, Any]) -> _Keys:
             name = jwk.get("kid")
             keys[name if name is None else str(name)] = by_algorithm
     if not keys:
-        raise ValueError("it has no public key for signatures of a kind that is taken")
+        raise ValueError("it has no public key for signatures of an accepted kind")
     return keys
 
 

@@ -14,7 +14,8 @@ from services.registry_api.dependencies import Services
 from services.registry_api.keys.keyring import Keyring
 from services.registry_api.maintenance.housekeeping import Housekeeper
 from services.registry_api.maintenance.queue_signals import RedisSignals
-from services.registry_api.operations.followed_jobs import FollowedJobs
+from services.registry_api.operations import Operations
+from services.registry_api.serving.event_stream import EventStream
 from services.registry_api.serving.long_polls import LongPolls
 from services.registry_api.serving.open_files import raise_limit_for
 from services.registry_api.serving.server import server_config
@@ -35,7 +36,6 @@ from services.shared.configuration.settings import (
     UploadLimits,
 )
 from services.shared.registry.opening import open_parts, open_queue_connection
-from services.shared.registry.registrar import Registrar
 from services.shared.telemetry import metrics, trace_export
 from services.shared.telemetry.logs import configure_logs
 from services.shared.telemetry.trace_export import TracesUnavailable
@@ -75,8 +75,8 @@ def run() -> int:
 def _serve() -> int:
     settings, registry, limits = _within_open_files(ApiSettings()), RegistrySettings(), UploadLimits()
     parts = open_parts(StoreSettings(), registry)
-    registrar = Registrar(parts)
-    keyring = Keyring(parts.store, parts.index, parts.clock, parts.run_all)
+    operations = Operations.over(parts)
+    keyring = Keyring.over(parts)
     metrics.REGISTRY.register(
         RedisSignals(parts.index, parts.announcements, parts.catalogue, open_queue_connection(registry))
     )
@@ -85,12 +85,17 @@ def _serve() -> int:
     with AudioDecoder(limits) as decoder:
         services = Services(
             parts=parts,
-            registrar=registrar,
+            operations=operations,
             keyring=keyring,
-            jobs=FollowedJobs(parts, registrar),
             decoder=decoder,
-            long_polls=LongPolls(registry.redis_address, registrar.seen_jobs.hear),
-            housekeeper=Housekeeper(parts, registrar, HousekeepingSettings(), keyring.sweep),
+            events=EventStream.of(parts),
+            long_polls=LongPolls(),
+            housekeeper=Housekeeper(
+                parts,
+                operations,
+                HousekeepingSettings(),
+                keyring.sweep,
+            ),
             limits=limits,
             access=open_access(settings, AccessSettings(), RateSettings(), keyring, parts.index),
         )
@@ -98,21 +103,28 @@ def _serve() -> int:
             services,
             max_active=settings.max_active,
             max_at_store=settings.max_at_store,
+            kept_bytes=settings.kept_bytes,
+            kept_answers=settings.kept_answers,
+            redirect_seconds=settings.redirect_seconds,
             cors_origins=settings.cors_origins,
         )
-        server = uvicorn.Server(server_config(app, settings))
+        server = uvicorn.Server(server_config(app, settings, lane=app.state.lane))
         services.long_polls.closing = lambda: server.should_exit
-        for number in (signal.SIGTERM, signal.SIGINT):
-            # uvicorn raises a signal again after handling it; the default handler would kill us.
-            signal.signal(number, server.handle_exit)
-        # Every object so far stays until the end. Scanning them in each garbage collection would stop all
-        # requests for its duration.
-        gc.collect()
-        gc.freeze()
-        sys.setswitchinterval(_SWITCH_SECONDS)
-        server.run()
+        _run(server)
     trace_export.stop()
     return 0 if server.started else 1
+
+
+def _run(server: uvicorn.Server) -> None:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        # uvicorn raises a signal again after handling it; the default handler would kill us.
+        signal.signal(number, server.handle_exit)
+    # Every object so far stays until the end. Scanning them in each garbage collection would stop all
+    # requests for its duration.
+    gc.collect()
+    gc.freeze()
+    sys.setswitchinterval(_SWITCH_SECONDS)
+    server.run()
 
 
 def _within_open_files(settings: ApiSettings) -> ApiSettings:

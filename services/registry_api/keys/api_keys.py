@@ -1,10 +1,10 @@
-"""What an API key is: how it is written, what is stored of it, when it is good. Pure: no clock, no bucket.
+"""API keys: how they are written, what is stored of them, and when they are valid. No clock and no bucket.
 
     sreg_{id}_{secret}_{checksum}     8, 43 and 6 characters
 
-The id is no secret: it names the key in lists and logs. The secret has 256 random bits, of which the SHA-256
-is stored: nobody can guess that much, so a slow hash would protect nothing. The checksum (CRC-32) tells a
-typing mistake without a look-up; and scanners know by the prefix what they have found.
+The id is not secret: it names the key in lists and logs. The secret has 256 random bits, and its SHA-256 is
+stored. That many bits cannot be guessed, so a slow hash would protect nothing. The checksum (CRC-32) reveals
+a typing mistake without a look-up, and secret scanners recognise a key by its prefix.
 """
 
 import hashlib
@@ -23,10 +23,10 @@ from speaker_registry.scopes import SCOPES
 
 ALL_SCOPES = frozenset(SCOPES)
 ANY_NAMESPACE = "*"
-"""Of a key that is for all of them: each request says for which."""
+"""Namespace of a key that is valid for all of them. Each request with it says which namespace it is for."""
 
 ID_LETTERS = 8
-"""So many an id has."""
+"""Number of characters in an id."""
 _LETTERS = string.digits + string.ascii_uppercase + string.ascii_lowercase
 _ID_ALPHABET = string.digits + string.ascii_lowercase
 _TOKEN = re.compile(r"sreg_([0-9a-z]{8})_([0-9A-Za-z]{43})_([0-9A-Za-z]{6})")
@@ -34,7 +34,7 @@ _NOBODYS_SHA256 = hashlib.sha256(b"nobody's").hexdigest()
 
 
 class Token(NamedTuple):
-    """A key as its holder has it."""
+    """An API key as its holder has it, with its secret."""
 
     id: str
     secret: str
@@ -52,12 +52,12 @@ class Token(NamedTuple):
 
 
 def new_token() -> Token:
-    """One that nobody has."""
+    """Return a new random token."""
     return Token(_random(_ID_ALPHABET, ID_LETTERS), _random(_LETTERS, 43))
 
 
 def parse_token(text: str) -> Token | None:
-    """None if it cannot be a key: of another form, or mistyped."""
+    """Return the token, or None if the text cannot be a key because it is mistyped or has another form."""
     match = _TOKEN.fullmatch(text)
     if match is None:
         return None
@@ -78,13 +78,13 @@ def _checksum(text: str) -> str:
 
 
 class ApiKeyRecord(Record):
-    """What is stored of a key: the JSON of its first fact. Never edited."""
+    """The stored part of a key: the JSON of its first fact. It is never edited."""
 
     id: str
     secret_sha256: str = Field(repr=False)
     name: str
     namespace: str
-    """Or `ANY_NAMESPACE`."""
+    """Namespace that the key is for, or `ANY_NAMESPACE`."""
     scopes: tuple[str, ...]
     created_at: int
     created_by: str
@@ -92,20 +92,22 @@ class ApiKeyRecord(Record):
     requests_per_minute: int | None = None
     uploads_per_minute: int | None = None
     first: str | None = None
-    """Of the keys that it and others followed, one after the other. None: it follows none."""
+    """Id of the first key in the series of rotations that led to this one, or None if this key replaced no
+    other.
+    """
 
 
 AT_ONCE = 0
-"""When a key ends that is revoked: no clock, however wrong, says that this is still to come."""
+"""Time at which a revoked key ends. No clock, however wrong, takes it for a time in the future."""
 
 
 class End(NamedTuple):
-    """Somebody ended a key."""
+    """One end of a key."""
 
     at: int
-    """From when on, in Unix seconds, or `AT_ONCE`."""
+    """Time from which the key is no longer accepted, in Unix seconds, or `AT_ONCE`."""
     said_at: int
-    """When it was said."""
+    """Time at which the end was stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +119,7 @@ class ApiKey:
 
     @property
     def ends_at(self) -> int | None:
-        """Since when, or from when on, it is not accepted."""
+        """Return the time from which the key is not accepted, past or future, or None if it has no end."""
         given = [max(end) for end in self.ends]
         expiry = [] if self.record.expires_at is None else [self.record.expires_at]
         return min([*given, *expiry], default=None)
@@ -131,6 +133,6 @@ class ApiKey:
 
 
 def is_secret_of(key: ApiKey | None, token: Token) -> bool:
-    """Whether the token is this key's. Takes as long where there is no such key."""
+    """Return whether the token is this key's. The check takes as long if there is no such key."""
     expected = key.record.secret_sha256 if key is not None else _NOBODYS_SHA256
     return hmac.compare_digest(expected, token.sha256) and key is not None

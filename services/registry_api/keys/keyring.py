@@ -1,21 +1,21 @@
-"""The registry's API keys: facts in the bucket, all of them in the memory of each API process.
+"""Keeps the registry's API keys. They are facts in the bucket, and each API process holds them all in memory.
 
     _keys/{id}/made.{sha256 of its JSON}.json      a key was made
-               end.{at:012d}.{uid}                 somebody ended it: from a time on, or at once (0)
+               end.{at:012d}.{uid}                 a key was ended, from a time on or at once (0)
 
-Redis holds one value that changes with every such fact: as long as it stays the same, and the index is
-trusted, nothing has happened. So a check costs no round trip, an end is noticed everywhere within
-`FRESH_SECONDS`, and nothing is lost with Redis but when keys were used last. The bucket is waited for only
-where Redis says that something has happened, or cannot say. Knows no requests.
+Redis holds a change mark, a value that changes with every such fact. As long as the mark stays the same and
+the index is trusted, the list in memory is complete. So checking a key costs no round trip, every process
+notices the end of a key within `FRESH_SECONDS`, and a loss of Redis loses only the times at which keys were
+last used. Requests wait for the bucket only if the mark has changed or cannot be read. Knows no requests.
 """
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal, NamedTuple, NoReturn, cast
+from typing import Any, Literal, NamedTuple, NoReturn, Self, cast
 
 import structlog
 
@@ -33,9 +33,11 @@ from services.shared.bucket.facts import commit, read_record
 from services.shared.bucket.keys import API_KEYS_FOLDER, KeyEndKey, KeyMadeKey, key_end_key, parse_key
 from services.shared.bucket.store import ObjectUnavailable, Store, StoredObject
 from services.shared.index.gate import GateClosed
+from services.shared.index.leases import Leases
 from services.shared.index.redis_access import unavailable_without_redis
 from services.shared.index.speaker_index import SpeakerIndex
 from services.shared.model.clock import Clock
+from services.shared.registry.parts import RegistryParts
 from speaker_registry.artifact import sha256_digest
 from speaker_registry.errors import (
     ApiKeyEnded,
@@ -51,104 +53,135 @@ from speaker_registry.names import ACCEPTED_NAMESPACES, is_namespace
 log = structlog.get_logger()
 
 FRESH_SECONDS = 0.8
-"""What is known is good so long; then it has to be looked whether something changed."""
+"""The key list is valid for this long after the change mark was read. Then the mark must be read again."""
 MAX_KEYS = 10_000
-"""Those that have ended lately among them: each process knows all."""
+"""Largest number of keys, including those that ended lately, because each process holds all of them."""
 MAX_KEYS_OF_NAMESPACE = 1_000
-"""So that one tenant cannot leave no room for others."""
+"""Largest number of keys of one namespace, so that one tenant cannot use up the room of all tenants."""
 MAX_KEYS_OF_OPERATORS = MAX_KEYS + 1_000
-"""Whoever is for any namespace can still make keys when tenants have made all that they can."""
+"""Largest number of keys for callers that may use any namespace. They can still make keys when tenants have
+made as many as they can.
+"""
 KEPT_SECONDS = 30 * 24 * 3600
-"""A key that has ended is shown so long."""
+"""A key that has ended is shown for this long."""
 
+KEYS_UPDATED = "keys.updated"
+"""Type of the event that a key was made or ended."""
 _CHANGED = "sr:keys_changed"
 _USED = "sr:keys_used"
-"""Hash: key id -> Unix seconds."""
-_TELL_USED_SECONDS = 60.0
-_ALL_ANEW_SECONDS = 30.0
-"""The facts themselves are listed so often whatever Redis says, beside the requests: whoever put one may have
-died before telling.
+"""Hash of key id -> Unix seconds."""
+_WRITE_USES_SECONDS = 60.0
+_FULL_READ_SECONDS = 30.0
+"""The facts are listed this often in the background, even if the mark stays the same: the process that stored
+a fact may have died before it changed the mark.
 """
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
-    """What the facts said when they were last listed."""
+class _KeyList:
+    """All keys, according to one listing of the facts."""
 
     keys: dict[str, ApiKey] = field(default_factory=dict)
-    told: tuple[str, str | None] | None = None
-    """By which run of the server, and what: None where it could not say."""
+    mark: tuple[str, str | None] | None = None
+    """The change mark before the listing, with the run of the Redis server that it came from, or None if it
+    could not be read.
+    """
     listed_at: float = float("-inf")
-    """When that began."""
+    """Start time of the listing."""
     missing: frozenset[str] = frozenset()
     """Ids of keys that this listing lacked and an earlier one had."""
 
 
 class _Failure(NamedTuple):
-    """Why the last look told nothing, for all who waited for it."""
+    """The error of the last refresh, for all threads that waited for it."""
 
     at: float
     error: Unavailable
 
 
 class _Facts(NamedTuple):
-    """What there is of keys in the bucket."""
+    """The facts about keys in the bucket."""
 
     made: dict[str, tuple[StoredObject, str]]
-    """Id -> the object, sha256."""
+    """Key id -> the stored object, and the SHA-256 in its name."""
     ends: dict[str, dict[str, End]]
-    """Id -> key of the object -> what it says."""
+    """Key id -> key of the stored object -> the end."""
 
 
-def _in_a_thread(do: Callable[[], None]) -> None:
-    threading.Thread(target=do, name="keys-anew", daemon=True).start()
+def _start_thread(do: Callable[[], None]) -> None:
+    threading.Thread(target=do, name="keys-read", daemon=True).start()
 
 
 class Keyring:
-    """One per process; for all threads.
+    """The API keys of one process. Safe to use from several threads.
 
     Args:
-        run_all: runs the reading of new keys.
-        beside: runs what no request waits for.
+        run_all: runs the reads of new keys, several at a time.
+        run_in_background: runs a function without waiting for it.
     """
 
     def __init__(
         self,
         store: Store,
         index: SpeakerIndex,
+        leases: Leases,
         clock: Clock,
         run_all: Callable[[Iterable[Callable[[], object]]], None],
-        beside: Callable[[Callable[[], None]], None] = _in_a_thread,
+        run_in_background: Callable[[Callable[[], None]], None] = _start_thread,
     ) -> None:
         self._store = store
         self._index = index
+        self._leases = leases
         self._clock = clock
         self._run_all = run_all
-        self._beside = beside
-        self._known = _Known()
-        self._learning = threading.Lock()
-        self._looked_at = float("-inf")
+        self._run_in_background = run_in_background
+        self._list = _KeyList()
+        self._swap_lock = threading.Lock()
+        self._refreshed_at = float("-inf")
+        self._outdated_since = float("-inf")
+        """A refresh that began before this time does not count, because keys were made or ended since."""
+        self.hears_changes: Callable[[], bool] = lambda: True
+        """Returns whether this process is told of every change at once. While it is not, the key
+        list is valid only for the request that refreshed it.
+        """
         self._failed: _Failure | None = None
-        self._unreadable = set[str]()  # bounded: keys of objects that were listed last
-        self._looking = threading.Lock()
-        self._anew_at = float("-inf")
-        self._reading_anew = threading.Lock()
-        self._used: dict[str, int] = {}  # bounded: only keys that there are
-        self._told_used_at = clock.monotonic()
+        self._unreadable = set[str]()  # bounded: keys of stored objects in the last listing
+        self._refresh_lock = threading.Lock()
+        self._next_full_read = float("-inf")
+        self._full_read_lock = threading.Lock()
+        self._uses: dict[str, int] = {}  # bounded: only keys that exist
+        self._uses_written_at = clock.monotonic()
 
-    # -- what is known
+    @classmethod
+    def over(cls, parts: RegistryParts) -> Self:
+        """Return a keyring over the open parts of a registry."""
+        return cls(parts.store, parts.index, parts.leases, parts.clock, parts.run_all)
+
+    # -- reading
 
     @property
     def seconds_left(self) -> float:
-        """So long what is known is good; 0 or less: `look` first."""
-        return self._looked_at + FRESH_SECONDS - self._clock.monotonic()
+        """Return for how long the key list is still valid. If this is 0 or less, call `refresh` first."""
+        if self._refreshed_at <= self._outdated_since:
+            return 0.0
+        if self._list.mark is not None and not self.hears_changes():
+            return 0.0
+        return self._refreshed_at + FRESH_SECONDS - self._clock.monotonic()
+
+    def hear(self, event: Mapping[str, Any]) -> None:
+        """Take note of an event of the index, which may say that a key was made or ended."""
+        if event["type"] == KEYS_UPDATED:
+            self.events_missed()
+
+    def events_missed(self) -> None:
+        """Take note that keys may have been made or ended."""
+        self._outdated_since = self._clock.monotonic()
 
     def find(self, key_id: str) -> ApiKey | None:
-        """In any state."""
-        return self._known.keys.get(key_id)
+        """Return a key in any state, or None if there is no such key."""
+        return self._list.keys.get(key_id)
 
     def state(self, key: ApiKey) -> Literal["active", "expired", "revoked"]:
-        """Now."""
         return key.state(self._clock.now())
 
     def check_active(self, key: ApiKey) -> None:
@@ -157,80 +190,87 @@ class Keyring:
             raise InvalidApiKey(f"This API key is {state}.")
 
     def all(self, namespace: str) -> list[ApiKey]:
-        """Keys of a namespace, or of any (`*`), oldest first."""
-        keys = [
-            key for key in self._known.keys.values() if namespace in {ANY_NAMESPACE, key.record.namespace}
-        ]
+        """Return the keys of a namespace, or of all namespaces (`*`), oldest first."""
+        keys = [key for key in self._list.keys.values() if namespace in {ANY_NAMESPACE, key.record.namespace}]
         return sorted(keys, key=lambda key: (key.record.created_at, key.record.id))
 
-    def look(self, *, longest_ago_seconds: float = 0.0) -> None:
-        """See whether anything changed, unless somebody did within the last `longest_ago_seconds`.
+    def refresh(self, *, max_age_seconds: float = 0.0) -> None:
+        """Read the change mark, and the facts if it has changed, unless that was done within the last
+        `max_age_seconds`.
 
-        One look at a time. Its failure is that of all who waited for it: else each would wait as long again.
+        One thread does it at a time. If it fails, it fails for all threads that waited for it, because each
+        of them would otherwise wait as long again.
 
         Raises:
-            Unavailable: neither Redis nor the bucket can be asked.
+            Unavailable: neither Redis nor the bucket answers.
         """
-        since = self._clock.monotonic() - longest_ago_seconds
-        with self._looking:
-            if self._looked_at >= since:
-                return  # while we waited for the lock
+        since = max(self._clock.monotonic() - max_age_seconds, self._outdated_since)
+        with self._refresh_lock:
+            if self._refreshed_at >= since:
+                return  # another thread refreshed the list while this one waited for the lock
             if self._failed is not None and self._failed.at >= since:
                 _raise_again(self._failed.error)
             began = self._clock.monotonic()
-            self._look(began)
-            self._looked_at = began
-            self._tell_used(began)
+            self._refresh(began)
+            self._refreshed_at = began
+            self._write_uses(began)
 
-    def _look(self, began: float) -> None:
-        told = self._ask()
-        if told is None or told != self._known.told:
+    def _refresh(self, began: float) -> None:
+        mark = self._read_change_mark()
+        if mark is None or mark != self._list.mark:
             try:
-                self._read_all(told, began)
+                self._read_all(mark, began)
             except Unavailable as error:
                 self._failed = _Failure(self._clock.monotonic(), error)
                 raise
             if not self._unreadable:
-                self._anew_at = began + _ALL_ANEW_SECONDS
-        self._read_anew_if_due(told, began)
+                self._next_full_read = began + _FULL_READ_SECONDS
+        self._start_full_read_if_due(mark, began)
 
-    def _ask(self) -> tuple[str, str | None] | None:
-        """What Redis says now; None where it cannot be asked or trusted."""
+    def _read_change_mark(self) -> tuple[str, str | None] | None:
+        """Return the change mark, or None if Redis does not answer or the index is not trusted."""
         try:
             (value,) = self._index.read(lambda pipeline: pipeline.get(_CHANGED))
         except (GateClosed, Unavailable):
             return None
         return self._index.stamp, value
 
-    def _read_anew_if_due(self, told: tuple[str, str | None] | None, began: float) -> None:
-        """Nobody waits for that: what is known is good, for Redis says so, or it lacks only what cannot be
-        read. A bucket that is slow or away must not stop every request twice a minute.
-        """
-        if began >= self._anew_at:
-            self._anew_at = began + _ALL_ANEW_SECONDS
-            self._beside(partial(self._read_anew, told, began))
+    def _start_full_read_if_due(self, mark: tuple[str, str | None] | None, began: float) -> None:
+        """Start reading all facts in the background, if the last such read is long ago.
 
-    def _read_anew(self, told: tuple[str, str | None] | None, began: float) -> None:
-        if not self._reading_anew.acquire(blocking=False):
-            return  # the one before still waits for the bucket
+        No request waits for it, because the list is valid: the mark says so, or it lacks only records that
+        cannot be read. A bucket that is slow or away must not stop every request twice a minute.
+        """
+        if began >= self._next_full_read:
+            self._next_full_read = began + _FULL_READ_SECONDS
+            self._run_in_background(partial(self._read_in_background, mark, began))
+
+    def _read_in_background(self, mark: tuple[str, str | None] | None, began: float) -> None:
+        if not self._full_read_lock.acquire(blocking=False):
+            return  # the previous read still waits for the bucket
         try:
-            self._read_all(told, began, also=frozenset(self._unreadable))
-        except Exception as error:  # noqa: BLE001 - it is tried again; Redis says meanwhile what happens
+            self._read_all(mark, began, retried=frozenset(self._unreadable))
+        except Exception as error:  # noqa: BLE001 - it is tried again, and the mark shows changes meanwhile
             log.warning("keys.not_read_anew", error=type(error).__name__)
         finally:
-            self._reading_anew.release()
+            self._full_read_lock.release()
 
     def _read_all(
-        self, told: tuple[str, str | None] | None, began: float, also: frozenset[str] = frozenset()
+        self, mark: tuple[str, str | None] | None, began: float, retried: frozenset[str] = frozenset()
     ) -> _Facts:
-        """`told` was asked for after `began`, and before this. `also`: unreadable objects to try again. The
-        store may take half a minute to refuse one, so requests do not wait for those twice.
+        """List the facts, read the keys that are new, and replace the list.
+
+        Args:
+            mark: the change mark, read after `began` and before this call.
+            retried: unreadable objects to read again. The store may take half a minute to refuse one, so
+                requests do not wait for them a second time.
         """
         facts = _facts_in(self._store.list(API_KEYS_FOLDER).objects)
         self._unreadable.intersection_update(stored.key for stored, _ in facts.made.values())
-        put_off = self._unreadable - also
-        known = self._known
-        # One listing may leave out what is there. A key goes only when two in a row lack it; an end stays.
+        put_off = self._unreadable - retried
+        known = self._list
+        # One listing may leave out objects. A key is removed only if two listings in a row lack it, and an
+        # end is never removed.
         missing = frozenset(known.keys.keys() - facts.made.keys())
         records = {
             key_id: key.record for key_id, key in known.keys.items() if key_id not in known.missing & missing
@@ -242,23 +282,25 @@ class Keyring:
         ]
         self._run_all([partial(self._read_one, key_id, *facts.made[key_id], records) for key_id in new])
         keys = {key_id: ApiKey(record, _ends(key_id, known, facts)) for key_id, record in records.items()}
-        self._learn(_Known(keys, told, began, missing))
+        self._swap_in(_KeyList(keys, mark, began, missing))
         return facts
 
-    def _learn(self, known: _Known) -> None:
-        """What began to be listed earlier and ends later says nothing: it may lack the end of a key."""
-        with self._learning:
-            if known.listed_at >= self._known.listed_at:
-                self._known = known
+    def _swap_in(self, known: _KeyList) -> None:
+        """Replace the list unless the current one was begun later. An older one may lack the end of a key."""
+        with self._swap_lock:
+            if known.listed_at >= self._list.listed_at:
+                self._list = known
 
     def _read_one(
         self, key_id: str, stored: StoredObject, sha256: str, into: dict[str, ApiKeyRecord]
     ) -> None:
-        """A record that is not what was written, or cannot be read, opens nothing."""
+        """Read the record of one key into `into`. A record that is damaged or unreadable is left out, so that
+        the key is not accepted.
+        """
         try:
             body = read_record(self._store, stored)
             if body is None:
-                return  # swept
+                return  # the sweep has deleted it
             if sha256_digest(body) != f"sha256:{sha256}":
                 raise ValueError("the record is not what was written")
             record = ApiKeyRecord.model_validate_json(body)
@@ -289,25 +331,29 @@ class Keyring:
         by_operator: bool = False,
         first: str | None = None,
     ) -> tuple[Token, ApiKey]:
-        """Make a key. The token is stored nowhere.
+        """Make a key. Its token is stored nowhere.
 
-        A key ends no later than the API key that made it, so that nobody keeps access by handing it on to
-        oneself. This does not concern keys made by the bootstrap key, or by somebody who signed in elsewhere.
+        A key ends no later than the API key that made it, so that no holder of a key can prolong its access
+        by making another one. Keys made by the bootstrap key or by a JWT have no such limit.
 
         Args:
-            created_by: id of the API key that makes it, or another name of whoever does. expires_at: Unix
-                seconds; None: as late as may be. by_operator: whoever makes it is for any namespace. first:
-                see `ApiKeyRecord`.
+            created_by: id of the API key that makes this one, or another name of the caller.
+            expires_at: Unix seconds. None means as late as allowed.
+            by_operator: the caller may use any namespace.
+            first: see `ApiKeyRecord`.
 
         Raises:
-            InvalidRequest: no such namespace can be. PermissionDenied: it would end after the key that makes
-                it. InvalidApiKey: that key has ended meanwhile. QuotaExceeded: there are too many keys.
-                Unavailable: where its fact was stored all the same, there is one more key, which nobody has.
+            InvalidRequest: the namespace or the expiry is not accepted.
+            PermissionDenied: the key would end after the key that makes it.
+            InvalidApiKey: the key that makes it has ended meanwhile.
+            QuotaExceeded: there are too many keys.
+            Unavailable: Redis or the bucket does not answer. If the fact was stored all the same, there is a
+                key whose token no caller has.
         """
         now = self._clock.now()
         _check_namespace(namespace)
         _check_expiry(expires_at, now)
-        self.look()
+        self.refresh()
         expires_at = self._end_within_makers(expires_at, created_by)
         self._check_room(namespace, by_operator)
         token = new_token()
@@ -326,7 +372,7 @@ class Keyring:
         )
         self._store_made(record)
         try:
-            self._tell()
+            self._announce_change()
             self._check_maker(created_by)
         except (InvalidApiKey, Unavailable):
             self._withdraw(record.id, by=created_by)
@@ -334,58 +380,61 @@ class Keyring:
         return token, ApiKey(record)
 
     def _check_maker(self, created_by: str) -> None:
-        """Raises `InvalidApiKey` if it is a key that has ended.
+        """Raise `InvalidApiKey` if the key that makes another one has ended.
 
-        Whoever ends a key together with what it made lists the keys after the end was stored. So a new key is
-        in that listing, or its maker's end is in the one that follows the new key's own fact.
+        Ending a key with its descendants lists the keys after the end was stored. So either the new key is in
+        that listing, or the end of its maker is in the listing that follows the new key's own fact.
         """
         if (maker := self.find(created_by)) is not None:
             self.check_active(maker)
 
     def _end_within_makers(self, expires_at: int | None, created_by: str) -> int | None:
-        """When a new key is to expire: no later than its maker ends. Raises `PermissionDenied`."""
+        """Return the expiry of a new key, no later than the end of its maker. Raises `PermissionDenied`."""
         maker = self.find(created_by)
         if maker is None or maker.ends_at is None:
             return expires_at
         if expires_at is not None and expires_at > maker.ends_at:
             raise PermissionDenied(
-                f"'expires_at' is {expires_at}; accepted from API key {created_by!r}, which ends at "
-                f"{maker.ends_at} itself: up to that.",
+                f"'expires_at' is {expires_at}; accepted: up to {maker.ends_at}, at which API key "
+                f"{created_by!r} itself ends.",
                 param="expires_at",
             )
         return maker.ends_at if expires_at is None else expires_at
 
     def _check_room(self, namespace: str, by_operator: bool) -> None:
-        """Raises `QuotaExceeded`, which tells a tenant nothing of what others have."""
-        keys = self._known.keys.values()
-        later = f"Revoke some: they go {KEPT_SECONDS // 86_400} days later."
+        """Raise `QuotaExceeded` if there are too many keys. Its message tells a tenant nothing about the keys
+        of other tenants.
+        """
+        keys = self._list.keys.values()
+        later = f"Revoke some: they are deleted {KEPT_SECONDS // 86_400} days later."
         if Counter(key.record.namespace for key in keys)[namespace] >= MAX_KEYS_OF_NAMESPACE:
             raise QuotaExceeded(
-                f"There are {MAX_KEYS_OF_NAMESPACE} API keys in namespace {namespace!r}, which is the most "
-                f"there can be in one. {later}"
+                f"There are {MAX_KEYS_OF_NAMESPACE} API keys in namespace {namespace!r}, which is the "
+                f"largest number for one namespace. {later}"
             )
         if by_operator and len(keys) >= MAX_KEYS_OF_OPERATORS:
             raise QuotaExceeded(
-                f"There are {MAX_KEYS_OF_OPERATORS} API keys, which is the most there can be. {later}"
+                f"There are {MAX_KEYS_OF_OPERATORS} API keys, which is the largest number. {later}"
             )
         if not by_operator and len(keys) >= MAX_KEYS:
-            raise QuotaExceeded("This registry takes no more API keys now; only who runs it can make room.")
+            raise QuotaExceeded("This registry takes no more API keys now; only its operators can make room.")
 
     def end(self, key_id: str, *, by: str, with_descendants: bool = False) -> ApiKey:
-        """End a key at once. Every process that looks after this has returned knows of it.
+        """End a key at once. Every process that calls `refresh` after this has returned knows of the end.
 
         Args:
-            by: who ends it, for the log. with_descendants: also end the keys that it made, the keys that
-                these made, and so on. Where that fails half-way, it can be repeated.
+            by: the caller that ends it, for the log.
+            with_descendants: also end the keys that it made, the keys that these made, and so on. If that
+                fails half-way, it can be repeated.
 
         Raises:
             ApiKeyNotFound, Unavailable.
         """
-        self.look()
+        self.refresh()
         if self.find(key_id) is None:
             raise key_not_found(key_id)
         self._store_end(key_id, AT_ONCE, by)
-        self._tell()
+        self._announce_change()
         if with_descendants:
             self._end_descendants(key_id, by)
         ended = self.find(key_id)
@@ -396,12 +445,12 @@ class Keyring:
         active = [key.record.id for key in self._descendants(key_id) if self.state(key) == "active"]
         if active:
             self._run_all([partial(self._store_end, one, AT_ONCE, by) for one in active])
-            self._tell()
+            self._announce_change()
 
     def _descendants(self, key_id: str) -> Iterator[ApiKey]:
-        """The keys that this one made, and all that these made in turn."""
+        """Yield the keys that a key made, the keys that these made, and so on."""
         made_by: dict[str, list[ApiKey]] = {}
-        for key in self._known.keys.values():
+        for key in self._list.keys.values():
             made_by.setdefault(key.record.created_by, []).append(key)
         makers = [key_id]
         while makers:
@@ -412,18 +461,19 @@ class Keyring:
     def rotate(
         self, old: ApiKey, *, grace_seconds: int, by: str, by_operator: bool = False
     ) -> tuple[Token, ApiKey]:
-        """Make a new key for the same as an old one, which stays valid for `grace_seconds`.
+        """Make a new key with the permissions of an old one, which stays valid for `grace_seconds`.
 
-        A key that expires is followed by one with as long a life, but none that outlives the API key `by`
-        which asks for it, as with `make`. The two have one limit together.
+        If the old key expires, the new one has a lifetime of the same length, but does not outlive the API
+        key `by` that requests it, as with `make`. The two keys share their rate limits.
 
-        Callers should not repeat this when they get no answer: each call makes one more key. Where the old
-        key's end cannot be stored, the new key is ended as well, if possible. Where it is stored and Redis
-        cannot be told, other processes notice it up to half a minute late.
+        Callers should not repeat this call if they get no answer, because each call makes one more key. If
+        the end of the old key cannot be stored, the new key is ended as well, if possible. If the end is
+        stored and Redis does not answer, other processes notice it up to half a minute late.
 
         Raises:
-            ApiKeyEnded: the old key is revoked or has expired, and must not come back. PermissionDenied: the
-                new key would end before the old one was to end. InvalidApiKey, QuotaExceeded, Unavailable.
+            ApiKeyEnded: the old key is revoked or has expired, and must not become valid again.
+            PermissionDenied: the new key would end before the old one was to end.
+            InvalidApiKey, QuotaExceeded, Unavailable.
         """
         record, now = old.record, self._clock.now()
         if (state := old.state(now)) != "active":
@@ -448,13 +498,13 @@ class Keyring:
             self._withdraw(token.id, by=by)
             raise
         try:
-            self._tell()
-        except Unavailable:  # the old one ends, so its holder must have the new one
+            self._announce_change()
+        except Unavailable:  # the old key ends, so its holder must get the new one
             log.warning("key.end_not_told", key_id=record.id)
         return token, made
 
     def _end_after_rotation(self, old: ApiKey, by: str, now: float) -> int | None:
-        """When the key that follows `old` is to expire. Raises `PermissionDenied`."""
+        """Return the expiry of the key that replaces `old`. Raises `PermissionDenied`."""
         record, maker = old.record, self.find(by)
         life = None if record.expires_at is None else record.expires_at - record.created_at
         wanted = None if life is None else int(now) + life
@@ -470,10 +520,10 @@ class Keyring:
         return latest
 
     def _withdraw(self, key_id: str, *, by: str) -> None:
-        """A key that nobody was given must not stay good."""
+        """End a key whose token no caller was given."""
         try:
             self._store_end(key_id, AT_ONCE, by)
-            self._tell()
+            self._announce_change()
         except Unavailable:
             log.warning("key.not_withdrawn", key_id=key_id)
 
@@ -487,21 +537,24 @@ class Keyring:
         commit(self._store, key_end_key(key_id, at, self._clock.new_id()))
         log.info("key.ended", key_id=key_id, at=at, by=by)
 
-    def _tell(self) -> None:
-        """The word that there is a new fact. Raises `Unavailable`."""
-        with unavailable_without_redis():
-            self._index.ungated.set(_CHANGED, self._clock.new_id())
-        self.look()
+    def _announce_change(self) -> None:
+        """Change the mark in Redis after a new fact, and refresh the list.
+
+        Returns when no process accepts a key from memory that has ended. Raises `Unavailable`.
+        """
+        self._leases.tell_all(KEYS_UPDATED, _CHANGED, self._clock.new_id())
+        self.refresh()
+        self._leases.settle()
 
     def sweep(self) -> int:
-        """Forget keys that ended long ago, and when they were used. Returns how many."""
-        used = self._ids_used()  # first: whatever was used by now is in the listing
+        """Delete the keys that ended long ago and the times of their last use. Returns the number of keys."""
+        used = self._ids_used()  # read first, so that the listing contains every key that was used
         began = self._clock.monotonic()
-        facts = self._read_all(self._ask(), began)
-        known = self._known.keys
+        facts = self._read_all(self._read_change_mark(), began)
+        known = self._list.keys
         before = self._clock.now() - KEPT_SECONDS
         old = {key_id for key_id, key in known.items() if (key.ends_at or before) < before}
-        # What made it first: an end alone opens nothing.
+        # The `made` facts are deleted first, because an end alone gives no access.
         self._store.delete(facts.made[key_id][0].key for key_id in old & facts.made.keys())
         self._store.delete(key for key_id in old & facts.ends.keys() for key in facts.ends[key_id])
         self._forget_use(used - (known.keys() - old))
@@ -511,19 +564,21 @@ class Keyring:
 
     # -- use
 
-    def used(self, key_id: str) -> None:
-        """It was used just now. Told to Redis once a minute."""
-        self._used[key_id] = int(self._clock.now())
+    def note_use(self, key_id: str) -> None:
+        """Note that a key was used just now. The times are written to Redis once a minute."""
+        self._uses[key_id] = int(self._clock.now())
 
     def last_used(self) -> dict[str, int]:
-        """Key id -> Unix seconds, of those that were, as far as Redis remembers."""
+        """Return key id -> Unix seconds of the last use. Keys without an entry were never used, or Redis has
+        lost their times.
+        """
         try:
             with unavailable_without_redis():
-                told = cast(dict[str, str], self._index.ungated.hgetall(_USED))
+                written = cast(dict[str, str], self._index.ungated.hgetall(_USED))
         except Unavailable:
-            told = {}
-        known = {key_id: int(at) for key_id, at in told.items()}
-        return known | {key_id: max(at, known.get(key_id, 0)) for key_id, at in dict(self._used).items()}
+            written = {}
+        known = {key_id: int(at) for key_id, at in written.items()}
+        return known | {key_id: max(at, known.get(key_id, 0)) for key_id, at in dict(self._uses).items()}
 
     def _ids_used(self) -> set[str]:
         try:
@@ -533,16 +588,16 @@ class Keyring:
             return set()
 
     def _forget_use(self, key_ids: Iterable[str]) -> None:
-        """As far as Redis can be told: the next sweep finds what is left."""
+        """Delete the times of last use. If Redis does not answer, the next sweep deletes them."""
         if ids := list(key_ids):
             with suppress(Unavailable), unavailable_without_redis():
                 self._index.ungated.hdel(_USED, *ids)
 
-    def _tell_used(self, now: float) -> None:
-        if now - self._told_used_at < _TELL_USED_SECONDS or not self._used:
+    def _write_uses(self, now: float) -> None:
+        if now - self._uses_written_at < _WRITE_USES_SECONDS or not self._uses:
             return
-        self._told_used_at = now
-        self._used, used = {}, self._used
+        self._uses_written_at = now
+        self._uses, used = {}, self._uses
         try:
             with unavailable_without_redis():
                 self._index.ungated.hset(_USED, mapping={key_id: str(at) for key_id, at in used.items()})
@@ -561,8 +616,8 @@ def _facts_in(objects: tuple[StoredObject, ...]) -> _Facts:
     return facts
 
 
-def _ends(key_id: str, known: _Known, facts: _Facts) -> tuple[End, ...]:
-    """All that were ever listed, in the order in which they are listed."""
+def _ends(key_id: str, known: _KeyList, facts: _Facts) -> tuple[End, ...]:
+    """Return all ends of a key that were ever listed, those of this listing first."""
     before = known.keys[key_id].ends if key_id in known.keys else ()
     listed = facts.ends.get(key_id, {}).values()
     return (*listed, *(end for end in before if end not in listed))
@@ -585,11 +640,13 @@ def _check_expiry(expires_at: int | None, now: float) -> None:
 
 
 def _raise_again(error: Unavailable) -> NoReturn:
-    """In another thread than the one that it was raised in."""
+    """Raise a copy of an error that was raised in another thread."""
     raise Unavailable(error.message, retry_after_seconds=error.retry_after_seconds)
 
 
 def key_not_found(key_id: str) -> ApiKeyNotFound:
-    """Also of another namespace's. Says no more of it than an id has: it may be a whole key."""
+    """Return the error for a key that does not exist or is in another namespace. The message shows no more
+    characters than an id has, because the text may be a whole key.
+    """
     shown = f"{key_id[:ID_LETTERS]!a}" + ("…" if len(key_id) > ID_LETTERS else "")
     return ApiKeyNotFound(f"No API key {shown}.", param="key_id")

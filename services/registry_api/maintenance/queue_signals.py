@@ -17,7 +17,7 @@ from prometheus_client.metrics_core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 from rq.utils import utcparse
 
-from services.registry_api.maintenance.housekeeping import SWEPT
+from services.registry_api.maintenance.sweep import SWEPT
 from services.shared.index.announcements import Announcement, Announcements
 from services.shared.index.speaker_index import SpeakerIndex
 from services.shared.model.profiles import ProfileCatalogue

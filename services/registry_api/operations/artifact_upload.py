@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import structlog
 
+from services.registry_api.operations.extractions import too_many_builds
 from services.shared.bucket.blobs import store_artifact
 from services.shared.bucket.facts import commit
 from services.shared.bucket.keys import SpeakerId
@@ -22,8 +23,8 @@ from services.shared.model.domain import GIVEN_FINGERPRINT, ArtifactRecord, Spea
 from services.shared.model.fingerprint import Fingerprint
 from services.shared.model.packaging import applying_tensors, package
 from services.shared.registry.parts import RegistryParts
+from services.shared.registry.promotion import Promoter
 from services.shared.registry.publication import PUBLISH_SECONDS, landed_first, put_in_force
-from services.shared.registry.registrar import Registrar, too_many_builds
 from services.shared.registry.status import cache_unsupported, missing_transcript
 from speaker_registry.artifact import Manifest, content_digest
 from speaker_registry.engine import Profile
@@ -59,59 +60,100 @@ class _Origin:
     untrained: bool
 
 
-def give_artifact(
-    parts: RegistryParts,
-    registrar: Registrar,
-    speaker_id: SpeakerId,
-    version: SpeakerVersion,
-    profile_name: str,
-    given: ReadyArtifact,
-) -> bool:
-    """Store an artifact and serve it from now on, instead of one that a worker made.
+class ArtifactUploads:
+    """Stores uploaded artifacts, and serves them instead of those that a worker made."""
 
-    Returns False if the same artifact is served already.
+    def __init__(self, parts: RegistryParts, promoter: Promoter) -> None:
+        self._store = parts.store
+        self._index = parts.index
+        self._leases = parts.leases
+        self._announcements = parts.announcements
+        self._catalogue = parts.catalogue
+        self._settings = parts.settings
+        self._clock = parts.clock
+        self._promoter = promoter
 
-    Raises:
-        ProfileUnknown, VoiceDeleted, Unavailable.
-        CacheUnsupported: the profile needs a transcript, and the version has none.
-        FingerprintMismatch: the fingerprint is not the profile's current one.
-        InvalidArtifact: it does not match the profile's tensors, is of another clip, or does not say what
-            made it.
-        QuotaExceeded: it would exceed the builds of the version or the stored bytes of the registry.
-        Conflict: another artifact was stored at the same moment.
-    """
-    profile, manifest = parts.catalogue.get(profile_name), given.manifest
-    if reason := missing_transcript(version, profile):
-        raise cache_unsupported(reason)
-    if manifest is not None:
-        _check_subject(manifest, version, profile)
-    origin = _origin(parts.announcements, profile, given)
-    served = version.artifact(profile.name, origin.fingerprint)
-    tensors = applying_tensors(version.record, profile, given.tensors)
-    if served is not None and served.content_digest == content_digest(tensors):
-        return False
-    build = 1 + version.last_build(profile.name, origin.fingerprint)
-    if build > parts.settings.max_builds:
-        raise too_many_builds(version, profile.name, parts.settings.max_builds)
-    data, record = package(
-        version.record,
-        profile,
-        tensors,
-        fingerprint=origin.fingerprint,
-        attempt=f"{parts.clock.new_id()}-upload",
-        build=build,
-        extractor=origin.extractor,
-        untrained=origin.untrained,
-        computed_on=manifest.computed_on if manifest else None,
-        used_seconds=manifest.used_seconds if manifest else None,
-    )
-    _publish(parts, speaker_id, version, data, record)
-    log.info("artifact.given", speaker=str(speaker_id), vuid=version.vuid, profile=profile.name)
-    try:
-        registrar.promote(speaker_id)
-    except Unavailable as error:  # housekeeping will promote it
-        log.warning("promotion.put_off", speaker=str(speaker_id), error=str(error))
-    return True
+    def store(
+        self, speaker_id: SpeakerId, version: SpeakerVersion, profile_name: str, given: ReadyArtifact
+    ) -> bool:
+        """Store an artifact, and serve it from now on.
+
+        Returns False if the same artifact is served already.
+
+        Raises:
+            ProfileUnknown, VoiceDeleted, Unavailable.
+            CacheUnsupported: the profile needs a transcript, and the version has none.
+            FingerprintMismatch: the fingerprint is not the profile's current one.
+            InvalidArtifact: it does not match the profile's tensors, is of another clip, or does not say what
+                made it.
+            QuotaExceeded: it would exceed the builds of the version or the stored bytes of the registry.
+            Conflict: another artifact was stored at the same moment.
+        """
+        profile, manifest = self._catalogue.get(profile_name), given.manifest
+        if reason := missing_transcript(version, profile):
+            raise cache_unsupported(reason)
+        if manifest is not None:
+            _check_subject(manifest, version, profile)
+        origin = _origin(self._announcements, profile, given)
+        served = version.artifact(profile.name, origin.fingerprint)
+        tensors = applying_tensors(version.record, profile, given.tensors)
+        if served is not None and served.content_digest == content_digest(tensors):
+            return False
+        build = 1 + version.last_build(profile.name, origin.fingerprint)
+        if build > self._settings.max_builds:
+            raise too_many_builds(version, profile.name, self._settings.max_builds)
+        data, record = package(
+            version.record,
+            profile,
+            tensors,
+            fingerprint=origin.fingerprint,
+            attempt=f"{self._clock.new_id()}-upload",
+            build=build,
+            extractor=origin.extractor,
+            untrained=origin.untrained,
+            computed_on=manifest.computed_on if manifest else None,
+            used_seconds=manifest.used_seconds if manifest else None,
+        )
+        self._publish(speaker_id, version, data, record)
+        log.info("artifact.given", speaker=str(speaker_id), vuid=version.vuid, profile=profile.name)
+        self._promoter.promote_or_put_off(speaker_id)
+        self._leases.settle()
+        return True
+
+    def _publish(
+        self, speaker_id: SpeakerId, version: SpeakerVersion, data: bytes, record: ArtifactRecord
+    ) -> None:
+        store, index, clock = self._store, self._index, self._clock
+        began, vuid = clock.monotonic(), version.vuid
+        akey = version.artifact_key(record.profile, record.fingerprint, record.build)
+        fact_key = speaker_id.artifact_fact_key(vuid, akey, record)
+        blob_key = store_artifact(store, speaker_id, vuid, akey, record, data=data)
+        most = self._settings.max_stored_bytes
+        try:
+            answer = index.begin_upload(
+                speaker_id, vuid, akey, token=record.attempt, size=record.size, max_stored_bytes=most
+            )
+        except NamespaceFull:
+            store.delete([blob_key])
+            raise QuotaExceeded(
+                f"Artifact of {record.size} bytes refused: all uploads together may take {most}, see GET "
+                "/v1/quota. Delete a voice before bringing more, or raise the cap via SPEAKER_MAX_BYTES."
+            ) from None
+        if answer != 1:
+            store.delete([blob_key])
+            raise _lost(version, record, dead=answer < 0)
+        if clock.monotonic() - began > PUBLISH_SECONDS:
+            raise Unavailable("Storing the artifact took too long; send it again.", retry_after_seconds=1)
+        commit(store, fact_key, record.to_json().encode())
+        winner = put_in_force(
+            partial(index.apply_artifact, speaker_id, vuid, akey),
+            record,
+            partial(landed_first, store, speaker_id, vuid, akey),
+            clock,
+        )
+        if winner != record.winner:
+            store.delete([fact_key, blob_key])
+            raise _lost(version, record, dead=winner is None)
 
 
 def _check_subject(manifest: Manifest, version: SpeakerVersion, profile: Profile) -> None:
@@ -166,48 +208,12 @@ def _verified(fingerprint: str, inputs: Mapping[str, Any]) -> _Origin:
             f"lead to {stated.digest}. Accepted: a manifest with the inputs of its fingerprint."
         )
     try:
-        return _Origin(fingerprint, stated.facts, stated.untrained)
+        return _Origin(fingerprint, stated.inputs, stated.untrained)
     except (KeyError, TypeError):
         raise InvalidArtifact(
             "The file's manifest does not say whether the weights were trained. Accepted: "
             "extractor.weights.untrained, true or false."
         ) from None
-
-
-def _publish(
-    parts: RegistryParts, speaker_id: SpeakerId, version: SpeakerVersion, data: bytes, record: ArtifactRecord
-) -> None:
-    store, index, clock = parts.store, parts.index, parts.clock
-    began, vuid = clock.monotonic(), version.vuid
-    akey = version.artifact_key(record.profile, record.fingerprint, record.build)
-    fact_key = speaker_id.artifact_fact_key(vuid, akey, record)
-    blob_key = store_artifact(store, speaker_id, vuid, akey, record, data=data)
-    most = parts.settings.max_stored_bytes
-    try:
-        answer = index.begin_upload(
-            speaker_id, vuid, akey, token=record.attempt, size=record.size, max_stored_bytes=most
-        )
-    except NamespaceFull:
-        store.delete([blob_key])
-        raise QuotaExceeded(
-            f"Artifact of {record.size} bytes refused: all uploads together may take {most}, see GET "
-            "/v1/quota. Delete a voice before bringing more, or raise the cap via SPEAKER_MAX_BYTES."
-        ) from None
-    if answer != 1:
-        store.delete([blob_key])
-        raise _lost(version, record, dead=answer < 0)
-    if clock.monotonic() - began > PUBLISH_SECONDS:
-        raise Unavailable("Storing the artifact took too long; send it again.", retry_after_seconds=1)
-    commit(store, fact_key, record.to_json().encode())
-    winner = put_in_force(
-        partial(index.apply_artifact, speaker_id, vuid, akey),
-        record,
-        partial(landed_first, store, speaker_id, vuid, akey),
-        clock,
-    )
-    if winner != record.winner:
-        store.delete([fact_key, blob_key])
-        raise _lost(version, record, dead=winner is None)
 
 
 def _lost(version: SpeakerVersion, record: ArtifactRecord, *, dead: bool) -> Conflict:

@@ -6,7 +6,6 @@ required profile again.
 
 import structlog
 
-from services.shared.bucket.facts import commit
 from services.shared.bucket.keys import SpeakerId
 from services.shared.index.jobs import JobRecord, Jobs
 from services.shared.index.reading import PendingExtraction
@@ -14,6 +13,7 @@ from services.shared.index.refusals import voice_unreadable
 from services.shared.index.speaker_index import VersionSelection
 from services.shared.model.domain import FailureRecord, SpeakerVersion
 from services.shared.registry.parts import RegistryParts
+from services.shared.registry.publication import record_failure
 from speaker_registry.errors import JobFinished
 
 log = structlog.get_logger()
@@ -65,7 +65,7 @@ def cancel(parts: RegistryParts, namespace: str, job_id: str) -> JobRecord:
 def _check_unfinished(job: JobRecord) -> None:
     if job.finished:
         raise JobFinished(
-            f"Job '{job.id}' is {job.state}; only a queued or processing job can be canceled.",
+            f"Job '{job.id}' is in state '{job.state}'; only a queued or processing job can be canceled.",
             param="job_id",
         )
     if job.stage == "publishing":
@@ -85,25 +85,21 @@ def _record_cancellation(
     pending: PendingExtraction,
     job: JobRecord,
 ) -> None:
-    announced = parts.announcements.current(job.profile)
-    fingerprint = pending.fingerprint or (announced.fingerprint if announced else "")
-    akey = version.artifact_key(job.profile, fingerprint, job.build)
     record = FailureRecord(
         profile=job.profile,
-        fingerprint=fingerprint,
+        fingerprint=pending.fingerprint or parts.announcements.fingerprint(job.profile),
         build=job.build,
         attempt=f"{parts.clock.new_id()}-{job.id.removeprefix('job_')}-cancel",
         code=CANCELED,
         message=_MESSAGE,
         attempts=job.attempt,
     )
-    commit(parts.store, speaker_id.failure_key(version.vuid, akey, record), record.to_json().encode())
-    parts.index.apply_failure(
+    record_failure(
+        parts.store,
+        parts.index,
         speaker_id,
-        version.vuid,
-        akey,
-        record,
-        job_id=job.id,
-        claimed=pending.fingerprint,
-        canceled=True,
+        version=version,
+        pending=pending,
+        record=record,
+        error=None,
     )

@@ -11,29 +11,47 @@ from dataclasses import replace
 from typing import Any
 
 from services.registry_api.operations.cancellation import CANCELED
+from services.registry_api.operations.speakers import Speakers
 from services.shared.bucket.keys import SpeakerId
+from services.shared.index.announcements import Announcements
 from services.shared.index.gate import GateClosed
-from services.shared.index.jobs import JobRecord, Jobs
+from services.shared.index.jobs import JobRecord, Jobs, SeenJobs
+from services.shared.index.leases import Leases
 from services.shared.index.reading import IndexedSpeaker
 from services.shared.index.refusals import voice_unreadable
-from services.shared.index.speaker_index import VersionSelection
+from services.shared.index.speaker_index import SpeakerIndex, VersionSelection
+from services.shared.model.clock import Clock
 from services.shared.model.domain import SpeakerVersion
-from services.shared.registry.parts import RegistryParts
-from services.shared.registry.registrar import Registrar
+from services.shared.registry.status import Statuses
 from speaker_registry.errors import JobNotFound, Unavailable
 from speaker_registry.schemas import JobState
+
+_JUST_ENDED_SECONDS = 60.0
+"""Leases last a second. The rest is for clocks of workers that are wrong."""
 
 
 class FollowedJobs(Jobs):
     """`Jobs` that also finds what became of lost jobs, if this process has seen them."""
 
-    def __init__(self, parts: RegistryParts, registrar: Registrar) -> None:
-        super().__init__(parts.index)
-        self._speaker_index = parts.index
-        self._announcements = parts.announcements
-        self._clock = parts.clock
-        self._registrar = registrar
-        self._seen = registrar.seen_jobs
+    def __init__(
+        self,
+        *,
+        index: SpeakerIndex,
+        announcements: Announcements,
+        leases: Leases,
+        clock: Clock,
+        speakers: Speakers,
+        statuses: Statuses,
+        seen_jobs: SeenJobs,
+    ) -> None:
+        super().__init__(index)
+        self._speaker_index = index
+        self._announcements = announcements
+        self._leases = leases
+        self._clock = clock
+        self._speakers = speakers
+        self._statuses = statuses
+        self._seen = seen_jobs
 
     def get(self, namespace: str, job_id: str) -> JobRecord:
         """Return a job's record.
@@ -54,7 +72,17 @@ class FollowedJobs(Jobs):
                 raise
             return seen if seen.finished and seen.state != "superseded" else self._outcome(seen)
         self._seen.put(job)
+        if job.state == "succeeded" and job.finished_at is not None:
+            self._settle(job.finished_at)
         return self._outcome(job) if job.state == "superseded" else job
+
+    def _settle(self, finished_at: float) -> None:
+        """Wait until no process serves what the artifact of a job replaced, if the job has just ended.
+
+        Workers end a job in the moment in which they put its artifact in force, and do not wait themselves.
+        """
+        if abs(self._clock.now() - finished_at) < _JUST_ENDED_SECONDS:
+            self._leases.settle()
 
     def _outcome(self, job: JobRecord) -> JobRecord:
         """Derive the job's state from its artifact, or from the job that replaced it."""
@@ -62,7 +90,7 @@ class FollowedJobs(Jobs):
         try:
             indexed, certain = self._speaker_index.look(speaker_id, VersionSelection(vuid=job.vuid)), True
         except (GateClosed, Unavailable):
-            indexed, certain = self._registrar.look_up(speaker_id), False
+            indexed, certain = self._speakers.look_up(speaker_id), False
         version = indexed.speaker.by_vuid(job.vuid)
         if version is None and job.vuid in indexed.speaker.unreadable:
             raise voice_unreadable(job.name)
@@ -75,7 +103,8 @@ class FollowedJobs(Jobs):
         return _not_started(job) if job.finished else job
 
     def _by_artifact(self, job: JobRecord, version: SpeakerVersion) -> JobRecord | None:
-        akey = version.artifact_key(job.profile, job.fingerprint or self._fingerprint(job.profile), job.build)
+        fingerprint = job.fingerprint or self._announcements.fingerprint(job.profile)
+        akey = version.artifact_key(job.profile, fingerprint, job.build)
         if akey in version.artifacts:
             return self._ended(job, "succeeded", stage="done", done=job.total)
         failure = version.failures.get(akey)
@@ -103,14 +132,10 @@ class FollowedJobs(Jobs):
                     successor = super().get(job.namespace, pending.job_id)
                     if successor.state != "superseded":  # else a successor of its own is about to be claimed
                         return replace(successor, id=job.id, created_at=job.created_at)
-        missing = [status.profile.name for status in self._registrar.missing(indexed, version)]
+        missing = [status.profile.name for status in self._statuses.missing(indexed, version)]
         if pending_extractions or job.profile in missing:  # housekeeping is about to start it again
             return _not_started(job)
         return self._ended(job, "superseded")
-
-    def _fingerprint(self, profile: str) -> str:
-        announced = self._announcements.current(profile)
-        return announced.fingerprint if announced else ""
 
     def _ended(self, job: JobRecord, state: JobState, **changes: Any) -> JobRecord:
         if job.finished and job.state == state:

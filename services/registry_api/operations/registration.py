@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import structlog
 
+from services.registry_api.operations.extractions import Extractions
 from services.shared.audio import DecodedClip
 from services.shared.bucket.blobs import store_artifact, store_clip
 from services.shared.bucket.facts import commit
@@ -43,7 +44,7 @@ from services.shared.model.domain import (
 from services.shared.model.packaging import package
 from services.shared.model.profiles import ProfileCatalogue
 from services.shared.registry.parts import RegistryParts
-from services.shared.registry.registrar import Registrar
+from services.shared.registry.promotion import Promoter
 from services.shared.registry.repair import restore_clip
 from services.shared.registry.status import unsupported_reason
 from speaker_registry.artifact import canonical_json
@@ -89,61 +90,62 @@ class Registered:
     """Profile -> id of the job that extracts it."""
 
 
-def register_clip(
-    parts: RegistryParts,
-    registrar: Registrar,
-    namespace: str,
-    upload: Upload,
-    data: bytes,
-    clip: DecodedClip,
-) -> Registered:
-    """Store a checked clip as a new version and start extracting it.
+class Registrations:
+    """Registers clips and speaker embeddings as versions of speakers."""
 
-    Args:
-        data: the clip's bytes as uploaded.
-        clip: the same clip, decoded and accepted.
+    def __init__(self, parts: RegistryParts, extractions: Extractions, promoter: Promoter) -> None:
+        self._parts = parts
+        self._extractions = extractions
+        self._promoter = promoter
 
-    Raises:
-        QuotaExceeded, VoiceExists, VoiceDeleted, IdempotencyKeyReused, Unavailable: what is served has not
-        changed.
-    """
-    rendition = clip.audio.to_bytes()
-    facts = ClipRecord(
-        sha256=hashlib.sha256(data).hexdigest(),
-        size=len(data),
-        mime_type=clip.mime_type,
-        seconds=round(clip.audio.seconds, 6),
-        sample_rate=clip.audio.sample_rate,
-        channels=clip.channels,
-        rendition_sha256=hashlib.sha256(rendition).hexdigest(),
-    )
-    registration = _Registration(parts, registrar, namespace, upload, facts.sha256)
-    registration.reserve(facts.size)
-    if registration.served is not None:
-        speaker_id = SpeakerId.of(namespace, upload.name)
-        restore_clip(parts.store, speaker_id, registration.served.version, data)
-        return registration.served
-    registration.put_blobs({facts.sha256: data, facts.rendition_sha256: rendition})
-    return registration.commit(source="audio", clip=facts)
+    def register_clip(self, namespace: str, upload: Upload, data: bytes, clip: DecodedClip) -> Registered:
+        """Store a checked clip as a new version and start extracting it.
 
+        Args:
+            data: the clip's bytes as uploaded.
+            clip: the same clip, decoded and accepted.
 
-def register_embedding(
-    parts: RegistryParts, registrar: Registrar, namespace: str, upload: Upload, embedding: np.ndarray
-) -> Registered:
-    """Store a speaker embedding (float32 [D], finite) as a new version. Its artifacts are ready at once.
+        Raises:
+            QuotaExceeded, VoiceExists, VoiceDeleted, IdempotencyKeyReused, Unavailable: what is served has
+            not changed.
+        """
+        rendition = clip.audio.to_bytes()
+        facts = ClipRecord(
+            sha256=hashlib.sha256(data).hexdigest(),
+            size=len(data),
+            mime_type=clip.mime_type,
+            seconds=round(clip.audio.seconds, 6),
+            sample_rate=clip.audio.sample_rate,
+            channels=clip.channels,
+            rendition_sha256=hashlib.sha256(rendition).hexdigest(),
+        )
+        registration = self._begin(namespace, upload, facts.sha256)
+        registration.reserve(facts.size)
+        if registration.served is not None:
+            speaker_id = SpeakerId.of(namespace, upload.name)
+            restore_clip(self._parts.store, speaker_id, registration.served.version, data)
+            return registration.served
+        registration.put_blobs({facts.sha256: data, facts.rendition_sha256: rendition})
+        return registration.commit(source="audio", clip=facts)
 
-    Raises:
-        EmbeddingWidthMismatch: no required profile takes that width, or profiles of several models do.
-        QuotaExceeded, VoiceExists, VoiceDeleted, IdempotencyKeyReused, Unavailable: as `register_clip`.
-    """
-    profiles = _profiles_taking(parts.catalogue, embedding)
-    source = hashlib.sha256(embedding.tobytes()).hexdigest()
-    registration = _Registration(parts, registrar, namespace, upload, source)
-    registration.reserve(embedding.nbytes * len(profiles))
-    if registration.served is not None:
-        return registration.served
-    given = tuple(registration.put_given(profile, embedding) for profile in profiles)
-    return registration.commit(source="embedding", embedding_width=len(embedding), given=given)
+    def register_embedding(self, namespace: str, upload: Upload, embedding: np.ndarray) -> Registered:
+        """Store a speaker embedding (float32 [D], finite) as a new version. Its artifacts are ready at once.
+
+        Raises:
+            EmbeddingWidthMismatch: no required profile takes that width, or profiles of several models do.
+            QuotaExceeded, VoiceExists, VoiceDeleted, IdempotencyKeyReused, Unavailable: as `register_clip`.
+        """
+        profiles = _profiles_taking(self._parts.catalogue, embedding)
+        source = hashlib.sha256(embedding.tobytes()).hexdigest()
+        registration = self._begin(namespace, upload, source)
+        registration.reserve(embedding.nbytes * len(profiles))
+        if registration.served is not None:
+            return registration.served
+        given = tuple(registration.put_given(profile, embedding) for profile in profiles)
+        return registration.commit(source="embedding", embedding_width=len(embedding), given=given)
+
+    def _begin(self, namespace: str, upload: Upload, source_sha256: str) -> "_Registration":
+        return _Registration(self._parts, self._extractions, self._promoter, namespace, upload, source_sha256)
 
 
 def _profiles_taking(catalogue: ProfileCatalogue, embedding: np.ndarray) -> list[Profile]:
@@ -176,18 +178,21 @@ class _Registration:
     def __init__(
         self,
         parts: RegistryParts,
-        registrar: Registrar,
+        extractions: Extractions,
+        promoter: Promoter,
         namespace: str,
         upload: Upload,
         source_sha256: str,
     ) -> None:
-        self._registrar = registrar
         self._store = parts.store
         self._index = parts.index
+        self._leases = parts.leases
         self._settings = parts.settings
         self._catalogue = parts.catalogue
         self._run_all = parts.run_all
         self._clock = parts.clock
+        self._extractions = extractions
+        self._promoter = promoter
         self._upload = upload
         self._id = SpeakerId.of(namespace, upload.name)
         self._started = self._clock.monotonic()
@@ -368,8 +373,8 @@ class _Registration:
         try:
             if version.extractable:
                 self._extract(version, jobs)
-            else:
-                self._registrar.promote(self._id)
+            elif self._promoter.promote(self._id):
+                self._leases.settle()
         except Unavailable as error:
             log.warning("version.not_set_going", speaker=str(self._id), vuid=version.vuid, error=str(error))
         return jobs
@@ -377,7 +382,7 @@ class _Registration:
     def _extract(self, version: SpeakerVersion, jobs: dict[str, str]) -> None:
         for profile in self._catalogue.required_profiles:
             if unsupported_reason(version, profile) is None:
-                claim = self._registrar.claim(self._id, version, profile)
+                claim = self._extractions.claim(self._id, version, profile)
                 if claim.job_id:
                     jobs[profile.name] = claim.job_id
 

@@ -1,5 +1,8 @@
-"""Callers: the identity and rights of an authenticated client. Knows no keys and no requests."""
+"""Callers: the address of a client, and the identity and rights of an authenticated one. Knows no keys and no
+requests.
+"""
 
+import ipaddress
 from dataclasses import dataclass
 
 from services.registry_api.keys.api_keys import ALL_SCOPES, ANY_NAMESPACE
@@ -20,6 +23,8 @@ class Caller:
     requests_per_minute: int | None = None
     uploads_per_minute: int | None = None
     """None: the default for all keys applies, for uploads as for requests."""
+    ends_at: float | None = None
+    """The time at which the key ends, in Unix seconds; None: it has no end, or ends by an event."""
     limits_id: str | None = None
     """The id under which limits are counted: a rotated key shares the limits of its first key. None: `id`."""
 
@@ -36,3 +41,20 @@ class Caller:
 
 ANONYMOUS = Caller("anonymous", ANY_NAMESPACE, ALL_SCOPES)
 """The caller of every request to a registry that requires no keys."""
+
+
+def address_of(host: str) -> str:
+    """Return the address that a client counts as.
+
+    The owner of an IPv6 network has any number of addresses, so all addresses of one /64 count as one. Text
+    that is not an address, such as a socket's path, is returned as it is.
+    """
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host
+    if address.version == 4:
+        return str(address)
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(ipaddress.ip_network((address, 64), strict=False))

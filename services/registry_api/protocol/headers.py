@@ -7,6 +7,10 @@ from collections.abc import Sequence
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from speaker_registry.schemas import Rate
+
+Headers = Sequence[tuple[bytes, bytes]]
+
 SAFE_HEADERS = (
     (b"x-content-type-options", b"nosniff"),
     (b"x-frame-options", b"DENY"),
@@ -20,6 +24,30 @@ _DOCS_PAGE = (
     b"img-src 'self' data:; frame-ancestors 'none'"
 )
 """Policy for the page of documentation, which starts by an inline script."""
+
+
+_RATE_LINES = (
+    b"ratelimit-limit: %d\r\nratelimit-remaining: %d\r\nratelimit-reset: %d\r\nratelimit-policy: %d;w=60\r\n"
+)
+
+
+def rate_lines(limit: int | None, remaining: int | None, reset_seconds: int) -> bytes:
+    """Return the same headers as lines of a head. Cheaper, for answers from memory."""
+    if limit is None:
+        return b""
+    return _RATE_LINES % (limit, remaining or 0, reset_seconds, limit)
+
+
+def rate_headers(rate: Rate) -> Headers:
+    """Return the headers that describe a rate limit; none if there is no limit."""
+    if rate.limit is None:
+        return ()
+    return (
+        (b"ratelimit-limit", b"%d" % rate.limit),
+        (b"ratelimit-remaining", b"%d" % (rate.remaining or 0)),
+        (b"ratelimit-reset", b"%d" % rate.reset_seconds),
+        (b"ratelimit-policy", b"%d;w=60" % rate.limit),
+    )
 
 
 class AnswerHeaders:

@@ -60,7 +60,7 @@ def explain(request: Request, error: RequestValidationError) -> InvalidRequest:
         return unknown("Field", str(path[-1]), schema.get("properties", ()))
     if fault["type"] == "json_invalid":
         reason = f"{fault['ctx']['error'][:1].lower()}{fault['ctx']['error'][1:]} at character {path[0]}"
-        return InvalidRequest(f"The body is no JSON: {reason}; accepted: {accepted(schema)}.", param="body")
+        return InvalidRequest(f"The body is not JSON: {reason}; accepted: {accepted(schema)}.", param="body")
     if isinstance(fault["input"], bytes):  # a body not declared as JSON, which is curl's default
         sent = ascii(request.headers.get("content-type", ""))[:80]
         return InvalidRequest(f"Content-Type is {sent}; accepted: application/json.", param="Content-Type")

@@ -3,7 +3,6 @@
 Pure ASGI. Knows routes by their templates, and which of them is the upload.
 """
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -11,6 +10,7 @@ from http import HTTPMethod
 from time import perf_counter
 
 import structlog
+from prometheus_client import Counter, Histogram
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.registry_api.protocol.routing import MONITORING_PATHS, UPLOAD
@@ -31,10 +31,10 @@ _METHODS = frozenset(map(str, HTTPMethod))
 
 @dataclass(slots=True)
 class _Answer:
-    """The part of an answer that has been seen so far."""
+    """What this middleware has seen so far of the answer to a request."""
 
     status: int = 500
-    """Until the answer begins, this is the status of a crash, which is answered outside this middleware."""
+    """The status of a crash until the answer begins, because a crash is answered outside this middleware."""
     replayed: bool = False
 
     def observe_message(self, message: Message) -> None:
@@ -77,9 +77,9 @@ def _span(scope: Scope) -> AbstractContextManager[Span]:
 
 def _record(scope: Scope, answer: _Answer, seconds: float, span: Span) -> None:
     route, method, error = route_of(scope), _method(scope), _error_code(scope, answer.status)
-    count, observe = _metrics_for(route, method, answer.status)
-    count()
-    observe(seconds)
+    counter, histogram = metrics_of(route, method, answer.status)
+    counter.inc()
+    histogram.observe(seconds)
     if (method, scope["path"]) == UPLOAD:
         _count_upload(answer, error)
     write_line = log.debug if route in MONITORING_PATHS else log.info
@@ -98,11 +98,13 @@ def _record(scope: Scope, answer: _Answer, seconds: float, span: Span) -> None:
 
 
 @lru_cache(maxsize=1000)
-def _metrics_for(route: str, method: str, status: int) -> tuple[Callable[[], None], Callable[[float], None]]:
-    """Return the functions that count and time. Cached: looking up labels takes longer than counting."""
-    counted = metrics.HTTP_REQUESTS.labels(route, method, str(status))
-    timed = metrics.HTTP_SECONDS.labels(route, method)
-    return counted.inc, timed.observe
+def metrics_of(route: str, method: str, status: int) -> tuple[Counter, Histogram]:
+    """Return the counter and the histogram of requests with these labels.
+
+    Cached, because looking up labels takes longer than counting.
+    """
+    counter = metrics.HTTP_REQUESTS.labels(route, method, str(status))
+    return counter, metrics.HTTP_SECONDS.labels(route, method)
 
 
 def _describe(span: Span, scope: Scope, route: str, status: int) -> None:

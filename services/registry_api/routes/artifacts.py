@@ -1,11 +1,8 @@
 """Routes of artifacts: the descriptor and the file of a version's artifact for a profile."""
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated
-from urllib.parse import quote
 
 from fastapi import Depends, Header, Request
 from starlette.concurrency import run_in_threadpool
@@ -25,28 +22,25 @@ from services.registry_api.dependencies import (
     VoiceName,
     WaitSeconds,
 )
-from services.registry_api.operations.artifact_upload import ReadyArtifact, give_artifact
+from services.registry_api.express.lane import offer_of
+from services.registry_api.operations.artifact_upload import ReadyArtifact
+from services.registry_api.operations.artifacts import FoundVersion
 from services.registry_api.protocol.callers import Caller
 from services.registry_api.protocol.routing import Router
+from services.registry_api.protocol.signals import route_of
+from services.registry_api.routes.artifact_files import (
+    UNKNOWN_PROFILE,
+    Redirect,
+    answer_with_file,
+    counted,
+)
 from services.registry_api.serving.slots import Slots
 from services.registry_api.wire import rendering
-from services.registry_api.wire.answers import answer, answer_without_bytes, file_headers
+from services.registry_api.wire.answers import answer, file_headers
 from services.registry_api.wire.examples import artifacts as examples
 from services.shared.bucket.keys import SpeakerId
-from services.shared.index.reading import IndexedSpeaker
-from services.shared.model.domain import ArtifactRecord, SpeakerVersion
-from services.shared.registry.repair import artifact_or_replacement
-from services.shared.registry.status import ProfileStatus
-from services.shared.telemetry.metrics import ARTIFACT_REQUESTS
 from speaker_registry.artifact import read_tensors
-from speaker_registry.errors import (
-    ArtifactFailed,
-    ArtifactNotFound,
-    ArtifactStale,
-    NotFound,
-    SpeakerRegistryError,
-)
-from speaker_registry.names import parse_reference
+from speaker_registry.names import parse_reference, parse_speaker_name
 from speaker_registry.schemas import ArtifactDescriptor, Page
 
 router = Router(prefix="/v1/voices/{name}/versions/{ref}/artifacts", tags=["artifacts"])
@@ -64,70 +58,14 @@ class _Target:
     allow_stale: bool
     caller: Caller
 
-    def find(self) -> "_Found":
+    def find(self) -> FoundVersion:
         """Look up the artifact in the index.
 
         Raises:
             VoiceNotFound, VersionNotFound, AliasNotFound, ProfileUnknown.
         """
-        registrar = self.services.registrar
-        self.services.parts.catalogue.get(self.profile)
-        indexed, version = registrar.find_version(self.namespace, self.name, self.reference)
-        status = registrar.explained(registrar.profile_status(indexed, version, self.profile))
-        required = self.profile in self.services.parts.catalogue.required
-        speaker_id = SpeakerId.of_record(self.namespace, version.record)
-        return _Found(speaker_id, indexed, version, status, self.allow_stale, required)
-
-
-@dataclass(frozen=True, slots=True)
-class _Found:
-    speaker_id: SpeakerId
-    indexed: IndexedSpeaker
-    version: SpeakerVersion
-    status: ProfileStatus
-    allow_stale: bool
-    required: bool
-
-    @property
-    def record(self) -> ArtifactRecord | None:
-        """The artifact to serve, or None if there is none."""
-        return self.status.artifact or (self.status.stale if self.allow_stale else None)
-
-    @property
-    def settled(self) -> bool:
-        """True if waiting is pointless: the artifact is ready, or will not be made without a request."""
-        return self.record is not None or self.fault is not None
-
-    def descriptor(self) -> ArtifactDescriptor:
-        return rendering.descriptor(self.indexed, self.version, self.status, allow_stale=self.allow_stale)
-
-    @property
-    def fault(self) -> SpeakerRegistryError | None:
-        """The error to raise if there is no artifact to serve and none is being made, else None."""
-        status, profile = self.status, self.status.profile.name
-        name = self.version.record.name
-        what = f"version {self.version.number} of voice '{name}'"
-        again = f"POST /v1/audio/voices/{quote(name, safe='')}/cache?profile={profile}"
-        if self.record is not None or status.job_id is not None:
-            return None
-        if status.unsupported:
-            return ArtifactNotFound(f"There is no artifact of {what}: {status.error}.", param="profile")
-        if status.state == "failed":
-            return ArtifactFailed(
-                f"Extracting {what} for profile '{profile}' failed. {status.error}", param="profile"
-            )
-        if status.stale is not None:
-            return ArtifactStale(
-                f"The artifact of {what} was made by an older encoder of '{profile}'. Pass allow_stale=true "
-                f"to get it, or extract it again by {again}.",
-                param="profile",
-            )
-        if self.required:  # housekeeping is about to start the extraction
-            return None
-        return ArtifactNotFound(
-            f"Nothing was extracted from {what} for profile '{profile}'. Request it by {again}.",
-            param="profile",
-        )
+        find = self.services.operations.artifacts.find
+        return find(self.namespace, self.name, self.reference, self.profile, allow_stale=self.allow_stale)
 
 
 async def _target(
@@ -158,11 +96,10 @@ def list_artifacts(
     request: Request, services: ServicesDep, namespace: NamespaceDep, name: VoiceName, ref: Reference
 ) -> Response:
     """List the artifacts of a version: one descriptor for each profile, with its state."""
-    registrar = services.registrar
-    indexed, version = registrar.find_version(namespace, name, parse_reference(ref))
-    shown = [
-        rendering.descriptor(indexed, version, one) for one in registrar.profile_statuses(indexed, version)
-    ]
+    operations = services.operations
+    indexed, version = operations.speakers.find_version(namespace, name, parse_reference(ref))
+    statuses = operations.statuses.of_version(indexed, version)
+    shown = [rendering.descriptor(indexed, version, one) for one in statuses]
     first, last = (shown[0].profile, shown[-1].profile) if shown else (None, None)
     return answer(request, Page[ArtifactDescriptor](data=shown, first_id=first, last_id=last))
 
@@ -178,9 +115,10 @@ async def get_artifact(
     Returns 202 while the artifact is being made. With `wait`, the answer is held back until it is ready.
     """
     found = await _settled(request, target, wait)
-    if found.record is None:
+    if found.artifact is None:
         return _not_yet(request, found)
-    return answer(request, found.descriptor())
+    _offer(request, target, found, is_file=False)
+    return answer(request, _descriptor(found))
 
 
 @router.get(
@@ -194,37 +132,52 @@ async def get_artifact_file(
     target: TargetDep,
     slots: StoreSlotsDep,
     wait: WaitSeconds = 0,
+    redirect: Redirect = False,
 ) -> Response:
     """Download the safetensors file of an artifact.
 
     Returns 304 if `If-None-Match` names its ETag, and 202 with the descriptor while the artifact is being
     made.
     """
-    with _counted(target) as counted:
-        response = await _file_or_descriptor(request, target, slots, wait)
-        counted.status = response.status_code
+    known = target.profile in target.services.parts.catalogue.names
+    with counted(target.profile if known else UNKNOWN_PROFILE) as this:
+        response = await _file_or_descriptor(request, target, slots, wait, redirect)
+        this.status = response.status_code
     return response
 
 
-async def _file_or_descriptor(request: Request, target: _Target, slots: Slots, wait: float) -> Response:
-    parts, registrar = target.services.parts, target.services.registrar
+async def _file_or_descriptor(
+    request: Request, target: _Target, slots: Slots, wait: float, redirect: bool
+) -> Response:
     deadline = time.monotonic() + wait
     while True:
         found = await _settled(request, target, max(0.0, deadline - time.monotonic()))
-        if found.record is None:
+        if found.artifact is None:
             return _not_yet(request, found)
-        headers = file_headers(found.record.digest, found.version)
-        headers["X-Artifact-Fingerprint"] = found.record.fingerprint
-        if (
-            short := answer_without_bytes(request, headers, found.record.size, examples.MEDIA_TYPE)
-        ) is not None:
-            return short
-        async with slots.hold():
-            data = await run_in_threadpool(
-                artifact_or_replacement, parts, registrar, found.speaker_id, found.version, found.record
-            )
-        if data is not None:
-            return Response(data, headers=headers, media_type=examples.MEDIA_TYPE)
+        _offer(request, target, found, is_file=True)
+        headers = file_headers(found.artifact.record.digest, found.version)
+        response = await answer_with_file(request, slots, found.artifact, headers, redirect=redirect)
+        if response is not None:
+            return response
+
+
+def _offer(request: Request, target: _Target, found: FoundVersion, *, is_file: bool) -> None:
+    """Have the answer kept for the same request, unless the artifact was made by an older encoder, or the
+    index did not say what the answer is.
+    """
+    offer = offer_of(request.scope)
+    if offer is None or found.status.artifact is None or found.indexed.from_facts:
+        return
+    # A voice that is registered under what is another voice's id takes its place.
+    named = SpeakerId.of(target.namespace, parse_speaker_name(target.name))
+    offer.accept(
+        target.caller,
+        target.namespace,
+        speakers=tuple({str(found.speaker_id), str(named)}),
+        profiles=(target.profile,),
+        route=route_of(request.scope),
+        is_file=is_file,
+    )
 
 
 @router.put(
@@ -247,18 +200,17 @@ async def put_artifact(
     async with slots.hold():
         created = await run_in_threadpool(_give, target, body, fingerprint)
     found = await run_in_threadpool(target.find)
-    return answer(request, found.descriptor(), status=201 if created else 200)
+    return answer(request, _descriptor(found), status=201 if created else 200)
 
 
 def _give(target: _Target, body: bytes, fingerprint: str | None) -> bool:
-    parts, registrar = target.services.parts, target.services.registrar
     found = target.find()
     tensors, manifest = read_tensors(body)
     given = ReadyArtifact(tensors=tensors, manifest=manifest, fingerprint=fingerprint)
-    return give_artifact(parts, registrar, found.speaker_id, found.version, target.profile, given)
+    return target.services.operations.uploads.store(found.speaker_id, found.version, target.profile, given)
 
 
-async def _settled(request: Request, target: _Target, wait: float) -> _Found:
+async def _settled(request: Request, target: _Target, wait: float) -> FoundVersion:
     found = await run_in_threadpool(target.find)
     if wait and not found.settled:
         question = ("artifact", target.name, target.reference, target.profile, target.allow_stale)
@@ -276,31 +228,9 @@ async def _settled(request: Request, target: _Target, wait: float) -> _Found:
     return found
 
 
-_RESULTS = {200: "hit", 202: "pending", 304: "not_modified"}
+def _descriptor(found: FoundVersion) -> ArtifactDescriptor:
+    return rendering.descriptor(found.indexed, found.version, found.status, allow_stale=found.allow_stale)
 
 
-@dataclass(slots=True)
-class _Counted:
-    status: int = 500
-
-
-@contextmanager
-def _counted(target: _Target) -> Iterator[_Counted]:
-    """Count one request for a file by its result: hit, pending, not_modified, failed, miss or error."""
-    counted, result = _Counted(), "error"
-    try:
-        yield counted
-        result = _RESULTS[counted.status]
-    except ArtifactFailed:
-        result = "failed"
-        raise
-    except (NotFound, ArtifactStale):
-        result = "miss"
-        raise
-    finally:
-        known = target.profile in target.services.parts.catalogue.names
-        ARTIFACT_REQUESTS.labels(target.profile if known else "unknown", result).inc()
-
-
-def _not_yet(request: Request, found: _Found) -> Response:
-    return answer(request, found.descriptor(), status=202, headers={"Retry-After": "1"})
+def _not_yet(request: Request, found: FoundVersion) -> Response:
+    return answer(request, _descriptor(found), status=202, headers={"Retry-After": "1"})

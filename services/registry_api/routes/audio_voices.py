@@ -32,8 +32,8 @@ from services.registry_api.dependencies import (
     Usable,
     VoiceName,
 )
-from services.registry_api.operations.precompute import Precompute
-from services.registry_api.operations.registration import Registered, register_clip, register_embedding
+from services.registry_api.operations.precomputation import Precomputation
+from services.registry_api.operations.registration import Registered
 from services.registry_api.protocol.routing import Router
 from services.registry_api.wire import rendering
 from services.registry_api.wire.answers import answer
@@ -44,8 +44,7 @@ from services.registry_api.wire.paging import PAGE_SIZE, VoicePage, find_voices,
 from services.registry_api.wire.whole_list import DEFAULT_VOICE, WholeList
 from services.shared.audio import DecodedClip
 from services.shared.index.reading import IndexedSpeaker
-from services.shared.registry.registrar import Registrar
-from services.shared.registry.status import worst
+from services.shared.registry.status import Statuses, worst
 from services.shared.telemetry import tracing
 from speaker_registry.errors import InvalidAudio, Unavailable
 from speaker_registry.names import parse_speaker_name
@@ -81,21 +80,22 @@ def list_audio_voices(
     """List all voices, or a page of them with `limit`. `profile` and `ready` filter the list.
 
     A page may have fewer voices than `limit`, or none, while `has_more` is true: pass its `last_id` as
-    `after` to continue the search. Without `limit`, more than 100 voices are streamed, without an ETag.
+    `after` to continue the search. Without `limit`, a list of more than 100 voices is streamed and has no
+    ETag.
     """
-    registrar = services.registrar
+    pages, statuses = services.operations.pages, services.operations.statuses
     if profile is not None:
         services.parts.catalogue.get(profile)
 
     def usable(indexed: IndexedSpeaker) -> bool:
-        return _usable(registrar, indexed, profile, ready=ready)
+        return _usable(statuses, indexed, profile, ready=ready)
 
     def find(after: str) -> VoicePage:
-        return find_voices(registrar, namespace, after=after, limit=limit or PAGE_SIZE, matches=usable)
+        return find_voices(pages, namespace, after=after, limit=limit or PAGE_SIZE, matches=usable)
 
     page = find(after)
     if limit is not None or not page.more:
-        return answer(request, _listing(registrar, page))
+        return answer(request, _listing(statuses, page))
     if page.of_facts:
         raise Unavailable(
             "The index is unavailable, and without it voices are listed only page by page. Try again later, "
@@ -105,28 +105,30 @@ def list_audio_voices(
     if request.method == "HEAD":
         return Response(headers={"Cache-Control": "private, no-cache"}, media_type="application/json")
     lists = request.app.state.whole_lists
-    return WholeList(page, find, lambda page: _entries(registrar, page), lists, namespace)
+    return WholeList(page, find, lambda page: _entries(statuses, page), lists, namespace)
 
 
-def _usable(registrar: Registrar, indexed: IndexedSpeaker, profile: str | None, *, ready: bool) -> bool:
+def _usable(statuses: Statuses, indexed: IndexedSpeaker, profile: str | None, *, ready: bool) -> bool:
     version = indexed.speaker.default
-    names = [profile] if profile else registrar.wanted(version)
-    statuses = [registrar.profile_status(indexed, version, name) for name in names]
+    if profile:
+        concerned = [statuses.of_profile(indexed, version, profile)]
+    else:
+        concerned = statuses.of_wanted(indexed, version)
     if ready:
-        return worst(statuses) == "ready"
-    return not any(status.unsupported for status in statuses)
+        return worst(concerned) == "ready"
+    return not any(status.unsupported for status in concerned)
 
 
-def _entries(registrar: Registrar, page: VoicePage) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
+def _entries(statuses: Statuses, page: VoicePage) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
     """Yield for each voice of a page: its key, its entry in `uploaded_voices`, and its entry in `data`."""
     for indexed in page.found:
-        one = rendering.uploaded_voice(registrar, indexed)
+        one = rendering.uploaded_voice(statuses, indexed)
         short = {name: one[name] for name in ("id", "name", "created_at")}
         yield key_of(indexed), one, {"object": "audio.voice", **short}
 
 
-def _listing(registrar: Registrar, page: VoicePage) -> dict[str, Any]:
-    entries = list(_entries(registrar, page))
+def _listing(statuses: Statuses, page: VoicePage) -> dict[str, Any]:
+    entries = list(_entries(statuses, page))
     return {
         "voices": sorted({*(key for key, _, _ in entries), DEFAULT_VOICE}),
         "uploaded_voices": [uploaded for _, uploaded, _ in entries],
@@ -165,14 +167,14 @@ async def create_audio_voice(
     idempotency_key: IdempotencyKey = None,
     dedupe: Annotated[
         bool,
-        Query(description="Whether an upload that equals an existing version returns that version."),
+        Query(description="Whether an upload that equals the newest version returns that version."),
     ] = True,
 ) -> Response:
     """Register a voice from a reference clip or a speaker embedding. Extraction starts at once.
 
     Uploading an existing name adds a version. The old version is served until the new one is ready. An upload
-    with the same source, transcript and consent returns the existing version, unless `dedupe=false`. Unknown
-    form fields are ignored, and the answer lists them in `warnings`.
+    whose source, transcript, consent and description equal those of the newest version returns that version,
+    unless `dedupe=false`. Unknown form fields are ignored, and the answer lists them in `warnings`.
     """
     async with read_fields(request) as fields, slots.hold():
         return await run_in_threadpool(
@@ -189,7 +191,7 @@ def _register(
     idempotency_key: str | None,
     dedupe: bool,
 ) -> Response:
-    registrar = services.registrar
+    operations = services.operations
     form = parse_upload(
         fields,
         max_clip_bytes=services.limits.max_bytes,
@@ -197,14 +199,14 @@ def _register(
         dedupe=dedupe,
     )
     if form.embedding is not None:
-        registered = register_embedding(services.parts, registrar, namespace, form.upload, form.embedding)
+        registered = operations.registrations.register_embedding(namespace, form.upload, form.embedding)
     else:
         assert form.clip is not None
-        registered = register_clip(
-            services.parts, registrar, namespace, form.upload, form.clip, _decode(services, form.clip)
+        registered = operations.registrations.register_clip(
+            namespace, form.upload, form.clip, _decode(services, form.clip)
         )
     headers = {} if registered.created else {"Idempotent-Replayed": "true"}
-    return answer(request, _registered(registrar, registered, ignored(fields)), headers=headers)
+    return answer(request, _registered(operations.statuses, registered, ignored(fields)), headers=headers)
 
 
 def _decode(services: Services, clip: bytes) -> DecodedClip:
@@ -216,8 +218,8 @@ def _decode(services: Services, clip: bytes) -> DecodedClip:
         raise
 
 
-def _registered(registrar: Registrar, registered: Registered, warnings: Sequence[str]) -> dict[str, Any]:
-    entry = rendering.uploaded(registrar, registered.indexed, registered.version)
+def _registered(statuses: Statuses, registered: Registered, warnings: Sequence[str]) -> dict[str, Any]:
+    entry = rendering.uploaded(statuses, registered.indexed, registered.version)
     entry["job_id"] = next(iter(registered.jobs.values()), None)
     entry["jobs"] = dict(registered.jobs)
     return {
@@ -237,7 +239,7 @@ def delete_audio_voice(
     request: Request, services: ServicesDep, namespace: NamespaceDep, name: VoiceName
 ) -> Response:
     """Delete a voice with all its versions. From now on its name is not found."""
-    before = services.registrar.delete(namespace, name)
+    before = services.operations.deletions.delete(namespace, name)
     if before.speaker.versions:
         key, voice_id = key_of(before), rendering.voice_id(before)
     else:  # the voice's records could not be read
@@ -255,8 +257,8 @@ def get_cache_status(
     profile: CacheProfile = None,
 ) -> Response:
     """Get the state of a voice's artifacts, without starting an extraction."""
-    precompute = Precompute(services.parts, services.registrar, services.jobs, namespace, name, profile)
-    return answer(request, _without_nulls(precompute.body(precompute.look())))
+    precomputation = _precomputation(services, namespace, name, profile)
+    return answer(request, _without_nulls(precomputation.body(precomputation.look())))
 
 
 @router.post("/{name}/cache", responses=examples.CACHE, dependencies=[JOBS_WRITE, COUNTED_IF_FORCED])
@@ -276,22 +278,22 @@ async def fill_cache(
     Returns 202 if the artifacts are not ready within `wait` seconds. `force` extracts again and counts as an
     upload. The existing artifact is served until the new one is ready.
     """
-    precompute = Precompute(services.parts, services.registrar, services.jobs, namespace, name, profile)
+    precomputation = _precomputation(services, namespace, name, profile)
     async with slots.hold():
-        seen = await run_in_threadpool(precompute.start, force=force)
+        seen = await run_in_threadpool(precomputation.start, force=force)
     if not seen.finished:
-        speaker = str(precompute.speaker_id)
+        speaker = str(precomputation.speaker_id)
         with services.access.waiting_requests.hold(caller, namespace):
             seen = await services.long_polls.wait_until(
                 speaker,
-                precompute.question,
+                precomputation.question,
                 wait,
-                precompute.look,
+                precomputation.look,
                 lambda one: one.finished,
                 request.is_disconnected,
             )
-    precompute.raise_if_failed(seen)
-    body = precompute.body(seen)
+    precomputation.raise_if_failed(seen)
+    body = precomputation.body(seen)
     if seen.finished:
         return answer(request, _without_nulls(body))
     headers = {"Retry-After": "1", **({"Location": f"/v1/jobs/{body.job_id}"} if body.job_id else {})}
@@ -301,3 +303,16 @@ async def fill_cache(
 def _without_nulls(body: CacheStatus) -> dict[str, Any]:
     """Omit absent fields, as vLLM-Omni does with `message`."""
     return body.model_dump(exclude_none=True)
+
+
+def _precomputation(services: Services, namespace: str, name: str, profile: str | None) -> Precomputation:
+    operations = services.operations
+    return Precomputation(
+        speakers=operations.speakers,
+        statuses=operations.statuses,
+        extractions=operations.extractions,
+        jobs=operations.jobs,
+        namespace=namespace,
+        name=name,
+        profile=profile,
+    )

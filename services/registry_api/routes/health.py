@@ -46,7 +46,7 @@ async def get_readiness(request: Request) -> Response:
 
 @router.get("/metrics", responses=examples.METRICS, response_class=Response, dependencies=[METRICS])
 def get_metrics(request: Request) -> Response:
-    """Get the metrics of this process, and of queues and index as Redis reports them, for Prometheus."""
+    """Get the metrics for Prometheus: those of this process, and of queues and index as Redis holds them."""
     content, media_type = exposition(request.headers.get("accept", ""))
     return Response(content, headers={"Cache-Control": "no-store", "Content-Type": media_type})
 
@@ -71,7 +71,7 @@ class Readiness:
         self._checked_at = float("-inf")
 
     async def parts(self) -> dict[str, str]:
-        """Return name of each part -> `ok`, or what is wrong with it."""
+        """Return, by the name of each part, `ok` or what is wrong with it."""
         old = time.monotonic() - self._checked_at > CACHE_SECONDS
         if self._check is None or (self._check.done() and old):
             self._check = asyncio.create_task(self._check_now())

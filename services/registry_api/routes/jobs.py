@@ -61,14 +61,18 @@ def create_extractions(
     `force` extracts again and counts as an upload. The existing artifact is served until the new one is
     ready.
     """
-    registrar = services.registrar
-    _, version = registrar.find_version(namespace, name, parse_reference(ref))
-    profiles = list(dict.fromkeys(wanted.profiles or registrar.wanted(version)))
+    speakers, statuses = services.operations.speakers, services.operations.statuses
+    _, version = speakers.find_version(namespace, name, parse_reference(ref))
+    profiles = list(dict.fromkeys(wanted.profiles or statuses.wanted(version)))
     speaker_id = SpeakerId.of_record(namespace, version.record)
-    claims = registrar.ensure(speaker_id, version, profiles, force=wanted.force)
-    indexed, version = registrar.find_version(namespace, name, version.number)
-    statuses = [registrar.explained(registrar.profile_status(indexed, version, one)) for one in profiles]
-    shown = [rendering.descriptor(indexed, version, one) for one in statuses]
+    claims = services.operations.extractions.ensure(speaker_id, version, profiles, force=wanted.force)
+    indexed, version = speakers.find_version(namespace, name, version.number)
+    shown = [
+        rendering.descriptor(
+            indexed, version, statuses.explained(statuses.of_profile(indexed, version, profile))
+        )
+        for profile in profiles
+    ]
     first, last = (shown[0].profile, shown[-1].profile) if shown else (None, None)
     body = Page[ArtifactDescriptor](data=shown, first_id=first, last_id=last)
     job_id = next((claim.job_id for claim in claims.values() if claim.job_id), None)
@@ -95,10 +99,10 @@ def list_jobs(
     profile: Annotated[str | None, Query(description="Only jobs for this profile.")] = None,
 ) -> Response:
     """List jobs, newest first. Jobs are kept for 30 days."""
-    slug = services.registrar.identify(namespace, voice).slug if voice is not None else None
+    slug = services.operations.speakers.identify(namespace, voice).slug if voice is not None else None
     if profile is not None:
         services.parts.catalogue.get(profile)
-    page = services.jobs.page(
+    page = services.operations.jobs.page(
         namespace, state=state, slug=slug, profile=profile, after=after or None, limit=limit
     )
     shown = [rendering.job(services.parts.announcements, record) for record in page.found]
@@ -115,8 +119,10 @@ async def get_job(
     caller: CallerDep,
     wait: WaitSeconds = 0,
 ) -> Response:
-    """Get a job. With `wait`, the answer is held back until its state, attempt or progress changes."""
-    before = await run_in_threadpool(services.jobs.get, namespace, job_id)
+    """Get a job. With `wait`, the answer is held back until the job's state, attempt or progress changes, or
+    until that many seconds have passed.
+    """
+    before = await run_in_threadpool(services.operations.jobs.get, namespace, job_id)
     if not wait or before.finished:
         return answer(request, await run_in_threadpool(rendering.job, services.parts.announcements, before))
 
@@ -129,7 +135,7 @@ async def get_job(
             speaker,
             ("job", job_id),
             wait,
-            lambda: services.jobs.get(namespace, job_id),
+            lambda: services.operations.jobs.get(namespace, job_id),
             changed,
             request.is_disconnected,
             wake_on_progress=True,

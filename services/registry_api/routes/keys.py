@@ -113,7 +113,7 @@ def list_keys(
     A key for any namespace lists the keys of the namespace in `X-Speaker-Namespace`, or all keys without it.
     """
     keyring = services.keyring
-    keyring.look()
+    keyring.refresh()
     keys = keyring.all(whose)
     ids = [key.record.id for key in keys]
     start = ids.index(after) + 1 if after in ids else 0
@@ -183,10 +183,10 @@ def rotate_key(
 ) -> Response:
     """Replace an API key: create one with the same rights, and end the old key after a grace period.
 
-    Both keys are valid during `grace_seconds`. If the old key has an expiry, the new one gets the same
-    lifetime, but expires no later than the API key that makes this request. If that would shorten its
-    lifetime, the request is refused with 403. A revoked or expired key cannot be rotated. A repeated request
-    creates another key.
+    Both keys are valid during `grace_seconds`. If the old key has an expiry, the new one gets a
+    lifetime of the same length, but expires no later than the API key that makes this request. If it would
+    then expire before the old key, the request is refused with 403. A revoked or expired key cannot be
+    rotated. A repeated request creates another key.
     """
     keyring = services.keyring
     old = _find(keyring, whose, key_id)
@@ -198,7 +198,7 @@ def rotate_key(
 
 def _find(keyring: Keyring, whose: str, key_id: str) -> ApiKey:
     """Return a key. Raises `ApiKeyNotFound`, also for a key of another namespace."""
-    keyring.look()
+    keyring.refresh()
     key = keyring.find(key_id)
     if key is None or whose not in {ANY_NAMESPACE, key.record.namespace}:
         raise key_not_found(key_id)

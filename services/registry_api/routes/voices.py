@@ -23,7 +23,7 @@ from services.registry_api.wire.answers import answer, check_if_match
 from services.registry_api.wire.examples import voices as examples
 from services.registry_api.wire.paging import find_voices
 from services.shared.index.reading import IndexedSpeaker
-from services.shared.registry.registrar import Registrar
+from services.shared.registry.status import Statuses
 from speaker_registry.names import key_of_name, parse_reference
 from speaker_registry.schemas import ArtifactState, Page, Voice, VoiceVersion
 
@@ -46,43 +46,43 @@ def list_voices(
 ) -> Response:
     """List voices by name.
 
-    `profile` keeps voices that this profile can use. `state` keeps voices in that state: their state for
-    `profile`, if given. A search examines a limited number of voices per page, so a page may have fewer
-    voices than `limit`, or none, while `has_more` is true: pass its `last_id` as `after` to continue the
-    search.
+    `profile` keeps only voices that this profile can use. `state` keeps only voices in that state; if
+    `profile` is given, the state for that profile counts. A search examines a limited number of voices per
+    page, so a page may have fewer voices than `limit`, or none, while `has_more` is true: pass its `last_id`
+    as `after` to continue the search.
     """
-    registrar = services.registrar
+    statuses = services.operations.statuses
     if profile is not None:
         services.parts.catalogue.get(profile)
     part = key_of_name(q) if q is not None else None
     page = find_voices(
-        registrar,
+        services.operations.pages,
         namespace,
         after=after,
         limit=limit,
-        matches=lambda indexed: _matches(registrar, indexed, profile, state),
+        matches=lambda indexed: _matches(statuses, indexed, profile, state),
         part=part,
     )
-    shown = [rendering.voice(registrar, indexed) for indexed in page.found]
+    shown = [rendering.voice(statuses, indexed) for indexed in page.found]
     return answer(
         request,
         Page[Voice](data=shown, first_id=page.first, last_id=page.last or None, has_more=page.more),
     )
 
 
-def _matches(registrar: Registrar, indexed: IndexedSpeaker, profile: str | None, state: str | None) -> bool:
+def _matches(statuses: Statuses, indexed: IndexedSpeaker, profile: str | None, state: str | None) -> bool:
     version = indexed.speaker.default
     if profile is None:
-        return state is None or registrar.state(indexed, version) == state
-    status = registrar.profile_status(indexed, version, profile)
+        return state is None or statuses.state(indexed, version) == state
+    status = statuses.of_profile(indexed, version, profile)
     return not status.unsupported and state in {None, status.state}
 
 
 @router.get("/{name}", responses=examples.VOICE, dependencies=[VOICES_READ])
 def get_voice(request: Request, services: ServicesDep, namespace: NamespaceDep, name: VoiceName) -> Response:
     """Get a voice, with the version that its name currently resolves to."""
-    indexed = services.registrar.find(namespace, name)
-    return answer(request, rendering.voice(services.registrar, indexed))
+    indexed = services.operations.speakers.find(namespace, name)
+    return answer(request, rendering.voice(services.operations.statuses, indexed))
 
 
 @router.delete("/{name}", status_code=204, responses=examples.DELETE, dependencies=[VOICES_DELETE, AT_STORE])
@@ -90,13 +90,13 @@ def delete_voice(
     request: Request, services: ServicesDep, namespace: NamespaceDep, name: VoiceName
 ) -> Response:
     """Delete a voice with all its versions. From now on its name is not found. Honours `If-Match`."""
-    registrar = services.registrar
+    operations = services.operations
 
     def check(indexed: IndexedSpeaker) -> None:
-        check_if_match(request, rendering.voice(registrar, indexed))
+        check_if_match(request, rendering.voice(operations.statuses, indexed))
 
     conditional = "if-match" in request.headers
-    registrar.delete(namespace, name, check=check if conditional else None)
+    operations.deletions.delete(namespace, name, check=check if conditional else None)
     return Response(status_code=204)
 
 
@@ -114,8 +114,9 @@ def list_versions(
     For the next page, pass `last_id` as `after`. A page ends early after about 1 MiB of texts: `has_more`
     says whether there are more versions.
     """
-    indexed, page, more = services.registrar.versions(namespace, name, before=after or None, limit=limit)
-    shown = [rendering.version(services.registrar, indexed, one) for one in page]
+    operations = services.operations
+    indexed, page, more = operations.pages.versions(namespace, name, before=after or None, limit=limit)
+    shown = [rendering.version(operations.statuses, indexed, one) for one in page]
     return answer(
         request,
         Page[VoiceVersion](
@@ -132,5 +133,6 @@ def get_version(
     request: Request, services: ServicesDep, namespace: NamespaceDep, name: VoiceName, ref: Reference
 ) -> Response:
     """Get a version by its number or an alias."""
-    indexed, version = services.registrar.find_version(namespace, name, parse_reference(ref))
-    return answer(request, rendering.version(services.registrar, indexed, version))
+    operations = services.operations
+    indexed, version = operations.speakers.find_version(namespace, name, parse_reference(ref))
+    return answer(request, rendering.version(operations.statuses, indexed, version))

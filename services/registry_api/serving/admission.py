@@ -20,7 +20,7 @@ from cachetools import LRUCache
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from services.registry_api.protocol.problems import render
+from services.registry_api.protocol.error_answers import render
 from services.registry_api.protocol.routing import MONITORING_PATHS
 from services.registry_api.serving.fair_queue import FairQueue
 from speaker_registry.errors import SpeakerRegistryError

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.registry_api.protocol.callers import Caller
-from services.registry_api.protocol.problems import render
+from services.registry_api.protocol.error_answers import render
 from services.registry_api.protocol.routing import UPLOAD
 from services.registry_api.serving.concurrency_limits import ConcurrencyLimits
 from services.shared.configuration.settings import UploadLimits
@@ -24,7 +24,7 @@ from speaker_registry.errors import InvalidRequest, PayloadTooLarge, SpeakerRegi
 MAX_HEAD_BYTES = 16 * 1024
 """Largest accepted size of path, query and headers together."""
 MAX_JSON_BYTES = 64 * 1024
-"""Largest accepted body that is not an upload. Such a body is read before its caller is known."""
+"""Largest accepted body that is not an upload."""
 
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 
@@ -53,6 +53,11 @@ class BodyTimeouts:
         )
 
 
+def is_request_id(given: bytes) -> bool:
+    """Return whether a client's request id is accepted."""
+    return _REQUEST_ID.fullmatch(given) is not None
+
+
 class RequestIds:
     """Middleware that adds a request id to answers and log lines: `X-Request-Id` or a new one."""
 
@@ -63,7 +68,7 @@ class RequestIds:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
-        request_id = given.decode() if _REQUEST_ID.fullmatch(given) else f"req_{secrets.token_hex(12)}"
+        request_id = given.decode() if is_request_id(given) else f"req_{secrets.token_hex(12)}"
         scope["request_id"] = request_id
         structlog.contextvars.clear_contextvars()
         structlog.contextvars.bind_contextvars(request_id=request_id)
@@ -118,7 +123,7 @@ class RequestLimits:
         largest = self._uploads.max_bytes + self._form_bytes if upload else MAX_JSON_BYTES
         too_large = self._form_too_large if _is_form(scope) else _body_too_large
         refusal = (
-            _fault_of_head(scope) or _fault_of_length(scope) or _fault_of_size(scope, largest, too_large)
+            _fault_of_head(scope) or _fault_of_encoding(scope) or _fault_of_size(scope, largest, too_large)
         )
         if refusal:
             return await render(Request(scope), refusal)(scope, receive, send)
@@ -204,23 +209,11 @@ def _body_too_large(largest: int, got: str) -> PayloadTooLarge:
     return PayloadTooLarge(f"The body has {got} bytes; accepted here: {largest}.")
 
 
-def _fault_of_length(scope: Scope) -> SpeakerRegistryError | None:
-    headers = [name for name, _ in scope["headers"]]
-    lengths = [value for name, value in scope["headers"] if name == b"content-length"]
-    if b"content-encoding" in headers:
+def _fault_of_encoding(scope: Scope) -> SpeakerRegistryError | None:
+    if any(name == b"content-encoding" for name, _ in scope["headers"]):
         return InvalidRequest(
             "A compressed body (Content-Encoding) is not accepted: send the body uncompressed.",
             param="Content-Encoding",
-        )
-    if len(lengths) > 1 or (lengths and b"transfer-encoding" in headers):
-        return InvalidRequest(
-            "The body's length is given twice; accepted: Content-Length or Transfer-Encoding: chunked.",
-            param="Content-Length",
-        )
-    if lengths and not lengths[0].isdigit():
-        shown = ascii(lengths[0].decode("latin-1"))[:40]
-        return InvalidRequest(
-            f"Content-Length is {shown}; accepted: a number of bytes.", param="Content-Length"
         )
     return None
 

@@ -1,40 +1,30 @@
 """Long polls: requests that wait until something changes. Knows no voices.
 
-`LongPolls` follows the index's event stream and wakes the requests an event may concern. Requests that wait
+`LongPolls` is told of the index's events and wakes the requests that an event may concern. Requests that wait
 for the same answer share one read of the state, so a read costs the same for one request and for a thousand.
 An event only causes a read. The state is also read every second without any event, so a lost event delays an
-answer by a second. Every event is also passed to a callback.
+answer by a second.
 """
 
 import asyncio
 import contextvars
-import json
-from collections.abc import Awaitable, Callable, Hashable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-import redis.asyncio
-import structlog
 from starlette.concurrency import run_in_threadpool
 
 from services.registry_api.serving.admission import pause_request
 from services.registry_api.serving.fair_queue import FairQueue
 from services.shared.bucket.keys import namespace_of
-from services.shared.index.speaker_index import EVENTS
-from services.shared.telemetry.logs import LogThrottle
 
-log = structlog.get_logger()
-
-_throttle = LogThrottle(60.0)
 POLL_SECONDS = 1.0
 """The state is read again after this time, even if no event has come."""
 _POLLS_PER_SECOND = 100
 """All shared polls together cause at most this many reads a second without events. When there are more polls
 than that, each reads less often than every `POLL_SECONDS`.
 """
-_REPLAYED_SECONDS = 600
-"""A process that starts reads the events of this long before its start."""
 _MAX_PARALLEL_READS = 2
 """Reads run beside the requests, which need the processor too. Namespaces take turns."""
 
@@ -42,65 +32,29 @@ Result = TypeVar("Result")
 
 
 class LongPolls:
-    """The long polls of one process. `follow` must run as a task of the event loop."""
+    """The long polls of one process."""
 
-    def __init__(self, url: str, on_event: Callable[[Mapping[str, Any]], object]) -> None:
-        """Set up long polls without connecting yet.
-
-        Args:
-            url: address of Redis.
-            on_event: called in the event loop with every event. Some events are passed twice.
-        """
-        self._on_event = on_event
-        self._redis = redis.asyncio.Redis.from_url(url, decode_responses=True, socket_timeout=10)
+    def __init__(self) -> None:
         self._polls: dict[str, dict[Hashable, _SharedPoll[Any]]] = {}
         """Shared polls by speaker, then by question. Connections bound it: each has a waiting request."""
         self._reads = FairQueue(_MAX_PARALLEL_READS)
         self.closing: Callable[[], bool] = lambda: False
         """Returns whether the process is shutting down. Waiting requests are answered then."""
 
-    async def follow(self) -> None:
-        """Read the stream until cancelled. Redis may come and go."""
-        last_position: str | None = None
-        interrupted = True
-        while True:
-            try:
-                if interrupted:
-                    last_position, interrupted = await self._resume_after(last_position), False
-                for position, fields in await self._read_after(last_position or "0-0"):
-                    last_position = position
-                    event = json.loads(fields["d"])
-                    self._wake(event)
-                    self._on_event(event)
-            except asyncio.CancelledError:
-                await self._redis.aclose()
-                raise
-            except (redis.RedisError, OSError, ValueError, KeyError) as error:
-                if _throttle.due(type(error)):
-                    log.warning("changes.interrupted", error=type(error).__name__)
-                interrupted = True
-                await asyncio.sleep(0.5)
-
-    async def _resume_after(self, last_position: str | None) -> str:
-        """Return the position to read on from after `last_position`.
-
-        Redis's own `$` is another position at each call, so events between two calls would be lost.
-        """
-        entries: Any = await self._redis.xrevrange(EVENTS, count=1)
-        newest = str(entries[0][0]) if entries else "0-0"
-        if last_position is None:
-            return f"{max(0, _parse_position(newest)[0] - 1000 * _REPLAYED_SECONDS)}-0"
-        # The server may be another one, which has not come as far.
-        return min(last_position, newest, key=_parse_position)
-
-    async def _read_after(self, last_position: str) -> list[tuple[str, dict[str, str]]]:
-        streams: Any = await self._redis.xread({EVENTS: last_position}, block=2000, count=500)
-        return [entry for _, entries in streams or [] for entry in entries]
-
-    def _wake(self, event: Mapping[str, Any]) -> None:
+    def hear(self, event: Mapping[str, Any]) -> None:
+        """Wake the requests that an event may concern."""
         is_progress = event.get("type") == "job.updated" and event.get("state") == "processing"
-        for poll in self._polls.get(event["speaker"], {}).values():
+        for poll in self._polls_of(event["speaker"]):
             if poll.wake_on_progress or not is_progress:
+                poll.due.set()
+
+    def _polls_of(self, speaker: str) -> Iterable["_SharedPoll[Any]"]:
+        return self._polls.get(speaker, {}).values()
+
+    def events_missed(self) -> None:
+        """Wake all requests, because any number of events may have been missed."""
+        for polls in self._polls.values():
+            for poll in polls.values():
                 poll.due.set()
 
     async def wait_until(
@@ -164,12 +118,6 @@ class LongPolls:
     def _interval(self) -> float:
         poll_count = sum(len(polls) for polls in self._polls.values())
         return max(POLL_SECONDS, poll_count / _POLLS_PER_SECOND)
-
-
-def _parse_position(position: str) -> tuple[int, int]:
-    """Split the id of an event into milliseconds of the server's clock and a number within that time."""
-    milliseconds, _, number = position.partition("-")
-    return int(milliseconds), int(number)
 
 
 class _SharedPoll(Generic[Result]):

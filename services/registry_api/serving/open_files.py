@@ -7,8 +7,12 @@ limit.
 
 import resource
 
-OTHER_FILES = 256
-"""Open files for anything but clients: connections to bucket and Redis, decoders and their pipes, logs."""
+from services.registry_api.serving.connection_table import MAX_SURPLUS
+
+OTHER_FILES = 256 + MAX_SURPLUS
+"""Open files for anything else: connections to bucket and Redis, decoders and their pipes, logs, and
+connections of clients that are only told that there are too many.
+"""
 
 
 def raise_limit_for(connections: int) -> int:

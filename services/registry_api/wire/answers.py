@@ -8,6 +8,7 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
+from services.registry_api.protocol.conditions import content_range, matches, part_of
 from services.shared.model.domain import SpeakerVersion
 from speaker_registry.artifact import canonical_json
 from speaker_registry.errors import PreconditionFailed
@@ -36,6 +37,15 @@ def answer(
     return Response(content, status_code=status, headers=headers, media_type="application/json")
 
 
+def answer_to_question(request: Request, body: BaseModel) -> Response:
+    """Return the answer to a POST that changes nothing as JSON, or 304 if `If-None-Match` names its ETag."""
+    content = json_bytes(body)
+    headers = {"Cache-Control": "private, no-cache", "ETag": etag_of(content)}
+    if matches(request.headers.get("if-none-match"), headers["ETag"]):
+        return Response(status_code=304, headers=headers)
+    return Response(content, headers=headers, media_type="application/json")
+
+
 def file_headers(digest: str, version: SpeakerVersion) -> dict[str, str]:
     """Return the headers of an answer that consists of stored bytes with this digest (`sha256:…`).
 
@@ -45,6 +55,7 @@ def file_headers(digest: str, version: SpeakerVersion) -> dict[str, str]:
     return {
         "ETag": f'"{digest}"',
         "Content-Digest": f"sha-256=:{encoded}:",
+        "Accept-Ranges": "bytes",
         "Cache-Control": "private, no-cache",
         "X-Voice-Version": str(version.number),
         "X-Voice-Created-At": str(version.record.created_at),
@@ -65,18 +76,21 @@ def answer_without_bytes(
     return None
 
 
+def answer_with_bytes(request: Request, data: bytes, headers: dict[str, str], media_type: str) -> Response:
+    """Return stored bytes, or the part of them that `Range` asks for."""
+    whole = request.headers.get("if-range", headers["ETag"]) == headers["ETag"]
+    part = part_of(len(data), request.headers.get("range", "")) if whole else None
+    if part is None:
+        return Response(data, headers=headers, media_type=media_type)
+    headers["Repr-Digest"] = headers.pop("Content-Digest")  # RFC 9530: the other is of what is sent
+    headers["Content-Range"] = content_range(part, len(data)).decode()
+    return Response(data[part.start : part.stop], status_code=206, headers=headers, media_type=media_type)
+
+
 def json_bytes(body: BaseModel | dict[str, Any]) -> bytes:
     if isinstance(body, BaseModel):
         return body.model_dump_json().encode()
     return canonical_json(body).encode()
-
-
-def matches(header: str | None, tag: str) -> bool:
-    """Return whether the list of ETags in `If-None-Match` or `If-Match` contains this one, weak or strong."""
-    if header is None:
-        return False
-    tags = {one.strip().removeprefix("W/") for one in header.split(",")}
-    return tag.removeprefix("W/") in tags or "*" in tags
 
 
 def check_if_match(request: Request, body: BaseModel) -> None:

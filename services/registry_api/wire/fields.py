@@ -43,7 +43,9 @@ class Fields:
         return value
 
     def file(self, field: str) -> UploadFile | None:
-        """Return a file, or None if there is none. Browsers send an empty file without a name for no file."""
+        """Return a file, or None if there is none. If no file was chosen, browsers send an empty file without
+        a name.
+        """
         value = self._single(field)
         if isinstance(value, str) and value:
             raise InvalidRequest(f"Field '{field}' is text; accepted: a file.", param=field)
@@ -78,8 +80,8 @@ async def read_fields(request: Request) -> AsyncIterator[Fields]:
             form, encoding = await _read_urlencoded(request), "utf-8"
         else:
             raise InvalidRequest(
-                f"Content-Type is {ascii(content_type)[:80]}; accepted: multipart/form-data, and without a "
-                "file application/x-www-form-urlencoded.",
+                f"Content-Type is {ascii(content_type)[:80]}; accepted: multipart/form-data, or "
+                "application/x-www-form-urlencoded if the form has no file.",
                 param="Content-Type",
             )
     except MultiPartException as error:
@@ -104,7 +106,8 @@ async def _read_multipart(request: Request, boundary: bytes) -> FormData:
     """Parse a multipart form. Texts are decoded as Latin-1, which keeps their bytes for `_utf8` to check."""
     if not _BOUNDARY.fullmatch(boundary):
         raise InvalidRequest(
-            "Content-Type has no boundary, or one that is not allowed; accepted: 1 to 70 letters and digits.",
+            "Content-Type has no boundary, or one that is not allowed; accepted: 1 to 70 of the "
+            "characters that RFC 2046 allows.",
             param="Content-Type",
         )
     as_bytes = b'multipart/form-data; charset="latin-1"; boundary="%b"' % boundary

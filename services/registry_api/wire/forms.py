@@ -56,7 +56,8 @@ OPENAPI: dict[str, Any] = {
                             "type": "string",
                             "format": "binary",
                             "description": "The reference clip: WAV, FLAC, MP3, OGG, AAC, M4A or WebM, 1 to "
-                            "30 seconds long, up to 10 MiB (10485760 bytes) without the other fields.",
+                            "30 seconds long and up to 10 MiB (10485760 bytes); the other fields do not "
+                            "count.",
                         },
                         "speaker_embedding": {
                             "type": "string",

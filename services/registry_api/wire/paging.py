@@ -3,12 +3,14 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from services.registry_api.operations.speaker_pages import SpeakerPages
 from services.shared.index.reading import IndexedSpeaker
-from services.shared.registry.registrar import Registrar
 
 MAX_EXAMINED = 100
-"""The most voices that one filtered page examines. If there are more, `more` is true. So a search takes as
-long as a page of 100 voices, however many voices there are and however few match."""
+"""Once a filtered page has examined this many voices, it reads no further ones, and `more` tells whether
+there are any. So a page examines fewer than twice as many, however many voices there are and however few
+match.
+"""
 PAGE_SIZE = 100
 
 
@@ -29,7 +31,7 @@ class VoicePage:
 
 
 def find_voices(
-    registrar: Registrar,
+    pages: SpeakerPages,
     namespace: str,
     *,
     after: str,
@@ -51,7 +53,7 @@ def find_voices(
     found: list[IndexedSpeaker] = []
     last, examined, more, size = after, 0, True, min(PAGE_SIZE, limit + 1)
     while more and examined < MAX_EXAMINED:
-        page = registrar.page(namespace, after=last, limit=size, part=part)
+        page = pages.page(namespace, after=last, limit=size, part=part)
         for cursor, indexed in page.entries:
             if matches(indexed):
                 if len(found) == limit:

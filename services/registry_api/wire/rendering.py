@@ -6,15 +6,17 @@ from urllib.parse import quote
 
 from services.registry_api.keys.api_keys import ApiKey, Token
 from services.registry_api.keys.keyring import Keyring
+from services.registry_api.operations.artifacts import FoundVersion
 from services.shared.index.announcements import Announcement, Announcements, FailedProof
 from services.shared.index.jobs import JobRecord
 from services.shared.index.reading import IndexedSpeaker
-from services.shared.model.domain import SpeakerVersion
+from services.shared.model.domain import ArtifactRecord, SpeakerVersion
 from services.shared.model.fingerprint import Fingerprint
-from services.shared.registry.registrar import Registrar
-from services.shared.registry.status import ProfileStatus, waiting_reason, worst
+from services.shared.registry.promotion import held_back
+from services.shared.registry.status import ProfileStatus, Statuses, waiting_reason, worst
 from speaker_registry import schemas
 from speaker_registry.engine import Profile
+from speaker_registry.errors import ArtifactNotFound, ArtifactStale, SpeakerRegistryError
 from speaker_registry.names import DEFAULT, VoiceId, slug_of
 
 
@@ -24,9 +26,8 @@ def voice_id(indexed: IndexedSpeaker) -> str:
     return str(VoiceId(first.vuid, slug_of(first.record.key)))
 
 
-def voice(registrar: Registrar, indexed: IndexedSpeaker) -> schemas.Voice:
+def voice(statuses: Statuses, indexed: IndexedSpeaker) -> schemas.Voice:
     speaker = indexed.speaker
-    statuses = registrar.profile_statuses(indexed, speaker.default)
     aliases = {alias: version.number for alias, version in speaker.aliases.items()}
     return schemas.Voice(
         id=voice_id(indexed),
@@ -37,13 +38,13 @@ def voice(registrar: Registrar, indexed: IndexedSpeaker) -> schemas.Voice:
         latest=speaker.newest.number,
         versions=indexed.version_count,
         aliases={DEFAULT: speaker.default.number, **aliases},
-        state=registrar.state(indexed, speaker.default),
-        artifacts=_statuses(statuses),
-        held_back=registrar.held_back(indexed, speaker.newest),
+        state=statuses.state(indexed, speaker.default),
+        artifacts=_statuses(statuses.of_version(indexed, speaker.default)),
+        held_back=held_back(statuses, indexed, speaker.newest),
     )
 
 
-def version(registrar: Registrar, indexed: IndexedSpeaker, one: SpeakerVersion) -> schemas.VoiceVersion:
+def version(statuses: Statuses, indexed: IndexedSpeaker, one: SpeakerVersion) -> schemas.VoiceVersion:
     record = one.record
     clip = record.clip
     return schemas.VoiceVersion(
@@ -67,9 +68,9 @@ def version(registrar: Registrar, indexed: IndexedSpeaker, one: SpeakerVersion) 
         ref_text=record.ref_text,
         consent=record.consent,
         description=record.description,
-        artifacts=_statuses(registrar.profile_statuses(indexed, one)),
-        state=registrar.state(indexed, one),
-        held_back=registrar.held_back(indexed, one),
+        artifacts=_statuses(statuses.of_version(indexed, one)),
+        state=statuses.state(indexed, one),
+        held_back=held_back(statuses, indexed, one),
     )
 
 
@@ -93,23 +94,6 @@ def descriptor(
     indexed: IndexedSpeaker, one: SpeakerVersion, status: ProfileStatus, *, allow_stale: bool = False
 ) -> schemas.ArtifactDescriptor:
     record = status.artifact or (status.stale if allow_stale else None)
-    made: dict[str, Any] = {}
-    if record is not None:
-        base = f"{_version_path(one)}/artifacts/{status.profile.name}/file"
-        made = {
-            "mode": ("icl" if one.record.ref_text and "ref_code" in record.tensors else "xvec")
-            if "speaker_embedding" in record.tensors
-            else None,
-            "digest": record.digest,
-            "content_digest": record.content_digest,
-            "size": record.size,
-            "tensors": record.tensors,
-            "fingerprint": record.fingerprint,
-            "extractor": record.extractor,
-            "untrained": record.untrained,
-            "custom_weights": Fingerprint(record.extractor).custom_weights,
-            "url": base + ("" if status.artifact else "?allow_stale=true"),
-        }
     return schemas.ArtifactDescriptor(
         voice=one.record.name,
         voice_id=voice_id(indexed),
@@ -125,8 +109,55 @@ def descriptor(
         job_id=status.job_id,
         error=status.error,
         reason=status.reason,
-        **made,
+        **(_artifact_fields(one, status, record) if record is not None else {}),
     )
+
+
+def resolved(
+    voice: str, profile: str, found: FoundVersion | SpeakerRegistryError
+) -> schemas.ResolvedArtifact:
+    """Show what a reference stands for. An error says why it stands for nothing."""
+    if isinstance(found, SpeakerRegistryError):
+        return schemas.ResolvedArtifact(voice=voice, profile=profile, error=_fault(found))
+    artifact, fault = found.artifact, found.fault
+    return schemas.ResolvedArtifact(
+        voice=voice,
+        profile=profile,
+        version=found.version.number,
+        version_id=found.version.vuid,
+        created_at=found.version.record.created_at,
+        state=None if isinstance(fault, ArtifactNotFound | ArtifactStale) else found.status.state,
+        digest=artifact.record.digest if artifact else None,
+        size=artifact.record.size if artifact else None,
+        error=_fault(fault) if fault else None,
+    )
+
+
+def _fault(error: SpeakerRegistryError) -> schemas.Fault:
+    return schemas.Fault(code=error.code, message=error.message)
+
+
+def _artifact_fields(one: SpeakerVersion, status: ProfileStatus, record: ArtifactRecord) -> dict[str, Any]:
+    base = f"{_version_path(one)}/artifacts/{status.profile.name}/file"
+    return {
+        "mode": _mode(one, record),
+        "digest": record.digest,
+        "content_digest": record.content_digest,
+        "size": record.size,
+        "tensors": record.tensors,
+        "fingerprint": record.fingerprint,
+        "extractor": record.extractor,
+        "untrained": record.untrained,
+        "custom_weights": Fingerprint(record.extractor).custom_weights,
+        "url": base + ("" if status.artifact else "?allow_stale=true"),
+        "immutable_url": f"/v1/blobs/{record.digest}",
+    }
+
+
+def _mode(one: SpeakerVersion, record: ArtifactRecord) -> schemas.Mode | None:
+    if "speaker_embedding" not in record.tensors:
+        return None
+    return "icl" if one.record.ref_text and "ref_code" in record.tensors else "xvec"
 
 
 def _version_path(one: SpeakerVersion) -> str:
@@ -205,11 +236,11 @@ def profile(
     )
 
 
-def uploaded_voice(registrar: Registrar, indexed: IndexedSpeaker) -> dict[str, Any]:
+def uploaded_voice(statuses: Statuses, indexed: IndexedSpeaker) -> dict[str, Any]:
     """Return one entry of vLLM-Omni's `uploaded_voices`: its fields in its format, and ours after them."""
     one = indexed.speaker.default
     record = one.record
-    statuses = _wanted_statuses(registrar, indexed, one)
+    wanted = [statuses.explained(status) for status in statuses.of_wanted(indexed, one)]
     entry: dict[str, Any] = {
         "name": record.name,
         "consent": record.consent,
@@ -223,19 +254,11 @@ def uploaded_voice(registrar: Registrar, indexed: IndexedSpeaker) -> dict[str, A
     entry.update(
         id=voice_id(indexed),
         version=one.number,
-        cache_status=worst(statuses),
-        stale=any(status.artifact is None and status.stale is not None for status in statuses),
+        cache_status=worst(wanted),
+        stale=any(status.artifact is None and status.stale is not None for status in wanted),
     )
-    entry.update(_if_set(reason=_reason(statuses)))
+    entry.update(_if_set(reason=_reason(wanted)))
     return entry
-
-
-def _wanted_statuses(
-    registrar: Registrar, indexed: IndexedSpeaker, one: SpeakerVersion
-) -> list[ProfileStatus]:
-    return [
-        registrar.explained(registrar.profile_status(indexed, one, name)) for name in registrar.wanted(one)
-    ]
 
 
 def _reason(statuses: Iterable[ProfileStatus]) -> str | None:
@@ -246,7 +269,7 @@ def _if_set(**values: str | None) -> dict[str, str]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def uploaded(registrar: Registrar, indexed: IndexedSpeaker, one: SpeakerVersion) -> dict[str, Any]:
+def uploaded(statuses: Statuses, indexed: IndexedSpeaker, one: SpeakerVersion) -> dict[str, Any]:
     """Return `voice` of vLLM-Omni's answer to an upload: its fields in its format, and ours after them."""
     record = one.record
     entry: dict[str, Any] = {"name": record.name, "consent": record.consent, "created_at": record.created_at}
@@ -255,9 +278,9 @@ def uploaded(registrar: Registrar, indexed: IndexedSpeaker, one: SpeakerVersion)
     else:
         entry.update(embedding_source="direct", embedding_dim=record.embedding_width)
     entry.update(_if_set(ref_text=record.ref_text, speaker_description=record.description))
-    statuses = _wanted_statuses(registrar, indexed, one)
-    entry.update(id=voice_id(indexed), version=one.number, cache_status=worst(statuses))
-    entry.update(_if_set(reason=_reason(statuses), held_back=registrar.held_back(indexed, one)))
+    wanted = [statuses.explained(status) for status in statuses.of_wanted(indexed, one)]
+    entry.update(id=voice_id(indexed), version=one.number, cache_status=worst(wanted))
+    entry.update(_if_set(reason=_reason(wanted), held_back=held_back(statuses, indexed, one)))
     return entry
 
 

@@ -98,8 +98,8 @@ class WholeList(StreamingResponse):
         keys.end()
 
     async def _make_fairly(self, make: Callable[[], bytes]) -> bytes:
-        """Make a page when the queue admits this list, then pause as long, so that other requests get half
-        the time.
+        """Make a page once the queue admits this list, then pause for as long as that took, so that other
+        requests get half of the time.
         """
         async with self._lists.slot(self._tenant):
             began = time.monotonic()

@@ -5,7 +5,8 @@ extraction.
 (`judge`).
 """
 
-from services.shared.audio.clip import DecodedClip, ReferenceAudio
+from services.shared.audio.clip import DecodedClip
 from services.shared.audio.decoder import AudioDecoder
+from speaker_registry.reference_audio import ReferenceAudio
 
 __all__ = ["AudioDecoder", "DecodedClip", "ReferenceAudio"]

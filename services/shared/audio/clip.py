@@ -1,58 +1,8 @@
-"""A clip after decoding, and the format in which its samples are stored."""
+"""A clip after decoding, with what was found out about its file."""
 
-import json
 from dataclasses import dataclass
-from typing import Any, Self
 
-import numpy as np
-import safetensors.numpy
-from numpy.typing import NDArray
-from safetensors import SafetensorError
-
-from speaker_registry.errors import InvalidAudio
-
-SCHEMA = 1
-_MAX_HEADER_BYTES = 512
-"""Limit for the header of a stored clip, which takes about 130 bytes."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)  # arrays do not compare to a truth value
-class ReferenceAudio:
-    """The decoded samples of a clip."""
-
-    samples: NDArray[np.float32]
-    """float32 [N], mono and finite."""
-    sample_rate: int
-    """Samples per second (Hz)."""
-
-    @property
-    def seconds(self) -> float:
-        return len(self.samples) / self.sample_rate
-
-    def to_bytes(self) -> bytes:
-        """Encode the normalised rendition: a safetensors file with the tensor `audio`. The same clip always
-        gives the same bytes.
-        """
-        manifest = json.dumps(
-            {"sample_rate": self.sample_rate, "schema": SCHEMA}, sort_keys=True, separators=(",", ":")
-        )
-        # There is only one header key, because safetensors writes several keys in varying order.
-        return bytes(safetensors.numpy.save({"audio": self.samples}, metadata={"manifest": manifest}))
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> Self:
-        """Decode what `to_bytes` encoded. Raises InvalidAudio for anything else."""
-        try:
-            sample_rate = _sample_rate(data)
-            tensors = safetensors.numpy.load(data)
-        except (SafetensorError, ValueError, KeyError, TypeError, RecursionError):
-            raise InvalidAudio("not a stored clip: one tensor `audio` and a manifest are expected") from None
-        samples = tensors.get("audio")
-        if len(tensors) != 1 or samples is None or samples.dtype != np.float32 or samples.ndim != 1:
-            raise InvalidAudio("not a stored clip: one tensor `audio` of float32 [N] is expected")
-        if not samples.size or not np.isfinite(samples).all():
-            raise InvalidAudio("not a stored clip: its samples are empty or not all finite")
-        return cls(samples, sample_rate)
+from speaker_registry.reference_audio import ReferenceAudio
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,20 +18,3 @@ class DecodedClip:
     """MIME type of the content, whatever type the upload declared."""
     channels: int
     """Number of channels before they were mixed down."""
-
-
-def _sample_rate(data: bytes) -> int:
-    """Read the sample rate from a stored clip's manifest. Raises ValueError, KeyError or TypeError if it
-    is invalid.
-    """
-    size = int.from_bytes(data[:8], "little")
-    if size > _MAX_HEADER_BYTES:
-        raise ValueError("header is too long")
-    metadata: dict[str, str] = json.loads(data[8 : 8 + size])["__metadata__"]
-    manifest: dict[str, Any] = json.loads(metadata["manifest"])
-    rate = manifest["sample_rate"]
-    if metadata.keys() != {"manifest"} or manifest != {"sample_rate": rate, "schema": SCHEMA}:
-        raise ValueError("unknown keys")
-    if type(rate) is not int or rate <= 0:
-        raise ValueError("sample_rate is not a positive integer")
-    return rate

@@ -5,7 +5,6 @@ This process reads no byte of the file and never imports the decoding libraries.
 
 import math
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Self
@@ -13,7 +12,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from services.shared.audio.clip import DecodedClip, ReferenceAudio
+from services.shared.audio.clip import DecodedClip
 from services.shared.audio.judge import check_complete, error_of, judge, unsupported
 from services.shared.audio.processes import (
     PROGRAM,
@@ -28,15 +27,20 @@ from services.shared.audio.sandbox.refusal import Refused
 from services.shared.audio.sandbox.wire import Accepted, Measurements, Request, Status
 from services.shared.configuration.settings import UploadLimits
 from speaker_registry.errors import InvalidAudio, PayloadTooLarge, Unavailable
+from speaker_registry.reference_audio import ReferenceAudio
 
+WAIT_SECONDS = 10.0
+"""Time for which an upload waits for a free decoder before it is refused with `Retry-After`."""
 _RETRY_AFTER_SECONDS = 1.0
 _RETRY_AFTER_MISCONFIGURED_SECONDS = 60.0
 _UNKNOWN_LABEL = "audio"
 """Used in messages instead of a container's name if a file crashes the guarded process before the container
 is known.
 """
-_ZYGOTE_EXIT_SECONDS = 0.05
-"""Time after which a killed zygote can be told from a zygote that could not fork."""
+_ZYGOTE_EXIT_SECONDS = 0.5
+"""Time after which a killed zygote can be told from a clip that crashed its process, and from a zygote that
+could not fork. It is long enough for a busy machine.
+"""
 
 
 class AudioDecoder:
@@ -46,11 +50,14 @@ class AudioDecoder:
     other clip.
     """
 
-    def __init__(self, limits: UploadLimits, *, program: str = PROGRAM) -> None:
+    def __init__(self, limits: UploadLimits, *, spare_processes: int = 1, program: str = PROGRAM) -> None:
         """Args:
+        spare_processes: Number of processes that are kept ready. A clip that finds one is decoded in half
+            the time. Each takes 3 MiB.
         program: Python code that the decoding process runs. Only tests replace it.
         """
         self._limits = limits
+        self._spare_processes = spare_processes
         self._program = program
         self._slots = threading.BoundedSemaphore(limits.decoders)
         self._lock = threading.Lock()
@@ -116,7 +123,7 @@ class AudioDecoder:
 
     @contextmanager
     def _slot(self) -> Iterator[None]:
-        if not self._slots.acquire(timeout=self._limits.decoder_wait_seconds):
+        if not self._slots.acquire(timeout=WAIT_SECONDS):
             raise Unavailable(
                 f"All {self._limits.decoders} decoders are busy. Try again in a moment.",
                 retry_after_seconds=_RETRY_AFTER_SECONDS,
@@ -141,12 +148,12 @@ class AudioDecoder:
                     f"The {label} could not be decoded within {self._limits.decode_seconds:g}s."
                 ) from None
             except Crashed:
-                if zygote.is_alive():
+                if not zygote.ends_within(_ZYGOTE_EXIT_SECONDS):
                     raise self._undecodable(label) from None
             except Unfiltered:
                 raise _no_filter() from None
             except NoProcess:
-                time.sleep(_ZYGOTE_EXIT_SECONDS)
+                zygote.ends_within(_ZYGOTE_EXIT_SECONDS)
         raise _no_decoder()
 
     @contextmanager
@@ -158,9 +165,9 @@ class AudioDecoder:
             try:
                 yield child
             except Refused:
-                zygote.prepare(self._limits.spare_decoders)
+                zygote.prepare(self._spare_processes)
                 raise
-        zygote.prepare(self._limits.spare_decoders)
+        zygote.prepare(self._spare_processes)
 
     def _running_zygote(self) -> Zygote:
         with self._lock:
@@ -185,7 +192,7 @@ class AudioDecoder:
             raise _no_filter() from None
         except NoProcess:
             raise _no_decoder() from None
-        zygote.prepare(self._limits.spare_decoders)
+        zygote.prepare(self._spare_processes)
         return zygote
 
     def _check_status(self, measured: Measurements, accepted: Accepted, declared_seconds: float) -> None:
@@ -194,7 +201,8 @@ class AudioDecoder:
                 check_complete(measured.frames / max(1, measured.sample_rate), declared_seconds)
                 raise self._undecodable(accepted.label)
             case Status.WRONG_CODEC:
-                raise unsupported(f"{accepted.label} with codec {measured.codec or 'unknown'}")
+                codec = f"the codec {measured.codec}" if measured.codec else "an unknown codec"
+                raise unsupported(f"{accepted.label} with {codec}")
             case Status.NO_AUDIO_STREAM:
                 raise unsupported(f"{accepted.label} without audio")
             case Status.SEVERAL_AUDIO_STREAMS:

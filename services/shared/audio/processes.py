@@ -103,15 +103,21 @@ class Zygote:
         return int(self._process.pid)
 
     def is_alive(self) -> bool:
-        """Return False once the zygote has closed its end of the control socket. The kernel closes that end
-        before it kills the remaining children.
+        """Return False once the zygote has closed its end of the control socket."""
+        return not self.ends_within(0)
+
+    def ends_within(self, seconds: float) -> bool:
+        """Wait until the zygote has closed its end of the control socket, and return whether it has.
+
+        The kernel closes that end before it kills the remaining children. A child that was just forked may
+        hold the same end open until it has died too, so that a crash can be noticed a little earlier.
         """
         hung_up = select.poll()
         try:
             hung_up.register(self._control, select.POLLRDHUP)
         except ValueError:  # `close` was called
-            return False
-        return not hung_up.poll(0)
+            return True
+        return bool(hung_up.poll(round(seconds * 1000)))
 
     def prepare(self, count: int) -> None:
         """Fork up to `count` processes in advance, so that clips do not wait for a fork."""
@@ -129,7 +135,10 @@ class Zygote:
         return _greeted(self._request_fork(), deadline)
 
     def _request_fork(self) -> socket.socket:
-        """Request a fork and return this side's end of the child's socket. Raises NoProcess."""
+        """Ask the zygote for a child, and return our end of the socket shared with the child.
+
+        Raises NoProcess if the zygote does not answer or cannot fork.
+        """
         try:
             connection, theirs = socket.socketpair()
             with theirs:

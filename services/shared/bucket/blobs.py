@@ -48,12 +48,23 @@ def read_artifact(
         VoiceNotFound: the voice was deleted meanwhile.
         Unsound: the bytes are missing or damaged.
     """
+    key = _artifact_key(speaker_id, version, record)
+    return _read(store, speaker_id, version, key, record.digest)
+
+
+def artifact_address(
+    store: Store, speaker_id: SpeakerId, version: SpeakerVersion, record: ArtifactRecord, seconds: int
+) -> str | None:
+    """Return an address that serves an artifact's file for so many seconds, as `Store.address` does."""
+    return store.address(_artifact_key(speaker_id, version, record), seconds)
+
+
+def _artifact_key(speaker_id: SpeakerId, version: SpeakerVersion, record: ArtifactRecord) -> str:
     if record in version.record.given:
         akey = given_key(record.profile)
     else:
         akey = version.artifact_key(record.profile, record.fingerprint, record.build)
-    key = speaker_id.artifact_blob_key(version.vuid, akey, record)
-    return _read(store, speaker_id, version, key, record.digest)
+    return speaker_id.artifact_blob_key(version.vuid, akey, record)
 
 
 def clip_of(version: SpeakerVersion) -> ClipRecord:
@@ -61,8 +72,8 @@ def clip_of(version: SpeakerVersion) -> ClipRecord:
     clip = version.record.clip
     if clip is None:
         raise AudioNotFound(
-            f"Version {version.number} of voice '{version.record.name}' was registered with a ready speaker "
-            "embedding: there is no clip.",
+            f"Version {version.number} of voice '{version.record.name}' was registered with a "
+            "precomputed speaker embedding: there is no clip.",
             param="ref",
         )
     return clip

@@ -62,6 +62,12 @@ _NO_CREDENTIALS = (
 _PASSING = (ConnectionFailed, HTTPClientError, IncompleteReadError, ResponseParserError)
 _MISSING = {"404", "NoSuchBucket"}
 _CREATED_MEANWHILE = {"BucketAlreadyOwnedByYou", "BucketAlreadyExists", "OperationAborted"}
+REQUEST_SECONDS = 25.0
+"""Timeout of one request to the store, including its answer."""
+RETRY_SECONDS = 25.0
+"""Time for which failed requests are retried. A call therefore ends within this plus the timeout of one
+request. Callers wait for it, so the two together stay below a minute.
+"""
 CLOCK_SECONDS = 600.0
 """The server's clock is read again after this time. In between, the local clock carries the reading on, as it
 runs at the same pace.
@@ -288,7 +294,7 @@ def _boto3_client(settings: StoreSettings) -> "S3Client":
             signature_version="s3v4",  # the default may be the older one, which few servers know
             s3={"addressing_style": "path"},
             connect_timeout=CONNECT_SECONDS,
-            read_timeout=settings.request_seconds,
+            read_timeout=REQUEST_SECONDS,
             retries={"mode": "standard", "total_max_attempts": 4},
         ),
     )

@@ -52,7 +52,11 @@ class Epochs:
                 raise
 
     def note(self, epoch: int) -> None:
-        """Record an index in the bucket. Call this before the index is used. Raises `Unavailable`."""
+        """Record in the bucket that an index of this epoch was begun.
+
+        Call this before the index is used, or a server with an older index could pass for the latest. Raises
+        `Unavailable`.
+        """
         if epoch > self.known():
             commit(self._store, EpochKey(epoch))
             self._known = epoch

@@ -26,7 +26,15 @@ import structlog
 from obstore.exceptions import AlreadyExistsError, BaseError, InvalidPathError, NotSupportedError
 from obstore.store import LocalStore, S3Store
 
-from services.shared.bucket.connection import BOTO3_ERRORS, AnyKeys, BucketClock, connect, describe
+from services.shared.bucket.connection import (
+    BOTO3_ERRORS,
+    REQUEST_SECONDS,
+    RETRY_SECONDS,
+    AnyKeys,
+    BucketClock,
+    connect,
+    describe,
+)
 from services.shared.bucket.connection import StoreUnfit as StoreUnfit  # noqa: PLC0414 - callers see one module
 from services.shared.bucket.connection import prepare_bucket as prepare_bucket  # noqa: PLC0414
 from services.shared.bucket.durable_folder import DurableFolder, Skips
@@ -143,6 +151,12 @@ class Store(Protocol):
         """Return the whole object. Raises FileNotFoundError if there is none."""
         ...
 
+    def address(self, key: str, seconds: int) -> str | None:
+        """Return a URL at which anyone can get the object for so many seconds, or None if the store gives
+        none. Whether the object exists is not checked.
+        """
+        ...
+
     def list(self, prefix: str) -> Listing:
         """List everything under a prefix, including what was put a moment ago."""
         ...
@@ -246,6 +260,13 @@ class ObjectStore:
                 return self._folder.read(key)
             result = obstore.get(self._client, key)
             return _whole(bytes(result.bytes()), result.meta["size"])
+
+    def address(self, key: str, seconds: int) -> str | None:
+        check_key(key)
+        if not isinstance(self._client, S3Store):
+            return None
+        with self._translating("sign"):
+            return obstore.sign(self._client, "GET", key, timedelta(seconds=seconds))
 
     def folders(self, prefix: str) -> builtins.list[str]:
         check_prefix(prefix)
@@ -506,7 +527,7 @@ def open_store(settings: StoreSettings) -> ObjectStore:
         except OSError as error:
             raise StoreUnfit(describe(settings, _reason(error))) from None
         return ObjectStore(local, impatient=local, clock=partial(datetime.now, UTC), folder=folder)
-    client = connect(settings, request_seconds=settings.request_seconds, retry_seconds=settings.retry_seconds)
+    client = connect(settings, request_seconds=REQUEST_SECONDS, retry_seconds=RETRY_SECONDS)
     impatient = connect(settings, request_seconds=CHECK_SECONDS, retry_seconds=0)
     return ObjectStore(
         client, impatient=impatient, clock=BucketClock(client, settings), any_keys=AnyKeys(settings)

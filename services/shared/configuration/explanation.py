@@ -28,10 +28,10 @@ def explain(error: ValidationError) -> str:
     secret.
     """
     classes = {cls.__name__: cls for cls in BaseSettings.__subclasses__()}
-    return "\n".join(_explained(fault, classes.get(error.title)) for fault in error.errors())
+    return "\n".join(_explain_fault(fault, classes.get(error.title)) for fault in error.errors())
 
 
-def _explained(fault: ErrorDetails, settings: type[BaseSettings] | None) -> str:
+def _explain_fault(fault: ErrorDetails, settings: type[BaseSettings] | None) -> str:
     if not fault["loc"]:
         # The fault is about several fields together, whose values may be secrets.
         return validator_message(fault) or fault["msg"]
@@ -40,16 +40,16 @@ def _explained(fault: ErrorDetails, settings: type[BaseSettings] | None) -> str:
     variable = field if field.isupper() else f"{prefix or ''}{field}".upper()
     if fault["type"] == "missing":
         return f"{variable}: it must be set"
-    said, given = _said(fault, field, settings), str(fault["input"])
+    requirement, given = _requirement(fault, field, settings), str(fault["input"])
     value = repr(without_credentials(given))
-    if value in said:
-        return f"{variable}: {said}"
+    if value in requirement:
+        return f"{variable}: {requirement}"
     if not _may_be_shown(field, given, settings):
-        return f"{variable}: {said}; its value may be a secret, and is not shown"
-    return f"{variable}: {said}; it is {value:.200}"
+        return f"{variable}: {requirement}; its value may be a secret, and is not shown"
+    return f"{variable}: {requirement}; it is {value:.200}"
 
 
-def _said(fault: ErrorDetails, field: str, settings: type[BaseSettings] | None) -> str:
+def _requirement(fault: ErrorDetails, field: str, settings: type[BaseSettings] | None) -> str:
     """Return what our own validator said, or else what the field accepts."""
     if own := validator_message(fault):
         return own
@@ -57,7 +57,7 @@ def _said(fault: ErrorDetails, field: str, settings: type[BaseSettings] | None) 
         [settings.model_json_schema(by_alias=by_alias) for by_alias in (True, False)] if settings else []
     )
     words = next(filter(None, (accepted(subschema(schema, [field])) for schema in schemas)), None)
-    return f"accepted is {words}" if words else fault["msg"]
+    return f"accepted: {words}" if words else fault["msg"]
 
 
 def _may_be_shown(field: str, given: str, settings: type[BaseSettings] | None) -> bool:

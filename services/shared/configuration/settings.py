@@ -51,7 +51,7 @@ def _readable(path: Path) -> Path:
     """
     try:
         if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would wait for its writer
-            raise ValueError("this is no regular file")
+            raise ValueError("this is not a regular file")
         path.open("rb").close()
     except OSError as error:
         raise ValueError(f"this file cannot be read: {error.strerror}") from None
@@ -102,20 +102,15 @@ class StoreSettings(BaseSettings):
     """Allow plain http to an endpoint on another machine. Audio and signatures are then sent unencrypted."""
     create_bucket: bool = False
     """Create the bucket or folder at startup if it does not exist. By default a missing one is an
-    error, because its name may be mistyped.
+    error, because its name may have been mistyped.
     """
     known_as: str | None = Field(default=None, max_length=300)
     """Location that the bucket or folder has recorded for itself, if it has another name or address here. By
     default a bucket that has recorded another location is taken for a copy and refused.
     """
     start_seconds: float = Field(default=30, ge=0)
-    """Time for which a starting process retries to reach the store, with growing pauses, before it gives up.
-    """
-    request_seconds: float = Field(default=25, gt=0, le=30)
-    """Timeout of one request to the store, including its answer."""
-    retry_seconds: float = Field(default=25, ge=0, le=30)
-    """Time for which failed requests are retried. A call therefore ends within this plus the timeout of one
-    request.
+    """Time for which a starting process keeps trying to reach the store, with growing pauses, before it gives
+    up.
     """
 
     @model_validator(mode="after")
@@ -180,12 +175,6 @@ class UploadLimits(BaseSettings):
     """Memory that decoding one clip may take in addition to the decoding libraries' own."""
     decoders: int = Field(4, gt=0)
     """Number of clips that one API process decodes at the same time, each in a process of its own."""
-    spare_decoders: int = Field(1, ge=0)
-    """Number of decoder processes that are kept ready. A clip that finds one is decoded in half the time.
-    Each takes 3 MiB.
-    """
-    decoder_wait_seconds: float = Field(10.0, gt=0)
-    """Time for which an upload waits for a free decoder before it is refused with `Retry-After`."""
     require_seccomp: bool = False
     """Refuse to decode where the kernel or the container does not allow the seccomp filter. Without the
     filter, a clip that takes over its decoder can still open neither files nor sockets, but can make
@@ -267,7 +256,7 @@ class RegistrySettings(BaseSettings):
     version takes 2.5 KiB of Redis, and the size of its texts.
     """
     max_builds: int = Field(20, gt=0, lt=10_000, validation_alias="SPEAKER_MAX_BUILDS")
-    """Largest number of times that one artifact may be made by force or uploaded."""
+    """Largest number of times that one artifact may be made again with `force` or uploaded."""
     registration_policy: Literal["overwrite", "immutable"] = Field(
         "overwrite", validation_alias="VLLM_OMNI_SPEAKER_REGISTRATION_POLICY"
     )
@@ -277,7 +266,7 @@ class RegistrySettings(BaseSettings):
     redis_url: str = Field("redis://127.0.0.1:6379/0", validation_alias="SPEAKER_REDIS_URL", repr=False)
     """URL of Redis: `redis://`, `rediss://` or `unix://`. It must be that of one primary."""
     redis_password: SecretStr | None = Field(None, validation_alias="SPEAKER_REDIS_PASSWORD")
-    """Password of Redis, if the URL contains none. A file is safer."""
+    """Password of Redis, used if the URL contains none. SPEAKER_REDIS_PASSWORD_FILE is safer."""
     redis_password_file: ReadableFile | None = Field(None, validation_alias="SPEAKER_REDIS_PASSWORD_FILE")
     """File that holds the password of Redis, such as a mounted container secret."""
     job_seconds: int = Field(120, gt=0, le=LONGEST_JOB_SECONDS, validation_alias="SPEAKER_JOB_SECONDS")
@@ -331,31 +320,35 @@ class WorkerSettings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="SPEAKER_WORKER_", env_ignore_empty=True, frozen=True)
 
     lease_seconds: int = Field(30, ge=2)
-    """A job is given to another worker this long after the last heartbeat of the worker that holds it."""
-    beat_seconds: float = Field(5, gt=0)
-    """Time between two heartbeats."""
+    """A job is given to another worker this long after the last heartbeat of the worker that holds it. A
+    worker sends six heartbeats in this time. A job that was taken from the queue and not started is put back
+    after half of it.
+    """
     poll_seconds: float = Field(1, ge=0.05, le=10)
     """Time for which an idle worker waits for a job before it looks again. Stopping an idle worker takes
     about as long.
     """
     batch_size: int = Field(32, ge=1, le=1000)
     """Largest number of jobs that a worker takes from one queue at a time."""
-    stuck_seconds: float = Field(15, gt=0)
-    """A job that was taken from the queue and not started is put back after this long."""
-    maintenance_seconds: float = Field(5, gt=0)
-    """Time between two checks for jobs that dead workers held."""
     beat_file: Path | None = None
     """File to which each heartbeat is written, for `python -m services.extractor_worker healthy`."""
 
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        if self.beat_seconds * 3 > self.lease_seconds:
-            raise ValueError(
-                f"SPEAKER_WORKER_LEASE_SECONDS is {self.lease_seconds}, which is less than three times "
-                f"SPEAKER_WORKER_BEAT_SECONDS, {self.beat_seconds:g}: a worker would lose its jobs for one "
-                "late beat"
-            )
-        return self
+    @property
+    def beat_seconds(self) -> float:
+        """Return the time between two heartbeats. It is short, because a worker whose lease ends during one
+        slow answer of Redis would have its jobs computed twice.
+        """
+        return self.lease_seconds / 6
+
+    @property
+    def maintenance_seconds(self) -> float:
+        """Return the time between two checks for jobs that dead workers held."""
+        return self.lease_seconds / 6
+
+    @property
+    def stuck_seconds(self) -> float:
+        """Return the time after which a job that was taken from the queue and not started is put back."""
+        return self.lease_seconds / 2
 
 
 class ApiSettings(BaseSettings):
@@ -368,16 +361,30 @@ class ApiSettings(BaseSettings):
     port: int = Field(8300, ge=0, le=65535)
     """Port to listen on. 0 takes any free port."""
     max_connections: int = Field(2000, gt=0)
-    """Largest number of open connections. Further ones are answered with 503."""
+    """Largest number of open connections. For a further one, the oldest idle connection of the address with
+    the most connections is closed. While none is idle, further ones are answered with 503, except health
+    checks.
+    """
     max_active: int = Field(8, gt=0)
     """Largest number of active requests. Further requests wait, those of each namespace in a queue of their
-    own. When too many wait for longer than a burst takes, they are answered with 429 or 503. While several
-    namespaces send requests, each has an equal share. Fewer requests are active if the process is late. A
-    request that waits for its body, a change, a decoder or the bucket is not active.
+    own. If requests keep waiting for longer than a burst lasts, some are refused with 429 or 503. While
+    several namespaces send requests, each has an equal share. The number is lowered while the process is
+    late. A request that waits for its body, a change, a decoder or the bucket is not active.
     """
     max_at_store: int = Field(16, gt=0)
     """Largest number of requests that fetch from the bucket, or delete there, at the same time. Further ones
-    wait. With 16, 800 files a second are fetched from a bucket that is 20 ms away.
+    wait. A limit of 16 allows 800 files a second to be fetched from a bucket that is 20 ms away.
+    """
+    kept_bytes: int = Field(256 * 1024**2, ge=0)
+    """Memory for answers to requests for artifacts, which are given again without asking Redis or the bucket.
+    0 keeps none.
+    """
+    kept_answers: int = Field(100_000, ge=0)
+    """Largest number of such answers."""
+    redirect_seconds: int = Field(0, ge=0, le=3600)
+    """A request for an artifact's file with `redirect=1` is redirected to the bucket, at an address that is
+    valid for this long, also after the voice is deleted or the key revoked. 0 redirects nobody, and a local
+    folder has no addresses. The clients must be able to reach the bucket at the registry's own address of it.
     """
     keep_alive_seconds: int = Field(65, gt=0)
     """Time for which an idle connection is kept open."""
@@ -453,10 +460,10 @@ class AccessSettings(BaseSettings):
         return self.why_required_at(api) is not None
 
     def why_required_at(self, api: ApiSettings) -> str | None:
-        """Return the setting because of which requests need a key, or None if they need none.
+        """Return the setting that makes requests need a key, or None if they need none.
 
         Raises:
-            ValueError: requests need no key, and strangers could send some.
+            ValueError: requests need no key, although strangers could send requests.
         """
         if self.required is False:
             self._check_no_strangers(api)
@@ -498,8 +505,9 @@ class RateSettings(BaseSettings):
     namespace_uploads_per_minute: int | None = Field(None, gt=0)
     """Uploads that all keys of a namespace together may make per minute."""
     waiting_requests: int | None = Field(250, gt=0)
-    """Largest number of requests with one key that wait for a change (`wait=`) at the same time in one API
-    process. With all keys of a namespace together, a quarter of SPEAKER_API_MAX_CONNECTIONS may wait.
+    """Largest number of requests with one key that wait for a change (`wait=`, or as listeners to events)
+    at the same time in one API process. With all keys of a namespace together, a quarter of
+    SPEAKER_API_MAX_CONNECTIONS may wait.
     """
     arriving_uploads: int | None = Field(64, gt=0)
     """Largest number of uploads with one key that one API process has begun to read and not answered. With
@@ -507,7 +515,9 @@ class RateSettings(BaseSettings):
     half of SPEAKER_UPLOAD_HELD_BYTES.
     """
     failures_per_minute: int = Field(60, gt=0)
-    """Invalid keys that one address may send before it must wait. Each API process counts for itself."""
+    """Requests without a valid key that one address may send before it must wait. Each API process counts for
+    itself.
+    """
 
 
 class LogSettings(BaseSettings):
@@ -591,8 +601,8 @@ class OmniVoiceSettings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="SPEAKER_OMNIVOICE_", env_ignore_empty=True, frozen=True)
 
     loudness: bool = False
-    """Make a quiet clip louder. Artifacts do not record by how much, so speech made with them stays loud.
-    OmniVoice's own package keeps it (`ref_rms`) and makes speech as quiet as the clip was.
+    """Make a quiet clip louder. Artifacts do not record by how much, so speech made with them is as loud as
+    the louder clip. OmniVoice's own package records the clip's level (`ref_rms`) and makes speech as quiet.
     """
     trim: bool = False
     """Shorten long pauses and the silence at both ends."""

@@ -18,8 +18,9 @@ from services.shared.bucket.facts import commit, list_several_times, read_record
 from services.shared.bucket.keys import LAST_SEQ, AnnouncementKey, announcements_folder, parse_key
 from services.shared.bucket.store import ObjectUnavailable, Store, StoredObject
 from services.shared.index.gate import GateClosed
+from services.shared.index.leases import TAKEN, event_of_all
 from services.shared.index.redis_access import unavailable_without_redis
-from services.shared.index.speaker_index import SpeakerIndex
+from services.shared.index.speaker_index import EVENTS, SpeakerIndex
 from services.shared.model.clock import Clock
 from services.shared.model.domain import Record
 from services.shared.model.fingerprint import Fingerprint
@@ -28,17 +29,21 @@ from speaker_registry.errors import Unavailable, WorkerOutdated
 
 log = structlog.get_logger()
 
+PROFILE_UPDATED = "profile.updated"
+"""Type of the event that a profile was announced with another fingerprint."""
 _PROFILES = "sr:profiles"
 _REQUIRED = "sr:required"
 """This key holds the profiles that the process that started last requires of every voice."""
 SWEEPS_ASKED = "sr:sweeps_asked"
 """Counts how often housekeeping was asked to look at every speaker."""
 _TELL = """
--- Redis's copy never gets older. KEYS: copies. ARGV: profile, seq, uid, JSON -> 1 if it told another before
+-- Redis's copy never gets older. KEYS: copies, events, taken. ARGV: profile, seq, uid, JSON, event
+-- -> 1 if it told another before
 local told = redis.call('HGET', KEYS[1], ARGV[1])
 local before, seq, uid = told and cjson.decode(told), tonumber(ARGV[2]), ARGV[3]
 if before and (before.seq > seq or (before.seq == seq and before.uid >= uid)) then return 0 end
 redis.call('HSET', KEYS[1], ARGV[1], ARGV[4])
+redis.call('SET', KEYS[3], redis.call('XADD', KEYS[2], 'MAXLEN', '~', '50000', '*', 'd', ARGV[5]))
 return before and 1 or 0
 """
 _ALIVE_SECONDS = 20
@@ -107,6 +112,7 @@ class Announcements:
         self._clock = clock
         self._monotonic = monotonic
         self._remembered: dict[str, _Remembered] = {}  # bounded: only catalogue names get here
+        self._times_forgotten = 0
         self._served: dict[str, _Served] = {}  # likewise
         self._unreadable_until: dict[str, float] = {}  # likewise
         self._tell = index.ungated.register_script(_TELL)
@@ -172,11 +178,18 @@ class Announcements:
         """Return the profile's latest announcement, or None if no worker ever announced one."""
         remembered = self._remembered.get(profile)
         if remembered is None or remembered.until < self._monotonic():
+            times_forgotten = self._times_forgotten
             found = self._look_up(profile)
             # From now on, not from before: a look-up may take longer than it is remembered.
-            until = self._monotonic() + _REMEMBERED_SECONDS
-            remembered = self._remembered[profile] = _Remembered(found, until)
+            remembered = _Remembered(found, self._monotonic() + _REMEMBERED_SECONDS)
+            if times_forgotten == self._times_forgotten:  # else the look-up may have come before the news
+                self._remembered[profile] = remembered
         return remembered.announcement
+
+    def fingerprint(self, profile: str) -> str:
+        """Return the profile's current fingerprint. It is empty if no worker ever announced the profile."""
+        announced = self.current(profile)
+        return announced.fingerprint if announced else ""
 
     def told(self, profiles: Iterable[str]) -> dict[str, Announcement]:
         """Return the announcements of several profiles that Redis holds a copy of, in one round trip."""
@@ -191,8 +204,14 @@ class Announcements:
 
     def look_anew(self) -> None:
         """Forget what is remembered, so that later reads look it up again."""
+        self._times_forgotten += 1
         self._remembered.clear()
         self._unreadable_until.clear()
+
+    def hear(self, event: Mapping[str, Any]) -> None:
+        """Look up again what an event of the index says was announced."""
+        if event["type"] == PROFILE_UPDATED:
+            self.look_anew()
 
     def beat(self, worker: str, profiles: Mapping[str, str]) -> None:
         """Record that a worker is alive and serves these profiles (name -> fingerprint)."""
@@ -325,10 +344,11 @@ class Announcements:
 
     def _publish(self, announcement: Announcement) -> bool:
         """Copy an announcement to Redis. Returns whether Redis held an older one before."""
-        self._remembered.pop(announcement.profile, None)
-        told = announcement
+        self.look_anew()
+        told, event = announcement, event_of_all(PROFILE_UPDATED, self._clock, profile=announcement.profile)
+        arguments: list[str | int] = [told.profile, told.seq, told.uid, told.to_json(), event]
         with unavailable_without_redis():
-            return bool(self._tell(keys=[_PROFILES], args=[told.profile, told.seq, told.uid, told.to_json()]))
+            return bool(self._tell(keys=[_PROFILES, EVENTS, TAKEN], args=arguments))
 
 
 def ask_for_sweep(client: redis.Redis) -> None:

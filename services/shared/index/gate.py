@@ -34,7 +34,7 @@ _LEFT_BEHIND = (
     "an index was begun on another Redis since: every process of the registry has to use the same one"
 )
 BOOT = "sr:boot"
-LAYOUT = 7
+LAYOUT = 8
 """The layout of keys and fields. An index of a lower layout is begun anew. One of a higher layout belongs to
 a newer release and is left to it: two releases would take the index from each other with every call.
 """
@@ -93,13 +93,13 @@ class ClockWrong(GateClosed):
 
 
 class InfoMissing(GateClosed):
-    """The server does not say what would tell that its data were lost."""
+    """The server's INFO lacks the fields that show whether it has lost data."""
 
     def __init__(self, missing: list[str]) -> None:
         Unavailable.__init__(
             self,
-            f"The INFO of this Redis-compatible server lacks {' and '.join(missing)}, so nobody could notice "
-            "that it has lost data. Accepted: Valkey or Redis from 7.2, whose INFO has "
+            f"The INFO of this Redis-compatible server lacks {' and '.join(missing)}, so a loss of data "
+            "would stay unnoticed. Accepted: Valkey or Redis from 7.2, whose INFO has "
             f"{', '.join(_HISTORY)}.",
             retry_after_seconds=60,
         )

@@ -109,9 +109,9 @@ class JobPage:
 
 
 class SeenJobs:
-    """Remembers the jobs that this process has seen or heard of last. Thread-safe.
+    """Remembers the latest jobs that this process has read or received an event of. Thread-safe.
 
-    They can be followed even after Redis has lost their records.
+    Clients can ask for such a job even after Redis has lost its record.
     """
 
     def __init__(self, most: int = 5_000) -> None:

@@ -51,6 +51,10 @@ class IndexedSpeaker:
     """Number of the last version of the page that the look read, where `VersionSelection.max_bytes` ended
     it.
     """
+    from_facts: bool = False
+    """True if the speaker was read from its facts, because the index could not be used. A listing of facts
+    may lack the newest, of which the index has told all processes already.
+    """
 
     @property
     def version_count(self) -> int:

@@ -15,6 +15,7 @@ from weakref import WeakValueDictionary
 import redis
 import structlog
 from redis.backoff import ExponentialWithJitterBackoff, NoBackoff
+from redis.connection import AbstractConnection
 from redis.exceptions import ClusterDownError, NoScriptError, OutOfMemoryError, ReadOnlyError
 from redis.retry import Retry
 from redis.utils import str_if_bytes
@@ -191,89 +192,96 @@ def _answers(url: str) -> bool:
     return True
 
 
-def _guarded(kind: type[Any], breaker: Breaker, address: str) -> type[Any]:
-    """Return a class of connections that use the breaker.
+_Connection: Any = AbstractConnection  # half of its methods have no types
 
-    They ask the breaker before they wait for the server, have the server probed when they have waited for
-    long, and log why they could not be made.
+
+class _Guarded(_Connection):  # type: ignore[misc]
+    """A connection that uses the breaker.
+
+    It asks the breaker before it waits for the server, has the server probed when it has waited for long, and
+    logs why it could not be made.
     """
 
-    class Guarded(kind):  # type: ignore[misc]
-        connected_at = 0.0
+    breaker: Breaker
+    address: str
+    connected_at = 0.0
 
-        def set_parser(self, parser_class: type[Any]) -> None:
-            super().set_parser(_with_our_classes(parser_class))
+    def set_parser(self, parser_class: type[Any]) -> None:
+        super().set_parser(_with_our_classes(parser_class))
 
-        def connect_check_health(self, *arguments: Any, **options: Any) -> None:
-            breaker.check()
-            try:
-                super().connect_check_health(*arguments, **options)
-            except SilentServerError:  # the breaker has logged it
-                raise
-            except (redis.ConnectionError, redis.TimeoutError) as error:
-                _log_unreachable(address, error)
-                raise
+    def connect_check_health(self, *arguments: Any, **options: Any) -> None:
+        self.breaker.check()
+        try:
+            super().connect_check_health(*arguments, **options)
+        except SilentServerError:  # the breaker has logged it
+            raise
+        except (redis.ConnectionError, redis.TimeoutError) as error:
+            _log_unreachable(self.address, error)
+            raise
 
-        def connect(self) -> None:
-            # The pool calls this before it lends a connection, so no transaction is under way.
-            if self._sock is not None and time.monotonic() - self.connected_at > RECHECK_SECONDS:
-                self.disconnect()
-            super().connect()
+    def connect(self) -> None:
+        # The pool calls this before it lends a connection, so no transaction is under way.
+        if self._sock is not None and time.monotonic() - self.connected_at > RECHECK_SECONDS:
+            self.disconnect()
+        super().connect()
 
-        def on_connect_check_health(self, check_health: bool = True) -> None:
-            super().on_connect_check_health(check_health)
-            self.connected_at = time.monotonic()
-            self._check_eviction()
+    def on_connect_check_health(self, check_health: bool = True) -> None:
+        super().on_connect_check_health(check_health)
+        self.connected_at = time.monotonic()
+        self._check_eviction()
 
-        def _check_eviction(self) -> None:
-            self.send_command("INFO", "memory")
-            policy = _POLICY.search(str_if_bytes(self.read_response()))
-            if policy is not None and policy[1] != "noeviction":
-                self.disconnect()
-                if _throttle.due(("redis.evicts", address, policy[1])):
-                    log.error("redis.evicts", setting="SPEAKER_REDIS_URL", address=address, policy=policy[1])
-                raise EvictingServerError(policy[1])
+    def _check_eviction(self) -> None:
+        self.send_command("INFO", "memory")
+        policy = _POLICY.search(str_if_bytes(self.read_response()))
+        if policy is not None and policy[1] != "noeviction":
+            self.disconnect()
+            if _throttle.due(("redis.evicts", self.address, policy[1])):
+                log.error("redis.evicts", setting="SPEAKER_REDIS_URL", address=self.address, policy=policy[1])
+            raise EvictingServerError(policy[1])
 
-        def _connect(self) -> Any:
-            try:
-                return super()._connect()
-            except (redis.TimeoutError, TimeoutError):  # redis-py translates it further up
-                breaker.suspect()
-                raise
+    def _connect(self) -> Any:
+        try:
+            return super()._connect()
+        except (redis.TimeoutError, TimeoutError):  # redis-py translates it further up
+            self.breaker.suspect()
+            raise
 
-        def send_packed_command(self, *arguments: Any, **options: Any) -> None:
-            breaker.check()
-            super().send_packed_command(*arguments, **options)
+    def send_packed_command(self, *arguments: Any, **options: Any) -> None:
+        self.breaker.check()
+        super().send_packed_command(*arguments, **options)
 
-        def read_response(self, *arguments: Any, **options: Any) -> Any:
-            self._await_answer()
-            return super().read_response(*arguments, **options)
+    def read_response(self, *arguments: Any, **options: Any) -> Any:
+        self._await_answer()
+        return super().read_response(*arguments, **options)
 
-        def _await_answer(self) -> None:
-            if self._sock is None or self.socket_timeout is None:
-                return
-            try:
-                self._await_bytes()
-            except redis.RedisError:
-                self.disconnect()  # a late answer must not be taken for that to the next command
-                raise
+    def _await_answer(self) -> None:
+        if self._sock is None or self.socket_timeout is None:
+            return
+        try:
+            self._await_bytes()
+        except redis.RedisError:
+            self.disconnect()  # a late answer must not be taken for that to the next command
+            raise
 
-        def _await_bytes(self) -> None:
-            began = time.monotonic()
-            # Connections for blocking commands have a longer timeout: they wait that long by intention.
-            suspicious_at = began + SUSPECT_SECONDS + max(0.0, self.socket_timeout - ANSWER_SECONDS)
-            wait = min(SUSPECT_SECONDS, self.socket_timeout)
-            while not self.can_read(timeout=wait):
-                breaker.check()
-                now = time.monotonic()
-                if now - began >= self.socket_timeout:
-                    raise redis.TimeoutError("the server has not answered this command")
-                if now >= suspicious_at:
-                    breaker.suspect()
-                    suspicious_at = now + SUSPECT_SECONDS
-                wait = _SLICE_SECONDS
+    def _await_bytes(self) -> None:
+        began = time.monotonic()
+        # Connections for blocking commands have a longer timeout: they wait that long by intention.
+        suspicious_at = began + SUSPECT_SECONDS + max(0.0, self.socket_timeout - ANSWER_SECONDS)
+        wait = min(SUSPECT_SECONDS, self.socket_timeout)
+        while not self.can_read(timeout=wait):
+            self.breaker.check()
+            now = time.monotonic()
+            if now - began >= self.socket_timeout:
+                raise redis.TimeoutError("the server has not answered this command")
+            if now >= suspicious_at:
+                self.breaker.suspect()
+                suspicious_at = now + SUSPECT_SECONDS
+            wait = _SLICE_SECONDS
 
-    return Guarded
+
+def _guarded(kind: type[Any], breaker: Breaker, address: str) -> type[Any]:
+    """Return this class of connections, guarded by the breaker."""
+    return type("Guarded", (_Guarded, kind), {"breaker": breaker, "address": address})
 
 
 def _with_our_classes(parser_class: type[Any]) -> type[Any]:

@@ -68,8 +68,6 @@ no request that was signed earlier, and a minute by which the clocks of two of o
 """
 REPEAT_SECONDS = 1800
 """A repeated request is given the same place again for this long."""
-ORPHANED_SECONDS = REPEAT_SECONDS + LANDING_SECONDS
-"""A blob that has no record after this long never gets one, and is garbage."""
 PENDING_MOVE_SECONDS = 60
 """A reserved move of an alias counts as pending for this long. After that, the process that reserved it must
 have died.
@@ -114,7 +112,7 @@ class Reservation:
 class ClaimResult:
     """The answer to a claim.
 
-    `outcome` is `claimed`; `flying` (another job for the artifact is pending: join it); `ready`; `failed`;
+    `outcome` is `claimed`; `pending` (another job for the artifact is pending: join it); `ready`; `failed`;
     `dead` (the version was deleted); or `full` (the artifact was built as often as is allowed). `job_id` is
     the new job or the one to join.
     """
@@ -702,12 +700,12 @@ class SpeakerIndex(Gate):
                         return NOTHING
         raise GateClosed
 
-    def look_many(self, speaker_ids: Sequence[SpeakerId]) -> list[IndexedSpeaker]:
+    def look_many(self, wanted: Sequence[tuple[SpeakerId, VersionSelection]]) -> list[IndexedSpeaker]:
         """Look at several speakers, in the given order. See `look`."""
 
         def ask(pipeline: Pipeline) -> None:
-            for speaker_id in speaker_ids:
-                parameters = self._json(speaker_id, {"unknown": True})
+            for speaker_id, selection in wanted:
+                parameters = self._json(speaker_id, {"unknown": True, **selection.arguments})
                 self.queue(pipeline, "look", self._keys(speaker_id), parameters)
 
         try:
@@ -715,7 +713,7 @@ class SpeakerIndex(Gate):
         except redis.ResponseError as error:
             if not isinstance(error_of(error, _NOBODY), NotAdmitted):
                 raise
-            return [self.look(speaker_id) for speaker_id in speaker_ids]
+            return [self.look(speaker_id, selection) for speaker_id, selection in wanted]
 
     def usage(self, namespace: str) -> tuple[int, int, int]:
         """Return the number of a namespace's live speakers, their uploaded bytes, and the texts' share.
@@ -732,6 +730,27 @@ class SpeakerIndex(Gate):
 
         speakers, stored, texts = self._of_complete(ask)
         return int(speakers), int(stored or 0), int(texts or 0)
+
+    def find_blob(self, namespace: str, digest: str) -> tuple[SpeakerId, str] | None:
+        """Return the speaker and the id of the version that an artifact's file belongs to.
+
+        Args:
+            digest: `sha256:…` of the file. Only its first half is compared, so the caller compares the rest.
+
+        Raises `GateClosed` if the artifact is not known and not all speakers have been admitted.
+        """
+
+        def ask(pipeline: Pipeline, epoch: int) -> None:
+            pipeline.get(COMPLETE)
+            pipeline.hget(f"{names_key(namespace)}:{epoch}:blobs", digest.removeprefix("sha256:")[:32])
+
+        epoch, (complete, place) = self.read_epoch(ask)
+        if place is None:
+            if complete != str(epoch):
+                raise GateClosed
+            return None
+        slug, _, vuid = str(place).partition(":")
+        return SpeakerId(namespace, slug), vuid
 
     def names(self, namespace: str, *, after: str = "", limit: int) -> list[str]:
         """Return the sorted keys of live speakers that follow `after`.

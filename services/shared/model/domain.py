@@ -1,8 +1,8 @@
-"""What a speaker is: values, and the rules that turn facts into them. Pure: no clock, no bucket, no Redis.
+"""Speakers as values, and the rules that derive them from facts. Pure: no clock, no bucket, no Redis.
 
-A *fact* is an immutable object in the bucket that says something happened. `fold` reads the facts of one
-speaker in any order, duplicates included, and tells what is true. The Redis scripts are the second reading of
-the same rules (`lua/`); a property test holds the two equal.
+A *fact* is an immutable object in the bucket that says that something happened. `fold` reads the facts of one
+speaker, in any order and with duplicates, and returns the speaker. The Redis scripts (`lua/`) implement the
+same rules; a property test holds the two equal.
 """
 
 from collections.abc import Iterable, Mapping, Set
@@ -20,19 +20,19 @@ Source = Literal["audio", "embedding"]
 _R = TypeVar("_R")
 
 SizeInBytes = Annotated[int, Field(ge=0, le=10**12)]
-"""More than an upload may have, and few enough to be added up in Redis."""
+"""The limit exceeds that of every upload, and is small enough that Redis can add up sizes."""
 GIVEN_FINGERPRINT = "given"
-"""Of an artifact that somebody brought: no encoder made it, so none can make it stale."""
+"""The fingerprint of uploaded artifacts. No encoder made them, so no new encoder makes them stale."""
 
 
 class Record(BaseModel):
-    """Base of what is stored as JSON. An unknown key is a newer writer's: kept out, never an error."""
+    """Base of the values that are stored as JSON. Unknown keys come from newer releases and are ignored."""
 
     model_config = ConfigDict(
         frozen=True,
         extra="ignore",
-        allow_inf_nan=False,  # JSON has no word for them, so they would not be read back
-        hide_input_in_errors=True,  # errors are logged, transcripts never
+        allow_inf_nan=False,  # JSON cannot express them, so they could not be read back
+        hide_input_in_errors=True,  # errors are logged, and transcripts must not be
     )
 
     def to_json(self) -> str:
@@ -40,14 +40,16 @@ class Record(BaseModel):
 
 
 class ArtifactRecord(Record):
-    """One stored artifact: the JSON of an artifact fact."""
+    """The JSON of an artifact fact, which describes one stored artifact."""
 
     profile: str
     fingerprint: str
     build: int = 1
-    """Counts forced rebuilds of the same (version, profile, fingerprint); the highest is served."""
+    """The number of this build of (version, profile, fingerprint). Forced extractions add builds, and the
+    highest is served.
+    """
     attempt: str
-    """Unique per try to make it: part of the blob's key."""
+    """The id of the attempt that made the artifact. It is part of the blob's key."""
     digest: str
     """`sha256:…` of the file."""
     content_digest: str
@@ -59,12 +61,14 @@ class ArtifactRecord(Record):
 
     @property
     def winner(self) -> str:
-        """What the index stores as the one that counts."""
+        """Return the text by which the index tells this artifact from others with the same key."""
         return f"{self.attempt}.{self.digest.removeprefix('sha256:')}"
 
 
 class FailureRecord(Record):
-    """Why the extraction of (version, profile, fingerprint) was given up: the JSON of a failure fact."""
+    """The JSON of a failure fact, which says why the extraction of (version, profile, fingerprint) was given
+    up.
+    """
 
     profile: str
     fingerprint: str
@@ -85,16 +89,16 @@ class ClipRecord(Record):
     sample_rate: int
     channels: int
     rendition_sha256: str
-    """Of the decoded mono rendition, which is what extractors read."""
+    """The SHA-256 of the decoded mono rendition, which extractors read."""
 
 
 def utf8_bytes(*texts: str | None) -> int:
-    """How many bytes several texts take together."""
+    """Return how many bytes several texts take together."""
     return sum(len(text.encode()) for text in texts if text)
 
 
 class VersionRecord(Record):
-    """One source of a speaker: the JSON of a version fact. Never edited."""
+    """The JSON of a version fact, which describes one source of a speaker. It is never edited."""
 
     vuid: str
     number: int
@@ -107,38 +111,35 @@ class VersionRecord(Record):
     clip: ClipRecord | None = None
     embedding_width: int | None = None
     given: tuple[ArtifactRecord, ...] = ()
-    """Artifacts that came with the registration (a ready embedding): committed by the version fact itself."""
+    """The artifacts that were registered with the version (a given embedding). The version fact commits them.
+    """
     idempotency: str | None = None
     """Hash of the request's Idempotency-Key."""
     request: str | None = None
-    """Hash of what was asked for: the same again is the same version."""
+    """Hash of the request's content. A request with the same content is answered with the same version."""
 
     @property
     def key(self) -> str:
-        """Of its speaker."""
+        """Return the key of the speaker's name."""
         return key_of_name(self.name)
 
     @property
-    def uploaded_bytes(self) -> int:
-        """What counts against the quota of bytes."""
-        source = (self.clip.size if self.clip else 0) + sum(artifact.size for artifact in self.given)
-        return source + self.text_bytes
-
-    @property
     def text_bytes(self) -> int:
-        """What counts against the quota of texts."""
+        """Return the bytes that count against the quota of texts."""
         return utf8_bytes(self.name, self.consent, self.ref_text, self.description)
 
 
 @dataclass(frozen=True, slots=True)
 class VersionFact:
+    """A version was registered."""
+
     seq: int
     record: VersionRecord
 
 
 @dataclass(frozen=True, slots=True)
 class DamagedFact:
-    """There is a version, and its record cannot be read. Its key still tells its place."""
+    """A version exists, but its record is damaged. Its place is known from the object's key."""
 
     seq: int
     vuid: str
@@ -148,22 +149,22 @@ class DamagedFact:
 
 @dataclass(frozen=True, slots=True)
 class UnreadableFact:
-    """The store lists a version, a census or an artifact, and does not hand out its record. It may do so
-    later.
-    """
+    """The store lists a version, a census or an artifact, but does not return its record now."""
 
     vuid: str
-    """Empty: it is a census."""
+    """The version's id. Empty for a census."""
     akey: str | None = None
-    """Of an artifact."""
+    """The artifact's key. None for a version and a census."""
     seq: int = 0
-    """Of a version, as the two below, or of a census."""
+    """The place of a version or a census."""
     number: int = 0
+    """The number of a version."""
     created_at: int = 0
+    """The time of a version."""
 
     @property
     def name(self) -> str:
-        """`vuid` of a version, `vuid:akey` of an artifact, `census-{seq}` of a census."""
+        """Return `vuid` for a version, `vuid:akey` for an artifact, and `census-{seq}` for a census."""
         if not self.vuid:
             return f"census-{self.seq}"
         return self.vuid if self.akey is None else f"{self.vuid}:{self.akey}"
@@ -171,7 +172,9 @@ class UnreadableFact:
 
 @dataclass(frozen=True, slots=True)
 class TombstoneFact:
-    """Every version with a smaller or equal seq is dead. Carries the marks that must survive an erasure."""
+    """Every version with a smaller or equal seq is dead. Number and time are marks that must survive an
+    erasure.
+    """
 
     seq: int
     number: int
@@ -180,29 +183,31 @@ class TombstoneFact:
 
 @dataclass(frozen=True, slots=True)
 class CensusFact:
-    """The versions that count of all whose place is at most `seq`.
+    """Of all versions whose place is at most `seq`, only these count.
 
-    It is taken after a loss of Redis, before the first upload: places that had been reserved before the loss,
-    and their numbers, may be given out again. A version from one of those that lands after the census never
-    happened. Of several censuses the last one decides.
+    A census is taken after a loss of Redis, before the first upload, because places that were reserved before
+    the loss, and their numbers, may be given out again. A version that lands in such a place after the census
+    does not exist. The last census decides.
     """
 
     seq: int
     vuids: frozenset[str]
 
     def counts(self, seq: int, vuid: str) -> bool:
-        """Whether a version happened, as far as this census says."""
+        """Return whether a version counts according to this census."""
         return seq > self.seq or vuid in self.vuids
 
 
 NO_CENSUS = CensusFact(0, frozenset())
 
 AUTOMATIC = "auto-"
-"""Start of the uid of an alias move that nobody asked for."""
+"""The uid of every automatic alias move begins with this."""
 
 
 @dataclass(frozen=True, slots=True)
 class AliasFact:
+    """An alias was moved to a version."""
+
     seq: int
     alias: str
     vuid: str
@@ -210,34 +215,41 @@ class AliasFact:
 
     @classmethod
     def promotion(cls, seq: int, target: "SpeakerVersion", uid: str) -> Self:
-        """An automatic move of `default`."""
+        """Return an automatic move of `default`."""
         return cls(seq, DEFAULT, target.vuid, f"{AUTOMATIC}{target.seq:012d}-{uid}")
 
     @property
     def automatic(self) -> bool:
-        """A promotion. It counts only if its target was registered after the last move by hand."""
+        """Return whether the move is a promotion, not made by a caller.
+
+        A promotion counts only if its target was registered after the last move by hand.
+        """
         return self.uid.startswith(AUTOMATIC)
 
     @property
     def rank(self) -> tuple[int, str]:
-        """Of moves of one kind the highest counts: by hand the last one, else the one to the youngest
-        version. Somebody who was slow to promote an older one must not turn the voice back.
+        """Return the order of moves of one kind, of which the highest counts.
+
+        That is the last move by hand, and the promotion of the youngest version: a slow promotion of an older
+        version must not turn the voice back.
         """
         return 0 if self.automatic else self.seq, self.uid
 
 
 @dataclass(frozen=True, slots=True)
 class ArtifactFact:
+    """An artifact was published."""
+
     vuid: str
     akey: str
     landed_at: datetime
-    """When the store says it was written."""
+    """The time at which the object was written, according to the store."""
     record: ArtifactRecord
 
 
 @dataclass(frozen=True, slots=True)
 class VoidFact:
-    """The stored bytes of an artifact were found missing or damaged. Nothing counts under this key any more.
+    """The bytes of an artifact were found missing or damaged, and no artifact counts under its key any more.
 
     The artifact that replaces it is a further build, so bytes that were served never change.
     """
@@ -248,6 +260,8 @@ class VoidFact:
 
 @dataclass(frozen=True, slots=True)
 class FailureFact:
+    """An extraction was given up."""
+
     vuid: str
     akey: str
     record: FailureRecord
@@ -268,14 +282,14 @@ Fact = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeakerVersion:
-    """A live version and what has been made from it."""
+    """A live version, and what has been made from it."""
 
     seq: int
     record: VersionRecord
     artifacts: Mapping[str, ArtifactRecord] = field(default_factory=dict)
-    """akey -> the one that counts."""
+    """For each artifact key the artifact that counts."""
     failures: Mapping[str, FailureRecord] = field(default_factory=dict)
-    """akey -> why it was given up; without effect once there is an artifact."""
+    """For each artifact key the last failure. It has no effect once there is an artifact."""
     void: frozenset[str] = frozenset()
     """Keys of artifacts whose bytes were lost. They are never used again."""
 
@@ -289,39 +303,44 @@ class SpeakerVersion:
 
     @property
     def extractable(self) -> bool:
-        """Whether there is a clip to extract anything from."""
+        """Return whether there is a clip to extract from."""
         return self.record.clip is not None
 
     @property
     def rank(self) -> tuple[int, int, str]:
-        """The younger of two versions of a speaker has the higher one."""
+        """Return the order of a speaker's versions. A younger version has a higher rank."""
         return self.record.number, self.seq, self.vuid
 
+    @property
+    def all_artifacts(self) -> tuple[ArtifactRecord, ...]:
+        """The artifacts that the version was registered with, and those that were made or uploaded later."""
+        return *self.record.given, *self.artifacts.values()
+
     def artifact_key(self, profile: str, fingerprint: str, build: int) -> str:
-        """What an artifact that is extracted from it is stored under."""
+        """Return the key of an artifact that is extracted from this version."""
         clip = self.record.clip
         return artifact_key(profile, fingerprint, clip.rendition_sha256 if clip else "", build)
 
     def last_build(self, profile: str, fingerprint: str) -> int:
-        """The highest build that was ever published of an artifact, void ones included; 0 if none was."""
+        """Return the highest build of an artifact ever published, void ones included; 0 if there is none."""
         base = without_build(self.artifact_key(profile, fingerprint, 0))
         keys = (key for key in (*self.artifacts, *self.void) if without_build(key) == base)
         return max(map(build_of, keys), default=0)
 
     def artifact(self, profile: str, fingerprint: str | None = None) -> ArtifactRecord | None:
-        """The artifact to serve: made with `fingerprint`, or any if that is None; the highest build of
-        those.
+        """Return the artifact to serve: the highest build that was made with `fingerprint`, or with any if
+        None.
         """
         found = [
             record
-            for record in (*self.record.given, *self.artifacts.values())
+            for record in self.all_artifacts
             if record.profile == profile
             and (fingerprint is None or record.fingerprint in {fingerprint, GIVEN_FINGERPRINT})
         ]
         return max(found, key=lambda record: (record.build, record.attempt), default=None)
 
     def failure(self, profile: str, fingerprint: str | None) -> FailureRecord | None:
-        """Why there is no such artifact, if it was given up."""
+        """Return why the extraction of such an artifact was given up, or None if it was not."""
         found = [
             record
             for record in self.failures.values()
@@ -332,46 +351,50 @@ class SpeakerVersion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speaker:
-    """All that is true about one name. Without live versions it is only its high-water marks."""
+    """A speaker as its facts describe it. Without live versions, only its high-water marks mean anything."""
 
     versions: tuple[SpeakerVersion, ...] = ()
-    """Live ones, by (number, seq, vuid)."""
+    """The live versions, sorted by (number, seq, vuid)."""
     alias_facts: Mapping[str, AliasFact] = field(default_factory=dict)
-    """The move of each alias that counts, also where its target is dead. None from before the tombstone."""
+    """For each alias the move that counts, even if its target is dead. Moves before the tombstone do not
+    count.
+    """
     tombstone: int = 0
     census: CensusFact = field(default=NO_CENSUS, compare=False)
-    """The last one. Only the facts tell it."""
+    """The last census. Only the facts contain it."""
     damaged: int = 0
-    """Seq of the last version that was not deleted and whose record cannot be read; 0: there is none."""
+    """Seq of the last version that was not deleted and whose record is damaged; 0 if there is none."""
     unreadable: tuple[str, ...] = ()
-    """Versions, censuses and artifacts that were not deleted and whose record the store does not hand out
-    now, as `UnreadableFact.name`.
+    """Names (`UnreadableFact.name`) of the versions, censuses and artifacts that were not deleted and whose
+    record the store does not return now.
     """
     undecided: bool = field(default=False, compare=False)
-    """Whether artifacts or automatic moves were left out because they are so young that others may still take
-    their place. Only the facts tell it.
+    """True if artifacts or automatic moves were left out, because they are so young that others may still
+    take their place. Only the facts contain this.
     """
     seq: int = 0
     number: int = 0
     created_at: int = 0
-    """High-water marks: neither is ever used again, also after a delete."""
+    """High-water marks, as `seq` and `number`. None of these values is ever used again, even after a delete.
+    """
 
     @property
     def live(self) -> bool:
-        """With a damaged or unreadable record nobody can tell what its names stand for, and nothing is
-        guessed.
+        """Return whether the speaker can be resolved.
+
+        With a damaged or unreadable record it cannot, because its aliases might point to that version.
         """
         return bool(self.versions) and not self.damaged and not self.unreadable
 
     @property
     def aliases(self) -> Mapping[str, SpeakerVersion]:
-        """Those that point to a live version. `default` is in here only once it was moved."""
+        """Return the aliases that point to a live version. `default` is among them only once it was moved."""
         targets = {alias: self.by_vuid(fact.vuid) for alias, fact in self.alias_facts.items()}
         return {alias: target for alias, target in targets.items() if target is not None}
 
     @property
     def default(self) -> SpeakerVersion:
-        """Where the alias `default` points; until it was first moved, the oldest version."""
+        """Return the version that `default` points to. Until the alias is first moved, that is the oldest."""
         return self.aliases.get(DEFAULT, self.versions[0])
 
     @property
@@ -382,13 +405,15 @@ class Speaker:
         return next((version for version in self.versions if version.vuid == vuid), None)
 
     def resolve(self, reference: int | str, complete: frozenset[str] = frozenset()) -> SpeakerVersion:
-        """The version a reference stands for: a number, an alias, `default` or `latest`.
+        """Return the version that a reference stands for: a number, an alias, `default` or `latest`.
 
         Args:
-            complete: vuids of the versions that count for `latest`; if there is none, the newest of all.
+            complete: ids of the versions among which `latest` is the newest. If none of them is live,
+            `latest`
+                is the newest version.
 
         Raises:
-            VersionNotFound, AliasNotFound: never another version in its place.
+            VersionNotFound, AliasNotFound: no other version is returned in its place.
         """
         if reference == DEFAULT:
             return self.default
@@ -415,7 +440,7 @@ class Speaker:
 
 
 def fold(facts: Iterable[Fact]) -> Speaker:
-    """What the facts of one speaker say. Any order, duplicates harmless."""
+    """Return the speaker that its facts describe. Order and duplicates do not matter."""
     facts = list(facts)
     census = max(_of_kind(CensusFact, facts), key=lambda fact: fact.seq, default=NO_CENSUS)
     damaged, unreadable = _of_kind(DamagedFact, facts), _of_kind(UnreadableFact, facts)
@@ -451,9 +476,11 @@ def _of_kind(kind: type[_R], facts: Iterable[Fact]) -> list[_R]:
 
 
 def _with_what_was_made(versions: Iterable[VersionFact], facts: Iterable[Fact]) -> list[SpeakerVersion]:
-    """Each version with its artifacts and failures."""
+    """Return each version with its artifacts and failures."""
     void = _keys_of(_of_kind(VoidFact, facts))
-    unclear = _keys_of(_of_kind(UnreadableFact, facts))  # which of several landed first
+    unclear = _keys_of(
+        _of_kind(UnreadableFact, facts)
+    )  # it is unknown which of several artifacts landed first
     artifacts = fold_artifacts(_of_kind(ArtifactFact, facts))
     failures = _last_failures(_of_kind(FailureFact, facts))
     return [
@@ -471,7 +498,10 @@ def _with_what_was_made(versions: Iterable[VersionFact], facts: Iterable[Fact]) 
 def _unreadable(
     facts: list[UnreadableFact], tombstone: int, census: CensusFact, live: Iterable[SpeakerVersion]
 ) -> tuple[str, ...]:
-    """Those of versions that count and that no tombstone covers, without void artifacts."""
+    """Return the names of the unreadable facts that matter.
+
+    They concern versions that count and that no tombstone covers. Void artifacts do not matter.
+    """
     void = {version.vuid: version.void for version in live}
     void |= {
         fact.vuid: frozenset()
@@ -484,7 +514,9 @@ def _unreadable(
 
 
 def in_order(versions: Iterable[SpeakerVersion]) -> tuple[SpeakerVersion, ...]:
-    """Oldest first. No two that count have the same number: after a loss of Redis a census sees to that."""
+    """Sort versions, oldest first. No two that count have the same number, because a census after a loss of
+    Redis ensures it.
+    """
     return tuple(sorted(versions, key=lambda version: version.rank))
 
 
@@ -494,8 +526,10 @@ def _seqs(facts: Iterable[Fact]) -> Iterable[int]:
 
 
 def aliases_in_force(facts: Iterable[AliasFact], live: Iterable[SpeakerVersion]) -> dict[str, AliasFact]:
-    """Of each alias the highest automatic move if it goes to a version younger than the last move by hand,
-    else the latter: a promotion on its way never undoes what somebody chose meanwhile.
+    """Return the move of each alias that counts.
+
+    That is the highest automatic move if its target is younger than the last move by hand, and else the move
+    by hand. So a pending promotion never undoes what a caller chose meanwhile.
     """
     registered = {version.vuid: version.seq for version in live}
     in_force: dict[str, AliasFact] = {}
@@ -510,7 +544,9 @@ def aliases_in_force(facts: Iterable[AliasFact], live: Iterable[SpeakerVersion])
 
 
 def fold_artifacts(facts: Iterable[ArtifactFact]) -> dict[str, dict[str, ArtifactRecord]]:
-    """vuid -> akey -> the artifact that landed first; of two in the same second the newer attempt."""
+    """Return, by vuid and artifact key, the artifact that landed first. Within one second, the newer attempt
+    counts as first.
+    """
     best: dict[tuple[str, str], ArtifactFact] = {}
     for fact in facts:
         current = best.get((fact.vuid, fact.akey))
@@ -529,7 +565,7 @@ def _lands_before(fact: ArtifactFact, other: ArtifactFact) -> bool:
 
 
 def _keys_of(facts: Iterable[VoidFact | UnreadableFact]) -> dict[str, set[str]]:
-    """vuid -> keys of the artifacts that they are about."""
+    """Return the keys of the artifacts that the facts concern, by vuid."""
     keys: dict[str, set[str]] = {}
     for fact in facts:
         if fact.akey is not None:
@@ -552,21 +588,21 @@ def _last_failures(facts: Iterable[FailureFact]) -> dict[str, dict[str, FailureR
 
 
 def artifact_key(profile: str, fingerprint: str, rendition_sha256: str, build: int) -> str:
-    """`{hash}-{build}`: what an artifact is stored under within its version. Letters, digits and `-`."""
+    """Return the key of an artifact within its version: `{hash}-{build}`, in letters, digits and `-`."""
     digest = sha256_digest(canonical_json([profile, fingerprint, rendition_sha256]).encode())
     return f"{digest.removeprefix('sha256:')[:32]}-{build}"
 
 
 def without_build(akey: str) -> str:
-    """What all builds of an artifact have in common."""
+    """Return the part of the key that all builds of an artifact have in common."""
     return akey.rpartition("-")[0]
 
 
 def build_of(akey: str) -> int:
-    """The build that an artifact's key names."""
+    """Return the build in an artifact's key."""
     return int(akey.rpartition("-")[2])
 
 
 def given_key(profile: str) -> str:
-    """The same of an artifact that came with the registration."""
+    """Return the key of an artifact that was registered with its version."""
     return f"given-{profile}-1"

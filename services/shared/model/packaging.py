@@ -1,4 +1,4 @@
-"""Tensors become an artifact: checked against the profile, a file with its manifest, a record. Pure."""
+"""Turns tensors into an artifact: checks them against the profile, makes the file and its record. Pure."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -22,7 +22,7 @@ from speaker_registry.errors import InvalidArtifact
 
 
 def applying_specs(version: VersionRecord, profile: Profile) -> dict[str, TensorSpec]:
-    """What the profile promises of this version: some tensors need a transcript."""
+    """Return the profile's tensors that this version can have: some need a transcript."""
     return {
         name: spec for name, spec in profile.tensors.items() if version.ref_text or not spec.needs_ref_text
     }
@@ -31,8 +31,9 @@ def applying_specs(version: VersionRecord, profile: Profile) -> dict[str, Tensor
 def applying_tensors(
     version: VersionRecord, profile: Profile, tensors: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-    """Without those of the profile that this version cannot have. What the profile does not know stays, to be
-    refused.
+    """Leave out the profile's tensors that this version cannot have.
+
+    Tensors that the profile does not know stay, so that the check that follows refuses them.
     """
     left_out = profile.tensors.keys() - applying_specs(version, profile).keys()
     return {name: tensor for name, tensor in tensors.items() if name not in left_out}
@@ -52,27 +53,23 @@ def package(
     used_seconds: float | None = None,
     seconds_spent: float = 0.0,
 ) -> tuple[bytes, ArtifactRecord]:
-    """The artifact's file, and what is recorded of it. Tensors that need a transcript may be left out.
+    """Return the artifact's file and its record.
+
+    If the version has no transcript, tensors that need one are left out.
 
     Args:
         attempt, build: see `ArtifactRecord`.
-        extractor: the facts behind the fingerprint.
+        extractor: the fingerprint's inputs.
         computed_on: the machine that computed the tensors, which is no part of the fingerprint.
         used_seconds: how much audio is in the tensors, where the extractor cut something out of the clip.
 
     Raises:
-        InvalidArtifact: the tensors are not what the profile says, or not as long as what was used of the
-            version's clip; or the length used rounds to zero microseconds or is longer than the clip.
+        InvalidArtifact: the tensors are not what the profile says, or their length does not match the audio
+            used of the version's clip; or the length used rounds to zero microseconds or exceeds the clip.
     """
     clip = version.clip
     seconds = clip.seconds if clip else None
-    used = seconds if used_seconds is None else round(used_seconds, 6)  # as clips are measured
-    if used_seconds is not None and not used:
-        raise InvalidArtifact(
-            f"{used_seconds:g} s of audio are said to be used; accepted: one microsecond or more"
-        )
-    if used is not None and seconds is not None and used > seconds:
-        raise InvalidArtifact(f"{used:g} s of audio are said to be used; the clip has {seconds:g} s")
+    used = seconds if used_seconds is None else _checked_length(used_seconds, seconds)
     specs, tensors = applying_specs(version, profile), applying_tensors(version, profile, tensors)
     check_tensors(tensors, specs, seconds=used, frame_rate=profile.frame_rate)
     manifest = Manifest(
@@ -110,3 +107,15 @@ def package(
         seconds_spent=seconds_spent,
     )
     return data, record
+
+
+def _checked_length(used_seconds: float, clip_seconds: float | None) -> float:
+    """Return the length used of a clip in whole microseconds, as clips are measured."""
+    used = round(used_seconds, 6)
+    if not used:
+        raise InvalidArtifact(
+            f"{used_seconds:g} s of audio are said to be used; accepted: one microsecond or more"
+        )
+    if clip_seconds is not None and used > clip_seconds:
+        raise InvalidArtifact(f"{used:g} s of audio are said to be used; the clip has {clip_seconds:g} s")
+    return used

@@ -18,12 +18,12 @@ _GROUP = "speaker_registry.profiles"
 
 
 class ProfileAmbiguous(SpeakerRegistryError):
-    """Two profiles have one name; for whoever runs us, never for callers."""
+    """Two profiles have the same name. The message is for operators, not for callers."""
 
 
-def _built_in(name: str, model_type: str, description: str, **facts: Any) -> Profile:
+def _built_in(name: str, model_type: str, description: str, **properties: Any) -> Profile:
     weights = published_weights()[name]
-    return Profile(name=name, model_type=model_type, description=description, weights=weights, **facts)
+    return Profile(name=name, model_type=model_type, description=description, weights=weights, **properties)
 
 
 def _qwen3_tts(size: str, width: int) -> Profile:
@@ -65,12 +65,15 @@ def _dac(kilohertz: int, sample_rate: int, hop: int, books: int) -> Profile:
     )
 
 
-def _higgs(name: str, model_type: str, engine: str, *, ref_text_required: bool) -> Profile:
+def _higgs(
+    name: str, model_type: str, engine: str, *, frames_first: bool = False, ref_text_required: bool = False
+) -> Profile:
+    shape: tuple[int | str, ...] = ("T", 8) if frames_first else (8, "T")
     return _built_in(
         name,
         model_type,
-        f"{engine}: codes of the Higgs Audio v2 tokenizer, books first",
-        tensors={"ref_audio_tokens": TensorSpec(dtype="I64", shape=(8, "T"), minimum=0, maximum=1023)},
+        f"{engine}: codes of the Higgs Audio v2 tokenizer, {'frames' if frames_first else 'books'} first",
+        tensors={"ref_audio_tokens": TensorSpec(dtype="I64", shape=shape, minimum=0, maximum=1023)},
         sample_rate=24_000,
         frame_rate=25.0,
         ref_text_required=ref_text_required,
@@ -154,8 +157,9 @@ BUILT_IN: Mapping[str, Profile] = {
         _COSYVOICE3,
         _VOXCPM2,
         _MING_TTS,
-        _higgs("omnivoice", "omnivoice", "OmniVoice", ref_text_required=False),
+        _higgs("omnivoice", "omnivoice", "OmniVoice"),
         _higgs("higgs-audio-v2", "higgs_audio_v2", "Higgs-Audio v2", ref_text_required=True),
+        _higgs("higgs-audio-v3", "higgs_audio_v3", "Higgs-Audio v3", frames_first=True),
         _VOXTRAL,
         _ECAPA,
         _dac(16, 16_000, hop=320, books=12),
@@ -205,7 +209,7 @@ class ProfileCatalogue:
         return [self.get(name) for name in self.required]
 
     def taking_embeddings_of(self, width: int) -> list[Profile]:
-        """Required profiles that can use a ready speaker embedding of this width."""
+        """Required profiles that can use a precomputed speaker embedding of this width."""
         return [profile for profile in self.required_profiles if profile.embedding_width == width]
 
 

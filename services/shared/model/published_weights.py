@@ -1,4 +1,4 @@
-"""Which weights a profile is made with, and on what terms: `weights.yaml`, read. Knows no file's content."""
+"""Reads `weights.yaml`: the weights each profile is made with, and their terms. Knows no file's content."""
 
 from collections.abc import Mapping
 from functools import cache
@@ -12,6 +12,6 @@ from speaker_registry.engine import PublishedWeights
 
 @cache
 def published_weights() -> Mapping[str, PublishedWeights]:
-    """By profile."""
+    """Return the published weights of each profile, by the profile's name."""
     text = (resources("services.shared.model") / "weights.yaml").read_text(encoding="utf-8")
     return TypeAdapter(dict[str, PublishedWeights]).validate_python(yaml.safe_load(text))

@@ -21,7 +21,7 @@ _ALIVE = {
 
 
 class RqDispatcher:
-    """Implements `registrar.Dispatcher`. One queue per profile."""
+    """Implements `parts.Dispatcher`. One queue per profile."""
 
     def __init__(self, connection: Redis, *, job_seconds: int) -> None:
         self._connection = connection

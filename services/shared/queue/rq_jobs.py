@@ -71,7 +71,7 @@ LINE_UP = """
 -- KEYS: queue, order (jobs that wait, scored by turn), turns (of each tenant's last job; ':' of the last one
 -- taken).  ARGV: job id, tenant.  Moves a job from the end of the queue to its tenant's next turn.
 -- Turns start at the last one taken, so a tenant gains nothing by having been idle. The order may still name
--- jobs that somebody removed from the queue.
+-- jobs that were removed from the queue.
 if redis.call('LREM', KEYS[1], -1, ARGV[1]) == 0 then return 0 end
 local taken, own = unpack(redis.call('HMGET', KEYS[3], ':', ARGV[2]))
 local turn = math.max(tonumber(taken or 0), tonumber(own or 0)) + 1

@@ -17,6 +17,7 @@ from services.shared.bucket.place import check_place
 from services.shared.bucket.store import ObjectStore, Store, open_store, prepare_bucket
 from services.shared.configuration.settings import RegistrySettings, StoreSettings
 from services.shared.index.announcements import Announcements
+from services.shared.index.leases import Leases
 from services.shared.index.redis_access import connect
 from services.shared.index.speaker_index import SpeakerIndex
 from services.shared.model.clock import Clock
@@ -51,6 +52,7 @@ def parts_over(store: Store, identity: str, settings: RegistrySettings, clock: C
     return RegistryParts(
         store=store,
         index=index,
+        leases=Leases(index, clock),
         announcements=Announcements(store, index, clock),
         catalogue=ProfileCatalogue.load(settings.profiles),
         dispatcher=RqDispatcher(open_queue_connection(settings), job_seconds=settings.job_seconds),

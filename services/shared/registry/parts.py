@@ -1,4 +1,6 @@
-"""The open parts of a registry. A process opens them once and hands each object those that it needs."""
+"""The parts of a registry: bucket, index, queue and what else its operations use. A process opens them once,
+and hands each object the parts that it needs.
+"""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -7,6 +9,7 @@ from typing import Any, Protocol
 from services.shared.bucket.store import Store
 from services.shared.configuration.settings import RegistrySettings
 from services.shared.index.announcements import Announcements
+from services.shared.index.leases import Leases
 from services.shared.index.speaker_index import SpeakerIndex
 from services.shared.model.clock import Clock
 from services.shared.model.profiles import ProfileCatalogue
@@ -37,6 +40,7 @@ class RegistryParts:
 
     store: Store
     index: SpeakerIndex
+    leases: Leases
     announcements: Announcements
     catalogue: ProfileCatalogue
     dispatcher: Dispatcher

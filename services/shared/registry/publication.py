@@ -1,14 +1,14 @@
-"""A worker takes a job, reads its clip, and publishes the artifact or gives up. It never creates or revives a
-speaker.
+"""Publishes the results of extraction jobs: reads the clip of a job, and stores its artifact or failure.
 
-A result is committed against the version's own id: `begin` refuses it if the version died or another attempt
-took over, and what lands all the same lies under a dead version and is swept. Knows no encoder and no HTTP.
+No result creates or revives a speaker, because it is committed under the id of its version. `begin` refuses a
+result if the version is dead or another attempt took over. A result that is stored nevertheless lies under a
+dead version and is swept. Knows no encoder and no HTTP.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import structlog
@@ -18,10 +18,11 @@ from services.shared.bucket.blobs import store_artifact
 from services.shared.bucket.facts import commit, list_several_times, read_facts
 from services.shared.bucket.keys import SpeakerId
 from services.shared.bucket.store import DATED_WITHIN, ObjectUnavailable, Store
+from services.shared.index.announcements import Announcements
 from services.shared.index.jobs import Jobs
 from services.shared.index.reading import PendingExtraction
 from services.shared.index.refusals import Rivals
-from services.shared.index.speaker_index import VersionSelection
+from services.shared.index.speaker_index import SpeakerIndex, VersionSelection
 from services.shared.model.clock import Clock
 from services.shared.model.domain import (
     AliasFact,
@@ -34,8 +35,9 @@ from services.shared.model.domain import (
 )
 from services.shared.model.packaging import package
 from services.shared.registry.parts import RegistryParts
-from services.shared.registry.registrar import Registrar
+from services.shared.registry.promotion import Promoter
 from services.shared.registry.repair import Decode, sound_rendition
+from services.shared.registry.status import Statuses
 from speaker_registry.artifact import ComputedOn, canonical_json
 from speaker_registry.engine import Profile
 from speaker_registry.errors import ExtractorFailed, JobNotFound, SpeakerRegistryError, Unavailable
@@ -50,7 +52,7 @@ PUBLISH_SECONDS = 600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Provenance:
-    """Everything that makes the artifacts of a profile. The manifest of each artifact records it."""
+    """What makes the artifacts of a profile. The manifest of each artifact records it."""
 
     profile: Profile
     fingerprint: str
@@ -86,17 +88,39 @@ class Attempt:
 
 
 class Publisher:
-    """Publishes artifacts for a worker: its only access to bucket and index."""
+    """Publishes the artifacts of a worker, and is the worker's only access to bucket and index."""
 
-    def __init__(self, parts: RegistryParts, registrar: Registrar, decode: Decode | None = None) -> None:
-        """Use `decode` to decode uploaded clips. Callers of `read_clip` need it."""
-        self._registrar = registrar
+    def __init__(
+        self,
+        *,
+        store: Store,
+        index: SpeakerIndex,
+        announcements: Announcements,
+        clock: Clock,
+        promoter: Promoter,
+        decode: Decode | None = None,
+    ) -> None:
+        """`decode` decodes uploaded clips. It is required only for `read_clip`."""
+        self._store = store
+        self._index = index
+        self._announcements = announcements
+        self._clock = clock
+        self._promoter = promoter
         self._decode = decode
-        self._index = parts.index
-        self._store = parts.store
-        self._clock = parts.clock
-        self._jobs = Jobs(parts.index)
-        self._announcements = parts.announcements
+        self._jobs = Jobs(index)
+
+    @classmethod
+    def over(cls, parts: RegistryParts, decode: Decode | None = None) -> Self:
+        """Return a publisher with a promoter of its own."""
+        statuses = Statuses(parts.catalogue, parts.announcements)
+        return cls(
+            store=parts.store,
+            index=parts.index,
+            announcements=parts.announcements,
+            clock=parts.clock,
+            promoter=Promoter(parts.store, parts.index, statuses, parts.clock),
+            decode=decode,
+        )
 
     def in_service(self) -> bool:
         """Return whether bucket and index answer and the index is trusted."""
@@ -107,7 +131,7 @@ class Publisher:
             return False
 
     def take(self, job_id: str, speaker_id: SpeakerId, provenance: Provenance) -> Attempt | None:
-        """Start an attempt at a job. Returns None if the job is no longer wanted."""
+        """Start an attempt at a job. Returns None if the job or its artifact is no longer wanted."""
         try:
             job = self._jobs.get(speaker_id.namespace, job_id)
         except JobNotFound:
@@ -141,8 +165,9 @@ class Publisher:
         """Return the decoded clip of the version. If the bucket has lost it, it is restored.
 
         Raises:
-            ClipDamaged. ExtractorFailed: the bucket does not hand out the clip now, while it serves other
-                objects. This job is tried again, and other jobs need not wait.
+            ClipDamaged: the bucket has lost the clip, and it cannot be restored.
+            ExtractorFailed: the bucket serves other objects but not the clip. The job is tried again later,
+                and other jobs do not wait for it.
         """
         assert self._decode is not None
         try:
@@ -162,13 +187,14 @@ class Publisher:
     def publish(
         self, attempt: Attempt, tensors: Mapping[str, np.ndarray], used_seconds: float | None = None
     ) -> bool:
-        """Check and store an artifact and put it in force. Returns False if it came too late to count.
+        """Check an artifact, store it, and put it in force. Returns False if it came too late to count.
 
         Args:
-            used_seconds: the seconds of audio that are in the tensors, if that is not the whole clip.
+            used_seconds: how many seconds of audio the tensors cover, if not the whole clip.
 
         Raises:
-            InvalidArtifact: the tensors are not what the profile says. Unavailable: try again.
+            InvalidArtifact: the tensors do not match the profile.
+            Unavailable: the artifact was not published. Publish it again.
         """
         data, record = self._package(attempt, tensors, used_seconds)
         speaker_id, vuid = attempt.speaker_id, attempt.version.vuid
@@ -186,7 +212,8 @@ class Publisher:
         log.info(
             "artifact.published", job_id=attempt.job_id, profile=record.profile, seconds=record.seconds_spent
         )
-        self._promote(speaker_id)
+        # If two profiles became ready at the same time, neither promotion in `_put_in_force` saw both.
+        self._promoter.promote_or_put_off(speaker_id)
         return in_force is not None
 
     def _may_publish(self, attempt: Attempt, record: ArtifactRecord) -> bool:
@@ -201,7 +228,7 @@ class Publisher:
         return answer == 1
 
     def _put_in_force(self, attempt: Attempt, record: ArtifactRecord) -> str | None:
-        """Put the artifact that landed first in force. Returns its winner, or None if the version is dead."""
+        """Put the artifact that landed first in force, and promote. Returns what `put_in_force` returns."""
         apply = partial(
             self._index.apply_artifact,
             attempt.speaker_id,
@@ -232,10 +259,10 @@ class Publisher:
         )
 
     def _unique(self, attempt: Attempt) -> str:
-        """Return an id that is unique and sorts after earlier ones.
+        """Return a unique id that sorts after earlier ids.
 
-        It differs even if a publish is repeated, or if an attempt gets the same number after Redis was rolled
-        back: what the first call stored may be in force already, or land later.
+        Repeated publishes of one attempt get different ids, and so do two attempts that get the same number
+        because Redis was rolled back. What the first of them stored may be in force already, or land later.
         """
         return f"{self._clock.new_id()}-{attempt.token}"
 
@@ -256,7 +283,7 @@ class Publisher:
         return done
 
     def _is_last(self, attempt: Attempt) -> bool:
-        """Return whether this is the job's latest attempt. False if the job was lost together with Redis."""
+        """Return whether this is the job's latest attempt. Returns False if Redis has lost the job."""
         try:
             return self._jobs.get(attempt.speaker_id.namespace, attempt.job_id).attempt == attempt.number
         except JobNotFound:
@@ -265,8 +292,8 @@ class Publisher:
     def fail(self, attempt: Attempt, error: SpeakerRegistryError) -> None:
         """Record that an attempt failed.
 
-        The job goes back to the queue while it may be tried again. Otherwise the extraction is given up for
-        good. Has no effect if another attempt was started since.
+        The job returns to the queue if the error is retryable and attempts are left. Otherwise the extraction
+        is given up for good. Nothing happens if a later attempt was started.
         """
         if not self._is_last(attempt):
             return
@@ -283,54 +310,29 @@ class Publisher:
             message=error.message,
             attempts=attempt.number,
         )
-        self.give_up(attempt.speaker_id, attempt.pending, attempt.akey, record, error)
-
-    def give_up(
-        self,
-        speaker_id: SpeakerId,
-        pending: PendingExtraction,
-        akey: str,
-        record: FailureRecord,
-        error: SpeakerRegistryError,
-    ) -> None:
-        """Commit the failure of an extraction as a fact.
-
-        It survives a loss of Redis and keeps the job from being tried for ever.
-        """
-        commit(self._store, speaker_id.failure_key(pending.vuid, akey, record), record.to_json().encode())
-        self._index.apply_failure(
-            speaker_id,
-            pending.vuid,
-            akey,
-            record,
-            job_id=pending.job_id,
-            claimed=pending.fingerprint,
-            error=_error_json(error, record.attempts),
+        record_failure(
+            self._store,
+            self._index,
+            attempt.speaker_id,
+            version=attempt.version,
+            pending=attempt.pending,
+            record=record,
+            error=error,
         )
-        log.warning("artifact.failed", job_id=pending.job_id, profile=record.profile, code=record.code)
 
     def _prepare_promotion(self, attempt: Attempt) -> AliasFact | None:
         """Prepare the promotion that takes effect together with the artifact.
 
-        So a caller that sees the version ready finds `default` pointing to it, if it should.
+        A caller that sees the version ready then also sees `default` at it, if `default` is to move.
         """
         completing = (attempt.version.vuid, attempt.provenance.profile.name)
         try:
             announced = self._announcements.current(attempt.provenance.profile.name)
             if announced is None or announced.fingerprint != attempt.provenance.fingerprint:
-                return None  # an upgrade overtook us: our artifact is stale
-            return self._registrar.prepare_promotion(attempt.speaker_id, completing=completing)
+                return None  # the encoder was upgraded in the meantime, so this artifact is stale
+            return self._promoter.prepare(attempt.speaker_id, completing=completing)
         except Unavailable:
             return None
-
-    def _promote(self, speaker_id: SpeakerId) -> None:
-        """Promote again: if two profiles became ready at the same time, neither publish saw the other."""
-        try:
-            self._registrar.promote(speaker_id)
-        except Unavailable as error:
-            log.warning(
-                "promotion.put_off", speaker=str(speaker_id), error=str(error)
-            )  # housekeeping does it
 
 
 def _error_json(error: SpeakerRegistryError, attempt: int) -> str:
@@ -339,17 +341,52 @@ def _error_json(error: SpeakerRegistryError, attempt: int) -> str:
     )
 
 
+def record_failure(
+    store: Store,
+    index: SpeakerIndex,
+    speaker_id: SpeakerId,
+    *,
+    version: SpeakerVersion,
+    pending: PendingExtraction,
+    record: FailureRecord,
+    error: SpeakerRegistryError | None,
+) -> None:
+    """Commit the failure of an extraction as a fact, and end its job.
+
+    The fact survives a loss of Redis and keeps the job from being tried for ever.
+
+    Args:
+        error: why the extraction was given up, or None if a caller canceled the job.
+    """
+    akey = version.artifact_key(record.profile, record.fingerprint, record.build)
+    commit(store, speaker_id.failure_key(version.vuid, akey, record), record.to_json().encode())
+    index.apply_failure(
+        speaker_id,
+        version.vuid,
+        akey,
+        record,
+        job_id=pending.job_id,
+        claimed=pending.fingerprint,
+        error=_error_json(error, record.attempts) if error else None,
+        canceled=error is None,
+    )
+    if error is not None:
+        log.warning("artifact.failed", job_id=pending.job_id, profile=record.profile, code=record.code)
+
+
 def landed_first(
     store: Store, speaker_id: SpeakerId, vuid: str, akey: str, listings: int
 ) -> ArtifactRecord | None:
-    """Return the record that landed first for one artifact. Normally there is just one.
+    """Return the record that landed first for one artifact. Normally there is only one.
 
-    It is found from several `listings`, because one may leave out what is there.
+    The bucket is listed `listings` times, because one listing may omit an object that exists.
     """
     listing = list_several_times(store, speaker_id.artifact_prefix(vuid, akey), listings)
     facts = list(read_facts(store, listing))
     if any(isinstance(fact, UnreadableFact) for fact in facts):
-        raise ObjectUnavailable("It cannot be told which artifact landed first.", retry_after_seconds=60)
+        raise ObjectUnavailable(
+            "The records that say which artifact landed first cannot be read.", retry_after_seconds=60
+        )
     return fold_artifacts(fact for fact in facts if isinstance(fact, ArtifactFact)).get(vuid, {}).get(akey)
 
 
@@ -359,14 +396,19 @@ def put_in_force(
     winner: Callable[[int], ArtifactRecord | None],
     clock: Clock,
 ) -> str | None:
-    """Tell the index what landed first. Returns its winner; None if the version is dead.
+    """Put the artifact that landed first in force in the index.
 
-    Where another call for the same artifact was let through, what it stores may land in the very second that
-    ours did, and which of them counts can be told only after that.
+    If the index allowed another publish of the same artifact, the other artifact may land within the same
+    second as this one. Which of them counts is certain only after that second, so this call waits for its
+    end.
 
     Args:
-        apply: `SpeakerIndex.apply_artifact`, but for `record` and `alone`. record: ours, just stored.
-        winner: which one landed first, according to so many listings.
+        apply: `SpeakerIndex.apply_artifact` with all arguments but `record` and `alone`.
+        record: the artifact that the caller has just stored.
+        winner: returns which artifact landed first, from the given number of listings.
+
+    Returns:
+        `ArtifactRecord.winner` of the artifact in force, or None if the version is dead.
     """
     try:
         return apply(record=winner(1) or record, alone=record.attempt)

@@ -1,11 +1,15 @@
-"""Derives the status of a version for a profile from facts, pending extractions and fingerprints. Pure."""
+"""Derives the status of a version for a profile from facts, pending extractions and fingerprints.
+
+The functions are pure. `Statuses` applies them with what workers have announced.
+"""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from services.shared.index.announcements import Announcement
+from services.shared.index.announcements import Announcement, Announcements
 from services.shared.index.reading import IndexedSpeaker
 from services.shared.model.domain import ArtifactRecord, SpeakerVersion
+from services.shared.model.profiles import ProfileCatalogue
 from speaker_registry.engine import Profile
 from speaker_registry.errors import CacheUnsupported
 from speaker_registry.schemas import ArtifactState
@@ -71,7 +75,7 @@ def unsupported_reason(version: SpeakerVersion, profile: Profile) -> str | None:
         return profile.not_extractable
     if not version.extractable:
         return (
-            f"version {version.number} was registered with a ready speaker embedding of "
+            f"version {version.number} was registered with a precomputed speaker embedding of "
             f"{version.record.embedding_width} numbers; profile '{profile.name}' needs reference audio"
         )
     return missing_transcript(version, profile)
@@ -99,3 +103,60 @@ def worst(statuses: Iterable[ProfileStatus]) -> ArtifactState:
     """Return the worst of these states, or `ready` if there is none."""
     states = {one.state for one in statuses}
     return next((state for state in _WORST_FIRST if state in states), "ready")
+
+
+class Statuses:
+    """Derives the statuses of versions from what workers have announced."""
+
+    def __init__(self, catalogue: ProfileCatalogue, announcements: Announcements) -> None:
+        self._catalogue = catalogue
+        self._announcements = announcements
+        self.required = catalogue.required
+        """The names of the required profiles."""
+
+    def of_profile(self, indexed: IndexedSpeaker, version: SpeakerVersion, profile: str) -> ProfileStatus:
+        """Return the status of a version for one profile. Raises `ProfileUnknown`."""
+        known = self._catalogue.get(profile)
+        return profile_status(indexed, version, known, self._announcements.current(profile))
+
+    def of_required(self, indexed: IndexedSpeaker, version: SpeakerVersion) -> list[ProfileStatus]:
+        """Return the status of a version for each required profile."""
+        return [self.of_profile(indexed, version, name) for name in self.required]
+
+    def of_wanted(self, indexed: IndexedSpeaker, version: SpeakerVersion) -> list[ProfileStatus]:
+        """Return the status of a version for each profile that it needs to be complete."""
+        return [self.of_profile(indexed, version, name) for name in self.wanted(version)]
+
+    def of_version(self, indexed: IndexedSpeaker, version: SpeakerVersion) -> list[ProfileStatus]:
+        """Return the status for each wanted profile and each other one that has an artifact or a job.
+
+        The statuses are `explained`.
+        """
+        present = {record.profile for record in (*version.record.given, *version.artifacts.values())}
+        present |= {
+            pending.profile for pending in indexed.pending_extractions if pending.vuid == version.vuid
+        }
+        names = dict.fromkeys((*self.wanted(version), *sorted(present & self._catalogue.names)))
+        return [self.explained(self.of_profile(indexed, version, name)) for name in names]
+
+    def explained(self, status: ProfileStatus) -> ProfileStatus:
+        """Add the reason to a status that waits because no worker serves its profile.
+
+        Meant for answers, because it may ask Redis, once a second for each profile.
+        """
+        if status.state != "pending" or self._announcements.is_served(status.profile.name):
+            return status
+        return replace(status, reason=waiting_reason(status.profile.name))
+
+    def missing(self, indexed: IndexedSpeaker, version: SpeakerVersion) -> list[ProfileStatus]:
+        """Return the wanted profiles that have no artifact and no job. Housekeeping starts them."""
+        statuses = self.of_wanted(indexed, version)
+        return [one for one in statuses if one.state == "pending" and one.job_id is None]
+
+    def state(self, indexed: IndexedSpeaker, version: SpeakerVersion) -> ArtifactState:
+        """Return the state of the whole version: the worst state of its wanted profiles."""
+        return worst(self.of_wanted(indexed, version))
+
+    def wanted(self, version: SpeakerVersion) -> tuple[str, ...]:
+        """Return the profiles that a version needs to be complete, as `wanted_profiles` does."""
+        return wanted_profiles(version, self.required)

@@ -24,16 +24,7 @@ def configure_logs(level: str = "INFO") -> None:
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
-    terminal = sys.stderr.isatty()
-    # Tracebacks come without local variables, because those hold audio, texts and keys.
-    tracebacks = structlog.processors.ExceptionRenderer(
-        structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
-    )
-    renderers: list[structlog.typing.Processor] = (
-        [structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)]
-        if terminal
-        else [tracebacks, structlog.processors.JSONRenderer()]
-    )
+    renderers = _renderers()
     # The lines do not pass through `logging`: every request has one, and that would double its cost.
     structlog.configure(
         processors=[*shared, *renderers],
@@ -56,8 +47,16 @@ def configure_logs(level: str = "INFO") -> None:
     for noisy in ("httpx", "botocore", "urllib3"):
         logging.getLogger(noisy).setLevel(max(importance, logging.WARNING))
     logging.captureWarnings(True)
-    sys.excepthook = _tell_crash
-    threading.excepthook = _tell_crash_of_thread
+    sys.excepthook = _log_crash
+    threading.excepthook = _log_crash_of_thread
+
+
+def _renderers() -> list[structlog.typing.Processor]:
+    if sys.stderr.isatty():
+        return [structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)]
+    # Tracebacks come without local variables, because those hold audio, texts and keys.
+    tracebacks = structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
+    return [structlog.processors.ExceptionRenderer(tracebacks), structlog.processors.JSONRenderer()]
 
 
 class LogThrottle:
@@ -102,14 +101,14 @@ def _take_over_from_libraries() -> None:
             logger.propagate = True
 
 
-def _tell_crash(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+def _log_crash(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     if issubclass(kind, KeyboardInterrupt):
         sys.__excepthook__(kind, error, trace)
     else:
         structlog.get_logger().critical("process.crashed", exc_info=(kind, error, trace))
 
 
-def _tell_crash_of_thread(crash: threading.ExceptHookArgs) -> None:
+def _log_crash_of_thread(crash: threading.ExceptHookArgs) -> None:
     name = crash.thread.name if crash.thread else None
     error = (crash.exc_type, crash.exc_value, crash.exc_traceback)
     structlog.get_logger().critical("thread.crashed", thread=name, exc_info=error)

@@ -5,12 +5,14 @@ The values of labels are bounded: routes as templates, profiles of the catalogue
 Labels never hold names, ids, paths or texts, because more people read metrics than voices.
 """
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
 from prometheus_client.exposition import choose_encoder
-from prometheus_client.metrics_core import GaugeMetricFamily
+from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from services.shared.configuration.settings import MetricsSettings
 from speaker_registry import __version__
@@ -21,6 +23,19 @@ REGISTRY = CollectorRegistry()
 """The registry's metrics, and those of the interpreter: memory, processor time, open files and garbage
 collections.
 """
+_before_scrapes: list[Callable[[], None]] = []
+
+
+class _BeforeScrapes(Collector):
+    """Has no metrics. It is asked before all others, and adds what was counted in batches to theirs."""
+
+    def collect(self) -> Iterable[Metric]:
+        for add in _before_scrapes:
+            add()
+        return ()
+
+
+REGISTRY.register(_BeforeScrapes())
 prometheus_client.ProcessCollector(registry=REGISTRY)
 prometheus_client.PlatformCollector(registry=REGISTRY)
 prometheus_client.GCCollector(registry=REGISTRY)
@@ -62,6 +77,39 @@ class ScrapedGauge:
         return GaugeMetricFamily(self.name, self.says, labels=self.labels)
 
 
+class Batch:
+    """Counts quick events in plain numbers, and adds them to metrics at each scrape.
+
+    Counting so takes a tenth of the time. Only one thread may count, and one batch must exist for each
+    combination of labels.
+
+    Args:
+        counters: are raised by one for each event.
+        histogram: its first bucket gets the events. Longer ones must be observed in the ordinary way.
+    """
+
+    __slots__ = ("_added", "_added_seconds", "_counters", "_histogram", "count", "seconds")
+
+    def __init__(self, counters: Iterable[Counter], histogram: Histogram) -> None:
+        self.count = 0
+        """The number of events."""
+        self.seconds = 0.0
+        """Their durations together."""
+        self._counters = tuple(counters)
+        self._histogram = histogram
+        self._added, self._added_seconds = 0, 0.0
+        _before_scrapes.append(self._add)
+
+    def _add(self) -> None:
+        count, seconds = self.count, self.seconds
+        for counter in self._counters:
+            counter.inc(count - self._added)
+        # As `observe` does, which takes one event at a time.
+        self._histogram._sum.inc(seconds - self._added_seconds)
+        self._histogram._buckets[0].inc(count - self._added)
+        self._added, self._added_seconds = count, seconds
+
+
 SCRAPED_GAUGES: list[ScrapedGauge] = []
 
 
@@ -72,29 +120,30 @@ def _scraped_gauge(name: str, says: str, *labels: str) -> ScrapedGauge:
 
 _QUICK = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 """Histogram buckets in seconds. Long polls take up to five minutes, so they end in the last bucket."""
+QUICKEST_SECONDS = _QUICK[0]
 _SLOW = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 900)
 
 # -- the API
 
 HTTP_REQUESTS = _counter(
     "http_requests",
-    "Requests answered. route: as in the OpenAPI document; none: there is no such, or the request was "
-    "refused before it was looked for; docs: the documentation.",
+    "Answered requests. route: the path in the OpenAPI document; none: there is no such path, or the request "
+    "was refused before the path was looked up; docs: the documentation.",
     "route",
     "method",
     "status",
 )
 HTTP_SECONDS = _histogram(
     "http_request_duration_seconds",
-    "From a request's head to the last byte of its answer, waiting included.",
+    "Time from a request's head to the last byte of its answer, waiting included.",
     "route",
     "method",
     buckets=_QUICK,
 )
-HTTP_IN_PROGRESS = _gauge("http_requests_in_progress", "Requests that wait for the end of their answer.")
+HTTP_IN_PROGRESS = _gauge("http_requests_in_progress", "Requests whose answer has not ended yet.")
 UPLOADS = _counter(
     "uploads",
-    "Uploads of voices. result: created, repeated (the version was there), refused, failed.",
+    "Uploads of voices. result: created, repeated (the version existed), refused, failed.",
     "result",
     known=("created", "repeated", "refused", "failed"),
 )
@@ -103,26 +152,33 @@ UPLOADS_REJECTED = _counter(
 )
 ARTIFACT_REQUESTS = _counter(
     "artifact_requests",
-    "Requests for the file of an artifact. result: hit (served), not_modified (304), pending (202), miss "
-    "(there is none to serve), failed (it could not be extracted), error (ours). profile: unknown where "
-    "there is no such.",
+    "Requests for the file of an artifact. result: hit (served), not_modified (304), redirected (to the "
+    "bucket), pending (202), miss (there is no artifact to serve), failed (the extraction failed), error "
+    "(the registry failed). profile: unknown if there is no such profile.",
     "profile",
     "result",
+)
+EVENT_LISTENERS = _gauge("event_listeners", "Clients that listen to events at this process now.")
+EVENTS_SENT = _counter("events_sent", "Events sent to listeners, once for each listener.")
+EVENT_RESETS = _counter(
+    "event_resets",
+    "Listeners that were told to ask anew, because events were missing: too old, too many, or of an index "
+    "that was rebuilt.",
 )
 
 # -- jobs and workers
 
 JOBS = _counter(
     "jobs",
-    "Starts of extraction jobs that ended. result: finished, failed, retried (it goes back to the queue), "
-    "lost (canceled, or another worker's by then), abandoned (its worker died; it goes back), given_up (its "
-    "workers died over it), quarantined (it is no job of ours).",
+    "Attempts at extraction jobs that ended. result: finished, failed, retried (the job goes back to the "
+    "queue), lost (the job was canceled or went to another worker), abandoned (the worker died, and the job "
+    "goes back), given_up (a worker died in each attempt), quarantined (the entry is no job of ours).",
     "profile",
     "result",
 )
 COMPUTE_SECONDS = _histogram(
     "artifact_compute_seconds",
-    "Time of one clip. step: prepare (read and resample), encode (its share of the device's time), publish.",
+    "Time for one clip. step: prepare (read and resample), encode (share of the device's time), publish.",
     "profile",
     "step",
     buckets=_SLOW,
@@ -132,18 +188,20 @@ BATCH_SIZE = _histogram(
 )
 DEVICE_MEMORY = _gauge(
     "device_memory_bytes",
-    "Memory of a worker's device. kind: used (by the worker; on a CPU what is resident of it), total (of the "
+    "Memory of a worker's device. kind: used (by the worker; on a CPU, its resident memory), total (of the "
     "device).",
     "device",
     "kind",
 )
-WORKER_BEAT = _gauge("worker_last_beat_timestamp_seconds", "When the worker last said that it lives.")
+WORKER_BEAT = _gauge("worker_last_beat_timestamp_seconds", "Time of the worker's last heartbeat.")
 
 # -- gauges that are the same in all API processes, fetched from Redis at every scrape
 
-REDIS_UP = _scraped_gauge("redis_up", "1: Redis answered this scrape. 0: what it knows is missing.")
+REDIS_UP = _scraped_gauge(
+    "redis_up", "1: Redis answered this scrape. 0: it did not, and the gauges that come from it are missing."
+)
 GATE_OPEN = _scraped_gauge(
-    "index_gate_open", "1: the index can be used. 0: Redis does not accept one, and writes wait."
+    "index_gate_open", "1: the index can be used. 0: Redis holds no usable index, and writes wait."
 )
 INDEX_COMPLETE = _scraped_gauge(
     "index_complete",
@@ -157,7 +215,7 @@ QUEUE_DEPTH = _scraped_gauge(
 )
 OLDEST_JOB = _scraped_gauge(
     "queue_oldest_job_age_seconds",
-    "Since when the next job in the queue has waited; 0 where none does.",
+    "Time for which the longest waiting job has been in the queue; 0 if no job waits.",
     "profile",
 )
 WORKERS = _scraped_gauge("workers", "Live workers that serve a profile.", "profile")
@@ -167,27 +225,28 @@ PROOF_FAILED_WORKERS = _scraped_gauge(
     "profile",
 )
 PROFILE_REQUIRED = _scraped_gauge(
-    "profile_required", "1: every voice must have it. 0: only those for which it was asked.", "profile"
+    "profile_required", "1: every voice must have the profile's artifact. 0: only on request.", "profile"
 )
 PROFILE_WEIGHTS = _scraped_gauge(
     "profile_weights",
-    "1: the profile is made with such weights. weights: published, custom (meant to differ from the "
-    "published ones), untrained. Missing while no worker has announced the profile.",
+    "1: artifacts of the profile are made with these weights. weights: published, custom (they differ from "
+    "the published ones on purpose), untrained. Missing until a worker has announced the profile.",
     "profile",
     "weights",
 )
 QUARANTINED = _scraped_gauge(
-    "quarantined_jobs", "What was put away because it is no job of ours, up to a thousand."
+    "quarantined_jobs",
+    "Queue entries that were put away because they are no jobs of the registry, up to a thousand.",
 )
 APPEND_LOG_OK = _scraped_gauge(
-    "redis_append_log_ok", "0: Redis could not write its append-only file. Missing where it keeps none."
+    "redis_append_log_ok", "0: Redis could not write its append-only file. Missing if it keeps none."
 )
 
 # -- storage and housekeeping
 
 STORE_SECONDS = _histogram(
     "store_seconds",
-    "Operations of the object store. result: ok, missing (there is no such object), failed.",
+    "Time of operations of the object store. result: ok, missing (there is no such object), failed.",
     "op",
     "result",
     buckets=_QUICK,
@@ -198,16 +257,19 @@ REBUILDS = _counter(
     "result",
     known=("done", "stopped", "lost", "failed"),
 )
-REBUILD_SECONDS = _histogram("index_rebuild_seconds", "Rebuilds of the index that were done.", buckets=_SLOW)
+REBUILD_SECONDS = _histogram(
+    "index_rebuild_seconds", "Time of the rebuilds of the index that were completed.", buckets=_SLOW
+)
 LAST_SWEEP = _scraped_gauge(
-    "last_sweep_timestamp_seconds", "When the last sweep of all voices began that was finished; 0: none was."
+    "last_sweep_timestamp_seconds",
+    "Start time of the last completed sweep of all voices; 0 if none was completed.",
 )
 REPAIRS = _counter(
     "reconcile_repairs",
-    "What was put right, by housekeeping or by whoever met lost bytes. kind: extraction_resumed (nothing was "
-    "on its way), job_lost (the queue did not know it), job_given_up (its workers died), job_closed (it had "
-    "ended, its record had not), artifact_void (its bytes were lost, it is extracted again), "
-    "rendition_restored (decoded again), clip_restored (uploaded again).",
+    "Repairs, by housekeeping or by a request that found lost bytes. kind: extraction_resumed (no job was "
+    "pending), job_lost (the queue did not have the job), job_given_up (a worker died in each attempt), "
+    "job_closed (the job had ended, but not its record), artifact_void (its bytes were lost, and it is "
+    "extracted again), rendition_restored (the clip was decoded again), clip_restored (uploaded again).",
     "kind",
     known=(
         *("extraction_resumed", "job_lost", "job_given_up", "job_closed"),
@@ -216,24 +278,25 @@ REPAIRS = _counter(
 )
 GARBAGE = _counter(
     "gc_objects",
-    "Objects deleted that nobody could reach. kind: blob, artifact, record, temporary (left by a write that "
-    "was interrupted), foreign (not ours, in the folder of a deleted voice).",
+    "Deleted objects that nothing needed any more. kind: blob, artifact, record, temporary (left by an "
+    "interrupted write), foreign (not written by the registry, in the folder of a deleted voice).",
     "kind",
     known=("blob", "artifact", "record", "temporary", "foreign"),
 )
 FOREIGN = _counter(
     "foreign_objects",
-    "Objects in the folders of voices that are not ours. They are left alone, and every sweep counts them.",
+    "Objects in the folders of voices that the registry did not write. They are kept, and each sweep counts "
+    "them.",
 )
 INTEGRITY_FAILURES = _counter(
     "integrity_failures",
-    "What the bucket should hold and does not. kind: missing (bytes), damaged (they are not "
-    "those of their digest), record (a fact is damaged), unreadable (a fact is listed and not handed out).",
+    "Failures of the bucket to return what it should hold. kind: missing (bytes), damaged (bytes without "
+    "the right digest), record (a fact is damaged), unreadable (a fact is listed but not returned).",
     "kind",
     known=("missing", "damaged", "record", "unreadable"),
 )
 
-BUILD_INFO = _gauge("build_info", "1. version: of this process.", "version")
+BUILD_INFO = _gauge("build_info", "Always 1. version: the version of this process.", "version")
 BUILD_INFO.labels(__version__).set(1)
 
 

@@ -1,4 +1,6 @@
-"""Registries to call over HTTP: one for all tests of a file, and any number that a test has for itself."""
+"""Fixtures with registries to call over HTTP: one for all tests of a file, and any number
+for a single test.
+"""
 
 import itertools
 import re
@@ -22,7 +24,7 @@ _numbers = itertools.count(1)
 
 @pytest.fixture(autouse=True, scope="session")
 def plain_logs() -> Iterator[None]:
-    """Without colours, and without tracebacks that take seconds to draw."""
+    """Log without colours, and without tracebacks that take seconds to draw."""
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
@@ -36,7 +38,9 @@ def plain_logs() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="session")
 def patient_with_redis() -> Iterator[None]:
-    """On a busy machine a server that is well may answer late, and would be taken for a silent one."""
+    """Wait 20 s for a probe of Redis. On a busy machine a healthy server may answer late, and would be taken
+    for a silent one.
+    """
     with pytest.MonkeyPatch.context() as patches:
         patches.setattr(redis_access, "PROBE_SECONDS", 20.0)
         yield
@@ -52,7 +56,7 @@ def decoder() -> Iterator[AudioDecoder]:
 def registry(
     tmp_path_factory: pytest.TempPathFactory, valkey: ValkeyServer, decoder: AudioDecoder
 ) -> Iterator[Registry]:
-    """Shared by the tests of a file: each uses names of its own."""
+    """A registry that the tests of a file share. Each test uses names of its own."""
     with Registry(tmp_path_factory.mktemp("bucket"), empty(valkey, 1), decoder) as running:
         yield running
 
@@ -68,7 +72,7 @@ Start = Callable[..., Registry]
 
 @pytest.fixture
 def start(tmp_path: Path, valkey: ValkeyServer, decoder: AudioDecoder) -> Iterator[Start]:
-    """Starts registries with nothing in them, for this test alone."""
+    """Return a function that starts empty registries for one test alone."""
     with ExitStack() as stack:
 
         def make(redis_url: str | None = None, folder: Path | None = None, **settings: Any) -> Registry:
@@ -81,7 +85,7 @@ def start(tmp_path: Path, valkey: ValkeyServer, decoder: AudioDecoder) -> Iterat
 
 
 def empty(valkey: ValkeyServer, database: int) -> str:
-    """The URL of an empty database of its own in the shared server."""
+    """Return the URL of an empty database of its own in the shared server."""
     url = re.sub(r"(db=|/)0$", rf"\g<1>{database}", valkey.url)
     with Redis.from_url(url) as client:
         client.flushdb()

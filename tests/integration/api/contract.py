@@ -1,5 +1,5 @@
-"""Holds answers against the OpenAPI document: a status that it does not name, or a body that is not what it
-says, fails the test that saw it. Knows no route.
+"""Checks answers against the OpenAPI document. A status that the document does not name, or a body that does
+not match its schema, fails the test that received it. The module knows no route.
 """
 
 import re
@@ -11,7 +11,7 @@ from jsonschema import Draft202012Validator
 
 
 class Contract:
-    """`check` is a response hook of an httpx client."""
+    """Checks answers against one OpenAPI document. `check` is a response hook of an httpx client."""
 
     def __init__(self, document: dict[str, Any]) -> None:
         self._document = document
@@ -41,7 +41,7 @@ class Contract:
             self.validate(response.json(), schema)
 
     def validate(self, value: Any, schema: dict[str, Any]) -> None:
-        """Raises jsonschema's ValidationError."""
+        """Validate a value. Raises jsonschema's ValidationError."""
         Draft202012Validator({**schema, "components": self._document["components"]}).validate(value)
 
     def _operation(self, request: httpx.Request) -> dict[str, Any] | None:

@@ -1,43 +1,50 @@
-"""A registry for the tests of this folder that is none of this process: two API processes and two workers
-behind the proxy of the compose file. What a test does with the stand-in for a worker, the workers do.
+"""A registry for the tests of this folder that runs outside this process: two API processes and two workers
+behind the proxy of the compose file. The worker processes do what a test asks of the stand-in worker.
 """
 
 import hashlib
+import itertools
 import os
 import signal
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from copy import copy
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Self, cast
+from uuid import uuid4
 
 import httpx
 
+from services.registry_api.access.rules import NAMESPACE_HEADER
+from services.registry_api.operations import Operations
 from services.registry_api.serving.long_polls import LongPolls
+from services.shared.bucket.keys import IDENTITY
 from services.shared.configuration.explanation import variable_of
 from services.shared.configuration.settings import RegistrySettings, StoreSettings
 from services.shared.index.jobs import JobRecord, Jobs
 from services.shared.registry.opening import open_parts
 from services.shared.registry.parts import RegistryParts
 from services.shared.registry.publication import Attempt
-from services.shared.registry.registrar import Registrar
 from speaker_registry.names import parse_speaker_name, slug_of
 from speaker_registry.schemas import FINISHED_STATES
 from tests.deploy.composed import ComposedRegistry
 from tests.integration.api.contract import Contract
-from tests.integration.api.registry import PROFILE, WIDER, Registry, Stored, until
+from tests.integration.api.registry import PROFILE, WIDER, Registry, Stored
 from tests.integration.api.worker import StandIn
 from tests.processes import QUICK
+from tests.queue_workers import wait_until
 
+_numbers = itertools.count(1)
 LOOKED_INTO_SECONDS = 0.3
-"""After that long a request that is not answered waits."""
+"""A request that is not answered after this long is waiting."""
 
 SERVED = ",".join((PROFILE, WIDER, "higgs-audio-v2"))
 
 
 class ProxiedRegistry(Registry):
-    """Context manager, like its model."""
+    """A registry of several processes behind a proxy. It is a context manager, like `Registry`, its model."""
 
     def __init__(self, folder: Path, **settings: Any) -> None:
         self.composed = ComposedRegistry(
@@ -48,6 +55,10 @@ class ProxiedRegistry(Registry):
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
+        # A bucket without conditional writes, such as rclone's, takes seconds to agree on its identity.
+        identity = self.folder / IDENTITY
+        identity.parent.mkdir(parents=True)
+        identity.write_text(uuid4().hex)
         composed = self._stack.enter_context(self.composed)
         self.url = composed.url
         self.redis = self._stack.enter_context(composed.redis())
@@ -66,10 +77,10 @@ class ProxiedRegistry(Registry):
             ),
             registry,
         )
-        self.registrar = Registrar(self.parts)
+        self.operations = Operations.over(self.parts)
         self._stack.callback(self.parts.index.close)
         self.jobs = Jobs(self.parts.index)
-        self.worker = self._stack.enter_context(HeldWorkers(composed, self.parts, self.registrar))
+        self.worker = self._stack.enter_context(HeldWorkers(composed, self.parts))
         self.long_polls = cast(LongPolls, _Waiting(composed))
         self.client = self._stack.enter_context(self.new_client())
         return self
@@ -77,11 +88,19 @@ class ProxiedRegistry(Registry):
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
+    @contextmanager
+    def empty_namespace(self) -> Iterator[Registry]:
+        """Return the same registry, seen from a namespace that no other test uses."""
+        seen = copy(self)
+        seen.namespace = f"namespace-{next(_numbers)}"
+        with seen.new_client() as seen.client:
+            yield seen
+
     def new_client(self, **options: Any) -> httpx.Client:
         document = httpx.get(f"{self.url}/openapi.json", headers=self.composed.authorization).json()
         return httpx.Client(
             base_url=self.url,
-            headers=self.composed.authorization,
+            headers=self.composed.authorization | {NAMESPACE_HEADER: self.namespace},
             event_hooks={"response": [Contract(document).check]},
             timeout=30,
             limits=httpx.Limits(max_connections=None),
@@ -89,8 +108,8 @@ class ProxiedRegistry(Registry):
         )
 
     def stored(self) -> Stored:
-        """The stored state of the voices. What the processes say of themselves changes all the time, and so
-        does the time at which housekeeping last listed a voice.
+        """Return the stored state of the voices. What the processes announce about themselves is left out,
+        because it changes all the time, and so does the time at which housekeeping last listed a voice.
         """
         files = [path for path in self.folder.rglob("*") if path.is_file()]
         objects = {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
@@ -108,8 +127,8 @@ class HeldWorkers(StandIn):
     such as failing, a stand-in does in their name.
     """
 
-    def __init__(self, composed: ComposedRegistry, parts: RegistryParts, registrar: Registrar) -> None:
-        super().__init__(parts, registrar)
+    def __init__(self, composed: ComposedRegistry, parts: RegistryParts) -> None:
+        super().__init__(parts)
         self._composed = composed
         current = parts.announcements.current(PROFILE)
         assert current is not None
@@ -134,24 +153,26 @@ class HeldWorkers(StandIn):
         finally:
             self._signal(signal.SIGSTOP)
 
-    def finish_all(self, name: str | None = None) -> None:
+    def finish_all(self, name: str | None = None, *, namespace: str = "default") -> None:
         """Let the workers finish what is queued now."""
         slug = slug_of(parse_speaker_name(name).key) if name is not None else None
-        queued = self._jobs.page("default", state="queued", slug=slug, limit=1000).found
+        queued = self._jobs.page(namespace, state="queued", slug=slug, limit=1000).found
         with self.working():
-            until(lambda: all(self._jobs.get("default", job.id).state in FINISHED_STATES for job in queued))
+            wait_until(
+                lambda: all(self._jobs.get(namespace, job.id).state in FINISHED_STATES for job in queued)
+            )
         self.taken += [_taken(job) for job in queued]
 
 
 def _taken(job: JobRecord) -> Attempt:
-    """What tests ask of one."""
+    """Return the attributes of an attempt that tests read."""
     version = SimpleNamespace(record=SimpleNamespace(name=job.name))
     provenance = SimpleNamespace(profile=SimpleNamespace(name=job.profile))
     return cast(Attempt, SimpleNamespace(version=version, provenance=provenance))
 
 
 def _named(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Fields of RegistrySettings as variables of the environment."""
+    """Return the fields of RegistrySettings as environment variables."""
     values = {
         name: ",".join(value) if isinstance(value, tuple) else str(value) for name, value in settings.items()
     }
@@ -164,7 +185,9 @@ class _Waiting:
 
     @property
     def waiting(self) -> int:
-        """Requests that are waiting, in whichever replica: those that were handed on a while ago."""
+        """Return the number of requests that are waiting in any replica: those that were
+        handed on a while ago.
+        """
         handed_on = self._composed.sessions()
         time.sleep(LOOKED_INTO_SECONDS)
         return min(handed_on, self._composed.sessions())

@@ -1,4 +1,4 @@
-"""Requests that no HTTP client would send, byte by byte, and forms that no library would build."""
+"""Builds requests byte by byte that no HTTP client would send, and forms that no library would build."""
 
 import http.client
 import json
@@ -10,7 +10,7 @@ from typing import Any
 
 BOUNDARY = "3f1c"
 Part = tuple[str, bytes]
-"""The header lines of a part, and what it holds."""
+"""The header lines of a part, and its content."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def file(name: str, value: bytes, filename: str = "clip.wav") -> Part:
 
 
 def form(*parts: Part, end: bytes = b"--\r\n") -> bytes:
-    """A multipart body. `end`: what follows the last boundary."""
+    """Build a multipart body. `end` follows the last boundary."""
     marker = b"--" + BOUNDARY.encode()
     written = [marker + b"\r\n" + lines.encode() + b"\r\n\r\n" + body + b"\r\n" for lines, body in parts]
     return b"".join(written) + marker + end

@@ -1,13 +1,12 @@
 """A whole registry for tests: the real application on a real Valkey and a local folder, served by uvicorn on
-a free port of the loopback interface. Its worker is a stand-in that the test itself moves on.
+a free port of the loopback interface. Its worker is a stand-in that the test itself advances.
 """
 
 import hashlib
 import socket
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -21,11 +20,13 @@ from services.registry_api.app import create_app
 from services.registry_api.dependencies import Services
 from services.registry_api.keys.keyring import Keyring
 from services.registry_api.maintenance.housekeeping import Housekeeper
-from services.registry_api.operations.followed_jobs import FollowedJobs
+from services.registry_api.operations import Operations
+from services.registry_api.serving.event_stream import EventStream
 from services.registry_api.serving.limits import BodyTimeouts
 from services.registry_api.serving.long_polls import LongPolls
 from services.registry_api.serving.server import server_config
 from services.shared.audio import AudioDecoder
+from services.shared.bucket.keys import SpeakerId
 from services.shared.configuration.settings import (
     AccessSettings,
     ApiSettings,
@@ -35,8 +36,8 @@ from services.shared.configuration.settings import (
     StoreSettings,
     UploadLimits,
 )
+from services.shared.index.refusals import EpochOver
 from services.shared.registry.opening import open_parts
-from services.shared.registry.registrar import Registrar
 from tests.integration.api.contract import Contract
 from tests.integration.api.worker import StandIn
 from tests.unit.audio import clips
@@ -49,12 +50,12 @@ EMBEDDING = "[" + ",".join(["0.25"] * 1024) + "]"
 
 
 _contracts: dict[str, Contract] = {}
-"""By the settings of the registries whose documents they are."""
+"""Contracts by the settings of the registries whose documents they check."""
 
 
 @dataclass(frozen=True)
 class Stored:
-    """Everything a registry keeps, to be compared."""
+    """Everything that a registry keeps, in a form that can be compared."""
 
     objects: Mapping[str, str]
     """Key -> hash of the content."""
@@ -63,11 +64,12 @@ class Stored:
 
 
 class Registry:
-    """Context manager: inside it, the registry answers at `url`, and `client` asks it.
-
-    announced: the stand-in worker says at the start what it makes artifacts with.
-    access: whether keys are needed; they are not.
+    """A registry as a context manager: inside it, the registry answers at `url`, and `client` sends requests
+    to it. `announced`: the provenance that the stand-in worker announces at the start. `access`: the settings
+    for API keys; by default no keys are needed.
     """
+
+    namespace = "default"
 
     def __init__(
         self,
@@ -79,22 +81,32 @@ class Registry:
         body_timeouts: BodyTimeouts | None = None,
         head_seconds: float = 10,
         announced: bool = True,
-        max_active: int = 64,  # however slow this machine is, nobody is refused
+        max_active: int = 64,  # However slow this machine is, no request is refused.
         max_at_store: int = 16,
         rates: RateSettings | None = None,
         access: AccessSettings | None = None,
+        kept_bytes: int = 16 * 1024**2,
+        redirect_seconds: int = 0,
+        heartbeat_seconds: float = 15.0,
+        store: StoreSettings | None = None,
         **settings: Any,
     ) -> None:
         self.folder = folder
         self.redis = redis.Redis.from_url(redis_url)
         registry = RegistrySettings(redis_url=redis_url, **settings)
-        self.parts = open_parts(StoreSettings(url=folder.as_uri(), create_bucket=True), registry)
-        self.registrar = Registrar(self.parts)
-        self.keyring = Keyring(self.parts.store, self.parts.index, self.parts.clock, self.parts.run_all)
-        self.jobs = FollowedJobs(self.parts, self.registrar)
-        self.long_polls = LongPolls(redis_url, self.registrar.seen_jobs.hear)
-        self.housekeeper = Housekeeper(self.parts, self.registrar, HousekeepingSettings(), self.keyring.sweep)
-        self.worker = StandIn(self.parts, self.registrar)
+        store = store or StoreSettings(url=folder.as_uri(), create_bucket=True)
+        self.parts = open_parts(store, registry)
+        self.operations = Operations.over(self.parts)
+        self.keyring = Keyring.over(self.parts)
+        self.jobs = self.operations.jobs
+        self.long_polls = LongPolls()
+        self.housekeeper = Housekeeper(
+            self.parts,
+            self.operations,
+            HousekeepingSettings(),
+            self.keyring.sweep,
+        )
+        self.worker = StandIn(self.parts)
         self._announced = announced
         self._settings = repr(
             (limits, body_timeouts, head_seconds, max_active, max_at_store, rates, access, settings)
@@ -102,10 +114,10 @@ class Registry:
         self.app = create_app(
             Services(
                 parts=self.parts,
-                registrar=self.registrar,
+                operations=self.operations,
                 keyring=self.keyring,
-                jobs=self.jobs,
                 decoder=decoder,
+                events=EventStream.of(self.parts),
                 long_polls=self.long_polls,
                 housekeeper=None,
                 limits=limits or UploadLimits(),
@@ -120,8 +132,14 @@ class Registry:
             body_timeouts=body_timeouts or BodyTimeouts(),
             max_active=max_active,
             max_at_store=max_at_store,
+            kept_bytes=kept_bytes,
+            kept_answers=1000,
+            redirect_seconds=redirect_seconds,
+            heartbeat_seconds=heartbeat_seconds,
         )
-        self._config = server_config(self.app, ApiSettings(), head_seconds=head_seconds)
+        self._config = server_config(
+            self.app, ApiSettings(), lane=self.app.state.lane, head_seconds=head_seconds
+        )
         self._stack = ExitStack()
         self.client: httpx.Client
         self.url = ""
@@ -142,13 +160,15 @@ class Registry:
         self.redis.close()
 
     def new_client(self, **options: Any) -> httpx.Client:
-        """Holds every answer against the OpenAPI document."""
+        """Return a client that checks every answer against the OpenAPI document."""
         hooks = {"response": [self._contract().check]}
         limits = httpx.Limits(max_connections=None)
         return httpx.Client(base_url=self.url, event_hooks=hooks, timeout=30, limits=limits, **options)
 
     def _contract(self) -> Contract:
-        """Of this registry's document. To make one takes a third of a second, and its settings decide it."""
+        """Return the contract of this registry's document. Building one takes a third of a second, and the
+        settings decide its content, so registries with equal settings share one.
+        """
         if self._settings not in _contracts:
             _contracts[self._settings] = Contract(self.app.openapi())
         return _contracts[self._settings]
@@ -163,36 +183,43 @@ class Registry:
         headers: Mapping[str, str] | None = None,
         **fields: str,
     ) -> httpx.Response:
-        """An upload as a form, whatever becomes of it."""
+        """Upload a voice as a form and return the answer, whether or not it succeeds."""
         files = {} if clip is None else {"audio_sample": ("clip.wav", clip, "audio/wav")}
         data = {"name": name, "consent": consent, **fields}
         return self.client.post("/v1/audio/voices", data=data, files=files, params=params, headers=headers)
 
     def upload(self, name: str, **fields: Any) -> dict[str, Any]:
-        """One that must succeed. Returns `voice` of the answer."""
+        """Upload a voice, which must succeed, and return `voice` of the answer."""
         response = self.post_voice(name, **fields)
         assert response.status_code == 200, response.text
         voice: dict[str, Any] = response.json()["voice"]
         return voice
 
     def ready(self, name: str, **fields: Any) -> dict[str, Any]:
-        """A voice with its artifact."""
+        """Upload a voice and finish its artifact."""
         voice = self.upload(name, **fields)
-        self.worker.finish_all(name)
+        self.worker.finish_all(name, namespace=self.namespace)
         return voice
 
     def file(self, name: str, ref: int | str = "default", profile: str = PROFILE) -> httpx.Response:
         return self.client.get(f"/v1/voices/{name}/versions/{ref}/artifacts/{profile}/file")
 
+    def repair(self, name: str) -> None:
+        """Repair a voice as a turn of housekeeping does, which goes on when the index was lost meanwhile."""
+        with suppress(EpochOver):
+            self.housekeeper.repairs.repair(SpeakerId("default", name))
+
     def stored(self) -> Stored:
         files = [path for path in self.folder.rglob("*") if path.is_file()]
         objects = {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
-        return Stored(objects, {key: self.redis.dump(key) for key in self.redis.scan_iter()})
+        keys = {key: self.redis.dump(key) for key in self.redis.scan_iter()}
+        keys.pop(b"sr:leases", None)  # changes all the time
+        return Stored(objects, keys)
 
 
 @contextmanager
 def _served(config: uvicorn.Config) -> Iterator[int]:
-    """Yields the port."""
+    """Serve the application and yield the port."""
     server = uvicorn.Server(config)
     with socket.create_server(("127.0.0.1", 0)) as listening:
         thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
@@ -206,11 +233,3 @@ def _served(config: uvicorn.Config) -> Iterator[int]:
             server.should_exit = True
             thread.join(30)
             assert not thread.is_alive(), "the server did not stop"
-
-
-def until(true: Callable[[], bool]) -> None:
-    """Return when it is; an AssertionError if that takes too long."""
-    deadline = time.monotonic() + 60
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)

@@ -1,7 +1,5 @@
-"""What schemathesis cannot know by the OpenAPI document alone: how a clip, a name, a safetensors file looks,
-and that nobody wants to wait.
-
-Loaded by the command in `test_schemathesis`, in its process.
+"""Tells schemathesis what it cannot learn from the OpenAPI document alone: valid clips, names and safetensors
+files, and short waits. The command in `test_schemathesis` loads this module in its own process.
 """
 
 from contextlib import suppress
@@ -13,7 +11,7 @@ from hypothesis import strategies as st
 from tests.integration.api.registry import CLIP, EMBEDDING, OTHER_CLIP
 
 NAMES = ("Alice", "Bob", "Åsa", "名前", "a b", "x.y-z_1")
-"""Few, so that most requests are about a voice that there is."""
+"""Names of voices. They are few, so that most requests are about a voice that exists."""
 _LONGEST_WAIT_SECONDS = 0.2
 
 schemathesis.openapi.format("voice-name", st.sampled_from(NAMES))
@@ -30,7 +28,7 @@ def as_it_is(_: schemathesis.SerializationContext, value: Any) -> Any:
 
 @schemathesis.hook
 def before_call(_: schemathesis.HookContext, case: schemathesis.Case, **__: Any) -> None:
-    """What no schema can say. What is wrong stays wrong."""
+    """Correct values that no schema can describe. Invalid values stay invalid."""
     body, query = case.body, case.query
     if isinstance(body, dict) and isinstance(body.get("expires_at"), int) and body["expires_at"] >= 0:
         body["expires_at"] = 4_000_000_000

@@ -1,4 +1,6 @@
-"""Bringing artifacts that were made elsewhere: what is taken, what is refused, and what engines get then."""
+"""Tests of uploading artifacts that were made elsewhere: what is accepted, what is refused, and what engines
+get then.
+"""
 
 import hashlib
 import json
@@ -11,13 +13,13 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from services.shared.bucket.keys import SpeakerId
 from services.shared.model.fingerprint import Fingerprint
 from speaker_registry import cli
 from speaker_registry.artifact import Artifact, Manifest, encode
 from tests.integration.api.conftest import Start
-from tests.integration.api.registry import CLIP, EMBEDDING, OTHER_CLIP, PROFILE, WIDER, Registry, until
+from tests.integration.api.registry import CLIP, EMBEDDING, OTHER_CLIP, PROFILE, WIDER, Registry
 from tests.integration.api.worker import FINGERPRINT
+from tests.queue_workers import wait_until
 
 VOXTRAL = "voxtral"
 OTHER = "sha256:" + "9" * 64
@@ -29,7 +31,7 @@ def tensors(seconds: float = 2.0, width: int = 1024, fill: float = 0.5) -> dict[
 
 
 def file(content: dict[str, np.ndarray] | None = None, **facts: Any) -> bytes:
-    """As another registry would give it out."""
+    """Return an artifact file as another registry would hand it out."""
     manifest = Manifest(
         **{
             "profile": PROFILE,
@@ -66,13 +68,15 @@ def seconds_of(registry: Registry, name: str) -> float:
 
 @pytest.fixture
 def brought(registry: Registry, name: str) -> bytes:
-    """An artifact for the voice `name`, which has a clip and nothing else yet."""
+    """Return an artifact for the voice `name`, which has a clip and nothing else yet."""
     registry.upload(name)
     return file(tensors(seconds_of(registry, name)))
 
 
 def test_a_ready_artifact_is_served_as_this_versions(registry: Registry, name: str, brought: bytes):
-    """With its tensors bit by bit, and a manifest that says whose it is here, and as what we know it."""
+    """An uploaded artifact is served as this version's: its tensors bit by bit, under a manifest that names
+    the voice and version here and the extractor that our worker announced.
+    """
     response = put(registry, name, brought)
     assert response.status_code == 201, response.text
     assert response.json()["state"] == "ready"
@@ -92,7 +96,9 @@ def test_the_same_again_changes_nothing(registry: Registry, name: str, brought: 
 
 
 def test_it_takes_the_place_of_what_a_worker_made(registry: Registry, name: str, brought: bytes):
-    """And a job that was on its way ends well without undoing it."""
+    """An uploaded artifact replaces the one that a worker made. A job that was already running ends
+    successfully without undoing the upload.
+    """
     registry.worker.finish_all(name)
     made = registry.file(name).headers["etag"]
     assert put(registry, name, brought).status_code == 201
@@ -119,7 +125,7 @@ def test_default_moves_to_a_version_that_is_ready_by_it(registry: Registry, name
 
 
 def test_it_survives_the_loss_of_redis(start: Start):
-    registry = start()
+    registry = start(kept_bytes=0)
     registry.upload("alice")
     put(registry, "alice", file(tensors(seconds_of(registry, "alice"))))
     before = registry.file("alice").content
@@ -127,15 +133,17 @@ def test_it_survives_the_loss_of_redis(start: Start):
 
     def is_served() -> bool:  # once its facts are certain
         served = registry.file("alice").status_code == 200
-        registry.housekeeper.settle(SpeakerId("default", "alice"))
+        registry.repair("alice")
         return served
 
-    until(is_served)
+    wait_until(is_served)
     assert registry.file("alice").content == before
 
 
 def test_an_artifact_that_something_else_made_is_refused(registry: Registry, name: str, brought: bytes):
-    """It would be served beside those of the current encoder, and nobody would hear the difference."""
+    """An artifact of another fingerprint is refused. It would be served beside those of the current encoder,
+    and the difference would be hard to hear.
+    """
     data = file(tensors(seconds_of(registry, name)), fingerprint=OTHER)
     refused(put(registry, name, data), 409, "fingerprint_mismatch", f"made with {FINGERPRINT} now")
     assert registry.file(name).status_code == 202
@@ -143,7 +151,9 @@ def test_an_artifact_that_something_else_made_is_refused(registry: Registry, nam
 
 @pytest.mark.parametrize("manifest", [True, False])
 def test_what_an_untrained_encoder_made_is_never_passed_off_as_trained(start: Start, manifest: bool):
-    """Neither by a manifest that says otherwise, nor without one."""
+    """An artifact of an untrained encoder is always marked as untrained, whether its manifest says otherwise
+    or it has none.
+    """
     registry = start()
     registry.worker.announce(OTHER, untrained=True)
     registry.upload("alice")
@@ -156,7 +166,9 @@ def test_what_an_untrained_encoder_made_is_never_passed_off_as_trained(start: St
 
 
 def test_where_no_worker_ever_was_the_file_must_say_what_made_it(start: Start):
-    """A registry that only hands out: the fingerprint is the hash of the facts, or they are another's."""
+    """A file must hold the inputs of its fingerprint where no worker ever announced its encoder. In a
+    registry that only hands out artifacts, their hash is the one proof that they belong to the fingerprint.
+    """
     registry = start(announced=False)
     registry.upload("alice")
     content = tensors(seconds_of(registry, "alice"))
@@ -170,14 +182,16 @@ def test_where_no_worker_ever_was_the_file_must_say_what_made_it(start: Start):
     for silent in ({}, {"weights": "secret"}):
         data = file(content, fingerprint=Fingerprint(silent).digest, extractor=silent)
         refused(put(registry, "alice", data), 422, "artifact_schema", "extractor.weights.untrained")
-    good = file(content, fingerprint=made.digest, extractor=made.facts, untrained=False)
+    good = file(content, fingerprint=made.digest, extractor=made.inputs, untrained=False)
     assert put(registry, "alice", good).status_code == 201
     served = Artifact.parse(registry.file("alice").content).manifest
-    assert (served.extractor, served.untrained) == (made.facts, True)
+    assert (served.extractor, served.untrained) == (made.inputs, True)
 
 
 def test_an_artifact_of_another_clip_is_refused(registry: Registry, name: str, brought: bytes):
-    """Of the same length, nothing else would tell: the name would speak with somebody else's voice."""
+    """An artifact of another clip is refused. Nothing else would reveal a clip of the same length, and the
+    name would speak with another person's voice.
+    """
     content, clip = Artifact.parse(brought).tensors, hashlib.sha256(CLIP).hexdigest()
     other = file(dict(content), audio_sha256="e" * 64)
     says = f"made from the clip {'e' * 64}; version 1 of voice '{name}' has the clip {clip}"
@@ -188,7 +202,9 @@ def test_an_artifact_of_another_clip_is_refused(registry: Registry, name: str, b
 
 
 def test_an_artifact_that_needs_a_transcript_is_refused_where_there_is_none(registry: Registry, name: str):
-    """As extraction refuses it: an engine could not use it."""
+    """An artifact that needs a transcript is refused for a version without one, as extraction refuses it,
+    because an engine could not use it.
+    """
     headers = {"X-Artifact-Fingerprint": FINGERPRINT}
     for voice, said in ((name, {}), (f"{name}-said", {"ref_text": "What is said."})):
         registry.upload(voice, **said)
@@ -203,7 +219,10 @@ def test_an_artifact_that_needs_a_transcript_is_refused_where_there_is_none(regi
 
 
 def test_an_artifact_that_leaves_silence_out_goes_from_one_voice_to_another(registry: Registry, name: str):
-    """OmniVoice's own package cuts it out: the frames are those of what was used, as the manifest says."""
+    """An artifact without the clip's silence can be copied from one voice to another. OmniVoice's own package
+    cuts silence out, so the number of frames must match the audio that was used, whose length the manifest
+    states.
+    """
     there, seconds = f"{name}-there", 0.8
     for voice in (name, there):
         registry.upload(voice)
@@ -233,7 +252,9 @@ def test_an_artifact_that_leaves_silence_out_goes_from_one_voice_to_another(regi
 def test_a_length_of_used_audio_that_is_none_is_refused(
     registry: Registry, name: str, brought: bytes, written: str
 ):
-    """As whoever writes the file by hand may write it. Lengths are rounded, so the smallest is none."""
+    """A length of used audio that is not a positive number is refused, as a file written by hand may contain
+    it. Lengths are rounded, so the smallest one becomes zero.
+    """
     plain = Artifact.parse(brought)
     manifest = json.dumps({**plain.manifest.model_dump(mode="json"), "used_seconds": "here"})
     metadata = {"manifest": manifest.replace('"here"', written)}
@@ -245,7 +266,7 @@ def test_a_length_of_used_audio_that_is_none_is_refused(
 def test_a_file_without_a_manifest_needs_a_fingerprint_beside_it(
     registry: Registry, name: str, brought: bytes
 ):
-    """As an engine's own script writes it."""
+    """A file without a manifest needs a fingerprint in a header. An engine's own script writes such files."""
     plain = safetensors.numpy.save(dict(Artifact.parse(brought).tensors))
     refused(put(registry, name, plain), 422, "artifact_schema", "does not say what made it")
     header = {"X-Artifact-Fingerprint": FINGERPRINT}
@@ -255,8 +276,8 @@ def test_a_file_without_a_manifest_needs_a_fingerprint_beside_it(
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"speaker_embedding": np.zeros(512, np.float32)}, "has shape [512], the profile says [1024]"),
-        ({"speaker_embedding": np.zeros(1024, np.float64)}, "is F64, the profile says F32"),
+        ({"speaker_embedding": np.zeros(512, np.float32)}, "shape [512], but the profile requires [1024]"),
+        ({"speaker_embedding": np.zeros(1024, np.float64)}, "is F64, but the profile requires F32"),
         ({"speaker_embedding": np.full(1024, np.nan, np.float32)}, "values that are not finite"),
         ({"ref_code": lambda codes: np.full_like(codes, 2048)}, "values from 2048 to 2048"),
         ({"ref_code": lambda codes: codes.T}, "has shape [16, "),
@@ -267,7 +288,7 @@ def test_a_file_without_a_manifest_needs_a_fingerprint_beside_it(
 def test_what_is_not_as_the_profile_says_is_refused(
     registry: Registry, name: str, brought: bytes, change: dict[str, Any], says: str
 ):
-    """And nothing is stored."""
+    """An artifact whose tensors do not match the profile is refused, and nothing is stored."""
     before = registry.stored()
     content = dict(Artifact.parse(brought).tensors)
     for tensor, wrong in change.items():
@@ -279,7 +300,7 @@ def test_what_is_not_as_the_profile_says_is_refused(
 @pytest.mark.parametrize(
     ("data", "says"),
     [
-        (b"", "is no safetensors file"),
+        (b"", "is not a safetensors file"),
         (b"x" * 100, "header declares"),
         (b"PK\x03\x04" + bytes(200), "header declares"),
     ],
@@ -311,7 +332,9 @@ def test_a_file_that_is_too_large_is_refused(registry: Registry, name: str, brou
 def test_a_tensor_that_needs_a_transcript_is_taken_where_there_is_one(
     registry: Registry, name: str, ref_text: str | None
 ):
-    """An engine that found VoxCPM2's `audio_feat` would want to continue a transcript."""
+    """A tensor that needs a transcript is accepted for a version that has one. An engine that found VoxCPM2's
+    `audio_feat` would want to continue a transcript.
+    """
     registry.upload(name, **({"ref_text": ref_text} if ref_text else {}))
     patches = np.ones((round(seconds_of(registry, name) * 6.25), 4, 64), np.float32)
     data = safetensors.numpy.save({"ref_audio_feat": patches, "audio_feat": patches})
@@ -325,7 +348,9 @@ def test_a_tensor_that_needs_a_transcript_is_taken_where_there_is_one(
 
 
 def test_a_voice_whose_encoder_is_not_published_is_brought_ready_made(registry: Registry, name: str):
-    """Voxtral: extraction says why it cannot, and takes what its owners made; also beside an embedding."""
+    """A voice of a model whose encoder is not published, such as Voxtral, can be uploaded ready-made, also
+    beside an embedding. Extraction says why it cannot make the artifact.
+    """
     registry.upload(name, clip=None, speaker_embedding=EMBEDDING)
     response = registry.client.post(f"/v1/audio/voices/{name}/cache", params={"profile": VOXTRAL})
     assert response.status_code == 400
@@ -350,7 +375,9 @@ def test_a_voice_whose_encoder_is_not_published_is_brought_ready_made(registry: 
 
 
 def test_facts_that_leave_no_room_for_the_transcript_are_refused(registry: Registry, name: str):
-    """Nobody would read the file: a header has at most 64 KiB."""
+    """A manifest that leaves no room for the transcript is refused. A file's header has at most 64 KiB, and
+    no reader would accept a longer one.
+    """
     registry.upload(name, ref_text="What is said. " * 500)
     voice = {"voice_embedding": np.ones((147, 3072), np.float32)}
     data = file(voice, profile=VOXTRAL, extractor={"made": "e" * 60_000})
@@ -363,7 +390,9 @@ def test_facts_that_leave_no_room_for_the_transcript_are_refused(registry: Regis
 def test_an_artifact_goes_from_one_registry_to_another_on_the_command_line(
     registry: Registry, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    """From where it was tried out to where it is used: nothing is computed again."""
+    """An artifact can be copied on the command line from the registry where it was tried out to the one where
+    it is used, and nothing is computed again.
+    """
     registry.ready(name)
     other = f"{name}-there"
     registry.upload(other)

@@ -1,5 +1,5 @@
-"""Whatever is wrong with a request is answered by a 4xx that names the value and what is accepted, nothing of
-it is stored, and the voices that are there go on being served.
+"""Tests of faulty requests. Each is answered by a 4xx that names the value and what is accepted, nothing of
+it is stored, and the existing voices are served as before.
 """
 
 import contextlib
@@ -16,14 +16,15 @@ import httpx
 import pytest
 from structlog.testing import capture_logs
 
-from services.registry_api.serving import server
+from services.registry_api.serving import connections
 from services.registry_api.serving.limits import BodyTimeouts
 from services.shared.telemetry.logs import LogThrottle
 from speaker_registry.errors import InvalidAudio
 from tests.integration.api import raw
 from tests.integration.api.conftest import Start
 from tests.integration.api.raw import CONTENT_TYPE, field, file, form
-from tests.integration.api.registry import CLIP, EMBEDDING, Registry, until
+from tests.integration.api.registry import CLIP, EMBEDDING, Registry
+from tests.queue_workers import wait_until
 from tests.unit.audio import clips
 from tests.unit.audio.bad_clips import BAD, BadClip
 
@@ -35,12 +36,12 @@ ACCEPTED_FORM = (
     "This counts the whole form. Accepted: a clip of up to 10485760 bytes (10 MiB), and 262144 bytes for all "
     "else in the form."
 )
-FORMS = "multipart/form-data, and without a file application/x-www-form-urlencoded"
+FORMS = "multipart/form-data, or application/x-www-form-urlencoded if the form has no file"
 
 
 @pytest.fixture(autouse=True, scope="module")
 def good(registry: Registry) -> str:
-    """A voice that must outlive all of this."""
+    """Register a voice that must outlive all of these requests."""
     registry.ready(GOOD)
     return registry.file(GOOD).headers["ETag"]
 
@@ -62,7 +63,9 @@ def check(
     code: str = "invalid_request",
     param: str | None = None,
 ) -> None:
-    """`says`: words of the message, `…` between them."""
+    """Check an error's status, code, parameter and message. `says` holds words of the
+    message with `…` between them.
+    """
     found = response.error if isinstance(response, raw.Answer) else response.json()["error"]
     actual = response.status if isinstance(response, raw.Answer) else response.status_code
     assert (actual, found.get("reason", found["code"]), found["param"]) == (status, code, param), found
@@ -75,7 +78,7 @@ def post(registry: Registry, body: bytes, content_type: str = CONTENT_TYPE["Cont
 
 
 def whole_form(**changes: str | bytes | None) -> bytes:
-    """A good upload but for the changes; None: without that field."""
+    """Return a valid upload with the changes applied; None removes a field."""
     values: dict[str, str | bytes | None] = {
         "name": "new",
         "consent": "cons_1",
@@ -90,12 +93,19 @@ def whole_form(**changes: str | bytes | None) -> bytes:
     return form(*parts)
 
 
+def upload_head(length: int, *lines: str) -> bytes:
+    content_type = f"Content-Type: {CONTENT_TYPE['Content-Type']}"
+    return raw.head("POST", VOICES, *lines, f"Content-Length: {length}", content_type)
+
+
 # -- clips
 
 
 @pytest.mark.parametrize("mark", [b"APETAGEX", b"ID3\x04\0\0\0\0\0\0", b"ID3", b"TAG"], ids=repr)
 def test_a_tag_that_breaks_off_is_refused(registry: Registry, mark: bytes):
-    """Its flags and lengths stand behind the mark, where such a file has nothing."""
+    """A clip with a truncated tag is refused. The tag's flags and lengths follow its mark, where such a file
+    has nothing.
+    """
     for size in (*range(len(mark), len(mark) + 33), 128, 129):
         response = registry.post_voice("new", clip=(mark + bytes(200))[:size])
         check(response, "", code="unsupported_audio", param="audio_sample")
@@ -106,14 +116,18 @@ ONE_OF_EACH_ERROR = list({clip.error: clip for clip in reversed(BAD)}.values())
 
 @pytest.mark.parametrize("clip", ONE_OF_EACH_ERROR, ids=str)
 def test_a_clip_that_cannot_serve_is_refused(registry: Registry, clip: BadClip):
-    """All files are named `.wav`. The decoder's own test goes through every bad clip."""
+    """A clip that cannot be used is refused. All files are named `.wav`. The decoder's own test covers every
+    bad clip.
+    """
     response = registry.post_voice("new", clip=clip.build())
     code = clip.error.code
     check(response, clip.says, code=code, param="audio_sample")
 
 
 def test_a_zip_named_wav_is_called_what_it_is(registry: Registry):
-    """A real one, with a real clip inside: the sender sees at once what went wrong."""
+    """The error for a ZIP file named .wav says that it is a ZIP, even with a real clip inside, so that the
+    sender sees at once what went wrong.
+    """
     archive = io.BytesIO()
     with zipfile.ZipFile(archive, "w") as written:
         written.writestr("clip.wav", CLIP)
@@ -122,7 +136,9 @@ def test_a_zip_named_wav_is_called_what_it_is(registry: Registry):
 
 
 def test_a_bad_clip_leaves_the_good_voice_of_that_name_alone(registry: Registry):
-    """vLLM-Omni has deleted the old one by the time it refuses the new one."""
+    """A bad clip leaves the existing voice of that name unchanged. vLLM-Omni has deleted the old voice by the
+    time it refuses the new one.
+    """
     response = registry.post_voice(GOOD, clip=clips.wav(0.4))
     check(response, "(0.4s)", code="audio_too_short", param="audio_sample")
 
@@ -162,26 +178,32 @@ def test_a_bad_clip_leaves_the_good_voice_of_that_name_alone(registry: Registry)
 def test_a_field_that_is_missing_empty_or_too_much_is_named(
     registry: Registry, changes: dict[str, Any], param: str, says: str
 ):
-    """Whoever fills in the form must know where to look."""
+    """The error for a field that is missing, empty or too much names the field, so that
+    callers know where to look.
+    """
     check(post(registry, whole_form(**changes)), says, param=param)
 
 
 def test_a_file_field_left_empty_by_a_browser_counts_as_absent(registry: Registry):
-    """It sends an empty file without a name."""
+    """A file field that a browser left empty counts as absent, because browsers send an empty file without a
+    name for it.
+    """
     parts = [field("name", "new"), field("consent", "c"), file("audio_sample", b"", filename="")]
     check(post(registry, form(*parts)), "must be provided", param="audio_sample")
 
 
 @pytest.mark.parametrize("name", ["name", "consent", "ref_text", "speaker_description", "speaker_embedding"])
 def test_a_file_where_text_belongs_is_refused(registry: Registry, name: str):
-    """Also where it is the second file of the form."""
+    """A file in the place of a text field is refused, also where it is the second file of the form."""
     body = form(file(name, b"[1]"), *_others(name), file("audio_sample", CLIP))
     check(post(registry, body), f"Field '{name}' is a file; accepted: text.", param=name)
 
 
 @pytest.mark.parametrize("name", ["name", "consent", "ref_text", "audio_sample", "speaker_embedding"])
 def test_a_field_given_twice_is_refused(registry: Registry, name: str):
-    """The first or the last would be a guess, and a filter in front of us may guess otherwise."""
+    """A field that occurs twice is refused. Taking the first or the last would be a guess, and a filter in
+    front of the registry may guess otherwise.
+    """
     part = file(name, CLIP) if name == "audio_sample" else field(name, "x")
     clip = [] if name == "audio_sample" else [file("audio_sample", CLIP)]
     body = form(part, *_others(name), *clip, part)
@@ -189,7 +211,7 @@ def test_a_field_given_twice_is_refused(registry: Registry, name: str):
 
 
 def _others(name: str) -> list[raw.Part]:
-    """The required texts besides this one."""
+    """Return the required text fields besides this one."""
     return [field(other, "x") for other in ("name", "consent") if other != name]
 
 
@@ -221,7 +243,7 @@ NAMES = {
 
 @pytest.mark.parametrize("name", NAMES, ids=ascii)
 def test_a_name_that_cannot_be_one_is_refused(registry: Registry, name: str):
-    """Names end up in paths, headers, logs and terminals."""
+    """An invalid name is refused, because names end up in paths, headers, logs and terminals."""
     response = post(registry, whole_form(name=name))
     says = f"Invalid voice name…{NAMES[name]}…Accepted: 1 to 128 characters, without"
     check(response, says, code="invalid_voice_name", param="name")
@@ -233,13 +255,17 @@ def test_a_name_that_cannot_be_one_is_refused(registry: Registry, name: str):
 )
 @pytest.mark.parametrize("name", ["name", "consent", "ref_text"])
 def test_a_text_that_is_not_utf8_is_refused(registry: Registry, name: str, text: bytes):
-    """Lone surrogates, Latin-1, overlong slashes: read as something else, they would be stored as that."""
+    """A text that is not UTF-8 is refused, for example with lone surrogates, Latin-1 or overlong slashes.
+    Decoded as another text, it would be stored as that one.
+    """
     check(post(registry, whole_form(**{name: text})), f"Field '{name}' is not UTF-8.")
 
 
 @pytest.mark.parametrize("charset", ["utf-7", "utf-16", "latin-1", "unicode_escape", "punycode", "nonsense"])
 def test_a_form_in_another_charset_is_refused(registry: Registry, charset: str):
-    """Python would decode any of them, some into lone surrogates, one in quadratic time."""
+    """A form in another charset is refused. Python would decode any of them, some into lone surrogates, one
+    in quadratic time.
+    """
     content_type = f"{CONTENT_TYPE['Content-Type']}; charset={charset}"
     response = post(registry, whole_form(name="+2AA-"), content_type)
     check(response, f"charset is '{charset}'; accepted: utf-8.", param="Content-Type")
@@ -276,7 +302,9 @@ def test_a_form_in_another_charset_is_refused(registry: Registry, charset: str):
 def test_a_bad_name_in_a_path_is_refused(
     registry: Registry, method: str, template: str, path: str, says: str
 ):
-    """Also one that would make it another path: deleting `a/b` must not delete anything else."""
+    """A bad name in a path is refused, also one that would make it another path: deleting `a/b` must not
+    delete anything else.
+    """
     answer = raw.ask(registry.port, raw.head(method, template.format(path), "Content-Length: 0"))
     assert answer.status == 400
     assert answer.error["code" if "audio" not in template else "reason"].startswith("invalid_")
@@ -315,7 +343,9 @@ def test_a_bad_name_in_a_path_is_refused(
     ids=lambda value: str(value)[:20],
 )
 def test_an_embedding_that_is_none_is_refused(registry: Registry, text: str, says: str | None):
-    """An empty one counts as absent; the others are called by what is wrong, and where."""
+    """An invalid embedding is refused, and the message says what is wrong and where. An
+    empty one counts as absent.
+    """
     response = post(registry, whole_form(audio_sample=None, speaker_embedding=text))
     if says is None:
         check(response, "must be provided", param="audio_sample")
@@ -325,7 +355,9 @@ def test_an_embedding_that_is_none_is_refused(registry: Registry, text: str, say
 
 @pytest.mark.parametrize("width", [1, 192, 1023, 4096])
 def test_an_embedding_of_the_wrong_width_is_refused(registry: Registry, width: int):
-    """Which widths there are depends on the profiles of this registry: the message says."""
+    """An embedding of the wrong width is refused, and the message lists the accepted widths, which depend on
+    the profiles of this registry.
+    """
     response = post(registry, whole_form(audio_sample=None, speaker_embedding=str([0.5] * width)))
     says = f"'speaker_embedding' has {width} elements; the required profiles take [1024]."
     check(response, says, code="embedding_dim_mismatch", param="speaker_embedding")
@@ -354,7 +386,9 @@ def cut(count: int) -> Callable[[bytes], bytes]:
     ],
 )
 def test_a_broken_form_is_refused(registry: Registry, break_it: Callable[[bytes], bytes], says: str):
-    """Also one that lacks nothing but its end: the last field might have been longer, or not the last."""
+    """A broken form is refused, even if only its end is missing: the last field might have been longer, or
+    not the last.
+    """
     body = break_it(form(file("audio_sample", CLIP), field("name", "new"), field("consent", "cons_1")))
     check(post(registry, body), f"The form cannot be read: …{says}")
 
@@ -363,7 +397,9 @@ def test_a_broken_form_is_refused(registry: Registry, break_it: Callable[[bytes]
     "boundary", ["", "; boundary=", f"; boundary={'x' * 71}", '; boundary="a\\"b"', "; boundary=ä"]
 )
 def test_a_form_without_a_proper_boundary_is_refused(registry: Registry, boundary: str):
-    """The parser would search for whatever it is given."""
+    """A form without a proper boundary is refused, because the parser would search for any boundary that it
+    is given.
+    """
     content_type = f"multipart/form-data{boundary}".encode("latin-1")
     response = registry.client.post(VOICES, content=whole_form(), headers=[(b"Content-Type", content_type)])
     check(response, "no boundary", param="Content-Type")
@@ -371,18 +407,22 @@ def test_a_form_without_a_proper_boundary_is_refused(registry: Registry, boundar
 
 @pytest.mark.parametrize("part", [field("x", "1"), file("x", b"1")], ids=["fields", "files"])
 def test_ten_thousand_parts_are_refused(registry: Registry, part: raw.Part):
-    """Each costs us more than it costs the sender."""
+    """A form of ten thousand parts is refused, because each part costs the server more
+    than it costs the sender.
+    """
     check(post(registry, form(*[part] * 10_000)), "Too many…Maximum number…is 16")
 
 
 def test_a_hundred_thousand_urlencoded_fields_are_refused(registry: Registry):
-    """The other encoding of a form has a limit too."""
+    """A form of a hundred thousand urlencoded fields is refused, so that this encoding of
+    a form has a limit too.
+    """
     response = post(registry, b"x=1&" * 100_000, "application/x-www-form-urlencoded")
     check(response, "Too many fields…is 16")
 
 
 def test_a_text_field_of_megabytes_is_refused(registry: Registry):
-    """Texts are kept in memory while they arrive."""
+    """A text field of several megabytes is refused, because texts are kept in memory while they arrive."""
     check(post(registry, whole_form(ref_text="x" * MIB)), "exceeded maximum size of 256 KiB.")
 
 
@@ -390,13 +430,17 @@ def test_a_text_field_of_megabytes_is_refused(registry: Registry):
     "content_type", ["application/json", "text/plain", "audio/wav", "multipart/mixed; boundary=3f1c", ""]
 )
 def test_another_kind_of_body_is_refused(registry: Registry, content_type: str):
-    """The message says which it was and which is taken."""
+    """A body of another content type is refused. The message says which type it was and
+    which are accepted.
+    """
     shown = f"Content-Type is '{content_type}'; accepted: {FORMS}."
     check(post(registry, whole_form(), content_type), shown, param="Content-Type")
 
 
 def test_no_body_at_all_is_refused(registry: Registry):
-    """What a bare `curl -X POST` sends."""
+    """A POST without a body or a content type, such as a bare `curl -X POST`, is refused
+    with the accepted types.
+    """
     answer = raw.ask(registry.port, raw.head("POST", VOICES))
     check(answer, f"Content-Type is ''; accepted: {FORMS}.", param="Content-Type")
 
@@ -404,14 +448,16 @@ def test_no_body_at_all_is_refused(registry: Registry):
 def test_a_client_that_speaks_https_is_mentioned_in_the_log_once_a_minute(
     registry: Registry, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    """It sees an error of its TLS library; only the log can say why. It may try again and again."""
-    monkeypatch.setattr(server, "_tls_warnings", LogThrottle(60))
+    """A client that speaks HTTPS to the plain port is mentioned in the log once a minute. The client sees
+    only an error of its TLS library, so the cause must be in the log, and clients may try again and again.
+    """
+    monkeypatch.setattr(connections, "_tls_warnings", LogThrottle(60))
     context = ssl.create_default_context()
     with capture_logs() as lines:
         for _ in range(3):
             with raw.connected(registry.port) as connection, pytest.raises(ssl.SSLError):
                 context.wrap_socket(connection, server_hostname="localhost")
-        until(lambda: any(line["event"] == "connection.speaks_https" for line in lines))
+        wait_until(lambda: any(line["event"] == "connection.speaks_https" for line in lines))
     [told] = [line for line in lines if line["event"] == "connection.speaks_https"]
     assert (told["log_level"], told["address"]) == ("warning", "127.0.0.1")
     assert "Invalid HTTP" not in caplog.text
@@ -422,33 +468,32 @@ def test_a_client_that_speaks_https_is_mentioned_in_the_log_once_a_minute(
 
 
 def test_a_clip_of_one_byte_too_many_is_refused(registry: Registry):
-    """The boundary itself: 10 MiB are taken."""
+    """A clip of one byte too many is refused. The limit itself, 10 MiB, is accepted."""
     response = registry.post_voice("new", clip=bytes(10 * MIB + 1))
     says = f"File size exceeds maximum limit of 10MB. Got 10485761 bytes. {ACCEPTED_CLIP}"
     check(response, says, status=413, code="payload_too_large", param="audio_sample")
 
 
 def test_a_clip_of_the_size_that_is_accepted_is_looked_at(registry: Registry):
-    """It is refused for what it is, not for its size."""
+    """A clip of the largest accepted size is decoded. The refusal is about its content, not its size."""
     response = registry.post_voice("new", clip=bytes(10 * MIB))
     check(response, "no audio file that we know", code="unsupported_audio", param="audio_sample")
 
 
 def test_a_body_that_declares_too_much_is_refused_before_it_is_sent(registry: Registry):
-    """`Expect: 100-continue` asks whether to send it: the answer is no."""
-    lines = [
-        f"Content-Length: {10**10}",
-        "Expect: 100-continue",
-        f"Content-Type: {CONTENT_TYPE['Content-Type']}",
-    ]
-    answer = raw.ask(registry.port, raw.head("POST", VOICES, *lines))
+    """A body that declares too large a size is refused before it is sent. A client that asks with `Expect:
+    100-continue` need not send it.
+    """
+    answer = raw.ask(registry.port, upload_head(10**10, "Expect: 100-continue"))
     says = f"File size exceeds maximum limit of 10MB. Got 10000000000 bytes. {ACCEPTED_FORM}"
     check(answer, says, status=413, code="payload_too_large", param="audio_sample")
 
 
 @pytest.mark.parametrize("chunked", [True, False], ids=["chunked", "with Content-Length"])
 def test_a_caller_who_sends_far_too_much_still_gets_to_read_why(registry: Registry, chunked: bool):
-    """Hanging up while it sends would throw the answer away that is on its way to it."""
+    """A caller that sends far too much can still read why it was refused. Closing the connection while it
+    sends would discard the answer on its way.
+    """
     body = whole_form(audio_sample=bytes(40 * MIB))
     pieces = (body[start : start + MIB] for start in range(0, len(body), MIB))
     headers = {**CONTENT_TYPE, **({} if chunked else {"Content-Length": str(len(body))})}
@@ -459,7 +504,7 @@ def test_a_caller_who_sends_far_too_much_still_gets_to_read_why(registry: Regist
 
 
 def test_a_clip_without_declared_length_is_counted_as_it_arrives(registry: Registry):
-    """Chunked, and one byte too long."""
+    """A chunked clip without a declared length is counted as it arrives, and one byte too many is refused."""
     body = whole_form(audio_sample=bytes(10 * MIB + 1))
     pieces = (body[start : start + 65536] for start in range(0, len(body), 65536))
     response = registry.client.post(VOICES, content=pieces, headers=CONTENT_TYPE)
@@ -468,14 +513,16 @@ def test_a_clip_without_declared_length_is_counted_as_it_arrives(registry: Regis
 
 
 def test_a_declared_length_that_is_too_small_cuts_the_form(registry: Registry, start: Start):
-    """What comes after it is taken for another request, and is none."""
+    """A declared length that is too small cuts the form off. The bytes after it are parsed as another
+    request, which is invalid and refused.
+    """
     other = start(head_seconds=0.3)
     body = whole_form()
-    lines = [f"Content-Length: {len(body) - 100}", f"Content-Type: {CONTENT_TYPE['Content-Type']}"]
     with raw.connected(other.port) as connection:
-        connection.sendall(raw.head("POST", VOICES, *lines) + body)
-        check(raw.read_answer(connection), "is truncated")
-        assert raw.read_answer(connection).status in {400, 408}
+        connection.sendall(upload_head(len(body) - 100) + body)
+        answers = b"".join(iter(lambda: connection.recv(65536), b""))
+    assert answers.count(b"HTTP/1.1 400") == 2
+    assert b"is truncated" in answers.partition(b"HTTP/1.1 400")[2].partition(b"HTTP/1.1")[0]
     assert other.client.get(VOICES).json()["voices"] == ["default"]
 
 
@@ -485,11 +532,12 @@ def test_a_declared_length_that_is_too_small_cuts_the_form(registry: Registry, s
 def test_who_sends_more_than_was_declared_still_gets_to_read_the_answer(
     registry: Registry, line: str, says: str, caplog: pytest.LogCaptureFixture
 ):
-    """Hung up on while it sends, a caller sees a reset, and nobody tells it why."""
-    lines = [line, "Content-Length: 1000", f"Content-Type: {CONTENT_TYPE['Content-Type']}"]
+    """A caller that sends more than it declared can still read the answer. If the connection were closed
+    while it sends, it would see a reset and no reason.
+    """
     for _ in range(20):
         with raw.connected(registry.port) as connection:
-            connection.sendall(raw.head("POST", VOICES, *lines) + whole_form() + bytes(4 * MIB))
+            connection.sendall(upload_head(1000, line) + whole_form() + bytes(4 * MIB))
             answer = raw.read_answer(connection)
         assert answer.status == 400
         assert any(part in answer.error["message"] for part in says.split("|"))
@@ -504,7 +552,9 @@ def send_for(seconds: float, connection: socket.socket) -> None:
 
 
 def test_who_sends_without_end_is_hung_up_on_after_the_answer(registry: Registry, start: Start):
-    """Its answer waits for it, but not for ever."""
+    """The connection of a caller that goes on sending after the answer is closed after a while. The server
+    keeps it open so that the answer can be read, but not for ever.
+    """
     slow = start(head_seconds=0.3)
     with raw.connected(slow.port) as connection:
         connection.sendall(b"nonsense\r\n\r\n")
@@ -521,7 +571,7 @@ def test_who_sends_without_end_is_hung_up_on_after_the_answer(registry: Registry
         (["Content-Length: -1"], "one Content-Length of digits"),
         (["Content-Length: 1e3"], "one Content-Length of digits"),
         (["Content-Length: 0x10"], "one Content-Length of digits"),
-        (["Content-Length: 5", "Transfer-Encoding: chunked"], "length is given twice"),
+        (["Content-Length: 5", "Transfer-Encoding: chunked"], "one Content-Length"),
         (
             ["Content-Encoding: gzip", "Content-Length: 5"],
             "compressed body (Content-Encoding) is not accepted",
@@ -537,27 +587,31 @@ def test_who_sends_without_end_is_hung_up_on_after_the_answer(registry: Registry
 def test_a_head_that_can_be_read_in_two_ways_or_is_too_large_is_refused(
     registry: Registry, lines: list[str], says: str
 ):
-    """A proxy in front may read it the other way, and let something through."""
+    """A head that is ambiguous or too large is refused. A proxy in front may read it in another way, and let
+    a request through.
+    """
     answer = raw.ask(registry.port, raw.head("POST", VOICES, *lines) + b"12345")
     assert answer.status == 400
     assert any(part in answer.error["message"] for part in says.split("|"))
 
 
 def test_a_head_without_end_is_refused_while_it_comes(start: Start):
-    """Not after the time a head may take: by then it would be large."""
+    """A head without an end is refused while it arrives. After the time that a head may
+    take it would be large.
+    """
     patient = start(head_seconds=600)
     answer = raw.ask(patient.port, b"GET /v1/voices HTTP/1.1\r\nX: " + b"x" * MIB)
     assert (answer.status, "a head of up to 16384 bytes" in answer.error["message"]) == (400, True)
 
 
 def test_a_path_of_any_length_is_refused(registry: Registry):
-    """Before anybody looks at it."""
+    """A path of any length is refused before any code handles it."""
     answer = raw.ask(registry.port, raw.head("GET", "/v1/voices/" + "x" * 15_000, "X: " + "y" * 2_000))
     assert answer.status == 400
 
 
 def test_a_compressed_body_is_refused(registry: Registry):
-    """Nobody counts what it would become."""
+    """A compressed body is refused, because its decompressed size would not be counted."""
     headers = {**CONTENT_TYPE, "Content-Encoding": "gzip"}
     response = registry.client.post(VOICES, content=whole_form(), headers=headers)
     check(response, "(Content-Encoding) is not accepted", param="Content-Encoding")
@@ -567,10 +621,11 @@ def test_a_compressed_body_is_refused(registry: Registry):
 
 
 def test_a_body_that_stops_is_given_up(registry: Registry, start: Start):
-    """Otherwise a handful of idle connections hold all there are."""
+    """A body that stops arriving is given up. A handful of idle connections could otherwise occupy all that
+    there are.
+    """
     slow = start(body_timeouts=BodyTimeouts(idle_seconds=0.2, start_seconds=60))
-    lines = ["Content-Length: 100000", f"Content-Type: {CONTENT_TYPE['Content-Type']}"]
-    answer = raw.ask(slow.port, raw.head("POST", VOICES, *lines) + whole_form()[:1000])
+    answer = raw.ask(slow.port, upload_head(100_000) + whole_form()[:1000])
     check(
         answer,
         "arrives too slowly. Accepted: pauses of 0.2 s, and after 60 s at least 16384 bytes a second.",
@@ -578,11 +633,12 @@ def test_a_body_that_stops_is_given_up(registry: Registry, start: Start):
 
 
 def test_a_body_that_trickles_is_given_up(registry: Registry, start: Start):
-    """One byte at a time never pauses for long."""
+    """A body that trickles in is given up. One byte at a time never pauses long enough
+    for a time-out between bytes.
+    """
     slow = start(body_timeouts=BodyTimeouts(idle_seconds=60, start_seconds=0.5))
-    lines = ["Content-Length: 100000", f"Content-Type: {CONTENT_TYPE['Content-Type']}"]
     with raw.connected(slow.port) as connection:
-        connection.sendall(raw.head("POST", VOICES, *lines))
+        connection.sendall(upload_head(100_000))
         with trickling(connection, whole_form()):
             check(
                 raw.read_answer(connection), "too slowly…60 s, and after 0.5 s at least 16384 bytes a second"
@@ -610,7 +666,7 @@ def trickling(connection: socket.socket, data: bytes) -> Iterator[None]:
 
 
 def test_a_head_that_trickles_is_given_up(registry: Registry, start: Start):
-    """The server underneath waits for it for ever."""
+    """A head that trickles in is given up, because the underlying server would wait for it for ever."""
     slow = start(head_seconds=0.3)
     with (
         raw.connected(slow.port) as connection,
@@ -621,32 +677,55 @@ def test_a_head_that_trickles_is_given_up(registry: Registry, start: Start):
 
 
 def test_a_connection_without_a_request_is_closed(registry: Registry, start: Start):
-    """It says nothing, so nothing is said."""
+    """A connection that sends no request is closed without an answer."""
     slow = start(head_seconds=0.3)
     with raw.connected(slow.port) as connection:
         assert connection.recv(100) == b""
 
 
-def test_one_connection_too_many_is_told_so(
-    registry: Registry, start: Start, monkeypatch: pytest.MonkeyPatch
-):
-    """Those that are open go on; when one is closed there is room again."""
+def test_an_idle_connection_gives_way_to_a_new_one(start: Start, monkeypatch: pytest.MonkeyPatch):
+    """The oldest idle connection is closed for a new one. Clients that hold connections open without sending
+    requests shut out no other client, and no health check fails.
+    """
     monkeypatch.setenv("SPEAKER_API_MAX_CONNECTIONS", "2")
     small = start()
     request = raw.head("GET", "/healthz")
     with raw.connected(small.port) as one, raw.connected(small.port) as other:
-        for connection in (one, other, one):
+        for connection in (one, other):
             connection.sendall(request)
             assert raw.read_answer(connection).status == 200
-        refused = raw.ask(small.port, request)
+        assert raw.ask(small.port, request).status == 200
+        assert one.recv(1) == b"", "the oldest"
+        other.sendall(request)
+        assert raw.read_answer(other).status == 200
+
+
+def test_while_all_connections_are_busy_only_health_checks_are_answered(
+    registry: Registry, start: Start, monkeypatch: pytest.MonkeyPatch
+):
+    """Health checks are answered while all connections are busy, and other requests are refused. A failed
+    probe would restart the process and lose its running work.
+    """
+    monkeypatch.setenv("SPEAKER_API_MAX_CONNECTIONS", "2")
+    small = start()
+    job_id = small.upload("alice")["job_id"]
+    small.client.close()
+    with raw.connected(small.port) as one, raw.connected(small.port) as other:
+        for connection in (one, other):
+            connection.sendall(raw.head("GET", f"/v1/jobs/{job_id}?wait=60"))
+        wait_until(lambda: raw.ask(small.port, raw.head("GET", "/v1/profiles")).status == 503)
+        refused = raw.ask(small.port, raw.head("GET", "/v1/profiles"))
         check(refused, "2 connections are open", status=503, code="unavailable")
         assert refused.headers["retry-after"] == "1"
         assert refused.headers["connection"] == "close"
-    until(lambda: raw.ask(small.port, request).status == 200)
+        assert raw.ask(small.port, raw.head("GET", "/healthz")).status == 200
+    wait_until(lambda: raw.ask(small.port, raw.head("GET", "/v1/profiles")).status == 200)
 
 
 def test_the_rest_of_a_body_nobody_reads_is_not_waited_for_for_ever(registry: Registry, start: Start):
-    """The caller has its answer; what it still sends is thrown away, but not without end."""
+    """The rest of a body that no route reads is discarded, but not for ever. The caller
+    has its answer already.
+    """
     slow = start(head_seconds=0.3)
     with raw.connected(slow.port) as connection:
         connection.sendall(raw.head("POST", "/v1/nowhere", "Content-Length: 60000") + b"x")
@@ -656,7 +735,7 @@ def test_the_rest_of_a_body_nobody_reads_is_not_waited_for_for_ever(registry: Re
 
 
 def read_to_the_end(connection: socket.socket, seconds_between: float) -> int:
-    """How many bytes came until the server hung up."""
+    """Return how many bytes arrived until the server closed the connection."""
     read = 0
     with contextlib.suppress(ConnectionError):
         while piece := connection.recv(4 * MIB):
@@ -666,12 +745,14 @@ def read_to_the_end(connection: socket.socket, seconds_between: float) -> int:
 
 
 MANY = 400
-"""Answers that no buffer of the system holds."""
+"""The number of answers that exceeds every buffer of the system."""
 
 
 @pytest.mark.parametrize("last", ["", "Connection: close"])
 def test_who_asks_for_much_and_reads_nothing_is_hung_up_on(registry: Registry, start: Start, last: str):
-    """Else it would hold its connection, and what was written for it, for as long as it likes."""
+    """A client that requests much and reads nothing is disconnected. It could otherwise hold its connection,
+    and the memory of the answers, for as long as it likes.
+    """
     slow = start(head_seconds=0.3)
     expected = len(slow.client.get("/openapi.json").content) * MANY
     assert expected > 20 * MIB
@@ -686,7 +767,9 @@ def test_who_asks_for_much_and_reads_nothing_is_hung_up_on(registry: Registry, s
 
 
 def test_patience_with_heads_cuts_neither_answers_nor_idle_connections(registry: Registry, start: Start):
-    """A long poll takes longer than a head may, and so does a client's pause between two requests."""
+    """The time limit for a head ends neither an answer nor an idle connection. A long poll takes longer than
+    a head may, and so does a client's pause between two requests.
+    """
     slow = start(head_seconds=1)
     uploaded = slow.upload("alice")
     with raw.connected(slow.port) as connection:
@@ -698,11 +781,10 @@ def test_patience_with_heads_cuts_neither_answers_nor_idle_connections(registry:
 
 
 def test_a_caller_that_vanishes_leaves_nothing_behind(registry: Registry, capsys: pytest.CaptureFixture[str]):
-    """Neither a voice nor a crash in the logs."""
+    """A caller that vanishes in the middle of an upload leaves neither a voice nor a crash in the logs."""
     body = whole_form()
-    lines = [f"Content-Length: {len(body)}", f"Content-Type: {CONTENT_TYPE['Content-Type']}"]
     with raw.connected(registry.port) as connection:
-        connection.sendall(raw.head("POST", VOICES, *lines) + body[:-10])
+        connection.sendall(upload_head(len(body)) + body[:-10])
     registry.client.get("/healthz")
     time.sleep(0.2)
     logged = capsys.readouterr()
@@ -781,7 +863,9 @@ def test_a_caller_that_vanishes_leaves_nothing_behind(registry: Registry, capsys
 def test_what_does_not_exist_is_said_to_be_missing(
     registry: Registry, path: str, status: int, code: str, param: str | None, says: str
 ):
-    """With what there is instead, where that can be said: never another voice in its place."""
+    """A request for something that does not exist is refused. The message lists what exists where it can, and
+    another voice is never served in its place.
+    """
     check(registry.client.get(path), says, status=status, code=code, param=param)
 
 
@@ -793,7 +877,7 @@ def test_what_does_not_exist_is_said_to_be_missing(
         ("GET", f"{VOICES}/good", "DELETE"),
         ("DELETE", f"{VOICES}/good/cache", "GET, HEAD, POST"),
         ("TRACE", VOICES, "GET, HEAD, POST"),
-        ("BREW", "/v1/voices", "GET, HEAD"),
+        ("PURGE", "/v1/voices", "GET, HEAD"),
         ("POST", "/v1/voices/good", "DELETE, GET, HEAD"),
         ("HEAD", f"{VOICES}/good", "DELETE"),
         ("DELETE", "/v1/voices/good/versions/1/artifacts/qwen3-tts-0.6b/file", "GET, HEAD"),
@@ -803,7 +887,9 @@ def test_what_does_not_exist_is_said_to_be_missing(
 def test_a_method_that_a_path_does_not_have_is_refused(
     registry: Registry, method: str, path: str, allowed: str
 ):
-    """With those that it has, in `Allow` and in words; an override in a header changes nothing."""
+    """A method that a path does not have is refused. `Allow` and the message list the methods that it has,
+    and an override in a header changes nothing.
+    """
     response = registry.client.request(method, path, headers={"X-HTTP-Method-Override": "DELETE"})
     assert (response.status_code, response.headers["Allow"]) == (405, allowed)
     if method != "HEAD":
@@ -811,5 +897,7 @@ def test_a_method_that_a_path_does_not_have_is_refused(
 
 
 def test_every_clip_of_the_corpus_is_refused_for_a_fault_of_the_clip():
-    """The table above asserts on codes: they must all be of the family that callers catch."""
+    """Every clip of the corpus is refused with a code of the family that callers catch. The table above
+    asserts on these codes.
+    """
     assert all(issubclass(clip.error, InvalidAudio) for clip in BAD)

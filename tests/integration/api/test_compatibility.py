@@ -1,5 +1,6 @@
-"""vLLM-Omni's clients run unchanged: its keys, types, order and sentences on the routes it has, and the
-`cache` route as its pull request 2457 designed it. What we add to its answers is not looked at here.
+"""Tests that vLLM-Omni's clients run unchanged: with its keys, types, order and sentences on the routes that
+it has, and with the `cache` route as its pull request 2457 designed it. The registry's additions to these
+answers are not tested here.
 """
 
 import time
@@ -12,7 +13,8 @@ from services.registry_api.wire.forms import MAX_CONSENT, MAX_TEXT
 from speaker_registry.artifact import Artifact
 from speaker_registry.errors import ExtractorFailed, InvalidAudio
 from tests.integration.api.conftest import Start
-from tests.integration.api.registry import CLIP, EMBEDDING, OTHER_CLIP, PROFILE, WIDER, Registry, until
+from tests.integration.api.registry import CLIP, EMBEDDING, OTHER_CLIP, PROFILE, WIDER, Registry
+from tests.queue_workers import wait_until
 from tests.unit.audio import clips
 
 NONE = type(None)
@@ -53,7 +55,9 @@ OPENAI_VOICE: Shape = {"object": str, "id": str, "name": str, "created_at": int}
 
 
 def check(answer: dict[str, Any], shape: Shape) -> None:
-    """A superset: each key is there and its value of exactly that type (a bool is no int)."""
+    """Check that an answer is a superset: each key is present, with a value of exactly
+    that type (a bool is no int).
+    """
     assert {key: type(answer.get(key, check)) for key in shape} == shape
 
 
@@ -76,7 +80,7 @@ def cache(registry: Registry, name: str, method: str = "POST", **params: Any) ->
 
 
 def test_the_list_has_every_key_with_its_type(registry: Registry, name: str):
-    """Clients index into it without asking."""
+    """The list has every key with its type, because clients index into it without checking."""
     registry.upload(name, ref_text="The words.", speaker_description="A voice.")
     body = registry.client.get("/v1/audio/voices").json()
     check(body, LIST)
@@ -88,7 +92,9 @@ def test_the_list_has_every_key_with_its_type(registry: Registry, name: str):
 
 
 def test_a_ready_embedding_is_listed_as_direct_with_its_width(registry: Registry, name: str):
-    """`embedding_source` decides whether a client may ask for in-context cloning."""
+    """A ready embedding is listed as `direct` with its width. `embedding_source` decides whether a client may
+    request in-context cloning.
+    """
     registry.upload(name, clip=None, speaker_embedding=EMBEDDING)
     check(listed(registry, name), LISTED_EMBEDDING)
     assert (listed(registry, name)["embedding_source"], listed(registry, name)["embedding_dim"]) == (
@@ -99,7 +105,9 @@ def test_a_ready_embedding_is_listed_as_direct_with_its_width(registry: Registry
 
 @pytest.mark.parametrize("source", ["clip", "embedding"])
 def test_texts_that_were_not_given_have_no_key(registry: Registry, name: str, source: str):
-    """vLLM-Omni leaves them out, also where they were blank; a client may test for the key."""
+    """Texts that were not given have no key. vLLM-Omni leaves them out, also where they were blank, and a
+    client may test for the key.
+    """
     given = {"clip": CLIP} if source == "clip" else {"clip": None, "speaker_embedding": EMBEDDING}
     uploaded = registry.upload(name, ref_text=" ", speaker_description="", **given)
     for entry in (uploaded, listed(registry, name)):
@@ -107,7 +115,9 @@ def test_texts_that_were_not_given_have_no_key(registry: Registry, name: str, so
 
 
 def test_an_uploaded_clip_is_answered_with_every_key(registry: Registry, name: str):
-    """200, not 201: clients compare."""
+    """The answer to an uploaded clip has every key. Its status is 200, not 201, because
+    clients compare it.
+    """
     response = registry.post_voice(name.upper(), ref_text=" The words. ", speaker_description="A voice.")
     assert response.status_code == 200
     check(response.json(), UPLOAD)
@@ -118,7 +128,7 @@ def test_an_uploaded_clip_is_answered_with_every_key(registry: Registry, name: s
 
 
 def test_an_uploaded_embedding_is_answered_with_every_key(registry: Registry, name: str):
-    """The other of the two shapes."""
+    """The answer to an uploaded embedding, the other of the two shapes, has every key."""
     response = registry.post_voice(name, clip=None, speaker_embedding=EMBEDDING)
     assert response.status_code == 200
     check(response.json(), UPLOAD)
@@ -127,7 +137,7 @@ def test_an_uploaded_embedding_is_answered_with_every_key(registry: Registry, na
 
 
 def test_a_deleted_voice_is_answered_with_its_key(registry: Registry, name: str):
-    """The sentence is vLLM-Omni's, the name in it lower-cased."""
+    """The answer to a delete is vLLM-Omni's sentence with the voice's key, the name in lower case."""
     registry.upload(name)
     response = registry.client.delete(f"/v1/audio/voices/{name.upper()}")
     assert response.status_code == 200
@@ -138,7 +148,9 @@ def test_a_deleted_voice_is_answered_with_its_key(registry: Registry, name: str)
 
 
 def test_an_unknown_voice_is_not_found_in_the_envelope(registry: Registry):
-    """The integer `code` is what tells vLLM-Omni's envelope from OpenAI's."""
+    """An unknown voice is not found, in vLLM-Omni's envelope. Its integer `code`
+    distinguishes it from OpenAI's.
+    """
     response = registry.client.delete("/v1/audio/voices/nobody")
     error = error_of(response)
     check(error | {"param": None}, ERROR)
@@ -148,7 +160,9 @@ def test_an_unknown_voice_is_not_found_in_the_envelope(registry: Registry):
 
 
 def test_a_bad_upload_is_a_bad_request_in_the_envelope(registry: Registry, name: str):
-    """Every fault of an upload is a 400 there, whatever status it has on our own routes."""
+    """Every fault of an upload is a 400 in vLLM-Omni's envelope, whatever status it has on the registry's own
+    routes.
+    """
     for fields in ({"clip": b"text"}, {"clip": None, "speaker_embedding": "[1,2]"}):
         response = registry.post_voice(name, **fields)
         error = error_of(response)
@@ -157,7 +171,9 @@ def test_a_bad_upload_is_a_bad_request_in_the_envelope(registry: Registry, name:
 
 
 def test_voices_are_sorted_keys_with_default_among_them(start: Start):
-    """A client shows them as they come; `default` is the placeholder for no voice at all."""
+    """Voices are listed as sorted keys with `default` among them, the placeholder for no voice at all. A
+    client shows them in the order of the answer.
+    """
     registry = start()
     for name in ("Zoë", "alice", "Émile", "Bob", "ALICE", "李雷"):
         registry.upload(name)
@@ -167,14 +183,16 @@ def test_voices_are_sorted_keys_with_default_among_them(start: Start):
 
 
 def test_the_list_of_an_empty_registry_is_just_default(start: Start):
-    """The first call of a newcomer."""
+    """The list of an empty registry is just `default`. It is a newcomer's first call."""
     body = start().client.get("/v1/audio/voices").json()
     assert (body["voices"], body["uploaded_voices"], body["data"]) == (["default"], [], [])
     assert (body["first_id"], body["last_id"], body["has_more"]) == (None, None, False)
 
 
 def test_openais_clients_find_their_keys_too(registry: Registry, name: str):
-    """One answer serves both: OpenAI's list and voice, at the top level."""
+    """OpenAI's clients find their keys too: one answer serves both, with OpenAI's list
+    and voice at the top level.
+    """
     upload = registry.post_voice(name).json()
     check(upload, OPENAI_VOICE)
     assert (upload["object"], upload["name"]) == ("audio.voice", name)
@@ -189,7 +207,9 @@ def test_openais_clients_find_their_keys_too(registry: Registry, name: str):
 
 
 def test_the_list_can_be_paged_and_narrowed(start: Start):
-    """mlx-audio #743: a client wants the voices that its model can use, and those that are ready."""
+    """The list can be paged and filtered. In mlx-audio #743 a client wants the voices that its model can use,
+    and those that are ready.
+    """
     registry = start()
     for name in ("b", "d"):
         registry.ready(name)
@@ -219,7 +239,9 @@ def test_the_list_can_be_paged_and_narrowed(start: Start):
 def test_created_at_rises_with_every_upload_of_a_name_and_outlives_its_deletion(
     registry: Registry, name: str
 ):
-    """It is the generation in vLLM-Omni's cache keys: the same twice would serve the old voice's tensors."""
+    """`created_at` rises with every upload of a name and outlives its deletion. It is the generation in
+    vLLM-Omni's cache keys: the same value twice would serve the old voice's tensors.
+    """
     seen = [registry.upload(name, consent=f"cons_{number}")["created_at"] for number in range(3)]
     registry.client.delete(f"/v1/audio/voices/{name}")
     seen.append(registry.upload(name, consent="cons_0")["created_at"])
@@ -228,7 +250,9 @@ def test_created_at_rises_with_every_upload_of_a_name_and_outlives_its_deletion(
 
 
 def test_the_same_upload_again_is_the_same_generation(registry: Registry, name: str):
-    """A client that repeats a request whose answer it lost must not make every engine extract again."""
+    """The same upload again is the same generation. A client that repeats a request whose answer it lost must
+    not make every engine extract again.
+    """
     first = registry.upload(name)
     again = registry.post_voice(name)
     assert again.headers["Idempotent-Replayed"] == "true"
@@ -238,7 +262,7 @@ def test_the_same_upload_again_is_the_same_generation(registry: Registry, name: 
 
 
 def test_an_idempotency_key_says_which_request_is_meant(registry: Registry, name: str):
-    """Reused for another request it would hide a mistake."""
+    """An idempotency key identifies one request. Reused for another request it would hide a mistake."""
     headers = {"Idempotency-Key": f"secret-{name}"}
     first = registry.upload(name, headers=headers)
     registry.upload(name, clip=OTHER_CLIP)
@@ -296,7 +320,9 @@ SENTENCES: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("case", SENTENCES)
 def test_a_refusal_is_said_in_vllm_omnis_words(registry: Registry, name: str, case: str):
-    """Clients match on them, for want of codes; what we add comes after."""
+    """A refusal uses vLLM-Omni's words, because clients match on them for want of codes. The registry's
+    additions come after.
+    """
     fields, sentence = SENTENCES[case]
     response = registry.post_voice(**{"name": name, **fields})
     assert 400 <= response.status_code < 500
@@ -304,7 +330,9 @@ def test_a_refusal_is_said_in_vllm_omnis_words(registry: Registry, name: str, ca
 
 
 def test_a_full_registry_says_how_many_voices_it_takes(start: Start):
-    """In vLLM-Omni's words, as 400; a new version of a voice that is there is no new voice."""
+    """A full registry refuses a new voice with 400 and says in vLLM-Omni's words how many it takes. A new
+    version of an existing voice is no new voice and is accepted.
+    """
     registry = start(max_uploaded=1)
     registry.upload("alice")
     response = registry.post_voice("bob")
@@ -317,7 +345,9 @@ def test_a_full_registry_says_how_many_voices_it_takes(start: Start):
 
 
 def test_an_immutable_registry_refuses_a_name_that_is_taken(start: Start):
-    """In vLLM-Omni's words, as 400; after a delete the name is free."""
+    """An immutable registry refuses a name that is taken with 400, in vLLM-Omni's words.
+    A delete frees the name.
+    """
     registry = start(registration_policy="immutable")
     registry.upload("Alice")
     response = registry.post_voice("Alice", clip=OTHER_CLIP)
@@ -334,14 +364,18 @@ def test_an_immutable_registry_refuses_a_name_that_is_taken(start: Start):
     "name", ["Ann Marie", "a:b", "voz-ñ", "李雷", "🎙", "x" * 128, "..x", "-", "%41", "a+b", "a&b"]
 )
 def test_names_that_vllm_omni_takes_are_taken(registry: Registry, name: str):
-    """Spaces, colons, any script; and they are found again in a path."""
+    """Every name that vLLM-Omni takes is taken, with spaces, colons and any script, and
+    is found again in a path.
+    """
     registry.upload(name)
     assert listed(registry, name)["name"] == name
     assert cache(registry, name.replace("%", "%25"), "GET").json()["voice"] == name.lower()
 
 
 def test_the_longest_texts_still_make_an_artifact_that_can_be_read(registry: Registry, name: str):
-    """They go into its header, which readers bound: too long ones must be refused here, not by an engine."""
+    """The longest texts still make an artifact that can be read. They go into its header, whose size readers
+    limit, so too long texts must be refused here, not by an engine.
+    """
     hardest = '"'  # quoted twice: four bytes for one, like an emoji
     registry.ready(name, ref_text=hardest * MAX_TEXT, consent=hardest * MAX_CONSENT)
     assert Artifact.parse(registry.file(name).content).manifest.ref_text == hardest * MAX_TEXT
@@ -359,7 +393,9 @@ def test_the_longest_texts_still_make_an_artifact_that_can_be_read(registry: Reg
 
 
 def test_cache_of_a_ready_voice_says_that_it_is_already_valid(registry: Registry, name: str):
-    """The second call of pull request 2457, word for word."""
+    """A cache call for a ready voice answers that the cache is already valid, word for word as the second
+    call of pull request 2457.
+    """
     registry.ready(name)
     response = cache(registry, name)
     assert response.status_code == 200
@@ -370,11 +406,13 @@ def test_cache_of_a_ready_voice_says_that_it_is_already_valid(registry: Registry
 
 
 def test_cache_waits_for_the_extraction_and_then_has_no_message(registry: Registry, name: str):
-    """The first call of pull request 2457: ready, and nothing to add."""
+    """A cache call waits for the extraction and then answers "ready" without a message, as the first call of
+    pull request 2457.
+    """
     registry.upload(name)
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(cache, registry, name)
-        until(lambda: registry.long_polls.waiting == 1)
+        wait_until(lambda: registry.long_polls.waiting == 1)
         registry.worker.finish_all(name)
         response = waiting.result()
     assert response.status_code == 200
@@ -382,7 +420,9 @@ def test_cache_waits_for_the_extraction_and_then_has_no_message(registry: Regist
 
 
 def test_cache_that_is_not_ready_in_time_is_accepted_and_says_where_to_look(registry: Registry, name: str):
-    """A client that cannot hold a connection polls the job."""
+    """A cache call that is not ready in time is answered 202 and says where to look, so that a client that
+    cannot hold a connection polls the job.
+    """
     uploaded = registry.upload(name)
     response = cache(registry, name, wait=0)
     assert response.status_code == 202
@@ -395,7 +435,9 @@ def test_cache_that_is_not_ready_in_time_is_accepted_and_says_where_to_look(regi
 
 
 def test_cache_of_a_voice_that_failed_is_a_final_conflict(registry: Registry, name: str):
-    """OpenAI's clients repeat a 409 unless told not to."""
+    """A cache call for a voice that failed is a final conflict. OpenAI's clients repeat a
+    409 unless told not to.
+    """
     registry.upload(name)
     registry.worker.fail_all(name, InvalidAudio("No speech was found."))
     response = cache(registry, name)
@@ -407,7 +449,9 @@ def test_cache_of_a_voice_that_failed_is_a_final_conflict(registry: Registry, na
 
 
 def test_cache_by_force_gives_a_failed_voice_another_try(registry: Registry, name: str):
-    """After the cause was mended, nothing else would."""
+    """A forced cache call gives a failed voice another attempt. After the cause has been
+    fixed, nothing else would.
+    """
     registry.upload(name)
     registry.worker.fail_all(name, InvalidAudio("No speech was found."))
     with registry.worker.working():
@@ -416,7 +460,9 @@ def test_cache_by_force_gives_a_failed_voice_another_try(registry: Registry, nam
 
 
 def test_cache_by_force_extracts_again_and_the_old_artifact_serves_meanwhile(registry: Registry, name: str):
-    """A rebuild must not be an outage."""
+    """A forced cache call extracts again, and the old artifact is served meanwhile, because a rebuild must
+    not be an outage.
+    """
     registry.ready(name)
     before = registry.file(name)
     response = cache(registry, name, force=True, wait=0)
@@ -428,12 +474,14 @@ def test_cache_by_force_extracts_again_and_the_old_artifact_serves_meanwhile(reg
 
 
 def test_cache_by_force_that_fails_says_so_and_the_old_artifact_serves(registry: Registry, name: str):
-    """ "Ready" would let the caller believe that it was rebuilt."""
+    """A forced cache call that fails says so, and the old artifact is served. "Ready" would make the caller
+    believe that it was rebuilt.
+    """
     registry.ready(name)
     before = registry.file(name)
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(cache, registry, name, force=True)
-        until(lambda: bool(registry.jobs.page("default", state="queued", slug=name, limit=1).found))
+        wait_until(lambda: bool(registry.jobs.page("default", state="queued", slug=name, limit=1).found))
         registry.worker.fail_all(name, InvalidAudio("No speech was found."))
         response = waiting.result()
     assert (response.status_code, error_of(response)["reason"]) == (409, "artifact_failed")
@@ -442,7 +490,7 @@ def test_cache_by_force_that_fails_says_so_and_the_old_artifact_serves(registry:
 
 
 def test_cache_goes_on_waiting_while_a_failed_attempt_is_tried_again(registry: Registry, name: str):
-    """A failure that may pass is not the end."""
+    """A cache call goes on waiting while a failed attempt is retried, because the cause may be temporary."""
     registry.upload(name)
     registry.worker.fail_all(name, ExtractorFailed("The device was reset."))
     response = cache(registry, name, wait=0)
@@ -450,7 +498,9 @@ def test_cache_goes_on_waiting_while_a_failed_attempt_is_tried_again(registry: R
 
 
 def test_cache_of_a_given_embedding_is_unsupported(registry: Registry, name: str):
-    """There is no clip to extract anything from; vLLM-Omni's design refuses it too."""
+    """A cache call for a given embedding is unsupported. There is no clip to extract anything from;
+    vLLM-Omni's design refuses it too.
+    """
     registry.upload(name, clip=None, speaker_embedding=EMBEDDING)
     for method in ("POST", "GET"):
         response = cache(registry, name, method)
@@ -459,13 +509,15 @@ def test_cache_of_a_given_embedding_is_unsupported(registry: Registry, name: str
 
 
 def test_cache_extracts_what_it_can_and_says_what_it_cannot(start: Start):
-    """A fleet of several engines: that one of them needs a transcript must not keep the others waiting."""
+    """A cache call extracts what it can and names what it cannot. In a fleet of several engines, one that
+    needs a transcript must not keep the others waiting.
+    """
     registry = start(profiles=(PROFILE, "higgs-audio-v2"))
     registry.upload("alice")
     registry.worker.fail_all("alice", InvalidAudio("No speech was found."))
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(cache, registry, "alice", force=True)
-        until(lambda: bool(registry.jobs.page("default", state="queued", slug="alice", limit=1).found))
+        wait_until(lambda: bool(registry.jobs.page("default", state="queued", slug="alice", limit=1).found))
         registry.worker.finish_all("alice")
         response = waiting.result()
     assert (response.status_code, error_of(response)["reason"]) == (409, "artifact_failed")
@@ -474,7 +526,9 @@ def test_cache_extracts_what_it_can_and_says_what_it_cannot(start: Start):
 
 
 def test_cache_of_an_unknown_voice_or_profile_is_not_found(registry: Registry, name: str):
-    """Never another voice in its place."""
+    """A cache call for an unknown voice or profile is not found, and never answered with
+    another voice in its place.
+    """
     registry.upload(name)
     for method in ("POST", "GET"):
         unknown = cache(registry, "nobody", method)
@@ -485,7 +539,9 @@ def test_cache_of_an_unknown_voice_or_profile_is_not_found(registry: Registry, n
 
 
 def test_cache_for_another_profile_extracts_that_one(registry: Registry, name: str):
-    """An engine of the other size may join later."""
+    """A cache call for another profile extracts that profile, because an engine of the
+    other size may join later.
+    """
     registry.ready(name)
     assert registry.file(name, profile=WIDER).status_code == 404
     with registry.worker.working():
@@ -494,7 +550,7 @@ def test_cache_for_another_profile_extracts_that_one(registry: Registry, name: s
 
 
 def test_asking_for_the_cache_status_starts_nothing(registry: Registry, name: str):
-    """A dashboard polls it."""
+    """Reading the cache status starts no extraction, because dashboards poll it."""
     registry.ready(name)
     before = registry.stored()
     assert cache(registry, name, "GET", profile=WIDER).json()["cache_status"] == "pending"
@@ -503,7 +559,7 @@ def test_asking_for_the_cache_status_starts_nothing(registry: Registry, name: st
 
 @pytest.mark.parametrize("wait", ["-1", "300.5", "NaN", "inf", "soon", ""])
 def test_a_wait_out_of_bounds_is_refused(registry: Registry, name: str, wait: str):
-    """The message names the value and the bounds."""
+    """A wait out of bounds is refused, and the message names the value and the bounds."""
     registry.upload(name)
     response = cache(registry, name, wait=wait)
     assert (response.status_code, error_of(response)["param"]) == (400, "wait")
@@ -511,11 +567,13 @@ def test_a_wait_out_of_bounds_is_refused(registry: Registry, name: str, wait: st
 
 
 def test_fifty_cache_calls_at_once_make_one_extraction(registry: Registry, name: str):
-    """A fleet that starts asks all at once; a GPU must not do the same work fifty times."""
+    """Fifty cache calls at once make one extraction. All engines of a starting fleet call at the same time,
+    and a GPU must not do the same work fifty times.
+    """
     registry.ready(name)
     with ThreadPoolExecutor(50) as pool:
         calls = [pool.submit(cache, registry, name, profile=WIDER) for _ in range(50)]
-        until(lambda: registry.long_polls.waiting == 50)
+        wait_until(lambda: registry.long_polls.waiting == 50)
         registry.worker.finish_all(name)
         answers = [call.result() for call in calls]
     jobs = registry.client.get("/v1/jobs", params={"voice": name, "profile": WIDER}).json()["data"]

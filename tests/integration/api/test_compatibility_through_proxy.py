@@ -1,11 +1,10 @@
-"""vLLM-Omni's clients run unchanged against the registry as it is deployed, too: the tests of
-`test_compatibility.py`, with two API processes and two workers behind the proxy; and the same while again and
-again one of the API processes is killed and replaced.
+"""Tests that vLLM-Omni's clients also run unchanged against the registry as it is deployed. They are the
+tests of `test_compatibility.py`, with two API processes and two workers behind the proxy, once undisturbed
+and once while the API processes are killed and replaced again and again.
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import pytest
 
 from tests.integration.api import test_compatibility as compatibility
 from tests.integration.api.proxied import ProxiedRegistry
+from tests.integration.api.registry import Registry
 from tests.queue_workers import wait_until
 
 globals().update({name: test for name, test in vars(compatibility).items() if name.startswith("test_")})
@@ -20,19 +20,21 @@ globals().update({name: test for name, test in vars(compatibility).items() if na
 STEADY, REPLACED = "steady", "while a replica is replaced"
 
 
-@pytest.fixture(scope="module", params=[STEADY, REPLACED])
-def weather(request: pytest.FixtureRequest) -> str:
-    weather: str = request.param
-    return weather
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run a test that starts a registry with settings of its own only while a replica is replaced, because
+    the start takes long.
+    """
+    weathers = [REPLACED] if "start" in metafunc.fixturenames else [STEADY, REPLACED]
+    metafunc.parametrize("weather", weathers, scope="module")
 
 
 KILLED_EACH = 4
-"""Of so many tests at least one has a replica killed just before it, and waits until that can be."""
+"""At least one of this many tests has a replica killed just before it, and waits until that is possible."""
 
 
 @pytest.fixture(scope="module")
 def attempts() -> list[bool]:
-    """Whether a replica could be killed, test by test."""
+    """Return a list that says test by test if a replica could be killed."""
     return []
 
 
@@ -51,7 +53,9 @@ def shared(
 
 @pytest.fixture
 def registry(shared: ProxiedRegistry, weather: str, attempts: list[bool]) -> ProxiedRegistry:
-    """A replica is killed just before the test, and comes back during it, if the last one is back."""
+    """Return the registry. A replica is killed just before the test, and comes back during it, if the
+    previous one is back.
+    """
     if weather == REPLACED:
         if len(attempts) % KILLED_EACH == KILLED_EACH - 1 and not any(attempts[1 - KILLED_EACH :]):
             wait_until(shared.composed.kill_a_replica, 60)
@@ -62,17 +66,17 @@ def registry(shared: ProxiedRegistry, weather: str, attempts: list[bool]) -> Pro
 
 
 @pytest.fixture
-def start(weather: str, tmp_path: Path) -> Iterator[Callable[..., ProxiedRegistry]]:
-    """Starts registries with nothing in them, for this test alone."""
-    numbers = count()
+def start(shared: ProxiedRegistry, tmp_path: Path) -> Iterator[Callable[..., Registry]]:
+    """Start registries for this test alone. Without settings, it is a namespace of the shared one, which is
+    just as empty.
+    """
     with ExitStack() as stack:
 
-        def make(**settings: Any) -> ProxiedRegistry:
-            folder = tmp_path / str(next(numbers))
-            folder.mkdir()
-            running = stack.enter_context(ProxiedRegistry(folder, **settings))
-            if weather == REPLACED:
-                wait_until(running.composed.kill_a_replica, 60)
+        def make(**settings: Any) -> Registry:
+            if not settings:
+                return stack.enter_context(shared.empty_namespace())
+            running = stack.enter_context(ProxiedRegistry(tmp_path, **settings))
+            wait_until(running.composed.kill_a_replica, 60)
             return running
 
         yield make

@@ -1,4 +1,4 @@
-"""Extractions that are asked for, and jobs that are canceled: by HTTP, SDK and command line."""
+"""Tests of requested extractions and canceled jobs, by HTTP, SDK and command line."""
 
 import json
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +14,8 @@ from speaker_registry.errors import (
     JobFinished,
     JobNotFound,
 )
-from tests.integration.api.registry import EMBEDDING, OTHER_CLIP, PROFILE, WIDER, Registry, until
+from tests.integration.api.registry import EMBEDDING, OTHER_CLIP, PROFILE, WIDER, Registry
+from tests.queue_workers import wait_until
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +38,9 @@ def ask(registry: Registry, name: str, ref: int | str = "default", **said: Any) 
 
 
 def test_a_profile_that_no_voice_must_have_is_extracted_where_somebody_asks(registry: Registry, name: str):
-    """Of the version that is named, whatever the name stands for."""
+    """A profile that is not required is extracted on request, from the version that is named, whatever
+    version the name stands for. A second request joins the job of the first.
+    """
     registry.ready(name)
     registry.ready(name, clip=OTHER_CLIP)
     asked = ask(registry, name, 1, profiles=[WIDER])
@@ -53,13 +56,13 @@ def test_a_profile_that_no_voice_must_have_is_extracted_where_somebody_asks(regi
 
 
 def test_without_profiles_all_that_are_required_are_meant(registry: Registry, name: str):
-    """As with an upload."""
+    """A request without profiles extracts all required profiles, as an upload does."""
     registry.ready(name)
     assert [one["profile"] for one in ask(registry, name).json()["data"]] == [PROFILE]
 
 
 def test_by_force_it_is_made_again(registry: Registry, name: str):
-    """What is there serves meanwhile."""
+    """A forced extraction makes the artifact again, and the existing artifact is served meanwhile."""
     registry.ready(name)
     before = registry.file(name)
     (made,) = ask(registry, name, profiles=[PROFILE], force=True).json()["data"]
@@ -87,7 +90,9 @@ def test_by_force_it_is_made_again(registry: Registry, name: str):
     ],
 )
 def test_what_cannot_be_asked_for_is_refused(registry: Registry, name: str, said: Any, param: str, says: str):
-    """Before anything is begun, and with what can be asked for."""
+    """An invalid extraction request is refused before anything begins, and the message
+    lists the accepted values.
+    """
     registry.ready(name)
     refused = registry.client.post(extractions(name), json=said)
     error = refused.json()["error"]
@@ -101,13 +106,13 @@ def test_what_cannot_be_asked_for_is_refused(registry: Registry, name: str, said
         (b"", "The body is missing; accepted: a JSON object with force, profiles."),
         (
             b'{"force": tru}',
-            "The body is no JSON: expecting value at character 10; accepted: a JSON object with",
+            "The body is not JSON: expecting value at character 10; accepted: a JSON object with",
         ),
         (b'{"a": "\xff"}', "The body cannot be read; accepted: JSON in UTF-8."),
     ],
 )
 def test_a_body_that_is_no_json_is_refused(registry: Registry, name: str, body: bytes, says: str):
-    """With the place up to which it is some."""
+    """A body that is not valid JSON is refused, and the message says up to which position it is valid."""
     registry.ready(name)
     headers = {"Content-Type": "application/json"}
     refused = registry.client.post(extractions(name), content=body, headers=headers)
@@ -117,7 +122,9 @@ def test_a_body_that_is_no_json_is_refused(registry: Registry, name: str, body: 
 
 @pytest.mark.parametrize("sent", ["application/x-www-form-urlencoded", "text/plain", None])
 def test_json_that_is_not_said_to_be_json_is_refused_as_that(registry: Registry, name: str, sent: str | None):
-    """What `curl -d` sends without a header of its own."""
+    """A JSON body without the content type of JSON is refused with the accepted one. `curl -d` sends such
+    requests unless a header is given.
+    """
     registry.ready(name)
     headers = {} if sent is None else {"Content-Type": sent}
     error = registry.client.post(extractions(name), content=b"{}", headers=headers).json()["error"]
@@ -126,7 +133,9 @@ def test_json_that_is_not_said_to_be_json_is_refused_as_that(registry: Registry,
 
 
 def test_json_that_turns_out_too_large_is_called_that(registry: Registry, name: str):
-    """Not damaged, which it is only because we stopped to read it."""
+    """A JSON body that is too large is called too large, not damaged. It only looks damaged because the
+    server stopped reading it.
+    """
     registry.ready(name)
     pieces = (b" " * 1000 for _ in range(70))
     headers = {"Content-Type": "application/json"}
@@ -136,7 +145,7 @@ def test_json_that_turns_out_too_large_is_called_that(registry: Registry, name: 
 
 
 def test_what_there_is_not_cannot_be_extracted_from(registry: Registry, name: str):
-    """Before anything is begun."""
+    """An unknown profile, voice or version is not found, and nothing is begun."""
     registry.ready(name)
     refused = ask(registry, name, profiles=["nonsense"])
     assert (refused.status_code, refused.json()["error"]["code"]) == (404, "profile_unknown")
@@ -145,7 +154,7 @@ def test_what_there_is_not_cannot_be_extracted_from(registry: Registry, name: st
 
 
 def test_an_embedding_has_nothing_to_extract(registry: Registry, name: str):
-    """SDK and command line say so."""
+    """A voice of a given embedding has nothing to extract, and SDK and command line say so."""
     registry.upload(name, clip=None, speaker_embedding=EMBEDDING)
     with RegistryClient(registry.url, retries=0) as client, pytest.raises(CacheUnsupported):
         client.extract(name, WIDER)
@@ -156,7 +165,7 @@ def test_an_embedding_has_nothing_to_extract(registry: Registry, name: str):
 
 
 def test_a_job_is_canceled(registry: Registry, name: str):
-    """And again, with the same answer."""
+    """A queued job can be canceled. Canceling it again gives the same answer."""
     job_id = registry.upload(name)["job_id"]
     canceled = registry.client.post(f"/v1/jobs/{job_id}/cancel")
     assert canceled.status_code == 200
@@ -170,7 +179,7 @@ def test_a_job_is_canceled(registry: Registry, name: str):
 
 
 def test_whoever_waits_for_it_hears_of_it_at_once(registry: Registry, name: str):
-    """Long polls for the job, the artifact and the voice."""
+    """Long polls for the job, the artifact and the voice end as soon as the job is canceled."""
     job_id = registry.upload(name)["job_id"]
     registry.worker.take_all(name)
     get, post = registry.client.get, registry.client.post
@@ -180,7 +189,7 @@ def test_whoever_waits_for_it_hears_of_it_at_once(registry: Registry, name: str)
             pool.submit(get, f"/v1/voices/{name}/versions/1/artifacts/{PROFILE}", params={"wait": 30}),
             pool.submit(post, f"/v1/audio/voices/{name}/cache", params={"wait": 30}),
         ]
-        until(lambda: registry.long_polls.waiting == len(waiting))
+        wait_until(lambda: registry.long_polls.waiting == len(waiting))
         assert registry.client.post(f"/v1/jobs/{job_id}/cancel").status_code == 200
         job, artifact, cached = (one.result(15) for one in waiting)
     assert job.json()["state"] == "canceled"
@@ -189,7 +198,9 @@ def test_whoever_waits_for_it_hears_of_it_at_once(registry: Registry, name: str)
 
 
 def test_what_has_ended_cannot_be_canceled(registry: Registry, name: str):
-    """Nor what there is not; with codes that the SDK knows."""
+    """A job that has ended cannot be canceled, nor one that does not exist. The errors have codes that the
+    SDK knows.
+    """
     job_id = registry.ready(name)["job_id"]
     late = registry.client.post(f"/v1/jobs/{job_id}/cancel")
     assert (late.status_code, late.json()["error"]["code"]) == (409, "job_finished")
@@ -205,7 +216,7 @@ def test_what_has_ended_cannot_be_canceled(registry: Registry, name: str):
 
 
 def test_the_sdk_extracts_waits_and_cancels(registry: Registry, name: str):
-    """In the words that its users know."""
+    """The SDK extracts, waits and cancels with the states and exceptions that its users know."""
     registry.ready(name)
     with RegistryClient(registry.url, retries=0) as client:
         made = client.extract(f"{name}@1", WIDER)
@@ -225,7 +236,7 @@ def test_the_sdk_extracts_waits_and_cancels(registry: Registry, name: str):
 def test_the_command_line_extracts_and_cancels(
     registry: Registry, name: str, capsys: pytest.CaptureFixture[str]
 ):
-    """For scripts as well: `--json` has the job's id."""
+    """The command line extracts and cancels. Scripts get the job's id with `--json`."""
     registry.ready(name)
     words = ["extract", f"{name}@1", "--profile", WIDER]
     assert cli.main([*words, "--json"]) == 0
@@ -245,13 +256,15 @@ def test_the_command_line_extracts_and_cancels(
 def test_a_forced_extraction_that_fails_is_not_taken_for_done(
     registry: Registry, name: str, capsys: pytest.CaptureFixture[str]
 ):
-    """The artifact from before is ready all the while."""
+    """A forced extraction that fails is reported as failed, although the previous artifact stays ready all
+    the while.
+    """
     registry.ready(name)
     with ThreadPoolExecutor() as pool:
         words = ["extract", name, "--profile", PROFILE, "--force", "--wait", "--timeout", "20"]
         waiting = pool.submit(cli.main, words)
         queued = {"voice": name, "state": "queued"}
-        until(lambda: bool(registry.client.get("/v1/jobs", params=queued).json()["data"]))
+        wait_until(lambda: bool(registry.client.get("/v1/jobs", params=queued).json()["data"]))
         registry.worker.fail_all(name, InvalidAudio("No speech was found."))
         assert waiting.result(30) == 6
     assert "No speech was found." in capsys.readouterr().err

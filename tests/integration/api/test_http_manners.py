@@ -1,4 +1,6 @@
-"""What clients expect of any HTTP service: slashes at the end of a path, compressed JSON, an icon."""
+"""Tests of what clients expect of any HTTP service: slashes at the end of a path,
+compressed JSON, an icon.
+"""
 
 import gzip
 import json
@@ -29,8 +31,8 @@ GZIP, PLAIN = {"Accept-Encoding": "gzip"}, {"Accept-Encoding": "identity"}
     ],
 )
 def test_a_slash_at_the_end_leads_to_the_path_without_it(registry: Registry, path: str, location: str):
-    """As with vLLM-Omni. The address is relative, so it keeps host, scheme and a proxy's own prefix, whatever
-    the Host header says.
+    """A path with a slash at its end redirects to the path without it, as in vLLM-Omni. The address is
+    relative, so it keeps host, scheme and a proxy's own prefix, whatever the Host header says.
     """
     response = registry.client.get(path, headers={"Host": "localhost"})
     assert (response.status_code, response.headers["Location"]) == (307, location)
@@ -51,7 +53,7 @@ def test_a_slash_at_the_end_leads_to_the_path_without_it(registry: Registry, pat
     ],
 )
 def test_what_leads_nowhere_is_not_found(registry: Registry, path: str):
-    """And nobody is sent to another host."""
+    """A path that is not found is never redirected, so no client is sent to another host."""
     response = httpx.get(f"{registry.url}{path}")
     assert response.status_code == 404
     assert "location" not in response.headers
@@ -59,7 +61,9 @@ def test_what_leads_nowhere_is_not_found(registry: Registry, path: str):
 
 
 def test_an_upload_is_sent_again_where_it_belongs(registry: Registry, name: str):
-    """With its method and its body, which is larger than what other routes take."""
+    """An upload to a path with a slash at its end is redirected with its method and its body, which is larger
+    than other routes accept.
+    """
     with httpx.Client(base_url=registry.url, follow_redirects=True) as client:
         response = client.post(
             "/v1/audio/voices/",
@@ -75,13 +79,13 @@ def test_an_upload_is_sent_again_where_it_belongs(registry: Registry, name: str)
 
 
 def raw(registry: Registry, path: str, method: str = "GET", **headers: str) -> tuple[httpx.Response, bytes]:
-    """The answer, and its body as it came over the wire."""
+    """Return the answer, and its body as it was transferred."""
     with httpx.stream(method, f"{registry.url}{path}", headers=headers) as response:
         return response, b"".join(response.iter_raw())
 
 
 def test_a_long_list_is_compressed_for_whoever_can_read_that(registry: Registry, name: str):
-    """304 voices take 114 KB otherwise."""
+    """A long list is compressed for clients that accept it. A list of 304 voices takes 114 KB otherwise."""
     for number in range(5):
         registry.upload(f"{name}-{number}")
     plain, whole = raw(registry, "/v1/voices", **PLAIN)
@@ -97,7 +101,7 @@ def test_a_long_list_is_compressed_for_whoever_can_read_that(registry: Registry,
 
 @pytest.mark.parametrize("accepted", ["", "identity", "br", "gzip;q=0", "gzip; q=0.0, br", "*;q=0"])
 def test_nothing_is_compressed_for_whoever_cannot_read_it(registry: Registry, accepted: str):
-    """Or has said that it does not want that."""
+    """Nothing is compressed for clients that cannot decompress it or have declined it."""
     response, body = raw(registry, "/openapi.json", **{"Accept-Encoding": accepted})
     assert "Content-Encoding" not in response.headers
     assert json.loads(body)["openapi"]
@@ -105,14 +109,16 @@ def test_nothing_is_compressed_for_whoever_cannot_read_it(registry: Registry, ac
 
 @pytest.mark.parametrize("accepted", ["gzip", "deflate, gzip;q=0.5", "GZIP", "br;q=1.0, gzip"])
 def test_everybody_else_gets_it_compressed(registry: Registry, accepted: str):
-    """However it is said."""
+    """Answers are compressed for all other clients, in whatever form the header accepts it."""
     response, body = raw(registry, "/openapi.json", **{"Accept-Encoding": accepted})
     assert response.headers["Content-Encoding"] == "gzip"
     assert json.loads(gzip.decompress(body))["openapi"]
 
 
 def test_a_short_answer_is_sent_as_it_is(registry: Registry, name: str):
-    """Compressing takes longer than it saves. Caches are told all the same."""
+    """A short answer is sent uncompressed, because compressing takes longer than it saves. Its `Vary` header
+    tells caches all the same.
+    """
     response, body = raw(registry, "/v1/jobs?voice=nobody", **GZIP)
     assert "Content-Encoding" not in response.headers
     assert response.headers["Vary"] == "Accept-Encoding"
@@ -120,7 +126,9 @@ def test_a_short_answer_is_sent_as_it_is(registry: Registry, name: str):
 
 
 def test_an_answer_is_not_changed_whether_it_was_compressed_or_not(registry: Registry, name: str):
-    """The tag is weak: it stands for what is said, not for the bytes. 304 says the same of both."""
+    """An answer has the same tag compressed or not. The tag is weak: it stands for the content, not for the
+    bytes. A 304 is answered for both.
+    """
     registry.upload(name)
     for path in ("/v1/voices", f"/v1/voices/{name}"):
         tag = raw(registry, path, **GZIP)[0].headers["ETag"]
@@ -137,7 +145,7 @@ def test_an_answer_is_not_changed_whether_it_was_compressed_or_not(registry: Reg
 
 
 def test_head_says_what_get_would(registry: Registry, name: str):
-    """The length of the compressed body, too."""
+    """HEAD has the headers of GET, the length of the compressed body included."""
     _, body = raw(registry, "/openapi.json", **GZIP)
     head, nothing = raw(registry, "/openapi.json", "HEAD", **GZIP)
     assert (head.headers["Content-Length"], nothing) == (str(len(body)), b"")
@@ -145,7 +153,9 @@ def test_head_says_what_get_would(registry: Registry, name: str):
 
 
 def test_artifacts_and_clips_are_never_compressed(registry: Registry, name: str):
-    """Their tags and digests are of their bytes, and these are dense already."""
+    """Artifacts and clips are never compressed. Their tags and digests are of their bytes, and these are
+    dense already.
+    """
     registry.ready(name)
     for path in (
         f"/v1/voices/{name}/versions/1/artifacts/{PROFILE}/file",
@@ -158,7 +168,9 @@ def test_artifacts_and_clips_are_never_compressed(registry: Registry, name: str)
 
 
 def test_what_must_not_be_kept_is_not_compressed(registry: Registry):
-    """An answer that shows a key: by how well it compresses, others could guess what is in it."""
+    """An answer that shows a key is not compressed. Its compressed length would let
+    others guess its content.
+    """
     said = {"content-type": "application/json", "content-length": "5000"}
     assert is_compressible(Headers(said))
     assert is_compressible(Headers({"content-type": "application/json; charset=utf-8"})), "streamed"
@@ -172,7 +184,9 @@ def test_what_must_not_be_kept_is_not_compressed(registry: Registry):
 
 
 def test_browsers_find_an_icon(registry: Registry):
-    """Each asks for one when it shows the documentation; without it, every visit is a 404 in the log."""
+    """The icon exists. Each browser requests it to show the documentation, and would otherwise log a 404 with
+    every visit.
+    """
     response = registry.client.get("/favicon.ico")
     assert (response.status_code, response.headers["Content-Type"]) == (200, "image/x-icon")
     assert response.content[:4] == b"\0\0\1\0"

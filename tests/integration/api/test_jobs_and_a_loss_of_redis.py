@@ -1,4 +1,6 @@
-"""Redis is emptied while callers wait for an extraction: they wait for the artifact, not for a record."""
+"""Tests in which Redis is emptied while callers wait for an extraction. They wait for the artifact, not for a
+record in Redis.
+"""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -11,8 +13,9 @@ import pytest
 from services.shared.index.jobs import SeenJobs
 from speaker_registry.errors import InvalidAudio, Unavailable
 from tests.integration.api.conftest import Start, empty
-from tests.integration.api.registry import Registry, until
+from tests.integration.api.registry import Registry
 from tests.integration.storage import PROFILE, WIDER, speaker_id
+from tests.queue_workers import wait_until
 
 
 @pytest.fixture
@@ -22,10 +25,10 @@ def registry(start: Start) -> Registry:
 
 @contextmanager
 def waiting(registry: Registry, ask: Callable[[], httpx.Response]) -> Iterator[Future[httpx.Response]]:
-    """A request that is held back."""
+    """Start a request that is held open, and yield its future answer."""
     with ThreadPoolExecutor(1) as thread:
         answer = thread.submit(ask)
-        until(lambda: registry.long_polls.waiting == 1 or answer.done())
+        wait_until(lambda: registry.long_polls.waiting == 1 or answer.done())
         yield answer
 
 
@@ -35,7 +38,7 @@ def lose_redis(registry: Registry) -> None:
 
 
 def work_until(registry: Registry, done: Callable[[], bool]) -> None:
-    """Housekeeping repairs what was lost, and a worker takes what is queued."""
+    """Let housekeeping repair what was lost and a worker take what is queued, until the condition holds."""
     registry.worker.announce()
 
     def work() -> bool:
@@ -43,11 +46,13 @@ def work_until(registry: Registry, done: Callable[[], bool]) -> None:
         registry.worker.finish_all()
         return done()
 
-    until(work)
+    wait_until(work)
 
 
 def test_a_job_that_is_waited_for_is_found_again(registry: Registry):
-    """It was 404 `job_not_found`, though the extraction then succeeded."""
+    """A job that a caller waits for is found again after a loss of Redis. It was 404 `job_not_found`, though
+    the extraction then succeeded.
+    """
     job_id = registry.upload("alice")["job_id"]
 
     def follow() -> httpx.Response:
@@ -64,7 +69,9 @@ def test_a_job_that_is_waited_for_is_found_again(registry: Registry):
 
 
 def test_a_job_can_be_asked_about_while_redis_knows_nothing(registry: Registry):
-    """Before the index is rebuilt, and by whoever has never asked before."""
+    """A job can be read while Redis has lost everything, before the index is rebuilt, and by a caller that
+    has never read it before.
+    """
     job_id = registry.upload("alice")["job_id"]
     lose_redis(registry)
     answer = registry.client.get(f"/v1/jobs/{job_id}")
@@ -79,7 +86,7 @@ def _state(registry: Registry, job_id: str) -> str:
 
 
 def _replace_lost_job(registry: Registry, name: str) -> None:
-    """The queue loses a voice's job, and housekeeping starts another in its place."""
+    """Let the queue lose a voice's job, and housekeeping start another in its place."""
     for key in registry.redis.scan_iter("rq:*"):
         registry.redis.delete(key)
     registry.parts.index.look_within(speaker_id(name), 0)
@@ -89,7 +96,9 @@ def _replace_lost_job(registry: Registry, name: str) -> None:
 def test_a_job_is_followed_though_its_successor_is_lost_as_well(
     registry: Registry, monkeypatch: pytest.MonkeyPatch
 ):
-    """Redis is emptied between two questions of one answer. It was 404 `job_not_found`."""
+    """A job is followed though its successor is lost as well, when Redis is emptied between two lookups for
+    one answer. It was 404 `job_not_found`.
+    """
     job_id = registry.upload("alice")["job_id"]
     _replace_lost_job(registry, "alice")
     look = registry.parts.index.look
@@ -108,14 +117,18 @@ def test_a_job_is_followed_though_its_successor_is_lost_as_well(
 
 
 def test_a_job_has_not_ended_while_housekeeping_starts_its_successor(registry: Registry):
-    """It closes the record before it claims the extraction anew."""
+    """A job has not ended while housekeeping starts its successor. Housekeeping closes the record before it
+    claims the extraction anew.
+    """
     job_id = registry.upload("alice")["job_id"]
     registry.parts.index.set_job(speaker_id("alice"), job_id, "superseded")
     assert _state(registry, job_id) == "queued"
 
 
 def test_a_job_that_nobody_starts_again_has_ended(registry: Registry):
-    """No voice must have its artifact, so housekeeping does not make it. It was `queued` for ever."""
+    """A job that is not started again has ended. Housekeeping does not make an artifact that no voice must
+    have, and the job was `queued` for ever.
+    """
     registry.upload("alice")
     asked = registry.client.post("/v1/voices/alice/versions/1/extractions", json={"profiles": [WIDER]})
     job_id = asked.headers["Location"].rpartition("/")[2]
@@ -134,7 +147,7 @@ def test_a_job_that_succeeded_stays_so_whatever_becomes_of_its_artifact(registry
 
 
 def test_a_job_whose_voice_was_deleted_has_ended(registry: Registry):
-    """Nobody wants it any more."""
+    """A job whose voice was deleted has ended, because its result is no longer wanted."""
     job_id = registry.upload("alice")["job_id"]
     registry.client.delete("/v1/voices/alice")
     lose_redis(registry)
@@ -143,7 +156,9 @@ def test_a_job_whose_voice_was_deleted_has_ended(registry: Registry):
 
 
 def test_a_job_that_failed_or_was_canceled_is_shown_as_that(registry: Registry):
-    """Both are facts in the bucket."""
+    """A job that failed or was canceled keeps that state after a loss of Redis, because both are facts in the
+    bucket.
+    """
     failed, canceled = (registry.upload(name)["job_id"] for name in ("alice", "bob"))
     registry.worker.fail_all("alice", InvalidAudio("no sound"))
     assert registry.client.post(f"/v1/jobs/{canceled}/cancel").status_code == 200
@@ -156,22 +171,26 @@ def test_a_job_that_failed_or_was_canceled_is_shown_as_that(registry: Registry):
 
 @pytest.mark.parametrize("started", ["before", "after"])
 def test_another_process_finds_a_job_that_was_claimed_elsewhere(start: Start, valkey: Any, started: str):
-    """Callers ask whichever replica a proxy sends them to. The other one has never been asked before."""
+    """A replica that never saw a job finds it though another one claimed it, because a proxy sends callers to
+    any replica.
+    """
     url = empty(valkey, 12)
     one = start(url)
     others = [start(url, folder=one.folder)] if started == "before" else []
     job_id = one.upload("alice")["job_id"]
     (other,) = others or [start(url, folder=one.folder)]
-    until(lambda: other.registrar.seen_jobs.get(job_id) is not None)
+    wait_until(lambda: other.operations.extractions.seen_jobs.get(job_id) is not None)
     lose_redis(one)
     assert _state(other, job_id) == "queued"
 
 
 def test_a_process_remembers_a_job_that_it_joined(registry: Registry):
-    """Another one claimed it, and its event may be lost with Redis."""
+    """A process remembers a job that it joined. Another process claimed it, and its event
+    may be lost with Redis.
+    """
     job_id = registry.upload("alice")["job_id"]
-    registrar, forgetful = registry.registrar, SeenJobs()
-    registrar.seen_jobs, registry.jobs._seen = forgetful, forgetful
+    forgetful = SeenJobs()
+    registry.operations.extractions.seen_jobs = registry.jobs._seen = forgetful
     asked = registry.client.post("/v1/voices/alice/versions/1/extractions", json={"profiles": [PROFILE]})
     assert asked.headers["Location"].endswith(job_id)
     lose_redis(registry)
@@ -180,14 +199,14 @@ def test_a_process_remembers_a_job_that_it_joined(registry: Registry):
 
 @pytest.mark.parametrize("known", [True, False])
 def test_a_job_that_nobody_has_seen_is_not_found(registry: Registry, *, known: bool):
-    """Also if it is another namespace's."""
+    """A job that does not exist is not found, and neither is another namespace's job."""
     if known:
         registry.upload("alice")
     assert registry.client.get("/v1/jobs/job_none").status_code == 404
 
 
 def test_a_cache_call_waits_on_for_the_artifact(registry: Registry):
-    """Whichever job makes it."""
+    """A cache call goes on waiting for the artifact after a loss of Redis, whichever job makes it."""
     registry.upload("alice")
     with waiting(
         registry, lambda: registry.client.post("/v1/audio/voices/alice/cache", params={"wait": 20})
@@ -199,7 +218,9 @@ def test_a_cache_call_waits_on_for_the_artifact(registry: Registry):
 
 
 def test_an_extraction_that_no_voice_must_have_is_started_again_for_those_who_wait(registry: Registry):
-    """Housekeeping starts only the others."""
+    """An extraction that no voice must have is started again for the callers that wait for it, because
+    housekeeping starts only the others.
+    """
     registry.ready("alice")
     asked = {"wait": 20, "profile": WIDER}
     with waiting(
@@ -215,12 +236,13 @@ def test_an_extraction_that_no_voice_must_have_is_started_again_for_those_who_wa
 def test_a_forced_extraction_that_was_lost_is_started_again(
     registry: Registry, monkeypatch: pytest.MonkeyPatch, refused: int
 ):
-    """Nobody else would: there is an artifact. And that one must not pass for the new one. For a few seconds
-    after a loss it may be refused.
+    """A forced extraction that was lost is started again by its caller. Housekeeping would not start it,
+    because an artifact exists, and that one must not pass for the new one. For a few seconds after a loss it
+    may be refused.
     """
     registry.ready("alice")
     before = registry.file("alice").headers["ETag"]
-    ensure, refusals = registry.registrar.ensure, [Unavailable("Too early.")] * refused
+    ensure, refusals = registry.operations.extractions.ensure, [Unavailable("Too early.")] * refused
 
     def ensure_later(*asked: Any, **options: Any) -> Any:
         if refusals:
@@ -231,7 +253,7 @@ def test_a_forced_extraction_that_was_lost_is_started_again(
     with waiting(
         registry, lambda: registry.client.post("/v1/audio/voices/alice/cache", params=forced)
     ) as answer:
-        monkeypatch.setattr(registry.registrar, "ensure", ensure_later)
+        monkeypatch.setattr(registry.operations.extractions, "ensure", ensure_later)
         lose_redis(registry)
         work_until(registry, answer.done)
     assert answer.result().status_code == 200, answer.result().text

@@ -1,4 +1,4 @@
-"""Requests that wait for somebody else keep nobody from what needs him not."""
+"""Tests that requests waiting for a slow dependency do not block requests that do not need it."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -14,14 +14,15 @@ from services.registry_api.keys.api_keys import new_token
 from services.registry_api.serving import admission
 from services.shared.configuration.settings import AccessSettings
 from tests.integration.api.conftest import Start
-from tests.integration.api.registry import PROFILE, Registry, until
+from tests.integration.api.registry import PROFILE, Registry
+from tests.queue_workers import wait_until
 
 AT_WORK = 2
 AT_STORE = 4
 
 
 class Standstill:
-    """Calls that do not come back before `go_on`."""
+    """Calls that do not return before `go_on`."""
 
     def __init__(self, real: Callable[..., Any]) -> None:
         self._real = real
@@ -41,7 +42,7 @@ class Standstill:
 
 @contextmanager
 def asking(*requests: Callable[[], httpx.Response]) -> Iterator[list[Future[httpx.Response]]]:
-    """All at the same time."""
+    """Send the requests at the same time, and yield their future answers."""
     with ThreadPoolExecutor(len(requests)) as threads:
         yield [threads.submit(request) for request in requests]
 
@@ -52,6 +53,11 @@ def narrow(start: Start) -> Registry:
     for number in range(AT_STORE + 1):
         registry.ready(f"voice-{number}")
     return registry
+
+
+def files(registry: Registry) -> list[Callable[[], httpx.Response]]:
+    """Return requests for as many files as the bucket has slots. Requests for one file would share a read."""
+    return [lambda name=f"voice-{number}": registry.file(name) for number in range(AT_STORE)]  # type: ignore[misc]
 
 
 def assert_others_are_answered(registry: Registry) -> None:
@@ -65,10 +71,10 @@ def test_a_bucket_that_hangs_stops_only_what_reads_from_it(narrow: Registry, mon
     hanging = Standstill(narrow.parts.store.get)
     with monkeypatch.context() as patches:
         patches.setattr(narrow.parts.store, "get", hanging)
-        reads = [lambda: narrow.file("voice-0")] * AT_STORE
+        reads = files(narrow)
         reads.append(lambda: narrow.client.get("/v1/voices/voice-1/versions/1/audio"))
         with asking(*reads) as answers:
-            until(lambda: hanging.calls == AT_STORE)
+            wait_until(lambda: hanging.calls == AT_STORE)
             assert_others_are_answered(narrow)
             assert hanging.calls == AT_STORE
             hanging.go_on()
@@ -80,7 +86,7 @@ def test_a_bucket_that_hangs_stops_only_what_deletes_there(narrow: Registry, mon
     monkeypatch.setattr(narrow.parts.store, "put", hanging)
     paths = [f"/v1/{kind}/voice-{number}" for number, kind in enumerate(["voices", "audio/voices"] * 2, 1)]
     with asking(*(lambda path=path: narrow.client.delete(path) for path in paths)) as answers:
-        until(lambda: hanging.calls == len(paths))
+        wait_until(lambda: hanging.calls == len(paths))
         assert_others_are_answered(narrow)
         hanging.go_on()
         assert [answer.result().status_code for answer in answers] == [204, 200] * 2
@@ -93,10 +99,11 @@ def test_however_many_may_wait_there_are_threads_for_others(start: Start, monkey
     hanging = Standstill(registry.parts.store.get)
     monkeypatch.setattr(registry.parts.store, "get", hanging)
     answers: list[Future[httpx.Response]] = []
+    clip = "/v1/voices/voice-0/versions/1/audio"  # requests for one file share a read
     with ExitStack() as asked:
-        for so_far in range(6, many + 1, 6):  # more of them at once might wait too long for their turn
-            answers += asked.enter_context(asking(*[lambda: registry.file("voice-0")] * 6))
-            until(lambda so_far=so_far: hanging.calls == so_far)
+        for so_far in range(6, many + 1, 6):  # more of them at once might wait too long for a slot
+            answers += asked.enter_context(asking(*[lambda: registry.client.get(clip)] * 6))
+            wait_until(lambda so_far=so_far: hanging.calls == so_far)
         assert_others_are_answered(registry)
         hanging.go_on()
         assert {answer.result().status_code for answer in answers} == {200}
@@ -108,7 +115,7 @@ def test_decoders_that_hang_stop_only_uploads(narrow: Registry, monkeypatch: pyt
     monkeypatch.setattr(type(decoder), "decode", lambda _, data: hanging(data))
     uploads = [lambda number=number: narrow.post_voice(f"new-{number}") for number in range(8)]
     with asking(*uploads) as answers:
-        until(lambda: hanging.calls == len(uploads))
+        wait_until(lambda: hanging.calls == len(uploads))
         assert_others_are_answered(narrow)
         hanging.go_on()
         assert {answer.result().status_code for answer in answers} == {200}
@@ -122,13 +129,13 @@ def test_keys_that_are_made_or_looked_for_stop_nobody(start: Start, monkeypatch:
     theirs = {"Authorization": f"Bearer {new_token()}"}
     wanted = {"name": "fleet", "scopes": ["engine"]}
     making = Standstill(closed.parts.store.put)
-    looking = Standstill(closed.keyring.look)
+    looking = Standstill(closed.keyring.refresh)
     monkeypatch.setattr(closed.parts.store, "put", making)
     with asking(*[lambda: closed.client.post("/v1/keys", json=wanted, headers=ours)] * AT_WORK) as made:
-        until(lambda: making.calls == AT_WORK)
-        monkeypatch.setattr(closed.keyring, "look", looking)
+        wait_until(lambda: making.calls == AT_WORK)
+        monkeypatch.setattr(closed.keyring, "refresh", looking)
         with asking(*[lambda: closed.client.get("/v1/voices", headers=theirs)] * 2 * AT_WORK) as unknown:
-            until(lambda: looking.calls == 2 * AT_WORK)
+            wait_until(lambda: looking.calls == 2 * AT_WORK)
             for _ in range(5):
                 assert closed.client.get("/v1/voices", headers=ours).status_code == 200
             making.go_on()
@@ -140,22 +147,24 @@ def test_keys_that_are_made_or_looked_for_stop_nobody(start: Start, monkeypatch:
 def test_requests_of_one_tenant_that_do_not_end_keep_no_other_tenant_waiting(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ):
-    """They waited in one line, so whoever asked most was all that was answered."""
+    """One tenant's requests that never end keep no other tenant waiting. While all tenants waited in one
+    queue, only the tenant with the most requests was answered.
+    """
     token = new_token()
     access = AccessSettings(bootstrap_key=SecretStr(str(token)))
     closed = start(max_active=2 * AT_WORK, max_at_store=AT_STORE, access=access)
     theirs, ours = ({"Authorization": f"Bearer {token}", "X-Speaker-Namespace": name} for name in "ab")
-    real = closed.registrar.page
+    real = closed.operations.pages.page
     hanging = Standstill(real)
 
     def page(namespace: str, **wanted: Any) -> Any:
         return hanging(namespace, **wanted) if namespace == "a" else real(namespace, **wanted)
 
-    monkeypatch.setattr(closed.registrar, "page", page)
+    monkeypatch.setattr(closed.operations.pages, "page", page)
     monkeypatch.setattr(admission, "WAIT_LIMIT_SECONDS", 60)
     assert closed.client.get("/v1/voices", headers=ours).status_code == 200
     with asking(*[lambda: closed.client.get("/v1/voices", headers=theirs)] * 10) as answers:
-        until(lambda: hanging.calls == AT_WORK)
+        wait_until(lambda: hanging.calls == AT_WORK)
         for _ in range(5):
             assert closed.client.get("/v1/voices", headers=ours).status_code == 200
         assert hanging.calls == AT_WORK
@@ -166,30 +175,32 @@ def test_requests_of_one_tenant_that_do_not_end_keep_no_other_tenant_waiting(
 def test_who_gets_nothing_from_the_bucket_in_time_is_told_so(
     narrow: Registry, monkeypatch: pytest.MonkeyPatch
 ):
-    """With when to come back."""
+    """A request that gets no slot for the bucket in time is answered 503 with Retry-After."""
     monkeypatch.setattr(narrow.app.state.store_slots, "_wait_seconds", 0.2)
     hanging = Standstill(narrow.parts.store.get)
     monkeypatch.setattr(narrow.parts.store, "get", hanging)
-    with asking(*[lambda: narrow.file("voice-0")] * AT_STORE) as answers:
-        until(lambda: hanging.calls == AT_STORE)
-        refused = narrow.file("voice-1")
+    with asking(*files(narrow)) as answers:
+        wait_until(lambda: hanging.calls == AT_STORE)
+        refused = narrow.file(f"voice-{AT_STORE}")
         hanging.go_on()
         assert {answer.result().status_code for answer in answers} == {200}
     assert refused.status_code == 503
     assert refused.headers["Retry-After"] == "1"
     assert f"{AT_STORE} requests wait for the bucket already" in refused.json()["error"]["message"]
-    assert narrow.file("voice-1").status_code == 200
+    assert narrow.file(f"voice-{AT_STORE}").status_code == 200
 
 
 def test_searches_wait_for_each_other_and_keep_nobody_from_anything_else(
     narrow: Registry, monkeypatch: pytest.MonkeyPatch
 ):
-    """Eight callers who searched all the time had other requests refused."""
+    """Searches wait for each other and block no other request. Eight callers that searched all the time had
+    other requests refused.
+    """
     hanging = Standstill(narrow.parts.index.names)
     with monkeypatch.context() as patches:
         patches.setattr(narrow.parts.index, "names", hanging)
         with asking(*[lambda: narrow.client.get("/v1/voices?q=nobody")] * 4) as answers:
-            until(lambda: hanging.calls == 1)
+            wait_until(lambda: hanging.calls == 1)
             for _ in range(5):
                 assert narrow.client.get("/v1/voices/voice-0").status_code == 200
             assert hanging.calls == 1

@@ -1,5 +1,4 @@
-"""Lists over HTTP while the index is away: a page at a time, and inside the bucket's slots.
-
+"""Tests of lists over HTTP while the index is away: one page at a time, and within the bucket's slots.
 Measured with 300 voices in a folder and `limit=20`: 602 calls to the store and 0.6 s when all voices of all
 namespaces were read for each page; 43 calls and 0.1 s since.
 """
@@ -9,11 +8,12 @@ from typing import Any
 
 import pytest
 
+from services.registry_api.operations import speaker_pages
 from services.shared.index.gate import GateClosed
-from services.shared.registry import registrar
 from tests.integration.api.conftest import Start
-from tests.integration.api.registry import EMBEDDING, Registry, until
+from tests.integration.api.registry import EMBEDDING, Registry
 from tests.integration.api.test_kept_waiting import Standstill, asking
+from tests.queue_workers import wait_until
 
 AT_STORE = 2
 NAMES = [f"voice-{number}" for number in range(5)] + ["Zoë", "ann marie"]
@@ -36,7 +36,9 @@ def away(start: Start, monkeypatch: pytest.MonkeyPatch) -> Iterator[Registry]:
 
 @pytest.mark.parametrize("path", PATHS)
 def test_pages_lead_to_every_voice(away: Registry, path: str):
-    """A client that follows the cursors needs not know where the pages come from."""
+    """Pages lead to every voice. A client that follows the cursors need not know where
+    the pages come from.
+    """
     told, page = [], {"has_more": True, "last_id": ""}
     while page["has_more"]:
         page = away.client.get(path, params={"limit": 2, "after": page["last_id"]}).json()
@@ -47,10 +49,12 @@ def test_pages_lead_to_every_voice(away: Registry, path: str):
 def test_a_list_of_all_is_refused_where_that_is_more_than_a_page(
     away: Registry, monkeypatch: pytest.MonkeyPatch
 ):
-    """Each of its voices would be read from the bucket for one request."""
+    """A list of all voices is refused where that is more than a page, because one request would read each of
+    them from the bucket.
+    """
     whole = away.client.get("/v1/audio/voices").json()
     assert sorted(one["name"] for one in whole["data"]) == sorted(NAMES)
-    monkeypatch.setattr(registrar, "MAX_PAGE_OF_FACTS", len(NAMES) - 1)
+    monkeypatch.setattr(speaker_pages, "MAX_PAGE_OF_FACTS", len(NAMES) - 1)
     refused = away.client.get("/v1/audio/voices")
     assert refused.status_code == 503
     assert int(refused.headers["Retry-After"]) >= 1
@@ -58,11 +62,13 @@ def test_a_list_of_all_is_refused_where_that_is_more_than_a_page(
 
 
 def test_lists_take_no_more_than_the_slots_of_the_bucket(away: Registry, monkeypatch: pytest.MonkeyPatch):
-    """However many lists are asked for, the bucket sees few of them at a time; the others wait."""
+    """Lists use no more than the slots of the bucket. However many lists are requested, the bucket serves few
+    of them at a time, and the others wait.
+    """
     hanging = Standstill(away.parts.store.folders)
     monkeypatch.setattr(away.parts.store, "folders", hanging)
     with asking(*[lambda path=path: away.client.get(path) for path in PATHS * 3]) as answers:
-        until(lambda: hanging.calls == AT_STORE)
+        wait_until(lambda: hanging.calls == AT_STORE)
         assert away.client.get("/healthz").status_code == 200
         assert hanging.calls == AT_STORE
         hanging.go_on()

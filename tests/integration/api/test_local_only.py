@@ -1,4 +1,6 @@
-"""Without keys only this machine is answered: no web page from elsewhere, nobody behind a proxy."""
+"""Tests that a registry without keys answers this machine only: no web page of another origin, and no client
+behind a proxy.
+"""
 
 import httpx
 import pytest
@@ -29,7 +31,9 @@ def test_this_machine_is_answered_by_each_of_its_names(registry: Registry, host:
     "host", ["evil.example", "evil.example:8300", "10.0.0.1", "127.0.0.1.evil.example", ""]
 )
 def test_a_page_whose_name_leads_here_is_refused(registry: Registry, host: str):
-    """DNS rebinding: for the browser it is a page of ours, and could read every answer."""
+    """A page whose host name resolves to this machine is refused. This is DNS rebinding: the browser takes
+    the page for one of the registry's origin, so it could read every answer.
+    """
     message = refusal(registry.client.get("/v1/voices", headers={"Host": host}))
     assert repr(host) in message
     assert "SPEAKER_AUTH_REQUIRED" in message
@@ -37,7 +41,9 @@ def test_a_page_whose_name_leads_here_is_refused(registry: Registry, host: str):
 
 @pytest.mark.parametrize("origin", ["https://evil.example", "null", "http://localhost.evil.example"])
 def test_a_page_from_elsewhere_cannot_send_us_forms(registry: Registry, origin: str):
-    """It needs nobody's leave for that, and would not even see the answer."""
+    """A page of another origin cannot send forms to the registry. It needs no permission for that, and would
+    not even see the answer.
+    """
     before = registry.stored()
     response = registry.client.post(
         "/v1/audio/voices", data=FORM, files={"audio_sample": CLIP}, headers={"Origin": origin}
@@ -47,20 +53,24 @@ def test_a_page_from_elsewhere_cannot_send_us_forms(registry: Registry, origin: 
 
 
 def test_a_page_of_this_machine_can(registry: Registry):
-    """As it can do anything else here."""
+    """A page of this machine gets answers, because it can do anything else here too."""
     origin = {"Origin": "http://localhost:3000"}
     assert registry.client.get("/v1/voices", headers=origin).status_code == 200
 
 
 @pytest.mark.parametrize("header", ["X-Forwarded-For", "Forwarded", "X-Real-IP", "X-Forwarded-Host"])
 def test_whom_a_proxy_lets_through_is_refused(registry: Registry, header: str):
-    """Whoever set it up has forgotten the keys."""
+    """A request that a proxy forwarded is refused without keys, because the proxy's
+    operator has forgotten the keys.
+    """
     message = refusal(registry.client.get("/v1/voices", headers={header: "203.0.113.7"}))
     assert message.startswith(header.lower())
 
 
 def test_who_watches_may_come_through_anything(registry: Registry):
-    """They say nothing of anybody. Metrics say a lot, and have a port of their own."""
+    """Health checks are answered under any host name and through any proxy, because they reveal nothing of
+    any tenant. Metrics reveal a lot, and have a port of their own.
+    """
     headers = {"Host": "registry.example", "X-Forwarded-For": "203.0.113.7"}
     for path in ("/readyz", "/healthz"):
         assert registry.client.get(path, headers=headers).status_code == 200
@@ -69,7 +79,9 @@ def test_who_watches_may_come_through_anything(registry: Registry):
 
 
 def test_with_keys_it_does_not_matter(start: Start):
-    """They are what keeps others out then; browsers do not send them by themselves."""
+    """Host, origin and proxies do not matter where keys are required. Keys keep others out there, and
+    browsers do not send them by themselves.
+    """
     token = new_token()
     closed = start(access=AccessSettings(bootstrap_key=SecretStr(str(token))))
     headers = {
@@ -82,7 +94,7 @@ def test_with_keys_it_does_not_matter(start: Start):
 
 
 def test_behind_a_proxy_keys_are_needed():
-    """On loopback, too: whoever the proxy lets through may be anybody."""
+    """Keys are required behind a proxy, on loopback too, because the proxy may let any client through."""
     behind = ApiSettings(trusted_proxies="127.0.0.1")
     assert AccessSettings().required_at(behind)
     assert not AccessSettings().required_at(ApiSettings())
@@ -92,7 +104,9 @@ def test_behind_a_proxy_keys_are_needed():
 
 @pytest.mark.parametrize("given", ["*", "10.0.0.1/8", "proxy", "10.0.0.0/8,nonsense", "10.0.0"])
 def test_proxies_are_addresses_or_networks(given: str):
-    """What cannot be read would be trusted by nobody, and all callers would be one address."""
+    """Trusted proxies must be addresses or networks. A value that cannot be read would match no proxy, and
+    all callers would appear as one address.
+    """
     with pytest.raises(ValidationError, match="accepted: addresses and networks"):
         ApiSettings(trusted_proxies=given)
     read = ApiSettings(trusted_proxies="10.0.0.0/8, 192.168.1.7,fd00::/8")

@@ -1,11 +1,11 @@
-"""Lists of more voices than one page: sent in pieces, or searched a piece at a time."""
+"""Tests of lists of more voices than one page: sent in pieces, or searched a piece at a time."""
 
 import pytest
 
+from services.registry_api.operations import speaker_pages
 from services.registry_api.routes import audio_voices
 from services.registry_api.wire import paging
 from services.shared.index.speaker_index import SpeakerIndex
-from services.shared.registry import registrar
 from speaker_registry import RegistryClient
 from tests.integration.api.conftest import Start
 from tests.integration.api.registry import WIDER, Registry
@@ -25,7 +25,9 @@ def many(start: Start) -> Registry:
 def test_a_list_in_pieces_says_what_the_list_in_one_piece_says(
     many: Registry, monkeypatch: pytest.MonkeyPatch
 ):
-    """Clients of vLLM-Omni ask for all voices, and read it as one JSON document."""
+    """A list that is sent in pieces equals the list in one piece. Clients of vLLM-Omni request all voices,
+    and read them as one JSON document.
+    """
     for path in ("/v1/audio/voices", f"/v1/audio/voices?profile={WIDER}", "/v1/audio/voices?after=b"):
         whole = many.client.get(path)
         with monkeypatch.context() as patches:
@@ -43,8 +45,9 @@ def test_a_list_in_pieces_says_what_the_list_in_one_piece_says(
 def test_a_search_looks_at_so_many_voices_however_few_it_finds(
     many: Registry, monkeypatch: pytest.MonkeyPatch, search: str
 ):
-    """With 20,000 voices and limit=1 it took 20,000 looks, two at a time: 2.3 s of everybody's time. Now a
-    page takes fewer than 200 (`MAX_EXAMINED` and `PAGE_SIZE`), however many voices there are.
+    """A search examines a limited number of voices, however few it finds. With 20,000 voices and limit=1 it
+    took 20,000 lookups, two at a time: 2.3 s that all other requests had to wait. Now a page takes fewer than
+    200 (`MAX_EXAMINED` and `PAGE_SIZE`), however many voices there are.
     """
     looked_at = []
     look_many = SpeakerIndex.look_many
@@ -53,7 +56,7 @@ def test_a_search_looks_at_so_many_voices_however_few_it_finds(
     )
     monkeypatch.setattr(paging, "PAGE_SIZE", 2)
     monkeypatch.setattr(paging, "MAX_EXAMINED", 3)
-    monkeypatch.setattr(registrar, "NAMES_SEARCHED", 2)
+    monkeypatch.setattr(speaker_pages, "NAMES_SEARCHED", 2)
     page = many.client.get(f"/v1/voices?limit=1&{search}").json()
     assert (page["data"], page["has_more"]) == ([], True)
     assert len(looked_at) <= 4
@@ -61,10 +64,12 @@ def test_a_search_looks_at_so_many_voices_however_few_it_finds(
 
 
 def test_the_sdk_searches_on_over_pages_without_any(many: Registry, monkeypatch: pytest.MonkeyPatch):
-    """It stopped at the first page that had none, and said that there were none."""
+    """The SDK goes on searching over pages that hold no match. It used to stop at the first one and report
+    that there were no voices.
+    """
     monkeypatch.setattr(paging, "MAX_EXAMINED", 1)
     monkeypatch.setattr(paging, "PAGE_SIZE", 2)
-    monkeypatch.setattr(registrar, "NAMES_SEARCHED", 2)
+    monkeypatch.setattr(speaker_pages, "NAMES_SEARCHED", 2)
     with RegistryClient(many.url) as client:
         assert [voice.name for voice in client.list(q="Z")] == ["z"]
         assert [voice.name for voice in client.list(state="pending")] == ["z"]

@@ -1,17 +1,20 @@
-"""Files of the bucket that are missing or damaged: what callers are told, and how they are replaced."""
+"""Tests of files that are missing from the bucket or damaged: what callers get, and how
+the files are replaced.
+"""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
 import numpy as np
 import pytest
 
+from services.embedded.valkey import ValkeyServer
 from services.shared.audio import AudioDecoder
 from services.shared.registry.publication import Publisher
 from speaker_registry.artifact import Artifact, sha256_digest
 from speaker_registry.errors import ClipDamaged
-from tests.integration.api.conftest import Start
+from tests.integration.api.conftest import Start, empty
 from tests.integration.api.registry import CLIP, EMBEDDING, OTHER_CLIP, PROFILE, Registry
 
 CACHE = "/v1/audio/voices/{}/cache"
@@ -30,29 +33,40 @@ DAMAGES = pytest.mark.parametrize("damage", [remove, zero_the_second_half])
 
 
 def artifact_file(registry: Registry, name: str) -> Path:
-    """Where the newest artifact's bytes lie."""
+    """Return the path of the newest artifact's file."""
     return max(registry.folder.rglob(f"*/{name}/**/*.safetensors"))
 
 
 def blob(registry: Registry, name: str, *, uploaded: bool) -> Path:
-    """The clip as it was uploaded, or as it was decoded."""
+    """Return the path of the clip as it was uploaded, or as it was decoded."""
     sha256 = sha256_digest(CLIP).removeprefix("sha256:")
     files = list(registry.folder.rglob(f"*/{name}/**/blob/*"))
     [found] = [file for file in files if (file.name == sha256) == uploaded]
     return found
 
 
+@pytest.fixture(scope="module")
+def registry(
+    tmp_path_factory: pytest.TempPathFactory, valkey: ValkeyServer, decoder: AudioDecoder
+) -> Iterator[Registry]:
+    """Yield a registry that keeps no artifact in memory, where lost bytes would stay unnoticed."""
+    with Registry(tmp_path_factory.mktemp("bucket"), empty(valkey, 1), decoder, kept_bytes=0) as running:
+        yield running
+
+
 @pytest.fixture
 def publisher(registry: Registry, decoder: AudioDecoder) -> Publisher:
-    """A worker's, which can decode a clip again."""
-    return Publisher(registry.parts, registry.registrar, decoder.decode)
+    """Return a worker's publisher, which can decode a clip again."""
+    return Publisher.over(registry.parts, decoder.decode)
 
 
 @DAMAGES
 def test_a_clip_that_is_lost_is_stored_again_when_its_owner_sends_it_again(
     registry: Registry, name: str, damage: Callable[[Path], None]
 ):
-    """The upload was answered as a success, and its clip stayed lost, though it had just been sent."""
+    """A clip that is lost is stored again when its owner sends it again. The upload used to be answered as a
+    success while the clip stayed lost, though it had just been sent.
+    """
     registry.ready(name)
     damage(blob(registry, name, uploaded=True))
     assert registry.upload(name)["version"] == 1
@@ -61,10 +75,29 @@ def test_a_clip_that_is_lost_is_stored_again_when_its_owner_sends_it_again(
 
 
 @DAMAGES
+def test_decoded_samples_that_are_lost_are_decoded_again_when_they_are_fetched(
+    registry: Registry, name: str, damage: Callable[[Path], None]
+):
+    """The samples follow from the clip, so a caller gets them all the same."""
+    registry.upload(name)
+    path = f"/v1/voices/{name}/versions/1/audio/samples"
+    before = registry.client.get(path).content
+    damage(blob(registry, name, uploaded=False))
+    assert registry.client.get(path).content == before
+    assert blob(registry, name, uploaded=False).read_bytes() == before
+    damage(blob(registry, name, uploaded=False))
+    damage(blob(registry, name, uploaded=True))
+    with httpx.Client(base_url=registry.url) as client:
+        assert client.get(path).json()["error"]["code"] == "clip_damaged"
+
+
+@DAMAGES
 def test_an_artifact_whose_bytes_are_lost_is_extracted_again(
     registry: Registry, name: str, damage: Callable[[Path], None]
 ):
-    """By itself, because somebody asked for it; and under another build, because bytes never change."""
+    """An artifact whose bytes are lost is extracted again by itself when a caller requests it. It gets
+    another build, because the bytes of a build never change.
+    """
     registry.ready(name)
     before = registry.file(name)
     damage(artifact_file(registry, name))
@@ -93,7 +126,9 @@ def test_whoever_waits_is_given_the_artifact_that_replaces_it(registry: Registry
 def test_a_cache_call_does_not_call_an_artifact_valid_whose_bytes_are_lost(
     registry: Registry, name: str, damage: Callable[[Path], None]
 ):
-    """It said so, while fetching the file was a 500."""
+    """A cache call does not call an artifact valid whose bytes are lost. It did so, while fetching the file
+    was a 500.
+    """
     registry.ready(name)
     damage(artifact_file(registry, name))
     asked = registry.client.post(CACHE.format(name), params={"wait": 0})
@@ -106,7 +141,9 @@ def test_a_cache_call_does_not_call_an_artifact_valid_whose_bytes_are_lost(
 
 
 def test_a_lost_artifact_stays_void_when_redis_is_lost(registry: Registry, name: str):
-    """The bucket says so, so no rebuild brings the damaged bytes back."""
+    """A lost artifact stays void when Redis is lost. The bucket records it, so no rebuild of the index brings
+    the damaged bytes back.
+    """
     registry.ready(name)
     remove(artifact_file(registry, name))
     assert registry.file(name).status_code == 202
@@ -119,7 +156,7 @@ def test_a_lost_artifact_stays_void_when_redis_is_lost(registry: Registry, name:
 
 
 def test_an_artifact_may_be_brought_in_place_of_a_lost_one(registry: Registry, name: str):
-    """Its build must be a new one, too."""
+    """An artifact may be uploaded to replace a lost one. It must get a new build, too."""
     registry.ready(name)
     lost = registry.file(name)
     remove(artifact_file(registry, name))
@@ -135,7 +172,9 @@ def test_an_artifact_may_be_brought_in_place_of_a_lost_one(registry: Registry, n
 def test_one_wrong_answer_of_the_store_makes_nothing_void(
     registry: Registry, name: str, monkeypatch: pytest.MonkeyPatch
 ):
-    """It is asked twice before bytes are taken for lost."""
+    """One wrong answer of the store makes nothing void. The store is asked twice before
+    bytes are considered lost.
+    """
     registry.ready(name)
     get, lies = registry.parts.store.get, iter([True])
 
@@ -149,7 +188,9 @@ def test_one_wrong_answer_of_the_store_makes_nothing_void(
 
 
 def test_an_embedding_that_its_owner_brought_cannot_be_replaced(registry: Registry, name: str):
-    """There is nothing to extract it from: that is an error, and a restored file heals it."""
+    """An embedding that its owner uploaded cannot be replaced, because there is nothing to extract it from.
+    The answer is an error, and a restored file heals it.
+    """
     registry.upload(name, clip=None, speaker_embedding=EMBEDDING)
     file = artifact_file(registry, name)
     data = file.read_bytes()
@@ -170,7 +211,9 @@ def test_an_embedding_that_its_owner_brought_cannot_be_replaced(registry: Regist
 def test_a_decoded_clip_that_is_lost_is_decoded_again(
     registry: Registry, name: str, publisher: Publisher, damage: Callable[[Path], None]
 ):
-    """What is extracted from half of a clip would be served as the voice."""
+    """A decoded clip that is lost is decoded again. The result of half a clip would be
+    served as the voice.
+    """
     registry.upload(name)
     [work] = registry.worker.take_all(name)
     whole, file = publisher.read_clip(work), blob(registry, name, uploaded=False)
@@ -184,7 +227,9 @@ def test_a_decoded_clip_that_is_lost_is_decoded_again(
 def test_nothing_is_extracted_from_a_clip_that_is_lost_altogether(
     registry: Registry, name: str, publisher: Publisher
 ):
-    """The extraction fails, and says what to do; what was there before serves on."""
+    """An extraction from a clip that is lost altogether fails and says what to do. The artifact from before
+    is still served.
+    """
     registry.ready(name)
     before = registry.file(name)
     zero_the_second_half(blob(registry, name, uploaded=False))
@@ -204,21 +249,25 @@ def test_nothing_is_extracted_from_a_clip_that_is_lost_altogether(
 def test_a_clip_that_decodes_to_other_samples_than_before_is_not_used(
     registry: Registry, name: str, decoder: AudioDecoder
 ):
-    """As by another release of a library: the same version would then have two clips."""
+    """A clip that decodes to other samples than before is not used, as can happen after another release of a
+    library. The same version would then have two clips.
+    """
     registry.upload(name)
     [work] = registry.worker.take_all(name)
     remove(blob(registry, name, uploaded=False))
-    publisher = Publisher(registry.parts, registry.registrar, lambda _: decoder.decode(OTHER_CLIP))
+    publisher = Publisher.over(registry.parts, lambda _: decoder.decode(OTHER_CLIP))
     with pytest.raises(ClipDamaged, match="no longer decodes to the same samples"):
         publisher.read_clip(work)
 
 
 def test_a_voice_that_was_deleted_meanwhile_is_not_taken_for_damaged(start: Start, decoder: AudioDecoder):
-    """Its files are gone because it is."""
+    """A voice that was deleted meanwhile is not reported as damaged. Its files are
+    missing because it is deleted.
+    """
     registry = start()
     registry.upload("gone")
     [work] = registry.worker.take_all("gone")
     registry.client.delete("/v1/voices/gone")
     remove(blob(registry, "gone", uploaded=False))
     with pytest.raises(Exception, match="Voice 'gone' not found"):
-        Publisher(registry.parts, registry.registrar, decoder.decode).read_clip(work)
+        Publisher.over(registry.parts, decoder.decode).read_clip(work)

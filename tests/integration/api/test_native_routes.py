@@ -1,4 +1,6 @@
-"""The registry's own routes: voices, versions, artifacts, jobs, profiles, health; waiting and conditions."""
+"""Tests of the registry's own routes: voices, versions, artifacts, jobs, profiles,
+health; waiting and conditions.
+"""
 
 import json
 import re
@@ -12,6 +14,7 @@ from typing import Any
 from urllib.parse import quote
 
 import httpx
+import numpy as np
 import pytest
 
 from services.embedded.valkey import ValkeyServer
@@ -26,14 +29,16 @@ from speaker_registry.artifact import Artifact, sha256_digest
 from speaker_registry.errors import AudioNotFound, InvalidAudio
 from tests.integration.api import raw
 from tests.integration.api.conftest import Start
-from tests.integration.api.registry import CLIP, EMBEDDING, OTHER_CLIP, PROFILE, WIDER, Registry, until
+from tests.integration.api.registry import CLIP, EMBEDDING, OTHER_CLIP, PROFILE, WIDER, Registry
 from tests.integration.api.worker import FINGERPRINT
+from tests.queue_workers import wait_until
+from tests.unit.audio import clips
 
 NEWER = "sha256:" + "2" * 64
 CUSTOM_WEIGHTS = {"weights": {"untrained": False, "custom": True}}
-"""As an encoder with such weights says of itself."""
+"""The provenance that an encoder with custom weights announces."""
 LONGER_THAN_CLIENTS = 60
-"""`wait` for answers that must not take that long: the client of `Registry` gives up earlier."""
+"""A `wait` for answers that must not take that long: the client of `Registry` gives up earlier."""
 
 
 def get(registry: Registry, path: str, **params: Any) -> Any:
@@ -55,7 +60,7 @@ def audio_path(name: str, ref: int | str = "default") -> str:
 
 
 def ready_now(registry: Registry) -> httpx.Response:
-    """Once it does not remember any more what it was before."""
+    """Read the readiness once the cached result has expired."""
     time.sleep(health.CACHE_SECONDS + 0.05)
     return registry.client.get("/readyz")
 
@@ -68,7 +73,9 @@ def keys(page: dict[str, Any]) -> list[str]:
 
 
 def test_pages_hold_every_voice_once_also_while_voices_come_and_go(start: Start):
-    """A cursor that counts would skip one for each that was deleted before it."""
+    """Pages hold every voice once, also while voices are added and deleted. A cursor that counts would skip
+    one voice for each that was deleted before it.
+    """
     registry = start()
     for name in ("B", "d", "f", "h"):
         registry.upload(name)
@@ -91,7 +98,7 @@ def test_pages_hold_every_voice_once_also_while_voices_come_and_go(start: Start)
 
 
 def test_the_list_can_be_narrowed_by_profile_state_and_part_of_the_name(start: Start):
-    """Alone and together."""
+    """The list can be filtered by profile, by state and by part of the name, alone and together."""
     registry = start()
     registry.ready("Ann Marie")
     registry.upload("Annika")
@@ -112,7 +119,9 @@ def test_the_list_can_be_narrowed_by_profile_state_and_part_of_the_name(start: S
 def test_a_page_that_finds_nothing_in_what_it_looked_at_still_leads_on(
     start: Start, monkeypatch: pytest.MonkeyPatch, path: str
 ):
-    """One request looks at so many voices at most; without a cursor the rest could never be reached."""
+    """A page without matches still leads on. One request examines a limited number of voices, and without a
+    cursor the rest could never be reached.
+    """
     registry = start()
     for name in ("a", "b", "c", "d"):
         registry.upload(name, clip=None, speaker_embedding=EMBEDDING)
@@ -131,7 +140,9 @@ def test_a_page_that_finds_nothing_in_what_it_looked_at_still_leads_on(
 
 
 def test_a_voice_says_what_its_name_stands_for(registry: Registry, name: str):
-    """Version 2 is ready and serves, 3 is on its way."""
+    """A voice shows which version its name stands for: here version 2 is ready and
+    served, and 3 is being extracted.
+    """
     registry.ready(name.upper())
     second = registry.ready(name.upper(), clip=OTHER_CLIP)
     registry.upload(name.upper(), consent="cons_2")
@@ -146,7 +157,9 @@ def test_a_voice_says_what_its_name_stands_for(registry: Registry, name: str):
 
 
 def test_a_name_that_was_deleted_and_comes_back_is_another_voice(registry: Registry, name: str):
-    """Its number and time go on, its id does not."""
+    """A name that was deleted and registered again is another voice. Its version numbers and times continue,
+    but its id is new.
+    """
     before = registry.upload(name)
     assert registry.client.delete(f"/v1/voices/{name}").status_code == 204
     assert error_of(registry.client.get(f"/v1/voices/{name}")) == (404, "voice_not_found")
@@ -157,7 +170,7 @@ def test_a_name_that_was_deleted_and_comes_back_is_another_voice(registry: Regis
 
 
 def test_versions_are_paged_newest_first(registry: Registry, name: str):
-    """What was uploaded last is what one looks for."""
+    """Versions are paged newest first, because callers look for what was uploaded last."""
     for number in range(5):
         registry.upload(name, consent=f"cons_{number}")
     first = get(registry, f"/v1/voices/{name}/versions", limit=3)
@@ -169,7 +182,9 @@ def test_versions_are_paged_newest_first(registry: Registry, name: str):
 
 
 def test_a_version_is_found_by_number_alias_default_and_latest(registry: Registry, name: str):
-    """`default` serves, `latest` is the newest that is complete; a number never changes its meaning."""
+    """A version is found by number, alias, `default` and `latest`. `default` is served, `latest` is the
+    newest that is complete, and a number never changes its meaning.
+    """
     registry.ready(name)
     registry.ready(name, clip=OTHER_CLIP, ref_text="The words.", speaker_description="A voice.")
     registry.upload(name, consent="cons_2")
@@ -190,7 +205,7 @@ def test_a_version_is_found_by_number_alias_default_and_latest(registry: Registr
 
 
 def test_a_version_of_a_given_embedding_says_so(registry: Registry, name: str):
-    """It is complete at once, and has no audio."""
+    """A version of a given embedding is marked as one. It is complete at once, and has no audio."""
     registry.upload(name, clip=None, speaker_embedding=EMBEDDING)
     version = get(registry, f"/v1/voices/{name}/versions/1")
     assert (version["source"], version["state"], version["audio"]) == ("embedding", "ready", None)
@@ -202,7 +217,9 @@ def test_a_version_of_a_given_embedding_says_so(registry: Registry, name: str):
     "name", ["李雷", "Ann Marie", "a:b;c?d#e", "100%", "%2F", "a+b", "Zoe\u0308", "T\u0308oby", "🎙", "..x.."]
 )
 def test_a_name_in_any_script_is_found_on_every_route(registry: Registry, name: str):
-    """Percent-encoded UTF-8, and whatever the descriptor's `url` says works as it stands."""
+    """A name in any script is found on every route as percent-encoded UTF-8, and the `url` of a descriptor
+    works as it stands.
+    """
     registry.ready(name)
     for path in ("", "/versions", "/versions/1", "/versions/1/artifacts"):
         get(registry, f"/v1/voices/{quote(name, safe='')}{path}")
@@ -218,7 +235,9 @@ def test_a_name_in_any_script_is_found_on_every_route(registry: Registry, name: 
 
 
 def test_the_descriptor_has_all_that_an_engine_needs(registry: Registry, name: str):
-    """In one read: whether, what and from where to fetch."""
+    """The descriptor has all that an engine needs in one read: if there is an artifact, which one, and where
+    to fetch it.
+    """
     registry.ready(name, ref_text="The words.")
     found = get(registry, artifact_path(name, 1))
     file = registry.client.get(found["url"])
@@ -245,13 +264,17 @@ def test_the_descriptor_has_all_that_an_engine_needs(registry: Registry, name: s
 
 
 def test_without_a_transcript_only_the_embedding_is_of_use(registry: Registry, name: str):
-    """In-context cloning needs the words."""
+    """An artifact without a transcript has only the embedding's mode, because in-context
+    cloning needs the words.
+    """
     registry.ready(name)
     assert get(registry, artifact_path(name))["mode"] == "xvec"
 
 
 def test_the_file_is_whole_and_says_what_it_is(registry: Registry, name: str):
-    """An engine checks it against the digest, and keeps it by version and time."""
+    """The file is complete and describes itself. An engine checks it against the digest, and caches it by
+    version and time.
+    """
     uploaded = registry.ready(name)
     response = registry.file(name)
     digest = sha256_digest(response.content)
@@ -270,7 +293,9 @@ def test_the_file_is_whole_and_says_what_it_is(registry: Registry, name: str):
 
 
 def test_the_old_version_serves_until_the_new_one_is_ready(registry: Registry, name: str):
-    """And not a moment longer: descriptor, file and voice move together."""
+    """The old version is served until the new one is ready, and not a moment longer: descriptor, file and
+    voice change together.
+    """
     registry.ready(name)
     before = registry.file(name)
     registry.upload(name, clip=OTHER_CLIP)
@@ -282,7 +307,9 @@ def test_the_old_version_serves_until_the_new_one_is_ready(registry: Registry, n
 
 
 def test_a_new_version_that_fails_changes_nothing(registry: Registry, name: str):
-    """The voice stays what it was; the version says why it is not to be had."""
+    """A new version that fails changes nothing. The voice stays what it was, and the version says why it is
+    not available.
+    """
     registry.ready(name)
     before = registry.file(name)
     registry.upload(name, clip=OTHER_CLIP)
@@ -295,7 +322,9 @@ def test_a_new_version_that_fails_changes_nothing(registry: Registry, name: str)
 
 
 def test_what_nobody_asked_for_is_not_found_and_says_how_to_get_it(registry: Registry, name: str):
-    """The way it names works."""
+    """An artifact that was never requested is not found, and the message says how to get
+    it. That way works.
+    """
     registry.ready(name)
     missing = registry.client.get(artifact_path(name, profile=WIDER))
     assert error_of(missing) == (404, "artifact_not_found")
@@ -306,7 +335,9 @@ def test_what_nobody_asked_for_is_not_found_and_says_how_to_get_it(registry: Reg
 
 
 def test_what_can_never_be_extracted_is_not_found(registry: Registry, name: str):
-    """A given embedding of another width: waiting would not help."""
+    """An artifact that can never be extracted is not found. For a given embedding of another width, waiting
+    would not help.
+    """
     registry.upload(name, clip=None, speaker_embedding=EMBEDDING)
     response = registry.client.get(artifact_path(name, profile=WIDER), params={"wait": LONGER_THAN_CLIENTS})
     assert error_of(response) == (404, "artifact_not_found")
@@ -314,7 +345,9 @@ def test_what_can_never_be_extracted_is_not_found(registry: Registry, name: str)
 
 
 def test_an_artifact_of_an_older_encoder_is_served_only_to_who_asks_for_it(start: Start):
-    """Mixed with prompts of the newer one it would sound wrong, and nobody would know why."""
+    """An artifact of an older encoder is served only to callers that request it explicitly. Mixed with
+    prompts of the newer one it would sound wrong, and the cause could not be found.
+    """
     registry = start()
     registry.ready("alice")
     registry.worker.announce(NEWER)
@@ -341,9 +374,11 @@ def test_an_artifact_of_an_older_encoder_is_served_only_to_who_asks_for_it(start
 def test_waiting_ends_as_soon_as_the_artifact_is_ready(
     registry: Registry, name: str, monkeypatch: pytest.MonkeyPatch, lost: bool
 ):
-    """Not at the end of the wait. An event ends it; without one, the next look does."""
+    """Waiting ends as soon as the artifact is ready, not at the end of the wait. An event ends it; without
+    one, the next look does.
+    """
     if lost:
-        monkeypatch.setattr(registry.long_polls, "_wake", lambda _: None)
+        monkeypatch.setattr(registry.long_polls, "_polls_of", lambda _: [])
     else:
         monkeypatch.setattr(long_polls, "POLL_SECONDS", 60)
     registry.upload(name)
@@ -359,7 +394,7 @@ def test_waiting_ends_as_soon_as_the_artifact_is_ready(
 
 
 def test_waiting_in_vain_says_where_it_stands(registry: Registry, name: str):
-    """202 with the descriptor, and when to ask again."""
+    """A wait that ends without an artifact answers 202 with the descriptor, and when to ask again."""
     uploaded = registry.upload(name)
     for path in (artifact_path(name), f"{artifact_path(name)}/file"):
         response = registry.client.get(path, params={"wait": 0.2})
@@ -371,7 +406,7 @@ def test_waiting_in_vain_says_where_it_stands(registry: Registry, name: str):
 
 @pytest.mark.parametrize("end", ["failed", "deleted"])
 def test_waiting_ends_when_there_is_nothing_to_wait_for_any_more(registry: Registry, name: str, end: str):
-    """A failure or a delete is an answer too."""
+    """Waiting ends when there is nothing left to wait for. A failure or a delete is an answer too."""
     registry.upload(name)
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(registry.client.get, artifact_path(name), params={"wait": 30})
@@ -385,7 +420,9 @@ def test_waiting_ends_when_there_is_nothing_to_wait_for_any_more(registry: Regis
 
 
 def test_waiting_covers_the_moment_before_a_lost_job_is_started_again(registry: Registry, name: str):
-    """A crash between a version's record and its job: housekeeping sees to it; who waits gets it."""
+    """A long poll covers the moment before a lost job is started again. After a crash between a version's
+    record and its job, housekeeping starts the job, and the waiting caller gets the artifact.
+    """
     registry.upload(name)
     speaker = SpeakerId("default", name)
     [pending] = registry.parts.index.load(speaker).pending_extractions
@@ -394,19 +431,21 @@ def test_waiting_covers_the_moment_before_a_lost_job_is_started_again(registry: 
         waiting = pool.submit(registry.client.get, artifact_path(name), params={"wait": 30})
         time.sleep(0.2)
         assert not waiting.done()
-        registry.housekeeper.settle(speaker)
+        registry.repair(name)
         registry.worker.finish_all()
         assert waiting.result(15).status_code == 200
 
 
 def test_a_hundred_that_wait_do_not_hold_up_the_others(registry: Registry, name: str):
-    """They wait without a thread each, and all learn of the end."""
+    """A hundred waiting requests do not hold up the others. They wait without a thread each, and all of them
+    are answered in the end.
+    """
     registry.upload(name)
     registry.ready(f"{name}-other")
     with ThreadPoolExecutor(100) as pool, registry.new_client() as patient:
         path = f"{artifact_path(name)}/file"
         waiting = [pool.submit(patient.get, path, params={"wait": 25}) for _ in range(100)]
-        until(lambda: registry.long_polls.waiting == 100)
+        wait_until(lambda: registry.long_polls.waiting == 100)
         for _ in range(20):
             get(registry, f"/v1/voices/{name}-other")
         assert not any(one.done() for one in waiting)
@@ -417,8 +456,11 @@ def test_a_hundred_that_wait_do_not_hold_up_the_others(registry: Registry, name:
 def test_uploads_that_wait_for_a_decoder_do_not_hold_up_the_others(
     start: Start, decoder: AudioDecoder, monkeypatch: pytest.MonkeyPatch
 ):
-    """Sixty clips at once must not take every thread there is. Who waits too long is told to come back."""
-    registry = start(limits=UploadLimits(decoder_wait_seconds=1))
+    """Uploads that wait for a decoder do not hold up other requests. Sixty clips at once must not take every
+    thread there is, and uploads that wait too long are refused with Retry-After.
+    """
+    monkeypatch.setattr("services.shared.audio.decoder.WAIT_SECONDS", 1)
+    registry = start()
     go_on = threading.Event()
     decode = decoder.decode
 
@@ -429,7 +471,7 @@ def test_uploads_that_wait_for_a_decoder_do_not_hold_up_the_others(
     monkeypatch.setattr(decoder, "decode", slowly)
     with ThreadPoolExecutor(60) as pool:
         uploads = [pool.submit(registry.post_voice, f"voice-{number}") for number in range(60)]
-        until(lambda: any(one.done() for one in uploads))
+        wait_until(lambda: any(one.done() for one in uploads))
         get(registry, "/v1/voices")  # gives up before `slowly` does
         refused = next(one.result() for one in uploads if one.done())
         assert (refused.status_code, refused.headers["Retry-After"]) == (503, "1")
@@ -437,9 +479,14 @@ def test_uploads_that_wait_for_a_decoder_do_not_hold_up_the_others(
         assert {one.result(20).status_code for one in uploads} == {200, 503}
 
 
-def test_uploads_that_arrive_slowly_do_not_keep_others_from_their_turn(start: Start):
-    """However many: a turn is for work, not for waiting."""
-    registry = start(limits=UploadLimits(decoders=1, decoder_wait_seconds=0.5))
+def test_uploads_that_arrive_slowly_do_not_keep_others_from_their_turn(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+):
+    """Uploads that arrive slowly, however many, do not keep others from their slot. A slot is for work, not
+    for waiting.
+    """
+    monkeypatch.setattr("services.shared.audio.decoder.WAIT_SECONDS", 0.5)
+    registry = start(limits=UploadLimits(decoders=1))
     path = artifact_path("nobody")
     with ExitStack() as stack:
         for _ in range(12):
@@ -451,7 +498,9 @@ def test_uploads_that_arrive_slowly_do_not_keep_others_from_their_turn(start: St
 
 
 def test_uploads_that_arrive_take_no_more_than_there_is_room_for(start: Start):
-    """What comes on top is told to come back; when the others have gone there is room again."""
+    """Arriving uploads use no more memory than their limit. An upload beyond it is refused with Retry-After,
+    and is accepted when the others have gone.
+    """
     size = 1024 * 1024
     registry = start(limits=UploadLimits(max_bytes=size, held_bytes=2 * size))
     lines = [f"Content-Length: {size}", f"Content-Type: {raw.CONTENT_TYPE['Content-Type']}"]
@@ -467,11 +516,13 @@ def test_uploads_that_arrive_take_no_more_than_there_is_room_for(start: Start):
             assert "arriving on this server" in refused.json()["error"]["message"]
             assert refused.headers["Retry-After"] == "1"
             assert registry.client.get("/v1/voices").status_code == 200
-        until(lambda: registry.post_voice("alice").status_code == 200)
+        wait_until(lambda: registry.post_voice("alice").status_code == 200)
 
 
 def test_who_hangs_up_is_not_waited_for(registry: Registry, name: str):
-    """Else a client that asks and leaves, again and again, keeps us looking for minutes."""
+    """A long poll ends when its client disconnects. A client that sends requests and disconnects again and
+    again would otherwise keep the registry looking for minutes.
+    """
     registry.upload(name)
     paths = [f"{artifact_path(name)}?wait=60", f"/v1/jobs/{registry.upload(name)['job_id']}?wait=60"]
     requests = [raw.head("GET", path) for path in paths]
@@ -479,15 +530,16 @@ def test_who_hangs_up_is_not_waited_for(registry: Registry, name: str):
     for request in requests:
         with raw.connected(registry.port) as connection:
             connection.sendall(request)
-            until(lambda: registry.long_polls.waiting == 1)
-        until(lambda: registry.long_polls.waiting == 0)
+            wait_until(lambda: registry.long_polls.waiting == 1)
+        wait_until(lambda: registry.long_polls.waiting == 0)
 
 
 def test_who_uploads_is_told_why_the_name_will_not_stand_for_it(
     start: Start, capsys: pytest.CaptureFixture[str]
 ):
-    """An embedding fits one of two models. The other one's engines keep the clip's voice, and that must not
-    look like a mistake: by HTTP and on the command line.
+    """An upload's answer explains why the name will not stand for the new version. An embedding fits one of
+    two models. The other model's engines keep the clip's voice, and that must not look like a mistake, by
+    HTTP or on the command line.
     """
     registry = start(profiles=(PROFILE, WIDER))
     assert "held_back" not in registry.ready("alice")
@@ -516,7 +568,9 @@ def test_who_uploads_is_told_why_the_name_will_not_stand_for_it(
 
 
 def test_jobs_are_listed_newest_first_and_can_be_narrowed(start: Start):
-    """By state, voice and profile; pages lead on."""
+    """Jobs are listed newest first, in pages that lead on, and can be filtered by state,
+    voice and profile.
+    """
     registry = start(profiles=(PROFILE, WIDER))
     registry.ready("alice")
     for consent in ("cons_1", "cons_2", "cons_3"):
@@ -536,7 +590,7 @@ def test_jobs_are_listed_newest_first_and_can_be_narrowed(start: Start):
 
 
 def test_a_job_tells_its_whole_life(registry: Registry, name: str):
-    """Queued, processing, succeeded; with times, attempt and progress."""
+    """A job shows its whole life: queued, processing, succeeded, with times, attempt and progress."""
     path = f"/v1/jobs/{registry.upload(name)['job_id']}"
     queued = get(registry, path)
     assert (queued["object"], queued["state"], queued["attempt"]) == ("job", "queued", 0)
@@ -553,7 +607,7 @@ def test_a_job_tells_its_whole_life(registry: Registry, name: str):
 
 
 def test_a_job_that_failed_says_why(registry: Registry, name: str):
-    """With the code that the SDK raises."""
+    """A job that failed says why, with the code that the SDK raises."""
     path = f"/v1/jobs/{registry.upload(name)['job_id']}"
     registry.worker.fail_all(name, InvalidAudio("No speech was found."))
     failed = get(registry, path)
@@ -567,7 +621,9 @@ def test_a_job_that_failed_says_why(registry: Registry, name: str):
 
 
 def test_the_job_of_a_deleted_voice_is_superseded_and_its_late_result_dropped(registry: Registry, name: str):
-    """Nothing that a job does creates or revives a voice."""
+    """The job of a deleted voice is superseded, and its late result is dropped. Nothing that a job does
+    creates or revives a voice.
+    """
     path = f"/v1/jobs/{registry.upload(name)['job_id']}"
     [work] = registry.worker.take_all(name)
     registry.client.delete(f"/v1/voices/{name}")
@@ -578,7 +634,9 @@ def test_the_job_of_a_deleted_voice_is_superseded_and_its_late_result_dropped(re
 
 
 def test_waiting_for_a_job_ends_with_every_change_of_it(registry: Registry, name: str):
-    """So a progress bar moves without polling; a finished job is answered at once."""
+    """A long poll for a job ends with every change of it, so that a progress bar moves without polling. A
+    finished job is answered at once.
+    """
     path = f"/v1/jobs/{registry.upload(name)['job_id']}"
     with ThreadPoolExecutor() as pool:
         started = pool.submit(get, registry, path, wait=LONGER_THAN_CLIENTS)
@@ -594,14 +652,16 @@ def test_waiting_for_a_job_ends_with_every_change_of_it(registry: Registry, name
 
 
 def test_waiting_for_a_job_in_vain_answers_how_it_stands(registry: Registry, name: str):
-    """200: it is a job, whatever its state."""
+    """A wait for a job that does not change answers its current state with 200, because it is a job, whatever
+    its state.
+    """
     path = f"/v1/jobs/{registry.upload(name)['job_id']}"
     assert get(registry, path, wait=0.2)["state"] == "queued"
     registry.worker.finish_all()
 
 
 def test_profiles_are_listed_page_by_page(registry: Registry):
-    """As all lists are; the SDK asks with a limit."""
+    """Profiles are listed in pages, like all lists. The SDK requests them with a limit."""
     everything = [one["id"] for one in get(registry, "/v1/profiles")["data"]]
     assert everything == sorted(everything)
     seen: list[str] = []
@@ -619,7 +679,9 @@ def test_profiles_are_listed_page_by_page(registry: Registry):
 
 
 def test_a_profile_that_is_made_with_custom_weights_says_so(start: Start):
-    """Its voices do not sound as with the published ones."""
+    """A profile that is made with custom weights is marked, because its voices do not sound as with the
+    published weights.
+    """
     registry = start(profiles=(PROFILE, WIDER))
     assert not any(one["custom_weights"] for one in get(registry, "/v1/profiles")["data"])
     registry.parts.announcements.announce(PROFILE, NEWER, CUSTOM_WEIGHTS, untrained=False)
@@ -628,7 +690,9 @@ def test_a_profile_that_is_made_with_custom_weights_says_so(start: Start):
 
 
 def test_a_job_says_which_weights_it_is_made_with(start: Start):
-    """As long as they are those of the profile: of an encoder that was replaced nobody knows any more."""
+    """A job shows which weights it is made with as long as they are those of the profile. The weights of an
+    encoder that was replaced are no longer known.
+    """
     registry = start(profiles=(PROFILE,))
     announce = registry.parts.announcements.announce
     announce(PROFILE, NEWER, CUSTOM_WEIGHTS, untrained=False)
@@ -641,7 +705,9 @@ def test_a_job_says_which_weights_it_is_made_with(start: Start):
 
 
 def test_profiles_say_what_they_hold_and_who_makes_them(registry: Registry):
-    """An engine chooses by it, and sees whether a worker lives."""
+    """A profile lists its tensors and the workers that make it. An engine chooses by them, and sees if a
+    worker lives.
+    """
     profiles = {one["id"]: one for one in get(registry, "/v1/profiles")["data"]}
     assert {PROFILE, WIDER} <= profiles.keys()
     assert (profiles[PROFILE]["required"], profiles[WIDER]["required"]) == (True, False)
@@ -656,14 +722,16 @@ def test_profiles_say_what_they_hold_and_who_makes_them(registry: Registry):
 
 
 def test_every_get_has_an_etag_that_saves_the_body(registry: Registry, name: str):
-    """A dashboard that polls, an engine that revalidates: 304 as long as nothing changed."""
+    """Every GET has an ETag that saves the body. A dashboard that polls and an engine that revalidates get
+    304 as long as nothing changed.
+    """
     job = registry.ready(name)["job_id"]
     paths = ["/v1/voices", "/v1/audio/voices", "/v1/jobs", "/v1/profiles", f"/v1/jobs/{job}"]
     paths += [
         f"/v1/voices/{name}{tail}" for tail in ("", "/versions", "/versions/1", "/versions/1/artifacts")
     ]
     paths += [artifact_path(name), f"{artifact_path(name)}/file", f"/v1/audio/voices/{name}/cache"]
-    paths += [audio_path(name)]
+    paths += [audio_path(name), f"{audio_path(name)}/samples"]
     for path in paths:
         tag = registry.client.get(path).headers["ETag"]
         strong = tag.removeprefix("W/")
@@ -677,15 +745,23 @@ def test_every_get_has_an_etag_that_saves_the_body(registry: Registry, name: str
             )
 
 
-def test_every_get_has_a_head_that_says_the_same_without_the_body(registry: Registry, name: str):
-    """RFC 9110 asks for it, and monitors and caches use it."""
+def test_every_get_has_a_head_that_says_the_same_without_the_body(
+    registry: Registry, name: str, monkeypatch: pytest.MonkeyPatch
+):
+    """Every GET has a HEAD with the same headers and no body. RFC 9110 requires it, and
+    monitors and caches use it.
+    """
+    # # A quota's headers give the seconds until the next minute begins.
+    monkeypatch.setattr(registry.app.state.access.rate_limits, "now", lambda: 1_775_133_885.0)
     job_id = registry.ready(name)["job_id"]
     registry.upload(name, clip=OTHER_CLIP)  # on its way
     templates = [path for path, methods in registry.app.openapi()["paths"].items() if "get" in methods]
-    assert len(templates) == 19
+    assert len(templates) == 21
     templates.remove("/metrics")  # which counts the GET, and then says more
+    templates.remove("/v1/events")  # which has no end
     there = {"name": name, "ref": 1, "profile": PROFILE, "job_id": job_id, "key_id": "nokeyid0"}
-    not_there = {**there, "ref": 2, "job_id": "no-job"}
+    there["digest"] = registry.file(name, 1).headers["ETag"].strip('"')
+    not_there = {**there, "ref": 2, "job_id": "no-job", "digest": "sha256:" + "0" * 64}
     paths = [one.format(**values) for values in (there, not_there) for one in templates]
     for path in (*paths, "/docs", "/openapi.json"):
         got, head = (
@@ -702,7 +778,9 @@ def test_every_get_has_a_head_that_says_the_same_without_the_body(registry: Regi
 def test_head_asks_whether_somebody_has_a_file_and_reads_none(
     registry: Registry, name: str, monkeypatch: pytest.MonkeyPatch
 ):
-    """They are large, and nothing of it would be sent."""
+    """HEAD checks that a file exists without reading it. Files are large, and their
+    content would not be sent.
+    """
     registry.ready(name)
     paths = (f"{artifact_path(name)}/file", audio_path(name))
     tags = [registry.client.get(path).headers["ETag"] for path in paths]
@@ -713,7 +791,7 @@ def test_head_asks_whether_somebody_has_a_file_and_reads_none(
 
 
 def test_head_waits_as_get_does(registry: Registry, name: str):
-    """Whoever asks for it must not get another answer."""
+    """HEAD waits as GET does, because it must have the same answer."""
     registry.upload(name)
     start = time.monotonic()
     assert registry.client.head(artifact_path(name), params={"wait": "0.5"}).status_code == 202
@@ -721,7 +799,9 @@ def test_head_waits_as_get_does(registry: Registry, name: str):
 
 
 def test_an_etag_changes_with_what_it_stands_for(registry: Registry, name: str):
-    """Else a client would never see the new version."""
+    """An ETag changes with the content that it identifies. A client would otherwise never
+    see the new version.
+    """
     registry.ready(name)
     tag = registry.client.get(f"/v1/voices/{name}").headers["ETag"]
     registry.upload(name, clip=OTHER_CLIP)
@@ -731,14 +811,18 @@ def test_an_etag_changes_with_what_it_stands_for(registry: Registry, name: str):
 
 @pytest.mark.parametrize("tag", ["*", '"x"'])
 def test_a_condition_for_reading_does_not_concern_a_write(registry: Registry, name: str, tag: str):
-    """304 to an upload would look as if it had not happened."""
+    """A condition for reads has no effect on a write. A 304 to an upload would look as if
+    it had not happened.
+    """
     headers = {"If-None-Match": tag}
     assert registry.post_voice(name, headers=headers).status_code == 200
     assert registry.client.delete(f"/v1/audio/voices/{name}", headers=headers).status_code == 200
 
 
 def test_a_voice_is_deleted_only_in_the_state_that_the_caller_means(registry: Registry, name: str):
-    """Somebody may have put a new version there since."""
+    """A voice is deleted only in the state that the caller's condition names, because another client may have
+    uploaded a new version since.
+    """
     registry.ready(name)
     path = f"/v1/voices/{name}"
     seen = registry.client.get(path).headers["ETag"]
@@ -757,7 +841,9 @@ def test_a_voice_is_deleted_only_in_the_state_that_the_caller_means(registry: Re
 def test_a_version_that_comes_between_look_and_delete_is_not_deleted(
     registry: Registry, name: str, monkeypatch: pytest.MonkeyPatch
 ):
-    """It was acknowledged, and whoever deletes has not seen it."""
+    """A version that is uploaded between the check and the delete is not deleted. It was acknowledged, and
+    the deleting caller has not seen it.
+    """
     registry.ready(name)
     path = f"/v1/voices/{name}"
     check = voices.check_if_match
@@ -773,7 +859,7 @@ def test_a_version_that_comes_between_look_and_delete_is_not_deleted(
 
 
 def test_a_request_id_is_taken_over_or_made(registry: Registry):
-    """It is how a caller and our logs find each other; also in what goes wrong."""
+    """A request id is adopted or made. It links a caller to the logs, in errors too."""
     given = registry.client.get("/v1/voices", headers={"X-Request-Id": "req-1.a_B"})
     assert given.headers["X-Request-Id"] == "req-1.a_B"
     for bad in ("", "a b", "x" * 129, "é"):
@@ -785,7 +871,9 @@ def test_a_request_id_is_taken_over_or_made(registry: Registry):
 
 
 def test_a_crash_says_nothing_but_its_request_id(registry: Registry, monkeypatch: pytest.MonkeyPatch):
-    """Exception texts hold paths, keys and transcripts."""
+    """A crash reveals nothing but its request id, because exception texts hold paths,
+    keys and transcripts.
+    """
 
     def crash(*_: Any) -> None:
         raise RuntimeError("the secret is /var/secret")
@@ -800,7 +888,7 @@ def test_a_crash_says_nothing_but_its_request_id(registry: Registry, monkeypatch
 
 
 def test_who_asks_for_problem_details_gets_them(registry: Registry):
-    """RFC 9457, on every route."""
+    """A client that accepts problem details (RFC 9457) gets them, on every route."""
     headers = {"Accept": "application/problem+json", "X-Request-Id": "req-1"}
     for path in ("/v1/voices/nobody", "/v1/audio/voices/nobody/cache", "/v1/nowhere", "/v1/voices?limit=0"):
         response = registry.client.get(path, headers=headers)
@@ -814,7 +902,9 @@ def test_who_asks_for_problem_details_gets_them(registry: Registry):
 
 
 def test_errors_on_our_own_routes_have_openais_types(registry: Registry, name: str):
-    """The string `code` is what the SDK raises from."""
+    """Errors on the registry's own routes have OpenAI's types. The SDK chooses its
+    exception by the string `code`.
+    """
     registry.upload(name)
     kinds = {
         "/v1/voices/nobody": "not_found_error",
@@ -832,14 +922,16 @@ def test_errors_on_our_own_routes_have_openais_types(registry: Registry, name: s
 
 
 def test_health_says_only_that_the_process_lives(start: Start):
-    """Restarting it would not mend what it depends on."""
+    """The health check says only that the process lives. Restarting it would not repair its dependencies."""
     registry = start()
     shutil.rmtree(registry.folder)
     assert get(registry, "/healthz") == {"status": "ok"}
 
 
 def test_many_who_ask_whether_it_is_ready_cost_one_look(start: Start, monkeypatch: pytest.MonkeyPatch):
-    """Anybody may, and each look takes a thread and asks the bucket."""
+    """Many readiness checks at once cost one look. Any client may send them, and each look takes a thread and
+    reads from the bucket.
+    """
     registry = start()
     looks: list[float] = []
 
@@ -856,7 +948,9 @@ def test_many_who_ask_whether_it_is_ready_cost_one_look(start: Start, monkeypatc
 
 
 def test_readiness_names_the_store_when_it_is_gone(start: Start):
-    """Uploads are refused, to be repeated; nothing of them is there afterwards."""
+    """Readiness names the store when it is gone. Uploads are refused with a request to repeat them, and
+    nothing of them exists afterwards.
+    """
     registry = start()
     assert get(registry, "/readyz") == {"status": "ok", "parts": {"store": "ok", "index": "ok"}}
     registry.ready("alice")
@@ -881,9 +975,11 @@ def test_readiness_names_the_store_when_it_is_gone(start: Start):
 
 
 def test_reads_go_on_from_the_facts_without_the_index(start: Start, tmp_path: Path):
-    """Engines that start while Redis is away still get their voices; writes wait for it."""
+    """Reads go on from the facts without the index. Engines that start while Redis is away still get their
+    voices, and writes wait for it.
+    """
     with ValkeyServer(tmp_path / "redis") as server:
-        registry = start(server.url)
+        registry = start(server.url, kept_bytes=0)
         registry.ready("alice")
         file = registry.file("alice")
         server.stop()
@@ -892,7 +988,8 @@ def test_reads_go_on_from_the_facts_without_the_index(start: Start, tmp_path: Pa
         ready = ready_now(registry)
         assert (ready.status_code, ready.json()["parts"]["store"]) == (503, "ok")
         assert "cannot be reached" in ready.json()["parts"]["index"]
-        until(lambda: registry.file("alice").status_code == 200)  # facts are believed once they are certain
+        # # Facts are trusted once they are certain.
+        wait_until(lambda: registry.file("alice").status_code == 200)
         assert registry.file("alice").content == file.content
         assert get(registry, "/v1/voices/alice")["state"] == "ready"
         assert keys(get(registry, "/v1/voices")) == ["alice"]
@@ -912,17 +1009,19 @@ def test_reads_go_on_from_the_facts_without_the_index(start: Start, tmp_path: Pa
 
 
 def test_an_index_that_lost_everything_is_no_outage(start: Start):
-    """Every voice is read from its facts until the index knows it, and writes go on."""
-    registry = start()
+    """An index that lost everything is no outage. Every voice is read from its facts until the index knows
+    it, and writes go on.
+    """
+    registry = start(kept_bytes=0)
     registry.ready("alice")
     registry.redis.flushdb()
     assert ready_now(registry).status_code == 200
 
     def is_served() -> bool:  # once its facts are certain
-        registry.housekeeper.settle(SpeakerId("default", "alice"))
+        registry.repair("alice")
         return registry.file("alice").status_code == 200
 
-    until(is_served)
+    wait_until(is_served)
     assert keys(get(registry, "/v1/voices")) == ["alice"]
     registry.upload("bob")
     assert keys(get(registry, "/v1/voices")) == ["alice", "bob"]
@@ -934,7 +1033,9 @@ def test_an_index_that_lost_everything_is_no_outage(start: Start):
 
 
 def test_a_redis_of_another_registry_is_said_to_be_one(start: Start):
-    """Two registries that share one would take it from each other."""
+    """A Redis that belongs to another registry is reported as such. Two registries that share one would take
+    it from each other.
+    """
     registry = start()
     registry.redis.set("sr:boot", "some run/another bucket/4/1")
     ready = ready_now(registry)
@@ -947,7 +1048,9 @@ def test_a_redis_of_another_registry_is_said_to_be_one(start: Start):
 
 @pytest.mark.parametrize(("clip", "mime_type"), [(CLIP, "audio/wav"), (OTHER_CLIP, "audio/flac")])
 def test_a_clip_comes_back_as_it_was_uploaded(registry: Registry, name: str, clip: bytes, mime_type: str):
-    """Byte for byte, under the type that it was found to be, and with what the version says of it."""
+    """A clip is returned as it was uploaded: byte for byte, with its detected media type
+    and the version's metadata.
+    """
     registry.upload(name, clip=clip)
     facts = get(registry, f"/v1/voices/{name}/versions/1")["audio"]
     assert facts["url"] == audio_path(name, 1)
@@ -963,8 +1066,32 @@ def test_a_clip_comes_back_as_it_was_uploaded(registry: Registry, name: str, cli
         assert client.clip(name) == client.clip(f"{name}@1") == (clip, mime_type)
 
 
+def test_the_decoded_samples_of_a_clip_can_be_fetched(registry: Registry, name: str):
+    """The samples are those that extractors read: mono, float32, at the rate of the clip."""
+    registry.upload(name, clip=OTHER_CLIP)
+    path = f"{audio_path(name)}/samples"
+    response = registry.client.get(path)
+    assert response.headers["Content-Type"] == "application/vnd.safetensors"
+    assert response.headers["ETag"] == f'"{sha256_digest(response.content)}"'
+    assert response.headers["Cache-Control"] == "private, no-cache"
+    assert registry.client.get(path, headers={"If-None-Match": response.headers["ETag"]}).status_code == 304
+    head = registry.client.head(path)
+    assert (head.content, head.headers["Content-Length"]) == (b"", str(len(response.content)))
+    expected = clips.tone(1.6, 16000)[:, 0]
+    with RegistryClient(registry.url) as client:
+        for found in (client.samples(name), client.samples(name, 1)):
+            assert (found.sample_rate, found.samples.dtype, found.samples.shape) == (
+                16000,
+                np.float32,
+                (25600,),
+            )
+            assert np.abs(found.samples - expected).max() < 1e-4, "FLAC has 16 bits"
+
+
 def test_each_version_has_its_own_clip(registry: Registry, name: str):
-    """`default` is the clip of what the name stands for, not the last one uploaded."""
+    """Each version has its own clip. `default` returns the clip of the version that the name stands for, not
+    the last one uploaded.
+    """
     registry.ready(name)
     registry.upload(name, clip=OTHER_CLIP)
     assert [registry.client.get(audio_path(name, ref)).content for ref in ("default", 2)] == [
@@ -974,13 +1101,16 @@ def test_each_version_has_its_own_clip(registry: Registry, name: str):
 
 
 def test_a_version_of_a_given_embedding_has_no_clip(registry: Registry, name: str):
-    """There never was one."""
+    """A version of a given embedding has no clip, because none was uploaded."""
     registry.upload(name, clip=None, speaker_embedding=EMBEDDING)
     response = registry.client.get(audio_path(name))
     assert error_of(response) == (404, "audio_not_found")
-    assert "ready speaker embedding" in response.json()["error"]["message"]
-    with RegistryClient(registry.url) as client, pytest.raises(AudioNotFound):
-        client.clip(name)
+    assert "precomputed speaker embedding" in response.json()["error"]["message"]
+    assert error_of(registry.client.get(f"{audio_path(name)}/samples")) == (404, "audio_not_found")
+    with RegistryClient(registry.url) as client:
+        for fetch in (client.clip, client.samples):
+            with pytest.raises(AudioNotFound):
+                fetch(name)
 
 
 # -- a file that is fetched while its voice goes
@@ -989,13 +1119,15 @@ def test_a_version_of_a_given_embedding_has_no_clip(registry: Registry, name: st
 def test_a_file_whose_voice_is_deleted_while_it_is_fetched_is_not_found(
     registry: Registry, name: str, monkeypatch: pytest.MonkeyPatch
 ):
-    """The bytes may be gone between the look and the read."""
+    """A file whose voice is deleted while it is fetched is not found. The bytes may be deleted between the
+    lookup and the read.
+    """
     registry.ready(name)
     read = registry.parts.store.get
 
     def read_late(key: str) -> bytes:
         if key.endswith(".safetensors"):
-            registry.registrar.delete("default", name)
+            registry.operations.deletions.delete("default", name)
             (registry.folder / key).unlink()
         return read(key)
 
@@ -1005,7 +1137,9 @@ def test_a_file_whose_voice_is_deleted_while_it_is_fetched_is_not_found(
 
 @pytest.mark.parametrize("damage", ["missing", "damaged"])
 def test_a_clip_that_is_missing_or_damaged_is_never_served(registry: Registry, name: str, damage: str):
-    """Whoever asked would find out, but could not tell why; our logs can."""
+    """A clip that is missing or damaged is never served. The caller would notice, but could not find the
+    cause; the registry's logs can name it.
+    """
     registry.ready(name)
     path = audio_path(name)
     sha256 = registry.client.get(path).headers["ETag"].strip('"').removeprefix("sha256:")
@@ -1022,7 +1156,9 @@ def test_a_clip_that_is_missing_or_damaged_is_never_served(registry: Registry, n
 
 
 def test_fetches_racing_uploads_and_deletes_see_whole_files_or_none(registry: Registry, name: str):
-    """Each answer is one version's own bytes, or says that there is none."""
+    """Fetches that race uploads and deletes get whole files or none. Each answer is one version's own bytes,
+    or says that there is none.
+    """
     stop = threading.Event()
 
     def churn() -> None:

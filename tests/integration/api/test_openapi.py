@@ -1,5 +1,5 @@
-"""The OpenAPI document: valid, complete, and with examples that are what it says. That real answers are so,
-too, is checked wherever one is seen: see `contract`.
+"""Tests of the OpenAPI document: valid, complete, and with examples that match their schemas. Real answers
+are checked against it wherever a test receives one; see `contract`.
 """
 
 import json
@@ -20,7 +20,7 @@ Operation = dict[str, Any]
 
 @pytest.fixture(scope="module")
 def document(registry: Registry) -> dict[str, Any]:
-    """As a client gets it."""
+    """Return the document as a client gets it."""
     response = registry.client.get("/openapi.json")
     assert response.headers["Content-Type"] == "application/json"
     found: dict[str, Any] = response.json()
@@ -34,19 +34,19 @@ def operations(document: dict[str, Any]) -> Iterator[tuple[str, Operation]]:
 
 
 def contents(operation: Operation) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Status, media type, what is said of it."""
+    """Yield the status, media type and description of each content."""
     for status, answer in operation["responses"].items():
         for media_type, content in answer.get("content", {}).items():
             yield status, media_type, content
 
 
 def test_the_document_is_valid(document: dict[str, Any]):
-    """Generators of clients refuse it otherwise."""
+    """The document is valid. Client generators would otherwise refuse it."""
     validate(document)
 
 
 def test_every_route_is_in_it(document: dict[str, Any]):
-    """A route that nobody finds is not there."""
+    """Every route is in the document. A route that callers cannot find might as well not exist."""
     assert {what for what, _ in operations(document)} == {
         "GET /v1/audio/voices",
         "POST /v1/audio/voices",
@@ -59,9 +59,13 @@ def test_every_route_is_in_it(document: dict[str, Any]):
         "GET /v1/voices/{name}/versions",
         "GET /v1/voices/{name}/versions/{ref}",
         "GET /v1/voices/{name}/versions/{ref}/audio",
+        "GET /v1/voices/{name}/versions/{ref}/audio/samples",
         "GET /v1/voices/{name}/versions/{ref}/artifacts",
         "GET /v1/voices/{name}/versions/{ref}/artifacts/{profile}",
         "GET /v1/voices/{name}/versions/{ref}/artifacts/{profile}/file",
+        "GET /v1/blobs/{digest}",
+        "POST /v1/resolve",
+        "GET /v1/events",
         "GET /v1/jobs",
         "GET /v1/jobs/{job_id}",
         "POST /v1/jobs/{job_id}/cancel",
@@ -81,7 +85,9 @@ def test_every_route_is_in_it(document: dict[str, Any]):
 
 
 def test_operations_are_called_what_they_do(document: dict[str, Any]):
-    """Generated clients name their methods so, and break when one is called something else."""
+    """Operations are named after what they do. Generated clients use these names for their methods, and break
+    when one changes.
+    """
     assert {operation["operationId"]: what for what, operation in operations(document)} == {
         "list_audio_voices": "GET /v1/audio/voices",
         "create_audio_voice": "POST /v1/audio/voices",
@@ -94,11 +100,15 @@ def test_operations_are_called_what_they_do(document: dict[str, Any]):
         "list_versions": "GET /v1/voices/{name}/versions",
         "get_version": "GET /v1/voices/{name}/versions/{ref}",
         "get_clip": "GET /v1/voices/{name}/versions/{ref}/audio",
+        "get_samples": "GET /v1/voices/{name}/versions/{ref}/audio/samples",
         "list_artifacts": "GET /v1/voices/{name}/versions/{ref}/artifacts",
         "get_artifact": "GET /v1/voices/{name}/versions/{ref}/artifacts/{profile}",
         "get_artifact_file": "GET /v1/voices/{name}/versions/{ref}/artifacts/{profile}/file",
+        "get_blob": "GET /v1/blobs/{digest}",
+        "resolve_voices": "POST /v1/resolve",
         "put_artifact": "PUT /v1/voices/{name}/versions/{ref}/artifacts/{profile}",
         "create_extractions": "POST /v1/voices/{name}/versions/{ref}/extractions",
+        "listen_to_events": "GET /v1/events",
         "list_jobs": "GET /v1/jobs",
         "get_job": "GET /v1/jobs/{job_id}",
         "cancel_job": "POST /v1/jobs/{job_id}/cancel",
@@ -116,7 +126,7 @@ def test_operations_are_called_what_they_do(document: dict[str, Any]):
 
 
 def test_every_operation_and_parameter_is_described(document: dict[str, Any]):
-    """In a sentence, by its own name."""
+    """Every operation and every parameter is described in a sentence."""
     for what, operation in operations(document):
         assert operation["description"], what
         for parameter in operation.get("parameters", []):
@@ -124,7 +134,7 @@ def test_every_operation_and_parameter_is_described(document: dict[str, Any]):
 
 
 def test_every_success_has_an_example_or_is_binary(document: dict[str, Any]):
-    """An example says more than a schema."""
+    """Every success has an example or is binary, because an example says more than a schema."""
     for what, operation in operations(document):
         good = {status for status in operation["responses"] if status.startswith("2")}
         assert good, what
@@ -132,14 +142,14 @@ def test_every_success_has_an_example_or_is_binary(document: dict[str, Any]):
             if status in good and media_type == "application/json":
                 assert content["example"], what
                 assert content["schema"], what
-            elif status in good and what == "GET /metrics":
+            elif status in good and what in {"GET /metrics", "GET /v1/events"}:
                 assert content["example"]
             elif status in good:
                 assert content["schema"] == {"type": "string", "format": "binary"}, what
 
 
 def test_every_link_leads_to_an_operation(document: dict[str, Any]):
-    """By its id, with parameters that it has."""
+    """Every link leads to an operation by its id, with parameters that the operation has."""
     known = {
         operation["operationId"]: {parameter["name"] for parameter in operation.get("parameters", [])}
         for _, operation in operations(document)
@@ -156,7 +166,9 @@ def test_every_link_leads_to_an_operation(document: dict[str, Any]):
 
 
 def test_every_refusal_is_the_envelope_with_an_example(document: dict[str, Any]):
-    """One form of error for all of them; what the framework would have answered is not among them."""
+    """Every refusal is the error envelope with an example. All errors have one form, and the framework's own
+    errors are not among them.
+    """
     for what, operation in operations(document):
         bad = {status for status in operation["responses"] if status[0] in "45d"}
         if "/v1/" in what:
@@ -172,7 +184,7 @@ def test_every_refusal_is_the_envelope_with_an_example(document: dict[str, Any])
 
 
 def test_every_example_is_what_its_schema_says(document: dict[str, Any]):
-    """Examples are copied: a wrong one is copied, too."""
+    """Every example matches its schema. Examples are copied, so a wrong one is copied too."""
     contract = Contract(document)
     checked = 0
     for what, operation in operations(document):
@@ -186,13 +198,14 @@ def test_every_example_is_what_its_schema_says(document: dict[str, Any]):
                 assert what in {
                     "POST /v1/audio/voices",
                     "POST /v1/keys",
+                    "POST /v1/resolve",
                     "POST /v1/voices/{name}/versions/{ref}/extractions",
                 }
     assert checked > 80
 
 
 def test_a_wrong_answer_would_be_noticed(document: dict[str, Any]):
-    """The checks above and in every other test hang on it."""
+    """A wrong answer is noticed. The checks above, and those in every other test, depend on it."""
     contract = Contract(document)
     voice = document["paths"]["/v1/voices/{name}"]["get"]["responses"]["200"]["content"]["application/json"]
     with pytest.raises(Exception, match="'version' is a required property"):
@@ -204,14 +217,16 @@ def test_a_wrong_answer_would_be_noticed(document: dict[str, Any]):
 
 
 def test_the_document_names_no_machine(document: dict[str, Any], registry: Registry):
-    """It is published."""
+    """The document names no machine, because it is published."""
     text = json.dumps(document)
     assert str(registry.folder) not in text
     assert "127.0.0.1" not in text
 
 
 def test_its_page_loads_nothing_from_other_servers(registry: Registry):
-    """Most registries have no way out, and none should tell others who reads its documentation."""
+    """The documentation page loads nothing from other servers. Most registries have no way out, and none
+    should tell other servers who reads its documentation.
+    """
     with httpx.Client(base_url=registry.url) as browser:
         page = browser.get("/docs").text
         assets = re.findall(r'(?:src|href)="([^"]+)"', page)

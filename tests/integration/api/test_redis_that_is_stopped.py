@@ -1,10 +1,8 @@
-"""Redis is suspended: its connections stay open, and nothing is answered. Reads are answered from the facts,
-and one short probe decides that for all requests.
-
-Measured with ten lists and thirty descriptors at the same time and 20 voices in a folder. When every request
-under way waited for 5 s, 2 lists and all descriptors were answered 503, and one list took 5 s. With the
-breaker, and probes of 0.3 s as in these tests, all are answered 200, a list takes 0.6 s, and a descriptor
-0.01 s.
+"""Tests in which Redis is suspended: its connections stay open, and it answers nothing. Reads are answered
+from the facts, and one short probe decides that for all requests. Measured with ten lists and thirty
+descriptors at the same time and 20 voices in a folder. When every request under way waited for 5 s, 2 lists
+and all descriptors were answered 503, and one list took 5 s. With the breaker, and probes of 0.3 s as in
+these tests, all are answered 200, a list takes 0.6 s, and a descriptor 0.01 s.
 """
 
 import os
@@ -19,7 +17,8 @@ from services.embedded.valkey import ValkeyServer
 from services.registry_api.serving import admission
 from services.shared.index import redis_access
 from tests.integration.api.conftest import Start
-from tests.integration.api.registry import Registry, until
+from tests.integration.api.registry import Registry
+from tests.queue_workers import wait_until
 from tests.redis_commands import count_sent
 
 VERSION = "/v1/voices/voice-0/versions/1"
@@ -45,7 +44,7 @@ def registry(start: Start, server: ValkeyServer, monkeypatch: pytest.MonkeyPatch
 @pytest.fixture
 def stopped(registry: Registry, server: ValkeyServer) -> Iterator[None]:
     assert server._process is not None
-    assert registry.client.get("/v1/voices").status_code == 200  # connections are there
+    assert registry.client.get("/v1/voices").status_code == 200  # opens the connections
     os.kill(server._process.pid, signal.SIGSTOP)
     try:
         yield
@@ -55,7 +54,9 @@ def stopped(registry: Registry, server: ValkeyServer) -> Iterator[None]:
 
 @pytest.mark.usefixtures("stopped")
 def test_nobody_waits_for_those_who_ask_a_stopped_server(registry: Registry, monkeypatch: pytest.MonkeyPatch):
-    """More requests arrive than may be at work at a time. Only the first ones send a command and wait."""
+    """Only the first requests send a command to a suspended server and wait. The others are answered without
+    it, though more arrive than may be active at a time.
+    """
     monkeypatch.setattr(admission, "WAIT_LIMIT_SECONDS", 60)  # however slow this machine is, none is refused
     sent = count_sent(monkeypatch)
     paths = ["/v1/voices"] * 2 * AT_WORK + [VERSION] * 4 * AT_WORK
@@ -68,7 +69,9 @@ def test_nobody_waits_for_those_who_ask_a_stopped_server(registry: Registry, mon
 
 @pytest.mark.usefixtures("stopped")
 def test_writes_are_told_to_come_back(registry: Registry):
-    """And none of them seems to succeed."""
+    """Writes are answered 503 with Retry-After while Redis is suspended, and none of them
+    seems to succeed.
+    """
     for response in (
         registry.post_voice("new"),
         registry.client.delete("/v1/voices/voice-0"),
@@ -80,11 +83,11 @@ def test_writes_are_told_to_come_back(registry: Registry):
 
 
 def test_all_goes_on_when_it_answers_again(registry: Registry, server: ValkeyServer):
-    """Within a second: nobody has to restart us."""
+    """Writes succeed within a second after Redis answers again, without a restart of the registry."""
     assert server._process is not None
     os.kill(server._process.pid, signal.SIGSTOP)
     try:
         assert registry.post_voice("new").status_code == 503
     finally:
         os.kill(server._process.pid, signal.SIGCONT)
-    until(lambda: registry.post_voice("new").status_code == 200)
+    wait_until(lambda: registry.post_voice("new").status_code == 200)

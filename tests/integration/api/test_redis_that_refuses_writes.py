@@ -1,58 +1,53 @@
-"""Redis answers and takes no writes: it is full, a read-only replica, or cannot save or replicate them. Reads
-go on as if nothing had happened, and writes are answered 503 with Retry-After.
-
-Before errors were told apart by class, every request was answered 500 while the server was full or read-only,
+"""Tests in which Redis answers and refuses writes: it is full, a read-only replica, or cannot save or
+replicate them. Reads go on as if nothing had happened, and writes are answered 503 with Retry-After. Before
+errors were distinguished by class, every request was answered 500 while the server was full or read-only,
 reads included.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
-from pydantic import SecretStr
 from redis import Redis
 
 from services.embedded.valkey import ValkeyServer
 from services.registry_api.access.rate_limits import MINUTE
-from services.registry_api.keys.api_keys import new_token
-from services.shared.configuration.settings import AccessSettings, RateSettings
-from tests.deploy.composed import free_ports
+from services.shared.configuration.settings import RateSettings
+from tests.integration.api.access import BOOTSTRAP, CLOSED, bearer
 from tests.integration.api.conftest import Start
-from tests.integration.api.registry import CLIP, EMBEDDING, PROFILE, Registry, until
+from tests.integration.api.registry import CLIP, EMBEDDING, PROFILE, Registry
+from tests.ports import free_port
+from tests.queue_workers import wait_until
 
-BOOTSTRAP = new_token()
 NAME = "alice"
 ARTIFACT = f"/v1/voices/{NAME}/versions/default/artifacts/{PROFILE}"
 
 
 @pytest.fixture(scope="module")
 def own_valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ValkeyServer]:
-    """A server whose settings these tests may change."""
+    """Start a server whose settings these tests may change."""
     with ValkeyServer(tmp_path_factory.mktemp("refusing")) as server:
         yield server
 
 
 @pytest.fixture
 def registry(start: Start, own_valkey: ValkeyServer) -> Registry:
-    """One that asks for keys and counts requests, with a voice that has its artifact."""
+    """A registry that requires keys and counts requests, with a voice that has its artifact."""
     with Redis.from_url(own_valkey.url) as redis:
         redis.flushall()  # the test before had another bucket
     registry = start(
         own_valkey.url,
-        access=AccessSettings(bootstrap_key=SecretStr(str(BOOTSTRAP))),
+        access=CLOSED,
         rates=RateSettings(requests_per_minute=10_000, uploads_per_minute=10_000),
     )
     asked = {"name": "test", "scopes": ["engine", "voices:write", "voices:delete", "audio:read"]}
-    with registry.new_client(headers={"Authorization": f"Bearer {BOOTSTRAP}"}) as operator:
+    with registry.new_client(headers=bearer(BOOTSTRAP)) as operator:
         key = operator.post("/v1/keys", json=asked).json()["key"]
     registry.client.headers["Authorization"] = f"Bearer {key}"
     registry.ready(NAME)
     return registry
-
-
-Switch = Callable[[Redis, Path], None]
 
 
 def fill_up(redis: Redis, _: Path) -> None:
@@ -64,8 +59,8 @@ def make_room(redis: Redis, _: Path) -> None:
 
 
 def become_a_replica(redis: Redis, _: Path) -> None:
-    """Of a server that is not there: the data stays as it is."""
-    redis.replicaof("127.0.0.1", free_ports(1)[0])
+    """Make the server a replica of one that does not exist, so that the data stays as it is."""
+    redis.replicaof("127.0.0.1", free_port())
 
 
 def become_the_primary(redis: Redis, _: Path) -> None:
@@ -81,11 +76,11 @@ def do_without_replicas(redis: Redis, _: Path) -> None:
 
 
 def fail_to_save(redis: Redis, folder: Path) -> None:
-    """The snapshot's name is taken by a folder."""
+    """Make snapshots fail by putting a folder in the place of the snapshot's file."""
     (folder / "dump.rdb").mkdir()
     redis.config_set("save", "3600 1000000")
     redis.bgsave()
-    until(lambda: redis.info("persistence")["rdb_last_bgsave_status"] == "err")
+    wait_until(lambda: redis.info("persistence")["rdb_last_bgsave_status"] == "err")
 
 
 def need_no_snapshots(redis: Redis, folder: Path) -> None:
@@ -103,7 +98,7 @@ def need_no_snapshots(redis: Redis, folder: Path) -> None:
     ids=["full", "read-only", "too few replicas", "cannot save"],
 )
 def refusing(request: pytest.FixtureRequest, registry: Registry, own_valkey: ValkeyServer) -> Iterator[None]:
-    """The server takes no writes, a minute has just begun, and the copies of announcements are gone."""
+    """Make the server refuse writes when a minute has just begun and the copies of announcements are gone."""
     begin, end = request.param
     registry.app.state.access.rate_limits.now = lambda: time.time() + MINUTE
     with Redis.from_url(own_valkey.url) as redis:
@@ -133,7 +128,9 @@ READS = [
 
 @pytest.mark.usefixtures("refusing")
 def test_reads_go_on(registry: Registry):
-    """Engines need none of the writes that come with a read: counting it, or a copy of what was looked up."""
+    """Reads go on. Engines need none of the writes that come with a read: counting it, or storing a copy of
+    what was looked up.
+    """
     for path in READS:
         response = registry.client.get(path)
         assert response.status_code == 200, f"{path}: {response.text}"
@@ -146,13 +143,15 @@ def writes(client: httpx.Client) -> Iterator[httpx.Response]:
     yield client.delete(f"/v1/audio/voices/{NAME}")
     yield client.delete(f"/v1/voices/{NAME}")
     yield client.post(f"/v1/audio/voices/{NAME}/cache", params={"force": "true"})
-    operator = {"Authorization": f"Bearer {BOOTSTRAP}"}
+    operator = bearer(BOOTSTRAP)
     yield client.post("/v1/keys", json={"name": "more", "scopes": ["engine"]}, headers=operator)
 
 
 @pytest.mark.usefixtures("refusing")
 def test_writes_are_told_to_come_back(registry: Registry):
-    """A 500 says that something is broken here, and no client repeats it."""
+    """Writes are answered 503 with Retry-After. A 500 would mean that something is broken here, and no client
+    repeats it.
+    """
     for response in writes(registry.client):
         assert response.status_code == 503, response.text
         assert int(response.headers["Retry-After"]) >= 1

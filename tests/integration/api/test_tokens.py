@@ -1,4 +1,6 @@
-"""Tokens of an OpenID provider: a real one of our own on loopback, with real signatures."""
+"""Tests of tokens of an OpenID provider. The provider is a server of the tests on
+loopback, with real signatures.
+"""
 
 import functools
 import json
@@ -8,7 +10,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 import jwt
@@ -24,6 +26,7 @@ from services.registry_api.access import tokens as tokens_module
 from services.registry_api.access.tokens import JwtVerifier
 from services.shared.configuration.settings import AccessSettings
 from speaker_registry.errors import InvalidApiKey, Unavailable
+from tests.http_server import http_server
 from tests.integration.api.conftest import Start
 
 RSA_KEY = rsa.generate_private_key(public_exponent=65537, key_size=2048)
@@ -31,39 +34,28 @@ OTHER_KEY = rsa.generate_private_key(public_exponent=65537, key_size=2048)
 EC_KEY = ec.generate_private_key(ec.SECP256R1())
 AUDIENCE = "speaker-registry"
 CHARACTERS = st.characters()
-"""Halves of surrogate pairs among them: JSON can say them, UTF-8 cannot."""
+"""Characters that include surrogates: JSON can express them, UTF-8 cannot."""
 
 
 class Provider:
-    """Says who it is and which keys it signs with; both may be changed by a test."""
+    """An OpenID provider that serves its identity and its signing keys. Tests may change both."""
 
     def __init__(self) -> None:
-        provider = self
         self.asked: list[str] = []
         self.keys = {"one": RSA_KEY}
         self.away = False
         self.answers = threading.Event()
-        """Until then it is silent."""
+        """The provider is silent until this is set."""
         self.answers.set()
         self.about: dict[str, Any] = {}
         self.more_keys: list[Any] = []
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                provider.asked.append(self.path)
-                provider.answers.wait(60)
-                body = json.dumps(provider.answer(self.path)).encode()
-                self.send_response(503 if provider.away else 200)
-                self.send_header("Content-Length", str(len(body)))
-                with suppress(OSError):  # who asked is gone
-                    self.end_headers()
-                    self.wfile.write(body)
+        self.issuer = ""
 
-            def log_message(self, *_: Any) -> None:
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.issuer = f"http://127.0.0.1:{self.server.server_port}/realms/voices"
+    def __call__(self, request: BaseHTTPRequestHandler, _: bytes) -> tuple[int, bytes]:
+        self.asked.append(request.path)
+        self.answers.wait(60)
+        return 503 if self.away else 200, json.dumps(self.answer(request.path)).encode()
 
     def answer(self, path: str) -> dict[str, Any]:
         if path.endswith("/.well-known/openid-configuration"):
@@ -89,7 +81,7 @@ class Provider:
 
 
 def signed(key: Any, claims: Any) -> str:
-    """A token with any claims: `jwt.encode` refuses to write some that `jwt.decode` has to read."""
+    """Return a token with any claims: `jwt.encode` refuses to write some that `jwt.decode` has to read."""
     return jwt.PyJWS().encode(json.dumps(claims).encode(), key, "RS256", headers={"kid": "one"})
 
 
@@ -101,13 +93,10 @@ def _public(kid: str, key: Any) -> dict[str, Any]:
 @pytest.fixture
 def provider() -> Iterator[Provider]:
     provider = Provider()
-    thread = threading.Thread(target=provider.server.serve_forever, args=(0.02,), daemon=True)
-    thread.start()
-    yield provider
-    provider.answers.set()
-    provider.server.shutdown()
-    provider.server.server_close()
-    thread.join()
+    with http_server(provider) as url:
+        provider.issuer = f"{url}/realms/voices"
+        yield provider
+        provider.answers.set()
 
 
 class OwnClock:
@@ -133,7 +122,9 @@ def settings(provider: Provider, **more: Any) -> AccessSettings:
 
 
 def test_a_token_says_who_asks_and_for_what(provider: Provider, tokens: JwtVerifier):
-    """Scopes that are none of ours are passed over; the subject itself goes into no log."""
+    """A token names the caller and the scopes. Scopes that the registry does not know are ignored, and the
+    subject itself is never logged.
+    """
     caller = tokens.verify(provider.token(scope="openid engine voices:read", speaker_namespace="tenant"))
     assert caller.namespace == "tenant"
     assert caller.scopes == {"engine", "voices:read"}
@@ -145,7 +136,7 @@ def test_a_token_says_who_asks_and_for_what(provider: Provider, tokens: JwtVerif
 
 
 def test_the_claims_may_have_other_names(provider: Provider, clock: OwnClock):
-    """Providers differ; scopes may be a list."""
+    """The claims may have other names, and scopes may be a list, because providers differ."""
     tokens = JwtVerifier(
         settings(provider, oidc_namespace_claim="tenant", oidc_scopes_claim="roles"), monotonic=clock
     )
@@ -160,7 +151,7 @@ def test_elliptic_curves_are_taken_too(provider: Provider, tokens: JwtVerifier):
 
 @pytest.mark.parametrize("algorithm", ["RS256", "RS384", "RS512", "PS256", "PS384", "PS512"])
 def test_a_key_goes_with_every_algorithm_of_its_kind(provider: Provider, tokens: JwtVerifier, algorithm: str):
-    """Unless it says with which."""
+    """A key verifies every algorithm of its kind unless it names one."""
     assert tokens.verify(provider.token(algorithm=algorithm, scope="engine")).scopes
 
 
@@ -168,12 +159,14 @@ def test_a_key_that_names_its_algorithm_goes_with_no_other(provider: Provider, t
     provider.keys = {}
     provider.more_keys = [{**_public("one", RSA_KEY), "alg": "PS256"}]
     assert tokens.verify(provider.token(algorithm="PS256"))
-    with pytest.raises(InvalidApiKey, match="its algorithm is 'RS256', its key is for PS256"):
+    with pytest.raises(InvalidApiKey, match="its algorithm is 'RS256', but its key is for PS256"):
         tokens.verify(provider.token(algorithm="RS256"))
 
 
 def test_what_is_no_public_key_for_signatures_is_passed_over(provider: Provider, tokens: JwtVerifier):
-    """A provider may list others: a shared secret among them would let everybody make tokens who reads it."""
+    """Keys that are not public signing keys are ignored. A provider may list others, and a shared secret
+    among them would let any reader of the list make tokens.
+    """
     secret = "s" * 64
     provider.more_keys = [
         {"kty": "oct", "kid": "shared", "k": jwt.utils.base64url_encode(secret.encode()).decode()},
@@ -207,14 +200,14 @@ def test_what_is_no_public_key_for_signatures_is_passed_over(provider: Provider,
 def test_a_token_that_is_not_for_us_is_refused(
     provider: Provider, tokens: JwtVerifier, claims: dict[str, Any], said: str
 ):
-    """With what is wrong with it."""
+    """A token that is not for this registry is refused, and the message says what is wrong with it."""
     with pytest.raises(InvalidApiKey, match=said):
         tokens.verify(provider.token(**claims))
 
 
 @pytest.mark.parametrize("scopes", [[["admin"]], [{"admin": 1}], [None, 1.5], [["admin"], "engine"]])
 def test_scopes_that_are_no_words_are_passed_over(provider: Provider, tokens: JwtVerifier, scopes: list[Any]):
-    """Like those that we do not know."""
+    """Scopes that are not words are ignored, like scopes that the registry does not know."""
     caller = tokens.verify(provider.token(scope=scopes))
     assert caller.scopes == {"engine"}.intersection(scope for scope in scopes if isinstance(scope, str))
 
@@ -235,7 +228,9 @@ CLAIMS = ("iss", "aud", "sub", "exp", "nbf", "iat", "jti", "scope", "speaker_nam
 def test_whatever_a_token_claims_is_understood_or_refused(
     provider: Provider, tokens: JwtVerifier, odd: dict[str, Any]
 ):
-    """Also what the provider was made to sign, say by somebody who may choose their own attributes."""
+    """Every claim of a token is understood or refused, also when the provider was made to sign it, for
+    example by a user who may choose their own attributes.
+    """
     claims = {"iss": provider.issuer, "aud": AUDIENCE, "sub": "robin", "exp": int(time.time()) + 600}
     with suppress(InvalidApiKey):
         tokens.verify(signed(RSA_KEY, claims | odd))
@@ -248,7 +243,9 @@ def test_claims_that_are_no_object_are_refused(provider: Provider, tokens: JwtVe
 
 
 def test_a_signature_with_the_public_key_as_a_secret_is_none(provider: Provider, tokens: JwtVerifier):
-    """The oldest trick: the key that everybody may read, taken for a shared one."""
+    """A signature made with the public key as a secret is refused. The oldest attack on tokens uses the key
+    that anyone may read as a shared one.
+    """
     public = RSA_KEY.public_key().public_bytes(
         serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
     )
@@ -270,7 +267,7 @@ def test_an_unsigned_token_is_none(provider: Provider, tokens: JwtVerifier):
 
 @pytest.mark.parametrize("head", [{}, {"alg": ["RS256"]}, {"alg": None}, {"alg": "RS256", "kid": ["one"]}])
 def test_a_token_with_an_odd_head_is_refused(provider: Provider, tokens: JwtVerifier, head: dict[str, Any]):
-    """Whoever sends it wrote it as he liked."""
+    """A token with an invalid header is refused, because the sender chooses the header freely."""
     first = jwt.utils.base64url_encode(json.dumps({"kid": "one", **head}).encode()).decode()
     with pytest.raises(InvalidApiKey):
         tokens.verify(".".join([first, *provider.token().split(".")[1:]]))
@@ -283,7 +280,9 @@ def test_what_is_no_token_is_refused(tokens: JwtVerifier, text: str):
 
 
 def test_the_provider_is_asked_once(provider: Provider, tokens: JwtVerifier):
-    """Not for every request; and for keys that it does not have, at most every ten seconds."""
+    """The provider is asked once, not for every request. For keys that it does not have, it is asked at most
+    every ten seconds.
+    """
     for _ in range(5):
         tokens.verify(provider.token())
     assert provider.times_asked == 1
@@ -323,14 +322,16 @@ def test_a_key_that_the_provider_withdrew_is_not_taken_for_long(
 def test_a_provider_that_is_not_the_one_that_was_meant_is_not_believed(
     provider: Provider, tokens: JwtVerifier, about: dict[str, Any]
 ):
-    """Nor one that never stops talking."""
+    """A provider other than the configured one is not trusted, nor one whose answer is too long."""
     provider.about = about
     with pytest.raises(Unavailable):
         tokens.verify(provider.token())
 
 
 def test_while_the_provider_is_away_tokens_wait(provider: Provider, tokens: JwtVerifier, clock: OwnClock):
-    """503, not 401: the token may be good. It is asked every ten seconds, however many tokens come."""
+    """A token is answered 503 while the provider is away, not 401, because it may be valid. The provider is
+    asked every ten seconds, however many tokens arrive.
+    """
     provider.away = True
     for _ in range(5):
         with pytest.raises(Unavailable) as caught:
@@ -349,7 +350,9 @@ def test_while_the_provider_is_away_tokens_wait(provider: Provider, tokens: JwtV
 def test_while_the_provider_is_away_its_keys_are_good_for_an_hour(
     provider: Provider, tokens: JwtVerifier, clock: OwnClock
 ):
-    """Nobody is shut out by a provider that restarts. A key that it did not have it may have by now."""
+    """A provider's keys stay valid for an hour while it is away, so that its restart shuts out no caller. A
+    key that it did not have before, it may have by now.
+    """
     tokens.verify(provider.token())
     provider.away = True
     for _ in range(11):
@@ -368,7 +371,7 @@ def test_while_the_provider_is_away_its_keys_are_good_for_an_hour(
 def test_while_the_provider_is_silent_one_thread_waits_for_it(
     provider: Provider, tokens: JwtVerifier, clock: OwnClock, monkeypatch: pytest.MonkeyPatch
 ):
-    """And no other: anybody can send a token of a key that we do not know."""
+    """One thread alone waits for a silent provider, because any client can send a token of an unknown key."""
     monkeypatch.setattr(tokens_module, "_READ_TIMEOUT_SECONDS", 60.0)
     monkeypatch.setattr(tokens_module, "_ANSWER_SECONDS", 60.0)
     sent = {kid: provider.token(kid=kid) for kid in ("one", "unknown")}
@@ -403,7 +406,7 @@ def test_while_the_provider_is_silent_one_thread_waits_for_it(
 def test_a_provider_that_stays_silent_is_given_up(
     provider: Provider, tokens: JwtVerifier, clock: OwnClock, monkeypatch: pytest.MonkeyPatch
 ):
-    """And not asked again by the next token."""
+    """A provider that stays silent is given up, and the next token does not ask it again."""
     monkeypatch.setattr(tokens_module, "_READ_TIMEOUT_SECONDS", 0.2)
     provider.answers.clear()
     for _ in range(3):
@@ -419,14 +422,16 @@ def test_a_provider_that_stays_silent_is_given_up(
 def test_a_provider_that_never_comes_to_an_end_is_given_up(
     provider: Provider, tokens: JwtVerifier, monkeypatch: pytest.MonkeyPatch
 ):
-    """Each piece of its answer comes in time, the whole does not."""
+    """A provider whose answer never ends is given up. Each piece of the answer arrives in
+    time, the whole does not.
+    """
     monkeypatch.setattr(tokens_module, "_ANSWER_SECONDS", -1.0)
     with pytest.raises(Unavailable):
         tokens.verify(provider.token())
 
 
 def test_tokens_open_routes_as_keys_do(provider: Provider, start: Start):
-    """Their scopes and namespace; others are refused."""
+    """A token opens routes as a key does, by its scopes and namespace. Other routes are refused."""
     registry = start(access=settings(provider))
     get = registry.client.get
 
@@ -453,7 +458,7 @@ def test_tokens_open_routes_as_keys_do(provider: Provider, start: Start):
     [None, 5, 1.5, True, {}, {"voices:read": True}, [["voices:read"]], [{"admin": 1}], [None], []],
 )
 def test_a_claim_of_scopes_without_words_opens_nothing(provider: Provider, start: Start, scopes: Any):
-    """The token is good, and allows nothing."""
+    """A claim of scopes without words grants nothing: the token is valid, but allows nothing."""
     registry = start(access=settings(provider))
     claims = {"iss": provider.issuer, "aud": AUDIENCE, "sub": "robin", "exp": int(time.time()) + 600}
     token = signed(RSA_KEY, {**claims, "scope": scopes})
@@ -462,7 +467,7 @@ def test_a_claim_of_scopes_without_words_opens_nothing(provider: Provider, start
 
 
 def test_words_count_among_scopes_that_are_none(provider: Provider, start: Start):
-    """The rest is passed over, whatever it says."""
+    """Words count among scopes that are otherwise invalid. The rest is ignored, whatever it holds."""
     registry = start(access=settings(provider))
     head = {
         "Authorization": f"Bearer {provider.token(scope=[['admin'], {'admin': 1}, None, 5, 'voices:read'])}"

@@ -1,4 +1,6 @@
-"""What a route does not take is refused on the registry's own routes, and ignored on vLLM-Omni's."""
+"""Tests that parameters which a route does not take are refused on the registry's own routes, and ignored on
+vLLM-Omni's.
+"""
 
 from typing import Any
 
@@ -16,6 +18,7 @@ from tests.integration.api.registry import PROFILE, Registry
 TOLERANT = ("/v1/audio/", "/healthz", "/readyz", "/metrics", "/favicon.ico")
 BODIES: dict[str, dict[str, Any]] = {
     "/v1/voices/{name}/versions/{ref}/extractions": {},
+    "/v1/resolve": {"voices": ["x"], "profiles": [PROFILE]},
     "/v1/keys": {"name": "test", "scopes": ["engine"]},
 }
 
@@ -26,11 +29,14 @@ def told(response: httpx.Response) -> tuple[int, str, str | None, str]:
 
 
 def test_every_route_of_ours_refuses_a_parameter_that_it_does_not_take(registry: Registry):
-    """A mistyped one would be ignored, and the answer be about something else than was asked."""
+    """Every route of the registry's own refuses a parameter that it does not take. A mistyped one would
+    otherwise be ignored, and the answer would be to another question.
+    """
     routes = [route for route in our_routes(registry.app) if not str(route.path).startswith(TOLERANT)]
     assert len(routes) > 15
     for route in routes:
-        path = str(route.path).format(name="x", ref="1", profile=PROFILE, job_id="job_x", key_id="x")
+        values = {"name": "x", "ref": "1", "profile": PROFILE, "job_id": "job_x", "key_id": "x"}
+        path = str(route.path).format(**values, digest="sha256:" + "0" * 64)
         for method in route.methods or ():
             said = BODIES.get(str(route.path)) if method == "POST" else None
             response = registry.client.request(method, path, params={"surprise": "1"}, json=said)
@@ -57,7 +63,7 @@ def test_every_route_of_ours_refuses_a_parameter_that_it_does_not_take(registry:
         (
             f"/v1/voices/x/versions/1/artifacts/{PROFILE}/file?stale=true",
             "stale",
-            "did you mean 'allow_stale'? Accepted: allow_stale, wait.",
+            "did you mean 'allow_stale'? Accepted: allow_stale, redirect, wait.",
         ),
         ("/v1/voices/x?%00%0a=1", "\0\n", r"Query parameter '\x00\n' is not known here. Accepted: none."),
     ],
@@ -65,14 +71,16 @@ def test_every_route_of_ours_refuses_a_parameter_that_it_does_not_take(registry:
 def test_the_error_names_the_parameter_the_nearest_one_and_all_that_are_accepted(
     registry: Registry, path: str, param: str, says: str
 ):
-    """Whoever mistyped it need not look anything up."""
+    """The error names the parameter, the nearest valid one and all that are accepted, so that callers need
+    not look anything up.
+    """
     status, code, named, message = told(registry.client.get(path))
     assert (status, code, named) == (400, "invalid_request", param)
     assert says in message
 
 
 def test_a_field_of_a_body_that_is_not_taken_is_named_too(registry: Registry, name: str):
-    """In the same words."""
+    """The error for an unknown field of a body names the field in the same words."""
     registry.upload(name)
     path = f"/v1/voices/{name}/versions/1/extractions"
     assert told(registry.client.post(path, json={"profile": PROFILE})) == (
@@ -84,7 +92,9 @@ def test_a_field_of_a_body_that_is_not_taken_is_named_too(registry: Registry, na
 
 
 def test_the_sdk_sends_nothing_that_is_not_taken(registry: Registry, name: str):
-    """Each of its calls that has parameters."""
+    """The SDK sends no parameter that a route does not take. The test makes each of its
+    calls that has parameters.
+    """
     job = registry.upload(name)["job_id"]
     registry.worker.finish_all(name)
     with RegistryClient(registry.url) as client:
@@ -102,7 +112,9 @@ def test_the_sdk_sends_nothing_that_is_not_taken(registry: Registry, name: str):
 
 
 def test_the_routes_of_vllm_omni_ignore_what_they_do_not_know(registry: Registry, name: str):
-    """Clients of other servers send fields of theirs, and have to work unchanged."""
+    """The routes of vLLM-Omni ignore unknown fields. Clients of other servers send fields of theirs, and have
+    to work unchanged.
+    """
     registry.upload(name, params={"surprise": "1"}, model="tts-1", speed="1.0")
     for method, path in (
         ("GET", "/v1/audio/voices"),
@@ -114,7 +126,9 @@ def test_the_routes_of_vllm_omni_ignore_what_they_do_not_know(registry: Registry
 
 
 def test_an_upload_says_which_fields_it_ignored(registry: Registry, name: str):
-    """A transcript under a mistyped name is missed by nobody until the voice sounds wrong."""
+    """An upload's answer lists the fields that it ignored. The loss of a transcript under a mistyped name is
+    otherwise not noticed until the voice sounds wrong.
+    """
     response = registry.post_voice(name, reftext="Hello there.", model="tts-1")
     assert response.status_code == 200, response.text
     accepted = "audio_sample, consent, name, ref_text, speaker_description, speaker_embedding"
@@ -127,6 +141,8 @@ def test_an_upload_says_which_fields_it_ignored(registry: Registry, name: str):
 
 
 def test_who_may_not_ask_is_told_that_first(start: Start):
-    """Whoever has no key learns nothing else, and is counted among those who guess keys."""
+    """The error for a caller without a key comes before the error for an unknown parameter. Such a caller
+    learns nothing else, and is counted among callers that guess keys.
+    """
     closed = start(access=AccessSettings(bootstrap_key=SecretStr(str(new_token()))))
     assert closed.client.get("/v1/voices?surprise=1").status_code == 401

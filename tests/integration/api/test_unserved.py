@@ -1,4 +1,6 @@
-"""What waits for a worker that there is not says so, wherever somebody looks."""
+"""Tests that jobs, voices and artifacts which wait for a worker that does not exist say
+so on every surface.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ WORKER = ("worker-1", {PROFILE: FINGERPRINT})
 
 
 def reasons(registry: Registry, name: str, job_id: str) -> dict[str, str | None]:
-    """By surface."""
+    """Return the reason that each surface shows, by surface."""
 
     def get(path: str) -> Any:
         response = registry.client.get(path)
@@ -42,14 +44,16 @@ def reasons(registry: Registry, name: str, job_id: str) -> dict[str, str | None]
 
 @pytest.fixture
 def registry(start: Start) -> Registry:
-    """In which nothing is remembered from one look to the next."""
+    """A registry that remembers nothing from one look to the next."""
     registry = start()
     registry.parts.announcements._monotonic = iter(range(0, 10**9, 10)).__next__
     return registry
 
 
 def test_a_job_that_nobody_serves_says_so_everywhere(registry: Registry):
-    """Else it waits for ever, and nobody knows what for."""
+    """A job that no worker serves says so on every surface. It would otherwise wait for ever without a
+    visible cause.
+    """
     job_id = registry.upload("alice")["job_id"]
     assert set(reasons(registry, "alice", job_id).values()) == {REASON}
     registry.parts.announcements.beat(*WORKER)
@@ -61,7 +65,7 @@ def test_a_job_that_nobody_serves_says_so_everywhere(registry: Registry):
 
 
 def test_what_is_being_made_has_its_worker(registry: Registry):
-    """Which may say that it lives a moment later."""
+    """A job that is being processed has its worker, whose first sign of life may come a moment later."""
     job_id = registry.upload("alice")["job_id"]
     registry.worker.take_all("alice")
     assert set(reasons(registry, "alice", job_id).values()) == {None}
@@ -73,7 +77,9 @@ def test_whoever_waits_is_told_what_for(
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
 ):
-    """By SDK and command line: the time-out alone would not say that waiting longer is no use."""
+    """Callers that wait by SDK or command line get the reason. The time-out alone would not say that waiting
+    longer is no use.
+    """
     monkeypatch.setenv("SPEAKER_REGISTRY_URL", registry.url)
     clip = tmp_path / "alice.wav"
     clip.write_bytes(CLIP)
@@ -93,7 +99,9 @@ def test_whoever_waits_is_told_what_for(
 
 
 def test_without_redis_nothing_is_said_of_workers(registry: Registry, monkeypatch: pytest.MonkeyPatch):
-    """Nobody can tell, and a wrong reason is worse than none."""
+    """No reason about workers is shown without Redis. Their state is unknown, and a wrong
+    reason is worse than none.
+    """
     registry.upload("alice")
 
     def away(_: object) -> dict[str, int]:
@@ -106,7 +114,7 @@ def test_without_redis_nothing_is_said_of_workers(registry: Registry, monkeypatc
 
 
 def test_a_list_asks_for_workers_once(start: Start, monkeypatch: pytest.MonkeyPatch):
-    """Not for each of a thousand voices."""
+    """A list looks the workers up once, not once for each of a thousand voices."""
     registry = start()
     for number in range(5):
         registry.upload(f"voice-{number}")

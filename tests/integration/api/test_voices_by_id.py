@@ -1,5 +1,5 @@
-"""Voices by the ids that answers give out, wherever a name is taken: clients of OpenAI's API know nothing
-else (`client.audio.voices.delete(voice.id)`).
+"""Tests that every route that takes a name also takes the ids that answers contain. Clients of OpenAI's API
+use nothing else (`client.audio.voices.delete(voice.id)`).
 """
 
 from collections.abc import Callable
@@ -24,7 +24,9 @@ def id_of(registry: Registry, name: str) -> str:
 
 @pytest.mark.parametrize("suffix", NAMES)
 def test_every_answer_gives_the_same_id_and_every_route_takes_it(registry: Registry, name: str, suffix: str):
-    """Whatever the name looks like: a voice's id is written with letters that no address has to escape."""
+    """Every answer has the same id for a voice, and every route takes it, whatever the name looks like. An id
+    has only letters that no URL has to escape.
+    """
     name = f"{name} {suffix}"
     uploaded = registry.ready(name)
     voice_id, get = uploaded["id"], registry.client.get
@@ -51,7 +53,9 @@ def test_every_answer_gives_the_same_id_and_every_route_takes_it(registry: Regis
 
 
 def test_extraction_is_asked_for_by_id(registry: Registry, name: str):
-    """And waited for: what wakes the call up is told about the voice, not about its id."""
+    """Extraction can be requested and awaited by id. The event that ends the wait names
+    the voice, not its id.
+    """
     voice_id = registry.upload(name)["id"]
     with registry.worker.working():
         cached = registry.client.post(f"/v1/audio/voices/{voice_id}/cache", params={"wait": 20})
@@ -63,14 +67,14 @@ def test_extraction_is_asked_for_by_id(registry: Registry, name: str):
 
 
 def test_a_voice_keeps_its_id_over_its_versions(registry: Registry, name: str):
-    """It is the voice's, not the version's."""
+    """A voice keeps its id over its versions, because the id is the voice's, not the version's."""
     first = registry.ready(name)["id"]
     assert registry.ready(name, clip=OTHER_CLIP)["id"] == first == id_of(registry, name)
 
 
 @pytest.mark.parametrize("route", ["/v1/voices/", "/v1/audio/voices/"])
 def test_a_voice_is_deleted_by_its_id(registry: Registry, name: str, route: str):
-    """As openai-python does it."""
+    """A voice can be deleted by its id, as openai-python does it."""
     voice_id = registry.ready(name)["id"]
     gone = registry.client.delete(f"{route}{voice_id}")
     assert gone.status_code in {200, 204}
@@ -83,7 +87,9 @@ def test_a_voice_is_deleted_by_its_id(registry: Registry, name: str, route: str)
 
 
 def test_an_id_is_of_one_life_of_a_name(registry: Registry, name: str):
-    """Whoever holds the id of a deleted voice must not get, or delete, the one that has its name now."""
+    """An id belongs to one life of a name. A caller that holds the id of a deleted voice must not get, or
+    delete, the voice that has its name now.
+    """
     old = registry.ready(name)["id"]
     registry.client.delete(f"/v1/voices/{name}")
     new = registry.ready(name)["id"]
@@ -97,11 +103,13 @@ def test_an_id_is_of_one_life_of_a_name(registry: Registry, name: str):
 def test_a_delete_by_id_spares_a_voice_that_took_the_name_meanwhile(
     registry: Registry, name: str, monkeypatch: pytest.MonkeyPatch
 ):
-    """Between finding the voice and its end, somebody else deletes it and registers another."""
+    """A delete by id spares a voice that took the name meanwhile, when another client deletes the voice and
+    registers a new one between the lookup and the delete.
+    """
     old = registry.ready(name)["id"]
 
     def replace() -> None:
-        registry.registrar.delete("default", name)
+        registry.operations.deletions.delete("default", name)
         registry.ready(name)
 
     once_before_a_delete(registry, monkeypatch, replace)
@@ -112,7 +120,9 @@ def test_a_delete_by_id_spares_a_voice_that_took_the_name_meanwhile(
 def test_a_delete_by_id_is_not_stopped_by_another_change(
     registry: Registry, name: str, monkeypatch: pytest.MonkeyPatch
 ):
-    """A new version, or a promotion, does not make it another voice."""
+    """A delete by id is not stopped by another change. A new version or a promotion does
+    not make it another voice.
+    """
     voice_id = registry.ready(name)["id"]
     once_before_a_delete(registry, monkeypatch, lambda: registry.upload(name, clip=OTHER_CLIP))
     assert registry.client.delete(f"/v1/voices/{voice_id}").status_code == 204
@@ -135,7 +145,9 @@ def once_before_a_delete(
 
 
 def test_a_name_comes_before_an_id(registry: Registry, name: str):
-    """Names may look like anything; a voice that is called so is found by its name as ever."""
+    """A name takes precedence over an id. Names may look like anything, and a voice whose name looks like an
+    id is found by it as before.
+    """
     voice_id = registry.ready(name)["id"]
     impostor = registry.ready(voice_id)
     found = registry.client.get(f"/v1/voices/{voice_id}").json()
@@ -147,7 +159,9 @@ def test_a_name_comes_before_an_id(registry: Registry, name: str):
 
 @pytest.mark.parametrize("change", ["another vuid", "another slug", "no slug", "cut short"])
 def test_what_is_nearly_an_id_is_none(registry: Registry, name: str, change: str):
-    """Never another voice than the one that is meant."""
+    """A text that is almost an id is not found, so that no other voice is ever returned
+    than the one that is meant.
+    """
     voice_id = registry.ready(name)["id"]
     prefix, vuid, slug = voice_id.split("_", 2)
     other = {
@@ -162,17 +176,19 @@ def test_what_is_nearly_an_id_is_none(registry: Registry, name: str, change: str
 
 
 def test_ids_are_known_when_redis_has_lost_everything(start: Start):
-    """And before anything is rebuilt: what an id stands for is nowhere but in the id."""
-    registry = start()
+    """Ids are resolved when Redis has lost everything, and before anything is rebuilt, because the id itself
+    holds all that it stands for.
+    """
+    registry = start(kept_bytes=0)
     voice_id = registry.ready("Wren")["id"]
     registry.redis.flushdb()
     assert registry.client.get(f"/v1/voices/{voice_id}").json()["name"] == "Wren"
 
 
 def test_ids_are_known_without_redis(start: Start, tmp_path: Path):
-    """Reads go on from the facts, by id as by name."""
+    """Ids are resolved without Redis. Reads go on from the facts, by id as by name."""
     with ValkeyServer(tmp_path / "redis") as server:
-        registry = start(server.url)
+        registry = start(server.url, kept_bytes=0)
         voice_id = registry.ready("Wren")["id"]
         server.stop()
         assert registry.client.get(f"/v1/voices/{voice_id}").json()["name"] == "Wren"
@@ -181,7 +197,9 @@ def test_ids_are_known_without_redis(start: Start, tmp_path: Path):
 def test_sdk_and_command_line_take_ids(
     registry: Registry, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    """The SDK holds each artifact against what was asked for, which is not the name here."""
+    """SDK and command line take ids. The SDK compares each artifact with what was requested, which is not the
+    name here.
+    """
     monkeypatch.setenv("SPEAKER_REGISTRY_URL", registry.url)
     voice_id = registry.ready(f"{name} Å")["id"]
     with RegistryClient(registry.url, retries=0) as client:

@@ -1,5 +1,5 @@
 """Plays the worker: takes queued jobs and publishes made-up tensors through the real `Publisher`, when the
-test says so. Knows no encoder and no RQ.
+test says so. The module knows no encoder and no RQ.
 """
 
 import threading
@@ -14,7 +14,6 @@ from services.shared.index.jobs import Jobs
 from services.shared.index.refusals import Undecided
 from services.shared.registry.parts import RegistryParts
 from services.shared.registry.publication import Attempt, Provenance, Publisher
-from services.shared.registry.registrar import Registrar
 from speaker_registry.errors import SpeakerRegistryError
 from speaker_registry.names import parse_speaker_name, slug_of
 
@@ -23,17 +22,17 @@ _TRIES, _PAUSE_SECONDS = 300, 0.1
 
 
 class StandIn:
-    """One worker for all profiles of a registry. `taken`: what it took in hand, in order."""
+    """One worker for all profiles of a registry. `taken` holds the attempts that it started, in order."""
 
-    def __init__(self, parts: RegistryParts, registrar: Registrar) -> None:
+    def __init__(self, parts: RegistryParts) -> None:
         self._parts = parts
-        self._publisher = Publisher(parts, registrar)
+        self._publisher = Publisher.over(parts)
         self._jobs = Jobs(parts.index)
         self.taken: list[Attempt] = []
         self.fingerprint = FINGERPRINT
 
     def announce(self, fingerprint: str = FINGERPRINT, *, untrained: bool = False) -> None:
-        """From now on, artifacts are made with it."""
+        """Announce the fingerprint with which artifacts are made from now on."""
         self.fingerprint = fingerprint
         for profile in self._parts.catalogue.names:
             self._parts.announcements.announce(
@@ -41,7 +40,7 @@ class StandIn:
             )
 
     def take_all(self, name: str | None = None, *, namespace: str = "default") -> list[Attempt]:
-        """Take what is queued, of one voice or of all, without finishing it."""
+        """Take the queued jobs of one voice, or of all, without finishing them."""
         slug = slug_of(parse_speaker_name(name).key) if name is not None else None
         found = []
         for job in reversed(self._jobs.page(namespace, state="queued", slug=slug, limit=1000).found):
@@ -59,7 +58,9 @@ class StandIn:
         tensors: Mapping[str, np.ndarray] | None = None,
         used_seconds: float | None = None,
     ) -> bool:
-        """Made-up tensors, unless others are given. Right after a loss of Redis it waits, as workers do."""
+        """Publish made-up tensors unless others are given. Right after a loss of Redis
+        this waits, as workers do.
+        """
         given = _tensors(attempt) if tensors is None else tensors
         for _ in range(_TRIES):
             with suppress(Undecided):
@@ -68,7 +69,7 @@ class StandIn:
         raise AssertionError("What was published before the loss of Redis was never told.")
 
     def finish_all(self, name: str | None = None, *, namespace: str = "default") -> None:
-        """Publish an artifact for everything that is queued."""
+        """Publish an artifact for every queued job."""
         for attempt in self.take_all(name, namespace=namespace):
             self.publish(attempt)
 
@@ -78,7 +79,7 @@ class StandIn:
 
     @contextmanager
     def working(self) -> Iterator[None]:
-        """Meanwhile whatever is queued is finished at once."""
+        """Finish every queued job at once while the context lasts."""
         stop = threading.Event()
         thread = threading.Thread(target=self._work_until, args=(stop,))
         thread.start()
@@ -103,7 +104,7 @@ class StandIn:
 
 
 def _tensors(attempt: Attempt) -> dict[str, np.ndarray]:
-    """Of the shapes that the profile says; different for every attempt."""
+    """Return tensors of the shapes that the profile requires, with different values for every attempt."""
     profile = attempt.provenance.profile
     assert attempt.version.record.clip is not None
     assert profile.frame_rate is not None

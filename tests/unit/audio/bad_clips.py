@@ -204,8 +204,8 @@ def ogg_with(packet: bytes) -> bytes:
 
 
 def mp3_without_contents() -> bytes:
-    """From an encoder that writes to a pipe. The bit rate varies, so that nothing can be concluded from a
-    frame's.
+    """Return a file from an encoder that writes to a pipe. The bit rate varies, so that nothing can be
+    concluded from that of one frame.
     """
     return clips.mp3()[192:]
 
@@ -232,7 +232,7 @@ def endless_mp3() -> bytes:
 
 
 def mpeg_layer_2() -> bytes:
-    """At 32 kbit/s and 48 kHz, where a frame is as long as one of layer III."""
+    """Return a file at 32 kbit/s and 48 kHz, where a frame is as long as one of layer III."""
     return (b"\xff\xfd\x14\xc4" + bytes(92)) * 100
 
 
@@ -417,10 +417,10 @@ BAD = (
     BadClip("Opus header of one byte", lambda: ogg_with(b"OpusHead"), InvalidAudio, "0 channels"),
     BadClip("Theora", lambda: ogg_with(b"\x80theora"), UnsupportedAudio, "Theora video"),
     BadClip("MPEG layer 2", mpeg_layer_2, UnsupportedAudio, "MPEG audio layer II"),
-    BadClip("ALAC", lambda: clips.by_libav(clips.tone(2.0, 24000), 24000, "mp4", "alac"), UnsupportedAudio, "MP4 with codec alac"),
-    BadClip("MP3 in MP4", lambda: clips.by_libav(clips.tone(2.0, 24000), 24000, "mp4", "libmp3lame"), UnsupportedAudio, "MP4 with codec mp3"),
-    BadClip("FLAC in Matroska", lambda: clips.rewrapped(_FLAC(), "flac", "matroska"), UnsupportedAudio, "WebM with codec flac"),
-    BadClip("codec that nobody knows", lambda: clips.webm().replace(b"A_OPUS", b"A_OPUX"), UnsupportedAudio, "WebM with codec unknown"),
+    BadClip("ALAC", lambda: clips.by_libav(clips.tone(2.0, 24000), 24000, "mp4", "alac"), UnsupportedAudio, "MP4 with the codec alac"),
+    BadClip("MP3 in MP4", lambda: clips.by_libav(clips.tone(2.0, 24000), 24000, "mp4", "libmp3lame"), UnsupportedAudio, "MP4 with the codec mp3"),
+    BadClip("FLAC in Matroska", lambda: clips.rewrapped(_FLAC(), "flac", "matroska"), UnsupportedAudio, "WebM with the codec flac"),
+    BadClip("codec that nobody knows", lambda: clips.webm().replace(b"A_OPUS", b"A_OPUX"), UnsupportedAudio, "WebM with an unknown codec"),
     BadClip("video", with_video, UnsupportedAudio, "MP4 with video"),
     BadClip("two audio streams", two_streams, UnsupportedAudio, "several audio streams"),
     BadClip("QuickTime", lambda: clips.by_libav(clips.tone(2.0, 24000), 24000, "mov", "aac"), UnsupportedAudio, "a QuickTime movie"),

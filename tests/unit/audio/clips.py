@@ -96,7 +96,7 @@ class GoodClip:
     exact: bool = True
     """Decoded by libsndfile, so that soundfile.read gives the same samples."""
     says_delay: bool = True
-    """Whether the container can say how much silence the encoder put in front."""
+    """True if the container can say how much silence the encoder put in front."""
 
     def __str__(self) -> str:
         return self.name

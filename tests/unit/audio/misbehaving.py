@@ -1,5 +1,5 @@
-"""What a library taken over by a hostile clip could do, to run in a guarded process in place of reading the
-clip. Runs there only: it knows nothing but what that process has.
+"""Actions of a library that a hostile clip has taken over. They run in a guarded process in place of reading
+the clip, and know only what that process has.
 """
 
 import ctypes
@@ -30,7 +30,7 @@ def spin(request: Any) -> Answer:
 
 
 def wait(seconds: float) -> None:
-    """As `time.sleep`, whose system call is not among those that are left."""
+    """Wait as `time.sleep` does, whose system call is not among the permitted ones."""
     select.poll().poll(seconds * 1000)
 
 
@@ -57,7 +57,7 @@ def crash(request: Any) -> Answer:
 
 
 def kill_itself(request: Any) -> Answer:
-    """As the kernel does when memory is short."""
+    """Kill this process as the kernel does when memory is short."""
     os.kill(os.getpid(), signal.SIGKILL)
     return answer([])
 

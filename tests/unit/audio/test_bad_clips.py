@@ -69,7 +69,7 @@ def test_metadata_never_reaches_the_decoding_library(decoder: AudioDecoder):
 
 @pytest.mark.parametrize("name", SEEDS)
 def test_damage_ends_in_samples_or_in_a_reason(decoder: AudioDecoder, name: str):
-    """Whatever a library makes of bytes that are almost right, the API answers with one of two things."""
+    """The API gives one of two answers, whatever a library makes of bytes that are almost right."""
     chance = random.Random(name)
     for _ in range(12):
         with suppress(InvalidAudio):

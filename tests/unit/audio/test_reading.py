@@ -1,5 +1,5 @@
-"""How the libraries are asked, where only a fake or their own log can show it. Everything else is tested
-through the guarded process.
+"""Tests of how the libraries are called, where only a fake or their own log can show it. Everything else is
+tested through the guarded process.
 """
 
 from types import SimpleNamespace
@@ -14,7 +14,7 @@ from tests.unit.audio import clips
 
 
 def frame(sample_rate: int = 24000, channels: int = 1, layout: str = "fltp") -> SimpleNamespace:
-    """As libav decodes it."""
+    """Return a frame as libav decodes it."""
     return SimpleNamespace(
         sample_rate=sample_rate,
         layout=SimpleNamespace(nb_channels=channels),

@@ -42,7 +42,7 @@ def test_the_same_clip_always_gives_the_same_bytes():
 
 
 def test_the_bytes_are_a_safetensors_file_that_anyone_can_read():
-    """Whoever leaves the registry takes their clips along."""
+    """A tenant that leaves the registry takes its clips along."""
     assert safetensors.numpy.load(CLIP.to_bytes())["audio"].tolist() == CLIP.samples.tolist()
     header = json.loads(CLIP.to_bytes()[8 : 8 + int.from_bytes(CLIP.to_bytes()[:8], "little")])
     assert header["__metadata__"] == {"manifest": '{"sample_rate":8000,"schema":1}'}

@@ -60,7 +60,7 @@ def test_a_clip_at_the_edge_of_a_rule_passes(measured: Measurements):
     ],
 )
 def test_a_clip_just_beyond_it_does_not(measured: Measurements, error: type[InvalidAudio], says: str):
-    """And the message names the value that was wrong."""
+    """The clip is refused, and the message names the value that was wrong."""
     with pytest.raises(InvalidAudio) as caught:
         judge(measured, math.nan, LIMITS)
     assert type(caught.value) is error

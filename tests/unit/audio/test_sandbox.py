@@ -1,4 +1,4 @@
-"""Whatever a clip does to the library that decodes it stays with that clip."""
+"""Tests that the harm that a clip does to the library that decodes it stays with that clip."""
 
 import json
 import os
@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,14 +19,14 @@ from services.shared.audio import AudioDecoder
 from services.shared.audio.processes import PROGRAM
 from services.shared.configuration.settings import UploadLimits
 from speaker_registry.errors import InvalidAudio, SpeakerRegistryError, Unavailable, UnsupportedAudio
+from tests.queue_workers import wait_until
 from tests.unit.audio import clips
 from tests.unit.audio.misbehaving import ATTEMPTS
 
 pytestmark = pytest.mark.processes
 
 ROOT = Path(__file__).parents[3]
-LIMITS = UploadLimits(spare_decoders=0)
-"""Without spares every child is one that decodes."""
+LIMITS = UploadLimits()
 WAV = clips.wav()
 NO_FILTER = "import platform, soundfile; platform.machine = lambda: 'riscv64'"
 """No filter is known for that processor. soundfile looks for its library by the processor's name, so it comes
@@ -35,16 +35,19 @@ first.
 
 
 def misbehaving(
-    reader: str, limits: UploadLimits = LIMITS, before: str = "", spare_decoders: int = 0
+    reader: str, limits: UploadLimits = LIMITS, before: str = "", spare_processes: int = 0
 ) -> AudioDecoder:
-    """A decoder whose guarded processes run `reader` of misbehaving.py instead of reading the clip."""
+    """A decoder whose guarded processes run `reader` of misbehaving.py instead of reading the clip.
+
+    Without spare processes, each child is one that decodes.
+    """
     program = (
         f"import os, sys; sys.path[:0] = [sys.argv[1], {str(Path(__file__).parent)!r}]\n"
         f"import misbehaving\n{before}\n"
         "from sandbox.zygote import serve\n"
         f"serve(misbehaving.{reader}, *map(int, sys.argv[2:]))\n"
     )
-    return AudioDecoder(limits.model_copy(update={"spare_decoders": spare_decoders}), program=program)
+    return AudioDecoder(limits, spare_processes=spare_processes, program=program)
 
 
 def descendants() -> list[psutil.Process]:
@@ -68,15 +71,6 @@ def zygote() -> psutil.Process:
     return max(found, key=lambda process: process.create_time())
 
 
-def eventually(condition: Callable[[], object], seconds: float = 60.0) -> bool:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.01)
-    return True
-
-
 @contextmanager
 def in_background(decoder: AudioDecoder) -> Iterator[list[SpeakerRegistryError | None]]:
     """A decode under way in another thread. Afterwards the list holds how it ended."""
@@ -92,7 +86,7 @@ def in_background(decoder: AudioDecoder) -> Iterator[list[SpeakerRegistryError |
 
     thread = threading.Thread(target=decode)
     thread.start()
-    assert eventually(lambda: zygote().children())
+    wait_until(lambda: zygote().children())
     yield ended
     thread.join(20)
     assert not thread.is_alive()
@@ -112,7 +106,7 @@ def test_a_process_that_breaks_costs_its_clip_and_no_other(reader: str):
 
 
 def test_what_is_refused_by_its_bytes_alone_never_reaches_a_library():
-    """Whoever reads the clip here would break, and the file would be called damaged."""
+    """Reading the clip here would break the reader, and the file would be called damaged."""
     with misbehaving("crash") as decoder, pytest.raises(UnsupportedAudio, match="a PDF"):
         decoder.decode(b"%PDF-1.7\n")
 
@@ -132,7 +126,7 @@ def test_a_process_that_hangs_is_killed_in_time(reader: str):
     with misbehaving(reader, UploadLimits(decode_seconds=0.5, decoders=1)) as decoder:
         with pytest.raises(InvalidAudio, match=r"^The WAV could not be decoded within 0\.5s\.$"):
             decoder.decode(WAV)
-        assert eventually(lambda: not zygote().children())
+        wait_until(lambda: not zygote().children())
 
 
 def test_the_kernel_limits_a_process_even_if_nobody_looks_after_it():
@@ -140,8 +134,8 @@ def test_the_kernel_limits_a_process_even_if_nobody_looks_after_it():
     limits = UploadLimits(decode_seconds=1.5, decode_memory_bytes=100 << 20)
     with misbehaving("sleep", limits) as decoder, in_background(decoder):
         child = zygote().children()[0]
-        assert eventually(lambda: child.rlimit(psutil.RLIMIT_CPU) == (2, 2))
-        assert eventually(lambda: child.rlimit(psutil.RLIMIT_CORE) == (0, 0))
+        wait_until(lambda: child.rlimit(psutil.RLIMIT_CPU) == (2, 2))
+        wait_until(lambda: child.rlimit(psutil.RLIMIT_CORE) == (0, 0))
         assert child.rlimit(psutil.RLIMIT_FSIZE) == (0, 0)
         assert child.rlimit(psutil.RLIMIT_NOFILE) == (0, 0)
         assert child.rlimit(psutil.RLIMIT_NPROC) == (0, 0)
@@ -223,7 +217,7 @@ def test_no_system_call_is_left_where_the_kernel_can_filter_them(decoder: AudioD
     """Without the filter a process could free a descriptor's number and open a file in its place."""
     with misbehaving("sleep") as sleeping, in_background(sleeping):
         (child,) = zygote().children()
-        assert eventually(lambda: "Seccomp:\t2" in Path(f"/proc/{child.pid}/status").read_text())
+        wait_until(lambda: "Seccomp:\t2" in Path(f"/proc/{child.pid}/status").read_text())
         sleeping.close()
 
 
@@ -236,10 +230,10 @@ def test_fifty_uploads_at_once_are_all_decoded(decoder: AudioDecoder):
     assert [round(clip.audio.seconds, 3) for clip in decoded] == [round(seconds, 3) for seconds in lengths]
 
 
-def test_when_all_decoders_are_busy_an_upload_is_told_to_come_back():
+def test_when_all_decoders_are_busy_an_upload_is_told_to_come_back(monkeypatch: pytest.MonkeyPatch):
     """A queue without end would hold every API thread, and with them the requests that need no decoder."""
-    limits = UploadLimits(decoders=1, decoder_wait_seconds=0.1)
-    with misbehaving("sleep", limits) as decoder, in_background(decoder) as ended:
+    monkeypatch.setattr("services.shared.audio.decoder.WAIT_SECONDS", 0.1)
+    with misbehaving("sleep", UploadLimits(decoders=1)) as decoder, in_background(decoder) as ended:
         with pytest.raises(Unavailable, match=r"All 1 decoders are busy") as caught:
             decoder.decode(WAV)
         assert caught.value.retry_after_seconds
@@ -248,19 +242,21 @@ def test_when_all_decoders_are_busy_an_upload_is_told_to_come_back():
 
 
 def test_a_spare_process_that_was_killed_costs_nobody_a_clip():
-    """When memory is short the kernel kills idle ones too. The clip that gets it then is not at fault."""
+    """When memory is short the kernel kills idle processes too. The clip that meets a killed process is not
+    at fault.
+    """
     for _ in range(3):
-        with AudioDecoder(UploadLimits(spare_decoders=1)) as decoder:
-            assert eventually(lambda: len(zygote().children()) == 1)
+        with AudioDecoder(UploadLimits()) as decoder:
+            wait_until(lambda: len(zygote().children()) == 1)
             spare = zygote().children()[0]
             spare.kill()
-            assert eventually(lambda process=spare: not alive(process))
+            wait_until(lambda process=spare: not alive(process))
             assert decoder.decode(WAV).audio.seconds == 2.0
 
 
 def test_a_spare_process_serves_one_clip_and_is_replaced():
     """A process that has read one clip may be taken over: it must never see another person's."""
-    with AudioDecoder(UploadLimits(spare_decoders=2)) as decoder:
+    with AudioDecoder(UploadLimits(), spare_processes=2) as decoder:
         before = spares_after(set())
         seen = set(before)
         for _ in range(4):
@@ -278,7 +274,7 @@ def spares_after(before: set[int]) -> set[int]:
         found.append({process.pid for process in zygote().children()})
         return len(found[-1]) == 2 and found[-1] != before
 
-    assert eventually(replaced)
+    wait_until(replaced)
     return found[-1]
 
 
@@ -300,7 +296,7 @@ def test_two_hundred_decodes_leave_nothing_behind(decoder: AudioDecoder):
     decode_some(200)
     assert this.num_fds() == descriptors
     assert this.memory_info().rss - memory < 8 << 20
-    assert eventually(lambda: len(zygote().children()) == 1)  # the spare one
+    wait_until(lambda: len(zygote().children()) == 1)  # the spare one
     assert zygote().num_threads() == 1
     assert zygote().num_fds() == 3
 
@@ -326,14 +322,14 @@ def test_closing_ends_every_process_and_what_they_were_doing():
         with in_background(decoder) as ended:
             mine = {zygote(), *zygote().children()}
             decoder.close()
-        assert eventually(lambda: not any(map(alive, mine)))
+        wait_until(lambda: not any(map(alive, mine)))
         with pytest.raises(Unavailable):
             decoder.decode(WAV)
     assert isinstance(ended[0], Unavailable)
 
 
 def test_a_system_without_room_for_a_process_is_not_the_uploaders_fault_either():
-    """And it must not cost the one process that could fork again a moment later."""
+    """The failure must not cost the one process that could fork again a moment later."""
     before = "def fork(): raise BlockingIOError\nos.fork = fork"
     with misbehaving("doze", before=before) as decoder:
         first = zygote()
@@ -371,7 +367,7 @@ def test_without_the_filter_every_library_works_all_the_same(clip: bytes):
 
 
 def test_a_filter_that_is_required_and_missing_is_an_outage():
-    """For whoever would rather take no clips than decode them with one guard less."""
+    """An operator may prefer to accept no clips over decoding them with one guard less."""
     limits = UploadLimits(require_seccomp=True)
     with misbehaving("doze", limits) as decoder:
         assert decoder.decode(WAV).audio.seconds == 2.0
@@ -380,12 +376,12 @@ def test_a_filter_that_is_required_and_missing_is_an_outage():
         decoder.start()
 
 
-@pytest.mark.parametrize("spare_decoders", [0, 1])
-def test_a_process_that_gets_no_filter_reads_no_clip_where_one_is_required(spare_decoders: int):
+@pytest.mark.parametrize("spare_processes", [0, 1])
+def test_a_process_that_gets_no_filter_reads_no_clip_where_one_is_required(spare_processes: int):
     """The zygote's own look, at its start, promises nothing for the processes that it forks later."""
     before = "import sandbox.lockdown\nsandbox.lockdown.forbid_system_calls = lambda: False"
     limits = UploadLimits(require_seccomp=True)
-    with misbehaving("doze", limits, before=before, spare_decoders=spare_decoders) as decoder:
+    with misbehaving("doze", limits, before=before, spare_processes=spare_processes) as decoder:
         for _ in range(2):
             with pytest.raises(Unavailable, match="SPEAKER_UPLOAD_REQUIRE_SECCOMP is set"):
                 decoder.decode(WAV)
@@ -400,7 +396,9 @@ def test_a_kernel_with_the_filter_says_nothing(capfd: pytest.CaptureFixture[str]
 
 
 def test_a_container_that_refuses_the_filter_is_noticed():
-    """By the answer to the very call that installs it: here an earlier filter forbids that, as there."""
+    """The answer to the call that installs the filter shows it. In this test an earlier filter forbids that
+    call, as such a container does.
+    """
     program = (
         "from services.shared.audio.sandbox.lockdown import *\n"
         "print(can_forbid_system_calls(), forbid_system_calls(), can_forbid_system_calls(), flush=True)"
@@ -429,7 +427,9 @@ def test_signals_meant_for_the_server_do_not_disturb_a_decode():
         for process in (signalled, *signalled.children()):
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
                 process.send_signal(number)
-        assert not eventually(lambda: ended or not alive(signalled), 0.3)
+        time.sleep(0.3)
+        assert not ended
+        assert alive(signalled)
     assert ended == [None]
 
 
@@ -483,7 +483,7 @@ def test_no_process_survives_a_server_that_is_killed(
     process, children = server
     assert len(children) == 2
     process.kill()
-    assert eventually(lambda: not any(map(alive, children)))
+    wait_until(lambda: not any(map(alive, children)))
 
 
 def test_ctrl_c_stops_everything_without_a_word(server: tuple["subprocess.Popen[str]", list[psutil.Process]]):
@@ -496,7 +496,7 @@ def test_ctrl_c_stops_everything_without_a_word(server: tuple["subprocess.Popen[
     output, errors = process.communicate(timeout=10)
     assert output == "interrupted\n"  # and not imported a second time by a child
     assert "KeyboardInterrupt" not in errors
-    assert eventually(lambda: not any(map(alive, children)))
+    wait_until(lambda: not any(map(alive, children)))
 
 
 def test_the_asking_process_never_loads_a_decoding_library_nor_a_parser():

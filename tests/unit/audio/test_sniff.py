@@ -1,4 +1,4 @@
-"""Whatever the bytes, looking at them ends in a container or in an error for the uploader, and quickly."""
+"""Looking at bytes ends quickly in a container or in an error for the uploader, whatever the bytes are."""
 
 import random
 import time
@@ -26,7 +26,9 @@ SEEDS = {
 
 
 def damaged(data: bytes, chance: random.Random) -> bytes:
-    """With some bytes changed, most of them in the header; a piece cut out, or the end missing."""
+    """Return the bytes with some of them changed, most of them in the header; with a piece cut out; or
+    without their end.
+    """
     changed = bytearray(data)
     for _ in range(chance.randrange(1, 6)):
         end = len(changed) if chance.random() < 0.2 else 128
@@ -98,7 +100,7 @@ def test_the_beginning_of_an_ape_tag_is_no_tag(size: int):
     ids=lambda case: case[0],
 )
 def test_a_file_made_to_be_slow_is_not(data: tuple[str, bytes]):
-    """What keeps a decoder busy delays everybody who waits for one."""
+    """A file that keeps a decoder busy delays all clients that wait for one."""
     start = time.process_time()
     assert isinstance(outcome(data[1]), Refused)
     assert time.process_time() - start < 0.5

@@ -1,4 +1,4 @@
-"""What two processes say to each other arrives as it was sent, or not at all."""
+"""Tests that a message between two processes arrives as it was sent, or not at all."""
 
 import math
 import os
@@ -68,7 +68,7 @@ def test_an_accepted_container_arrives_as_it_was_sent(line: tuple[socket.socket,
 
 @pytest.mark.parametrize("refused", [Refused("no µ"), Unsupported("no"), Truncated("no"), TooLong("no")])
 def test_a_refusal_arrives_as_it_was_sent(line: tuple[socket.socket, socket.socket], refused: Refused):
-    """With its kind: it decides about the status of the answer."""
+    """The kind of a refusal determines the status of the answer, so it must arrive too."""
     line[1].sendall(pack_refusal(refused))
     with pytest.raises(type(refused)) as caught:
         receive_verdict(line[0], time.monotonic() + SOON)

@@ -21,7 +21,7 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_key_is_made_once(tmp_path: Path):
-    """Whoever has it keeps it over every start."""
+    """A key that was made stays the same over every start."""
     path = bootstrap_key_file(WORLD, tmp_path)
     assert path == tmp_path / "bootstrap-key"
     text = path.read_text()
@@ -83,7 +83,7 @@ def test_of_two_starts_at_once_the_first_one_counts(tmp_path: Path, monkeypatch:
 
 
 def test_where_no_key_is_needed_none_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Nor where the environment brings one."""
+    """No key is made either where the environment provides one."""
     assert bootstrap_key_file("127.0.0.1", tmp_path) is None
     monkeypatch.setenv("SPEAKER_AUTH_BOOTSTRAP_KEY", str(new_token()))
     assert bootstrap_key_file(WORLD, tmp_path) is None

@@ -1,4 +1,4 @@
-"""What a terminal shows of what the processes log."""
+"""Tests of what a terminal shows of the processes' log lines."""
 
 import json
 import logging
@@ -19,7 +19,7 @@ CRASHED = {
 
 
 def test_an_event_becomes_one_line_with_its_fields():
-    """When it was, who said it, what it was, and the rest as it comes."""
+    """The line shows the time, the process, the event and the other fields in their order."""
     line = readable("worker", PUBLISHED)
     assert line[8:] == " worker   artifact.published  seconds=1.2"
 

@@ -1,4 +1,4 @@
-"""When a child that ended is started again, and what becomes of what it says."""
+"""Tests of when a child that ended is started again, and of what happens to its output."""
 
 import os
 import subprocess
@@ -17,7 +17,7 @@ from services.embedded.managed_process import (
 
 ROOT = Path(__file__).parents[3]
 FULL = Path("/dev/full")
-"""Whatever is written to it finds no space left."""
+"""A file to which every write fails with no space left."""
 
 
 def test_a_child_that_keeps_ending_is_started_ever_more_rarely():
@@ -47,7 +47,9 @@ def test_a_child_is_listened_to_though_its_log_cannot_be_written():
 
 
 def test_what_a_child_is_at_is_no_line_of_the_access_log():
-    """While a start takes long, the API is asked ten times a second whether it is up."""
+    """While a start takes long, the API is asked ten times a second whether it is up. These requests are not
+    shown.
+    """
     heard: list[str] = []
     child = ManagedProcess("api", "this", {}, lambda line, _: heard.append(line))
     child._handle_line('{"event": "index.rebuilding", "level": "info", "done": 7}')

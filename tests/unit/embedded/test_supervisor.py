@@ -1,9 +1,7 @@
-"""When a registry on one machine counts as up."""
+"""Tests of when a registry on one machine counts as up."""
 
 import json
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
@@ -11,6 +9,7 @@ import pytest
 from services.embedded import supervisor
 from services.embedded.settings import EmbeddedSettings
 from services.embedded.supervisor import EmbeddedRegistry, StartFailed, why_not_writable
+from tests.http_server import http_server
 
 PROFILE = "qwen3-tts-0.6b"
 
@@ -20,30 +19,13 @@ class StubApi:
 
     def __init__(self) -> None:
         self.looks: list[int] = []
-        """What each look at `/readyz` was answered."""
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
-        self.url = f"http://127.0.0.1:{self.http.server_port}"
+        """The answers of `/readyz`, in order."""
 
-    def answer(self, path: str) -> tuple[int, object]:
-        if path.startswith("/v1/profiles"):
-            return 200, {"object": "list", "data": [shown()], "has_more": False}
+    def __call__(self, request: BaseHTTPRequestHandler, _: bytes) -> tuple[int, bytes]:
+        if request.path.startswith("/v1/profiles"):
+            return 200, json.dumps({"object": "list", "data": [shown()], "has_more": False}).encode()
         self.looks.append(200 if len(self.looks) >= 2 else 503)
-        return self.looks[-1], {}
-
-    def _handler(self) -> type[BaseHTTPRequestHandler]:
-        api = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                status, body = api.answer(self.path)
-                data = json.dumps(body).encode()
-                self.send_response_only(status)
-                self.send_header("Content-Type", "application/json")
-                self.send_header("Content-Length", str(len(data)))
-                self.end_headers()
-                self.wfile.write(data)
-
-        return Handler
+        return self.looks[-1], b"{}"
 
 
 def shown() -> dict[str, object]:
@@ -61,29 +43,21 @@ def shown() -> dict[str, object]:
     }
 
 
-@pytest.fixture
-def api() -> Iterator[StubApi]:
-    api = StubApi()
-    thread = threading.Thread(target=api.http.serve_forever, args=(0.05,))
-    thread.start()
-    yield api
-    api.http.shutdown()
-    api.http.server_close()
-    thread.join()
-
-
-def test_it_is_not_up_before_it_is_ready(api: StubApi, tmp_path: Path):
-    """Whoever reads "is up" pastes the first line: it must not be answered 503 while the index is rebuilt."""
+def test_it_is_not_up_before_it_is_ready(tmp_path: Path):
+    """A user who reads "is up" pastes the first line, which must not be answered 503 while the index is
+    rebuilt.
+    """
     registry = EmbeddedRegistry(EmbeddedSettings(data=tmp_path, profiles=PROFILE))
-    registry.url = api.url
-    registry._wait_until_up()
+    api = StubApi()
+    with http_server(api) as registry.url:
+        registry._wait_until_up()
     assert api.looks == [503, 503, 200]
 
 
 def test_where_data_cannot_be_written_redis_has_a_folder_elsewhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """What it holds can be rebuilt; voices are served as before."""
+    """The data of Redis can be rebuilt, so voices are served as before."""
     data, elsewhere = tmp_path / "data", tmp_path / "elsewhere"
     data.mkdir(), elsewhere.mkdir()
     registry = EmbeddedRegistry(EmbeddedSettings(data=data, profiles=PROFILE))

@@ -1,4 +1,4 @@
-"""CAM++ written down a second time, in torch: computes in float64, too, which onnxruntime cannot."""
+"""CAM++ written a second time in torch, which can compute in float64. onnxruntime cannot."""
 
 from collections.abc import Callable, Mapping
 
@@ -10,7 +10,7 @@ from services.extractor_worker.models.campplus_untrained import CamPlusPlusConfi
 
 
 class Oracle:
-    """CAM++ with batch norms that have seen nothing, and so do next to nothing."""
+    """CAM++ with untrained batch norms, which hardly change their input."""
 
     def __init__(self, weights: Mapping[str, Tensor], config: CamPlusPlusConfig) -> None:
         self.weights, self.config = weights, config

@@ -1,10 +1,9 @@
-"""The tiny checkpoint, its goldens, and extractors loaded from it once per process."""
+"""Qwen3-TTS' tiny checkpoint with its goldens, and helpers for the tests of all extractors."""
 
 import functools
 import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from services.extractor_worker.engines.qwen3_tts import Qwen3TTSExtractor
-from services.extractor_worker.pipeline.torch_extractor import Loading
+from services.extractor_worker.pipeline.torch_extractor import Loading, TorchExtractor
 from services.extractor_worker.weights.loading import LocalWeights
 from services.shared.audio import ReferenceAudio
 from services.shared.model.profiles import BUILT_IN
@@ -26,21 +25,19 @@ TINY = Path(__file__).parents[2] / "data/qwen3_tts_tiny"
 TINY_WIDTH = 64
 
 Goldens = Mapping[str, np.ndarray]
-Loader = Callable[..., Qwen3TTSExtractor]
 
 
-def tiny_profile(like: str, name: str = "tiny", repo: str = "example/tiny", **facts: Any) -> Profile:
-    """A built-in profile for a tiny checkpoint: no commit, and files of any content.
+def tiny_profile(like: str, name: str = "tiny", repo: str = "example/tiny", **fields: Any) -> Profile:
+    """Return a built-in profile for a tiny checkpoint, without a commit and with files of any content.
 
-    Args:
-        facts: what differs, e.g. `tensors`.
+    `fields` replaces fields of the built-in profile.
     """
     profile = BUILT_IN[like]
     published = profile.weights
     weights = PublishedWeights(
         repo=repo, licence=published.licence, files=dict.fromkeys(published.files), notes=published.notes
     )
-    return replace(profile, name=name, weights=weights, **facts)
+    return replace(profile, name=name, weights=weights, **fields)
 
 
 def load_tiny(
@@ -55,14 +52,17 @@ def load_tiny(
 
 @functools.cache
 def read_goldens(folder: Path) -> Goldens:
-    """What the reference made with the checkpoint in the folder, by name."""
+    """Read what the reference computed with the checkpoint in this folder, by name."""
     with np.load(folder / "goldens.npz") as file:
         return dict(file)
 
 
 @pytest.fixture(scope="module")
 def goldens(request: pytest.FixtureRequest) -> Goldens:
-    """Of the checkpoint that the module's `TINY` names; of Qwen3-TTS' where it names none."""
+    """Return the goldens of the checkpoint in the test module's `TINY`.
+
+    The default is Qwen3-TTS' checkpoint.
+    """
     return read_goldens(_tiny_of(request))
 
 
@@ -81,13 +81,13 @@ def golden_clip(goldens: Goldens, name: str, rate: int, other_rates_seconds: flo
 
 @pytest.fixture(scope="session")
 def tiny() -> Callable[[Dtype], Qwen3TTSExtractor]:
-    """The extractor of the tiny checkpoint in a dtype."""
+    """Return a function that loads the tiny checkpoint in a dtype, once for each."""
     return functools.cache(lambda dtype: load_tiny(dtype=dtype))
 
 
 @pytest.fixture
 def copy(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """A copy of the module's tiny checkpoint to spoil."""
+    """Return the folder of a copy of the module's tiny checkpoint, which a test may change."""
     return shutil.copytree(_tiny_of(request), tmp_path / "checkpoint")
 
 
@@ -95,23 +95,9 @@ def _tiny_of(request: pytest.FixtureRequest) -> Path:
     return getattr(request.module, "TINY", TINY)
 
 
-@contextmanager
-def torch_threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(autouse=True)
-def _two_threads() -> Iterator[None]:
-    with torch_threads(2):
-        yield
-
-
 @pytest.fixture(scope="session", autouse=True)
 def _own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Where converted pickles are kept: those of tests are no business of whoever runs them."""
+    """Keep converted pickles of tests out of the real home directory."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
         yield
@@ -131,7 +117,17 @@ def edit_tensors(path: Path, change: Callable[[dict[str, torch.Tensor]], object]
 
 
 def edit_pickle(path: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
-    """Save the tensors that `change` returns; if it returns none, those it was given and changed."""
-    tensors = torch.load(path, weights_only=True)
-    changed = change(tensors)
-    torch.save(changed if isinstance(changed, dict) else tensors, path)
+    """Change the tensors of a pickle, which may be wrapped in a `state_dict`.
+
+    If `change` returns a dictionary, that dictionary is saved instead.
+    """
+    content = torch.load(path, weights_only=True)
+    changed = change(content.get("state_dict", content))
+    path.unlink()  # the copy may share the original's inode
+    torch.save(changed if isinstance(changed, dict) else content, path)
+
+
+def extract(extractor: TorchExtractor[Any, Any], *clips: ReferenceAudio) -> list[dict[str, np.ndarray]]:
+    """Run the three steps, with all clips encoded by one call."""
+    prepared = [extractor.prepare(clip) for clip in clips]
+    return [extractor.finish(encoded) for encoded in extractor.encode(prepared)]

@@ -1,4 +1,4 @@
-"""The tiny checkpoint of CosyVoice3, half of it Ming-TTS' too, and its goldens; extractors loaded from it."""
+"""The tiny checkpoint of CosyVoice3, which Ming-TTS shares, and extractors loaded from it."""
 
 import functools
 from pathlib import Path
@@ -53,8 +53,3 @@ def golden_clip(name: str) -> ReferenceAudio:
 
 def clip_of(samples: int, rate: int = 24_000) -> ReferenceAudio:
     return ReferenceAudio(signals.speechlike(3.0, rate)[:samples], rate)
-
-
-def extract(extractor: Any, *clips: ReferenceAudio) -> list[Tensors]:
-    prepared = [extractor.prepare(clip) for clip in clips]
-    return [extractor.finish(encoded) for encoded in extractor.encode(prepared)]

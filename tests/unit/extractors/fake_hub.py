@@ -1,5 +1,6 @@
-"""A Hugging Face hub on loopback: one repository at one commit, with the hub's bad days. Speaks what the
-library asks for a file by commit. Knows no model.
+"""A Hugging Face hub on loopback with one repository at one commit, which can fail like the real hub.
+
+It answers the requests by which the library fetches a file of a commit. Knows no model.
 """
 
 import hashlib
@@ -14,12 +15,11 @@ REPO = "example/voice-model"
 
 
 class FakeHub:
-    """Attributes may be changed while it runs.
+    """The state of the hub. Attributes may be changed while it runs.
 
-    commit: what it says that it delivers.
-    cut: names of files whose first delivery breaks off halfway.
-    refusal: HTTP status and the hub's own code for it, instead of any file.
-    asked: method, name and range of every request for a file.
+    commit: the commit that answers name. cut: the names of files whose first delivery breaks off halfway.
+    refusal: the HTTP status and the hub's own code that every request for a file gets, if any. asked: the
+    method, name and range of every request for a file.
     """
 
     def __init__(self, files: Mapping[str, bytes]) -> None:
@@ -28,8 +28,8 @@ class FakeHub:
         self.cut: set[str] = set()
         self.refusal: tuple[int, str] | None = None
         self.asked: list[tuple[str, str, str | None]] = []
-        self.beside: list[str] = []
-        """What was asked for that is no file."""
+        self.other_requests: list[str] = []
+        """The paths of requests for anything but a file."""
         self.url = ""
 
     @property
@@ -63,7 +63,7 @@ def _handler(hub: FakeHub) -> type[BaseHTTPRequestHandler]:
             repo, _, path = self.path.removeprefix("/").partition("/resolve/")
             place, _, name = path.partition("/")
             if not path:  # something about the hub itself
-                hub.beside.append(self.path)
+                hub.other_requests.append(self.path)
                 return self._refuse(404, "NotFound")
             assert repo == REPO
             hub.asked.append((self.command, name, self.headers["Range"]))

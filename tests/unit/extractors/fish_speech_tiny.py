@@ -1,4 +1,4 @@
-"""The tiny Fish Speech checkpoint: its architecture, its goldens, and extractors loaded from it."""
+"""The tiny Fish Speech checkpoint: its architecture, and extractors loaded from it."""
 
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from services.shared.audio import ReferenceAudio
 from services.shared.model.profiles import BUILT_IN
 from speaker_registry.engine import Profile
 from tests.unit.extractors import signals
-from tests.unit.extractors.conftest import tiny_profile
+from tests.unit.extractors.conftest import extract, tiny_profile
 
 TINY = Path(__file__).parents[2] / "data/fish_speech_tiny"
 FILE = "codec.pth"
@@ -54,13 +54,12 @@ def load(
 
 
 def with_codec(**changes: Any) -> type[FishSpeechExtractor]:
-    """The tiny extractor of another architecture."""
+    """Return an extractor class whose tiny architecture has these changes."""
     return type("Changed", (FishSpeechExtractor,), {"codec": CodecConfig(**{**ARCHITECTURE, **changes})})
 
 
 def codes(extractor: FishSpeechExtractor, *clips: ReferenceAudio) -> list[np.ndarray]:
-    encoded = extractor.encode([extractor.prepare(clip) for clip in clips])
-    return [extractor.finish(one)["ref_codes_fq"] for one in encoded]
+    return [tensors["ref_codes_fq"] for tensors in extract(extractor, *clips)]
 
 
 def clip_of(samples: int, seed: int = 0) -> ReferenceAudio:

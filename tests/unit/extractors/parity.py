@@ -3,7 +3,7 @@
 Processors add up in different orders and round differently on the way, so no two of them give the same
 float32 result, and a tolerance read off one of them fails on the next. The goldens therefore hold the
 reference's result in float64, and how far from it the reference itself stays in float32. Ours may be a few
-times as far off, and no more. tools/truth.py makes the numbers.
+times as far off, and no more. tools/goldens.py makes the numbers.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,15 +11,15 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 FARTHER = 4.0
-"""How many times the reference's largest error ours may be.
+"""Our largest error may be this many times the reference's largest error.
 
-Both are the largest of many rounding errors of the same sums. How large these are depends on the order of
-summation: of n terms one after the other the error grows like sqrt(n), in k partial sums (the lanes of vector
-registers) like sqrt(n / k). Processors have between 4 and 64 of those, so their errors differ by no more than
-sqrt(64 / 4) = 4.
+Both are the largest of many rounding errors of the same sums. Their size depends on the order of summation:
+if n terms are added one after the other, the error grows like sqrt(n); in k partial sums (the lanes of vector
+registers), it grows like sqrt(n / k). Processors have between 4 and 64 lanes, so their errors differ by no
+more than sqrt(64 / 4) = 4.
 """
 UNITS = 4.0
-"""Half steps of the largest value that are always allowed: a reference can be right by luck."""
+"""This many half steps of the largest value are always allowed, because a reference can be right by luck."""
 HALF_STEP_FLOAT32, HALF_STEP_BFLOAT16 = 2.0**-24, 2.0**-9
 """Half the distance from 1 to the next larger number."""
 

@@ -15,12 +15,13 @@ PLANS = {
     "shorter than a pause": [(20, 90)],
     "pauses that meet": [(0, 300), (501, 640), (1_039, 1_100), (1_501, 1_502), (2_500, 2_900)],
 }
-"""What is heard of a clip, in milliseconds."""
+"""The sounds of each clip, as their first millisecond and the millisecond after their last."""
 
 
 def paused(plan: str, gain: float = 1.0) -> Samples:
-    """float32 at 24 kHz, silent but for a hiss near -80 dBFS where the plan says nothing; no whole number of
-    milliseconds long.
+    """Return float32 samples at 24 kHz, whose length is not a whole number of milliseconds.
+
+    Where the plan has no sound there is only a hiss near -80 dBFS.
     """
     sounds = PLANS[plan]
     count = (max((end for _, end in sounds), default=900) + 450) * _PER_MILLISECOND + 13

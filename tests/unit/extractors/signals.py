@@ -1,4 +1,4 @@
-"""The clips that goldens are made from, and how a golden says which one it was."""
+"""The clips that goldens are made from, and the digest by which a golden names its clip."""
 
 import hashlib
 
@@ -10,5 +10,5 @@ __all__ = ["Samples", "digest", "speechlike"]
 
 
 def digest(samples: Samples) -> str:
-    """sha256 of the samples' bytes: a golden holds only for the clip it was made from."""
+    """Return the sha256 of the samples' bytes. A golden is valid only for the clip that it was made from."""
     return hashlib.sha256(np.ascontiguousarray(samples, dtype="<f4").tobytes()).hexdigest()

@@ -1,4 +1,4 @@
-"""The speaker encoder as a graph: what is refused, what threads may change, what a random one is."""
+"""The speaker encoder CAM++ as a graph: unfit graphs, threads, and random weights."""
 
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -50,7 +50,7 @@ def graph(
 
 
 def test_a_graph_of_the_right_shape_is_taken() -> None:
-    """The next test's graphs differ from it in one thing each."""
+    """Each graph of the next test differs from this one in a single respect."""
     assert CamPlusPlus(graph()).embed(np.ones((5, 80), np.float32)).shape == (192,)
 
 
@@ -74,7 +74,7 @@ def test_a_graph_of_another_shape_is_refused(model: bytes, message: str) -> None
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_weight_that_is_not_finite_is_refused_by_file_and_name(value: float) -> None:
-    """Also where the clip that a graph is tried with would not show it."""
+    """The features that a graph is tried with may not show such a weight."""
     with pytest.raises(WeightsInvalid, match=r"campplus\.onnx: weight has 15360 of 15360 values that"):
         CamPlusPlus(graph(value=value))
 
@@ -91,7 +91,7 @@ def test_quantised_weights_are_refused_by_file_and_name() -> None:
 
 
 def test_two_outputs_are_refused() -> None:
-    """Which of them is the embedding cannot be known."""
+    """It cannot be known which of the two outputs is the embedding."""
     model = onnx.load_model_from_string(graph())
     model.graph.output.append(helper.make_tensor_value_info("mean", onnx.TensorProto.FLOAT, ["B", 80]))
     with pytest.raises(WeightsInvalid, match="has 1 inputs and 2 outputs, one each is expected"):
@@ -99,7 +99,7 @@ def test_two_outputs_are_refused() -> None:
 
 
 def test_a_constant_in_another_file_is_refused() -> None:
-    """A node may have tensors too."""
+    """Tensors may be attributes of a node, too."""
     model = onnx.load_model_from_string(graph())
     constant = numpy_helper.from_array(np.zeros(192, np.float32), "constant")
     onnx.external_data_helper.set_external_data(constant, "outside.bin")
@@ -110,7 +110,7 @@ def test_a_constant_in_another_file_is_refused() -> None:
 
 
 def test_the_cpu_runs_it_whatever_onnxruntime_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in vLLM-Omni. A GPU's kernels make other embeddings."""
+    """A GPU's kernels make other embeddings. vLLM-Omni runs this model on the CPU, too."""
     asked = []
 
     class Session(onnxruntime.InferenceSession):  # type: ignore[misc]  # onnxruntime has no types
@@ -148,7 +148,7 @@ def test_silence_is_the_floor_in_every_band() -> None:
 
 
 def test_the_random_one_has_the_published_size() -> None:
-    """6.85 million weights, and much the same file."""
+    """The published graph has 6.85 million weights and is about as large a file."""
     model = onnx.load_model_from_string(untrained_campplus(0))
     onnx.checker.check_model(model)
     learnt = [one for one in model.graph.initializer if one.name.endswith((".weight", ".bias"))]

@@ -1,4 +1,4 @@
-"""Loading by profile name: the published architectures at full size with random weights; what is refused."""
+"""Extractors are loaded by profile name, here at full size with random weights."""
 
 import hashlib
 import os
@@ -13,28 +13,30 @@ import pytest
 from services.extractor_worker.engines.catalogue import BUILT_IN as EXTRACTORS
 from services.extractor_worker.engines.catalogue import load_extractor
 from services.extractor_worker.models.mimi import CodecConfig, codec_layout
-from services.extractor_worker.pipeline.extractor import Extractor
 from services.extractor_worker.pipeline.torch_extractor import Loading
 from services.extractor_worker.weights.loading import HubWeights, UntrainedWeights
 from services.extractor_worker.weights.untrained import random_tensors
 from services.shared.audio import ReferenceAudio
+from services.shared.model.fingerprint import Fingerprint
 from services.shared.model.profiles import BUILT_IN, ProfileAmbiguous
 from speaker_registry.artifact import check_tensors
 from speaker_registry.engine import Profile
 from speaker_registry.errors import ProfileUnknown, WeightsMissing
+from tests.unit.extractors.conftest import extract
 from tests.unit.extractors.signals import speechlike
 
-CLIP, OTHER = (ReferenceAudio(speechlike(2.0, 44_100, seed), 44_100) for seed in (0, 4))
+CLIP, OTHER = (ReferenceAudio(speechlike(1.5, 44_100, seed), 44_100) for seed in (0, 4))
 
 
 @dataclass(frozen=True)
 class Extracted:
-    """What one extractor of published size makes of two voices, and of the first voice again.
+    """The artifacts of two voices, and of the first voice again, from one extractor of published size.
 
     Encoding at full size takes most of the time of these tests, so they share its results.
     """
 
     profile: Profile
+    fingerprint: Fingerprint
     first: dict[str, np.ndarray]
     other: dict[str, np.ndarray]
     again: dict[str, np.ndarray]
@@ -45,15 +47,12 @@ def untrained(request: pytest.FixtureRequest) -> Extracted:
     profile = BUILT_IN[request.param]
     extractor = load_extractor(Loading(profile=profile, source=UntrainedWeights()))
     assert extractor.profile_name == profile.name
-    return Extracted(profile, *(extract(extractor, clip) for clip in (CLIP, OTHER, CLIP)))
-
-
-def extract(extractor: Extractor, clip: ReferenceAudio) -> dict[str, np.ndarray]:
-    return extractor.finish(extractor.encode([extractor.prepare(clip)])[0])
+    results = [extract(extractor, clip)[0] for clip in (CLIP, OTHER, CLIP)]
+    return Extracted(profile, extractor.fingerprint, *results)
 
 
 def test_an_unknown_profile_names_those_there_are() -> None:
-    """A typo in PROFILES."""
+    """Operators mistype names in PROFILES."""
     with pytest.raises(ProfileUnknown, match=r"'qwen-tts'; there are .*qwen3-tts-0\.6b, qwen3-tts-1\.7b"):
         load_extractor(
             Loading(profile=replace(BUILT_IN["qwen3-tts-0.6b"], name="qwen-tts"), source=UntrainedWeights())
@@ -64,10 +63,10 @@ def test_two_extractors_of_one_profile_are_refused(tmp_path: Path, monkeypatch: 
     """The order in which packages were installed would decide which of the two makes artifacts."""
     monkeypatch.syspath_prepend(str(tmp_path))
     for package in ("first", "second"):
-        facts = tmp_path / f"{package}-1.0.dist-info"
-        facts.mkdir()
-        (facts / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
-        (facts / "entry_points.txt").write_text(
+        metadata = tmp_path / f"{package}-1.0.dist-info"
+        metadata.mkdir()
+        (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
+        (metadata / "entry_points.txt").write_text(
             f"[speaker_registry.extractors]\nmine = {package}:Extractor\n"
         )
     loading = Loading(profile=replace(BUILT_IN["ming-tts"], name="mine"), source=UntrainedWeights())
@@ -79,7 +78,7 @@ def test_two_extractors_of_one_profile_are_refused(tmp_path: Path, monkeypatch: 
 
 @pytest.mark.parametrize("profile", [one for one in sorted(EXTRACTORS) if BUILT_IN[one].weights.commit])
 def test_the_hub_is_asked_for_one_commit(profile: str, tmp_path: Path) -> None:
-    """`WEIGHTS=hub` is the same weights for everybody, whatever is published next."""
+    """`WEIGHTS=hub` stands for the same weights everywhere, even after newer ones are published."""
     source = HubWeights(local_files_only=True, cache=tmp_path)
     loading = Loading(profile=BUILT_IN[profile], source=source)
     with pytest.raises(
@@ -116,10 +115,17 @@ def test_untrained_voices_differ(untrained: Extracted) -> None:
 
 @pytest.mark.slow
 def test_the_same_clip_twice_is_the_same_artifact(untrained: Extracted) -> None:
-    """Bit by bit: a job that runs again must not look like another artifact."""
+    """Artifacts are equal bit by bit, so that a job that runs again does not make another one."""
     first, again = untrained.first, untrained.again
     assert first.keys() == again.keys()
     assert all(np.array_equal(first[name], again[name]) for name in first)
+
+
+@pytest.mark.slow
+def test_untrained_weights_say_so_and_name_their_seed(untrained: Extracted) -> None:
+    """Random voices must not be taken for real ones anywhere."""
+    assert untrained.fingerprint.untrained
+    assert untrained.fingerprint.inputs["weights"] == {"untrained": True, "seed": 0}
 
 
 @pytest.mark.slow
@@ -131,7 +137,7 @@ def test_encoding_never_waits_for_the_device(profile: str) -> None:
     """
     extractor = load_extractor(Loading(profile=BUILT_IN[profile], source=UntrainedWeights(), device="meta"))
     rates = (24_000, 16_000)
-    prepared = [extractor.prepare(ReferenceAudio(speechlike(2.0, rate), rate)) for rate in rates]
+    prepared = [extractor.prepare(ReferenceAudio(speechlike(1.2, rate), rate)) for rate in rates]
     assert len(extractor.encode(prepared)) == len(prepared)
 
 
@@ -144,7 +150,7 @@ def test_untrained_weights_are_the_same_in_every_process() -> None:
     )
     here = random_tensors({"b.weight": (99, 7), "a.conv.weight": (64, 32, 3)}, 0)
     content = here["a.conv.weight"].numpy().tobytes() + here["b.weight"].numpy().tobytes()
-    other = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "1"}
+    other = os.environ | {"OMP_NUM_THREADS": "2", "PYTHONHASHSEED": "1"}
     run = subprocess.run([sys.executable, "-c", program], env=other, capture_output=True, check=True)
     assert run.stdout.decode().strip() == hashlib.sha256(content).hexdigest()
 

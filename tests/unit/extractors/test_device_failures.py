@@ -1,4 +1,4 @@
-"""What extractors make of a device that is full, and of one that is lost. torch's part is played."""
+"""Extractors report a device that is full and a device that is lost. torch's errors are simulated."""
 
 import gc
 import weakref
@@ -25,7 +25,7 @@ ILLEGAL_ACCESS = RuntimeError("CUDA error: an illegal memory access was encounte
 
 
 class Greedy(TorchExtractor[Tensor, Tensor]):
-    """Encodes a clip into itself, with something large on the way. `fails`: with what, for the next clip."""
+    """Encodes a clip as itself, with a large activation on the way. `fails` is raised for the next clip."""
 
     code_version = 1
 
@@ -34,7 +34,7 @@ class Greedy(TorchExtractor[Tensor, Tensor]):
         self.fails: Exception | None = None
         self.activations: list[weakref.ref[Tensor]] = []
         self.held: list[bool] = []
-        """For each clip, at its start: whether an activation of an earlier one is still there."""
+        """One value per clip: whether an activation of an earlier clip existed when its encoding began."""
 
     def _prepare(self, clip: ReferenceAudio) -> Tensor:
         return torch.tensor(clip.samples)
@@ -51,7 +51,7 @@ class Greedy(TorchExtractor[Tensor, Tensor]):
         return activation
 
     def _made(self) -> Exception:
-        """A new one, which nobody else holds."""
+        """Return a new exception, to which no other reference exists."""
         failure, self.fails = self.fails, None
         return type(failure)(*failure.args)  # type: ignore[union-attr]
 
@@ -61,7 +61,7 @@ class Greedy(TorchExtractor[Tensor, Tensor]):
 
 @pytest.fixture(autouse=True)
 def _no_luck() -> Iterator[None]:
-    """What only the collector of cycles would free is held, for who knows how long."""
+    """Switch off the garbage collector, because objects that only it would free may stay for a long time."""
     gc.disable()
     yield
     gc.enable()
@@ -73,7 +73,7 @@ def greedy() -> Greedy:
 
 
 def lose(monkeypatch: pytest.MonkeyPatch, extractor: Greedy) -> None:
-    """From now on every call of CUDA fails."""
+    """Make every later call of CUDA fail."""
 
     def fail(_device: Any) -> None:
         raise ILLEGAL_ACCESS
@@ -94,8 +94,11 @@ def lose(monkeypatch: pytest.MonkeyPatch, extractor: Greedy) -> None:
         MemoryError(),
     ],
 )
-def test_whoever_ran_out_of_memory_it_is_said_as_one(greedy: Greedy, error: Exception):
-    """cuBLAS and cuDNN fetch memory beside torch; as a crash it would be told as the clip's failure."""
+def test_every_lack_of_memory_raises_the_same_error(greedy: Greedy, error: Exception):
+    """cuBLAS and cuDNN allocate memory outside torch.
+
+    Their error must not be reported as the clip's failure.
+    """
     greedy.fails = error
     with pytest.raises(ExtractorOutOfMemory, match="too little memory for 1 clips") as caught:
         greedy.encode([torch.ones(3)])
@@ -111,7 +114,10 @@ def test_other_failures_are_not_taken_for_a_lack_of_memory():
 def test_memory_is_given_back_after_what_was_computed_is_gone(
     greedy: Greedy, monkeypatch: pytest.MonkeyPatch
 ):
-    """While the error's frames hold it there is nothing to give back, and what is tried next fails, too."""
+    """No memory can be given back while the error's frames hold the tensors.
+
+    The next attempt would fail, too.
+    """
     seen: list[bool] = []
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: seen.append(greedy.activations[0]() is None))
     greedy.fails = torch.OutOfMemoryError("CUDA out of memory")
@@ -143,7 +149,7 @@ def test_a_clip_that_failed_holds_no_memory_while_the_others_are_encoded(
 
 
 class Clips(Publisher):
-    """Whose clips are real ones."""
+    """A publisher that reads real clips."""
 
     def read_clip(self, work: Any) -> ReferenceAudio:  # type: ignore[override]
         return ReferenceAudio(torch.ones(3).numpy(), 16_000)
@@ -160,7 +166,7 @@ def loaded_profile(extractor: Any) -> LoadedProfile:
 def test_after_a_failure_a_gpu_is_asked_whether_it_still_lives(
     greedy: Greedy, monkeypatch: pytest.MonkeyPatch
 ):
-    """An illegal access breaks the process's context: every later call fails, of every clip."""
+    """An illegal access breaks the process's context, so that every later call fails for every clip."""
     lose(monkeypatch, greedy)
     assert is_lost(greedy.device)
     with pytest.raises(DeviceLost, match="an illegal memory access"), greedy._while_the_device_lives():
@@ -180,9 +186,10 @@ def test_a_clip_s_own_failure_loses_no_device(greedy: Greedy, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("step", ["prepare", "encode", "finish"])
-def test_every_step_tells_a_lost_device(greedy: Greedy, monkeypatch: pytest.MonkeyPatch, step: str):
-    """The device works behind our back: whichever waits for it next gets the error. A prepared clip is
-    copied to page-locked memory, a finished one from the device.
+def test_every_step_reports_a_lost_device(greedy: Greedy, monkeypatch: pytest.MonkeyPatch, step: str):
+    """A device works asynchronously, so the next step that waits for it gets the error.
+
+    A prepared clip is copied to page-locked memory, and a finished one is copied from the device.
     """
 
     def fail(*_: Any) -> None:

@@ -1,4 +1,4 @@
-"""Weights fetched beforehand: from a hub on loopback, by the command as it is typed."""
+"""The download command fetches weights, here from a hub on loopback."""
 
 import hashlib
 import os
@@ -36,9 +36,9 @@ from services.shared.model.profiles import BUILT_IN, ProfileCatalogue
 from speaker_registry.engine import PublishedWeights
 
 def made(name, **weights):
-    facts = {{"repo": {REPO!r}, "commit": {COMMIT!r}, "licence": "CC-BY-NC-4.0", "files": {SUMS!r}}}
-    facts.update(weights)
-    return replace(BUILT_IN["qwen3-tts-0.6b"], name=name, weights=PublishedWeights(**facts))
+    fields = {{"repo": {REPO!r}, "commit": {COMMIT!r}, "licence": "CC-BY-NC-4.0", "files": {SUMS!r}}}
+    fields.update(weights)
+    return replace(BUILT_IN["qwen3-tts-0.6b"], name=name, weights=PublishedWeights(**fields))
 
 pinned = made("pinned", notes="Ask first.")
 unpinned = made("unpinned", commit=None)
@@ -59,7 +59,7 @@ def hub() -> Iterator[FakeHub]:
 
 @pytest.fixture
 def download(hub: FakeHub, tmp_path: Path) -> Download:
-    """The command, where a package has brought the profiles above."""
+    """Return a function that runs the command where an installed package brings the profiles above."""
     package = tmp_path / "package"
     (package / "brought-1.dist-info").mkdir(parents=True)
     (package / "brought.py").write_text(PROFILES)
@@ -90,14 +90,14 @@ def download(hub: FakeHub, tmp_path: Path) -> Download:
     return run
 
 
-def weights(**facts: object) -> PublishedWeights:
+def weights(**fields: object) -> PublishedWeights:
     return PublishedWeights.model_validate(
-        {"repo": REPO, "commit": COMMIT, "licence": "none", "files": SUMS, **facts}
+        {"repo": REPO, "commit": COMMIT, "licence": "none", "files": SUMS, **fields}
     )
 
 
 def test_into_the_hubs_cache_where_weights_hub_finds_them(download: Download, hub: FakeHub, tmp_path: Path):
-    """The terms are said before anything is fetched; afterwards no network is needed."""
+    """The command prints the licence terms before it fetches files. Afterwards no network is needed."""
     done = download("--profiles", "pinned")
     assert (done.returncode, done.stderr) == (0, "")
     said = done.stdout
@@ -114,23 +114,23 @@ def test_into_the_hubs_cache_where_weights_hub_finds_them(download: Download, hu
 
 
 def test_into_a_folder_as_weights_takes_it(download: Download, hub: FakeHub, tmp_path: Path):
-    """One sub-folder a profile; a second run fetches nothing."""
-    shelf = tmp_path / "shelf"
-    done = download("--profiles", "pinned, unsummed,pinned", "--to", str(shelf))
+    """Each profile has a sub-folder. A second run fetches nothing."""
+    models = tmp_path / "models"
+    done = download("--profiles", "pinned, unsummed,pinned", "--to", str(models))
     assert done.returncode == 0, done.stderr
-    assert done.stdout.endswith(f"Use with WEIGHTS={shelf}\n")
+    assert done.stdout.endswith(f"Use with WEIGHTS={models}\n")
     for profile, said in (("pinned", "as published"), ("unsummed", "not known here")):
-        folder = locate(LocalWeights(shelf), profile=profile, weights=weights()).folder
-        assert folder == shelf / profile
+        folder = locate(LocalWeights(models), profile=profile, weights=weights()).folder
+        assert folder == models / profile
         assert {name: (folder / name).read_bytes() for name in FILES} == FILES
         assert said in done.stdout
     hub.asked.clear()
-    assert "0 of 2 files to fetch" in download("--profiles", "pinned", "--to", str(shelf)).stdout
+    assert "0 of 2 files to fetch" in download("--profiles", "pinned", "--to", str(models)).stdout
     assert hub.fetched == []
 
 
 def test_a_cut_connection_is_taken_up_where_it_broke(download: Download, hub: FakeHub, tmp_path: Path):
-    """Gigabytes are not fetched twice. The library does so in steps of ten megabytes."""
+    """Gigabytes are not fetched twice. The library resumes in steps of ten megabytes."""
     name = "codec/model.safetensors"
     hub.files[name], hub.cut = bytes(range(250)) * 100_000, {name}
     done = download("--profiles", "unsummed", "--to", str(tmp_path))
@@ -140,13 +140,13 @@ def test_a_cut_connection_is_taken_up_where_it_broke(download: Download, hub: Fa
 
 
 def test_after_a_failure_whole_files_are_not_fetched_again(download: Download, hub: FakeHub, tmp_path: Path):
-    """The next run goes on with what is missing."""
+    """The next run fetches only the missing files."""
     hub.files["more.bin"] = b"more"
-    shelf = tmp_path / "shelf"
-    assert download("--profiles", "larger", "--to", str(shelf)).returncode == 0
-    (shelf / "larger/config.json").unlink()
+    models = tmp_path / "models"
+    assert download("--profiles", "larger", "--to", str(models)).returncode == 0
+    (models / "larger/config.json").unlink()
     hub.asked.clear()
-    assert "1 of 3 files to fetch" in download("--profiles", "larger", "--to", str(shelf)).stdout
+    assert "1 of 3 files to fetch" in download("--profiles", "larger", "--to", str(models)).stdout
     assert hub.fetched == ["config.json"]
 
 
@@ -154,8 +154,8 @@ def test_after_a_failure_whole_files_are_not_fetched_again(download: Download, h
 def test_a_file_with_another_content_is_refused_and_does_not_stay(
     download: Download, hub: FakeHub, tmp_path: Path, to: bool
 ):
-    """Otherwise the next run would find it there."""
-    words = ["--profiles", "pinned", *(["--to", str(tmp_path / "shelf")] if to else [])]
+    """Otherwise the next run would find the wrong file and keep it."""
+    words = ["--profiles", "pinned", *(["--to", str(tmp_path / "models")] if to else [])]
     hub.files["config.json"] = b'{"a": 2}'
     done = download(*words)
     assert done.returncode == 1
@@ -166,8 +166,8 @@ def test_a_file_with_another_content_is_refused_and_does_not_stay(
     assert download(*words).returncode == 0
 
 
-def test_a_file_of_somebodys_own_is_not_removed(download: Download, hub: FakeHub, tmp_path: Path):
-    """It was not us who put it there."""
+def test_a_file_that_the_user_put_there_is_not_removed(download: Download, hub: FakeHub, tmp_path: Path):
+    """The command removes only files that it has written itself."""
     assert download("--profiles", "unsummed", "--to", str(tmp_path)).returncode == 0
     (tmp_path / "unsummed").rename(tmp_path / "pinned")
     own = tmp_path / "pinned/config.json"
@@ -181,16 +181,16 @@ def test_a_file_of_somebodys_own_is_not_removed(download: Download, hub: FakeHub
 
 
 def test_a_hub_that_delivers_another_commit_is_refused(download: Download, hub: FakeHub, tmp_path: Path):
-    """A mirror that answers with the newest it has."""
+    """A mirror may answer with the newest commit that it has."""
     hub.commit = "f" * 40
-    done = download("--profiles", "unsummed", "--to", str(tmp_path / "shelf"))
+    done = download("--profiles", "unsummed", "--to", str(tmp_path / "models"))
     assert done.returncode == 1
     assert f"asked for {REPO} at commit {COMMIT}, the hub delivered {'f' * 40}" in done.stderr
     assert hub.fetched == []
 
 
 def test_another_commit_may_be_named(download: Download, tmp_path: Path):
-    """For one that nobody pinned. The sums of the pinned one say nothing of it."""
+    """The checksums of the pinned commit do not apply to another commit."""
     done = download("--profiles", "elsewhere", "--commit", COMMIT)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("not known here") == 2
@@ -214,7 +214,7 @@ def test_another_commit_may_be_named(download: Download, tmp_path: Path):
 def test_what_cannot_be_fetched_is_wrong_usage(
     download: Download, hub: FakeHub, words: tuple[str, ...], says: str
 ):
-    """And nothing of what could be is fetched."""
+    """Wrong usage fetches nothing, not even the profiles that could be fetched."""
     done = download(*words)
     assert done.returncode == 2
     assert says in done.stderr
@@ -222,7 +222,7 @@ def test_what_cannot_be_fetched_is_wrong_usage(
 
 
 def test_a_profile_without_files_needs_none(download: Download, hub: FakeHub):
-    """One that computes without a model."""
+    """Such a profile computes its artifact without a model."""
     done = download("--profiles", "bare")
     assert (done.returncode, hub.asked) == (0, [])
     assert "bare needs no files" in done.stdout
@@ -237,18 +237,18 @@ def test_a_profile_without_files_needs_none(download: Download, hub: FakeHub):
         ((404, "EntryNotFound"), 1, f"{REPO} at commit {COMMIT} has no config.json"),
     ],
 )
-def test_what_the_hub_refuses_is_told_in_a_line(
+def test_each_refusal_of_the_hub_is_reported_in_one_line(
     download: Download, hub: FakeHub, refusal: tuple[int, str], status: int, says: str
 ):
-    """Not by the library's traceback."""
+    """The user sees one line instead of the library's traceback."""
     hub.refusal = refusal
     done = download("--profiles", "pinned")
     assert (done.returncode, done.stderr.count("\n")) == (status, 1), done.stderr
     assert says in done.stderr
 
 
-def test_offline_is_told_apart(download: Download, hub: FakeHub):
-    """Whoever has set it once has forgotten it."""
+def test_offline_has_an_exit_status_of_its_own(download: Download, hub: FakeHub):
+    """The message names HF_HUB_OFFLINE, because users forget that they have set it."""
     done = download("--profiles", "pinned", HF_HUB_OFFLINE="1")
     assert (done.returncode, hub.asked) == (3, [])
     assert f"{REPO} at commit {COMMIT} is neither cached nor to be had from the hub" in done.stderr
@@ -258,8 +258,8 @@ def test_offline_is_told_apart(download: Download, hub: FakeHub):
 
 
 @pytest.mark.slow
-def test_a_hub_that_nobody_answers_for_is_unreachable(download: Download):
-    """After the library has tried for a while."""
+def test_a_hub_that_does_not_answer_is_unreachable(download: Download):
+    """The library retries for a while before it gives up."""
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
     done = download("--profiles", "pinned", HF_ENDPOINT=f"http://127.0.0.1:{port}")
@@ -268,7 +268,7 @@ def test_a_hub_that_nobody_answers_for_is_unreachable(download: Download):
 
 
 def test_a_folder_that_cannot_be_written_is_named(download: Download, tmp_path: Path):
-    """With the reason."""
+    """The message also gives the reason."""
     (tmp_path / "file").write_text("")
     done = download("--profiles", "pinned", "--to", str(tmp_path / "file"))
     assert done.returncode == 1
@@ -277,7 +277,7 @@ def test_a_folder_that_cannot_be_written_is_named(download: Download, tmp_path: 
 
 
 def test_help_names_what_can_be_fetched(download: Download):
-    """Voxtral cannot."""
+    """The help does not list Voxtral, whose encoder is not published."""
     done = download("--help")
     assert done.returncode == 0
     assert "qwen3-tts-0.6b" in done.stdout
@@ -285,7 +285,7 @@ def test_help_names_what_can_be_fetched(download: Download):
 
 
 def test_it_imports_no_torch():
-    """A machine that only fetches needs none, and nobody waits for it."""
+    """A machine that only fetches files need not have torch, and does not wait for its import."""
     program = (
         "import sys, services.extractor_worker.weights.download as _; print({'torch'} & sys.modules.keys())"
     )
@@ -295,11 +295,13 @@ def test_it_imports_no_torch():
 
 
 def test_the_hub_is_asked_for_nothing_but_files(download: Download, hub: FakeHub):
-    """The library would ask it what kinds of agents there are, to tell it by which it is run."""
+    """By default the library asks the hub for a list of agents, to report which one runs it. That request
+    must not be made.
+    """
     assert download("--profiles", "pinned").returncode == 0
-    assert hub.beside == []
+    assert hub.other_requests == []
     assert download("--profiles", "unsummed", HF_HUB_DISABLE_TELEMETRY="0").returncode == 0
-    assert hub.beside != [], "whoever wants that can have it"
+    assert hub.other_requests != [], "whoever wants that can have it"
 
 
 FETCHABLE = sorted(name for name, profile in BUILT_IN.items() if not profile.not_extractable)
@@ -307,13 +309,13 @@ COMMAND = re.compile("`([^`]+)`")
 
 
 def deliveries(words: Sequence[str]) -> list[Delivery]:
-    """What the command makes of its arguments."""
+    """Return the files that the command would fetch for these arguments."""
     catalogue = ProfileCatalogue.load(())
     return list(_deliveries(_parser("download", catalogue).parse_args(words), catalogue))
 
 
 def named(source: LocalWeights | HubWeights, profile: str, **filled_in: str) -> list[str]:
-    """The words of the command in the message about missing weights."""
+    """Return the words of the command in the message about missing weights."""
     with pytest.raises(WeightsMissing) as caught:
         locate(source, profile=profile, weights=BUILT_IN[profile].weights)
     [command] = COMMAND.findall(str(caught.value))
@@ -321,9 +323,12 @@ def named(source: LocalWeights | HubWeights, profile: str, **filled_in: str) -> 
 
 
 @pytest.mark.parametrize("profile", FETCHABLE)
-def test_the_command_that_messages_name_is_one(profile: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """From the working directory of the worker, with its interpreter; nothing in it means anything to a
-    shell. It brings the files to where they were missed.
+def test_the_command_that_messages_name_is_valid(
+    profile: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The command works from the worker's working directory and with its interpreter.
+
+    A shell takes its words literally, and it brings the files to where they were missing.
     """
     monkeypatch.chdir(ROOT)
     weights = BUILT_IN[profile].weights
@@ -333,7 +338,7 @@ def test_the_command_that_messages_name_is_one(profile: str, tmp_path: Path, mon
     assert deliveries(words[3:]) == [Delivery(BUILT_IN[profile], weights.commit or COMMIT, tmp_path)]
 
 
-def test_so_is_the_one_for_the_hub_s_cache(tmp_path: Path):
+def test_the_command_for_the_hubs_cache_is_valid(tmp_path: Path):
     source = HubWeights(local_files_only=True, cache=tmp_path)
     profile = BUILT_IN["dac-16khz"]
     words = named(source, profile.name)
@@ -343,12 +348,12 @@ def test_so_is_the_one_for_the_hub_s_cache(tmp_path: Path):
 
 
 def test_a_command_s_words_stay_what_they_are():
-    """A folder may have a blank in its name."""
+    """The name of a folder may contain a blank."""
     assert shlex.split(download_command("x", to="my models"))[-2:] == ["--to", "my models"]
 
 
 def test_every_profile_of_ours_that_is_pinned_can_be_named():
-    """What `download` and WEIGHTS=hub take without a question: all of them, but for one."""
+    """Every profile but one has a pinned commit, so `download` and WEIGHTS=hub need no other setting."""
     pinned = {name: commit for name in FETCHABLE if (commit := BUILT_IN[name].weights.commit)}
     assert sorted({*pinned, "ming-tts"}) == FETCHABLE
     together = deliveries(["--profiles", ",".join(pinned)])
@@ -357,7 +362,7 @@ def test_every_profile_of_ours_that_is_pinned_can_be_named():
 
 
 def script(folder: Path, *, forget: str = "") -> subprocess.CompletedProcess[str]:
-    """`speaker-registry-worker download --help` from a folder of somebody's."""
+    """Run `speaker-registry-worker download --help` in any folder."""
     program = (
         "import sys; from speaker_registry.worker_script import main;"
         "sys.argv = ['/usr/bin/speaker-registry-worker', 'download', '--help'];"
@@ -368,14 +373,14 @@ def script(folder: Path, *, forget: str = "") -> subprocess.CompletedProcess[str
 
 
 def test_the_script_is_the_module_from_anywhere(tmp_path: Path):
-    """And calls itself by its own name."""
+    """The script's usage message has the script's own name."""
     done = script(tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("usage: speaker-registry-worker download")
 
 
 def test_where_only_the_sdk_is_installed_the_script_says_so(tmp_path: Path):
-    """The wheel has no services in it."""
+    """The wheel contains no services."""
     done = script(tmp_path, forget=str(ROOT))
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("speaker-registry-worker: the worker is not part of the installed package;")
@@ -383,7 +388,7 @@ def test_where_only_the_sdk_is_installed_the_script_says_so(tmp_path: Path):
 
 
 def test_a_worker_takes_no_other_words():
-    """It is told by its environment; a typo must not start one."""
+    """The environment configures a worker, and a mistyped command must not start one."""
     words = [sys.executable, "-m", "services.extractor_worker", "downlaod"]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 2
@@ -392,11 +397,11 @@ def test_a_worker_takes_no_other_words():
 
 
 def test_two_profiles_of_one_name_are_a_message_and_no_traceback(download: Download, tmp_path: Path) -> None:
-    """It is found before the command's words are looked at."""
-    facts = tmp_path / "package/again-1.dist-info"
-    facts.mkdir()
-    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: again\nVersion: 1\n")
-    (facts / "entry_points.txt").write_text("[speaker_registry.profiles]\npinned = brought:pinned\n")
+    """The error is found before the arguments are parsed."""
+    metadata = tmp_path / "package/again-1.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: again\nVersion: 1\n")
+    (metadata / "entry_points.txt").write_text("[speaker_registry.profiles]\npinned = brought:pinned\n")
     refused = download("--profiles", "pinned")
     assert refused.returncode == REFUSED
     assert "Profile 'pinned' is brought by" in refused.stderr

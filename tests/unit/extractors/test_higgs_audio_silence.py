@@ -1,4 +1,4 @@
-"""Silence is cut out as pydub does it for the omnivoice package: the same samples, not one more or less."""
+"""Exactly the samples are cut out that pydub cuts out for the omnivoice package."""
 
 from collections.abc import Mapping
 
@@ -18,19 +18,19 @@ def cut(samples: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("plan", PLANS)
 def test_what_is_left_is_what_pydub_leaves(goldens: Mapping[str, np.ndarray], plan: str) -> None:
-    """Every sample of it: another millisecond moves all codes after it."""
+    """Every sample counts, because another millisecond moves all codes after it."""
     left = cut(paused(plan))
     assert [str(len(left)), signals.digest(left)] == goldens[f"silence_{plan}"].tolist()
 
 
 def test_nothing_is_left_of_silence() -> None:
-    """The caller has to say so, and does."""
+    """The caller refuses such a clip."""
     assert cut(np.zeros(30_000)).shape == (0,)
     assert cut(np.zeros(0)).shape == (0,)
 
 
 def test_a_sound_keeps_a_little_silence_around_it() -> None:
-    """100 ms before, 200 ms behind: the ends of words are quiet."""
+    """100 ms before and 200 ms after a sound are kept, because the ends of words are quiet."""
     clip = np.zeros(3 * 24_000)
     clip[24_000:48_000] = np.tile([0.5, -0.5], 12_000)
     left = cut(clip)
@@ -46,6 +46,6 @@ def test_silence_is_up_to_minus_50_decibels(level: int, silent: bool) -> None:
 
 
 def test_samples_beyond_full_scale_are_cut_off() -> None:
-    """Made louder, a clip can have some; 16 bits cannot."""
+    """A clip that was made louder may exceed full scale, which 16 bits cannot represent."""
     left = cut(np.tile([1.5, -1.5], 12_000))
     assert (left.min(), left.max()) == (-1.0, np.float32(32_767 / 32_768))

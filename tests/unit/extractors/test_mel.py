@@ -1,4 +1,4 @@
-"""The mel front end: against qwen-tts in the parity tests, and here against what a mel bank is."""
+"""The mel front end has the properties of a mel filter bank. Parity tests compare it with qwen-tts."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from tests.unit.extractors.signals import speechlike
 
 @pytest.mark.parametrize("length", [1024, 1025, 24_000, 24_255, 24_256, 175_440])
 def test_a_frame_for_every_whole_hop(length: int) -> None:
-    """Who pads otherwise by one frame gets another embedding."""
+    """Padding that gives one frame more or less gives another embedding."""
     assert log_mel(torch.zeros(1, length), MelSettings()).shape == (1, length // 256, 128)
 
 
@@ -33,17 +33,17 @@ def test_every_band_has_unit_area_and_its_peak_inside_the_range() -> None:
 
 
 def test_a_batch_of_equal_lengths_is_the_clips_one_by_one() -> None:
-    """The front end may be batched where lengths agree.
+    """Clips of equal length may be computed in a batch.
 
-    A band is a sum of 513 terms, none of them negative: in another order it differs by no more than half a
-    step for each term.
+    A band is a sum of 513 terms, none of them negative. In another order the sum differs by no more than half
+    a step for each term.
     """
     clips = torch.stack([torch.from_numpy(speechlike(1.0, 24_000, seed)) for seed in (0, 1)])
     together, alone = log_mel(clips, MelSettings())[1], log_mel(clips[1:], MelSettings())[0]
     assert torch.allclose(together.exp(), alone.exp(), rtol=513 * HALF_STEP_FLOAT32, atol=0)
 
 
-def test_banks_are_kept_but_not_without_end() -> None:
+def test_banks_are_kept_up_to_a_limit() -> None:
     """A bank is half a megabyte."""
     for bands in range(20, 20 + 2 * mel._MAX_BANKS):
         log_mel(torch.zeros(1, 2048), MelSettings(bands=bands))

@@ -1,4 +1,4 @@
-"""The nearest entry is the one that engines find, to the closest call."""
+"""The nearest codebook entry is the one that engines find, even among almost equally near ones."""
 
 import torch
 
@@ -14,13 +14,13 @@ def test_it_is_the_nearest() -> None:
 
 
 def test_of_equals_the_first_one_counts() -> None:
-    """Codebooks have entries that were never trained apart."""
+    """Codebooks have equal entries, because training never separated them."""
     entries = torch.tensor([[9.0, 9.0], [1.0, 0.0], [1.0, 0.0], [-1.0, 0.0]])
     assert nearest_entries(torch.tensor([[1.0, 0.0], [0.0, 0.0]]), entries).tolist() == [1, 1]
 
 
 def test_the_closest_calls_are_the_packages() -> None:
-    """SpeechTokenizer's own lines; entries that differ in the last bits only."""
+    """The search is compared with SpeechTokenizer's own lines. The entries differ only in the last bits."""
     torch.manual_seed(0)
     vectors = torch.randn(2000, 16)
     entries = torch.randn(8, 16).repeat(16, 1) + torch.randn(128, 16) * 1e-7

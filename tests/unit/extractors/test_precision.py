@@ -1,4 +1,4 @@
-"""The switches that would make float32 inexact are off during encoding, and as before afterwards."""
+"""The switches that make float32 inexact are off during encoding, and are restored afterwards."""
 
 from collections.abc import Iterator
 
@@ -22,7 +22,7 @@ def switches() -> tuple[bool, bool, bool, bool]:
 
 
 def test_no_tf32_and_no_trials_while_encoding_on_a_gpu() -> None:
-    """TF32 keeps ten bits of mantissa: codes would differ from the CPU's, and from run to run."""
+    """TF32 keeps ten bits of the mantissa, so codes would differ from the CPU's and between runs."""
     before = switches()
     with exact_float32(torch.device("cuda")):
         assert switches() == (False, False, False, True)
@@ -30,7 +30,7 @@ def test_no_tf32_and_no_trials_while_encoding_on_a_gpu() -> None:
 
 
 def test_the_switches_return_after_an_error() -> None:
-    """An out-of-memory must not leave the process with other arithmetic."""
+    """An out-of-memory error must not change the arithmetic of the process."""
     before = switches()
     with pytest.raises(ZeroDivisionError), exact_float32(torch.device("cuda")):
         raise ZeroDivisionError
@@ -38,6 +38,6 @@ def test_the_switches_return_after_an_error() -> None:
 
 
 def test_nothing_is_touched_on_the_cpu() -> None:
-    """There is nothing to switch."""
+    """The CPU has no such switches."""
     with exact_float32(torch.device("cpu")):
         assert switches() == (True, True, False, False)

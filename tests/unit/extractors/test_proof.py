@@ -1,9 +1,11 @@
-"""What an encoder must show before it is served: that the device computes what the weights say."""
+"""Tests of the proof that an encoder must give before it is served: that the device computes its results
+rightly.
+"""
 
 import json
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,26 +28,9 @@ from services.shared.model.profiles import BUILT_IN
 from speaker_registry.artifact import TensorSpec
 from speaker_registry.engine import Dtype
 from speaker_registry.errors import EncoderUnproven
-from tests.unit.extractors import fish_speech_tiny, test_at_the_same_time
 from tests.unit.extractors.conftest import load_tiny
-from tests.unit.extractors.cosyvoice3_tiny import load_ming
+from tests.unit.extractors.tiny_engines import ENGINES, every_engine
 
-TINY: Mapping[str, tuple[str, Callable[..., Extractor]]] = {
-    "qwen3-tts": ("qwen3-tts-0.6b", load_tiny),
-    "fish-speech": ("fish-speech-s2-pro", fish_speech_tiny.load),
-    "ming-tts": ("ming-tts", load_ming),
-    **{
-        name: (profile, test_at_the_same_time.LOADERS[name])
-        for name, profile in {
-            "cosyvoice3": "cosyvoice3-0.5b",
-            "dac": "dac-16khz",
-            "ecapa": "ecapa-voxceleb",
-            "higgs-audio": "omnivoice",
-            "speechtokenizer": "speechtokenizer",
-            "voxcpm2": "voxcpm2",
-        }.items()
-    },
-}
 SPECS = {
     "codes": TensorSpec(dtype="I64", shape=("T", 4)),
     "embedding": TensorSpec(dtype="F32", shape=(4,)),
@@ -62,7 +47,7 @@ def verdict(name: str, served: Any, trusted: Any, dtype: Dtype = "float32") -> b
 
 @pytest.mark.parametrize(("dtype", "differing"), [("float32", 5), ("bfloat16", 70)])
 def test_codes_are_held_to_the_share_that_is_equal(dtype: Dtype, differing: int):
-    """Of 100 codes."""
+    """There are 100 codes, so that each is one per cent."""
     codes = np.arange(100).reshape(25, 4)
     other = codes.copy()
     other.flat[:differing] += 1
@@ -73,8 +58,9 @@ def test_codes_are_held_to_the_share_that_is_equal(dtype: Dtype, differing: int)
 
 @pytest.mark.parametrize(("dtype", "angle"), [("float32", 1e-3), ("bfloat16", 0.1)])
 def test_embeddings_are_held_to_their_direction(dtype: Dtype, angle: float):
-    """Half an angle's square is its cosine distance. The limit shall be met by 99 % of it and missed by 101
-    %.
+    """The cosine distance of a small angle is half its square.
+
+    99 % of the limit is accepted, 101 % is not.
     """
     embedding = np.array([3, 0, 0, 0], np.float32)
     near, far = (
@@ -88,7 +74,7 @@ def test_embeddings_are_held_to_their_direction(dtype: Dtype, angle: float):
 @pytest.mark.parametrize(("dtype", "error"), [("float32", 1e-3), ("bfloat16", 0.1)])
 @pytest.mark.parametrize("name", ["embedding", "latents"])
 def test_a_tensor_that_is_too_long_or_too_short_is_another_one(name: str, dtype: Dtype, error: float):
-    """A cosine alone would not see a device that scales everything."""
+    """A cosine alone would not show a device that scales every value."""
     tensor = np.array([3, 4, 12, 84], np.float32)
     for sign in (1, -1):
         assert verdict(name, tensor * np.float32(1 + sign * 0.99 * error), tensor, dtype)
@@ -103,7 +89,7 @@ def test_what_is_not_finite_never_holds(name: str, value: float):
 
 @pytest.mark.parametrize("name", ["embedding", "latents"])
 def test_zeros_are_equal_to_zeros_alone(name: str):
-    """Neither has a direction."""
+    """Zeros have no direction."""
     zeros, ones = np.zeros(4, np.float32), np.ones(4, np.float32)
     assert verdict(name, zeros, zeros)
     assert not verdict(name, ones, zeros)
@@ -120,7 +106,7 @@ def test_other_tensors_shapes_and_types_never_hold():
 
 
 def test_a_finding_says_which_tensor_and_by_how_much():
-    """It is what the log and `/v1/profiles` show."""
+    """The log and `/v1/profiles` show this text."""
     codes = np.zeros((25, 4), np.int64)
     [finding] = compare({"codes": codes + 1}, {"codes": codes}, SPECS, LIMITS["float32"])
     assert finding.says == "codes: 0.00% of the codes are equal, at least 95% are expected"
@@ -133,11 +119,12 @@ def failures(extractor: Extractor, trusted: Callable[[], Extractor], specs: Any 
     return [finding.says for finding in prove(extractor, trusted, specs) if not finding.holds]
 
 
-@pytest.mark.parametrize("name", TINY)
+@every_engine
 def test_every_encoder_proves_itself(name: str):
-    """On whatever processor this is, with its own fast kernels against the plain ones."""
-    profile, load = TINY[name]
-    assert failures(load(), lambda: load(trusted=True), BUILT_IN[profile].tensors) == []
+    """The fast kernels of the processor that runs this test agree with the plain ones."""
+    engine = ENGINES[name]
+    specs = BUILT_IN[engine.profile].tensors
+    assert failures(engine.load(), lambda: engine.load(trusted=True), specs) == []
 
 
 def test_an_encoder_in_bfloat16_is_held_against_float32():
@@ -146,7 +133,7 @@ def test_an_encoder_in_bfloat16_is_held_against_float32():
 
 
 def test_the_trusted_path_does_without_onednn_and_leaves_it_as_it_was():
-    """It is one of the suspects."""
+    """oneDNN itself may be what computes wrongly."""
     seen: list[bool] = []
 
     def trusted() -> Extractor:
@@ -209,7 +196,7 @@ class Convolutions(TorchExtractor[Tensor, Tensor]):
 
 
 class WrongConvolutions(Convolutions):
-    """Sees four of the twelve taps. The error is sqrt(8 / 12) = 82 %, as on those processors."""
+    """Uses four of the twelve taps. The error is sqrt(8 / 12) = 82 %, as on processors with AMX."""
 
     def convolved(self, hidden: Tensor) -> Tensor:
         seen = self.second.clone()
@@ -227,7 +214,7 @@ def test_a_device_that_computes_one_convolution_wrongly_is_found(dtype: Dtype):
 
 
 def test_the_real_convolution_is_proven_exactly_where_it_is_right():
-    """On processors with AMX this shows oneDNN's mistake, on all others that bfloat16 alone is no mistake."""
+    """The proof finds oneDNN's error on processors with AMX, and accepts bfloat16 on all others."""
     extractor = convolutions(dtype="bfloat16")
     hidden = torch.empty(1, 16, 960).uniform_(-1, 1, generator=torch.Generator().manual_seed(2)).bfloat16()
     exact = functional.conv1d(hidden.double(), extractor.second.double(), stride=STRIDE)
@@ -239,14 +226,14 @@ def test_the_real_convolution_is_proven_exactly_where_it_is_right():
 
 
 def first_weight(extractor: Extractor) -> tuple[str, Tensor]:
-    """Of a layer with many: the largest of a convolution or a matrix."""
+    """Return the name and the tensor of the largest weight."""
     assert isinstance(extractor, TorchExtractor)
     held = {name: one for name, one in extractor.held_tensors().items() if one.is_floating_point()}
     return max(held.items(), key=lambda item: item[1].numel())
 
 
 def flip(tensor: Tensor, bit: int) -> None:
-    """Of its largest number."""
+    """Flip one bit of the tensor's largest number."""
     numbers = tensor.detach().view(-1)
     place = int(numbers.abs().argmax())
     integers = numbers.view({4: torch.int32, 2: torch.int16}[numbers.element_size()])
@@ -256,10 +243,11 @@ def flip(tensor: Tensor, bit: int) -> None:
 @pytest.mark.parametrize("bit", [0, 22, 29, 30, 31])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_any_flipped_bit_of_a_weight_is_found(bit: int, dtype: Dtype):
-    """Bit 0 is the last of the mantissa: it changes one product by less than the sum of a layer is rounded,
-    so it is harmless to every result, and only the comparison of weights can see it. Bit 22 is the first of
-    the mantissa; bit 29 is one of the exponent, the weight is nearly 0 without it; bit 31 is the sign. (The
-    bits of bfloat16 are the upper half of these.)
+    """The comparison of weights finds every flipped bit, even one that is harmless.
+
+    Bit 0 is the last of the mantissa. It changes one product by less than the rounding error of a layer's
+    sum, so no result shows it. Bit 22 is the first of the mantissa. Bit 29 belongs to the exponent: without
+    it the weight is nearly 0. Bit 31 is the sign. (The bits of bfloat16 are the upper half of these.)
     """
     extractor = convolutions(dtype=dtype)
     flip(extractor.second, bit if dtype == "float32" else max(0, bit - 16))
@@ -269,20 +257,24 @@ def test_any_flipped_bit_of_a_weight_is_found(bit: int, dtype: Dtype):
 
 @pytest.mark.parametrize("name", ["qwen3-tts", "ecapa"])
 def test_a_flipped_bit_in_a_real_encoder_is_found(name: str):
-    """The last bit of the mantissa of one weight of thousands. (CAM++ is inside onnxruntime, where nobody can
-    look: there only a bit is found that changes the embedding.)
+    """The flipped bit is the last of the mantissa of one weight among thousands.
+
+    The weights of CAM++ are inside onnxruntime and cannot be compared, so only a bit that changes the
+    embedding is found there.
     """
-    profile, load = TINY[name]
-    extractor = load()
+    engine = ENGINES[name]
+    extractor = engine.load()
     where, weight = first_weight(extractor)
     flip(weight, 0)
-    says = failures(extractor, load, BUILT_IN[profile].tensors)
+    says = failures(extractor, engine.load, BUILT_IN[engine.profile].tensors)
     assert says == [f"the weight {where} on the device is not what was loaded"]
 
 
 def test_a_flipped_bit_that_matters_is_seen_in_the_encoding_alone():
-    """Bit 30 is the highest of the exponent: a weight below 2 becomes 2^128 times as large, and everything
-    behind it wrong beyond all limits. So memory is also found that is wrong only while something is computed.
+    """The proof also finds memory that is wrong only during a computation.
+
+    Bit 30 is the highest of the exponent: a weight below 2 becomes 2^128 times as large, and every result
+    after it exceeds all limits.
     """
     extractor = convolutions()
     flip(extractor.second, 30)
@@ -293,7 +285,7 @@ def test_a_flipped_bit_that_matters_is_seen_in_the_encoding_alone():
 
 
 class Batching(Convolutions):
-    """On a device that takes clips together, and mixes them up there."""
+    """Encodes several clips in one batch."""
 
     batch_seconds = 60.0
 
@@ -307,8 +299,8 @@ class MixingUp(Batching):
         return [encoded[0], *(0 * one for one in encoded[1:])]
 
 
-def test_what_is_wrong_only_for_clips_in_company_is_found():
-    """A worker serves both."""
+def test_results_that_are_wrong_only_in_a_batch_are_found():
+    """A worker encodes both single clips and batches."""
     assert failures(convolutions(Batching), convolutions) == []
     assert len(failures(convolutions(MixingUp), convolutions)) == 2
 
@@ -317,7 +309,7 @@ def test_what_is_wrong_only_for_clips_in_company_is_found():
 
 
 class Proofs:
-    """A folder, and how often a second copy was loaded."""
+    """Makes proofs that are kept in a folder, and counts how often a trusted copy was loaded."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -328,8 +320,8 @@ class Proofs:
             self.loaded += 1
             return convolutions()
 
-        kept, facts = KeptProofs(self.folder), {"device": "cpu", "torch": "2.13.0", **machine}
-        return prove_once(extractor or convolutions(), trusted, SPECS, machine=facts, kept=kept)
+        kept, described = KeptProofs(self.folder), {"device": "cpu", "torch": "2.13.0", **machine}
+        return prove_once(extractor or convolutions(), trusted, SPECS, machine=described, kept=kept)
 
 
 @pytest.fixture
@@ -346,7 +338,7 @@ def test_a_proof_that_held_is_not_made_again_after_a_restart(proofs: Proofs):
     "changed", [{"torch": "2.14.0"}, {"device": "cuda"}, {"gpu_uuid": "b"}, {"ONEDNN_MAX_CPU_ISA": "AVX2"}]
 )
 def test_it_is_made_again_on_another_machine(proofs: Proofs, changed: dict[str, str]):
-    """Another device, another version, another choice of kernels: another result is possible."""
+    """Another device, version or choice of kernels may give another result."""
     assert [proofs.made(), proofs.made(**changed)] == [True, True]
 
 
@@ -358,7 +350,7 @@ def test_it_is_made_again_for_another_encoder(proofs: Proofs):
 
 
 def test_a_proof_that_failed_is_never_remembered(proofs: Proofs):
-    """A device that was repaired shall be believed, and one that was not shall be caught again."""
+    """A repaired device must be accepted later, and a broken one must be found again."""
     for _ in range(2):
         with pytest.raises(EncoderUnproven) as caught:
             proofs.made(convolutions(WrongConvolutions))
@@ -380,7 +372,7 @@ def test_a_remembered_proof_that_is_damaged_counts_for_nothing(proofs: Proofs, c
 
 
 def test_only_the_newest_proofs_are_remembered(proofs: Proofs, monkeypatch: pytest.MonkeyPatch):
-    """A folder that lives through hundreds of upgrades does not grow for ever."""
+    """The folder must not grow without bound over hundreds of upgrades."""
     monkeypatch.setattr(proof, "_MOST_KEPT", 2)
     kept = KeptProofs(proofs.folder)
     for number in range(4):
@@ -398,7 +390,7 @@ def test_a_folder_that_cannot_be_written_costs_time_alone(proofs: Proofs):
 
 
 def test_what_kernels_are_chosen_by_belongs_to_the_machine(monkeypatch: pytest.MonkeyPatch):
-    """Or a proof would be believed that was made with other kernels."""
+    """Otherwise a proof made with other kernels would be accepted."""
     before = machine_description(torch.device("cpu"))
     assert before["torch"] == torch.__version__
     assert "oneDNN" in before["torch_build"] or "MKL-DNN" in before["torch_build"]
@@ -408,7 +400,7 @@ def test_what_kernels_are_chosen_by_belongs_to_the_machine(monkeypatch: pytest.M
 
 
 def test_an_extractor_says_what_it_computes_on_beside_its_fingerprint():
-    """Workers of one fleet may differ, and still make the same artifact."""
+    """Workers on different machines make the same artifact, so the machine is not in the fingerprint."""
     on_cpu = convolutions()
     elsewhere = Convolutions(Loading(profile=BUILT_IN["voxcpm2"], source=UntrainedWeights(), device="meta"))
     assert on_cpu.computed_on.device == "cpu"
@@ -419,13 +411,13 @@ def test_an_extractor_says_what_it_computes_on_beside_its_fingerprint():
 
 
 def test_the_clip_is_short_and_of_a_rate_that_no_encoder_takes():
-    """Each second costs a start, and the resampler is to be proven too."""
+    """Each second makes starting slower, and the proof covers the resampler, too."""
     assert max(proof._CLIP_SECONDS) <= 3
     assert proof._CLIP_RATE not in {one.sample_rate for one in BUILT_IN.values()}
 
 
 def test_modules_and_tensors_an_extractor_keeps_are_all_seen():
-    """Also those of a model that is wrapped in an object of ours."""
+    """Tensors of a model inside another object are found, too."""
     held = load_tiny().held_tensors()
     assert any(name.startswith("_codec.model.") for name in held)
     assert any(name.startswith("_speaker_encoder.") for name in held)

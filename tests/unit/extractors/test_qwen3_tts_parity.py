@@ -20,7 +20,7 @@ from services.extractor_worker.engines.qwen3_tts import Qwen3TTSExtractor
 from services.shared.audio import ReferenceAudio
 from speaker_registry.engine import Dtype
 from tests.unit.extractors import signals
-from tests.unit.extractors.conftest import TINY, Goldens, golden_clip
+from tests.unit.extractors.conftest import TINY, Goldens, extract, golden_clip
 from tests.unit.extractors.parity import (
     HALF_STEP_BFLOAT16,
     HALF_STEP_FLOAT32,
@@ -39,7 +39,7 @@ EVERY_CLIP = [*CLIPS, "12.4", *RATES]
 
 @pytest.fixture(scope="module")
 def server() -> Goldens:
-    """What vLLM-Omni's codec makes of the clips in bfloat16."""
+    """Return the codes that vLLM-Omni's codec computes in bfloat16."""
     with np.load(TINY / "server.npz") as file:
         return dict(file)
 
@@ -49,17 +49,12 @@ def clip_of(goldens: Goldens, name: str) -> ReferenceAudio:
 
 
 def codes_in_float32(goldens: Goldens, name: str) -> np.ndarray:
-    """[T, 16], with the window that servers apply."""
+    """Return the codes in float32, with the window that servers apply: [T, 16]."""
     return goldens["codes_12.4_windowed" if name == "12.4" else f"codes_{name}"]
 
 
-def extract(extractor: Qwen3TTSExtractor, *clips: ReferenceAudio) -> list[Tensors]:
-    prepared = [extractor.prepare(clip) for clip in clips]
-    return [extractor.finish(encoded) for encoded in extractor.encode(prepared)]
-
-
 def made_on_this_kind_of_cpu(goldens: Goldens) -> bool:
-    """Also False where libraries were told to use fewer instructions than this processor has."""
+    """Return whether this kind of processor made the goldens, with all of its instructions in use."""
     cpu = json.loads(str(goldens["made_with"]))["cpu"]
     here = torch.cpu.get_capabilities()
     told = {"ATEN_CPU_CAPABILITY", "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA"} & os.environ.keys()
@@ -68,7 +63,7 @@ def made_on_this_kind_of_cpu(goldens: Goldens) -> bool:
 
 @pytest.mark.parametrize("name", [*CLIPS, "12.4"])
 def test_the_mel_spectrogram_is_qwen_ttss(goldens: Goldens, tiny: Tiny, name: str) -> None:
-    """The speaker encoder hears nothing else of the clip."""
+    """The mel spectrogram is all that the speaker encoder gets."""
     mel = tiny("float32").prepare(clip_of(goldens, name)).mel[0].numpy()
     assert_parity(np.concatenate([mel[:-4:16], mel[-4:]]), goldens, f"mel_{name}", np.exp)
 
@@ -118,12 +113,12 @@ def test_the_embedding_in_bfloat16_is_as_exact_as_qwen_ttss(goldens: Goldens, ti
 def test_bfloat16_changes_few_more_codes_than_it_does_in_the_server(
     goldens: Goldens, server: Goldens, tiny: Tiny
 ) -> None:
-    """On every processor.
+    """The share of changed codes is about the same on every processor.
 
-    Each code that differs from the one in float32 is a rounding error that tipped a decision, and it tips the
-    frame's following ones, so the 560 frames are what is counted independently. Two correct computations have
-    the same probability p, about 0.28, of changing a code: their shares differ by no more than four standard
-    deviations, 4 * sqrt(2 * p * (1 - p) / 560) = 0.11. A wrong convolution changes nearly all codes.
+    Each code that differs from the one in float32 is a rounding error that tipped a decision. It also tips
+    the following decisions of the frame, so only the 560 frames are independent. Two correct computations
+    have the same probability p, about 0.28, of changing a code. Their shares differ by no more than four
+    standard deviations, 4 * sqrt(2 * p * (1 - p) / 560) = 0.11. A wrong convolution changes nearly all codes.
     """
     changed, in_server, frames = [], [], 0
     for name in EVERY_CLIP:
@@ -139,7 +134,7 @@ def test_bfloat16_changes_few_more_codes_than_it_does_in_the_server(
 def test_on_the_goldens_kind_of_processor_bfloat16_is_the_servers_to_the_last_bit(
     goldens: Goldens, server: Goldens, tiny: Tiny, name: str
 ) -> None:
-    """There the same construction leaves no room for a difference, and a subtle other one shows."""
+    """Results on this kind of processor are equal to the last bit, so that even a small error shows."""
     if not made_on_this_kind_of_cpu(server):
         pytest.skip("this processor rounds bfloat16 otherwise than the one the goldens were made on")
     ours = extract(tiny("bfloat16"), clip_of(goldens, name))[0]
@@ -167,16 +162,16 @@ def test_the_frequencies_of_rotary_positions_are_the_servers(
 
 
 def test_rounded_frequencies_are_in_the_fingerprint_of_bfloat16_alone(tiny: Tiny) -> None:
-    """bfloat16 artifacts were made by another encoder before; float32 artifacts are what they were."""
-    assert tiny("bfloat16").fingerprint.facts["codec"]["rotary_frequencies"] == "bfloat16"
-    assert "rotary_frequencies" not in tiny("float32").fingerprint.facts["codec"]
+    """An earlier release did not round the frequencies in bfloat16. float32 artifacts have not changed."""
+    assert tiny("bfloat16").fingerprint.inputs["codec"]["rotary_frequencies"] == "bfloat16"
+    assert "rotary_frequencies" not in tiny("float32").fingerprint.inputs["codec"]
 
 
 # --- shapes
 
 
 def test_shapes_and_dtypes_are_the_profiles(goldens: Goldens, tiny: Tiny) -> None:
-    """Frames first, int32, float32, contiguous: what the artifact file and the engine expect."""
+    """The artifact file and the engine expect contiguous tensors, and codes with the frames first."""
     ours = extract(tiny("bfloat16"), golden_clip(goldens, "7.31", 24_000))[0]
     assert ours.keys() == {"speaker_embedding", "ref_code"}
     assert ours["speaker_embedding"].shape == (64,)
@@ -188,20 +183,21 @@ def test_shapes_and_dtypes_are_the_profiles(goldens: Goldens, tiny: Tiny) -> Non
 
 @pytest.mark.parametrize("samples", [1919, 1920, 1921, 48_000, 48_001])
 def test_a_frame_of_codes_for_every_80_ms_begun(tiny: Tiny, samples: int) -> None:
-    """ceil(N / 1920): the engine counts the prompt's length this way."""
+    """There are ceil(N / 1920) frames, as the engine counts a prompt's length."""
     clip = ReferenceAudio(signals.speechlike(3.0, 24_000)[:samples], 24_000)
     assert len(extract(tiny("float32"), clip)[0]["ref_code"]) == -(-samples // 1920)
 
 
-# --- company
+# --- batches
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_company_changes_no_code_and_moves_the_embedding_within_rounding(
+def test_a_batch_changes_no_code_and_moves_the_embedding_within_rounding(
     goldens: Goldens, tiny: Tiny, dtype: Dtype
 ) -> None:
-    """Other people's uploads may only show in the order of the embedding's sums: it stays as near the exact
-    one as the reference's is.
+    """Other clips only change the order of the embedding's sums.
+
+    It stays as near the exact one as the reference's.
     """
     names = CLIPS
     clips = [clip_of(goldens, name) for name in names]

@@ -1,4 +1,4 @@
-"""Resampling is the same as torchaudio's, whoever computes it."""
+"""Resampling gives torchaudio's results, with and without torchaudio."""
 
 import math
 from collections.abc import Mapping
@@ -38,14 +38,17 @@ def test_our_kernel_gives_what_torchaudio_gives(
 )
 @pytest.mark.parametrize(("source", "target"), RATE_PAIRS)
 def test_torchaudio_here_gives_what_our_kernel_gives(source: int, target: int) -> None:
-    """Where torchaudio imports it does the work: then the version that is installed has to agree as well."""
+    """torchaudio resamples where it can be imported, so the installed version must agree, too."""
     clip = torch.from_numpy(speechlike(0.5, source, seed=2))
     difference = resample(clip, source, target) - SincHann(source, target)(clip)
     assert difference.abs().max() <= 1e-6
 
 
 def test_the_kernel_built_in_float32_is_another_one() -> None:
-    """Engines that resample with `torchaudio.functional` get its seventh digit. Goldens are theirs."""
+    """Engines that resample with `torchaudio.functional` get other seventh digits.
+
+    The goldens come from them.
+    """
     clip = torch.from_numpy(speechlike(0.5, 44_100))
     usual, other = (resample(clip, 44_100, 24_000, kernel) for kernel in (KERNEL, KERNEL_FLOAT32))
     assert torch.equal(usual, resample(clip, 44_100, 24_000))
@@ -53,7 +56,7 @@ def test_the_kernel_built_in_float32_is_another_one() -> None:
 
 
 def test_several_clips_are_resampled_as_each_alone() -> None:
-    """A model that resamples its own input hands over what it has: [B, 1, N]."""
+    """A model that resamples its own input passes a batch: [B, 1, N]."""
     clips = torch.from_numpy(speechlike(0.3, 24_000)).reshape(3, 1, -1)
     resampler = SincHann(24_000, 16_000, torch.float32)
     alone = torch.stack([resampler(clip[0])[None] for clip in clips])
@@ -86,8 +89,8 @@ def test_a_rate_that_has_nothing_in_common_is_refused_before_it_costs_anything(r
         resample(torch.zeros(1_000), rate, 24_000)
 
 
-def test_kernels_are_kept_but_not_without_end() -> None:
-    """Building one costs more than applying it; keeping one for every rate ever seen would be a leak."""
+def test_kernels_are_kept_up_to_a_limit() -> None:
+    """Building a kernel costs more than applying it, but keeping every kernel would be a memory leak."""
     assert module._resampler(16_000, 24_000) is module._resampler(16_000, 24_000)
     for rate in range(8_000, 8_000 + 2 * module._MAX_KERNELS * 1_000, 1_000):
         module._resampler(rate, 25_000)

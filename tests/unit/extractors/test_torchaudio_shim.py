@@ -1,4 +1,4 @@
-"""The stand-in for torchaudio is seen by the one module it is for, and by nobody else."""
+"""Only the module that needs torchaudio sees the stand-in for it."""
 
 import importlib
 import subprocess
@@ -30,7 +30,7 @@ HALF = torchaudio.functional.resample
 
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The name of a module that wants torchaudio."""
+    """Return the name of a module that imports torchaudio."""
     (tmp_path / f"{NAME}.py").write_text(TRACE)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, NAME, raising=False)
@@ -40,7 +40,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.fixture
 def no_torchaudio(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a machine without it."""
+    """Make the import of torchaudio fail."""
     monkeypatch.setitem(sys.modules, "torchaudio", None)  # its import raises ImportError
 
 
@@ -51,15 +51,15 @@ def torchaudio_imports() -> bool:
 
 @pytest.mark.usefixtures("no_torchaudio")
 def test_the_module_gets_what_it_needs(module: str) -> None:
-    """And `resample` is the whole of it: whoever needs more should hear that it is not there."""
+    """The stand-in has only `resample`, so that using any other function fails."""
     imported = import_with_torchaudio(module)
     assert imported.HALF is resample
     assert imported.another is imported.torchaudio
     assert [name for name in vars(imported.torchaudio.functional) if not name.startswith("_")] == ["resample"]
 
 
-def test_nobody_else_sees_it_even_while_the_import_runs(module: str) -> None:
-    """transformers asks for torchaudio in twenty places, and remembers the answer."""
+def test_no_other_module_sees_the_stand_in_even_during_the_import(module: str) -> None:
+    """transformers checks for torchaudio in twenty places and remembers the answer."""
     before, answer = sys.modules.get("torchaudio"), find_spec("torchaudio")
     imported = import_with_torchaudio(module)
     assert sys.modules.get("torchaudio") is before
@@ -69,7 +69,7 @@ def test_nobody_else_sees_it_even_while_the_import_runs(module: str) -> None:
 
 
 def test_torchaudio_imports_afterwards_as_it_did_before() -> None:
-    """In a process that has loaded the tokenizer's module too."""
+    """This holds in a process that has loaded the tokenizer's module, too."""
     program = (
         "from services.extractor_worker.models import higgs_audio_codec\n"
         "higgs_audio_codec._encoder_class()\n"
@@ -82,7 +82,7 @@ def test_torchaudio_imports_afterwards_as_it_did_before() -> None:
 
 
 def test_a_real_torchaudio_is_used_where_there_is_one(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On the images of TTS servers it imports; then the kernel is theirs."""
+    """The images of TTS servers have torchaudio. There its own kernel is used."""
     real, functional = ModuleType("torchaudio"), ModuleType("torchaudio.functional")
     real.__spec__ = importlib.machinery.ModuleSpec("torchaudio", None)
     vars(functional)["resample"], vars(real)["functional"] = max, functional
@@ -93,8 +93,8 @@ def test_a_real_torchaudio_is_used_where_there_is_one(module: str, monkeypatch: 
 
 
 @pytest.mark.usefixtures("no_torchaudio")
-def test_everybody_imports_the_same_module(module: str) -> None:
-    """Two of it would be two classes of one name."""
+def test_every_import_returns_the_same_module(module: str) -> None:
+    """Two copies of a module would have two classes of one name."""
     imported = import_with_torchaudio(module)
     assert import_with_torchaudio(module) is imported
     assert importlib.import_module(module) is imported
@@ -102,7 +102,7 @@ def test_everybody_imports_the_same_module(module: str) -> None:
 
 @pytest.mark.usefixtures("no_torchaudio")
 def test_a_module_that_fails_to_import_leaves_nothing_behind(tmp_path: Path, module: str) -> None:
-    """Half a module would be taken for a whole one the next time."""
+    """The next import would take half a module for a whole one."""
     (tmp_path / f"{module}.py").write_text("import torchaudio.transforms\n")
     with pytest.raises(ImportError):
         import_with_torchaudio(module)
@@ -115,7 +115,7 @@ def test_a_module_that_is_not_there_is_named() -> None:
 
 
 def test_resampling_is_torchaudios_for_float32() -> None:
-    """Built in float32; the goldens that say so are test_higgs_audio's."""
+    """The kernel is built in float32. The goldens of test_higgs_audio.py show that this is right."""
     clips = torch.from_numpy(speechlike(0.3, 24_000)).reshape(1, 1, -1)
     ours = resample(clips, 24_000, 16_000)
     assert torch.equal(ours, SincHann(24_000, 16_000, torch.float32)(clips))
@@ -123,8 +123,8 @@ def test_resampling_is_torchaudios_for_float32() -> None:
     assert resample(clips, 24_000, 24_000) is clips
 
 
-def test_kernels_are_kept_but_not_without_end() -> None:
-    """One for every rate ever seen would be a leak."""
+def test_kernels_are_kept_up_to_a_limit() -> None:
+    """Keeping a kernel for every rate would be a memory leak."""
     for rate in range(1, 2 * torchaudio_shim._MAX_KERNELS):
         resample(torch.zeros(1, 9), 1_000, 1_000 + rate * 100)
     assert torchaudio_shim._kernel.cache_info().currsize == torchaudio_shim._MAX_KERNELS

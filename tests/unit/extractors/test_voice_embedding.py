@@ -1,4 +1,4 @@
-"""Voice embeddings as Mistral publishes them: read safely, or refused."""
+"""Voice embeddings that Mistral publishes are read safely or refused."""
 
 import io
 import os
@@ -12,7 +12,7 @@ import pytest
 import safetensors.numpy
 import torch
 
-from services.extractor_worker.engines.voice_embedding import MAX_FILE_BYTES, read_voice_embedding
+from services.extractor_worker.engines.voice_embedding import MAX_FILE_BYTES, _to_npy, read_voice_embedding
 from speaker_registry.errors import InvalidArtifact
 
 CONVERT = [sys.executable, "-m", "services.extractor_worker", "convert-voice"]
@@ -25,7 +25,7 @@ def saved(content: object) -> bytes:
 
 
 class Hostile:
-    """Unpickled, it leaves a mark."""
+    """Creates a file if it is unpickled."""
 
     def __init__(self, mark: Path) -> None:
         self.mark = mark
@@ -36,9 +36,9 @@ class Hostile:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_a_published_voice_becomes_float32(dtype: torch.dtype) -> None:
-    """Voices are published in bfloat16; every value of it is one of float32."""
+    """Voices are published in bfloat16. float32 represents every value exactly."""
     voice = torch.randn(147, 3072, generator=torch.Generator().manual_seed(0)).to(dtype)
-    assert np.array_equal(read_voice_embedding(saved(voice)), voice.float().numpy())
+    assert np.array_equal(np.load(io.BytesIO(_to_npy(saved(voice)))), voice.float().numpy())
 
 
 @pytest.mark.parametrize(
@@ -53,20 +53,28 @@ def test_a_published_voice_becomes_float32(dtype: torch.dtype) -> None:
     ],
     ids=str,
 )
-def test_anything_but_one_tensor_of_two_dimensions_is_refused(content: object) -> None:
-    with pytest.raises(InvalidArtifact, match=r"no torch-saved tensor \[L, hidden\]"):
-        read_voice_embedding(saved(content))
+def test_anything_but_one_tensor_of_two_dimensions_ends_the_process_that_reads(content: object) -> None:
+    with pytest.raises(SystemExit) as ended:
+        _to_npy(saved(content))
+    assert ended.value.code == 1
 
 
 @pytest.mark.parametrize("data", [b"", b"PK\x03\x04", b"\x80\x04", saved(torch.ones(9, 9))[:-200]])
-def test_a_damaged_file_is_refused(data: bytes) -> None:
-    with pytest.raises(InvalidArtifact, match="damaged, cut short"):
+def test_a_damaged_file_is_an_error_in_the_process_that_reads(data: bytes) -> None:
+    with pytest.raises((EOFError, RuntimeError, pickle.UnpicklingError)):
+        _to_npy(data)
+
+
+@pytest.mark.parametrize("data", [saved("text"), saved(torch.ones(9, 9))[:-200]], ids=["text", "cut short"])
+def test_what_ends_the_process_that_reads_is_refused(data: bytes) -> None:
+    refusal = r"no torch-saved tensor \[L, hidden\] of floating-point numbers: it is damaged, cut short, or"
+    with pytest.raises(InvalidArtifact, match=refusal):
         read_voice_embedding(data)
 
 
 @pytest.mark.parametrize("protocol", ["torch", "pickle"])
 def test_a_hostile_file_does_nothing(tmp_path: Path, protocol: str) -> None:
-    """Neither by torch's format nor by a bare pickle."""
+    """A hostile file does nothing, whether it is in torch's format or a bare pickle."""
     hostile = Hostile(tmp_path / "mark")
     data = saved(hostile) if protocol == "torch" else pickle.dumps(hostile)
     with pytest.raises(InvalidArtifact):
@@ -75,7 +83,7 @@ def test_a_hostile_file_does_nothing(tmp_path: Path, protocol: str) -> None:
 
 
 def test_the_process_that_reads_can_open_nothing() -> None:
-    """Should the reader have a hole: no files, no network, no other processes."""
+    """A security hole in the reader would give no access to files, the network or other processes."""
     program = (
         "import services.extractor_worker.engines.voice_embedding as guarded\n"
         "def attack(data):\n"
@@ -98,13 +106,13 @@ def test_the_process_that_reads_can_open_nothing() -> None:
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_numbers_that_are_not_finite_are_refused(value: float) -> None:
-    """They would silence every sentence."""
+    """Such numbers would silence every sentence."""
     with pytest.raises(InvalidArtifact, match="not finite"):
         read_voice_embedding(saved(torch.full((2, 3072), value)))
 
 
 def test_a_file_that_is_too_large_is_refused_unread(tmp_path: Path) -> None:
-    """However large: no more of it is read than it takes to know."""
+    """No more of a file is read than the limit and one byte."""
     with pytest.raises(InvalidArtifact, match="the file has more than the 67108864 bytes that are accepted"):
         read_voice_embedding(bytes(MAX_FILE_BYTES + 1))
     source = tmp_path / "voice.pt"

@@ -35,7 +35,7 @@ def convolution(seed: int, width_in: int, width_out: int, kernel: int) -> nn.Con
 def test_a_folded_weight_is_torchs_to_the_last_bit(
     wrap: Wrap, parts_of: Callable[[str], TwoParts], width_in: int, width_out: int, kernel: int
 ) -> None:
-    """A codec's closest calls go by the last bit."""
+    """The last bit can decide which of two codebook entries is nearer."""
     ours = convolution(0, width_in, width_out, kernel)
     layout = {key: tuple(tensor.shape) for key, tensor in ours.state_dict().items()}
     engines = wrap(convolution(0, width_in, width_out, kernel))
@@ -57,7 +57,7 @@ def test_a_folded_weight_is_torchs_to_the_last_bit(
 
 
 def test_halves_become_float32_first() -> None:
-    """As in a module of float32 that loads them."""
+    """A float32 module that loads narrower weights converts them first, too."""
     parts = {"w.weight_g": torch.rand(4, 1, 1).bfloat16(), "w.weight_v": torch.randn(4, 3, 5).bfloat16()}
     tensors = folded(parts, {"w.weight": (4, 3, 5)}, TwoParts.of_hooks)
     wide = {key: part.float() for key, part in parts.items()}

@@ -68,18 +68,18 @@ def cache(tmp_path: Path) -> Path:
     ],
 )
 def test_the_setting_names_a_source(text: str, source: weights.WeightsSource) -> None:
-    """One variable, three ways to fill it."""
+    """One variable names each of the three sources."""
     assert parse_weights(text) == source
 
 
 def test_a_tilde_is_home() -> None:
-    """In an environment file no shell expands it."""
+    """No shell expands a tilde in an environment file."""
     assert parse_weights("~/weights") == LocalWeights(Path.home() / "weights")
 
 
 @pytest.mark.parametrize("revision", ["main", "v1.0", COMMIT[:12], COMMIT.upper(), COMMIT + "0"])
 def test_a_branch_a_tag_or_half_a_commit_is_refused(revision: str) -> None:
-    """They move: the same fingerprint would stand for other weights tomorrow."""
+    """Branches and tags move, so the same fingerprint would later stand for other weights."""
     with pytest.raises(WeightsInvalid, match=f"'{revision}' is not a commit: 40 hex digits"):
         parse_weights(f"hub:{revision}")
 
@@ -90,7 +90,7 @@ def test_a_folder_may_hold_custom_weights() -> None:
 
 @pytest.mark.parametrize("text", ["untrained", "hub", f"hub:{COMMIT}"])
 def test_custom_weights_that_are_no_folder_are_refused(text: str) -> None:
-    """Somebody would take published or random weights for their own."""
+    """Otherwise published or random weights would be taken for custom ones."""
     with pytest.raises(
         WeightsInvalid, match=f"expected in a folder, and WEIGHTS is '{text}': name the folder"
     ):
@@ -98,7 +98,7 @@ def test_custom_weights_that_are_no_folder_are_refused(text: str) -> None:
 
 
 def another(copy: Path, *, custom: bool) -> weights.Checkpoint:
-    """The copy, where other files were published."""
+    """Locate the copy as if other files had been published."""
     published = PublishedWeights(repo=REPO, licence="none", files=dict.fromkeys(FILES, "0" * 64))
     return locate(LocalWeights(copy, custom), profile="qwen3-tts-0.6b", weights=published)
 
@@ -106,7 +106,10 @@ def another(copy: Path, *, custom: bool) -> weights.Checkpoint:
 def test_a_folder_with_other_files_than_the_published_ones_is_refused_unless_that_is_meant(
     copy: Path,
 ) -> None:
-    """A fine-tuned model, or one that was saved again; and never a file that is merely the wrong one."""
+    """The folder may hold a fine-tuned or resaved model on purpose.
+
+    A file that is there by mistake is refused.
+    """
     with pytest.raises(
         WeightsInvalid, match="if it is meant to be another, name the profile in SPEAKER_EXTR"
     ):
@@ -123,23 +126,23 @@ def test_a_folder_with_other_files_than_the_published_ones_is_refused_unless_tha
 
 
 def test_an_empty_setting_says_what_is_accepted() -> None:
-    """An unset variable in a deployment file must not come to mean the current folder."""
+    """An unset variable in a deployment file must not mean the current folder."""
     with pytest.raises(WeightsInvalid, match="WEIGHTS is empty: `untrained`, `hub`"):
         parse_weights("  ")
 
 
 def test_the_folder_may_be_the_checkpoint_or_hold_it_under_the_profiles_name(tmp_path: Path) -> None:
-    """One model, or a shelf of them."""
-    shutil.copytree(TINY, tmp_path / "shelf/qwen3-tts-0.6b")
+    """A folder may hold one model or several."""
+    shutil.copytree(TINY, tmp_path / "models/qwen3-tts-0.6b")
     assert find(LocalWeights(TINY)).folder == TINY
-    assert find(LocalWeights(tmp_path / "shelf")).folder == tmp_path / "shelf/qwen3-tts-0.6b"
+    assert find(LocalWeights(tmp_path / "models")).folder == tmp_path / "models/qwen3-tts-0.6b"
 
 
 @pytest.mark.parametrize("folder", ["nowhere", "empty"])
 def test_a_folder_without_weights_says_what_is_expected_where_and_how_to_get_it(
     tmp_path: Path, folder: str
 ) -> None:
-    """The first thing most people will run into."""
+    """Most users meet this error first."""
     (tmp_path / "empty").mkdir()
     with pytest.raises(WeightsMissing) as caught:
         find(LocalWeights(tmp_path / folder))
@@ -154,7 +157,7 @@ def test_a_folder_without_weights_says_what_is_expected_where_and_how_to_get_it(
 
 
 def test_a_missing_file_is_named_without_saying_where_the_folder_lies(copy: Path) -> None:
-    """Job errors reach callers; the path stays in the cause, for the logs."""
+    """Job errors reach callers, so only the cause, which is logged, has the path."""
     (copy / "speech_tokenizer/model.safetensors").unlink()
     with pytest.raises(WeightsMissing, match=r"speech_tokenizer/model.safetensors missing\. ") as caught:
         find(LocalWeights(copy))
@@ -165,21 +168,21 @@ def test_a_missing_file_is_named_without_saying_where_the_folder_lies(copy: Path
 
 
 def test_a_cached_snapshot_is_used_without_a_network(cache: Path) -> None:
-    """Workers restart where the hub cannot be reached."""
+    """Workers must be able to restart where the hub cannot be reached."""
     checkpoint = find(HubWeights(COMMIT, local_files_only=True, cache=cache))
     assert (checkpoint.repo, checkpoint.revision) == (REPO, COMMIT)
     assert checkpoint.read_json("config.json")["model_type"] == "qwen3_tts"
 
 
 def test_the_settings_commit_wins_over_the_catalogues(cache: Path) -> None:
-    """So that somebody can try a newer one without changing code."""
+    """Operators can try a newer commit without changing code."""
     source = HubWeights(COMMIT, local_files_only=True, cache=cache)
     assert find(source, revision="f" * 40).revision == COMMIT
     assert find(HubWeights(local_files_only=True, cache=cache), revision=COMMIT).revision == COMMIT
 
 
 def test_the_hub_without_a_commit_is_refused(cache: Path) -> None:
-    """Nobody knows what `the newest` will be."""
+    """The newest commit may be any weights."""
     with pytest.raises(WeightsInvalid, match=f"no commit of {REPO} is pinned: set WEIGHTS=hub:<commit>"):
         find(HubWeights(local_files_only=True, cache=cache))
     with pytest.raises(WeightsInvalid, match="'main' is not a commit"):
@@ -187,13 +190,13 @@ def test_the_hub_without_a_commit_is_refused(cache: Path) -> None:
 
 
 def test_a_commit_that_cannot_be_had_is_missing_weights(cache: Path) -> None:
-    """Not a stack trace from a library."""
+    """The error is a message, not the stack trace of a library."""
     with pytest.raises(WeightsMissing, match=f"{REPO} at commit {'f' * 40} is neither cached nor to be had"):
         find(HubWeights("f" * 40, local_files_only=True, cache=cache))
 
 
 def test_a_snapshot_of_another_commit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A mirror that answers with what it has instead of what was asked for."""
+    """A mirror may answer with a commit that was not asked for."""
     answer = SimpleNamespace(commit_hash="f" * 40, file_size=1, will_download=True)
     monkeypatch.setattr(hub, "hf_hub_download", lambda *_, **__: answer)
     with pytest.raises(WeightsInvalid, match=f"at commit {COMMIT}, the hub delivered {'f' * 40}"):
@@ -201,7 +204,7 @@ def test_a_snapshot_of_another_commit_is_refused(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_snapshot_without_one_of_the_files_names_it(cache: Path) -> None:
-    """A repository whose layout has changed, or a download that was cut off."""
+    """The repository's layout has changed, or a download was cut off."""
     next(cache.rglob("snapshots/*/speech_tokenizer/config.json")).unlink()
     with pytest.raises(WeightsMissing, match=r"speech_tokenizer/config\.json missing") as caught:
         find(HubWeights(COMMIT, local_files_only=True, cache=cache))
@@ -209,7 +212,7 @@ def test_a_snapshot_without_one_of_the_files_names_it(cache: Path) -> None:
 
 
 def test_the_digest_follows_the_files_content(copy: Path) -> None:
-    """Remembered while nothing changes, and never after something has."""
+    """The digest is remembered only as long as the file does not change."""
     file = copy / "model.safetensors"
     first = sha256_of_file(file)
     assert first == hashlib.sha256(file.read_bytes()).hexdigest() == sha256_of_file(file)
@@ -231,7 +234,7 @@ def one_tensor(folder: Path, tensor: torch.Tensor, key: str = "layer.weight") ->
 def test_a_weight_that_is_not_finite_is_refused_by_file_and_key(
     tmp_path: Path, value: float, dtype: torch.dtype
 ) -> None:
-    """An encoder of codes would go on: the nearest entry to NaN is the first, so all codes are zero."""
+    """An encoder of codes would not fail. The entry nearest to NaN is the first, so all codes would be 0."""
     weight = torch.ones(2, 3, dtype=dtype)
     weight[1, 2] = value
     checkpoint = one_tensor(tmp_path, weight)
@@ -242,7 +245,7 @@ def test_a_weight_that_is_not_finite_is_refused_by_file_and_key(
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int64", "bool", "float8_e4m3fn", "float64"])
 def test_a_weight_of_another_type_is_refused_by_file_and_key(tmp_path: Path, dtype: str) -> None:
-    """Quantised weights mean nothing without their scales, which no file of ours has."""
+    """Quantised weights mean nothing without their scales, which are not read."""
     checkpoint = one_tensor(tmp_path, torch.ones(2, 3).to(getattr(torch, dtype)))
     with pytest.raises(WeightsInvalid) as caught:
         checkpoint.read_tensors("model.safetensors", "", {"layer.weight": (2, 3)})
@@ -253,7 +256,7 @@ def test_a_weight_of_another_type_is_refused_by_file_and_key(tmp_path: Path, dty
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_weights_of_any_published_type_are_read_as_float32(tmp_path: Path, dtype: torch.dtype) -> None:
-    """Encoders compute in float32: weights of another type would meet samples of theirs and fail."""
+    """Encoders compute in float32 and would fail with weights of another type."""
     weight = torch.rand(2, 3, generator=torch.Generator().manual_seed(0)).to(dtype)
     found = one_tensor(tmp_path, weight).read_tensors("model.safetensors", "", {"layer.weight": (2, 3)})
     assert found["layer.weight"].dtype == torch.float32
@@ -302,7 +305,7 @@ def test_a_missing_key_is_named(tmp_path: Path) -> None:
 
 
 def test_an_unexpected_key_is_named(tmp_path: Path) -> None:
-    """A larger model would otherwise lose a layer unnoticed."""
+    """Otherwise a larger model would lose a layer unnoticed."""
     with refuses("model.safetensors has encoder.more.bias, which this architecture does not"):
         read_encoder(tmp_path, {"encoder.more.bias": torch.ones(2)})
 
@@ -340,7 +343,7 @@ def test_a_file_of_another_model_is_called_that(tmp_path: Path) -> None:
 
 
 def test_two_keys_that_are_renamed_to_one_are_refused(tmp_path: Path) -> None:
-    """Which of the two tensors belongs there cannot be known."""
+    """It cannot be known which of the two tensors is meant."""
     extra = {"encoder.other.bias": torch.ones(2)}
     with refuses("model.safetensors has two tensors where this architecture has one"):
         read_encoder(tmp_path, extra, renamed=lambda key: key.replace("other", "layer"))
@@ -358,7 +361,7 @@ def test_two_keys_that_are_renamed_to_one_are_refused(tmp_path: Path) -> None:
 def test_a_file_that_is_not_whole_safetensors_is_named(
     tmp_path: Path, spoil: Callable[[bytes], bytes]
 ) -> None:
-    """A download cut short, an empty file, a pickle under a wrong name."""
+    """The file is a download cut short, is empty, or is a pickle with a wrong name."""
     checkpoint = one_tensor(tmp_path, torch.ones(2, 3))
     file = tmp_path / "model.safetensors"
     content = spoil(file.read_bytes())

@@ -1,4 +1,4 @@
-"""What is published as a pickle is read as if it came from an enemy, and only once."""
+"""Published pickles are treated as hostile and are converted only once."""
 
 import multiprocessing
 import os
@@ -25,7 +25,7 @@ Tensors = dict[str, torch.Tensor]
 
 
 class Hostile:
-    """Unpickled by a careless reader, it leaves a file."""
+    """Creates a file if it is unpickled by an unsafe reader."""
 
     def __init__(self, trace: Path) -> None:
         self._trace = trace
@@ -79,13 +79,13 @@ def same(found: Tensors, expected: Tensors = TENSORS) -> bool:
 def test_tensors_come_out_as_they_were_published(
     checkpoint: Checkpoint, wrap: Callable[[Tensors], object], zipped: bool
 ):
-    """In torch's newer and older format, with whatever training code puts around them."""
+    """Both formats of torch are read, and every wrapper that training code adds."""
     published(checkpoint, wrap(TENSORS), _use_new_zipfile_serialization=zipped)
     assert same(read(checkpoint))
 
 
 def test_tensors_that_share_memory_come_out_separately(checkpoint: Checkpoint):
-    """Tied weights, and views of one buffer; safetensors would refuse them."""
+    """safetensors would refuse tied weights and views of one buffer."""
     whole = torch.arange(12.0).reshape(3, 4)
     tensors = {"whole": whole, "again": whole, "row": whole[1], "turned": whole.T}
     published(checkpoint, tensors)
@@ -95,7 +95,7 @@ def test_tensors_that_share_memory_come_out_separately(checkpoint: Checkpoint):
 
 @pytest.mark.parametrize("zipped", [True, False])
 def test_a_hostile_pickle_is_refused_and_runs_nothing(checkpoint: Checkpoint, tmp_path: Path, zipped: bool):
-    """The reader is torch's for files of strangers."""
+    """The file is read by torch's reader for untrusted files."""
     trace = tmp_path / "trace"
     published(checkpoint, {**TENSORS, "c": Hostile(trace)}, _use_new_zipfile_serialization=zipped)
     refused(checkpoint, f"{NAME} is damaged, cut short or holds more than tensors")
@@ -111,7 +111,7 @@ def test_a_hostile_pickle_is_refused_and_runs_nothing(checkpoint: Checkpoint, tm
 @pytest.mark.parametrize("cut", [0, 1, 100, 0.5, 0.99])
 @pytest.mark.parametrize("zipped", [True, False])
 def test_a_file_that_is_cut_short_is_refused(checkpoint: Checkpoint, cut: float, zipped: bool):
-    """A download that broke off."""
+    """The download was interrupted."""
     path = published(checkpoint, {"a": torch.rand(1000)}, _use_new_zipfile_serialization=zipped)
     data = path.read_bytes()
     path.write_bytes(data[: int(cut * len(data)) if 0 < cut < 1 else int(cut)])
@@ -120,7 +120,7 @@ def test_a_file_that_is_cut_short_is_refused(checkpoint: Checkpoint, cut: float,
 
 @pytest.mark.parametrize("data", [b"\x80\x02.", b"PK\x03\x04" * 99, b"x" * 999])
 def test_a_file_of_another_kind_is_refused(checkpoint: Checkpoint, data: bytes):
-    """A pickle of nothing, the beginning of an archive, and bytes of no format."""
+    """The files are an empty pickle, the beginning of an archive, and bytes of no format."""
     (checkpoint.folder / NAME).write_bytes(data)
     refused(checkpoint, f"{NAME} is damaged, cut short or holds more than tensors")
 
@@ -129,19 +129,19 @@ def test_a_file_of_another_kind_is_refused(checkpoint: Checkpoint, data: bytes):
     "content", [[1, 2], {"a": 1}, {"state_dict": {}}, torch.zeros(3), {1: torch.zeros(1)}]
 )
 def test_a_pickle_without_tensors_by_name_is_refused(checkpoint: Checkpoint, content: object):
-    """A list, a configuration, a single tensor."""
+    """The pickles hold lists, configurations or a single tensor."""
     published(checkpoint, content)
     refused(checkpoint, f"{NAME} holds no tensors by name")
 
 
 def test_a_few_numbers_described_as_many_are_refused(checkpoint: Checkpoint):
-    """A hundred bytes could ask for a terabyte."""
+    """A hundred bytes could describe a terabyte of tensors."""
     published(checkpoint, {"a": torch.zeros(1).expand(10**12)})
     refused(checkpoint, f"{NAME} describes 4000000000000 bytes of tensors, far more than it holds")
 
 
 def test_a_compressed_file_is_refused(checkpoint: Checkpoint):
-    """torch never writes one; zeros unpack to a thousand times their size."""
+    """torch never compresses files, and compressed zeros unpack to a thousand times their size."""
     path = published(checkpoint, TENSORS)
     with zipfile.ZipFile(path) as file:
         entries = {one: file.read(one) for one in file.namelist()}
@@ -154,10 +154,10 @@ def test_a_compressed_file_is_refused(checkpoint: Checkpoint):
 def test_a_file_changed_after_it_was_pinned_is_refused_before_it_is_read(
     checkpoint: Checkpoint, tmp_path: Path
 ):
-    """By its sha256."""
+    """The sha256 of the file shows that it was changed."""
     path = published(checkpoint, TENSORS)
-    facts = {"repo": "example/codec", "licence": "none", "files": {NAME: sha256_of_file(path)}}
-    weights = PublishedWeights.model_validate(facts)
+    fields = {"repo": "example/codec", "licence": "none", "files": {NAME: sha256_of_file(path)}}
+    weights = PublishedWeights.model_validate(fields)
     source = LocalWeights(checkpoint.folder)
     found = locate(source, profile="x", weights=weights, cache=tmp_path / "cache")
     assert same(found.read_tensors(NAME, "", LAYOUT))
@@ -167,7 +167,7 @@ def test_a_file_changed_after_it_was_pinned_is_refused_before_it_is_read(
 
 
 def test_it_is_unpickled_once(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch):
-    """Again only when its content is another."""
+    """The file is read again only if its content changes."""
     published(checkpoint, TENSORS)
     read(checkpoint)
     (kept,) = checkpoint.cache.iterdir()
@@ -183,7 +183,10 @@ def test_it_is_unpickled_once(checkpoint: Checkpoint, monkeypatch: pytest.Monkey
 
 
 def test_a_kept_copy_that_is_damaged_is_made_again(checkpoint: Checkpoint):
-    """By a crash, a full disk, or a disk that forgets: artifacts would name weights of which they are not."""
+    """A crash or a full disk may damage the copy.
+
+    Artifacts would then name weights that did not make them.
+    """
     published(checkpoint, TENSORS)
     read(checkpoint)
     (kept,) = checkpoint.cache.iterdir()
@@ -200,7 +203,7 @@ def test_a_kept_copy_that_is_damaged_is_made_again(checkpoint: Checkpoint):
 def test_a_cache_that_cannot_be_written_is_named_by_its_setting(
     checkpoint: Checkpoint, spoil: Callable[[Path], object]
 ):
-    """Not taken for a damaged file of weights."""
+    """The error is not reported as a damaged weights file."""
     published(checkpoint, TENSORS)
     spoil(checkpoint.cache)
     with pytest.raises(
@@ -210,20 +213,20 @@ def test_a_cache_that_cannot_be_written_is_named_by_its_setting(
 
 
 def test_an_empty_graph_is_refused(checkpoint: Checkpoint):
-    """As a format of messages an empty file is a whole one."""
+    """An empty file is a valid protobuf message."""
     (checkpoint.folder / "codec.onnx").write_bytes(b"")
     with pytest.raises(WeightsInvalid, match=r"codec\.onnx holds no tensors by name"):
         checkpoint.read_tensors("codec.onnx", "", LAYOUT)
 
 
 def test_a_file_that_cannot_be_read_is_named(checkpoint: Checkpoint):
-    """It went between being found and being read."""
+    """The file was removed after it was found and before it was read."""
     with pytest.raises(WeightsInvalid, match=f"{NAME} is damaged, cut short or not"):
         read(checkpoint)
 
 
 def test_a_conversion_that_fails_leaves_nothing(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch):
-    """A half copy under the final name would be taken for a whole one."""
+    """Half a copy under the final name would be taken for a whole one."""
     published(checkpoint, TENSORS)
 
     def full(_: object, path: Path) -> None:
@@ -240,7 +243,7 @@ def convert_at_once(path: Path, cache: Path, start: Any) -> None:
 
 
 def test_two_processes_may_convert_at_once(checkpoint: Checkpoint):
-    """Two workers that start on one machine."""
+    """Two workers may start on one machine at the same time."""
     path = published(checkpoint, TENSORS)
     context = multiprocessing.get_context("spawn")
     start = context.Barrier(2)
@@ -257,7 +260,7 @@ def test_two_processes_may_convert_at_once(checkpoint: Checkpoint):
 
 
 def test_a_configuration_as_large_as_weights_is_not_read(checkpoint: Checkpoint):
-    """It would be held in memory several times over."""
+    """Such a file would be in memory several times."""
     with (checkpoint.folder / "config.json").open("wb") as file:
         file.truncate(2**30)  # takes no room on the disk
     with pytest.raises(WeightsInvalid, match=r"config\.json is larger than any configuration"):

@@ -51,7 +51,8 @@ class Blocking:
     def _waiting_for(self, method: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **options: Any) -> Any:
             result = method(*arguments, **options)
-            return self._runner.run(_finished(result)) if not isinstance(result, float) else result
+            waits = inspect.isawaitable(result) or inspect.isasyncgen(result)
+            return self._runner.run(_finished(result)) if waits else result
 
         return call
 

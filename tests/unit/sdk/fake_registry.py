@@ -46,7 +46,7 @@ def artifact_file(
 
 
 def file_headers(data: bytes, version: int = 1) -> dict[str, str]:
-    """What the registry says about a file's bytes."""
+    """Return the headers with which the registry describes a file's bytes."""
     digest = hashlib.sha256(data).digest()
     return {
         "content-type": "application/vnd.safetensors",
@@ -70,7 +70,7 @@ def error_answer(
 
 @dataclass
 class FakeVersion:
-    """What a version is, and where each profile stands."""
+    """A version, and the state of each profile."""
 
     number: int
     source: str
@@ -140,7 +140,7 @@ class FakeRegistry:
             self.aliases[name.lower()]["default"] = version.number
 
     def paths(self) -> list[str]:
-        """What was asked, as it went over the wire."""
+        """Return the paths that were requested, as they went over the wire."""
         return [f"{request.method} {request.url.raw_path.decode()}" for request in self.requests]
 
     # How it answers.

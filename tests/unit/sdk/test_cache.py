@@ -1,5 +1,6 @@
 """The memory of artifacts: bounded, fair, safe to share."""
 
+import math
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -20,7 +21,7 @@ def key(speaker: str, reference: int | str = 1, scope: str = "s") -> Key:
 
 
 def artifact(name: str, size: int = 1000) -> Artifact:
-    """Of a given size, as far as the cache can tell."""
+    """Return an artifact of a given size, as far as the cache can tell."""
     return replace(ALICE, digest=f"sha256:{name}", size=size)
 
 
@@ -57,6 +58,14 @@ def test_what_was_used_least_recently_goes_first():
     assert held(cache, "abcd") == "acd"
 
 
+@pytest.mark.parametrize("limit", ["max_bytes", "max_entries", "max_disk_bytes"])
+@pytest.mark.parametrize("value", [-1, math.nan, "4 GB", None], ids=str)
+def test_a_limit_that_is_no_number_from_zero_on_is_refused(limit: str, value: object):
+    """It would otherwise fail in the middle of a later fetch, or limit nothing."""
+    with pytest.raises(ValueError, match=f"{limit} is .*accepted: a number from 0"):
+        ArtifactCache(**{limit: value})
+
+
 def test_one_that_is_larger_than_everything_is_not_kept():
     """It would throw all others out and then not fit."""
     cache = ArtifactCache(max_bytes=10_000)
@@ -76,7 +85,7 @@ def test_the_same_artifact_under_two_references_is_one_entry():
 
 
 def test_references_are_bounded_too():
-    """Whoever asks for the same artifact under ever new names must not fill the memory with names."""
+    """A client that asks for the same artifact under ever new names must not fill the memory with names."""
     cache = ArtifactCache(max_entries=10)
     for number in range(1, 1000):
         cache.add(key("alice", number), ALICE, asked_at=cache.now())
@@ -96,7 +105,7 @@ def test_a_reference_in_use_outlives_those_that_are_not():
 
 
 def test_a_cache_without_entries_keeps_nothing():
-    """That is how a client without a cache is made."""
+    """A client without a cache is made so."""
     cache = ArtifactCache(max_entries=0)
     filled(cache, "a")
     assert cache.held(key("a")) is None
@@ -148,7 +157,7 @@ def test_forgetting_a_speaker_leaves_others_alone():
 
 
 def test_clearing_leaves_nothing():
-    """And the counters of hits and misses go on."""
+    """The counters of hits and misses go on."""
     cache = ArtifactCache()
     filled(cache, *"ab")
     cache.clear()

@@ -1,7 +1,8 @@
-"""What goes over the wire for each call, and what comes back."""
+"""Tests of what goes over the wire for each call, and of what comes back."""
 
 import io
 import json
+import math
 from pathlib import Path
 
 import httpx
@@ -81,7 +82,7 @@ def test_what_is_no_id_of_a_key_is_refused_without_showing_it(
     """It may be a secret, or lead elsewhere."""
     client = connect()
     for call in (client.revoke_key, client.rotate_key):
-        with pytest.raises(errors.InvalidRequest, match="8 of 0-9 a-z") as caught:
+        with pytest.raises(errors.InvalidRequest, match="8 characters of 0-9 and a-z") as caught:
             call(text)
         assert "S" * 9 not in str(caught.value)
     assert registry.requests == []
@@ -124,7 +125,7 @@ def test_a_reference_that_cannot_be_one_is_refused(
 
 
 def test_an_upload_carries_everything_it_was_given(connect: Connect, registry: FakeRegistry):
-    """And neither the file's name nor anything else of this machine."""
+    """An upload reveals neither the file's name nor anything else of this machine."""
     connect().register("Álice", b"RIFF\0\xff", consent="I agree", ref_text="Grüß Gott", description="warm")
     (request,) = registry.requests
     assert form_of(request) == {
@@ -140,7 +141,7 @@ def test_an_upload_carries_everything_it_was_given(connect: Connect, registry: F
 def test_a_clip_may_be_a_path_its_bytes_or_an_open_file(
     connect: Connect, registry: FakeRegistry, tmp_path: Path
 ):
-    """Whatever the caller happens to have."""
+    """The SDK accepts the form that the caller happens to have."""
     path = tmp_path / "secret-person.wav"
     path.write_bytes(b"RIFF1")
     client = connect()
@@ -324,7 +325,7 @@ def test_a_long_poll_asks_for_whole_seconds_up_to_a_minute(
 
 
 def test_the_time_outs_of_an_attempt_leave_room_for_the_wait(connect: Connect, registry: FakeRegistry):
-    """Else every long poll would end as a time-out."""
+    """Every long poll would otherwise end as a time-out."""
     registry.faults.extend(error_answer(404, "job_not_found") for _ in range(3))
     for timeout, wait, read, connecting in ((100, 50, 80, 5), (10, 50, 60, 5), (3, 0, 3, 3)):
         with pytest.raises(errors.JobNotFound):
@@ -349,7 +350,7 @@ def test_facts_of_a_newer_registry_are_ignored(connect: Connect, registry: FakeR
 
 
 def test_an_answer_of_unreasonable_length_is_not_read(connect: Connect, registry: FakeRegistry):
-    """Whatever answers there must not be able to fill an engine's memory."""
+    """A malicious server must not be able to fill an engine's memory."""
     registry.faults.append(httpx.Response(200, content=b" " * (10 * 1024**2 + 1)))
     with pytest.raises(errors.PayloadTooLarge):
         connect().get("alice")
@@ -386,6 +387,34 @@ def test_address_and_key_come_from_the_environment_unless_given(
     assert second.headers["authorization"] == "Bearer given"
 
 
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        *(("timeout", value) for value in (math.nan, 0, math.inf, "60")),
+        *(("retries", value) for value in (-1, "3", None)),
+    ],
+)
+def test_a_number_that_cannot_be_meant_is_refused_at_once(connect: Connect, option: str, value: object):
+    """A call would otherwise wait for ever, or fail with an error of another library."""
+    with pytest.raises(ValueError, match=f"{option} is .*accepted"):
+        connect(**{option: value})
+
+
+def test_cookies_are_not_kept(connect: Connect):
+    """A broken proxy could fill the memory of an engine, and the heads of its requests, with them."""
+    cookies = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        cookies.append(request.headers.get("cookie"))
+        return httpx.Response(404, headers={"set-cookie": f"number-{len(cookies)}=1; Path=/"})
+
+    client = connect(transport=httpx.MockTransport(answer), retries=0)
+    for _ in range(2):
+        with pytest.raises(errors.NotFound):
+            client.get("alice")
+    assert cookies == [None, None]
+
+
 def test_without_a_key_no_header_is_sent(connect: Connect, registry: FakeRegistry):
     """`Bearer ` alone is a malformed header to some proxies."""
     registry.add_version("alice")
@@ -407,7 +436,7 @@ def test_without_a_key_no_header_is_sent(connect: Connect, registry: FakeRegistr
     ],
 )
 def test_an_address_that_cannot_be_one_is_refused_at_once(connect: Connect, url: str | None):
-    """And a password in it is not repeated."""
+    """A password in the address is not repeated."""
     with pytest.raises(ValueError, match="registry address") as caught:
         connect(url)
     assert "hunter2" not in str(caught.value)

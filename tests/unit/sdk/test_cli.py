@@ -18,9 +18,9 @@ import pytest
 import speaker_registry
 from speaker_registry import errors
 from speaker_registry.artifact import ComputedOn
+from speaker_registry.atomic_files import write_atomically
 from speaker_registry.cli import main, parser
 from speaker_registry.cli.command import EXIT_CODES, HINTS
-from speaker_registry.cli.files import write_atomically
 from tests.unit.sdk.fake_registry import (
     ECAPA,
     QWEN,
@@ -75,7 +75,7 @@ def clip(tmp_path: Path) -> str:
 
 
 def test_a_clip_is_registered(run: Run, registry: FakeRegistry, clip: str):
-    """And the answer says which version it became."""
+    """The answer says which version the clip became."""
     outcome = run("register", "alice", clip, "--consent", "yes", "--ref-text", "hi", "--description", "warm")
     assert (outcome.status, outcome.err) == (0, "")
     assert "alice@1" in outcome.out
@@ -103,7 +103,7 @@ def test_a_clip_may_come_from_standard_input(
 
 
 def test_an_embedding_is_registered_from_a_file(run: Run, registry: FakeRegistry, tmp_path: Path):
-    """And anything else in that file is refused."""
+    """A file that holds anything besides the embedding is refused."""
     path = tmp_path / "embedding.json"
     path.write_text("[0.5, 1]")
     assert run("register", "alice", "--embedding", str(path), "--consent", "yes").status == 0
@@ -133,7 +133,7 @@ def test_registering_can_wait_until_the_voice_is_usable(run: Run, registry: Fake
 
 
 def test_voices_are_listed(run: Run, registry: FakeRegistry):
-    """As a table for people, whole for programs."""
+    """The list is a table for people, and complete JSON for programs."""
     registry.add_version("alice")
     registry.add_version("声優", "pending")
     outcome = run("list", "--profile", ECAPA)
@@ -251,7 +251,7 @@ def test_a_device_is_written_to_not_replaced(tmp_path: Path):
 
 
 def test_a_clip_is_written_to_a_file(run: Run, registry: FakeRegistry, tmp_path: Path):
-    """And the answer says what it is."""
+    """The answer says what kind of file it is."""
     path = tmp_path / "alice.wav"
     headers = {**file_headers(b"RIFF"), "content-type": "audio/wav"}
     for words in ([], ["--json"]):
@@ -311,7 +311,7 @@ def test_custom_weights_are_named(run: Run, registry: FakeRegistry, tmp_path: Pa
 
 
 def test_waiting_ends_with_where_the_version_stands(run: Run, registry: FakeRegistry):
-    """And with the reason when it failed."""
+    """A wait for a failed version ends with the reason."""
     version = registry.add_version("alice", "pending")
     registry.news.append(lambda: registry.make_ready("alice", version))
     outcome = run("wait", "alice", "--profile", ECAPA)
@@ -340,7 +340,7 @@ def test_a_bar_is_drawn_only_for_somebody_who_watches(
 
 
 def test_jobs_and_profiles_are_listed(run: Run, registry: FakeRegistry):
-    """Who works on what, and who could."""
+    """The lists show which worker makes what, and which could."""
     registry.add_version("alice", "failed")
     assert "extractor_error" in run("jobs", "--voice", "alice", "--state", "failed").out
     assert dict(registry.requests[0].url.params) == {"voice": "alice", "state": "failed", "limit": "100"}
@@ -350,7 +350,7 @@ def test_jobs_and_profiles_are_listed(run: Run, registry: FakeRegistry):
 
 
 def test_profiles_are_listed_with_the_terms_of_their_weights(run: Run, monkeypatch: pytest.MonkeyPatch):
-    """Whoever chooses one for a product sees that it may not be used in one."""
+    """A developer who chooses a profile for a product must see that its terms forbid that."""
     plain = FakeRegistry._profile
 
     def restricted(registry: FakeRegistry, profile: str) -> dict[str, Any]:
@@ -401,7 +401,7 @@ def test_deleting_asks_first(run: Run, registry: FakeRegistry, monkeypatch: pyte
 
 
 def test_an_error_of_the_registry_is_one_line_and_no_traceback(run: Run, registry: FakeRegistry):
-    """With the request's id, which is what an operator asks for first."""
+    """The line has the request's id, which an operator asks for first."""
     registry.faults.append(
         error_answer(404, "voice_not_found", "there is no voice 'bob'", request_id="req_9")
     )
@@ -417,7 +417,7 @@ def test_an_error_of_the_registry_is_one_line_and_no_traceback(run: Run, registr
 def test_an_error_that_advises_a_request_is_followed_by_the_command_for_it(
     run: Run, registry: FakeRegistry, code: str
 ):
-    """Whoever uses the command line need not know the routes. Programs act on the code."""
+    """A user of the command line need not know the routes. Programs act on the code."""
     registry.faults.append(error_answer(409, code, "delete it first via DELETE /v1/audio/voices/bob."))
     assert run("show", "bob").err.splitlines() == [
         "speaker-registry: delete it first via DELETE /v1/audio/voices/bob.",
@@ -428,7 +428,7 @@ def test_an_error_that_advises_a_request_is_followed_by_the_command_for_it(
 
 
 def test_the_advised_commands_are_ones_that_there_are():
-    """With their options; and the codes are those of errors."""
+    """The advised commands and their options exist, and the codes are those of errors."""
     assert HINTS.keys() <= errors.BY_CODE.keys()
     commands = [words for said in HINTS.values() for words in re.findall(r"`speaker-registry ([^`]*)`", said)]
     assert len(commands) == len(HINTS) - 1
@@ -445,7 +445,7 @@ def test_what_is_no_safetensors_file_is_not_sent(
     path.write_bytes(content)
     outcome = run("put", "alice@1", str(path), "--profile", ECAPA)
     assert outcome.status == 1
-    assert outcome.err.startswith(f"speaker-registry: {path} is no artifact: ")
+    assert outcome.err.startswith(f"speaker-registry: {path} is not an artifact: ")
     assert outcome.err.endswith("; accepted: a safetensors file\n")
     assert registry.requests == []
 
@@ -471,7 +471,7 @@ def test_no_registry_is_a_status_of_its_own(run: Run, registry: FakeRegistry):
     ],
 )
 def test_wrong_usage_is_2(run: Run, registry: FakeRegistry, words: tuple[str, ...]):
-    """And with `--json` it is JSON too."""
+    """The message is JSON if `--json` is given."""
     outcome = run(*words)
     assert outcome.status == 2
     assert outcome.err.startswith("speaker-registry: ")
@@ -538,7 +538,7 @@ def test_a_whole_key_is_not_shown_when_it_is_revoked(run: Run, registry: FakeReg
 
 
 def test_a_key_is_revoked_with_what_it_made_where_that_is_said(run: Run, registry: FakeRegistry):
-    """Without it the keys that it made stay valid, so the answer says which of the two was done."""
+    """Without the option the keys that it made stay valid, so the answer says which of the two was done."""
     registry.faults.append(httpx.Response(204))
     said = run("keys", "revoke", "4dtqrws3", "--children", "--yes").out
     assert said == "revoked 4dtqrws3 and every key that came from it\n"
@@ -561,7 +561,7 @@ def test_a_missing_address_is_wrong_usage(run: Run, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_clip_that_cannot_be_read_is_named(run: Run, registry: FakeRegistry):
-    """With the system's own words for why."""
+    """The message has the system's own words for the reason."""
     outcome = run("register", "alice", "/nowhere/clip.wav", "--consent", "yes")
     assert (outcome.status, outcome.err) == (
         1,
@@ -570,7 +570,7 @@ def test_a_clip_that_cannot_be_read_is_named(run: Run, registry: FakeRegistry):
 
 
 def test_an_interrupt_is_130(run: Run, registry: FakeRegistry):
-    """As shells expect it, without a traceback."""
+    """An interrupt ends the command without a traceback, as shells expect it."""
 
     def interrupted(_: httpx.Request) -> httpx.Response:
         raise KeyboardInterrupt
@@ -580,7 +580,7 @@ def test_an_interrupt_is_130(run: Run, registry: FakeRegistry):
 
 
 def test_the_version_is_told(run: Run):
-    """For bug reports."""
+    """Bug reports name the version."""
     assert run("--version").out == f"speaker-registry {speaker_registry.__version__}\n"
     assert run("--help").status == 0
 
@@ -632,7 +632,7 @@ def test_the_help_names_every_exit_code(run: Run):
 
 
 def test_without_a_command_the_help_is_shown(run: Run):
-    """As `gh` and `hf` do it: whoever types the bare name wants to know what there is."""
+    """`gh` and `hf` do the same, because a user who types the bare name wants to know what there is."""
     outcome = run()
     assert (outcome.status, outcome.err) == (0, "")
     assert outcome.out == run("--help").out
@@ -642,7 +642,7 @@ def test_without_a_command_the_help_is_shown(run: Run):
 
 
 def completions(line: str, *, shell: str = "bash") -> list[str]:
-    """What a shell is told, when somebody presses Tab at the end of the line."""
+    """Return what a shell is told when a user presses Tab at the end of the line."""
     code = "import os, sys; from speaker_registry.cli import main; sys.exit(main())"
     environment = {
         **os.environ,
@@ -663,12 +663,12 @@ def completions(line: str, *, shell: str = "bash") -> list[str]:
 @pytest.mark.processes
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_commands_options_and_choices_are_completed(shell: str):
-    """In the shells that people use."""
+    """Completion works in the shells that people use."""
 
     def completed(line: str) -> set[str]:
         return {one.partition(":")[0].strip() for one in completions(line, shell=shell)}
 
-    assert completed("speaker-registry ex") == {"extract"}
+    assert completed("speaker-registry ex") == {"export", "extract"}
     assert {"create", "list", "rotate", "revoke"} <= completed("speaker-registry keys ")
     assert {"--profile", "--force", "--wait"} <= completed("speaker-registry extract alice --")
     assert {"pending", "ready"} <= completed("speaker-registry list --state ")
@@ -676,18 +676,22 @@ def test_commands_options_and_choices_are_completed(shell: str):
 
 @pytest.mark.processes
 def test_files_are_completed_where_a_file_is_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """And nowhere else: no voice is called like what happens to lie in the folder."""
+    """Files are completed nowhere else, because no voice is called like a file that happens to lie in the
+    folder.
+    """
     (tmp_path / "wren.flac").touch()
     monkeypatch.chdir(tmp_path)
     assert completions("speaker-registry register alice w") == ["wren.flac"]
     assert completions("speaker-registry put alice@1 w") == ["wren.flac"]
+    assert completions("speaker-registry import w") == ["wren.flac"]
+    assert completions("speaker-registry register --batch w") == ["wren.flac"]
     assert completions("speaker-registry show w") == []
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_the_script_for_a_shell_is_printed(run: Run, shell: str, monkeypatch: pytest.MonkeyPatch):
-    """Without a registry: it is installed before there is one."""
+    """The script is printed without a registry, because it is installed before there is one."""
     monkeypatch.delenv("SPEAKER_REGISTRY_URL")
     outcome = run("completion", shell)
     assert (outcome.status, outcome.err) == (0, "")
@@ -699,7 +703,7 @@ def test_the_script_for_a_shell_is_printed(run: Run, shell: str, monkeypatch: py
 
 @pytest.mark.processes
 def test_bash_completes_by_its_script(run: Run, tmp_path: Path):
-    """From the script to the answer, as an interactive bash would ask."""
+    """The script leads to the answer that an interactive bash would get."""
     (tmp_path / "speaker-registry").write_text(
         f"#!{sys.executable}\nimport sys\nfrom speaker_registry.cli import main\nsys.exit(main())\n"
     )

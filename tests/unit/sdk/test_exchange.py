@@ -1,4 +1,4 @@
-"""What is tried again, after how long, and which error an answer becomes."""
+"""Tests of what is tried again, after how long, and of which error an answer becomes."""
 
 from collections.abc import Callable
 
@@ -98,7 +98,7 @@ def test_the_registry_may_overrule_what_is_tried_again(connect: Connect, registr
 
 
 def test_after_the_last_retry_the_last_error_is_raised(connect: Connect, registry: FakeRegistry):
-    """Whoever waits must hear in the end what was wrong."""
+    """A caller that waits must learn in the end what was wrong."""
     registry.faults.extend(httpx.ConnectError("refused") for _ in range(9))
     with pytest.raises(errors.Unavailable, match="refused"):
         connect(retries=2).get("alice")
@@ -220,7 +220,7 @@ def test_good_news_is_no_error(status: int):
 
 
 def test_a_plan_asks_for_its_exchanges_instead_of_doing_them():
-    """That is what lets one text serve the blocking and the async client."""
+    """The same text can so serve the blocking and the async client."""
     plan = exchange(
         RetryPolicy(timeout_seconds=5, clock=lambda: 100.0), Request(path="/v1/jobs", wait_seconds=2)
     )

@@ -2,12 +2,13 @@
 
 import hashlib
 import json
+import math
 
 import httpx
 import numpy as np
 import pytest
 
-from speaker_registry import ArtifactCache, Clip, errors
+from speaker_registry import ArtifactCache, Clip, ReferenceAudio, errors
 from tests.unit.sdk.conftest import Connect
 from tests.unit.sdk.fake_registry import (
     ECAPA,
@@ -116,6 +117,17 @@ def test_a_body_that_is_cut_short_is_fetched_again(connect: Connect, registry: F
     assert len(registry.requests) == 2
 
 
+@pytest.mark.parametrize("argument", ["wait", "max_age", "stale_if_error"])
+@pytest.mark.parametrize("value", [-1, math.nan, "60"], ids=str)
+def test_seconds_that_are_no_number_from_zero_on_are_refused_before_a_request(
+    connect: Connect, registry: FakeRegistry, argument: str, value: object
+):
+    """A wrong `stale_if_error` would otherwise show only when the registry cannot be reached."""
+    with pytest.raises(errors.InvalidRequest, match=f"{argument} is .*accepted: seconds from 0"):
+        connect().fetch("alice", ECAPA, **{argument: value})
+    assert registry.requests == []
+
+
 class Endless(httpx.SyncByteStream, httpx.AsyncByteStream):
     """Counts how much of it is read."""
 
@@ -198,7 +210,7 @@ def test_a_pinned_version_is_asked_for_too(connect: Connect, registry: FakeRegis
 
 
 def test_a_name_follows_its_alias(connect: Connect, registry: FakeRegistry):
-    """What was cached for the name is not what the name means now."""
+    """An artifact that was cached for the name may not be what the name means now."""
     registry.add_version("alice")
     client = connect()
     assert client.fetch("alice", ECAPA).manifest.version == 1
@@ -223,7 +235,7 @@ def test_within_max_age_nothing_is_asked(connect: Connect, registry: FakeRegistr
 
 
 def test_age_counts_from_the_question(connect: Connect, registry: FakeRegistry, time: FakeTime):
-    """What changed while the answer was on its way is older than its arrival says."""
+    """A change that came while the answer was on its way is older than the arrival says."""
     registry.add_version("alice")
 
     def slow(request: httpx.Request) -> httpx.Response:
@@ -251,7 +263,7 @@ def test_other_clients_do_not_see_each_others_voices(connect: Connect, registry:
 
 
 def test_an_erased_voice_leaves_the_memory(connect: Connect, registry: FakeRegistry):
-    """With everything that was held of it: every version, under every reference."""
+    """Every version that was held of it is dropped, under every reference."""
     for name in ("alice", "alice", "bob"):
         registry.add_version(name)
     client = connect()
@@ -295,7 +307,7 @@ def test_what_is_being_made_again_stays_in_memory(connect: Connect, registry: Fa
 def test_what_the_registry_refuses_does_not_come_from_memory(
     connect: Connect, registry: FakeRegistry, code: str
 ):
-    """Else `max_age` would hand out what was just taken back."""
+    """`max_age` would otherwise return what was just withdrawn."""
     registry.add_version("alice")
     client = connect()
     client.fetch("alice", ECAPA)
@@ -355,7 +367,7 @@ def test_without_a_cache_every_fetch_is_a_transfer(connect: Connect, registry: F
 
 
 def test_a_download_gives_the_files_own_bytes(connect: Connect, registry: FakeRegistry):
-    """To the last one, from the registry even if the artifact is in memory."""
+    """The bytes are equal to the last one, and come from the registry even if the artifact is in memory."""
     version = registry.add_version("alice")
     client = connect()
     client.fetch("alice", ECAPA)
@@ -366,12 +378,28 @@ def test_a_download_gives_the_files_own_bytes(connect: Connect, registry: FakeRe
 
 
 def test_a_clip_comes_with_what_it_is(connect: Connect, registry: FakeRegistry):
-    """By the name alone, or for one version."""
+    """A clip can be fetched by the name alone, or for one version."""
     headers = {**file_headers(b"RIFF"), "content-type": "audio/wav"}
     registry.faults.extend(httpx.Response(200, content=b"RIFF", headers=headers) for _ in range(2))
     client = connect()
     assert client.clip("alice") == client.clip("alice", 3) == Clip(b"RIFF", "audio/wav")
     assert registry.paths() == [f"GET /v1/voices/alice/versions/{ref}/audio" for ref in ("default", 3)]
+
+
+def test_decoded_samples_are_verified(connect: Connect, registry: FakeRegistry):
+    """Samples come with their rate. A file of another form is refused, and so are damaged bytes."""
+    samples = ReferenceAudio(np.linspace(-1, 1, 100, dtype=np.float32), 16_000)
+    data = samples.to_bytes()
+    answers = [(data, file_headers(data)), (b"RIFF", file_headers(b"RIFF")), (data, file_headers(b"other"))]
+    registry.faults.extend(httpx.Response(200, content=body, headers=headers) for body, headers in answers)
+    client = connect()
+    found = client.samples("alice", 3)
+    assert (found.samples.tobytes(), found.sample_rate) == (samples.samples.tobytes(), 16_000)
+    with pytest.raises(errors.InvalidAudio, match="not a stored clip"):
+        client.samples("alice")
+    with pytest.raises(errors.DigestMismatch, match="the decoded clip's bytes are"):
+        client.samples("alice")
+    assert registry.paths()[0] == "GET /v1/voices/alice/versions/3/audio/samples"
 
 
 @pytest.mark.parametrize("headers", [{}, file_headers(b"other")])
@@ -405,7 +433,7 @@ def test_without_wait_an_unready_artifact_is_an_error_that_says_when(
 def test_with_wait_the_artifact_comes_as_soon_as_it_is_there(
     connect: Connect, registry: FakeRegistry, time: FakeTime
 ):
-    """Through as many long polls as it takes, each at most a minute."""
+    """The wait takes as many long polls as it needs, each of at most a minute."""
     version = registry.add_version("alice", "processing")
     for _ in range(2):
         registry.news.append(lambda: time.sleep(60))

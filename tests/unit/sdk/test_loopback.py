@@ -1,4 +1,4 @@
-"""What only a real connection shows: dead ends, slow answers and answers that stop in the middle."""
+"""Tests of what only a real connection shows: dead ends, slow answers and answers that stop in the middle."""
 
 import asyncio
 import itertools
@@ -79,7 +79,7 @@ def answering(body: bytes, promised: int | None = None, status: str = "200 OK", 
 
 
 def hanging_up(connection: socket.socket) -> None:
-    """Without an answer."""
+    """Hang up without an answer."""
 
 
 def test_a_file_travels_whole(connect, listen):
@@ -89,7 +89,7 @@ def test_a_file_travels_whole(connect, listen):
 
 
 def test_a_connection_that_dies_is_made_again(connect, listen):
-    """Before the answer, and in the middle of it."""
+    """The connection may die before the answer or in the middle of it."""
     url = listen(
         hanging_up,
         answering(FILE[:99], len(FILE), **file_headers(FILE)),
@@ -99,7 +99,7 @@ def test_a_connection_that_dies_is_made_again(connect, listen):
 
 
 def test_nobody_there_is_unavailable(connect):
-    """With the address, so that the mistake is seen."""
+    """The error names the address, so that the mistake is seen."""
     with socket.create_server(("127.0.0.1", 0)) as unused:
         port = unused.getsockname()[1]
     with pytest.raises(errors.Unavailable, match=f"127.0.0.1:{port}"):
@@ -107,7 +107,7 @@ def test_nobody_there_is_unavailable(connect):
 
 
 def test_a_server_that_never_answers_is_given_up_in_time(connect, listen):
-    """At the deadline, not at httpx's own time-out."""
+    """The call ends at the deadline, not at httpx's own time-out."""
 
     def silent(connection: socket.socket) -> None:
         connection.settimeout(None)
@@ -133,22 +133,45 @@ def test_a_body_that_trickles_is_given_up_in_time(connect, listen):
         connect(url, timeout=0.3, retries=0).get("alice")
 
 
-def test_the_async_client_gives_up_headers_that_trickle(listen):
-    """httpx counts each byte anew; the blocking client can only do the same."""
+@pytest.mark.parametrize(
+    ("begin", "pieces"),
+    [
+        (b"HTTP/1.1 200 OK\r\n", [bytes([byte]) for byte in b"x: y\r\n"]),
+        (b"", [b"HTTP/1.1 103 Early Hints\r\n\r\n"]),
+        (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n1;", [b"a"]),
+    ],
+    ids=["headers", "interim answers", "names of chunks"],
+)
+def test_an_answer_that_trickles_before_its_body_is_given_up_in_time(
+    connect, listen, begin: bytes, pieces: list[bytes]
+):
+    """httpx counts the time of each read anew, so a call could last for ever."""
 
     def trickling(connection: socket.socket) -> None:
         with suppress(OSError):  # the client has hung up
-            for byte in itertools.chain(b"HTTP/1.1 200 OK\r\n", itertools.cycle(b"x: y\r\n")):
-                connection.sendall(bytes([byte]))
-                time.sleep(0.05)
+            connection.sendall(begin)
+            for piece in itertools.islice(itertools.cycle(pieces), 400):
+                connection.sendall(piece)
+                time.sleep(0.02)
 
-    async def fetch(url: str) -> None:
-        async with AsyncRegistryClient(url, timeout=0.3, retries=0) as client:
-            await client.get("alice")
-
-    url = listen(trickling)
+    url, began = listen(trickling), time.monotonic()
     with pytest.raises(errors.Unavailable):
-        asyncio.run(fetch(url))
+        connect(url, timeout=0.3, retries=0).get("alice")
+    assert time.monotonic() - began < 5  # the server goes on for 8 s
+
+
+def test_a_server_that_reads_slowly_is_given_up_in_time(connect, listen):
+    """A clip has megabytes, and each piece that is read gives httpx its whole time again."""
+
+    def slow(connection: socket.socket) -> None:
+        with suppress(OSError):  # the client has hung up
+            while connection.recv(65_536):
+                time.sleep(0.01)
+
+    url, began = listen(slow), time.monotonic()
+    with pytest.raises(errors.Unavailable):
+        connect(url, timeout=1.0, retries=0).register("alice", bytes(60 * 1024**2), consent="c")
+    assert time.monotonic() - began < 5
 
 
 def test_what_is_not_http_is_unavailable(connect, listen):
@@ -162,4 +185,12 @@ def test_a_redirect_is_not_followed(connect, listen):
     """The API key would go wherever it points."""
     url = listen(answering(b"", status="307 Temporary Redirect", location="http://127.0.0.1:1/"))
     with pytest.raises(errors.Unavailable, match="redirect"):
+        connect(url, retries=0).get("alice")
+
+
+@pytest.mark.parametrize("location", ["javascript:x", "http://xn--/", "http://[::1", "//"])
+def test_a_redirect_to_nowhere_is_an_error_of_the_sdk(connect, listen, location: str):
+    """httpx parses an address that it does not follow, and raises errors of several kinds."""
+    url = listen(answering(b"", status="302 Found", location=location))
+    with pytest.raises(errors.Unavailable):
         connect(url, retries=0).get("alice")

@@ -22,7 +22,7 @@ ALL = [chr(number) for number in range(sys.maxunicode + 1) if not 0xD800 <= numb
 COMPOSING = sorted(
     {decomposed[-1] for character in ALL if len(decomposed := unicodedata.normalize("NFD", character)) > 1}
 )
-"""What becomes one character with the one before it."""
+"""Characters that become one with the character before them."""
 NAMES = st.text(st.one_of(st.characters(exclude_categories=["Cs"]), st.sampled_from(COMPOSING)), max_size=8)
 
 
@@ -40,7 +40,7 @@ def test_the_key_of_every_capital_with_a_mark_is_its_own_key():
 
 @given(NAMES)
 def test_the_key_of_a_name_is_a_name_with_that_key(text: str):
-    """Whatever is typed."""
+    """Every name that can be typed has such a key."""
     try:
         key = parse_speaker_name(text).key
     except InvalidVoiceName:
@@ -94,7 +94,7 @@ def test_a_name_of_which_something_can_be_seen_is_taken_as_it_is(name: str):
 
 @pytest.mark.parametrize("text", ["1", "2147483647"])
 def test_a_version_number_is_a_reference(text: str):
-    """From the first to the last there can be."""
+    """Every number from the first to the last possible one is a reference."""
     assert parse_reference(text) == int(text)
 
 
@@ -107,7 +107,7 @@ def test_a_number_that_no_version_has_is_refused_with_those_that_one_can_have(te
 
 @given(NAMES)
 def test_an_id_leads_back_to_its_voice(text: str):
-    """Whatever the name is. It is a name itself, so that it is taken wherever one is."""
+    """Every name has such an id. The id is a name itself, so that it is accepted wherever a name is."""
     try:
         key = parse_speaker_name(text).key
     except InvalidVoiceName:

@@ -1,4 +1,4 @@
-"""What the package promises, and that asking for it costs nothing until it is used."""
+"""Tests of the names that the package promises, and that importing it costs nothing until it is used."""
 
 import importlib
 import inspect
@@ -18,6 +18,7 @@ PUBLIC = {
     "PermissionDenied",
     "Quota",
     "Rate",
+    "ResolvedArtifact",
     "Usage",
     "Artifact",
     "ArtifactCache",
@@ -28,6 +29,7 @@ PUBLIC = {
     "AsyncRegistryClient",
     "CacheStats",
     "Clip",
+    "ReferenceAudio",
     "Conflict",
     "DigestMismatch",
     "File",
@@ -67,7 +69,7 @@ def test_an_unknown_name_is_an_attribute_error():
 
 
 def test_the_version_is_that_of_the_package():
-    """What `--version` and the user agent say."""
+    """`--version` and the user agent say the same."""
     assert speaker_registry.__version__[0].isdigit()
 
 
@@ -108,7 +110,7 @@ def test_help_is_shown_without_loading_the_client():
 
 
 def test_both_clients_have_the_same_methods_with_the_same_arguments():
-    """Whoever knows one knows the other."""
+    """A developer who knows one client knows the other."""
 
     def methods(cls: type) -> dict[str, list[str]]:
         return {

@@ -1,4 +1,6 @@
-"""How clips and artifacts look in logs, tracebacks and notebooks: what they are, never what is in them."""
+"""Tests of how clips and artifacts look in logs, tracebacks and notebooks: they show what they are, never
+what is in them.
+"""
 
 import html
 import re
@@ -6,7 +8,7 @@ import re
 import numpy as np
 import pytest
 
-from speaker_registry import Artifact, Clip, File, Manifest
+from speaker_registry import Artifact, Clip, File, Manifest, ReferenceAudio
 from speaker_registry.artifact import encode
 from speaker_registry.exchange import Reply
 
@@ -39,6 +41,8 @@ def test_a_clip_shows_its_size_alone():
     """Its bytes are a person's voice, and logs are kept for long."""
     clip = Clip(b"RIFF" + SECRET.encode() * 10_000, "audio/wav")
     assert repr(clip) == str(clip) == "<Clip audio/wav, 120004 bytes>"
+    samples = ReferenceAudio(np.full(24_000, 0.5, np.float32), 16_000)
+    assert repr(samples) == str(samples) == "<ReferenceAudio 1.50 s, 16000 Hz>"
     assert f"{clip}" == repr(clip)
     assert tuple(clip) == (clip.data, clip.mime_type), "it is unpacked as before"
 
@@ -51,7 +55,9 @@ def test_a_file_shows_its_size_and_its_artifact():
 
 
 def test_an_artifact_is_shown_in_one_line():
-    """Which voice, for what, which tensors; neither numbers nor words."""
+    """The line says which voice it is, for which profile, and which tensors it has; it shows neither numbers
+    nor texts.
+    """
     made = artifact()
     assert repr(made) == (
         "<Artifact Wren@3 for qwen3-tts-0.6b: ref_code int32 [42, 16], speaker_embedding float32 [1024]; "

@@ -30,7 +30,7 @@ def test_a_name_cannot_drive_the_terminal(text: object, shown: str):
 
 @given(st.text())
 def test_nothing_printable_holds_a_control_character(text: str):
-    """Whatever the name."""
+    """Every name is printed without control characters."""
     assert {unicodedata.category(character)[0] for character in printable(text)} <= set("LMNPSZ")
     assert "\n" not in printable(text)
 
@@ -43,11 +43,11 @@ def test_columns_are_aligned_by_what_is_seen():
 
 
 def test_a_table_without_rows_is_its_head():
-    """So that an empty answer says what there would be."""
+    """An empty answer so says what it would show."""
     assert table(("NAME", "STATE"), []) == "NAME  STATE"
 
 
 def test_fields_are_one_a_line():
-    """What is missing is a dash."""
+    """A missing value is shown as a dash."""
     assert field_lines([("id", "x\ny"), ("ref_text", None)]) == "id        x\\ny\nref_text  -"
     assert columns("声x") == 3

@@ -1,4 +1,4 @@
-"""What is said of a value that is not accepted."""
+"""Tests of the messages about values that are not accepted."""
 
 from typing import Annotated, Any, Literal
 
@@ -36,7 +36,9 @@ from speaker_registry.validation import accepted, invalid_value_message
     ],
 )
 def test_what_is_accepted_is_said_in_words(kind: Any, words: str):
-    """Of a type and its bounds, all of it: whoever mends one mistake must not run into the next."""
+    """The message names the type and all bounds, because a caller who mends one mistake must not run into the
+    next.
+    """
     assert accepted(TypeAdapter(kind).json_schema()) == words
 
 
@@ -47,7 +49,7 @@ def _even(number: int) -> int:
 
 
 class Order(BaseModel):
-    """With all that can be wrong with one."""
+    """A model with every fault that a value can have."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -69,7 +71,7 @@ class Order(BaseModel):
     ],
 )
 def test_a_refusal_says_what_was_given_and_what_is_accepted(given: dict[str, Any], says: str):
-    """In our words, not in the library's."""
+    """The message has our words, not the library's."""
     with pytest.raises(ValidationError) as caught:
         Order.model_validate(given)
     [fault] = caught.value.errors()

@@ -43,7 +43,7 @@ def test_a_bare_name_means_the_version_uploaded_last(connect: Connect, registry:
 
 
 def test_an_alias_is_followed_once(connect: Connect, registry: FakeRegistry):
-    """Where it is moved to meanwhile is another version."""
+    """The version is the one that the alias pointed to first, even if the alias moves meanwhile."""
     version = registry.add_version("alice", "pending")
 
     def moved() -> None:
@@ -67,7 +67,7 @@ def test_news_arrives_through_long_polls_not_by_sleeping(
 
 
 def test_a_failure_ends_the_wait_with_its_reason(connect: Connect, registry: FakeRegistry):
-    """At once, although another profile is still being worked on."""
+    """The wait ends at once, although another profile is still being extracted."""
     version = registry.add_version("alice", "processing")
 
     def fails() -> None:
@@ -85,7 +85,7 @@ def test_a_failure_ends_the_wait_with_its_reason(connect: Connect, registry: Fak
 def test_a_wait_that_takes_too_long_says_where_it_stands(
     connect: Connect, registry: FakeRegistry, time: FakeTime
 ):
-    """Without spinning: a registry that answers long polls at once is asked a few times a second."""
+    """The wait does not spin: a registry that answers long polls at once is asked a few times a second."""
     registry.add_version("alice", "pending")
     with pytest.raises(errors.ArtifactNotReady, match=f"{ECAPA} pending"):
         connect().wait_ready("alice", timeout=5)
@@ -138,7 +138,7 @@ def test_a_restart_of_the_registry_does_not_end_a_long_wait(
 
 
 def test_a_registry_that_stays_away_ends_it(connect: Connect, registry: FakeRegistry, time: FakeTime):
-    """When the time is up, with the reason."""
+    """The wait ends when the time is up, with the reason."""
     registry.add_version("alice", "processing")
     registry.news.append(lambda: registry.faults.extend(httpx.ConnectError("refused") for _ in range(999)))
     with pytest.raises(errors.Unavailable, match="refused"):

@@ -14,6 +14,7 @@ from services.registry_api.wire.examples.responses import (
     error,
     json_answer,
     page_of,
+    part_of_bytes,
     response_headers,
 )
 from speaker_registry import schemas
@@ -40,12 +41,13 @@ READY_DESCRIPTOR = {
     "ref_text": "The quick brown fox jumps over the lazy dog.",
     "fingerprint": DIGEST,
     "url": "/v1/voices/Alice/versions/2/artifacts/qwen3-tts-0.6b/file",
+    "immutable_url": f"/v1/blobs/{DIGEST}",
 }
 
 PENDING_DESCRIPTOR = {
     key: value
     for key, value in READY_DESCRIPTOR.items()
-    if key not in {"digest", "size", "tensors", "url", "mode"}
+    if key not in {"digest", "size", "tensors", "url", "immutable_url", "mode"}
 } | {"state": "processing", "job_id": JOB_ID}
 
 _NO_ARTIFACT = error(
@@ -94,16 +96,80 @@ DESCRIPTOR: Responses = {
     **_NOT_YET,
 }
 
+RESOLVE_BODY = {
+    "requestBody": {
+        "content": {
+            "application/json": {"example": {"voices": ["Alice", "Bob@3"], "profiles": ["qwen3-tts-0.6b"]}}
+        },
+    }
+}
+
+RESOLUTION: Responses = {
+    200: json_answer(
+        "One entry for each voice and profile, in the order of the request.",
+        {
+            "object": "list",
+            "data": [
+                {
+                    "voice": "Alice",
+                    "profile": "qwen3-tts-0.6b",
+                    "version": 2,
+                    "version_id": VUID,
+                    "created_at": 1775133885,
+                    "state": "ready",
+                    "digest": DIGEST,
+                    "size": 9480,
+                },
+                {
+                    "voice": "Bob@3",
+                    "profile": "qwen3-tts-0.6b",
+                    "error": {"code": "voice_not_found", "message": "Voice 'Bob' not found"},
+                },
+            ],
+        },
+        schemas.Resolution,
+    ),
+    **READ,
+    404: error(
+        "A profile does not exist.",
+        "There is no profile 'qwen'.",
+        "profile_unknown",
+        "not_found_error",
+    ),
+}
+
+_WHOLE_FILE = {
+    "description": "The safetensors file: the tensors, with a manifest in its metadata.",
+    "content": {MEDIA_TYPE: BINARY},
+    "headers": response_headers(
+        OF_BYTES
+        | {"X-Artifact-Fingerprint": "Identifies everything that determines the artifact, except the clip."}
+    ),
+}
+
+_REDIRECTED = {
+    "description": "The bucket has the file at `Location`, for a short time.",
+    "headers": response_headers({"Location": "The address of the file in the bucket."}),
+}
+
 FILE: Responses = {
-    200: {
-        "description": "The safetensors file: the tensors, with a manifest in its metadata.",
-        "content": {MEDIA_TYPE: BINARY},
-        "headers": response_headers(
-            OF_BYTES
-            | {"X-Artifact-Fingerprint": "Identifies everything but the clip that determines the artifact."}
-        ),
-    },
+    200: _WHOLE_FILE,
+    206: part_of_bytes(MEDIA_TYPE),
+    307: _REDIRECTED,
     **_NOT_YET,
+}
+
+BLOB: Responses = {
+    200: _WHOLE_FILE,
+    206: part_of_bytes(MEDIA_TYPE),
+    307: _REDIRECTED,
+    **READ,
+    404: error(
+        "No voice of the namespace has an artifact with this digest.",
+        f"No voice has an artifact with the digest {DIGEST}. It may have been deleted or replaced.",
+        "artifact_not_found",
+        "not_found_error",
+    ),
 }
 
 FILE_BODY = {
@@ -142,7 +208,7 @@ PUT_ARTIFACT: Responses = {
     ),
     422: error(
         "The file does not match the profile's tensors, is of another clip, or does not say what made it.",
-        "tensor 'speaker_embedding' has shape [512], the profile says [1024]",
+        "tensor 'speaker_embedding' has shape [512], but the profile requires [1024]",
         "artifact_schema",
     ),
 }

@@ -73,8 +73,8 @@ _UNKNOWN_PROFILE = compatible_error(
 _UNSUPPORTED = compatible_error(
     "The voice has no clip to extract from, or a parameter is invalid.",
     400,
-    "Version 1 was registered with a ready speaker embedding of 1024 numbers: there is nothing to extract. "
-    "Re-upload with an audio file.",
+    "Version 1 was registered with a precomputed speaker embedding of 1024 numbers: there is nothing to "
+    "extract. Re-upload with an audio file.",
     "BadRequestError",
     "cache_unsupported",
 )

@@ -78,7 +78,7 @@ CANCEL: Responses = {
     404: _NO_JOB,
     409: error(
         "The job has finished, or its artifact is already being stored. `x-should-retry: false`.",
-        f"Job '{JOB_ID}' is succeeded; only a queued or processing job can be canceled.",
+        f"Job '{JOB_ID}' is in state 'succeeded'; only a queued or processing job can be canceled.",
         "job_finished",
         "conflict_error",
     ),
@@ -98,8 +98,8 @@ EXTRACTIONS: Responses = {
     **COMMON,
     400: error(
         "The version has no clip to extract from, or a parameter or field is invalid.",
-        "Version 2 was registered with a ready speaker embedding of 1024 numbers; profile 'qwen3-tts-0.6b' "
-        "needs reference audio.",
+        "Version 2 was registered with a precomputed speaker embedding of 1024 numbers; profile "
+        "'qwen3-tts-0.6b' needs reference audio.",
         "cache_unsupported",
     ),
     404: NO_VOICE,

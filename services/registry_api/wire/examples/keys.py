@@ -39,8 +39,8 @@ _NO_SUCH_KEY = error(
 
 _KEYS_OFF = error(
     "This registry runs without API keys. `x-should-retry: false`.",
-    "This registry asks for no API keys, so it makes, shows and ends none. Start it with "
-    "SPEAKER_AUTH_REQUIRED=true and a bootstrap key first.",
+    "This registry requires no API keys, so they cannot be created, listed, rotated or revoked. Start it "
+    "with SPEAKER_AUTH_REQUIRED=true and a bootstrap key first.",
     "api_keys_off",
     "conflict_error",
 )

@@ -99,9 +99,11 @@ READ: Responses = {**COMMON, 304: {"description": "Not modified: `If-None-Match`
 
 _NO_KEY_MESSAGE = "No API key was sent. Accepted: 'Authorization: Bearer sreg_…'."
 
-_NOT_FOR_THIS_MESSAGE = "This API key is for artifacts:read; needed: voices:write."
+_NOT_FOR_THIS_MESSAGE = "This API key has the scopes: artifacts:read; needed: voices:write."
 
-_TOO_OFTEN_MESSAGE = "Over 60000 requests a minute with this API key. Wait for the next minute."
+_TOO_OFTEN_MESSAGE = (
+    "The limit of 60000 requests a minute for this API key is reached. Wait for the next minute."
+)
 
 DENIED: Responses = {
     401: error(
@@ -159,9 +161,22 @@ BINARY = {"schema": {"type": "string", "format": "binary"}}
 OF_BYTES = {
     "ETag": "The digest of the file (`sha256:…`), in quotes.",
     "Content-Digest": "The same digest in the format of RFC 9530.",
+    "Accept-Ranges": "`bytes`: a single `Range` is honoured.",
     "X-Voice-Version": "The number of the version.",
     "X-Voice-Created-At": "When the version was created (Unix seconds). Rises with every upload of the name.",
 }
+
+
+def part_of_bytes(media_type: str) -> dict[str, Any]:
+    """Describe the answer to a request with a `Range`."""
+    described = {name: says for name, says in OF_BYTES.items() if name != "Content-Digest"}
+    described["Repr-Digest"] = "The digest of the whole file in the format of RFC 9530."
+    described["Content-Range"] = "Which bytes these are, and how many there are."
+    return {
+        "description": "The bytes that `Range` asks for.",
+        "content": {media_type: BINARY},
+        "headers": response_headers(described),
+    }
 
 
 def response_headers(descriptions: Mapping[str, str]) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """OpenAPI responses of `/v1/voices`: voices, versions and clips."""
 
+from services.registry_api.wire.examples.artifacts import MEDIA_TYPE
 from services.registry_api.wire.examples.responses import (
     BAD_NAME,
     BINARY,
@@ -15,6 +16,7 @@ from services.registry_api.wire.examples.responses import (
     error,
     json_answer,
     page_of,
+    part_of_bytes,
     response_headers,
 )
 from speaker_registry import schemas
@@ -100,19 +102,34 @@ VERSION: Responses = {
     404: NO_VOICE,
 }
 
+_NO_CLIP = error(
+    "The voice, the version or the alias does not exist in this namespace, or the version was registered "
+    "with a speaker embedding and has no clip.",
+    "Version 1 of voice 'Alice' was registered with a precomputed speaker embedding: there is no clip.",
+    "audio_not_found",
+    "not_found_error",
+)
+
 CLIP: Responses = {
     200: {
         "description": "The clip, byte for byte as it was uploaded.",
         "content": {"audio/*": BINARY},
         "headers": response_headers(OF_BYTES),
     },
+    206: part_of_bytes("audio/*"),
     **READ,
     400: BAD_NAME,
-    404: error(
-        "The voice, the version or the alias does not exist in this namespace, or the version was registered "
-        "with a speaker embedding and has no clip.",
-        "Version 1 of voice 'Alice' was registered with a ready speaker embedding: there is no clip.",
-        "audio_not_found",
-        "not_found_error",
-    ),
+    404: _NO_CLIP,
+}
+
+SAMPLES: Responses = {
+    200: {
+        "description": "The safetensors file with the decoded samples of the clip.",
+        "content": {MEDIA_TYPE: BINARY},
+        "headers": response_headers(OF_BYTES),
+    },
+    206: part_of_bytes(MEDIA_TYPE),
+    **READ,
+    400: BAD_NAME,
+    404: _NO_CLIP,
 }

@@ -1,51 +1,52 @@
 -- Prepended to every script. One hash holds all that the index knows of a speaker:
---   epoch listed                 the index that it was admitted to (empty: it could not be), and when the facts it was told then
---                                were listed
+--   epoch listed                 the index that it was admitted to (empty: it could not be admitted), and when its facts were
+--                                listed for that
 --   seq num at tomb live key     high-water marks, the tombstone's seq, number of live versions, the speaker's key
---   bytes                        what its live versions were uploaded with, texts and brought artifacts too, as far as {names}:bytes counts them
+--   bytes                        uploaded bytes of its live versions, texts and artifacts included, as far as {names}:bytes counts them
 --   texts                        bytes of the texts of its live versions, which are in their records here, as far as {names}:texts counts them
 --   damaged                      seq of a version that was not deleted and whose record is damaged or cannot be read now
 --   unreadable                   names of the versions (vuid), censuses (census-seq) and artifacts (vuid:akey) whose record
 --                                cannot be read now
---   undecided                    1: artifacts or moves were too young to tell when it was admitted, and it was not told them since
---   census                       {high}:{put|pending}:{JSON of vuids}: of the places up to high only these versions count
+--   undecided                    1: artifacts or moves were too young when it was admitted, and were not told since
+--   census                       {high}:{put|pending}:{JSON of vuids}: only these versions of the places up to high count
 --   v:{vuid}                     {seq}:{JSON of the version record}
 --   a:{alias}  p:{alias}         {seq}:{uid}:{vuid}, the last move by hand and the highest automatic one
---   open                         JSON: vuid -> when its place was given out last. Its fact may be in the bucket; the index was not told
---   coming                       the last place of those for which {names}:coming was told that the speaker may become live
---   ra:{alias}  rdel             {seq}:{now}, the last place reserved for a move by hand; for a tombstone that was not told and may land
---   rp:{alias}                   {last seq}:{JSON}, automatic moves on their way: seq -> at, vuid, serves
+--   open                         JSON: vuid -> when its place was given out last. Its fact may be in the bucket, untold
+--   coming                       the last place for which the speaker was put into {names}:coming
+--   ra:{alias}  rdel             {seq}:{now}, the last place reserved for a move by hand; for a tombstone that is untold and may land
+--   rp:{alias}                   {last seq}:{JSON}, pending automatic moves: seq -> at, vuid, serves
 --   r:{vuid}:{akey}              {winner}:{JSON of the artifact record}
---   b:{vuid}:{base}              highest build that was ever ready of an akey without its build
---   w:{vuid}:{akey}              1: this artifact's bytes were lost, nothing counts under its key any more
---   g:{vuid}:{akey}              token of the one call that began to publish it, '*': several did
+--   b:{vuid}:{base}              highest build that was ever ready; base is an akey without its build
+--   w:{vuid}:{akey}              1: this artifact's bytes were lost, and it no longer counts
+--   g:{vuid}:{akey}              token of the only call that began to publish it; '*': several did
 --   x:{vuid}:{akey}              {attempt}:{JSON of the failure record}
---   f:{vuid}:{profile}:{fp}      {job id}:{queued|processing}, the one computation in flight (fp empty: not known yet)
---   k:{vuid}                     names of its r:, x:, w: and f: fields, without the vuid; what they name may be gone;
---                                and r: alone, if it came with artifacts
---   k:                           names of the a: and p: fields; what they name may be gone
+--   f:{vuid}:{profile}:{fp}      {job id}:{queued|processing}, the one pending extraction (fp empty: not known yet)
+--   k:{vuid}                     names of its r:, x:, w: and f: fields, without the vuid; such a field may be gone;
+--                                and r: alone, if it was registered with artifacts
+--   k:                           names of the a: and p: fields; such a field may be gone
 --   i:{idempotency}              vuid of the version that was registered with that key
--- Beside it, `order`: {seq}:{vuid} of the live versions, scored by number. `look` reads single versions by these.
--- {names}:coming holds the speakers that are not live, or being deleted, and have a place for a version that may still land;
--- scored by when it was given out last. They count against the limit of voices.
--- For a while sr:place:{speaker}:{idempotency} holds the place that a request was given, and sr:answered:{speaker}:{idempotency}
--- the vuid of the version that it was answered with because that was there already.
--- KEYS: speaker hash, boot, events, names (of any epoch), dirty      ARGV: what the caller trusts boot to be, JSON
+-- The sorted set `order` holds {seq}:{vuid} of the live versions, scored by number. `look` finds single versions by it.
+-- {names}:coming holds the speakers that are not live, or are being deleted, and have a place for a version that may still
+-- land, scored by when the place was given out last. They count against the limit of voices.
+-- {names}:blobs holds {slug}:{vuid} of each artifact that a live version has, by the first half of the SHA-256 of its file.
+-- sr:place:{speaker}:{idempotency} holds, for a while, the place that a request was given, and
+-- sr:answered:{speaker}:{idempotency} the vuid of the existing version that it was answered with.
+-- KEYS: speaker hash, boot, events, names (of any epoch), dirty      ARGV: the content of boot that the caller trusts, JSON
 local speaker, boot, events, dirty = KEYS[1], KEYS[2], KEYS[3], KEYS[5]
 local a = cjson.decode(ARGV[2])
 if redis.call('GET', boot) ~= ARGV[1] then return redis.error_reply('GATE closed') end
--- Every place that was reserved before this index was begun is at most `epoch`. Its names are its own: those of an
--- older index are never read again.
+-- Every place that was reserved before this index was begun is at most `epoch`. The names of an older index are never read
+-- again.
 local epoch_text = string.match(ARGV[1], '%d+$')
 local epoch = tonumber(epoch_text)
 local names = KEYS[4] .. ':' .. epoch_text
-local coming = names .. ':coming'
+local coming, blobs = names .. ':coming', names .. ':blobs'
 local known = redis.call('HGET', speaker, 'epoch') == epoch_text
--- What was reserved before a loss of Redis may land until then.
+-- Returns whether a write that was reserved before this index was begun may still land at that time.
 local function unsettled(at) return at < epoch / 100 + a.window end
 if not known and not a.unknown then
-  -- Once every speaker of the bucket has been admitted, one without a hash is new. Not earlier: an upload from before
-  -- the loss may have landed since.
+  -- Once every speaker of the bucket has been admitted, a speaker without a hash is new. Earlier it may have landed from an
+  -- upload before the loss.
   local new = a.new and redis.call('GET', 'sr:complete') == epoch_text and redis.call('EXISTS', speaker) == 0
   if not new or unsettled(a.now) then return redis.error_reply('ABSENT') end
 end
@@ -57,7 +58,7 @@ end
 local function void(vuid, akey) return redis.call('HEXISTS', speaker, 'w:' .. vuid .. ':' .. akey) == 1 end
 local order = 'sr:order:' .. a.speaker
 local function in_order(seq, vuid) return string.format('%015.0f:', seq) .. vuid end
--- Makes a field known to `look`. vuid: of the version that it belongs to; empty: none. field: its name without the vuid.
+-- Makes a field known to `look`. vuid: the version that it belongs to, or empty. field: its name without the vuid.
 local function note(vuid, field)
   local noted = redis.call('HGET', speaker, 'k:' .. vuid) or ''
   if not string.find(noted .. ' ', ' ' .. field .. ' ', 1, true) then
@@ -73,12 +74,12 @@ local function unnote(vuid, field)
   if #left > 0 then redis.call('HSET', speaker, 'k:' .. vuid, ' ' .. table.concat(left, ' ')) end
 end
 local function live(vuid) return redis.call('HEXISTS', speaker, 'v:' .. vuid) == 1 end
--- Of the version that an Idempotency-Key stands for; nothing if it is new, or that version is dead.
+-- Returns the vuid of the version that an Idempotency-Key stands for; nothing if the key is new or the version is dead.
 local function keyed(idempotency)
   local vuid = redis.call('HGET', speaker, 'i:' .. idempotency) or redis.call('GET', 'sr:answered:' .. a.speaker .. ':' .. idempotency)
   return vuid and live(vuid) and vuid or nil
 end
--- The last place that was reserved for something that has one record at a time, and when: ra:{alias} or rdel. 0 and 0: none.
+-- Returns the last place that was reserved for a move or a delete (ra:{alias} or rdel), and when; 0 and 0 if there is none.
 local function reserved(field)
   local seq, at = string.match(redis.call('HGET', speaker, field) or '0', '^(%d+):?(.*)$')
   return tonumber(seq), tonumber(at) or 0
@@ -86,11 +87,21 @@ end
 local function keep_reserved(field, seq) redis.call('HSET', speaker, field, string.format('%.0f:%.3f', seq, a.now)) end
 local function place_of(key) return cjson.decode(redis.call('GET', key) or '{"seq":0}') end
 local function place_key(idempotency) return 'sr:place:' .. a.speaker .. ':' .. idempotency end
--- Whether a place that was given to a request is its own still, and no delete came between or may still land.
+-- Returns whether a place still belongs to the request that it was given to, and no delete came in between or may still land.
 local function is_valid(place) return place.seq > math.max(mark('tomb'), epoch, (reserved('rdel'))) end
--- What a version was uploaded with, in bytes, and how many of these are texts; `value` as in v:{vuid}.
-local function bytes_of(value)
-  local record, bytes, texts = cjson.decode(string.match(value, '^%d+:(.+)$')), 0, 0
+-- Makes the file of an artifact findable by its digest, or no longer findable. record: the artifact's.
+local function blob_field(record) return string.sub(record.digest, 8, 39) end -- behind 'sha256:'
+local function place_blob(vuid, record)
+  redis.call('HSET', blobs, blob_field(record), string.match(a.speaker, '/(.+)$') .. ':' .. vuid)
+end
+local function forget_blob(record) redis.call('HDEL', blobs, blob_field(record)) end
+-- Returns the record of a version. value: the content of v:{vuid}.
+local function version_in(value) return cjson.decode(string.match(value, '^%d+:(.+)$')) end
+-- Returns the record of an artifact. value: the content of r:{vuid}:{akey}.
+local function artifact_in(value) return cjson.decode(string.match(value, '^[^:]+:(.+)$')) end
+-- Returns the uploaded bytes of a version, and how many of these are texts.
+local function bytes_of(record)
+  local bytes, texts = 0, 0
   if type(record.clip) == 'table' then bytes = record.clip.size end
   for _, artifact in ipairs(record.given or {}) do bytes = bytes + artifact.size end
   for _, text in ipairs({'name', 'consent', 'ref_text', 'description'}) do
@@ -98,29 +109,32 @@ local function bytes_of(value)
   end
   return bytes + texts, texts
 end
--- Of an artifact, if somebody brought it; `value` as in r:{vuid}:{akey}, or nothing.
-local function bytes_brought(value)
-  local record = cjson.decode(string.match(value or '', '^[^:]+:(.+)$') or '{}')
-  return string.match(record.attempt or '', '%-upload$') and record.size or 0
-end
--- Of this speaker, and of all in its namespace. what: 'bytes' or 'texts'.
+-- Returns the bytes of an artifact if it was uploaded, else 0.
+local function bytes_brought(record) return string.match(record.attempt, '%-upload$') and record.size or 0 end
+-- Counts bytes of this speaker and of its namespace. what: 'bytes' or 'texts'.
 local function count(what, bytes)
   bytes = string.format('%.0f', math.max(bytes, -mark(what)) + 0) -- '-0' is no integer
   redis.call('HINCRBY', speaker, what, bytes)
   redis.call('INCRBY', names .. ':' .. what, bytes)
 end
--- sign: 1 for a version that is new, -1 for one that is removed.
-local function count_version(value, sign)
-  local bytes, texts = bytes_of(value)
+-- Counts a version that is new (sign 1) or removed (sign -1), and makes the artifacts it came with findable, or no longer.
+local function count_version(vuid, value, sign)
+  local record = version_in(value)
+  local bytes, texts = bytes_of(record)
   count('bytes', sign * bytes)
   count('texts', sign * texts)
+  for _, given in ipairs(record.given or {}) do
+    if sign > 0 then place_blob(vuid, given) else forget_blob(given) end
+  end
 end
-local function event(kind, fields)
-  if not known then return end -- a speaker that is only being admitted has no news
-  fields.type = kind; fields.speaker = a.speaker; fields.at = a.now
-  redis.call('XADD', events, 'MAXLEN', '~', '50000', '*', 'd', cjson.encode(fields))
+-- takes_away: whether an answer that was right before may be wrong from now on. `leases.py` waits for such events.
+local function event(kind, fields, takes_away)
+  if not known then return end -- admitting a speaker is no news
+  fields.type = kind; fields.speaker = a.speaker; fields.at = a.now; fields.takes = takes_away or nil
+  local id = redis.call('XADD', events, 'MAXLEN', '~', '50000', '*', 'd', cjson.encode(fields))
+  if takes_away then redis.call('SET', 'sr:taken', id) end
 end
--- Housekeeping looks at this speaker again, at the latest in so many seconds.
+-- Makes housekeeping look at this speaker again within this many seconds.
 local function look_again(seconds) redis.call('ZADD', dirty, 'LT', a.now + seconds, a.speaker) end
 local function job_key(id) return 'sr:job:' .. id end
 local function move_job(id, state, fields)
@@ -140,18 +154,18 @@ local function finish_job(id, state, fields)
   fields.finished_at = a.now
   move_job(id, state, fields)
 end
-local function flight_of(vuid, profile, fingerprint) return 'f:' .. vuid .. ':' .. profile .. ':' .. fingerprint end
-local function forget_flight(field)
+local function pending_field(vuid, profile, fingerprint) return 'f:' .. vuid .. ':' .. profile .. ':' .. fingerprint end
+local function forget_pending(field)
   redis.call('HDEL', speaker, field)
-  -- A version that was dead when the index was begun has nothing else there, and no tombstone forgets it again.
+  -- A version that was dead when the index was begun has no other field, and no tombstone will remove this one.
   local vuid, rest = string.match(field, '^f:([^:]+):(.+)$')
   if not live(vuid) then unnote(vuid, 'f:' .. rest) end
 end
--- Ends the flight that belongs to this job, if it still does.
+-- Ends the pending extraction of this job, if it still belongs to this job.
 local function land(field, id, state, fields)
-  local flight = redis.call('HGET', speaker, field)
-  if not flight or string.match(flight, '^[^:]+') ~= id then return false end
-  forget_flight(field)
+  local pending = redis.call('HGET', speaker, field)
+  if not pending or string.match(pending, '^[^:]+') ~= id then return false end
+  forget_pending(field)
   finish_job(id, state, fields)
   return true
 end
@@ -185,12 +199,12 @@ local function move_alias(move)
   end
   redis.call('HSET', speaker, field, string.format('%.0f', move.seq) .. ':' .. move.uid .. ':' .. move.vuid)
   note('', field)
-  event('alias.updated', {alias = move.alias, vuid = move.vuid})
+  event('alias.updated', {alias = move.alias, vuid = move.vuid}, mark('live') > 1)
   return 1
 end
 
--- Whether a version counts, as far as the last census says: one that was reserved before a loss of Redis and landed
--- after the census never happened, for its number has been given out again.
+-- The last census says which versions count. A version that was reserved before a loss of Redis and landed after the census
+-- does not exist, because its number has been given out again.
 local function census()
   local high, state, vuids = string.match(redis.call('HGET', speaker, 'census') or '', '^(%d+):(%a+):(.+)$')
   return tonumber(high or '0'), state, vuids
@@ -203,7 +217,7 @@ local function census_due()
   local high, state = census()
   return unsettled(tonumber(redis.call('HGET', speaker, 'listed') or '0')) and (high < epoch or state ~= 'put')
 end
--- Removes versions with all that was made from them. Returns how many there were.
+-- Removes versions with everything that was made from them. Returns how many versions there were.
 local function remove_versions(is_dead)
   local all, dead, removed = redis.call('HGETALL', speaker), {}, 0
   for i = 1, #all, 2 do
@@ -216,10 +230,14 @@ local function remove_versions(is_dead)
     if string.match(all[i], '^i:') then vuid, kind = all[i + 1], 'i' end
     if kind and dead[vuid] then
       if kind == 'v' then
-        count_version(all[i + 1], -1)
+        count_version(vuid, all[i + 1], -1)
         redis.call('ZREM', order, in_order(tonumber(string.match(all[i + 1], '^%d+')), vuid))
       end
-      if kind == 'r' then count('bytes', -bytes_brought(all[i + 1])) end
+      if kind == 'r' then
+        local record = artifact_in(all[i + 1])
+        count('bytes', -bytes_brought(record))
+        forget_blob(record)
+      end
       redis.call('HDEL', speaker, all[i])
       if kind == 'f' then finish_job(string.match(all[i + 1], '^[^:]+'), 'superseded', {}) end
     end
@@ -229,24 +247,25 @@ local function remove_versions(is_dead)
   end
   return removed
 end
--- Of a later place than the present census, or the present one once it has been put.
+-- Applies a later census than the present one, or records that the present one is in the bucket.
 local function tell_census(high, state, vuids)
   local present, told = census()
   if high < present or (high == present and told == 'put') then return end
   redis.call('HSET', speaker, 'census', string.format('%.0f:%s:%s', high, state, vuids))
-  remove_versions(function(seq, vuid) return not counts(seq, vuid) end)
+  local removed = remove_versions(function(seq, vuid) return not counts(seq, vuid) end)
+  if removed > 0 then event('versions.removed', {versions = removed}, true) end
 end
--- Places of versions that somebody may have taken and died before the index was told.
+-- Returns the places of versions that may have landed although their process died before it told the index.
 local function open_places() return cjson.decode(redis.call('HGET', speaker, 'open') or '{}') end
 local function keep_open(places)
   if next(places) == nil then redis.call('HDEL', speaker, 'open')
   else redis.call('HSET', speaker, 'open', cjson.encode(places)) end
 end
--- What is live counts as that, unless a delete is on its way that leaves only a later place.
+-- A live speaker no longer counts as coming, unless a pending delete leaves only a later place.
 local function arrived(seq)
   if seq >= mark('coming') or (reserved('rdel')) == 0 then redis.call('ZREM', coming, a.speaker) end
 end
--- Returns 0: dead, 1: live, 2: live, but from before this index: not to be acknowledged before a census counts it,
+-- Returns 0: dead; 1: live; 2: live, but reserved before this index, so it may be acknowledged only after a census counts it;
 -- 3: not counted.
 local function tell_version(v)
   if not counts(v.seq, v.vuid) then return 3 end
@@ -256,7 +275,7 @@ local function tell_version(v)
   if v.seq <= mark('tomb') then return 0 end
   local value = string.format('%.0f', v.seq) .. ':' .. v.record
   if redis.call('HSETNX', speaker, 'v:' .. v.vuid, value) == 1 then
-    count_version(value, 1)
+    count_version(v.vuid, value, 1)
     redis.call('HINCRBY', speaker, 'live', 1)
     redis.call('ZADD', order, v.number, in_order(v.seq, v.vuid))
     if v.given then note(v.vuid, 'r:') end
@@ -268,7 +287,7 @@ local function tell_version(v)
   arrived(v.seq)
   return v.seq > epoch and 1 or 2
 end
--- Returns how many versions it killed. Their jobs are superseded, moves of aliases forgotten.
+-- Returns how many versions it ended. Their jobs are superseded, and moves of aliases are forgotten.
 local function tell_tombstone(t)
   raise_mark('seq', t.seq); raise_mark('num', t.number); raise_mark('at', t.created_at)
   if t.seq <= mark('tomb') then return 0 end
@@ -282,11 +301,11 @@ local function tell_tombstone(t)
   end
   local killed = remove_versions(function(seq) return seq <= t.seq end)
   if mark('coming') <= t.seq then redis.call('ZREM', coming, a.speaker) end
-  event('voice.deleted', {versions = killed})
+  event('voice.deleted', {versions = killed}, true)
   return killed
 end
--- Puts an artifact in force, unless one already is. Returns the winner in force; 'dead'; 'void' where its bytes were lost
--- since; nothing, where `alone` is not the token of the only call that may have begun to publish.
+-- Puts an artifact in force, unless another one is. Returns the winner in force; 'dead'; 'void' if its bytes were lost since;
+-- nothing if `alone` is not the token of the only call that may have begun to publish.
 local function tell_artifact(r, alone)
   if not live(r.vuid) then return 'dead' end
   if void(r.vuid, r.base .. '-' .. r.build) then return 'void' end
@@ -298,15 +317,19 @@ local function tell_artifact(r, alone)
     redis.call('HDEL', speaker, begun)
     current = r.winner .. ':' .. r.record
     redis.call('HSET', speaker, field, current)
-    count('bytes', bytes_brought(current))
+    local record = artifact_in(current)
+    count('bytes', bytes_brought(record))
+    place_blob(r.vuid, record)
     note(r.vuid, 'r:' .. r.base .. '-' .. r.build)
     local best = 'b:' .. r.vuid .. ':' .. r.base
     if r.build > mark(best) then redis.call('HSET', speaker, best, r.build) end
-    event('artifact.ready', {vuid = r.vuid, profile = r.profile, fingerprint = r.fingerprint})
+    -- It replaces an earlier build, or its version may now be the latest that is ready.
+    local replaces = r.build > 1 or mark('live') > 1
+    event('artifact.ready', {vuid = r.vuid, profile = r.profile, fingerprint = r.fingerprint}, replaces)
   end
   return string.match(current, '^[^:]+')
 end
--- Records that an extraction was given up. A ready artifact makes it meaningless, in any order. Returns 1; 0: dead.
+-- Records that an extraction was given up. It means nothing beside a ready artifact, in any order. Returns 1; 0: dead.
 local function tell_failure(x)
   if not live(x.vuid) then return 0 end
   local field = 'x:' .. x.vuid .. ':' .. x.akey
@@ -318,14 +341,26 @@ local function tell_failure(x)
   end
   return 1
 end
--- An artifact's bytes were lost: it counts no more, and its build is not used again. Returns 1; 0: the version is dead.
+-- Makes all artifacts of a version that are in force findable, except those that it came with.
+local function place_blobs(vuid)
+  for akey in string.gmatch(redis.call('HGET', speaker, 'k:' .. vuid) or '', ' r:(%S+)') do
+    local present = redis.call('HGET', speaker, 'r:' .. vuid .. ':' .. akey)
+    if present then place_blob(vuid, artifact_in(present)) end
+  end
+end
+-- Voids an artifact whose bytes were lost. Its build is not used again. Returns 1; 0: the version is dead.
 local function tell_void(w)
   if not live(w.vuid) then return 0 end
   local key = w.vuid .. ':' .. w.base .. '-' .. w.build
   if redis.call('HSETNX', speaker, 'w:' .. key, 1) == 1 then
-    count('bytes', -bytes_brought(redis.call('HGET', speaker, 'r:' .. key)))
+    local lost = redis.call('HGET', speaker, 'r:' .. key)
+    if lost then
+      count('bytes', -bytes_brought(artifact_in(lost)))
+      forget_blob(artifact_in(lost))
+    end
     note(w.vuid, 'w:' .. w.base .. '-' .. w.build)
     redis.call('HDEL', speaker, 'r:' .. key, 'x:' .. key, 'g:' .. key)
+    place_blobs(w.vuid) -- another build may have the same bytes
     local best = 'b:' .. w.vuid .. ':' .. w.base
     if w.build > mark(best) then redis.call('HSET', speaker, best, w.build) end
     event('artifact.void', {vuid = w.vuid})
@@ -333,8 +368,8 @@ local function tell_void(w)
   end
   return 1
 end
--- An error where a record of the speaker cannot be read, else nothing. A version that is not live is certainly dead only where
--- there is none: the index does not know versions that could not be read when it was begun.
+-- Returns an error if a record of the speaker cannot be read, else nothing. Only without an error is a version that is not live
+-- certainly dead, because the index does not know versions that could not be read when it was begun.
 local function expect_readable()
   if mark('damaged') == 0 then return nil end
   return redis.error_reply(redis.call('HEXISTS', speaker, 'unreadable') == 1 and 'UNREADABLE' or 'DAMAGED')

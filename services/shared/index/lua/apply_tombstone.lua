@@ -1,2 +1,2 @@
--- ARGV: seq, number, created_at -> number of versions killed
+-- Applies a tombstone. ARGV: seq, number, created_at -> the number of versions that it ended
 return tell_tombstone(a)

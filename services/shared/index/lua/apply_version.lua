@@ -1,2 +1,3 @@
--- ARGV: seq, vuid, number, created_at, key, record -> see `tell_version`. Idempotent, in any order with the others.
+-- Applies a version. Idempotent, and independent of the order of other calls. ARGV: seq, vuid, number, created_at, key, record
+-- -> see `tell_version`
 return tell_version(a)

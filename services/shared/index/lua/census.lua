@@ -1,6 +1,7 @@
--- Which versions count of those that were reserved before this index was begun. It is written down once, before the first
--- upload: from then on what else lands of them never happened, and its number is free.
--- ARGV: put (high of the census whose fact is in the bucket now) -> {high, JSON of vuids} to be put, or nothing to do
+-- Takes the census of a speaker: decides which of the versions that were reserved before this index was begun count. It is
+-- decided once, before the first upload. Versions that land later do not exist, and their numbers are free.
+-- ARGV: put (high of the census whose fact is in the bucket by now)
+-- -> {high, JSON of vuids}: the census whose fact has to be put; nothing: there is nothing to put
 local high, state, vuids = census()
 if a.put then
   if a.put == high then redis.call('HSET', speaker, 'census', string.format('%.0f:put:%s', high, vuids)) end
@@ -8,7 +9,7 @@ if a.put then
 end
 if state == 'pending' then return {string.format('%.0f', high), vuids} end
 if not census_due() then return false end
-local trouble = expect_readable() -- what cannot be read would be left out for ever
+local trouble = expect_readable() -- an unreadable version would be left out for ever
 if trouble then return trouble end
 high = math.max(epoch, mark('seq'))
 local counted = {}

@@ -1,8 +1,8 @@
--- Reads what an answer needs of a speaker, so that it costs the same with one version and with a thousand: the marks, the
--- aliases, and of the versions the oldest, the newest, those that aliases point to, and what is asked for.
--- ARGV: number, vuid, idempotency (of one version each); limit and before (the newest versions below that number), with
--- max_bytes only until their records have so many together, and with made only of those that have had an artifact
--- -> how many versions are live, the state of the census, then names and values of fields of the hash
+-- Reads what an answer needs of a speaker, at the same cost for one version and for a thousand: the marks, the aliases, and of
+-- the versions the oldest, the newest, those that aliases point to, and the selected ones.
+-- ARGV: number, vuid, idempotency (each selects one version); limit, before (the newest versions with smaller numbers),
+-- max_bytes (until their records have that many bytes together), made (only versions that have had an artifact)
+-- -> the number of live versions, the state of the census, then names and values of fields of the hash
 if not known then
   local complete = redis.call('GET', 'sr:complete') == epoch_text
   if not complete or redis.call('EXISTS', speaker) == 1 then return redis.error_reply('ABSENT') end

@@ -1,5 +1,5 @@
--- Puts off housekeeping's next look at this speaker, or ends it. ARGV: seen (score it was due at), seconds or nothing
--- -> the new score; nothing if it ended, or something happened since
+-- Postpones housekeeping's next look at this speaker, or cancels it. ARGV: seen (the score at which it was due), seconds or none
+-- -> the new score; nothing: it was canceled, or something happened since
 local score = redis.call('ZSCORE', dirty, a.speaker)
 if not score or tonumber(score) ~= a.seen then return false end
 if not a.seconds then redis.call('ZREM', dirty, a.speaker); return false end

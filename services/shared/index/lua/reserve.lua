@@ -1,24 +1,27 @@
--- Takes the next place in this speaker's order. ARGV: kind 'ver'|'als'|'del', now
--- for ver: max_speakers, max_versions, bytes and max_bytes (of this upload, of all in the namespace), texts and max_texts (the
--- same of texts alone), immutable, vuid, request, idempotency, repeats and landing (seconds: a place may be given to the
--- same request again; what an attempt stores may land)   for als: alias, expected, pending (seconds it may take), and of a
--- promotion automatic, vuid (its target), serves (the profiles that are ready of it)
--- for del: unchanged (the last seq that the caller has seen)      for all: last {seq, number, created_at}, the highest there are
--- -> {seq, number, created_at, vuid}, or an error: DAMAGED, UNREADABLE, QUOTA, EXISTS, NOTFOUND, MOVED, REUSED, LANDING, FULL,
--- TEXTS (there is no room for these), VERSIONS, RESERVED, CENSUS, EXHAUSTED, MADE (by an earlier attempt of this request, or another request with its key),
--- UNTOLD (the facts are to be told first)
--- A delete whose process died before it stored anything never lands, and counts until the facts are listed after that.
+-- Takes the next place in a speaker's order. ARGV: kind 'ver'|'als'|'del', now, last {seq, number, created_at} (the highest
+-- values that there are)
+-- for 'ver': max_speakers, max_versions; bytes, max_bytes (of this upload; of all in the namespace); texts, max_texts (the same
+--   for texts alone); immutable, vuid, request, idempotency; repeats (seconds for which the same request is given the same
+--   place again), landing (seconds for which the writes of an attempt may still land)
+-- for 'als': alias, expected, pending (seconds that a move may take); for a promotion: automatic, vuid (its target), serves (the
+--   profiles for which the target has an artifact)
+-- for 'del': unchanged (the last seq that the caller has seen)
+-- -> {seq, number, created_at, vuid}
+-- Errors: DAMAGED, UNREADABLE, QUOTA, EXISTS, NOTFOUND, MOVED, REUSED, LANDING, FULL, VERSIONS, RESERVED, CENSUS, EXHAUSTED;
+-- TEXTS: the texts exceed the limit; MADE: an earlier attempt of this request, or another request with its key, made the
+-- version; UNTOLD: the facts have to be told first.
+-- A delete whose process died before it stored anything never lands. It counts until the facts are listed after its time.
 local deleting, deleting_since = reserved('rdel')
 if a.kind == 'ver' and deleting > 0 and a.now - deleting_since >= a.window then return redis.error_reply('UNTOLD') end
--- Whoever asks has looked for the version before. It may have been registered since, and the place that it was given be lost
--- with another server. It is no answer where a delete that was begun after it may still take it.
+-- The caller has looked for a version with this key before. It may have been registered since, in a place that was lost with
+-- another server. It is no answer if a delete that was begun later may still remove it.
 local made = a.idempotency and keyed(a.idempotency)
 if made and tonumber(string.match(redis.call('HGET', speaker, 'v:' .. made), '^%d+')) > deleting then
   return redis.error_reply('MADE')
 end
 local kept = a.idempotency and place_key(a.idempotency)
-local only = a.immutable and 'sr:place:' .. a.speaker -- an immutable speaker has one place at a time, whoever has it
--- A voice counts from the moment it is given a place, or uploads that come together would all find the last one free.
+local only = a.immutable and 'sr:place:' .. a.speaker -- an immutable speaker has one place at a time for all requests
+-- A voice counts from the moment it is given a place. Otherwise simultaneous uploads would all find the last one free.
 local is_live = mark('live') > 0
 local function has_room()
   redis.call('ZREMRANGEBYSCORE', coming, '-inf', a.now - a.landing)
@@ -39,8 +42,9 @@ local function keep(place)
   for _, key in ipairs({kept or only, kept and only or nil}) do redis.call('SET', key, cjson.encode(place), 'EX', a.repeats + a.landing) end
 end
 local place = kept and place_of(kept) or {seq = 0}
--- The same request again makes the same version, unless a delete came between or may still land. Not for ever: a first
--- attempt's blobs become garbage. And no other place while its last attempt may still land: it would be there twice.
+-- A repeated request makes the same version, unless a delete came in between or may still land. This ends after a time, because
+-- the first attempt's blobs become garbage. While the last attempt may still land, no other place is given, because the version
+-- would be there twice.
 if is_valid(place) then
   local repeatable, landing = a.now - place.first < a.repeats, a.now - place.at < a.landing
   if (repeatable or landing) and place.request ~= a.request then return redis.error_reply('REUSED') end
@@ -66,7 +70,7 @@ if a.kind == 'ver' then
     keep(taken)
     return {taken.seq, taken.number, taken.created_at, taken.vuid}
   end
-  -- Neither an immutable speaker nor a key may have two versions, and what landed of an earlier place may not have been told.
+  -- Neither an immutable speaker nor a key may have two versions, and the version of an earlier place may have landed untold.
   for _, at in pairs((kept or only) and open_places() or {}) do
     if a.now - at >= a.landing and mark('listed') < at + a.landing then return redis.error_reply('UNTOLD') end
   end
@@ -88,8 +92,8 @@ if a.expected then
   local on_its_way = not a.automatic and last > by_hand and a.now - at < a.pending
   if on_its_way or in_force ~= a.expected then return redis.error_reply('MOVED') end
 end
--- Of two promotions on their way any may come into force, and the other after it. Where they go to versions that do not serve
--- the same, that would take from somebody what the first has just given: the second has to wait.
+-- Two pending promotions may come into force in any order. If their targets serve different profiles, the later one could take
+-- away a profile that the first has just provided, so the second promotion has to wait.
 local promotions = a.automatic and promotions_of(a.alias) or {}
 for seq, other in pairs(promotions) do
   if a.now - other.at >= a.pending then
@@ -99,7 +103,7 @@ for seq, other in pairs(promotions) do
     return redis.error_reply('MOVED')
   end
 end
--- A record beyond the last place would be nobody's. Only a delete can still be told: with the last place, it covers all others.
+-- A record beyond the last place could not be parsed. Only a delete can still take the last place, which covers all others.
 local seq = math.max(mark('seq'), epoch) + 1
 local created_at = a.kind == 'ver' and math.max(math.floor(a.now), mark('at') + 1) or mark('at')
 local exhausted = seq > a.last.seq or (a.kind == 'ver' and (mark('num') >= a.last.number or created_at > a.last.created_at))

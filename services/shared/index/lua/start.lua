@@ -1,10 +1,10 @@
--- A worker takes a job in hand. ARGV: job, vuid, profile, fingerprint (of the claim), worker
--- -> attempt from 1; 0 nobody wants it any more (its record is closed)
+-- Starts an attempt at a job. ARGV: job, vuid, profile, fingerprint (of the claim), worker
+-- -> the attempt, from 1; 0: the job is no longer wanted, and its record is closed
 local state = redis.call('HGET', job_key(a.job), 'state')
 if not state or state == 'succeeded' or state == 'failed' or state == 'canceled' or state == 'superseded' then return 0 end
-local field = flight_of(a.vuid, a.profile, a.fingerprint)
-local flight = redis.call('HGET', speaker, field)
-if not live(a.vuid) or not flight or string.match(flight, '^[^:]+') ~= a.job then
+local field = pending_field(a.vuid, a.profile, a.fingerprint)
+local pending = redis.call('HGET', speaker, field)
+if not live(a.vuid) or not pending or string.match(pending, '^[^:]+') ~= a.job then
   finish_job(a.job, 'superseded', {})
   return 0
 end

@@ -1,5 +1,5 @@
--- A sweep of all speakers was finished. ARGV: listed_in (the epoch in which it was begun), swept
--- That of another index may not answer what was asked for in this one.
+-- Records that a sweep of all speakers is finished. ARGV: listed_in (the epoch in which it began), swept
+-- A sweep of another index does not answer requests that were made in this one.
 if a.listed_in ~= epoch_text then return redis.error_reply('EPOCH over') end
 redis.call('SET', 'sr:swept', a.swept)
 redis.call('DEL', 'sr:sweeping')

@@ -1,2 +1,3 @@
--- ARGV: vuid, base, build -> 1 void, 0 the version is dead. Idempotent, in any order with the others.
+-- Voids an artifact whose bytes were lost. Idempotent, and independent of the order of other calls. ARGV: vuid, base, build
+-- -> 1: void; 0: the version is dead
 return tell_void(a)

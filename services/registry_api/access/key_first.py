@@ -1,0 +1,34 @@
+"""Checks the key of a request before anything reads its body. Pure ASGI."""
+
+from starlette.requests import Request
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from services.registry_api.access.authentication import Access
+from services.registry_api.access.rules import authenticate
+from services.registry_api.protocol.error_answers import render
+from speaker_registry.errors import SpeakerRegistryError
+
+_OF_BODIES = frozenset({b"content-length", b"transfer-encoding"})
+
+
+class KeyFirst:
+    """Middleware that refuses a request with a body unless its key is valid.
+
+    Requests without a body, which need no key for some routes, are left to the rules of their routes.
+    """
+
+    def __init__(self, app: ASGIApp, *, access: Access) -> None:
+        self._app = app
+        self._access = access
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and _has_body(scope):
+            try:
+                await authenticate(self._access, scope)
+            except SpeakerRegistryError as error:
+                return await render(Request(scope), error)(scope, receive, send)
+        return await self._app(scope, receive, send)
+
+
+def _has_body(scope: Scope) -> bool:
+    return any(name in _OF_BODIES and value != b"0" for name, value in scope["headers"])

@@ -1,0 +1,424 @@
+"""Answers requests for artifacts from memory, in the protocol itself, before any task or middleware exists.
+
+What the ordinary way has answered to a request is kept, and given again to the same request of a caller who
+may have it: same target, same namespace, a key that was checked a moment ago. Requests that are unusual in
+any way, and all others, take the ordinary way. An answer is given again only while this process has a fresh
+lease on the event stream, and it is dropped by any event of its voice. So it is exact: see
+`shared/index/leases.py`.
+"""
+
+import itertools
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import Sequence, Set
+from dataclasses import dataclass, replace
+from functools import cache
+from hashlib import blake2b
+from http import HTTPStatus
+from time import perf_counter
+
+from starlette.types import Message, Scope
+
+from services.registry_api.access.rate_limits import REQUESTS, RateLimits, Taking
+from services.registry_api.express.prepared import Key, PreparedAnswer, PreparedAnswers
+from services.registry_api.keys import keyring
+from services.registry_api.protocol.callers import Caller
+from services.registry_api.protocol.conditions import content_range, matches, part_of
+from services.registry_api.protocol.headers import rate_lines
+from services.registry_api.protocol.signals import metrics_of
+from services.registry_api.serving.connections import OFFER
+from services.registry_api.serving.event_stream import Event, EventStream
+from services.registry_api.serving.limits import is_request_id
+from services.shared.index import announcements
+from services.shared.telemetry import tracing
+from services.shared.telemetry.metrics import ARTIFACT_REQUESTS, Batch
+
+_GRANT_SECONDS = 1.0
+"""After this time a key is checked in the ordinary way again, which also notes that it was used."""
+_MAX_GRANT_BYTES = 16 * 1024**2
+"""The memory that all grants may take with the credentials they are for."""
+_GRANT_BYTES = 512
+"""A grant takes about this much memory besides the credentials."""
+_MAX_HEADS = 4096
+"""What so many heads mean is remembered. Clients repeat theirs byte for byte, and parsing one takes longer
+than answering it.
+"""
+_MAX_CHANGED = 10_000
+"""The last events of this many speakers are remembered."""
+RESOLVE = "/v1/resolve"
+"""The path of the one POST that is answered from memory. Engines repeat it for the same voices."""
+_RESOLVE = RESOLVE.encode()
+_TARGETS = (b"/v1/voices/", b"/v1/blobs/")
+_READ = (
+    *(b"authorization", b"x-speaker-namespace", b"host", b"accept-encoding"),
+    *(b"if-none-match", b"range", b"x-request-id", b"content-type"),
+)
+_POSITIONS = {name: position for position, name in enumerate(_READ)}
+_IGNORED = frozenset(
+    {
+        *(b"accept", b"accept-language", b"cache-control", b"connection", b"pragma", b"user-agent"),
+        *(b"traceparent", b"tracestate"),
+    }
+)
+_OF_PROXIES = frozenset(
+    {
+        *(b"forwarded", b"via", b"x-real-ip"),
+        *(b"x-forwarded-for", b"x-forwarded-host", b"x-forwarded-port", b"x-forwarded-proto"),
+    }
+)
+_CHANGING = frozenset(
+    {
+        *(b"date", b"x-request-id"),
+        *(b"ratelimit-limit", b"ratelimit-remaining", b"ratelimit-reset", b"ratelimit-policy"),
+    }
+)
+"""Headers that differ from answer to answer."""
+_OF_BODIES = frozenset((b"content-length", b"content-type", b"content-encoding"))
+"""Headers that 304 lacks."""
+_HEAD = b"HEAD"
+_METHODS = frozenset({b"GET", _HEAD})
+_JSON = b"application/json"
+
+Headers = Sequence[tuple[bytes, bytes]]
+Credentials = tuple[bytes | None, bytes | None, bytes | None]
+
+
+@dataclass(slots=True)
+class _Grant:
+    """A caller that may read artifacts, as the ordinary way found a moment ago."""
+
+    namespace: str
+    until: float
+    """The end of the grant, by `EventStream.now`."""
+    renewal: float
+    """From this time on one request takes the ordinary way, so that the grant is renewed before it ends."""
+    taking: Taking
+
+    def holds(self, now: float) -> bool:
+        """Return whether the next request may be answered from memory."""
+        if now < self.renewal:
+            return True
+        self.renewal = self.until
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What a request asks for that may be answered from memory."""
+
+    method: bytes
+    credentials: Credentials
+    key: Key
+    tag: bytes | None
+    """The value of `If-None-Match`."""
+    part: bytes | None
+    """The value of `Range`."""
+    request_id: bytes | None
+    """The value of `X-Request-Id`."""
+
+
+def offer_of(scope: Scope) -> "Offer | None":
+    """Return the offer to keep the answer to a request, or None if it cannot be kept."""
+    offer = scope.get(OFFER)
+    assert offer is None or isinstance(offer, Offer)
+    return offer
+
+
+@dataclass(slots=True, kw_only=True)
+class Offer:
+    """A request that takes the ordinary way, whose answer may be kept. The route calls `accept`."""
+
+    lane: "ExpressLane"
+    question: Question
+    began: int
+    """How many events this process had heard of when the request came."""
+    _caller: Caller | None = None
+    _namespace: str = ""
+    _known: PreparedAnswer | None = None
+    _status: int = 0
+    _headers: Headers = ()
+
+    def accept(
+        self,
+        caller: Caller,
+        namespace: str,
+        *,
+        speakers: tuple[str, ...],
+        profiles: tuple[str, ...],
+        route: str,
+        is_file: bool,
+    ) -> None:
+        """Have the answer kept that this request gets.
+
+        Args:
+            caller: was authenticated, and may read artifacts of the namespace.
+            speakers: the speakers whose events may make the answer wrong.
+            profiles: the profiles whose announcements may make the answer wrong.
+            route: the template of the route, for metrics.
+            is_file: whether the answer is an artifact's file.
+        """
+        self._caller, self._namespace = caller, namespace
+        self._known = PreparedAnswer(
+            speakers=speakers, profiles=profiles, route=route, is_file=is_file, etag=b"", unchanged=b""
+        )
+
+    def observe_message(self, message: Message) -> None:
+        """Take note of a part of the answer as it is sent."""
+        if self._known is None or self._caller is None:
+            return
+        if message["type"] == "http.response.start":
+            self._status, self._headers = message["status"], message["headers"]
+        elif not message.get("more_body", False):
+            is_head = self.question.method == _HEAD
+            body = None if is_head else message.get("body", b"")
+            answer = _prepare(self._known, self._status, self._headers, body)
+            self._known = None
+            if answer is not None:
+                self.lane.keep(self, self._caller, self._namespace, answer)
+
+
+class ExpressLane:
+    """The express lane of a process. Must only be used from its event loop.
+
+    Args:
+        events: tells what changes, and whether this process may answer from memory.
+        rates: counts the requests.
+        local: whether no keys are required, so that only requests from this machine are answered.
+        answers: keeps what was answered.
+    """
+
+    def __init__(
+        self, events: EventStream, rates: RateLimits, answers: PreparedAnswers, *, local: bool
+    ) -> None:
+        self._events = events
+        self._rates = rates
+        self._answers = answers
+        self._local = local
+        self._ignored = _IGNORED if local else _IGNORED | _OF_PROXIES
+        self._ignored_beside_body = self._ignored | {b"content-length"}
+        self._grants: dict[Credentials, _Grant] = {}
+        self._grant_bytes = 0
+        self._heads: dict[bytes, Question] = {}
+        self._heard = 0
+        self._changed: OrderedDict[str, int] = OrderedDict()
+        """Speaker -> number of its last event."""
+        self._changed_before = self._keys_changed = 0
+        """Numbers of the last event that may concern any speaker, and of the last one about keys."""
+        self._date: tuple[object, bytes] = (None, b"")
+        self._ids = itertools.count(1)
+        self._id_prefix = f"req_{secrets.token_hex(8)}".encode()
+        events.subscribe(self._hear, self._miss)
+
+    # -- events
+
+    def _hear(self, event: Event) -> None:
+        self._heard += 1
+        match event["type"]:
+            case keyring.KEYS_UPDATED:
+                self._keys_changed = self._heard
+                self._drop_grants()
+            case announcements.PROFILE_UPDATED:
+                self._changed_before = self._heard
+                self._answers.drop_profile(event["profile"])
+            case _:
+                self._note_change(event["speaker"])
+                self._answers.drop_speaker(event["speaker"])
+
+    def _note_change(self, speaker: str) -> None:
+        self._changed[speaker] = self._heard
+        self._changed.move_to_end(speaker)
+        if len(self._changed) > _MAX_CHANGED:
+            self._changed_before = max(self._changed_before, self._changed.popitem(last=False)[1])
+
+    def _miss(self) -> None:
+        self._heard += 1
+        self._changed_before = self._keys_changed = self._heard
+        self._answers.clear()
+        self._drop_grants()
+
+    # -- the ordinary way
+
+    def keep(self, offer: Offer, caller: Caller, namespace: str, answer: PreparedAnswer) -> None:
+        """Keep the answer to a request, unless it may be wrong by now."""
+        if offer.began >= self._keys_changed:
+            self._grant(offer.question.credentials, caller, namespace)
+        if offer.began < self._changed_before:
+            return
+        if any(self._changed.get(speaker, 0) > offer.began for speaker in answer.speakers):
+            return
+        if answer.whole is None:
+            kept = self._answers.get(namespace, offer.question.key)
+            if kept is not None and kept.etag == answer.etag:
+                return
+        self._answers.put(namespace, offer.question.key, answer)
+
+    def _grant(self, credentials: Credentials, caller: Caller, namespace: str) -> None:
+        seconds = _GRANT_SECONDS
+        if caller.ends_at is not None:
+            seconds = min(seconds, caller.ends_at - time.time())
+        if credentials not in self._grants:
+            self._grant_bytes += _GRANT_BYTES + sum(len(one) for one in credentials if one is not None)
+            if self._grant_bytes > _MAX_GRANT_BYTES:
+                self._drop_grants()
+                return
+        taking = self._rates.taking(self._rates.limits_for(caller, namespace, REQUESTS))
+        now = self._events.now()
+        self._grants[credentials] = _Grant(namespace, now + seconds, now + seconds / 2, taking)
+
+    def _drop_grants(self) -> None:
+        self._grants.clear()
+        self._grant_bytes = 0
+
+    # -- requests
+
+    def wants_body(self, method: bytes, target: bytes) -> bool:
+        """Return whether requests like this one may be answered from memory once their body is there."""
+        return target == _RESOLVE and method == b"POST"
+
+    def question(
+        self, method: bytes, target: bytes, headers: Headers, body: bytes | None = None
+    ) -> Question | None:
+        """Return what a request asks for, or None if it takes the ordinary way.
+
+        Args:
+            target: the path and query as they were sent.
+            body: the body of a request for which `wants_body` holds, else None.
+        """
+        if body is None and (method not in _METHODS or not target.startswith(_TARGETS)):
+            return None
+        read = self._read(headers, self._ignored if body is None else self._ignored_beside_body)
+        if read is None:
+            return None
+        authorization, namespace, host, encoding, tag, part, request_id, media_type = read
+        if media_type != (None if body is None else _JSON):
+            return None
+        credentials = (authorization, namespace, host if self._local else None)
+        key = (target if body is None else target + blake2b(body).digest(), encoding)
+        return Question(method, credentials, key, tag, part, request_id)
+
+    def remember(self, head: bytes, question: Question) -> None:
+        """Keep what a head means, the bytes as they were sent, for the next time that it comes."""
+        if question.request_id is None:
+            if len(self._heads) >= _MAX_HEADS:
+                self._heads.clear()
+            self._heads[head] = question
+
+    def recall(self, head: bytes) -> Question | None:
+        """Return what a head means that came before, byte for byte."""
+        return self._heads.get(head)
+
+    def answer(self, question: Question, default_headers: Headers) -> tuple[bytes, bytes] | Offer | None:
+        """Return the answer to a request, head and body as they are sent.
+
+        Returns an `Offer` if the request takes the ordinary way and its answer may be kept, and None if it
+        takes the ordinary way.
+
+        Args:
+            default_headers: headers of every answer, the date among them.
+        """
+        began = perf_counter()
+        grant = self._grants.get(question.credentials)
+        now = self._events.now()
+        if grant is not None and now < self._events.lease_ends and grant.holds(now):
+            prepared = self._answers.get(grant.namespace, question.key)
+            if prepared is not None:
+                found = _fitting(prepared, question)
+                if found is not None and (taken := grant.taking.take()) is not None:
+                    status, head, body = found
+                    date, rate = self._date_lines(default_headers), rate_lines(*taken)
+                    batch = _batch(
+                        prepared.route, prepared.profiles[0], prepared.is_file, question.method, status
+                    )
+                    batch.count += 1
+                    batch.seconds += perf_counter() - began
+                    return b"".join((head, date, rate, self._id_line(question.request_id))), body
+        return None if tracing.is_on() else Offer(lane=self, question=question, began=self._heard)
+
+    def _read(self, headers: Headers, ignored: Set[bytes]) -> list[bytes | None] | None:
+        """Return the values of `_READ`; None if there are others that matter, or one twice."""
+        read: list[bytes | None] = [None] * len(_READ)
+        for name, value in headers:
+            position = _POSITIONS.get(name)
+            if position is None:
+                if name not in ignored:
+                    return None
+            elif read[position] is not None:
+                return None
+            else:
+                read[position] = value
+        return read
+
+    def _date_lines(self, default_headers: Headers) -> bytes:
+        if self._date[0] is not default_headers:
+            self._date = (default_headers, _lines(default_headers))
+        return self._date[1]
+
+    def _id_line(self, given: bytes | None) -> bytes:
+        if given is None or not is_request_id(given):
+            return b"x-request-id: %s%08x\r\n\r\n" % (self._id_prefix, next(self._ids))
+        return b"x-request-id: %s\r\n\r\n" % given
+
+
+def _fitting(answer: PreparedAnswer, question: Question) -> tuple[int, bytes, bytes] | None:
+    """Return status, head and body that fit the conditions of a request; None: the ordinary way knows."""
+    tag, part = question.tag, question.part
+    if tag is not None and (tag == answer.etag or matches(tag.decode("latin-1"), answer.etag.decode())):
+        return 304, answer.unchanged, b""
+    if answer.whole is None:
+        return None
+    if question.method == _HEAD:
+        return 200, answer.whole, b""
+    if part is None or not answer.is_file:
+        return 200, answer.whole, answer.body
+    return _part(answer, answer.whole, part.decode("latin-1"))
+
+
+def _part(answer: PreparedAnswer, whole: bytes, header: str) -> tuple[int, bytes, bytes]:
+    size = len(answer.body)
+    part = part_of(size, header)
+    if part is None:
+        return 200, whole, answer.body
+    head = whole.replace(_status_line(200), _status_line(206), 1)
+    head = head.replace(b"\r\ncontent-digest: ", b"\r\nrepr-digest: ", 1)
+    lengths = b"content-length: %d\r\ncontent-range: %s" % (len(part), content_range(part, size))
+    head = head.replace(b"content-length: %d" % size, lengths, 1)
+    return 206, head, answer.body[part.start : part.stop]
+
+
+def _prepare(
+    known: PreparedAnswer, status: int, headers: Headers, body: bytes | None
+) -> PreparedAnswer | None:
+    """Return the answer with what was sent, or None if it is not to be kept. Without a body it answers
+    revalidations only.
+    """
+    lines = [(name.lower(), value) for name, value in headers if name.lower() not in _CHANGING]
+    etag = dict(lines).get(b"etag")
+    if etag is None or status not in {200, 304}:
+        return None
+    unchanged = _head(304, [line for line in lines if line[0] not in _OF_BODIES])
+    if status == 304 or body is None:
+        return replace(known, etag=etag, unchanged=unchanged)
+    return replace(known, etag=etag, unchanged=unchanged, whole=_head(200, lines), body=body)
+
+
+@cache  # bounded by routes, profiles and statuses: an evicted batch would count on unseen
+def _batch(route: str, profile: str, is_file: bool, method: bytes, status: int) -> Batch:
+    """Return what counts the answers with these labels."""
+    counter, histogram = metrics_of(route, method.decode(), status)
+    if not is_file:
+        return Batch([counter], histogram)
+    result = "not_modified" if status == 304 else "hit"
+    return Batch([counter, ARTIFACT_REQUESTS.labels(profile, result)], histogram)
+
+
+def _head(status: int, lines: Headers) -> bytes:
+    return _status_line(status) + _lines(lines)
+
+
+def _lines(headers: Headers) -> bytes:
+    return b"".join([b"%s: %s\r\n" % line for line in headers])
+
+
+def _status_line(status: int) -> bytes:
+    return f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\n".encode()

@@ -1,0 +1,67 @@
+"""Work on many speakers, of which no single one may stop the rest."""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
+from typing import TypeVar
+
+import structlog
+
+from services.shared.bucket.keys import SpeakerId
+from services.shared.bucket.store import ObjectUnavailable
+from speaker_registry.errors import Unavailable, VoiceDamaged, VoiceUnreadable
+
+log = structlog.get_logger()
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+Otherwise = TypeVar("Otherwise")
+
+
+def safely(
+    work: Callable[[SpeakerId], Result], speaker_id: SpeakerId, *, otherwise: Otherwise
+) -> Result | Otherwise:
+    """Return the result of `work`, or `otherwise` if it fails for this speaker.
+
+    A failure of one speaker must not block the work on other speakers, nor keep the gate closed.
+
+    Raises:
+        Unavailable: bucket or Redis is unavailable, which concerns all speakers.
+    """
+    try:
+        return work(speaker_id)
+    except (ObjectUnavailable, VoiceDamaged, VoiceUnreadable) as error:
+        log.error("speaker.unreadable", speaker=str(speaker_id), error=str(error))
+        return otherwise
+    except Unavailable:
+        raise
+    except Exception:
+        log.exception("speaker.skipped", speaker=str(speaker_id))
+        return otherwise
+
+
+def in_parallel(work: Callable[[Item], Result], items: Iterable[Item], threads: int) -> Iterator[Result]:
+    """Yield the result of `work` for each item, in order.
+
+    The work runs on threads, because it mostly waits for the bucket. No more items are taken ahead than
+    there are threads. A single thread is the caller's own.
+    """
+    if threads == 1:
+        yield from map(work, items)
+        return
+    pool, under_way = ThreadPoolExecutor(threads), deque[Future[Result]]()
+    try:
+        for item in items:
+            under_way.append(pool.submit(work, item))
+            if len(under_way) > threads:
+                yield under_way.popleft().result()
+        while under_way:
+            yield under_way.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def in_batches(items: Iterator[Item], size: int) -> Iterator[tuple[Item, ...]]:
+    """Yield the items in tuples of `size`; the last one may be shorter."""
+    return iter(lambda: tuple(islice(items, size)), ())

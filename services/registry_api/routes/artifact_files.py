@@ -1,0 +1,102 @@
+"""Answers with the files of artifacts: the bytes, a part of them, 304, or a redirect to the bucket."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Annotated
+
+from fastapi import Query, Request
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import Response
+
+from services.registry_api.operations.artifacts import StoredArtifact
+from services.registry_api.serving.slots import Slots
+from services.registry_api.wire.answers import answer_with_bytes, answer_without_bytes
+from services.registry_api.wire.examples.artifacts import MEDIA_TYPE
+from services.shared.bucket.blobs import artifact_address
+from services.shared.telemetry.metrics import ARTIFACT_REQUESTS
+from speaker_registry.errors import ArtifactFailed, ArtifactStale, NotFound
+
+Redirect = Annotated[
+    bool,
+    Query(
+        description="Redirect to the bucket for the bytes (307, with an address that is valid for a short "
+        "time), if the registry is set up to do so. Otherwise this has no effect."
+    ),
+]
+UNKNOWN_PROFILE = "unknown"
+"""The label of requests for profiles that are not in the catalogue."""
+_RESULTS = {200: "hit", 206: "hit", 202: "pending", 304: "not_modified", 307: "redirected"}
+
+
+async def answer_with_file(
+    request: Request, slots: Slots, artifact: StoredArtifact, headers: dict[str, str], *, redirect: bool
+) -> Response | None:
+    """Return the answer to a request for an artifact's file, or None if the file is lost and is made again.
+
+    Args:
+        slots: the slots of the bucket.
+        headers: of the whole file, as `file_headers` returns them.
+        redirect: whether the client may be sent to the bucket.
+    """
+    headers["X-Artifact-Fingerprint"] = artifact.record.fingerprint
+    short = answer_without_bytes(request, headers, artifact.record.size, MEDIA_TYPE)
+    if short is not None:
+        return short
+    address = _bucket_address(request, artifact) if redirect else None
+    if address is not None:
+        return Response(status_code=307, headers={"Location": address, "Cache-Control": "no-store"})
+    data = await _read_once(request, slots, artifact)
+    return None if data is None else answer_with_bytes(request, data, headers, MEDIA_TYPE)
+
+
+def _bucket_address(request: Request, artifact: StoredArtifact) -> str | None:
+    """Return an address at which the bucket gives the file to anyone for a while, if that is wanted."""
+    seconds, store = request.app.state.redirect_seconds, request.app.state.services.parts.store
+    if not seconds:
+        return None
+    return artifact_address(store, artifact.speaker_id, artifact.version, artifact.record, seconds)
+
+
+async def _read_once(request: Request, slots: Slots, artifact: StoredArtifact) -> bytes | None:
+    """Read a file from the bucket, once for all requests that want it at this moment."""
+    services, reads = request.app.state.services, request.app.state.shared_reads
+    read = services.operations.extractions.artifact_or_replacement
+    version, record = artifact.version, artifact.record
+
+    async def from_bucket() -> bytes | None:
+        async with slots.hold():
+            data: bytes | None = await run_in_threadpool(read, artifact.speaker_id, version, record)
+            return data
+
+    data: bytes | None = await reads.read((version.vuid, record.digest), from_bucket)
+    return data
+
+
+@dataclass(slots=True)
+class Counted:
+    """A request for a file that is being counted."""
+
+    profile: str = UNKNOWN_PROFILE
+    status: int = 500
+
+
+@contextmanager
+def counted(profile: str = UNKNOWN_PROFILE) -> Iterator[Counted]:
+    """Count a request for a file: hit, pending, not_modified, redirected, failed, miss or error.
+
+    Args:
+        profile: the name of a profile that is in the catalogue, if it is known already.
+    """
+    request, result = Counted(profile), "error"
+    try:
+        yield request
+        result = _RESULTS[request.status]
+    except ArtifactFailed:
+        result = "failed"
+        raise
+    except (NotFound, ArtifactStale):
+        result = "miss"
+        raise
+    finally:
+        ARTIFACT_REQUESTS.labels(request.profile, result).inc()

@@ -1,0 +1,74 @@
+"""The route of blobs: the file of an artifact by its digest, which never changes."""
+
+from typing import Annotated
+
+from fastapi import Path, Request
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import Response
+
+from services.registry_api.access.rules import ARTIFACTS_READ
+from services.registry_api.dependencies import CallerDep, NamespaceDep, ServicesDep, StoreSlotsDep
+from services.registry_api.express.lane import offer_of
+from services.registry_api.operations.artifacts import StoredArtifact
+from services.registry_api.protocol.callers import Caller
+from services.registry_api.protocol.routing import Router
+from services.registry_api.protocol.signals import route_of
+from services.registry_api.routes.artifact_files import Redirect, answer_with_file, counted
+from services.registry_api.wire.answers import file_headers
+from services.registry_api.wire.examples import artifacts as examples
+
+router = Router(prefix="/v1/blobs", tags=["artifacts"])
+
+Digest = Annotated[
+    str,
+    Path(
+        pattern="^sha256:[0-9a-f]{64}$",
+        description="The `digest` of a descriptor.",
+        examples=[examples.READY_DESCRIPTOR["digest"]],
+    ),
+]
+_IMMUTABLE = "private, max-age=31536000, immutable"
+"""The bytes of a digest never change. Not `public`: who may read them is asked each time."""
+
+
+@router.get("/{digest}", responses=examples.BLOB, response_class=Response, dependencies=[ARTIFACTS_READ])
+async def get_blob(
+    request: Request,
+    services: ServicesDep,
+    namespace: NamespaceDep,
+    digest: Digest,
+    caller: CallerDep,
+    slots: StoreSlotsDep,
+    redirect: Redirect = False,
+) -> Response:
+    """Download the safetensors file of an artifact by its digest.
+
+    The answer never changes, so clients and proxies may keep it for a year for the credentials that asked. It
+    is found while its voice exists. While the index is being rebuilt or Redis is unavailable, the answer may
+    be 503: the file's path by voice and version works then, too.
+    """
+    with counted() as this:
+        while True:
+            find = services.operations.artifacts.find_by_digest
+            artifact = await run_in_threadpool(find, namespace, digest)
+            this.profile = artifact.record.profile
+            _offer(request, caller, namespace, artifact)
+            headers = file_headers(digest, artifact.version) | {"Cache-Control": _IMMUTABLE}
+            response = await answer_with_file(request, slots, artifact, headers, redirect=redirect)
+            if response is not None:
+                this.status = response.status_code
+                return response
+
+
+def _offer(request: Request, caller: Caller, namespace: str, artifact: StoredArtifact) -> None:
+    """Have the answer kept for the same request, if the index said what it is."""
+    offer = offer_of(request.scope)
+    if offer is not None and not artifact.indexed.from_facts:
+        offer.accept(
+            caller,
+            namespace,
+            speakers=(str(artifact.speaker_id),),
+            profiles=(artifact.record.profile,),
+            route=route_of(request.scope),
+            is_file=True,
+        )

@@ -1,0 +1,184 @@
+"""The route of events: tells listeners what changes, as server-sent events."""
+
+import time
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import ExitStack
+from typing import Annotated
+
+from fastapi import Header, Query, Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from services.registry_api.access.rules import VOICES_READ, may_still_ask
+from services.registry_api.dependencies import CallerDep, NamespaceDep, Services, ServicesDep
+from services.registry_api.protocol.callers import Caller
+from services.registry_api.protocol.routing import Router
+from services.registry_api.serving.event_feed import EventFeed, Listener, Place, parse_place
+from services.registry_api.serving.event_stream import Event
+from services.registry_api.wire import events as wire
+from services.registry_api.wire.examples import events as examples
+from services.shared.index.redis_access import unavailable_without_redis
+from services.shared.telemetry.metrics import EVENT_RESETS, EVENTS_SENT
+from speaker_registry.errors import InvalidRequest, PermissionDenied
+
+router = Router(prefix="/v1/events", tags=["events"])
+
+_RETRY_MILLISECONDS = 2000
+_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+_OF_JOBS = frozenset({"jobs:read", "engine"})
+"""The scopes of which a key needs one to hear of jobs."""
+
+
+@router.get("", responses=examples.EVENTS, response_class=Response, dependencies=[VOICES_READ])
+async def listen_to_events(
+    request: Request,
+    services: ServicesDep,
+    namespace: NamespaceDep,
+    caller: CallerDep,
+    types: Annotated[
+        str | None, Query(max_length=512, description="Only events of these types, separated by commas.")
+    ] = None,
+    voice: Annotated[str | None, Query(max_length=512, description="Only events of this voice.")] = None,
+    profile: Annotated[
+        str | None, Query(max_length=128, description="Only events of this profile, and of all profiles.")
+    ] = None,
+    after: Annotated[
+        str | None, Query(max_length=64, description="Like `Last-Event-ID`, for clients without headers.")
+    ] = None,
+    last_event_id: Annotated[
+        str | None, Header(max_length=64, description="The `id` of the last event that the client has.")
+    ] = None,
+) -> Response:
+    """Listen to what changes, as server-sent events.
+
+    Events come in order, each at least once. A client that names the last `id` it has goes on behind it. If
+    events are missing there, because they are too old or the index was rebuilt, `reset` comes first: the
+    client then asks anew for what it holds. A comment comes every 15 seconds.
+    """
+    speaker = str(services.operations.speakers.identify(namespace, voice)) if voice is not None else None
+    if profile is not None:
+        services.parts.catalogue.get(profile)
+    wants = wire.filter_of(namespace, _wanted_types(types, caller), speaker, profile)
+    place = _place_of(last_event_id or after)
+    if request.method == "HEAD":
+        return Response(headers=_HEADERS, media_type="text/event-stream")
+    stream = _Stream(request, services, caller)
+    try:
+        await stream.begin(namespace, wants, place)
+    except BaseException:
+        stream.end()
+        raise
+    return stream
+
+
+def _wanted_types(types: str | None, caller: Caller) -> frozenset[str]:
+    hears_of_jobs = not caller.scopes.isdisjoint(_OF_JOBS)
+    if types is None:
+        return frozenset(wire.TYPES) if hears_of_jobs else frozenset(wire.TYPES) - {wire.JOB_UPDATED}
+    wanted = frozenset(one.strip() for one in types.split(","))
+    if unknown := sorted(wanted - set(wire.TYPES)):
+        raise InvalidRequest(
+            f"There are no events of type {unknown[0]!a}; accepted: {', '.join(wire.TYPES)}.",
+            param="types",
+        )
+    if wire.JOB_UPDATED in wanted and not hears_of_jobs:
+        raise PermissionDenied(
+            f"This API key may not hear of jobs; needed: {' or '.join(sorted(_OF_JOBS))}.", param="types"
+        )
+    return wanted
+
+
+def _place_of(text: str | None) -> Place | None:
+    if not text:
+        return None
+    place = parse_place(text)
+    if place is None:
+        raise InvalidRequest(
+            f"The event id {text!a} is none of this registry's; accepted: the id of an event that it sent, "
+            "three numbers joined by '-'.",
+            param="Last-Event-ID",
+        )
+    return place
+
+
+class _Stream(Response):
+    """The answer to a listener. It ends when the listener hangs up, its key ends, or the process stops."""
+
+    def __init__(self, request: Request, services: Services, caller: Caller) -> None:
+        super().__init__(headers=_HEADERS, media_type="text/event-stream")
+        del self.headers["content-length"]
+        self._request = request
+        self._services = services
+        self._caller = caller
+        self._feed: EventFeed = request.app.state.event_feed
+        self._held = ExitStack()
+        self._listener: Listener
+        self._first: list[bytes] = []
+
+    async def begin(self, namespace: str, wants: Callable[[Event], bool], place: Place | None) -> None:
+        """Take a listener's place, and read what it missed. `end` gives the place back.
+
+        Raises:
+            RateLimited, Unavailable.
+        """
+        self._held.enter_context(self._services.access.waiting_requests.hold(self._caller, namespace))
+        self._listener = self._held.enter_context(self._feed.listen(wants))
+        self._first = [wire.render_begin(place or self._feed.place, _RETRY_MILLISECONDS)]
+        if place is None:
+            return
+        with unavailable_without_redis():
+            missed = await self._feed.since(place)
+        if missed is None:
+            self._first.append(self._reset())
+        else:
+            self._first.append(self._rendered(event for event in missed if wants(event)))
+
+    def end(self) -> None:
+        self._held.close()
+
+    async def __call__(self, _: Scope, __: Receive, send: Send) -> None:
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            async for chunk in self._chunks():
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            await send({"type": "http.response.body", "body": b""})
+        finally:
+            self.end()
+
+    async def _chunks(self) -> AsyncIterator[bytes]:
+        yield b"".join(self._first)
+        keys_changed = self._feed.keys_changed
+        while not await self._is_over(keys_changed):
+            keys_changed = self._feed.keys_changed
+            if self._listener.has_lost_place:
+                self._listener.has_lost_place = False
+                yield self._reset()
+            if events := self._listener.take():
+                yield self._rendered(events)
+            try:
+                await self._listener.wait(self._seconds_to_wait())
+            except TimeoutError:
+                yield wire.HEARTBEAT
+
+    def _seconds_to_wait(self) -> float:
+        heartbeat: float = self._request.app.state.heartbeat_seconds
+        ends_at = self._caller.ends_at
+        return heartbeat if ends_at is None else max(0.0, min(heartbeat, ends_at - time.time()))
+
+    def _rendered(self, events: Iterable[Event]) -> bytes:
+        epoch = self._feed.place.epoch
+        frames = [wire.render(event, Place(epoch, event["id"])) for event in events]
+        EVENTS_SENT.inc(len(frames))
+        return b"".join(frames)
+
+    def _reset(self) -> bytes:
+        EVENT_RESETS.inc()
+        return wire.render_reset(self._feed.place)
+
+    async def _is_over(self, keys_changed: int) -> bool:
+        if self._services.long_polls.closing() or await self._request.is_disconnected():
+            return True
+        ends_at = self._caller.ends_at
+        if self._feed.keys_changed == keys_changed and (ends_at is None or time.time() < ends_at):
+            return False
+        return not await may_still_ask(self._services.access, self._request.scope)

@@ -1,0 +1,87 @@
+"""The route that tells engines what many voices stand for, in one request."""
+
+from fastapi import Request
+from starlette.responses import Response
+
+from services.registry_api.access.rules import ARTIFACTS_READ
+from services.registry_api.dependencies import CallerDep, NamespaceDep, ServicesDep
+from services.registry_api.express.lane import RESOLVE, offer_of
+from services.registry_api.operations.artifacts import FoundVersion
+from services.registry_api.protocol.callers import Caller
+from services.registry_api.protocol.routing import Router
+from services.registry_api.protocol.signals import route_of
+from services.registry_api.wire import rendering
+from services.registry_api.wire.answers import answer_to_question
+from services.registry_api.wire.examples import artifacts as examples
+from services.shared.bucket.keys import SpeakerId
+from speaker_registry.errors import InvalidRequest, SpeakerRegistryError
+from speaker_registry.names import parse_speaker_name, split_reference
+from speaker_registry.schemas import MAX_RESOLVED, Resolution, ResolveRequest
+
+router = Router(tags=["artifacts"])
+
+
+@router.post(
+    RESOLVE,
+    responses=examples.RESOLUTION,
+    openapi_extra=examples.RESOLVE_BODY,
+    dependencies=[ARTIFACTS_READ],
+)
+def resolve_voices(
+    request: Request,
+    services: ServicesDep,
+    namespace: NamespaceDep,
+    body: ResolveRequest,
+    caller: CallerDep,
+) -> Response:
+    """Tell what voices stand for now: for each voice and profile the version and the digest of its artifact.
+
+    Up to 500 pairs of a voice and a profile are accepted. A voice that does not exist is an entry with an
+    `error`, and so is an artifact that nothing makes. The answer has an ETag, and a request with
+    `If-None-Match` gets 304 while nothing has changed.
+    """
+    if len(body.voices) * len(body.profiles) > MAX_RESOLVED:
+        raise InvalidRequest(
+            f"{len(body.voices)} voices for {len(body.profiles)} profiles are "
+            f"{len(body.voices) * len(body.profiles)} pairs; accepted: {MAX_RESOLVED}.",
+            param="voices",
+        )
+    found = services.operations.artifacts.find_each(namespace, body.voices, body.profiles)
+    _offer(request, caller, namespace, body, found)
+    data = [
+        rendering.resolved(voice, profile, one if isinstance(one, SpeakerRegistryError) else one[position])
+        for voice, one in zip(body.voices, found, strict=True)
+        for position, profile in enumerate(body.profiles)
+    ]
+    return answer_to_question(request, Resolution(data=data))
+
+
+def _offer(
+    request: Request,
+    caller: Caller,
+    namespace: str,
+    body: ResolveRequest,
+    found: list[list[FoundVersion] | SpeakerRegistryError],
+) -> None:
+    """Have the answer kept for the same request, if the index said what it is and everything is ready.
+
+    What becomes ready is not waited for by the processes that hear of it, so it must be asked for each time.
+    """
+    offer = offer_of(request.scope)
+    versions = [one for several in found if isinstance(several, list) for one in several]
+    if offer is None or len(versions) < len(body.voices) * len(body.profiles):
+        return
+    if any(one.status.artifact is None or one.indexed.from_facts for one in versions):
+        return
+    # A voice that is registered under what is another voice's id takes its place.
+    names = (parse_speaker_name(split_reference(voice)[0]) for voice in body.voices)
+    speakers = {str(SpeakerId.of(namespace, name)) for name in names}
+    speakers |= {str(one.speaker_id) for one in versions}
+    offer.accept(
+        caller,
+        namespace,
+        speakers=tuple(speakers),
+        profiles=tuple(body.profiles),
+        route=route_of(request.scope),
+        is_file=False,
+    )

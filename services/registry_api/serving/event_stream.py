@@ -1,0 +1,231 @@
+"""Follows the index's event stream for one process, and holds the process's lease on it.
+
+Listeners are told of every event, in order. While `is_fresh`, they have been told of every event that takes
+something away and whose change was acknowledged, so what they keep in memory may be served: see
+`shared/index/leases.py`.
+"""
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from typing import Any, Self, TypeVar
+
+import redis.asyncio
+import structlog
+
+from services.shared.index.gate import Gate, epoch_of
+from services.shared.index.leases import LEASE_SECONDS, Leases, Renewal
+from services.shared.index.speaker_index import EVENTS
+from services.shared.registry.parts import RegistryParts
+from services.shared.telemetry.logs import LogThrottle
+from speaker_registry.errors import Unavailable
+
+log = structlog.get_logger()
+
+_throttle = LogThrottle(60.0)
+_REPLAYED_SECONDS = 600
+"""A process that starts reads the events of this long before its start."""
+_RENEWAL_SECONDS = 0.25
+"""The lease is renewed this often, so that it outlasts some answers that are late."""
+_BATCH_SECONDS = 0.002
+"""After a batch of events the stream is read again no earlier than this, so that many events cost few reads.
+"""
+_RETRY_SECONDS = 0.5
+
+Event = Mapping[str, Any]
+"""What an event says. `id` is its position in the stream."""
+Result = TypeVar("Result")
+
+
+class EventStream:
+    """The event stream as one process follows it. `follow` must run as a task of the event loop.
+
+    Args:
+        url: the address of Redis.
+        index: the index that the events are about.
+        leases: grants the process's lease.
+        process: the id of the process.
+        now: returns the time that leases are measured by.
+    """
+
+    def __init__(
+        self, url: str, index: Gate, leases: Leases, *, process: str, now: Callable[[], float] | None = None
+    ) -> None:
+        self.now = now or seconds_now
+        self._index = index
+        self._leases = leases
+        self._process = process
+        self._listeners: list[Callable[[Event], object]] = []
+        self._missing: list[Callable[[], object]] = []
+        self._redis = redis.asyncio.Redis.from_url(url, decode_responses=True, socket_timeout=10)
+        # A thread of its own: those of requests may all be waiting for this process to apply an event.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="lease")
+        self._stamp = ""
+        """The index that the listeners know the events of."""
+        self._position: str | None = None
+        """The id of the last event that the listeners were told of."""
+        self._renewed_position = ""
+        self._renewed_at = 0.0
+        self._interrupted = True
+        self.lease_ends = float("-inf")
+        """The end of this process's lease, by `now`."""
+
+    @classmethod
+    def of(cls, parts: RegistryParts) -> Self:
+        """Return the event stream of a registry, for this process."""
+        url = parts.settings.redis_address
+        return cls(url, parts.index, parts.leases, process=parts.clock.new_id())
+
+    def subscribe(
+        self, hear: Callable[[Event], object], events_missed: Callable[[], object] | None = None
+    ) -> None:
+        """Call these functions in the event loop.
+
+        Args:
+            hear: is called with each event. Some events are passed twice.
+            events_missed: is called when any number of events may have been missed, or the index is another
+                one.
+        """
+        self._listeners.append(hear)
+        if events_missed is not None:
+            self._missing.append(events_missed)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the index whose events the listeners know; 0 before the first."""
+        return epoch_of(self._stamp) if self._stamp else 0
+
+    @property
+    def position(self) -> str:
+        """The id of the last event that the listeners were told of, in Redis."""
+        return self._position or "0-0"
+
+    @property
+    def is_fresh(self) -> bool:
+        """True while this process has a lease, and so may answer reads from memory."""
+        return self.now() < self.lease_ends
+
+    async def follow(self) -> None:
+        """Read the stream until cancelled. Redis may come and go."""
+        try:
+            while True:
+                try:
+                    if await self.turn():
+                        await asyncio.sleep(_BATCH_SECONDS)
+                except Exception as error:  # noqa: BLE001 - without its task the process would follow no more
+                    self.interrupt()
+                    if _throttle.due(type(error)):
+                        log.warning("changes.interrupted", error=type(error).__name__)
+                    await asyncio.sleep(_RETRY_SECONDS)
+        finally:
+            await self._leave()
+
+    def interrupt(self) -> None:
+        """Have the next turn find its position again, after a turn that has failed."""
+        self._interrupted = True
+
+    async def turn(self) -> bool:
+        """Read the next events, pass them on, and renew the lease if that is due.
+
+        Returns whether there were any events.
+        """
+        if self._interrupted or self._stamp != self._index.stamp:
+            await self._begin()
+            self._interrupted = False
+        return await self._read_on()
+
+    async def _begin(self) -> None:
+        """Find the position from which to read on, in the stream of the index that is trusted now."""
+        stamp = self._index.stamp or await self._in_thread(self._index.open)
+        if stamp != self._stamp:
+            self._miss()
+            self._stamp = stamp
+        self._position = self._renewed_position = await self._resume_after(self._position)
+
+    async def _resume_after(self, last_position: str | None) -> str:
+        """Return the position to read on from after `last_position`.
+
+        Redis's own `$` is another position at each call, so events between two calls would be lost.
+        """
+        entries: Any = await self._redis.xrevrange(EVENTS, count=1)
+        newest = str(entries[0][0]) if entries else "0-0"
+        if last_position is None:
+            return f"{max(0, _parse_position(newest)[0] - 1000 * _REPLAYED_SECONDS)}-0"
+        # The server may be another one, which has not come as far.
+        return min(last_position, newest, key=_parse_position)
+
+    async def _read_on(self) -> bool:
+        assert self._position is not None
+        block = max(1, int(1000 * (self._renewed_at + _RENEWAL_SECONDS - self.now())))
+        streams: Any = await self._redis.xread({EVENTS: self._position}, block=block, count=500)
+        due = self.now() >= self._renewed_at + _RENEWAL_SECONDS
+        for position, fields in (entry for _, entries in streams or [] for entry in entries):
+            self._position = position
+            event = _event_of(position, fields)
+            due |= event.get("takes", False)
+            for hear in self._listeners:
+                hear(event)
+        if due:
+            await self._renew(self._position)
+        return bool(streams)
+
+    async def read(self, after: str, until: str, count: int) -> list[Event]:
+        """Return up to `count` events behind a position, up to another one."""
+        entries: Any = await self._redis.xrange(EVENTS, f"({after}", until, count)
+        return [_event_of(position, fields) for position, fields in entries]
+
+    async def has(self, position: str) -> bool:
+        """Return whether the event with this position is still there, and with it all later ones."""
+        return bool(await self._redis.xrange(EVENTS, position, position, 1))
+
+    async def _renew(self, applied: str) -> None:
+        asked_at = self.now()
+        renew = partial(self._leases.renew, self._stamp, self._process, applied, self._renewed_position)
+        answer = await self._in_thread(renew)
+        if answer is Renewal.GRANTED:
+            self.lease_ends = asked_at + LEASE_SECONDS
+        elif answer is Renewal.TRIMMED:
+            self._miss()
+        elif answer is Renewal.GATE:
+            await self._in_thread(self._index.gate_open)
+            self._miss()
+        if answer is not Renewal.BEHIND:
+            self._renewed_at = asked_at
+        self._renewed_position = applied
+
+    def _miss(self) -> None:
+        self.lease_ends = float("-inf")
+        for events_missed in self._missing:
+            events_missed()
+
+    async def _leave(self) -> None:
+        self.lease_ends = float("-inf")
+        with suppress(Unavailable):  # the lease runs out by itself
+            await self._in_thread(partial(self._leases.end, self._process))
+        self._thread.shutdown(wait=False)
+        await self._redis.aclose()
+
+    async def _in_thread(self, do: Callable[[], Result]) -> Result:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, do)
+
+
+def _event_of(position: str, fields: Mapping[str, str]) -> dict[str, Any]:
+    return {**json.loads(fields["d"]), "id": position}
+
+
+def seconds_now() -> float:
+    """Return seconds of a clock that also counts while the machine is suspended, as a lease runs out then."""
+    return time.clock_gettime(_CLOCK)
+
+
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
+def _parse_position(position: str) -> tuple[int, int]:
+    """Split the id of an event into milliseconds of the server's clock and a number within that time."""
+    milliseconds, _, number = position.partition("-")
+    return int(milliseconds), int(number)

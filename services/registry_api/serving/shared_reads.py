@@ -1,0 +1,37 @@
+"""Reads that several requests need at the same moment, and that are done once for all of them."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Hashable
+from typing import Any, TypeVar
+
+from services.registry_api.serving.admission import pause_request
+
+Result = TypeVar("Result")
+
+
+class SharedReads:
+    """The reads that are under way in one process. Must only be used from its event loop."""
+
+    def __init__(self) -> None:
+        self._under_way: dict[Hashable, asyncio.Task[Any]] = {}  # bounded: each has a request that waits
+
+    async def read(self, key: Hashable, read: Callable[[], Awaitable[Result]]) -> Result:
+        """Return the result of `read`, or of the read for the same key that another request has begun.
+
+        The read goes on if the request that began it is abandoned. Raises what the read raises.
+        """
+        task = self._under_way.get(key)
+        if task is None:
+            task = self._under_way[key] = asyncio.create_task(_awaited(read))
+            task.add_done_callback(lambda done: self._end(key, done))
+        with pause_request():
+            return await asyncio.shield(task)
+
+    def _end(self, key: Hashable, task: "asyncio.Task[Any]") -> None:
+        del self._under_way[key]
+        if not task.cancelled():
+            task.exception()  # which asyncio would log if every request were gone
+
+
+async def _awaited(read: Callable[[], Awaitable[Result]]) -> Result:
+    return await read()

@@ -1,0 +1,96 @@
+"""Shows events of the index to callers: which there are, what they say, and how they look on the wire."""
+
+from collections.abc import Callable, Set
+from typing import Any
+
+from services.registry_api.serving.event_stream import Event
+from services.shared.bucket.keys import SpeakerId
+from speaker_registry.artifact import canonical_json
+from speaker_registry.names import VoiceId
+from speaker_registry.schemas import RegistryEvent
+
+_SHOWN = {
+    "version.created": "version.created",
+    "versions.removed": "versions.removed",
+    "voice.deleted": "voice.deleted",
+    "alias.updated": "alias.updated",
+    "artifact.ready": "artifact.ready",
+    "artifact.failed": "artifact.failed",
+    "artifact.void": "artifact.lost",
+    "job.updated": "job.updated",
+    "profile.updated": "profile.updated",
+}
+"""Type of an event of the index -> what callers call it. Other events concern no caller."""
+TYPES = tuple(sorted(_SHOWN.values()))
+JOB_UPDATED = "job.updated"
+RESET = "reset"
+
+
+def shown_type(event: Event) -> str | None:
+    """Return what callers call an event, or None if it does not concern them."""
+    return _SHOWN.get(event["type"])
+
+
+def filter_of(
+    namespace: str, types: Set[str], speaker: str | None, profile: str | None
+) -> Callable[[Event], bool]:
+    """Return a function that says whether a caller wants to hear of an event, and may.
+
+    Args:
+        types: the types that are wanted.
+        speaker: only events of this speaker, and of all speakers.
+        profile: only events of this profile, and of all profiles.
+    """
+    own = f"{namespace}/"
+
+    def wants(event: Event) -> bool:
+        about: str = event["speaker"]
+        return (
+            shown_type(event) in types
+            and (not about or about.startswith(own))
+            and (not about or speaker in {None, about})
+            and profile in {None, event.get("profile", profile)}
+        )
+
+    return wants
+
+
+def render(event: Event, place: object) -> bytes:
+    """Return an event as it is sent. `place` is what a client names to go on behind it."""
+    kind = shown_type(event)
+    assert kind is not None
+    vuid, about = event.get("vuid"), event["speaker"]
+    slug = SpeakerId.parse(about).slug if about else None
+    shown = RegistryEvent(
+        id=str(place),
+        type=kind,
+        at=event["at"],
+        voice_slug=slug,
+        voice_id=str(VoiceId(vuid, slug)) if vuid and slug else None,
+        version_id=vuid,
+        version=event.get("version"),
+        alias=event.get("alias"),
+        profile=event.get("profile"),
+        fingerprint=event.get("fingerprint"),
+        job_id=event.get("job"),
+        state=event.get("state"),
+    )
+    return _frame(kind, str(place), shown.model_dump(mode="json", exclude_none=True))
+
+
+def render_reset(place: object) -> bytes:
+    """Return the event that tells a client to read anew what it holds, because it may have missed some."""
+    return _frame(RESET, str(place), {"object": "event", "id": str(place), "type": RESET})
+
+
+def render_begin(place: object, retry_milliseconds: int) -> bytes:
+    """Return the beginning of a stream. It is no event, but the client learns where it is."""
+    return f"retry: {retry_milliseconds}\nid: {place}\n\n".encode()
+
+
+HEARTBEAT = b":\n\n"
+"""A comment, so that proxies and clients see that the connection lives."""
+
+
+def _frame(kind: str, place: str, data: dict[str, Any]) -> bytes:
+    return f"id: {place}\nevent: {kind}\ndata: {canonical_json(data)}\n\n".encode()

@@ -1,0 +1,49 @@
+"""Writes files so that each is either replaced completely or left as it was. It knows no file format."""
+
+import contextlib
+import os
+import re
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+_TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{8}\.part")
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Replace a file by these bytes. A device or a pipe is written to. An OSError names `path`."""
+    try:
+        if path.exists() and not path.is_file():
+            path.write_bytes(data)  # /dev/null, a pipe: renaming onto it would replace the device
+            return
+        with replacing(path) as file:
+            file.write(data)
+    except OSError as error:  # the error may be about the temporary file, whose name means nothing to users
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """Open a temporary file beside `path`, which takes its place, on disk, when the block ends.
+
+    If the block raises, the temporary file is removed. If the process is killed, it stays: see
+    `temporary_for`.
+    """
+    temporary = path.with_name(f".{path.name[:200]}.{secrets.token_hex(4)}.part")
+    try:
+        with temporary.open("xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+
+
+def temporary_for(name: str) -> str | None:
+    """Return the file for which `name` is a temporary file of `replacing`, or None if it is none."""
+    match = _TEMPORARY.fullmatch(name)
+    return match[1] if match else None

@@ -1,0 +1,78 @@
+"""The commands for artifacts: `fetch`, `put` and `wait`."""
+
+import argparse
+import sys
+from typing import TYPE_CHECKING
+
+from speaker_registry.cli.command import Command, Output, add_output, add_speaker, add_timeout, seconds
+from speaker_registry.cli.files import check_output, deliver, read_artifact
+from speaker_registry.cli.progress import wait_ready
+from speaker_registry.cli.text import fetched, readiness_text
+from speaker_registry.terminal import printable
+
+if TYPE_CHECKING:
+    from speaker_registry import RegistryClient
+
+
+def fetch(client: "RegistryClient", arguments: argparse.Namespace) -> Output | None:
+    check_output(arguments, "an artifact")
+    file = client.download(arguments.speaker, arguments.profile, wait=arguments.wait)
+    deliver(arguments, file.data)
+    if file.artifact.manifest.untrained:
+        print("speaker-registry: made with untrained weights, so the voice is useless", file=sys.stderr)
+    if file.artifact.manifest.custom_weights:
+        print("speaker-registry: made with custom weights, not with the published ones", file=sys.stderr)
+    return None if arguments.output == "-" else fetched(arguments.output, file)
+
+
+def put(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
+    data = read_artifact(arguments.file)
+    made = client.put(arguments.speaker, arguments.profile, data, fingerprint=arguments.fingerprint)
+    text = (
+        f"{printable(made.voice)}@{made.version} is {made.state} for {printable(made.profile)}: {made.digest}"
+    )
+    return Output(made.model_dump(mode="json"), text)
+
+
+def wait(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
+    ready = wait_ready(client, arguments.speaker, arguments.profile, arguments)
+    return Output(ready.model_dump(mode="json"), readiness_text(ready))
+
+
+def _add_fetch(command: argparse.ArgumentParser) -> None:
+    add_speaker(command)
+    command.add_argument("--profile", metavar="P", required=True)
+    add_output(command)
+    command.add_argument(
+        "--wait",
+        metavar="SECONDS",
+        type=seconds,
+        default=0.0,
+        help="wait for an artifact that is not ready (default: 0)",
+    )
+
+
+def _add_put(command: argparse.ArgumentParser) -> None:
+    add_speaker(command)
+    command.add_argument("file", metavar="FILE", help="safetensors file, or - for standard input")
+    command.add_argument("--profile", metavar="P", required=True)
+    command.add_argument(
+        "--fingerprint",
+        metavar="SHA256",
+        help="fingerprint of what made the artifact, if the file has no manifest with it",
+    )
+
+
+def _add_wait(command: argparse.ArgumentParser) -> None:
+    command.add_argument("speaker", metavar="NAME[@REF]", help="voice; without REF, its newest version")
+    command.add_argument(
+        "--profile", metavar="P", help="profile to wait for (default: all required profiles)"
+    )
+    add_timeout(command)
+
+
+COMMANDS = (
+    Command("fetch", fetch, "Write an artifact to a file.", _add_fetch),
+    Command("put", put, "Upload an artifact that was made elsewhere.", _add_put),
+    Command("wait", wait, "Wait until a version is ready.", _add_wait),
+)

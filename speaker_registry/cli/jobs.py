@@ -1,0 +1,115 @@
+"""The commands for extractions: `extract`, `jobs`, `cancel` and `profiles`."""
+
+import argparse
+from typing import TYPE_CHECKING
+
+from speaker_registry.cli.command import (
+    Command,
+    Output,
+    add_limit,
+    add_speaker,
+    add_timeout,
+    list_document,
+)
+from speaker_registry.cli.progress import wait_ready
+from speaker_registry.cli.text import extraction_text, readiness_text, remarks_on, weights_of
+from speaker_registry.errors import ArtifactFailed
+from speaker_registry.terminal import printable, table
+
+if TYPE_CHECKING:
+    from speaker_registry import RegistryClient
+
+
+def extract(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
+    made = client.extract(arguments.speaker, arguments.profile, force=arguments.force)
+    if not arguments.wait:
+        if made.state == "failed":
+            raise ArtifactFailed(f"{made.voice}@{made.version}: {made.error}")
+        return Output(made.model_dump(mode="json"), extraction_text(made))
+    if made.job_id is not None:
+        # An older artifact may be ready all the time, so only the job tells how this extraction ends.
+        job = client.wait_job(made.job_id, arguments.timeout)
+        if job.error is not None and job.state == "failed":
+            raise ArtifactFailed(f"{job.voice}@{job.version}: {job.error.code}: {job.error.message}")
+        if job.state == "canceled":
+            raise ArtifactFailed(f"{job.voice}@{job.version}: job {job.id} was canceled")
+    ready = wait_ready(client, f"{made.voice}@{made.version}", arguments.profile, arguments)
+    return Output(ready.model_dump(mode="json"), readiness_text(ready))
+
+
+def jobs(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
+    found = list(
+        client.jobs(
+            state=arguments.state, voice=arguments.voice, profile=arguments.profile, limit=arguments.limit
+        )
+    )
+    head = ("JOB", "VOICE", "PROFILE", "STATE", "ATTEMPT", "REASON")
+    rows = [
+        (
+            job.id,
+            f"{job.voice}@{job.version}",
+            job.profile,
+            job.state,
+            job.attempt,
+            job.error.code if job.error else job.reason or "-",
+        )
+        for job in found
+    ]
+    return Output(list_document(found), table(head, rows))
+
+
+def cancel(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
+    job = client.cancel(arguments.job)
+    text = f"canceled {printable(job.id)}: {printable(f'{job.voice}@{job.version}')} for {job.profile}"
+    return Output(job.model_dump(mode="json"), text)
+
+
+def profiles(client: "RegistryClient", _: argparse.Namespace) -> Output:
+    found = list(client.profiles())
+    head = ("PROFILE", "MODEL TYPE", "REQUIRED", "WORKERS", "CLIP", "WEIGHTS", "LICENCE")
+    rows = [
+        (
+            profile.id,
+            profile.model_type,
+            "yes" if profile.required else "no",
+            profile.workers,
+            f"{profile.sample_rate} Hz",
+            weights_of(profile),
+            profile.licence,
+        )
+        for profile in found
+    ]
+    remarks = "\n".join(remarks_on(found))
+    return Output(list_document(found), table(head, rows) + (f"\n\n{remarks}" if remarks else ""))
+
+
+def _add_extract(command: argparse.ArgumentParser) -> None:
+    add_speaker(command)
+    command.add_argument("--profile", metavar="P", required=True)
+    command.add_argument(
+        "--force",
+        action="store_true",
+        help="extract again, even if the artifact exists, has failed or was canceled",
+    )
+    command.add_argument("--wait", action="store_true", help="wait until the artifact is ready")
+    add_timeout(command)
+
+
+def _add_jobs(command: argparse.ArgumentParser) -> None:
+    states = ("queued", "processing", "succeeded", "failed", "canceled", "superseded")
+    command.add_argument("--state", choices=states)
+    command.add_argument("--voice", metavar="NAME")
+    command.add_argument("--profile", metavar="P")
+    add_limit(command)
+
+
+def _add_cancel(command: argparse.ArgumentParser) -> None:
+    command.add_argument("job", metavar="JOB", help="id of the job, see jobs")
+
+
+COMMANDS = (
+    Command("extract", extract, "Extract an artifact of a version.", _add_extract),
+    Command("jobs", jobs, "List the extraction jobs.", _add_jobs),
+    Command("cancel", cancel, "Cancel an extraction job.", _add_cancel),
+    Command("profiles", profiles, "List the profiles and the number of workers that serve them.", None),
+)

@@ -1,0 +1,52 @@
+"""Progress bars on the terminal: for the wait for a version, and for work on many voices."""
+
+import argparse
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from speaker_registry.terminal import printable
+
+if TYPE_CHECKING:
+    from speaker_registry import Readiness, RegistryClient
+
+
+def wait_ready(
+    client: "RegistryClient", speaker: str, profile: str | None, arguments: argparse.Namespace
+) -> "Readiness":
+    with _progress(speaker, quiet=arguments.json or not sys.stderr.isatty()) as on_progress:
+        return client.wait_ready(speaker, profile, arguments.timeout, on_progress)
+
+
+@contextlib.contextmanager
+def _progress(speaker: str, *, quiet: bool) -> Iterator[Callable[["Readiness"], object] | None]:
+    """Show a progress bar on stderr, unless `quiet` is set."""
+    if quiet:
+        yield None
+        return
+    from tqdm import tqdm  # noqa: PLC0415  only this command needs it
+
+    with tqdm(desc=printable(speaker), unit="profile", leave=False, file=sys.stderr) as bar:
+
+        def update(seen: "Readiness") -> None:
+            bar.total, bar.n = len(seen.artifacts), sum(status.state == "ready" for status in seen.artifacts)
+            if seen.job:
+                bar.set_postfix_str(
+                    printable(f"{seen.job.profile}: {seen.job.progress.stage}"), refresh=False
+                )
+            bar.refresh()
+
+        yield update
+
+
+@contextlib.contextmanager
+def counting(title: str, total: int, *, quiet: bool) -> Iterator[Callable[[object], object]]:
+    """Show how many of `total` voices are done. The yielded function counts one, whatever its argument is."""
+    if quiet:
+        yield lambda _: None
+        return
+    from tqdm import tqdm  # noqa: PLC0415  only commands for many voices need it
+
+    with tqdm(desc=title, total=total, unit="voice", leave=False, file=sys.stderr) as bar:
+        yield lambda _: bar.update()

@@ -1,0 +1,110 @@
+"""The command `sync`, which keeps a folder for a TTS server equal to the registry."""
+
+import argparse
+import json
+import signal
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from speaker_registry.cli.command import PROGRAM, Command, CommandError, Output, seconds
+from speaker_registry.errors import SpeakerRegistryError
+from speaker_registry.syncing import FORMATS
+from speaker_registry.terminal import printable, table
+
+if TYPE_CHECKING:
+    from speaker_registry import RegistryClient
+    from speaker_registry.syncing.synchronization import Report, Synchronization
+
+_INTERVAL_SECONDS = 30.0
+
+
+def sync(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
+    # This package loads the HTTP client, which --help and completion do without.
+    from speaker_registry.syncing.synchronization import Synchronization  # noqa: PLC0415
+
+    if arguments.interval is not None and not arguments.watch:
+        raise CommandError("--interval is how often --watch looks; give both or neither")
+    path = Path(arguments.folder)
+    synchronization = Synchronization(client, path, profile=arguments.profile, form=arguments.format)
+    if arguments.watch:
+        _watch(synchronization, arguments)
+    report = synchronization.run()
+    return Output(_document(report, arguments), _text(report, arguments))
+
+
+def _watch(synchronization: "Synchronization", arguments: argparse.Namespace) -> NoReturn:
+    """Sync until the process is told to end, which SIGTERM does with exit code 0."""
+    from speaker_registry.syncing.watching import Watch  # noqa: PLC0415  see `sync`
+
+    interval = _INTERVAL_SECONDS if arguments.interval is None else arguments.interval
+    # The first process of a container ends by SIGTERM only if it handles it.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+
+    def show(report: "Report") -> None:
+        document = _document(report, arguments)
+        print(json.dumps(document) if arguments.json else _text(report, arguments), flush=True)
+
+    def complain(error: SpeakerRegistryError) -> None:
+        message = f"{error}; trying again every {interval:g} s"
+        print(f"{PROGRAM}: {printable(message)}", file=sys.stderr, flush=True)
+
+    Watch(
+        run=synchronization.run, wait=partial(time.sleep, interval), on_report=show, on_error=complain
+    ).forever()
+
+
+def _document(report: "Report", arguments: argparse.Namespace) -> dict[str, object]:
+    return {
+        "path": arguments.folder,
+        "format": arguments.format,
+        "profile": arguments.profile,
+        **{state: report.count(state) for state in ("written", "unchanged", "kept", "missing")},
+        "removed": report.removed,
+        "voices": [
+            {"name": one.name, "version": one.version, "state": one.state, "reason": one.reason}
+            for one in report.outcomes
+        ],
+    }
+
+
+def _text(report: "Report", arguments: argparse.Namespace) -> str:
+    there = sum(report.count(state) for state in ("written", "unchanged", "kept"))
+    head = (
+        f"{there} voices for {printable(arguments.profile)} in {printable(arguments.folder)}: "
+        f"{report.count('written')} files written, {report.removed} removed"
+    )
+    rows = [
+        (f"{one.name}@{one.version}", "an older file" if one.state == "kept" else "nothing", one.reason)
+        for one in report.outcomes
+        if one.reason
+    ]
+    return head + ("\n\n" + table(("NOT THERE", "INSTEAD", "REASON"), rows) if rows else "")
+
+
+def _add_sync(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "folder", metavar="DIR", help="folder to write; it is created, and has to be empty at first"
+    )
+    command.add_argument("--format", choices=FORMATS, required=True, help="what the server reads")
+    command.add_argument("--profile", metavar="P", required=True, help="profile of the server's model")
+    command.add_argument(
+        "--watch", action="store_true", help="keep the folder current until the process is ended"
+    )
+    command.add_argument(
+        "--interval",
+        metavar="SECONDS",
+        type=_interval,
+        help=f"how often --watch looks for changes (default: {_INTERVAL_SECONDS:g})",
+    )
+
+
+def _interval(text: str) -> float:
+    if (given := seconds(text)) < 1:
+        raise argparse.ArgumentTypeError(f"{text[:80]!a}; accepted: at least 1 second")
+    return given
+
+
+COMMANDS = (Command("sync", sync, "Write the voices of a profile to a folder for a TTS server.", _add_sync),)

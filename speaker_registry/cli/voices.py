@@ -1,0 +1,149 @@
+"""The commands for voices and their clips: `register`, `list`, `show`, `clip` and `delete`."""
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from speaker_registry.cli.command import (
+    Command,
+    CommandError,
+    Output,
+    add_limit,
+    add_output,
+    add_speaker,
+    add_timeout,
+    confirm,
+    list_document,
+    when,
+)
+from speaker_registry.cli.files import check_output, deliver, open_clip, read_embedding, read_ref_text
+from speaker_registry.cli.moving import add_jobs, register_batch
+from speaker_registry.cli.progress import wait_ready
+from speaker_registry.cli.text import (
+    readiness_text,
+    ready_profiles,
+    reason_of,
+    registered_text,
+    version_text,
+    voice_text,
+)
+from speaker_registry.terminal import printable, table
+
+if TYPE_CHECKING:
+    from speaker_registry import RegistryClient
+
+
+def register(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
+    if arguments.batch is not None:
+        return register_batch(client, arguments)
+    if arguments.name is None or arguments.consent is None:
+        raise CommandError("register needs NAME and --consent, or --batch FILE")
+    if (arguments.clip is None) == (arguments.embedding is None):
+        raise CommandError("register needs either CLIP or --embedding FILE")
+    registered = client.register(
+        arguments.name,
+        open_clip(arguments.clip),
+        embedding=read_embedding(arguments.embedding),
+        consent=arguments.consent,
+        ref_text=read_ref_text(arguments),
+        description=arguments.description,
+    )
+    document: dict[str, Any] = {**registered.model_dump(mode="json"), "reference": registered.reference}
+    text = registered_text(registered)
+    if arguments.wait:
+        ready = wait_ready(client, registered.reference, None, arguments)
+        document["ready"] = ready.model_dump(mode="json")
+        text += "\n" + readiness_text(ready)
+    return Output(document, text)
+
+
+def list_voices(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
+    voices = list(client.list(profile=arguments.profile, state=arguments.state, limit=arguments.limit))
+    head = ("NAME", "VERSION", "NEWEST", "STATE", "READY FOR", "CREATED", "REASON")
+    rows = [
+        (
+            voice.name,
+            voice.version,
+            voice.latest,
+            voice.state,
+            ready_profiles(voice),
+            when(voice.created_at),
+            reason_of(voice),
+        )
+        for voice in voices
+    ]
+    return Output(list_document(voices), table(head, rows))
+
+
+def show(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
+    if "@" in arguments.speaker:
+        version = client.version(arguments.speaker)
+        return Output(version.model_dump(mode="json"), version_text(version))
+    voice = client.get(arguments.speaker)
+    return Output(voice.model_dump(mode="json"), voice_text(voice))
+
+
+def clip(client: "RegistryClient", arguments: argparse.Namespace) -> Output | None:
+    check_output(arguments, "a clip")
+    found = client.clip(arguments.speaker)
+    deliver(arguments, found.data)
+    if arguments.output == "-":
+        return None
+    document = {"path": arguments.output, "size": len(found.data), "mime_type": found.mime_type}
+    text = f"{arguments.speaker}: {len(found.data)} bytes of {found.mime_type} in {arguments.output}"
+    return Output(document, printable(text))
+
+
+def delete(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
+    if not arguments.yes:
+        confirm("delete", f"Delete {printable(arguments.name)} with all its versions?")
+    client.delete(arguments.name)
+    return Output({"name": arguments.name, "deleted": True}, f"deleted {printable(arguments.name)}")
+
+
+def _add_register(command: argparse.ArgumentParser) -> None:
+    command.add_argument("name", metavar="NAME", nargs="?")
+    command.add_argument("clip", metavar="CLIP", nargs="?", help="audio file, or - for standard input")
+    command.add_argument("--consent", help="who agreed to what, or the id of a recorded consent")
+    spoken = command.add_mutually_exclusive_group()
+    spoken.add_argument("--ref-text", metavar="T", help="transcript of the clip, word for word")
+    spoken.add_argument("--ref-text-file", metavar="FILE", help="file with the transcript, in UTF-8")
+    command.add_argument("--description", metavar="D", help="free text about the voice")
+    command.add_argument(
+        "--embedding",
+        metavar="FILE",
+        help="speaker embedding instead of a clip: a JSON list of numbers, or - for standard input",
+    )
+    command.add_argument("--wait", action="store_true", help="wait until all required profiles are ready")
+    add_timeout(command)
+    command.add_argument(
+        "--batch",
+        metavar="FILE",
+        help="register the voices of a .csv or .jsonl file with the columns name, file, text, consent, "
+        "description",
+    )
+    add_jobs(command)
+
+
+def _add_list(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--profile", metavar="P", help="only voices that this profile can use")
+    command.add_argument("--state", choices=("pending", "processing", "ready", "failed"))
+    add_limit(command)
+
+
+def _add_clip(command: argparse.ArgumentParser) -> None:
+    add_speaker(command)
+    add_output(command)
+
+
+def _add_delete(command: argparse.ArgumentParser) -> None:
+    command.add_argument("name", metavar="NAME")
+    command.add_argument("--yes", action="store_true", help="skip the confirmation")
+
+
+COMMANDS = (
+    Command("register", register, "Upload a clip as a new version of a voice.", _add_register),
+    Command("list", list_voices, "List the voices.", _add_list),
+    Command("show", show, "Show a voice, or one version of it.", add_speaker),
+    Command("clip", clip, "Write the clip of a version to a file.", _add_clip),
+    Command("delete", delete, "Delete a voice with all its versions.", _add_delete),
+)

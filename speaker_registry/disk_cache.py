@@ -1,0 +1,329 @@
+"""The cache of artifacts in a directory, which several processes may share. It makes no requests.
+
+    refs/{speaker}.{target}     which digest the registry confirmed for a request, and when (JSON)
+    blobs/{digest}              the file of an artifact
+    lock                        locked during each change; its text is an upper bound on the bytes used
+
+Names in `refs` are hashes of registry, API key, namespace, voice, reference and profile. A blob is read only
+through a ref of the same client, so sharing a directory gives no client access to the voices of another.
+
+Files are written under a temporary name and renamed, and never changed afterwards. A process can be killed at
+any time: the bytes are counted in `lock` before they are written, so the count is never too low. Each blob is
+compared with its digest when it is read. A file that is damaged is removed and fetched again. Symbolic links
+are never followed inside the directory.
+"""
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import json
+import math
+import mmap
+import os
+import re
+import secrets
+import stat
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from speaker_registry.artifact import Artifact
+from speaker_registry.errors import InvalidArtifact
+
+MAPPED_BYTES = 2 * 1024**2
+"""Files from this size on are mapped into memory, smaller ones are read. Python keeps a file descriptor open
+for each mapping, and thousands of small artifacts would exhaust them.
+"""
+FILE_OVERHEAD_BYTES = 4096
+"""Disk space that a file takes besides its content: its last block and its name."""
+_LOCK_TRIES, _LOCK_PAUSE_SECONDS = 40, 0.005
+"""A change is skipped if the lock cannot be taken in 0.2 s: a stopped process must not stop the others."""
+_MAX_REF_BYTES = 1024
+_KEPT_SHARE = 0.9
+"""A full cache is reduced to this share of its limit, so that not every write has to look at all files."""
+_BLOB_NAME = re.compile(r"[0-9a-f]{64}")
+_REF_NAME = re.compile(r"[0-9a-f]{40}\.[0-9a-f]{40}")
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class Ref(NamedTuple):
+    """The last answer of the registry to a request."""
+
+    digest: str
+    """Digest of the file, as `sha256:…`."""
+    size: int
+    """Size of the file in bytes."""
+    confirmed_at: float
+    """Unix time in seconds at which the registry was asked."""
+
+
+class DamagedFile(OSError):
+    """A file in the cache was not what was written there. It has been removed."""
+
+
+class DiskCache:
+    """A directory of artifacts, bounded by bytes. The least recently used artifacts are removed first.
+
+    Every method raises OSError if the directory cannot be used at the moment, and `DamagedFile` if it removed
+    a damaged file. Callers continue without the directory then.
+
+    Args:
+        directory: The directory. It is created with mode 0700 if it does not exist.
+        max_bytes: Maximum size of all files together. Each file counts with 4,096 bytes besides its content.
+
+    Raises:
+        OSError: The directory cannot be created.
+        ValueError: The directory is a file, is a symbolic link, or belongs to another user.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str], max_bytes: int) -> None:
+        self.directory, self.max_bytes = Path(directory), max_bytes
+        with contextlib.suppress(FileExistsError):
+            self.directory.mkdir(mode=0o700, parents=True)
+        found = self.directory.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+            raise ValueError(f"the cache directory {self.directory} is not a directory of this user")
+
+    def ref(self, scope: str, speaker: str, target: str) -> Ref | None:
+        """Return what the registry last said about a request, or None if that is not known."""
+        name = _ref_name(scope, speaker, target)
+        with self._folder("refs") as refs:
+            ref = _read_ref(refs, name)
+            if ref is not None:
+                with contextlib.suppress(FileNotFoundError):  # another process may have evicted it
+                    os.utime(name, dir_fd=refs, follow_symlinks=False)
+            return ref
+
+    def artifact(self, ref: Ref) -> Artifact | None:
+        """Read the artifact that a ref names, or None if it was evicted. The tensors are read-only."""
+        with self._folder("blobs") as blobs:
+            name = _blob_name(ref.digest)
+            try:
+                data = _read_blob(blobs, name, ref)
+                return None if data is None else Artifact.over(data, ref.digest)
+            except (DamagedFile, InvalidArtifact) as error:
+                _remove(blobs, name)
+                raise DamagedFile(f"the cached file {name} was damaged: {error}") from error
+
+    def store(self, scope: str, speaker: str, target: str, ref: Ref, data: bytes | None) -> None:
+        """Record what the registry said. Without `data`, nothing is recorded unless the file is there.
+
+        A file that is larger than a tenth of the limit is not kept, because it would displace all others.
+        """
+        name, blob = _ref_name(scope, speaker, target), _blob_name(ref.digest)
+        with self._folder("refs") as refs, self._folder("blobs") as blobs, self._lock() as lock:
+            there = _size(blobs, blob) == ref.size
+            if (data is None and not there) or ref.size > self.max_bytes // 10:
+                return
+            before = _read_ref(refs, name)
+            if before is not None and before.confirmed_at > ref.confirmed_at:
+                return  # another process asked later
+            new_bytes = (0 if there else ref.size + FILE_OVERHEAD_BYTES) + 2 * FILE_OVERHEAD_BYTES
+            self._reserve(lock, refs, blobs, new_bytes)
+            # Making room may have removed the file.
+            if _size(blobs, blob) != ref.size:
+                if data is None or there:
+                    return
+                _write(blobs, blob, data)
+            replaces = _size(refs, name) is not None
+            _write(refs, name, json.dumps(ref._asdict()).encode())
+            if replaces:
+                _write_used(lock, _read_used(lock) - 2 * FILE_OVERHEAD_BYTES)
+
+    def forget(self, scope: str, speaker: str, target: str | None = None) -> None:
+        """Remove a voice, or one artifact of it, with its files. Other clients fetch these files again."""
+        prefix = _speaker_name(scope, speaker) + "." if target is None else _ref_name(scope, speaker, target)
+        with self._folder("refs") as refs, self._folder("blobs") as blobs:
+            names = [name for name in _names(refs) if name.startswith(prefix)]
+            # The names go even if another process keeps the lock.
+            for name in names:
+                if ref := _intact_ref(refs, name):
+                    _remove(blobs, _blob_name(ref.digest))
+                _remove(refs, name)
+            if names:
+                with self._lock() as lock:  # earlier versions, which no ref names any more
+                    self._shrink(lock, refs, blobs, self.max_bytes)
+
+    def used_bytes(self) -> int:
+        """Return the number of bytes that the files take now, each with its 4,096 bytes of overhead."""
+        with self._folder("refs") as refs, self._folder("blobs") as blobs:
+            return sum(
+                (_size(folder, name) or 0) + FILE_OVERHEAD_BYTES
+                for folder in (refs, blobs)
+                for name in _names(folder)
+            )
+
+    @contextlib.contextmanager
+    def _folder(self, name: str) -> Iterator[int]:
+        """Open one of the two folders, and create it if it is missing. A symbolic link is refused."""
+        path = self.directory / name
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            folder = os.open(path, flags)
+        except FileNotFoundError:
+            with contextlib.suppress(FileExistsError):
+                path.mkdir(mode=0o700, parents=True)
+            folder = os.open(path, flags)
+        try:
+            yield folder
+        finally:
+            os.close(folder)
+
+    @contextlib.contextmanager
+    def _lock(self) -> Iterator[int]:
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        lock = os.open(self.directory / "lock", flags, 0o600)
+        try:
+            _take(lock)
+            yield lock
+        finally:
+            os.close(lock)  # this also releases it
+
+    def _reserve(self, lock: int, refs: int, blobs: int, new_bytes: int) -> None:
+        """Count bytes before they are written, and make room for them."""
+        if _read_used(lock) + new_bytes > self.max_bytes:
+            self._shrink(lock, refs, blobs, int(self.max_bytes * _KEPT_SHARE) - new_bytes)
+        _write_used(lock, _read_used(lock) + new_bytes)
+
+    def _shrink(self, lock: int, refs: int, blobs: int, limit: int) -> None:
+        """Remove what no ref names, what a killed process left, and the least recently used artifacts.
+
+        This is called with the lock held, so no other process is between a blob and its ref.
+        """
+        users = _refs_by_blob(refs, blobs)
+        sizes = {name: _size(blobs, name) or 0 for name in users}
+        cost = {name: sizes[name] + FILE_OVERHEAD_BYTES * (1 + 2 * len(users[name])) for name in users}
+        used = sum(cost.values())
+        for name in sorted(users, key=lambda name: max(at for at, _ in users[name])):
+            if used <= limit:
+                break
+            for _, ref in users[name]:
+                _remove(refs, ref)
+            _remove(blobs, name)
+            used -= cost[name]
+        _write_used(lock, used)
+
+
+def _refs_by_blob(refs: int, blobs: int) -> dict[str, list[tuple[float, str]]]:
+    """Map each blob to the last use and the name of the refs that lead to it. Everything else is removed."""
+    there = set(_names(blobs))
+    users: dict[str, list[tuple[float, str]]] = {}
+    for name in _names(refs):
+        ref = _intact_ref(refs, name) if _REF_NAME.fullmatch(name) else None
+        blob = _blob_name(ref.digest) if ref else ""
+        if blob in there:
+            with contextlib.suppress(FileNotFoundError):
+                used_at = os.stat(name, dir_fd=refs, follow_symlinks=False).st_mtime
+                users.setdefault(blob, []).append((used_at, name))
+        else:
+            _remove(refs, name)
+    for name in there - users.keys():
+        _remove(blobs, name)
+    return users
+
+
+def _names(folder: int) -> list[str]:
+    return os.listdir(folder)
+
+
+def _remove(folder: int, name: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(name, dir_fd=folder)
+
+
+def _speaker_name(scope: str, speaker: str) -> str:
+    return hashlib.sha256(f"{scope}\0{speaker}".encode()).hexdigest()[:40]
+
+
+def _ref_name(scope: str, speaker: str, target: str) -> str:
+    return f"{_speaker_name(scope, speaker)}.{hashlib.sha256(target.encode()).hexdigest()[:40]}"
+
+
+def _blob_name(digest: str) -> str:
+    return digest.removeprefix("sha256:")
+
+
+def _read_ref(refs: int, name: str) -> Ref | None:
+    """Read a ref, or None if there is none. A damaged one is removed."""
+    try:
+        with os.fdopen(os.open(name, _READ, dir_fd=refs), "rb") as file:
+            text = file.read(_MAX_REF_BYTES + 1)
+    except FileNotFoundError:
+        return None
+    try:
+        found = json.loads(text)
+        ref = Ref(str(found["digest"]), int(found["size"]), float(found["confirmed_at"]))
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        ref = Ref("", 0, math.nan)
+    if not (
+        _BLOB_NAME.fullmatch(_blob_name(ref.digest)) and ref.size > 0 and math.isfinite(ref.confirmed_at)
+    ):
+        _remove(refs, name)
+        raise DamagedFile(f"the cached file {name} was damaged")
+    return ref
+
+
+def _intact_ref(refs: int, name: str) -> Ref | None:
+    try:
+        return _read_ref(refs, name)
+    except OSError:
+        return None
+
+
+def _read_blob(blobs: int, name: str, ref: Ref) -> bytes | mmap.mmap | None:
+    try:
+        descriptor = os.open(name, _READ, dir_fd=blobs)
+    except FileNotFoundError:
+        return None
+    with os.fdopen(descriptor, "rb") as file:
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode) or found.st_size != ref.size:
+            raise DamagedFile(f"it has {found.st_size} bytes, and {ref.size} were written")
+        data: bytes | mmap.mmap
+        if ref.size >= MAPPED_BYTES:
+            data = mmap.mmap(file.fileno(), ref.size, access=mmap.ACCESS_READ)
+        else:
+            data = file.read(ref.size + 1)
+    if "sha256:" + hashlib.sha256(data).hexdigest() != ref.digest:
+        raise DamagedFile("its bytes do not match its digest")
+    return data
+
+
+def _write(folder: int, name: str, data: bytes) -> None:
+    """Write a file under a temporary name and rename it. A torn file is found when it is read."""
+    temporary = f".{secrets.token_hex(8)}"
+    with os.fdopen(os.open(temporary, _CREATE, 0o600, dir_fd=folder), "wb") as file:
+        file.write(data)
+    os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+
+
+def _size(folder: int, name: str) -> int | None:
+    try:
+        return os.stat(name, dir_fd=folder, follow_symlinks=False).st_size
+    except FileNotFoundError:
+        return None
+
+
+def _take(lock: int) -> None:
+    for _ in range(_LOCK_TRIES):
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            time.sleep(_LOCK_PAUSE_SECONDS)
+    raise OSError(errno.EAGAIN, "another process keeps the lock of the cache directory")
+
+
+def _read_used(lock: int) -> int:
+    """Return the upper bound on the bytes used. A text that cannot be read stands for a full cache."""
+    text = os.pread(lock, 32, 0)
+    return int(text) if re.fullmatch(rb"\d{20}", text) else 2**62
+
+
+def _write_used(lock: int, used: int) -> None:
+    os.pwrite(
+        lock, b"%020d" % max(0, used), 0
+    )  # always of one length: a shorter text would leave digits behind

@@ -1,0 +1,408 @@
+"""The tar file of an exported namespace: what is in it, how it is written, and how it is read without trust.
+
+Members come in one order only: `manifest.json`; for each version of each voice its `version.json`, its
+`source` and its artifacts; `end.json`. An archive is used only after it was read to its end and every digest
+was verified, so a damaged one changes nothing. The headers are parsed one by one, and everything but a plain
+member of the expected name is refused before its content is read. This module sends nothing.
+"""
+
+import hashlib
+import os
+import tarfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Annotated, BinaryIO, Literal, NoReturn, Self, TypeVar
+
+import numpy as np
+import safetensors.numpy
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from speaker_registry.artifact import Artifact, canonical_json, read_tensors, sha256_digest
+from speaker_registry.errors import InvalidArchive, SpeakerRegistryError
+from speaker_registry.fetching import MAX_FILE_BYTES
+from speaker_registry.moving.candidates import Source, Texts
+from speaker_registry.names import MAX_NAME_LENGTH, MAX_VERSION, NAMESPACE_PATTERN, parse_speaker_name
+from speaker_registry.session import MAX_CLIP_BYTES
+
+FORMAT: Literal["speaker-registry-export"] = "speaker-registry-export"
+_BLOCK = 512
+_END = bytes(2 * _BLOCK)
+_CHUNK_BYTES = 1024**2
+_MAX_JSON_BYTES = 256 * 1024
+_MAX_VOICES = 1_000_000
+_KINDS = {
+    tarfile.LNKTYPE: "a hard link",
+    tarfile.SYMTYPE: "a symbolic link",
+    tarfile.CHRTYPE: "a device",
+    tarfile.BLKTYPE: "a device",
+    tarfile.DIRTYPE: "a folder",
+    tarfile.FIFOTYPE: "a named pipe",
+    tarfile.GNUTYPE_SPARSE: "a sparse file",
+}
+_COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")
+Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
+Size = Annotated[int, Field(gt=0, le=MAX_FILE_BYTES)]
+Model = TypeVar("Model", bound=BaseModel)
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class ManifestRecord(_Record):
+    """The first member."""
+
+    format: Literal["speaker-registry-export"] = FORMAT
+    schema_version: Literal[1] = 1
+    namespace: str = Field(pattern=f"^{NAMESPACE_PATTERN}$")
+    """The namespace that was exported."""
+
+
+class ArtifactRecord(_Record):
+    """An artifact of a version. Its member is the file as the registry served it."""
+
+    profile: str = Field(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}$")
+    digest: Digest
+    size: Size
+    content_digest: Digest
+    """Digest of the tensors alone, which another registry keeps."""
+    fingerprint: str = Field(max_length=100)
+
+
+class VersionRecord(_Record):
+    """A version of a voice."""
+
+    name: str = Field(max_length=MAX_NAME_LENGTH)
+    version: int = Field(ge=1, le=MAX_VERSION)
+    created_at: int = Field(ge=0)
+    """Unix seconds. Another registry gives a time of its own."""
+    source: Literal["audio", "embedding"]
+    digest: Digest
+    """Digest of the clip as uploaded, or of the safetensors file with the embedding."""
+    size: Size
+    consent: str = Field(min_length=1, max_length=2_000)
+    ref_text: str | None = Field(max_length=8_000)
+    description: str | None = Field(max_length=8_000)
+    artifacts: list[ArtifactRecord] = Field(max_length=64)
+
+    @property
+    def texts(self) -> Texts:
+        return Texts(consent=self.consent, ref_text=self.ref_text, description=self.description)
+
+
+class EndRecord(_Record):
+    """The last member. An archive without it was cut short."""
+
+    voices: int
+    versions: int
+    content: Digest
+    """Digest of everything that survives a move to another registry, see `ContentDigest`."""
+
+
+class ContentDigest:
+    """The digest of a namespace's content: names, order of versions, sources, texts and tensors.
+
+    It leaves out what each registry gives itself: version numbers, ids, times, and so the digests of artifact
+    files, whose headers name them.
+    """
+
+    def __init__(self) -> None:
+        self._hash = hashlib.sha256()
+
+    def add(self, record: VersionRecord) -> None:
+        artifacts = sorted([one.profile, one.fingerprint, one.content_digest] for one in record.artifacts)
+        content = [
+            record.name,
+            record.source,
+            record.digest,
+            record.consent,
+            record.ref_text,
+            record.description,
+        ]
+        self._hash.update(canonical_json([*content, artifacts]).encode() + b"\n")
+
+    def __str__(self) -> str:
+        return "sha256:" + self._hash.hexdigest()
+
+
+def embedding_file(embedding: np.ndarray) -> bytes:
+    """Encode a speaker embedding (float32 [D]) as a safetensors file with always the same bytes."""
+    return safetensors.numpy.save({"speaker_embedding": np.ascontiguousarray(embedding)})
+
+
+class ArchiveWriter:
+    """Writes an archive member by member, so that only one version is in memory."""
+
+    def __init__(self, file: BinaryIO, namespace: str) -> None:
+        self._file = file
+        self._content = ContentDigest()
+        self.voices = self.versions = 0
+        self._add_json("manifest.json", ManifestRecord(namespace=namespace))
+
+    def add_voice(self, versions: Iterable[tuple[VersionRecord, bytes, list[bytes]]]) -> None:
+        """Add the versions of a voice, oldest first: each with its source and artifacts, as in its record."""
+        number = 0
+        for number, (record, source, artifacts) in enumerate(versions, start=1):
+            folder = _folder(self.voices + 1, number)
+            self._add_json(f"{folder}/version.json", record)
+            self._add(f"{folder}/source", source)
+            for one, data in zip(record.artifacts, artifacts, strict=True):
+                self._add(_artifact_name(folder, one), data)
+            self._content.add(record)
+        self.voices += number > 0
+        self.versions += number
+
+    def finish(self) -> EndRecord:
+        end = EndRecord(voices=self.voices, versions=self.versions, content=str(self._content))
+        self._add_json("end.json", end)
+        self._file.write(_END)
+        return end
+
+    def _add_json(self, name: str, record: _Record) -> None:
+        self._add(name, canonical_json(record.model_dump(mode="json")).encode())
+
+    def _add(self, name: str, data: bytes) -> None:
+        header = tarfile.TarInfo(name)
+        header.size, header.mode = len(data), 0o600
+        self._file.write(header.tobuf(tarfile.USTAR_FORMAT))
+        self._file.write(data)
+        self._file.write(bytes(-len(data) % _BLOCK))
+
+
+def _folder(voice: int, version: int) -> str:
+    return f"voices/{voice:07d}/{version:07d}"
+
+
+def _artifact_name(folder: str, record: ArtifactRecord) -> str:
+    return f"{folder}/artifacts/{record.profile}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Member:
+    name: str
+    start: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class ArchivedVersion:
+    """The place of a version in the archive."""
+
+    record: _Member
+    source: _Member
+    artifacts: tuple[_Member, ...]
+
+
+@dataclass(slots=True)
+class ArchivedVoice:
+    """The places of the versions of a voice in the archive, oldest first."""
+
+    name: str
+    where: str
+    versions: list[ArchivedVersion] = field(default_factory=list)
+
+
+class Archive:
+    """A verified archive whose members are read when they are wanted. Safe for several threads."""
+
+    def __init__(self, path: Path) -> None:
+        """Open an archive and verify all of it.
+
+        Raises:
+            InvalidArchive: The file is not a complete, undamaged export.
+            OSError: The file cannot be read.
+        """
+        if not path.is_file():
+            raise InvalidArchive(f"{str(path)!a} is not a regular file; an archive is read twice")
+        self._file = path.open("rb")
+        try:
+            self.manifest, self.voices, self.end = _Scan(self._file.fileno()).verify()
+        except BaseException:
+            self._file.close()
+            raise
+
+    def record(self, version: ArchivedVersion) -> VersionRecord:
+        return _parsed(VersionRecord, version.record.name, self._read(version.record))
+
+    def source(self, version: ArchivedVersion, record: VersionRecord) -> Source:
+        """Read a clip or an embedding. Raises `InvalidArchive` if the file has changed since it was
+        opened.
+        """
+        data = self._verified(version.source, record.digest)
+        return data if record.source == "audio" else _embedding_of(data)
+
+    def artifact(self, version: ArchivedVersion, record: VersionRecord, index: int) -> bytes:
+        """Read the file of an artifact. Raises `InvalidArchive` as `source` does."""
+        return self._verified(version.artifacts[index], record.artifacts[index].digest)
+
+    def _read(self, member: _Member) -> bytes:
+        return os.pread(self._file.fileno(), member.size, member.start)
+
+    def _verified(self, member: _Member, digest: str) -> bytes:
+        data = self._read(member)
+        if sha256_digest(data) != digest:
+            raise InvalidArchive(f"{member.name!a} has changed since the archive was verified")
+        return data
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+
+class _Scan:
+    """Reads an archive from its beginning to its end and verifies it."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._size = os.fstat(descriptor).st_size
+        self._position = 0
+
+    def verify(self) -> tuple[ManifestRecord, list[ArchivedVoice], EndRecord]:
+        start = os.pread(self._descriptor, 8, 0)
+        if start.startswith(_COMPRESSED):
+            raise InvalidArchive("the file is compressed; decompress it first, an export is a plain .tar")
+        manifest = self._json(ManifestRecord, self._take("manifest.json", most=_MAX_JSON_BYTES))
+        content, voices = ContentDigest(), list[ArchivedVoice]()
+        for voice in self._voices(content):
+            voices.append(voice)
+            if len(voices) > _MAX_VOICES:
+                raise InvalidArchive(f"there are more than {_MAX_VOICES} voices, which is the maximum")
+        end = self._json(EndRecord, self._take("end.json", most=_MAX_JSON_BYTES))
+        versions = sum(len(voice.versions) for voice in voices)
+        found = EndRecord(voices=len(voices), versions=versions, content=str(content))
+        if found != end:
+            raise InvalidArchive(f"the archive holds {found}, but its end says {end}")
+        if os.pread(self._descriptor, len(_END) + 1, self._position) != _END:
+            raise InvalidArchive(f"the archive does not end after 'end.json', at byte {self._position}")
+        return manifest, voices, end
+
+    def _voices(self, content: ContentDigest) -> Iterator[ArchivedVoice]:
+        keys: set[str] = set()
+        voice = 1
+        while self._next_name() != "end.json":
+            found, last = ArchivedVoice("", f"voices/{voice:07d}"), 0
+            # The next member belongs to this voice if it has the name that its next version would have.
+            while not found.versions or self._next_name() == f"{_folder(voice, last + 1)}/version.json":
+                last += 1
+                version, record = self._version(_folder(voice, last))
+                self._check_order(found, record)
+                found.name = record.name
+                found.versions.append(version)
+                content.add(record)
+            if (key := parse_speaker_name(found.name).key) in keys:
+                raise InvalidArchive(f"the voice {key!a} is there twice")
+            keys.add(key)
+            voice += 1
+            yield found
+
+    def _check_order(self, voice: ArchivedVoice, record: VersionRecord) -> None:
+        try:
+            key = parse_speaker_name(record.name).key
+        except SpeakerRegistryError as error:
+            raise InvalidArchive(f"{voice.where}: {error}") from None
+        if voice.versions and parse_speaker_name(voice.name).key != key:
+            raise InvalidArchive(f"{voice.where} holds the voices {voice.name!a} and {record.name!a}")
+
+    def _version(self, folder: str) -> tuple[ArchivedVersion, VersionRecord]:
+        at = self._take(f"{folder}/version.json", most=_MAX_JSON_BYTES)
+        record = self._json(VersionRecord, at)
+        if len({one.profile for one in record.artifacts}) != len(record.artifacts):
+            raise InvalidArchive(f"{at.name!a} names a profile twice")
+        source = self._take(f"{folder}/source", most=MAX_CLIP_BYTES, exactly=record.size)
+        self._check_digest(source, record.digest)
+        if record.source == "embedding":
+            _embedding_of(self._read(source))
+        artifacts = [self._artifact(folder, record, one) for one in record.artifacts]
+        return ArchivedVersion(at, source, tuple(artifacts)), record
+
+    def _artifact(self, folder: str, record: VersionRecord, one: ArtifactRecord) -> _Member:
+        """Verify an artifact: its bytes, its tensors, and that it is of this profile, clip and encoder."""
+        member = self._take(_artifact_name(folder, one), most=MAX_FILE_BYTES, exactly=one.size)
+        self._check_digest(member, one.digest)
+        try:
+            artifact = Artifact.parse(self._read(member))
+        except SpeakerRegistryError as error:
+            raise InvalidArchive(f"{member.name!a} is not an artifact: {error}") from None
+        manifest = artifact.manifest
+        said = (one.profile, one.fingerprint, one.content_digest)
+        found = (manifest.profile, manifest.fingerprint, artifact.content_digest)
+        clip = f"sha256:{manifest.audio_sha256}" if manifest.audio_sha256 else record.digest
+        if said != found or (record.source == "audio" and clip != record.digest):
+            raise InvalidArchive(
+                f"{member.name!a} is not the artifact that 'version.json' beside it describes"
+            )
+        return member
+
+    def _next_name(self) -> str:
+        return self._header().name
+
+    def _header(self) -> tarfile.TarInfo:
+        block = os.pread(self._descriptor, _BLOCK, self._position)
+        if len(block) < _BLOCK or block == bytes(_BLOCK):
+            self._refuse("the archive ends without its 'end.json', so it was cut short")
+        try:
+            return tarfile.TarInfo.frombuf(block, "ascii", "strict")
+        except (tarfile.HeaderError, ValueError):
+            self._refuse("there is no valid tar header")
+
+    def _take(self, name: str, *, most: int, exactly: int | None = None) -> _Member:
+        """Go over the next member, which must be a plain file of this name and of an accepted size."""
+        header, start = self._header(), self._position + _BLOCK
+        if header.type != tarfile.REGTYPE:
+            kind = _KINDS.get(header.type, f"a member of type {header.type!a}")
+            self._refuse(f"{header.name[:200]!a} is {kind}; accepted: plain files")
+        if header.name != name:
+            self._refuse(f"found {header.name[:200]!a} where an export has {name!a}")
+        if not 0 < header.size <= most or (exactly is not None and header.size != exactly):
+            expected = f"1 to {most}" if exactly is None else f"{exactly}"
+            self._refuse(f"{name!a} has {header.size} bytes; accepted: {expected}")
+        after = start + header.size + -header.size % _BLOCK
+        if after > self._size:
+            self._refuse(f"the archive ends in the middle of {name!a}")
+        self._position = after
+        return _Member(name, start, header.size)
+
+    def _refuse(self, reason: str) -> NoReturn:
+        raise InvalidArchive(f"not an export of a speaker registry, at byte {self._position}: {reason}")
+
+    def _read(self, member: _Member) -> bytes:
+        return os.pread(self._descriptor, member.size, member.start)
+
+    def _json(self, model: type[Model], member: _Member) -> Model:
+        return _parsed(model, member.name, self._read(member))
+
+    def _check_digest(self, member: _Member, digest: str) -> None:
+        found, end = hashlib.sha256(), member.start + member.size
+        for start in range(member.start, end, _CHUNK_BYTES):
+            found.update(os.pread(self._descriptor, min(_CHUNK_BYTES, end - start), start))
+        if digest != f"sha256:{found.hexdigest()}":
+            raise InvalidArchive(
+                f"{member.name!a} is damaged: it is sha256:{found.hexdigest()}, not {digest}"
+            )
+
+
+def _parsed(model: type[Model], name: str, data: bytes) -> Model:
+    try:
+        return model.model_validate_json(data)
+    except ValidationError as error:
+        faults = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()[:5])
+        raise InvalidArchive(f"{name!a} is not as this version of the registry writes it: {faults}") from None
+
+
+def _embedding_of(data: bytes) -> np.ndarray:
+    try:
+        tensors, _ = read_tensors(data)
+    except SpeakerRegistryError as error:
+        raise InvalidArchive(f"an embedding cannot be read: {error}") from None
+    embedding = tensors.get("speaker_embedding")
+    if len(tensors) != 1 or embedding is None or embedding.dtype != np.float32 or embedding.ndim != 1:
+        raise InvalidArchive(
+            f"an embedding is {sorted(tensors)!a}; accepted: float32 'speaker_embedding' [D]"
+        )
+    return embedding

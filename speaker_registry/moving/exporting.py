@@ -1,0 +1,161 @@
+"""Writes the voices of a namespace to an archive: versions with clips or embeddings, texts and artifacts."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+
+from speaker_registry.artifact import sha256_digest
+from speaker_registry.atomic_files import replacing
+from speaker_registry.client import RegistryClient
+from speaker_registry.errors import InvalidArtifact, SpeakerRegistryError
+from speaker_registry.fetching import File
+from speaker_registry.moving.archive import (
+    ArchiveWriter,
+    ArtifactRecord,
+    EndRecord,
+    VersionRecord,
+    embedding_file,
+)
+from speaker_registry.moving.faults import concerns_one_voice, patiently
+from speaker_registry.schemas import VoiceVersion
+
+Read = TypeVar("Read")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Missing:
+    """A voice, version or artifact that could not be exported."""
+
+    name: str
+    """Such as `alice`, `alice@3` or `alice@3 for qwen3-tts-0.6b`."""
+    error: SpeakerRegistryError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exported:
+    """An archive that was written."""
+
+    end: EndRecord
+    artifacts: int
+    size: int
+    """Size of the file in bytes."""
+    missing: tuple[Missing, ...]
+
+
+class Export:
+    """Exports the namespace of a client's API key.
+
+    Args:
+        artifacts: Also export artifacts that are ready and not stale.
+        on_voice: Called after each voice.
+    """
+
+    def __init__(
+        self,
+        client: RegistryClient,
+        *,
+        artifacts: bool = True,
+        on_voice: Callable[[object], object] = lambda _: None,
+    ) -> None:
+        self._client, self._with_artifacts, self._on_voice = client, artifacts, on_voice
+        self._missing: list[Missing] = []
+        self._artifacts = 0
+
+    def write(self, path: Path, namespace: str) -> Exported:
+        """Write the archive under a temporary name, and rename it when it is complete.
+
+        Raises:
+            SpeakerRegistryError: The registry cannot be reached or refuses the API key. No file is left.
+            OSError: The file cannot be written. No file is left.
+        """
+        with replacing(path) as file:
+            writer = ArchiveWriter(file, namespace)
+            # A registry without its index lists voices in another order, so they are sorted here.
+            for _, name in patiently(self._names):
+                writer.add_voice(self._versions(name))
+                self._on_voice(name)
+            end, size = writer.finish(), file.tell()
+        return Exported(end=end, artifacts=self._artifacts, size=size, missing=tuple(self._missing))
+
+    def _names(self) -> list[tuple[str, str]]:
+        """Return key and name of each voice, sorted by key."""
+        return sorted((voice.key, voice.name) for voice in self._client.list())
+
+    def _versions(self, name: str) -> Iterator[tuple[VersionRecord, bytes, list[bytes]]]:
+        listed = self._read(name, lambda: list(self._client.versions(name)))
+        for version in reversed(listed or []):  # they are listed newest first
+            reference = f"{version.voice}@{version.version}"
+            source = self._read(reference, partial(self._source, reference, version))
+            if source is not None:
+                files = self._files(reference, version) if self._with_artifacts else []
+                self._artifacts += len(files)
+                yield _record(version, source, files), source, [file.data for file in files]
+
+    def _read(self, name: str, call: Callable[[], Read]) -> Read | None:
+        """Read something of one voice. Returns None, and notes it as missing, if it cannot be read."""
+        try:
+            return patiently(call)
+        except SpeakerRegistryError as error:
+            if not concerns_one_voice(error):
+                raise
+            self._missing.append(Missing(name=name, error=error))
+            return None
+
+    def _source(self, reference: str, version: VoiceVersion) -> bytes:
+        if version.source == "audio":
+            return self._client.clip(reference).data
+        return embedding_file(embedding_of(self._client, version))
+
+    def _files(self, reference: str, version: VoiceVersion) -> list[File]:
+        ready = [one.profile for one in version.artifacts if one.state == "ready" and not one.stale]
+        files = [
+            self._read(f"{reference} for {profile}", partial(self._client.download, reference, profile))
+            for profile in ready
+        ]
+        return [file for file in files if file is not None]
+
+
+def embedding_of(client: RegistryClient, version: VoiceVersion) -> np.ndarray:
+    """Return the speaker embedding (float32 [D]) from which a version was made.
+
+    It is read from an artifact, because the registry keeps it as the artifact of each profile that takes it.
+
+    Raises:
+        InvalidArtifact: The version has no such artifact.
+    """
+    reference = f"{version.voice}@{version.version}"
+    for status in version.artifacts:
+        if status.state == "ready":
+            tensors = client.download(reference, status.profile).artifact.tensors
+            embedding = tensors.get("speaker_embedding")
+            if embedding is not None and embedding.shape == (version.embedding_dim,):
+                return embedding
+    raise InvalidArtifact(f"{reference} has no artifact with the speaker embedding from which it was made")
+
+
+def _record(version: VoiceVersion, source: bytes, files: list[File]) -> VersionRecord:
+    return VersionRecord(
+        name=version.voice,
+        version=version.version,
+        created_at=version.created_at,
+        source=version.source,
+        digest=sha256_digest(source),
+        size=len(source),
+        consent=version.consent,
+        ref_text=version.ref_text,
+        description=version.description,
+        artifacts=[
+            ArtifactRecord(
+                profile=file.artifact.manifest.profile,
+                digest=file.artifact.digest,
+                size=file.artifact.size,
+                content_digest=file.artifact.content_digest,
+                fingerprint=file.artifact.manifest.fingerprint,
+            )
+            for file in files
+        ],
+    )

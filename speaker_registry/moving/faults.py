@@ -1,0 +1,43 @@
+"""Tells errors that concern one voice from those that end all work and those that ask for a pause."""
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from speaker_registry.errors import (
+    InvalidApiKey,
+    PermissionDenied,
+    RateLimited,
+    SpeakerRegistryError,
+    Unavailable,
+    VoiceDamaged,
+    VoiceUnreadable,
+)
+
+MAX_PAUSES = 60
+"""Maximum number of pauses of one call at the registry's request. Rate limits are per minute."""
+Result = TypeVar("Result")
+
+
+def asks_to_wait(error: SpeakerRegistryError) -> bool:
+    """Return whether the registry asked to come back later (429, or 503 with `Retry-After`)."""
+    return error.retryable and error.retry_after_seconds is not None
+
+
+def concerns_one_voice(error: SpeakerRegistryError) -> bool:
+    """Return whether the next voice may succeed. It cannot if the API key is refused or nobody answers."""
+    if isinstance(error, VoiceUnreadable | VoiceDamaged):
+        return True
+    return not isinstance(error, Unavailable | RateLimited | InvalidApiKey | PermissionDenied)
+
+
+def patiently(call: Callable[[], Result], sleep: Callable[[float], object] = time.sleep) -> Result:
+    """Repeat a call as long as the registry asks to come back later, up to `MAX_PAUSES` times."""
+    for _ in range(MAX_PAUSES):
+        try:
+            return call()
+        except SpeakerRegistryError as error:
+            if not asks_to_wait(error):
+                raise
+            sleep(error.retry_after_seconds or 0.0)
+    return call()

@@ -1,0 +1,109 @@
+"""Registers the voices of an archive: their versions in order, and the artifacts that they had."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from speaker_registry.client import RegistryClient
+from speaker_registry.errors import Conflict, InvalidRequest, NotFound, VoiceNotFound
+from speaker_registry.moving.archive import Archive, ArchivedVersion, ArchivedVoice, VersionRecord
+from speaker_registry.moving.candidates import Source
+from speaker_registry.moving.exporting import embedding_of
+from speaker_registry.moving.transfer import Result, State, is_equal, register, texts_of
+from speaker_registry.schemas import VoiceVersion
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restoring:
+    """Restores one voice of an archive.
+
+    A voice that the registry has already is continued if its versions begin like those of the archive, which
+    is so after an import that was interrupted. Any other voice of the same name is left alone and refused.
+    """
+
+    archive: Archive
+    voice: ArchivedVoice
+    artifacts: bool = True
+    """Also upload the artifacts, so that they need not be extracted again."""
+
+    @property
+    def where(self) -> str:
+        return self.voice.where
+
+    @property
+    def title(self) -> str:
+        return self.voice.name
+
+    def run(self, client: RegistryClient, *, dry_run: bool) -> Result:
+        there = _versions(client, self.title)
+        for version, archived in zip(there, self.voice.versions, strict=False):
+            self._check_same(client, version, archived)
+        missing = len(self.voice.versions) - len(there)
+        if dry_run:
+            return Result(where=self.where, name=self.title, state="planned" if missing > 0 else "unchanged")
+        numbers, notes = [version.version for version in there], list[str]()
+        for index, archived in enumerate(self.voice.versions):
+            record = self.archive.record(archived)
+            if index == len(numbers):
+                source = self.archive.source(archived, record)
+                numbers.append(self._register(client, record, source, after=numbers[-1] if numbers else 0))
+            if numbers[index] != record.version:
+                notes.append(f"version {record.version} of the archive is version {numbers[index]} here")
+            if self.artifacts:
+                notes += self._put_artifacts(client, f"{self.title}@{numbers[index]}", archived, record)
+        state: State = "registered" if missing > 0 else "unchanged"
+        return Result(
+            where=self.where, name=self.title, state=state, versions=tuple(numbers), notes=tuple(notes)
+        )
+
+    def _register(self, client: RegistryClient, record: VersionRecord, source: Source, *, after: int) -> int:
+        # Two equal versions of the archive stay two versions, hence no deduplication.
+        number, _ = register(client, record.name, source, record.texts, after=after, dedupe=False)
+        return number
+
+    def _check_same(self, client: RegistryClient, version: VoiceVersion, archived: ArchivedVersion) -> None:
+        record = self.archive.record(archived)
+        if not _is_same(client, version, self.archive.source(archived, record), record):
+            raise Conflict(
+                f"the registry has a voice of this name whose version {version.version} differs from version "
+                f"{record.version} of the archive. The voice was left alone; delete it first, or import into "
+                "another namespace"
+            )
+
+    def _put_artifacts(
+        self, client: RegistryClient, reference: str, archived: ArchivedVersion, record: VersionRecord
+    ) -> Iterator[str]:
+        """Upload the artifacts that the registry does not have. Yields why one was not accepted."""
+        for index, wanted in enumerate(record.artifacts):
+            if _serves(client, reference, wanted.profile, wanted.content_digest):
+                continue
+            try:
+                client.put(reference, wanted.profile, self.archive.artifact(archived, record, index))
+            except (InvalidRequest, Conflict, NotFound) as error:
+                if not _serves(client, reference, wanted.profile, wanted.content_digest):
+                    yield f"{reference}: the artifact for {wanted.profile} was not restored. {error}"
+
+
+def _is_same(client: RegistryClient, version: VoiceVersion, source: Source, record: VersionRecord) -> bool:
+    if isinstance(source, bytes):
+        return is_equal(version, source, record.texts)
+    if version.source != "embedding" or texts_of(version) != record.texts:
+        return False
+    return np.array_equal(embedding_of(client, version), source)
+
+
+def _versions(client: RegistryClient, name: str) -> list[VoiceVersion]:
+    """Return the versions of a voice, oldest first. A voice that does not exist has none."""
+    try:
+        return list(client.versions(name))[::-1]
+    except VoiceNotFound:
+        return []
+
+
+def _serves(client: RegistryClient, reference: str, profile: str, content_digest: str) -> bool:
+    try:
+        made = client.descriptor(reference, profile)
+    except (NotFound, Conflict):
+        return False
+    return made.state == "ready" and not made.stale and made.content_digest == content_digest

@@ -1,0 +1,223 @@
+"""Sends many voices to a registry, several at once, and reports what became of each.
+
+A transfer that was interrupted is simply run again. What the registry already has is not sent a second time,
+and an idempotency key that follows from the content makes one version of an upload whose answer was lost. No
+state is kept on this side.
+"""
+
+import hashlib
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+import numpy as np
+
+from speaker_registry.artifact import canonical_json, sha256_digest
+from speaker_registry.client import RegistryClient
+from speaker_registry.errors import SpeakerRegistryError, Unavailable, VoiceNotFound
+from speaker_registry.moving.candidates import Candidate, Source, Texts
+from speaker_registry.moving.faults import MAX_PAUSES, asks_to_wait, concerns_one_voice
+from speaker_registry.schemas import VoiceVersion
+
+State = Literal["registered", "planned", "unchanged", "refused"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """The outcome for one voice."""
+
+    where: str
+    name: str | None = None
+    state: State
+    versions: tuple[int, ...] = ()
+    """Numbers of the versions that were registered, or that the registry had already."""
+    error: SpeakerRegistryError | None = None
+    """The reason why the voice was refused."""
+    notes: tuple[str, ...] = ()
+    """Differences from the source that did not prevent the registration."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """The outcomes for all voices."""
+
+    results: tuple[Result, ...]
+    stopped: SpeakerRegistryError | None = None
+    """The reason why the transfer ended early. The voices without a result were not tried."""
+
+    def count(self, state: State) -> int:
+        return sum(result.state == state for result in self.results)
+
+
+class Task(Protocol):
+    """The transfer of one voice."""
+
+    @property
+    def where(self) -> str: ...
+    @property
+    def title(self) -> str: ...
+    def run(self, client: RegistryClient, *, dry_run: bool) -> Result: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Registering:
+    """Registers a candidate as the next version of its voice, unless it equals the newest version."""
+
+    candidate: Candidate
+
+    @property
+    def where(self) -> str:
+        return self.candidate.where
+
+    @property
+    def title(self) -> str:
+        return self.candidate.name.name
+
+    def run(self, client: RegistryClient, *, dry_run: bool) -> Result:
+        source = self.candidate.load()
+        newest = newest_version(client, self.title)
+        if newest and is_equal(newest, source, self.candidate.texts):
+            return Result(where=self.where, name=self.title, state="unchanged", versions=(newest.version,))
+        if dry_run:
+            return Result(where=self.where, name=self.title, state="planned")
+        after = newest.version if newest else 0
+        version, created = register(client, self.title, source, self.candidate.texts, after=after)
+        state: State = "registered" if created else "unchanged"
+        return Result(where=self.where, name=self.title, state=state, versions=(version,))
+
+
+def newest_version(client: RegistryClient, name: str) -> VoiceVersion | None:
+    try:
+        return next(client.versions(name, limit=1), None)
+    except VoiceNotFound:
+        return None
+
+
+def is_equal(version: VoiceVersion, source: Source, texts: Texts) -> bool:
+    """Return whether a version was made from this clip and these texts.
+
+    False for an embedding, whose values no listing shows. The registry itself recognizes it when it is sent.
+    """
+    return (
+        isinstance(source, bytes)
+        and version.audio is not None
+        and ((version.audio.digest, texts_of(version)) == (sha256_digest(source), texts))
+    )
+
+
+def texts_of(version: VoiceVersion) -> Texts:
+    return Texts(consent=version.consent, ref_text=version.ref_text, description=version.description)
+
+
+def register(
+    client: RegistryClient, name: str, source: Source, texts: Texts, *, after: int, dedupe: bool = True
+) -> tuple[int, bool]:
+    """Register a version, and return its number and whether it is new.
+
+    Args:
+        after: Number of the newest version that the registry had before. The same content that is registered
+            again after other versions is a new version, so this is a part of the idempotency key.
+    """
+    clip = source if isinstance(source, bytes) else None
+    registered = client.register(
+        name,
+        clip,
+        embedding=None if clip is not None else source,
+        consent=texts.consent,
+        ref_text=texts.ref_text,
+        description=texts.description,
+        idempotency_key=f"import-{after}-{_content_hash(name, source, texts)}",
+        dedupe=dedupe,
+    )
+    return registered.version, registered.created
+
+
+def _content_hash(name: str, source: Source, texts: Texts) -> str:
+    data = source if isinstance(source, bytes) else np.ascontiguousarray(source, np.float32).tobytes()
+    parts = [name, sha256_digest(data), texts.consent, texts.ref_text, texts.description]
+    return hashlib.sha256(canonical_json(parts).encode()).hexdigest()
+
+
+@dataclass
+class Transfer:
+    """Runs tasks on a few threads.
+
+    A request of the registry to come back later (429, or 503 with `Retry-After`) pauses all threads. A
+    registry that cannot be reached, or that refuses the API key, ends the transfer: every further voice would
+    fail alike.
+
+    Args:
+        jobs: Number of voices at a time, and so of clips in memory.
+        on_result: Called with each result, by one thread at a time.
+    """
+
+    client: RegistryClient
+    jobs: int = 4
+    dry_run: bool = False
+    on_result: Callable[[Result], object] = lambda _: None
+    clock: Callable[[], float] = time.monotonic
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
+    _stop: threading.Event = field(default_factory=threading.Event, init=False)
+    _resume_at: float = field(default=0.0, init=False)
+    _stopped: Exception | None = field(default=None, init=False)
+
+    def run(self, tasks: Iterable[Task]) -> Report:
+        """Run all tasks. After an interruption, the tasks under way are finished before it is raised."""
+        results: dict[int, Result] = {}
+        waiting = enumerate(tasks)
+        threads = [
+            threading.Thread(target=self._work, args=(waiting, results), daemon=True)
+            for _ in range(self.jobs)
+        ]
+        try:
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        finally:
+            self._stop.set()
+            for thread in filter(threading.Thread.is_alive, threads):
+                thread.join()
+        if self._stopped is not None and not isinstance(self._stopped, SpeakerRegistryError):
+            raise self._stopped
+        return Report(results=tuple(results[index] for index in sorted(results)), stopped=self._stopped)
+
+    def _work(self, waiting: Iterator[tuple[int, Task]], results: dict[int, Result]) -> None:
+        try:
+            while (taken := self._next(waiting)) is not None:
+                index, task = taken
+                result = self._result(task)
+                with self._lock:
+                    results[index] = result
+                    self.on_result(result)
+        except Exception as error:  # noqa: BLE001  `run` raises it, on the caller's thread
+            self._stopped = self._stopped or error
+            self._stop.set()
+
+    def _next(self, waiting: Iterator[tuple[int, Task]]) -> tuple[int, Task] | None:
+        with self._lock:
+            return None if self._stop.is_set() else next(waiting, None)
+
+    def _result(self, task: Task) -> Result:
+        for _ in range(MAX_PAUSES):
+            self._pause()
+            try:
+                return task.run(self.client, dry_run=self.dry_run)
+            except SpeakerRegistryError as error:
+                if not asks_to_wait(error):
+                    return self._refused(task, error)
+                refusal = error
+                self._resume_at = max(self._resume_at, self.clock() + (error.retry_after_seconds or 0.0))
+        return self._refused(task, refusal)
+
+    def _pause(self) -> None:
+        while (seconds := self._resume_at - self.clock()) > 0:
+            if self._stop.wait(seconds):
+                raise Unavailable("the transfer was ended during a pause that the registry asked for")
+
+    def _refused(self, task: Task, error: SpeakerRegistryError) -> Result:
+        if not concerns_one_voice(error):
+            raise error
+        return Result(where=task.where, name=task.title, state="refused", error=error)

@@ -1,0 +1,297 @@
+"""A folder with one safetensors file per voice, and possibly an index file that names them. It knows no
+format of their content.
+
+A marker says for what the folder was made, so that no folder of others is ever written to. New files are
+written first, and then the index is replaced. A file whose voice has a newer one stays for a while, because a
+server that is starting may have read the former index. A file whose voice is gone is removed at once.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import itertools
+import os
+import re
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from speaker_registry.atomic_files import temporary_for, write_atomically
+from speaker_registry.errors import InvalidArtifact, InvalidRequest, SpeakerRegistryError
+from speaker_registry.fetching import MAX_FILE_BYTES
+from speaker_registry.moving.plain_files import read_inside
+
+MARKER = ".speaker-registry-sync.json"
+KEPT_SECONDS = 600.0
+"""A file stays this long after its voice got a newer one: longer than a server takes to load voices."""
+_MAX_MARKER_BYTES = 16 * 1024**2
+_MAX_LOCK_SECONDS, _LOCK_PAUSE_SECONDS = 60.0, 0.05
+_FILE = re.compile(r"([0-9a-f]{32})-([0-9]{12})-([0-9a-f]{64})\.safetensors")
+_NOT_OURS_BUT_HARMLESS = {"lost+found"}
+"""A new volume contains this folder."""
+
+
+class Purpose(BaseModel):
+    """The voices that a folder is for. A folder is never used for another purpose."""
+
+    model_config = ConfigDict(frozen=True)
+
+    registry: str
+    """Address of the registry."""
+    namespace: str
+    profile: str
+    format: str
+
+
+class _Marker(BaseModel):
+    purpose: Purpose
+    superseded: dict[str, float] = Field(default_factory=dict)
+    """Maps each file whose voice has a newer one to the Unix time (seconds) at which that was noticed."""
+
+
+class FileName(NamedTuple):
+    """The name of a file. Files of one voice sort by age, and vLLM-Omni lets the last one count."""
+
+    voice: str
+    """Hash of the id of the voice, 32 hexadecimal digits."""
+    created_at: int
+    """Creation time of the version in Unix seconds."""
+    sha256: str
+    """SHA-256 of the file, 64 hexadecimal digits."""
+
+    def __str__(self) -> str:
+        return f"{self.voice}-{self.created_at:012d}-{self.sha256}.safetensors"
+
+    @classmethod
+    def parse(cls, text: str) -> Self | None:
+        match = _FILE.fullmatch(text)
+        return cls(match[1], int(match[2]), match[3]) if match else None
+
+
+def hash_of(voice_id: str) -> str:
+    """Return the part of a file's name that stands for a voice. A deleted name that is registered again is
+    another voice.
+    """
+    return hashlib.sha256(voice_id.encode()).hexdigest()[:32]
+
+
+class SyncedFolder:
+    """A folder that belongs to one purpose.
+
+    Args:
+        index: Name of the index file, or None if the format has none.
+        clock: Replaces `time.time`, for tests.
+    """
+
+    def __init__(
+        self, path: Path, purpose: Purpose, index: str | None, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._path, self._purpose, self._index, self._clock = path, purpose, index, clock
+        self._present: dict[str, set[FileName]] = {}
+        """The files by voice."""
+        self._superseded: dict[str, float] = {}
+        """See `_Marker.superseded`."""
+        self._verified: dict[FileName, tuple[int, int, int]] = {}
+        """Maps files whose bytes were found to match their name to inode, size and time of the last change.
+        """
+
+    @contextlib.contextmanager
+    def claimed(self) -> Iterator[None]:
+        """Check the folder, create it if it does not exist, and keep other syncs out until the block ends.
+
+        Raises:
+            InvalidRequest: The folder has files of others, or was made for another purpose, and nothing was
+                touched. Or another sync has kept it for a minute.
+            OSError: The folder cannot be written to.
+        """
+        self._check()
+        self._path.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            self._lock(descriptor)
+            marker = self._check()
+            if marker is None:
+                self._put_marker({})
+            self._superseded = marker.superseded if marker else {}
+            self._present = {}
+            for name in filter(None, map(FileName.parse, self._names())):
+                self._present.setdefault(name.voice, set()).add(name)
+            yield
+        finally:
+            os.close(descriptor)  # this also releases the lock
+
+    def intact(self, voice: str, created_at: int, sha256: str | None) -> FileName | None:
+        """Return the file of a version whose bytes match its name, or None if there is none.
+
+        Args:
+            voice: See `hash_of`.
+            sha256: SHA-256 of the file, if it is known in advance.
+        """
+        for name in sorted(self._present.get(voice, ())):
+            if name.created_at == created_at and sha256 in {None, name.sha256} and self._is_intact(name):
+                return name
+        return None
+
+    def newest(self, voice: str) -> FileName | None:
+        """Return the intact file of a voice that counts at the moment, or None if there is none."""
+        found = sorted(self._present.get(voice, ()), reverse=True)
+        return next((one for one in found if str(one) not in self._superseded and self._is_intact(one)), None)
+
+    def read(self, name: FileName) -> bytes:
+        """Read a file. Raises `InvalidArtifact` if its bytes do not match its name."""
+        data = read_inside(self._path, str(name), MAX_FILE_BYTES)
+        if hashlib.sha256(data).hexdigest() != name.sha256:
+            raise InvalidArtifact(f"the bytes of {str(name)!a} do not match its name")
+        return data
+
+    def remove_others(self, voices: Collection[str]) -> int:
+        """Remove the files of all voices but these, and return how many files that were."""
+        return self._remove(name for name in self._files() if name.voice not in voices)
+
+    def add(self, voice: str, created_at: int, data: bytes) -> FileName:
+        """Write a file and read it back.
+
+        Raises:
+            InvalidArtifact: The file reads back with other bytes.
+            OSError: The file cannot be written.
+        """
+        name = FileName(voice, created_at, hashlib.sha256(data).hexdigest())
+        self._put(str(name), data)
+        self._present.setdefault(voice, set()).add(name)
+        return name
+
+    def publish(self, wanted: Collection[FileName], index: bytes | None) -> int:
+        """Replace the index, and remove files that do not count any more. Returns how many files were
+        removed.
+
+        Args:
+            wanted: The files that count. They are there.
+            index: The index, if the format has one.
+        """
+        if index is not None:
+            assert self._index is not None, "the format has an index"
+            self._put(self._index, index)
+        self._superseded = self._still_kept(wanted)
+        self._put_marker(self._superseded)
+        for temporary in filter(temporary_for, self._names()):  # of processes that were killed
+            (self._path / temporary).unlink(missing_ok=True)
+        return self._remove(
+            name for name in self._files() if name not in wanted and str(name) not in self._superseded
+        )
+
+    def _still_kept(self, wanted: Collection[FileName]) -> dict[str, float]:
+        """Return the files that stay for a while, and since when.
+
+        Only files whose voice has a newer one may stay. Otherwise a server could take them for the voice.
+        """
+        newest = {name.voice: name.created_at for name in wanted}
+        now = self._clock()
+        kept = {
+            str(name): self._superseded.get(str(name), now)
+            for name in self._files()
+            if name not in wanted and name.created_at <= newest.get(name.voice, -1)
+        }
+        return {name: at for name, at in kept.items() if 0 <= now - at < KEPT_SECONDS}
+
+    def _check(self) -> _Marker | None:
+        """Check that the folder may be written to. Returns the marker, or None if there is none yet."""
+        if not self._path.exists():
+            return None
+        if not self._path.is_dir():
+            raise InvalidRequest(f"{str(self._path)!a} is not a folder; accepted: a folder")
+        claimed = (self._path / MARKER).exists()
+        foreign = sorted(name for name in self._names() if not self._is_ours(name, claimed=claimed))
+        if foreign:
+            raise InvalidRequest(
+                f"{str(self._path)!a} has files that are not from a sync, such as {foreign[0]!a}; "
+                "accepted: an empty folder, or one that a sync made"
+            )
+        return self._checked_marker() if claimed else None
+
+    def _is_ours(self, name: str, *, claimed: bool) -> bool:
+        if name in _NOT_OURS_BUT_HARMLESS:
+            return True
+        if (self._path / name).is_symlink() or not (self._path / name).is_file():
+            return False
+        whole = temporary_for(name) or name
+        return whole == MARKER or (claimed and (whole == self._index or FileName.parse(whole) is not None))
+
+    def _checked_marker(self) -> _Marker:
+        marker = self._marker()
+        for field, wanted in self._purpose.model_dump().items():
+            found = getattr(marker.purpose, field)
+            if found != wanted:
+                raise InvalidRequest(
+                    f"{str(self._path)!a} was made for the {field} {found!a}, not for {wanted!a}; "
+                    "accepted: an empty folder, or one that was made for the same"
+                )
+        return marker
+
+    def _marker(self) -> _Marker:
+        try:
+            return _Marker.model_validate_json(read_inside(self._path, MARKER, _MAX_MARKER_BYTES))
+        except ValidationError:
+            raise InvalidRequest(
+                f"{str(self._path / MARKER)!a} is damaged; accepted: the marker that a sync wrote. Empty the "
+                "folder to begin anew"
+            ) from None
+
+    def _put_marker(self, superseded: dict[str, float]) -> None:
+        marker = _Marker(purpose=self._purpose, superseded=superseded)
+        self._put(MARKER, marker.model_dump_json().encode())
+
+    def _lock(self, descriptor: int) -> None:
+        deadline = time.monotonic() + _MAX_LOCK_SECONDS
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise InvalidRequest(
+                        f"another sync has kept {str(self._path)!a} for {_MAX_LOCK_SECONDS:.0f} s"
+                    ) from None
+                time.sleep(_LOCK_PAUSE_SECONDS)
+
+    def _put(self, name: str, data: bytes) -> None:
+        """Write a file unless it has these bytes already, and read it back."""
+        if self._holds(name, data):
+            return
+        write_atomically(self._path / name, data)
+        if not self._holds(name, data):
+            raise InvalidArtifact(f"{str(self._path / name)!a} reads back with other bytes than were written")
+
+    def _holds(self, name: str, data: bytes) -> bool:
+        try:
+            return read_inside(self._path, name, len(data)) == data
+        except SpeakerRegistryError:
+            return False
+
+    def _is_intact(self, name: FileName) -> bool:
+        """Return whether a file has the bytes that its name says. An unchanged file is read only once."""
+        with contextlib.suppress(OSError, SpeakerRegistryError):
+            found = (self._path / str(name)).lstat()
+            stamp = (found.st_ino, found.st_size, found.st_mtime_ns)
+            if self._verified.get(name) != stamp:
+                self.read(name)
+                self._verified[name] = stamp
+            return True
+        return False
+
+    def _remove(self, names: Iterable[FileName]) -> int:
+        """Remove files, and return how many."""
+        gone = list(names)
+        for name in gone:
+            (self._path / str(name)).unlink(missing_ok=True)
+            self._present[name.voice].discard(name)
+            self._verified.pop(name, None)
+        return len(gone)
+
+    def _names(self) -> list[str]:
+        return sorted(entry.name for entry in self._path.iterdir())
+
+    def _files(self) -> Iterator[FileName]:
+        return itertools.chain.from_iterable(self._present.values())

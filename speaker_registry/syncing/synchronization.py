@@ -1,0 +1,169 @@
+"""Makes a folder hold what a registry holds for one profile, and says what became of each voice."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Literal, Protocol
+
+from speaker_registry.client import RegistryClient
+from speaker_registry.errors import InvalidRequest, ProfileUnknown, SpeakerRegistryError
+from speaker_registry.moving.faults import concerns_one_voice, patiently
+from speaker_registry.schemas import Profile, Voice
+from speaker_registry.syncing.custom_voices import CustomVoices
+from speaker_registry.syncing.folder import FileName, Purpose, SyncedFolder, hash_of
+from speaker_registry.syncing.samples import SpeakerSamples
+from speaker_registry.syncing.wanted import GONE, Wanted
+
+State = Literal["written", "unchanged", "kept", "missing"]
+
+
+class Format(Protocol):
+    """The content of the files of a folder."""
+
+    @property
+    def index_name(self) -> str | None: ...
+    def wanted(self, voices: Sequence[Voice]) -> Iterable[Wanted]: ...
+    def fetch(self, wanted: Wanted) -> bytes: ...
+    def index(self, files: Sequence[FileName], read: Callable[[FileName], bytes]) -> bytes | None: ...
+
+
+_FORMATS: dict[str, type[CustomVoices] | type[SpeakerSamples]] = {
+    "custom-voice-dir": CustomVoices,
+    "speaker-samples": SpeakerSamples,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """The outcome for one voice."""
+
+    name: str
+    version: int
+    """Number of the version that belongs in the folder."""
+    state: State
+    """`written` and `unchanged`: the folder has this version. `kept`: the folder still has what it had before
+    of this voice. `missing`: the folder has nothing of this voice.
+    """
+    reason: str | None = None
+    """Tells why the folder does not have this version."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """The outcomes for all voices."""
+
+    outcomes: tuple[Outcome, ...]
+    removed: int
+    """Number of files that were removed."""
+
+    def count(self, state: State) -> int:
+        return sum(outcome.state == state for outcome in self.outcomes)
+
+    @property
+    def is_changed(self) -> bool:
+        """True if a file was written or removed."""
+        return self.removed > 0 or self.count("written") > 0
+
+
+class Synchronization:
+    """Keeps a folder equal to the namespace of a client's API key.
+
+    Args:
+        form: One of `syncing.FORMATS`.
+        on_voice: Called with each outcome.
+    """
+
+    def __init__(
+        self,
+        client: RegistryClient,
+        path: Path,
+        *,
+        profile: str,
+        form: str,
+        on_voice: Callable[[Outcome], object] = lambda _: None,
+    ) -> None:
+        self._client, self._path, self._profile, self._form = client, path, profile, form
+        self._on_voice = on_voice
+        self._opened: tuple[SyncedFolder, Format] | None = None
+
+    def run(self) -> Report:
+        """Make the folder hold what the registry holds now.
+
+        A voice that is deleted vanishes. A voice whose artifact is not ready, or cannot be read, keeps the
+        file that the folder has of it.
+
+        Raises:
+            InvalidRequest: The folder has files of others, or was made for something else. Nothing was
+                touched. Or no reader of this format reads the voices of this profile.
+            ProfileUnknown: There is no such profile.
+            SpeakerRegistryError: The registry cannot be reached or refuses the API key. What the folder had
+                is still there.
+            OSError: The folder cannot be written to. The same applies.
+        """
+        folder, form = self._opened = self._opened or self._open()
+        with folder.claimed():
+            voices = patiently(lambda: list(self._client.list(profile=self._profile)))
+            wanted = list(patiently(lambda: list(form.wanted(voices))))
+            # What is deleted goes first, so that nothing that fails later can keep it here.
+            removed = folder.remove_others({hash_of(one.voice.id) for one in wanted})
+            settled = [self._settle(folder, form, one) for one in wanted]
+            files = [name for name, _ in settled if name is not None]
+            removed += folder.publish(files, form.index(files, folder.read))
+        outcomes = tuple(outcome for _, outcome in settled if outcome is not None)
+        return Report(outcomes=outcomes, removed=removed)
+
+    def _open(self) -> tuple[SyncedFolder, Format]:
+        profile = self._find_profile()
+        kind = _FORMATS[self._form]
+        if profile.model_type not in kind.model_types:
+            raise InvalidRequest(
+                f"vLLM-Omni reads no voices of profile {profile.id!a} (model type {profile.model_type!a}) "
+                f"from a folder of the format {self._form}; accepted: profiles of the model types "
+                f"{', '.join(sorted(kind.model_types))}"
+            )
+        purpose = Purpose(
+            registry=self._client.url,
+            namespace=patiently(self._client.quota).namespace,
+            profile=profile.id,
+            format=self._form,
+        )
+        form: Format = kind(self._client, profile.id, profile.model_type)
+        return SyncedFolder(self._path, purpose, form.index_name), form
+
+    def _find_profile(self) -> Profile:
+        profiles = patiently(lambda: {one.id: one for one in self._client.profiles()})
+        if self._profile not in profiles:
+            raise ProfileUnknown(
+                f"there is no profile {self._profile[:80]!a}; accepted: {', '.join(sorted(profiles))}"
+            )
+        return profiles[self._profile]
+
+    def _settle(
+        self, folder: SyncedFolder, form: Format, wanted: Wanted
+    ) -> tuple[FileName | None, Outcome | None]:
+        """Return the file of a voice and the outcome. Both are None if the voice was deleted meanwhile."""
+        voice = hash_of(wanted.voice.id)
+        name = None if wanted.missing else folder.intact(voice, wanted.created_at, wanted.sha256)
+        if name is not None:
+            return name, self._outcome(wanted, "unchanged")
+        try:
+            data = self._fetch(form, wanted)
+        except SpeakerRegistryError as error:
+            if not concerns_one_voice(error):
+                raise
+            if error.code in GONE:
+                return None, None
+            name = folder.newest(voice)
+            return name, self._outcome(wanted, "kept" if name else "missing", error.message)
+        return folder.add(voice, wanted.created_at, data), self._outcome(wanted, "written")
+
+    def _fetch(self, form: Format, wanted: Wanted) -> bytes:
+        if wanted.missing:
+            raise InvalidRequest(wanted.missing)
+        return patiently(partial(form.fetch, wanted))
+
+    def _outcome(self, wanted: Wanted, state: State, reason: str | None = None) -> Outcome:
+        outcome = Outcome(name=wanted.voice.name, version=wanted.version, state=state, reason=reason)
+        self._on_voice(outcome)
+        return outcome

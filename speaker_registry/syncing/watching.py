@@ -1,0 +1,54 @@
+"""Syncs again and again, also while the registry is away at times."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NoReturn
+
+from speaker_registry.errors import (
+    InvalidApiKey,
+    InvalidRequest,
+    NotFound,
+    PermissionDenied,
+    SpeakerRegistryError,
+)
+from speaker_registry.syncing.synchronization import Report
+
+_FINAL = (InvalidRequest, InvalidApiKey, PermissionDenied, NotFound)
+"""Errors that the next try would meet again, because only the caller can mend them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watch:
+    """Keeps a folder equal to the registry for as long as the process lives."""
+
+    run: Callable[[], Report]
+    """Syncs once."""
+    wait: Callable[[], object]
+    """Returns when it is time to sync again."""
+    on_report: Callable[[Report], object]
+    """Called after the first sync, and after each one with another outcome than the one before."""
+    on_error: Callable[[SpeakerRegistryError], object]
+    """Called when the registry cannot be reached, once until it can be reached again."""
+
+    def forever(self) -> NoReturn:
+        """Sync until an error comes that waiting does not mend, and raise it."""
+        last: Report | None = None
+        is_away = False
+        while True:
+            try:
+                report = self.run()
+            except SpeakerRegistryError as error:
+                if isinstance(error, _FINAL):
+                    raise
+                if not is_away:
+                    self.on_error(error)
+                is_away = True
+            else:
+                if is_away or report.is_changed or last is None or _lacks(report) != _lacks(last):
+                    self.on_report(report)
+                last, is_away = report, False
+            self.wait()
+
+
+def _lacks(report: Report) -> set[tuple[str, str | None]]:
+    return {(one.name, one.reason) for one in report.outcomes if one.reason}

@@ -1,0 +1,264 @@
+"""Tests of `export` and of importing what it wrote: a namespace moves to another registry with everything
+that makes its voices.
+"""
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from services.embedded.valkey import ValkeyServer
+from services.shared.audio import AudioDecoder
+from speaker_registry import RegistryClient, Unavailable
+from speaker_registry.moving.archive import Archive, VersionRecord
+from speaker_registry.moving.exporting import Export, Exported
+from speaker_registry.moving.restoring import Restoring
+from speaker_registry.moving.transfer import Report, Transfer
+from tests.integration.api.conftest import Start, empty
+from tests.integration.api.moving import Run, number_of_versions, runner
+from tests.integration.api.registry import CLIP, EMBEDDING, OTHER_CLIP, PROFILE, WIDER, Registry
+from tests.queue_workers import wait_until
+from tests.unit.audio import clips
+
+OTHER_FINGERPRINT = "sha256:" + "2" * 64
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    return runner(capsys)
+
+
+def furnish(registry: Registry) -> None:
+    """Register voices of every kind: versions, an embedding, odd names, a voice that is not ready."""
+    registry.ready("Alice", ref_text="Hi.", consent="cons_1", speaker_description="warm")
+    registry.ready("alice", clip=OTHER_CLIP, ref_text="Ho.")
+    for _ in range(2):  # equal versions are versions of their own
+        registry.ready("alice", clip=CLIP, ref_text="Hi.", params={"dedupe": "false"})
+    with RegistryClient(registry.url) as client:
+        client.extract("alice@3", WIDER)
+        registry.worker.finish_all("alice")
+        client.register("Émile 名", CLIP, consent="cons_2", description="line\nbreak")
+    registry.worker.finish_all("Émile 名")
+    registry.upload("eve", clip=None, speaker_embedding=EMBEDDING.replace("0.25", "0.1", 5))
+    registry.upload("waiting", clip=clips.wav(1.3))
+
+
+def records(path: Path) -> list[VersionRecord]:
+    with Archive(path) as archive:
+        return [archive.record(version) for voice in archive.voices for version in voice.versions]
+
+
+def kept(path: Path) -> list[object]:
+    """Return what two registries must have in common: everything but times and headers of artifacts."""
+    changes = {"created_at": 0}
+    found = []
+    for one in records(path):
+        artifacts = [artifact.model_copy(update={"digest": "", "size": 0}) for artifact in one.artifacts]
+        found.append(one.model_copy(update={**changes, "artifacts": artifacts}))
+    return found
+
+
+@dataclass(frozen=True)
+class Move:
+    """A furnished registry, its export, and a registry into which the export was imported."""
+
+    first: Registry
+    second: Registry
+    exported: Exported
+    report: Report
+    path: Path
+
+
+@pytest.fixture(scope="module")
+def moved(
+    tmp_path_factory: pytest.TempPathFactory, valkey: ValkeyServer, decoder: AudioDecoder
+) -> Iterator[Move]:
+    folder = tmp_path_factory.mktemp("moved")
+    with (
+        Registry(folder / "1", empty(valkey, 12), decoder) as first,
+        Registry(folder / "2", empty(valkey, 13), decoder) as second,
+    ):
+        furnish(first)
+        with RegistryClient(first.url) as client:
+            exported = Export(client).write(folder / "first.tar", "default")
+        yield Move(first, second, exported, restored(second, folder / "first.tar"), folder / "first.tar")
+
+
+def restored(registry: Registry, path: Path, *, dry_run: bool = False) -> Report:
+    with RegistryClient(registry.url) as client, Archive(path) as archive:
+        tasks = [Restoring(archive=archive, voice=voice) for voice in archive.voices]
+        return Transfer(client, dry_run=dry_run).run(tasks)
+
+
+def test_a_round_trip_changes_nothing(moved: Move, tmp_path: Path):
+    """An export that is imported into an empty registry and exported again has the same content: numbers,
+    names, texts, clips, embeddings and tensors.
+    """
+    assert (moved.exported.end.voices, moved.exported.end.versions, moved.exported.missing) == (4, 7, ())
+    assert moved.exported.artifacts >= 6
+    assert (moved.report.count("registered"), [one.notes for one in moved.report.results]) == (4, [()] * 4)
+    with RegistryClient(moved.second.url) as client:
+        again = Export(client).write(tmp_path / "second.tar", "default")
+    assert again.end == moved.exported.end
+    assert kept(tmp_path / "second.tar") == kept(moved.path)
+
+
+def test_nothing_has_to_be_extracted_again(moved: Move):
+    """Only the voice that was not ready when it was exported is left for a worker."""
+    assert [attempt.version.record.name for attempt in moved.second.worker.take_all()] == ["waiting"]
+    with RegistryClient(moved.second.url) as client:
+        assert client.get("alice").version == 4
+        assert client.clip("alice@2").data == OTHER_CLIP
+
+
+@pytest.mark.parametrize("name", ["alice@1", "alice@2", "alice@3", "émile 名", "eve"])
+def test_every_tensor_is_the_same_on_both_sides(moved: Move, name: str):
+    """Engines of the second registry compute with the very numbers of the first."""
+    with RegistryClient(moved.first.url) as here, RegistryClient(moved.second.url) as there:
+        ours, theirs = here.fetch(name, PROFILE), there.fetch(name, PROFILE)
+    assert ours.content_digest == theirs.content_digest
+    assert all(np.array_equal(ours.tensors[key], theirs.tensors[key]) for key in ours.tensors)
+
+
+def test_an_import_twice_changes_nothing(moved: Move):
+    """The second import finds everything there, embeddings included, and stores nothing."""
+    before = moved.second.stored()
+    again = restored(moved.second, moved.path)
+    assert again.count("unchanged") == 4
+    assert moved.second.stored().objects == before.objects
+
+
+def test_a_dry_run_registers_nothing(moved: Move, start: Start):
+    """A dry run says what is missing."""
+    registry = start()
+    assert restored(registry, moved.path, dry_run=True).count("planned") == 4
+    assert restored(moved.second, moved.path, dry_run=True).count("unchanged") == 4
+    assert number_of_versions(registry) == 0
+
+
+def test_a_voice_with_other_content_is_left_alone(moved: Move, start: Start, run: Run):
+    """A voice of the same name that is somebody else's is refused, and the other voices are imported."""
+    second = start()
+    second.ready("ALICE", clip=OTHER_CLIP)
+    second.upload("eve", clip=None, speaker_embedding=EMBEDDING)
+    outcome = run(second, "import", moved.path)
+    assert outcome.status == 1
+    assert outcome.states == {
+        "alice": "refused",
+        "eve": "refused",
+        "waiting": "registered",
+        "Émile 名": "registered",
+    }
+    [error] = {voice["error"]["code"] for voice in outcome.document["voices"] if voice["error"]}
+    assert error == "conflict"
+    with RegistryClient(second.url) as client:
+        assert (client.get("alice").versions, client.get("eve").versions) == (1, 1)
+
+
+def test_artifacts_of_another_encoder_are_extracted_again(start: Start, run: Run, tmp_path: Path):
+    """Artifacts whose fingerprint the registry does not have are named, and the voice is registered."""
+    first, second = start(), start()
+    first.ready("alice")
+    second.worker.announce(OTHER_FINGERPRINT)
+    run(first, "export", tmp_path / "x.tar")
+    outcome = run(second, "import", tmp_path / "x.tar")
+    assert (outcome.status, outcome.states) == (0, {"alice": "registered"})
+    [[note]] = [voice["notes"] for voice in outcome.document["voices"]]
+    assert f"alice@1: the artifact for {PROFILE} was not restored" in note
+    assert len(second.worker.take_all()) == 1
+
+
+def test_artifacts_can_be_left_out(start: Start, run: Run, tmp_path: Path):
+    """`--no-artifacts` leaves them out of the archive, or of the import."""
+    first, second = start(), start()
+    first.ready("alice")
+    assert run(first, "export", tmp_path / "all.tar").document["artifacts"] == 1
+    assert run(first, "export", tmp_path / "few.tar", "--no-artifacts").document["artifacts"] == 0
+    assert records(tmp_path / "few.tar")[0].artifacts == []
+    run(second, "import", tmp_path / "all.tar", "--no-artifacts")
+    assert len(second.worker.take_all()) == 1
+
+
+def test_numbers_without_a_gap_are_given_anew(start: Start, run: Run, tmp_path: Path):
+    """A name that was deleted goes on counting. Elsewhere its versions begin at 1, which the report says."""
+    first, second = start(), start()
+    first.ready("alice")
+    first.client.delete("/v1/voices/alice").raise_for_status()
+    first.ready("alice", clip=OTHER_CLIP)
+    out = run(first, "export", tmp_path / "x.tar")
+    outcome = run(second, "import", tmp_path / "x.tar")
+    [voice] = outcome.document["voices"]
+    assert voice["notes"] == ["version 2 of the archive is version 1 here"]
+    assert run(second, "export", tmp_path / "y.tar").document["content"] == out.document["content"]
+
+
+def test_an_import_that_was_killed_in_the_middle_is_resumed(start: Start, run: Run, tmp_path: Path):
+    """A second run after SIGKILL completes voices and versions, with none of them twice."""
+    first, second = start(max_uploaded=1000), start(max_uploaded=1000)
+    for number in range(8):
+        for version in range(2):
+            first.upload(f"v{number}", ref_text=f"Text {version}.")
+    out = run(first, "export", tmp_path / "x.tar")
+    program = Path(sys.executable).with_name("speaker-registry")
+    command = [program, "--url", second.url, "import", tmp_path / "x.tar", "--jobs", "2"]
+    with subprocess.Popen(command) as process:
+        wait_until(lambda: number_of_versions(second) >= 3)
+        process.send_signal(signal.SIGKILL)
+    assert number_of_versions(second) < 16, "the first run was killed too late to tell anything"
+    outcome = run(second, "import", tmp_path / "x.tar")
+    assert (outcome.status, number_of_versions(second)) == (0, 16)
+    assert run(second, "export", tmp_path / "y.tar").document["content"] == out.document["content"]
+
+
+def test_a_damaged_archive_registers_nothing(start: Start, run: Run, tmp_path: Path):
+    """An archive is verified to its end before the first voice is sent."""
+    first, second = start(), start()
+    first.ready("alice")
+    first.ready("bob", clip=OTHER_CLIP)
+    run(first, "export", tmp_path / "x.tar")
+    data = (tmp_path / "x.tar").read_bytes()
+    (tmp_path / "x.tar").write_bytes(data[: len(data) - 1024])
+    outcome = run(second, "import", tmp_path / "x.tar")
+    assert (outcome.status, outcome.document["error"]["code"]) == (1, "invalid_archive")
+    assert number_of_versions(second) == 0
+
+
+def test_an_export_replaces_a_file_only_on_request_and_leaves_no_other(
+    start: Start, run: Run, tmp_path: Path
+):
+    """An older backup is not lost, neither to a second export nor to one that fails."""
+    registry = start()
+    registry.ready("alice")
+    target = tmp_path / "out" / "x.tar"
+    target.parent.mkdir()
+    target.write_bytes(b"backup")
+    assert run(registry, "export", target).document["error"]["code"] == "local_error"
+    with RegistryClient("http://127.0.0.1:1", retries=0) as nobody, pytest.raises(Unavailable):
+        Export(nobody).write(target, "default")
+    assert target.read_bytes() == b"backup"
+    assert run(registry, "export", target, "--force").status == 0
+    assert [path.name for path in target.parent.iterdir()] == ["x.tar"]
+    assert len(records(target)) == 1
+
+
+def test_what_cannot_be_exported_is_named(start: Start, run: Run, tmp_path: Path):
+    """A clip that the bucket lost is named with the exit code 1, and the other voices are exported."""
+    registry = start()
+    registry.ready("alice", clip=OTHER_CLIP)
+    registry.ready("bob")
+    damaged = [
+        path for path in registry.folder.rglob("*") if path.is_file() and path.read_bytes() == OTHER_CLIP
+    ]
+    assert damaged
+    for path in damaged:
+        path.unlink()
+    outcome = run(registry, "export", tmp_path / "x.tar")
+    assert (outcome.status, outcome.document.get("voices")) == (1, 1), outcome.document
+    [missing] = outcome.document["missing"]
+    assert missing["name"] == "alice@1"
+    assert [record.name for record in records(tmp_path / "x.tar")] == ["bob"]

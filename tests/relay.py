@@ -1,0 +1,55 @@
+"""A relay of TCP connections for tests, which makes a server unreachable, and reachable again."""
+
+import socket
+import threading
+from contextlib import suppress
+from typing import Self
+
+from tests.ports import free_port
+
+
+class Relay:
+    """Forwards connections from `port` to a server on this machine, while it is open."""
+
+    def __init__(self, target_port: int) -> None:
+        self.port = free_port()
+        self._target = ("127.0.0.1", target_port)
+        self._sockets: list[socket.socket] = []
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def open(self) -> None:
+        listener = socket.create_server(("127.0.0.1", self.port))
+        self._sockets.append(listener)
+        threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
+
+    def close(self) -> None:
+        """End all connections, and refuse further ones."""
+        while self._sockets:
+            with suppress(OSError):
+                self._sockets[-1].shutdown(socket.SHUT_RDWR)
+            self._sockets.pop().close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _accept(self, listener: socket.socket) -> None:
+        with suppress(OSError):
+            while True:
+                near, _ = listener.accept()
+                far = socket.create_connection(self._target)
+                self._sockets += [near, far]
+                for source, sink in ((near, far), (far, near)):
+                    threading.Thread(target=_pump, args=(source, sink), daemon=True).start()
+
+
+def _pump(source: socket.socket, sink: socket.socket) -> None:
+    with suppress(OSError):
+        while data := source.recv(65536):
+            sink.sendall(data)
+        sink.shutdown(socket.SHUT_WR)

@@ -1,0 +1,126 @@
+"""Tests of a transfer: what it waits for, what ends it, and what concerns one voice only."""
+
+import signal
+import threading
+import time
+
+import httpx
+import pytest
+
+from speaker_registry import RegistryClient
+from speaker_registry.errors import SpeakerRegistryError
+from speaker_registry.moving import transfer
+from speaker_registry.moving.candidates import Candidate, Texts
+from speaker_registry.moving.transfer import Registering, Report, Result, Transfer
+from speaker_registry.names import parse_speaker_name
+from tests.unit.sdk.fake_registry import URL, FakeRegistry, error_answer
+
+
+def task(name: str) -> Registering:
+    texts = Texts(consent="c")
+    return Registering(
+        Candidate(name=parse_speaker_name(name), where=name, texts=texts, load=lambda: b"clip")
+    )
+
+
+def transferred(registry: FakeRegistry, *names: str) -> Report:
+    client = RegistryClient(URL, transport=httpx.MockTransport(registry), retries=0)
+    return Transfer(client, jobs=1).run([task(name) for name in names])
+
+
+def test_a_request_to_come_back_later_is_obeyed():
+    """The transfer waits as long as the registry asks. Without that, a rate limit would lose voices."""
+    registry = FakeRegistry()
+    registry.faults.extend([error_answer(429, "rate_limited", headers={"retry-after": "0.2"})] * 2)
+    began = time.monotonic()
+    report = transferred(registry, "a", "b")
+    assert (report.count("registered"), report.stopped) == (2, None)
+    assert time.monotonic() - began >= 0.4
+
+
+def test_a_pause_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch):
+    """A limit that never recovers ends the transfer, instead of hanging forever."""
+    monkeypatch.setattr(transfer, "MAX_PAUSES", 3)
+    registry = FakeRegistry()
+    registry.faults.extend([error_answer(429, "rate_limited", headers={"retry-after": "0"})] * 3)
+    report = transferred(registry, "a", "b")
+    assert report.stopped is not None
+    assert (report.stopped.code, report.results, len(registry.requests)) == ("rate_limited", (), 3)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        error_answer(401, "invalid_api_key"),
+        error_answer(403, "permission_denied"),
+        error_answer(503, "unavailable"),
+        httpx.ConnectError("nobody"),
+    ],
+)
+def test_what_would_refuse_every_voice_ends_the_transfer(fault: httpx.Response | Exception):
+    """A wrong key would otherwise be tried once for each of a hundred thousand voices."""
+    registry = FakeRegistry()
+    registry.faults.append(fault)
+    report = transferred(registry, "a", "b")
+    assert report.stopped is not None
+    assert (report.results, len(registry.requests)) == ((), 1)
+
+
+@pytest.mark.parametrize("code", ["voice_damaged", "voice_unreadable"])
+def test_a_voice_that_cannot_be_read_is_refused_alone(code: str):
+    """One damaged voice in the registry must not keep the others out."""
+    registry = FakeRegistry()
+    registry.faults.append(error_answer(503, code))
+    report = transferred(registry, "a", "b")
+    assert [(one.name, one.state) for one in report.results] == [("a", "refused"), ("b", "registered")]
+
+
+def test_results_keep_the_order_of_the_voices():
+    """The report is in the order of the folder, whichever upload finishes first."""
+    client = RegistryClient(URL, transport=httpx.MockTransport(FakeRegistry()))
+    names = [f"v{number}" for number in range(20)]
+    report = Transfer(client, jobs=8).run([task(name) for name in names])
+    assert [one.name for one in report.results] == names
+
+
+def test_a_mistake_in_the_code_is_raised_and_not_reported_as_a_refusal():
+    """An unexpected error ends the transfer with its traceback."""
+
+    class Broken:
+        where = title = "x"
+
+        def run(self, client: RegistryClient, *, dry_run: bool) -> Result:
+            raise ZeroDivisionError
+
+    client = RegistryClient(URL, transport=httpx.MockTransport(FakeRegistry()))
+    with pytest.raises(ZeroDivisionError):
+        Transfer(client).run([Broken(), task("a")])
+
+
+@pytest.mark.parametrize("key", ["", "x" * 256, "a\nb", "ä"])
+def test_an_idempotency_key_that_no_header_takes_is_refused(key: str):
+    """A key with a line break would begin another header."""
+    client = RegistryClient(URL, transport=httpx.MockTransport(FakeRegistry()))
+    with pytest.raises(SpeakerRegistryError, match="1 to 255 printable ASCII"):
+        client.register("a", b"x", consent="c", idempotency_key=key)
+
+
+def test_an_interruption_finishes_what_is_under_way_and_begins_nothing_more():
+    """Ctrl-C ends an import soon, and cuts off no upload that has begun."""
+    begun, ended = [], []
+
+    class Slow:
+        where = title = "x"
+
+        def run(self, client: RegistryClient, *, dry_run: bool) -> Result:
+            begun.append(1)
+            if len(begun) == 1:
+                signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+            time.sleep(0.2)
+            ended.append(1)
+            return Result(where="x", state="unchanged")
+
+    client = RegistryClient(URL, transport=httpx.MockTransport(FakeRegistry()))
+    with pytest.raises(KeyboardInterrupt):
+        Transfer(client, jobs=2).run([Slow() for _ in range(100)])
+    assert 1 <= len(begun) == len(ended) < 100

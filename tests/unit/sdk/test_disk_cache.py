@@ -1,0 +1,327 @@
+"""Tests of the cache's directory: shared by processes, bounded, and never trusted without a look."""
+
+import contextlib
+import http.server
+import os
+import random
+import signal
+import socketserver
+import stat
+import subprocess
+import sys
+import threading
+import time as real_time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from speaker_registry import ArtifactCache, RegistryClient, errors
+from speaker_registry.disk_cache import MAPPED_BYTES
+from tests.unit.sdk.conftest import Connect
+from tests.unit.sdk.fake_registry import (
+    ECAPA,
+    URL,
+    FakeRegistry,
+    artifact_file,
+    error_answer,
+    file_headers,
+)
+
+
+def on_disk(folder: Path, kind: str = "blobs") -> list[Path]:
+    return sorted((folder / kind).iterdir())
+
+
+def fetched(connect: Connect, folder: Path, name: str = "alice", **options: Any) -> Any:
+    """Fetch with a memory of its own, as another process would."""
+    client = connect(cache=ArtifactCache(directory=folder), retries=0)
+    fetch = {key: options.pop(key) for key in list(options) if key in {"max_age", "stale_if_error"}}
+    return client.fetch(name, ECAPA, **fetch), client.cache.stats()
+
+
+def test_another_process_finds_what_one_has_fetched(connect: Connect, registry: FakeRegistry, tmp_path: Path):
+    """An engine that restarts does not transfer its voices again."""
+    registry.add_version("alice")
+    first, _ = fetched(connect, tmp_path)
+    second, stats = fetched(connect, tmp_path, max_age=60)
+    assert len(registry.requests) == 1
+    assert (stats.disk_hits, stats.hits, stats.misses) == (1, 1, 0)
+    assert second.digest == first.digest
+    assert second.manifest == first.manifest
+    np.testing.assert_array_equal(second.tensors["speaker_embedding"], first.tensors["speaker_embedding"])
+    with pytest.raises(ValueError, match="read-only"):
+        second.tensors["speaker_embedding"][0] = 7
+
+
+def test_what_is_on_disk_is_revalidated(connect: Connect, registry: FakeRegistry, tmp_path: Path):
+    """Without `max_age` the registry is asked, and nothing is transferred."""
+    registry.add_version("alice")
+    fetched(connect, tmp_path)
+    _, stats = fetched(connect, tmp_path)
+    assert "if-none-match" in registry.requests[1].headers
+    assert (stats.revalidations, stats.misses) == (1, 0)
+
+
+def test_large_files_are_mapped_and_outlive_their_removal(
+    connect: Connect, registry: FakeRegistry, tmp_path: Path
+):
+    """Another process may evict a file while an engine reads it."""
+    version = registry.add_version("alice")
+    version.files[ECAPA] = artifact_file(width=MAPPED_BYTES // 4 + 1)
+    fetched(connect, tmp_path)
+    artifact, _ = fetched(connect, tmp_path, max_age=60)
+    (blob,) = on_disk(tmp_path)
+    assert str(blob) in Path("/proc/self/maps").read_text()
+    blob.unlink()
+    assert (artifact.tensors["speaker_embedding"] == 1).all()
+
+
+@pytest.mark.parametrize("damage", ["cut", "changed", "emptied", "link", "ref"])
+def test_a_damaged_file_is_fetched_again(
+    connect: Connect, registry: FakeRegistry, tmp_path: Path, damage: str
+):
+    """A power cut tears files, and a disk changes bits."""
+    registry.add_version("alice")
+    fetched(connect, tmp_path)
+    (blob,), (ref,) = on_disk(tmp_path), on_disk(tmp_path, "refs")
+    whole = blob.read_bytes()
+    if damage == "link":
+        (tmp_path / "elsewhere").write_bytes(whole)
+        blob.unlink()
+        blob.symlink_to(tmp_path / "elsewhere")
+    elif damage == "ref":
+        ref.write_bytes(b'{"digest":')
+    else:
+        changed = whole[:-1] + bytes([whole[-1] ^ 1])
+        blob.write_bytes({"cut": whole[:-1], "changed": changed, "emptied": b""}[damage])
+    artifact, stats = fetched(connect, tmp_path, max_age=60)
+    assert (artifact.tensors["speaker_embedding"] == 1).all()
+    assert (stats.misses, stats.disk_errors > 0) == (1, True)
+    if damage != "link":  # a link is not followed, and left for its owner to see
+        assert blob.read_bytes() == whole
+        assert fetched(connect, tmp_path, max_age=60)[1].disk_hits == 1
+
+
+def test_only_the_owner_can_read_the_directory(connect: Connect, registry: FakeRegistry, tmp_path: Path):
+    """Voices are personal data, and names of voices are not names of files."""
+    registry.add_version("..Alice")
+    folder = tmp_path / "cache"
+    fetched(connect, folder, "..Alice")
+    for path in [folder, *folder.rglob("*")]:
+        assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
+    assert not list(tmp_path.rglob("*lice*"))
+
+
+def test_links_in_the_directory_are_not_followed(connect: Connect, registry: FakeRegistry, tmp_path: Path):
+    """A link would make the cache write, and evict, elsewhere."""
+    registry.add_version("alice")
+    folder, elsewhere = tmp_path / "cache", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    folder.mkdir()
+    (folder / "blobs").symlink_to(elsewhere)
+    artifact, stats = fetched(connect, folder)
+    assert artifact.manifest.voice == "alice"
+    assert stats.disk_errors > 0
+    assert not list(elsewhere.iterdir())
+    (tmp_path / "link").symlink_to(elsewhere)
+    with pytest.raises(ValueError, match="link is not a directory of this user"):
+        ArtifactCache(directory=tmp_path / "link")
+
+
+def test_clients_with_other_keys_do_not_see_each_others_refs(
+    connect: Connect, registry: FakeRegistry, tmp_path: Path
+):
+    """A shared directory must not turn one tenant's key into another's, though the bytes are kept once."""
+    registry.add_version("alice")
+    for number, options in enumerate(({}, {"api_key": "two"}, {"namespace": "other"})):
+        client = connect(cache=ArtifactCache(directory=tmp_path), **options)
+        client.fetch("alice", ECAPA, max_age=1e9)
+        assert len(registry.requests) == number + 1
+    assert (len(on_disk(tmp_path)), len(on_disk(tmp_path, "refs"))) == (1, 3)
+
+
+def test_an_erased_voice_leaves_the_disk(connect: Connect, registry: FakeRegistry, tmp_path: Path):
+    """Bytes of every version go, also of one that no name leads to any more; other voices stay."""
+    for name in ("alice", "bob"):
+        registry.add_version(name)
+        fetched(connect, tmp_path, name)
+    registry.add_version("alice")
+    fetched(connect, tmp_path)
+    assert len(on_disk(tmp_path)) == 3
+    del registry.voices["alice"]
+    with pytest.raises(errors.VoiceNotFound):
+        fetched(connect, tmp_path, stale_if_error=1e9)
+    assert (len(on_disk(tmp_path)), len(on_disk(tmp_path, "refs"))) == (1, 1)
+    assert fetched(connect, tmp_path, "bob", max_age=1e9)[0].manifest.voice == "bob"
+
+
+@pytest.mark.parametrize(("status", "code"), [(403, "permission_denied"), (410, "voice_deleted")])
+def test_what_is_forbidden_or_gone_is_not_served_later(
+    connect: Connect, registry: FakeRegistry, tmp_path: Path, status: int, code: str
+):
+    """`stale_if_error` is for a registry that does not answer, not for one that says no."""
+    registry.add_version("alice")
+    fetched(connect, tmp_path)
+    registry.faults.append(error_answer(status, code))
+    with pytest.raises(errors.SpeakerRegistryError):
+        fetched(connect, tmp_path, stale_if_error=1e9)
+    registry.faults.append(httpx.ConnectError("refused"))
+    with pytest.raises(errors.Unavailable):
+        fetched(connect, tmp_path, stale_if_error=1e9)
+
+
+def test_an_engine_starts_without_the_registry(connect: Connect, registry: FakeRegistry, tmp_path: Path):
+    """What a former process kept is served for as long as the engine allows, and counted."""
+    registry.add_version("alice")
+    fetched(connect, tmp_path)
+    registry.faults.extend(httpx.ConnectError("refused") for _ in range(2))
+    artifact, stats = fetched(connect, tmp_path, stale_if_error=60)
+    assert artifact.manifest.version == 1
+    assert (stats.stale_answers, stats.errors) == (1, 1)
+    with pytest.raises(errors.Unavailable):
+        fetched(connect, tmp_path, stale_if_error=1e-9)
+
+
+def test_a_directory_that_cannot_be_used_fails_no_fetch(
+    connect: Connect, registry: FakeRegistry, tmp_path: Path
+):
+    """A full or broken disk costs speed, not voices."""
+    registry.add_version("alice")
+    cache = ArtifactCache(directory=tmp_path / "cache")
+    (tmp_path / "cache").rmdir()
+    (tmp_path / "cache").write_text("not a directory")
+    assert connect(cache=cache).fetch("alice", ECAPA).manifest.version == 1
+    assert cache.stats().disk_errors > 0
+
+
+def test_the_least_recently_used_leaves_the_disk(registry: FakeRegistry, tmp_path: Path):
+    """The bound holds after every write, and a voice that is read stays."""
+    cache = ArtifactCache(directory=tmp_path, max_disk_bytes=200_000)
+    client = RegistryClient(URL, transport=httpx.MockTransport(registry), cache=cache)
+    for name in ("kept", *(f"voice{number}" for number in range(40))):
+        registry.add_version(name)
+        client.fetch(name, ECAPA)
+        cache.clear()
+        client.fetch("kept", ECAPA, max_age=1e9)
+        assert disk_bytes(tmp_path) <= 200_000
+    assert len(registry.requests) == 41
+    kept = {blob.name for blob in on_disk(tmp_path)}
+    assert client.fetch("kept", ECAPA).digest.removeprefix("sha256:") in kept
+    assert 5 < len(kept) < 30
+
+
+def disk_bytes(folder: Path) -> int:
+    """Size of all files, each with a block of overhead."""
+    total = 0
+    for path in (*(folder / "refs").iterdir(), *(folder / "blobs").iterdir()):
+        with contextlib.suppress(FileNotFoundError):
+            total += path.stat().st_size + 4096
+    return total
+
+
+VOICES = {f"voice{number}": artifact_file(f"voice{number}", width=3000 + number) for number in range(40)}
+
+
+class Server(socketserver.ThreadingMixIn, http.server.HTTPServer):
+    daemon_threads = True
+    request_queue_size = 64
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        data = VOICES[self.path.split("/")[3]]
+        known = self.headers.get("if-none-match") == file_headers(data)["etag"]
+        self.send_response(304 if known else 200)
+        for name, value in file_headers(data).items():
+            self.send_header(name, value)
+        if not known:
+            self.send_header("content-length", str(len(data)))
+        self.end_headers()
+        if not known:
+            self.wfile.write(data)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def server() -> Iterator[str]:
+    with Server(("127.0.0.1", 0), Handler) as listening:
+        thread = threading.Thread(target=listening.serve_forever, args=(0.05,))
+        thread.start()
+        yield f"http://127.0.0.1:{listening.server_address[1]}"
+        listening.shutdown()
+        thread.join()
+
+
+READER = """
+import random, sys
+from speaker_registry import ArtifactCache, RegistryClient, disk_cache
+
+class Torn(disk_cache.DamagedFile):
+    def __init__(self, *said):
+        print("Error: torn", said, flush=True)
+
+disk_cache.DamagedFile = Torn
+cache = ArtifactCache(directory=sys.argv[2], max_disk_bytes=int(sys.argv[3]), max_entries=2)
+with RegistryClient(sys.argv[1], cache=cache) as client:
+    while True:
+        name = f"voice{random.randrange(40)}"
+        artifact = client.fetch(name, "ecapa-voxceleb", max_age=0.2)
+        tensor = artifact.tensors["speaker_embedding"]
+        assert artifact.manifest.voice == name and tensor.shape == (3000 + int(name[5:]),)
+        assert (tensor == 1).all()
+        print(cache.stats().disk_errors, cache.stats().disk_hits, flush=True)
+"""
+
+
+@pytest.mark.processes
+def test_eight_processes_share_a_directory_and_are_killed(server: str, tmp_path: Path):
+    """No torn file is ever read, the bound holds at every look, and the survivors go on."""
+    limit, rng = 400_000, random.Random(7)
+    outputs = [tmp_path / f"out{number}" for number in range(8)]
+
+    def start(number: int) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-c", READER, server, str(tmp_path / "cache"), str(limit)]
+        with outputs[number].open("ab") as file:
+            return subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
+
+    running = [start(number) for number in range(8)]
+    try:
+        await_lines(outputs, 1)
+        for _ in range(16):
+            number = rng.randrange(8)
+            assert running[number].poll() is None, outputs[number].read_text()
+            running[number].send_signal(signal.SIGKILL)
+            running[number].wait()
+            running[number] = start(number)
+            for _ in range(10):
+                assert disk_bytes(tmp_path / "cache") <= limit
+                real_time.sleep(rng.random() / 50)
+        await_lines(outputs, 50)
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+    lines = "\n".join(path.read_text() for path in outputs)
+    assert "Error" not in lines, lines[-2000:]
+    assert any(line.split()[-1:] > ["0"] for line in lines.splitlines() if line.count(" ") == 1)
+    cache = ArtifactCache(directory=tmp_path / "cache", max_disk_bytes=limit)
+    with RegistryClient(server, cache=cache) as client:
+        assert client.prefetch(VOICES, [ECAPA], max_age=60) == {}
+    assert cache.stats().disk_errors == 0
+    assert os.listdir(tmp_path / "cache/blobs")  # noqa: PTH208
+
+
+def await_lines(outputs: list[Path], count: int) -> None:
+    """Wait until each process has fetched that often."""
+    deadline = real_time.monotonic() + 120
+    while any(path.read_bytes().count(b"\n") < count for path in outputs):
+        assert real_time.monotonic() < deadline, [path.read_text()[-500:] for path in outputs]
+        real_time.sleep(0.05)

@@ -1,0 +1,81 @@
+"""The loop of `sync --watch`: when it syncs again, what it tells, and what ends it."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from speaker_registry import errors
+from speaker_registry.syncing.synchronization import Outcome, Report
+from speaker_registry.syncing.watching import Watch
+
+
+class Ended(BaseException):
+    """The test has no further sync to offer."""
+
+
+def report(state: Any = "unchanged", reason: str | None = None, removed: int = 0) -> Report:
+    outcome = Outcome(name="alice", version=1, state=state, reason=reason)
+    return Report(outcomes=(outcome,), removed=removed)
+
+
+def told(*results: Report | Exception) -> list[object]:
+    """Return what is told while syncs end in this way, with `wait` for each pause."""
+    seen: list[object] = []
+    offered: Iterator[Report | Exception] = iter(results)
+
+    def run() -> Report:
+        result = next(offered, None)
+        if result is None:
+            raise Ended
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    watch = Watch(run=run, wait=lambda: seen.append("wait"), on_report=seen.append, on_error=seen.append)
+    with pytest.raises(Ended):
+        watch.forever()
+    return seen
+
+
+def test_only_news_are_told():
+    """A log that repeats every 30 seconds that nothing has changed hides what has."""
+    same, written, lacking = report(), report("written"), report("missing", "its artifact is failed")
+    assert told(same, same, written, same, lacking, lacking) == [
+        *(same, "wait", "wait", written, "wait", "wait", lacking, "wait", "wait")
+    ]
+    removed = report(removed=1)
+    assert told(same, removed, removed) == [same, "wait", removed, "wait", removed, "wait"]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [errors.Unavailable("away"), errors.RateLimited("slower"), errors.SpeakerRegistryError("broken")],
+)
+def test_a_registry_that_is_away_is_told_once_and_waited_for(error: Exception):
+    """The sidecar goes on where it was, and the first report afterwards says that all is well."""
+    same = report()
+    assert told(error, error, same, same, error, same) == [
+        *(error, "wait", "wait", same, "wait", "wait", error, "wait", same, "wait")
+    ]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        errors.InvalidRequest("the folder has files of others"),
+        errors.PermissionDenied("no"),
+        errors.InvalidApiKey("no"),
+        errors.ProfileUnknown("no"),
+        OSError(28, "No space left on device"),
+    ],
+)
+def test_what_waiting_does_not_mend_ends_the_watch(error: Exception):
+    """Whoever runs the process sees the exit code, and starts it again or mends the cause."""
+
+    def run() -> Report:
+        raise error
+
+    with pytest.raises(type(error)) as caught:
+        Watch(run=run, wait=pytest.fail, on_report=pytest.fail, on_error=pytest.fail).forever()
+    assert caught.value is error

@@ -1,0 +1,43 @@
+"""The event stream as a process follows it, without Redis."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from services.registry_api.serving.event_stream import EventStream
+
+
+class Stream:
+    """Redis' stream of events, as far as reading it begins."""
+
+    def __init__(self, *positions: str) -> None:
+        self.positions = positions
+
+    async def xrevrange(self, _: str, *, count: int) -> list[tuple[str, dict[str, str]]]:
+        return [(position, {}) for position in reversed(self.positions)][:count]
+
+
+@pytest.mark.parametrize(
+    ("there", "last", "expected"),
+    [
+        (["1800000000000-0", "1800000000000-7"], None, "1799999400000-0"),
+        ([], None, "0-0"),
+        (["1800000000000-10"], "1800000000000-9", "1800000000000-9"),
+        (["1800000000000-10"], "1800000000001-0", "1800000000000-10"),
+        ([], "1800000000000-9", "0-0"),
+    ],
+    ids=["ten minutes back", "nothing there", "where it was", "a server whose clock is behind", "emptied"],
+)
+def test_reading_begins_a_while_back_and_goes_on_where_it_was(
+    there: list[str], last: str | None, expected: str
+):
+    """Events that came while no process read are heard all the same."""
+
+    async def resume() -> str:
+        index: Any = None
+        stream = EventStream("redis://127.0.0.1:1", index, index, process="this one")
+        stream._redis = Stream(*there)
+        return await stream._resume_after(last)
+
+    assert asyncio.run(resume()) == expected
