@@ -2,10 +2,12 @@
 Knows no domain.
 """
 
+import os
 import sys
 import threading
+from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import pytest
 import structlog
@@ -15,6 +17,10 @@ from redis import Redis
 from services.embedded.valkey import ValkeyServer
 
 HERE = Path(__file__).parent
+
+# Test processes run side by side, and a library's threads beyond the cores only wait for each other: with two
+# threads in each of two processes, an encoder of published size took three times as long.
+os.environ["OMP_NUM_THREADS"] = "1"
 
 # On a slow or busy processor an example takes any time, and so does drawing it.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -32,8 +38,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE / "integration" in item.path.parents:
             item.add_marker(pytest.mark.integration)
-        if PROCESS_FIXTURES & set(getattr(item, "fixturenames", ())):
+        fixtures = set(getattr(item, "fixturenames", ()))
+        if PROCESS_FIXTURES & fixtures:
             item.add_marker(pytest.mark.processes)
+        if "goldens" in fixtures:
+            item.add_marker(pytest.mark.goldens)
 
 
 _quick = threading.local()
@@ -84,3 +93,18 @@ def redis_client(valkey: ValkeyServer) -> Iterator[Redis]:
     with Redis.from_url(valkey.url) as client:
         client.flushall()
         yield client
+
+
+_folder_seconds: Counter[str] = Counter()
+"""Seconds of set-up, call and tear-down of all tests, by folder."""
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    _folder_seconds[str(PurePosixPath(report.location[0]).parent)] += report.duration
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Tell what each folder costs, because seconds that nobody sees become minutes."""
+    terminalreporter.section("seconds per folder")
+    for folder, seconds in _folder_seconds.most_common():
+        terminalreporter.line(f"{seconds:8.1f}s {folder}")

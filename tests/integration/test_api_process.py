@@ -22,6 +22,7 @@ def test_an_api_that_is_told_to_stop_ends_with_status_0(tmp_path: Path, number: 
         assert api.exit_status == 0
 
 
+@pytest.mark.slow
 def test_an_api_that_starts_while_redis_is_away_serves_reads(tmp_path: Path):
     """A replica that is replaced during an outage must not be one less."""
     with RegistryProcesses(tmp_path, workers=0) as registry:

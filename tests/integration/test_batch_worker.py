@@ -470,6 +470,7 @@ def test_rq_info_shows_the_worker_and_its_queue(queue, tmp_path):
             assert re.search(rf"worker {name} \(\S+ 127.0.0.1:\d+ {process.pid}\) busy {NAME}", shown)
 
 
+@pytest.mark.slow
 def test_a_worker_that_was_killed_is_not_shown_for_long(queue, valkey):
     """A dashboard that lists the dead is no help at night."""
     with worker_process(valkey.url, [NAME]) as process:
@@ -563,6 +564,7 @@ def test_sigterm_lets_a_batch_finish_and_takes_no_other(queue, valkey):
     assert left(queue) == [2, 0, 0]
 
 
+@pytest.mark.slow
 def test_jobs_of_a_killed_worker_are_running_again_soon_after_their_lease(queue, valkey):
     """kill -9, the out-of-memory killer, a lost node. Stock RQ takes four to twenty minutes."""
     put(queue, "a", seconds=1)
@@ -575,6 +577,7 @@ def test_jobs_of_a_killed_worker_are_running_again_soon_after_their_lease(queue,
     assert job_of(queue, "a").return_value() == {"attempt": 2}
 
 
+@pytest.mark.slow
 def test_a_job_that_takes_longer_than_its_lease_is_not_started_again(queue, valkey):
     """The lease is short so that a death is noticed soon; a worker that lives renews it."""
     put(queue, "a", seconds=4)
@@ -583,6 +586,7 @@ def test_a_job_that_takes_longer_than_its_lease_is_not_started_again(queue, valk
     assert runs(queue.connection, "a") == 1
 
 
+@pytest.mark.slow
 def test_leases_are_renewed_where_the_path_of_the_socket_has_a_blank():
     """redis-py cannot read what such a server says of our connection, and that is only for show."""
     with TemporaryDirectory(prefix="my data ") as folder, ValkeyServer(Path(folder)) as server:
@@ -594,6 +598,7 @@ def test_leases_are_renewed_where_the_path_of_the_socket_has_a_blank():
         assert runs(own.connection, "a") == 1
 
 
+@pytest.mark.slow
 def test_a_job_that_kills_its_worker_costs_only_itself(queue, valkey):
     """Some clip will crash some codec. Nine others in the same batch must not fail with it."""
     innocent = [f"job-{number}" for number in range(9)]
@@ -643,6 +648,7 @@ def test_a_worker_that_hangs_holding_the_interpreter_s_lock_ends_as_well(queue, 
         assert process.wait(50) == 1
 
 
+@pytest.mark.slow
 def test_a_handler_that_reports_progress_may_take_longer(queue, valkey):
     """A batch of long clips is slow, not hung."""
     put(queue, "a", how="work in steps", seconds=4, timeout_seconds=1)
@@ -654,6 +660,7 @@ def test_a_handler_that_reports_progress_may_take_longer(queue, valkey):
 # -- Redis that goes away --
 
 
+@pytest.mark.slow
 def test_an_idle_worker_outlives_redis(server):
     """Fail-overs and upgrades happen; a fleet that has to load its models again would make them worse."""
     queue = own_queue(server)
@@ -717,6 +724,7 @@ def test_its_client_reports_a_failure_at_once(tmp_path, monkeypatch):
     assert len(attempts) == 1
 
 
+@pytest.mark.slow
 def test_a_worker_that_has_to_stop_with_results_it_cannot_record_says_so(server):
     """It must not look as if all were well: its jobs are still open, and come back by their lease."""
     queue = own_queue(server)
@@ -735,6 +743,7 @@ def test_a_worker_that_has_to_stop_with_results_it_cannot_record_says_so(server)
 # -- all of it at once --
 
 
+@pytest.mark.slow
 def test_nothing_is_lost_while_everything_is_killed(server):
     """Workers die at random, Redis dies, poison kills its worker, ids come twice: every job ends once.
 

@@ -67,10 +67,12 @@ def environment(settings: StoreSettings) -> Mapping[str, str]:
     }
 
 
+@pytest.mark.slow
 def test_a_bucket_is_the_same_at_every_start(original: StoreSettings):
     assert identity(original) == identity(original)
 
 
+@pytest.mark.slow
 def test_a_copy_is_refused(original: StoreSettings, copy: StoreSettings):
     """Pointed at the same Redis, the two would take each other's index for their own."""
     with pytest.raises(BucketCopied) as caught:
@@ -79,6 +81,7 @@ def test_a_copy_is_refused(original: StoreSettings, copy: StoreSettings):
     assert f"'{copy.url} at {copy.endpoint}' says that it is '{original.url} at" in str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_copy_can_be_made_a_registry_of_its_own(
     original: StoreSettings, copy: StoreSettings, monkeypatch: pytest.MonkeyPatch
 ):
@@ -94,6 +97,7 @@ def test_a_copy_can_be_made_a_registry_of_its_own(
 LAST_ID = "_place/999999." + "a" * 32
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("body", [b"", b"{", b'{"seq":1,"uid":"x","where":"elsewhere"}'])
 def test_a_damaged_object_after_all_others_says_nothing(original: StoreSettings, body: bytes):
     """Once nothing could come after it, and no process started any more."""
@@ -102,6 +106,7 @@ def test_a_damaged_object_after_all_others_says_nothing(original: StoreSettings,
     assert identity(original) == before
 
 
+@pytest.mark.slow
 def test_an_object_that_is_too_large_for_a_record_is_not_read(original: StoreSettings):
     """Whoever may write to the bucket could have every process that starts read a file of any size."""
     before = identity(original)
@@ -110,6 +115,7 @@ def test_an_object_that_is_too_large_for_a_record_is_not_read(original: StoreSet
     assert identity(original) == before
 
 
+@pytest.mark.slow
 def test_a_copy_with_a_damaged_object_after_all_others_can_be_made_a_registry_of_its_own(
     original: StoreSettings, copy: StoreSettings, monkeypatch: pytest.MonkeyPatch
 ):
@@ -126,6 +132,7 @@ def test_a_copy_with_a_damaged_object_after_all_others_can_be_made_a_registry_of
         seen.add(identity(copy))
 
 
+@pytest.mark.slow
 def test_an_object_that_comes_after_every_other_is_named(copy: StoreSettings):
     """Made by hand: only a person can tell what it is for."""
     uid = "f" * 32
@@ -139,6 +146,7 @@ def test_an_object_that_comes_after_every_other_is_named(copy: StoreSettings):
         make_own(open_store(copy), copy, Clock())
 
 
+@pytest.mark.slow
 def test_a_bucket_that_says_nothing_readable_is_refused_until_somebody_decides(
     original: StoreSettings, copy: StoreSettings, monkeypatch: pytest.MonkeyPatch
 ):
@@ -170,6 +178,7 @@ def test_a_copied_folder_is_refused_as_a_bucket_is(tmp_path: Path, monkeypatch: 
     assert identity(copy) not in {before, identity(original)}
 
 
+@pytest.mark.slow
 def test_the_same_bucket_by_another_address_is_told_so(original: StoreSettings):
     """Workers may reach it by another name than the API does."""
     elsewhere = original.model_copy(

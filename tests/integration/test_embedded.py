@@ -163,6 +163,7 @@ def held(url: str) -> dict[str, list[tuple[int, str]]]:
         }
 
 
+@pytest.mark.slow
 def test_what_it_prints_can_be_pasted(fresh: Run, tmp_path: Path):
     """The first minute of a newcomer: the three lines have to lead to a file."""
     fresh.start(PROFILES=DEFAULT_PROFILE)
@@ -178,6 +179,7 @@ def test_what_it_prints_can_be_pasted(fresh: Run, tmp_path: Path):
     assert set(tensors) == {"speaker_embedding", "ref_code"}
 
 
+@pytest.mark.slow
 def test_a_profile_that_cannot_be_served_is_named_and_stops_no_other(fresh: Run):
     """One has wrong settings, for one there is no encoder at all: both are the operator's business, and the
     third is everybody's.
@@ -191,6 +193,7 @@ def test_a_profile_that_cannot_be_served_is_named_and_stops_no_other(fresh: Run)
     wait_until(lambda: re.search(r"profile\.not_served  profile=omnivoice .*'perhaps'", fresh.text))
 
 
+@pytest.mark.slow
 def test_its_log_lines_are_for_people(run: Run):
     """Whoever keeps a terminal open wants to see what happens to voices, not JSON or a server's life."""
     url = run.up().url
@@ -203,6 +206,7 @@ def test_its_log_lines_are_for_people(run: Run):
     assert "Uvicorn" not in run.text
 
 
+@pytest.mark.slow
 def test_a_second_one_on_the_same_data_is_refused(run: Run, fresh: Run):
     """Two servers appending to one log destroy it."""
     run.up()
@@ -213,6 +217,7 @@ def test_a_second_one_on_the_same_data_is_refused(run: Run, fresh: Run):
     assert httpx.get(f"{run.url}/readyz").status_code == 200
 
 
+@pytest.mark.slow
 def test_a_second_one_with_a_redis_of_its_own_is_refused_as_well(run: Run, fresh: Run, tmp_path: Path):
     """Each Redis would give out version 1 of the same voice."""
     run.up()
@@ -223,6 +228,7 @@ def test_a_second_one_with_a_redis_of_its_own_is_refused_as_well(run: Run, fresh
     assert f"Another registry runs on {run.data}" in fresh.text
 
 
+@pytest.mark.slow
 def test_a_child_that_is_killed_is_started_again(run: Run):
     """An out-of-memory kill at night must not need a person in the morning."""
     url = run.up().url
@@ -260,6 +266,7 @@ def test_a_restart_finds_every_voice_version_and_artifact_again(run: Run):
     assert held(run.up().url) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suspended", ["services.extractor_worker", "services.registry_api"])
 def test_ctrl_c_stops_a_child_that_is_suspended(run: Run, suspended: str):
     """A suspended process sees no signal; a user who typed Ctrl-C wants their machine back all the same."""
@@ -271,6 +278,7 @@ def test_ctrl_c_stops_a_child_that_is_suspended(run: Run, suspended: str):
     assert "stopped; the data is kept" in run.text
 
 
+@pytest.mark.slow
 def test_a_second_ctrl_c_ends_everything_at_once(run: Run):
     """A server that does not answer would be waited for; who types it twice is in a hurry."""
     run.up()
@@ -282,6 +290,7 @@ def test_a_second_ctrl_c_ends_everything_at_once(run: Run):
     assert run.ends_within(STOPPED_SECONDS, family) == 130
 
 
+@pytest.mark.slow
 def test_ctrl_c_stops_it_while_it_starts(fresh: Run):
     """Loading a model takes long enough to change one's mind."""
     fresh.start()
@@ -304,6 +313,7 @@ def test_ctrl_c_in_the_first_moment_is_no_traceback(fresh: Run, tmp_path: Path):
     wait_until(lambda: fresh.text == "importing\n\nstopped\n")
 
 
+@pytest.mark.slow
 def test_no_child_outlives_a_supervisor_that_is_killed(fresh: Run):
     """Orphans would hold the port, the data folder and the memory, and nobody would look for them."""
     fresh.start()
@@ -313,6 +323,7 @@ def test_no_child_outlives_a_supervisor_that_is_killed(fresh: Run):
     fresh.ends_within(STOPPED_SECONDS, family)
 
 
+@pytest.mark.slow
 def test_beyond_loopback_it_makes_a_key_and_asks_for_it(fresh: Run):
     """`make run HOST=0.0.0.0` works at once, and lets nobody in who cannot read the file it names."""
     fresh.start(HOST="0.0.0.0")
@@ -329,6 +340,7 @@ def test_beyond_loopback_it_makes_a_key_and_asks_for_it(fresh: Run):
     assert httpx.get(f"{url}/v1/voices", headers={"Authorization": f"Bearer {token}"}).status_code == 200
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("environment", "says"),
     [
@@ -368,6 +380,7 @@ def test_a_wrong_setting_is_named_in_one_line(fresh: Run, environment: dict[str,
     assert len(said) == 1, fresh.text
 
 
+@pytest.mark.slow
 def test_it_runs_in_a_folder_whose_name_has_blanks(short_folder: Path):
     """Some people's clones lie in "My Documents"."""
     clone = short_folder / "a clone"

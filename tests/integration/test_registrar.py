@@ -1121,6 +1121,7 @@ def _held_before_its_fact(storage: Storage, name: str, **said: Any) -> Callable[
     return go_on
 
 
+@pytest.mark.slow
 def test_a_silent_server_keeps_nobody_waiting_for_long(
     tmp_path: Path, opened: Open, monkeypatch: pytest.MonkeyPatch
 ):

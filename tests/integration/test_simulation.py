@@ -56,12 +56,14 @@ def test_no_history_breaks_a_promise(server: ValkeyServer, share: int):
     _live_through(range(share, SEEDS, SHARES), server)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_nor_where_redis_often_takes_no_writes(server: ValkeyServer):
     """Its memory is full, or it is a read-only replica: what is refused then was not acknowledged."""
     _live_through(range(max(SEEDS // 10, 8)), server, odds={"redis_takes_no_writes": 0.01})
 
 
+@pytest.mark.slow
 def test_nor_with_a_server_that_is_really_killed(tmp_path: Path):
     """The model of a replaced server is no kinder than a Valkey that starts on its log, on an old copy of it,
     or on nothing."""

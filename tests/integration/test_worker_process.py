@@ -72,6 +72,7 @@ def healthy(file: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_a_worker_that_hangs_is_found_unhealthy_and_one_that_waits_for_redis_is_not(tmp_path: Path):
     """Restarting the one helps. Restarting the other only loads its models again."""
     beats = tmp_path / "beat"
@@ -94,6 +95,7 @@ def test_a_worker_that_hangs_is_found_unhealthy_and_one_that_waits_for_redis_is_
             os.kill(worker.pid, signal.SIGCONT)
 
 
+@pytest.mark.slow
 def test_a_worker_waits_for_redis(registry: RegistryProcesses):
     """After a power cut everything starts at once; ending would mean loading the models again."""
     [worker] = registry.workers
@@ -106,6 +108,7 @@ def test_a_worker_waits_for_redis(registry: RegistryProcesses):
     assert worker.exit_status is None
 
 
+@pytest.mark.slow
 def test_a_worker_whose_profiles_were_all_replaced_ends(registry: RegistryProcesses):
     """What it makes would not be served; whoever starts it again is told by the status."""
     registry.valkey.start()
@@ -121,6 +124,7 @@ def test_a_worker_whose_profiles_were_all_replaced_ends(registry: RegistryProces
     assert "moved on to sha256:2222" in registry.log()
 
 
+@pytest.mark.slow
 def test_a_worker_goes_on_with_those_of_its_profiles_that_were_not_replaced(registry: RegistryProcesses):
     """Also after a restart: one upgraded profile must not stop fourteen others."""
     registry.valkey.start()
@@ -141,6 +145,7 @@ def test_a_worker_goes_on_with_those_of_its_profiles_that_were_not_replaced(regi
     assert f'"not_served": ["{PROFILE}"]' in registry.log()
 
 
+@pytest.mark.slow
 def test_a_profile_without_weights_stops_no_other(tmp_path: Path):
     """The log says why, `/v1/profiles` that a required profile has no worker; the others' artifacts come."""
     required = {"SPEAKER_PROFILES": f"{PROFILE},{OPTIONAL_PROFILE}"}
@@ -160,6 +165,7 @@ def test_a_profile_without_weights_stops_no_other(tmp_path: Path):
                 client.fetch("alice@1", PROFILE, wait=0)
 
 
+@pytest.mark.slow
 def test_an_encoder_that_fails_its_proof_is_not_served_and_every_surface_says_so(tmp_path: Path):
     """Its artifacts would be wrong, and nobody could tell."""
     required = {"SPEAKER_PROFILES": f"{PROFILE},{OPTIONAL_PROFILE}"}
@@ -200,6 +206,7 @@ def test_a_worker_that_can_serve_nothing_ends_and_says_why(tmp_path: Path):
         assert worker.failure_reason() == f"{PROFILE}: model.safetensors missing"
 
 
+@pytest.mark.slow
 def test_a_worker_that_loses_its_device_ends_and_its_clips_get_another(tmp_path: Path):
     """All it would do is fail every clip of every voice. In a new process the device works again."""
     lost = tmp_path / "lost"

@@ -669,6 +669,7 @@ MANY = 400
 """Answers that no buffer of the system holds."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("last", ["", "Connection: close"])
 def test_who_asks_for_much_and_reads_nothing_is_hung_up_on(registry: Registry, start: Start, last: str):
     """Else it would hold its connection, and what was written for it, for as long as it likes."""
@@ -685,6 +686,7 @@ def test_who_asks_for_much_and_reads_nothing_is_hung_up_on(registry: Registry, s
         assert read_to_the_end(connection, 0.1) > expected, "slow is not idle"
 
 
+@pytest.mark.slow
 def test_patience_with_heads_cuts_neither_answers_nor_idle_connections(registry: Registry, start: Start):
     """A long poll takes longer than a head may, and so does a client's pause between two requests."""
     slow = start(head_seconds=1)

@@ -198,6 +198,7 @@ def test_a_cache_call_waits_on_for_the_artifact(registry: Registry):
     assert answer.result().json()["cache_status"] == "ready"
 
 
+@pytest.mark.slow
 def test_an_extraction_that_no_voice_must_have_is_started_again_for_those_who_wait(registry: Registry):
     """Housekeeping starts only the others."""
     registry.ready("alice")
@@ -211,6 +212,7 @@ def test_an_extraction_that_no_voice_must_have_is_started_again_for_those_who_wa
     assert answer.result().json()["cache_status"] == "ready"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("refused", [0, 1])
 def test_a_forced_extraction_that_was_lost_is_started_again(
     registry: Registry, monkeypatch: pytest.MonkeyPatch, refused: int

@@ -470,6 +470,7 @@ def test_uploads_that_arrive_take_no_more_than_there_is_room_for(start: Start):
         until(lambda: registry.post_voice("alice").status_code == 200)
 
 
+@pytest.mark.slow
 def test_who_hangs_up_is_not_waited_for(registry: Registry, name: str):
     """Else a client that asks and leaves, again and again, keeps us looking for minutes."""
     registry.upload(name)

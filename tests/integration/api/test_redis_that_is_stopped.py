@@ -79,6 +79,7 @@ def test_writes_are_told_to_come_back(registry: Registry):
     assert registry.client.get("/v1/voices/new").status_code == 404
 
 
+@pytest.mark.slow
 def test_all_goes_on_when_it_answers_again(registry: Registry, server: ValkeyServer):
     """Within a second: nobody has to restart us."""
     assert server._process is not None

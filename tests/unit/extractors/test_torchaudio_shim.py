@@ -68,6 +68,7 @@ def test_nobody_else_sees_it_even_while_the_import_runs(module: str) -> None:
     assert find_spec("torchaudio") == answer
 
 
+@pytest.mark.slow
 def test_torchaudio_imports_afterwards_as_it_did_before() -> None:
     """In a process that has loaded the tokenizer's module too."""
     program = (
