@@ -8,12 +8,12 @@ RUNNABLE := $(VENV)/.installed-to-run
 STAMP := $(VENV)/.installed
 # Tests of one file share servers, so they stay together. The files keep their order, which ends with short ones: a
 # long one at the end would leave the other processes without work. There is a process more than the two cores that
-# are meant, because many tests wait for other processes to start, end or give up.
-PYTEST = $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+# are meant, because many tests wait for other processes. What fails is run once more, alone, at the end.
+PYTEST = $(BIN)/python -m tests.second_chance -n 3 --dist loadfile --no-loadscope-reorder
 
 # Two of these would install into one environment at the same time.
 .NOTPARALLEL:
-.PHONY: help setup setup-all demo run test test-quick test-processors test-full check format bench soak clean
+.PHONY: help setup setup-all demo run test test-all test-quick test-processors test-full check format bench soak clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -45,19 +45,22 @@ demo: $(RUNNABLE) ## a voice goes in, its artifact comes out: the whole way, on 
 run: $(RUNNABLE) ## keep the embedded registry running (HOST, PORT, DATA, PROFILES, WEIGHTS)
 	@exec $(BIN)/python -m services.embedded run
 
-test: $(STAMP) ## run the whole test suite
+test: $(STAMP) ## what must pass before a change lands: every test that takes less than about three seconds
 	$(PYTEST)
 
+test-all: $(STAMP) ## the whole test suite, with the slow tests (before a release)
+	$(PYTEST) -m "not full"
+
 test-quick: $(STAMP) ## in less than a minute: unit tests that start no process and run no encoder
-	$(PYTEST) -m "not processes and not full" tests/unit --ignore tests/unit/extractors
+	$(PYTEST) -m "not processes and not slow and not full" tests/unit --ignore tests/unit/extractors
 
 # What the three libraries that compute may use of the processor: by default, what one without AVX-512 has.
 ATEN ?= avx2
 MKL ?= AVX2
 ONEDNN ?= AVX2
-test-processors: $(STAMP) ## run the encoders' tests as another processor would compute (ATEN, MKL, ONEDNN)
+test-processors: $(STAMP) ## compare the encoders with their references as another processor would compute (ATEN, MKL, ONEDNN)
 	ATEN_CPU_CAPABILITY=$(ATEN) MKL_ENABLE_INSTRUCTIONS=$(MKL) ONEDNN_MAX_CPU_ISA=$(ONEDNN) \
-		$(PYTEST) tests/unit/extractors
+		$(PYTEST) -m "goldens and not slow and not full" tests/unit/extractors
 
 test-full: $(STAMP) ## all tests, and all encoders at their full size (minutes of arithmetic, 10 GiB of memory)
 	$(PYTEST) -m ""
@@ -76,10 +79,11 @@ bench: $(STAMP) ## run the benchmarks (results: benchmarks/README.md)
 	$(BIN)/python -m benchmarks
 
 soak: $(STAMP) ## fault simulation over many seeds, queue and whole registry under long fire (SEEDS=1000)
-	SIMULATION_SEEDS=$(or $(SEEDS),1000) $(BIN)/python -m pytest -q tests/simulation/test_simulation.py
-	QUEUE_SOAK_JOBS=3000 QUEUE_SOAK_SECONDS=120 $(BIN)/python -m pytest -q --timeout 600 \
+	SIMULATION_SEEDS=$(or $(SEEDS),1000) $(BIN)/python -m pytest -q -m "not full" tests/simulation/test_simulation.py
+	QUEUE_SOAK_JOBS=3000 QUEUE_SOAK_SECONDS=120 $(BIN)/python -m pytest -q -m "not full" --timeout 600 \
 		tests/integration/test_batch_worker.py -k nothing_is_lost
-	FAULT_SECONDS=$(or $(FAULT_SECONDS),300) $(BIN)/python -m pytest -q tests/integration/test_process_faults.py
+	FAULT_SECONDS=$(or $(FAULT_SECONDS),300) $(BIN)/python -m pytest -q -m "not full" \
+		tests/integration/test_process_faults.py
 
 clean: ## remove what set-up and the tools left (not your data)
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info

@@ -6,8 +6,9 @@ import os
 import signal
 import sys
 import threading
+from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import pytest
 import structlog
@@ -38,8 +39,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if {HERE / "integration", HERE / "simulation"} & set(item.path.parents):
             item.add_marker(pytest.mark.integration)
-        if PROCESS_FIXTURES & set(getattr(item, "fixturenames", ())):
+        fixtures = set(getattr(item, "fixturenames", ()))
+        if PROCESS_FIXTURES & fixtures:
             item.add_marker(pytest.mark.processes)
+        if "goldens" in fixtures:
+            item.add_marker(pytest.mark.goldens)
 
 
 _quick = threading.local()
@@ -102,3 +106,18 @@ def redis_client(valkey: ValkeyServer) -> Iterator[Redis]:
     with Redis.from_url(valkey.url) as client:
         client.flushall()
         yield client
+
+
+_folder_seconds: Counter[str] = Counter()
+"""Seconds of set-up, call and tear-down of all tests, by folder."""
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    _folder_seconds[str(PurePosixPath(report.location[0]).parent)] += report.duration
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Tell what each folder costs, because seconds that nobody sees become minutes."""
+    terminalreporter.section("seconds per folder")
+    for folder, seconds in _folder_seconds.most_common():
+        terminalreporter.line(f"{seconds:8.1f}s {folder}")

@@ -86,6 +86,7 @@ def forget_jobs(found: Any) -> Any:
     return [forget_jobs(one) for one in found] if isinstance(found, list) else found
 
 
+@pytest.mark.slow
 def test_a_restored_copy_answers_as_the_original_did(tmp_path: Path):
     """Voices, versions, aliases and artifacts byte for byte; what was deleted stays deleted."""
     (tmp_path / "old").mkdir()
@@ -106,6 +107,7 @@ def test_a_restored_copy_answers_as_the_original_did(tmp_path: Path):
                 assert client.register("gone", noise_clip(9)[0], consent="cons_1").version == 2
 
 
+@pytest.mark.slow
 def test_a_copy_that_is_made_while_voices_come_and_go_is_whole(tmp_path: Path):
     """Everything that the copy says exists has its data, because facts are copied first, and data is stored
     before its facts.

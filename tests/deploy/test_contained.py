@@ -47,6 +47,7 @@ def check_contained(bubblewrap: int) -> None:
             (folder / "root" / "app").write_text("ours now")
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_a_voice_becomes_an_artifact_under_a_read_only_root(tmp_path: Path):
     """The clip is decoded in its guarded process, all guards up: none needs a dropped right."""

@@ -20,6 +20,7 @@ from tests.ports import free_port
 from tests.queue_workers import wait_until
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_the_dev_overlays_valkey_asks_for_the_password_and_keeps_a_log(tmp_path: Path):
     """It starts in a shell, whose lines nobody else would ever run."""

@@ -24,6 +24,7 @@ def test_an_api_that_is_told_to_stop_ends_with_status_0(tmp_path: Path, number: 
         assert api.exit_status == 0
 
 
+@pytest.mark.slow
 def test_an_api_that_starts_while_redis_is_away_serves_reads(tmp_path: Path):
     """An API that starts while Redis is away serves reads. A replica that is replaced during an outage would
     otherwise be lost for reads.

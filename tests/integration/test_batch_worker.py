@@ -508,6 +508,7 @@ def test_rq_info_shows_the_worker_and_its_queue(queue, tmp_path):
             assert re.search(rf"worker {name} \(\S+ 127.0.0.1:\d+ {process.pid}\) busy {NAME}", shown)
 
 
+@pytest.mark.slow
 def test_a_worker_that_was_killed_is_not_shown_for_long(queue, valkey):
     """A killed worker disappears from the list soon, because a dashboard that lists dead workers misleads an
     operator at night.
@@ -612,6 +613,7 @@ def test_sigterm_lets_a_batch_finish_and_takes_no_other(queue, valkey):
     assert left(queue) == [2, 0, 0]
 
 
+@pytest.mark.slow
 def test_jobs_of_a_killed_worker_are_running_again_soon_after_their_lease(queue, valkey):
     """The jobs of a killed worker run again soon after their lease: after kill -9, the out-of-memory killer
     or a lost node. Stock RQ takes four to twenty minutes.
@@ -626,6 +628,7 @@ def test_jobs_of_a_killed_worker_are_running_again_soon_after_their_lease(queue,
     assert job_of(queue, "a").return_value() == {"attempt": 2}
 
 
+@pytest.mark.slow
 def test_a_job_that_takes_longer_than_its_lease_is_not_started_again(queue, valkey):
     """A job that takes longer than its lease is not started again. The lease is short so that a death is
     noticed soon; a live worker renews it.
@@ -636,6 +639,7 @@ def test_a_job_that_takes_longer_than_its_lease_is_not_started_again(queue, valk
     assert runs(queue.connection, "a") == 1
 
 
+@pytest.mark.slow
 def test_leases_are_renewed_where_the_path_of_the_socket_has_a_blank():
     """Leases are renewed even if the socket's path contains a blank. redis-py cannot read what such a server
     says of our connection, which is only informational.
@@ -649,6 +653,7 @@ def test_leases_are_renewed_where_the_path_of_the_socket_has_a_blank():
         assert runs(own.connection, "a") == 1
 
 
+@pytest.mark.slow
 def test_a_job_that_kills_its_worker_costs_only_itself(queue, valkey):
     """A job that kills its worker costs only itself. Some clip will crash some codec, and nine others in the
     same batch must not fail with it.
@@ -704,6 +709,7 @@ def test_a_worker_that_hangs_holding_the_interpreter_s_lock_ends_as_well(queue, 
         assert process.wait(50) == 1
 
 
+@pytest.mark.slow
 def test_a_handler_that_reports_progress_may_take_longer(queue, valkey):
     """A handler that reports progress may take longer, because a batch of long clips is slow and not hung."""
     put(queue, "a", how="work in steps", seconds=4, timeout_seconds=1)
@@ -715,6 +721,7 @@ def test_a_handler_that_reports_progress_may_take_longer(queue, valkey):
 # -- Redis that goes away --
 
 
+@pytest.mark.slow
 def test_an_idle_worker_outlives_redis(server):
     """An idle worker outlives Redis. Fail-overs and upgrades happen, and a fleet that has to load its models
     again would make them worse.
@@ -786,6 +793,7 @@ def test_its_client_reports_a_failure_at_once(tmp_path, monkeypatch):
     assert len(attempts) == 1
 
 
+@pytest.mark.slow
 def test_a_worker_that_has_to_stop_with_results_it_cannot_record_says_so(server):
     """A worker that must stop with results it cannot record reports that. Its jobs are still open and come
     back by their lease, so the stop must not look like success.
@@ -806,6 +814,7 @@ def test_a_worker_that_has_to_stop_with_results_it_cannot_record_says_so(server)
 # -- all of it at once --
 
 
+@pytest.mark.slow
 def test_nothing_is_lost_while_everything_is_killed(server):
     """Every job ends exactly once although workers die at random, Redis dies, poison jobs kill their worker
     and ids come twice.

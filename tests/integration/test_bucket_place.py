@@ -67,10 +67,12 @@ def environment(settings: StoreSettings) -> Mapping[str, str]:
     }
 
 
+@pytest.mark.slow
 def test_a_bucket_is_the_same_at_every_start(original: StoreSettings):
     assert identity(original) == identity(original)
 
 
+@pytest.mark.slow
 def test_a_copy_is_refused(original: StoreSettings, copy: StoreSettings):
     """A copied bucket is refused. Pointed at the same Redis, the two registries would take each other's index
     for their own.
@@ -81,6 +83,7 @@ def test_a_copy_is_refused(original: StoreSettings, copy: StoreSettings):
     assert f"'{copy.url} at {copy.endpoint}' says that it is '{original.url} at" in str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_copy_can_be_made_a_registry_of_its_own(
     original: StoreSettings, copy: StoreSettings, monkeypatch: pytest.MonkeyPatch
 ):
@@ -96,6 +99,7 @@ def test_a_copy_can_be_made_a_registry_of_its_own(
 LAST_ID = "_place/999999." + "a" * 32
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("body", [b"", b"{", b'{"seq":1,"uid":"x","where":"elsewhere"}'])
 def test_a_damaged_object_after_all_others_says_nothing(original: StoreSettings, body: bytes):
     """A damaged object that sorts after all others is ignored. It once left no place for a later object, and
@@ -106,6 +110,7 @@ def test_a_damaged_object_after_all_others_says_nothing(original: StoreSettings,
     assert identity(original) == before
 
 
+@pytest.mark.slow
 def test_an_object_that_is_too_large_for_a_record_is_not_read(original: StoreSettings):
     """An object that is too large for a record is not read. A caller with write access to the bucket could
     otherwise make every starting process read a file of any size.
@@ -116,6 +121,7 @@ def test_an_object_that_is_too_large_for_a_record_is_not_read(original: StoreSet
     assert identity(original) == before
 
 
+@pytest.mark.slow
 def test_a_copy_with_a_damaged_object_after_all_others_can_be_made_a_registry_of_its_own(
     original: StoreSettings, copy: StoreSettings, monkeypatch: pytest.MonkeyPatch
 ):
@@ -132,6 +138,7 @@ def test_a_copy_with_a_damaged_object_after_all_others_can_be_made_a_registry_of
         seen.add(identity(copy))
 
 
+@pytest.mark.slow
 def test_an_object_that_comes_after_every_other_is_named(copy: StoreSettings):
     """An object that sorts after every other one is named in the message. It was made by hand, and only a
     person can tell what it is for.
@@ -147,6 +154,7 @@ def test_an_object_that_comes_after_every_other_is_named(copy: StoreSettings):
         make_own(open_store(copy), copy, Clock())
 
 
+@pytest.mark.slow
 def test_a_bucket_that_says_nothing_readable_is_refused_until_somebody_decides(
     original: StoreSettings, copy: StoreSettings, monkeypatch: pytest.MonkeyPatch
 ):
@@ -182,6 +190,7 @@ def test_a_copied_folder_is_refused_as_a_bucket_is(tmp_path: Path, monkeypatch: 
     assert identity(copy) not in {before, identity(original)}
 
 
+@pytest.mark.slow
 def test_the_same_bucket_by_another_address_is_told_so(original: StoreSettings):
     """A bucket at an unknown address is refused until a setting names the known one. Workers may reach it by
     another name than the API does.

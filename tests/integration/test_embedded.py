@@ -167,6 +167,7 @@ def held(url: str) -> dict[str, list[tuple[int, str]]]:
         }
 
 
+@pytest.mark.slow
 def test_what_it_prints_can_be_pasted(fresh: Run, tmp_path: Path):
     """Three printed lines can be pasted and lead to a file, because they are a newcomer's first minute."""
     fresh.start(PROFILES=DEFAULT_PROFILE)
@@ -182,6 +183,7 @@ def test_what_it_prints_can_be_pasted(fresh: Run, tmp_path: Path):
     assert set(tensors) == {"speaker_embedding", "ref_code"}
 
 
+@pytest.mark.slow
 def test_a_profile_that_cannot_be_served_is_named_and_stops_no_other(fresh: Run):
     """A profile that cannot be served is named and stops no other. One has wrong settings and one has no
     encoder at all, which the operator has to fix; the third must still serve every caller.
@@ -195,6 +197,7 @@ def test_a_profile_that_cannot_be_served_is_named_and_stops_no_other(fresh: Run)
     wait_until(lambda: re.search(r"profile\.not_served  profile=omnivoice .*'perhaps'", fresh.text))
 
 
+@pytest.mark.slow
 def test_its_log_lines_are_for_people(run: Run):
     """The log lines in a terminal are for people, who want to see what happens to voices, not JSON or a
     server's life cycle.
@@ -209,6 +212,7 @@ def test_its_log_lines_are_for_people(run: Run):
     assert "Uvicorn" not in run.text
 
 
+@pytest.mark.slow
 def test_a_second_one_on_the_same_data_is_refused(run: Run, fresh: Run):
     """A second registry on the same data is refused, because two servers appending to one log destroy it."""
     run.up()
@@ -219,6 +223,7 @@ def test_a_second_one_on_the_same_data_is_refused(run: Run, fresh: Run):
     assert httpx.get(f"{run.url}/readyz").status_code == 200
 
 
+@pytest.mark.slow
 def test_a_second_one_with_a_redis_of_its_own_is_refused_as_well(run: Run, fresh: Run, tmp_path: Path):
     """A second registry with a Redis of its own is refused too, because each Redis would assign version 1 of
     the same voice.
@@ -231,6 +236,7 @@ def test_a_second_one_with_a_redis_of_its_own_is_refused_as_well(run: Run, fresh
     assert f"Another registry runs on {run.data}" in fresh.text
 
 
+@pytest.mark.slow
 def test_a_child_that_is_killed_is_started_again(run: Run):
     """A child that is killed is started again. An out-of-memory kill at night must not need a person in the
     morning.
@@ -270,6 +276,7 @@ def test_a_restart_finds_every_voice_version_and_artifact_again(run: Run):
     assert held(run.up().url) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suspended", ["services.extractor_worker", "services.registry_api"])
 def test_ctrl_c_stops_a_child_that_is_suspended(run: Run, suspended: str):
     """Ctrl-C stops a suspended child. It sees no signal, but the user wants the machine back all the same."""
@@ -281,6 +288,7 @@ def test_ctrl_c_stops_a_child_that_is_suspended(run: Run, suspended: str):
     assert "stopped; the data is kept" in run.text
 
 
+@pytest.mark.slow
 def test_a_second_ctrl_c_ends_everything_at_once(run: Run):
     """A second Ctrl-C ends everything at once. The first waits for a server that does not answer; a user who
     types it twice is in a hurry.
@@ -294,6 +302,7 @@ def test_a_second_ctrl_c_ends_everything_at_once(run: Run):
     assert run.ends_within(STOPPED_SECONDS, family) == 130
 
 
+@pytest.mark.slow
 def test_ctrl_c_stops_it_while_it_starts(fresh: Run):
     """Ctrl-C stops the command while it starts, because loading a model takes long enough for a user to
     change their mind.
@@ -320,6 +329,7 @@ def test_ctrl_c_in_the_first_moment_is_no_traceback(fresh: Run, tmp_path: Path):
     wait_until(lambda: fresh.text == "importing\n\nstopped\n")
 
 
+@pytest.mark.slow
 def test_no_child_outlives_a_supervisor_that_is_killed(fresh: Run):
     """No child outlives a supervisor that is killed. Orphans would hold the port, the data folder and the
     memory unnoticed.
@@ -331,6 +341,7 @@ def test_no_child_outlives_a_supervisor_that_is_killed(fresh: Run):
     fresh.ends_within(STOPPED_SECONDS, family)
 
 
+@pytest.mark.slow
 def test_beyond_loopback_it_makes_a_key_and_asks_for_it(fresh: Run):
     """`make run HOST=0.0.0.0` makes a key and asks for it. It works at once, and admits only callers who can
     read the file that it names.
@@ -349,6 +360,7 @@ def test_beyond_loopback_it_makes_a_key_and_asks_for_it(fresh: Run):
     assert httpx.get(f"{url}/v1/voices", headers={"Authorization": f"Bearer {token}"}).status_code == 200
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("environment", "says"),
     [
@@ -390,6 +402,7 @@ def test_a_wrong_setting_is_named_in_one_line(fresh: Run, environment: dict[str,
     assert len(said) == 1, fresh.text
 
 
+@pytest.mark.slow
 def test_it_runs_in_a_folder_whose_name_has_blanks(short_folder: Path):
     """The command runs in a folder whose name contains blanks, because some people's clones lie in "My
     Documents".

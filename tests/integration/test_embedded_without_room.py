@@ -123,6 +123,7 @@ def test_a_folder_that_never_had_room_is_named(tmp_path: Path):
     assert "No space left on device" in run.output[-1]
 
 
+@pytest.mark.slow
 def test_what_becomes_full_refuses_uploads_and_serves_what_it_has(tmp_path: Path):
     """A registry whose disk becomes full refuses uploads and serves what it has. It takes uploads again when
     there is room.

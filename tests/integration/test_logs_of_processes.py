@@ -64,6 +64,7 @@ def named(events: list[Event], name: str, **fields: object) -> list[Event]:
     return [one for one in events if one["event"] == name and fields.items() <= one.items()]
 
 
+@pytest.mark.slow
 def test_every_line_is_json_that_says_what_and_when_and_how_bad(events: list[Event]):
     """Every line is JSON with event, time and level. Log collectors accept one form; a line in another is
     lost, or stops them.

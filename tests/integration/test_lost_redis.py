@@ -232,6 +232,7 @@ def test_an_artifact_that_is_brought_right_after_a_loss_replaces_none_that_was_s
     assert storage.served("alice") == served
 
 
+@pytest.mark.slow
 def test_a_silent_server_keeps_nobody_waiting_for_long(
     tmp_path: Path, opened: Open, monkeypatch: pytest.MonkeyPatch
 ):

@@ -109,6 +109,7 @@ def _change_last_byte(file: Path) -> None:
     file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
 
 
+@pytest.mark.slow
 def test_after_a_known_scenario_the_counts_are_exact(registry: RegistryProcesses, client: httpx.Client):
     """The counts after a known scenario are exact. Wrong metrics are worse than none,
     since people believe them.
@@ -256,6 +257,7 @@ def test_a_scrape_ends_where_redis_does_not_answer(
     wait_until(lambda: Scrape.of(url).value("registry_index_gate_open") == 1)
 
 
+@pytest.mark.slow
 def test_a_taken_port_for_metrics_is_said_and_ends_the_process(tmp_path: Path):
     """A taken port for metrics is reported and ends the process. Metrics that are missing unnoticed are
     missed when they are needed.

@@ -81,6 +81,7 @@ def files_of(registry: RegistryProcesses, name: str, ending: str) -> list[str]:
 # -- everything at once
 
 
+@pytest.mark.slow
 def test_nothing_acknowledged_is_lost_when_processes_are_killed_under_load(registry: RegistryProcesses):
     """Nothing acknowledged is lost when processes are killed under load. This is the main promise, tested
     with uploads, deletes, precomputing, reading, and kill -9 at the same time.
@@ -197,6 +198,7 @@ def test_a_worker_suspended_past_its_lease_publishes_nothing(
     assert sleeper.exit_status is None, "it goes on with other jobs"
 
 
+@pytest.mark.slow
 def test_a_stopped_worker_finishes_what_it_has_in_hand(
     registry: RegistryProcesses, clients: list[RegistryClient]
 ):
@@ -260,6 +262,7 @@ def left_after_sweeping(registry: RegistryProcesses, names: dict[str, str]) -> d
     return kept
 
 
+@pytest.mark.slow
 def test_while_the_index_is_away_reads_go_on_and_writes_are_told_to_come_back(
     registry: RegistryProcesses, clients: list[RegistryClient]
 ):

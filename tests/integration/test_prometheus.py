@@ -100,6 +100,7 @@ def ask(asking: httpx.Client, query: str) -> list[Any]:
     return found
 
 
+@pytest.mark.slow
 def test_every_panel_has_an_answer(prometheus: httpx.Client):
     """Every panel has an answer. A query can be well written and still match nothing, or too much."""
 

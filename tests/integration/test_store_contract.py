@@ -140,6 +140,7 @@ def test_a_listing_is_dated_by_the_clock_that_dates_the_objects(store: ObjectSto
     assert abs(listing.taken_at - datetime.now(UTC)) < timedelta(seconds=30)
 
 
+@pytest.mark.slow
 def test_a_listing_is_complete_beyond_one_page(
     store: ObjectStore, threads: ThreadPoolExecutor, request: pytest.FixtureRequest
 ) -> None:
@@ -261,6 +262,7 @@ def test_an_object_is_created_once_whoever_else_tries(
     assert keys(store, ".probe/") == []
 
 
+@pytest.mark.slow
 def test_processes_that_start_at_once_agree_which_bucket_it_is(
     store: ObjectStore, threads: ThreadPoolExecutor
 ) -> None:

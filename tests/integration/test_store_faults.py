@@ -350,6 +350,7 @@ class OneTruncated(S3Proxy):
         return response
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [0, 1, 2, 3, 10, 24, 25, 26])
 def test_a_start_outlives_one_answer_that_is_cut_short(
     rclone_server: S3Server, monkeypatch: pytest.MonkeyPatch, number: int

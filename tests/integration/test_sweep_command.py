@@ -23,6 +23,7 @@ from tests.queue_workers import wait_until
 NO_GRACE = {"SPEAKER_HOUSEKEEPING_DELETED_GRACE_SECONDS": "0"}
 
 
+@pytest.mark.slow
 def test_a_sweep_that_is_asked_for_takes_the_data_of_a_deleted_voice(tmp_path: Path):
     """A requested sweep removes the data of a deleted voice. The data was erased and came back from a backup,
     which only a sweep notices. Other data stays.

@@ -195,6 +195,7 @@ def test_the_jobs_record_holds_the_trace_and_no_more_of_it(played: Collector, re
     assert job.traceparent == f"00-{TRACE}-{upload.span_id.hex()}-01"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("silent", [False, True], ids=["answers", "is silent"])
 def test_a_process_that_ends_sends_what_it_has_but_does_not_wait_for_ever(tmp_path: Path, silent: bool):
     """A process that ends sends the spans it has but does not wait for ever. Deployments stop processes all

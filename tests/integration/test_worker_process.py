@@ -74,6 +74,7 @@ def healthy(file: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_a_worker_that_hangs_is_found_unhealthy_and_one_that_waits_for_redis_is_not(tmp_path: Path):
     """A worker that hangs is reported as unhealthy and one that waits for Redis is not. Restarting the first
     helps; restarting the second only loads its models again.
@@ -98,6 +99,7 @@ def test_a_worker_that_hangs_is_found_unhealthy_and_one_that_waits_for_redis_is_
             os.kill(worker.pid, signal.SIGCONT)
 
 
+@pytest.mark.slow
 def test_a_worker_waits_for_redis(registry: RegistryProcesses):
     """A worker waits for Redis. Everything starts at once after a power cut, and a worker that ended would
     have to load its models again.
@@ -112,6 +114,7 @@ def test_a_worker_waits_for_redis(registry: RegistryProcesses):
     assert worker.exit_status is None
 
 
+@pytest.mark.slow
 def test_a_worker_whose_profiles_were_all_replaced_ends(registry: RegistryProcesses):
     """A worker whose profiles were all replaced ends, because its artifacts would not be served. Its exit
     status tells the supervisor why.
@@ -129,6 +132,7 @@ def test_a_worker_whose_profiles_were_all_replaced_ends(registry: RegistryProces
     assert "moved on to sha256:2222" in registry.log()
 
 
+@pytest.mark.slow
 def test_a_worker_goes_on_with_those_of_its_profiles_that_were_not_replaced(registry: RegistryProcesses):
     """A worker goes on with those of its profiles that were not replaced, also after a restart. One upgraded
     profile must not stop fourteen others.
@@ -151,6 +155,7 @@ def test_a_worker_goes_on_with_those_of_its_profiles_that_were_not_replaced(regi
     assert f'"not_served": ["{PROFILE}"]' in registry.log()
 
 
+@pytest.mark.slow
 def test_a_profile_without_weights_stops_no_other(tmp_path: Path):
     """A profile without weights stops no other. The log gives the reason, `/v1/profiles` shows that a
     required profile has no worker, and the others' artifacts are made.
@@ -172,6 +177,7 @@ def test_a_profile_without_weights_stops_no_other(tmp_path: Path):
                 client.fetch("alice@1", PROFILE, wait=0)
 
 
+@pytest.mark.slow
 def test_an_encoder_that_fails_its_proof_is_not_served_and_every_surface_says_so(tmp_path: Path):
     """An encoder that fails its proof is not served, and every surface reports it. Its artifacts would be
     wrong without a sign of it.
@@ -216,6 +222,7 @@ def test_a_worker_that_can_serve_nothing_ends_and_says_why(tmp_path: Path):
         assert worker.failure_reason() == f"{PROFILE}: model.safetensors missing"
 
 
+@pytest.mark.slow
 def test_a_worker_that_loses_its_device_ends_and_its_clips_get_another(tmp_path: Path):
     """A worker that loses its device ends, and its clips get another worker. It would otherwise fail every
     clip of every voice. In a new process the device works again.

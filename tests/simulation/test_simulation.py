@@ -58,6 +58,7 @@ def test_no_history_breaks_a_promise(server: ValkeyServer, share: int) -> None:
     _live_through(range(share, SEEDS, SHARES), server)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_nor_where_redis_often_takes_no_writes(server: ValkeyServer) -> None:
     """Its memory is full, or it is a read-only replica: what is refused then was not acknowledged."""
@@ -73,6 +74,7 @@ def test_nor_is_anything_answered_from_memory_that_was_taken_away(server: Valkey
     assert answered > 20
 
 
+@pytest.mark.slow
 def test_nor_with_a_server_that_is_really_killed(tmp_path: Path) -> None:
     """The model of a replaced server is no kinder than a Valkey that starts on its log, on an old copy of it,
     or on nothing."""

@@ -179,6 +179,7 @@ def test_prometheus_accepts_configuration_and_rules():
     assert f"{len(rules())} rules found" in said
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 @promtool
 def test_every_alert_fires_when_it_should(tmp_path: Path):

@@ -31,6 +31,7 @@ def test_a_beat_that_is_older_than_the_lease_is_none(
     assert "30 s is the most" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_the_beat_of_the_process_before_is_none(tmp_path: Path):
     """A worker in its place loads its models for minutes: found healthy before, it would be killed."""

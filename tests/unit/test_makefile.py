@@ -35,7 +35,7 @@ def test_who_only_wants_to_run_it_installs_nothing_for_tests(target: str, tmp_pa
 
 
 @pytest.mark.parametrize(
-    "target", ["setup-all", "test", "test-quick", "check", "format", "bench", "soak", "test-full"]
+    "target", ["setup-all", "test", "test-all", "test-quick", "check", "format", "bench", "soak", "test-full"]
 )
 def test_what_tests_and_lint_need_is_installed_for_them(target: str, tmp_path: Path):
     """Also after `make run`, which does not bring it."""

@@ -69,6 +69,7 @@ def test_it_is_one_document_with_all_voices_in_each_list():
     assert (listed["object"], listed["has_more"], listed["last_id"]) == ("list", False, "v00150b")
 
 
+@pytest.mark.slow
 def test_no_message_holds_more_than_a_page_or_a_piece_of_the_rest():
     """20,000 voices were 8 MB in one piece, which took 4.2 s to make, and 170 MB of memory meanwhile. Now a
     list holds one page, and up to 128 KiB of each of its two other parts.

@@ -748,6 +748,7 @@ MANY = 400
 """The number of answers that exceeds every buffer of the system."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("last", ["", "Connection: close"])
 def test_who_asks_for_much_and_reads_nothing_is_hung_up_on(registry: Registry, start: Start, last: str):
     """A client that requests much and reads nothing is disconnected. It could otherwise hold its connection,
@@ -766,6 +767,7 @@ def test_who_asks_for_much_and_reads_nothing_is_hung_up_on(registry: Registry, s
         assert read_to_the_end(connection, 0.1) > expected, "slow is not idle"
 
 
+@pytest.mark.slow
 def test_patience_with_heads_cuts_neither_answers_nor_idle_connections(registry: Registry, start: Start):
     """The time limit for a head ends neither an answer nor an idle connection. A long poll takes longer than
     a head may, and so does a client's pause between two requests.

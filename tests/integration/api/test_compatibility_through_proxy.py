@@ -15,6 +15,8 @@ from tests.integration.api.proxied import ProxiedRegistry
 from tests.integration.api.registry import Registry
 from tests.queue_workers import wait_until
 
+pytestmark = pytest.mark.slow
+
 globals().update({name: test for name, test in vars(compatibility).items() if name.startswith("test_")})
 
 STEADY, REPLACED = "steady", "while a replica is replaced"

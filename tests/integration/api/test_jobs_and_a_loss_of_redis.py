@@ -217,6 +217,7 @@ def test_a_cache_call_waits_on_for_the_artifact(registry: Registry):
     assert answer.result().json()["cache_status"] == "ready"
 
 
+@pytest.mark.slow
 def test_an_extraction_that_no_voice_must_have_is_started_again_for_those_who_wait(registry: Registry):
     """An extraction that no voice must have is started again for the callers that wait for it, because
     housekeeping starts only the others.
@@ -232,6 +233,7 @@ def test_an_extraction_that_no_voice_must_have_is_started_again_for_those_who_wa
     assert answer.result().json()["cache_status"] == "ready"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("refused", [0, 1])
 def test_a_forced_extraction_that_was_lost_is_started_again(
     registry: Registry, monkeypatch: pytest.MonkeyPatch, refused: int

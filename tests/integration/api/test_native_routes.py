@@ -519,6 +519,7 @@ def test_uploads_that_arrive_take_no_more_than_there_is_room_for(start: Start):
         wait_until(lambda: registry.post_voice("alice").status_code == 200)
 
 
+@pytest.mark.slow
 def test_who_hangs_up_is_not_waited_for(registry: Registry, name: str):
     """A long poll ends when its client disconnects. A client that sends requests and disconnects again and
     again would otherwise keep the registry looking for minutes.

@@ -82,6 +82,7 @@ def test_writes_are_told_to_come_back(registry: Registry):
     assert registry.client.get("/v1/voices/new").status_code == 404
 
 
+@pytest.mark.slow
 def test_all_goes_on_when_it_answers_again(registry: Registry, server: ValkeyServer):
     """Writes succeed within a second after Redis answers again, without a restart of the registry."""
     assert server._process is not None

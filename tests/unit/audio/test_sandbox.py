@@ -278,6 +278,7 @@ def spares_after(before: set[int]) -> set[int]:
     return found[-1]
 
 
+@pytest.mark.slow
 def test_two_hundred_decodes_leave_nothing_behind(decoder: AudioDecoder):
     """A descriptor, a process or a megabyte per upload would end a server within a day."""
     mp3, bad = clips.mp3(), WAV[:-20000]

@@ -68,6 +68,7 @@ def test_no_other_module_sees_the_stand_in_even_during_the_import(module: str) -
     assert find_spec("torchaudio") == answer
 
 
+@pytest.mark.slow
 def test_torchaudio_imports_afterwards_as_it_did_before() -> None:
     """This holds in a process that has loaded the tokenizer's module, too."""
     program = (

@@ -41,6 +41,7 @@ def test_a_published_voice_becomes_float32(dtype: torch.dtype) -> None:
     assert np.array_equal(np.load(io.BytesIO(_to_npy(saved(voice)))), voice.float().numpy())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "content",
     [
@@ -59,6 +60,7 @@ def test_anything_but_one_tensor_of_two_dimensions_ends_the_process_that_reads(c
     assert ended.value.code == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("data", [b"", b"PK\x03\x04", b"\x80\x04", saved(torch.ones(9, 9))[:-200]])
 def test_a_damaged_file_is_an_error_in_the_process_that_reads(data: bytes) -> None:
     with pytest.raises((EOFError, RuntimeError, pickle.UnpicklingError)):
@@ -104,6 +106,7 @@ def test_the_process_that_reads_can_open_nothing() -> None:
     assert answer.stdout == b"done", answer.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_numbers_that_are_not_finite_are_refused(value: float) -> None:
     """Such numbers would silence every sentence."""
@@ -124,6 +127,7 @@ def test_a_file_that_is_too_large_is_refused_unread(tmp_path: Path) -> None:
     assert refused.stderr == b"voice.pt: the file has more than the 67108864 bytes that are accepted\n"
 
 
+@pytest.mark.slow
 def test_the_command_writes_what_the_registry_takes(tmp_path: Path) -> None:
     source, target = tmp_path / "voice.pt", tmp_path / "voice.safetensors"
     source.write_bytes(saved(torch.ones(3, 3072, dtype=torch.bfloat16)))
