@@ -20,7 +20,7 @@ from tests.simulation.overlap import PAIRS, Moment, live_through, moments
 from tests.simulation.process import Parts
 from tests.simulation.server import ModelledServer, RestartedServer
 
-SEEDS = int(os.environ.get("SIMULATION_SEEDS", "40"))
+SEEDS = int(os.environ.get("SIMULATION_SEEDS", "16"))
 """`make test` runs these few on every change, always the same ones; `make soak` a thousand or more."""
 SHARES = 8
 """The seeds are dealt to so many tests, so that a failure names a part and none runs into its time limit."""

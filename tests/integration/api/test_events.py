@@ -196,7 +196,7 @@ def test_a_place_that_is_not_known_is_answered_with_a_reset(registry: Registry, 
 
 
 def test_a_loss_of_redis_is_told_as_a_reset(start: Start):
-    registry = start()
+    registry = start(heartbeat_seconds=0.5)
     registry.ready("alice")
     with listening(registry) as listener:
         registry.redis.flushdb()
@@ -252,7 +252,7 @@ def test_no_tenant_hears_of_anothers_voices(start: Start):
 
 
 def test_a_key_without_the_scope_hears_nothing_of_jobs(start: Start):
-    registry = start(access=CLOSED)
+    registry = start(access=CLOSED, heartbeat_seconds=0.5)
     token = key(registry, "voices:read")
     registry.client.headers = httpx.Headers(bearer(key(registry)))
     refused = registry.client.get(PATH, params={"types": "job.updated"}, headers=bearer(token))

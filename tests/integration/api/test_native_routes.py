@@ -752,12 +752,12 @@ def test_every_get_has_a_head_that_says_the_same_without_the_body(
     """Every GET has a HEAD with the same headers and no body. RFC 9110 requires it, and
     monitors and caches use it.
     """
-    # # A quota's headers give the seconds until the next minute begins.
+    # A quota's headers give the seconds until the next minute begins.
     monkeypatch.setattr(registry.app.state.access.rate_limits, "now", lambda: 1_775_133_885.0)
     job_id = registry.ready(name)["job_id"]
     registry.upload(name, clip=OTHER_CLIP)  # on its way
     templates = [path for path, methods in registry.app.openapi()["paths"].items() if "get" in methods]
-    assert len(templates) == 21
+    assert len(templates) == 22
     templates.remove("/metrics")  # which counts the GET, and then says more
     templates.remove("/v1/events")  # which has no end
     there = {"name": name, "ref": 1, "profile": PROFILE, "job_id": job_id, "key_id": "nokeyid0"}
