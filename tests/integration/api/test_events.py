@@ -289,7 +289,7 @@ def test_head_says_what_a_listener_would_get(registry: Registry):
 
 
 def test_events_that_were_trimmed_are_missed(start: Start):
-    registry = start()
+    registry = start(heartbeat_seconds=0.5)
     with listening(registry) as listener:
         registry.ready("alice")
         [*_, first] = listener.until(lambda frame: frame.type == "version.created")
