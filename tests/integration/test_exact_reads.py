@@ -136,6 +136,7 @@ def test_no_process_serves_what_was_taken_away(registry: RegistryProcesses):
             change_something(clients[number % len(clients)], readings, number)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
 def test_a_process_that_is_stopped_or_killed_delays_changes_for_a_moment_only(
     registry: RegistryProcesses, number: signal.Signals

@@ -411,6 +411,7 @@ def watching(url: str, path: Path, *words: str) -> Iterator[subprocess.Popen[str
             process.kill()
 
 
+@pytest.mark.slow
 def test_a_watched_folder_follows_the_registry_also_when_it_was_away(start: Start, tmp_path: Path):
     """A sidecar waits for a registry that is away, goes on with it, and ends when it is told to."""
     registry, path = start(), tmp_path / "voices"

@@ -242,6 +242,7 @@ def convert_at_once(path: Path, cache: Path, start: Any) -> None:
     conversion.converted(path, NAME, sha256_of_file(path), cache)
 
 
+@pytest.mark.slow
 def test_two_processes_may_convert_at_once(checkpoint: Checkpoint):
     """Two workers may start on one machine at the same time."""
     path = published(checkpoint, TENSORS)

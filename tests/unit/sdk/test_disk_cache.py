@@ -281,6 +281,7 @@ with RegistryClient(sys.argv[1], cache=cache) as client:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_eight_processes_share_a_directory_and_are_killed(server: str, tmp_path: Path):
     """No torn file is ever read, the bound holds at every look, and the survivors go on."""
