@@ -7,9 +7,9 @@ BIN := $(VENV)/bin
 RUNNABLE := $(VENV)/.installed-to-run
 STAMP := $(VENV)/.installed
 # Tests of one file share servers, so they stay together. The files keep their order, which ends with short ones: a
-# long one at the end would leave the other processes without work. There is a process more than the two cores that
+# long one at the end would leave the other processes without work. There are two processes more than the two cores that
 # are meant, because many tests wait for other processes. What fails is run once more, alone, at the end.
-PYTEST = $(BIN)/python -m tests.second_chance -n 3 --dist loadfile --no-loadscope-reorder
+PYTEST = $(BIN)/python -m tests.second_chance -n 4 --dist loadfile --no-loadscope-reorder
 
 # Two of these would install into one environment at the same time.
 .NOTPARALLEL:
