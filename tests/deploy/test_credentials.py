@@ -37,7 +37,7 @@ from tests.servers import KEY_ID, SECRET, S3Server
 
 KEYLESS = tuple(name for name in CREDENTIALS if name != "static-keys")
 AGENT = "http://169.254.170.23/v1/credentials"
-"""Where EKS Pod Identity tells its pods to ask. EKS sets it, in AWS_CONTAINER_CREDENTIALS_FULL_URI."""
+"""EKS Pod Identity tells its pods to ask here. EKS sets it, in AWS_CONTAINER_CREDENTIALS_FULL_URI."""
 MACHINE = "http://169.254.169.254"
 OPEN_STORE = """
 from services.shared.bucket.store import open_store
@@ -146,7 +146,7 @@ def test_a_token_is_signed_for_sts_alone_and_can_be_read():
 
 
 def test_the_docs_name_every_component():
-    """Which one to choose is the first question of an operator."""
+    """An operator first has to choose one of them."""
     text = (ROOT / "docs" / "operations.md").read_text()
     assert all(f"`{name}`" in text for name in CREDENTIALS)
     assert {folder.name for folder in (ROOT / "k8s" / "credentials").iterdir()} == set(CREDENTIALS)
@@ -157,11 +157,11 @@ def test_the_docs_name_every_component():
 
 @dataclass
 class Cloud:
-    """What a cloud answers to whoever asks for credentials: keys that the S3 server knows."""
+    """A fake of the services that give credentials. It answers with keys that the S3 server knows."""
 
     url: str = ""
     asked: list[str] = field(default_factory=list)
-    """Who asked, in words of the way that was taken."""
+    """The requests for credentials: by which service, and with which role and token."""
 
 
 @pytest.fixture

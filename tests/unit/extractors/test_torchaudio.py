@@ -31,7 +31,7 @@ def test_torchaudio_here_gives_our_filterbank(settings: FbankSettings, seconds: 
     real_torchaudio.imported() is not None, reason="torchaudio imports here, and was compared"
 )
 def test_torchaudio_and_we_compute_the_same() -> None:
-    """Beside a CPU build of torch, torchaudio does not import. The comparison must be made there as well."""
+    """The comparison must also be made where torchaudio does not import, as beside a CPU build of torch."""
     assert (PLAIN / "torchaudio").is_dir(), "make setup-all installs it"
     folder = os.path.dirname(__file__)  # noqa: PTH120 - a name for pytest
     command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-rs", "-p", "no:cacheprovider"]
