@@ -37,6 +37,9 @@ $(STAMP): pyproject.toml constraints.txt tests/vllm-omni.txt
 	$(call install,what the registry and its tests need,--group test --group lint)
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --require-hashes --upgrade \
 		--target $(VENV)/vllm-omni -r tests/vllm-omni.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt --upgrade \
+		--target $(VENV)/torchaudio torchaudio
+	rm -f $(VENV)/torchaudio/torchaudio/lib/*.so  # they load only beside a CUDA build of torch
 	@touch $(RUNNABLE) $@
 
 demo: $(RUNNABLE) ## a voice goes in, its artifact comes out: the whole way, on this machine, then everything stops

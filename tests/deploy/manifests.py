@@ -13,6 +13,8 @@ from tests.deploy.tools import program
 
 ROOT = Path(__file__).parents[2]
 OVERLAYS = ("dev", "production")
+CREDENTIALS = ("static-keys", "web-identity", "pod-identity", "machine-role")
+"""The components of `k8s/credentials`. For each one `tests/deploy/overlays` has an overlay of this name."""
 
 Manifest = dict[str, Any]
 
@@ -24,8 +26,9 @@ def rendered(overlay: str) -> list[Manifest]:
         command = ["kustomize", "build"]
     else:
         command = [program("kubectl", "kubectl, or kustomize"), "kustomize"]
+    folder = ROOT / "tests" / "deploy" if overlay in CREDENTIALS else ROOT / "k8s"
     done = subprocess.run(
-        [*command, ROOT / "k8s" / "overlays" / overlay], capture_output=True, text=True, check=False
+        [*command, folder / "overlays" / overlay], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     return [manifest for manifest in yaml.safe_load_all(done.stdout) if manifest]
@@ -67,5 +70,8 @@ def environment(overlay: str, container: Manifest) -> dict[str, str]:
     for source in container.get("envFrom", []):
         found |= maps[source["configMapRef"]["name"]]
     for entry in container.get("env", []):
-        found[entry["name"]] = entry.get("value", "from-a-secret")
+        source = entry.get("valueFrom", {}).get("configMapKeyRef")
+        found[entry["name"]] = (
+            maps[source["name"]][source["key"]] if source else entry.get("value", "from-a-secret")
+        )
     return found

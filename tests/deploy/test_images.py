@@ -82,6 +82,17 @@ def test_the_api_image_has_no_torch():
     assert "torch" not in installed
 
 
+def test_only_the_image_for_gpus_has_torchaudio():
+    """torchaudio loads only beside a CUDA build of torch, and where both come from the same index."""
+    installed = {
+        image: " ".join(rest for stage in lineage(STAGES, f"build-{image}") for rest in stage.all("RUN"))
+        for image in IMAGES
+    }
+    assert [image for image in IMAGES if "torchaudio" in installed[image]] == ["worker-cuda"]
+    assert "'.[worker,torchaudio,traces]'" in installed["worker-cuda"]
+    assert "--index-url" not in installed["worker-cuda"]
+
+
 def test_every_dependency_of_an_image_is_pinned():
     """The same commit gives the same image, a year later as well."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -89,7 +100,11 @@ def test_every_dependency_of_an_image_is_pinned():
     wanted = [
         *project["project"]["dependencies"],
         *project["build-system"]["requires"],
-        *(requirement for extra in ("shared", "api", "worker", "traces") for requirement in extras[extra]),
+        *(
+            requirement
+            for extra in ("shared", "api", "worker", "torchaudio", "traces")
+            for requirement in extras[extra]
+        ),
     ]
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     pinned = {canonicalize_name(line.partition("==")[0]) for line in lines if "==" in line}

@@ -18,6 +18,7 @@ from speaker_registry import RegistryClient
 from tests import servers
 from tests.deploy.compose_file import FILE, ROOT, SEAWEEDFS, services
 from tests.deploy.composed import make_secrets
+from tests.deploy.dockerfile import FILE as DOCKERFILE
 from tests.ports import free_port
 from tests.process_load import noise_clip
 from tests.processes import PROFILE
@@ -82,7 +83,34 @@ def garage(secrets: Path) -> Iterator[tuple[str, str]]:
         yield tuple(f"http://{host}:{container.get_exposed_port(port)}" for port in (3900, 3903))
 
 
-@pytest.mark.full
+@pytest.mark.slow
+@pytest.mark.timeout(5400)
+@pytest.mark.parametrize(
+    ("target", "module"),
+    [
+        ("api", "services.registry_api.app"),
+        ("worker", "services.extractor_worker.worker"),
+        pytest.param("worker-cuda", "services.extractor_worker.worker", marks=pytest.mark.full),
+    ],
+)
+def test_an_image_is_built_and_imports_what_it_runs(target: str, module: str):
+    """The image is built as the documentation says, and starts as Kubernetes starts it: read-only and with no
+    rights.
+    """
+    image = f"registry-test-{target}-{free_port()}"
+    build = ["docker", "build", "--file", DOCKERFILE, "--target", target, "--tag", image, ROOT]
+    built = subprocess.run(build, capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stderr[-4000:]
+    confined = ["--read-only", "--tmpfs", "/tmp", "--cap-drop", "ALL", "--security-opt", "no-new-privileges"]
+    run = ["docker", "run", "--rm", "--network", "none", *confined, "--entrypoint", "python", image]
+    try:
+        done = subprocess.run([*run, "-c", f"import {module}"], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr[-4000:]
+    finally:
+        subprocess.run(["docker", "image", "rm", "--force", image], capture_output=True, check=False)
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(5400)
 @pytest.mark.parametrize("files", [(FILE,), (FILE, SEAWEEDFS)], ids=["garage", "seaweedfs"])
 def test_docker_compose_up_and_nothing_else(files: tuple[Path, ...]):

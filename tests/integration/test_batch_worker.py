@@ -30,6 +30,7 @@ from rq.job import Job
 from rq.registry import BaseRegistry
 from rq.results import Result
 from rq.serializers import JSONSerializer
+from rq.utils import now
 from rq.worker.base import BaseWorker
 
 from services.embedded.valkey import ValkeyServer
@@ -420,7 +421,7 @@ def test_the_names_of_rq_that_we_lean_on_are_as_they_were():
     """The names of RQ that we rely on are unchanged. Some are private, so a new RQ must fail here, with a
     name, and not in the middle of a transaction.
     """
-    assert rq.VERSION.startswith("2.")
+    assert rq.VERSION.startswith("3.")
     start = {"worker_name", "execution_id", "execution_started_at", "execution_ended_at"}
     expected = {
         Result.create: {"job", "type", "ttl", "return_value", "exc_string", "pipeline"} | start,
@@ -435,6 +436,7 @@ def test_the_names_of_rq_that_we_lean_on_are_as_they_were():
         BaseWorker.set_state: {"state", "pipeline"},
         BaseWorker.register_death: set(),
         BaseWorker.serialize: set(),
+        BaseWorker.executions_key.fget: set(),
     }
     for function, names in expected.items():
         assert set(inspect.signature(function).parameters) - {"self", "cls"} == names, function
@@ -464,15 +466,13 @@ def test_what_a_job_left_behind_reads_as_any_rq_job_s_end(queue):
 
 
 def test_dashboards_see_the_worker_while_it_works(queue, valkey):
-    """Dashboards see the worker while it works: rq-dashboard reads workers and queues this way. `current_job`
-    stays empty, because reading it would unpickle the job.
-    """
+    """Dashboards see the worker while it works, because rq-dashboard reads workers and queues this way."""
     put(queue, "a", seconds=1)
     with worker_process(valkey.url, [NAME, OTHER]) as process:
         wait_until(lambda: status_of(queue, "a") == "started")
         [worker] = Worker.all(connection=queue.connection, serializer=JSONSerializer)
         assert (worker.pid, worker.queue_names(), worker.get_state()) == (process.pid, [NAME, OTHER], "busy")
-        assert worker.get_current_job() is None
+        assert worker.get_current_job().id == "a"
         [shown] = Queue.all(connection=queue.connection, serializer=JSONSerializer)
         assert (shown.name, len(shown.started_job_registry)) == (NAME, 1)
         wait_until(lambda: status_of(queue, "a") == "finished")
@@ -480,6 +480,19 @@ def test_dashboards_see_the_worker_while_it_works(queue, valkey):
         [worker] = Worker.all(connection=queue.connection)
         assert (worker.successful_job_count, worker.failed_job_count) == (1, 0)
         assert worker.total_working_time > 0.9
+
+
+def test_a_heartbeat_keeps_the_list_of_what_a_worker_has_in_hand(queue):
+    """RQ's tools read a worker's jobs from this list. A batch may take longer than the list would last."""
+    put(queue, "a")
+    worker = make(queue)
+    assert worker._take()
+    queue.connection.expire(worker.executions_key, 1)
+    worker.birth_date = now()
+    with queue.connection.pipeline() as pipeline:
+        worker._announce(pipeline)
+        pipeline.execute()
+    assert queue.connection.ttl(worker.executions_key) > 1
 
 
 def rq_info(url: str) -> str:

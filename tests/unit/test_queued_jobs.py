@@ -17,6 +17,7 @@ from rq.job import JobStatus
 from services.extractor_worker.jobs.batch_worker import HandlerContractError, call
 from services.extractor_worker.jobs.leases import fails_for_good, sort_out
 from services.shared.configuration.settings import LONGEST_JOB_SECONDS
+from services.shared.queue import rq_jobs
 from services.shared.queue.rq_jobs import (
     FAILURE_SECONDS,
     MAX_DATA_BYTES,
@@ -154,7 +155,10 @@ def test_nothing_in_a_job_can_make_it_wait_repeat_or_stay_for_ever():
         result_ttl=b"-1",
         failure_ttl=b"-1",
         dependency_ids=b'["another"]',
+        rate_limit_key=b"a full one",
+        rate_limit_concurrency=b"1",
     )
+    assert not job.has_rate_limit
     assert (job.retries_left, job.retry_intervals, job.repeats_left, job.ttl) == (RETRIES, None, None, None)
     assert (job.result_ttl, job.failure_ttl, job._dependency_ids) == (RESULT_SECONDS, FAILURE_SECONDS, [])
 
@@ -218,6 +222,15 @@ def test_a_client_that_decodes_is_refused_at_once():
     """RQ would fail much later, on the first job, with a type error."""
     with pytest.raises(ValueError, match="decode_responses"):
         JobQueue("extract.test", Redis(decode_responses=True))
+
+
+def test_another_prefix_of_rq_s_keys_is_refused(monkeypatch: pytest.MonkeyPatch):
+    """RQ reads the prefix from the environment. Set for the API and not for workers, all jobs would wait for
+    ever.
+    """
+    monkeypatch.setattr(rq_jobs, "RQ_KEY_PREFIX", "{voices}")
+    with pytest.raises(ValueError, match=r"RQ_KEY_PREFIX is '\{voices\}', and must be unset"):
+        JobQueue("extract.test", Redis())
 
 
 @pytest.mark.parametrize("profile", ["qwen3-tts-0.6b", "ecapa", "third_party.codec-2"])

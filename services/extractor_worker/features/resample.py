@@ -18,12 +18,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from services.extractor_worker.features import real_torchaudio
 from speaker_registry.errors import UnsupportedAudio
 
-try:
-    from torchaudio.transforms import Resample
-except (ImportError, OSError):  # absent, or its compiled part does not load beside this build of torch
-    Resample = None
+_transforms = real_torchaudio.imported("torchaudio.transforms")
 
 KERNEL = "sinc-hann-w6-r0.99-f64"
 """The usual kernel: sinc under a Hann window, 6 zero crossings, roll-off 0.99, built in float64."""
@@ -65,9 +63,9 @@ def _resampler(from_rate: int, to_rate: int, kernel: str = KERNEL) -> Resampler:
         raise UnsupportedAudio(f"a sample rate of {from_rate} Hz cannot be converted to {to_rate} Hz")
     if kernel == KERNEL_FLOAT32:
         return SincHann(from_rate, to_rate, torch.float32)  # torchaudio would build it for every clip
-    if Resample is None:
+    if _transforms is None:
         return SincHann(from_rate, to_rate)
-    return Resample(from_rate, to_rate)  # type: ignore[no-any-return]
+    return _transforms.Resample(from_rate, to_rate)  # type: ignore[no-any-return]
 
 
 def _kernel_values(from_rate: int, to_rate: int) -> int:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from services.extractor_worker.features import real_torchaudio
 from services.extractor_worker.features.resample import SincHann
 
 _MAX_KERNELS = 16
@@ -29,17 +30,9 @@ def import_with_torchaudio(name: str) -> ModuleType:
     The module gets the real torchaudio if that imports. Otherwise it is made once, with the stand-in, and
     later imports return the same module.
     """
-    if _imports(_TORCHAUDIO):
+    if real_torchaudio.imported():
         return importlib.import_module(name)
     return sys.modules.get(name) or _made(name)
-
-
-def _imports(name: str) -> bool:
-    try:
-        importlib.import_module(name)
-    except (ImportError, OSError):  # absent, or its compiled part does not load beside this build of torch
-        return False
-    return True
 
 
 def _made(name: str) -> ModuleType:

@@ -186,7 +186,8 @@ class BatchWorker(BaseWorker):
         self.last_heartbeat = now()
         pipeline.hset(self.key, mapping=self.serialize())
         pipeline.hsetnx(self.key, "state", self.get_state())
-        pipeline.expire(self.key, 2 * self.settings.lease_seconds)
+        for key in (self.key, self.executions_key):
+            pipeline.expire(key, 2 * self.settings.lease_seconds)
         worker_registration.register(self, pipeline)
 
     def _own_address(self) -> str:

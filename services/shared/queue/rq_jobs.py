@@ -20,6 +20,7 @@ import structlog
 from redis import Redis
 from redis.client import Pipeline
 from rq import Queue, Retry
+from rq.defaults import RQ_KEY_PREFIX
 from rq.exceptions import DuplicateJobError
 from rq.job import Job
 from rq.registry import FinishedJobRegistry, StartedJobRegistry
@@ -30,6 +31,9 @@ from services.shared.bucket.keys import namespace_of
 from services.shared.configuration.settings import LONGEST_JOB_SECONDS
 
 log = structlog.get_logger(__name__)
+
+KEY_PREFIX = "rq"
+"""RQ's keys begin with this and a colon. The rights in `redis_access.py` and KEDA's triggers rely on it."""
 
 RETRIES = 3
 """Four starts in all: enough for a worker that dies twice under a job that is not to blame."""
@@ -55,8 +59,8 @@ STORED_FIELDS = frozenset(
     b"timeout worker_name".split()
 )
 """The fields that we read of a job. All other fields are not read and have no effect: callbacks, webhooks,
-meta (pickled by tools that forget the serializer), dependencies, repeats (both can wait for ever), intervals
-(they need a scheduler) and expiry."""
+meta (pickled by tools that forget the serializer), dependencies, repeats, rate limits (all three can wait for
+ever), intervals (they need a scheduler) and expiry."""
 
 HAND_BACK = """
 -- KEYS: intermediate list, queue, job.  ARGV: job id.
@@ -237,6 +241,11 @@ class JobQueue(Queue):
     def __init__(self, name: str, connection: Redis, **_rq: object) -> None:
         if connection.get_encoder().decode_responses:
             raise ValueError("RQ needs a client without decode_responses: its job data is not text")
+        if RQ_KEY_PREFIX != KEY_PREFIX:
+            raise ValueError(
+                f"RQ_KEY_PREFIX is {RQ_KEY_PREFIX!r}, and must be unset: all processes and autoscalers find"
+                f" jobs under {KEY_PREFIX + ':'!r} only"
+            )
         super().__init__(name, connection=connection, job_class=QueuedJob, serializer=JSONSerializer)
         self._started, self._finished = self.started_job_registry, self.finished_job_registry
 

@@ -12,6 +12,7 @@ from services.extractor_worker.features.resample import KERNEL, KERNEL_FLOAT32, 
 from speaker_registry.errors import UnsupportedAudio
 from tests.unit.extractors.parity import assert_parity
 from tests.unit.extractors.signals import speechlike
+from tests.unit.extractors.with_torchaudio import needs_torchaudio
 
 RATE_PAIRS = [
     (16_000, 24_000),
@@ -33,9 +34,7 @@ def test_our_kernel_gives_what_torchaudio_gives(
     assert_parity(ours, goldens, f"resample_{source}_{target}")
 
 
-@pytest.mark.skipif(
-    vars(module)["Resample"] is None, reason="torchaudio does not import beside this build of torch"
-)
+@needs_torchaudio
 @pytest.mark.parametrize(("source", "target"), RATE_PAIRS)
 def test_torchaudio_here_gives_what_our_kernel_gives(source: int, target: int) -> None:
     """torchaudio resamples where it can be imported, so the installed version must agree, too."""

@@ -1,0 +1,20 @@
+"""Imports torchaudio where it works, and says so where it does not. Knows nothing of what it is used for.
+
+torchaudio's wheel loads only beside a build of torch for the same version of CUDA. Nothing may depend on it,
+because there are workers without a GPU.
+"""
+
+import importlib
+from types import ModuleType
+
+
+def imported(name: str = "torchaudio") -> ModuleType | None:
+    """Import torchaudio, or one of its modules. Returns None where it is absent or does not load.
+
+    Args:
+        name: `torchaudio`, or a module of it, such as `torchaudio.transforms`.
+    """
+    try:
+        return importlib.import_module(name)
+    except (ImportError, OSError, RuntimeError):  # absent; its compiled part does not load; another CUDA
+        return None
