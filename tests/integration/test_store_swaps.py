@@ -15,10 +15,13 @@ import pytest
 from services.embedded.managed_process import ROOT
 from services.registry_api.commands.exit_statuses import DONE, NOT_NOW, WRONG_SETTINGS
 from services.shared.bucket.connection import StoreUnfit
+from services.shared.bucket.documents import Documents
 from services.shared.bucket.durable_folder import DurableFolder
 from services.shared.bucket.probe import WRITERS, probe_swaps
 from services.shared.bucket.store import Moved, Object, ObjectStore, open_store
 from services.shared.configuration.settings import StoreSettings
+from services.shared.model.clock import Clock
+from services.shared.model.records import seal, unseal
 from speaker_registry.errors import Unavailable
 from tests.integration.conftest import bucket_settings
 from tests.ports import free_port
@@ -29,7 +32,7 @@ KEY = "n/s/wren.json"
 
 @pytest.fixture(scope="module")
 def threads() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(WRITERS) as pool:
+    with ThreadPoolExecutor(8) as pool:
         yield pool
 
 
@@ -64,9 +67,9 @@ def test_of_many_writers_at_once_none_loses_a_change(
     order that Redis gave out.
     """
     etag = swapping_store.swap(KEY, b"0", etag=None)
-    list(threads.map(lambda _: [count_up(swapping_store) for _ in range(5)], range(WRITERS)))
+    list(threads.map(lambda _: [count_up(swapping_store) for _ in range(5)], range(8)))
     found = swapping_store.read(KEY)
-    assert found.data == b"%d" % (5 * WRITERS)
+    assert found.data == b"%d" % (5 * 8)
     assert found.etag != etag
 
 
@@ -278,3 +281,26 @@ def test_the_command_names_a_wrong_setting() -> None:
     status, _, error = tried(SPEAKER_STORE_URL="voices")
     assert status == WRONG_SETTINGS
     assert "try-store: no: SPEAKER_STORE_URL" in error
+
+
+def test_changes_of_one_document_by_many_at_once_are_all_made(
+    swapping_store: ObjectStore, threads: ThreadPoolExecutor
+) -> None:
+    """Publishers that meet at one document all get their change in, each once, in one order."""
+    documents = Documents(swapping_store, Clock())
+
+    def add(word: str) -> None:
+        documents.change(
+            KEY,
+            lambda base: seal({"words": [*words_of(base.body), word], "revision": base.revision + 1}),
+            done=lambda body: word in words_of(body),
+        )
+
+    list(threads.map(add, "abcdefgh"))
+    found = documents.read(KEY)
+    assert sorted(words_of(found.body)) == list("abcdefgh")
+    assert found.revision == 8
+
+
+def words_of(body: bytes | None) -> list[str]:
+    return list(unseal(body)["words"]) if body else []
