@@ -17,6 +17,11 @@ _DIGEST = "digest"
 SizeInBytes = Annotated[int, Field(ge=0, le=10**12)]
 """The limit exceeds that of every upload, and is small enough that Redis can add up sizes."""
 
+GIVEN_FINGERPRINT = "given"
+"""The fingerprint of artifacts that a version was registered with. No encoder made them, so no new encoder
+makes them stale.
+"""
+
 
 def seal(members: Mapping[str, Any]) -> bytes:
     """Return a document as it is stored: canonical JSON with the digest of everything else in it."""
@@ -131,7 +136,8 @@ class Version(Record):
         None.
         """
         made = self.artifacts.get(profile, ())
-        found = [one for one in made if fingerprint in {None, one.fingerprint}]
+        current = {fingerprint, GIVEN_FINGERPRINT}
+        found = [one for one in made if fingerprint is None or one.fingerprint in current]
         return max(found, key=lambda one: one.build, default=None)
 
     def highest_build(self, profile: str, fingerprint: str) -> int:
