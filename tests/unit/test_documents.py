@@ -1,5 +1,5 @@
-"""Tests of documents that are changed by compare-and-swap: lost replies, conflicts, nodes that are behind, and
-deadlines. The store is in memory and misbehaves as a test says.
+"""Tests of documents that are changed by compare-and-swap: lost replies, conflicts, nodes that are
+behind, and deadlines. The store is in memory and misbehaves as a test says.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ class OwnTime(Clock):
 
 
 class FakeStore:
-    """One object in memory. Each read and each swap first meets the next of the faults that a test planned."""
+    """One object in memory. Each read and each swap meets the next of the faults that a test planned."""
 
     def __init__(self) -> None:
         self.states: list[bytes] = []

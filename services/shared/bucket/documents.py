@@ -52,7 +52,7 @@ class Base:
     """None if the bucket has no such document."""
     etag: str | None
     revision: int = 0
-    """The number of changes so far, from the member `revision`. 0 if there is no document, or a damaged one."""
+    """The number of changes so far, from the member `revision`. 0 for a missing or damaged document."""
     damaged: bool = False
     """True if the body did not verify, with the same bytes each time it was read."""
 
@@ -116,7 +116,7 @@ class Documents:
         base: Base | None = None,
         until: float | None = None,
     ) -> Base:
-        """Replace a document by what `decide` makes of it, and decide again whenever another writer was first.
+        """Replace a document by what `decide` makes of it, and decide again whenever another was first.
 
         Args:
             done: says whether a body holds this change already. It settles every lost reply.

@@ -50,8 +50,8 @@ def fitting(before: SpeakerDocument, after: SpeakerDocument, *, max_bytes: int) 
     size = len(after.to_bytes())
     if size > max_bytes and size > len(before.to_bytes()):
         raise DocumentFull(
-            f"The document of this voice would take {size} bytes. Accepted: {max_bytes} bytes for all versions "
-            "of a voice with their texts. Delete versions that are not needed any more."
+            f"The document of this voice would take {size} bytes. Accepted: {max_bytes} bytes for all "
+            "versions of a voice with their texts. Delete versions that are not needed any more."
         )
     return after
 
@@ -78,7 +78,7 @@ def with_version(
     """
     if document.version(version.vuid) is not None:
         return document
-    if life != document.marks.life:
+    if life != document.marks.life or version.vuid in document.names_of_bytes:
         raise VoiceDeleted(f"Voice '{version.name}' was deleted while this version was being registered.")
     if immutable and document.live:
         raise VoiceExists(f"Voice '{document.newest.name}' already exists.")
@@ -327,7 +327,7 @@ def _moved(document: SpeakerDocument, vuid: str) -> Alias:
 
 
 def _with(document: SpeakerDocument, version: Version) -> SpeakerDocument:
-    """Return the document with another state of one of its versions, and the extractors that it names."""
+    """Return the document with another state of one of its versions."""
     versions = tuple(version if one.vuid == version.vuid else one for one in document.versions)
     return document.having(versions=versions)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, Self
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from services.shared.model.records import Record, Version, seal, unseal
 from speaker_registry.errors import AliasNotFound, IdempotencyKeyReused, VersionNotFound
@@ -57,7 +57,7 @@ class Life(Record):
     whole: bool = True
     """False for one version that was deleted while the voice lived on."""
     versions: tuple[Version, ...]
-    aliases: dict[str, Alias] = {}
+    aliases: dict[str, Alias] = Field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class SpeakerDocument(Record):
     """The number of changes so far. 0 is the document of a speaker that the bucket does not have."""
     needs: tuple[str, ...] = ()
     """Words that a reader must know. A reader that does not know one serves and changes nothing."""
-    changes: dict[str, int] = {}
+    changes: dict[str, int] = Field(default_factory=dict)
     """Ids of the last changes that cannot be told by what they added, each with its revision."""
     at: int = 0
     """The store's time of the last change, in Unix seconds."""
@@ -88,11 +88,11 @@ class SpeakerDocument(Record):
     marks: Marks = Marks()
     versions: tuple[Version, ...] = ()
     """The live versions, oldest first."""
-    extractors: dict[str, dict[str, object]] = {}
+    extractors: dict[str, dict[str, object]] = Field(default_factory=dict)
     """For each fingerprint what the artifacts that were made with it have in common."""
-    aliases: dict[str, Alias] = {}
+    aliases: dict[str, Alias] = Field(default_factory=dict)
     dead: tuple[Life, ...] = ()
-    swept: dict[str, int] = {}
+    swept: dict[str, int] = Field(default_factory=dict)
     """Ids whose bytes were collected as garbage, each with the time. No change may name them any more."""
 
     # Reading and writing
