@@ -478,7 +478,10 @@ Step = tuple[str, int, int]
 STEPS = st.lists(
     st.tuples(
         st.sampled_from(
-            "register publish fail cancel lose move back delete remove undelete forget erase sweep drop".split()
+            [
+                *("register", "publish", "fail", "cancel", "lose", "move", "back", "delete", "remove"),
+                *("undelete", "forget", "erase", "sweep", "drop"),
+            ]
         ),
         st.integers(0, 5),
         st.integers(0, 2),
@@ -494,6 +497,7 @@ def carried_out(document: SpeakerDocument, step: Step, now: int) -> SpeakerDocum
     object_id, alias = f"o{now}", ("default", "prod", "test")[two]
     present = document.version(vuid)
     served = present.artifact(profile.name) if present else None
+    lost = served.object if served else "none"
     record = artifact(object_id, build=two + 1, fingerprint=f"f{one % 2}")
     ended = failure(build=two + 1, fingerprint=f"f{one % 2}")
     steps: dict[str, Any] = {
@@ -591,7 +595,7 @@ def test_whatever_happens_a_document_comes_back_as_it_was_stored(steps: list[Ste
     assert SpeakerDocument.parse(document.to_bytes()).to_bytes() == document.to_bytes()
 
 
-@given(STEPS, st.sampled_from(["register", "publish", "fail", "cancel", "lose", "move", "drop", "sweep"]))
+@given(STEPS, st.sampled_from(["register", "publish", "fail", "cancel", "move", "drop", "sweep"]))
 def test_whatever_happens_a_change_that_is_repeated_is_made_once(steps: list[Step], what: str):
     """After a lost reply a change is decided again, on the document in which it may be already."""
     document = history(steps)[-1]

@@ -14,6 +14,7 @@ from speaker_registry.errors import AliasNotFound, IdempotencyKeyReused, Version
 from speaker_registry.names import DEFAULT, LATEST
 
 FORMAT = 1
+"""The highest format of a document that this release understands."""
 KNOWN_NEEDS: frozenset[str] = frozenset()
 """The words in `needs` that this release understands."""
 KEPT_CHANGES = 32
@@ -72,7 +73,7 @@ class Counts:
 class SpeakerDocument(Record):
     """Everything that is true about one speaker. A change makes a new document with the next revision."""
 
-    format: Literal[1] = FORMAT
+    format: Literal[1] = 1
     revision: int = 0
     """The number of changes so far. 0 is the document of a speaker that the bucket does not have."""
     needs: tuple[str, ...] = ()

@@ -37,7 +37,7 @@ def unseal(body: bytes) -> dict[str, Any]:
     Raises ValueError if the body does not verify.
     """
     try:
-        members = json.loads(body)
+        members: dict[str, Any] = json.loads(body)
         digest = members.pop(_DIGEST)
         verifies = digest == sha256_digest(canonical_json(members).encode())
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
