@@ -4,6 +4,7 @@ All listen on free ports of the loopback interface and are gone afterwards. Know
 """
 
 import http.client
+import json
 import os
 import re
 import shutil
@@ -22,6 +23,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from redis import Redis, RedisError
+
+from tests.ports import free_ports
 
 KEY_ID = "GK1f3a5c7e9b2d4f6a8c0e1f3b"
 """A key id in the form that Garage insists on. The other servers accept any form."""
@@ -76,6 +79,37 @@ def moto() -> Iterator[S3Server]:
         yield S3Server(f"http://{host}:{port}")
     finally:
         server.stop()
+
+
+@contextmanager
+def seaweedfs(folder: Path) -> Iterator[S3Server]:
+    """SeaweedFS: a real S3 server with compare-and-swap. It takes some seconds to start."""
+    identity = {
+        "name": "registry",
+        "credentials": [{"accessKey": KEY_ID, "secretKey": SECRET}],
+        "actions": ["Admin"],
+    }
+    config = folder / "identities.json"
+    config.write_text(json.dumps({"identities": [identity]}))
+    names = [f"{server}.port{kind}" for server in _WEED_SERVERS for kind in ("", ".grpc")]
+    ports = dict(zip(names, free_ports(len(names)), strict=True))
+    command = [shutil.which("weed", path=Path(sys.executable).parent) or "weed", "server", f"-dir={folder}"]
+    command += [f"-{name}={port}" for name, port in ports.items()]
+    command += ["-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-filer", "-s3", f"-s3.config={config}"]
+    command += ["-s3.port.iceberg=0", "-s3.port.lance=0", "-s3.iam=false", "-master.telemetry=false"]
+    command += ["-master.volumeSizeLimitMB=64", "-volume.max=20", "-volume.minFreeSpace=0"]
+    with (folder / "log").open("w") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, cwd=folder)
+    try:
+        endpoint = f"http://127.0.0.1:{ports['s3.port']}"
+        wait_until(lambda: answers(endpoint), seconds=120)
+        yield S3Server(endpoint)
+    finally:
+        process.kill()  # it would take long to end in peace
+        process.wait()
+
+
+_WEED_SERVERS = ("master", "volume", "filer", "s3")
 
 
 def no_docker() -> str | None:

@@ -35,6 +35,10 @@ def _run(given: argparse.Namespace) -> int:
             from services.registry_api.commands import adopt_bucket  # noqa: PLC0415 - as above
 
             return adopt_bucket.run()
+        case "try-store":
+            from services.registry_api.commands import try_store  # noqa: PLC0415 - as above
+
+            return try_store.run()
         case _:
             from services.registry_api.commands import serve  # noqa: PLC0415 - as above
 
@@ -73,6 +77,16 @@ def _parser() -> argparse.ArgumentParser:
         "process or worker starts on the copy.",
         epilog="It reads the settings SPEAKER_STORE_*, as those processes do. Exit status: "
         f"{DONE} adopted, {WRONG_SETTINGS} wrong settings or no access to the bucket.",
+        allow_abbrev=False,
+    )
+    commands.add_parser(
+        "try-store",
+        help="Try whether a bucket or folder has all that the registry needs.",
+        description="Try whether a bucket or folder has all that the registry needs, and print what was "
+        "found. Everything that the command stores, it deletes again, but for the object `.sentinel`.",
+        epilog="It reads the settings SPEAKER_STORE_*, as the API does. Exit status: "
+        f"{DONE} the store is fit, {WRONG_SETTINGS} the store is unfit, or the settings are wrong, "
+        f"{NOT_NOW} the store did not answer.",
         allow_abbrev=False,
     )
     return parser

@@ -12,7 +12,7 @@ import pytest
 
 from services.embedded.valkey import ValkeyServer
 from services.shared.bucket import identity
-from services.shared.bucket.store import ObjectStore, open_store, prepare_bucket
+from services.shared.bucket.store import ObjectStore, StoreUnfit, open_store, prepare_bucket
 from services.shared.configuration.settings import StoreSettings
 from tests import servers
 from tests.integration.storage import Storage
@@ -50,6 +50,29 @@ def moto_server() -> Iterator[S3Server]:
     with servers.moto() as server:
         prepare_bucket(bucket_settings(server, create_bucket=True))
         yield server
+
+
+@pytest.fixture(scope="session")
+def seaweedfs_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    with servers.seaweedfs(tmp_path_factory.mktemp("seaweedfs")) as server:
+        servers.wait_until(lambda: _make_bucket(server), seconds=120)
+        yield server
+
+
+def _make_bucket(server: S3Server) -> None:
+    """Make the bucket. Raises OSError while the server answers but its parts have not found each other."""
+    try:
+        prepare_bucket(bucket_settings(server, create_bucket=True))
+    except StoreUnfit as error:
+        raise OSError(str(error)) from None
+
+
+@pytest.fixture(params=["folder", "seaweedfs"])
+def swapping_store(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
+    """Yield an empty store of each kind that has compare-and-swap."""
+    if request.param == "folder":
+        return open_store(StoreSettings(url=f"file://{tmp_path}/store"))
+    return open_store(bucket_settings(request.getfixturevalue("seaweedfs_server")))
 
 
 @pytest.fixture(scope="session")

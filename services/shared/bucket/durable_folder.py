@@ -6,6 +6,7 @@ into the folder are listed as well, under any name. This module knows no object 
 
 import errno
 import fcntl
+import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -21,6 +22,13 @@ system.
 
 Skips = Callable[[str], bool]
 """A function that says whether a listing leaves out a key. The key of a folder ends with `/`."""
+_Accepts = Callable[[Path], bool]
+"""A function that looks at the file that a move would replace, and says whether the move may take place."""
+
+
+def etag_of(data: bytes) -> str:
+    """Return the ETag of a file's content. A folder stores none, so the content itself has to give it."""
+    return hashlib.sha256(data).hexdigest()
 
 
 class DurableFolder:
@@ -32,30 +40,43 @@ class DurableFolder:
         _make(self._temporary)
 
     def put(self, key: str, data: bytes) -> None:
-        self._put(key, data, replace=True)
+        self._put(key, data, accepts=lambda _: True)
 
     def create(self, key: str, data: bytes) -> bool:
         """Put an object unless there is a file under this key already. Returns whether it was put."""
-        return self._put(key, data, replace=False)
+        return self._put(key, data, accepts=lambda target: not target.exists())
 
-    def _put(self, key: str, data: bytes, *, replace: bool) -> bool:
+    def swap(self, key: str, data: bytes, etag: str | None) -> bool:
+        """Put an object if the file under this key has this ETag; None: if there is no such file.
+
+        Returns whether it was put. Of several calls with one ETag, in any processes, one puts its object.
+        """
+        return self._put(key, data, accepts=lambda _: self._etag(key) == etag)
+
+    def _etag(self, key: str) -> str | None:
+        with suppress(FileNotFoundError):
+            return etag_of(self.read(key))
+        return None
+
+    def _put(self, key: str, data: bytes, *, accepts: _Accepts) -> bool:
         temporary, target = self._temporary / uuid4().hex, self._root / key
         try:
             _write(temporary, data)
-            moved = self._move(temporary, target, replace=replace)
+            moved = self._move(temporary, target, accepts)
         finally:
             temporary.unlink(missing_ok=True)
         with suppress(FileNotFoundError):  # deleted meanwhile, and its folder with it
             sync_folder(target.parent)
         return moved
 
-    def _move(self, temporary: Path, target: Path, *, replace: bool) -> bool:
+    def _move(self, temporary: Path, target: Path, accepts: _Accepts) -> bool:
         """Move a file into its folder. A missing folder is made first, durably, with all folders above it.
 
-        Returns whether the file was moved. Without `replace`, an existing file stays and nothing is moved.
+        Returns whether the file was moved: nothing is moved unless `accepts` says so, which is asked under
+        the lock.
         """
         with self._locked():
-            if not replace and target.exists():
+            if not accepts(target):
                 return False
             os.utime(temporary)  # a file is dated by its move, which decides which of two was first
             missing = _missing(target.parent)

@@ -17,13 +17,19 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from itertools import groupby, islice, starmap, zip_longest
 from time import perf_counter
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 from uuid import uuid4
 
 import httpx
 import obstore
 import structlog
-from obstore.exceptions import AlreadyExistsError, BaseError, InvalidPathError, NotSupportedError
+from obstore.exceptions import (
+    AlreadyExistsError,
+    BaseError,
+    InvalidPathError,
+    NotSupportedError,
+    PreconditionError,
+)
 from obstore.store import LocalStore, S3Store
 
 from services.shared.bucket.connection import (
@@ -37,11 +43,14 @@ from services.shared.bucket.connection import (
 )
 from services.shared.bucket.connection import StoreUnfit as StoreUnfit  # noqa: PLC0414 - callers see one module
 from services.shared.bucket.connection import prepare_bucket as prepare_bucket  # noqa: PLC0414
-from services.shared.bucket.durable_folder import DurableFolder, Skips
+from services.shared.bucket.durable_folder import DurableFolder, Skips, etag_of
 from services.shared.configuration.settings import StoreSettings
 from services.shared.telemetry import tracing
 from services.shared.telemetry.metrics import STORE_SECONDS
 from speaker_registry.errors import Unavailable
+
+if TYPE_CHECKING:
+    from obstore import PutMode
 
 log = structlog.get_logger(__name__)
 
@@ -90,6 +99,18 @@ class ObjectUnavailable(Unavailable):
     """The store answers but fails for this one object: for example, the object is archived, its disk block is
     bad, or it belongs to another owner. Operations on other objects must not wait for that.
     """
+
+
+class Moved(Exception):
+    """The condition of a swap does not hold. An earlier try of the same caller may be the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Object:
+    """A whole object as it was read, with the ETag that a swap of it needs."""
+
+    data: bytes
+    etag: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,6 +282,40 @@ class ObjectStore:
             result = obstore.get(self._client, key)
             return _whole(bytes(result.bytes()), result.meta["size"])
 
+    def read(self, key: str) -> Object:
+        """Return the whole object with its ETag. Raises as `get` does."""
+        check_key(key)
+        with self._translating("get"):
+            if self._folder:
+                data = self._folder.read(key)
+                return Object(data, etag_of(data))
+            result = obstore.get(self._client, key)
+            return Object(_whole(bytes(result.bytes()), result.meta["size"]), _given(result.meta["e_tag"]))
+
+    def swap(self, key: str, data: bytes, *, etag: str | None) -> str:
+        """Replace an object while it has this ETag; None: while there is none. Returns the new ETag.
+
+        Of several callers that read one ETag, one replaces the object.
+
+        Raises:
+            Moved: the condition does not hold.
+            Unavailable: the object may have been replaced, may still be, or not.
+        """
+        check_key(key)
+        with self._translating("swap"):
+            if not self._folder:
+                return self._swap_in_bucket(key, data, etag)
+            if not self._folder.swap(key, data, etag):
+                raise Moved
+            return etag_of(data)
+
+    def _swap_in_bucket(self, key: str, data: bytes, etag: str | None) -> str:
+        mode: PutMode = "create" if etag is None else {"e_tag": etag}
+        try:
+            return _given(obstore.put(self._client, key, data, mode=mode, use_multipart=False)["e_tag"])
+        except (AlreadyExistsError, PreconditionError, FileNotFoundError):
+            raise Moved from None
+
     def address(self, key: str, seconds: int) -> str | None:
         check_key(key)
         if not isinstance(self._client, S3Store):
@@ -405,6 +460,9 @@ class ObjectStore:
             try:
                 yield
                 result = "ok"
+            except Moved:
+                result = "moved"
+                raise
             except (BaseError, OSError, httpx.HTTPError, *BOTO3_ERRORS) as error:
                 if operation == "get" and self._says_missing(error):
                     result = "missing"
@@ -544,6 +602,13 @@ def _under(prefix: str, found: Iterable[Found], *, key: Callable[[Found], str] =
         if not f"{key(one)}/".startswith(prefix):  # a folder's marker comes without its slash
             raise OSError(errno.EIO, "the store answered with the list of another prefix")
         yield one
+
+
+def _given(etag: str | None) -> str:
+    """Return the ETag of an answer. Raises OSError if it has none: no document could be changed without."""
+    if not etag:
+        raise OSError(errno.EPROTO, "the server's answer carries no ETag")
+    return etag
 
 
 def _whole(data: bytes, size: int) -> bytes:

@@ -2,8 +2,12 @@
 draws lots.
 """
 
+import random
 import secrets
 import time
+
+_SINCE_BOOT = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+"""The clock that also counts while the machine is suspended, where the system has one."""
 
 
 class Clock:
@@ -17,8 +21,16 @@ class Clock:
         """Seconds for deadlines within this process."""
         return time.monotonic()
 
+    def since_boot(self) -> float:
+        """Seconds for deadlines that a machine must not miss by being suspended or moved."""
+        return time.clock_gettime(_SINCE_BOOT)
+
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
+
+    def up_to(self, seconds: float) -> float:
+        """Return a random number of seconds, so that several callers do not try again at one moment."""
+        return random.uniform(0, seconds)  # noqa: S311 - no secret depends on it
 
     def new_id(self) -> str:
         """32 hex digits in the layout of a UUIDv7 (RFC 9562): later ones sort later, to the millisecond."""

@@ -246,7 +246,8 @@ APPEND_LOG_OK = _scraped_gauge(
 
 STORE_SECONDS = _histogram(
     "store_seconds",
-    "Time of operations of the object store. result: ok, missing (there is no such object), failed.",
+    "Time of operations of the object store. result: ok, missing (there is no such object), moved (somebody "
+    "else changed the document first), failed.",
     "op",
     "result",
     buckets=_QUICK,

@@ -1,0 +1,55 @@
+"""`try-store`: try whether a bucket or folder has all that the registry needs, and print what was found.
+
+Operators run it on a store before they trust it with voices. It needs no Redis.
+"""
+
+import sys
+from collections.abc import Callable
+
+from pydantic import ValidationError
+
+from services.registry_api.commands.exit_statuses import DONE, NOT_NOW, WRONG_SETTINGS
+from services.shared.bucket.connection import StoreUnreachable
+from services.shared.bucket.probe import ROUNDS, WRITERS, probe_swaps
+from services.shared.bucket.store import ObjectStore, StoreUnfit, open_store, prepare_bucket
+from services.shared.configuration.explanation import explain
+from services.shared.configuration.mistyped import warn_of_unknown_variables
+from services.shared.configuration.settings import LogSettings, StoreSettings
+from services.shared.telemetry.logs import configure_logs
+from speaker_registry.errors import Unavailable
+
+_PROBES: dict[str, Callable[[ObjectStore], None]] = {
+    "what was put or deleted shows at once in reads and listings": lambda store: store.probe(),
+    f"of {WRITERS} simultaneous writers one replaces an object, in {ROUNDS} rounds": probe_swaps,
+}
+"""What the registry needs, in the words that are printed, with the probe that raises where it is missing."""
+
+
+def run() -> int:
+    """Return the exit status. What was found is printed, and the reason for a failure as well."""
+    configure_logs()
+    try:
+        configure_logs(LogSettings().level)
+        warn_of_unknown_variables()
+        settings = StoreSettings()
+        prepare_bucket(settings)
+        return _try(open_store(settings))
+    except ValidationError as error:
+        return _failed(explain(error), WRONG_SETTINGS)
+    except (StoreUnreachable, Unavailable) as error:
+        return _failed("; ".join([str(error), *getattr(error, "__notes__", ())]), NOT_NOW)
+    except StoreUnfit as error:
+        return _failed(str(error), WRONG_SETTINGS)
+
+
+def _try(store: ObjectStore) -> int:
+    for need, probe in _PROBES.items():
+        probe(store)
+        print(f"try-store: yes: {need}", flush=True)
+    print("try-store: the registry can use this store")
+    return DONE
+
+
+def _failed(reason: str, status: int) -> int:
+    print(f"try-store: no: {reason}", file=sys.stderr)
+    return status

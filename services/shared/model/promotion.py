@@ -1,0 +1,65 @@
+"""When the alias `default` moves to a newer version by itself, and why it does not. Pure.
+
+It moves once every required profile of the newer version is ready or will never be, and never to a version
+that lacks a required profile which the present one serves or will serve. Only profiles count here, not the
+fingerprints with which their artifacts were made.
+"""
+
+from collections.abc import Sequence
+
+from services.shared.model.document import Alias, SpeakerDocument
+from services.shared.model.records import Version
+from services.shared.model.status import unsupported_reason
+from speaker_registry.engine import Profile
+from speaker_registry.names import DEFAULT
+
+
+def promoted(document: SpeakerDocument, required: Sequence[Profile]) -> SpeakerDocument:
+    """Move `default` to the newest version that may have it, or return the same document.
+
+    A caller's own move stays.
+    """
+    if not document.live or document.aliases[DEFAULT].by_hand:
+        return document
+    kept = _serves_or_will(document.default, required)
+    for version in reversed(document.versions):
+        if version.number <= document.default.number:
+            break
+        ready = version.served & {profile.name for profile in required}
+        if ready and ready >= kept and all(_ended(version, profile) for profile in required):
+            alias = Alias(vuid=version.vuid, moved=document.revision + 1)
+            return document.having(aliases={**document.aliases, DEFAULT: alias})
+    return document
+
+
+def held_back(document: SpeakerDocument, version: Version, required: Sequence[Profile]) -> str | None:
+    """Say why `default` will not move to a newer version even after all its extractions have ended.
+
+    Returns None if `default` will move to the version, or has moved to it or past it.
+    """
+    default = document.default
+    if version.number <= default.number:
+        return None
+    if document.aliases[DEFAULT].by_hand:
+        return f"`default` stays at version {default.number}, to which it was moved by hand"
+    missing = _serves_or_will(default, required) - _serves_or_will(version, required)
+    if not missing:
+        return None
+    return (
+        f"`default` stays at version {default.number}: version {version.number} will have no artifact "
+        f"for {', '.join(sorted(missing))}, and engines that use that would lose the voice"
+    )
+
+
+def _serves_or_will(version: Version, required: Sequence[Profile]) -> frozenset[str]:
+    """Return the required profiles that are ready or not decided yet."""
+    return frozenset(
+        profile.name for profile in required if profile.name in version.served or not _ended(version, profile)
+    )
+
+
+def _ended(version: Version, profile: Profile) -> bool:
+    """Return whether nothing more is expected for a profile: it is ready, given up or impossible."""
+    if profile.name in version.served or profile.name in version.failures:
+        return True
+    return unsupported_reason(version, profile) is not None

@@ -1,0 +1,174 @@
+"""The parts of a stored document, and how a document is written: canonical JSON with a digest of the rest.
+
+A record keeps the members that this release does not know, nested ones too, because an older release may
+rewrite the document of a newer one. Pure: no clock, no bucket, no Redis.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from speaker_registry.artifact import TensorInfo, canonical_json, sha256_digest
+
+_DIGEST = "digest"
+
+SizeInBytes = Annotated[int, Field(ge=0, le=10**12)]
+"""The limit exceeds that of every upload, and is small enough that Redis can add up sizes."""
+
+GIVEN_FINGERPRINT = "given"
+"""The fingerprint of artifacts that a version was registered with. No encoder made them, so no new encoder
+makes them stale.
+"""
+
+
+def seal(members: Mapping[str, Any]) -> bytes:
+    """Return a document as it is stored: canonical JSON with the digest of everything else in it."""
+    rest = {name: value for name, value in members.items() if name != _DIGEST}
+    digest = sha256_digest(canonical_json(rest).encode())
+    return canonical_json({**rest, _DIGEST: digest}).encode()
+
+
+def unseal(body: bytes) -> dict[str, Any]:
+    """Return the members of a stored document, without the digest.
+
+    The digest is checked on the JSON as it is stored: a newer release's members and defaults do not matter.
+    Raises ValueError if the body does not verify.
+    """
+    try:
+        members: dict[str, Any] = json.loads(body)
+        digest = members.pop(_DIGEST)
+        verifies = digest == sha256_digest(canonical_json(members).encode())
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise ValueError("the body is no sealed JSON object") from None
+    if not verifies:
+        raise ValueError("the digest in the body is not that of its other members")
+    return members
+
+
+class Record(BaseModel):
+    """A part of a stored document. Members that this release does not know are kept as they are."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="allow",
+        allow_inf_nan=False,  # JSON cannot express them, so they could not be read back
+        hide_input_in_errors=True,  # errors are logged, and transcripts must not be
+    )
+
+    def having(self, **members: Any) -> Self:
+        """Return the same record with other values of some members."""
+        return self.model_copy(update=members)
+
+
+class ClipRecord(Record):
+    """The uploaded clip of a version."""
+
+    sha256: str
+    size: SizeInBytes
+    mime_type: str
+    seconds: float
+    sample_rate: int
+    channels: int
+    rendition_sha256: str
+    """The SHA-256 of the decoded mono rendition, which extractors read."""
+
+
+class ArtifactRecord(Record):
+    """One stored artifact of a version for a profile."""
+
+    fingerprint: str
+    build: int = Field(ge=1)
+    """The number of this making of (version, profile, fingerprint). A number is never used twice."""
+    object: str
+    """The id of the attempt that stored the file. It names the object."""
+    digest: str
+    """`sha256:…` of the file."""
+    content_digest: str
+    size: SizeInBytes
+    tensors: dict[str, TensorInfo]
+    brought: bool = False
+    """True if somebody uploaded the artifact, so that no encoder of ours can make it again."""
+    untrained: bool = False
+    seconds_spent: float = 0.0
+
+
+class FailureRecord(Record):
+    """The reason why the last extraction of a version for a profile was given up."""
+
+    fingerprint: str
+    build: int = Field(ge=1)
+    job: str
+    code: str
+    message: str = ""
+    attempts: int = 0
+
+
+class Version(Record):
+    """One source of a speaker, with everything that was made from it."""
+
+    vuid: str
+    number: int = 0
+    """The number is 0 until a change adds the version to a document."""
+    created_at: int = 0
+    name: str
+    """The name as the caller of this upload typed it."""
+    source: Literal["audio", "embedding"]
+    consent: str
+    ref_text: str | None = None
+    description: str | None = None
+    clip: ClipRecord | None = None
+    embedding_width: int | None = None
+    request: str | None = None
+    """Hash of what was asked for. The same request again is answered with the same version."""
+    idempotency: str | None = None
+    """Hash of the request's Idempotency-Key."""
+    artifacts: dict[str, tuple[ArtifactRecord, ...]] = {}
+    """The artifacts by profile, in the order in which they were added."""
+    failures: dict[str, FailureRecord] = {}
+    """For each profile the reason why the last extraction was given up."""
+    builds: dict[str, dict[str, int]] = {}
+    """For each profile and fingerprint the highest build that was made or canceled. It never falls."""
+
+    def artifact(self, profile: str, fingerprint: str | None = None) -> ArtifactRecord | None:
+        """Return the artifact to serve: the highest build that was made with `fingerprint`, or with any if
+        None.
+        """
+        made = self.artifacts.get(profile, ())
+        current = {fingerprint, GIVEN_FINGERPRINT}
+        found = [one for one in made if fingerprint is None or one.fingerprint in current]
+        return max(found, key=lambda one: one.build, default=None)
+
+    def highest_build(self, profile: str, fingerprint: str) -> int:
+        """Return the highest build that was ever made or canceled; 0 if there was none."""
+        return self.builds.get(profile, {}).get(fingerprint, 0)
+
+    def with_used_build(self, profile: str, fingerprint: str, build: int) -> Self:
+        """Record that a build's number is used."""
+        of_profile = self.builds.get(profile, {})
+        highest = max(build, self.highest_build(profile, fingerprint))
+        return self.having(builds={**self.builds, profile: {**of_profile, fingerprint: highest}})
+
+    @property
+    def served(self) -> frozenset[str]:
+        """Return the profiles for which the version has an artifact of any fingerprint."""
+        return frozenset(profile for profile, made in self.artifacts.items() if made)
+
+    @property
+    def names_of_bytes(self) -> frozenset[str]:
+        """Return the ids of everything in the bucket that this version names."""
+        made = (one.object for of_profile in self.artifacts.values() for one in of_profile)
+        return frozenset({self.vuid, *made})
+
+    @property
+    def size(self) -> int:
+        """Return how many bytes the version's clip and artifacts take in the bucket."""
+        made = sum(one.size for of_profile in self.artifacts.values() for one in of_profile)
+        return made + (self.clip.size if self.clip else 0)
+
+    @property
+    def text_bytes(self) -> int:
+        """Return the bytes that count against the quota of texts."""
+        texts = (self.name, self.consent, self.ref_text, self.description)
+        return sum(len(text.encode()) for text in texts if text)

@@ -1,0 +1,747 @@
+"""Tests of the changes of a speaker's document: each by itself, and any of them in any order."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.shared.model import changes
+from services.shared.model.document import (
+    KEPT_CHANGES,
+    DocumentDamaged,
+    DocumentNewer,
+    SpeakerDocument,
+)
+from services.shared.model.profiles import BUILT_IN
+from services.shared.model.promotion import held_back, promoted
+from services.shared.model.records import ArtifactRecord, ClipRecord, FailureRecord, Version, seal, unseal
+from services.shared.model.speaker import OpenJob, Speaker
+from services.shared.model.status import profile_status
+from speaker_registry.engine import Profile
+from speaker_registry.errors import (
+    AliasNotFound,
+    Conflict,
+    IdempotencyKeyReused,
+    QuotaExceeded,
+    SpeakerRegistryError,
+    VersionNotFound,
+    VoiceDeleted,
+    VoiceExists,
+    VoiceNotFound,
+)
+
+QWEN, COSY = BUILT_IN["qwen3-tts-0.6b"], BUILT_IN["cosyvoice3-0.5b"]
+"""CosyVoice3 needs a transcript."""
+REQUIRED = (QWEN, COSY)
+CLIP = ClipRecord(
+    sha256="a" * 64,
+    size=1000,
+    mime_type="audio/wav",
+    seconds=5.0,
+    sample_rate=24_000,
+    channels=1,
+    rendition_sha256="b" * 64,
+)
+NOTHING = SpeakerDocument()
+
+
+def version(vuid: str, **members: Any) -> Version:
+    known: dict[str, Any] = {"name": "Wren", "source": "audio", "consent": "c", "ref_text": "t", "clip": CLIP}
+    return Version(vuid=vuid, **{**known, **members})
+
+
+def artifact(object_id: str, *, fingerprint: str = "f1", build: int = 1, **members: Any) -> ArtifactRecord:
+    return ArtifactRecord(
+        object=object_id,
+        fingerprint=fingerprint,
+        build=build,
+        digest="sha256:d",
+        content_digest="sha256:c",
+        size=10,
+        tensors={},
+        **members,
+    )
+
+
+def failure(*, fingerprint: str = "f1", build: int = 1, code: str = "extractor_error") -> FailureRecord:
+    return FailureRecord(fingerprint=fingerprint, build=build, job="j", code=code, message="m")
+
+
+def registered(
+    document: SpeakerDocument, vuid: str, *, life: int | None = None, now: int = 100, **members: Any
+) -> SpeakerDocument:
+    after = changes.with_version(
+        document,
+        version(vuid, **members),
+        REQUIRED,
+        key="wren",
+        life=document.marks.life if life is None else life,
+        now=now,
+        max_versions=5,
+    )
+    return next_revision(document, after)
+
+
+def published(document: SpeakerDocument, vuid: str, profile: Profile, **members: Any) -> SpeakerDocument:
+    record = artifact(f"{vuid}-{profile.name}", **members)
+    extractor = {"of": record.fingerprint}
+    after = changes.with_artifact(document, vuid, profile.name, record, REQUIRED, extractor=extractor)
+    return next_revision(document, after)
+
+
+def failed(document: SpeakerDocument, vuid: str, profile: Profile, **members: Any) -> SpeakerDocument:
+    after = changes.with_failure(document, vuid, profile.name, failure(**members), REQUIRED)
+    return next_revision(document, after)
+
+
+def next_revision(before: SpeakerDocument, after: SpeakerDocument) -> SpeakerDocument:
+    return before if after is before else after.following(before, None, at=100, by="k", did="test")
+
+
+def only(document: SpeakerDocument) -> Version:
+    [found] = document.versions
+    return found
+
+
+# Versions
+
+
+def test_versions_are_numbered_in_the_order_of_their_changes():
+    """Numbers have no gaps, and dates rise although two versions come in one second."""
+    document = registered(registered(NOTHING, "v1"), "v2")
+    assert [(v.vuid, v.number, v.created_at) for v in document.versions] == [("v1", 1, 100), ("v2", 2, 101)]
+    assert document.default.vuid == "v1"
+    assert document.revision == 2
+
+
+def test_a_version_that_is_there_already_changes_nothing():
+    """A repeat after a lost reply must not make a second version."""
+    document = registered(NOTHING, "v1")
+    assert registered(document, "v1") is document
+
+
+def test_an_upload_that_a_delete_overtook_is_refused():
+    """What a delete covers stays deleted: the upload began in an earlier life."""
+    document = changes.deleted(registered(NOTHING, "v1"), now=200)
+    with pytest.raises(VoiceDeleted, match="Voice 'Wren' was deleted"):
+        registered(document, "v2", life=1)
+    assert only(registered(document, "v2")).number == 2
+
+
+def test_a_deleted_version_is_not_registered_again():
+    """A repeat of the upload may come after the version alone was deleted. The delete covers it."""
+    document = registered(registered(NOTHING, "v1"), "v2")
+    with pytest.raises(VoiceDeleted):
+        registered(changes.without_version(document, "v2", now=1), "v2")
+
+
+def test_an_immutable_voice_takes_no_further_version():
+    """The policy is decided on the newest document, so of two first uploads at once one is refused."""
+    document = registered(NOTHING, "v1")
+    with pytest.raises(VoiceExists):
+        changes.with_version(
+            document,
+            version("v2"),
+            REQUIRED,
+            key="wren",
+            life=1,
+            now=1,
+            max_versions=5,
+            immutable=True,
+        )
+
+
+def test_a_voice_takes_no_more_versions_than_it_may_have():
+    """The refusal says how many are accepted."""
+    document = NOTHING
+    for number in range(5):
+        document = registered(document, f"v{number}")
+    with pytest.raises(QuotaExceeded, match="Accepted: 5 versions"):
+        registered(document, "v5")
+
+
+def test_a_full_document_takes_no_more_but_can_be_emptied():
+    """What adds is refused with the limit, and what takes away always fits."""
+    before = registered(NOTHING, "v1")
+    after = registered(before, "v2", consent="c" * 5000)
+    with pytest.raises(changes.DocumentFull, match="Accepted: 3000 bytes"):
+        changes.fitting(before, after, max_bytes=3000)
+    assert changes.fitting(before, after, max_bytes=9000) is after
+    emptied = changes.without_version(after, "v2", now=1)
+    assert changes.fitting(emptied, changes.erased(emptied), max_bytes=10)
+
+
+def test_an_equal_request_is_answered_with_its_version():
+    """An upload whose answer was lost is found by its content or its key. Another request cannot have it."""
+    document = registered(NOTHING, "v1", request="r1", idempotency="k1")
+    document = registered(document, "v2", request="r2", idempotency="k2")
+    answers = [("r2", None), ("r2", "k9"), ("r1", "k1"), ("r1", None), ("r3", None)]
+    found = [document.answer_to(*request) for request in answers]
+    assert [v.vuid if v else None for v in found] == ["v2", "v2", "v1", None, None]
+    with pytest.raises(IdempotencyKeyReused):
+        document.answer_to("r2", "k1")
+
+
+# Artifacts and failures
+
+
+def test_two_workers_that_make_one_artifact_meet_in_the_document():
+    """The second one comes too late, so what was served never changes its bytes."""
+    document = published(registered(NOTHING, "v1"), "v1", QWEN)
+    with pytest.raises(changes.AlreadyMade):
+        changes.with_artifact(document, "v1", QWEN.name, artifact("other"), REQUIRED, extractor={})
+    assert published(document, "v1", QWEN) is document
+
+
+def test_a_further_build_is_served_and_the_former_ones_stay():
+    """A forced extraction adds a build, and an engine may still read the one that it was told of."""
+    document = published(registered(NOTHING, "v1"), "v1", QWEN)
+    document = changes.with_artifact(
+        document, "v1", QWEN.name, artifact("second", build=2), REQUIRED, extractor={"of": "other"}
+    )
+    served = only(document).artifact(QWEN.name, "f1")
+    assert served is not None
+    assert served.object == "second"
+    assert document.names_of_bytes == {"v1", f"v1-{QWEN.name}", "second"}
+    assert document.extractors == {"f1": {"of": "f1"}}
+
+
+def test_a_lost_artifact_leaves_and_its_build_stays_used():
+    """Bytes are replaced by a further build, so no build ever has two contents."""
+    document = published(registered(NOTHING, "v1"), "v1", QWEN)
+    lost = changes.without_artifact(document, "v1", QWEN.name, f"v1-{QWEN.name}")
+    assert only(lost).artifact(QWEN.name) is None
+    assert changes.without_artifact(lost, "v1", QWEN.name, f"v1-{QWEN.name}") is lost
+    with pytest.raises(changes.AlreadyMade):
+        changes.with_artifact(lost, "v1", QWEN.name, artifact("again"), REQUIRED, extractor={})
+    assert published(lost, "v1", QWEN, build=2)
+
+
+def test_a_lost_artifact_leaves_in_the_change_that_replaces_it():
+    """No request falls into a gap between the two."""
+    document = published(registered(NOTHING, "v1"), "v1", QWEN)
+    replaced = changes.with_artifact(
+        document,
+        "v1",
+        QWEN.name,
+        artifact("second", build=2),
+        REQUIRED,
+        extractor={},
+        instead_of=f"v1-{QWEN.name}",
+    )
+    assert replaced.names_of_bytes == {"v1", "second"}
+
+
+def test_a_brought_artifact_is_never_dropped():
+    """No encoder of ours can make it again, so neither lost bytes nor a new fingerprint take it away."""
+    document = published(registered(NOTHING, "v1"), "v1", QWEN, brought=True)
+    with pytest.raises(Conflict):
+        changes.without_artifact(document, "v1", QWEN.name, f"v1-{QWEN.name}")
+    assert changes.without_old_artifacts(document, {QWEN.name: ["f9"]}) is document
+    after = changes.with_artifact(
+        document,
+        "v1",
+        QWEN.name,
+        artifact("second", build=2),
+        REQUIRED,
+        extractor={},
+        instead_of=f"v1-{QWEN.name}",
+    )
+    assert f"v1-{QWEN.name}" in after.names_of_bytes
+
+
+def test_artifacts_of_old_fingerprints_leave_by_a_change():
+    """The current fingerprint and the one before stay. Nothing is said of profiles without a worker."""
+    document = registered(NOTHING, "v1")
+    for build, fingerprint in enumerate(("f1", "f2", "f3"), start=1):
+        for profile in REQUIRED:
+            document = changes.with_artifact(
+                document,
+                "v1",
+                profile.name,
+                artifact(f"{profile.name}-{build}", fingerprint=fingerprint),
+                REQUIRED,
+                extractor={},
+            )
+    after = changes.without_old_artifacts(document, {QWEN.name: ["f2", "f3"]})
+    kept = {name: [one.fingerprint for one in made] for name, made in only(after).artifacts.items()}
+    assert kept == {QWEN.name: ["f2", "f3"], COSY.name: ["f1", "f2", "f3"]}
+    assert changes.without_old_artifacts(after, {QWEN.name: ["f2", "f3"]}) is after
+
+
+def test_a_canceled_build_never_comes_later():
+    """A cancel uses up its build. The next extraction is another build, and may be published."""
+    document = failed(registered(NOTHING, "v1"), "v1", QWEN, code=changes.CANCELED)
+    with pytest.raises(changes.AlreadyMade):
+        published(document, "v1", QWEN)
+    again = published(document, "v1", QWEN, build=2)
+    assert only(again).failures == {}
+
+
+def test_a_failure_is_recorded_until_an_artifact_comes():
+    """A later attempt may still succeed with the build that had failed."""
+    document = failed(registered(NOTHING, "v1"), "v1", QWEN)
+    assert failed(document, "v1", QWEN) is document
+    assert only(published(document, "v1", QWEN)).failures == {}
+
+
+def test_a_failure_does_not_hide_an_artifact_that_is_served():
+    """A forced build that failed changes nothing. One with a new encoder is shown beside the old artifact."""
+    document = published(registered(NOTHING, "v1"), "v1", QWEN)
+    assert failed(document, "v1", QWEN, build=2) is document
+    assert only(failed(document, "v1", QWEN, fingerprint="f2")).failures
+    with pytest.raises(changes.AlreadyMade):
+        failed(document, "v1", QWEN)
+
+
+@pytest.mark.parametrize("late", [published, failed])
+def test_a_worker_revives_nothing(late: Any):
+    """A result for a version that was deleted is refused, also if the name was registered again."""
+    document = registered(changes.deleted(registered(NOTHING, "v1"), now=1), "v2")
+    with pytest.raises(changes.VersionGone):
+        late(document, "v1", QWEN)
+
+
+# Promotion
+
+
+def test_the_default_moves_when_the_newer_version_serves_all_that_the_older_one_does():
+    """An engine that resolves `default` must never lose its profile by an upload."""
+    document = registered(registered(NOTHING, "v1"), "v2")
+    document = published(published(document, "v1", QWEN), "v1", COSY)
+    half = published(document, "v2", QWEN)
+    assert half.default.vuid == "v1"
+    whole = published(half, "v2", COSY)
+    assert whole.default.vuid == "v2"
+    assert whole.aliases["default"].moved == whole.revision
+
+
+def test_the_default_stays_at_what_an_engine_would_lose():
+    """The newer version failed for a profile that the older one serves or may still serve."""
+    waiting = registered(registered(NOTHING, "v1"), "v2")
+    served = published(waiting, "v1", COSY)
+    for document in (waiting, served):
+        after = failed(published(document, "v2", QWEN), "v2", COSY)
+        assert after.default.vuid == "v1"
+        reason = held_back(after, after.newest, REQUIRED)
+        assert reason is not None
+        assert "version 2 will have no artifact for cosyvoice3-0.5b" in reason
+    given_up = failed(published(failed(waiting, "v1", COSY), "v2", QWEN), "v2", COSY)
+    assert given_up.default.vuid == "v2"
+
+
+def test_the_default_moves_although_a_profile_can_never_be_made():
+    """A version without a transcript is done without a profile that needs one."""
+    document = registered(registered(NOTHING, "v1", ref_text=None), "v2", ref_text=None)
+    assert held_back(document, document.newest, REQUIRED) is None
+    assert published(document, "v2", QWEN).default.vuid == "v2"
+
+
+def test_a_move_by_hand_stays_until_it_is_taken_back():
+    """A caller who rolled a voice back must not be overruled by the next upload."""
+    document = published(published(registered(NOTHING, "v1"), "v1", QWEN), "v1", COSY)
+    document = registered(changes.with_alias(document, "default", "v1"), "v2")
+    document = published(published(document, "v2", QWEN), "v2", COSY)
+    assert document.default.vuid == "v1"
+    assert "by hand" in str(held_back(document, document.newest, REQUIRED))
+    assert changes.without_alias(document, "default", REQUIRED).default.vuid == "v2"
+
+
+def test_the_default_never_moves_back():
+    """An older version that becomes ready late is no newer one."""
+    document = registered(registered(NOTHING, "v1"), "v2")
+    document = changes.with_alias(document, "default", "v2")
+    document = changes.without_alias(document, "default", REQUIRED)
+    assert published(published(document, "v1", QWEN), "v1", COSY).default.vuid == "v2"
+
+
+# Aliases and deletes
+
+
+def test_aliases_point_only_to_what_is_there():
+    """A move to a deleted or foreign version is refused, and an unknown alias is told from the known ones."""
+    document = registered(registered(NOTHING, "v1"), "v2")
+    moved = changes.with_alias(document, "prod", "v2")
+    assert moved.resolve("prod", lambda _: True).number == 2
+    assert changes.with_alias(moved, "prod", "v2") is moved
+    with pytest.raises(VersionNotFound):
+        changes.with_alias(document, "prod", "v9")
+    for look in (
+        lambda: document.resolve("prod", lambda _: True),
+        lambda: changes.without_alias(document, "prod", REQUIRED),
+    ):
+        with pytest.raises(AliasNotFound):
+            look()
+    assert changes.without_alias(moved, "prod", REQUIRED).aliases == document.aliases
+
+
+def test_references_stand_for_one_version_each():
+    """`latest` is the newest complete version, and a number never stands for another one."""
+    document = registered(registered(NOTHING, "v1"), "v2")
+    assert document.resolve("latest", lambda v: v.number == 1).number == 1
+    assert document.resolve("latest", lambda _: False).number == 2
+    assert document.resolve(2, lambda _: True).vuid == "v2"
+    with pytest.raises(VersionNotFound, match=r"no version 3\. The newest is 2"):
+        document.resolve(3, lambda _: True)
+
+
+def test_one_version_is_deleted_unless_an_alias_points_to_it():
+    """The refusal names the aliases. The last version takes the voice along."""
+    document = registered(registered(NOTHING, "v1"), "v2")
+    with pytest.raises(Conflict, match="Version 1 is in use: default points to it"):
+        changes.without_version(document, "v1", now=1)
+    one = changes.without_version(document, "v2", now=1)
+    assert [v.vuid for v in one.versions] == ["v1"]
+    assert one.marks.life == document.marks.life
+    assert "v2" in one.names_of_bytes
+    none = changes.without_version(one, "v1", now=2)
+    assert (none.live, none.marks.life) == (False, document.marks.life + 1)
+    with pytest.raises(VersionNotFound):
+        changes.without_version(none, "v1", now=3)
+
+
+def test_an_undelete_brings_back_what_was_there():
+    """Everything but `life` is as it was before the delete, and uploads of that time stay refused."""
+    document = published(registered(registered(NOTHING, "v1"), "v2"), "v1", QWEN)
+    back = changes.undeleted(changes.deleted(document, now=5))
+    assert (back.versions, back.default, back.dead) == (document.versions, document.default, ())
+    assert back.marks.life == document.marks.life + 1
+    with pytest.raises(VoiceDeleted):
+        registered(back, "v3", life=document.marks.life)
+
+
+def test_an_undelete_is_refused_where_it_would_harm():
+    """It is refused beside a live voice, and after the bytes were erased."""
+    gone = changes.deleted(registered(NOTHING, "v1"), now=5)
+    with pytest.raises(VoiceExists):
+        changes.undeleted(registered(gone, "v2"))
+    with pytest.raises(VoiceNotFound):
+        changes.undeleted(changes.without_lives(gone, deleted_before=6))
+
+
+def test_a_delete_that_finds_nothing_still_refuses_uploads_on_their_way():
+    """The answer was 404, so an upload that began before it must not appear afterwards."""
+    assert changes.deleted(NOTHING, now=1).marks.life == 2
+    with pytest.raises(VoiceDeleted):
+        registered(changes.deleted(NOTHING, now=1), "v1", life=1)
+
+
+def test_an_erasure_leaves_nothing_of_a_person():
+    """Names, texts and members of newer releases go. Marks stay, so that no number comes twice."""
+    document = registered(NOTHING, "v1", consent="secret").having(newer={"said": "secret"})
+    document = changes.with_swept(document, ["x"], gone=[], now=1)
+    left = changes.without_lives(changes.deleted(document, now=5), deleted_before=6)
+    assert b"secret" not in left.to_bytes()
+    assert b"wren" not in left.to_bytes().lower()
+    assert (left.marks.number, left.swept) == (1, {"x": 1})
+    assert left.marks.life == document.marks.life + 2
+    assert changes.without_lives(left, deleted_before=100) is left
+
+
+def test_lives_within_the_grace_period_stay():
+    """Only what was deleted long enough ago is forgotten, and a live voice is not erased with it."""
+    document = registered(changes.deleted(registered(NOTHING, "v1"), now=5), "v2")
+    assert changes.without_lives(document, deleted_before=5) is document
+    after = changes.without_lives(document, deleted_before=6)
+    assert (after.names_of_bytes, after.key) == ({"v2"}, "wren")
+
+
+def test_what_was_collected_is_never_named_again():
+    """Bytes are deleted only after their ids are fenced, and what the document names is never fenced."""
+    document = registered(NOTHING, "v1")
+    swept = changes.with_swept(document, ["v1", "v2"], gone=[], now=10)
+    assert swept.swept == {"v2": 10}
+    assert changes.with_swept(swept, ["v2"], gone=[], now=20) is swept
+    with pytest.raises(changes.Swept):
+        registered(swept, "v2")
+    other = changes.with_swept(document, [f"v1-{QWEN.name}"], gone=[], now=10)
+    with pytest.raises(changes.Swept):
+        published(other, "v1", QWEN)
+
+
+def test_a_collected_id_leaves_after_thirty_days_if_its_bytes_are_gone():
+    """An upload that stood still for days must still be refused."""
+    swept = changes.with_swept(NOTHING, ["v1", "v2"], gone=[], now=0)
+    late = changes.KEPT_SWEPT_SECONDS + 1
+    assert changes.with_swept(swept, [], gone=["v1"], now=late - 1) is swept
+    assert changes.with_swept(swept, [], gone=["v1"], now=late).swept == {"v2": 0}
+
+
+# Any changes in any order
+
+Step = tuple[str, int, int]
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(
+            [
+                *("register", "publish", "fail", "cancel", "lose", "move", "back", "delete", "remove"),
+                *("undelete", "forget", "erase", "sweep", "drop"),
+            ]
+        ),
+        st.integers(0, 5),
+        st.integers(0, 2),
+    ),
+    max_size=40,
+)
+
+
+def carried_out(document: SpeakerDocument, step: Step, now: int) -> SpeakerDocument:
+    """Carry out one step as processes do, or return the document if it is refused."""
+    what, one, two = step
+    vuid, profile = f"v{one}", REQUIRED[two % 2]
+    object_id, alias = f"o{now}", ("default", "prod", "test")[two]
+    present = document.version(vuid)
+    served = present.artifact(profile.name) if present else None
+    lost = served.object if served else "none"
+    record = artifact(object_id, build=two + 1, fingerprint=f"f{one % 2}")
+    ended = failure(build=two + 1, fingerprint=f"f{one % 2}")
+    steps: dict[str, Any] = {
+        "register": lambda: changes.with_version(
+            document,
+            version(vuid),
+            REQUIRED,
+            key="wren",
+            life=max(1, document.marks.life - two // 2),
+            now=now,
+            max_versions=4,
+        ),
+        "publish": lambda: changes.with_artifact(
+            document, vuid, profile.name, record, REQUIRED, extractor={}
+        ),
+        "fail": lambda: changes.with_failure(document, vuid, profile.name, ended, REQUIRED),
+        "cancel": lambda: changes.with_failure(
+            document, vuid, profile.name, ended.having(code=changes.CANCELED), REQUIRED
+        ),
+        "lose": lambda: changes.without_artifact(
+            document, vuid, profile.name, served.object if served else "none"
+        ),
+        "move": lambda: changes.with_alias(document, alias, vuid),
+        "back": lambda: changes.without_alias(document, alias, REQUIRED),
+        "delete": lambda: changes.deleted(document, now=now),
+        "remove": lambda: changes.without_version(document, vuid, now=now),
+        "undelete": lambda: changes.undeleted(document),
+        "forget": lambda: changes.without_lives(document, deleted_before=now - one),
+        "erase": lambda: changes.erased(document),
+        "sweep": lambda: changes.with_swept(document, [vuid, object_id], gone=[vuid], now=now),
+        "drop": lambda: changes.without_old_artifacts(document, {profile.name: ["f1"]}),
+    }
+    try:
+        return next_revision(document, steps[what]())
+    except SpeakerRegistryError:
+        return document
+
+
+def history(steps: Sequence[Step]) -> list[SpeakerDocument]:
+    documents = [NOTHING]
+    for now, step in enumerate(steps, start=1000):
+        documents.append(carried_out(documents[-1], step, now))
+    return documents
+
+
+@given(STEPS)
+def test_whatever_happens_the_document_stays_whole(steps: list[Step]):
+    """Aliases have a target, nothing that was collected is named, numbers are unique and marks never fall."""
+    documents = history(steps)
+    for before, after in pairwise(documents):
+        targets = {version.vuid for version in after.versions}
+        assert {alias.vuid for alias in after.aliases.values()} <= targets
+        assert ("default" in after.aliases) == after.live
+        assert after.names_of_bytes.isdisjoint(after.swept)
+        numbers = [version.number for version in after.versions]
+        assert numbers == sorted(set(numbers))
+        assert max(numbers, default=0) <= after.marks.number
+        for mark in ("number", "created_at", "life"):
+            assert getattr(after.marks, mark) >= getattr(before.marks, mark)
+
+
+@given(STEPS)
+def test_whatever_happens_a_build_has_one_content_and_a_number_one_version(steps: list[Step]):
+    """An engine that keeps what it fetched by version and build must never see other bytes under them."""
+    builds: dict[tuple[str, str, str, int], str] = {}
+    numbers: dict[int, str] = {}
+    for document in history(steps):
+        for one in document.versions:
+            assert numbers.setdefault(one.number, one.vuid) == one.vuid
+            for profile, made in one.artifacts.items():
+                for record in made:
+                    key = (one.vuid, profile, record.fingerprint, record.build)
+                    assert builds.setdefault(key, record.object) == record.object
+                    assert record.build <= one.highest_build(profile, record.fingerprint)
+
+
+@given(STEPS)
+def test_whatever_happens_the_default_keeps_what_it_serves(steps: list[Step]):
+    """By itself `default` moves only to a newer version, and never away from a required profile."""
+    documents = history(steps)
+    for step, before, after in zip(steps, documents, documents[1:], strict=False):
+        if step[0] not in {"register", "publish", "fail", "cancel"} or not before.live:
+            continue
+        if after.default.vuid != before.default.vuid:
+            assert after.default.number > before.default.number
+            assert after.default.served >= before.default.served
+            assert not before.aliases["default"].by_hand
+
+
+@given(STEPS)
+def test_whatever_happens_a_document_comes_back_as_it_was_stored(steps: list[Step]):
+    """A process decides on the document that it reads, so nothing may change on the way."""
+    document = history(steps)[-1]
+    assert SpeakerDocument.parse(document.to_bytes()) == document
+    assert SpeakerDocument.parse(document.to_bytes()).to_bytes() == document.to_bytes()
+
+
+@given(STEPS, st.sampled_from(["register", "publish", "fail", "cancel", "move", "drop", "sweep"]))
+def test_whatever_happens_a_change_that_is_repeated_is_made_once(steps: list[Step], what: str):
+    """After a lost reply a change is decided again, on the document in which it may be already."""
+    document = history(steps)[-1]
+    step = (what, 1, 0)
+    once = carried_out(document, step, 5000)
+    assert carried_out(once, step, 5000) is once
+
+
+@given(STEPS)
+def test_whatever_happens_an_undelete_undoes_a_delete(steps: list[Step]):
+    """A delete by mistake can be undone without any loss."""
+    document = history(steps)[-1]
+    if document.live:
+        back = changes.undeleted(changes.deleted(document, now=9000))
+        assert (back.versions, back.default, back.dead) == (
+            document.versions,
+            document.default,
+            document.dead,
+        )
+        assert back.counts == document.counts
+
+
+# Stored documents
+
+
+def test_members_of_a_newer_release_are_kept():
+    """An older release that rewrites a document must not lose what a newer one wrote, nested or not."""
+    document = published(registered(NOTHING, "v1"), "v1", QWEN)
+    members = unseal(document.to_bytes())
+    members["labels"] = {"a": 1}
+    members["versions"][0]["mood"] = "calm"
+    members["versions"][0]["clip"]["loudness"] = -20.5
+    members["versions"][0]["artifacts"][QWEN.name][0]["computed_on"] = "gpu"
+    members["marks"]["highest"] = 7
+    after = published(SpeakerDocument.parse(seal(members)), "v1", COSY)
+    stored = json.loads(after.to_bytes())
+    assert (stored["labels"], stored["marks"]["highest"]) == ({"a": 1}, 7)
+    [one] = stored["versions"]
+    assert (one["mood"], one["clip"]["loudness"]) == ("calm", -20.5)
+    assert one["artifacts"][QWEN.name][0]["computed_on"] == "gpu"
+
+
+@pytest.mark.parametrize(
+    "members", [{"format": 2}, {"needs": ["consent-ended"]}, {"format": 2, "versions": "elsewhere"}]
+)
+def test_a_document_that_needs_a_newer_release_is_not_guessed_at(members: dict[str, Any]):
+    """A rule that an older release does not know, such as a consent that ended, must not be ignored by it."""
+    with pytest.raises(DocumentNewer):
+        SpeakerDocument.parse(seal({**unseal(NOTHING.to_bytes()), **members}))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{}",
+        NOTHING.to_bytes()[:-2],
+        NOTHING.to_bytes().replace(b"0", b"1"),
+        seal({"marks": 3}),
+        seal({"versions": [{"vuid": "v1"}]}),
+        seal({"format": "one"}),
+        seal({"needs": 3, "format": None}),
+    ],
+)
+def test_a_damaged_document_is_told_from_none(body: bytes):
+    """A document that was cut or edited by hand is damaged. Only a missing one is an empty speaker."""
+    with pytest.raises(DocumentDamaged):
+        SpeakerDocument.parse(body)
+    assert SpeakerDocument.parse(None) == NOTHING
+
+
+def test_after_damage_numbers_go_on_far_above():
+    """Nobody knows what the damaged document said, so nothing it may have given out is used again."""
+    known = registered(NOTHING, "v1")
+    by_copy, by_date = (
+        SpeakerDocument.after_damage(known, 50),
+        SpeakerDocument.after_damage(None, 1_795_000_000),
+    )
+    assert (by_copy.marks.number, by_copy.marks.life, by_copy.revision) == (1001, 1001, 1001)
+    assert (by_date.marks.number, by_date.marks.life) == (1_795_000_000, 1_795_000_000)
+    assert only(registered(by_copy, "v2")).number == 1002
+
+
+def test_the_last_change_ids_are_kept():
+    """A lost reply is settled by the id of its change, and the document must not grow with each change."""
+    document = NOTHING
+    for number in range(KEPT_CHANGES + 5):
+        document = document.following(document, f"id{number}", at=number, by="k", did="move")
+    assert len(document.changes) == KEPT_CHANGES
+    assert document.changes[f"id{KEPT_CHANGES + 4}"] == document.revision
+    assert "id4" not in document.changes
+
+
+def test_a_speaker_counts_what_is_live():
+    """What was deleted no longer counts against a namespace."""
+    document = published(registered(NOTHING, "v1"), "v1", QWEN)
+    assert (document.counts.voices, document.counts.bytes, document.counts.text_bytes) == (1, 1010, 6)
+    counts = changes.deleted(document, now=1).counts
+    assert (counts.voices, counts.bytes, counts.text_bytes) == (0, 0, 0)
+
+
+# Status
+
+
+def state_of(document: SpeakerDocument, profile: Profile, fingerprint: str | None, *jobs: OpenJob) -> str:
+    speaker = Speaker(document, jobs)
+    return profile_status(speaker, document.newest, profile, fingerprint).state
+
+
+def test_ready_wins_over_a_job_that_over_failed_and_that_over_pending():
+    """A caller is told the best that is true of the current fingerprint."""
+    document = registered(NOTHING, "v1")
+    job = OpenJob("v1", QWEN.name, "f1", "j1", processing=False)
+    assert state_of(document, QWEN, "f1") == "pending"
+    broken = failed(document, "v1", QWEN)
+    assert state_of(broken, QWEN, "f1") == "failed"
+    assert state_of(broken, QWEN, "f2") == "pending"
+    assert state_of(broken, QWEN, "f1", job) == "pending"
+    assert state_of(broken, QWEN, "f1", replace(job, processing=True)) == "processing"
+    assert state_of(broken, QWEN, "f1", replace(job, processing=True, fingerprint="f2")) == "failed"
+    assert state_of(published(broken, "v1", QWEN), QWEN, "f1", replace(job, processing=True)) == "ready"
+
+
+def test_an_artifact_of_an_older_encoder_is_stale():
+    """Engines get it only if they ask for it. What was brought with the version never becomes stale."""
+    document = published(registered(NOTHING, "v1"), "v1", QWEN)
+    status = profile_status(Speaker(document), document.newest, QWEN, "f2")
+    assert (status.state, status.artifact) == ("pending", None)
+    assert status.stale is not None
+    assert state_of(document, QWEN, None) == "ready"
+    given_with_it = published(registered(NOTHING, "v1"), "v1", QWEN, fingerprint="given")
+    assert state_of(given_with_it, QWEN, "f2") == "ready"
+
+
+def test_what_can_never_be_extracted_says_why():
+    """A version without clip or transcript is failed for good, in words that name what is missing."""
+    document = registered(NOTHING, "v1", ref_text=None)
+    status = profile_status(Speaker(document), document.newest, COSY, "f1")
+    assert (status.state, status.unsupported) == ("failed", True)
+    assert "needs a transcript; version 1 has no ref_text" in str(status.error)
+    embedding = registered(NOTHING, "v1", clip=None, source="embedding", embedding_width=1024)
+    assert "needs reference audio" in str(
+        profile_status(Speaker(embedding), embedding.newest, QWEN, "f1").error
+    )
+
+
+def test_a_promotion_of_nothing_is_nothing():
+    """A speaker without versions has no alias to move."""
+    assert promoted(NOTHING, REQUIRED) is NOTHING
