@@ -168,10 +168,11 @@ def test_without_the_registry_the_server_serves_what_it_had(start: Start, proces
     """A restart of a server must not depend on the registry."""
     registry = start()
     relay = Relay(registry.port)
-    with relay:
-        before = process(relay.url)
-        registry.ready("alice", ref_text="Hi.")
-        before.look()
+    relay.open()
+    before = process(relay.url)
+    registry.ready("alice", ref_text="Hi.")
+    before.look()
+    relay.close()
     before.look()
     assert before.ask("alice").voice == "alice@1"
     after = process(relay.url)
@@ -180,6 +181,7 @@ def test_without_the_registry_the_server_serves_what_it_had(start: Start, proces
     assert (request.voice, request.ref_text, request.fault) == ("alice@1", "Hi.", None)
     registry.client.delete("/v1/voices/alice")
     with relay:
+        relay.open()
         after.look()
     assert after.server.uploaded_speakers == {}
 

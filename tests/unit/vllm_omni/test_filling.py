@@ -87,6 +87,11 @@ def by_id(*entries: ManifestEntry) -> Mapping[str, ManifestEntry]:
 
 
 @pytest.fixture
+def time() -> FakeTime:
+    return FakeTime()
+
+
+@pytest.fixture
 def cache() -> Any:
     return readers().speaker_cache.SpeakerEmbeddingCache()
 
