@@ -13,7 +13,7 @@ import importlib.util
 import logging
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -106,12 +106,7 @@ class _AfterImport(importlib.abc.MetaPathFinder):
         self._then = then
         self._lock = threading.Lock()
 
-    def find_spec(
-        self,
-        name: str,
-        path: Sequence[str] | None,
-        target: ModuleType | None = None,  # noqa: ARG002
-    ) -> importlib.machinery.ModuleSpec | None:
+    def find_spec(self, name: str, *_: object) -> importlib.machinery.ModuleSpec | None:
         if name != MODULE or not self._lock.acquire(blocking=False):
             return None
         sys.meta_path.remove(self)
